@@ -1,0 +1,56 @@
+"""L2: who owns which page of the KV pool.
+
+Owns: the free list. Must not know: what is stored in a page. Pure Python, so its tests need no model.
+"""
+
+from collections import deque
+
+
+class PageAllocator:
+    """Hands out page numbers 0 … ``num_pages - 1``, each to one owner at a time, oldest freed first.
+
+    Every page is free or owned, never both: ``num_free`` + owned pages == ``num_pages`` after every call.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        """Start with all pages free. Raises ``ValueError`` for fewer than one page."""
+        if num_pages < 1:
+            raise ValueError(f"num_pages is {num_pages}; a pool needs at least 1 page")
+        self.num_pages = num_pages
+        self._free = deque(range(num_pages))
+        self._owned: set[int] = set()  # only asked "is it in?", never iterated: sets have no order
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be allocated now."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take ``count`` pages from the free list and return them. Mutates; takes nothing when it raises.
+
+        Raises ``ValueError`` if fewer than ``count`` pages are free: ask ``num_free`` first.
+        """
+        if not 0 <= count <= len(self._free):
+            raise ValueError(
+                f"{count} pages wanted, {len(self._free)} of {self.num_pages} are free; "
+                "free some or make the pool larger"
+            )
+        pages = [self._free.popleft() for _ in range(count)]
+        self._owned.update(pages)
+        return pages
+
+    def free(self, pages: list[int]) -> None:
+        """Give ``pages`` back. Mutates; gives back nothing when it raises.
+
+        Raises ``ValueError`` for a page that is not owned, so a double free is an error and not two owners later on.
+        """
+        wrong = [page for page in pages if page not in self._owned]
+        if wrong or len(set(pages)) != len(pages):
+            raise ValueError(f"pages {wrong or pages} are freed twice or were never allocated")
+        self._owned.difference_update(pages)
+        self._free.extend(pages)
+
+
+def pages_needed(num_tokens: int, page_size: int) -> int:
+    """Return how many pages hold ``num_tokens`` tokens: the quotient, rounded up."""
+    return -(-num_tokens // page_size)

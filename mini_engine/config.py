@@ -1,0 +1,132 @@
+"""What a model is (``ModelConfig``) and how the engine runs it (``EngineConfig``): frozen, validated, every option off.
+
+Owns: shapes, options and their checks. Must not know: weights, files, requests. Imports no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+Dtype = Literal["float32", "bfloat16"]
+LinearKind = Literal["torch", "packed"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a dense Qwen3 model. Names follow Hugging Face's ``Qwen3Config``.
+
+    ``head_dim`` is independent of ``hidden_size / num_attention_heads``: Qwen3-0.6B has 16 heads of 128 over a hidden
+    size of 1024.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position_embeddings: int
+    rope_theta: float
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+
+    def __post_init__(self) -> None:
+        """Check that the sizes make a model. Raises ``ValueError`` naming the field."""
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                     "head_dim", "intermediate_size", "max_position_embeddings"):  # fmt: skip
+            if not is_count(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; a model needs a whole number of at least 1")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads is {self.num_attention_heads} and num_key_value_heads "
+                f"{self.num_key_value_heads}; every key-value head must serve the same number of query heads"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; rotary embedding turns pairs, so it must be even")
+        if not self.rope_theta > 0 or not self.rms_norm_eps >= 0:
+            raise ValueError(f"rope_theta is {self.rope_theta} and rms_norm_eps {self.rms_norm_eps}; both are positive")
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any]) -> Self:
+        """Read the dictionary of a Hugging Face ``config.json``, of transformers 4 or 5.
+
+        Raises ``ValueError`` for anything that is not a plain dense Qwen3: another architecture, scaled rotary
+        embedding, sliding windows, biases, another activation or quantised weights.
+        """
+        if raw.get("model_type") != "qwen3":
+            raise ValueError(
+                f"config.json says model_type {raw.get('model_type')!r}; this engine runs dense 'qwen3' models"
+            )
+        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        refuse_variants(raw, rope)
+        missing = [key for key in REQUIRED_KEYS if key not in raw]
+        theta = rope.get("rope_theta", raw.get("rope_theta"))
+        if missing or theta is None:
+            raise ValueError(f"config.json lacks {', '.join(missing) or 'rope_theta'}; is it a Qwen3 config?")
+        return cls(
+            **{key: raw[key] for key in REQUIRED_KEYS},
+            head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+            rope_theta=float(theta),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        )
+
+
+REQUIRED_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                 "intermediate_size", "max_position_embeddings", "rms_norm_eps")  # fmt: skip
+
+
+def refuse_variants(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if a Qwen3 config asks for something that the forward pass does not compute."""
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    wrong = {
+        "rope type": (rope_type, "default"),
+        "hidden_act": (raw.get("hidden_act", "silu"), "silu"),
+        "attention_bias": (raw.get("attention_bias", False), False),
+        "use_sliding_window": (raw.get("use_sliding_window", False), False),
+        "quantization_config": (raw.get("quantization_config"), None),
+    }
+    for name, (value, supported) in wrong.items():
+        if value != supported:
+            raise ValueError(f"config.json has {name} {value!r}; this engine computes only {name} {supported!r}")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the engine runs a model. ``EngineConfig()`` is the baseline: every option disabled.
+
+    ``dtype``: "float32" or "bfloat16"; weights are converted when they are loaded.
+    ``device``: a torch device name.
+    ``page_size``: tokens in one page of the KV pool.
+    ``linear``: "torch" is off, the bits of transformers. "packed" packs the weights once for oneDNN: two to three times
+    faster on a CPU, the same bits in bfloat16, others in float32.
+    ``batch_invariant``: off by default. On, the bits of a request's logits do not depend on what shares its batch, on
+    how its prompt was cut into chunks or on the thread count.
+    """
+
+    dtype: Dtype = "float32"
+    device: str = "cpu"
+    page_size: int = 16
+    linear: LinearKind = "torch"
+    batch_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every option. Raises ``ValueError`` naming the value, the limit and the remedy."""
+        for name, kind in (("dtype", Dtype), ("linear", LinearKind)):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
+        if not is_count(self.page_size):
+            raise ValueError(f"page_size is {self.page_size!r}; a page holds at least 1 token")
+        on_cpu = self.device.split(":")[0] == "cpu"
+        if self.linear == "packed" and not on_cpu:
+            raise ValueError(f"linear='packed' is for CPUs and the device is {self.device!r}; use linear='torch' there")
+        if self.batch_invariant and not on_cpu:
+            raise ValueError(
+                f"batch_invariant=True is kept on CPUs only and the device is {self.device!r}; "
+                "use device='cpu' or leave it off"
+            )
+
+
+def is_count(value: object) -> bool:
+    """Whether ``value`` is a whole number of at least 1 (a bool is not)."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,0 +1,135 @@
+"""The projection seam: how rows are multiplied by a weight matrix, and the activation between two of them.
+
+Owns: three ways to compute the same ``x @ W.T``: ``TorchProjections`` (off: the bits of transformers),
+``OneDnnProjections`` (oneDNN, weights packed once) and ``InvariantProjections`` (bits that do not depend on the number
+of rows). Must not know: layers, attention, requests.
+
+Why an activation lives here: on a CPU, a row's bits can depend on how many other rows are computed with it. Only two
+operations of the model outside attention have that fault, the matrix product and SiLU; one object cures both.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mini_engine.config import EngineConfig
+
+Linear = Callable[[Tensor], Tensor]  # [M, in_features] -> [M, out_features]
+
+
+class Projections(Protocol):
+    """What the model asks of a projection family."""
+
+    def linear(self, weight: Tensor) -> Linear:
+        """Take ``weight`` [out_features, in_features] and return the function x [M, in] -> x @ weight.T [M, out]."""
+
+    def silu(self, x: Tensor) -> Tensor:
+        """Return ``x * sigmoid(x)``, same shape and dtype."""
+
+
+class TorchProjections:
+    """``F.linear`` and ``F.silu``: what transformers calls, so the bits are the same."""
+
+    def linear(self, weight: Tensor) -> Linear:
+        """Return ``x -> F.linear(x, weight)``."""
+        return lambda x: F.linear(x, weight)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """Return ``F.silu(x)``."""
+        return F.silu(x)
+
+
+class OneDnnProjections(TorchProjections):
+    """oneDNN products instead of the default BLAS, by default over weights reordered into the kernel's own layout.
+
+    Reordering happens once, at load time; the packed copy replaces the plain one, so the caller should drop its
+    reference to ``weight``. The operators are the ones that torch's own compiler emits for CPUs (``torch._inductor``);
+    they are private, so ``onednn_fault`` tries them first, and a build without them falls back to ``F.linear`` with a
+    warning.
+    """
+
+    def __init__(self, pack: bool = True) -> None:
+        """Pack weights, or with ``pack=False`` leave them as they are: the same bits, slower, no second layout."""
+        self.pack = pack
+
+    def linear(self, weight: Tensor) -> Linear:
+        """Return the oneDNN product with ``weight``; ``F.linear`` where this build cannot do it in the dtype."""
+        fault = onednn_fault(weight.dtype)
+        if fault is not None:  # the same text every time, so Python shows it once
+            warnings.warn(f"oneDNN is not used for {weight.dtype}, F.linear is: {fault}", stacklevel=2)
+            return super().linear(weight)
+        stored = pack_weight(weight) if self.pack else weight.contiguous()
+        return lambda x: onednn_linear(x, stored)
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    """Reorder ``weight`` [out, in] into oneDNN's blocked layout, tuned for a batch of 16 rows; opaque afterwards."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)  # type: ignore[no-any-return]
+
+
+def onednn_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply ``x`` [M, in] by a plain or packed weight -> [M, out]; no bias, no fused activation."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")  # type: ignore[no-any-return]
+
+
+@cache
+def onednn_fault(dtype: torch.dtype) -> str | None:
+    """Pack and multiply a small matrix; return why that is impossible here, or ``None`` if it works."""
+    if not torch.backends.mkldnn.is_available():
+        return "this torch build has no oneDNN"
+    try:
+        onednn_linear(torch.ones(2, 32, dtype=dtype), pack_weight(torch.ones(32, 32, dtype=dtype)))
+    except (RuntimeError, AttributeError) as error:  # bfloat16 wants AVX-512; another build may lack the operators
+        return str(error).splitlines()[0]
+    return None
+
+
+@dataclass(frozen=True)
+class InvariantProjections:
+    """Another family with its rows padded, so that a row's bits do not depend on how many rows there are.
+
+    BLAS libraries pick another kernel, and so another order of additions, for few rows. Measured on CPUs: oneDNN has
+    one order for 1 row and one for all other counts, at any number of threads. MKL in float32 has one for 1 row, one
+    for 2 and 3, one for multiples of 4, and for some shapes another per thread count. Padding to ``row_multiple`` (2
+    for oneDNN, 4 for MKL) leaves a single order.
+    """
+
+    inner: Projections
+    row_multiple: int
+
+    def linear(self, weight: Tensor) -> Linear:
+        """Return the inner product over rows padded with zeros to a multiple of ``row_multiple``."""
+        multiply = self.inner.linear(weight)
+
+        def padded(x: Tensor) -> Tensor:
+            rows = x.shape[0]
+            missing = -rows % self.row_multiple
+            return multiply(F.pad(x, (0, 0, 0, missing)))[:rows] if missing else multiply(x)
+
+        return padded
+
+    def silu(self, x: Tensor) -> Tensor:
+        """Return SiLU as ``x / (1 + exp(-x))`` in float32.
+
+        ``F.silu`` uses another ``exp`` in its vector loop than in the scalar tail after it, so a value's bits depend
+        on where in the tensor it stands. ``torch.exp`` has no such seam.
+        """
+        wide = x.float()
+        return (wide / (1.0 + torch.exp(-wide))).to(x.dtype)
+
+
+def make_projections(config: EngineConfig) -> Projections:
+    """Choose the family that ``config.linear`` and ``config.batch_invariant`` ask for."""
+    if not config.batch_invariant:
+        return OneDnnProjections() if config.linear == "packed" else TorchProjections()
+    if onednn_fault(getattr(torch, config.dtype)) is None:
+        return InvariantProjections(OneDnnProjections(pack=config.linear == "packed"), row_multiple=2)
+    if config.linear == "packed":
+        warnings.warn("linear='packed' needs oneDNN, which this torch build lacks; using F.linear", stacklevel=2)
+    return InvariantProjections(TorchProjections(), row_multiple=4)

@@ -1,0 +1,170 @@
+"""L1: the Qwen3 forward pass, from token ids to logits.
+
+Owns: the arithmetic between the embedding and the head. Must not know: batches, caches, pages, sampling. Everything
+that depends on how sequences are laid out comes in through two seams: the ``attention`` object of a call and the
+``projections`` of the constructor (``linear.py``).
+
+Shapes: ``T`` tokens in the step, ``R`` rows whose logits are wanted, ``H`` hidden size, ``Hq``/``Hkv`` query and
+key-value heads, ``D`` head dim, ``F`` intermediate size, ``V`` vocabulary.
+
+The order of operations is that of ``transformers.Qwen3ForCausalLM``. Where a comment says "before" or "after", the
+other order is as good in exact arithmetic and gives other bits in floating point.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mini_engine.config import ModelConfig
+from mini_engine.linear import Linear, Projections, TorchProjections
+
+
+class Attention(Protocol):
+    """The attention seam: the only part of a forward pass that looks at more than one token."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D], rotated and normed -> [T, Hq, D], same dtype."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale each row to root mean square 1, then by ``weight``. ``x`` [..., H], ``weight`` [H] -> [..., H].
+
+    The mean is taken in float32; the result is cast back *before* the weight is applied, as transformers does
+    (``F.rms_norm`` applies it first and so differs in bfloat16). ``eps`` stands inside the square root.
+    """
+    wide = x.float()
+    inverse_rms = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)  # [..., 1]
+    return weight * (wide * inverse_rms).to(x.dtype)
+
+
+def rotary_frequencies(head_dim: int, theta: float) -> Tensor:
+    """Return the angle per position of each pair of dimensions, ``theta ** (-2i / D)`` -> [D / 2], float32.
+
+    Source: RoFormer (Su et al., 2021), section 3.2.2.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim  # [D / 2], from 0 up to 1
+    return 1.0 / (theta**exponents)
+
+
+def rotary_table(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of every position's angles. ``positions`` [T], ``frequencies`` [D/2] -> two [T, D].
+
+    Angles are float32 products; only the cosine and sine are cast to ``dtype``. Both halves of D hold the same angles,
+    because ``rotate_half`` pairs dimension i with i + D/2.
+    """
+    angles = positions[:, None].float() * frequencies  # [T, D/2]
+    angles = torch.cat((angles, angles), dim=-1)  # [T, D]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    """Map the pair (x[i], x[i + D/2]) to (-x[i + D/2], x[i]): a quarter turn of every pair. [..., D] -> [..., D]."""
+    first, second = x.chunk(2, dim=-1)  # each [..., D/2]
+    return torch.cat((-second, first), dim=-1)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn every pair of ``x`` [T, heads, D] by its position's angle; ``cos``, ``sin`` [T, D] -> [T, heads, D]."""
+    return x * cos[:, None, :] + rotate_half(x) * sin[:, None, :]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one decoder layer: norms as vectors, projections as functions of rows."""
+
+    input_norm: Tensor  # [H]
+    q_proj: Linear  # [T, H] -> [T, Hq * D]
+    k_proj: Linear  # [T, H] -> [T, Hkv * D]
+    v_proj: Linear  # [T, H] -> [T, Hkv * D]
+    q_norm: Tensor  # [D], one for all query heads
+    k_norm: Tensor  # [D]
+    o_proj: Linear  # [T, Hq * D] -> [T, H]
+    post_attention_norm: Tensor  # [H]
+    gate_proj: Linear  # [T, H] -> [T, F]
+    up_proj: Linear  # [T, H] -> [T, F]
+    down_proj: Linear  # [T, F] -> [T, H]
+
+
+class Qwen3:
+    """A dense Qwen3 decoder. Holds weights and nothing else: the same call twice gives the same bits."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Tensor], projections: Projections | None = None
+    ) -> None:
+        """Build the layers from ``weights``, named as in a Hugging Face checkpoint (``checkpoint.weight_shapes``)."""
+        self.config = config
+        self.projections = projections or TorchProjections()
+        self.embedding = weights["model.embed_tokens.weight"]  # [V, H]
+        self.layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
+        self.final_norm = weights["model.norm.weight"]  # [H]
+        head = self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]
+        self.lm_head = self.projections.linear(head)  # [R, H] -> [R, V]
+        self.frequencies = rotary_frequencies(config.head_dim, config.rope_theta).to(self.embedding.device)
+
+    def _layer(self, weights: Mapping[str, Tensor], prefix: str) -> Layer:
+        """Collect the weights of one layer, whose names begin with ``prefix``."""
+
+        def norm(name: str) -> Tensor:
+            return weights[f"{prefix}{name}.weight"]
+
+        def linear(name: str) -> Linear:
+            return self.projections.linear(weights[f"{prefix}{name}.weight"])
+
+        return Layer(
+            input_norm=norm("input_layernorm"),
+            q_proj=linear("self_attn.q_proj"),
+            k_proj=linear("self_attn.k_proj"),
+            v_proj=linear("self_attn.v_proj"),
+            q_norm=norm("self_attn.q_norm"),
+            k_norm=norm("self_attn.k_norm"),
+            o_proj=linear("self_attn.o_proj"),
+            post_attention_norm=norm("post_attention_layernorm"),
+            gate_proj=linear("mlp.gate_proj"),
+            up_proj=linear("mlp.up_proj"),
+            down_proj=linear("mlp.down_proj"),
+        )
+
+    def __call__(
+        self, input_ids: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None = None
+    ) -> Tensor:
+        """Run the step. ``input_ids`` and ``positions`` [T] int64 -> logits [T, V] in the weights' dtype.
+
+        ``logit_rows`` [R] names the tokens whose logits are wanted -> [R, V]. Rows are taken *before* the head: in a
+        prefill of 500 tokens only the last row is sampled from, and the head is the largest matrix of the model.
+        """
+        x = self.hidden_states(input_ids, positions, attention)  # [T, H]
+        if logit_rows is not None:
+            x = x[logit_rows]  # [R, H]
+        return self.lm_head(x)
+
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
+        x = F.embedding(input_ids, self.embedding)  # [T, H]
+        cos, sin = rotary_table(positions, self.frequencies, x.dtype)  # [T, D] each, the same for every layer
+        for index, layer in enumerate(self.layers):
+            x = x + self.attention_block(index, layer, x, cos, sin, attention)
+            x = x + self.mlp_block(layer, x)
+        return rms_norm(x, self.final_norm, self.config.rms_norm_eps)
+
+    def attention_block(
+        self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention
+    ) -> Tensor:
+        """Norm, project, norm each head, rotate, attend, project back. ``x`` [T, H] -> [T, H] (without residual)."""
+        cfg = self.config
+        x = rms_norm(x, layer.input_norm, cfg.rms_norm_eps)
+        q = layer.q_proj(x).unflatten(-1, (cfg.num_attention_heads, cfg.head_dim))  # [T, Hq, D]
+        k = layer.k_proj(x).unflatten(-1, (cfg.num_key_value_heads, cfg.head_dim))  # [T, Hkv, D]
+        v = layer.v_proj(x).unflatten(-1, (cfg.num_key_value_heads, cfg.head_dim))  # [T, Hkv, D]
+        q = apply_rotary(rms_norm(q, layer.q_norm, cfg.rms_norm_eps), cos, sin)
+        k = apply_rotary(rms_norm(k, layer.k_norm, cfg.rms_norm_eps), cos, sin)
+        out = attention(index, q, k, v)  # [T, Hq, D]
+        return layer.o_proj(out.flatten(-2))
+
+    def mlp_block(self, layer: Layer, x: Tensor) -> Tensor:
+        """SwiGLU (Shazeer, 2020): ``down(silu(gate(x)) * up(x))`` of the normed rows. ``x`` [T, H] -> [T, H]."""
+        x = rms_norm(x, layer.post_attention_norm, self.config.rms_norm_eps)
+        return layer.down_proj(self.projections.silu(layer.gate_proj(x)) * layer.up_proj(x))

@@ -1,0 +1,1 @@
+"""The embedded model: its corpus, its tokenizer, its training and its weights."""

@@ -1,0 +1,168 @@
+"""Train the embedded model: ``python -m mini_engine.tiny.train`` writes the same weights from the same seed.
+
+Owns: the model's shape, the batches, the optimiser, the saved folder. Must not know: the engine. The model is
+transformers' own ``Qwen3ForCausalLM``, so the folder loads there by construction and the engine has to match it.
+
+Takes about 50 minutes on two CPU cores (bf16 autocast) and resumes from its last checkpoint when started again.
+"""
+
+import itertools
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from tokenizers import Tokenizer
+from tqdm import tqdm
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+from mini_engine.tiny import corpus
+from mini_engine.tiny.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokenizer
+
+SEED = 0
+STEPS = 6000
+TOKENS_PER_STEP = 8192
+STEPS_PER_BLOCK = 100  # the corpus is drawn block by block, each from its own seed, so that a run can resume
+MUON_LR, ADAM_LR, WARMUP = 0.02, 3e-3, 100
+
+
+def model_config(tokenizer: Tokenizer) -> Qwen3Config:
+    """Return the shape: 5 layers, 6 query and 2 key-value heads of 32, tied head; 1.3 M parameters."""
+    return Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=128,
+        num_hidden_layers=5,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=384,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.token_to_id(corpus.IM_END),
+        pad_token_id=tokenizer.token_to_id(corpus.END_OF_TEXT),
+    )
+
+
+def pack_rows(tokenizer: Tokenizer, documents: Iterator[str], count: int, length: int) -> np.ndarray:
+    """Fill ``count`` rows of ``length`` ids with documents, each row starting with a new one -> [count, length]."""
+    rows = np.empty((count, length), dtype=np.int64)
+    encoded = (e.ids for chunk in batched(documents, 512) for e in tokenizer.encode_batch(chunk))
+    for row in rows:
+        ids: list[int] = []
+        while len(ids) < length:
+            ids.extend(next(encoded))
+        row[:] = ids[:length]
+    return rows
+
+
+def batched(items: Iterator[str], size: int) -> Iterator[list[str]]:
+    """Cut an endless iterator into lists of ``size``."""
+    while chunk := list(itertools.islice(items, size)):
+        yield chunk
+
+
+def batches(tokenizer: Tokenizer, first_step: int, steps: int, seed: int) -> Iterator[torch.Tensor]:
+    """Yield one [rows, length] batch a step. Rows are 256 long, and 512 in the last fifth, for far positions."""
+    for block in range(first_step // STEPS_PER_BLOCK, -(-steps // STEPS_PER_BLOCK)):
+        length = 512 if block * STEPS_PER_BLOCK >= 0.8 * steps else 256
+        per_step = TOKENS_PER_STEP // length
+        # Seeds are spaced so that no block shares its documents with another or with the tokenizer's sample.
+        documents = corpus.documents(random.Random(f"{seed}/{block}").getrandbits(64))
+        rows = pack_rows(tokenizer, documents, per_step * STEPS_PER_BLOCK, length)
+        yield from torch.from_numpy(rows).split(per_step)
+
+
+def make_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for the embedding and the norms."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def lr_scale(step: int, steps: int) -> float:
+    """Warm up linearly, stay flat for 40 % of the run, then fall linearly to zero."""
+    return min(1.0, (step + 1) / WARMUP, (steps - step) / (0.6 * steps))
+
+
+def train_step(
+    model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], batch: torch.Tensor, scale: float
+) -> float:
+    """Take one step on ``batch`` [rows, length] and return the mean next-token loss in nats. Mutates the model."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(input_ids=batch, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), batch[:, 1:].flatten())
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer, lr in zip(optimizers, (MUON_LR, ADAM_LR), strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * scale
+        optimizer.step()
+        optimizer.zero_grad()
+    return float(loss)
+
+
+def save_model(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the Hugging Face folder: config, generation config, fp32 safetensors, tokenizer."""
+    model.generation_config = GenerationConfig(
+        eos_token_id=[tokenizer.token_to_id(corpus.IM_END), tokenizer.token_to_id(corpus.END_OF_TEXT)],
+        pad_token_id=tokenizer.token_to_id(corpus.END_OF_TEXT),
+    )
+    model.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder, model.config.max_position_embeddings)
+
+
+def run(out: Path, steps: int, seed: int) -> None:
+    """Train from the last checkpoint in ``out/.training`` (or from nothing) and save the folder ``out``."""
+    torch.manual_seed(seed)
+    tokenizer = train_tokenizer(seed)
+    model = Qwen3ForCausalLM(model_config(tokenizer))
+    optimizers = make_optimizers(model)
+    state_file, step = out / ".training" / "state.pt", 0
+    state_file.parent.mkdir(parents=True, exist_ok=True)
+    if state_file.exists():
+        state = torch.load(state_file, weights_only=True)
+        step = state["step"]
+        model.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+    bar = tqdm(total=steps, initial=step, desc="training", unit="step")
+    for batch in batches(tokenizer, step, steps, seed):
+        loss = train_step(model, optimizers, batch, lr_scale(step, steps))
+        step += 1
+        bar.update()
+        if step % STEPS_PER_BLOCK == 0:
+            bar.set_postfix(loss=f"{loss:.3f}")
+            saved = {"step": step, "model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
+            torch.save(saved, state_file.with_suffix(".part"))
+            state_file.with_suffix(".part").replace(state_file)
+    bar.close()
+    save_model(model, tokenizer, out)
+    record = {"seed": seed, "steps": steps, "tokens": steps * TOKENS_PER_STEP, "torch": torch.__version__}
+    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    shutil.rmtree(state_file.parent)
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("tiny-model"),
+    steps: Annotated[int, typer.Option(help="Training steps of 8192 tokens, a multiple of 100.")] = STEPS,
+    seed: Annotated[int, typer.Option(help="Seed of the corpus and of the initial weights.")] = SEED,
+) -> None:
+    """Train the embedded model from scratch on the corpus that this package writes."""
+    if steps <= 0 or steps % STEPS_PER_BLOCK:
+        raise typer.BadParameter(f"steps is {steps}; choose a positive multiple of {STEPS_PER_BLOCK}")
+    run(out, steps, seed)
+
+
+if __name__ == "__main__":
+    typer.run(main)
