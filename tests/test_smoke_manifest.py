@@ -1,0 +1,75 @@
+"""The manifest is the single source of the course, so a slip in it is refused by name."""
+
+import copy
+
+import pytest
+
+from smoke.manifest import ENGINE, load_manifest, parse_manifest
+
+LESSON = {
+    "id": "L1",
+    "slug": "L1_model",
+    "title": "Model",
+    "goal": "Logits.",
+    "hours": 1,
+    "files": ["model.py"],
+    "task": [
+        {"id": "L1.A", "title": "One", "points": 1, "functions": ["model:one"], "depends": []},
+        {"id": "L1.B", "title": "Two", "points": 1, "functions": ["model:K.two"], "depends": ["L1.A"]},
+    ],
+}
+
+
+def broken(change):
+    raw = {"lesson": [copy.deepcopy(LESSON)]}
+    change(raw)
+    return raw
+
+
+def test_the_shipped_manifest_names_existing_files():
+    for lesson in load_manifest().written:
+        for file in lesson.files:
+            assert (ENGINE / file).is_file()
+
+
+def test_needs_is_transitive_and_contains_all_earlier_lessons():
+    manifest = load_manifest()
+    assert {"L1.A", "L1.B", "L1.C", "L1.E", "L1.F"} == manifest.needs("L1.G")
+    assert {task.id for task in manifest.lesson("L1").tasks} <= manifest.needs("L2.A")
+    assert "L2.B" not in manifest.needs("L2.C")
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda raw: raw.update(extra=1), "extra"),
+        (lambda raw: raw["lesson"][0].update(hint="x"), "hint"),
+        (lambda raw: raw["lesson"][0]["task"][0].update(colour=1), "colour"),
+        (lambda raw: raw["lesson"][0].pop("goal"), "goal"),
+        (lambda raw: raw["lesson"][0]["task"][0].pop("points"), "points"),
+        (lambda raw: raw["lesson"].append(raw["lesson"][0]), "L1 is defined twice"),
+        (lambda raw: raw["lesson"][0]["task"][1].update(id="L1.A", depends=[]), "L1.A is defined twice"),
+        (lambda raw: raw["lesson"][0]["task"][1].update(functions=["model:one"]), "model:one is defined twice"),
+        (lambda raw: raw["lesson"][0]["task"][0].update(depends=["L1.Z"]), "L1.Z"),
+        (lambda raw: raw["lesson"][0]["task"][0].update(depends=["L1.B"]), "L1.B"),
+        (lambda raw: raw["lesson"][0]["task"][0].update(id="L2.A"), "L2.A stands in lesson L1"),
+        (lambda raw: raw["lesson"][0]["task"][0].update(functions=["driver:run"]), "driver.py"),
+        (lambda raw: raw["lesson"][0]["task"][0].update(functions=["model.one"]), "model.one"),
+        (lambda raw: raw["lesson"][0]["task"][0].update(functions=[]), "L1.A"),
+        (lambda raw: raw["lesson"][0]["task"][0].update(points=0), "L1.A"),
+        (lambda raw: raw["lesson"][0].update(id="one"), "one"),
+    ],
+)
+def test_a_slip_is_refused_by_name(change, names):
+    parse_manifest({"lesson": [copy.deepcopy(LESSON)]})
+    with pytest.raises(ValueError, match=names):
+        parse_manifest(broken(change))
+
+
+def test_an_unknown_lesson_or_task_names_the_choices():
+    with pytest.raises(ValueError, match="L1, L2, L3"):
+        load_manifest().lesson("L9")
+    with pytest.raises(ValueError, match="L4"):  # announced, not written
+        load_manifest().lesson("L4")
+    with pytest.raises(ValueError, match=r"L1\.Q"):
+        load_manifest().task("L1.Q")
