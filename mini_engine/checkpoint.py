@@ -127,7 +127,8 @@ def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progres
     with bar:
         for file, name, tensor in stored_tensors(folder):
             check_tensor(file, name, tensor, shapes)
-            weights[name] = tensor.to(device=engine.device, dtype=getattr(torch, engine.dtype))
+            # A copy, not a view of the mapped file: fresh memory is aligned, and alignment can change a product's bits.
+            weights[name] = tensor.to(device=engine.device, dtype=getattr(torch, engine.dtype), copy=True)
             bar.update()
     if model.tie_word_embeddings:
         head = weights.pop("lm_head.weight", None)

@@ -11,7 +11,6 @@ The order of operations is that of ``transformers.Qwen3ForCausalLM``. Where a co
 other order is as good in exact arithmetic and gives other bits in floating point.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,27 +91,28 @@ class Layer:
 class Qwen3:
     """A dense Qwen3 decoder. Holds weights and nothing else: the same call twice gives the same bits."""
 
-    def __init__(
-        self, config: ModelConfig, weights: Mapping[str, Tensor], projections: Projections | None = None
-    ) -> None:
-        """Build the layers from ``weights``, named as in a Hugging Face checkpoint (``checkpoint.weight_shapes``)."""
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], projections: Projections | None = None) -> None:
+        """Build the layers from ``weights``, named as in a checkpoint (``checkpoint.weight_shapes``).
+
+        Consumes the dictionary: each tensor is taken out, so that a family that repacks it can let the original go.
+        """
         self.config = config
         self.projections = projections or TorchProjections()
-        self.embedding = weights["model.embed_tokens.weight"]  # [V, H]
+        self.embedding = weights.pop("model.embed_tokens.weight")  # [V, H]
         self.layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
-        self.final_norm = weights["model.norm.weight"]  # [H]
-        head = self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]
+        self.final_norm = weights.pop("model.norm.weight")  # [H]
+        head = self.embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
         self.lm_head = self.projections.linear(head)  # [R, H] -> [R, V]
         self.frequencies = rotary_frequencies(config.head_dim, config.rope_theta).to(self.embedding.device)
 
-    def _layer(self, weights: Mapping[str, Tensor], prefix: str) -> Layer:
-        """Collect the weights of one layer, whose names begin with ``prefix``."""
+    def _layer(self, weights: dict[str, Tensor], prefix: str) -> Layer:
+        """Take the weights of one layer, whose names begin with ``prefix``, out of the dictionary."""
 
         def norm(name: str) -> Tensor:
-            return weights[f"{prefix}{name}.weight"]
+            return weights.pop(f"{prefix}{name}.weight")
 
         def linear(name: str) -> Linear:
-            return self.projections.linear(weights[f"{prefix}{name}.weight"])
+            return self.projections.linear(weights.pop(f"{prefix}{name}.weight"))
 
         return Layer(
             input_norm=norm("input_layernorm"),

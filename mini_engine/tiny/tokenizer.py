@@ -9,11 +9,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from mini_engine.tiny import corpus
 
-SPECIAL_TOKENS = (corpus.END_OF_TEXT, corpus.IM_START, corpus.IM_END, corpus.THINK, corpus.THINK_END)
+CONTROL_TOKENS = (corpus.END_OF_TEXT, corpus.IM_START, corpus.IM_END)
+THINK_TOKENS = (corpus.THINK, corpus.THINK_END)  # one id each, but text to the reader: decoding never hides them
+SPECIAL_TOKENS = CONTROL_TOKENS + THINK_TOKENS
 VOCAB_SIZE = 1024
 TRAINING_DOCUMENTS = 20_000
 
@@ -60,7 +62,8 @@ def build_tokenizer(texts: Iterator[str], vocab_size: int = VOCAB_SIZE) -> Token
     )
     # A special token is never learnt from: the pieces between them are.
     tokenizer.train_from_iterator((piece for text in texts for piece in text_pieces(text)), trainer)
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.add_special_tokens(list(CONTROL_TOKENS))
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in THINK_TOKENS])
     return tokenizer
 
 

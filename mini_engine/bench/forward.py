@@ -1,0 +1,259 @@
+"""``mini-engine bench forward``: the L3 driver against ``transformers.generate``, batch 1, in one process.
+
+Owns: what is timed and how it is reported. Must not know: how either side computes.
+
+All systems see the same prompt ids and the same weights and run in turn, round after round, so that a slow minute of the
+machine hits all of them; ratios are taken within a round and the median round is reported. The read bandwidth that the
+roofline uses is measured in the same rounds.
+"""
+
+import gc
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import psutil
+import torch
+import transformers
+import typer
+from tqdm import tqdm
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.generation.streamers import BaseStreamer
+
+from mini_engine.checkpoint import TINY_MODEL
+from mini_engine.config import Dtype, EngineConfig
+from mini_engine.driver import GreedyDriver
+from mini_engine.startup import load_model
+
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "off": {},
+    "packed": {"linear": "packed"},
+    "packed+invariant": {"linear": "packed", "batch_invariant": True},
+}
+PEER = "transformers"
+# What was promised for two CPU cores, as (workload, figure, system) -> least value.
+TARGETS = {
+    ("tiny float32", "decode", "off"): 1.5,
+    ("tiny float32", "decode", "packed"): 2.0,
+    ("0.6b bfloat16", "decode", "packed"): 2.5,
+    ("0.6b float32", "decode", "packed"): 2.2,
+    ("0.6b bfloat16", "roofline", "packed"): 0.55,
+    ("0.6b float32", "roofline", "packed"): 0.80,
+    ("0.6b bfloat16", "decode", "packed+invariant"): 2.0,
+    ("0.6b float32", "decode", "packed+invariant"): 2.0,
+    ("0.6b float32", "prefill", "packed"): 2.0,
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One run: tokens per second of the prefill and of the decode steps after it, and the generated ids."""
+
+    prefill: float
+    decode: float
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one system on one workload: medians over the rounds, and ratios to the peer within a round."""
+
+    workload: str
+    system: str
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    prefill_ratio: float
+    decode_ratio: float
+    roofline: float
+    same_ids_as_peer: bool
+
+
+class TokenClock(BaseStreamer):
+    """A streamer that notes when each token arrives; ``generate`` hands it the prompt first."""
+
+    def __init__(self) -> None:
+        """Start with no times."""
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        """Note the time of one call."""
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Do nothing at the end."""
+
+
+def time_peer(model: Qwen3ForCausalLM, prompt: Sequence[int], new_tokens: int) -> Timing:
+    """Time ``transformers.generate``, greedy, with its default attention and cache."""
+    clock = TokenClock()
+    ids = torch.tensor([prompt])
+    began = time.perf_counter()
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens, streamer=clock,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return timing(began, clock.times[1:], prompt, out[0, len(prompt) :].tolist())
+
+
+def time_driver(driver: GreedyDriver, prompt: Sequence[int], new_tokens: int) -> Timing:
+    """Time the greedy driver; it has no end-of-sequence ids, so that both sides generate as much."""
+    times, token_ids = [], []
+    began = time.perf_counter()
+    for step in driver.steps(prompt, new_tokens):
+        times.append(time.perf_counter())
+        token_ids.append(step.token_id)
+    return timing(began, times, prompt, token_ids)
+
+
+def timing(began: float, times: list[float], prompt: Sequence[int], token_ids: list[int]) -> Timing:
+    """Turn the arrival times of the generated tokens into rates."""
+    return Timing(len(prompt) / (times[0] - began), (len(times) - 1) / (times[-1] - times[0]), token_ids)
+
+
+def read_bandwidth(size: int = 1 << 30) -> float:
+    """Return bytes per second of summing ``size`` bytes of memory with all threads: the ceiling of a decode step."""
+    block = torch.ones(size // 4)
+    block.sum()
+    best = min(timed(block.sum) for _ in range(3))
+    return size / best
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Return the seconds that one call takes."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def make_checkpoint(shape: str, folder: Path, seed: int) -> Path:
+    """Return the folder of the embedded model, or write a random one in the shape of Qwen3-0.6B."""
+    if shape == "tiny":
+        return TINY_MODEL
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=151_936, hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
+        head_dim=128, intermediate_size=3072, tie_word_embeddings=True, max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, dtype="bfloat16",
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def weight_bytes(model: Qwen3ForCausalLM) -> int:
+    """Return the bytes that a decode step must read: every parameter once (a tied table is the head)."""
+    embedding = 0 if model.config.tie_word_embeddings else model.get_input_embeddings().weight.nbytes
+    return sum(int(parameter.nbytes) for parameter in model.parameters()) - int(embedding)
+
+
+def measure(workload: str, dtype: Dtype, folder: Path, prompt_len: int, new_tokens: int, rounds: int) -> list[Row]:
+    """Run all systems in turn for ``rounds`` rounds, after one that is not counted, and return a row each."""
+    peer = Qwen3ForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    configs = {name: EngineConfig(dtype=dtype, **options) for name, options in SYSTEMS.items()}
+    drivers = {name: GreedyDriver(load_model(folder, config), config) for name, config in configs.items()}
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(0, peer.config.vocab_size, (prompt_len,), generator=generator).tolist()
+    runs: dict[str, list[Timing]] = {name: [] for name in (PEER, *drivers)}
+    bandwidths = []
+    for _ in tqdm(range(rounds + 1), desc=workload, unit="round"):
+        bandwidths.append(read_bandwidth())
+        runs[PEER].append(time_peer(peer, prompt, new_tokens))
+        for name, driver in drivers.items():
+            runs[name].append(time_driver(driver, prompt, new_tokens))
+    bandwidth = max(bandwidths)
+    read = weight_bytes(peer)
+    return [make_row(workload, name, times[1:], runs[PEER][1:], read / bandwidth) for name, times in runs.items()]
+
+
+def make_row(workload: str, system: str, runs: list[Timing], peer: list[Timing], seconds_to_read: float) -> Row:
+    """Reduce the counted rounds of one system to medians. ``seconds_to_read``: one pass over the weights at best."""
+    pairs = list(zip(runs, peer, strict=True))
+    decode = statistics.median(run.decode for run in runs)
+    return Row(
+        workload=workload,
+        system=system,
+        prefill_tokens_per_s=statistics.median(run.prefill for run in runs),
+        decode_tokens_per_s=decode,
+        prefill_ratio=statistics.median(run.prefill / other.prefill for run, other in pairs),
+        decode_ratio=statistics.median(run.decode / other.decode for run, other in pairs),
+        roofline=decode * seconds_to_read,
+        same_ids_as_peer=all(run.token_ids == other.token_ids for run, other in pairs),
+    )
+
+
+def print_rows(rows: list[Row]) -> None:
+    """Print the table; a figure with a target shows it, and whether it was reached."""
+    typer.echo(f"{'workload':15}{'system':18}{'prefill tok/s':>20}{'decode tok/s':>20}{'roofline':>20}  ids")
+    for row in rows:
+
+        def cell(figure: str, text: str, value: float, row: Row = row) -> str:
+            target = TARGETS.get((row.workload, figure, row.system))
+            goal = "" if target is None else f" ({'≥' if value >= target else '<'}{target})"
+            return f"{text}{goal}".rjust(20)
+
+        typer.echo(
+            f"{row.workload:15}{row.system:18}"
+            + cell("prefill", f"{row.prefill_tokens_per_s:.0f} {row.prefill_ratio:.2f}x", row.prefill_ratio)
+            + cell("decode", f"{row.decode_tokens_per_s:.1f} {row.decode_ratio:.2f}x", row.decode_ratio)
+            + cell("roofline", f"{row.roofline:.0%}", row.roofline)
+            + ("  same" if row.same_ids_as_peer else "  other")
+        )
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Describe where the figures were taken."""
+    names = [line.split(":")[1].strip() for line in cpu_info() if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "threads": threads,
+        "capability": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
+        "torch": torch.__version__, "transformers": transformers.__version__,
+    }  # fmt: skip
+
+
+def cpu_info() -> list[str]:
+    """Return the lines of ``/proc/cpuinfo``, none where there is no such file."""
+    file = Path("/proc/cpuinfo")
+    return file.read_text().splitlines() if file.is_file() else []
+
+
+def bench_forward(
+    workload: Annotated[list[str] | None, typer.Option(help='"tiny float32", "0.6b bfloat16", … (all)')] = None,
+    prompt: Annotated[int, typer.Option(help="Prompt tokens.", min=1)] = 128,
+    new_tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=2)] = 64,
+    rounds: Annotated[int, typer.Option(help="Counted rounds.", min=1)] = 5,
+    threads: Annotated[int, typer.Option(help="Torch threads; 0 leaves torch's choice.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
+) -> None:
+    """Prefill and decode speed of the greedy driver beside transformers; the last line is JSON."""
+    if threads:
+        torch.set_num_threads(threads)
+    chosen = workload or ["tiny float32", "tiny bfloat16", "0.6b float32", "0.6b bfloat16"]
+    command = f"mini-engine bench forward --prompt {prompt} --new-tokens {new_tokens} --rounds {rounds} --seed {seed}"
+    typer.echo(f"{command}\n{json.dumps(machine(torch.get_num_threads()))}")
+    transformers.logging.set_verbosity_error()
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in chosen:
+            shape, _, dtype = name.partition(" ")
+            if shape not in ("tiny", "0.6b") or dtype not in ("float32", "bfloat16"):
+                raise typer.BadParameter(f"workload {name!r}; write 'tiny' or '0.6b', a space, 'float32' or 'bfloat16'")
+            folder = make_checkpoint(shape, Path(scratch) / shape, seed)
+            rows += measure(name, cast(Dtype, dtype), folder, prompt, new_tokens, rounds)
+            gc.collect()
+    print_rows(rows)
+    peak = max(psutil.Process().memory_info().rss, peak_rss())
+    report = {"command": command, "machine": machine(torch.get_num_threads()), "peak_rss_bytes": peak}
+    typer.echo(json.dumps({**report, "rows": [asdict(row) for row in rows]}))
+
+
+def peak_rss() -> int:
+    """Return the most memory that this process ever held, in bytes; 0 where the system does not say."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
