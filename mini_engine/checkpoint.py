@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from mini_engine.config import EngineConfig, ModelConfig
 
 TINY_MODEL = Path(__file__).parent / "tiny" / "model"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -80,10 +81,13 @@ def load_eos_ids(folder: Path) -> frozenset[int]:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the folder's tokenizer with transformers. Raises ``ValueError`` naming the folder."""
+    # Without these files transformers builds an empty tokenizer and says nothing.
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ValueError(f"{folder} has no tokenizer; it needs one of {', '.join(TOKENIZER_FILES)}")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{folder} has no usable tokenizer ({str(error).splitlines()[0]})") from error
+        raise ValueError(f"{folder}: the tokenizer cannot be loaded ({str(error).splitlines()[0]})") from error
     return tokenizer
 
 

@@ -2,9 +2,9 @@
 
 Owns: what is timed and how it is reported. Must not know: how either side computes.
 
-All systems see the same prompt ids and the same weights and run in turn, round after round, so that a slow minute of the
-machine hits all of them; ratios are taken within a round and the median round is reported. The read bandwidth that the
-roofline uses is measured in the same rounds.
+All systems see the same prompt ids and the same weights and run in turn, round after round, so that a slow minute of
+the machine hits all of them; ratios are taken within a round and the median round is reported. The read bandwidth that
+the roofline uses is measured in the same rounds.
 """
 
 import gc

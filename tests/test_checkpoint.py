@@ -1,0 +1,207 @@
+"""A checkpoint comes from outside: every fault is one error that names the file and the tensor."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3ForCausalLM
+
+from mini_engine.attention.dense import DenseAttention, sdpa_attention
+from mini_engine.checkpoint import load_config, load_eos_ids, load_tokenizer, load_weights, resolve_folder
+from mini_engine.config import EngineConfig
+from mini_engine.startup import load_model
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(untied: Path, tmp_path: Path) -> Path:
+    """A checkpoint that the test may damage."""
+    return Path(shutil.copytree(untied, tmp_path / "model"))
+
+
+def load(folder: Path) -> None:
+    load_weights(folder, load_config(folder), EngineConfig())
+
+
+def logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
+    model = load_model(folder, EngineConfig(dtype=dtype))
+    with torch.inference_mode():
+        return model(torch.arange(9), torch.arange(9), DenseAttention(sdpa_attention))
+
+
+def peer_logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    with torch.inference_mode():
+        return model(torch.arange(9)[None]).logits[0]
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_float32_checkpoint_loads_in_either_dtype_with_the_bits_of_transformers(folder: Path, dtype: str) -> None:
+    assert torch.equal(logits(folder, dtype), peer_logits(folder, dtype))
+
+
+def test_a_bfloat16_checkpoint_is_widened_exactly(folder: Path) -> None:
+    save_file({k: v.bfloat16() for k, v in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS, {"format": "pt"})
+    assert torch.equal(logits(folder), peer_logits(folder))
+
+
+def test_a_sharded_checkpoint_gives_the_bits_of_the_single_file(folder: Path, tmp_path: Path) -> None:
+    whole = logits(folder)
+    shards = tmp_path / "shards"
+    Qwen3ForCausalLM.from_pretrained(folder).save_pretrained(shards, max_shard_size="60KB")
+    assert len(list(shards.glob("*.safetensors"))) > 1
+    assert torch.equal(logits(shards), whole)
+
+
+def test_a_tied_checkpoint_may_repeat_its_table_as_the_head(tied: Path, tmp_path: Path) -> None:
+    """Published tied checkpoints hold ``lm_head.weight`` too; it must be the same table, or something is wrong."""
+    folder = Path(shutil.copytree(tied, tmp_path / "model"))
+    before = logits(folder)
+    tensors = load_file(folder / WEIGHTS)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    assert torch.equal(logits(folder), before)
+    tensors["lm_head.weight"] += 1
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"tie_word_embeddings.*lm_head\.weight differs"):
+        load(folder)
+
+
+def test_the_config_of_transformers_4_is_read_too(folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    theta = raw.pop("rope_parameters")["rope_theta"]
+    (folder / "config.json").write_text(json.dumps(raw | {"rope_theta": theta, "rope_scaling": None}))
+    assert load_config(folder).rope_theta == theta == 5e5
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=r"lacks 1 tensors.*model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(folder)
+
+
+def test_an_unknown_tensor_is_named(folder: Path) -> None:
+    save_file(load_file(folder / WEIGHTS) | {"model.layers.0.self_attn.q_proj.bias": torch.ones(3)}, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=r"model\.safetensors holds an unknown tensor .*q_proj\.bias"):
+        load(folder)
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
+    save_file(load_file(folder / WEIGHTS) | {"model.norm.weight": torch.ones(47)}, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \(47,\).*\(48,\)"):
+        load(folder)
+
+
+def test_quantised_weights_are_refused(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tensors["model.norm.weight"] = torch.ones(48, dtype=torch.int8)
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight is torch\.int8"):
+        load(folder)
+
+
+def test_a_truncated_file_is_named(folder: Path) -> None:
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read .*truncated"):
+        load(folder)
+
+
+def test_a_missing_shard_is_named(folder: Path, tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    Qwen3ForCausalLM.from_pretrained(folder).save_pretrained(shards, max_shard_size="60KB")
+    gone = sorted(shards.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(ValueError, match=rf"{gone.name} does not exist, but .*index\.json lists \d+ tensors"):
+        load(shards)
+
+
+def test_a_shard_without_a_tensor_that_the_index_promises_is_named(folder: Path, tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    Qwen3ForCausalLM.from_pretrained(folder).save_pretrained(shards, max_shard_size="60KB")
+    index = json.loads((shards / "model.safetensors.index.json").read_text())
+    shard = index["weight_map"]["model.norm.weight"]
+    tensors = load_file(shards / shard)
+    del tensors["model.norm.weight"]
+    save_file(tensors, shards / shard)
+    with pytest.raises(ValueError, match=rf"{shard} lacks model\.norm\.weight"):
+        load(shards)
+
+
+def test_a_folder_without_weights_is_named(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(ValueError, match=r"has neither model\.safetensors nor"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "llama"}, "model_type 'llama'"),
+        ({"model_type": "qwen3_moe"}, "model_type 'qwen3_moe'"),
+        ({"attention_bias": True}, "attention_bias True"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"use_sliding_window": True}, "use_sliding_window True"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope type 'yarn'"),
+        ({"rope_parameters": {"type": "linear", "rope_theta": 1e6}}, "rope type 'linear'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"num_key_value_heads": 2}, "num_attention_heads is 3 and num_key_value_heads 2"),
+        ({"head_dim": 19}, "head_dim is 19"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"vocab_size": "131"}, "vocab_size is '131'"),
+    ],
+)
+def test_a_model_that_the_engine_does_not_compute_is_refused_by_name(
+    folder: Path, changes: dict[str, object], message: str
+) -> None:
+    edit_config(folder, **changes)
+    with pytest.raises(ValueError, match=message):
+        load_config(folder)
+
+
+def test_a_broken_config_names_the_file(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "qwen3"')
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        load_config(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(ValueError, match="lacks vocab_size"):
+        load_config(folder)
+
+
+def test_a_folder_without_a_tokenizer_is_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no tokenizer; it needs one of tokenizer\.json"):
+        load_tokenizer(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="the tokenizer cannot be loaded"):
+        load_tokenizer(folder)
+
+
+def test_end_ids_come_from_the_generation_config_first(folder: Path) -> None:
+    assert load_eos_ids(folder) == {5}
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert load_eos_ids(folder) == {7, 9}
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "./missing", "missing", "pyproject.toml"])
+def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is not a folder"):
+        resolve_folder(name)
+
+
+def test_a_hub_id_that_cannot_be_fetched_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="nobody/nothing is no local folder and the hub did not deliver it"):
+        resolve_folder("nobody/nothing")

@@ -1,0 +1,220 @@
+"""With ``batch_invariant=True`` a row's bits depend on its own sequence and on nothing else.
+
+The oracle of every case is the same prompt alone, whole, in order, at two threads. A negative control shows that the
+plain path does not pass these tests, so they can fail.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mini_engine.attention.allocator import pages_needed
+from mini_engine.attention.metadata import SequenceChunk, pack_batch
+from mini_engine.attention.pool import KVPool
+from mini_engine.attention.probe import invariance_fault
+from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.driver import GreedyDriver
+from mini_engine.linear import InvariantProjections, TorchProjections, make_projections, onednn_fault
+from mini_engine.model import Qwen3
+
+# (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
+SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]
+
+
+@cache
+def make_driver(shape: tuple[int, ...], engine: EngineConfig) -> GreedyDriver:
+    hidden, heads, kv_heads, head_dim, inner, vocab = shape
+    config = Qwen3Config(
+        vocab_size=vocab, hidden_size=hidden, num_hidden_layers=2, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=head_dim, intermediate_size=inner, tie_word_embeddings=False,
+        max_position_embeddings=2048, initializer_range=0.15,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    weights = {k: v.to(getattr(torch, engine.dtype)) for k, v in Qwen3ForCausalLM(config).state_dict().items()}
+    return GreedyDriver(Qwen3(ModelConfig.from_hf(config.to_dict()), weights, make_projections(engine)), engine)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Some prompts, how each is cut into chunks, and a seed for the order, the packing and the pages."""
+
+    lengths: list[int]
+    chunk_sizes: list[list[int]]
+    page_size: int
+    threads: int
+    seed: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    count = draw(st.integers(1, 4))
+    lengths = draw(
+        st.lists(st.sampled_from([1, 2, 3, 17, 64, 127, 128, 129, 200, 300]), min_size=count, max_size=count)
+    )
+    sizes = st.lists(st.sampled_from([1, 1, 2, 3, 7, 16, 50, 128, 300]), max_size=40)
+    return Case(
+        lengths=lengths,
+        chunk_sizes=draw(st.lists(sizes, min_size=count, max_size=count)),
+        page_size=draw(st.sampled_from([1, 4, 16, 64])),
+        threads=draw(st.sampled_from([1, 2, 4, 8])),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+def prompt(driver: GreedyDriver, seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(driver.model.config.vocab_size) for _ in range(length)]
+
+
+def run(driver: GreedyDriver, prompts: list[list[int]], sizes: list[list[int]], case: Case) -> list[Tensor]:
+    """Prefill ``prompts`` in random packings, in scattered pages of a poisoned pool -> logits [len, V] of each."""
+    rng = random.Random(case.seed)
+    needed = [pages_needed(len(p), case.page_size) for p in prompts]
+    order = list(range(sum(needed) + 2))
+    rng.shuffle(order)
+    pool = KVPool(driver.model.config, len(order), case.page_size, driver.model.embedding.dtype)
+    pool.poison(order)
+    stops = list(itertools.accumulate(needed))
+    pages = [order[stop - count : stop] for stop, count in zip(stops, needed, strict=True)]
+    cuts = [iter([*own, *itertools.repeat(1000, 2)]) for own in sizes]
+    done, outputs = [0] * len(prompts), [list[Tensor]() for _ in prompts]
+    while live := [i for i, p in enumerate(prompts) if done[i] < len(p)]:
+        picked = rng.sample(live, rng.randint(1, len(live)))
+        chunks = [SequenceChunk(prompts[i][done[i] : done[i] + next(cuts[i])], done[i], pages[i]) for i in picked]
+        batch = pack_batch(chunks, case.page_size)
+        with torch.inference_mode():
+            logits = driver.model(batch.input_ids, batch.positions, driver.attention(batch, pool))
+        for i, part in zip(picked, logits.split([len(c.token_ids) for c in chunks]), strict=True):
+            outputs[i].append(part)
+            done[i] += len(part)
+    return [torch.cat(parts) for parts in outputs]
+
+
+@cache
+def alone(driver: GreedyDriver, seed: int, length: int) -> Tensor:
+    torch.set_num_threads(2)
+    whole = Case([length], [[]], 16, 2, seed)
+    return run(driver, [prompt(driver, seed, length)], [[]], whole)[0]
+
+
+def rows_that_differ(driver: GreedyDriver, case: Case) -> int:
+    seeds = [case.seed % 7 + i for i in range(len(case.lengths))]  # few prompts, so that ``alone`` is cached
+    expected = [alone(driver, seed, length) for seed, length in zip(seeds, case.lengths, strict=True)]
+    torch.set_num_threads(case.threads)
+    prompts = [prompt(driver, seed, length) for seed, length in zip(seeds, case.lengths, strict=True)]
+    got = run(driver, prompts, case.chunk_sizes, case)
+    return sum(int((a != b).any(-1).sum()) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _restore_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("linear", ["torch", "packed"])
+def test_logits_are_bitwise_the_same_in_any_packing_chunking_page_size_and_thread_count(
+    shape: tuple[int, ...], dtype: str, linear: str
+) -> None:
+    driver = make_driver(shape, EngineConfig(dtype=dtype, linear=linear, batch_invariant=True))
+
+    @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(cases())
+    def check(case: Case) -> None:
+        assert rows_that_differ(driver, case) == 0
+
+    check()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_plain_path_fails_the_same_test(dtype: str) -> None:
+    """The negative control: without the option most rows change, so the test above is not vacuous."""
+    driver = make_driver(SHAPES[0], EngineConfig(dtype=dtype))
+    case = Case([129, 300, 64], [[1, 7, 50], [128, 3], [2, 2, 2]], 4, 2, seed=3)
+    assert rows_that_differ(driver, case) > 100
+
+
+def test_packed_batches_of_the_plain_path_agree_to_rounding() -> None:
+    driver = make_driver(SHAPES[0], EngineConfig())
+    case = Case([129, 300, 64], [[1, 7, 50], [128, 3], [2, 2, 2]], 4, 2, seed=3)
+    prompts = [prompt(driver, seed, length) for seed, length in zip((3, 4, 5), case.lengths, strict=True)]
+    for got, seed, length in zip(run(driver, prompts, case.chunk_sizes, case), (3, 4, 5), case.lengths, strict=True):
+        expected = alone(driver, seed, length)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+        assert torch.equal(got.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_invariant_attention_computes_the_same_values_as_the_plain_path(dtype: str) -> None:
+    """Another order of additions, not another result: against the plain path in float32 and float64-like bounds."""
+    engine = EngineConfig(dtype=dtype)
+    plain, invariant = (make_driver(SHAPES[2], replace(engine, batch_invariant=on)) for on in (False, True))
+    case = Case([300, 5], [[100, 1, 1], []], 16, 2, seed=1)
+    prompts = [prompt(plain, seed, length) for seed, length in zip((1, 2), case.lengths, strict=True)]
+    bound = 1e-5 if dtype == "float32" else 0.05
+    for a, b in zip(run(plain, prompts, [[], []], case), run(invariant, prompts, [[], []], case), strict=True):
+        assert float((a.float() - b.float()).abs().max()) <= bound * float(a.float().abs().max())
+
+
+def test_padding_to_four_rows_is_enough_where_onednn_is_missing() -> None:
+    """The fallback family: MKL's row classes vanish when rows are padded to a multiple of 4, at one thread count."""
+    torch.set_num_threads(1)
+    weight, x = torch.randn(384, 128), torch.randn(200, 128)
+    multiply = InvariantProjections(TorchProjections(), row_multiple=4).linear(weight)
+    whole = multiply(x)
+    assert all(torch.equal(multiply(x[:rows]), whole[:rows]) for rows in range(1, 200))
+    assert not all(torch.equal(TorchProjections().linear(weight)(x[:rows]), whole[:rows]) for rows in range(1, 200))
+
+
+def test_silu_of_a_value_does_not_depend_on_where_it_stands() -> None:
+    projections = make_projections(EngineConfig(batch_invariant=True))
+    x = torch.randn(1000)
+    whole = projections.silu(x)
+    assert all(torch.equal(projections.silu(x[i : i + 1]), whole[i : i + 1]) for i in range(1000))
+    torch.testing.assert_close(whole.double(), x.double() * x.double().sigmoid(), rtol=1e-6, atol=1e-7)
+
+
+def test_the_probe_is_silent_here_and_speaks_when_the_promise_is_broken() -> None:
+    engine = EngineConfig(batch_invariant=True)
+    driver = make_driver(SHAPES[0], engine)
+    assert invariance_fault(driver.forward, driver.model.config, engine) is None
+    plain = make_driver(SHAPES[0], EngineConfig())
+    fault = invariance_fault(plain.forward, plain.model.config, engine)
+    assert fault is not None
+    assert "not kept on this CPU" in fault
+    assert "\n" not in fault
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_onednn_products_are_the_products(dtype: torch.dtype) -> None:
+    """Packed and unpacked give one result, close to float64; bfloat16 keeps the very bits of ``F.linear``."""
+    assert onednn_fault(dtype) is None, "this build cannot pack; the fallback is tested elsewhere"
+    weight, x = torch.randn(300, 100).to(dtype), torch.randn(7, 100).to(dtype)
+    packed = make_projections(EngineConfig(linear="packed")).linear(weight)(x)
+    exact = x.double() @ weight.double().T
+    assert float((packed.double() - exact).abs().max()) < (2e-5 if dtype == torch.float32 else 0.2)
+    if dtype == torch.bfloat16:
+        assert torch.equal(packed, TorchProjections().linear(weight)(x))
+
+
+def test_a_build_without_onednn_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mini_engine.linear.onednn_fault", lambda dtype: "this torch build has no oneDNN")
+    weight, x = torch.randn(8, 4), torch.randn(3, 4)
+    with pytest.warns(UserWarning, match="oneDNN is not used for torch.float32, F.linear is"):
+        linear = make_projections(EngineConfig(linear="packed")).linear(weight)
+    assert torch.equal(linear(x), x @ weight.T)
+    with pytest.warns(UserWarning, match="linear='packed' needs oneDNN"):
+        family = make_projections(EngineConfig(linear="packed", batch_invariant=True))
+    assert family == InvariantProjections(family.inner, row_multiple=4)
