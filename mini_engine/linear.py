@@ -1,7 +1,7 @@
 """The projection seam: how rows are multiplied by a weight matrix, and the activation between two of them.
 
 Owns: three ways to compute the same ``x @ W.T``: ``TorchProjections`` (off: the bits of transformers),
-``OneDnnProjections`` (oneDNN, weights packed once) and ``InvariantProjections`` (bits that do not depend on the number
+``PackedProjections`` (oneDNN, weights packed once) and ``InvariantProjections`` (bits that do not depend on the number
 of rows). Must not know: layers, attention, requests.
 
 Why an activation lives here: on a CPU, a row's bits can depend on how many other rows are computed with it. Only two
@@ -46,16 +46,16 @@ class TorchProjections:
 
 
 class OneDnnProjections(TorchProjections):
-    """oneDNN products instead of the default BLAS, by default over weights reordered into the kernel's own layout.
+    """oneDNN products instead of the default BLAS, over weights reordered into the kernel's own layout if ``pack``.
 
     Reordering happens once, at load time; the packed copy replaces the plain one, so the caller should drop its
-    reference to ``weight``. The operators are the ones that torch's own compiler emits for CPUs (``torch._inductor``);
-    they are private, so ``onednn_fault`` tries them first, and a build without them falls back to ``F.linear`` with a
-    warning.
+    reference to ``weight``. Packed and plain weights give the same bits. The operators are the ones that torch's own
+    compiler emits for CPUs (``torch._inductor``); they are private, so ``onednn_fault`` tries them first, and a build
+    without them falls back to ``F.linear`` with a warning.
     """
 
-    def __init__(self, pack: bool = True) -> None:
-        """Pack weights, or with ``pack=False`` leave them as they are: the same bits, slower, no second layout."""
+    def __init__(self, pack: bool) -> None:
+        """Reorder weights, or leave them as they are."""
         self.pack = pack
 
     def linear(self, weight: Tensor) -> Linear:
@@ -66,6 +66,28 @@ class OneDnnProjections(TorchProjections):
             return super().linear(weight)
         stored = pack_weight(weight) if self.pack else weight.contiguous()
         return lambda x: onednn_linear(x, stored)
+
+
+class PackedProjections(OneDnnProjections):
+    """The fastest product for each size: packed oneDNN, and ``F.linear`` for a few rows of a small float32 matrix.
+
+    A call of the operator costs about 10 microseconds, more than such a product takes in the default BLAS. A small
+    matrix therefore keeps both copies and the number of rows decides.
+    """
+
+    SMALL_WEIGHT = 1 << 20  # elements; a 1024 x 1024 matrix in float32 no longer gains from F.linear
+    FEW_ROWS = 2
+
+    def __init__(self) -> None:
+        """Pack every weight."""
+        super().__init__(pack=True)
+
+    def linear(self, weight: Tensor) -> Linear:
+        """Return the product with ``weight`` that chooses by the number of rows, or the packed one if it is large."""
+        packed = super().linear(weight)
+        if weight.dtype != torch.float32 or weight.numel() >= self.SMALL_WEIGHT:
+            return packed
+        return lambda x: F.linear(x, weight) if x.shape[0] <= self.FEW_ROWS else packed(x)
 
 
 def pack_weight(weight: Tensor) -> Tensor:
@@ -127,7 +149,7 @@ class InvariantProjections:
 def make_projections(config: EngineConfig) -> Projections:
     """Choose the family that ``config.linear`` and ``config.batch_invariant`` ask for."""
     if not config.batch_invariant:
-        return OneDnnProjections() if config.linear == "packed" else TorchProjections()
+        return PackedProjections() if config.linear == "packed" else TorchProjections()
     if onednn_fault(getattr(torch, config.dtype)) is None:
         return InvariantProjections(OneDnnProjections(pack=config.linear == "packed"), row_multiple=2)
     if config.linear == "packed":

@@ -1,0 +1,150 @@
+"""The command line as a student meets it: what is printed where, and one clear line when the input is at fault."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner, Result
+
+from mini_engine.checkpoint import TINY_MODEL
+from mini_engine.cli import app
+
+PROMPT = "Once upon a time there was a fox"
+
+
+def invoke(*arguments: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=text)
+
+
+def greedy_text(prompt: str, new_tokens: int) -> tuple[list[int], list[int], str]:
+    """The oracle: prompt ids, generated ids and their text by transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens)
+    new = out[0, ids.shape[1] :].tolist()
+    return ids[0].tolist(), new, tokenizer.decode(new, skip_special_tokens=True)
+
+
+def test_generate_streams_the_prompt_and_the_text_of_transformers() -> None:
+    result = invoke("generate", PROMPT, "--max-new-tokens", "40")
+    assert result.exit_code == 0
+    assert result.stdout == PROMPT + greedy_text(PROMPT, 40)[2] + "\n"
+    assert re.search(r"\d+ prompt tokens in .* s, 40 tokens at \d+ per second, finished by length", result.stderr)
+
+
+def test_json_holds_ids_text_reason_and_timings() -> None:
+    result = invoke("generate", PROMPT, "--json", "--max-new-tokens", "300")
+    report = json.loads(result.stdout)
+    prompt_ids, token_ids, text = greedy_text(PROMPT, 300)
+    assert report["prompt_ids"] == prompt_ids
+    assert report["token_ids"] == token_ids
+    assert report["text"] == text
+    assert report["finish_reason"] == "stop"
+    assert set(report["timings"]) == {"load_s", "prefill_s", "decode_s", "decode_tokens_per_s"}
+
+
+def test_chat_wraps_the_prompt_in_the_template_and_shows_the_thinking() -> None:
+    question = "Record: name Mila, age 7, city Oslo."
+    thinking = json.loads(invoke("generate", question, "--chat", "--json").stdout)
+    direct = json.loads(invoke("generate", question, "--chat", "--no-think", "--json").stdout)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    messages = [{"role": "user", "content": question}]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert thinking["prompt_ids"] == tokenizer.encode(rendered)
+    assert thinking["text"].startswith("<think>")
+    assert "<think>" not in direct["text"]
+    for reply in (thinking, direct):
+        answer = reply["text"].split("</think>")[-1]
+        assert json.loads(answer) == {"name": "Mila", "age": 7, "city": "Oslo"}
+
+
+def test_a_prompt_can_come_from_standard_input() -> None:
+    piped = invoke("generate", "-", "--max-new-tokens", "5", text=PROMPT)
+    assert piped.stdout == invoke("generate", PROMPT, "--max-new-tokens", "5").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["", "--max-new-tokens", "5"], "the prompt has 0 tokens; give at least 1"),
+        (["a", "--max-new-tokens", "0"], "max_new_tokens is 0; ask for at least 1"),
+        (["a", "--max-new-tokens", "5000"], "the model has 2048; shorten the prompt"),
+        (["a", "--model", "no/such/folder"], "no/such/folder is not a folder"),
+        (["a", "--dtype", "int8"], "dtype is 'int8'; choose one of float32, bfloat16"),
+        (["a", "--linear", "fast"], "linear is 'fast'; choose one of torch, packed"),
+        (["a", "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["a", "--no-think"], "--no-think only means something with --chat"),
+    ],
+)
+def test_faulty_input_is_one_line_on_standard_error_and_exit_code_2(arguments: list[str], message: str) -> None:
+    result = invoke("generate", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert "Traceback" not in result.output
+
+
+def test_a_conversation_remembers_forgets_and_survives_a_turn_that_is_too_long() -> None:
+    first = "Tell me a story about a fox named Trivol."
+    result = invoke("chat", "--no-think", text=f"{first}\nWho is the story about?\n/exit\n")
+    assert result.exit_code == 0
+    assert "Trivol" in result.stdout.splitlines()[-1]
+    fresh = invoke("chat", "--no-think", text=f"{first}\n/new\nWho is the story about?\n/exit\n")
+    assert fresh.exit_code == 0
+    assert "Trivol" not in fresh.stdout.splitlines()[-1]
+    too_long = invoke("chat", "--no-think", "--max-new-tokens", "2000", text=f"{'word ' * 300}\nHello!\n")
+    assert too_long.exit_code == 0
+    assert "/new starts a fresh conversation" in too_long.stderr
+    assert too_long.stdout.strip()
+
+
+@pytest.mark.parametrize("options", [["--linear", "packed"], ["--batch-invariant"], ["--dtype", "bfloat16"]])
+def test_the_options_keep_the_text_readable(options: list[str]) -> None:
+    """Other bits, the same story: the first words do not hang on the last bit of a logit."""
+    plain = invoke("generate", PROMPT, "--max-new-tokens", "8").stdout
+    assert invoke("generate", PROMPT, "--max-new-tokens", "8", *options).stdout == plain
+
+
+def test_help_names_every_command() -> None:
+    text = invoke("--help").stdout
+    assert all(command in text for command in ("generate", "chat", "bench"))
+
+
+def test_bench_forward_reports_every_system_and_ends_in_json() -> None:
+    result = invoke(
+        "bench", "forward", "--workload", "tiny float32", "--prompt", "9", "--new-tokens", "6", "--rounds", "1"
+    )
+    assert result.exit_code == 0
+    report = json.loads(result.stdout.splitlines()[-1])
+    rows = {row["system"]: row for row in report["rows"]}
+    assert list(rows) == ["transformers", "off", "packed", "packed+invariant"]
+    assert rows["transformers"]["decode_ratio"] == 1.0
+    assert rows["off"]["same_ids_as_peer"]
+    assert all(row["decode_tokens_per_s"] > 0 and row["roofline"] > 0 for row in rows.values())
+    assert report["peak_rss_bytes"] > 1 << 20
+    assert report["machine"]["torch"] == torch.__version__
+
+
+def test_bench_forward_refuses_an_unknown_workload() -> None:
+    result = invoke("bench", "forward", "--workload", "7b int4")
+    assert result.exit_code == 2
+    assert "7b int4" in result.stderr
+
+
+def test_a_checkpoint_without_a_chat_template_says_so(untied: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in TINY_MODEL.iterdir():
+        if file.name != "tokenizer_config.json":
+            (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((TINY_MODEL / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    result = invoke("generate", "hi", "--chat", "--model", str(folder))
+    assert result.exit_code == 2
+    assert "no chat template; leave out --chat" in result.stderr

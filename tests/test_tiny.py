@@ -1,0 +1,151 @@
+"""The embedded model: its corpus, its tokenizer, and the folder as transformers sees it."""
+
+import itertools
+import json
+import random
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mini_engine.checkpoint import TINY_MODEL, load_config
+from mini_engine.tiny import corpus, evaluate
+from mini_engine.tiny.tokenizer import SPECIAL_TOKENS, train_tokenizer
+from mini_engine.tiny.train import SEED, batches, lr_scale, pack_rows
+
+TOKENIZER = AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+def some_documents(seed: int, count: int = 300) -> list[str]:
+    return list(itertools.islice(corpus.documents(seed), count))
+
+
+def test_the_corpus_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+    assert some_documents(3) == some_documents(3)
+    assert some_documents(3) != some_documents(4)
+
+
+def test_held_out_names_never_occur_in_training_and_always_in_the_questions() -> None:
+    """Without this, copying could not be told from memory."""
+    rng = random.Random(0)
+    held_out = {corpus.make_name(rng, held_out=True) for _ in range(2000)}
+    words = {word for text in some_documents(1, 3000) for word in re.findall(r"[A-Z]\w+", text)}
+    assert all(corpus.is_held_out(name) for name in held_out)
+    # An animal's name at the head of a sentence, or a city, may share a held-out checksum; names may not.
+    names = set(re.findall(r"(?:named|called) ([A-Z]\w+)", " ".join(some_documents(1, 3000))))
+    assert len(names) > 500
+    assert not any(corpus.is_held_out(name) for name in names)
+    assert not held_out & (words - set(corpus.CITIES))
+
+
+def test_a_document_is_what_the_chat_template_renders() -> None:
+    """Training text and prompts must agree to the byte, or the model is asked in a format that it never saw."""
+    rng = random.Random(5)
+    story, record = corpus.story_task(rng), corpus.record_task(rng)
+    answer = f"<think>\n{record.thought}\n</think>\n\n{record.answer}"
+    messages = [
+        {"role": "user", "content": story.prompt},
+        {"role": "assistant", "content": f"<think>\nforgotten\n</think>\n\n{story.answer}"},
+        {"role": "user", "content": record.prompt},
+        {"role": "assistant", "content": answer},
+    ]
+    rendered = TOKENIZER.apply_chat_template(messages, tokenize=False)
+    assert rendered == corpus.render_turn(story, "past") + corpus.render_turn(record, "think")
+    asked = TOKENIZER.apply_chat_template(
+        messages[:3], tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
+    assert asked + record.answer + "<|im_end|>\n" == corpus.render_turn(story, "past") + corpus.render_turn(
+        record, "no_think"
+    )
+
+
+def test_records_are_json_with_the_fields_of_the_prompt() -> None:
+    rng = random.Random(2)
+    for _ in range(200):
+        task = corpus.record_task(rng)
+        assert json.loads(task.answer) == task.facts
+        assert all(str(value) in task.prompt for key, value in task.facts.items() if key != "happy")
+
+
+def test_the_tokenizer_is_byte_level_and_loses_nothing() -> None:
+    assert len(TOKENIZER) == load_config(TINY_MODEL).vocab_size == 1024
+    assert len(set(TOKENIZER.get_vocab().values())) == 1024
+    for text in [*some_documents(7, 50), "Ünïcödé 你好 🦊\n\ttabs  and   spaces", "".join(map(chr, range(1, 256)))]:
+        assert TOKENIZER.decode(TOKENIZER.encode(text), clean_up_tokenization_spaces=False) == text
+    assert TOKENIZER.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(1019, 1024))
+
+
+def test_control_tokens_are_hidden_when_decoding_and_think_tokens_are_not() -> None:
+    ids = TOKENIZER.encode("<|im_start|><think>x</think><|im_end|><|endoftext|>")
+    assert TOKENIZER.decode(ids, skip_special_tokens=True) == "<think>x</think>"
+
+
+def test_training_the_tokenizer_again_gives_the_committed_one() -> None:
+    assert json.loads(train_tokenizer(SEED).to_str()) == json.loads((TINY_MODEL / "tokenizer.json").read_text())
+
+
+def test_the_folder_is_small_float32_and_loads_in_transformers() -> None:
+    assert sum(file.stat().st_size for file in TINY_MODEL.iterdir()) < 12e6
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+    assert model.config.model_type == "qwen3"
+    assert model.dtype == torch.float32
+    assert 1e6 <= sum(parameter.numel() for parameter in model.parameters()) <= 3e6
+    assert model.generation_config.eos_token_id == TOKENIZER.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+
+
+def test_batches_resume_where_they_stopped() -> None:
+    tokenizer = TOKENIZER.backend_tokenizer
+    whole = itertools.islice(batches(tokenizer, 0, 1000, seed=1), 101)
+    resumed = next(batches(tokenizer, 100, 1000, seed=1))
+    assert torch.equal(list(whole)[100], resumed)
+    assert resumed.shape == (32, 256)
+    assert next(batches(tokenizer, 900, 1000, seed=1)).shape == (16, 512)
+
+
+def test_rows_start_with_a_document_and_hold_nothing_else() -> None:
+    tokenizer = TOKENIZER.backend_tokenizer
+    rows = pack_rows(tokenizer, corpus.documents(9), 20, 256)
+    stream = "".join(some_documents(9))
+    for row in rows.tolist():
+        text = TOKENIZER.decode(row)
+        assert text.split("<|endoftext|>")[0] in stream
+        assert stream[stream.index(text[:40]) - 13 :].startswith("<|endoftext|>") or stream.startswith(text[:40])
+
+
+def test_the_learning_rate_warms_up_stays_and_falls_to_zero() -> None:
+    scales = [lr_scale(step, 1000) for step in range(1000)]
+    assert scales[0] < 0.02
+    assert scales[200] == scales[390] == 1.0
+    assert scales[-1] < 0.002
+    assert scales[400:] == sorted(scales[400:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "parses", "right"),
+    [
+        ('<think>\nx\n</think>\n\n{"name": "Mila", "age": 7}', True, True),
+        ('{"age": 7, "name": "Mila"}', True, True),
+        ('{"name": "Mila", "age": "7"}', True, False),
+        ('{"name": "Mila"}', True, False),
+        ('{"name": "Mila", "age": 7} and more', False, False),
+        ('["Mila", 7]', False, False),
+    ],
+)
+def test_an_answer_is_judged_as_it_should_be(text: str, parses: bool, right: bool) -> None:
+    task = corpus.Task("", "", "", {"name": "Mila", "age": 7})
+    assert evaluate.parses(task, text) == parses
+    assert evaluate.every_field_right(task, text) == right
+
+
+def test_a_story_must_name_its_animal_outside_the_think_block() -> None:
+    task = corpus.Task("", "", "", {"name": "Mila", "animal": "fox"})
+    assert evaluate.uses_name_and_animal(task, "<think>\n</think>\n\nThere was a fox named Mila.")
+    assert not evaluate.uses_name_and_animal(task, "<think>\nfox Mila\n</think>\n\nThere was a dog named Mila.")
+    assert not evaluate.uses_name_and_animal(task, "There was a foxglove named Mila.")
+
+
+def test_the_embedded_model_is_as_good_as_its_readme_says() -> None:
+    """A small draw of the committed figures; ``python -m mini_engine.tiny.evaluate`` measures them all."""
+    for figure in evaluate.measure(TINY_MODEL, count=20, seed=123):
+        assert figure.right >= figure.wanted * figure.total - 2, figure
