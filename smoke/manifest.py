@@ -20,7 +20,7 @@ TASK_KEYS = {"id", "title", "points", "functions", "depends"}
 
 @dataclass(frozen=True)
 class FunctionName:
-    """A function of the engine: ``attention.pool:KVPool.write`` is ``KVPool.write`` of ``mini_engine.attention.pool``."""
+    """A function of the engine; ``attention.pool:KVPool.write`` lies in ``mini_engine.attention.pool``."""
 
     module: str
     qualname: str
