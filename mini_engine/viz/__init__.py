@@ -1,0 +1,15 @@
+"""Every figure of the notebooks and of the command line, and what is measured to draw them.
+
+``figure``      the style, and ``Figure``: a picture with one paragraph of text
+``trace``       recorders at the model's seams and blocks
+``difference``  how far two computations are apart
+``peer``        the same checkpoint in transformers
+``batching``    the same requests in different batches, and what padding costs
+``forward``     L1: activations, attention maps, where bits are lost
+``paging``      L2: pages, slots, masks, the cost of padding
+``tokens``      prompts and printable names of tokens
+``distribution``  what a decode decided and what it cost
+``decoding``    L3: next-token distributions along a greedy decode
+
+This is the only part of the project that imports matplotlib: ``pip install mini-engine[notebooks]``.
+"""
