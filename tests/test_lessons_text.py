@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mini_engine.checkpoint import TINY_MODEL, load_config
+
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "lessons"
 ENGINE = ROOT / "mini_engine"
@@ -312,6 +314,20 @@ def test_minimal_experiment_fails_on_a_faulty_engine(lesson, monkeypatch):
     monkeypatch.setattr(module, attribute, lambda *args, **kwargs: fault(right(*args, **kwargs)))
     with pytest.raises(AssertionError):
         run(experiment(lesson), {"__name__": "experiment"}, f"{lesson['slug']}.md")
+
+
+def test_table_of_symbols_describes_the_embedded_model():
+    """L1 §3 names the embedded model's sizes; a model of another shape must not leave them behind."""
+    model = load_config(TINY_MODEL)
+    table = section(lesson_text(WRITTEN["L1"]), 3)
+    for symbols, sizes in {
+        "`V`, `H`": f"{model.vocab_size}, {model.hidden_size}",
+        "`Hq`, `Hkv`": f"{model.num_attention_heads}, {model.num_key_value_heads}",
+        "`D`": f"{model.head_dim}",
+        "`F`": f"{model.intermediate_size}",
+    }.items():
+        row = next(row for row in table.splitlines() if row.startswith(f"| {symbols} |"))
+        assert f"| {sizes} |" in row
 
 
 def test_syllabus_agrees_with_the_manifest():
