@@ -68,8 +68,9 @@ def probability_bars(distributions: Sequence[StepDistribution], taken: Sequence[
     figure = canvas(4.3)
     axes = figure.subplots()
     at, bottom = np.arange(len(table)), np.zeros(len(table))
-    for part, label, color, hatch in zip(parts, labels, (*COLORS[:3], FAINT), (*HATCHES[:3], ""), strict=True):
-        axes.bar(at, 100 * part, 0.85, bottom=bottom, color=color, hatch=hatch, edgecolor="white", linewidth=0.5,
+    looks = [(color, hatch, "white") for color, hatch in zip(COLORS[:3], HATCHES[:3], strict=True)]
+    for part, label, (color, hatch, edge) in zip(parts, labels, [*looks, ("white", "", FAINT)], strict=True):
+        axes.bar(at, 100 * part, 0.85, bottom=bottom, color=color, hatch=hatch, edgecolor=edge, linewidth=0.5,
                  label=label)  # fmt: skip
         bottom += 100 * part
     token_axis(axes, taken)
@@ -148,7 +149,7 @@ def crossroads_chart(crossroads: Sequence[Crossroads], texts: Sequence[tuple[str
             )
         ticks.append(f"step {fork.step}, gap {fork.gap_bits:.2f} bits\n…{before}")
     axes.set_yticks(np.arange(len(crossroads)) + 0.21, ticks)
-    axes.set(xlim=(0, 118), ylim=(len(crossroads) - 0.35, -0.4), xlabel="probability (%)", xticks=[0, 25, 50, 75, 100])
+    axes.set(xlim=(0, 150), ylim=(len(crossroads) - 0.35, -0.4), xlabel="probability (%)", xticks=[0, 25, 50, 75, 100])
     axes.set_title("Where greedy nearly went another way, and what it would have said")
     sentences = [
         f"Step {fork.step}, after {before!r}: taken {taken!r} ({fork.probabilities[0]:.1%}), nearly {other!r} "

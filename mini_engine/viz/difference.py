@@ -3,6 +3,7 @@
 Owns: the measures. Must not know: pictures, or how the two tensors were computed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,11 @@ def compare_logits(name: str, first: Tensor, second: Tensor) -> Difference:
         rows=len(a),
         choices_changed=int((a.argmax(dim=-1) != b.argmax(dim=-1)).sum()),
     )
+
+
+def smallest_first(differences: Sequence[Difference]) -> list[Difference]:
+    """Sort by the largest logit difference."""
+    return sorted(differences, key=lambda difference: difference.largest)
 
 
 def error_curve(name: str, first: ForwardTrace, second: ForwardTrace) -> ErrorCurve:

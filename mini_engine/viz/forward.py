@@ -70,7 +70,7 @@ def attention_overview(trace: ForwardTrace) -> Figure:
                 axes.set_title(f"head {head}", fontsize=11, loc="center")
         row[0].set_ylabel(f"layer {layer}")
     bar = figure.colorbar(grid[0, 0].images[0], ax=grid, shrink=0.6, aspect=30)
-    bar.set_label("attention weight (0 to 1, square-root colour scale)")
+    bar.set_label("attention weight (square-root scale)")
     figure.supxlabel("key: the token looked at, the first one left", fontsize=11)
     figure.supylabel("query: the token that looks, the first one on top", fontsize=11)
     return Figure(figure, overview_summary(trace))

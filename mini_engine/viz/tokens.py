@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from mini_engine.viz.distribution import Crossroads
 
 CONTEXT_TOKENS = 6
+LABEL_LENGTH = 44  # characters
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
@@ -50,5 +51,5 @@ def crossroads_texts(
 
 
 def one_line(text: str) -> str:
-    """Make line breaks visible."""
-    return text.replace("\n", "⏎")
+    """Make line breaks visible and cut what is too long for a label."""
+    return text.replace("\n", "⏎")[:LABEL_LENGTH]
