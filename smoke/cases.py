@@ -154,12 +154,13 @@ def random_tensor(*shape: int, seed: int, dtype: str = "float32") -> Tensor:
     return torch.randn(*shape, generator=generator).to(DTYPES[dtype])
 
 
+ASK = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 OPENINGS = (
     "Once upon a time there was a {animal} named {name}.",
-    "Write a story about a {animal} named {name}.",
-    "{name} found a {color} box in the garden.",
-    "<|im_start|>user\nTell me a story about a {color} {animal}.<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|>user\nWrite a record as JSON: {name} has a {animal}.<|im_end|>\n<|im_start|>assistant\n",
+    "{name} the {animal} found a {color} box in the garden.",
+    ASK.format("Tell me a story about {name} the {animal}."),
+    ASK.format("{name} is 9 years old and likes the color {color}. Turn this into JSON."),
+    ASK.format("{name} has a {color} box. What color is the box?"),
 )
 WORDS = {
     "animal": ("fox", "owl", "bear", "cat", "otter", "duck", "hedgehog"),

@@ -56,7 +56,7 @@ class Check:
     probe: Probe
     verdict: Verdict
     needs: tuple[str, ...] = ()
-    seconds: float = 30.0
+    seconds: float = 20.0
 
     @property
     def task_id(self) -> str:
@@ -108,7 +108,7 @@ class Registry:
 
     def add(
         self, check_id: str, proves: str, probe: Probe, verdict: Verdict, *, needs: tuple[str, ...] = (),
-        seconds: float = 30.0,
+        seconds: float = 20.0,
     ) -> None:  # fmt: skip
         """Register a check. Mutates. Raises ``ValueError`` for a second one of the same id."""
         if check_id in self.checks:

@@ -220,10 +220,8 @@ def batch_verdict(seed: int, got: Values) -> list[Failure]:
             wrong = (want.argmax(-1) != have.argmax(-1)) & clear
             if bool(wrong.any()):
                 row = int(wrong.nonzero()[0])
-                best, got_best = (f"token {int(logits[row].argmax())}" for logits in (want, have))
-                failures.append(
-                    Failure(f"{name}, {sequence}", f"row {row}", best, got_best, "the likeliest ids differ")
-                )
+                best, other = (f"token {int(logits[row].argmax())}" for logits in (want, have))
+                failures.append(Failure(f"{name}, {sequence}", f"row {row}", best, other, "the likeliest ids differ"))
     return failures
 
 

@@ -22,16 +22,16 @@ SMALL = "GQA 4:2, untied, odd sizes"
 def build_driver(
     case: ModelCase, *, dtype: str = "float32", eos: Any = (), kernel: str = "sdpa", **options: Any
 ) -> Any:
-    """Build the candidate's driver. ``options`` go to ``EngineConfig``, except ``use_kv_cache``."""
+    """Build the candidate's driver. ``options`` go to ``EngineConfig``, except ``use_kv_cache`` and ``weights``."""
     from mini_engine.attention import dense
     from mini_engine.config import EngineConfig, ModelConfig
     from mini_engine.driver import GreedyDriver
     from mini_engine.linear import make_projections
     from mini_engine.model import Qwen3
 
-    cache = options.pop("use_kv_cache", True)
+    cache, weights = options.pop("use_kv_cache", True), options.pop("weights", None) or case.weights(dtype)
     engine = EngineConfig(dtype=dtype, **options)  # type: ignore[arg-type]
-    model = Qwen3(ModelConfig.from_hf(case.hf_config), case.weights(dtype), make_projections(engine))
+    model = Qwen3(ModelConfig.from_hf(case.hf_config), weights, make_projections(engine))
     kernel_function = getattr(dense, f"{kernel}_attention")
     return GreedyDriver(model, engine, frozenset(eos), use_kv_cache=cache, kernel=kernel_function)
 
@@ -310,10 +310,13 @@ def end_requests(seed: int) -> dict[str, tuple[list[int], int, tuple[int, ...]]]
     The end ids are tokens that the model is known to generate: transformers says which.
     """
     case = random_case(SMALL, seed)
-    prompt = random_ids(case.vocab_size, 11, seed)
-    ids, _ = peer.generate(case, "float32", tuple(prompt), 12, ())
-    first = {token: ids.index(token) for token in ids}  # where each generated id occurs first
-    token, place = max(first.items(), key=lambda item: item[1])
+    for length in range(11, 60):  # until one generates a new token late enough
+        prompt = random_ids(case.vocab_size, length, seed)
+        ids, _ = peer.generate(case, "float32", tuple(prompt), 12, ())
+        first = {token: ids.index(token) for token in ids}  # where each generated id occurs first
+        token, place = max(first.items(), key=lambda item: item[1])
+        if place >= 3:
+            break
     unused = tuple(t for t in range(case.vocab_size) if t not in first)[:1]
     return {
         "an end id in the middle": (prompt, place + 5, (token, *unused)),
@@ -348,6 +351,32 @@ REGISTRY.add(
     "The loop ends with the end-of-sequence id it generated, or at the limit, and never because of the prompt.",
     ends_probe,
     bitwise(ends_peer),
+)
+
+
+def ties_probe(seed: int) -> Values:
+    """Generate with a head whose second half repeats the first, so that every decision is a tie."""
+    case = random_case(SMALL, seed)
+    weights = case.weights("float32")
+    head = weights["lm_head.weight"]
+    weights["lm_head.weight"] = torch.cat((head[:64], head[:64]))
+    ids, logits = run(build_driver(case, weights=weights), random_ids(case.vocab_size, 5, seed), 10)
+    return {"ids": ids, "logits": logits}
+
+
+def ties_verdict(seed: int, got: Values) -> list[Failure]:
+    """Ask for the lowest of the two likeliest ids at every step."""
+    case, lowest = "the likeliest id is t and t + 64", got["logits"][:, :64].argmax(-1).tolist()
+    if not torch.equal(got["logits"][:, :64], got["logits"][:, 64:]):
+        return [Failure("logits of ids t and t + 64, whose head rows are equal", "", "the same bits", "others")]
+    return differences(lowest, got["ids"], None, case)
+
+
+REGISTRY.add(
+    "L3.C.ties",
+    "Greedy takes the lowest id among equally likely ones.",
+    ties_probe,
+    ties_verdict,
 )
 
 

@@ -1,0 +1,1 @@
+"""The commands of ``python -m smoke``, one file per command or family. Each defines ``register(app)``."""

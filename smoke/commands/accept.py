@@ -1,0 +1,67 @@
+"""``accept``: the suite proves itself."""
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+from tqdm import tqdm
+
+from smoke.accept import Verdict, accept, jobs, matrix
+from smoke.commands.exits import Exit, stop
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("accept")(accept_command)
+
+
+def accept_command(
+    pattern: Annotated[str, typer.Option("-k", help="Only candidates whose id contains this: P2-C, starter.")] = "",
+    workers: Annotated[int, typer.Option(min=1, help="Candidates that run at the same time.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the matrix.")] = False,
+) -> None:
+    """Prove the suite: the reference passes, starters fail rightly, pitfalls are caught, wheats survive."""
+    started = time.perf_counter()
+    todo = jobs(pattern)
+    if not todo:
+        stop(Exit.USAGE, f"no candidate's id contains {pattern!r}")
+    with tqdm(total=len(todo), desc="candidates", unit="", leave=False) as bar:
+
+        def report(verdict: Verdict) -> None:
+            bar.update()
+            if verdict.faults and not as_json:
+                bar.write("\n".join([f"{verdict.job.id}:", *(f"  {fault}" for fault in verdict.faults)]))
+
+        verdicts = accept(todo, workers, report)
+    seconds = time.perf_counter() - started
+    typer.echo(json.dumps(as_dict(verdicts, seconds)) if as_json else summary(verdicts, seconds))
+    stop(Exit.CHECK_FAILED if any(verdict.faults for verdict in verdicts) else Exit.PASSED)
+
+
+def summary(verdicts: list[Verdict], seconds: float) -> str:
+    """Return the matrix and one line per kind of candidate."""
+    lines = [matrix(verdicts), "", "# caught as promised   + caught besides   ! missed   . passed", ""]
+    for kind in dict.fromkeys(verdict.job.kind for verdict in verdicts):
+        mine = [verdict for verdict in verdicts if verdict.job.kind == kind]
+        lines.append(f"{kind:<15} {sum(not v.faults for v in mine):>3} of {len(mine):>3} as they must be")
+    wrong = sum(bool(verdict.faults) for verdict in verdicts)
+    lines.append(f"{'ACCEPTED' if not wrong else 'NOT ACCEPTED'}  {len(verdicts)} candidates in {seconds:.0f} s")
+    return "\n".join(lines)
+
+
+def as_dict(verdicts: list[Verdict], seconds: float) -> dict[str, Any]:
+    """Return everything for machines."""
+    return {
+        "accepted": not any(verdict.faults for verdict in verdicts),
+        "seconds": round(seconds, 1),
+        "candidates": [
+            {
+                "kind": verdict.job.kind,
+                "id": verdict.job.id,
+                "faults": verdict.faults,
+                "results": {result.check_id: result.status for result in verdict.outcome.results},
+            }
+            for verdict in verdicts
+        ],
+    }

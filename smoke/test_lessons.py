@@ -1,0 +1,14 @@
+"""Every check of every lesson on the installed engine, probe and verdict in one process: ``pytest smoke``."""
+
+import pytest
+
+from smoke.check import Check, all_checks, run_here
+from smoke.report import explain
+
+
+@pytest.mark.parametrize("check", [pytest.param(check, id=check.id) for check in all_checks().values()])
+def test_lesson(check: Check) -> None:
+    """Run one check; its failure text is the one of ``python -m smoke run``."""
+    result = run_here(check)
+    if not result.passed:
+        pytest.fail(explain(result, check), pytrace=False)
