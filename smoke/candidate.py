@@ -25,12 +25,13 @@ from typing import IO, Any, Self
 
 from smoke.check import DEFAULT_SEED, Check, ProbeError, Result, judge, result_of_error
 from smoke.manifest import ROOT
-from smoke.transport import read_answer, read_json
+from smoke.transport import read_answer, read_json, require_regular
 
 MAX_RESTARTS = 3
 IMPORT_SECONDS = 30.0
 START_SECONDS = 120.0
 POLL_SECONDS = 0.005
+MAX_LOG_BYTES = 64 * 2**20
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.child import serve; serve()"
 
 Report = Callable[[Result], None]
@@ -85,16 +86,17 @@ class Runner:
     """Runs candidates one after the other through a fork server of its own. Use it as a context manager.
 
     ``time_factor`` stretches every time limit. ``limits`` are ``resource`` limits of each child by name, such as
-    ``{"RLIMIT_AS": 4 << 30}``. ``environment`` adds to the few variables that children get.
+    ``{"RLIMIT_AS": 4 << 30}``. ``environment`` adds to the few variables that children get. ``boot`` is the line of
+    Python that runs the server; grading has one whose children are confined.
     """
 
     def __init__(
         self, *, time_factor: float = 1.0, limits: Mapping[str, int] | None = None,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None, boot: str = BOOT,
     ) -> None:  # fmt: skip
         """Prepare; the server starts with the first candidate."""
         self.time_factor, self.limits = time_factor, dict(limits or {})
-        self.environment = dict(environment or {})
+        self.environment, self.boot = dict(environment or {}), boot
         self.home = Path(tempfile.mkdtemp(prefix="smoke-"))
         self.server: subprocess.Popen[str] | None = None
 
@@ -142,7 +144,7 @@ class Runner:
         }
         errors = (self.home / "server.log").open("w")
         self.server = subprocess.Popen(
-            [sys.executable, "-I", "-c", BOOT, str(ROOT)],
+            [sys.executable, "-I", "-c", self.boot, str(ROOT)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
             env=environment, cwd=self.home, start_new_session=True,
         )  # fmt: skip
@@ -211,7 +213,8 @@ class Runner:
         try:
             Watch(self, run, out, pid).follow()
         finally:
-            with suppress(OSError):
+            with suppress(OSError, ValueError):
+                require_regular(out / "log.txt", MAX_LOG_BYTES)  # the candidate may have put a pipe or a link there
                 run.log += (out / "log.txt").read_text(errors="replace")[-10_000:]
             shutil.rmtree(out, ignore_errors=True)
 

@@ -14,6 +14,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,12 @@ from smoke.check import all_checks, describe_error, run_probe
 from smoke.transport import write_answer
 
 
-def serve() -> None:
-    """Read orders until stdin closes; run each in a forked child."""
+def serve(before: Callable[[dict[str, Any]], None] = lambda _: None, after: Callable[[], None] = lambda: None) -> None:
+    """Read orders until stdin closes; run each in a forked child.
+
+    ``before`` is called with the order in the child, ahead of anything of the candidate, and ``after`` here when the
+    child has ended.
+    """
     torch.set_num_threads(1)
     all_checks()  # imports every probe, and transformers with them
     assert overlay.PACKAGE not in sys.modules, "the server must not import the engine"
@@ -36,15 +41,16 @@ def serve() -> None:
         order = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            become_candidate(order)
+            become_candidate(order, before)
         with suppress(OSError):
             os.setpgid(pid, pid)  # here and in the child: whoever comes first
         print(json.dumps({"pid": pid}), flush=True)
         _, status = os.waitpid(pid, 0)
+        after()
         print(json.dumps({"exit": os.waitstatus_to_exitcode(status)}), flush=True)
 
 
-def become_candidate(order: dict[str, Any]) -> None:
+def become_candidate(order: dict[str, Any], before: Callable[[dict[str, Any]], None]) -> None:
     """Run the order in this fresh process and end it; never returns."""
     try:
         with suppress(OSError):
@@ -58,6 +64,7 @@ def become_candidate(order: dict[str, Any]) -> None:
         for name, limit in order.get("limits", {}).items():
             resource.setrlimit(getattr(resource, name), (limit, limit))
         os.chdir(out)
+        before(order)
         run_order(order, out)
         sys.stdout.flush()
     except BaseException as error:
