@@ -31,6 +31,7 @@ MAX_RESTARTS = 3
 IMPORT_SECONDS = 30.0
 START_SECONDS = 120.0
 POLL_SECONDS = 0.005
+LOG_BYTES = 10_000
 MAX_LOG_BYTES = 64 * 2**20
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.child import serve; serve()"
 
@@ -217,6 +218,16 @@ class Runner:
                 require_regular(out / "log.txt", MAX_LOG_BYTES)  # the candidate may have put a pipe or a link there
                 run.log += (out / "log.txt").read_text(errors="replace")[-10_000:]
             shutil.rmtree(out, ignore_errors=True)
+
+
+def read_log(out: Path) -> str:
+    """Return the end of what a child printed."""
+    file = out / "log.txt"
+    if file.is_symlink() or not file.is_file():
+        return ""
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - LOG_BYTES))
+        return stream.read(LOG_BYTES).decode(errors="replace")
 
 
 class Watch:

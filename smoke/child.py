@@ -65,26 +65,28 @@ def become_candidate(order: dict[str, Any], before: Callable[[dict[str, Any]], N
             resource.setrlimit(getattr(resource, name), (limit, limit))
         os.chdir(out)
         before(order)
-        run_order(order, out)
+        code = run_order(order, out)
         sys.stdout.flush()
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
-    os._exit(0)
+    os._exit(code)
 
 
-def run_order(order: dict[str, Any], out: Path) -> None:
-    """Import the candidate's files, then run its probes one by one."""
+def run_order(order: dict[str, Any], out: Path) -> int:
+    """Import the candidate's files, then run its probes one by one, or a test file -> the exit status."""
     sys.dont_write_bytecode = True
     folders = [overlay.PACKAGE]
     if order["overlay"] is not None:
         folders.append(order["overlay"])
         overlay.install(Path(order["overlay"]), order["files"])
+    if "tests" in order:
+        return run_tests(order["tests"], out)
     fault = import_fault(order["files"], folders)
     (out / "imported.partial").write_text(json.dumps({"fault": fault}))
     (out / "imported.partial").rename(out / "imported.json")
     if fault is not None:
-        return
+        return 0
     checks = all_checks()
     for index, check_id in order["checks"]:
         started = time.perf_counter()
@@ -92,6 +94,16 @@ def run_order(order: dict[str, Any], out: Path) -> None:
         seconds = time.perf_counter() - started
         sys.stdout.flush()  # what the candidate printed reaches the log even if the next probe ends the process
         write_answer(out, index, answer, seconds)
+    return 0
+
+
+def run_tests(file: str, out: Path) -> int:
+    """Run one pytest file, without anybody's configuration -> pytest's exit status."""
+    import pytest
+
+    sys.path.insert(0, str(Path(file).parent))
+    options = ["-q", "-x", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(out)]
+    return int(pytest.main([*options, file]))
 
 
 def import_fault(files: list[str], folders: list[str]) -> str | None:

@@ -44,7 +44,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             elif outcome not in {"", "deselected"}:
                 spoiled.add(lesson_id)
     from smoke.check import checks_of
+    from smoke.report import banner
 
     for lesson in load_manifest().written:
         if lesson.id not in spoiled and passed[lesson.id] == len(checks_of([lesson])):
-            terminalreporter.write_line(f"{lesson.id} PASS  {lesson.title}: {passed[lesson.id]} checks")
+            terminalreporter.write_line(banner(lesson, passed[lesson.id]))

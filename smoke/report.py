@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from smoke.bank import fitting_pitfalls
 from smoke.check import Check, Failure, Result
-from smoke.manifest import load_manifest
+from smoke.manifest import Lesson, load_manifest
 
 MARKS = {
     "pass": "PASS", "fail": "FAIL", "blocked": "blocked", "timeout": "TIMEOUT", "crashed": "CRASHED",
@@ -57,6 +57,11 @@ def describe(failure: Failure) -> list[str]:
     if failure.note:
         lines.append(f"  note      {failure.note}")
     return lines
+
+
+def banner(lesson: Lesson, checks: int) -> str:
+    """Return the line that says a lesson is done."""
+    return f"{lesson.id} PASS  {lesson.title}: {checks} checks"
 
 
 def count(results: Sequence[Result]) -> str:

@@ -1,0 +1,62 @@
+"""``doctor``: is this machine ready?"""
+
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import typer
+
+from smoke.candidate import Candidate, Runner
+from smoke.cases import MODEL_FOLDER
+from smoke.check import checks_of
+from smoke.commands.exits import Exit, stop
+from smoke.manifest import ROOT, load_manifest
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pytest")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("doctor")(doctor_command)
+
+
+def doctor_command() -> None:
+    """Print versions and threads, and run L1's checks on the reference: they must pass before yours can."""
+    import torch
+
+    typer.echo(f"python {platform.python_version()} on {platform.platform()}")
+    missing = []
+    for package in PACKAGES:
+        try:
+            typer.echo(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            missing.append(package)
+    typer.echo(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
+    typer.echo(f"triton interpreter: {triton_fault() or 'works'}")
+    if missing:
+        stop(Exit.ENVIRONMENT, f"{', '.join(missing)} not installed: pip install -e '.[dev]' in {ROOT}")
+    if not (MODEL_FOLDER / "model.safetensors").is_file():
+        stop(Exit.ENVIRONMENT, f"{MODEL_FOLDER} holds no model; is the checkout complete?")
+    first = load_manifest().written[0]
+    with Runner() as runner:
+        results = runner.run(Candidate("reference"), checks_of([first])).results
+    wrong = [result.check_id for result in results if not result.passed]
+    if wrong:
+        stop(Exit.ENVIRONMENT, f"the reference fails {', '.join(wrong)} here; please report it with the lines above")
+    typer.echo(f"reference {first.id}: {len(results)} checks pass\nready: python -m smoke start {first.id}")
+
+
+def triton_fault() -> str | None:
+    """Run a kernel of three numbers in Triton's interpreter; return why that is impossible, or ``None``.
+
+    Only L8 needs it. The interpreter has to be chosen before the first import, so this takes a process of its own.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; L8 will need it, nothing before"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "smoke.canary"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -1,0 +1,46 @@
+"""``mutants``: which pitfalls of a lesson does a student's own test catch?"""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tqdm import tqdm
+
+from smoke.accept import edited, write_overlay
+from smoke.bank import load_pitfalls
+from smoke.candidate import Candidate, Runner
+from smoke.commands.exits import Exit, stop
+from smoke.commands.run import LessonArgument
+from smoke.manifest import load_manifest
+
+SECONDS = 60.0  # for the student's tests on one engine
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("mutants")(mutants_command)
+
+
+def mutants_command(
+    lesson: LessonArgument,
+    mine: Annotated[Path, typer.Option("--mine", help="A pytest file that tests mini_engine.")],
+) -> None:
+    """Run your test on the reference, which it must pass, and on every pitfall of a lesson."""
+    chosen = load_manifest().lesson(lesson)
+    if not mine.is_file():
+        raise ValueError(f"{mine} is no file")
+    pitfalls = [pitfall for pitfall in load_pitfalls() if pitfall.lesson_id == chosen.id]
+    with Runner() as runner, tempfile.TemporaryDirectory(prefix="smoke-mutants-") as folder:
+        code, words = runner.run_tests(Candidate("reference"), mine, SECONDS)
+        if code != 0:
+            stop(Exit.CHECK_FAILED, f"your test fails on the reference, so it can prove nothing yet:\n{words}")
+        caught = 0
+        for pitfall in tqdm(pitfalls, desc="pitfalls", leave=False):
+            files = edited(pitfall)
+            write_overlay(Path(folder), files)
+            code, _ = runner.run_tests(Candidate(pitfall.id, Path(folder), tuple(files)), mine, SECONDS)
+            caught += code != 0
+            tqdm.write(f"{'caught ' if code else 'MISSED '} {pitfall.id:<7} {pitfall.title}")
+    typer.echo(f"your test catches {caught} of {len(pitfalls)} pitfalls of {chosen.id}")
+    stop(Exit.PASSED if caught == len(pitfalls) else Exit.CHECK_FAILED)

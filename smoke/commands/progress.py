@@ -1,0 +1,81 @@
+"""``status`` and ``hint``: where a student stands, and a word of help."""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smoke.check import checks_of
+from smoke.commands.run import EngineOption
+from smoke.manifest import Task, load_manifest, refuse_unknown, require
+from smoke.work import Work
+
+HINTS = Path(__file__).resolve().parent.parent / "hints"
+LEVELS = 3
+BAR_WIDTH = 20
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("status")(status_command)
+    app.command("hint")(hint_command)
+
+
+def status_command(engine: EngineOption = Path("work")) -> None:
+    """Show how far each lesson is. What was changed since its last run counts as not passed."""
+    work = Work(engine)
+    following = ""
+    for lesson in load_manifest().written:
+        checks = checks_of([lesson])
+        passed = work.passed(lesson)
+        full = BAR_WIDTH * len(passed) // len(checks)
+        bar = "█" * full + "░" * (BAR_WIDTH - full)
+        note = "" if work.has(lesson) else f"  python -m smoke start {lesson.id}"
+        typer.echo(f"{lesson.id}  {bar} {len(passed):>3}/{len(checks):<3} {lesson.title}{note}")
+        open_tasks = [task for task in lesson.tasks if any(c.task_id == task.id and c.id not in passed for c in checks)]
+        if open_tasks and not following:
+            following = f"next: {open_tasks[0].id} {open_tasks[0].title}, {lesson.text_file} §5"
+    taken = sum(work.load().get("hints", {}).values())
+    typer.echo(following or "everything that is written passes")
+    if taken:
+        typer.echo(f"hints taken: {taken}")
+
+
+def hint_command(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="L2.B, …")],
+    level: Annotated[int, typer.Option(min=1, max=LEVELS, help="Show the hints up to this one.")] = 0,
+    engine: EngineOption = Path("work"),
+) -> None:
+    """Show the next hint of a task: first a question, then an invariant, then a step in pseudocode."""
+    chosen, work = load_manifest().task(task), Work(engine)
+    hints = load_hints(chosen.lesson_id)[chosen.id]
+    shown = level or min(work.hint_level(chosen) + 1, LEVELS)
+    for number, text in enumerate(hints[:shown], start=1):
+        typer.echo(f"{chosen.id} hint {number} of {LEVELS}: {text.strip()}\n")
+    if engine.is_dir():
+        work.take_hint(chosen, shown)
+    if shown < LEVELS:
+        typer.echo("Ask again for the next one.")
+
+
+@cache
+def load_hints(lesson_id: str) -> dict[str, tuple[str, ...]]:
+    """Read a lesson's hints by task. Raises ``ValueError`` unless every task has three."""
+    file = HINTS / f"{lesson_id}.toml"
+    with file.open("rb") as stream:
+        raw = tomllib.load(stream)
+    refuse_unknown(file.name, raw, {"hint"})
+    hints: dict[str, tuple[str, ...]] = {}
+    for entry in raw.get("hint", []):
+        refuse_unknown(f"a hint in {file.name}", entry, {"task", "levels"})
+        require(f"a hint in {file.name}", entry, {"task", "levels"})
+        hints[entry["task"]] = tuple(entry["levels"])
+    tasks: tuple[Task, ...] = load_manifest().lesson(lesson_id).tasks
+    for task in tasks:
+        if len(hints.get(task.id, ())) != LEVELS:
+            raise ValueError(f"{file.name}: {task.id} has {len(hints.get(task.id, ()))} hints, {LEVELS} are needed")
+    if len(hints) != len(tasks):
+        raise ValueError(f"{file.name} has hints for a task that {lesson_id} does not have")
+    return hints

@@ -1,0 +1,123 @@
+"""``run`` and ``watch``: a student's lesson against its checks."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from smoke import report
+from smoke.candidate import Outcome, Runner
+from smoke.check import DEFAULT_SEED, Check, Result, all_checks, block_dependents, checks_of
+from smoke.commands.exits import Exit, stop
+from smoke.manifest import Lesson, load_manifest
+from smoke.work import Base, Work
+
+MAX_EXPLAINED = 3
+LOG_LINES = 15
+
+LessonArgument = Annotated[str, typer.Argument(metavar="LESSON", help="L1, L2, …")]
+EngineOption = Annotated[Path, typer.Option("--engine", help="The folder with your modules.")]
+BaseOption = Annotated[
+    str, typer.Option("--base", help="What lies beneath: reference, or own for your earlier lessons.")
+]
+PatternOption = Annotated[str, typer.Option("-k", help="Only checks whose id contains this, like L2.B.")]
+FactorOption = Annotated[float, typer.Option("--time-factor", min=0.1, help="Stretch every time limit.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("run")(run_command)
+    app.command("watch")(watch_command)
+
+
+def run_command(
+    lesson: LessonArgument,
+    pattern: PatternOption = "",
+    engine: EngineOption = Path("work"),
+    base: BaseOption = "reference",
+    upto: Annotated[bool, typer.Option("--upto", help="Run all earlier lessons as well.")] = False,
+    seed: Annotated[int, typer.Option(help="Draws the inputs; another seed is another set of inputs.")] = DEFAULT_SEED,
+    time_factor: FactorOption = 1.0,
+) -> None:
+    """Run the checks of a lesson on your modules, and say what to look at first."""
+    last = load_manifest().lesson(lesson)
+    lessons = load_manifest().upto(last.id) if upto else (last,)
+    with Runner(time_factor=time_factor) as runner:
+        outcomes = [run_lesson(runner, each, Work(engine), as_base(base), pattern, seed) for each in lessons]
+    if any(outcome.import_fault for outcome in outcomes):
+        stop(Exit.CANNOT_IMPORT)
+    stop(Exit.PASSED if all(r.passed for outcome in outcomes for r in outcome.results) else Exit.CHECK_FAILED)
+
+
+def as_base(text: str) -> Base:
+    """Read ``--base``. Raises ``ValueError`` for another word."""
+    if text == "own":
+        return "own"
+    if text == "reference":
+        return "reference"
+    raise ValueError(f"--base is {text!r}; choose reference or own")
+
+
+def run_lesson(runner: Runner, lesson: Lesson, work: Work, base: Base, pattern: str, seed: int) -> Outcome:
+    """Run one lesson, print it and remember it. Raises ``ValueError`` if there is nothing to run."""
+    candidate = work.candidate(lesson, base)
+    checks = checks_of([lesson], pattern)
+    if not checks:
+        raise ValueError(f"no check of {lesson.id} has {pattern!r} in its id")
+    typer.echo(f"{lesson.id} {lesson.title}: {candidate.name}")
+    outcome = runner.run(candidate, checks, seed)
+    results = block_dependents(outcome.results)
+    if seed == DEFAULT_SEED and base == "reference" and outcome.import_fault is None:
+        work.remember(lesson, results)
+    typer.echo("\n".join(summary(lesson, results, checks, outcome)))
+    return outcome
+
+
+def summary(lesson: Lesson, results: list[Result], checks: list[Check], outcome: Outcome) -> list[str]:
+    """Return everything that is printed about one lesson."""
+    if outcome.import_fault is not None:
+        return ["", f"cannot be imported: {outcome.import_fault}"]
+    lines = [report.line(result) for result in results]
+    wrong = [r for r in results if r.status in ("fail", "timeout", "crashed", "skipped")]
+    for result in wrong[:MAX_EXPLAINED]:
+        lines += ["", report.explain(result, all_checks()[result.check_id])]
+    if len(wrong) > MAX_EXPLAINED:
+        lines += ["", f"{len(wrong) - MAX_EXPLAINED} more do not pass; begin with these."]
+    printed = outcome.log.strip().splitlines()
+    if printed:
+        lines += ["", "your code printed:", *(f"  {text}" for text in printed[-LOG_LINES:])]
+    lines += ["", report.count(results)]
+    if all(result.passed for result in results):
+        whole = len(checks) == len(checks_of([lesson]))
+        lines.append(report.banner(lesson, len(checks)) if whole else "all that were run pass")
+    elif not wrong:
+        missing = next(r.check_id for r in results if r.status == "not-implemented")
+        task = load_manifest().task(all_checks()[missing].task_id)
+        lines.append(f"Red is right: nothing here is wrong, some of it is not written. Next: {task.id} {task.title}")
+    return lines
+
+
+def watch_command(
+    lesson: LessonArgument,
+    pattern: PatternOption = "",
+    engine: EngineOption = Path("work"),
+    base: BaseOption = "reference",
+    time_factor: FactorOption = 1.0,
+) -> None:
+    """Run the checks again whenever a file of the lesson is saved. Ctrl-C ends it."""
+    chosen, work = load_manifest().lesson(lesson), Work(engine)
+    seen = ""
+    with Runner(time_factor=time_factor) as runner:
+        try:
+            while True:
+                digest = work.digest(chosen)
+                if digest != seen:
+                    seen = digest
+                    click.clear()
+                    run_lesson(runner, chosen, work, as_base(base), pattern, DEFAULT_SEED)
+                    typer.echo("\nwaiting for a change …")
+                time.sleep(0.3)
+        except KeyboardInterrupt:
+            stop(Exit.PASSED)
