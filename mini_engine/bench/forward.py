@@ -35,6 +35,7 @@ from mini_engine.startup import load_model
 SYSTEMS: dict[str, dict[str, Any]] = {
     "off": {},
     "packed": {"linear": "packed"},
+    "invariant": {"batch_invariant": True},
     "packed+invariant": {"linear": "packed", "batch_invariant": True},
 }
 PEER = "transformers"
