@@ -24,6 +24,7 @@ from smoke.manifest import Task, load_manifest
 from smoke.starter import starter_files, task_starter
 
 Kind = Literal["reference", "starter", "lesson starter", "pitfall", "wheat"]
+TIME_FACTOR = 3.0  # two workers and their judge share the cores
 SEEDS = (DEFAULT_SEED, 1, 2)  # of the reference; everything else runs with the first
 
 
@@ -148,7 +149,7 @@ def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None])
 
     def work() -> None:
         try:
-            with Runner() as runner:
+            with Runner(time_factor=TIME_FACTOR) as runner:
                 while True:
                     index, job = waiting.get_nowait()
                     verdict = run_job(runner, job)

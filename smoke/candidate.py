@@ -31,7 +31,6 @@ MAX_RESTARTS = 3
 IMPORT_SECONDS = 30.0
 START_SECONDS = 120.0
 POLL_SECONDS = 0.005
-LOG_BYTES = 10_000
 MAX_LOG_BYTES = 64 * 2**20
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.child import serve; serve()"
 
@@ -193,41 +192,53 @@ class Runner:
 
     def run_child(self, run: Run) -> None:
         """Run the waiting checks in one child until it ends, hangs or is done. Mutates ``run``."""
+        out, pid = self.order(run.candidate, {"checks": run.waiting, "seed": run.seed})
+        try:
+            Watch(self, run, out, pid).follow()
+        finally:
+            run.log += read_log(out)
+            shutil.rmtree(out, ignore_errors=True)
+
+    def run_tests(self, candidate: Candidate, tests: Path, seconds: float) -> tuple[int, str]:
+        """Run a pytest file on a candidate -> its exit status, -1 after ``seconds``, and what was printed."""
+        out, pid = self.order(candidate, {"tests": str(tests.resolve())})
+        watch = Watch(self, Run(candidate, (), DEFAULT_SEED, lambda _: None), out, pid)
+        try:
+            watch.wait_for("never", seconds)  # only the end of the process ends this
+            return (-1 if watch.exit_code is None else watch.exit_code), read_log(out)
+        finally:
+            watch.end_child()
+            shutil.rmtree(out, ignore_errors=True)
+
+    def order(self, candidate: Candidate, work: Mapping[str, Any]) -> tuple[Path, int]:
+        """Have a child forked for ``work`` -> the folder that it writes to, and its process id."""
         server = self.start_server()
         assert server.stdin is not None, "the server was started with a pipe"
         out = Path(tempfile.mkdtemp(dir=self.home))
-        overlay = run.candidate.overlay
-        order = {
+        overlay = candidate.overlay
+        message = {
             "overlay": None if overlay is None else str(overlay.resolve()),
-            "files": list(run.candidate.files),
-            "checks": run.waiting,
-            "seed": run.seed,
+            "files": list(candidate.files),
             "out": str(out),
             "limits": self.limits,
+            **work,
         }
-        server.stdin.write(json.dumps(order) + "\n")
+        server.stdin.write(json.dumps(message) + "\n")
         server.stdin.flush()
         pid = int((self.hear(START_SECONDS) or {"pid": 0})["pid"])
         if not pid:
             self.stop_server()
             raise RuntimeError("the process that runs candidates gave no answer")
-        try:
-            Watch(self, run, out, pid).follow()
-        finally:
-            with suppress(OSError, ValueError):
-                require_regular(out / "log.txt", MAX_LOG_BYTES)  # the candidate may have put a pipe or a link there
-                run.log += (out / "log.txt").read_text(errors="replace")[-10_000:]
-            shutil.rmtree(out, ignore_errors=True)
+        return out, pid
 
 
 def read_log(out: Path) -> str:
-    """Return the end of what a child printed."""
-    file = out / "log.txt"
-    if file.is_symlink() or not file.is_file():
+    """Return the end of what a child printed; nothing if it put a pipe, a link or a huge file in its place."""
+    try:
+        require_regular(out / "log.txt", MAX_LOG_BYTES)
+        return (out / "log.txt").read_text(errors="replace")[-10_000:]
+    except (OSError, ValueError):
         return ""
-    with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - LOG_BYTES))
-        return stream.read(LOG_BYTES).decode(errors="replace")
 
 
 class Watch:

@@ -1,4 +1,4 @@
-"""``doctor``: is this machine ready?"""
+"""``doctor``: whether this machine is ready."""
 
 import importlib.util
 import os

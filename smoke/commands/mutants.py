@@ -1,4 +1,4 @@
-"""``mutants``: which pitfalls of a lesson does a student's own test catch?"""
+"""``mutants``: which pitfalls of a lesson a student's own test catches."""
 
 import tempfile
 from pathlib import Path

@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from smoke import report
@@ -115,7 +114,7 @@ def watch_command(
                 digest = work.digest(chosen)
                 if digest != seen:
                     seen = digest
-                    click.clear()
+                    typer.echo("\n" + "─" * 80)
                     run_lesson(runner, chosen, work, as_base(base), pattern, DEFAULT_SEED)
                     typer.echo("\nwaiting for a change …")
                 time.sleep(0.3)
