@@ -18,6 +18,7 @@ from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.linear import make_projections
+from mini_engine.model import rms_norm
 from mini_engine.startup import load_driver, load_model
 from mini_engine.viz import batching, decoding, distribution, forward, paging, peer, tokens, trace
 from mini_engine.viz import difference as differ
@@ -35,7 +36,7 @@ def distribution_of(*probabilities: float) -> distribution.StepDistribution:
 
 # Probabilities whose entropies and gaps are whole or half bits.
 STEPS = [
-    distribution_of(0.5, 0.25, 0.25, 0.0),  # entropy 1.5, gap 1
+    distribution_of(0.5, 0.25, 0.125, 0.125),  # entropy 1.75, gap 1
     distribution_of(0.0, 1.0, 0.0, 0.0),  # entropy 0, gap infinite in exact arithmetic
     distribution_of(0.25, 0.25, 0.25, 0.25),  # entropy 2, gap 0
     distribution_of(0.0625, 0.9375, 0.0, 0.0),
@@ -234,6 +235,11 @@ def test_rows_alone_are_the_rows_together_when_invariant(untied):
     assert calls == [1] * 7
 
 
+def test_fused_norm_is_the_same_formula():
+    x, weight = torch.randn(5, 12, generator=torch.Generator().manual_seed(0)), torch.linspace(0.5, 2, 12)
+    torch.testing.assert_close(trace.fused_rms_norm(x, weight, 1e-6), rms_norm(x, weight, 1e-6))
+
+
 def test_fused_norms_are_undone(untied):
     model = load_model(untied, EngineConfig(dtype="bfloat16"))
     model.final_norm = torch.linspace(0.3, 1.7, 48).bfloat16()  # under weights of 1 the two orders are the same
@@ -338,10 +344,11 @@ def test_slot_map_says_the_slot_mapping(figures):
 
 
 def test_packed_mask_has_a_dot_for_every_pair_that_is_seen(figures):
-    """By hand: a sees 3 + 4 + 5 keys, b 4, c 1 + 2."""
+    """Rows a2 a3 a4, b3, c0 c1 against keys a0 to a4, b0 to b3, c0 c1; what a row sees, by hand."""
     axes = figures["packed_mask"].figure.axes[0]
-    dots = [line for line in axes.lines if line.get_marker() == "o"]
-    assert len(dots) == 19
+    seen = {0: range(3), 1: range(4), 2: range(5), 3: range(5, 9), 4: range(9, 10), 5: range(9, 11)}
+    dots = {(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if line.get_marker() == "o"}
+    assert dots == {(key + 0.5, row + 0.5) for row, keys in seen.items() for key in keys}
     assert "6 packed rows against 11 keys are 66 pairs. 43 of them" in figures["packed_mask"].summary
     assert "of the other 23, 19 are seen and 4 are future" in figures["packed_mask"].summary
 
@@ -392,8 +399,8 @@ def test_bits_table_names_every_cell(figures):
 def test_distribution_of_known_probabilities():
     first, _, even, sure = STEPS
     assert first.token_ids == [0, 1, 2]
-    assert first.probabilities == pytest.approx([0.5, 0.25, 0.25])
-    assert (first.entropy_bits, first.gap_bits) == pytest.approx((1.5, 1.0))
+    assert first.probabilities == pytest.approx([0.5, 0.25, 0.125])
+    assert (first.entropy_bits, first.gap_bits) == pytest.approx((1.75, 1.0))
     assert (even.entropy_bits, even.gap_bits) == pytest.approx((2.0, 0.0))
     assert even.token_ids == [0, 1, 2], "the lowest id wins a tie, as argmax does"
     assert sure.token_ids[:2] == [1, 0]
@@ -410,10 +417,10 @@ def test_top_tokens_bars_hold_the_probabilities(figures):
     figure = figures["top_tokens"]
     shown = [axes for axes in figure.figure.axes if axes.axison]
     assert len(shown) == 3
-    assert bar_lengths(shown[0], horizontal=True) == pytest.approx([50, 25, 25])
+    assert bar_lengths(shown[0], horizontal=True) == pytest.approx([50, 25, 12.5])
     assert [label.get_text() for label in shown[0].get_yticklabels()] == ["x", "y", "z"]
-    assert {"50.0", "25.0", "98.0", "93.8", "6.2", "< 0.1"} <= set(texts(figure))
-    assert "Step 0: 'x' with 50.0%, then 'y' with 25.0%; entropy 1.50 bits." in figure.summary
+    assert {"50.0", "25.0", "12.5", "98.0", "93.8", "6.2", "< 0.1"} <= set(texts(figure))
+    assert "Step 0: 'x' with 50.0%, then 'y' with 25.0%; entropy 1.75 bits." in figure.summary
 
 
 def test_probability_bars_stack_to_one_hundred(figures):
@@ -421,7 +428,7 @@ def test_probability_bars_stack_to_one_hundred(figures):
     heights = torch.tensor([[bar.get_height() for bar in box.patches] for box in axes.containers])
     assert heights.sum(0).tolist() == pytest.approx([100] * 4, abs=1e-3)
     assert heights[0].tolist() == pytest.approx([50, 98, 25, 93.75])
-    assert heights[3].tolist() == pytest.approx([0, 0, 25, 0], abs=1e-3)
+    assert heights[3].tolist() == pytest.approx([12.5, 0, 25, 0], abs=1e-3)
     summary = figures["probability_bars"].summary
     assert "In 2 of 4 steps the taken token had more than 90 %" in summary
     assert "its mean is 67%, the runner-up's 14%" in summary
@@ -481,6 +488,14 @@ def test_measured_decode_counts_the_tokens_that_are_fed(untied):
     assert all(cost.seconds > 0 for cost in cached + slow)
 
 
+def test_measured_decode_takes_the_best_of_its_runs_step_by_step(untied, monkeypatch):
+    runs = [[5.0, 1.0], [3.0, 2.0], [4.0, 4.0]]
+    clock = iter([time for run in runs for seconds in run for time in (10.0, 10.0 + seconds)])
+    monkeypatch.setattr(distribution, "perf_counter", lambda: next(clock))
+    costs = distribution.measure_decode(load_driver(untied), IDS, 2, use_kv_cache=True)
+    assert [cost.seconds for cost in costs] == [3.0, 1.0]
+
+
 def test_peer_stops_where_it_is_told(untied):
     theirs = peer.Peer(untied)
     free = theirs.greedy(IDS, 6, frozenset())
@@ -498,6 +513,16 @@ def test_token_names_are_visible_and_whole():
     names = tokens.token_names(tokenizer, ids)
     assert "␣fox" in names
     assert not any(mark in name for name in names for mark in (" ", "\n", "\t", "\N{REPLACEMENT CHARACTER}"))
+
+
+def test_token_at_finds_where_a_word_begins():
+    tokenizer = load_tokenizer(TINY_MODEL)
+    ids = tokens.chat_ids(tokenizer, "Mila has a ball. Trozeka has a lamp. Who is Trozeka?")
+    at = tokens.token_at(tokenizer, ids, "Trozeka")
+    assert tokenizer.decode(ids[at:]).startswith((" Trozeka has a lamp", "Trozeka has a lamp"))
+    assert tokens.token_at(tokenizer, ids, "<|im_start|>") == 0
+    with pytest.raises(ValueError, match="'Bob' does not occur"):
+        tokens.token_at(tokenizer, ids, "Bob")
 
 
 def test_chat_ids_are_the_template_without_thinking():

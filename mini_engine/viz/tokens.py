@@ -37,6 +37,15 @@ def token_names(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) ->
     return names
 
 
+def token_at(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], text: str) -> int:
+    """Return the position of the token in which ``text`` first begins. Raises ``ValueError`` if it does not occur."""
+    whole = tokenizer.decode(list(token_ids))
+    if text not in whole:
+        raise ValueError(f"the tokens say {whole!r}; {text!r} does not occur")
+    start = whole.index(text)
+    return next(i for i in range(len(token_ids)) if len(tokenizer.decode(list(token_ids[: i + 1]))) > start)
+
+
 def crossroads_texts(
     tokenizer: PreTrainedTokenizerBase, generated: Sequence[int], crossroads: Sequence[Crossroads]
 ) -> list[tuple[str, str, str]]:
