@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 MANIFEST = ROOT / "lessons" / "manifest.toml"
 ENGINE = ROOT / "mini_engine"
 
-LESSON_KEYS = {"id", "slug", "title", "goal", "hours", "files", "task"}
+LESSON_KEYS = {"id", "slug", "title", "goal", "hours", "files", "task", "option"}
 TASK_KEYS = {"id", "title", "points", "functions", "depends"}
+OPTION_KEYS = {"name", "off", "on", "effect"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,20 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Option:
+    """A switch that a lesson introduces: the last part of ``name`` is a parameter or dataclass field of the rest.
+
+    ``off`` is its default, which ``sync`` compares with the code; ``on`` shows another value; ``effect`` says what that
+    one does.
+    """
+
+    name: FunctionName
+    off: str
+    on: str
+    effect: str
+
+
+@dataclass(frozen=True)
 class Lesson:
     """A lesson. One that is announced and not written yet has no files and no tasks."""
 
@@ -70,6 +85,7 @@ class Lesson:
     hours: int
     files: tuple[str, ...]
     tasks: tuple[Task, ...]
+    options: tuple[Option, ...] = ()
 
     @property
     def number(self) -> int:
@@ -179,6 +195,7 @@ def parse_lesson(raw: Mapping[str, Any]) -> Lesson:
         hours=raw.get("hours", 0),
         files=tuple(raw.get("files", ())),
         tasks=tuple(parse_task(entry) for entry in raw.get("task", [])),
+        options=tuple(parse_option(entry) for entry in raw.get("option", [])),
     )
     for task in lesson.tasks:
         if task.lesson_id != lesson.id:
@@ -187,6 +204,14 @@ def parse_lesson(raw: Mapping[str, Any]) -> Lesson:
             if function.file not in lesson.files:
                 raise ValueError(f"task {task.id} empties {function}, and {function.file} is no file of {lesson.id}")
     return lesson
+
+
+def parse_option(raw: Mapping[str, Any]) -> Option:
+    """Read one ``[[lesson.option]]``."""
+    name = f"option {raw.get('name', '(without name)')}"
+    refuse_unknown(name, raw, OPTION_KEYS)
+    require(name, raw, OPTION_KEYS)
+    return Option(FunctionName.parse(raw["name"]), raw["off"], raw["on"], raw["effect"])
 
 
 def parse_task(raw: Mapping[str, Any]) -> Task:

@@ -1,0 +1,75 @@
+"""A pitfall that no longer fits the reference tests nothing, so the bank refuses it by name."""
+
+import pytest
+
+from smoke import bank
+from smoke.bank import Edit, load_pitfalls, load_wheats, parse_pitfall, parse_wheat
+from smoke.check import all_checks
+from smoke.manifest import load_manifest
+
+GOOD = {
+    "id": "P9",
+    "task": "L2.A",
+    "title": "t",
+    "symptom": "s",
+    "file": "attention/allocator.py",
+    "find": "return -(-num_tokens // page_size)",
+    "replace": "return num_tokens // page_size",
+    "killed_by": ["L2.A.pages_needed"],
+    "source": "s",
+}
+
+
+def test_the_bank_is_large_enough_and_names_existing_checks():
+    assert len(load_pitfalls()) >= 25
+    assert len(load_wheats()) >= 8
+    for pitfall in load_pitfalls():
+        assert set(pitfall.killed_by) <= set(all_checks()), pitfall.id
+
+
+def test_every_task_has_a_pitfall():
+    assert {pitfall.task_id for pitfall in load_pitfalls()} == {task.id for task in load_manifest().tasks}
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"find": "no such text"}, "0 times"),
+        ({"find": "self._free"}, "times, not once"),
+        ({"replace": "return ("}, "P9"),
+        ({"file": "model.py"}, r"model\.py is no file of L2"),
+        ({"killed_by": []}, "killed_by"),
+        ({"killed_by": ["L1.A.bits"]}, "killed_by"),
+        ({"task": "L2.Z"}, r"L2\.Z"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_a_stale_or_careless_pitfall_is_refused(change, names):
+    parse_pitfall(GOOD)
+    with pytest.raises(ValueError, match=names):
+        parse_pitfall(GOOD | change)
+
+
+def test_a_pitfall_without_a_source_is_refused():
+    with pytest.raises(ValueError, match="source"):
+        parse_pitfall({key: value for key, value in GOOD.items() if key != "source"})
+
+
+def test_a_wheat_with_a_stale_edit_is_refused():
+    wheat = {"id": "W9", "lesson": "L2", "title": "t", "why": "w", "file": "attention/allocator.py"}
+    parse_wheat(wheat | {"find": GOOD["find"], "replace": GOOD["find"]})
+    with pytest.raises(ValueError, match="0 times"):
+        parse_wheat(wheat | {"find": "gone", "replace": ""})
+    with pytest.raises(ValueError, match="replace"):
+        parse_wheat(wheat | {"find": GOOD["find"]})
+
+
+def test_ids_are_unique():
+    with pytest.raises(ValueError, match="P9"):
+        bank.refuse_doubles(["P8", "P9", "P9"])
+
+
+def test_an_edit_replaces_exactly_its_text():
+    text = Edit(GOOD["file"], GOOD["find"], GOOD["replace"]).apply()
+    assert GOOD["replace"] in text
+    assert GOOD["find"] not in text

@@ -1,0 +1,205 @@
+"""Verdicts decide what students get, so the comparison itself is tested: it finds each kind of difference."""
+
+import json
+import os
+import pickle
+
+import pytest
+import torch
+
+from smoke.candidate import Candidate
+from smoke.check import (
+    Check,
+    Failure,
+    ProbeError,
+    Registry,
+    Result,
+    all_checks,
+    block_dependents,
+    judge,
+    require_plain,
+    result_of_error,
+    run_here,
+    tasks_needed,
+)
+from smoke.compare import bitwise, close, differences
+from smoke.manifest import load_manifest
+from smoke.report import explain, line
+from smoke.transport import read_answer, write_answer
+
+ONES = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        (ONES, ONES.double()),
+        (ONES, torch.ones(3, 2)),
+        (ONES, torch.ones(2, 3).index_fill(1, torch.tensor([2]), 1 + 1e-7)),
+        (ONES, torch.full((2, 3), float("nan"))),
+        (ONES, [[1.0] * 3] * 2),
+        (ONES, None),
+        ([1, 2], [1, 2, 3]),
+        ([1, 2], [1]),
+        ([1, 2], [2, 1]),
+        (1, True),
+        (1, 1.0),
+        ("a", "b"),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        ({"a": 1}, {}),
+        ({"a": [ONES]}, {"a": [ONES + 1]}),
+    ],
+)
+def test_every_kind_of_difference_is_found(expected, got):
+    assert differences({"x": expected}, {"x": expected}, None) == []
+    assert differences({"x": expected}, {"x": got}, None)
+
+
+def test_the_first_differing_row_and_column_are_named():
+    got = ONES.clone()
+    got[1, 2] = 1.5
+    (failure,) = differences({"logits": ONES}, {"logits": got}, None)
+    assert failure == Failure("logits", "row 1, column 2", "1", "1.5", "1 of 6 elements differ, by at most 0.5")
+
+
+def test_tolerance_accepts_rounding_and_nothing_more():
+    assert differences(ONES.double(), ONES + 1e-6, 1e-5) == []
+    assert differences(ONES.double(), ONES + 1e-4, 1e-5)
+    assert differences(ONES, torch.full((2, 3), float("nan")), 1e-5)
+    assert differences(torch.tensor([1]), torch.tensor([2]), 10.0), "whole numbers are compared exactly"
+
+
+def test_equal_nans_are_equal_bits():
+    nan = torch.tensor([float("nan")])
+    assert differences(nan, nan.clone(), None) == []
+
+
+def make(verdict, probe=lambda seed: {}):
+    return Check("L2.D.x", "proves", probe, verdict)
+
+
+def test_values_that_break_the_comparison_are_a_failure():
+    check = make(lambda seed, got: got["missing"])
+    assert judge(check, 0, {}).status == "fail"
+
+
+def test_an_exception_that_names_a_task_is_to_do_or_blocked():
+    check = all_checks()["L2.D.values"]
+    assert (
+        result_of_error(check, ProbeError("NotImplementedError", "L2.D: Paged attention")).status == "not-implemented"
+    )
+    blocked = result_of_error(check, ProbeError("NotImplementedError", "L2.B: The KV pool"))
+    assert (blocked.status, blocked.blocked_by) == ("blocked", "L2.B")
+    assert result_of_error(check, ProbeError("NotImplementedError", "some day")).status == "fail"
+    assert result_of_error(check, ProbeError("TypeError", "L2.D: no")).status == "fail"
+
+
+def test_a_failure_above_a_broken_task_is_blocked_and_a_pass_stays():
+    results = [
+        Result("L2.B.memory", "fail"),
+        Result("L2.D.values", "fail"),
+        Result("L2.D.alone", "pass"),
+        Result("L2.A.ownership", "fail"),
+    ]
+    assert [r.status for r in block_dependents(results)] == ["fail", "blocked", "pass", "fail"]
+
+
+def test_needs_of_a_check_reach_across_lessons():
+    needed = tasks_needed(all_checks()["L2.C.invariant"], load_manifest())
+    assert {"L2.B", "L1.D"} <= needed
+    assert "L2.C" not in needed
+    assert "L1.D" in tasks_needed(all_checks()["L1.G.random_sdpa"], load_manifest())
+
+
+def test_every_task_has_a_check_and_ids_begin_with_it():
+    assert {check.task_id for check in all_checks().values()} == {task.id for task in load_manifest().tasks}
+    assert all(check.proves.endswith((".", ").")) for check in all_checks().values())
+
+
+def test_one_id_cannot_be_registered_twice():
+    registry = Registry()
+    registry.add("L1.A.x", "", lambda seed: {}, lambda seed, got: [])
+    with pytest.raises(ValueError, match=r"L1\.A\.x"):
+        registry.add("L1.A.x", "", lambda seed: {}, lambda seed, got: [])
+
+
+@pytest.mark.parametrize(
+    "value", [object(), torch.float32, {1: 2}, [torch.nn.Parameter(ONES)], {"a": {1}}, Candidate("x")]
+)
+def test_only_plain_values_leave_a_probe(value):
+    with pytest.raises(TypeError):
+        require_plain({"x": value})
+
+
+def test_a_verdict_runs_with_one_thread_and_gives_them_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        seen = []
+        run_here(make(bitwise(lambda seed: {}), lambda seed: seen.append(torch.get_num_threads()) or {}))
+        assert seen == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_close_and_bitwise_compute_their_spec_once_per_seed():
+    for kind in (bitwise, lambda spec: close(spec, 1e-5)):
+        calls = []
+        verdict = kind(lambda seed, calls=calls: calls.append(seed) or {"x": float(seed)})
+        assert verdict(1, {"x": 1.0}) == verdict(1, {"x": 1.0}) == []
+        assert verdict(2, {"x": 1.0})
+        assert calls == [1, 2]
+
+
+def test_answers_survive_the_journey(tmp_path):
+    values = {
+        "f": ONES.T,
+        "b": ONES.bfloat16()[:, 1],
+        "l": [1, "a", None, True, [torch.tensor(3)]],
+        "d": {"nan": float("inf")},
+        "empty": torch.zeros(0, 4),
+    }
+    write_answer(tmp_path, 3, values, 0.5)
+    back, seconds = read_answer(tmp_path, 3)
+    assert seconds == 0.5
+    assert differences(values, back, None) == []
+    write_answer(tmp_path, 4, ProbeError("E", "m", "p"), 0.1)
+    assert read_answer(tmp_path, 4)[0] == ProbeError("E", "m", "p")
+
+
+class Bomb:
+    """Unpickling this would create a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_files_that_are_no_answers_are_refused(tmp_path):
+    trap = tmp_path / "trap"
+    good = json.dumps({"seconds": 1, "values": {"x": {"$tensor": "t0"}}})
+    (tmp_path / "0.json").write_text(good)
+    (tmp_path / "0.safetensors").write_bytes(pickle.dumps(Bomb(str(trap))))
+    (tmp_path / "1.json").write_text("[" * 100_000)
+    (tmp_path / "2.json").write_text("{}")
+    (tmp_path / "3.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "4.json")
+    (tmp_path / "5.json").write_text(good)  # and no tensors
+    (tmp_path / "6.json").write_bytes(b"\xff\xfe")
+    for index in range(8):
+        with pytest.raises(ValueError, match=r"."):
+            read_answer(tmp_path, index)
+    assert not trap.exists()
+
+
+def test_a_failure_says_what_where_and_what_next():
+    check = all_checks()["L2.B.memory"]
+    result = Result(check.id, "fail", (Failure("case", "row 1, column 2", "3", "4", "note"),))
+    text = explain(result, check)
+    for words in ("L2.B.memory", "FAIL", check.proves, "row 1, column 2", "expected  3", "got       4",
+                  "lessons/L2_attention.md §5 L2.B", "P2-B1", "python -m smoke hint L2.B"):  # fmt: skip
+        assert words in text
+    assert line(Result(check.id, "blocked", blocked_by="L2.A")).endswith("waits for L2.A")
