@@ -1,0 +1,80 @@
+"""``python -m smoke grade``: the command line of grading.
+
+Owns: options, and what is printed. Must not know: how anything is done.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tqdm import tqdm
+
+from smoke.grade.documents import write_all
+from smoke.grade.gradebook import Limits, grade
+from smoke.grade.records import Records
+from smoke.grade.scoring import StudentScore
+from smoke.grade.submissions import Submission, read_submissions
+from smoke.grade.trial import Isolation, try_isolation
+from smoke.grade.worker import PATIENCE
+from smoke.manifest import load_manifest
+
+UNITS = {"K": 10, "M": 20, "G": 30}
+
+
+def grade_command(
+    submissions: Annotated[Path, typer.Argument(help="A folder that holds a folder or zip per student.")],
+    out: Annotated[Path, typer.Option(help="Where the reports go; a rerun goes on where it stopped.")] = Path("report"),
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Submissions that run at the same time.")] = 2,
+    timeout: Annotated[
+        int, typer.Option(min=1, help="Seconds of processor time for one lesson; three times that on the clock.")
+    ] = 60,
+    mem: Annotated[str, typer.Option(help="Memory of one submission beyond torch itself, like 512M or 2G.")] = "2G",
+    seed: Annotated[str, typer.Option(help="Draws the inputs of every check: auto, or a number to repeat.")] = "auto",
+) -> None:
+    """Grade a folder of submissions."""
+    from smoke.grade.matrix import write_matrix  # imported here: other commands need no matplotlib
+
+    limits = Limits(timeout, parse_size(mem))
+    found = read_submissions(submissions)
+    records = Records(out, seed, {"timeout": timeout, "memory": limits.memory})
+    isolation = try_isolation()
+    conditions = describe(records, isolation, limits)
+    typer.echo("\n".join(conditions), err=True)
+    total = len(found) * len(load_manifest().written)
+    with tqdm(total=total, desc="grading", unit="lesson") as bar:
+        scores = grade(found, records, isolation, limits, jobs, (submissions, out), bar.update)
+    write_all(out, scores, conditions)
+    write_matrix(out, scores, conditions, records.seed)
+    records.mark(finished=True)
+    typer.echo(closing(scores, found, out))
+
+
+def describe(records: Records, isolation: Isolation, limits: Limits) -> list[str]:
+    """Return sentences about the run."""
+    again = " (that of the run that was not finished)" if records.resumed else ""
+    return [
+        f"seed: {records.seed}{again}",
+        f"limits per lesson: {limits.seconds} s of processor time, {PATIENCE * limits.seconds:g} s on the clock, "
+        f"{limits.memory >> 20} MiB of memory beyond what torch maps",
+        *isolation.lines(),
+    ]
+
+
+def closing(scores: list[StudentScore], submissions: list[Submission], out: Path) -> str:
+    """Return the last lines: how many, what needs a look, where it is written."""
+    points = scores[0].total("isolated")[1]
+    full = sum(score.total("isolated")[0] == points for score in scores)
+    looks = sum(bool(s.submission.faults or any(x.notes for x in s.scores)) for s in scores)
+    return (
+        f"{len(submissions)} submissions, {full} with all {points} points, {looks} with remarks\n"
+        f"{out}/matrix.md, matrix.png, grades.csv, junit.xml, students/NAME/report.md and results.json"
+    )
+
+
+def parse_size(text: str) -> int:
+    """Read ``2G`` as bytes. Raises ``ValueError`` for anything else."""
+    match = re.fullmatch(r"(\d+)([KMG])(i?B)?", text.strip(), re.IGNORECASE)
+    if match is None or int(match[1]) == 0:
+        raise ValueError(f"--mem {text} is no size; write it like 512M or 2G")
+    return int(match[1]) << UNITS[match[2].upper()]

@@ -1,0 +1,206 @@
+"""What a grading run writes: a table, a report per student, and the same for machines.
+
+Owns: formats. Must not know: how anything was run or scored. Text that comes from a submission is quoted where it
+stands, so that it cannot pass for a part of the report.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from smoke.check import Result, all_checks
+from smoke.grade.scoring import LessonScore, StudentScore, TaskScore
+from smoke.report import explain, line
+
+COLUMNS = ("student", "lesson", "points", "isolated", "cumulative", "status", "reason", "notes")
+MAX_TEXT = 20_000
+
+
+def write_all(out: Path, students: Sequence[StudentScore], conditions: Sequence[str]) -> None:
+    """Write every document but the matrix. ``conditions`` are sentences about the run: seed, limits, isolation."""
+    write_csv(out / "grades.csv", students)
+    write_junit(out / "junit.xml", students)
+    for student in students:
+        folder = out / "students" / student.submission.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.md").write_text(report(student, conditions), encoding="utf-8")
+        (folder / "results.json").write_text(json.dumps(gradescope(student, conditions), indent=1), encoding="utf-8")
+
+
+def write_csv(file: Path, students: Sequence[StudentScore]) -> None:
+    """Write one row per student and lesson and one, with the lesson "all", per student."""
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        table = csv.writer(stream)
+        table.writerow(COLUMNS)
+        for student in students:
+            name = student.submission.name
+            for alone, whole in zip(student.of_mode("isolated"), student.of_mode("cumulative"), strict=True):
+                notes = "; ".join(dict.fromkeys((*alone.notes, *whole.notes)))
+                row = (alone.points, alone.earned, whole.earned, status(alone), alone.reason or whole.reason, notes)
+                table.writerow([name, alone.lesson.id, *map(one_line, row)])
+            isolated, points = student.total("isolated")
+            faults = "; ".join(student.submission.faults)
+            whole_status = "complete" if isolated == points else "incomplete"
+            table.writerow([name, "all", points, isolated, student.total("cumulative")[0], whole_status, faults, ""])
+
+
+def status(score: LessonScore) -> str:
+    """Return "pass", or the status of the first task that did not."""
+    return next((task.status for task in score.tasks if task.status != "pass"), "pass")
+
+
+def one_line(value: object) -> str:
+    """Return a value as one line without control characters; a formula of a spreadsheet is defused."""
+    text = " ".join(printable(str(value)).split())
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def report(student: StudentScore, conditions: Sequence[str]) -> str:
+    """Return a student's report in Markdown."""
+    earned, points = student.total("isolated")
+    parts = [f"# {student.submission.name}: {earned} of {points} points", ""]
+    parts += [
+        "*Isolated* counts each lesson's files over the reference of everything else, *cumulative* over your own",
+        "earlier lessons. A task's points are earned when all of its checks pass.",
+        "",
+        "| lesson | isolated | cumulative | of |",
+        "|---|---:|---:|---:|",
+    ]
+    for alone, whole in zip(student.of_mode("isolated"), student.of_mode("cumulative"), strict=True):
+        parts.append(f"| {alone.lesson.id} {alone.lesson.title} | {alone.earned} | {whole.earned} | {alone.points} |")
+    parts.append("")
+    parts += [f"- Problem with the submission: {quoted(fault)}" for fault in student.submission.faults]
+    if student.submission.ignored:
+        shown = ", ".join(map(quoted, student.submission.ignored[:20]))
+        more = f" and {len(student.submission.ignored) - 20} more" if len(student.submission.ignored) > 20 else ""
+        parts.append(f"- Not read, because the course has no such file: {shown}{more}")
+    for alone, whole in zip(student.of_mode("isolated"), student.of_mode("cumulative"), strict=True):
+        parts += ["", *lesson_part(alone, whole)]
+    parts += ["", "## How it was graded", "", *(f"- {condition}" for condition in conditions)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def lesson_part(alone: LessonScore, whole: LessonScore) -> list[str]:
+    """Return the part of a report about one lesson."""
+    parts = [f"## {alone.lesson.id} {alone.lesson.title}", "", "| task | isolated | cumulative | points |"]
+    parts.append("|---|---|---|---:|")
+    for one, other in zip(alone.tasks, whole.tasks, strict=True):
+        name = f"{one.task.id} {one.task.title}"
+        parts.append(f"| {name} | {one.status} | {other.status} | {one.earned} of {one.task.points} |")
+    parts.append("")
+    parts += [f"- Noticed: {quoted(note)}" for note in dict.fromkeys((*alone.notes, *whole.notes))]
+    if alone.withheld:
+        parts.append(f"- {quoted(alone.withheld)}")
+    for title, score in (("isolated", alone), ("cumulative", whole)):
+        broken = [result for result in score.results if not result.passed]
+        if title == "cumulative" and signature(broken) == signature(alone.results):
+            continue
+        if broken:
+            parts += ["", f"### What did not pass, {title}", "", fenced(explain_all(broken))]
+    return parts
+
+
+def signature(results: Sequence[Result]) -> set[tuple[str, str, str]]:
+    """Return what distinguishes the failures of two modes."""
+    return {(result.check_id, result.status, result.detail) for result in results if not result.passed}
+
+
+def explain_all(results: Sequence[Result]) -> str:
+    """Return the words of the student command: in full where something was wrong, one line where nothing was tried."""
+    texts = []
+    said: set[str] = set()
+    for result in results:
+        told = result.status in ("fail", "timeout", "crashed") and result.detail not in said - {""}
+        said.add(result.detail)
+        texts.append(explain(result, all_checks()[result.check_id]) + "\n" if told else line(result))
+    return "\n".join(texts)
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters: a terminal would obey them and XML forbids them."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+
+
+def quoted(text: str) -> str:
+    """Return a text of unknown origin as inline code."""
+    return "`" + one_line(text)[:500].replace("`", "'") + "`"
+
+
+def fenced(text: str) -> str:
+    """Return a text of unknown origin as a block of code that it cannot end."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{printable(text)[:MAX_TEXT]}\n{fence}"
+
+
+def gradescope(student: StudentScore, conditions: Sequence[str]) -> dict[str, Any]:
+    """Return Gradescope's ``results.json``: a test per task, scored in isolated mode."""
+    tests = [
+        {
+            "name": f"{task.task.id} {task.task.title}",
+            "number": task.task.id,
+            "score": task.earned,
+            "max_score": task.task.points,
+            "status": "passed" if task.earned else "failed",
+            "output": task_output(task),
+            "output_format": "text",
+            "visibility": "visible",
+        }
+        for score in student.of_mode("isolated")
+        for task in score.tasks
+    ]
+    return {
+        "score": student.total("isolated")[0],
+        "output": "\n".join([*student.submission.faults, *conditions]),
+        "visibility": "visible",
+        "stdout_visibility": "hidden",
+        "tests": tests,
+        "extra_data": {
+            "cumulative": {score.lesson.id: score.earned for score in student.of_mode("cumulative")},
+            "notes": sorted({note for score in student.scores for note in score.notes}),
+            "ignored_files": list(student.submission.ignored),
+        },
+    }
+
+
+def task_output(task: TaskScore) -> str:
+    """Return what a student reads under one task."""
+    broken = [result for result in task.results if not result.passed]
+    passed = [line(result) for result in task.results if result.passed]
+    text = "\n".join([task.withheld, *passed] if task.withheld else passed)
+    return f"{text}\n{explain_all(broken)}".strip()[:MAX_TEXT]
+
+
+def write_junit(file: Path, students: Sequence[StudentScore]) -> None:
+    """Write one suite per student, one case per check and mode."""
+    root = ElementTree.Element("testsuites", name="mini_engine")
+    for student in students:
+        cases = [(score, result) for score in student.scores for result in score.results]
+        kinds = [kind_of(result) for _, result in cases]
+        suite = ElementTree.SubElement(
+            root, "testsuite", name=student.submission.name, tests=str(len(cases)),
+            failures=str(kinds.count("failure")), errors=str(kinds.count("error")), skipped=str(kinds.count("skipped")),
+        )  # fmt: skip
+        for (score, result), kind in zip(cases, kinds, strict=True):
+            case = ElementTree.SubElement(
+                suite, "testcase", name=result.check_id, classname=f"{student.submission.name}.{score.mode}",
+                time=f"{result.seconds:.3f}",
+            )  # fmt: skip
+            if kind:
+                problem = ElementTree.SubElement(case, kind, type=result.status, message=one_line(line(result)))
+                problem.text = printable(explain(result, all_checks()[result.check_id]))[:MAX_TEXT]
+    ElementTree.indent(root)
+    ElementTree.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
+
+
+def kind_of(result: Result) -> str:
+    """Return JUnit's word for a status, nothing for a pass. What was not run is skipped, never passed."""
+    if result.passed:
+        return ""
+    if result.status in ("timeout", "crashed"):
+        return "error"
+    return "skipped" if result.status in ("skipped", "blocked") else "failure"

@@ -1,0 +1,112 @@
+"""The run itself: every lesson of every submission once, on several workers, kept as it is finished.
+
+Owns: the queue and the progress. Must not know: how a report looks.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from smoke.check import Result, checks_of
+from smoke.grade.authorship import examine
+from smoke.grade.records import Records
+from smoke.grade.scoring import MODES, Mode, StudentScore, score_student
+from smoke.grade.submissions import Submission
+from smoke.grade.trial import Isolation
+from smoke.grade.worker import ModeRun, Worker, lessons_of_mode
+from smoke.manifest import ENGINE, ROOT, Lesson, load_manifest
+
+Progress = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one lesson of one submission may use: seconds of the processor, bytes of memory."""
+
+    seconds: int
+    memory: int
+
+
+def grade(
+    submissions: Sequence[Submission], records: Records, isolation: Isolation, limits: Limits, jobs: int,
+    hidden: Sequence[Path] = (), progress: Progress = lambda: None,
+) -> list[StudentScore]:  # fmt: skip
+    """Grade every submission and return the scores in the same order.
+
+    ``hidden`` are folders that candidates must not read, such as the report's. Raises what a worker raised, after the
+    others have stopped; what a submission does is never such an error.
+    """
+    waiting: queue.Queue[tuple[Submission, Lesson]] = queue.Queue()
+    for submission in submissions:
+        for lesson in load_manifest().written:
+            if records.load(submission, lesson) is None:
+                waiting.put((submission, lesson))
+            else:
+                progress()
+    errors: list[BaseException] = []
+    paths = tuple(str(path.resolve()) for path in (*hidden, *hidden_parts()))
+
+    def work(number: int) -> None:
+        try:
+            with Worker(isolation.confinement(number, limits.memory, limits.seconds, paths)) as worker:
+                while not errors:
+                    submission, lesson = waiting.get_nowait()
+                    records.save(submission, lesson, run_lesson(worker, submission, lesson, records.seed))
+                    progress()
+        except queue.Empty:
+            return
+        except BaseException as error:  # kept for the caller: an exception of a thread would be lost
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(min(jobs, waiting.qsize()))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt as error:  # the lessons that are being run are finished and kept
+        errors.append(error)
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return [score_recorded(submission, records) for submission in submissions]
+
+
+def hidden_parts() -> list[Path]:
+    """Return the parts of the repository that hold solutions besides the engine's own files."""
+    parts = [".git", "smoke/pitfalls", "smoke/wheats", "smoke/hints", "notebooks", "tests"]
+    return [path for path in (ROOT / part for part in parts) if path.exists()]
+
+
+def run_lesson(worker: Worker, submission: Submission, lesson: Lesson, seed: int) -> dict[Mode, ModeRun]:
+    """Run one lesson in both modes; where they are the same, once."""
+    if not any(file in submission.files for file in lesson.files):
+        missing = f"not handed in: {', '.join(lesson.files)}"
+        results = tuple(Result(check.id, "not-implemented", detail=missing) for check in checks_of([lesson]))
+        return dict.fromkeys(MODES, ModeRun(results, None, ()))
+    found: dict[Mode, ModeRun] = {}
+    for mode in MODES:
+        lessons = lessons_of_mode(lesson, mode)
+        earlier_own = any(
+            submission.files.get(file) != (ENGINE / file).read_text() for other in lessons[:-1] for file in other.files
+        )
+        same = mode == "cumulative" and not earlier_own
+        found[mode] = found["isolated"] if same else worker.run(submission, lessons, seed)
+    return found
+
+
+def score_recorded(submission: Submission, records: Records) -> StudentScore:
+    """Score one student from the records."""
+    results: dict[tuple[str, Mode], Sequence[Result]] = {}
+    notes: dict[tuple[str, Mode], Sequence[str]] = {}
+    for lesson in load_manifest().written:
+        for mode, run in (records.load(submission, lesson) or {}).items():
+            results[lesson.id, mode] = run.results
+            absent = [file for file in lesson.files if file not in submission.files]
+            partly = absent and len(absent) < len(lesson.files)
+            notes[lesson.id, mode] = [f"not handed in: {file}" for file in absent if partly] + list(run.notes)
+    authorships = {lesson.id: examine(submission, lesson) for lesson in load_manifest().written}
+    return score_student(submission, results, notes, authorships)

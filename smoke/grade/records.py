@@ -1,0 +1,108 @@
+"""Results on disk, one file per student and lesson, so that an interrupted run goes on where it stopped.
+
+Owns: the files beneath ``records/`` and ``run.json``. Must not know: scores, reports.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from smoke.check import Failure, Result
+from smoke.grade.scoring import Mode
+from smoke.grade.submissions import Submission
+from smoke.grade.worker import ModeRun
+from smoke.manifest import ENGINE, ROOT, Lesson, load_manifest
+
+SEED_RANGE = 1_000_000
+
+
+class Records:
+    """The records of one grading run in the folder of its report."""
+
+    def __init__(self, out: Path, seed: str, limits: Mapping[str, Any]) -> None:
+        """Open the folder and settle the seed.
+
+        ``auto`` goes on with the seed of a run that was not finished and draws a new one otherwise. Raises
+        ``ValueError`` for a seed that is neither ``auto`` nor a number.
+        """
+        self.folder, self.run_file = out / "records", out / "run.json"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        before = read(self.run_file)
+        self.resumed = bool(before) and not before.get("finished")
+        if seed == "auto":
+            self.seed = int(before["seed"]) if self.resumed else secrets.randbelow(SEED_RANGE)
+        elif seed.isdigit() and int(seed) < SEED_RANGE:
+            self.seed = int(seed)
+        else:
+            raise ValueError(f"--seed {seed} is neither auto nor a whole number below {SEED_RANGE}")
+        self.conditions = {"seed": self.seed, "course": course_digest(), "limits": dict(limits)}
+        self.mark(finished=False)
+
+    def mark(self, *, finished: bool) -> None:
+        """Note whether the run is finished."""
+        write(self.run_file, {**self.conditions, "finished": finished})
+
+    def key(self, submission: Submission, lesson: Lesson) -> dict[str, Any]:
+        """Return everything that a record depends on."""
+        files = tuple(file for other in load_manifest().upto(lesson.id) for file in other.files)
+        return {**self.conditions, "files": submission.digest(files)}
+
+    def file(self, submission: Submission, lesson: Lesson) -> Path:
+        """Return the record's file."""
+        return self.folder / submission.name / f"{lesson.id}.json"
+
+    def load(self, submission: Submission, lesson: Lesson) -> dict[Mode, ModeRun] | None:
+        """Return a record that still holds, or ``None``."""
+        raw = read(self.file(submission, lesson))
+        if raw.get("key") != self.key(submission, lesson):
+            return None
+        return {mode: restore(raw["modes"][mode]) for mode in raw["modes"]}
+
+    def save(self, submission: Submission, lesson: Lesson, modes: Mapping[Mode, ModeRun]) -> None:
+        """Write a record, whole or not at all."""
+        key = self.key(submission, lesson)
+        write(
+            self.file(submission, lesson), {"key": key, "modes": {name: asdict(mode) for name, mode in modes.items()}}
+        )
+
+
+def restore(raw: Mapping[str, Any]) -> ModeRun:
+    """Rebuild a run from its record."""
+    results = tuple(
+        Result(**{**result, "failures": tuple(Failure(**failure) for failure in result["failures"])})
+        for result in raw["results"]
+    )
+    return ModeRun(results, raw["import_fault"], tuple(raw["notes"]), raw["log"])
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Read a JSON object; a file that is missing or broken is an empty one, and is written anew."""
+    try:
+        value = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write(file: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON so that a reader never sees half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".partial", delete=False) as stream:
+        json.dump(value, stream, indent=1)
+    os.replace(stream.name, file)
+
+
+def course_digest() -> str:
+    """Return a hash of the course's own code: results of other checks are no results of these."""
+    whole = hashlib.sha256()
+    for folder in (ROOT / "smoke", ENGINE, ROOT / "lessons"):
+        for file in sorted([*folder.rglob("*.py"), *folder.rglob("*.toml"), *folder.rglob("*.safetensors")]):
+            whole.update(file.relative_to(ROOT).as_posix().encode())
+            whole.update(file.read_bytes())
+    return whole.hexdigest()

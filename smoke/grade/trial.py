@@ -1,0 +1,124 @@
+"""What confinement is worth on this machine: tried out in a process like a candidate's, and said in the report.
+
+Owns: the trial and its words. Must not know: submissions, scores.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from smoke.grade.confinement import Confinement, confine
+from smoke.manifest import ROOT
+
+FIRST_UID = 64100  # one user per worker, none of which should exist
+BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.grade.trial import try_here; try_here()"
+SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What a confined process could not do. ``uid`` is the first worker's user, ``None`` for one's own."""
+
+    uid: int | None
+    read_all: bool
+    network_closed: bool
+    writes_refused: bool
+    programs_refused: bool
+
+    def confinement(self, worker: int, memory: int, seconds: int, hidden: tuple[str, ...]) -> Confinement:
+        """Return the settings of one worker's children."""
+        return Confinement(None if self.uid is None else self.uid + worker, self.read_all, memory, seconds, hidden)
+
+    def lines(self) -> list[str]:
+        """Return one sentence per kind of isolation, for the report."""
+        user = "a user of its own, without rights" if self.uid is not None else "YOUR user: run as root for another one"
+        return [
+            f"user: candidates run as {user}"
+            + (", with the right to read every file, because Python lies in a closed folder" if self.read_all else ""),
+            f"network: {'closed' if self.network_closed else 'OPEN, this system does not let it be closed'}",
+            "writing outside the candidate's folder: "
+            + ("refused by the system" if self.writes_refused else "NOT refused by the system, only by an audit hook"),
+            "starting programs: "
+            + ("refused by the system" if self.programs_refused else "NOT refused by the system, only by a hook"),
+            "number of processes: "
+            + ("limited" if self.uid is not None else "NOT limited; what is left behind is ended afterwards"),
+        ]
+
+
+def try_isolation() -> Isolation:
+    """Start a confined process, let it try what it must not do, and return what it was refused.
+
+    Raises ``RuntimeError`` if that process fails: then nothing should be graded.
+    """
+    uid = FIRST_UID if hasattr(os, "geteuid") and os.geteuid() == 0 else None
+    settings = {"uid": uid, "read_all": uid is not None and not reachable(uid)}
+    with tempfile.TemporaryDirectory(prefix="smoke-trial-") as home:
+        folder = Path(home) / "own"
+        folder.mkdir()
+        Path(home).chmod(0o711)
+        (Path(home) / "victim.txt").touch(0o666)
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", BOOT, str(ROOT), home, json.dumps(settings)],
+            cwd=home, capture_output=True, text=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
+    try:
+        facts = json.loads(done.stdout)
+    except json.JSONDecodeError as error:
+        raise RuntimeError(f"a confined process cannot run here: {done.stderr[-2000:]}") from error
+    return Isolation(uid, bool(settings["read_all"]), **facts)
+
+
+def try_here() -> None:
+    """Confine this process and print as JSON what it was refused. It must be a process of its own."""
+    home, raw = Path(sys.argv[2]), json.loads(sys.argv[3])
+    confine(Confinement(raw["uid"], raw["read_all"], 2**30, SECONDS), home / "own")
+    facts = {
+        "network_closed": not other_devices(),
+        "writes_refused": not can_write(home / "victim.txt"),
+        "programs_refused": not can_start("/bin/true"),
+    }
+    print(json.dumps(facts))
+
+
+def can_write(file: Path) -> bool:
+    """Whether a file that everybody may write can be written."""
+    try:
+        file.write_text("written")
+    except OSError:
+        return False
+    return True
+
+
+def can_start(program: str) -> bool:
+    """Whether a program can be started."""
+    try:
+        return subprocess.run([program], check=False, timeout=SECONDS).returncode == 0
+    except OSError:
+        return False
+
+
+def other_devices() -> list[str]:
+    """Return the network devices besides the loopback that this process sees."""
+    return [name for _, name in socket.if_nameindex() if name != "lo"]
+
+
+def reachable(uid: int) -> bool:
+    """Whether the user ``uid`` can read the interpreter's library, torch and the course."""
+    files = [Path(os.__file__), Path(str(torch.__file__)), Path(__file__), Path(sys.executable)]
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            os._exit(0 if all(os.access(file, os.R_OK) for file in files) else 1)
+        os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
