@@ -9,18 +9,22 @@ import ast
 import contextlib
 import importlib
 import io
+import pkgutil
 import re
 import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from mini_engine.checkpoint import TINY_MODEL, load_config
+from smoke import commands
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "lessons"
@@ -44,9 +48,6 @@ SECTIONS = [
     "How SGLang and vLLM do it",
     "Bridge",
 ]
-COMMANDS = set(
-    "doctor start run watch hint status diff reset mutants grade accept export sync".split()
-)  # of `python -m smoke`
 TASK_ID = re.compile(r"\bL\d\.[A-Z]\b")
 GENERATED = re.compile(r"<!-- generated: (\w+) (L\d) -->\n(.*?)<!-- end -->", re.DOTALL)
 
@@ -228,14 +229,28 @@ def test_every_task_has_a_building_block_and_a_step(lesson):
         assert f"`{name}`" in text, f"{task}: the lesson never names {name}"
 
 
+@cache
+def smoke_commands():
+    """Name -> option names of every command of ``python -m smoke``."""
+    app = typer.Typer()
+    for module in pkgutil.iter_modules(commands.__path__):
+        importlib.import_module(f"smoke.commands.{module.name}").register(app)
+    return {
+        name: {option for parameter in command.params for option in parameter.opts}
+        for name, command in typer.main.get_command(app).commands.items()
+    }
+
+
 @by_page
 def test_mentioned_tasks_and_commands_exist(page):
     text = page_text(page)
     known = {task["id"] for lesson in WRITTEN.values() for task in lesson["task"]}
     assert set(TASK_ID.findall(text)) <= known
-    for command, rest in re.findall(r"python -m smoke (\w+)([^\n`]*)", text):
-        assert command in COMMANDS, f"{page}: python -m smoke {command}"
+    for command, rest in re.findall(r"python -m smoke (\w+)([^\n`#]*)", text):
+        assert command in smoke_commands(), f"{page}: python -m smoke {command}"
+        assert set(re.findall(r"(?<!\S)--?\w+", rest)) <= smoke_commands()[command], f"{page}: smoke {command}{rest}"
         assert set(re.findall(r"\bL\d\b", rest)) <= WRITTEN.keys()
+    assert "python -m smoke\n" not in text, "a command is broken over two lines, where no test reads it"
 
 
 @by_lesson
