@@ -62,6 +62,7 @@ def examine(submission: Submission, lesson: Lesson) -> Authorship:
                 oracles.append(f"{file} imports {name}")
             elif name.partition(".")[0] in REMARKABLE:
                 remarkable.append(f"{file} imports {name}")
+        oracles += [f"{file} holds the name {name!r} as a text" for name in oracle_texts(tree)]
         calls = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         remarkable += [f"{file} calls {name}" for name in sorted(calls & REMARKABLE_CALLS)]
         own = functions_of(tree)
@@ -87,13 +88,18 @@ def parse(text: str) -> ast.Module:
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """Yield every module that is imported, and every text that is the name of an oracle."""
+    """Yield every module that is imported."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             yield node.module or ""
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and ORACLE_NAME.fullmatch(node.value):
+
+
+def oracle_texts(tree: ast.Module) -> Iterator[str]:
+    """Yield every text that is the name of an oracle and nothing else: what ``import_module`` would be given."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and ORACLE_NAME.fullmatch(node.value):
             yield node.value
 
 

@@ -27,7 +27,7 @@ def grade_command(
     out: Annotated[Path, typer.Option(help="Where the reports go; a rerun goes on where it stopped.")] = Path("report"),
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Submissions that run at the same time.")] = 2,
     timeout: Annotated[
-        int, typer.Option(min=1, help="Seconds of processor time for one lesson; three times that on the clock.")
+        int, typer.Option(min=1, help="Seconds of processor time for one lesson; four times that on the clock.")
     ] = 60,
     mem: Annotated[str, typer.Option(help="Memory of one submission beyond torch itself, like 512M or 2G.")] = "2G",
     seed: Annotated[str, typer.Option(help="Draws the inputs of every check: auto, or a number to repeat.")] = "auto",
@@ -65,7 +65,7 @@ def closing(scores: list[StudentScore], submissions: list[Submission], out: Path
     """Return the last lines: how many, what needs a look, where it is written."""
     points = scores[0].total("isolated")[1]
     full = sum(score.total("isolated")[0] == points for score in scores)
-    looks = sum(bool(s.submission.faults or any(x.notes for x in s.scores)) for s in scores)
+    looks = sum(bool(s.submission.faults or any(x.notes or x.remarks for x in s.scores)) for s in scores)
     return (
         f"{len(submissions)} submissions, {full} with all {points} points, {looks} with remarks\n"
         f"{out}/matrix.md, matrix.png, grades.csv, junit.xml, students/NAME/report.md and results.json"

@@ -13,7 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from smoke.check import Result, all_checks
-from smoke.grade.scoring import LessonScore, StudentScore, TaskScore
+from smoke.grade.scoring import NOT_HANDED_IN, LessonScore, StudentScore, TaskScore
 from smoke.report import explain, line
 
 COLUMNS = ("student", "lesson", "points", "isolated", "cumulative", "status", "reason", "notes")
@@ -39,7 +39,7 @@ def write_csv(file: Path, students: Sequence[StudentScore]) -> None:
         for student in students:
             name = student.submission.name
             for alone, whole in zip(student.of_mode("isolated"), student.of_mode("cumulative"), strict=True):
-                notes = "; ".join(dict.fromkeys((*alone.notes, *whole.notes)))
+                notes = "; ".join(dict.fromkeys((*alone.notes, *whole.notes, *alone.remarks)))
                 row = (alone.points, alone.earned, whole.earned, status(alone), alone.reason or whole.reason, notes)
                 table.writerow([name, alone.lesson.id, *map(one_line, row)])
             isolated, points = student.total("isolated")
@@ -86,6 +86,8 @@ def report(student: StudentScore, conditions: Sequence[str]) -> str:
 
 def lesson_part(alone: LessonScore, whole: LessonScore) -> list[str]:
     """Return the part of a report about one lesson."""
+    if not handed_in(alone):
+        return [f"## {alone.lesson.id} {alone.lesson.title}", "", f"No points: {alone.results[0].detail}."]
     parts = [f"## {alone.lesson.id} {alone.lesson.title}", "", "| task | isolated | cumulative | points |"]
     parts.append("|---|---|---|---:|")
     for one, other in zip(alone.tasks, whole.tasks, strict=True):
@@ -102,6 +104,11 @@ def lesson_part(alone: LessonScore, whole: LessonScore) -> list[str]:
         if broken:
             parts += ["", f"### What did not pass, {title}", "", fenced(explain_all(broken))]
     return parts
+
+
+def handed_in(score: LessonScore) -> bool:
+    """Whether the student handed in any file of a lesson."""
+    return not all(result.detail.startswith(NOT_HANDED_IN) for result in score.results)
 
 
 def signature(results: Sequence[Result]) -> set[tuple[str, str, str]]:
@@ -161,7 +168,7 @@ def gradescope(student: StudentScore, conditions: Sequence[str]) -> dict[str, An
         "tests": tests,
         "extra_data": {
             "cumulative": {score.lesson.id: score.earned for score in student.of_mode("cumulative")},
-            "notes": sorted({note for score in student.scores for note in score.notes}),
+            "notes": sorted({note for score in student.scores for note in (*score.notes, *score.remarks)}),
             "ignored_files": list(student.submission.ignored),
         },
     }

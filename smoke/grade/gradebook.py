@@ -6,13 +6,15 @@ Owns: the queue and the progress. Must not know: how a report looks.
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from smoke.candidate import Candidate
 from smoke.check import Result, checks_of
 from smoke.grade.authorship import examine
 from smoke.grade.records import Records
-from smoke.grade.scoring import MODES, Mode, StudentScore, score_student
+from smoke.grade.scoring import MODES, NOT_HANDED_IN, Mode, StudentScore, score_student
 from smoke.grade.submissions import Submission
 from smoke.grade.trial import Isolation
 from smoke.grade.worker import ModeRun, Worker, lessons_of_mode
@@ -48,43 +50,66 @@ def grade(
     errors: list[BaseException] = []
     paths = tuple(str(path.resolve()) for path in (*hidden, *hidden_parts()))
 
-    def work(number: int) -> None:
+    def work(worker: Worker) -> None:
         try:
-            with Worker(isolation.confinement(number, limits.memory, limits.seconds, paths)) as worker:
-                while not errors:
-                    submission, lesson = waiting.get_nowait()
-                    records.save(submission, lesson, run_lesson(worker, submission, lesson, records.seed))
-                    progress()
+            while not errors:
+                submission, lesson = waiting.get_nowait()
+                records.save(submission, lesson, run_lesson(worker, submission, lesson, records.seed))
+                progress()
         except queue.Empty:
             return
         except BaseException as error:  # kept for the caller: an exception of a thread would be lost
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(min(jobs, waiting.qsize()))]
-    for thread in threads:
-        thread.start()
-    try:
+    with ExitStack() as stack:
+        numbers = range(min(jobs, waiting.qsize()))
+        settings = [isolation.confinement(number, limits.memory, limits.seconds, paths) for number in numbers]
+        workers = [stack.enter_context(Worker(confinement)) for confinement in settings]
+        if workers:
+            prove_reference(workers[0], records.seed)
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
         for thread in threads:
-            thread.join()
-    except KeyboardInterrupt as error:  # the lessons that are being run are finished and kept
-        errors.append(error)
-        for thread in threads:
-            thread.join()
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt as error:  # the lessons that are being run are finished and kept
+            errors.append(error)
+            for thread in threads:
+                thread.join()
     if errors:
         raise errors[0]
     return [score_recorded(submission, records) for submission in submissions]
 
 
+def prove_reference(worker: Worker, seed: int) -> None:
+    """Run every check on the reference under the same conditions. Raises ``RuntimeError`` if one does not pass.
+
+    Nobody is graded on a machine, or under limits, where the right answer fails. It also lets the oracles compute their
+    answers before the first submission's clock runs.
+    """
+    for lesson in load_manifest().written:
+        for result in worker.runner.run(Candidate("reference"), checks_of([lesson]), seed).results:
+            if not result.passed:
+                raise RuntimeError(f"the reference does not pass {result.check_id} here, {explain_short(result)}")
+
+
+def explain_short(result: Result) -> str:
+    """Return why the reference fails, in one line, and what to do."""
+    why = result.detail or "; ".join(f"{failure.case} {failure.got}" for failure in result.failures[:1])
+    return f"so nothing is graded ({result.status}: {why}); try more --mem or --timeout, then `python -m smoke doctor`"
+
+
 def hidden_parts() -> list[Path]:
     """Return the parts of the repository that hold solutions besides the engine's own files."""
-    parts = [".git", "smoke/pitfalls", "smoke/wheats", "smoke/hints", "notebooks", "tests"]
+    parts = [".git", "smoke/pitfalls", "smoke/wheats", "smoke/hints", "smoke/golden.json", "notebooks", "tests"]
     return [path for path in (ROOT / part for part in parts) if path.exists()]
 
 
 def run_lesson(worker: Worker, submission: Submission, lesson: Lesson, seed: int) -> dict[Mode, ModeRun]:
     """Run one lesson in both modes; where they are the same, once."""
     if not any(file in submission.files for file in lesson.files):
-        missing = f"not handed in: {', '.join(lesson.files)}"
+        missing = NOT_HANDED_IN + ", ".join(lesson.files)
         results = tuple(Result(check.id, "not-implemented", detail=missing) for check in checks_of([lesson]))
         return dict.fromkeys(MODES, ModeRun(results, None, ()))
     found: dict[Mode, ModeRun] = {}
@@ -107,6 +132,6 @@ def score_recorded(submission: Submission, records: Records) -> StudentScore:
             results[lesson.id, mode] = run.results
             absent = [file for file in lesson.files if file not in submission.files]
             partly = absent and len(absent) < len(lesson.files)
-            notes[lesson.id, mode] = [f"not handed in: {file}" for file in absent if partly] + list(run.notes)
+            notes[lesson.id, mode] = [NOT_HANDED_IN + file for file in absent if partly] + list(run.notes)
     authorships = {lesson.id: examine(submission, lesson) for lesson in load_manifest().written}
     return score_student(submission, results, notes, authorships)

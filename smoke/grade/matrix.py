@@ -34,7 +34,7 @@ def picture(students: Sequence[StudentScore], title: str) -> Figure:
     """Draw one cell per student and check, in isolated mode, and each student's points at the right."""
     checks = list(all_checks())
     longest = max(len(student.submission.name) for student in students)
-    width, height = len(checks) * CELL + 0.085 * longest + 1.7, len(students) * CELL + 2.6
+    width, height = len(checks) * CELL + 0.085 * longest + 2.2, len(students) * CELL + 2.6
     figure = canvas(height, width)
     axes = figure.add_subplot()
     for row, student in enumerate(students):
@@ -45,7 +45,10 @@ def picture(students: Sequence[StudentScore], title: str) -> Figure:
             axes.text(column + 0.5, row + 0.52, symbol, color=front, ha="center", va="center", fontsize=9)
         earned, points = student.total("isolated")
         own = student.total("cumulative")[0]
-        axes.text(len(checks) + 0.4, row + 0.5, f"{earned:>3} / {own:>3} of {points}", va="center", fontsize=8)
+        withheld = ", withheld" if any(score.withheld for score in student.scores) else ""
+        axes.text(
+            len(checks) + 0.4, row + 0.5, f"{earned:>3} / {own:>3} of {points}{withheld}", va="center", fontsize=8
+        )
     axes.set_xlim(0, len(checks))
     axes.set_ylim(len(students), 0)
     axes.set_xticks([i + 0.5 for i in range(len(checks))], checks, rotation=90, fontsize=8)
@@ -109,12 +112,13 @@ def noticed(students: Sequence[StudentScore]) -> list[str]:
     for student in students:
         lessons: dict[str, list[str]] = defaultdict(list)
         for score in student.scores:
-            for note in score.notes:
+            for note in (*score.notes, *score.remarks):
                 if score.lesson.id not in lessons[note]:
                     lessons[note].append(score.lesson.id)
         name = student.submission.name
         lines += [f"- {name}: {quoted(fault)}" for fault in student.submission.faults]
-        lines += [f"- {name}, {', '.join(where)}: {quoted(note)}" for note, where in lessons.items()]
+        told = [f"{quoted(note)} ({', '.join(where)})" for note, where in lessons.items()]
+        lines += [f"- {name}: {'; '.join(told)}"] if told else []
     return lines or ["Nothing."]
 
 

@@ -17,6 +17,7 @@ from smoke.manifest import Lesson, Task, load_manifest
 
 Mode = Literal["isolated", "cumulative"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+NOT_HANDED_IN = "not handed in: "  # begins the detail of every result of a lesson that has no file
 # The first of these that any check of a task has is the task's status; a task without results is "skipped".
 WORST_FIRST: tuple[Status, ...] = ("crashed", "timeout", "fail", "not-implemented", "blocked", "skipped", "pass")
 
@@ -44,12 +45,13 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class LessonScore:
-    """One lesson of one student in one mode, with what was noticed."""
+    """One lesson of one student in one mode. ``notes`` are for everybody, ``remarks`` about the source are not."""
 
     lesson: Lesson
     mode: Mode
     tasks: tuple[TaskScore, ...]
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     withheld: str = ""
 
     @property
@@ -115,9 +117,9 @@ def score_student(
             labelled = [result for result in block_dependents(whole) if result.check_id in seen]
             authorship = authorships.get(lesson.id, Authorship())
             withheld = authorship.withheld or (withheld if mode == "cumulative" else "")
-            remarks = [*notes.get((lesson.id, mode), ()), *(authorship.notes() if mode == "cumulative" else ())]
+            own_notes, remarks = tuple(notes.get((lesson.id, mode), ())), tuple(authorship.notes())
             tasks = tuple(TaskScore(t, tuple(of_task(t, labelled)), withheld) for t in lesson.tasks)
-            scores.append(LessonScore(lesson, mode, tasks, tuple(remarks), withheld))
+            scores.append(LessonScore(lesson, mode, tasks, own_notes, remarks, withheld))
     return StudentScore(submission, tuple(scores))
 
 

@@ -27,7 +27,7 @@ from smoke.starter import starter_files
 
 PUBLIC_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 MAX_LOG = 4000  # characters of what a candidate printed that are kept
-PATIENCE = 3.0  # seconds on the clock for each second of processor time: the machine may be busy
+PATIENCE = 4.0  # seconds on the clock for each second of processor time: the machine may be busy
 CPU_SIGNAL = f"exit status {-signal.SIGXCPU}"
 
 
