@@ -132,7 +132,7 @@ class Runner:
         if self.server is not None and self.server.poll() is None:
             return self.server
         self.stop_server()
-        passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "SMOKE_TINY") if name in os.environ}
+        passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         environment = {
             **passed,
             "HOME": str(self.home),

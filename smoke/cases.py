@@ -5,11 +5,9 @@ Owns: inputs. Must not know: the engine (a probe builds it) and transformers (a 
 
 import json
 import math
-import os
 import random
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from smoke.manifest import ENGINE
 
-MODEL_FOLDER = Path(os.environ.get("SMOKE_TINY", ENGINE / "tiny" / "model"))
+MODEL_FOLDER = ENGINE / "tiny" / "model"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LENGTHS = (1, 2, 7, 33, 128, 300)  # of prompts: one token, few, odd, around a tile of 128, several tiles
 
@@ -157,7 +155,7 @@ def random_tensor(*shape: int, seed: int, dtype: str = "float32") -> Tensor:
 ASK = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 OPENINGS = (
     "Once upon a time there was a {animal} named {name}.",
-    "{name} the {animal} found a {color} box in the garden.",
+    "One day {name} the {animal} found a {color} box. {name}",
     ASK.format("Tell me a story about {name} the {animal}."),
     ASK.format("{name} is 9 years old and likes the color {color}. Turn this into JSON."),
     ASK.format("{name} has a {color} box. What color is the box?"),

@@ -10,7 +10,7 @@ from smoke import report
 from smoke.candidate import Outcome, Runner
 from smoke.check import DEFAULT_SEED, Check, Result, all_checks, block_dependents, checks_of
 from smoke.commands.exits import Exit, stop
-from smoke.manifest import Lesson, load_manifest
+from smoke.manifest import Lesson, Task, load_manifest
 from smoke.work import Base, Work
 
 MAX_EXPLAINED = 3
@@ -92,10 +92,15 @@ def summary(lesson: Lesson, results: list[Result], checks: list[Check], outcome:
         whole = len(checks) == len(checks_of([lesson]))
         lines.append(report.banner(lesson, len(checks)) if whole else "all that were run pass")
     elif not wrong:
-        missing = next(r.check_id for r in results if r.status == "not-implemented")
-        task = load_manifest().task(all_checks()[missing].task_id)
+        task = next_task(results)
         lines.append(f"Red is right: nothing here is wrong, some of it is not written. Next: {task.id} {task.title}")
     return lines
+
+
+def next_task(results: list[Result]) -> Task:
+    """Return the first task that waits for code: one of these checks' own, or else one that blocks them."""
+    own = [all_checks()[result.check_id].task_id for result in results if result.status == "not-implemented"]
+    return load_manifest().task((own or sorted(result.blocked_by for result in results if result.blocked_by))[0])
 
 
 def watch_command(

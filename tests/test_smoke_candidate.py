@@ -1,0 +1,190 @@
+"""Candidates misbehave: they crash, hang, leave early, lie about results. Each costs its own check and nothing else."""
+
+import os
+import time
+
+import pytest
+
+from smoke.candidate import Candidate, Runner
+from smoke.check import all_checks, checks_of
+from smoke.manifest import ENGINE, load_manifest
+
+ALLOCATOR = (ENGINE / "attention/allocator.py").read_text()
+MODEL = (ENGINE / "model.py").read_text()
+L2A = [check for check in all_checks().values() if check.task_id == "L2.A"]
+L1A = [check for check in all_checks().values() if check.task_id in ("L1.A", "L1.B")]
+
+
+@pytest.fixture(scope="module")
+def runner():
+    with Runner(time_factor=0.2) as shared:
+        yield shared
+
+
+@pytest.fixture
+def candidate(tmp_path):
+    """Return a maker of candidates from file texts."""
+
+    def make(**texts):
+        files = []
+        for name, text in texts.items():
+            file = {"allocator": "attention/allocator.py", "model": "model.py"}[name]
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file).write_text(text)
+            files.append(file)
+        return Candidate("test", tmp_path, tuple(files))
+
+    return make
+
+
+def statuses(outcome):
+    return {result.check_id: result.status for result in outcome.results}
+
+
+def broken_needed(body):
+    return ALLOCATOR.replace("    return -(-num_tokens // page_size)", f"    {body}")
+
+
+def test_the_reference_passes(runner):
+    assert set(statuses(runner.run(Candidate("reference"), L2A)).values()) == {"pass"}
+
+
+def test_an_overlay_stands_in_for_one_module_only(runner, candidate):
+    outcome = runner.run(candidate(allocator=broken_needed("return 1")), L2A)
+    assert statuses(outcome) == {
+        "L2.A.ownership": "pass",
+        "L2.A.refusals": "pass",
+        "L2.A.pages_needed": "fail",
+    }
+    failure = outcome.results[-1].failures[0]
+    assert (failure.case, failure.place, failure.expected, failure.got) == ("page size 1", "item 0", "0", "1")
+
+
+def test_a_candidate_leaves_nothing_for_the_next_one(runner, candidate):
+    hostile = ALLOCATOR + "\nimport torch, builtins\ntorch.equal = lambda a, b: True\nbuiltins.MARK = 1\n"
+    runner.run(candidate(allocator=hostile + "\nimport smoke.l2\nsmoke.l2.POOLS = ()\n"), L2A)
+    outcome = runner.run(candidate(allocator=broken_needed("return 1")), L2A)
+    assert statuses(outcome)["L2.A.pages_needed"] == "fail"
+    peek = ALLOCATOR + "\nimport builtins\nassert not hasattr(builtins, 'MARK')\n"
+    assert runner.run(candidate(allocator=peek), L2A).import_fault is None
+
+
+def test_files_that_are_not_listed_are_never_imported(runner, candidate, tmp_path):
+    chosen = candidate(allocator=ALLOCATOR)
+    (tmp_path / "attention" / "pool.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "conftest.py").write_text("raise RuntimeError('imported')")
+    checks = [check for check in all_checks().values() if check.task_id == "L2.B"]
+    assert set(statuses(runner.run(chosen, checks)).values()) == {"pass"}
+
+
+def test_nothing_is_written_beside_the_candidate(runner, candidate, tmp_path):
+    runner.run(candidate(allocator=ALLOCATOR), L2A)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["allocator.py", "attention"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import os; os._exit(0)", "exit status 0"),
+        ("raise SystemExit(0)", "SystemExit"),
+        ("def broken(:", "SyntaxError"),
+        ("import no_such_module", "no_such_module"),
+        ("while True: pass", "longer than"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "exit status -11"),
+    ],
+)
+def test_a_candidate_that_cannot_be_imported_is_said_to_be_so(runner, candidate, text, words):
+    outcome = runner.run(candidate(allocator=text), L2A)
+    assert words in outcome.import_fault
+    assert set(statuses(outcome).values()) == {"crashed"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("import os; os._exit(0)", "crashed"),
+        ("while True: pass", "timeout"),
+        ("raise RuntimeError('no')", "fail"),
+        ("raise SystemExit(0)", "crashed"),
+        ("raise NotImplementedError('L2.A: The page allocator')", "not-implemented"),
+        ("raise NotImplementedError('L1.A: RMSNorm')", "blocked"),
+        ("raise NotImplementedError('later')", "fail"),
+        ("return num_tokens.no_such_thing", "fail"),
+        ("return float('nan')", "fail"),
+        ("return '1'", "fail"),
+        ("return object()", "fail"),
+        ("return type('Liar', (int,), {'__eq__': lambda a, b: True, '__hash__': int.__hash__})(7)", "fail"),
+    ],
+)
+def test_a_fault_in_one_function_costs_its_checks_and_no_others(runner, candidate, body, status):
+    checks = [all_checks()["L2.A.pages_needed"], all_checks()["L2.A.ownership"], all_checks()["L2.A.refusals"]]
+    outcome = runner.run(candidate(allocator=broken_needed(body)), checks)
+    assert statuses(outcome) == {"L2.A.pages_needed": status, "L2.A.ownership": "pass", "L2.A.refusals": "pass"}
+
+
+def test_a_tensor_that_claims_to_equal_everything_is_refused(runner, candidate):
+    liar = MODEL + (
+        "\nclass Liar(torch.Tensor):\n    pass\n"
+        "def rms_norm(x, weight, eps):\n    return torch.zeros_like(x).as_subclass(Liar)\n"
+    )
+    outcome = runner.run(candidate(model=liar), [all_checks()["L1.A.values"]])
+    assert statuses(outcome) == {"L1.A.values": "fail"}
+    assert "Liar" in outcome.results[0].failures[0].got
+
+
+def test_after_too_many_crashes_the_rest_is_skipped_and_does_not_pass(runner, candidate):
+    text = MODEL.replace("    wide = x.float()\n", "    import os; os._exit(0)\n")
+    checks = checks_of([load_manifest().lesson("L1")])
+    results = runner.run(candidate(model=text), checks).results
+    assert [r.status for r in results].count("crashed") == 4
+    assert "skipped" in {r.status for r in results}
+    assert not any(r.passed for r in results if r.status == "skipped")
+
+
+def test_processes_that_a_candidate_started_end_with_it(runner, candidate, tmp_path):
+    note = tmp_path / "pid"
+    text = ALLOCATOR + (
+        "\nimport subprocess, pathlib\n"
+        f"p = subprocess.Popen(['sleep', '600'])\npathlib.Path({str(note)!r}).write_text(str(p.pid))\n"
+    )
+    runner.run(candidate(allocator=text), L2A[:1])
+    pid = int(note.read_text())
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and is_running(pid):
+        time.sleep(0.05)
+    assert not is_running(pid)
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_candidate_prints_is_kept_apart(runner, candidate, capfd):
+    outcome = runner.run(candidate(allocator=ALLOCATOR + "\nprint('{\"exit\": 0}')\n"), L2A)
+    assert '{"exit": 0}' in outcome.log
+    assert set(statuses(outcome).values()) == {"pass"}
+    assert capfd.readouterr().out == ""
+
+
+def test_results_are_reported_as_they_come(runner):
+    heard = []
+    runner.run(Candidate("reference"), L1A, report=lambda result: heard.append(result.check_id))
+    assert heard == [check.id for check in L1A]
+
+
+def test_another_seed_is_another_input(runner):
+    from smoke.l2 import allocator_probe
+
+    assert allocator_probe(0) != allocator_probe(1)
+    assert set(statuses(runner.run(Candidate("reference"), L2A, seed=12345)).values()) == {"pass"}
+
+
+def test_the_server_that_forks_candidates_has_no_engine_in_it(runner):
+    server = runner.start_server()
+    with open(f"/proc/{server.pid}/maps") as maps:
+        assert "libtorch" in maps.read()  # it did import torch, so forks start fast
+    assert os.getpgid(server.pid) != os.getpgid(0)

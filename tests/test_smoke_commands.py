@@ -1,0 +1,189 @@
+"""The commands as a student types them: exit statuses, files written, words printed."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from smoke import bank
+from smoke.__main__ import main
+from smoke.commands import mutants
+from smoke.commands.progress import load_hints
+from smoke.manifest import ENGINE, load_manifest
+
+
+@pytest.fixture
+def smoke(monkeypatch, tmp_path, capsys):
+    """Return a function that runs one command in an empty folder -> exit status and everything printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["smoke", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out + printed.err
+
+    return call
+
+
+def solve(folder, *files):
+    for file in files:
+        shutil.copyfile(ENGINE / file, folder / file)
+
+
+def test_a_lesson_from_start_to_diff(smoke, tmp_path):
+    code, words = smoke("start", "L2")
+    assert code == 0
+    assert "red" in words
+    code, words = smoke("run", "L2")
+    assert code == 1
+    assert "Red is right" in words
+    assert "Next: L2.A" in words
+    code, words = smoke("diff", "L2")
+    assert code == 2
+    assert "not green" in words
+
+    work = tmp_path / "work"
+    solve(work, *load_manifest().lesson("L2").files)
+    code, words = smoke("run", "L2")
+    assert code == 0
+    assert "L2 PASS  Packed varlen attention: 13 checks" in words
+    assert "13/13" in smoke("status")[1]
+    assert smoke("diff", "L2") == (0, "".join(f"{f}: no difference\n" for f in load_manifest().lesson("L2").files))
+
+    (work / "attention/pool.py").write_text((work / "attention/pool.py").read_text() + "\n")
+    assert " 0/13" in smoke("status")[1], "a changed file has not passed anything yet"
+    assert smoke("reset", "L2", "--yes")[0] == 0
+    assert "NotImplementedError" in (work / "attention/pool.py").read_text()
+    assert "index_copy_" in (work / "attention/pool.py.bak").read_text()
+
+
+def test_a_failure_is_explained(smoke, tmp_path):
+    smoke("start", "L2")
+    work = tmp_path / "work"
+    solve(work, *load_manifest().lesson("L2").files)
+    file = work / "attention/pool.py"
+    file.write_text(file.read_text().replace("self.values[layer].index_select", "self.keys[layer].index_select"))
+    code, words = smoke("run", "L2", "-k", "L2.B")
+    assert code == 1
+    for part in ("L2.B.memory", "expected", "got", "P2-B2", "smoke hint L2.B", "lessons/L2_attention.md §5 L2.B"):
+        assert part in words
+
+
+def test_own_base_uses_earlier_lessons_and_reference_base_does_not(smoke, tmp_path):
+    smoke("start", "L1")
+    smoke("start", "L2")
+    solve(tmp_path / "work", *load_manifest().lesson("L2").files)
+    assert smoke("run", "L2", "-k", "L2.D.alone")[0] == 0
+    code, words = smoke("run", "L2", "-k", "L2.D.alone", "--base", "own")
+    assert code == 1
+    assert "waits for L1" in words
+
+
+def test_a_candidate_that_cannot_be_imported_has_its_own_status(smoke, tmp_path):
+    smoke("start", "L3")
+    (tmp_path / "work/driver.py").write_text("def broken(:")
+    code, words = smoke("run", "L3")
+    assert code == 4
+    assert "driver.py:1" in words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "L9"), "L1, L2, L3"),
+        (("run", "L4"), "L1, L2, L3"),
+        (("run", "L1"), "start L1"),
+        (("run", "L1", "--base", "mine"), "reference or own"),
+        (("start",), "LESSON"),
+        (("start", "L7"), "L1, L2, L3"),
+        (("hint", "L2.Q"), "L2.Q"),
+        (("accept", "-k", "nothing-like-it"), "nothing-like-it"),
+        (("mutants", "L1", "--mine", "nowhere.py"), "nowhere.py"),
+        (("no-such-command",), "no-such-command"),
+    ],
+)
+def test_a_wrong_question_is_a_usage_error(smoke, arguments, words):
+    code, printed = smoke(*arguments)
+    assert code == 2
+    assert words in printed
+
+
+def test_start_never_overwrites(smoke, tmp_path):
+    smoke("start", "L3")
+    file = tmp_path / "work/driver.py"
+    file.write_text("mine")
+    code, words = smoke("start", "L3")
+    assert code == 2
+    assert "reset L3" in words
+    assert file.read_text() == "mine"
+
+
+def test_hints_come_one_by_one_and_are_remembered(smoke, tmp_path):
+    smoke("start", "L2")
+    texts = load_hints("L2")["L2.B"]
+    for level in (1, 2, 3, 3):
+        words = smoke("hint", "L2.B")[1]
+        assert [text.strip() in words for text in texts] == [n < level for n in range(3)]
+    assert json.loads((tmp_path / "work/.smoke.json").read_text())["hints"] == {"L2.B": 3}
+    assert "hints taken: 3" in smoke("status")[1]
+
+
+def test_every_task_has_three_hints():
+    for lesson in load_manifest().written:
+        assert set(load_hints(lesson.id)) == {task.id for task in lesson.tasks}
+
+
+def test_accept_reports_for_machines_and_notices_a_pitfall_that_survives(smoke, monkeypatch):
+    code, words = smoke("accept", "-k", "P2-A1", "--json")
+    assert code == 0
+    report = json.loads(words[words.index("{") :])
+    assert report["accepted"]
+    assert report["candidates"][0]["results"]["L2.A.pages_needed"] == "fail"
+
+    (kept,) = (pitfall for pitfall in bank.load_pitfalls() if pitfall.id == "P2-A1")
+    wrong = bank.Pitfall(**{**vars(kept), "killed_by": ("L2.A.ownership",)})
+    monkeypatch.setattr("smoke.accept.load_pitfalls", lambda: (wrong,))
+    code, words = smoke("accept", "-k", "P2-A1")
+    assert code == 1
+    assert "L2.A.ownership is pass and should have caught it" in words
+    assert "NOT ACCEPTED" in words
+
+
+def test_accept_notices_a_wheat_that_is_failed_and_a_starter_that_is_not(smoke, monkeypatch):
+    (kept,) = (wheat for wheat in bank.load_wheats() if wheat.id == "W3-D1")
+    chaff = bank.Edit("driver.py", "            token_ids.append(token_id)", "            token_ids.append(0)")
+    monkeypatch.setattr("smoke.accept.load_wheats", lambda: (bank.Wheat(**{**vars(kept), "edit": chaff}),))
+    assert smoke("accept", "-k", "W3-D1")[0] == 1
+    whole = {"driver.py": (ENGINE / "driver.py").read_text()}
+    monkeypatch.setattr("smoke.accept.task_starter", lambda task: whole)
+    code, words = smoke("accept", "-k", "starter L3.A")
+    assert code == 1
+    assert "not-implemented" in words
+
+
+def test_mutants_says_which_pitfalls_a_students_test_catches(smoke, tmp_path, monkeypatch):
+    chosen = [p for p in bank.load_pitfalls() if p.id in ("P2-A1", "P2-B2")]
+    monkeypatch.setattr(mutants, "load_pitfalls", lambda: chosen)
+    test = tmp_path / "my_tests.py"
+    test.write_text(
+        "from mini_engine.attention.allocator import pages_needed\n\n\n"
+        "def test_full():\n    assert pages_needed(16, 16) == 1\n"
+    )
+    code, words = smoke("mutants", "L2", "--mine", str(test))
+    assert code == 1
+    assert "caught  P2-A1" in words
+    assert "MISSED  P2-B2" in words
+    assert "catches 1 of 2" in words
+    test.write_text("def test_wrong():\n    assert False\n")
+    code, words = smoke("mutants", "L2", "--mine", str(test))
+    assert code == 1
+    assert "fails on the reference" in words
+
+
+def test_doctor_says_that_the_machine_is_ready(smoke):
+    code, words = smoke("doctor")
+    assert code == 0
+    assert "reference L1: 22 checks pass" in words
