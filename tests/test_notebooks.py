@@ -5,7 +5,6 @@ import base64
 import html
 import os
 import re
-import time
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -73,11 +72,17 @@ def execute(notebook: NotebookNode) -> NotebookNode:
     return notebook
 
 
+def kernel_seconds() -> float:
+    """Return the processor time of all ended child processes: unlike the clock, it does not count other programs."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 @cache
 def executed(name: str) -> tuple[NotebookNode, float]:
-    """The notebook with its outputs, and the seconds it took; run once for all tests."""
-    start = time.perf_counter()
-    return execute(read(name)), time.perf_counter() - start
+    """The notebook with its outputs, and the processor seconds of its kernel; run once for all tests."""
+    start = kernel_seconds()
+    return execute(read(name)), kernel_seconds() - start
 
 
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
@@ -143,7 +148,7 @@ def test_cells_call_the_engine_and_hold_no_algorithm(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_in_time_and_prints_no_warnings(name):
     notebook, seconds = executed(name)
-    assert seconds < MAX_SECONDS
+    assert 0 < seconds < MAX_SECONDS
     outputs = [out for cell in code_cells(notebook) for out in cell.outputs]
     assert [out.text for out in outputs if out.output_type == "stream" and out.name == "stderr"] == []
     assert outputs[-1].text == f"{name[:2]}: all statements hold\n"

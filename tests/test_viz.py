@@ -529,6 +529,7 @@ def test_chat_ids_are_the_template_without_thinking():
     tokenizer = load_tokenizer(TINY_MODEL)
     text = tokenizer.decode(tokens.chat_ids(tokenizer, "Hello!"))
     assert text == "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert tokenizer.decode(tokens.chat_ids(tokenizer, "Hello!", "Hi")) == text + "Hi"
 
 
 def test_crossroads_texts_have_whole_words_before_and_bounded_length():

@@ -35,7 +35,7 @@ def top_tokens(
     for axes, step in zip(grid.flat, steps, strict=False):
         token_bars(axes, distributions[step], names[step])
         before = "".join(context[max(0, step - 3) : step]).replace("␣", " ")
-        axes.set_title(f"step {step}: …{before} →", fontsize=11)
+        axes.set_title(f"step {step}: {'…' + before if before else 'the beginning'} →", fontsize=11)
         if step in steps[-PANELS_PER_LINE:]:
             axes.set_xlabel("probability (%)")
     sentences = [
@@ -147,7 +147,7 @@ def crossroads_chart(crossroads: Sequence[Crossroads], texts: Sequence[tuple[str
             axes.text(
                 100 * probability + 1, index + shift, f"{probability:.1%} {word}: {text} …", va="center", fontsize=10.5
             )
-        ticks.append(f"step {fork.step}, gap {fork.gap_bits:.2f} bits\n…{before}")
+        ticks.append(f"step {fork.step}, gap {fork.gap_bits:.3f} bits\n…{before}")
     axes.set_yticks(np.arange(len(crossroads)) + 0.21, ticks)
     axes.set(xlim=(0, 150), ylim=(len(crossroads) - 0.35, -0.4), xlabel="probability (%)", xticks=[0, 25, 50, 75, 100])
     axes.set_title("Where greedy nearly went another way, and what it would have said")

@@ -98,7 +98,7 @@ def seen(weights: Tensor) -> np.ndarray:
 def attention_map(weights: Tensor, tokens: Sequence[str], title: str) -> Figure:
     """Draw the [T, T] attention weights of one head with its tokens, and say where the last token looks."""
     count = len(tokens)
-    figure = canvas(7.6)
+    figure = canvas(max(4.0, 0.165 * count + 1.5))
     axes = figure.subplots()
     image = axes.imshow(seen(weights), cmap="cividis", vmin=0, vmax=1)
     axes.set_facecolor("white")

@@ -13,12 +13,15 @@ CONTEXT_TOKENS = 6
 LABEL_LENGTH = 44  # characters
 
 
-def chat_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
-    """Return the prompt that asks ``question`` in the checkpoint's chat format, to be answered without thinking."""
+def chat_ids(tokenizer: PreTrainedTokenizerBase, question: str, answer: str = "") -> list[int]:
+    """Return the prompt that asks ``question`` in the checkpoint's chat format, to be answered without thinking.
+
+    ``answer``: the words with which the answer has already begun.
+    """
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True, enable_thinking=False
     )
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    ids: list[int] = tokenizer.encode(text + answer, add_special_tokens=False)
     return ids
 
 
