@@ -1,7 +1,8 @@
 """The command line: ``mini-engine generate | chat | bench``.
 
 Owns: arguments, what is printed where, exit codes. Must not know: how a token is computed.
-Generated text goes to standard output, everything else to standard error. Exit codes: 0 done, 2 the input is at fault.
+Generated text goes to standard output, everything else to standard error. Exit codes: 0 done, 1 a task of
+``--engine`` is not written yet, 2 the input is at fault.
 """
 
 import json
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, cast
 
 import torch
@@ -22,6 +24,7 @@ from mini_engine.bench.forward import bench_forward
 from mini_engine.checkpoint import load_tokenizer, resolve_folder
 from mini_engine.config import Dtype, EngineConfig, LinearKind
 from mini_engine.driver import GreedyDriver
+from mini_engine.overlay import installed_folder
 from mini_engine.startup import load_driver
 
 app = typer.Typer(
@@ -39,6 +42,9 @@ DtypeOption = Annotated[str, typer.Option(help="float32 or bfloat16.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
 LinearOption = Annotated[
     str, typer.Option(help="torch: the bits of transformers. packed: weights packed once, 2-3 times faster on a CPU.")
+]
+Engine = Annotated[
+    Path | None, typer.Option(help="Folder whose modules stand in for the engine's own, such as your work/.")
 ]
 BatchInvariant = Annotated[bool, typer.Option(help="Bits that do not depend on batch, chunks or threads.")]
 
@@ -70,6 +76,18 @@ def input_errors() -> Iterator[None]:
     except ValueError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         raise typer.Exit(2) from error
+    except NotImplementedError as error:  # a student's engine with a task still open
+        typer.secho(f"error: not written yet: {error}", fg="red", err=True)
+        raise typer.Exit(1) from error
+
+
+def check_engine(folder: Path | None) -> None:
+    """Raise ``ValueError`` unless the modules that are running are those that ``--engine`` asks for."""
+    running = installed_folder()
+    if (folder and folder.resolve()) != running:
+        raise ValueError(f"--engine is {folder}, but the modules of {running or 'the engine itself'} are running")
+    if running is not None:
+        typer.secho(f"running the modules of {running}", dim=True, err=True)
 
 
 def make_config(dtype: str, device: str, linear: str, batch_invariant: bool) -> EngineConfig:
@@ -132,10 +150,12 @@ def generate(
     device: Device = "cpu",
     linear: LinearOption = "torch",
     batch_invariant: BatchInvariant = False,
+    engine: Engine = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
 ) -> None:
     """Continue PROMPT greedily and stream the text."""
     with input_errors():
+        check_engine(engine)
         if not chat and not think:
             raise ValueError("--no-think only means something with --chat; add --chat or leave it out")
         began = time.perf_counter()
@@ -177,9 +197,11 @@ def chat(
     device: Device = "cpu",
     linear: LinearOption = "torch",
     batch_invariant: BatchInvariant = False,
+    engine: Engine = None,
 ) -> None:
     """Talk with the model. /new forgets the conversation, /exit (or Ctrl-D) ends it."""
     with input_errors():
+        check_engine(engine)
         config, folder = make_config(dtype, device, linear, batch_invariant), resolve_folder(model)
         driver, tokenizer = load_driver(folder, config), load_tokenizer(folder)
         encode_chat(tokenizer, [{"role": "user", "content": ""}], think)  # a missing template shows now, not later

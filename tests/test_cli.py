@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
+import mini_engine
 from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.cli import app
 
@@ -108,6 +111,46 @@ def test_the_options_keep_the_text_readable(options: list[str]) -> None:
     """Other bits, the same story: the first words do not hang on the last bit of a logit."""
     plain = invoke("generate", PROMPT, "--max-new-tokens", "8").stdout
     assert invoke("generate", PROMPT, "--max-new-tokens", "8", *options).stdout == plain
+
+
+def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the installed command: an overlay has to be there before the engine is imported."""
+    command = [sys.executable, "-m", "mini_engine", "generate", PROMPT, "--max-new-tokens", "6", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_students_modules_run_in_place_of_the_engines_own(tmp_path: Path) -> None:
+    """A loop that always takes the unlikeliest token shows whose driver is running."""
+    source = (Path(mini_engine.__file__).parent / "driver.py").read_text()
+    assert source.count("logits.argmax()") == 1
+    (tmp_path / "driver.py").write_text(source.replace("logits.argmax()", "logits.argmin()"))
+    own, reference = run_command("--engine", str(tmp_path)), run_command()
+    assert own.returncode == reference.returncode == 0
+    assert own.stdout != reference.stdout
+    assert f"running the modules of {tmp_path}" in own.stderr
+    assert "running the modules" not in reference.stderr
+
+
+def test_an_open_task_of_a_students_engine_is_one_line(tmp_path: Path) -> None:
+    source = (Path(mini_engine.__file__).parent / "driver.py").read_text()
+    edited = source.replace("attention = self.attention(batch, pool)", 'raise NotImplementedError("L3.B: One step")')
+    (tmp_path / "driver.py").write_text(edited)
+    result = run_command("--engine", str(tmp_path))
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == "error: not written yet: L3.B: One step"
+
+
+def test_a_folder_without_engine_modules_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.py").write_text("")
+    result = run_command("--engine", str(tmp_path))
+    assert result.returncode == 1
+    assert "holds no module of the engine" in result.stderr
+
+
+def test_an_engine_folder_in_a_process_that_runs_the_reference_is_an_error(tmp_path: Path) -> None:
+    result = invoke("generate", PROMPT, "--engine", str(tmp_path))
+    assert result.exit_code == 2
+    assert "the modules of the engine itself are running" in result.stderr
 
 
 def test_help_names_every_command() -> None:

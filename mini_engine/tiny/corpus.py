@@ -18,7 +18,7 @@ held out: it never occurs in training, and the quality figures are measured on h
 import json
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mini_engine.tiny.words import (
@@ -74,6 +74,24 @@ def make_name(rng: random.Random, held_out: bool = False) -> str:
             return name
 
 
+def make_odd_name(rng: random.Random, held_out: bool = False) -> str:
+    """Draw a first name, half of the time one of any letters in the sound patterns of common ones ("Ixpod", "Quva").
+
+    Syllables alone teach to copy syllables. These names begin and go on in every way that a user's name may.
+    """
+    if rng.random() < 0.5:
+        return make_name(rng, held_out)
+    while True:
+        pattern = rng.choice(("cvc", "vcv", "cvcv", "vccv", "cvccv", "cvcvc", "vcvcv", "cvccvc", "ccvcvc", "vccvcv"))
+        letters = (rng.choice("aeiouy" if kind == "v" else "bcdfghjklmnpqrstvwxz") for kind in pattern)
+        name = "".join(letters).capitalize()
+        if is_held_out(name) == held_out:
+            return name
+
+
+NameMaker = Callable[[random.Random, bool], str]
+
+
 def with_article(noun: str) -> str:
     """Put "a" or "an" before ``noun``."""
     return ("an " if noun[0] in "aeiou" else "a ") + noun
@@ -108,14 +126,14 @@ class Cast:
         }  # fmt: skip
 
 
-def make_cast(rng: random.Random, held_out: bool = False) -> Cast:
+def make_cast(rng: random.Random, held_out: bool = False, names: NameMaker = make_name) -> Cast:
     """Draw a hero and a friend with different names and different animals."""
-    name, animal = make_name(rng, held_out), rng.choice(ANIMALS)
+    name, animal = names(rng, held_out), rng.choice(ANIMALS)
     return Cast(
         name=name,
         animal=animal,
         adjective=rng.choice(ADJECTIVES),
-        friend=make_name(rng),
+        friend=names(rng, False),
         friend_animal=rng.choice([a for a in ANIMALS if a != animal]),
         thing=f"{rng.choice(COLORS)} {rng.choice(OBJECTS)}",
         place=rng.choice(PLACES),
@@ -137,9 +155,9 @@ def tell_story(rng: random.Random, cast: Cast, plot: Plot) -> str:
     return " ".join(sentences).format(**cast.slots())
 
 
-def story_task(rng: random.Random, held_out: bool = False) -> Task:
+def story_task(rng: random.Random, held_out: bool = False, names: NameMaker = make_name) -> Task:
     """Ask for a story about an animal with a name, sometimes with a place or a thing, and tell it."""
-    cast, plot = make_cast(rng, held_out), rng.choice(PLOTS)
+    cast, plot = make_cast(rng, held_out, names), rng.choice(PLOTS)
     slots = cast.slots()
     ask = rng.choice((
         "Tell me a story about {an_a} named {n}.",
@@ -163,7 +181,7 @@ def story_task(rng: random.Random, held_out: bool = False) -> Task:
 # ---------------------------------------------------------------------------------------------------------- records
 
 
-def record_fields(rng: random.Random, held_out: bool = False) -> dict[str, str | int | bool]:
+def record_fields(rng: random.Random, held_out: bool, names: NameMaker) -> dict[str, str | int | bool]:
     """Draw a person: a name and two to four more fields, in random order after the name."""
     others: dict[str, str | int | bool] = {
         "age": rng.randint(1, 99),
@@ -175,7 +193,7 @@ def record_fields(rng: random.Random, held_out: bool = False) -> dict[str, str |
         "happy": rng.random() < 0.5,
     }
     chosen = rng.sample(sorted(others), rng.randint(2, 4))
-    return {"name": make_name(rng, held_out), **{key: others[key] for key in chosen}}
+    return {"name": names(rng, held_out), **{key: others[key] for key in chosen}}
 
 
 def describe_field(rng: random.Random, key: str, value: str | int | bool) -> str:
@@ -193,9 +211,9 @@ def describe_field(rng: random.Random, key: str, value: str | int | bool) -> str
     return rng.choice(forms[key]).format(v=value, an_v=with_article(str(value)))
 
 
-def record_task(rng: random.Random, held_out: bool = False) -> Task:
+def record_task(rng: random.Random, held_out: bool = False, names: NameMaker = make_name) -> Task:
     """Describe a person in a sentence or as a list of fields, and answer with the same fields as JSON."""
-    fields = record_fields(rng, held_out)
+    fields = record_fields(rng, held_out, names)
     name = str(fields["name"])
     if rng.random() < 0.3:
         listed = ", ".join(f"{k} {json.dumps(v) if isinstance(v, bool) else v}" for k, v in fields.items())
@@ -215,17 +233,17 @@ def record_task(rng: random.Random, held_out: bool = False) -> Task:
 # ------------------------------------------------------------------------------------------------------------ facts
 
 
-def facts_task(rng: random.Random, held_out: bool = False) -> Task:
+def facts_task(rng: random.Random, held_out: bool = False, names: NameMaker = make_name) -> Task:
     """State what two to four people own, ask about one of them."""
     count = rng.randint(2, 4)
-    names: list[str] = []
-    while len(names) < count:
-        name = make_name(rng, held_out)
-        if name not in names:
-            names.append(name)
+    people: list[str] = []
+    while len(people) < count:
+        name = names(rng, held_out)
+        if name not in people:
+            people.append(name)
     things = rng.sample(OBJECTS, count)
-    colors = [rng.choice(COLORS) for _ in names]
-    rows = list(zip(names, colors, things, strict=True))
+    colors = [rng.choice(COLORS) for _ in people]
+    rows = list(zip(people, colors, things, strict=True))
     told = " ".join(f"{n} has {with_article(f'{c} {t}')}." for n, c, t in rows)
     n, c, t = rng.choice(rows)
     owned = f"{n} has {with_article(f'{c} {t}')}."
@@ -269,19 +287,27 @@ def greeting_task(rng: random.Random) -> Task:
     return Task(prompt, rng.choice(("The user is friendly.", "I can answer this.", "This is easy.")), answer, {})
 
 
-def chat_document(rng: random.Random) -> str:
+@dataclass(frozen=True)
+class Mixture:
+    """What a stretch of training text holds: how names are made, and the weights of stories, records and facts."""
+
+    names: NameMaker = make_name
+    weights: tuple[int, int, int] = (30, 45, 25)
+
+
+def chat_document(rng: random.Random, mixture: Mixture) -> str:
     """Write a conversation of one to three turns, as the chat template renders it.
 
     As in Qwen3's template, think blocks of earlier turns are dropped and only the last answer keeps its block.
     """
     makers = (story_task, record_task, facts_task)
-    tasks = [rng.choices(makers, weights=(30, 45, 25))[0](rng)]
+    tasks = [rng.choices(makers, weights=mixture.weights)[0](rng, False, mixture.names)]
     if rng.random() < 0.08:
         tasks.insert(0, greeting_task(rng))
     if "animal" in tasks[-1].facts and rng.random() < 0.25:
         tasks.append(follow_up(rng, tasks[-1]))
     elif rng.random() < 0.12:
-        tasks.append(rng.choice(makers)(rng))
+        tasks.append(rng.choice(makers)(rng, False, mixture.names))
     elif rng.random() < 0.06:
         tasks = [greeting_task(rng)]
     last = "think" if rng.random() < 0.7 else "no_think"
@@ -289,11 +315,12 @@ def chat_document(rng: random.Random) -> str:
     return "".join(render_turn(t, m) for t, m in zip(tasks, modes, strict=True))
 
 
-def documents(seed: int) -> Iterator[str]:
-    """Yield training documents for ever, the same ones for the same ``seed``; each ends in ``<|endoftext|>``."""
+def documents(seed: int, mixture: Mixture | None = None) -> Iterator[str]:
+    """Yield training documents for ever, the same ones for the same arguments; each ends in ``<|endoftext|>``."""
+    mixture = mixture or Mixture()
     rng = random.Random(seed)
     while True:
         if rng.random() < 0.3:
-            yield tell_story(rng, make_cast(rng), rng.choice(PLOTS)) + END_OF_TEXT
+            yield tell_story(rng, make_cast(rng, False, mixture.names), rng.choice(PLOTS)) + END_OF_TEXT
         else:
-            yield chat_document(rng) + END_OF_TEXT
+            yield chat_document(rng, mixture) + END_OF_TEXT

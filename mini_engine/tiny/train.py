@@ -10,9 +10,10 @@ import itertools
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 import torch
@@ -25,14 +26,29 @@ from mini_engine.tiny import corpus
 from mini_engine.tiny.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokenizer
 
 SEED = 0
-STEPS = 6000
 TOKENS_PER_STEP = 8192
 STEPS_PER_BLOCK = 100  # the corpus is drawn block by block, each from its own seed, so that a run can resume
 MUON_LR, ADAM_LR, WARMUP = 0.02, 3e-3, 100
 
 
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with fresh optimisers: ``steps``, the text, and a factor on the learning rates."""
+
+    steps: int
+    mixture: corpus.Mixture
+    lr_factor: float
+
+
+# The second phase teaches to copy names of any spelling, and asks more of the small facts.
+PHASES = (
+    Phase(6000, corpus.Mixture(), lr_factor=1.0),
+    Phase(600, corpus.Mixture(corpus.make_odd_name, weights=(30, 20, 50)), lr_factor=0.5),
+)
+
+
 def model_config(tokenizer: Tokenizer) -> Qwen3Config:
-    """Return the shape: 5 layers, 6 query and 2 key-value heads of 32, tied head; 1.3 M parameters."""
+    """Return the shape: 5 layers, 6 query and 2 key-value heads of 32, tied head; 1.2 M parameters."""
     return Qwen3Config(
         vocab_size=VOCAB_SIZE,
         hidden_size=128,
@@ -69,13 +85,13 @@ def batched(items: Iterator[str], size: int) -> Iterator[list[str]]:
         yield chunk
 
 
-def batches(tokenizer: Tokenizer, first_step: int, steps: int, seed: int) -> Iterator[torch.Tensor]:
+def batches(tokenizer: Tokenizer, phase: Phase, first_step: int, seed: str) -> Iterator[torch.Tensor]:
     """Yield one [rows, length] batch a step. Rows are 256 long, and 512 in the last fifth, for far positions."""
-    for block in range(first_step // STEPS_PER_BLOCK, -(-steps // STEPS_PER_BLOCK)):
-        length = 512 if block * STEPS_PER_BLOCK >= 0.8 * steps else 256
+    for block in range(first_step // STEPS_PER_BLOCK, -(-phase.steps // STEPS_PER_BLOCK)):
+        length = 512 if block * STEPS_PER_BLOCK >= 0.8 * phase.steps else 256
         per_step = TOKENS_PER_STEP // length
         # Seeds are spaced so that no block shares its documents with another or with the tokenizer's sample.
-        documents = corpus.documents(random.Random(f"{seed}/{block}").getrandbits(64))
+        documents = corpus.documents(random.Random(f"{seed}/{block}").getrandbits(64), phase.mixture)
         rows = pack_rows(tokenizer, documents, per_step * STEPS_PER_BLOCK, length)
         yield from torch.from_numpy(rows).split(per_step)
 
@@ -109,7 +125,7 @@ def train_step(
             group["lr"] = lr * scale
         optimizer.step()
         optimizer.zero_grad()
-    return float(loss)
+    return float(loss.detach())
 
 
 def save_model(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
@@ -122,46 +138,78 @@ def save_model(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> N
     save_tokenizer(tokenizer, folder, model.config.max_position_embeddings)
 
 
-def run(out: Path, steps: int, seed: int) -> None:
+@dataclass
+class Progress:
+    """Where a run stands; saved every block, so that it can resume."""
+
+    phase: int
+    step: int  # within the phase
+
+    def save(self, file: Path, model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Write everything that the next step depends on to ``file``, at once or not at all."""
+        states = [optimizer.state_dict() for optimizer in optimizers]
+        state = {"phase": self.phase, "step": self.step, "model": model.state_dict(), "optimizers": states}
+        torch.save(state, file.with_suffix(".part"))
+        file.with_suffix(".part").replace(file)
+
+    @classmethod
+    def load(cls, file: Path, model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer]) -> Self:
+        """Read ``file`` into ``model`` and ``optimizers`` (mutates both), or start at the beginning without one."""
+        if not file.exists():
+            return cls(phase=0, step=0)
+        state = torch.load(file, weights_only=True)
+        model.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        return cls(state["phase"], state["step"])
+
+
+def run(out: Path, phases: Sequence[Phase], seed: int) -> None:
     """Train from the last checkpoint in ``out/.training`` (or from nothing) and save the folder ``out``."""
     torch.manual_seed(seed)
     tokenizer = train_tokenizer(seed)
     model = Qwen3ForCausalLM(model_config(tokenizer))
     optimizers = make_optimizers(model)
-    state_file, step = out / ".training" / "state.pt", 0
+    state_file = out / ".training" / "state.pt"
     state_file.parent.mkdir(parents=True, exist_ok=True)
-    if state_file.exists():
-        state = torch.load(state_file, weights_only=True)
-        step = state["step"]
-        model.load_state_dict(state["model"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-    bar = tqdm(total=steps, initial=step, desc="training", unit="step")
-    for batch in batches(tokenizer, step, steps, seed):
-        loss = train_step(model, optimizers, batch, lr_scale(step, steps))
-        step += 1
-        bar.update()
-        if step % STEPS_PER_BLOCK == 0:
-            bar.set_postfix(loss=f"{loss:.3f}")
-            saved = {"step": step, "model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
-            torch.save(saved, state_file.with_suffix(".part"))
-            state_file.with_suffix(".part").replace(state_file)
-    bar.close()
+    progress = Progress.load(state_file, model, optimizers)
+    for index in range(progress.phase, len(phases)):
+        if index > progress.phase:
+            progress, optimizers = Progress(index, 0), make_optimizers(model)
+        run_phase(model, optimizers, tokenizer, phases[index], progress, state_file, seed)
     save_model(model, tokenizer, out)
+    steps = sum(phase.steps for phase in phases)
     record = {"seed": seed, "steps": steps, "tokens": steps * TOKENS_PER_STEP, "torch": torch.__version__}
     (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
     shutil.rmtree(state_file.parent)
 
 
+def run_phase(
+    model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], tokenizer: Tokenizer, phase: Phase,
+    progress: Progress, state_file: Path, seed: int,
+) -> None:  # fmt: skip
+    """Take the remaining steps of one phase. Mutates the model, the optimisers and the progress."""
+    name = f"phase {progress.phase + 1}"
+    # The first phase's blocks are named by the seed alone.
+    text_seed = f"{seed}/phase{progress.phase}" if progress.phase else f"{seed}"
+    with tqdm(total=phase.steps, initial=progress.step, desc=name, unit="step") as bar:
+        for batch in batches(tokenizer, phase, progress.step, text_seed):
+            loss = train_step(model, optimizers, batch, phase.lr_factor * lr_scale(progress.step, phase.steps))
+            progress.step += 1
+            bar.update()
+            if progress.step % STEPS_PER_BLOCK == 0:
+                bar.set_postfix(loss=f"{loss:.3f}")
+                progress.save(state_file, model, optimizers)
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("tiny-model"),
-    steps: Annotated[int, typer.Option(help="Training steps of 8192 tokens, a multiple of 100.")] = STEPS,
+    shorten: Annotated[int, typer.Option(help="Divide the steps by this, for a quick try.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the corpus and of the initial weights.")] = SEED,
 ) -> None:
     """Train the embedded model from scratch on the corpus that this package writes."""
-    if steps <= 0 or steps % STEPS_PER_BLOCK:
-        raise typer.BadParameter(f"steps is {steps}; choose a positive multiple of {STEPS_PER_BLOCK}")
-    run(out, steps, seed)
+    blocks = [max(1, phase.steps // STEPS_PER_BLOCK // shorten) for phase in PHASES]
+    run(out, [replace(phase, steps=n * STEPS_PER_BLOCK) for phase, n in zip(PHASES, blocks, strict=True)], seed)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,5 @@
+"""``python -m mini_engine``: the same as the command ``mini-engine``."""
+
+from mini_engine.overlay import main
+
+main()
