@@ -45,7 +45,7 @@ def status_command(engine: EngineOption = Path("work")) -> None:
 
 def hint_command(
     task: Annotated[str, typer.Argument(metavar="TASK", help="L2.B, …")],
-    level: Annotated[int, typer.Option(min=1, max=LEVELS, help="Show the hints up to this one.")] = 0,
+    level: Annotated[int | None, typer.Option(min=1, max=LEVELS, help="Show the hints up to this one.")] = None,
     engine: EngineOption = Path("work"),
 ) -> None:
     """Show the next hint of a task: first a question, then an invariant, then a step in pseudocode."""
