@@ -88,19 +88,22 @@ def leave_network() -> None:
 
 def limit(settings: Confinement) -> None:
     """Set the limits that the kernel keeps."""
-    mapped = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
     limits = {
-        resource.RLIMIT_AS: mapped + settings.memory,
-        resource.RLIMIT_CPU: settings.seconds,
+        resource.RLIMIT_CPU: settings.seconds + 1,
         resource.RLIMIT_FSIZE: FILE_BYTES,
         resource.RLIMIT_CORE: 0,
     }
+    with suppress(OSError):  # systems without /proc do not keep this limit either
+        mapped = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+        limits[resource.RLIMIT_AS] = mapped + settings.memory
     if settings.uid is not None:  # counted per user: a fresh one has no other processes, one's own has hundreds
         limits[resource.RLIMIT_NPROC] = PROCESSES
     for name, value in limits.items():
         hard = resource.getrlimit(name)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)  # noqa: PLW2901
-        resource.setrlimit(name, (value, value))
+        # The signal of the soft limit says that time was used up; at the hard one, a second later, the process is killed.
+        soft = value - 1 if name == resource.RLIMIT_CPU and value > 1 else value
+        resource.setrlimit(name, (soft, value))
 
 
 def restrict_files(folder: Path) -> bool:

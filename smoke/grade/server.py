@@ -48,9 +48,9 @@ def serve() -> None:
 
 def end_orphans() -> int:
     """End every child of this process, and theirs as they come up, and return how many there were."""
-    ended = 0
-    for _ in range(MAX_ROUNDS):
-        children = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    ended, source = 0, Path(f"/proc/self/task/{os.getpid()}/children")
+    for _ in range(MAX_ROUNDS if source.exists() else 0):
+        children = [int(pid) for pid in source.read_text().split()]
         if not children:
             break
         for pid in children:

@@ -1,0 +1,115 @@
+"""``python -m smoke export``: the copy can be worked in, and later solutions are not in it."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smoke.export import export, prove_absent
+from smoke.manifest import ENGINE, load_manifest
+from smoke.starter import functions_of
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the exported repository, with nothing of this one on the path."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, "-m", "smoke", *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "course"
+    export(folder, "L1", sealed=False)
+    return folder
+
+
+def bodies(folder: Path, lesson_id: str) -> dict[str, str]:
+    """Return the last statement of every function of a lesson in an exported engine."""
+    found = {}
+    for task in load_manifest().lesson(lesson_id).tasks:
+        for function in task.functions:
+            tree = ast.parse((folder / "mini_engine" / function.file).read_text())
+            found[str(function)] = ast.unparse(functions_of(tree)[function.qualname].body[-1])
+    return found
+
+
+def test_lesson_one_can_be_worked_on(first: Path) -> None:
+    """Red for the right reason, and green with a solution: all by the exported folder's own commands."""
+    started = run(first, "start", "L1")
+    assert started.returncode == 0, started.stderr
+    red = run(first, "run", "L1", "-k", "L1.A")
+    assert red.returncode == 1, red.stdout + red.stderr
+    assert "to do" in red.stdout
+    for file in load_manifest().lesson("L1").files:
+        (first / "work" / file).write_text((ENGINE / file).read_text())
+    green = run(first, "run", "L1")
+    assert green.returncode == 0, green.stdout + green.stderr
+
+
+def test_later_lessons_are_gone(first: Path) -> None:
+    for lesson_id in ("L2", "L3"):
+        assert all(body.startswith("raise NotImplementedError") for body in bodies(first, lesson_id).values())
+        assert not (first / load_manifest().lesson(lesson_id).text_file).exists()
+        left = [path for path in first.rglob(f"{lesson_id}*") if path.is_file()]
+        left += list((first / "smoke").glob(f"{lesson_id.lower()}*"))
+        assert left == []
+    assert not any("raise NotImplementedError" in body for body in bodies(first, "L1").values())
+    assert run(first, "run", "L2").returncode == 2, "a lesson that is not there is a wrong question"
+
+
+def test_no_line_of_a_later_solution_is_left(first: Path) -> None:
+    """Beside the function forms that the command itself compares: a telling line of each later lesson, as text."""
+    marks = {}
+    for lesson_id in ("L2", "L3"):
+        for task in load_manifest().lesson(lesson_id).tasks:
+            for function in task.functions:
+                text = (ENGINE / function.file).read_text()
+                node = functions_of(ast.parse(text))[function.qualname]
+                lines = [line.strip() for line in text.splitlines()[node.body[-1].lineno - 1 : node.end_lineno]]
+                longest = max(lines, key=len)
+                if len(longest) > 60:
+                    marks[longest] = str(function)
+    assert len(marks) >= 4, "the test must look for something"
+    texts = {path: path.read_text() for path in first.rglob("*") if path.suffix in (".py", ".toml", ".md", ".ipynb")}
+    leaks = [(str(path), marks[mark]) for path, text in texts.items() for mark in marks if mark in text]
+    assert leaks == []
+
+
+def test_text_does_not_link_to_absent_lessons(first: Path) -> None:
+    for file in (first / "README.md", first / "lessons" / "README.md"):
+        assert "L2_attention.md" not in file.read_text()
+    assert "L1_model.md" in (first / "lessons" / "README.md").read_text()
+
+
+def test_sealed_takes_out_the_last_lesson_too(tmp_path: Path) -> None:
+    names = [lesson.id for lesson in export(tmp_path / "course", "L2", sealed=True)]
+    assert names == ["L2", "L3"]
+    assert all(body.startswith("raise NotImplementedError") for body in bodies(tmp_path / "course", "L2").values())
+    assert not any("raise NotImplementedError" in body for body in bodies(tmp_path / "course", "L1").values())
+    assert (tmp_path / "course" / "lessons" / "L2_attention.md").exists()
+    assert not (tmp_path / "course" / "smoke" / "wheats" / "heap_allocator.py").exists(), "a wheat is a solution"
+    assert "L2.A" in run(tmp_path / "course", "run", "L2", "-k", "L2.A.pages", "--engine", "mini_engine").stdout
+
+
+def test_a_leak_is_noticed(tmp_path: Path) -> None:
+    """The proof must be able to fail: a renamed copy of a solution, in a file that nobody would look into."""
+    export(tmp_path / "course", "L2", sealed=False)
+    text = (ENGINE / "driver.py").read_text().replace("prompt_ids", "words").replace("page", "sheet")
+    (tmp_path / "course" / "smoke" / "other.py").write_text(text)
+    with pytest.raises(ValueError, match=r"smoke/other.py still holds the solution of driver:"):
+        prove_absent(tmp_path / "course", [load_manifest().lesson("L3")])
+
+
+def test_refuses_a_folder_that_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty"):
+        export(tmp_path, "L1", sealed=False)
+    assert (tmp_path / "own.txt").read_text() == "mine"
+    with pytest.raises(ValueError, match="L1, L2, L3"):
+        export(tmp_path / "new", "L9", sealed=False)

@@ -1,0 +1,357 @@
+"""The parts of grading, without running any submission: reading, authorship, scores, records, documents."""
+
+import ast
+import ctypes
+import json
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from submissions import coded, reference, starters, zipped
+
+from smoke.check import Failure, Result, checks_of
+from smoke.grade.authorship import Authorship, examine, normal_form
+from smoke.grade.command import parse_size
+from smoke.grade.confinement import LANDLOCK_CREATE, libc
+from smoke.grade.documents import fenced, gradescope, one_line, report, write_csv, write_junit
+from smoke.grade.guard import MARK, is_solution, told
+from smoke.grade.records import Records
+from smoke.grade.scoring import Mode, score_student
+from smoke.grade.submissions import MAX_ENTRIES, Submission, free_name, read_submissions
+from smoke.grade.trial import FIRST_UID, start_trial
+from smoke.grade.worker import ModeRun
+from smoke.manifest import ENGINE, ROOT, load_manifest
+
+LESSONS = load_manifest().written
+MODES: tuple[Mode, Mode] = ("isolated", "cumulative")
+
+
+def passed(lesson_id: str) -> list[Result]:
+    """Return a pass of every check of a lesson."""
+    return [Result(check.id, "pass") for check in checks_of([load_manifest().lesson(lesson_id)])]
+
+
+def scored(changes: dict[str, Result], authorships: dict[str, Authorship] | None = None):
+    """Score a student whose checks pass but for ``changes``, the same in both modes."""
+    results = {
+        (lesson.id, mode): [changes.get(r.check_id, r) for r in passed(lesson.id)]
+        for lesson in LESSONS
+        for mode in MODES
+    }
+    return score_student(Submission("ada", {}), results, {}, authorships or {})
+
+
+def points(student, mode: Mode) -> list[int]:
+    return [score.earned for score in student.of_mode(mode)]
+
+
+# Reading ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["", "work/", "mini_engine/", "work/mini_engine/", "hw1/", "hw1/work/"])
+@pytest.mark.parametrize("form", ["folder", "zip"])
+def test_files_are_found_wherever_students_put_them(tmp_path: Path, prefix: str, form: str) -> None:
+    files = coded({"attention/pool.py": "POOL", "driver.py": "DRIVER"}, prefix)
+    if form == "zip":
+        (tmp_path / "ada.zip").write_bytes(zipped(files))
+    else:
+        for name, data in files.items():
+            (tmp_path / "ada" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "ada" / name).write_bytes(data)
+    (submission,) = read_submissions(tmp_path)
+    assert submission == Submission("ada", {"attention/pool.py": "POOL", "driver.py": "DRIVER"})
+
+
+def test_a_file_that_was_handed_in_twice_is_told(tmp_path: Path) -> None:
+    (tmp_path / "ada.zip").write_bytes(zipped({"driver.py": b"TOP", "work/driver.py": b"WORK", "notes.txt": b""}))
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {"driver.py": "TOP"}
+    assert "handed in 2 times" in submission.faults[0]
+    assert set(submission.ignored) == {"work/driver.py", "notes.txt"}
+
+
+def test_a_zip_cannot_climb_out_link_or_lie_about_its_size(tmp_path: Path) -> None:
+    """Nothing is unpacked, so a path is only a name; a link and a bomb are refused with a reason."""
+    place = tmp_path / "in" / "deep"
+    place.mkdir(parents=True)
+    link = zipfile.ZipInfo("model.py")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(place / "ada.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("../../escaped.py", "raise SystemExit")
+        archive.writestr("../driver.py", "raise SystemExit")
+        archive.writestr(link, "/etc/passwd")
+        archive.writestr("driver.py", "#" * 10_000_000)
+    data = (place / "ada.zip").read_bytes().replace((10_000_000).to_bytes(4, "little"), (100).to_bytes(4, "little"))
+    (place / "bob.zip").write_bytes(data)
+    ada, bob = read_submissions(place)
+    assert ada.files == bob.files == {}
+    assert any("model.py" in fault and "no regular file" in fault for fault in ada.faults)
+    assert any("driver.py" in fault and "512 KiB" in fault for fault in ada.faults)
+    assert any("driver.py" in fault for fault in bob.faults), "a stated size that is a lie is not believed"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["ada.zip", "bob.zip", "deep", "in"]
+
+
+def test_many_entries_and_broken_names(tmp_path: Path) -> None:
+    (tmp_path / "a b;$(x).zip").write_bytes(zipped({f"x{i}.txt": b"" for i in range(MAX_ENTRIES + 10)}))
+    (tmp_path / "=1+1").mkdir()
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop" / "again").symlink_to(tmp_path / "loop")
+    (tmp_path / "elsewhere").symlink_to(ENGINE)
+    found = read_submissions(tmp_path)
+    assert [submission.name for submission in found] == ["_1+1", "a_b_x_", "loop"]
+    assert len(found[1].ignored) == MAX_ENTRIES
+
+
+def test_names_never_collide() -> None:
+    assert free_name("../../etc", set()) == "_.._etc"
+    assert free_name("Ada", {"ada"}) == "Ada-2"
+    assert free_name("...", set()) == "unnamed"
+
+
+def test_no_submission_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").touch()
+    with pytest.raises(ValueError, match="one folder or zip file per student"):
+        read_submissions(tmp_path)
+
+
+# Authorship ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_recognised_under_other_names() -> None:
+    ours = ast.parse(
+        "def f(x, n):\n    'Say.'\n    total: int = 0  # why\n    for i in range(n): total += x[i]\n    return total"
+    ).body[0]
+    theirs = ast.parse("def f(a, m):\n    s = 0\n    for k in range(m):\n        s += a[k]\n    return s").body[0]
+    other = ast.parse("def f(a, m):\n    s = 1\n    for k in range(m):\n        s += a[k]\n    return s").body[0]
+    assert isinstance(ours, ast.FunctionDef)
+    assert isinstance(theirs, ast.FunctionDef)
+    assert isinstance(other, ast.FunctionDef)
+    assert normal_form(ours) == normal_form(theirs)
+    assert normal_form(ours) != normal_form(other)
+
+
+def test_the_reference_is_a_copy_and_a_starter_is_none() -> None:
+    for lesson in LESSONS:
+        copied = examine(Submission("ada", reference(lesson.id)), lesson)
+        assert len(copied.copied) == copied.compared > 0
+        assert copied.withheld == "", "copying is told, not punished"
+        assert not examine(Submission("bob", starters(lesson.id)), lesson).copied
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import transformers", "from transformers.models import qwen3", "import smoke.specs.peer as p",
+        "x = __import__('transformers')", "import sys; sys.modules['smoke.l1'].norm_peer(0)",
+    ],
+)  # fmt: skip
+def test_an_oracle_costs_the_points(line: str) -> None:
+    found = examine(Submission("ada", {"driver.py": line}), load_manifest().lesson("L3"))
+    assert "points withheld: driver.py" in found.withheld
+
+
+def test_words_about_an_oracle_cost_nothing() -> None:
+    """The reference's own docstrings speak of transformers."""
+    text = '"""As transformers does."""\nimport ctypes\nNAME = "the smoke test"\n'
+    found = examine(Submission("ada", {"driver.py": text}), load_manifest().lesson("L3"))
+    assert found.withheld == ""
+    assert found.remarkable == ("driver.py imports ctypes",)
+
+
+@pytest.mark.parametrize("text", ["def f(:", "\0", "(" * 100_000, "x = " + "-" * 50_000 + "1"])
+def test_source_that_cannot_be_parsed_is_no_error(text: str) -> None:
+    assert examine(Submission("ada", {"driver.py": text}), load_manifest().lesson("L3")).copied == ()
+
+
+# Scores -------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_passed() -> None:
+    student = scored({})
+    assert points(student, "isolated") == points(student, "cumulative") == [100, 100, 100]
+    assert student.total("isolated") == (300, 300)
+    assert all(score.reason == "" for score in student.scores)
+
+
+@pytest.mark.parametrize("status", ["fail", "blocked", "timeout", "crashed", "not-implemented", "skipped"])
+def test_only_a_pass_earns_points(status: str) -> None:
+    """One check of a task with another status costs the whole task, and the reason says so."""
+    check = checks_of([load_manifest().lesson("L1")], "L1.A")[0]
+    student = scored({check.id: Result(check.id, status, detail="because")})  # type: ignore[arg-type]
+    assert points(student, "isolated") == [90, 100, 100]
+    assert student.scores[0].reason == f"L1.A {status}: because"
+
+
+def test_a_missing_result_is_a_zero_with_a_reason() -> None:
+    student = score_student(Submission("ada", {}), {}, {}, {})
+    assert student.total("isolated") == (0, 300)
+    assert student.scores[0].tasks[0].status == "skipped"
+    assert "it was not run" in student.scores[0].reason
+
+
+def test_cumulative_failures_are_blocked_by_the_earlier_lesson() -> None:
+    """The same wrong L1.A and wrong L3.C: alone, L3 is judged for itself; over the own L1 it says nothing yet."""
+    wrong = {
+        check.id: Result(check.id, "fail", (Failure("case"),))
+        for name in ("L1.A", "L3.C")
+        for check in checks_of(LESSONS, name)
+    }
+    student = scored(wrong)
+    by_mode = {mode: student.of_mode(mode)[2].tasks[2] for mode in MODES}
+    assert by_mode["isolated"].status == "fail"
+    assert by_mode["cumulative"].status == "blocked"
+    assert {result.blocked_by for result in by_mode["cumulative"].results} == {"L1.A"}
+
+
+def test_an_oracle_in_l1_costs_every_later_cumulative_score() -> None:
+    student = scored({}, {"L1": Authorship(oracles=("model.py imports transformers",))})
+    assert points(student, "isolated") == [0, 100, 100]
+    assert points(student, "cumulative") == [0, 0, 0]
+    assert "withheld" in student.of_mode("cumulative")[2].reason
+
+
+# Records ------------------------------------------------------------------------------------------------------------
+
+
+def test_records_hold_until_something_changes(tmp_path: Path) -> None:
+    records = Records(tmp_path, "5", {"timeout": 60})
+    lesson, later = load_manifest().lesson("L1"), load_manifest().lesson("L2")
+    ada = Submission("ada", {"model.py": "MODEL", "driver.py": "DRIVER"})
+    run = ModeRun((Result("L1.A.bits", "fail", (Failure("case", got="x"),), "why", 0.5),), None, ("seen",), "log")
+    records.save(ada, lesson, {"isolated": run, "cumulative": run})
+    assert records.load(ada, lesson) == {"isolated": run, "cumulative": run}
+    assert records.load(Submission("ada", {"model.py": "MODEL", "driver.py": "OTHER"}), lesson), "L1 knows no driver"
+    assert records.load(Submission("ada", {"model.py": "OTHER"}), lesson) is None
+    assert records.load(ada, later) is None
+    assert Records(tmp_path, "5", {"timeout": 60}).load(ada, lesson)
+    assert Records(tmp_path, "6", {"timeout": 60}).load(ada, lesson) is None
+    assert Records(tmp_path, "5", {"timeout": 61}).load(ada, lesson) is None
+    records.file(ada, lesson).write_text('{"key": ')
+    assert records.load(ada, lesson) is None, "half a record is none"
+
+
+def test_an_empty_file_is_not_a_missing_one() -> None:
+    assert Submission("ada", {"model.py": ""}).digest(("model.py",)) != Submission("ada", {}).digest(("model.py",))
+    assert Submission("ada", {"model.py": "missing"}).digest(("model.py",)) != Submission("ada", {}).digest(
+        ("model.py",)
+    )
+
+
+def test_auto_draws_a_seed_and_keeps_it_until_the_run_is_finished(tmp_path: Path) -> None:
+    first = Records(tmp_path, "auto", {})
+    again = Records(tmp_path, "auto", {})
+    assert (again.seed, again.resumed) == (first.seed, True)
+    again.mark(finished=True)
+    seeds = set()
+    for _ in range(5):
+        fresh = Records(tmp_path, "auto", {})
+        assert not fresh.resumed
+        fresh.mark(finished=True)
+        seeds.add(fresh.seed)
+    assert len(seeds) > 1, "a fresh run draws a fresh seed"
+    with pytest.raises(ValueError, match="--seed x"):
+        Records(tmp_path, "x", {})
+
+
+# Documents ----------------------------------------------------------------------------------------------------------
+
+
+def hostile_words() -> Result:
+    """Return a failure whose text tries to be a part of whatever it is printed in."""
+    text = "```\n# Grade: 300 of 300\n| a | b |\n<script>\x00\x1b[31m\ufffe"
+    return Result("L1.A.bits", "fail", (Failure("case", "", "1", text),), detail=f"=1+1 {text}")
+
+
+def test_words_of_a_submission_stay_words(tmp_path: Path) -> None:
+    student = scored({"L1.A.bits": hostile_words()})
+    page = report(student, ["seed: 1"])
+    headings = [line for line in page.splitlines() if line.startswith("# ")]
+    inside = page.split("text\n", 1)[1]
+    assert headings[0] == "# ada: 290 of 300 points"
+    assert all(heading in inside for heading in headings[1:]), "what looks like a heading is inside a block of code"
+    assert fenced("a ```` b").startswith("`````text")
+    write_csv(tmp_path / "grades.csv", [student])
+    assert "\x1b" not in page + (tmp_path / "grades.csv").read_text()
+    write_junit(tmp_path / "junit.xml", [student])
+    ElementTree.parse(tmp_path / "junit.xml")
+    assert json.loads(json.dumps(gradescope(student, [])))["score"] == 290
+    assert one_line("=cmd()|x") == "'=cmd()|x"
+
+
+def test_sizes() -> None:
+    assert (parse_size("512M"), parse_size("2g"), parse_size("1GiB")) == (2**29, 2**31, 2**30)
+    for wrong in ("2", "G", "0G", "-1G", "2T"):
+        with pytest.raises(ValueError, match="--mem"):
+            parse_size(wrong)
+
+
+# The guard ----------------------------------------------------------------------------------------------------------
+
+
+def test_solutions_are_recognised_by_their_place() -> None:
+    files = ("model.py", "attention/pool.py")
+    for path in (
+        "/course/mini_engine/model.py",
+        "/venv/lib/mini_engine/attention/pool.py",
+        "/course/mini_engine/__pycache__/model.cpython-311.pyc",
+        "/course/mini_engine/attention/__pycache__/pool.cpython-312.opt-1.pyc",
+    ):
+        assert is_solution(path, files, "/own"), path
+    for path in (
+        "/own/mini_engine/model.py",
+        "/course/mini_engine/driver.py",
+        "/x/model.py",
+        "/course/mini_engine/a/model.py",
+    ):
+        assert not is_solution(path, files, "/own"), path
+
+
+def test_what_a_hook_told_is_found_in_a_log() -> None:
+    assert told(f"printed\n{MARK}refused: a\n{MARK}refused: a\n more\n{MARK}refused: b\n") == [
+        "refused: a",
+        "refused: b",
+    ]
+
+
+# Confinement --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uid", [None, FIRST_UID])
+def test_a_confined_process_is_confined(uid: int | None) -> None:
+    """Also without another user: what this system offers is at least closed to a file that everybody may write.
+
+    The trial itself is tried here; what it says of this machine is printed in every report.
+    """
+    if uid is not None and os.geteuid() != 0:
+        uid = None
+    done = start_trial(uid, read_all=uid is not None)
+    facts = json.loads(done.stdout)
+    kernel_has_landlock = libc().syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1) >= 1
+    assert facts["writes_refused"] is kernel_has_landlock
+    assert facts["programs_refused"] is kernel_has_landlock
+    if os.geteuid() == 0:
+        assert facts["network_closed"] is True
+
+
+def test_orphans_of_any_session_are_ended() -> None:
+    """A server that forks a process which flees to its own session gets it back and ends it."""
+    code = (
+        "import os, sys, time; sys.path.insert(0, sys.argv[1]); from smoke.grade import server\n"
+        "server.libc().prctl(server.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    for _ in range(3):\n"
+        "        if os.fork() == 0:\n"
+        "            os.setsid(); time.sleep(100)\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0); print(server.end_orphans(), server.end_orphans())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split() == ["3", "0"], done.stderr
