@@ -101,7 +101,7 @@ def limit(settings: Confinement) -> None:
     for name, value in limits.items():
         hard = resource.getrlimit(name)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)  # noqa: PLW2901
-        # The signal of the soft limit says that time was used up; at the hard one, a second later, the process is killed.
+        # The soft limit's signal says that time was used up; at the hard one, a second later, the process is killed.
         soft = value - 1 if name == resource.RLIMIT_CPU and value > 1 else value
         resource.setrlimit(name, (soft, value))
 
