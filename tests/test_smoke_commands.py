@@ -139,7 +139,7 @@ def test_every_task_has_three_hints():
 def test_accept_reports_for_machines_and_notices_a_pitfall_that_survives(smoke, monkeypatch):
     code, words = smoke("accept", "-k", "P2-A1", "--json")
     assert code == 0
-    report = json.loads(words[words.index("{") :])
+    report = json.loads(next(text for text in words.splitlines() if text.startswith("{")))
     assert report["accepted"]
     assert report["candidates"][0]["results"]["L2.A.pages_needed"] == "fail"
 
