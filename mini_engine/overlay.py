@@ -38,12 +38,17 @@ def module_name(file: str) -> str:
     return ".".join([PACKAGE, *Path(file).with_suffix("").parts])
 
 
+def loaded_modules() -> list[str]:
+    """Return the modules of the engine that are imported, this one apart."""
+    return [name for name in sys.modules if name.startswith(PACKAGE + ".") and name != __name__]
+
+
 def install_overlay(folder: Path, files: Sequence[str]) -> None:
     """Put the finder first. Mutates ``sys.meta_path``.
 
     Raises ``ValueError`` if a module of the engine was imported before: it would go on using the engine's own ones.
     """
-    loaded = [name for name in sys.modules if name.startswith(PACKAGE + ".") and name != __name__]
+    loaded = loaded_modules()
     if loaded:
         raise ValueError(f"{loaded[0]} is imported already; an overlay has to come first, in a fresh process")
     sys.meta_path.insert(0, OverlayFinder(folder, files))

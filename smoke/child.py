@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from smoke import overlay
+from mini_engine import overlay
 from smoke.check import all_checks, describe_error, run_probe
 from smoke.transport import write_answer
 
@@ -34,7 +34,7 @@ def serve(before: Callable[[dict[str, Any]], None] = lambda _: None, after: Call
     """
     torch.set_num_threads(1)
     all_checks()  # imports every probe, and transformers with them
-    assert overlay.PACKAGE not in sys.modules, "the server must not import the engine"
+    assert not overlay.loaded_modules(), "the server must not import the engine"
     gc.freeze()  # a collection in a child would copy every page that it shares with the server
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
@@ -79,7 +79,7 @@ def run_order(order: dict[str, Any], out: Path) -> int:
     folders = [overlay.PACKAGE]
     if order["overlay"] is not None:
         folders.append(order["overlay"])
-        overlay.install(Path(order["overlay"]), order["files"])
+        overlay.install_overlay(Path(order["overlay"]), order["files"])
     if "tests" in order:
         return run_tests(order["tests"], out)
     fault = import_fault(order["files"], folders)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smoke import overlay
+from mini_engine import overlay
 from smoke.manifest import load_manifest
 
 
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
         files = [file for lesson in load_manifest().written for file in lesson.files if (Path(folder) / file).is_file()]
         if not files:
             raise pytest.UsageError(f"--engine {folder} holds no lesson file; `python -m smoke start L1` makes one")
-        overlay.install(Path(folder).resolve(), files)
+        overlay.install_overlay(Path(folder).resolve(), files)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
