@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
-from mini_engine.attention.dense import AttentionKernel, sdpa_attention
+from mini_engine.attention.dense import AttentionKernel, grouped_attention, sdpa_attention
 from mini_engine.attention.invariant import InvariantAttention
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
@@ -102,7 +102,8 @@ class GreedyDriver:
         """Choose the attention object that the configuration asks for."""
         if self.config.batch_invariant:
             return InvariantAttention(pool, batch.metadata, self.model.config.num_attention_heads)
-        return PagedAttention(pool, batch.metadata, self.kernel)
+        kernel = grouped_attention if self.config.attention == "grouped" else self.kernel
+        return PagedAttention(pool, batch.metadata, kernel)
 
     def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raise ``ValueError``, naming value, limit and remedy, for a request that cannot be run."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mini_engine.attention.allocator import pages_needed
+from mini_engine.attention.dense import eager_attention, grouped_attention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.pool import KVPool
 from mini_engine.attention.probe import invariance_fault
@@ -218,3 +219,23 @@ def test_a_build_without_onednn_falls_back_and_says_so(monkeypatch: pytest.Monke
     with pytest.warns(UserWarning, match="linear='packed' needs oneDNN"):
         family = make_projections(EngineConfig(linear="packed", batch_invariant=True))
     assert family == InvariantProjections(family.inner, row_multiple=4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_grouped_decode_attention_gives_the_same_values_and_chunks_the_same_bits(dtype: str) -> None:
+    """Rows of one matrix instead of repeated heads: against eager attention in float64."""
+    torch.manual_seed(0)
+    for heads, kv_heads, kv_len in ((6, 2, 1), (6, 2, 130), (5, 1, 77), (4, 4, 300)):
+        q, k, v = (torch.randn(n, length, 32).to(getattr(torch, dtype)) for n, length in
+                   ((heads, 1), (kv_heads, kv_len), (kv_heads, kv_len)))  # fmt: skip
+        exact = eager_attention(q.double(), k.double(), v.double())
+        error = float((grouped_attention(q, k, v).double() - exact).abs().max())
+        assert error < (2e-6 if dtype == "float32" else 2e-2)
+        if kv_len > 3:
+            chunk = torch.randn(heads, 3, 32).to(q.dtype)
+            assert torch.equal(grouped_attention(chunk, k, v), sdpa_attention(chunk, k, v))
+
+
+def test_grouped_attention_beside_invariance_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave attention='torch'"):
+        EngineConfig(attention="grouped", batch_invariant=True)

@@ -35,6 +35,7 @@ from mini_engine.startup import load_model
 SYSTEMS: dict[str, dict[str, Any]] = {
     "off": {},
     "packed": {"linear": "packed"},
+    "packed+grouped": {"linear": "packed", "attention": "grouped"},
     "invariant": {"batch_invariant": True},
     "packed+invariant": {"linear": "packed", "batch_invariant": True},
 }
@@ -43,9 +44,9 @@ PEER = "transformers"
 TARGETS = {
     ("tiny float32", "decode", "off"): 1.5,
     ("tiny float32", "decode", "packed"): 2.0,
-    ("0.6b bfloat16", "decode", "packed"): 2.5,
+    ("0.6b bfloat16", "decode", "packed+grouped"): 2.5,
     ("0.6b float32", "decode", "packed"): 2.2,
-    ("0.6b bfloat16", "roofline", "packed"): 0.55,
+    ("0.6b bfloat16", "roofline", "packed+grouped"): 0.55,
     ("0.6b float32", "roofline", "packed"): 0.80,
     ("0.6b bfloat16", "decode", "packed+invariant"): 2.0,
     ("0.6b float32", "decode", "packed+invariant"): 2.0,
