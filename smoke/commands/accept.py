@@ -9,6 +9,8 @@ from tqdm import tqdm
 
 from smoke.accept import Verdict, accept, jobs, matrix
 from smoke.commands.exits import Exit, stop
+from smoke.manifest import ROOT
+from smoke.sync import stale_files
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +38,10 @@ def accept_command(
         verdicts = accept(todo, workers, report)
     seconds = time.perf_counter() - started
     typer.echo(json.dumps(as_dict(verdicts, seconds)) if as_json else summary(verdicts, seconds))
-    stop(Exit.CHECK_FAILED if any(verdict.faults for verdict in verdicts) else Exit.PASSED)
+    stale = [str(file.relative_to(ROOT)) for file in stale_files()]
+    if stale:
+        typer.echo(f"generated tables are out of date in {', '.join(stale)}: run `python -m smoke sync`", err=True)
+    stop(Exit.CHECK_FAILED if stale or any(verdict.faults for verdict in verdicts) else Exit.PASSED)
 
 
 def summary(verdicts: list[Verdict], seconds: float) -> str:
