@@ -68,7 +68,7 @@ def rotate_half(x: Tensor) -> Tensor:
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn every pair of ``x`` [T, heads, D] by its position's angle; ``cos``, ``sin`` [T, D] -> [T, heads, D]."""
-    return x * cos[:, None, :] + rotate_half(x) * sin[:, None, :]
+    return x * cos.unsqueeze(1) + rotate_half(x) * sin.unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ class Qwen3:
         """Norm, project, norm each head, rotate, attend, project back. ``x`` [T, H] -> [T, H] (without residual)."""
         cfg = self.config
         x = rms_norm(x, layer.input_norm, cfg.rms_norm_eps)
-        q = layer.q_proj(x).unflatten(-1, (cfg.num_attention_heads, cfg.head_dim))  # [T, Hq, D]
-        k = layer.k_proj(x).unflatten(-1, (cfg.num_key_value_heads, cfg.head_dim))  # [T, Hkv, D]
-        v = layer.v_proj(x).unflatten(-1, (cfg.num_key_value_heads, cfg.head_dim))  # [T, Hkv, D]
+        q = layer.q_proj(x).view(-1, cfg.num_attention_heads, cfg.head_dim)  # [T, Hq, D]
+        k = layer.k_proj(x).view(-1, cfg.num_key_value_heads, cfg.head_dim)  # [T, Hkv, D]
+        v = layer.v_proj(x).view(-1, cfg.num_key_value_heads, cfg.head_dim)  # [T, Hkv, D]
         q = apply_rotary(rms_norm(q, layer.q_norm, cfg.rms_norm_eps), cos, sin)
         k = apply_rotary(rms_norm(k, layer.k_norm, cfg.rms_norm_eps), cos, sin)
         out = attention(index, q, k, v)  # [T, Hq, D]

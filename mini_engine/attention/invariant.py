@@ -58,9 +58,9 @@ class Group:
     and the second result is not read.
     """
 
-    rows: Tensor  # [G * q_len] packed rows, item after item
+    rows: Tensor | slice  # [G * q_len] packed rows, item after item
     slots: Tensor  # [S * TILE] slots of the keys, pair after pair
-    owner: Tensor  # [S] the item of each pair
+    owner: Tensor | slice  # [S] the item of each pair
     mask: Tensor  # [S, 1, R, TILE] 0 or HIDDEN; R query rows of one key-value head, padded
     items_per_tile: list[int]
 
@@ -80,22 +80,28 @@ def make_group(items: Sequence[Item], pool: KVPool, num_attention_heads: int) ->
     num_kv_heads, dtype = pool.keys[0].shape[0], pool.keys[0].dtype
     items = sorted(items, key=lambda item: -item.num_tiles)
     items_per_tile = [sum(item.num_tiles > tile for item in items) for tile in range(items[0].num_tiles)]
-    pairs = [(index, tile) for tile, count in enumerate(items_per_tile) for index in range(count)]
+    pairs = [(number, tile) for tile, count in enumerate(items_per_tile) for number in range(count)]
     if len(pairs) * num_kv_heads == 1:
         pairs *= 2
     slots, masks = [], []
-    for index, tile in pairs:
-        item = items[index]
+    for number, tile in pairs:
+        item = items[number]
         part = item.slots[tile * TILE : (tile + 1) * TILE]
         slots.append(F.pad(part, (0, TILE - len(part)), value=pool.zero_slot))
         masks.append(tile_mask(len(item.slots), item.q_len, tile, num_attention_heads // num_kv_heads, dtype))
     return Group(
-        rows=torch.cat([torch.arange(item.start, item.start + item.q_len) for item in items]),
+        rows=index([row for item in items for row in range(item.start, item.start + item.q_len)]),
         slots=torch.cat(slots),
-        owner=torch.tensor([index for index, _ in pairs]),
+        owner=index([number for number, _ in pairs]),
         mask=torch.stack(masks)[:, None],
         items_per_tile=items_per_tile,
     )
+
+
+def index(rows: list[int]) -> Tensor | slice:
+    """Return ``rows`` as an index; a slice where they are consecutive, since that one copies nothing."""
+    consecutive = rows == list(range(rows[0], rows[0] + len(rows)))
+    return slice(rows[0], rows[0] + len(rows)) if consecutive else torch.tensor(rows)
 
 
 def tile_mask(kv_len: int, q_len: int, tile: int, heads_per_kv: int, dtype: torch.dtype) -> Tensor:
@@ -128,13 +134,13 @@ class InvariantAttention:
 
     def attend(self, layer: int, q: Tensor, group: Group, num_kv_heads: int) -> Tensor:
         """Attend for one group. ``q`` [G * q_len, Hq, D] -> [G * q_len, Hq, D]."""
-        count, pairs = group.items_per_tile[0], len(group.owner)  # G, S
+        count, pairs = group.items_per_tile[0], group.mask.shape[0]  # G, S
         q_rows = pack_query_rows(q, count, num_kv_heads, padded=group.mask.shape[2])  # [G, Hkv, R, D]
         keys, values = self.pool.gather(layer, group.slots)  # [Hkv, S * TILE, D]
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q_rows[group.owner],  # [S, Hkv, R, D]
-            keys.unflatten(1, (pairs, TILE)).transpose(0, 1),  # [S, Hkv, TILE, D]
-            values.unflatten(1, (pairs, TILE)).transpose(0, 1),
+            keys.view(num_kv_heads, pairs, TILE, -1).transpose(0, 1),  # [S, Hkv, TILE, D]
+            values.view(num_kv_heads, pairs, TILE, -1).transpose(0, 1),
             attn_mask=group.mask,
         )  # out [S, Hkv, R, D], lse [S, Hkv, R]
         merged = merge_tiles(out, lse, group.items_per_tile)  # [G, Hkv, R, D]
@@ -146,7 +152,8 @@ def pack_query_rows(q: Tensor, count: int, num_kv_heads: int, padded: int) -> Te
 
     ``q`` [G * q_len, Hq, D] -> [G, Hkv, padded, D], zeros in the rows beyond q_len * Hq / Hkv.
     """
-    rows = q.unflatten(1, (num_kv_heads, -1)).unflatten(0, (count, -1))  # [G, q_len, Hkv, Hq / Hkv, D]
+    total, num_heads, head_dim = q.shape
+    rows = q.reshape(count, total // count, num_kv_heads, num_heads // num_kv_heads, head_dim)
     rows = rows.transpose(1, 2).flatten(2, 3)  # [G, Hkv, q_len * Hq / Hkv, D]
     return F.pad(rows, (0, 0, 0, padded - rows.shape[2]))
 
@@ -155,7 +162,7 @@ def unpack_query_rows(rows: Tensor, q: Tensor) -> Tensor:
     """Undo ``pack_query_rows``: ``rows`` [G, Hkv, R, D] -> the shape and dtype of ``q`` [G * q_len, Hq, D]."""
     count, num_kv_heads, _, _ = rows.shape
     q_len, heads_per_kv = q.shape[0] // count, q.shape[1] // num_kv_heads
-    rows = rows[:, :, : q_len * heads_per_kv].unflatten(2, (q_len, heads_per_kv))  # [G, Hkv, q_len, Hq / Hkv, D]
+    rows = rows[:, :, : q_len * heads_per_kv].reshape(count, num_kv_heads, q_len, heads_per_kv, -1)
     return rows.transpose(1, 2).reshape(q.shape).to(q.dtype)
 
 

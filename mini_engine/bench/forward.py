@@ -168,23 +168,21 @@ def measure(workload: str, dtype: Dtype, folder: Path, prompt_len: int, new_toke
         runs[PEER].append(time_peer(peer, prompt, new_tokens))
         for name, driver in drivers.items():
             runs[name].append(time_driver(driver, prompt, new_tokens))
-    bandwidth = max(bandwidths)
-    read = weight_bytes(peer)
-    return [make_row(workload, name, times[1:], runs[PEER][1:], read / bandwidth) for name, times in runs.items()]
+    at_best = [weight_bytes(peer) / bandwidth for bandwidth in bandwidths[1:]]
+    return [make_row(workload, name, times[1:], runs[PEER][1:], at_best) for name, times in runs.items()]
 
 
-def make_row(workload: str, system: str, runs: list[Timing], peer: list[Timing], seconds_to_read: float) -> Row:
-    """Reduce the counted rounds of one system to medians. ``seconds_to_read``: one pass over the weights at best."""
+def make_row(workload: str, system: str, runs: list[Timing], peer: list[Timing], at_best: list[float]) -> Row:
+    """Reduce the counted rounds of one system to medians. ``at_best``: seconds to read the weights once, per round."""
     pairs = list(zip(runs, peer, strict=True))
-    decode = statistics.median(run.decode for run in runs)
     return Row(
         workload=workload,
         system=system,
         prefill_tokens_per_s=statistics.median(run.prefill for run in runs),
-        decode_tokens_per_s=decode,
+        decode_tokens_per_s=statistics.median(run.decode for run in runs),
         prefill_ratio=statistics.median(run.prefill / other.prefill for run, other in pairs),
         decode_ratio=statistics.median(run.decode / other.decode for run, other in pairs),
-        roofline=decode * seconds_to_read,
+        roofline=statistics.median(run.decode * best for run, best in zip(runs, at_best, strict=True)),
         same_ids_as_peer=all(run.token_ids == other.token_ids for run, other in pairs),
     )
 
