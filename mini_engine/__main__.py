@@ -2,4 +2,5 @@
 
 from mini_engine.overlay import main
 
-main()
+if __name__ == "__main__":
+    main()
