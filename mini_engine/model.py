@@ -41,7 +41,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotary_frequencies(head_dim: int, theta: float) -> Tensor:
-    """Return the angle per position of each pair of dimensions, ``theta ** (-2i / D)`` -> [D / 2], float32.
+    """Return the angle per position of each pair of dimensions, ``1 / theta ** (2i / D)`` -> [D / 2], float32.
 
     Source: RoFormer (Su et al., 2021), section 3.2.2.
     """
