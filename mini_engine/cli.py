@@ -110,10 +110,21 @@ def make_config(dtype: str, device: str, linear: str, attention: str, batch_inva
     )
 
 
-def stream_reply(
-    driver: GreedyDriver, tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], max_new_tokens: int
-) -> Iterator[tuple[str, Reply]]:
-    """Generate and yield (new piece of text, reply so far) per token; a piece is empty inside a split character."""
+def start(model: str | None, engine: Path | None, config: EngineConfig) -> tuple[GreedyDriver, PreTrainedTokenizerBase]:
+    """Load what a command runs on. Raises ``ValueError`` for a faulty checkpoint or another engine than asked for."""
+    check_engine(engine)
+    folder = resolve_folder(model)
+    return load_driver(folder, config), load_tokenizer(folder)
+
+
+def reply_to(
+    driver: GreedyDriver,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_ids: list[int],
+    max_new_tokens: int,
+    silent: bool = False,
+) -> Reply:
+    """Generate, print the text as it comes (nothing inside a split character) unless ``silent``, and return it all."""
     reply = Reply(prompt_ids)
     decoder = DecodeStream(skip_special_tokens=True)
     for step in driver.steps(prompt_ids, max_new_tokens):
@@ -123,7 +134,10 @@ def stream_reply(
             reply.finish_reason = "stop"
         piece = decoder.step(tokenizer.backend_tokenizer, step.token_id) or ""
         reply.text += piece
-        yield piece, reply
+        if not silent:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    return reply
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], think: bool) -> list[int]:
@@ -132,18 +146,6 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str
         raise ValueError("this checkpoint's tokenizer has no chat template; leave out --chat")
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=think)
     return list(tokenizer.encode(cast(str, text), add_special_tokens=False))
-
-
-def show(pieces: Iterator[tuple[str, Reply]], silent: bool = False) -> Reply:
-    """Print the pieces as they come and return the finished reply."""
-    shown: list[Reply] = []
-    for piece, reply in pieces:
-        if not silent:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        shown = [reply]
-    assert shown, "a driver yields at least one token"
-    return shown[0]
 
 
 @app.command()
@@ -163,19 +165,17 @@ def generate(
 ) -> None:
     """Continue PROMPT greedily and stream the text."""
     with input_errors():
-        check_engine(engine)
         if not chat and not think:
             raise ValueError("--no-think only means something with --chat; add --chat or leave it out")
         began = time.perf_counter()
-        config, folder = make_config(dtype, device, linear, attention, batch_invariant), resolve_folder(model)
-        driver, tokenizer = load_driver(folder, config), load_tokenizer(folder)
+        driver, tokenizer = start(model, engine, make_config(dtype, device, linear, attention, batch_invariant))
         load_s = time.perf_counter() - began
         text = sys.stdin.read() if prompt == "-" else prompt
         messages = [{"role": "user", "content": text}]
         ids = encode_chat(tokenizer, messages, think) if chat else tokenizer.encode(text, add_special_tokens=False)
         if not json_output and not chat:
             sys.stdout.write(text)
-        reply = show(stream_reply(driver, tokenizer, ids, max_new_tokens), silent=json_output)
+        reply = reply_to(driver, tokenizer, ids, max_new_tokens, silent=json_output)
     if json_output:
         report = {
             "prompt_ids": reply.prompt_ids,
@@ -210,9 +210,7 @@ def chat(
 ) -> None:
     """Talk with the model. /new forgets the conversation, /exit (or Ctrl-D) ends it."""
     with input_errors():
-        check_engine(engine)
-        config, folder = make_config(dtype, device, linear, attention, batch_invariant), resolve_folder(model)
-        driver, tokenizer = load_driver(folder, config), load_tokenizer(folder)
+        driver, tokenizer = start(model, engine, make_config(dtype, device, linear, attention, batch_invariant))
         encode_chat(tokenizer, [{"role": "user", "content": ""}], think)  # a missing template shows now, not later
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
@@ -242,7 +240,7 @@ def answer(
     """Answer one turn and return the conversation with it; a turn that cannot be run leaves it as it was."""
     asked = [*messages, {"role": "user", "content": text}]
     try:
-        reply = show(stream_reply(driver, tokenizer, encode_chat(tokenizer, asked, think), max_new_tokens))
+        reply = reply_to(driver, tokenizer, encode_chat(tokenizer, asked, think), max_new_tokens)
     except ValueError as error:  # the conversation has grown beyond the model's positions
         typer.secho(f"error: {error} (/new starts a fresh conversation)", fg="red", err=True)
         return messages

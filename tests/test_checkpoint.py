@@ -39,6 +39,12 @@ def peer_logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
         return model(torch.arange(9)[None]).logits[0]
 
 
+def save_shards(folder: Path, shards: Path) -> Path:
+    """Save the checkpoint again in several files."""
+    Qwen3ForCausalLM.from_pretrained(folder).save_pretrained(shards, max_shard_size="60KB")
+    return shards
+
+
 def edit_config(folder: Path, **changes: object) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -56,8 +62,7 @@ def test_a_bfloat16_checkpoint_is_widened_exactly(folder: Path) -> None:
 
 def test_a_sharded_checkpoint_gives_the_bits_of_the_single_file(folder: Path, tmp_path: Path) -> None:
     whole = logits(folder)
-    shards = tmp_path / "shards"
-    Qwen3ForCausalLM.from_pretrained(folder).save_pretrained(shards, max_shard_size="60KB")
+    shards = save_shards(folder, tmp_path / "shards")
     assert len(list(shards.glob("*.safetensors"))) > 1
     assert torch.equal(logits(shards), whole)
 
@@ -119,8 +124,7 @@ def test_a_truncated_file_is_named(folder: Path) -> None:
 
 
 def test_a_missing_shard_is_named(folder: Path, tmp_path: Path) -> None:
-    shards = tmp_path / "shards"
-    Qwen3ForCausalLM.from_pretrained(folder).save_pretrained(shards, max_shard_size="60KB")
+    shards = save_shards(folder, tmp_path / "shards")
     gone = sorted(shards.glob("*.safetensors"))[1]
     gone.unlink()
     with pytest.raises(ValueError, match=rf"{gone.name} does not exist, but .*index\.json lists \d+ tensors"):
@@ -128,8 +132,7 @@ def test_a_missing_shard_is_named(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_shard_without_a_tensor_that_the_index_promises_is_named(folder: Path, tmp_path: Path) -> None:
-    shards = tmp_path / "shards"
-    Qwen3ForCausalLM.from_pretrained(folder).save_pretrained(shards, max_shard_size="60KB")
+    shards = save_shards(folder, tmp_path / "shards")
     index = json.loads((shards / "model.safetensors.index.json").read_text())
     shard = index["weight_map"]["model.norm.weight"]
     tensors = load_file(shards / shard)

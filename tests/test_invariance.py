@@ -239,3 +239,10 @@ def test_grouped_decode_attention_gives_the_same_values_and_chunks_the_same_bits
 def test_grouped_attention_beside_invariance_is_refused() -> None:
     with pytest.raises(ValueError, match="leave attention='torch'"):
         EngineConfig(attention="grouped", batch_invariant=True)
+
+
+def test_the_probe_also_tries_a_model_with_few_positions() -> None:
+    """It used to skip every chunking that did not add up to 40 tokens, and so said nothing about such a model."""
+    engine = EngineConfig(batch_invariant=True)
+    plain = make_driver(SHAPES[0], EngineConfig())
+    assert invariance_fault(plain.forward, replace(plain.model.config, max_position_embeddings=20), engine) is not None
