@@ -53,11 +53,12 @@ class GreedyDriver:
         eos_token_ids: frozenset[int] = frozenset(),
         *,
         use_kv_cache: bool = True,
-        kernel: AttentionKernel = sdpa_attention,
+        kernel: AttentionKernel | None = None,
     ) -> None:
-        """Drive ``model``; stop after any of ``eos_token_ids``. ``kernel`` does the arithmetic of plain attention."""
+        """Drive ``model``; stop after any of ``eos_token_ids``. ``kernel`` overrides ``config.attention``."""
         self.model, self.config, self.eos_token_ids = model, config, eos_token_ids
-        self.use_kv_cache, self.kernel = use_kv_cache, kernel
+        self.use_kv_cache = use_kv_cache
+        self.kernel = kernel or (grouped_attention if config.attention == "grouped" else sdpa_attention)
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> Generation:
         """Generate until an end-of-sequence id or ``max_new_tokens``. Raises ``ValueError`` as ``steps`` does."""
@@ -102,8 +103,7 @@ class GreedyDriver:
         """Choose the attention object that the configuration asks for."""
         if self.config.batch_invariant:
             return InvariantAttention(pool, batch.metadata, self.model.config.num_attention_heads)
-        kernel = grouped_attention if self.config.attention == "grouped" else self.kernel
-        return PagedAttention(pool, batch.metadata, kernel)
+        return PagedAttention(pool, batch.metadata, self.kernel)
 
     def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raise ``ValueError``, naming value, limit and remedy, for a request that cannot be run.
