@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from smoke.manifest import ENGINE, load_manifest, refuse_unknown, require
+from smoke.manifest import ENGINE, Lesson, load_manifest, refuse_unknown, require
 
 FOLDER = Path(__file__).resolve().parent
 PITFALL_KEYS = {"id", "task", "title", "symptom", "file", "find", "replace", "killed_by", "source"}
@@ -74,7 +74,8 @@ def load_pitfalls() -> tuple[Pitfall, ...]:
     pitfalls = [
         parse_pitfall(entry)
         for lesson in load_manifest().written
-        for entry in read_entries(FOLDER / "pitfalls" / f"{lesson.id}.toml", "pitfall")
+        for file in bank_files(FOLDER / "pitfalls", lesson)
+        for entry in read_entries(file, "pitfall")
     ]
     refuse_doubles([pitfall.id for pitfall in pitfalls])
     return tuple(pitfalls)
@@ -86,16 +87,20 @@ def load_wheats() -> tuple[Wheat, ...]:
     wheats = [
         parse_wheat(entry)
         for lesson in load_manifest().written
-        for entry in read_entries(FOLDER / "wheats" / f"{lesson.id}.toml", "wheat")
+        for file in bank_files(FOLDER / "wheats", lesson)
+        for entry in read_entries(file, "wheat")
     ]
     refuse_doubles([wheat.id for wheat in wheats])
     return tuple(wheats)
 
 
+def bank_files(folder: Path, lesson: Lesson) -> list[Path]:
+    """Return a lesson's files of pitfalls or wheats: ``L4.toml`` and, for a long list, ``L4_state.toml`` and so on."""
+    return sorted([*folder.glob(f"{lesson.id}.toml"), *folder.glob(f"{lesson.id}_*.toml")])
+
+
 def read_entries(file: Path, key: str) -> list[Mapping[str, Any]]:
-    """Read the list ``[[key]]`` of a TOML file; a lesson without a file has none."""
-    if not file.is_file():
-        return []
+    """Read the list ``[[key]]`` of a TOML file."""
     with file.open("rb") as stream:
         raw = tomllib.load(stream)
     refuse_unknown(file.name, raw, {key})

@@ -22,6 +22,7 @@ from typing import Annotated
 
 import typer
 
+from smoke.bank import bank_files, read_entries
 from smoke.grade.authorship import TELLING_NODES, normal_form
 from smoke.manifest import ENGINE, ROOT, Lesson, load_manifest, parse_manifest
 from smoke.starter import functions_of, starter_files
@@ -86,19 +87,16 @@ def empty_lesson(folder: Path, lesson: Lesson) -> None:
     """Put starters in the place of a lesson's files and drop what quotes the solution."""
     for file, text in starter_files(lesson).items():
         (folder / "mini_engine" / file).write_text(text)
-    for path in (
-        folder / "smoke" / "pitfalls" / f"{lesson.id}.toml",
-        folder / "smoke" / "wheats" / f"{lesson.id}.toml",
-    ):
-        path.unlink(missing_ok=True)
+    smoke = folder / "smoke"
+    for path in (*bank_files(smoke / "pitfalls", lesson), *bank_files(smoke / "wheats", lesson)):
+        path.unlink()
     for module in wheat_modules(lesson):
         (folder / "smoke" / "wheats" / module).unlink(missing_ok=True)
 
 
 def wheat_modules(lesson: Lesson) -> list[str]:
     """Return the files that are whole solutions of a lesson, beside its list of wheats."""
-    file = ROOT / "smoke" / "wheats" / f"{lesson.id}.toml"
-    entries = tomllib.loads(file.read_text()).get("wheat", []) if file.is_file() else []
+    entries = [entry for file in bank_files(ROOT / "smoke" / "wheats", lesson) for entry in read_entries(file, "wheat")]
     return [str(entry["module"]) for entry in entries if "module" in entry]
 
 

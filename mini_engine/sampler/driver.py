@@ -1,0 +1,215 @@
+"""L4: the greedy driver with a sampler in place of its argmax, and several sequences at a time.
+
+Owns: the loop "forward, sample, append", when a sequence ends, and which of ``best_of`` answers are returned. Must not
+know: text (so no stop strings), arrivals during the run: all sequences start together, which L5 ends.
+
+With ``SamplingParams()`` its ids and logits are those of L3, bit for bit.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mini_engine.attention.allocator import PageAllocator, pages_needed
+from mini_engine.attention.dense import AttentionKernel
+from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
+from mini_engine.attention.pool import KVPool
+from mini_engine.config import EngineConfig
+from mini_engine.driver import GreedyDriver
+from mini_engine.model import Qwen3
+from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
+from mini_engine.sampler.head import LogitsHead
+from mini_engine.sampler.logprobs import TokenLogprob, prompt_logprobs
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.sampler.processors.base import Vocabulary
+from mini_engine.sampler.processors.constraints import stop_token_ids
+from mini_engine.sampler.processors.registry import check_processors
+from mini_engine.sampler.sampler import Sampler
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True)
+class SampledStep:
+    """One token of sequence ``index``, the logits [V] it came from, and ``finish_reason`` if it was the last.
+
+    With "error" there is no token: ``token_id`` is -1 and ``error`` says why. ``prompt_logprobs`` comes with the first.
+    """
+
+    index: int
+    token_id: int
+    logits: Tensor
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[list[TokenLogprob] | None] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class SampledGeneration:
+    """A finished sequence: its steps, first to last."""
+
+    steps: list[SampledStep]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The generated ids, an end-of-sequence id included when it was generated."""
+        return [step.token_id for step in self.steps if step.error is None]
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why it ended."""
+        reason = self.steps[-1].finish_reason
+        assert reason is not None, "the sequence has not ended"
+        return reason
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Sum of the chosen tokens' log-probabilities, minus infinity after an error."""
+        if self.finish_reason == "error":
+            return -math.inf
+        return sum(step.logprobs[0].logprob for step in self.steps if step.logprobs is not None)
+
+
+@dataclass
+class Running:
+    """A sequence in the batch: its request, its pages and how many of its tokens have keys and values."""
+
+    index: int
+    request: SamplingRequest
+    pages: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output."""
+        return [*self.request.prompt_ids, *self.request.output_ids]
+
+
+class SamplingDriver(GreedyDriver):
+    """Generates with a ``Sampler``, one sequence or several side by side. Everything else is the greedy driver's."""
+
+    def __init__(
+        self,
+        model: Qwen3,
+        config: EngineConfig,
+        eos_token_ids: frozenset[int] = frozenset(),
+        *,
+        sampler: Sampler | None = None,
+        head: LogitsHead | None = None,
+        kernel: AttentionKernel | None = None,
+    ) -> None:
+        """Drive ``model``; without a ``sampler`` or a ``head`` the plain ones are used."""
+        super().__init__(model, config, eos_token_ids, kernel=kernel)
+        self.sampler, self.head = sampler or Sampler(), head or LogitsHead()
+        self.vocabulary = Vocabulary(model.config.vocab_size, eos_token_ids)
+
+    def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[SampledStep]:
+        """Yield the tokens of one sequence as they come. Raises ``ValueError`` for a request that cannot be run."""
+        if params.num_samples > 1:
+            raise ValueError(f"{params.num_samples} samples cannot be streamed as one; use complete, or n=1")
+        self.check_params(prompt_ids, params)
+        return (step for steps in self.run([SamplingRequest(list(prompt_ids), params)]) for step in steps)
+
+    def complete(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[SampledGeneration]:
+        """Generate ``best_of`` sequences side by side and return the ``n`` likeliest, in the order of their index.
+
+        Sample i has the seed ``seed + i``, as in vLLM; with one seed for all they would be one answer n times. Raises
+        ``ValueError`` for a request that cannot be run.
+        """
+        self.check_params(prompt_ids, params)
+        own = params if params.logprobs is not None or params.num_samples == params.n else replace(params, logprobs=0)
+        requests = [
+            SamplingRequest(list(prompt_ids), replace(own, n=1, best_of=None, seed=sample_seed(params.seed, index)))
+            for index in range(params.num_samples)
+        ]
+        steps: list[list[SampledStep]] = [[] for _ in requests]
+        for step in (step for together in self.run(requests) for step in together):
+            steps[step.index].append(step)
+        generations = [SampledGeneration(own_steps) for own_steps in steps]
+        ranked = sorted(generations, key=lambda generation: -generation.cumulative_logprob)
+        return sorted(ranked[: params.n], key=lambda generation: generation.steps[0].index)
+
+    def run(self, requests: Sequence[SamplingRequest]) -> Iterator[list[SampledStep]]:
+        """Run all requests side by side and yield the steps of each forward pass. Appends to their ``output_ids``."""
+        page_size = self.config.page_size
+        needed = [pages_needed(len(r.prompt_ids) + r.params.max_new_tokens - 1, page_size) for r in requests]
+        allocator = PageAllocator(sum(needed))
+        pool = KVPool(self.model.config, allocator.num_pages, page_size, self.model.embedding.dtype, self.config.device)
+        running = [Running(index, request) for index, request in enumerate(requests)]
+        batch = SamplingBatch.from_requests(requests, self.vocabulary, self.config.device)
+        while running:
+            for sequence in running:
+                missing = pages_needed(len(sequence.token_ids), page_size) - len(sequence.pages)
+                sequence.pages += allocator.allocate(missing)
+            steps = self.step(running, batch, pool)
+            yield steps
+            keep = [row for row, step in enumerate(steps) if step.finish_reason is None]
+            if len(keep) < len(running):
+                running = [running[row] for row in keep]
+                batch.filter(keep)
+            batch.cumulate([steps[row].token_id for row in keep])
+
+    def step(self, running: Sequence[Running], batch: SamplingBatch, pool: KVPool) -> list[SampledStep]:
+        """Run one packed forward pass over what is not computed yet and sample. Mutates the pool and ``running``."""
+        chunks = [SequenceChunk(s.token_ids[s.num_computed_tokens :], s.num_computed_tokens, s.pages) for s in running]
+        inputs = pack_batch(chunks, self.config.page_size, self.config.device)
+        hidden = self.hidden_states(inputs, pool)  # [T, H]
+        logits = self.logits(hidden, inputs.logit_rows)  # [N, V]
+        output = self.sampler(logits, batch)
+        steps = []
+        for row, (sequence, query_range) in enumerate(zip(running, inputs.metadata.query_ranges, strict=True)):
+            token_id, error = output.token_ids[row], output.errors.get(row)
+            about_prompt = self.prompt_report(sequence, hidden[slice(*query_range)])
+            sequence.num_computed_tokens = len(sequence.token_ids)
+            if error is None:
+                sequence.request.output_ids.append(token_id)
+            reason: FinishReason | None = "error" if error is not None else self.finish_reason(sequence.request)
+            steps.append(
+                SampledStep(sequence.index, token_id, logits[row], output.logprobs[row], about_prompt, reason, error)
+            )
+        return steps
+
+    def prompt_report(self, sequence: Running, hidden: Tensor) -> list[list[TokenLogprob] | None] | None:
+        """Return the prompt's log-probabilities if the request asks and this was its prefill; ``hidden`` [T, H]."""
+        count = sequence.request.params.prompt_logprobs
+        if count is None or sequence.num_computed_tokens > 0:
+            return None
+        return prompt_logprobs(self.logits(hidden, None), sequence.request.prompt_ids, count)
+
+    def finish_reason(self, request: SamplingRequest) -> FinishReason | None:
+        """Return why ``request`` ends with its newest token, ``None`` if it goes on. A stop token wins over length."""
+        params = request.params
+        if request.output_ids[-1] in stop_token_ids(params.stop_token_ids, params.ignore_eos, self.vocabulary):
+            return "stop"
+        return "length" if len(request.output_ids) >= params.max_new_tokens else None
+
+    @torch.inference_mode()
+    def hidden_states(self, batch: BatchInputs, pool: KVPool) -> Tensor:
+        """Run all layers of one packed step -> [T, H]. Writes the step's slots of ``pool``."""
+        return self.model.hidden_states(batch.input_ids, batch.positions, self.attention(batch, pool))
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        """Return the logits of ``rows`` [R] of ``hidden`` [T, H], of all if ``None`` -> [R, V]."""
+        return self.head(hidden, rows, self.model.lm_head)
+
+    def check_params(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise ``ValueError``, naming value, limit and remedy, for a request that this driver cannot run."""
+        self.check_request(prompt_ids, params.max_new_tokens)
+        params.check_vocabulary(self.vocabulary.size)
+        check_processors(params.logits_processors, self.vocabulary)
+        if params.stop:
+            raise ValueError(
+                f"stop is {list(params.stop)}: this driver sees token ids and no text, so it cannot look for strings; "
+                "give stop_token_ids"
+            )
+
+
+def sample_seed(seed: int | None, index: int) -> int | None:
+    """Return the seed of sample ``index``: counted up, wrapping around within signed 64-bit numbers."""
+    return None if seed is None else (seed + index + 2**63) % 2**64 - 2**63

@@ -1,0 +1,56 @@
+"""L4: log-probabilities of chosen tokens, their alternatives and their ranks.
+
+Owns: ``TokenLogprob`` and how a row of log-probabilities becomes a list of them. Must not know: how a token was chosen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mini_engine.sampler.filters import largest
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token, its natural log-probability and its place among all tokens: 1 is the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+def token_logprobs(logprobs: Tensor, token_ids: Tensor, counts: Sequence[int]) -> list[list[TokenLogprob]]:
+    """Return, for each row, the chosen token first and then the ``counts[i]`` likeliest, the chosen one among them.
+
+    ``logprobs`` [R, V] float32, ``token_ids`` [R]; a count of -1 asks for the whole vocabulary. The order, and so the
+    rank, is that of the filters: larger first, the lowest id among equals. vLLM gives all equals the worst rank of
+    them, so there even a greedy token can have rank 2.
+    """
+    vocab_size = logprobs.shape[1]
+    wanted = [vocab_size if count == -1 else min(count, vocab_size) for count in counts]
+    values, ids = largest(logprobs, max(*wanted, 1))
+    chosen = logprobs.gather(-1, token_ids[:, None])  # [R, 1]
+    ahead = (logprobs > chosen) | (
+        (logprobs == chosen) & (torch.arange(vocab_size, device=logprobs.device) < token_ids[:, None])
+    )
+    ranks = (ahead.sum(-1) + 1).tolist()
+    rows = []
+    for row, count in enumerate(wanted):
+        pairs = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
+        first = TokenLogprob(int(token_ids[row]), float(chosen[row]), ranks[row])
+        rows.append([first, *(TokenLogprob(token, value, i) for i, (token, value) in enumerate(pairs, start=1))])
+    return rows
+
+
+def prompt_logprobs(logits: Tensor, prompt_ids: Sequence[int], count: int) -> list[list[TokenLogprob] | None]:
+    """Return the log-probabilities of a prompt: ``None`` for its first token, which nothing predicts, then lists.
+
+    ``logits`` [T, V] of the prompt's T tokens. Row i predicts token i + 1, so the last row is not used here.
+    """
+    if len(prompt_ids) == 1:
+        return [None]
+    following = torch.tensor(prompt_ids[1:], device=logits.device)
+    table = logits[:-1].float().log_softmax(-1)
+    return [None, *token_logprobs(table, following, [count] * len(following))]

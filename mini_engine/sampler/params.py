@@ -1,0 +1,245 @@
+"""L4: what one request asks of the sampler (``SamplingParams``): frozen, validated, every default off.
+
+Owns: names, ranges, aliases and presets of the parameters. Must not know: tensors, batches, the vocabulary (only
+``check_vocabulary`` is told its size). Imports no torch.
+
+Three engines, three ways to write "off" (SGLang ``top_k=-1``, vLLM ``top_k=0``, both ``1 << 30`` inside). Here every
+alias becomes one form when the object is built, so nothing after this file asks twice.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, get_args
+
+TOP_K_ALL = 1 << 30  # SGLang's "every token"
+GREEDY_BELOW = 1e-6  # temperatures below it mean greedy: dividing by less helps nobody
+MAX_STOP_STRINGS = 32
+MAX_BIAS = 100  # OpenAI's range
+LogprobsMode = Literal["raw", "processed"]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "code": {"temperature": 0.0},
+    "technical": {"temperature": 0.3, "top_p": 0.9},
+    "creative": {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
+    "chat": {"temperature": 0.7, "top_k": 40, "top_p": 0.9},
+    "brainstorm": {"temperature": 1.2, "top_p": 0.95},
+}
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends. ``SamplingParams()`` is greedy with nothing on.
+
+    ``temperature``: 0 is greedy; else the logits are divided by it. ``top_k``: keep the k likeliest, 0 is off.
+    ``top_p``: keep the smallest set whose mass reaches p, 1 is off. ``min_p``: drop what is less likely than
+    ``min_p`` times the likeliest, 0 is off.
+    ``repetition_penalty``: positive logits of seen tokens (prompt and output) are divided by it, negative ones
+    multiplied; 1 is off. ``frequency_penalty``: subtracted once per occurrence in the output. ``presence_penalty``:
+    subtracted once from every token of the output.
+    ``min_new_tokens``: no stop token before. ``max_new_tokens``: end after. ``ignore_eos``: the model's own
+    end-of-sequence ids do not end it, ``stop_token_ids`` still do. ``stop``: strings that end it.
+    ``logit_bias``: id -> number added to its logit. ``allowed_token_ids``: nothing else may come. ``bad_words``: id
+    sequences that must not be completed in the output. ``logits_processors``: registered name -> its arguments.
+    ``seed``: makes the tokens a function of the logits alone. ``n``: answers to return, out of ``best_of`` generated.
+    ``logprobs``: report the chosen token's log-probability and that many alternatives (0: none of them, -1: the whole
+    vocabulary), ``logprobs_mode`` before ("raw") or after ("processed") everything above; ``prompt_logprobs`` likewise
+    for the prompt, always raw.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_new_tokens: int = 0
+    max_new_tokens: int = 128
+    ignore_eos: bool = False
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[Sequence[int]] = ()
+    logits_processors: Mapping[str, Mapping[str, Any]] | None = None
+    seed: int | None = None
+    n: int = 1
+    best_of: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw"
+
+    def __post_init__(self) -> None:
+        """Bring every alias to its one form, then check. Raises ``ValueError`` naming value, range and remedy."""
+        check_numbers(self)
+        check_counts(self)
+        for name, value in normal_forms(self).items():
+            object.__setattr__(self, name, value)
+        check_combinations(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken and nothing is drawn."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether any of the three penalties is on."""
+        return any(getattr(self, name) != off_value(name) for name in PENALTY_NAMES)
+
+    @property
+    def num_samples(self) -> int:
+        """How many sequences are generated, of which ``n`` are returned."""
+        return self.best_of or self.n
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Return a named starting point, with ``changes`` on top. Raises ``ValueError`` for an unknown name."""
+        if name not in PRESETS:
+            raise ValueError(f"there is no preset {name!r}; choose one of {', '.join(PRESETS)}")
+        return cls(**{**PRESETS[name], **changes})
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise ``ValueError`` if any token id that the parameters name lies outside ``0 … vocab_size - 1``."""
+        named = {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": tuple(self.logit_bias or ()),
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_words": tuple(token for word in self.bad_words for token in word),
+        }
+        for name, ids in named.items():
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise ValueError(f"{name} names token id {token}; the vocabulary has the ids 0 to {vocab_size - 1}")
+
+
+PENALTY_NAMES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+
+
+def off_value(name: str) -> Any:
+    """Return the default of a parameter: the value at which the option is disabled."""
+    return next(field.default for field in fields(SamplingParams) if field.name == name)
+
+
+# name -> (whether a number is in range, the range in words, the remedy)
+RANGES: dict[str, tuple[Callable[[float], bool], str, str]] = {
+    "temperature": (lambda x: x >= 0, "at least 0", "0 is greedy, 1 leaves the model's distribution as it is"),
+    "top_p": (
+        lambda x: 0 < x <= 1,
+        "above 0 and at most 1",
+        "1.0 switches it off; for the top token use temperature=0",
+    ),
+    "min_p": (lambda x: 0 <= x <= 1, "from 0 to 1", "0.0 switches it off"),
+    "repetition_penalty": (lambda x: 0 < x <= 2, "above 0 and at most 2", "1.0 switches it off"),
+    "frequency_penalty": (lambda x: -2 <= x <= 2, "from -2 to 2", "0.0 switches it off"),
+    "presence_penalty": (lambda x: -2 <= x <= 2, "from -2 to 2", "0.0 switches it off"),
+}
+
+# name -> (least value, whether None is allowed, the remedy)
+COUNTS: dict[str, tuple[int, bool, str]] = {
+    "top_k": (-1, False, "0 or -1 switches it off"),
+    "min_new_tokens": (0, False, "0 switches it off"),
+    "max_new_tokens": (1, False, "ask for at least one token"),
+    "n": (1, False, "1 returns one answer"),
+    "best_of": (1, True, "None generates as many as n returns"),
+    "logprobs": (-1, True, "None switches it off, 0 reports the chosen token only, -1 the whole vocabulary"),
+    "prompt_logprobs": (-1, True, "None switches it off, 0 reports the prompt's own tokens only"),
+    "seed": (-(2**63), True, "None draws from the engine's own generator"),
+}
+
+
+def check_numbers(params: SamplingParams) -> None:
+    """Raise ``ValueError`` for a real-valued parameter that is no finite number or out of range."""
+    for name, (in_range, limits, remedy) in RANGES.items():
+        value = getattr(params, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{name} is {value!r}; it must be a finite number {limits} ({remedy})")
+        if not in_range(value):
+            raise ValueError(f"{name} is {value}; it must be {limits} ({remedy})")
+
+
+def check_counts(params: SamplingParams) -> None:
+    """Raise ``ValueError`` for a whole-number parameter that is no ``int`` or too small, and for a wrong flag."""
+    for name, (least, optional, remedy) in COUNTS.items():
+        value = getattr(params, name)
+        if optional and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least} ({remedy})")
+    if params.seed is not None and params.seed >= 2**63:
+        raise ValueError(f"seed is {params.seed}; it must be below 2**63 = {2**63}, as a signed 64-bit number")
+    if not isinstance(params.ignore_eos, bool):
+        raise ValueError(f"ignore_eos is {params.ignore_eos!r}; it is True or False")
+    if params.logprobs_mode not in get_args(LogprobsMode):
+        raise ValueError(
+            f"logprobs_mode is {params.logprobs_mode!r}; choose one of {', '.join(get_args(LogprobsMode))}"
+        )
+
+
+def normal_forms(params: SamplingParams) -> dict[str, Any]:
+    """Return the one form of every parameter that can be written in several ways."""
+    return {
+        "temperature": 0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
+        "top_k": 0 if params.top_k == -1 or params.top_k >= TOP_K_ALL else params.top_k,
+        "stop": (params.stop,) if isinstance(params.stop, str) else tuple(dict.fromkeys(params.stop or ())),
+        "stop_token_ids": token_ids("stop_token_ids", params.stop_token_ids or ()),
+        "logit_bias": bias_form(params.logit_bias),
+        "allowed_token_ids": None
+        if params.allowed_token_ids is None
+        else tuple(sorted(token_ids("allowed_token_ids", params.allowed_token_ids))),
+        "bad_words": tuple(tuple(token_ids("bad_words", word, unique=False)) for word in params.bad_words or ()),
+        "logits_processors": {name: dict(given) for name, given in (params.logits_processors or {}).items()} or None,
+    }
+
+
+def token_ids(name: str, ids: Sequence[int], unique: bool = True) -> tuple[int, ...]:
+    """Return the ids as a tuple, each once if ``unique``. Raises ``ValueError`` for anything that is no id."""
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise ValueError(f"{name} holds {token!r}; token ids are whole numbers of at least 0")
+    return tuple(dict.fromkeys(ids)) if unique else tuple(ids)
+
+
+def bias_form(bias: Mapping[int, float] | None) -> dict[int, float] | None:
+    """Return the bias with whole-number keys (JSON makes them strings), ``None`` if it is empty.
+
+    Raises ``ValueError`` for a key that is no id, two keys that are the same id, or a value beyond 100: a
+    bias of minus infinity is a ban, and ``bad_words`` is the parameter for that.
+    """
+    form: dict[int, float] = {}
+    for key, value in (bias or {}).items():
+        if isinstance(key, bool) or not str(key).isdecimal():
+            raise ValueError(f"logit_bias has the key {key!r}; keys are token ids")
+        if int(key) in form:
+            raise ValueError(f"logit_bias names token id {int(key)} twice")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_BIAS:
+            raise ValueError(
+                f"logit_bias of token {key} is {value!r}; it must be a number from -{MAX_BIAS} to {MAX_BIAS} "
+                "(to ban a token use bad_words)"
+            )
+        form[int(key)] = float(value)
+    return form or None
+
+
+def check_combinations(params: SamplingParams) -> None:
+    """Raise ``ValueError`` for parameters that contradict each other, after normalisation."""
+    if params.min_new_tokens > params.max_new_tokens:
+        raise ValueError(
+            f"min_new_tokens is {params.min_new_tokens} and max_new_tokens {params.max_new_tokens}; "
+            "the least cannot be more than the most"
+        )
+    if params.best_of is not None and params.best_of < params.n:
+        raise ValueError(f"best_of is {params.best_of} and n is {params.n}; generate at least as many as are returned")
+    if params.num_samples > 1 and params.is_greedy:
+        raise ValueError(
+            f"{params.num_samples} samples at temperature 0 would be the same one; set a temperature or n=1"
+        )
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise ValueError("allowed_token_ids is empty, so no token could ever come; use None to allow all")
+    if any(not word for word in params.bad_words):
+        raise ValueError("bad_words holds an empty sequence; every word needs at least one token id")
+    if any(not isinstance(text, str) or not text for text in params.stop):
+        raise ValueError(f"stop is {params.stop!r}; every stop string needs at least one character")
+    if len(params.stop) > MAX_STOP_STRINGS:
+        raise ValueError(f"stop has {len(params.stop)} strings; at most {MAX_STOP_STRINGS} are looked for")
