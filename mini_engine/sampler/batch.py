@@ -112,7 +112,7 @@ class SamplingBatch:
         self.need_logprobs = any(p.logprobs is not None for p in self.params)
 
     def process(self, logits: Tensor, note: Callable[[str, Tensor], None] | None = None) -> Tensor:
-        """Apply every processor in order. ``logits`` [N, V] of any dtype -> [N, V].
+        """Apply every processor in order. ``logits`` [N, V], float32 or shorter -> [N, V].
 
         With nothing to apply the logits come back as they are; else the result is a float32 copy: the caller's tensor
         is never written to. ``note`` is called with each stage's name and result.

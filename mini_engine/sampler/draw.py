@@ -31,7 +31,7 @@ def draw_seeded(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     ``argmax(logit + gumbel)`` is distributed as the softmax of the logits (Gumbel, 1954; Maddison et al., 2014), and
     needs no sum over the row. ``positions`` is that of the last input token.
     """
-    drawn = []
+    drawn = [positions[:0]]  # without rows there are no ids
     rows_at_once = max(1, CHUNK // logits.shape[1])
     for start in range(0, len(logits), rows_at_once):
         part = logits[start : start + rows_at_once]

@@ -23,7 +23,8 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ``count`` largest logits of each row and their ids, in falling order, the lowest id first on ties.
 
     ``logits`` [R, V] -> values and ids, each [R, min(count, V)]. ``torch.topk`` promises nothing about ties. It is
-    asked for one value more: only where that one equals the last of ours did it have a choice between equals.
+    asked for one value more: only where that one equals the last of ours did it have a choice between equals. The order
+    among minus infinities is left open: filters drop them anyway, and a row may hold 100,000.
     """
     if count >= logits.shape[1]:
         return torch.sort(logits, dim=-1, descending=True, stable=True)

@@ -4,6 +4,7 @@ Owns: row selection, scale, soft cap and the seam for a sharded head. Must not k
 ``layers/logits_processor.py``; its name is taken here by what vLLM and SGLang call *custom* logits processors.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,10 +29,10 @@ class LogitsHead:
 
     def __post_init__(self) -> None:
         """Check the numbers. Raises ``ValueError`` naming value, range and remedy."""
-        if not self.scale > 0:
-            raise ValueError(f"scale is {self.scale}; it must be above 0 (1.0 switches it off)")
-        if self.soft_cap is not None and not self.soft_cap > 0:
-            raise ValueError(f"soft_cap is {self.soft_cap}; it must be above 0 (None switches it off)")
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"scale is {self.scale}; it must be a finite number above 0 (1.0 switches it off)")
+        if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:
+            raise ValueError(f"soft_cap is {self.soft_cap}; it must be a finite number above 0 (None switches it off)")
 
     def __call__(self, hidden: Tensor, rows: Tensor | None, lm_head: Linear) -> Tensor:
         """Return the logits. ``hidden`` [T, H], ``rows`` [R] (``None``: all) -> [R, V] in the weights' dtype.

@@ -30,7 +30,9 @@ def token_logprobs(logprobs: Tensor, token_ids: Tensor, counts: Sequence[int]) -
     """
     vocab_size = logprobs.shape[1]
     wanted = [vocab_size if count == -1 else min(count, vocab_size) for count in counts]
-    values, ids = largest(logprobs, max(*wanted, 1))
+    ordered = logprobs.clamp(min=torch.finfo(logprobs.dtype).min)  # ``largest`` does not order minus infinities
+    ids = largest(ordered, max([*wanted, 1]))[1]
+    values = logprobs.gather(-1, ids)
     chosen = logprobs.gather(-1, token_ids[:, None])  # [R, 1]
     ahead = (logprobs > chosen) | (
         (logprobs == chosen) & (torch.arange(vocab_size, device=logprobs.device) < token_ids[:, None])

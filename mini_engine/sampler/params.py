@@ -8,12 +8,13 @@ alias becomes one form when the object is built, so nothing after this file asks
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
 TOP_K_ALL = 1 << 30  # SGLang's "every token"
 GREEDY_BELOW = 1e-6  # temperatures below it mean greedy: dividing by less helps nobody
+MAX_TEMPERATURE = 1e6  # there all tokens are equally likely; near 1e39 float32 would turn a banned one into NaN
 MAX_STOP_STRINGS = 32
 MAX_BIAS = 100  # OpenAI's range
 LogprobsMode = Literal["raw", "processed"]
@@ -74,6 +75,7 @@ class SamplingParams:
         """Bring every alias to its one form, then check. Raises ``ValueError`` naming value, range and remedy."""
         check_numbers(self)
         check_counts(self)
+        check_collections(self)
         for name, value in normal_forms(self).items():
             object.__setattr__(self, name, value)
         check_combinations(self)
@@ -124,7 +126,11 @@ def off_value(name: str) -> Any:
 
 # name -> (whether a number is in range, the range in words, the remedy)
 RANGES: dict[str, tuple[Callable[[float], bool], str, str]] = {
-    "temperature": (lambda x: x >= 0, "at least 0", "0 is greedy, 1 leaves the model's distribution as it is"),
+    "temperature": (
+        lambda x: 0 <= x <= MAX_TEMPERATURE,
+        f"from 0 to {MAX_TEMPERATURE:g}",
+        "0 is greedy, 1 leaves the model's distribution as it is",
+    ),
     "top_p": (
         lambda x: 0 < x <= 1,
         "above 0 and at most 1",
@@ -153,7 +159,7 @@ def check_numbers(params: SamplingParams) -> None:
     """Raise ``ValueError`` for a real-valued parameter that is no finite number or out of range."""
     for name, (in_range, limits, remedy) in RANGES.items():
         value = getattr(params, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
             raise ValueError(f"{name} is {value!r}; it must be a finite number {limits} ({remedy})")
         if not in_range(value):
             raise ValueError(f"{name} is {value}; it must be {limits} ({remedy})")
@@ -175,6 +181,34 @@ def check_counts(params: SamplingParams) -> None:
         raise ValueError(
             f"logprobs_mode is {params.logprobs_mode!r}; choose one of {', '.join(get_args(LogprobsMode))}"
         )
+
+
+def check_collections(params: SamplingParams) -> None:
+    """Raise ``ValueError`` for a list or mapping that is something else: 0 is no empty list, a generator is read once.
+
+    ``None`` is the same as an empty one, so that a JSON null is legal.
+    """
+    for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+        value = getattr(params, name)
+        if not (value is None or is_list(value) or (name == "stop" and isinstance(value, str))):
+            raise ValueError(f"{name} is {value!r}; it must be a list")
+    for name in ("logit_bias", "logits_processors"):
+        value = getattr(params, name)
+        if value is not None and not isinstance(value, Mapping):
+            raise ValueError(f"{name} is {value!r}; it must be a mapping")
+    if any(not isinstance(text, str) for text in params.stop or ()):
+        raise ValueError(f"stop is {params.stop!r}; it must be a string or a list of strings")
+    for word in params.bad_words or ():
+        if not is_list(word):
+            raise ValueError(f"bad_words holds {word!r}; every word is a list of token ids")
+    for name, given in (params.logits_processors or {}).items():
+        if not isinstance(given, Mapping):
+            raise ValueError(f"logits_processors gives {name} the arguments {given!r}; they must be a mapping")
+
+
+def is_list(value: object) -> bool:
+    """Whether ``value`` holds items that can be read more than once; a string is no list of anything here."""
+    return isinstance(value, Sequence | Set) and not isinstance(value, str | bytes)
 
 
 def normal_forms(params: SamplingParams) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 def check_names(processor: str, arguments: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raise ``ValueError`` for an argument that ``processor`` does not know: nothing is accepted and ignored."""
-    unknown = sorted(set(arguments) - set(known))
+    unknown = sorted(set(arguments) - set(known), key=str)
     if unknown:
         raise ValueError(f"{processor} has no argument {unknown[0]!r}; it takes {', '.join(known)}")
 
@@ -36,7 +36,9 @@ def required_count(processor: str, arguments: Mapping[str, Any], name: str, leas
 
 def ids_argument(processor: str, arguments: Mapping[str, Any], name: str, vocab_size: int) -> list[int]:
     """Return a list of token ids of the vocabulary; absent is an empty one."""
-    ids = arguments.get(name) or []
+    ids = arguments.get(name)
+    if ids is None:
+        return []
     if isinstance(ids, str) or not isinstance(ids, Sequence):
         raise ValueError(f"{name} of {processor} is {ids!r}; it must be a list of token ids")
     for token in ids:

@@ -33,7 +33,7 @@ def from_text(text: str, trust_pickled_code: bool = False) -> ProcessorType:
 
     try:
         processor = dill.loads(bytes.fromhex(json.loads(text)["callable"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # a damaged pickle can fail in any way: it is a program
         raise ValueError(f"the text is not a pickled processor: {error}") from error
     if not (isinstance(processor, type) and issubclass(processor, LogitsProcessor)):
         raise ValueError(f"the text holds {processor!r}, which is no LogitsProcessor class")

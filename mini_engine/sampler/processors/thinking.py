@@ -87,7 +87,7 @@ def find_markers(arguments: Mapping[str, Any], vocabulary: Vocabulary) -> Marker
     """Return the markers that the arguments name. Raises ``ValueError`` if they name none, two, or ids out of range."""
     model = arguments.get("model")
     if model is not None:
-        if model not in MODELS:
+        if not isinstance(model, str) or model not in MODELS:
             raise ValueError(f"model of {NAME} is {model!r}; known are {', '.join(MODELS)}; or give start and end")
         if {"start", "end", "newline"} & set(arguments):
             raise ValueError(f"{NAME} was given a model and marker ids; give one or the other")
