@@ -62,10 +62,10 @@ BUILT_IN: dict[str, type[Processor]] = {
 class SamplingBatch:
     """N rows that are sampled together. ``filter``, ``merge`` and ``cumulate`` keep every part in step.
 
-    ``temperature`` [N] float32, ``top_k`` [N] int64, ``top_p`` and ``min_p`` [N] float64, ``seeds`` and ``positions``
-    [N] int64 (``positions``: of the last token of each row, what the seeded draw hashes). ``processors``: name ->
-    processor, in the order of application, only those that some row needs. ``final_mask``: called on the logits after
-    every processor; L7 sets it, and nothing comes after it that could allow what it banned.
+    ``temperature`` [N] float32, ``top_k`` [N] int64, ``top_p`` [N] float64, ``min_p`` [N] float32, ``seeds`` and
+    ``positions`` [N] int64 (``positions``: of the last token of each row, which the draw hashes).
+    ``processors``: name -> processor, in the order of application, only those that some row needs. ``final_mask``:
+    called on the logits after every processor; L7 sets it, and nothing comes after it that could allow what it banned.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class SamplingBatch:
 
         self.temperature = column("temperature", torch.float32)
         self.top_k = column("top_k", torch.int64)
-        self.top_p, self.min_p = column("top_p", torch.float64), column("min_p", torch.float64)
+        self.top_p, self.min_p = column("top_p", torch.float64), column("min_p", torch.float32)
         self.seeds = torch.tensor([p.seed or 0 for p in self.params], dtype=torch.int64, device=self.device)
         self.positions = torch.tensor(self.num_tokens, dtype=torch.int64, device=self.device) - 1
         self.random_rows = [row for row, p in enumerate(self.params) if not p.is_greedy]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 WORD = 0xFFFFFFFF  # 32 bits; int64 products wrap modulo 2**64, which keeps the low word right
-CHUNK = 1 << 22  # numbers hashed at a time, so that a large batch needs no gigabytes
+CHUNK = 1 << 16  # logits hashed at a time: the temporaries stay in the cache
 
 
 def draw_uniform(logits: Tensor, uniform: Tensor) -> Tensor:

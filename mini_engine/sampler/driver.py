@@ -61,6 +61,11 @@ class SampledGeneration:
         return [step.token_id for step in self.steps if step.error is None]
 
     @property
+    def index(self) -> int:
+        """Which of the samples it is, from 0."""
+        return self.steps[0].index
+
+    @property
     def finish_reason(self) -> FinishReason:
         """Why it ended."""
         reason = self.steps[-1].finish_reason
@@ -132,7 +137,7 @@ class SamplingDriver(GreedyDriver):
             steps[step.index].append(step)
         generations = [SampledGeneration(own_steps) for own_steps in steps]
         ranked = sorted(generations, key=lambda generation: -generation.cumulative_logprob)
-        return sorted(ranked[: params.n], key=lambda generation: generation.steps[0].index)
+        return sorted(ranked[: params.n], key=lambda generation: generation.index)
 
     def run(self, requests: Sequence[SamplingRequest]) -> Iterator[list[SampledStep]]:
         """Run all requests side by side and yield the steps of each forward pass. Appends to their ``output_ids``."""

@@ -138,11 +138,12 @@ class Penalties(LogitsProcessor[Mapping[str, float]]):
 
     def apply(self, logits: Tensor) -> None:
         """Penalise in the order of ``PENALTIES``; a penalty that is off for a row does not touch the row."""
+        places, columns = (self.table.token_ids != EMPTY).nonzero(as_tuple=True)  # [K] each: the entries in use
+        rows = torch.tensor(list(self.states))[places].to(logits.device)
+        token_ids = self.table.token_ids[places, columns].to(logits.device)
+        counts = self.table.counts[places, columns].to(logits.device)
+        values = logits[rows, token_ids]  # [K]
         for name, off, penalty in PENALTIES:
-            strengths = torch.tensor([strengths[name] for strengths in self.states.values()])  # [M]
-            on = self.table.token_ids.ne(EMPTY) & strengths.ne(off)[:, None]  # [M, C]
-            places, columns = on.nonzero(as_tuple=True)  # [K] each: the entries that this penalty changes
-            index = (torch.tensor(list(self.states))[places], self.table.token_ids[places, columns])
-            index = (index[0].to(logits.device), index[1].to(logits.device))
-            counts = self.table.counts[places, columns].to(logits.device)
-            logits[index] = penalty(logits[index], counts, strengths[places].to(logits.device))
+            strengths = torch.tensor([state[name] for state in self.states.values()])[places].to(logits.device)
+            values = torch.where(strengths != off, penalty(values, counts, strengths), values)
+        logits[rows, token_ids] = values

@@ -11,6 +11,7 @@ Every stage is a branch that is taken only if some row needs it. Greedy rows lea
 argmax of the processed logits, the lowest id among equals, whatever shares the batch.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -66,8 +67,9 @@ class Sampler:
             self.trace.clear()
             self.trace.note("logits", logits)
         processed = batch.process(logits, self.trace.note if self.trace is not None else None)
-        peaks, chosen = processed.max(-1)  # [N] each: the lowest id among equals
-        errors = self.find_errors(logits, batch, peaks)
+        peaks, chosen = processed.max(-1)  # [N] each: the lowest id among equals; NaN wins every comparison
+        spoilt = [row for row, peak in enumerate(peaks.tolist()) if not math.isfinite(peak)]
+        errors = {row: diagnose(logits, batch, row) for row in spoilt}
         final = processed
         if not batch.all_greedy:
             rows = [row for row in batch.random_rows if row not in errors]
@@ -115,15 +117,6 @@ class Sampler:
             uniform = torch.rand(len(unseeded), generator=self.generator, dtype=torch.float64)
             token_ids[unseeded] = draw_uniform(logits[unseeded], uniform.to(logits.device))
         return token_ids
-
-    def find_errors(self, logits: Tensor, batch: SamplingBatch, peaks: Tensor) -> dict[int, str]:
-        """Return the rows that no token can be chosen from, and why. ``peaks`` [N]: the largest processed logit.
-
-        NaN wins every comparison in ``max``, so one number per row shows all three faults.
-        """
-        if bool(peaks.isfinite().all()):
-            return {}
-        return {row: diagnose(logits, batch, row) for row in (~peaks.isfinite()).nonzero()[:, 0].tolist()}
 
 
 def fault_of(logits: Tensor) -> str | None:
