@@ -11,7 +11,6 @@ Every stage is a branch that is taken only if some row needs it. Greedy rows lea
 argmax of the processed logits, the lowest id among equals, whatever shares the batch.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -26,6 +25,7 @@ from mini_engine.sampler.trace import SamplingTrace
 
 FilterOrder = Literal["sequential", "joint"]
 NO_TOKEN = -1
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,14 @@ class Sampler:
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
-        """Choose. ``logits`` [N, V] in any dtype, not written to. Does not advance ``batch``: ``cumulate`` does."""
+        """Choose. ``logits`` [N, V], float32 or shorter, not written to. ``batch`` stays as it is: ``cumulate`` it."""
+        assert len(logits) == len(batch), f"{len(logits)} rows of logits for {len(batch)} requests"
         if self.trace is not None:
             self.trace.clear()
             self.trace.note("logits", logits)
         processed = batch.process(logits, self.trace.note if self.trace is not None else None)
         peaks, chosen = processed.max(-1)  # [N] each: the lowest id among equals; NaN wins every comparison
-        spoilt = [row for row, peak in enumerate(peaks.tolist()) if not math.isfinite(peak)]
+        spoilt = [row for row, peak in enumerate(peaks.tolist()) if not fits(peak, batch.params[row].temperature)]
         errors = {row: diagnose(logits, batch, row) for row in spoilt}
         final = processed
         if not batch.all_greedy:
@@ -119,6 +120,11 @@ class Sampler:
         return token_ids
 
 
+def fits(peak: float, temperature: float) -> bool:
+    """Whether a row's largest logit is finite and stays so when it is divided by the temperature, 0 for greedy."""
+    return abs(peak) <= FLOAT32_MAX * min(temperature or 1.0, 1.0)
+
+
 def fault_of(logits: Tensor) -> str | None:
     """Return what is wrong with a row of logits [V], ``None`` if a token can be chosen from it."""
     if bool(logits.isnan().any()):
@@ -140,7 +146,8 @@ def diagnose(logits: Tensor, batch: SamplingBatch, row: int) -> str:
         fault = fault_of(work[row])
         if fault is not None:
             return f"after {name} the row {fault}; loosen {name} or what comes before it"
-    raise AssertionError(f"row {row} is sound")
+    temperature = batch.params[row].temperature
+    return f"its largest logit divided by the temperature {temperature} is beyond float32; check the weights"
 
 
 def report(
