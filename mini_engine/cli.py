@@ -9,22 +9,28 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
-import torch
 import typer
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
+from mini_engine import cli_options as options
 from mini_engine.bench.forward import bench_forward
+from mini_engine.bench.sampler import bench_sampler
 from mini_engine.checkpoint import load_tokenizer, resolve_folder
-from mini_engine.config import AttentionKind, Dtype, EngineConfig, LinearKind
-from mini_engine.driver import GreedyDriver
+from mini_engine.cli_options import make_config, make_params
+from mini_engine.cli_tables import print_logprobs, print_trace
+from mini_engine.config import EngineConfig
 from mini_engine.overlay import installed_folder
+from mini_engine.sampler.driver import FinishReason, SampledStep, SamplingDriver
+from mini_engine.sampler.logprobs import TokenLogprob
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.sampler.trace import SamplingTrace
 from mini_engine.startup import load_driver
 
 app = typer.Typer(
@@ -33,40 +39,23 @@ app = typer.Typer(
 bench = typer.Typer(help="Measure the engine beside a peer, in the same process.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 bench.command("forward")(bench_forward)
-
-Model = Annotated[
-    str | None, typer.Option(help="Checkpoint folder or hub id of a dense Qwen3; the embedded model if not given.")
-]
-MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
-DtypeOption = Annotated[str, typer.Option(help="float32 or bfloat16.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
-LinearOption = Annotated[
-    str, typer.Option(help="torch: the bits of transformers. packed: weights packed once, 2-3 times faster on a CPU.")
-]
-AttentionOption = Annotated[
-    str, typer.Option(help="torch: the bits of transformers. grouped: faster decode steps in bfloat16.")
-]
-Engine = Annotated[
-    Path | None, typer.Option(help="Folder whose modules stand in for the engine's own, such as your work/.")
-]
-BatchInvariant = Annotated[bool, typer.Option(help="Bits that do not depend on batch, chunks or threads.")]
+bench.command("sampler")(bench_sampler)
 
 
 @dataclass
 class Reply:
-    """One generated answer as it grows: ids, the text shown so far and when each token came."""
+    """One generated answer as it grows: its steps, the text shown so far and when each token came."""
 
     prompt_ids: list[int]
-    token_ids: list[int] = field(default_factory=list)
+    steps: list[SampledStep] = field(default_factory=list)
     text: str = ""
-    finish_reason: str = "length"
     started: float = field(default_factory=time.perf_counter)
     token_times: list[float] = field(default_factory=list)
 
     def timings(self) -> dict[str, float]:
         """Return the seconds to the first token (prefill), the seconds of the rest and the decode rate."""
         prefill, decode = self.token_times[0] - self.started, self.token_times[-1] - self.token_times[0]
-        rate = (len(self.token_ids) - 1) / decode if decode > 0 else 0.0
+        rate = (len(self.steps) - 1) / decode if decode > 0 else 0.0
         return {"prefill_s": prefill, "decode_s": decode, "decode_tokens_per_s": rate}
 
 
@@ -93,48 +82,50 @@ def check_engine(folder: Path | None) -> None:
         typer.secho(f"running the modules of {running}", dim=True, err=True)
 
 
-def make_config(dtype: str, device: str, linear: str, attention: str, batch_invariant: bool) -> EngineConfig:
-    """Build the configuration, which checks the words. Raises ``ValueError`` for a device that is not there."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); try --device cpu"
-        ) from error
-    return EngineConfig(
-        dtype=cast(Dtype, dtype),
-        device=device,
-        linear=cast(LinearKind, linear),
-        attention=cast(AttentionKind, attention),
-        batch_invariant=batch_invariant,
-    )
-
-
-def start(model: str | None, engine: Path | None, config: EngineConfig) -> tuple[GreedyDriver, PreTrainedTokenizerBase]:
+def start(
+    model: str | None, engine: Path | None, config: EngineConfig
+) -> tuple[SamplingDriver, PreTrainedTokenizerBase]:
     """Load what a command runs on. Raises ``ValueError`` for a faulty checkpoint or another engine than asked for."""
     check_engine(engine)
     folder = resolve_folder(model)
     return load_driver(folder, config), load_tokenizer(folder)
 
 
+def run_steps(driver: SamplingDriver, prompt_ids: list[int], params: SamplingParams) -> Iterator[SampledStep]:
+    """Yield the tokens of one answer. With every option off this is L3's own loop, so that ``--engine`` shows it."""
+    if driver.sampler.trace is not None or params != SamplingParams(max_new_tokens=params.max_new_tokens):
+        yield from driver.stream(prompt_ids, params)
+        return
+    for count, step in enumerate(driver.steps(prompt_ids, params.max_new_tokens), start=1):
+        ended = (
+            "stop" if step.token_id in driver.eos_token_ids else "length" if count == params.max_new_tokens else None
+        )
+        yield SampledStep(0, step.token_id, step.logits, finish_reason=cast(FinishReason | None, ended))
+
+
 def reply_to(
-    driver: GreedyDriver,
+    driver: SamplingDriver,
     tokenizer: PreTrainedTokenizerBase,
     prompt_ids: list[int],
-    max_new_tokens: int,
+    params: SamplingParams,
     silent: bool = False,
 ) -> Reply:
-    """Generate, print the text as it comes (nothing inside a split character) unless ``silent``, and return it all."""
+    """Generate, print the text as it comes (nothing inside a split character) unless ``silent``, and return it all.
+
+    Raises ``ValueError`` if no token can be chosen any more.
+    """
     reply = Reply(prompt_ids)
     decoder = DecodeStream(skip_special_tokens=True)
-    for step in driver.steps(prompt_ids, max_new_tokens):
+    for step in run_steps(driver, prompt_ids, params):
+        if step.error is not None:
+            raise ValueError(f"token {len(reply.steps) + 1} cannot be chosen: {step.error}")
         reply.token_times.append(time.perf_counter())
-        reply.token_ids.append(step.token_id)
-        if step.token_id in driver.eos_token_ids:
-            reply.finish_reason = "stop"
+        reply.steps.append(step)
         piece = decoder.step(tokenizer.backend_tokenizer, step.token_id) or ""
         reply.text += piece
-        if not silent:
+        if driver.sampler.trace is not None:
+            print_trace(driver.sampler.trace, tokenizer, step)
+        elif not silent:
             sys.stdout.write(piece)
             sys.stdout.flush()
     return reply
@@ -148,68 +139,150 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str
     return list(tokenizer.encode(cast(str, text), add_special_tokens=False))
 
 
-@app.command()
-def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to go on from; '-' reads it from standard input.")],
-    model: Model = None,
-    max_new_tokens: MaxNewTokens = 200,
-    chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat template.")] = False,
-    think: Annotated[bool, typer.Option(help="With --chat: let the model think before it answers.")] = True,
-    dtype: DtypeOption = "float32",
-    device: Device = "cpu",
-    linear: LinearOption = "torch",
-    attention: AttentionOption = "torch",
-    batch_invariant: BatchInvariant = False,
-    engine: Engine = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
-) -> None:
-    """Continue PROMPT greedily and stream the text."""
-    with input_errors():
-        if not chat and not think:
-            raise ValueError("--no-think only means something with --chat; add --chat or leave it out")
-        began = time.perf_counter()
-        driver, tokenizer = start(model, engine, make_config(dtype, device, linear, attention, batch_invariant))
-        load_s = time.perf_counter() - began
-        text = sys.stdin.read() if prompt == "-" else prompt
-        messages = [{"role": "user", "content": text}]
-        ids = encode_chat(tokenizer, messages, think) if chat else tokenizer.encode(text, add_special_tokens=False)
-        if not json_output and not chat:
-            sys.stdout.write(text)
-        reply = reply_to(driver, tokenizer, ids, max_new_tokens, silent=json_output)
-    if json_output:
-        report = {
-            "prompt_ids": reply.prompt_ids,
-            "token_ids": reply.token_ids,
-            "text": reply.text,
-            "finish_reason": reply.finish_reason,
-            "timings": {"load_s": load_s, **reply.timings()},
-        }
-        typer.echo(json.dumps(report))
-        return
+def print_summary(reply: Reply) -> None:
+    """Print counts and rates of a reply to standard error."""
     timings = reply.timings()
-    typer.echo()
     typer.secho(
-        f"{len(reply.prompt_ids)} prompt tokens in {timings['prefill_s']:.2f} s, {len(reply.token_ids)} tokens at "
-        f"{timings['decode_tokens_per_s']:.0f} per second, finished by {reply.finish_reason}",
+        f"{len(reply.prompt_ids)} prompt tokens in {timings['prefill_s']:.2f} s, {len(reply.steps)} tokens at "
+        f"{timings['decode_tokens_per_s']:.0f} per second, finished by {reply.steps[-1].finish_reason}",
         dim=True, err=True,
     )  # fmt: skip
 
 
+def report_steps(tokenizer: PreTrainedTokenizerBase, steps: Sequence[SampledStep]) -> dict[str, Any]:
+    """Return the JSON form of a finished sequence."""
+    ids = [step.token_id for step in steps if step.error is None]
+    tables = [step.logprobs for step in steps if step.logprobs is not None]
+    report: dict[str, Any] = {
+        "token_ids": ids,
+        "text": tokenizer.decode(ids, skip_special_tokens=True),
+        "finish_reason": steps[-1].finish_reason,
+    }
+    if steps[-1].error is not None:
+        report["error"] = steps[-1].error
+    return {**report, "logprobs": [[asdict(entry) for entry in table] for table in tables]} if tables else report
+
+
+def show_samples(
+    driver: SamplingDriver,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    params: SamplingParams,
+    load_s: float | None,
+) -> None:
+    """Generate several samples and print them, each under a heading, or as JSON if ``load_s`` is given."""
+    began = time.perf_counter()
+    samples = driver.complete(ids, params)
+    total_s = time.perf_counter() - began
+    if load_s is not None:
+        entries = [
+            {**report_steps(tokenizer, sample.steps), "cumulative_logprob": sample.cumulative_logprob}
+            for sample in samples
+        ]
+        typer.echo(
+            json.dumps({"prompt_ids": ids, "samples": entries, "timings": {"load_s": load_s, "total_s": total_s}})
+        )
+        return
+    for sample in samples:
+        typer.secho(f"sample {sample.index + 1}, finished by {sample.finish_reason}", dim=True, err=True)
+        typer.echo(tokenizer.decode(sample.token_ids, skip_special_tokens=True))
+        show_logprobs(tokenizer, sample.steps)
+
+
+def show_logprobs(tokenizer: PreTrainedTokenizerBase, steps: Sequence[SampledStep]) -> None:
+    """Print the log-probabilities of a sequence, if it has any."""
+    tables: list[list[TokenLogprob]] = [step.logprobs for step in steps if step.logprobs is not None]
+    if tables:
+        print_logprobs(tokenizer, tables)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to go on from; '-' reads it from standard input.")],
+    model: options.Model = None,
+    max_new_tokens: options.MaxNewTokens = 200,
+    chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat template.")] = False,
+    think: Annotated[bool, typer.Option(help="With --chat: let the model think before it answers.")] = True,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
+    logprobs: options.LogprobsOption = None,
+    trace: options.Trace = False,
+    n: options.Samples = 1,
+    best_of: options.BestOf = None,
+    preset: options.Preset = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    min_new_tokens: options.MinNewTokens = None,
+    seed: options.Seed = None,
+    dtype: options.DtypeOption = "float32",
+    device: options.Device = "cpu",
+    linear: options.LinearOption = "torch",
+    attention: options.AttentionOption = "torch",
+    batch_invariant: options.BatchInvariant = False,
+    engine: options.Engine = None,
+) -> None:
+    """Continue PROMPT and stream the text: greedily, or as the sampling options say."""
+    with input_errors():
+        if not chat and not think:
+            raise ValueError("--no-think only means something with --chat; add --chat or leave it out")
+        if trace and (json_output or n > 1 or best_of):
+            raise ValueError("--trace prints tables for one streamed answer; leave out --json, --n and --best-of")
+        params = make_params(
+            preset, max_new_tokens=max_new_tokens, n=n, best_of=best_of, temperature=temperature, top_k=top_k,
+            top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty, min_new_tokens=min_new_tokens, seed=seed, logprobs=logprobs,
+        )  # fmt: skip
+        began = time.perf_counter()
+        driver, tokenizer = start(model, engine, make_config(dtype, device, linear, attention, batch_invariant))
+        driver.sampler.trace = SamplingTrace() if trace else None
+        load_s = time.perf_counter() - began
+        text = sys.stdin.read() if prompt == "-" else prompt
+        messages = [{"role": "user", "content": text}]
+        ids = encode_chat(tokenizer, messages, think) if chat else tokenizer.encode(text, add_special_tokens=False)
+        if params.num_samples > 1:
+            show_samples(driver, tokenizer, ids, params, load_s if json_output else None)
+            return
+        if not json_output and not chat and not trace:
+            sys.stdout.write(text)
+        reply = reply_to(driver, tokenizer, ids, params, silent=json_output)
+    if json_output:
+        timings = {"load_s": load_s, **reply.timings()}
+        typer.echo(json.dumps({"prompt_ids": ids, **report_steps(tokenizer, reply.steps), "timings": timings}))
+        return
+    typer.echo()
+    show_logprobs(tokenizer, reply.steps)
+    print_summary(reply)
+
+
 @app.command()
 def chat(
-    model: Model = None,
-    max_new_tokens: MaxNewTokens = 400,
+    model: options.Model = None,
+    max_new_tokens: options.MaxNewTokens = 400,
     system: Annotated[str | None, typer.Option(help="A system message that opens the conversation.")] = None,
     think: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = True,
-    dtype: DtypeOption = "float32",
-    device: Device = "cpu",
-    linear: LinearOption = "torch",
-    attention: AttentionOption = "torch",
-    batch_invariant: BatchInvariant = False,
-    engine: Engine = None,
+    preset: options.Preset = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    dtype: options.DtypeOption = "float32",
+    device: options.Device = "cpu",
+    linear: options.LinearOption = "torch",
+    attention: options.AttentionOption = "torch",
+    batch_invariant: options.BatchInvariant = False,
+    engine: options.Engine = None,
 ) -> None:
     """Talk with the model. /new forgets the conversation, /exit (or Ctrl-D) ends it."""
     with input_errors():
+        params = make_params(
+            preset, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            seed=seed,
+        )  # fmt: skip
         driver, tokenizer = start(model, engine, make_config(dtype, device, linear, attention, batch_invariant))
         encode_chat(tokenizer, [{"role": "user", "content": ""}], think)  # a missing template shows now, not later
     opening = [{"role": "system", "content": system}] if system else []
@@ -226,21 +299,21 @@ def chat(
         if text == "/new":
             messages = list(opening)
         elif text:
-            messages = answer(driver, tokenizer, messages, text, max_new_tokens, think)
+            messages = answer(driver, tokenizer, messages, text, params, think)
 
 
 def answer(
-    driver: GreedyDriver,
+    driver: SamplingDriver,
     tokenizer: PreTrainedTokenizerBase,
     messages: list[dict[str, str]],
     text: str,
-    max_new_tokens: int,
+    params: SamplingParams,
     think: bool,
 ) -> list[dict[str, str]]:
     """Answer one turn and return the conversation with it; a turn that cannot be run leaves it as it was."""
     asked = [*messages, {"role": "user", "content": text}]
     try:
-        reply = reply_to(driver, tokenizer, encode_chat(tokenizer, asked, think), max_new_tokens)
+        reply = reply_to(driver, tokenizer, encode_chat(tokenizer, asked, think), params)
     except ValueError as error:  # the conversation has grown beyond the model's positions
         typer.secho(f"error: {error} (/new starts a fresh conversation)", fg="red", err=True)
         return messages

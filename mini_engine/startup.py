@@ -10,9 +10,9 @@ from pathlib import Path
 from mini_engine.attention.probe import invariance_fault
 from mini_engine.checkpoint import load_config, load_eos_ids, load_weights, resolve_folder
 from mini_engine.config import EngineConfig
-from mini_engine.driver import GreedyDriver
 from mini_engine.linear import make_projections
 from mini_engine.model import Qwen3
+from mini_engine.sampler.driver import SamplingDriver
 
 
 def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qwen3:
@@ -21,15 +21,17 @@ def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qw
     return Qwen3(config, load_weights(folder, config, engine, progress), make_projections(engine))
 
 
-def load_driver(model: str | Path | None = None, engine: EngineConfig | None = None) -> GreedyDriver:
-    """Load ``model`` (``None``: the embedded one; a folder; a hub id) and return its greedy driver.
+def load_driver(model: str | Path | None = None, engine: EngineConfig | None = None) -> SamplingDriver:
+    """Load ``model`` (``None``: the embedded one; a folder; a hub id) and return a driver.
+
+    Its ``steps`` and ``generate`` are the greedy driver's, ``stream`` and ``complete`` take sampling parameters.
 
     Shows a progress bar on a terminal. Raises ``ValueError`` for a faulty checkpoint. Warns in one line when
     ``batch_invariant`` is asked for and this CPU does not keep it.
     """
     engine = engine or EngineConfig()
     folder = resolve_folder(model)
-    driver = GreedyDriver(
+    driver = SamplingDriver(
         load_model(folder, engine, progress=sys.stderr.isatty()), engine, eos_token_ids=load_eos_ids(folder)
     )
     if engine.batch_invariant:

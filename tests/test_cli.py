@@ -74,7 +74,7 @@ def test_a_prompt_can_come_from_standard_input() -> None:
     ("arguments", "message"),
     [
         (["", "--max-new-tokens", "5"], "the prompt has 0 tokens; give at least 1"),
-        (["a", "--max-new-tokens", "0"], "max_new_tokens is 0; ask for at least 1"),
+        (["a", "--max-new-tokens", "0"], "max_new_tokens is 0; it must be a whole number of at least 1"),
         (["a", "--max-new-tokens", "5000"], "the model has 2048; shorten the prompt"),
         (["a", "--model", "no/such/folder"], "no/such/folder is not a folder"),
         (["a", "--dtype", "int8"], "dtype is 'int8'; choose one of float32, bfloat16"),
@@ -191,3 +191,86 @@ def test_a_checkpoint_without_a_chat_template_says_so(untied: Path, tmp_path: Pa
     result = invoke("generate", "hi", "--chat", "--model", str(folder))
     assert result.exit_code == 2
     assert "no chat template; leave out --chat" in result.stderr
+
+
+def test_no_option_and_temperature_0_are_the_greedy_text() -> None:
+    plain = invoke("generate", PROMPT, "--max-new-tokens", "30")
+    for options in (["--temperature", "0"], ["--preset", "code"], ["--repetition-penalty", "1"]):
+        assert invoke("generate", PROMPT, "--max-new-tokens", "30", *options).stdout == plain.stdout
+
+
+def test_a_seed_repeats_a_text_and_another_one_changes_it() -> None:
+    def sampled(*options: str) -> str:
+        return invoke("generate", PROMPT, "--preset", "creative", "--max-new-tokens", "40", *options).stdout
+
+    assert sampled("--seed", "7") == sampled("--seed", "7")
+    assert len({sampled("--seed", str(seed)) for seed in range(4)}) > 1
+    assert len({sampled() for _ in range(4)}) > 1
+
+
+def test_samples_are_printed_one_by_one_and_reported_as_json() -> None:
+    options = ["--temperature", "1", "--n", "2", "--best-of", "4", "--seed", "5", "--max-new-tokens", "12"]
+    printed = invoke("generate", PROMPT, *options)
+    report = json.loads(invoke("generate", PROMPT, *options, "--json", "--logprobs", "2").stdout)
+    texts = [sample["text"] for sample in report["samples"]]
+    assert printed.stdout.splitlines() == texts
+    assert len(texts) == 2
+    for sample in report["samples"]:
+        assert len(sample["logprobs"]) == len(sample["token_ids"]) == 12
+        chosen = [entries[0] for entries in sample["logprobs"]]
+        assert [entry["token_id"] for entry in chosen] == sample["token_ids"]
+        assert sample["cumulative_logprob"] == pytest.approx(sum(entry["logprob"] for entry in chosen))
+        assert all(len(entries) == 3 for entries in sample["logprobs"])
+    generated = [
+        json.loads(invoke("generate", PROMPT, *options, "--n", "4", "--json", "--logprobs", "0").stdout)["samples"]
+    ][0]
+    best = sorted((sample["cumulative_logprob"] for sample in generated), reverse=True)[:2]
+    assert sorted((s["cumulative_logprob"] for s in report["samples"]), reverse=True) == pytest.approx(best)
+
+
+def test_trace_shows_every_stage_that_is_on_and_only_those() -> None:
+    options = ["--temperature", "0.8", "--top-k", "5", "--repetition-penalty", "1.3", "--seed", "1"]
+    result = invoke("generate", PROMPT, "--max-new-tokens", "2", "--trace", *options)
+    assert result.exit_code == 0
+    tables = [line.split()[0] for line in result.stderr.splitlines() if line.strip()]
+    assert (
+        tables.count("logits") == tables.count("penalties") == tables.count("temperature") == tables.count("top-k") == 2
+    )
+    assert "top-p" not in tables
+    assert re.search(r"top-k +5 ", result.stderr)
+
+
+def test_logprobs_are_printed_with_ranks() -> None:
+    result = invoke("generate", PROMPT, "--max-new-tokens", "3", "--logprobs", "1")
+    lines = [line for line in result.stderr.splitlines() if re.search(r"-?\d+\.\d\d +1 ", line)]
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--top-p", "0.9"], "--top-p changes nothing at temperature 0"),
+        (["--seed", "1"], "--seed changes nothing at temperature 0"),
+        (["--top-p", "0", "--temperature", "1"], "top_p is 0.0; it must be above 0 and at most 1"),
+        (["--n", "2"], "2 samples at temperature 0 would be the same one"),
+        (["--preset", "poem"], "there is no preset 'poem'; choose one of code"),
+        (["--trace", "--json"], "--trace prints tables for one streamed answer"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: list[str], words: str) -> None:
+    result = invoke("generate", PROMPT, *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_bench_sampler_compares_with_every_peer_and_ends_in_json() -> None:
+    result = invoke(
+        "bench", "sampler", "--mix", "off", "--mix", "top-k top-p", "--vocab", "500", "--rows", "2", "--rounds", "1"
+    )
+    assert result.exit_code == 0
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert [(row["mix"], row["rows"], row["vocab"]) for row in report["rows"]] == [
+        ("off", 2, 500),
+        ("top-k top-p", 2, 500),
+    ]
+    assert all(row["seconds"] > 0 and min(row["ratios"].values()) > 0 for row in report["rows"])

@@ -67,5 +67,5 @@ def describe(name: str, probs: Tensor, before: Tensor | None, top: int) -> Stage
     kept = 1.0 if before is None else float(before[probs > 0].sum())
     values, ids = probs.topk(min(top, len(probs)))
     pairs = [(token, value) for token, value in zip(ids.tolist(), values.tolist(), strict=True) if value > 0]
-    entropy = float(-(positive * positive.log()).sum()) / math.log(2)
+    entropy = abs(float((positive * positive.log()).sum())) / math.log(2)  # abs: the sum of one token is -0.0
     return Stage(name, probs, len(positive), entropy, kept, pairs)
