@@ -19,7 +19,7 @@ from smoke.specs import distribution as spec
 REGISTRY = Registry()
 BANNED = spec.BANNED
 PROBABILITY = 1e-5
-PARAMETER_DTYPES = {"k": torch.int64, "p": torch.float64, "min_p": torch.float64}
+PARAMETER_DTYPES = {"k": torch.int64, "p": torch.float64, "min_p": torch.float32}
 
 Keep = Callable[..., "Collection[int] | None"]  # a row and its parameters -> the ids that stay, None if it is off
 
@@ -310,7 +310,7 @@ def boundary_cases(seed: int) -> dict[str, FilterCase]:
     scattered[:, 3::5] = 1.5  # eight equals: 3, 8, 13, … 38
     above, below = 0.5 + 2.0**-20, 0.5 - 2.0**-20
     wide = torch.zeros(6, 4096)
-    edges = [64 / 4096, 65 / 4096, 0.5, 2049 / 4096, 63 / 4096, 4095 / 4096]
+    edges = [count / 4096 for count in (64, 255, 256, 257, 2048, 4095)]
     return {
         "four equals": FilterCase(four, {"p": [0.5, 0.25, 0.75, above, below, 1.0]}),
         "eight equals between impossible tokens": FilterCase(scattered, {"p": [0.5, 0.125, 0.875, above, below, 0.25]}),

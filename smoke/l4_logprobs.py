@@ -54,6 +54,7 @@ def chosen_cases(seed: int) -> dict[str, tuple[Tensor, list[int], list[int]]]:
         "ties": (tied, highest, [5, 1, 2, 3, 10, 0]),
         "all equal, the last chosen": (torch.zeros(3, 30), [29, 0, 15], [3, 1, 30]),
         "half the tokens banned": (banned, [2 * i for i in range(6)], [0, 3, 5, 15, -1, 31]),
+        "more asked than are allowed": (banned, [2 * i for i in range(6)], [16, 3, 20, 15, 29, 0]),
         "one row of one token": (torch.zeros(1, 1), [0], [5]),
     }
 

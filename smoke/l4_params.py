@@ -13,7 +13,7 @@ from smoke.compare import bitwise
 REGISTRY = Registry()
 WARM: dict[str, Any] = {"temperature": 0.7}
 ALL = 1 << 30
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 DEFAULTS: dict[str, Any] = {
     "temperature": 0.0,
@@ -167,6 +167,7 @@ REGISTRY.add(
 RANGES: tuple[tuple[str, Any, tuple[float, ...]], ...] = (
     ("temperature", -0.1, (0,)),
     ("temperature", -1e-9, (0,)),
+    ("temperature", 2e6, (0, 1e6)),
     ("top_p", 0, (0, 1)),
     ("top_p", 0.0, (0, 1)),
     ("top_p", -0.5, (0, 1)),
@@ -188,7 +189,7 @@ NO_NUMBERS: dict[str, Any] = {
 }  # fmt: skip
 FITTING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "top_p": 1e-9},
-    {"temperature": 100.0, "min_p": 1.0},
+    {"temperature": 1e6, "min_p": 1.0},
     {"repetition_penalty": 2.0, "frequency_penalty": -2.0, "presence_penalty": 2},
     {"repetition_penalty": 1e-3, "frequency_penalty": 2, "presence_penalty": -2.0},
 )
