@@ -293,6 +293,8 @@ def uniform_rows(seed: int) -> dict[str, tuple[list[float], list[tuple[float, in
     points["the ends, where none is"] = (plain, [(0.0, 0), (1.0 - 2.0**-53, 39)])
     lone = [BANNED, BANNED, 3.0, BANNED]
     points["one token"] = (lone, [(u, 2) for u in (0.0, 0.3, 1.0 - 2.0**-53)])
+    equals = [0.0] * 25 + [BANNED]  # float32 rounds 1/25 down, so these masses sum to less than 1
+    points["twenty-five equals and a banned token"] = (equals, [(0.0, 0), (0.5, 12), (1.0 - 2.0**-53, 24)])
     unlikely = [0.0, -20.7]  # a mass of 1e-9 at the far end
     points["a mass of one in a billion at the end"] = (unlikely, [(1.0 - 5e-10, 1), (1.0 - 2e-9, 0)])
     points["a mass of one in a billion at the front"] = (unlikely[::-1], [(5e-10, 0), (2e-9, 1)])
@@ -310,6 +312,7 @@ def uniform_probe(seed: int) -> Values:
         values[f"{name}: the caller's logits"] = bool(torch.equal(logits, torch.tensor(row).expand(logits.shape)))
     logits, numbers, _ = different_rows(seed)
     values["different rows"] = draw_uniform(logits, numbers)
+    values["row by row"] = torch.cat([draw_uniform(logits[i : i + 1], numbers[i : i + 1]) for i in range(3)])
     return values
 
 
@@ -328,7 +331,7 @@ def uniform_spec(seed: int) -> Values:
         assert all(spec.inverse(row, u) == token for u, token in points), f"{name}: the case is wrong"
         values[name] = torch.tensor([token for _, token in points])
         values[f"{name}: the caller's logits"] = True
-    values["different rows"] = torch.tensor(different_rows(seed)[2])
+    values["different rows"] = values["row by row"] = torch.tensor(different_rows(seed)[2])
     return values
 
 
