@@ -1,0 +1,255 @@
+"""``SamplingParams`` takes what it documents and refuses the rest with one kind of error that names field and value."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, asdict, fields, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mini_engine.sampler.params import PRESETS, SamplingParams, off_value
+
+REALS = ["temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"]
+COUNTS = ["top_k", "min_new_tokens", "max_new_tokens", "n", "best_of", "logprobs", "prompt_logprobs", "seed"]
+OPTIONAL = {"best_of", "logprobs", "prompt_logprobs", "seed"}
+LISTS = ["stop", "stop_token_ids", "allowed_token_ids", "bad_words"]
+MAPPINGS = ["logit_bias", "logits_processors"]
+
+
+def endless() -> Iterator[int]:
+    yield 1
+
+
+# Never a number of any kind that is taken
+NO_NUMBERS = [
+    "1", "", b"1", [], [1], (), {}, {1: 2}, {1}, object(), True, False, 1j, math.nan, math.inf, -math.inf,
+    np.float32(0.5), np.array(1.0), np.array([1.0, 2.0]), np.bool_(True), np.float64("nan"), torch.tensor(1),
+    torch.tensor([1.0, 2.0]), 10**400, -(10**400), len,
+]  # fmt: skip
+NO_LISTS = [0, 1, 5, 0.0, False, True, {}, {1: 2}, object(), endless(), iter([1]), b"ab", b"", np.array([1, 2]),
+            np.array([]), torch.tensor([1, 2]), torch.tensor([]), len]  # fmt: skip
+NO_MAPPINGS = [0, 1, 0.0, False, True, "", "ab", [], [1], (), [(1, 2.0)], {1}, object(), endless(), np.array([]), len]
+refused = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def refusal(**given_: object) -> str:
+    """Return the message of the ``ValueError``; any other exception fails the test by passing through."""
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        SamplingParams(**given_)
+    return str(caught.value)
+
+
+def names(message: str, name: str, value: object) -> bool:
+    """Whether the message names the field and shows the value, as it is or as the engine writes it."""
+    return name in message and (repr(value) in message or str(value) in message)
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize("name", REALS)
+def test_a_real_parameter_takes_numbers_only(name: str, value: object) -> None:
+    """10**400 once came back as ``OverflowError``: it is finite and no float."""
+    assert names(refusal(**{name: value}), name, value)
+
+
+@pytest.mark.parametrize("name", REALS)
+def test_no_real_parameter_takes_none(name: str) -> None:
+    assert names(refusal(**{name: None}), name, None)
+
+
+NO_COUNTS = [value for value in NO_NUMBERS if not isinstance(value, int) or isinstance(value, bool)]
+
+
+@pytest.mark.parametrize("value", [*NO_COUNTS, 1.0, 0.5, np.int64(3)], ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_takes_whole_numbers_only(name: str, value: object) -> None:
+    assert names(refusal(**{name: value}), name, value)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_takes_none_only_where_none_means_off(name: str) -> None:
+    if name in OPTIONAL:
+        assert getattr(SamplingParams(**{name: None}), name) is None
+    else:
+        assert names(refusal(**{name: None}), name, None)
+
+
+@pytest.mark.parametrize("value", NO_LISTS, ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_parameter_takes_lists_only(name: str, value: object) -> None:
+    """``stop_token_ids=0`` once passed for an empty list, and a generator was empty when it was read again."""
+    assert names(refusal(**{name: value}), name, value)
+
+
+@pytest.mark.parametrize("value", NO_MAPPINGS, ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_a_mapping_parameter_takes_mappings_only(name: str, value: object) -> None:
+    assert names(refusal(**{name: value}), name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("temperature", -1e-9, -1e-9), ("temperature", 1e7, 1e7), ("temperature", 1e300, 1e300),
+        ("top_p", 0.0, 0.0), ("top_p", -0.1, -0.1), ("top_p", 1.0000001, 1.0000001),
+        ("min_p", -0.1, -0.1), ("min_p", 1.1, 1.1),
+        ("repetition_penalty", 0, 0), ("repetition_penalty", -1, -1), ("repetition_penalty", 2.1, 2.1),
+        ("frequency_penalty", -2.1, -2.1), ("frequency_penalty", 2.1, 2.1),
+        ("presence_penalty", -2.1, -2.1), ("presence_penalty", 2.1, 2.1),
+        ("top_k", -2, -2), ("min_new_tokens", -1, -1), ("max_new_tokens", 0, 0), ("n", 0, 0), ("best_of", 0, 0),
+        ("logprobs", -2, -2), ("prompt_logprobs", -2, -2), ("seed", 2**63, 2**63), ("seed", -(2**63) - 1, -(2**63) - 1),
+        ("ignore_eos", None, None), ("ignore_eos", 1, 1), ("ignore_eos", "no", "no"),
+        ("logprobs_mode", "Raw", "Raw"), ("logprobs_mode", None, None), ("logprobs_mode", ["raw"], "raw"),
+        ("stop_token_ids", [1, -1], -1), ("stop_token_ids", [1.0], 1.0), ("stop_token_ids", [True], True),
+        ("stop_token_ids", [None], None), ("stop_token_ids", ["1"], "1"), ("stop_token_ids", [[1]], [1]),
+        ("stop_token_ids", [np.int64(1)], np.int64(1)), ("stop_token_ids", {2, "2"}, "2"),
+        ("allowed_token_ids", [-5], -5), ("allowed_token_ids", [[1]], [1]), ("allowed_token_ids", [2, None], None),
+        ("allowed_token_ids", [], "empty"),
+        ("bad_words", [5], 5), ("bad_words", [[5], None], None), ("bad_words", [[1, "a"]], "a"),
+        ("bad_words", [[-1]], -1), ("bad_words", ["ab"], "ab"), ("bad_words", [[]], "empty"),
+        ("bad_words", [[[1]]], [1]), ("bad_words", [endless()], "generator"),
+        ("stop", ["a", 5], 5), ("stop", ["a", None], None), ("stop", [["a"]], "a"), ("stop", [""], ""),
+        ("stop", "", ""),
+        ("stop", [str(i) for i in range(33)], 33),
+        ("logit_bias", {-1: 1.0}, -1), ("logit_bias", {"a": 1.0}, "a"), ("logit_bias", {1.5: 1.0}, 1.5),
+        ("logit_bias", {True: 1.0}, True), ("logit_bias", {None: 1.0}, None), ("logit_bias", {"1": 1.0, 1: 2.0}, 1),
+        ("logit_bias", {(1,): 1.0}, (1,)), ("logit_bias", {1: 101}, 101), ("logit_bias", {1: math.nan}, math.nan),
+        ("logit_bias", {1: -math.inf}, -math.inf), ("logit_bias", {1: None}, None), ("logit_bias", {1: "3"}, "3"),
+        ("logit_bias", {1: True}, True), ("logit_bias", {1: [3]}, [3]), ("logit_bias", {1: 10**400}, 10**400),
+        ("logits_processors", {"a": None}, None), ("logits_processors", {"a": 5}, 5),
+        ("logits_processors", {"a": [("budget", 3)]}, "budget"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)  # fmt: skip
+def test_a_value_out_of_range_is_named(name: str, value: object, part: object) -> None:
+    assert names(refusal(**{name: value}), name, part)
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(-(10**400), 10**400) | st.floats() | st.text(max_size=3)
+    | st.binary(max_size=3) | st.complex_numbers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=3)
+    | st.frozensets(st.integers() | st.text(max_size=2), max_size=3) | st.tuples(inner, inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+def test_anything_is_taken_whole_or_refused_by_a_value_error_with_the_name(name: str) -> None:
+    @refused
+    @given(junk)
+    def check(value: object) -> None:
+        try:
+            params = SamplingParams(**{name: value})
+        except ValueError as error:
+            assert name in str(error) or "samples at temperature 0" in str(error)  # noqa: PT017
+            return
+        assert replace(params) == params  # what was taken is in its one form
+        hollow = value is None or (isinstance(value, list | tuple | dict | frozenset) and not value)
+        if getattr(params, name) == off_value(name) and not hollow:
+            assert value == off_value(name) or name in ("temperature", "top_k"), "accepted and ignored"
+
+    check()
+
+
+def test_names_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(TypeError, match="max_tokens"):
+        SamplingParams(max_tokens=3)
+    with pytest.raises(ValueError, match=r"'poetry'.*chat"):
+        SamplingParams.preset("poetry")
+
+
+@pytest.mark.parametrize(
+    ("given_", "parts"),
+    [
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, ["min_new_tokens is 9", "max_new_tokens 8"]),
+        ({"best_of": 2, "n": 3, "temperature": 1}, ["best_of is 2", "n is 3"]),
+        ({"n": 3}, ["3 samples"]),
+        ({"best_of": 3, "temperature": 9e-7}, ["3 samples"]),
+    ],
+    ids=str,
+)
+def test_parameters_that_contradict_each_other_are_named_together(given_: dict[str, object], parts: list[str]) -> None:
+    assert all(part in refusal(**given_) for part in parts)
+
+
+# One form each
+
+
+@pytest.mark.parametrize(
+    ("name", "spellings"),
+    [
+        ("temperature", [0, 0.0, -0.0, 9.9e-7, 1e-300]),
+        ("top_k", [0, -1, 1 << 30, 10**400]),
+        ("stop", [(), [], None]),
+        ("stop_token_ids", [(), [], None, set()]),
+        ("bad_words", [(), [], None]),
+        ("logit_bias", [None, {}]),
+        ("logits_processors", [None, {}]),
+        ("allowed_token_ids", [None]),
+    ],
+)
+def test_every_spelling_of_off_is_the_default(name: str, spellings: list[object]) -> None:
+    for value in spellings:
+        assert SamplingParams(**{name: value}) == SamplingParams()
+
+
+def test_equal_requests_are_equal() -> None:
+    one = SamplingParams(
+        stop="x", stop_token_ids=[4, 4, 2], allowed_token_ids=[9, 3, 9], logit_bias={"7": 1}, temperature=1
+    )
+    two = SamplingParams(
+        stop=["x", "x"], stop_token_ids=(4, 2), allowed_token_ids={3, 9}, logit_bias={7: 1.0}, temperature=1.0
+    )
+    assert one == two
+    assert SamplingParams(temperature=1e-6).temperature == 1e-6  # the limit itself is not greedy
+
+
+@pytest.mark.parametrize("given_", [{}, {"stop_token_ids": [3], "bad_words": [[1, 2], [4]], "stop": ["a", "b"]}, {
+    "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": -(2**63), "n": 2, "best_of": 3, "logprobs": -1,
+    "logit_bias": {3: 1.5, 11: -100}, "allowed_token_ids": [3, 11], "logprobs_mode": "processed", "ignore_eos": True,
+    "logits_processors": {"thinking_budget": {"budget": 3, "model": "qwen3"}, "disallowed_tokens": {"token_ids": [1]}},
+}], ids=["default", "lists", "all"])  # fmt: skip
+def test_parameters_survive_json(given_: dict[str, object]) -> None:
+    params = SamplingParams(**given_)
+    assert SamplingParams(**json.loads(json.dumps(asdict(params)))) == params
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_parameters_and_can_be_changed(name: str) -> None:
+    assert SamplingParams.preset(name) == SamplingParams(**PRESETS[name])
+    assert SamplingParams.preset(name, temperature=0.5, max_new_tokens=7).max_new_tokens == 7
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+def test_no_field_can_be_set_afterwards(name: str) -> None:
+    with pytest.raises(FrozenInstanceError):
+        setattr(SamplingParams(), name, off_value(name))
+
+
+def test_the_callers_lists_are_copied() -> None:
+    ids, words, bias, processors = [1], [[2]], {3: 1.0}, {"disallowed_tokens": {"token_ids": [1]}}
+    params = SamplingParams(stop_token_ids=ids, bad_words=words, logit_bias=bias, logits_processors=processors)
+    ids.append(8)
+    words[0].append(8)
+    bias[8] = 1.0
+    processors["disallowed_tokens"]["more"] = 8
+    assert params.stop_token_ids == (1,)
+    assert params.bad_words == ((2,),)
+    assert params.logit_bias == {3: 1.0}
+    assert params.logits_processors == {"disallowed_tokens": {"token_ids": [1]}}
+
+
+@pytest.mark.parametrize("given_", [
+    {"stop_token_ids": [9]}, {"stop_token_ids": [10**30]}, {"logit_bias": {9: 1.0}}, {"allowed_token_ids": [0, 9]},
+    {"bad_words": [[0], [1, 9]]},
+], ids=str)  # fmt: skip
+def test_ids_beyond_the_vocabulary_are_named_with_its_size(given_: dict[str, object]) -> None:
+    name, token = next(iter(given_)), "1" + "0" * 30 if given_ == {"stop_token_ids": [10**30]} else "9"
+    with pytest.raises(ValueError, match=f"{name} names token id {token}; the vocabulary has the ids 0 to 8"):
+        SamplingParams(**given_).check_vocabulary(9)
+    if token == "9":
+        SamplingParams(**given_).check_vocabulary(10)

@@ -1,0 +1,348 @@
+"""Logits processors from outside: the registry, their arguments, pickled code, and the rules of those that we bring."""
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import dill
+import pytest
+import torch
+from torch import Tensor
+
+from mini_engine.config import EngineConfig
+from mini_engine.sampler.batch import BUILT_IN, SamplingBatch, SamplingRequest
+from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.sampler.head import LogitsHead
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary
+from mini_engine.sampler.processors.disallowed import DisallowedTokens
+from mini_engine.sampler.processors.pickled import from_text, to_text
+from mini_engine.sampler.processors.registry import (
+    REGISTRY,
+    RESERVED,
+    check_processors,
+    find_processor,
+    register_processor,
+)
+from mini_engine.sampler.processors.thinking import MODELS
+from mini_engine.sampler.sampler import Sampler
+from mini_engine.startup import load_model
+
+VOCABULARY = Vocabulary(20, frozenset({0}))
+THINK, ANSWER, BREAK = 1, 2, 3
+
+
+@pytest.fixture(autouse=True)
+def _restore_registry() -> Iterator[None]:
+    before = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
+class Favourite(LogitsProcessor[int]):
+    """Raises one token by its ``by``; the smallest processor that is not ours."""
+
+    @classmethod
+    def start(cls, history: History, arguments: Mapping[str, Any], vocabulary: Vocabulary) -> int | None:
+        if not 0 <= arguments["token"] < vocabulary.size:
+            raise ValueError(f"token of favourite is {arguments['token']}")
+        return arguments["token"]
+
+    def apply(self, logits: Tensor) -> None:
+        for row, token in self.states.items():
+            logits[row, token] += 50.0
+
+
+def process(logits: Tensor, *choices: Mapping[str, Any] | None, **more: Any) -> Tensor:
+    requests = [SamplingRequest([5], SamplingParams(logits_processors=choice, **more)) for choice in choices]
+    return SamplingBatch.from_requests(requests, VOCABULARY).process(logits)
+
+
+# The registry
+
+
+def test_a_registered_class_runs_on_the_rows_that_name_it_and_on_no_other() -> None:
+    register_processor("favourite")(Favourite)
+    logits = torch.randn(3, 20)
+    got = process(logits, {"favourite": {"token": 7}}, None, {"favourite": {"token": 9}})
+    expected = logits.clone()
+    expected[0, 7] += 50.0
+    expected[2, 9] += 50.0
+    assert torch.equal(got, expected)
+
+
+def test_an_unknown_name_is_refused_with_the_names_that_exist() -> None:
+    for check in (lambda: find_processor("favourit"), lambda: check_processors({"favourit": {}}, VOCABULARY)):
+        with pytest.raises(ValueError, match=r"'favourit'.*disallowed_tokens, no_repeat_ngram, thinking_budget"):
+            check()
+
+
+def test_a_taken_name_is_refused_and_stays_with_its_class() -> None:
+    with pytest.raises(ValueError, match=r"'disallowed_tokens' is already DisallowedTokens"):
+        register_processor("disallowed_tokens")(Favourite)
+    assert find_processor("disallowed_tokens") is DisallowedTokens
+
+
+def test_registering_the_same_class_again_is_no_conflict() -> None:
+    """A notebook cell runs twice, a module is reloaded."""
+    register_processor("favourite")(Favourite)
+    register_processor("favourite")(Favourite)
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_names_of_plain_parameters_are_reserved(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' is a parameter of its own"):
+        register_processor(name)(Favourite)
+
+
+def test_every_built_in_stage_is_reserved() -> None:
+    assert set(BUILT_IN) < set(RESERVED)
+
+
+def test_the_order_of_registered_processors_does_not_depend_on_the_order_of_the_request() -> None:
+    register_processor("favourite")(Favourite)
+    spoken = {"favourite": {"token": 7}, "disallowed_tokens": {"token_ids": [7]}}
+    logits = torch.randn(1, 20)
+    assert torch.equal(process(logits, spoken), process(logits, dict(reversed(spoken.items()))))
+
+
+def test_a_processor_that_keeps_the_argmax_is_not_built_for_greedy_rows() -> None:
+    class Polite(Favourite):
+        is_argmax_invariant = True
+
+    register_processor("polite")(Polite)
+    requests = [
+        SamplingRequest([5], SamplingParams(temperature=t, logits_processors={"polite": {"token": 7}}))
+        for t in (0.0, 1.0)
+    ]
+    batch = SamplingBatch.from_requests(requests, VOCABULARY)
+    assert list(batch.processors["polite"].states) == [1]
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(("name", "arguments", "parts"), [
+    ("disallowed_tokens", {"token_ids": [20]}, ["token_ids", "20", "0 to 19"]),
+    ("disallowed_tokens", {"token_ids": [-1]}, ["token_ids", "-1"]),
+    ("disallowed_tokens", {"token_ids": 5}, ["token_ids", "5"]),
+    ("disallowed_tokens", {"token_ids": 0}, ["token_ids", "0"]),
+    ("disallowed_tokens", {"token_ids": "12"}, ["token_ids", "12"]),
+    ("disallowed_tokens", {"token_ids": ""}, ["token_ids", "''"]),
+    ("disallowed_tokens", {"token_ids": {}}, ["token_ids", "{}"]),
+    ("disallowed_tokens", {"token_ids": [True]}, ["token_ids", "True"]),
+    ("disallowed_tokens", {"token_ids": [1.0]}, ["token_ids", "1.0"]),
+    ("disallowed_tokens", {"tokens": [1]}, ["disallowed_tokens", "'tokens'", "token_ids"]),
+    ("disallowed_tokens", {1: [1], "a": 2}, ["disallowed_tokens", "1", "token_ids"]),
+    ("no_repeat_ngram", {}, ["no_repeat_ngram", "ngram_size"]),
+    ("no_repeat_ngram", {"ngram_size": None}, ["no_repeat_ngram", "ngram_size"]),
+    ("no_repeat_ngram", {"ngram_size": 0}, ["ngram_size", "0"]),
+    ("no_repeat_ngram", {"ngram_size": True}, ["ngram_size", "True"]),
+    ("no_repeat_ngram", {"ngram_size": 2.0}, ["ngram_size", "2.0"]),
+    ("no_repeat_ngram", {"ngram_size": 2, "window_size": 0}, ["window_size", "0"]),
+    ("no_repeat_ngram", {"ngram_size": 2, "whitelist_token_ids": [99]}, ["whitelist_token_ids", "99"]),
+    ("no_repeat_ngram", {"ngram_size": 2, "window": 5}, ["no_repeat_ngram", "'window'"]),
+    ("thinking_budget", {"start": 1, "end": 2}, ["thinking_budget", "budget"]),
+    ("thinking_budget", {"budget": -1, "start": 1, "end": 2}, ["budget", "-1"]),
+    ("thinking_budget", {"budget": True, "start": 1, "end": 2}, ["budget", "True"]),
+    ("thinking_budget", {"budget": 3}, ["thinking_budget", "start"]),
+    ("thinking_budget", {"budget": 3, "start": 1}, ["thinking_budget", "end"]),
+    ("thinking_budget", {"budget": 3, "start": 1, "end": 20}, ["20", "0 to 19"]),
+    ("thinking_budget", {"budget": 3, "start": 1, "end": 2, "newline": "\n"}, ["newline", "'\\n'"]),
+    ("thinking_budget", {"budget": 3, "model": "qwen3"}, ["151668", "0 to 19"]),
+    ("thinking_budget", {"budget": 3, "model": "gpt"}, ["'gpt'", "qwen3, deepseek-r1"]),
+    ("thinking_budget", {"budget": 3, "model": ["qwen3"]}, ["['qwen3']", "qwen3, deepseek-r1"]),
+    ("thinking_budget", {"budget": 3, "model": "qwen3", "end": 4}, ["model", "ids"]),
+], ids=str)  # fmt: skip
+def test_arguments_that_make_no_sense_are_refused_by_name(
+    name: str, arguments: dict[Any, Any], parts: list[str]
+) -> None:
+    """``token_ids: 0`` once passed for an empty list, and a list for a model's name was a ``TypeError``."""
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        check_processors({name: arguments}, VOCABULARY)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+@pytest.fixture
+def driver(untied: Path) -> SamplingDriver:
+    return SamplingDriver(load_model(untied, EngineConfig()), EngineConfig(), frozenset({5}))
+
+
+@pytest.mark.parametrize("choice", [
+    {"disallowed_tokens": {"token_ids": [10**6]}}, {"no_repeat_ngram": {}}, {"unheard_of": {}},
+    {"disallowed_tokens": {"token_ids": [1]}, "thinking_budget": {"budget": 1, "start": 1, "end": 2, "brake": 3}},
+], ids=str)  # fmt: skip
+def test_the_driver_refuses_a_request_before_it_runs_if_one_of_its_processors_does(
+    driver: SamplingDriver, choice: dict[str, Any]
+) -> None:
+    params = SamplingParams(logits_processors=choice)
+    for run in (driver.check_params, driver.stream, driver.complete):
+        with pytest.raises(ValueError, match=f"{list(choice)[-1]}|token_ids"):
+            run([1, 2, 3], params)
+
+
+@pytest.mark.parametrize("given", [
+    {"scale": 0.0}, {"scale": -1.0}, {"scale": float("nan")}, {"scale": float("inf")},
+    {"soft_cap": 0.0}, {"soft_cap": -3.0}, {"soft_cap": float("nan")}, {"soft_cap": float("inf")},
+], ids=str)  # fmt: skip
+def test_the_head_refuses_factors_that_make_no_logits(given: dict[str, float]) -> None:
+    """A soft cap of infinity is not "off": 0 times infinity is NaN."""
+    with pytest.raises(ValueError, match=f"{next(iter(given))} is .*finite number above 0"):
+        LogitsHead(**given)
+
+
+# Pickled code
+
+
+def test_pickled_code_is_refused_without_the_word_of_trust_and_not_even_looked_at() -> None:
+    with pytest.raises(ValueError, match=r"CVE-2026-7304.*trust_pickled_code=True"):
+        from_text(to_text(Favourite))
+    with pytest.raises(ValueError, match=r"trust_pickled_code"):
+        from_text("no JSON at all")
+
+
+def test_a_pickled_processor_works_when_it_is_trusted() -> None:
+    """A class without a home in a module: its whole code travels."""
+
+    class Homeless(LogitsProcessor[int]):
+        @classmethod
+        def start(cls, history: History, arguments: Mapping[str, Any], vocabulary: Vocabulary) -> int | None:
+            return int(arguments["token"])
+
+        def apply(self, logits: Tensor) -> None:
+            for row, token in self.states.items():
+                logits[row, token] += 50.0
+
+    text = to_text(Homeless)
+    assert list(json.loads(text)) == ["callable"]
+    arrived = from_text(text, trust_pickled_code=True)
+    register_processor("arrived")(arrived)
+    logits = torch.randn(1, 20)
+    assert process(logits, {"arrived": {"token": 4}})[0, 4] == logits[0, 4] + 50.0
+
+
+@pytest.mark.parametrize("text", [
+    "", "{}", "[]", "5", '{"callable": 5}', '{"callable": "zz"}', '{"callable": ""}', '{"callable": "00"}',
+    json.dumps({"callable": b"cno_such_module\nthing\n.".hex()}), json.dumps({"callable": dill.dumps(5).hex()}),
+    json.dumps({"callable": dill.dumps(dict).hex()}), json.dumps({"callable": dill.dumps(print).hex()}),
+])  # fmt: skip
+def test_trusted_text_that_holds_no_processor_is_a_value_error(text: str) -> None:
+    """A damaged pickle fails in its own ways: ``UnpicklingError``, ``EOFError``, ``ModuleNotFoundError``."""
+    with pytest.raises(ValueError, match=r"no LogitsProcessor class|not a pickled processor"):
+        from_text(text, trust_pickled_code=True)
+
+
+# The rules, by brute force
+
+
+def allowed_of(logits: Tensor) -> set[int]:
+    return set((logits[0] > -torch.inf).nonzero()[:, 0].tolist())
+
+
+def forced_token(tokens: list[int], prompt_length: int, budget: int) -> int | None:
+    """Oracle: read the whole sequence from behind; the block is open if a start comes before any end."""
+    for place in range(len(tokens) - 1, -1, -1):
+        if tokens[place] == ANSWER:
+            return None
+        if tokens[place] == THINK:
+            if len(tokens) - place - 1 < budget:
+                return None
+            return ANSWER if len(tokens) > prompt_length and tokens[-1] == BREAK else BREAK
+    return None
+
+
+def test_the_thinking_budget_is_what_reading_the_whole_sequence_says() -> None:
+    dice, forced = random.Random(0), 0
+    for _ in range(150):
+        budget = dice.randint(0, 5)
+        prompt = [dice.choice([THINK, ANSWER, BREAK, 5, 6, 7, 8, 9]) for _ in range(dice.randint(1, 4))]
+        arguments = {"budget": budget, "start": THINK, "end": ANSWER, "newline": BREAK}
+        params = SamplingParams(logits_processors={"thinking_budget": arguments})
+        batch = SamplingBatch.from_requests([SamplingRequest(prompt, params)], VOCABULARY)
+        tokens = list(prompt)
+        for _ in range(10):
+            expected = forced_token(tokens, len(prompt), budget)
+            got = allowed_of(batch.process(torch.randn(1, 20)))
+            assert got == (set(range(20)) if expected is None else {expected}), (tokens, budget)
+            forced += expected is not None
+            token = expected if expected is not None else dice.choice([THINK, BREAK, *range(4, 12)])
+            batch.cumulate([token])
+            tokens.append(token)
+    assert forced > 100
+
+
+@pytest.mark.parametrize("budget", [0, 1, 4])
+def test_a_budget_of_b_gives_b_tokens_of_thought_a_break_and_the_end(budget: int) -> None:
+    arguments = {"budget": budget, "start": THINK, "end": ANSWER, "newline": BREAK}
+    request = SamplingRequest([5, THINK], SamplingParams(logits_processors={"thinking_budget": arguments}))
+    batch, sampler = SamplingBatch.from_requests([request], VOCABULARY), Sampler()
+    logits = torch.zeros(1, 20)
+    logits[0, 9] = 5.0  # the model would think of 9 for ever
+    tokens = []
+    for _ in range(budget + 4):
+        tokens += sampler(logits, batch).token_ids
+        batch.cumulate(tokens[-1:])
+    assert tokens == [9] * budget + [BREAK, ANSWER, 9, 9]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_by_name_have_three_different_markers(model: str) -> None:
+    markers = MODELS[model]
+    assert len({markers.start, markers.end, markers.newline}) == 3
+    arguments = {"budget": 1, "model": model}
+    vocabulary = Vocabulary(max(markers.start, markers.end) + 1)
+    check_processors({"thinking_budget": arguments}, vocabulary)
+
+
+def banned_ngrams(tokens: list[int], size: int, window: int | None, whitelist: list[int]) -> set[int]:
+    """Oracle: try every token and look for the sequence it would end, start by start, inside the window."""
+    seen = tokens if window is None else tokens[-window:]
+    banned = set()
+    for token in set(range(20)) - set(whitelist):
+        ending = [*tokens, token][-size:]
+        if len(ending) == size and any(seen[i : i + size] == ending for i in range(len(seen) - size + 1)):
+            banned.add(token)
+    return banned
+
+
+def test_no_repeat_ngram_with_window_and_whitelist_is_what_trying_every_token_says() -> None:
+    dice, count = random.Random(1), 0
+    for _ in range(120):
+        size, window = dice.randint(1, 4), dice.choice([None, 1, 3, 6, 50])
+        whitelist = dice.sample(range(4), dice.randint(0, 2))
+        tokens = [dice.randrange(3) for _ in range(dice.randint(1, 12))]
+        arguments = {"ngram_size": size, "window_size": window, "whitelist_token_ids": whitelist}
+        params = SamplingParams(logits_processors={"no_repeat_ngram": arguments})
+        batch = SamplingBatch.from_requests([SamplingRequest(list(tokens), params)], VOCABULARY)
+        for _ in range(8):
+            expected = banned_ngrams(tokens, size, window, whitelist)
+            assert allowed_of(batch.process(torch.randn(1, 20))) == set(range(20)) - expected
+            count += len(expected)
+            token = dice.randrange(3)
+            batch.cumulate([token])
+            tokens.append(token)
+    assert count > 300
+
+
+def test_a_banned_token_cannot_be_brought_back_by_a_bias() -> None:
+    logits = torch.zeros(1, 20)
+    got = process(logits, {"disallowed_tokens": {"token_ids": [4]}}, logit_bias={4: 100.0, 6: 100.0}, bad_words=[[6]])
+    assert got[0, 4] == got[0, 6] == -torch.inf
+
+
+def test_the_final_mask_comes_after_every_processor() -> None:
+    """A forced token that a grammar forbids is an error of its row, and the grammar is not overruled."""
+    arguments = {"budget": 0, "start": THINK, "end": ANSWER}
+    params = SamplingParams(logits_processors={"thinking_budget": arguments})
+    batch = SamplingBatch.from_requests([SamplingRequest([THINK], params)] * 2, VOCABULARY)
+
+    def forbid(logits: Tensor) -> None:
+        logits[0, ANSWER] = -torch.inf
+
+    batch.final_mask = forbid
+    output = Sampler()(torch.zeros(2, 20), batch)
+    assert output.token_ids == [-1, ANSWER]
+    assert "after grammar" in output.errors[0]
