@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, get_args
 Dtype = Literal["float32", "bfloat16"]
 LinearKind = Literal["torch", "packed"]
 AttentionKind = Literal["torch", "grouped"]
+DEFAULT_POOL_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,14 @@ class EngineConfig:
     kernel as rows of one matrix in decode steps: several times faster in bfloat16, other bits now and then.
     ``batch_invariant``: off by default. On, the bits of a request's logits do not depend on what shares its batch, on
     how its prompt was cut into chunks or on the thread count.
+    ``max_running_requests``: how many requests share a step; 1 is one after the other.
+    ``max_tokens_per_step``: rows of a step, so that a long prompt is computed in chunks between others' tokens;
+    ``None`` computes every prompt whole.
+    ``policy``: the order of waiting requests (``scheduler.policy.POLICIES``).
+    ``preemption``: off, a request starts when its longest possible answer fits. On, it starts when an estimate fits,
+    and when pages run out some request is sent back to wait and computed again.
+    ``num_pages``: size of the KV pool; ``None`` gives room for ``max_running_requests`` of the longest requests, but no
+    more than ``DEFAULT_POOL_TOKENS`` tokens or one longest request.
     """
 
     dtype: Dtype = "float32"
@@ -113,6 +122,18 @@ class EngineConfig:
     linear: LinearKind = "torch"
     attention: AttentionKind = "torch"
     batch_invariant: bool = False
+    max_running_requests: int = 1
+    max_tokens_per_step: int | None = None
+    policy: str = "fcfs"
+    preemption: bool = False
+    num_pages: int | None = None
+
+    @classmethod
+    def serving(cls, **changes: Any) -> Self:
+        """Return what a server wants: many requests, chunked prompts, preemption, fast weights; ``changes`` on top."""
+        on_cpu = str(changes.get("device", "cpu")).split(":")[0] == "cpu"
+        fast = {"linear": "packed" if on_cpu else "torch"}
+        return cls(**{**fast, "max_running_requests": 32, "max_tokens_per_step": 512, "preemption": True, **changes})
 
     def __post_init__(self) -> None:
         """Check every option. Raises ``ValueError`` naming the value, the limit and the remedy."""
@@ -121,6 +142,10 @@ class EngineConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
         if not is_count(self.page_size):
             raise ValueError(f"page_size is {self.page_size!r}; a page holds at least 1 token")
+        for name, optional in (("max_running_requests", False), ("max_tokens_per_step", True), ("num_pages", True)):
+            value = getattr(self, name)
+            if not (is_count(value) or (optional and value is None)):
+                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
         if self.batch_invariant and self.attention != "torch":
             raise ValueError(
                 f"batch_invariant=True has an attention of its own and attention is {self.attention!r}; "

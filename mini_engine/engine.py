@@ -1,0 +1,347 @@
+"""L5: the engine: requests in, tokens and text out, many at a time.
+
+Owns: the step (schedule, forward, sample, update), the text of each request and what is reported. Must not know: how a
+batch is chosen (``scheduler``), how a token is chosen (``sampler``), how rows are computed.
+
+    requests ──► Scheduler.schedule() ──► ScheduledBatch ──► pack_batch ──► hidden states of all rows
+                                                                                │ rows that sample
+       text ◄── Detokenizer ◄── Scheduler.update() ◄── token ids ◄── Sampler ◄──┘ logits
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from tokenizers import Tokenizer
+from torch import Tensor
+from tqdm import tqdm
+
+from mini_engine.attention.allocator import pages_needed
+from mini_engine.attention.metadata import SequenceChunk, pack_batch
+from mini_engine.attention.pool import KVPool
+from mini_engine.config import DEFAULT_POOL_TOKENS
+from mini_engine.detokenizer import Detokenizer
+from mini_engine.sampler.driver import SamplingDriver, sample_seed
+from mini_engine.sampler.logprobs import TokenLogprob, prompt_logprobs
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.sampler.processors.constraints import stop_token_ids
+from mini_engine.sampler.rows import SampledRows
+from mini_engine.scheduler.policy import make_policy
+from mini_engine.scheduler.request import FinishReason, Request, RequestState, RequestTimes
+from mini_engine.scheduler.scheduler import ScheduledBatch, ScheduledChunk, Scheduler, SchedulerLimits
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step added to one request: a token, the text that can be shown now, and how it ended if it did.
+
+    ``token_id`` is ``None`` when a request ends without one (an abort or an error). ``logits`` [V] is the row the token
+    came from.
+    """
+
+    request_id: str
+    token_id: int | None
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    logits: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """One step of the engine, as the event log keeps it.
+
+    ``chunks``: request id, first position and number of tokens of every piece that was computed. ``seconds``: the parts
+    "schedule", "forward", "sample" and "update" of a step that began at ``began``.
+    """
+
+    number: int
+    began: float
+    seconds: dict[str, float]
+    deltas: list[Delta]
+    chunks: list[tuple[str, int, int]]
+    preempted: list[str]
+    num_running: int
+    num_waiting: int
+    num_pages_used: int
+
+
+class Laps:
+    """A stopwatch: seconds from one mark to the next, by name."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Start now."""
+        self.clock, self.began, self.seconds = clock, clock(), dict[str, float]()
+        self.last = self.began
+
+    def mark(self, name: str) -> None:
+        """End the lap ``name`` here. Mutates."""
+        now = self.clock()
+        self.seconds[name], self.last = now - self.last, now
+
+
+@dataclass
+class RequestOutput:
+    """A request's answer so far."""
+
+    request_id: str
+    prompt_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    matched: int | str | None = None
+    error: str | None = None
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+    prompt_logprobs: list[list[TokenLogprob] | None] | None = None
+    times: RequestTimes | None = None
+    num_preemptions: int = 0
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Sum of the chosen tokens' log-probabilities, of those that were reported."""
+        return sum(entries[0].logprob for entries in self.logprobs)
+
+
+@dataclass
+class Entry:
+    """Everything that the engine keeps about one request beside the scheduler's part."""
+
+    request: Request
+    output: RequestOutput
+    detokenizer: Detokenizer | None
+
+
+class Engine:
+    """Runs many requests over one model. Not thread-safe: one caller steps it."""
+
+    def __init__(
+        self, driver: SamplingDriver, tokenizer: Tokenizer | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Serve with ``driver``'s model, sampler and configuration; without a ``tokenizer`` there is no text."""
+        config, model = driver.config, driver.model
+        longest = model.config.max_position_embeddings
+        tokens = min(config.max_running_requests * longest, max(DEFAULT_POOL_TOKENS, longest))
+        num_pages = config.num_pages or pages_needed(tokens, config.page_size)
+        limits = SchedulerLimits(config.max_running_requests, config.max_tokens_per_step, config.preemption)
+        self.driver, self.tokenizer, self.clock = driver, tokenizer, clock
+        self.scheduler = Scheduler(num_pages, config.page_size, limits, make_policy(config.policy))
+        self.pool = KVPool(model.config, num_pages, config.page_size, model.embedding.dtype, config.device)
+        self.rows: SampledRows[Request] = SampledRows(driver.vocabulary, config.device)
+        self.entries: dict[str, Entry] = {}
+        self.deltas: list[Delta] = []  # of the step in progress
+        self.numbers, self.arrivals = count(), count()
+
+    def add_request(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None = None) -> str:
+        """Queue a request and return its id. Raises ``ValueError`` for one that cannot be run; the others go on."""
+        arrival = next(self.arrivals)
+        name = str(arrival) if request_id is None else request_id
+        if name in self.entries:
+            raise ValueError(f"there is a request {name!r} already; give another id")
+        if params.num_samples > 1:
+            raise ValueError(f"{params.num_samples} samples are several requests; use generate")
+        self.driver.check_params(prompt_ids, replace(params, stop=()))
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer and this engine has none; give stop_token_ids")
+        request = Request(name, list(prompt_ids), params, arrival, RequestTimes(self.clock()))
+        self.scheduler.add(request)
+        text = Detokenizer(self.tokenizer, params.stop, params.min_new_tokens) if self.tokenizer else None
+        output = RequestOutput(name, list(prompt_ids), times=request.times)
+        self.entries[name] = Entry(request, output, text)
+        return name
+
+    def abort(self, request_id: str) -> None:
+        """End a request at once, wherever it is. Unknown and finished ones are passed over. Mutates."""
+        entry = self.entries.get(request_id)
+        if entry is not None and entry.request.state is not RequestState.FINISHED:
+            self.end(entry, "abort")
+
+    def step(self) -> StepOutput:
+        """Compute one batch. With no request waiting or running there is nothing in it. Mutates."""
+        laps = Laps(self.clock)
+        batch = self.scheduler.schedule()
+        laps.mark("schedule")
+        if batch.chunks:
+            self.compute(batch, laps)
+        deltas, self.deltas = self.deltas, []
+        allocator = self.scheduler.allocator
+        return StepOutput(
+            number=next(self.numbers),
+            began=laps.began,
+            seconds=laps.seconds,
+            deltas=deltas,
+            chunks=[(c.request.request_id, c.start, c.num_tokens) for c in batch.chunks],
+            preempted=[request.request_id for request in batch.preempted],
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            num_pages_used=allocator.num_pages - allocator.num_free,
+        )
+
+    def compute(self, batch: ScheduledBatch, laps: Laps) -> None:
+        """Run the model over a batch, sample where a chunk reaches the newest token, take the tokens in. Mutates."""
+        inputs = pack_batch([packed(c) for c in batch.chunks], self.scheduler.page_size, self.driver.config.device)
+        hidden = self.driver.hidden_states(inputs, self.pool)  # [T, H]
+        for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
+            if chunk.request.times.started is None:
+                chunk.request.times.started = laps.began
+            self.report_prompt(chunk, hidden[slice(*query_range)])
+        requests = self.rows.follow([chunk.request for chunk in batch.chunks if chunk.samples])
+        place = {chunk.request.request_id: row for row, chunk in enumerate(batch.chunks)}
+        rows = inputs.logit_rows[
+            [place[request.request_id] for request in requests]
+        ]  # those that sample, before the head
+        logits = self.driver.logits(hidden, rows)  # [N, V]
+        laps.mark("forward")
+        output = self.driver.sampler(logits, self.rows.batch)
+        laps.mark("sample")
+        for row, reason in output.errors.items():
+            self.end(self.entries[requests[row].request_id], "error", reason)
+        tokens = {r.request_id: token for r, token in zip(requests, output.token_ids, strict=True)}
+        self.scheduler.update(batch, tokens)
+        for row, request in enumerate(requests):
+            if row not in output.errors:
+                self.take_token(
+                    request,
+                    Delta(request.request_id, tokens[request.request_id], "", output.logprobs[row], None, logits[row]),
+                )
+        self.rows.cumulate([None if row in output.errors else token for row, token in enumerate(output.token_ids)])
+        laps.mark("update")
+
+    def report_prompt(self, chunk: ScheduledChunk, hidden: Tensor) -> None:
+        """Add the log-probabilities of the prompt tokens that this chunk's rows predict. ``hidden`` [n, H]. Mutates.
+
+        Row i of the chunk predicts the token after it; what was reported before a preemption is not repeated.
+        """
+        request, output = chunk.request, self.entries[chunk.request.request_id].output
+        wanted = request.params.prompt_logprobs
+        first, last = chunk.start, min(chunk.start + chunk.num_tokens, request.num_prompt_tokens - 1)
+        if wanted is None or len(output.prompt_logprobs or ()) > last:
+            return
+        known = [None] if output.prompt_logprobs is None else output.prompt_logprobs
+        skip = len(known) - 1 - first
+        tokens = request.tokens(first + skip, last + 1)
+        table = prompt_logprobs(self.driver.logits(hidden[skip:], None)[: len(tokens)], tokens, wanted)
+        output.prompt_logprobs = [*known, *table[1:]]
+
+    def take_token(self, request: Request, delta: Delta) -> None:
+        """Give a new token to its request: time, text, and whether it was the last. Mutates."""
+        entry = self.entries[request.request_id]
+        assert delta.token_id is not None, "a delta without a token is made by end()"
+        request.times.tokens.append(self.clock())
+        entry.output.token_ids.append(delta.token_id)
+        if delta.logprobs is not None:
+            entry.output.logprobs.append(delta.logprobs)
+        text = entry.detokenizer.add(delta.token_id) if entry.detokenizer else ""
+        entry.output.text += text
+        reason, request.matched = self.ending(request, entry)
+        self.deltas.append(replace(delta, text=text))
+        if reason is not None:
+            self.end(entry, reason)
+
+    def ending(self, request: Request, entry: Entry) -> tuple[FinishReason | None, int | str | None]:
+        """Return why a request ends with its newest token and what matched. A stop string goes before a stop token.
+
+        A stop token goes before the length: a request whose last allowed token ends the text was not cut off.
+        """
+        params, token = request.params, request.output_ids[-1]
+        if entry.detokenizer is not None and entry.detokenizer.matched is not None:
+            return "stop", entry.detokenizer.matched
+        if token in stop_token_ids(params.stop_token_ids, params.ignore_eos, self.driver.vocabulary):
+            return "stop", token
+        return ("length", None) if request.num_output_tokens >= params.max_new_tokens else (None, None)
+
+    def end(self, entry: Entry, reason: FinishReason, error: str | None = None) -> None:
+        """End a request: free its pages, give out the rest of its text. Mutates."""
+        request, output = entry.request, entry.output
+        self.scheduler.finish(request, reason)
+        request.error, request.times.finished = error, self.clock()
+        rest = entry.detokenizer.flush() if entry.detokenizer else ""
+        output.text += rest
+        if entry.detokenizer is not None and entry.detokenizer.matched is not None and reason == "length":
+            request.finish_reason, request.matched = "stop", entry.detokenizer.matched
+        output.finish_reason, output.matched, output.error = request.finish_reason, request.matched, error
+        output.num_preemptions = request.num_preemptions
+        self.deltas.append(Delta(request.request_id, None, rest, finish_reason=request.finish_reason))
+
+    def take_output(self, request_id: str) -> RequestOutput:
+        """Return the answer of a finished request and forget it. Raises ``KeyError`` for an unknown id. Mutates."""
+        return self.entries.pop(request_id).output
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        progress: bool = False,
+    ) -> list[list[RequestOutput]]:
+        """Run all ``prompts`` and return, in their order, the ``n`` answers of each.
+
+        A request that cannot be run has one answer with ``finish_reason`` "error" that says why; the others go on.
+        """
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        names = [self.add_samples(prompt, own) for prompt, own in zip(prompts, each, strict=True)]
+        with tqdm(total=len(names), disable=not progress, unit="request") as bar:
+            while self.scheduler.has_work:
+                self.step()
+                bar.n = sum(all(self.entries[n].request.state is RequestState.FINISHED for n in own) for own in names)
+                bar.refresh()
+        answers = [[self.take_output(name) for name in own] for own in names]
+        return [best(samples, own.n) for samples, own in zip(answers, each, strict=True)]
+
+    def add_samples(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[str]:
+        """Queue every sample of a request; sample i has the seed ``seed + i``. Returns their ids.
+
+        A request that is refused becomes a finished one, so that its place in a list of answers is not lost.
+        """
+        own = params if params.logprobs is not None or params.num_samples == params.n else replace(params, logprobs=0)
+        names = []
+        for index in range(params.num_samples):
+            one = replace(own, n=1, best_of=None, seed=sample_seed(params.seed, index))
+            try:
+                names.append(self.add_request(prompt_ids, one))
+            except ValueError as error:
+                names.append(self.refuse(prompt_ids, one, str(error)))
+                break
+        return names
+
+    def refuse(self, prompt_ids: Sequence[int], params: SamplingParams, error: str) -> str:
+        """Keep a finished request that was never queued, with the reason; return its id. Mutates."""
+        name = f"refused {next(self.arrivals)}"
+        request = Request(
+            name, list(prompt_ids), params, state=RequestState.FINISHED, finish_reason="error", error=error
+        )
+        output = RequestOutput(name, list(prompt_ids), finish_reason="error", error=error)
+        self.entries[name] = Entry(request, output, None)
+        return name
+
+    def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[Delta]:
+        """Yield the deltas of one request as they come; other requests run along. Closing the iterator aborts it.
+
+        Raises ``ValueError`` for a request that cannot be run.
+        """
+        name = self.add_request(prompt_ids, params)
+        return self.deltas_of(name)
+
+    def deltas_of(self, request_id: str) -> Iterator[Delta]:
+        """Step until ``request_id`` ends and yield its deltas."""
+        try:
+            while True:
+                for delta in self.step().deltas:
+                    if delta.request_id == request_id:
+                        yield delta
+                        if delta.finish_reason is not None:
+                            return
+        finally:
+            self.abort(request_id)
+            self.entries.pop(request_id, None)
+
+
+def packed(chunk: ScheduledChunk) -> SequenceChunk:
+    """Return a scheduled chunk in the form of ``pack_batch``."""
+    request = chunk.request
+    return SequenceChunk(request.tokens(chunk.start, chunk.start + chunk.num_tokens), chunk.start, request.pages)
+
+
+def best(samples: list[RequestOutput], n: int) -> list[RequestOutput]:
+    """Return the ``n`` likeliest of ``samples``, in their order; failed ones come last."""
+    likeliest = sorted(samples, key=lambda s: (s.error is not None, -s.cumulative_logprob))[:n]
+    return [sample for sample in samples if sample in likeliest]

@@ -1,0 +1,60 @@
+"""L5: what the scheduler asks of a prefix cache, and the cache that never has anything.
+
+Owns: the interface and its null implementation. Must not know: trees (L6).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class PrefixHit:
+    """Pages whose keys and values can be used as they are: those of the first ``len(pages) * page_size`` tokens.
+
+    ``path`` names the nodes from the root to the last one matched; requests with equal starts share a path.
+    """
+
+    pages: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()
+
+
+class PrefixCache(Protocol):
+    """The scheduler's view. Pages in the cache belong to the cache; a lock keeps the pages of a hit from eviction."""
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages that ``evict`` could give back now."""
+
+    def match(self, token_ids: Sequence[int]) -> PrefixHit:
+        """Return the longest cached prefix of ``token_ids``."""
+
+    def lock(self, hit: PrefixHit) -> int:
+        """Protect the pages of ``hit``; return how many stop being evictable by that. Mutates."""
+
+    def unlock(self, hit: PrefixHit) -> None:
+        """Undo one ``lock``. Mutates."""
+
+    def evict(self, count: int) -> list[int]:
+        """Give up at least ``count`` pages if there are as many, and return them: the caller owns them. Mutates."""
+
+
+class NullPrefixCache:
+    """Caches nothing: the off value of L6."""
+
+    num_evictable = 0
+
+    def match(self, token_ids: Sequence[int]) -> PrefixHit:
+        """Return no pages."""
+        return PrefixHit()
+
+    def lock(self, hit: PrefixHit) -> int:
+        """Protect nothing."""
+        return 0
+
+    def unlock(self, hit: PrefixHit) -> None:
+        """Release nothing."""
+
+    def evict(self, count: int) -> list[int]:
+        """Return no pages."""
+        return []

@@ -1,0 +1,231 @@
+"""L5: the scheduler: every step, who runs with how many tokens, and whose pages they lie on.
+
+Owns: the waiting and running requests, the page allocator, admission and preemption. Must not know: tensors, the model,
+text. Its whole state is plain Python, so ten thousand requests can be simulated without a model.
+
+One budget of tokens per step, spent in this order: a token for every running request that has nothing else pending,
+then chunks of running prompts, then new requests. A chunk that does not reach the end of what is known samples nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mini_engine.attention.allocator import PageAllocator, pages_needed
+from mini_engine.scheduler.budget import GrowthEstimate
+from mini_engine.scheduler.policy import Policy
+from mini_engine.scheduler.prefix_cache import NullPrefixCache, PrefixCache, PrefixHit
+from mini_engine.scheduler.request import FinishReason, Request, RequestState
+
+
+@dataclass(frozen=True)
+class ScheduledChunk:
+    """``num_tokens`` tokens of ``request`` from position ``start`` on. ``samples``: they reach its newest token."""
+
+    request: Request
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True)
+class ScheduledBatch:
+    """What one step computes, in packing order, and which requests it sent back to wait."""
+
+    chunks: list[ScheduledChunk]
+    preempted: list[Request]
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the step."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """``max_tokens_per_step``: ``None`` is no limit. ``max_steps_waited``: after so many steps a request goes first."""
+
+    max_running_requests: int = 1
+    max_tokens_per_step: int | None = None
+    preemption: bool = False
+    max_steps_waited: int = 256
+
+
+class Scheduler:
+    """Chooses each step's batch. ``add`` and ``abort`` at any time; ``schedule`` and ``update`` in turn."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        limits: SchedulerLimits,
+        policy: Policy,
+        cache: PrefixCache | None = None,
+    ) -> None:
+        """Own ``num_pages`` pages of ``page_size`` tokens."""
+        self.allocator = PageAllocator(num_pages)
+        self.page_size, self.limits, self.policy = page_size, limits, policy
+        self.cache = cache or NullPrefixCache()
+        self.growth = GrowthEstimate(limits.preemption)
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []  # in the order of admission; a list, because a set has no order
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self.waiting or self.running)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free or could be, by evicting from the prefix cache."""
+        return self.allocator.num_free + self.cache.num_evictable
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ``ValueError`` for one that could never fit into the pool, with the numbers."""
+        most = pages_needed(request.max_computed_tokens, self.page_size)
+        if most > self.allocator.num_pages:
+            raise ValueError(
+                f"request {request.request_id} may need {most} pages ({request.num_prompt_tokens} prompt tokens and "
+                f"max_new_tokens={request.params.max_new_tokens}, {self.page_size} tokens a page), the pool has "
+                f"{self.allocator.num_pages}; shorten it or give the engine a larger pool"
+            )
+        self.waiting.append(request)
+
+    def schedule(self) -> ScheduledBatch:
+        """Choose the next step. Moves requests between waiting and running and gives out pages. Mutates."""
+        preempted = self.make_room()
+        budget = self.limits.max_tokens_per_step
+        chunks: list[ScheduledChunk] = []
+        # Stable: requests that decode first, then those with a prompt left, both in the order of admission.
+        for request in sorted(self.running, key=lambda r: r.num_pending_tokens > 1):
+            budget = self.take(request, budget, chunks)
+        if not preempted:  # whoever was sent back would be let in again at once
+            self.admit(budget, chunks)
+            self.growth.decay()
+        for request in self.waiting:
+            request.steps_waited += 1
+        return ScheduledBatch(chunks, preempted)
+
+    def take(self, request: Request, budget: int | None, chunks: list[ScheduledChunk]) -> int | None:
+        """Schedule as many of a running request's tokens as ``budget`` allows; return what is left of it. Mutates."""
+        pending = request.num_pending_tokens
+        count = pending if budget is None else min(pending, budget)
+        request.num_scheduled_tokens = count
+        if count:
+            chunks.append(ScheduledChunk(request, request.num_computed_tokens, count, samples=count == pending))
+        return None if budget is None else budget - count
+
+    def make_room(self) -> list[Request]:
+        """Give every running request the pages of its known tokens; preempt until that is possible. Mutates.
+
+        Returns who was preempted. With preemption off it is always possible: admission reserved for the worst case.
+        """
+        preempted = []
+        while sum(map(self.missing_pages, self.running)) > self.num_available:
+            victim = min(self.running, key=lambda r: (r.num_output_tokens, -r.num_prompt_tokens, -r.arrival))
+            assert len(self.running) > 1, f"request {victim.request_id} alone does not fit, which add() should refuse"
+            self.preempt(victim)
+            preempted.append(victim)
+        for request in self.running:
+            request.pages += self.allocate(self.missing_pages(request))
+        if preempted:
+            self.growth.raise_after_preemption(self.running)
+        return preempted
+
+    def missing_pages(self, request: Request) -> int:
+        """Return how many pages a request lacks for the tokens it has."""
+        return pages_needed(request.num_tokens, self.page_size) - len(request.pages)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take pages, evicting from the prefix cache what is not free. Mutates."""
+        lacking = count - self.allocator.num_free
+        if lacking > 0:
+            self.allocator.free(self.cache.evict(lacking))
+        return self.allocator.allocate(count)
+
+    def preempt(self, request: Request) -> None:
+        """Send a running request back to wait. Its output stays, its pages go; all is computed again. Mutates."""
+        self.running.remove(request)
+        self.release(request)
+        request.state, request.num_computed_tokens = RequestState.PREEMPTED, 0
+        request.num_preemptions += 1
+        self.waiting.append(request)
+
+    def release(self, request: Request) -> None:
+        """Give back a request's pages. Mutates.
+
+        pages   | of the hit: the cache's | own      |
+        done    | unlocked                | freed    |
+        """
+        self.allocator.free(request.pages[len(request.hit.pages) :])
+        self.cache.unlock(request.hit)
+        request.pages, request.hit, request.num_scheduled_tokens = [], PrefixHit(), 0
+
+    def admit(self, budget: int | None, chunks: list[ScheduledChunk]) -> None:
+        """Let waiting requests in, in the policy's order, until one does not fit. Mutates.
+
+        Stopping there is the head-of-line rule: what is behind waits too, or a large request could wait for ever.
+        """
+        if not self.waiting or len(self.running) >= self.limits.max_running_requests or budget == 0:
+            return
+        hits = {r.request_id: self.cache.match(r.tokens(0, r.num_tokens - 1)) for r in self.waiting}
+        ordered = self.policy.order([r for r in self.waiting if not self.has_aged(r)], hits)
+        for request in [*sorted(filter(self.has_aged, self.waiting), key=lambda r: r.arrival), *ordered]:
+            if len(self.running) >= self.limits.max_running_requests or budget == 0:
+                return
+            if not self.let_in(request, hits[request.request_id]):
+                return
+            budget = self.take(request, budget, chunks)
+
+    def has_aged(self, request: Request) -> bool:
+        """Whether a request has waited so long that no policy may hold it back."""
+        return request.steps_waited >= self.limits.max_steps_waited
+
+    def let_in(self, request: Request, hit: PrefixHit) -> bool:
+        """Start a waiting request if its expected pages are there, beside those promised to others. Mutates.
+
+        Locking the hit comes first: pages that were evictable until then cannot be counted twice, as cached and free.
+        """
+        self.cache.lock(hit)
+        promised = self.growth.promised_pages(self.running, self.page_size)
+        needed = self.growth.expected_pages(request, self.page_size) - len(hit.pages)
+        if needed + promised > self.num_available:
+            self.cache.unlock(hit)
+            return False
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.state, request.hit, request.steps_waited = RequestState.RUNNING, hit, 0
+        request.pages = [*hit.pages, *self.allocate(pages_needed(request.num_tokens, self.page_size) - len(hit.pages))]
+        request.num_computed_tokens = len(hit.pages) * self.page_size
+        request.check()
+        return True
+
+    def update(self, batch: ScheduledBatch, token_ids: Mapping[str, int]) -> None:
+        """Note that a step was computed; ``token_ids`` holds the new token of each request that sampled one. Mutates.
+
+        A request that was ended meanwhile (an error in this step) is passed over.
+        """
+        for chunk in batch.chunks:
+            request = chunk.request
+            if request.state is not RequestState.RUNNING:
+                continue
+            request.num_computed_tokens += chunk.num_tokens
+            request.num_scheduled_tokens = 0
+            if chunk.samples:
+                request.output_ids.append(token_ids[request.request_id])
+            request.check()
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request, wherever it is, and free its pages. Ending it twice changes nothing. Mutates."""
+        if request.state is RequestState.FINISHED:
+            return
+        (self.running if request.state is RequestState.RUNNING else self.waiting).remove(request)
+        self.release(request)
+        request.state, request.finish_reason = RequestState.FINISHED, reason
+
+    def check_pages(self) -> None:
+        """Assert that every page is free, cached or owned by one running request: the sum must come out."""
+        owned = [page for request in self.running for page in request.pages[len(request.hit.pages) :]]
+        assert len(owned) == len(set(owned)), "a page has two owners"
+        assert all(not request.pages for request in self.waiting), "a waiting request holds pages"
+        held = self.allocator.num_pages - self.allocator.num_free
+        assert len(owned) <= held, f"{len(owned)} pages are in use, {held} are not free"
