@@ -16,7 +16,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NAMES = ["L1_model", "L2_attention", "L3_driver"]
+NAMES = ["L1_model", "L2_attention", "L3_driver", "L4_sampler"]
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
 ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}  # a figure is drawn on one core
 
@@ -58,6 +58,28 @@ driver.pack_batch = shifted
     ("L3_driver", "the end of the text is not noticed"): """
 from mini_engine import startup
 startup.load_eos_ids = lambda folder: frozenset()
+""",
+    ("L4_sampler", "top-p removes the token that reaches p"): """
+import torch
+from mini_engine.sampler import sampler
+right = sampler.apply_top_p
+def too_few(logits, p):
+    kept = right(logits, p)
+    banned = kept == -torch.inf
+    several = (p < 1) & ((~banned).sum(-1) > 1)
+    least = kept.masked_fill(banned, torch.inf).argmin(-1, keepdim=True)
+    return torch.where(several[:, None], kept.scatter(-1, least, -torch.inf), kept)
+sampler.apply_top_p = too_few
+""",
+    ("L4_sampler", "the seed is hashed by products of primes"): """
+from mini_engine.sampler import draw
+draw.murmur3 = lambda seeds, positions, ids: (
+    (((seeds * 19349663) ^ (positions * 73856093)) * 8589934591) ^ (ids * 479001599)
+).remainder(1 << 24) * 256
+""",
+    ("L4_sampler", "one temperature for the whole batch"): """
+from mini_engine.sampler import sampler
+sampler.apply_temperature = lambda logits, temperature: logits / temperature[0]
 """,
 }
 

@@ -10,6 +10,9 @@
 ``tokens``      prompts and printable names of tokens
 ``distribution``  what a decode decided and what it cost
 ``decoding``    L3: next-token distributions along a greedy decode
+``sampling``    what a sampler does to a distribution, and how often each token then comes
+``drawing``     L4: stages, orders, draws, penalties, coloured tokens
+``sliders``     L4: the stages by hand, in a notebook program
 
 This is the only part of the project that imports matplotlib: ``pip install mini-engine[notebooks]``.
 """
