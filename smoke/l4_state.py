@@ -124,7 +124,7 @@ def rows_failures(case: str, names: Sequence[str], before: Tensor, expected: Seq
     want = torch.tensor(list(expected), dtype=torch.float64)
     if not isinstance(got, Tensor) or got.shape != want.shape or got.dtype != torch.float32:
         return differences(want.float(), got, None, case)
-    changed = want != before.double()
+    changed = (want != before.double()) & want.isfinite()
     near = changed & ((got.double() - want).abs() <= 1e-5 * want.abs().clamp(min=1.0))
     failures = differences(want.float(), torch.where(near, want.float(), got), None, case)
     return [Failure(f"{f.case}, {row_name(f.place, names)}", f.place, f.expected, f.got, f.note) for f in failures]

@@ -28,7 +28,10 @@ FAULTS: dict[str, tuple[dict[str, Any], float | None, tuple[str, ...]]] = {
     "NaN, drawn": ({"temperature": 1.0, "top_p": 0.9}, math.nan, ("NaN",)),
     "all minus infinity": ({"temperature": 0.7, "seed": 4, "top_k": 3}, -math.inf, ("no token",)),
     "plus infinity": ({}, math.inf, ("infinity",)),
-    "an unseeded row": ({"temperature": 1.0, "top_k": 4}, None, ()),
+    "beyond float32": ({"temperature": 0.01, "seed": 4}, 3e38, ("temperature",)),
+    "an unseeded row": ({"temperature": 3.0}, None, ()),
+    "another unseeded row": ({"temperature": 3.0, "top_p": 0.95}, None, ()),
+    "a third unseeded row": ({"temperature": 3.0}, None, ()),
     "everything banned": ({"allowed_token_ids": [5], "bad_words": [[5]]}, None, ("bad_words", "no token")),
     "a row with penalties": ({"repetition_penalty": 1.5, "temperature": 1.3, "seed": 9}, None, ()),
 }  # fmt: skip

@@ -218,16 +218,19 @@ REGISTRY.add(
 # Length of the prompt and wishes of sequences that run side by side and end at different times.
 TOGETHER: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"max_new_tokens": 12}),
+    (2, {"max_new_tokens": 3}),
     (1, {"max_new_tokens": 20, "temperature": 1.0, "seed": 5, "top_k": 30}),
+    (3, {"max_new_tokens": 8}),
     (17, {"max_new_tokens": 5, "temperature": 0.9, "seed": 6, "repetition_penalty": 1.4}),
-    (4, {"max_new_tokens": 16, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.3}),
+    (5, {"max_new_tokens": 10}),
+    (4, {"max_new_tokens": 24, "repetition_penalty": 1.9, "frequency_penalty": 1.8, "presence_penalty": 1.9}),
     (
         16,
         {"max_new_tokens": 20, "temperature": 1.3, "seed": -5, "top_p": 0.8, "min_p": 0.01, "bad_words": [[1], [9, 2]]},
     ),
     (
         6,
-        {"max_new_tokens": 18, "temperature": 1.0, "seed": 5, "logit_bias": {7: 3.0, 8: 3.0}, "frequency_penalty": 0.2},
+        {"max_new_tokens": 18, "temperature": 1.0, "seed": 5, "logit_bias": {7: 3.0, 8: 3.0}, "frequency_penalty": 1.5},
     ),
 )
 
