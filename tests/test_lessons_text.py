@@ -191,9 +191,9 @@ def test_all_fourteen_sections_in_order(lesson):
 
 @by_lesson
 def test_length(lesson):
-    """A lesson is 250 to 400 lines, generated tables not counted."""
+    """A lesson is 250 to 400 lines, or 50 for each task where it has more than eight; generated tables not counted."""
     lines = GENERATED.sub("", lesson_text(lesson)).count("\n")
-    assert 250 <= lines <= 400, f"{lesson['slug']}.md has {lines} lines"
+    assert 250 <= lines <= max(400, 50 * len(lesson["task"])), f"{lesson['slug']}.md has {lines} lines"
 
 
 @by_lesson
@@ -318,6 +318,7 @@ FAULTS = {
     "L1": ("mini_engine.model", "rotate_half", lambda turned: -turned),
     "L2": ("mini_engine.attention.metadata", "slots_of", lambda slots: slots[::-1]),
     "L3": ("mini_engine.driver", "pack_batch", shifted),
+    "L4": ("mini_engine.sampler.draw", "gumbel", lambda noise: -noise),
 }
 
 
