@@ -202,7 +202,7 @@ def test_equal_requests_are_equal() -> None:
         stop="x", stop_token_ids=[4, 4, 2], allowed_token_ids=[9, 3, 9], logit_bias={"7": 1}, temperature=1
     )
     two = SamplingParams(
-        stop=["x", "x"], stop_token_ids=(4, 2), allowed_token_ids={3, 9}, logit_bias={7: 1.0}, temperature=1.0
+        stop=["x", "x"], stop_token_ids=(4, 2), allowed_token_ids=[3, 9], logit_bias={7: 1.0}, temperature=1.0
     )
     assert one == two
     assert SamplingParams(temperature=1e-6).temperature == 1e-6  # the limit itself is not greedy
@@ -221,7 +221,8 @@ def test_parameters_survive_json(given_: dict[str, object]) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_parameters_and_can_be_changed(name: str) -> None:
     assert SamplingParams.preset(name) == SamplingParams(**PRESETS[name])
-    assert SamplingParams.preset(name, temperature=0.5, max_new_tokens=7).max_new_tokens == 7
+    changed = SamplingParams.preset(name, temperature=0.55, max_new_tokens=7)
+    assert (changed.temperature, changed.max_new_tokens) == (0.55, 7)
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
