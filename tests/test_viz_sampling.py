@@ -2,7 +2,7 @@
 
 import math
 import struct
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import mmh3
 import pytest
@@ -141,16 +141,17 @@ def test_seeded_draws_are_those_of_another_hash_library(monkeypatch, chunk):
     monkeypatch.setattr(sampling, "ROWS_AT_ONCE", chunk)
     probs = heated(1.5)
     allowed = top_k(probs, 6)
-    expected = [0] * V
+    chosen = []
     for position in range(60):
         scores = {
             i: math.log(probs[i]) + noise(mmh3.hash(struct.pack("<QII", 42, position, i), 0, signed=False) / 0xFFFFFFFF)
             for i in allowed
         }
-        expected[max(scores, key=scores.__getitem__)] += 1
-    draws = sampling.draw_many("x", LOGITS, SamplingParams(temperature=1.5, top_k=6, seed=42), 60)
-    assert draws.counts.tolist() == expected
-    assert draws.total == 60
+        chosen.append(max(scores, key=scores.__getitem__))
+    for count in (1, 2, 3, 60):
+        draws = sampling.draw_many("x", LOGITS, SamplingParams(temperature=1.5, top_k=6, seed=42), count)
+        assert draws.counts.tolist() == [chosen[:count].count(i) for i in range(V)]
+        assert draws.total == count
 
 
 def test_unseeded_draws_follow_the_target():
@@ -436,6 +437,8 @@ def test_strips_hold_every_token_in_its_kind_and_order(figures):
         inner, outer = text.get_window_extent(), patch.get_window_extent()
         assert outer.x0 - 2 <= inner.x0, text
         assert inner.x1 <= outer.x1 + 2, text
+    for left, right in pairwise(patch.get_bbox() for patch in axes.patches):
+        assert left.x1 < right.x0 or right.y0 > left.y0, "boxes of one line stand beside each other"
     assert "first: 2 p, 1 q, 2 r. second: 0 p, 40 q, 0 r." in figures["token_strips"].summary
 
 
