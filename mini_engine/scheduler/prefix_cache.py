@@ -23,6 +23,10 @@ class PrefixCache(Protocol):
     """The scheduler's view. Pages in the cache belong to the cache; a lock keeps the pages of a hit from eviction."""
 
     @property
+    def num_pages(self) -> int:
+        """Pages that the cache owns, locked or not."""
+
+    @property
     def num_evictable(self) -> int:
         """Pages that ``evict`` could give back now."""
 
@@ -42,6 +46,7 @@ class PrefixCache(Protocol):
 class NullPrefixCache:
     """Caches nothing: the off value of L6."""
 
+    num_pages = 0
     num_evictable = 0
 
     def match(self, token_ids: Sequence[int]) -> PrefixHit:

@@ -7,7 +7,7 @@ One budget of tokens per step, spent in this order: a token for every running re
 then chunks of running prompts, then new requests. A chunk that does not reach the end of what is known samples nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
@@ -48,6 +48,34 @@ class SchedulerLimits:
     max_tokens_per_step: int | None = None
     preemption: bool = False
     max_steps_waited: int = 256
+
+
+class WaitingHits(Mapping[str, PrefixHit]):
+    """What waiting requests find in the prefix cache, looked up when it is asked for: most policies never ask."""
+
+    def __init__(self, waiting: Sequence[Request], cache: PrefixCache) -> None:
+        """Look up requests of ``waiting`` in ``cache``."""
+        self.requests, self.cache = {request.request_id: request for request in waiting}, cache
+        self.found: dict[str, PrefixHit] = {}
+
+    def __getitem__(self, request_id: str) -> PrefixHit:
+        """Return the hit of one request; the second time it is remembered."""
+        if request_id not in self.found:
+            self.found[request_id] = match(self.requests[request_id], self.cache)
+        return self.found[request_id]
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the ids of the requests."""
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        """Return how many requests wait."""
+        return len(self.requests)
+
+
+def match(request: Request, cache: PrefixCache) -> PrefixHit:
+    """Look a request up; its newest token stays out, because the step needs at least one row to sample from."""
+    return cache.match(request.tokens(0, request.num_tokens - 1))
 
 
 class Scheduler:
@@ -167,12 +195,13 @@ class Scheduler:
         """
         if not self.waiting or len(self.running) >= self.limits.max_running_requests or budget == 0:
             return
-        hits = {r.request_id: self.cache.match(r.tokens(0, r.num_tokens - 1)) for r in self.waiting}
+        hits = WaitingHits(self.waiting, self.cache)
         ordered = self.policy.order([r for r in self.waiting if not self.has_aged(r)], hits)
         for request in [*sorted(filter(self.has_aged, self.waiting), key=lambda r: r.arrival), *ordered]:
             if len(self.running) >= self.limits.max_running_requests or budget == 0:
                 return
-            if not self.let_in(request, hits[request.request_id]):
+            # Matched anew: an admission just before may have evicted what was found for the order.
+            if not self.let_in(request, match(request, self.cache)):
                 return
             budget = self.take(request, budget, chunks)
 
@@ -228,4 +257,5 @@ class Scheduler:
         assert len(owned) == len(set(owned)), "a page has two owners"
         assert all(not request.pages for request in self.waiting), "a waiting request holds pages"
         held = self.allocator.num_pages - self.allocator.num_free
-        assert len(owned) <= held, f"{len(owned)} pages are in use, {held} are not free"
+        known = len(owned) + self.cache.num_pages
+        assert known == held, f"{held} pages are not free, {known} are in use or cached: {held - known} have no owner"
