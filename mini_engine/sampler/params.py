@@ -214,9 +214,9 @@ def is_list(value: object) -> bool:
 def normal_forms(params: SamplingParams) -> dict[str, Any]:
     """Return the one form of every parameter that can be written in several ways.
 
-    A temperature below ``GREEDY_BELOW`` is 0.0. A ``top_k`` of -1, or from ``TOP_K_ALL`` on, is 0. One stop string alone
-    is a tuple of one; stop strings and ids come once each, in their order; allowed ids are sorted. A bias has whole
-    numbers as keys; an empty one, and an empty choice of processors, is ``None``. Bad words are tuples of ids.
+    A temperature below ``GREEDY_BELOW`` is 0.0. A ``top_k`` of -1, or from ``TOP_K_ALL`` on, is 0. One stop string
+    alone is a tuple of one; stop strings and ids come once each, in their order; allowed ids are sorted. A bias has
+    whole numbers as keys; an empty one, and an empty choice of processors, is ``None``. Bad words are tuples of ids.
     """
     return {
         "temperature": 0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
@@ -264,8 +264,9 @@ def bias_form(bias: Mapping[int, float] | None) -> dict[int, float] | None:
 def check_combinations(params: SamplingParams) -> None:
     """Raise ``ValueError`` for parameters that contradict each other, after normalisation.
 
-    ``min_new_tokens`` above ``max_new_tokens``; ``best_of`` below ``n``; several samples without a temperature; an empty
-    list of allowed ids; an empty bad word; a stop string that is empty or no string, or more than ``MAX_STOP_STRINGS``.
+    ``min_new_tokens`` above ``max_new_tokens``; ``best_of`` below ``n``; several samples without a temperature; an
+    empty list of allowed ids; an empty bad word; a stop string that is empty or no string, or more than
+    ``MAX_STOP_STRINGS`` of them.
     """
     if params.min_new_tokens > params.max_new_tokens:
         raise ValueError(
