@@ -489,3 +489,11 @@ def test_one_and_two_threads_give_the_same_bits_at_the_vocabulary_of_a_real_mode
         ])  # fmt: skip
     for one, two in zip(*results, strict=True):
         assert torch.equal(one, two) if isinstance(one, Tensor) else one == two
+
+
+def test_alternatives_that_cannot_come_are_the_lowest_ids_however_many_a_neighbour_asks_for() -> None:
+    table = torch.full((2, 1000), -torch.inf)
+    table[:, [7, 40]] = torch.tensor([0.25, 0.75]).log()
+    for count, beside in ((5, 5), (5, 20), (20, 400)):
+        rows = token_logprobs(table, torch.tensor([40, 40]), [count, beside])
+        assert [entry.token_id for entry in rows[0][1:]] == [40, 7, *(i for i in range(30) if i != 7)][:count]
