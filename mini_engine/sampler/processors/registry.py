@@ -21,7 +21,10 @@ def register_processor(name: str) -> Callable[[ProcessorType], ProcessorType]:
         if name in RESERVED:
             raise ValueError(f"{name!r} is a parameter of its own; choose another name for a logits processor")
         taken = REGISTRY.get(name)
-        if taken is not None and taken.__qualname__ != processor.__qualname__:
+        if taken is not None and (taken.__module__, taken.__qualname__) != (
+            processor.__module__,
+            processor.__qualname__,
+        ):
             raise ValueError(f"the logits processor {name!r} is already {taken.__qualname__}; choose another name")
         REGISTRY[name] = processor
         return processor
