@@ -100,8 +100,9 @@ class EngineConfig:
     ``dtype``: "float32" or "bfloat16"; weights are converted when they are loaded.
     ``device``: a torch device name.
     ``page_size``: tokens in one page of the KV pool.
-    ``linear``: "torch" is off, the bits of transformers. "packed" packs the weights once for oneDNN: two to three times
-    faster on a CPU, the same bits in bfloat16, others in float32.
+    ``linear``: "torch" is off, the bits of transformers. "packed" packs the weights once for oneDNN, computes with
+    fewer operations (``fused.py``) and reads a sequence where it lies (``attention/consecutive.py``): two to three
+    times faster on a CPU, the same bits in bfloat16, others in float32.
     ``attention``: "torch" is off, transformers' own call. "grouped" hands the query heads of one key-value head to the
     kernel as rows of one matrix in decode steps: several times faster in bfloat16, other bits now and then.
     ``batch_invariant``: off by default. On, the bits of a request's logits do not depend on what shares its batch, on

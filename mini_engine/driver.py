@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
+from mini_engine.attention.consecutive import ConsecutiveAttention, find_runs
 from mini_engine.attention.dense import AttentionKernel, grouped_attention, sdpa_attention
 from mini_engine.attention.invariant import InvariantAttention
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
@@ -100,9 +101,12 @@ class GreedyDriver:
         return self.model(batch.input_ids, batch.positions, attention, batch.logit_rows)
 
     def attention(self, batch: BatchInputs, pool: KVPool) -> Attention:
-        """Choose the attention object that the configuration asks for."""
+        """Choose the attention object that the configuration asks for. Views need pages that follow one another."""
         if self.config.batch_invariant:
             return InvariantAttention(pool, batch.metadata, self.model.config.num_attention_heads)
+        runs = find_runs(batch.metadata) if self.config.linear == "packed" else None
+        if runs is not None:
+            return ConsecutiveAttention(pool, batch.metadata.slot_mapping, runs, self.kernel)
         return PagedAttention(pool, batch.metadata, self.kernel)
 
     def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:

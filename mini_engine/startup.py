@@ -7,9 +7,12 @@ import sys
 import warnings
 from pathlib import Path
 
+from torch import Tensor
+
 from mini_engine.attention.probe import invariance_fault
 from mini_engine.checkpoint import load_config, load_eos_ids, load_weights, resolve_folder
-from mini_engine.config import EngineConfig
+from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.fused import FusedQwen3
 from mini_engine.linear import make_projections
 from mini_engine.model import Qwen3
 from mini_engine.sampler.driver import SamplingDriver
@@ -18,7 +21,16 @@ from mini_engine.sampler.driver import SamplingDriver
 def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qwen3:
     """Read the checkpoint in ``folder`` and build the model. Raises ``ValueError`` naming the file at fault."""
     config = load_config(folder)
-    return Qwen3(config, load_weights(folder, config, engine, progress), make_projections(engine))
+    return build_model(config, load_weights(folder, config, engine, progress), engine)
+
+
+def build_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineConfig) -> Qwen3:
+    """Build the model that ``engine`` asks for: fused if its weights are packed, else the plain one.
+
+    Consumes the dictionary.
+    """
+    kind = FusedQwen3 if engine.linear == "packed" else Qwen3
+    return kind(config, weights, make_projections(engine))
 
 
 def load_driver(model: str | Path | None = None, engine: EngineConfig | None = None) -> SamplingDriver:

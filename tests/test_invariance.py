@@ -25,7 +25,7 @@ from mini_engine.attention.probe import invariance_fault
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.linear import InvariantProjections, TorchProjections, make_projections, onednn_fault
-from mini_engine.model import Qwen3
+from mini_engine.startup import build_model
 
 # (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
 SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]
@@ -41,7 +41,7 @@ def make_driver(shape: tuple[int, ...], engine: EngineConfig) -> GreedyDriver:
     )  # fmt: skip
     torch.manual_seed(0)
     weights = {k: v.to(getattr(torch, engine.dtype)) for k, v in Qwen3ForCausalLM(config).state_dict().items()}
-    return GreedyDriver(Qwen3(ModelConfig.from_hf(config.to_dict()), weights, make_projections(engine)), engine)
+    return GreedyDriver(build_model(ModelConfig.from_hf(config.to_dict()), weights, engine), engine)
 
 
 @dataclass(frozen=True)

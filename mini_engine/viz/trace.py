@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mini_engine import model as model_module
 from mini_engine.attention import dense
+from mini_engine.fused import FusedQwen3
 from mini_engine.linear import Linear, Projections, TorchProjections
 from mini_engine.model import Attention, Layer, Qwen3
 
@@ -90,7 +91,12 @@ def attention_weights(q: Tensor, k: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def trace_forward(model: Qwen3, token_ids: Sequence[int], attention: Attention | None = None) -> ForwardTrace:
-    """Run ``token_ids`` as one sequence and return everything that was computed; default attention: eager."""
+    """Run ``token_ids`` as one sequence and return everything that was computed; default attention: eager.
+
+    Raises ``ValueError`` for a fused model, whose blocks are not the ones that are recorded.
+    """
+    if isinstance(model, FusedQwen3):
+        raise ValueError("a model with packed weights is fused and has no separate blocks; load it with linear='torch'")
     recorder = RecordingAttention(attention or dense.DenseAttention())
     recording = RecordingModel(model)
     logits = recording(torch.tensor(token_ids), torch.arange(len(token_ids)), recorder)

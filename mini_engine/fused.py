@@ -1,0 +1,126 @@
+"""Beside L1's plain path: the same forward pass in fewer and larger operations, for packed weights.
+
+Owns: which operations of the model are done at once. Must not know: batches, caches, how a product is computed.
+
+One token of a decode step is so little work that calling an operation costs as much as computing it. So the projections
+of the same rows become one product over stacked weights; query and key heads are normed and turned together; and a norm
+is one call. ``model.Qwen3`` is the oracle: every value goes through the same roundings in the same order, and in
+bfloat16 the bits are those of ``Qwen3`` with the same projections. In float32 a product may choose another order of
+additions for a larger matrix.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mini_engine.config import ModelConfig
+from mini_engine.linear import Linear, Projections
+from mini_engine.model import Attention, Qwen3, rotary_frequencies, rotary_table
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute ``model.rms_norm`` through torch's operator. ``x`` [..., H], ``weight`` [H] or [..., H] -> [..., H].
+
+    The operator computes in float32 and casts its result back. It is given no weight, because it would apply it before
+    the cast; the weight multiplies its result, which is fresh memory, in place.
+    """
+    return F.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
+
+
+def signed_sine(sin: Tensor) -> Tensor:
+    """Negate the first half of ``sin`` [T, D] -> [T, D], so that ``apply_rotary`` need not negate half of its input."""
+    first, second = sin.chunk(2, dim=-1)
+    return torch.cat((-first, second), dim=-1)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Compute ``model.apply_rotary`` in place. ``x`` [T, heads, D]; ``cos``, ``signed_sin`` [T, 1, D]. Mutates ``x``.
+
+    ``(-b) * sin == b * (-sin)`` to the bit, so swapping the halves of ``x`` is all that is left of the quarter turn.
+    """
+    turned = x.roll(x.shape[-1] // 2, -1).mul_(signed_sin)
+    return x.mul_(cos).add_(turned)
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """The weights of one decoder layer, those that multiply the same rows stacked into one matrix."""
+
+    input_norm: Tensor  # [H]
+    qkv_proj: Linear  # [T, H] -> [T, (Hq + 2 Hkv) * D]: query heads, key heads, value heads
+    qk_norm: Tensor  # [Hq + Hkv, D]: the query norm for every query head, the key norm for every key head
+    o_proj: Linear  # [T, Hq * D] -> [T, H]
+    post_attention_norm: Tensor  # [H]
+    gate_up_proj: Linear  # [T, H] -> [T, 2 F]: gate, up
+    down_proj: Linear  # [T, F] -> [T, H]
+
+
+class FusedQwen3(Qwen3):
+    """``Qwen3`` with fewer operations: same weights, same call, same values. It has ``fused`` layers, no ``layers``."""
+
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], projections: Projections) -> None:
+        """Stack and hand over the weights as ``Qwen3`` does. Consumes the dictionary; keeps no tensor it stacked."""
+        self.config, self.projections = config, projections
+        self.embedding = weights.pop("model.embed_tokens.weight")  # [V, H]
+        self.layers = []
+        self.fused = [self._fused_layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
+        self.final_norm = weights.pop("model.norm.weight")  # [H]
+        head = self.embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
+        self.lm_head = projections.linear(head)  # [R, H] -> [R, V]
+        self.frequencies = rotary_frequencies(config.head_dim, config.rope_theta).to(self.embedding.device)
+
+    def _fused_layer(self, weights: dict[str, Tensor], prefix: str) -> FusedLayer:
+        """Take the weights of one layer, whose names begin with ``prefix``, out of the dictionary."""
+        cfg = self.config
+
+        def take(name: str) -> Tensor:
+            return weights.pop(f"{prefix}{name}.weight")
+
+        def linear(*names: str) -> Linear:
+            parts = [take(name) for name in names]
+            return self.projections.linear(torch.cat(parts) if len(parts) > 1 else parts[0])
+
+        q_norm = take("self_attn.q_norm").expand(cfg.num_attention_heads, -1)  # [Hq, D]
+        k_norm = take("self_attn.k_norm").expand(cfg.num_key_value_heads, -1)  # [Hkv, D]
+        return FusedLayer(
+            input_norm=take("input_layernorm"),
+            qkv_proj=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            qk_norm=torch.cat((q_norm, k_norm)),
+            o_proj=linear("self_attn.o_proj"),
+            post_attention_norm=take("post_attention_layernorm"),
+            gate_up_proj=linear("mlp.gate_proj", "mlp.up_proj"),
+            down_proj=linear("mlp.down_proj"),
+        )
+
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
+        x = F.embedding(input_ids, self.embedding)  # [T, H]
+        cos, sin = rotary_table(positions, self.frequencies, x.dtype)  # [T, D] each
+        cos, sin = cos[:, None], signed_sine(sin)[:, None]  # [T, 1, D]: one angle for all heads
+        for index, layer in enumerate(self.fused):
+            x = x + self.fused_attention_block(index, layer, x, cos, sin, attention)
+            x = x + self.fused_mlp_block(layer, x)
+        return rms_norm(x, self.final_norm, self.config.rms_norm_eps)
+
+    def fused_attention_block(
+        self, index: int, layer: FusedLayer, x: Tensor, cos: Tensor, signed_sin: Tensor, attention: Attention
+    ) -> Tensor:
+        """Compute ``Qwen3.attention_block``. ``x`` [T, H]; ``cos`` and ``signed_sin`` [T, 1, D] -> [T, H]."""
+        cfg = self.config
+        num_heads, num_kv_heads = cfg.num_attention_heads, cfg.num_key_value_heads
+        x = rms_norm(x, layer.input_norm, cfg.rms_norm_eps)
+        heads = layer.qkv_proj(x).view(-1, num_heads + 2 * num_kv_heads, cfg.head_dim)  # [T, Hq + 2 Hkv, D]
+        qk, v = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        qk = apply_rotary(rms_norm(qk, layer.qk_norm, cfg.rms_norm_eps), cos, signed_sin)  # [T, Hq + Hkv, D]
+        q, k = qk.split((num_heads, num_kv_heads), dim=1)
+        out = attention(index, q, k, v)  # [T, Hq, D]
+        return layer.o_proj(out.flatten(-2))
+
+    def fused_mlp_block(self, layer: FusedLayer, x: Tensor) -> Tensor:
+        """Compute ``Qwen3.mlp_block``. ``x`` [T, H] -> [T, H]."""
+        x = rms_norm(x, layer.post_attention_norm, self.config.rms_norm_eps)
+        gate, up = layer.gate_up_proj(x).chunk(2, dim=-1)  # [T, F] each, views into rows of 2 F
+        # Gapless memory, because the bits of SiLU can depend on where in its tensor a value stands (see linear.py).
+        return layer.down_proj(self.projections.silu(gate.contiguous()) * up)

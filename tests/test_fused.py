@@ -1,0 +1,229 @@
+"""What ``linear="packed"`` puts beside the plain path: the fused model and attention without copies, each against its
+oracle, and both against transformers."""
+
+import copy
+import weakref
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mini_engine.attention.consecutive import ConsecutiveAttention, Run, find_runs
+from mini_engine.attention.dense import DenseAttention, grouped_attention, sdpa_attention
+from mini_engine.attention.metadata import SequenceChunk, pack_batch
+from mini_engine.attention.paged import PagedAttention
+from mini_engine.attention.pool import KVPool
+from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.driver import GreedyDriver
+from mini_engine.fused import FusedQwen3
+from mini_engine.linear import Linear, TorchProjections, make_projections
+from mini_engine.model import Qwen3
+from mini_engine.startup import build_model, load_model
+from mini_engine.viz.trace import trace_forward
+
+# (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
+SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]
+
+
+@cache
+def peer(shape: tuple[int, ...], dtype: str) -> Qwen3ForCausalLM:
+    """A random transformers model whose norm weights are not all 1, and differ between queries and keys."""
+    hidden, heads, kv_heads, head_dim, inner, vocab = shape
+    config = Qwen3Config(
+        vocab_size=vocab, hidden_size=hidden, num_hidden_layers=3, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=head_dim, intermediate_size=inner, tie_word_embeddings=False,
+        max_position_embeddings=512, initializer_range=0.15,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        parameter.data = parameter.data.to(getattr(torch, dtype))  # model.to() would also round the rotary table
+    return model.eval()
+
+
+def weights_of(shape: tuple[int, ...], dtype: str) -> tuple[ModelConfig, dict[str, Tensor]]:
+    model = peer(shape, dtype)
+    return ModelConfig.from_hf(model.config.to_dict()), {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def models(shape: tuple[int, ...], engine: EngineConfig) -> tuple[Qwen3, Qwen3]:
+    """The plain and the fused model over the same projections."""
+    config, weights = weights_of(shape, engine.dtype)
+    return Qwen3(config, dict(weights), make_projections(engine)), build_model(config, weights, engine)
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_the_fused_model_computes_what_the_plain_one_computes(
+    shape: tuple[int, ...], dtype: str, batch_invariant: bool
+) -> None:
+    engine = EngineConfig(dtype=dtype, linear="packed", batch_invariant=batch_invariant)
+    plain, fused = models(shape, engine)
+    assert type(fused) is FusedQwen3
+    generator = torch.Generator().manual_seed(1)
+    for tokens in (1, 2, 3, 7, 33, 130):
+        ids = torch.randint(0, shape[-1], (tokens,), generator=generator)
+        positions = torch.arange(tokens) + 5
+        for rows in (None, torch.tensor([tokens - 1])):
+            with torch.inference_mode():
+                expected, got = (m(ids, positions, DenseAttention(sdpa_attention), rows) for m in (plain, fused))
+            if dtype == "bfloat16":
+                assert torch.equal(got, expected), f"{tokens} tokens"
+            close(got, expected)
+
+
+class DoubleProjections(TorchProjections):
+    """Products in float64, rounded once: a row of a stacked matrix gives the same float32 as a row of its own."""
+
+    def linear(self, weight: Tensor) -> Linear:
+        wide = weight.double()
+        return lambda x: (x.double() @ wide.T).to(x.dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_only_products_may_round_otherwise_in_the_fused_model(shape: tuple[int, ...], dtype: str) -> None:
+    """With products that do not depend on the size of the matrix, float32 keeps every bit too.
+
+    SiLU of gates that lie in the stacked rows changed bits: its vector loop then ends, with a scalar tail, at every
+    row instead of once.
+    """
+    config, weights = weights_of(shape, dtype)
+    plain, fused = Qwen3(config, dict(weights), DoubleProjections()), FusedQwen3(config, weights, DoubleProjections())
+    for tokens in (1, 2, 7, 33, 130):
+        ids = torch.randint(0, shape[-1], (tokens,), generator=torch.Generator().manual_seed(tokens))
+        with torch.inference_mode():
+            got, expected = (m(ids, torch.arange(tokens) + 5, DenseAttention(sdpa_attention)) for m in (fused, plain))
+        assert torch.equal(got, expected), f"{tokens} tokens"
+
+
+@torch.inference_mode()
+def teacher_forced(driver: GreedyDriver, ids: list[int], prompt: int) -> Tensor:
+    """Logits of the last prompt token and of every token after it, each of them decoded alone."""
+    pool = KVPool(driver.model.config, 8, 16, driver.model.embedding.dtype)
+    pages, done, rows = list(range(1, 8)), 0, []
+    for end in range(prompt, len(ids) + 1):
+        rows.append(driver.forward(pack_batch([SequenceChunk(ids[done:end], done, pages)], 16), pool)[0])
+        done = end
+    return torch.stack(rows)
+
+
+@torch.inference_mode()
+def peer_logits(model: Qwen3ForCausalLM, ids: list[int], prompt: int) -> Tensor:
+    out = model(torch.tensor([ids[:prompt]]), use_cache=True)
+    rows = [out.logits[0, -1]]
+    for token in ids[prompt:]:
+        out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+        rows.append(out.logits[0, -1])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_packed_prefill_and_decode_beside_transformers(shape: tuple[int, ...], dtype: str) -> None:
+    """In bfloat16 the very bits; in float32 the values, and so the greedy ids of a model without near-ties."""
+    engine = EngineConfig(dtype=dtype, linear="packed")
+    driver = GreedyDriver(build_model(*weights_of(shape, dtype), engine), engine)
+    ids = torch.randint(0, shape[-1], (90,), generator=torch.Generator().manual_seed(2)).tolist()
+    got, expected = teacher_forced(driver, ids, 60), peer_logits(peer(shape, dtype), ids, 60)
+    if dtype == "bfloat16":
+        assert torch.equal(got, expected)
+    close(got, expected)
+    assert torch.equal(got.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_tensor_that_was_stacked_or_packed_stays_alive(dtype: str) -> None:
+    engine = EngineConfig(dtype=dtype, linear="packed")
+    config, weights = weights_of((1024, 8, 8, 128, 1152, 64), dtype)  # every projection is packed at this size
+    originals = {name: weakref.ref(w) for name, w in weights.items() if "proj" in name}
+    model = build_model(config, weights, engine)
+    assert weights == {}
+    assert [name for name, original in originals.items() if original() is not None] == []
+    assert model.layers == []
+
+
+# --------------------------------------------------------------------------------------------- attention without copies
+
+
+def chunk(new: int, cached: int, pages: list[int]) -> SequenceChunk:
+    return SequenceChunk([0] * new, cached, pages)
+
+
+@pytest.mark.parametrize("kernel", [sdpa_attention, grouped_attention])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_reading_a_view_gives_the_bits_of_reading_a_copy(shape, dtype, kernel) -> None:
+    """A ragged batch of a decode, a middle chunk and a whole prompt, page numbers that start anywhere."""
+    torch.manual_seed(3)
+    _, heads, kv_heads, head_dim, _, _ = shape
+    config, _ = weights_of(shape, "float32")
+    pool = KVPool(config, 60, 5, dtype)
+    pool.poison(list(range(60)))
+    batch = pack_batch([chunk(1, 147, list(range(3, 33))), chunk(9, 4, [40, 41, 42]), chunk(12, 0, [57, 58, 59])], 5)
+    runs = find_runs(batch.metadata)
+    assert runs == [Run(0, 1, 15, 148), Run(1, 10, 200, 13), Run(10, 22, 285, 12)]
+    for layer in range(config.num_hidden_layers):
+        for tensor in (pool.keys[layer], pool.values[layer]):
+            tensor[:, 15:162], tensor[:, 200:204] = (torch.randn(kv_heads, n, head_dim).to(dtype) for n in (147, 4))
+    ours, theirs = copy.deepcopy(pool), pool
+    for layer in range(config.num_hidden_layers):
+        q, k, v = (torch.randn(22, n, head_dim).to(dtype) for n in (heads, kv_heads, kv_heads))
+        got = ConsecutiveAttention(ours, batch.metadata.slot_mapping, runs, kernel)(layer, q, k, v)
+        expected = PagedAttention(theirs, batch.metadata, kernel)(layer, q, k, v)
+        assert not expected.isnan().any()
+        assert torch.equal(got, expected)
+        assert torch.equal(ours.keys[layer].nan_to_num(), theirs.keys[layer].nan_to_num())
+        assert torch.equal(ours.values[layer].nan_to_num(), theirs.values[layer].nan_to_num())
+
+
+def test_runs_are_found_only_where_pages_follow_one_another() -> None:
+    assert find_runs(pack_batch([chunk(1, 8, [4, 5, 6])], 4).metadata) == [Run(0, 1, 16, 9)]
+    assert find_runs(pack_batch([chunk(1, 8, [4, 6, 5])], 4).metadata) is None
+    assert find_runs(pack_batch([chunk(1, 8, [6, 5, 4])], 4).metadata) is None
+    assert find_runs(pack_batch([chunk(2, 0, [9]), chunk(1, 8, [4, 5, 7])], 4).metadata) is None
+    # A page that holds no token of the sequence yet does not matter, and neither does padding of the table.
+    assert find_runs(pack_batch([chunk(1, 7, [4, 5, 1]), chunk(3, 0, [2])], 4).metadata) == [
+        Run(0, 1, 16, 8), Run(1, 4, 8, 3),
+    ]  # fmt: skip
+
+
+def test_each_option_gets_its_own_model_and_attention(untied) -> None:
+    """Off is the plain path; packed is the fast one where it applies."""
+    together, scattered = (pack_batch([chunk(1, 8, pages)], 4) for pages in ([0, 1, 2], [0, 2, 1]))
+    for engine, model, attention in (
+        (EngineConfig(), Qwen3, PagedAttention),
+        (EngineConfig(linear="packed"), FusedQwen3, ConsecutiveAttention),
+        (EngineConfig(linear="packed", attention="grouped"), FusedQwen3, ConsecutiveAttention),
+    ):
+        driver = GreedyDriver(load_model(untied, engine), engine)
+        pool = KVPool(driver.model.config, 3, 4, torch.float32)
+        assert type(driver.model) is model
+        assert type(driver.attention(together, pool)) is attention
+        assert driver.attention(together, pool).kernel is driver.kernel
+        assert type(driver.attention(scattered, pool)) is PagedAttention
+
+
+def test_scattered_pages_give_the_logits_of_consecutive_ones(untied) -> None:
+    engine = EngineConfig(linear="packed")
+    driver = GreedyDriver(load_model(untied, engine), engine)
+    rows = []
+    for pages in ([0, 1, 2], [2, 0, 1]):
+        pool = KVPool(driver.model.config, 3, 4, torch.float32)
+        for ids, done in (([1, 2, 3, 4, 5, 6, 7], 0), ([8], 7), ([9], 8)):
+            rows.append(driver.forward(pack_batch([SequenceChunk(ids, done, pages)], 4), pool))
+    assert all(torch.equal(a, b) for a, b in zip(rows[:3], rows[3:], strict=True))
+
+
+def test_a_fused_model_has_no_blocks_to_trace(untied) -> None:
+    with pytest.raises(ValueError, match="load it with linear='torch'"):
+        trace_forward(load_model(untied, EngineConfig(linear="packed")), [1, 2, 3])
