@@ -1,0 +1,251 @@
+"""Text as it comes: against a decode of the whole, and stop strings against a search of the whole text."""
+
+import random
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from mini_engine.checkpoint import TINY_MODEL
+from mini_engine.detokenizer import Detokenizer, StopStrings
+
+TOKENIZER = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
+SIZE = TOKENIZER.get_vocab_size()
+TEXTS = [
+    "Once upon a time",
+    "naïve café – 5 €",
+    "日本語のテキスト",
+    "👩‍👩‍👧‍👦 family 🇩🇪",
+    "a\n\n\tb  c",
+    "�",
+    "e\u0301",
+]
+repeat = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+worlds = st.builds(random.Random, st.integers(0, 2**32))
+
+
+@cache
+def byte_tokens() -> list[int]:
+    """The token id of every byte: byte-level BPE writes each byte as one printable character."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in kept]
+    letters = {byte: chr(byte) for byte in kept} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return [TOKENIZER.token_to_id(letters[byte]) for byte in range(256)]
+
+
+def spell(text: str | bytes) -> list[int]:
+    """Ids of ``text``, one per byte: not how the tokenizer would write it."""
+    return [byte_tokens()[byte] for byte in (text.encode() if isinstance(text, str) else text)]
+
+
+def respell(text: str, dice: random.Random) -> list[int]:
+    """Ids that decode to ``text``, cut at random: pieces as the tokenizer writes them, bytes between."""
+    ids, rest = [], text
+    while rest:
+        count = dice.randint(1, 6)
+        piece, rest = rest[:count], rest[count:]
+        ids += spell(piece) if dice.random() < 0.5 else TOKENIZER.encode(piece, add_special_tokens=False).ids
+    return ids
+
+
+def feed(ids: Sequence[int], stops: Sequence[str] = (), min_new_tokens: int = 0) -> tuple[list[str], Detokenizer]:
+    """Give ids until a stop string is found or they end -> the pieces shown, with the last from the flush."""
+    text = Detokenizer(TOKENIZER, stops, min_new_tokens)
+    pieces = []
+    for token in ids:
+        pieces.append(text.add(token))
+        if text.matched is not None:
+            break
+    return [*pieces, text.flush()], text
+
+
+def random_ids(dice: random.Random) -> list[int]:
+    """Words, single bytes of any value, whole characters byte by byte, special tokens: anything a model may say."""
+    ids: list[int] = []
+    for _ in range(dice.randint(0, 30)):
+        kind = dice.choice(["any", "any", "byte", "text", "special", "half"])
+        if kind == "any":
+            ids.append(dice.randrange(SIZE))
+        elif kind == "byte":
+            ids.append(byte_tokens()[dice.randrange(256)])
+        elif kind == "text":
+            ids += respell(dice.choice(TEXTS), dice)
+        elif kind == "special":
+            ids.append(SIZE - 1 - dice.randrange(5))
+        else:
+            ids += spell("👍".encode()[: dice.randint(1, 3)])
+    return ids
+
+
+def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """Brute force: grow the text by characters; the first end of a stop string wins, the longest of equal ends."""
+    for end in range(len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+def test_the_special_tokens_are_where_these_tests_think() -> None:
+    """The last five: the markers of thought are shown, the others are not."""
+    assert TOKENIZER.decode(list(range(SIZE - 5, SIZE)), skip_special_tokens=True) == "<think></think>"
+    assert TOKENIZER.decode(spell("naïve 👍")) == "naïve 👍"
+
+
+@repeat
+@given(worlds)
+def test_the_pieces_join_to_a_decode_of_the_whole(dice: random.Random) -> None:
+    ids = random_ids(dice)
+    pieces, text = feed(ids)
+    assert "".join(pieces) == TOKENIZER.decode(ids, skip_special_tokens=True) == text.text
+
+
+@repeat
+@given(worlds)
+def test_a_character_is_shown_whole_and_as_soon_as_it_is(dice: random.Random) -> None:
+    """After every token: what was shown is a start of the final text, and nothing complete is kept back."""
+    words = "".join(dice.choice(TEXTS[:5]) for _ in range(3))
+    ids = respell(words, dice)
+    text, shown = Detokenizer(TOKENIZER), ""
+    for index, token in enumerate(ids):
+        shown += text.add(token)
+        assert words.startswith(shown)
+        assert shown == TOKENIZER.decode(ids[: index + 1]).rstrip("\ufffd")
+    assert shown + text.flush() == words
+
+
+def test_an_emoji_comes_out_with_its_last_byte() -> None:
+    assert feed(spell("a👍b"))[0] == ["a", "", "", "", "👍", "b", ""]
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_an_unfinished_character_becomes_a_replacement_at_the_end_and_not_before(missing: int) -> None:
+    ids = spell("a" + "👍")[:-missing]
+    pieces, _ = feed(ids)
+    assert pieces[0] == "a"
+    assert pieces[1:-1] == [""] * (len(ids) - 1)
+    assert pieces[-1] == TOKENIZER.decode(ids)[1:] != ""
+    assert set(pieces[-1]) == {"\ufffd"}
+
+
+def test_a_stray_byte_does_not_hold_back_what_follows_for_ever() -> None:
+    pieces, _ = feed([*spell(b"\xff"), *spell("abc")])
+    assert "".join(pieces[:-1]) == "\ufffdabc"
+
+
+def test_special_tokens_are_not_shown() -> None:
+    eos = TOKENIZER.token_to_id("<|im_end|>")
+    assert "".join(feed([*spell("a"), eos, *spell("b")])[0]) == "ab"
+
+
+# ---- stop strings ----
+
+
+def random_stops(dice: random.Random, text: str) -> list[str]:
+    """Pieces of the text, pieces with another end, starts of each other, strings that do not occur."""
+    stops = []
+    for _ in range(dice.randint(1, 4)):
+        start = dice.randrange(len(text))
+        piece = text[start : start + dice.randint(1, 8)]
+        stops.append(dice.choice([piece, piece, piece + dice.choice("xa "), piece[:1], "zebra"]))
+    return list(dict.fromkeys(stops))
+
+
+@repeat
+@given(worlds)
+def test_stop_strings_cut_the_text_where_a_search_of_the_whole_does_however_it_is_spelled(dice: random.Random) -> None:
+    words = "".join(
+        dice.choice(["ab", "aab", "abab", "b", " time", "é", "👍", "\n"]) for _ in range(dice.randint(1, 12))
+    )
+    stops = random_stops(dice, words)
+    expected = first_stop(words, stops)
+    for _ in range(3):
+        pieces, text = feed(respell(words, dice), stops)
+        assert ("".join(pieces), text.matched) == expected
+
+
+@repeat
+@given(worlds)
+def test_a_stream_never_shows_a_part_of_a_stop_string_and_keeps_back_nothing_else(dice: random.Random) -> None:
+    """What is shown is always a start of the final text, and all of it that cannot be the start of a stop string."""
+    words = "".join(dice.choice(["ab", "aab", "abab", "b", "c", "é"]) for _ in range(dice.randint(1, 12)))
+    stops = random_stops(dice, words)
+    final, _ = first_stop(words, stops)
+    text, shown, whole = Detokenizer(TOKENIZER, stops), "", ""
+    for token, letter in zip(spell_letters(words), words, strict=True):
+        shown += "".join(text.add(t) for t in token)
+        whole += letter
+        assert final.startswith(shown)
+        if text.matched is not None:
+            assert shown == final
+            break
+        kept = whole[len(shown) :]
+        assert kept == max((s[:n] for s in stops for n in range(len(s)) if whole.endswith(s[:n])), key=len)
+    assert shown + text.flush() == final
+
+
+def spell_letters(words: str) -> list[list[int]]:
+    return [spell(letter) for letter in words]
+
+
+CASES = {
+    # name: (tokens, stops, text, matched)
+    "across tokens": (["He", "llo", " wor", "ld"], ["lo w"], "Hel", "lo w"),
+    "inside one token": ([" upon"], ["po"], " u", "po"),
+    "at the very end": (["ab"], ["b"], "a", "b"),
+    "the whole text": (["ab"], ["ab"], "", "ab"),
+    "a start of it alone": (["xab"], ["abc"], "xab", None),
+    "nearly, then truly": (["aab", "aac"], ["aac"], "aab", "aac"),
+    "one is a start of the other": (["abc"], ["abc", "ab"], "", "ab"),  # "ab" is there first
+    "one is an end of the other": (["xabc"], ["bc", "abc"], "x", "abc"),  # both end together: the longer
+    "overlapping": (["abcd"], ["bcd", "abc"], "", "abc"),
+    "inside another": (["abcd"], ["abcd", "bc"], "a", "bc"),
+    "twice": (["a.b."], ["."], "a", "."),
+    "a line break": (["a\n", "\nb"], ["\n\n"], "a", "\n\n"),
+    "half of an emoji's neighbours": (["👍👎"], ["👎"], "👍", "👎"),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("bytewise", [False, True])
+def test_stop_strings_by_hand(name: str, bytewise: bool) -> None:
+    parts, stops, expected, matched = CASES[name]
+    write = spell if bytewise else lambda part: TOKENIZER.encode(part, add_special_tokens=False).ids
+    for order in (stops, stops[::-1]):
+        pieces, text = feed([token for part in parts for token in write(part)], order)
+        assert ("".join(pieces), text.text, text.matched) == (expected, expected, matched)
+
+
+def test_the_first_tokens_of_a_least_length_cannot_hold_a_stop_string() -> None:
+    """The search begins behind the text of the first ``min_new_tokens`` tokens, as in vLLM."""
+    ids = spell("a.b.c.")
+    for least, expected in ((0, "a"), (1, "a"), (2, "a.b"), (3, "a.b"), (4, "a.b.c"), (6, "a.b.c.")):
+        pieces, text = feed(ids, ["."], least)
+        assert ("".join(pieces), text.matched) == (expected, None if least == 6 else ".")
+    assert feed(spell("xabab"), ["ab"], min_new_tokens=2)[1].text == "xab"  # the first "ab" begins too early
+
+
+def test_nothing_is_held_back_while_no_stop_string_can_count() -> None:
+    pieces, _ = feed(spell("ab"), ["abc"], min_new_tokens=2)
+    assert pieces == ["a", "b", ""]
+
+
+def test_what_was_held_back_comes_out_when_it_turns_out_to_be_something_else() -> None:
+    assert feed(spell("xabd"), ["abc"])[0] == ["x", "", "", "abd", ""]
+    assert feed(spell("xab"), ["abc"])[0] == ["x", "", "", "ab"]
+
+
+def test_held_back_is_the_longest_end_that_begins_a_stop_string() -> None:
+    stops = StopStrings(["aab", "abc"])
+    held = {"": 0, "x": 0, "a": 1, "xa": 1, "xaa": 2, "xaaa": 2, "xab": 2, "aab": 2, "b": 0}
+    assert {text: stops.held_back(text, 0) for text in held} == held
+    assert stops.held_back("xaa", 2) == 1
+
+
+def test_ids_beyond_the_tokenizer_have_no_text() -> None:
+    """A model's table of embeddings is often longer than its tokenizer's vocabulary."""
+    assert "".join(feed([*spell("a"), SIZE + 5, *spell("b")])[0]) == "ab"
