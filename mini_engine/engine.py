@@ -9,10 +9,12 @@ batch is chosen (``scheduler``), how a token is chosen (``sampler``), how rows a
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
@@ -23,7 +25,7 @@ from mini_engine.attention.pool import KVPool
 from mini_engine.config import DEFAULT_POOL_TOKENS
 from mini_engine.detokenizer import Detokenizer
 from mini_engine.sampler.driver import SamplingDriver, sample_seed
-from mini_engine.sampler.logprobs import TokenLogprob, prompt_logprobs
+from mini_engine.sampler.logprobs import TokenLogprob, token_logprobs
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.constraints import stop_token_ids
 from mini_engine.sampler.rows import SampledRows
@@ -36,8 +38,8 @@ from mini_engine.scheduler.scheduler import ScheduledBatch, ScheduledChunk, Sche
 class Delta:
     """What one step added to one request: a token, the text that can be shown now, and how it ended if it did.
 
-    ``token_id`` is ``None`` when a request ends without one (an abort or an error). ``logits`` [V] is the row the token
-    came from.
+    ``token_id`` is ``None`` when a request ends without one (an abort or an error, which ``error`` explains).
+    ``logits`` [V] is the row the token came from.
     """
 
     request_id: str
@@ -46,6 +48,7 @@ class Delta:
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     logits: Tensor | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,11 +108,15 @@ class RequestOutput:
 
 @dataclass
 class Entry:
-    """Everything that the engine keeps about one request beside the scheduler's part."""
+    """Everything that the engine keeps about one request beside the scheduler's part.
+
+    ``unread``: the deltas that its stream has not given out yet, ``None`` if nobody streams it.
+    """
 
     request: Request
     output: RequestOutput
     detokenizer: Detokenizer | None
+    unread: deque[Delta] | None = None
 
 
 class Engine:
@@ -134,7 +141,8 @@ class Engine:
 
     def add_request(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None = None) -> str:
         """Queue a request and return its id. Raises ``ValueError`` for one that cannot be run; the others go on."""
-        arrival = next(self.arrivals)
+        # A number that a caller chose as an id is passed over when the engine chooses.
+        arrival = next(n for n in self.arrivals if request_id is not None or str(n) not in self.entries)
         name = str(arrival) if request_id is None else request_id
         if name in self.entries:
             raise ValueError(f"there is a request {name!r} already; give another id")
@@ -187,9 +195,8 @@ class Engine:
             self.report_prompt(chunk, hidden[slice(*query_range)])
         requests = self.rows.follow([chunk.request for chunk in batch.chunks if chunk.samples])
         place = {chunk.request.request_id: row for row, chunk in enumerate(batch.chunks)}
-        rows = inputs.logit_rows[
-            [place[request.request_id] for request in requests]
-        ]  # those that sample, before the head
+        # Before the head: only the rows that sample.
+        rows = inputs.logit_rows[[place[request.request_id] for request in requests]]
         logits = self.driver.logits(hidden, rows)  # [N, V]
         laps.mark("forward")
         output = self.driver.sampler(logits, self.rows.batch)
@@ -198,13 +205,13 @@ class Engine:
             self.end(self.entries[requests[row].request_id], "error", reason)
         tokens = {r.request_id: token for r, token in zip(requests, output.token_ids, strict=True)}
         self.scheduler.update(batch, tokens)
+        self.rows.cumulate([None if row in output.errors else token for row, token in enumerate(output.token_ids)])
         for row, request in enumerate(requests):
             if row not in output.errors:
                 self.take_token(
                     request,
                     Delta(request.request_id, tokens[request.request_id], "", output.logprobs[row], None, logits[row]),
                 )
-        self.rows.cumulate([None if row in output.errors else token for row, token in enumerate(output.token_ids)])
         laps.mark("update")
 
     def report_prompt(self, chunk: ScheduledChunk, hidden: Tensor) -> None:
@@ -218,10 +225,14 @@ class Engine:
         if wanted is None or len(output.prompt_logprobs or ()) > last:
             return
         known = [None] if output.prompt_logprobs is None else output.prompt_logprobs
-        skip = len(known) - 1 - first
-        tokens = request.tokens(first + skip, last + 1)
-        table = prompt_logprobs(self.driver.logits(hidden[skip:], None)[: len(tokens)], tokens, wanted)
-        output.prompt_logprobs = [*known, *table[1:]]
+        skip, tokens = len(known) - 1 - first, request.tokens(len(known), last + 1)
+        assert skip >= 0, f"rows that predict tokens {len(known)} to {first} were never computed"
+        table = []
+        if tokens:
+            logits = self.driver.logits(hidden[skip:], None)[: len(tokens)]
+            ids = torch.tensor(tokens, device=logits.device)
+            table = token_logprobs(logits.float().log_softmax(-1), ids, [wanted] * len(tokens))
+        output.prompt_logprobs = [*known, *table]
 
     def take_token(self, request: Request, delta: Delta) -> None:
         """Give a new token to its request: time, text, and whether it was the last. Mutates."""
@@ -233,10 +244,12 @@ class Engine:
             entry.output.logprobs.append(delta.logprobs)
         text = entry.detokenizer.add(delta.token_id) if entry.detokenizer else ""
         entry.output.text += text
+        delta = replace(delta, text=text)
         reason, request.matched = self.ending(request, entry)
-        self.deltas.append(replace(delta, text=text))
-        if reason is not None:
-            self.end(entry, reason)
+        if reason is None:
+            self.report(entry, delta)
+        else:
+            self.end(entry, reason, last=delta)
 
     def ending(self, request: Request, entry: Entry) -> tuple[FinishReason | None, int | str | None]:
         """Return why a request ends with its newest token and what matched. A stop string goes before a stop token.
@@ -250,8 +263,14 @@ class Engine:
             return "stop", token
         return ("length", None) if request.num_output_tokens >= params.max_new_tokens else (None, None)
 
-    def end(self, entry: Entry, reason: FinishReason, error: str | None = None) -> None:
-        """End a request: free its pages, give out the rest of its text. Mutates."""
+    def report(self, entry: Entry, delta: Delta) -> None:
+        """Put a delta where the step's caller and the request's stream find it. Mutates."""
+        self.deltas.append(delta)
+        if entry.unread is not None:
+            entry.unread.append(delta)
+
+    def end(self, entry: Entry, reason: FinishReason, error: str | None = None, last: Delta | None = None) -> None:
+        """End a request: free its pages, give out the rest of its text with its ``last`` token. Mutates."""
         request, output = entry.request, entry.output
         self.scheduler.finish(request, reason)
         request.error, request.times.finished = error, self.clock()
@@ -261,10 +280,16 @@ class Engine:
             request.finish_reason, request.matched = "stop", entry.detokenizer.matched
         output.finish_reason, output.matched, output.error = request.finish_reason, request.matched, error
         output.num_preemptions = request.num_preemptions
-        self.deltas.append(Delta(request.request_id, None, rest, finish_reason=request.finish_reason))
+        last = last or Delta(request.request_id, None, "", error=error)
+        self.report(entry, replace(last, text=last.text + rest, finish_reason=request.finish_reason))
 
     def take_output(self, request_id: str) -> RequestOutput:
-        """Return the answer of a finished request and forget it. Raises ``KeyError`` for an unknown id. Mutates."""
+        """Return the answer of a finished request and forget it. Mutates.
+
+        Raises ``KeyError`` for an unknown id and ``ValueError`` for a request that has not ended.
+        """
+        if self.entries[request_id].request.state is not RequestState.FINISHED:
+            raise ValueError(f"request {request_id!r} has not ended; step on, or abort it first")
         return self.entries.pop(request_id).output
 
     def generate(
@@ -276,16 +301,31 @@ class Engine:
         """Run all ``prompts`` and return, in their order, the ``n`` answers of each.
 
         A request that cannot be run has one answer with ``finish_reason`` "error" that says why; the others go on.
+        When something is raised on the way (Ctrl-C in a notebook), nothing of the list stays behind in the engine.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        names = [self.add_samples(prompt, own) for prompt, own in zip(prompts, each, strict=True)]
-        with tqdm(total=len(names), disable=not progress, unit="request") as bar:
-            while self.scheduler.has_work:
-                self.step()
-                bar.n = sum(all(self.entries[n].request.state is RequestState.FINISHED for n in own) for own in names)
-                bar.refresh()
-        answers = [[self.take_output(name) for name in own] for own in names]
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts and {len(each)} parameters; give one for all or one for each")
+        names: list[list[str]] = []
+        try:
+            for prompt, own in zip(prompts, each, strict=True):
+                names.append(self.add_samples(prompt, own))
+            self.finish([name for own in names for name in own], progress)
+            answers = [[self.take_output(name) for name in own] for own in names]
+        finally:
+            for name in (name for own in names for name in own):
+                self.abort(name)
+                self.entries.pop(name, None)
         return [best(samples, own.n) for samples, own in zip(answers, each, strict=True)]
+
+    def finish(self, names: Sequence[str], progress: bool) -> None:
+        """Step until all of these requests have ended; others run along. Mutates."""
+        left = {name for name in names if self.entries[name].request.state is not RequestState.FINISHED}
+        with tqdm(total=len(names), initial=len(names) - len(left), disable=not progress, unit="answer") as bar:
+            while left:
+                ended = {delta.request_id for delta in self.step().deltas if delta.finish_reason is not None}
+                bar.update(len(left & ended))
+                left -= ended
 
     def add_samples(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[str]:
         """Queue every sample of a request; sample i has the seed ``seed + i``. Returns their ids.
@@ -313,23 +353,27 @@ class Engine:
         self.entries[name] = Entry(request, output, None)
         return name
 
-    def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[Delta]:
+    def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generator[Delta, None, None]:
         """Yield the deltas of one request as they come; other requests run along. Closing the iterator aborts it.
 
         Raises ``ValueError`` for a request that cannot be run.
         """
         name = self.add_request(prompt_ids, params)
-        return self.deltas_of(name)
+        deltas = self.deltas_of(name)
+        next(deltas)  # a generator that never began would not abort when it is closed
+        return deltas
 
-    def deltas_of(self, request_id: str) -> Iterator[Delta]:
-        """Step until ``request_id`` ends and yield its deltas."""
+    def deltas_of(self, request_id: str) -> Generator[Delta, None, None]:
+        """Yield an empty delta for the start, then the request's own until it ends; step when there is none."""
+        entry = self.entries[request_id]
+        entry.unread = unread = deque[Delta]()  # another stream's step may bring some of ours
         try:
-            while True:
-                for delta in self.step().deltas:
-                    if delta.request_id == request_id:
-                        yield delta
-                        if delta.finish_reason is not None:
-                            return
+            yield Delta(request_id, None, "")
+            while unread or entry.request.state is not RequestState.FINISHED:
+                if unread:
+                    yield unread.popleft()
+                else:
+                    self.step()
         finally:
             self.abort(request_id)
             self.entries.pop(request_id, None)

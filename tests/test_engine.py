@@ -1,0 +1,765 @@
+"""The engine against the lonely run: whatever shares its steps, a request gets the tokens, bits and text it gets alone.
+
+The oracle is the driver of L4, which knows no scheduler, with the stop strings looked for in what it generated. The
+matrix of random traces runs ``MINI_ENGINE_TRACES`` of them, 25 without that variable; before a release run
+
+    MINI_ENGINE_TRACES=200 pytest tests/test_engine.py -k matrix
+"""
+
+import math
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mini_engine.checkpoint import TINY_MODEL, load_eos_ids
+from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.detokenizer import Detokenizer
+from mini_engine.driver import GreedyDriver
+from mini_engine.engine import Delta, Engine, RequestOutput
+from mini_engine.linear import make_projections
+from mini_engine.model import Qwen3
+from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
+from mini_engine.sampler.driver import SampledStep, SamplingDriver
+from mini_engine.sampler.head import LogitsHead
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary
+from mini_engine.sampler.sampler import Sampler
+from mini_engine.scheduler.policy import POLICIES
+from mini_engine.scheduler.request import RequestState
+from mini_engine.startup import load_model
+
+TRACES = int(os.environ.get("MINI_ENGINE_TRACES", "25"))
+TOKENIZER = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
+EOS = load_eos_ids(TINY_MODEL)
+BEGINNINGS = [
+    "Once upon a time there was a little",
+    "The",
+    "One day, a cat named",
+    "Record: name",
+    "She had a red ball",
+]
+INVARIANT = EngineConfig(batch_invariant=True)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def make_model(name: str, dtype: str, invariant: bool) -> Qwen3:
+    """The embedded model, or a small random one whose ids are the first of the same tokenizer's."""
+    engine = EngineConfig(dtype=dtype, batch_invariant=invariant)
+    if name == "embedded":
+        return load_model(TINY_MODEL, engine)
+    config = Qwen3Config(
+        vocab_size=301, hidden_size=64, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1, head_dim=24,
+        intermediate_size=100, max_position_embeddings=512, initializer_range=0.15, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    weights = {k: v.to(getattr(torch, dtype)) for k, v in Qwen3ForCausalLM(config).state_dict().items()}
+    return Qwen3(ModelConfig.from_hf(config.to_dict()), weights, make_projections(engine))
+
+
+def make_driver(name: str = "embedded", config: EngineConfig = INVARIANT, **parts: Any) -> SamplingDriver:
+    model = make_model(name, config.dtype, config.batch_invariant)
+    parts.setdefault("sampler", Sampler(generator=torch.Generator().manual_seed(5)))
+    return SamplingDriver(model, config, EOS if name == "embedded" else frozenset({5}), **parts)
+
+
+def make_engine(name: str = "embedded", config: EngineConfig = INVARIANT, text: bool = True, **parts: Any) -> Engine:
+    return Engine(make_driver(name, config, **parts), TOKENIZER if text else None)
+
+
+def serving(**changes: object) -> EngineConfig:
+    defaults = {"batch_invariant": True, "max_running_requests": 4, "max_tokens_per_step": 16, "preemption": True}
+    return EngineConfig(**(defaults | changes))
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+def check_integrity(engine: Engine) -> None:
+    scheduler = engine.scheduler
+    scheduler.check_pages()
+    owned = [page for request in scheduler.running for page in request.pages]
+    assert len(owned) + scheduler.allocator.num_free == scheduler.allocator.num_pages
+
+
+def check_idle(engine: Engine) -> None:
+    """Nothing is left behind: no request, no page, no entry."""
+    assert not engine.scheduler.has_work
+    assert engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_pages
+    assert engine.entries == {}
+
+
+# ---- everything off ----
+
+
+@pytest.mark.parametrize("name", ["embedded", "random"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_with_everything_off_ids_and_logits_are_those_of_the_greedy_driver(name: str, dtype: str) -> None:
+    config = EngineConfig(dtype=dtype)
+    prompts = [[7], encode(BEGINNINGS[0])[:20], list(range(10, 75))]
+    prompts = [[token % 301 for token in prompt] if name == "random" else prompt for prompt in prompts]
+    model = make_model(name, dtype, False)
+    engine = make_engine(name, config)
+    for prompt in prompts:
+        expected = list(GreedyDriver(model, config, engine.driver.eos_token_ids).steps(prompt, 24))
+        got = list(engine.stream(prompt, SamplingParams(max_new_tokens=24)))
+        assert [delta.token_id for delta in got] == [step.token_id for step in expected]
+        assert all(torch.equal(d.logits, s.logits) for d, s in zip(got, expected, strict=True))
+        assert got[-1].finish_reason == ("stop" if expected[-1].token_id in engine.driver.eos_token_ids else "length")
+    check_idle(engine)
+    answers = engine.generate(prompts, SamplingParams(max_new_tokens=24))  # queued, one after the other
+    for (answer,), prompt in zip(answers, prompts, strict=True):
+        driver = GreedyDriver(model, config, engine.driver.eos_token_ids)
+        assert answer.token_ids == driver.generate(prompt, 24).token_ids
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_with_sampling_parameters_one_request_is_that_of_the_sampling_driver(dtype: str) -> None:
+    config = EngineConfig(dtype=dtype)
+    prompt = encode(BEGINNINGS[2])
+    for seed in (3, None):
+        params = SamplingParams(
+            temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.3,
+            presence_penalty=0.2, min_new_tokens=5, max_new_tokens=30, bad_words=[encode(" the")], seed=seed,
+            logit_bias={20: 3.0}, logprobs=2, prompt_logprobs=1, logprobs_mode="processed",
+        )  # fmt: skip
+        engine = make_engine(config=config)
+        expected = list(make_driver(config=config).stream(prompt, params))
+        ((output,),) = engine.generate([prompt], params)
+        assert_like(output, lonely(expected, params))
+        got = list(make_engine(config=config).stream(prompt, params))
+        assert all(torch.equal(d.logits, s.logits) for d, s in zip(got, expected, strict=True))
+
+
+def test_the_empty_step_is_empty() -> None:
+    output = make_engine().step()
+    assert (output.deltas, output.chunks, output.preempted, output.num_running, output.num_pages_used) == (
+        [], [], [], 0, 0,
+    )  # fmt: skip
+
+
+# ---- the lonely run ----
+
+
+@dataclass
+class Expected:
+    """What a request must give: from the driver's steps, cut at the first stop string."""
+
+    token_ids: list[int]
+    logits: list[Tensor]
+    logprobs: list[Any]
+    prompt_logprobs: Any
+    text: str
+    finish_reason: str | None
+    matched: int | str | None
+
+
+def lonely(steps: Sequence[SampledStep], params: SamplingParams) -> Expected:
+    detokenizer, used = Detokenizer(TOKENIZER, params.stop, params.min_new_tokens), []
+    for step in steps:
+        if step.error is not None:
+            break
+        used.append(step)
+        detokenizer.add(step.token_id)
+        if detokenizer.matched is not None:
+            break
+    detokenizer.flush()
+    reason = "stop" if detokenizer.matched is not None else steps[-1].finish_reason
+    token = used[-1].token_id if used and reason == "stop" else None
+    return Expected(
+        token_ids=[step.token_id for step in used],
+        logits=[step.logits for step in used],
+        logprobs=[step.logprobs for step in used if step.logprobs is not None],
+        prompt_logprobs=steps[0].prompt_logprobs,
+        text=detokenizer.text,
+        finish_reason=reason,
+        matched=detokenizer.matched if detokenizer.matched is not None else token,
+    )
+
+
+def assert_like(output: RequestOutput, expected: Expected) -> None:
+    """Everything but the logits, exactly: floats are compared as bits, because equal logits give equal ones."""
+    assert output.token_ids == expected.token_ids
+    assert output.text == expected.text
+    assert (output.finish_reason, output.matched) == (expected.finish_reason, expected.matched)
+    assert output.logprobs == expected.logprobs
+    assert output.prompt_logprobs == expected.prompt_logprobs
+
+
+def alone(name: str, prompt: Sequence[int], params: SamplingParams, config: EngineConfig = INVARIANT) -> Expected:
+    config = EngineConfig(dtype=config.dtype, batch_invariant=config.batch_invariant)
+    return lonely(list(make_driver(name, config).stream(prompt, replace(params, stop=()))), params)
+
+
+# ---- the matrix ----
+
+
+@dataclass
+class Planned:
+    """A request of a trace: when it comes, when it is aborted if it is, and what came out."""
+
+    prompt: list[int]
+    params: SamplingParams
+    arrives: int
+    aborted: int | None
+    deltas: list[Delta] = field(default_factory=list)
+    output: RequestOutput | None = None
+
+
+def make_params(dice: random.Random, size: int, most: int) -> SamplingParams:
+    def maybe(value: object, off: object, chance: float = 0.35) -> Any:
+        return value if dice.random() < chance else off
+
+    return SamplingParams(
+        temperature=maybe(dice.choice([0.5, 1.0, 1.5]), 0.0, 0.6),
+        top_k=maybe(dice.randint(1, 40), 0),
+        top_p=maybe(0.9, 1.0),
+        min_p=maybe(0.02, 0.0),
+        repetition_penalty=maybe(1.3, 1.0),
+        frequency_penalty=maybe(0.7, 0.0),
+        presence_penalty=maybe(-0.5, 0.0),
+        min_new_tokens=maybe(dice.randint(1, most), 0),
+        max_new_tokens=most,
+        ignore_eos=dice.random() < 0.3,
+        stop=maybe([dice.choice(["e", " a", "th", "ing ", ".", "\ufffd"]), "zebra"], (), 0.5),
+        stop_token_ids=maybe([dice.randrange(size)], ()),
+        logit_bias=maybe({dice.randrange(size): 5.0}, None),
+        bad_words=maybe([[dice.randrange(size)], [dice.randrange(size), dice.randrange(size)]], ()),
+        logits_processors=maybe({"no_repeat_ngram": {"ngram_size": 2, "window_size": None}}, None),
+        seed=dice.randint(-(2**63), 2**63 - 1),
+        logprobs=maybe(dice.choice([0, 2, -1]), None),
+        prompt_logprobs=maybe(dice.choice([0, 1]), None),
+        logprobs_mode=dice.choice(["raw", "processed"]),
+    )
+
+
+class Trace:
+    """One seed: a model, a configuration, requests over time. ``run`` drives the engine and checks every step."""
+
+    def __init__(self, seed: int, **changes: object) -> None:
+        dice = random.Random(seed)
+        self.name, dtype = [("embedded", "float32"), ("random", "bfloat16")][seed % 2]
+        size = make_model(self.name, dtype, True).config.vocab_size
+        self.tight = dice.random() < 0.6  # short prompts, long answers, small pages, a pool for about one of them
+        self.planned = []
+        for _ in range(dice.randint(2, 8)):
+            length = dice.choice([1, 2, dice.randint(3, 8 if self.tight else 40)])
+            prompt = [dice.randrange(size) for _ in range(length)]
+            if self.name == "embedded" and dice.random() < 0.7:
+                prompt = encode(dice.choice(BEGINNINGS))
+            arrives, aborted = dice.choice([0, 0, dice.randint(1, 20)]), dice.randint(0, 60)
+            params = make_params(dice, size, dice.randint(12, 30) if self.tight else dice.randint(1, 24))
+            self.planned.append(Planned(prompt, params, arrives, aborted if dice.random() < 0.15 else None))
+        page_size = dice.choice([1, 1, 1, 4] if self.tight else [1, 4, 16])
+        most = max(-(-(len(p.prompt) + p.params.max_new_tokens) // page_size) for p in self.planned)
+        self.config = serving(
+            dtype=dtype, page_size=page_size, num_pages=most if self.tight else most * 4,
+            max_running_requests=8 if self.tight else dice.choice([2, 3, 8]),
+            max_tokens_per_step=dice.choice([1, 3, 8, 40, None]), policy=dice.choice(list(POLICIES)),
+            preemption=self.tight or dice.random() < 0.5,
+        )  # fmt: skip
+        self.config = replace(self.config, **changes)
+
+    def run(self) -> "Trace":
+        self.engine = engine = make_engine(self.name, self.config)
+        self.poison_freed_pages()
+        self.num_preemptions, names, step = 0, {}, 0
+        while engine.scheduler.has_work or len(names) < len(self.planned) or engine.deltas:
+            for planned in self.planned:
+                if planned.arrives == step:
+                    names[engine.add_request(planned.prompt, planned.params)] = planned
+            for name, planned in names.items():
+                if planned.aborted == step:
+                    engine.abort(name)
+            if self.tight:
+                engine.scheduler.growth.ratio = 0.0  # nobody is expected to grow, so pages run out soon
+            output = engine.step()
+            check_integrity(engine)
+            self.num_preemptions += len(output.preempted)
+            for delta in output.deltas:
+                names[delta.request_id].deltas.append(delta)
+            step += 1
+        for name, planned in names.items():
+            planned.output = engine.take_output(name)
+        check_idle(engine)
+        return self
+
+    def poison_freed_pages(self) -> None:
+        """Whoever reads a page after it was given back reads NaN."""
+        allocator, pool = self.engine.scheduler.allocator, self.engine.pool
+        plain = allocator.free
+        pool.poison(list(range(allocator.num_pages)))
+
+        def free(pages: list[int]) -> None:
+            plain(pages)
+            pool.poison(pages)
+
+        allocator.free = free
+
+
+def check_equal(planned: Planned, expected: Expected) -> None:
+    """All of it, bit for bit; of an aborted request what it had come to."""
+    output, tokens = planned.output, [d for d in planned.deltas if d.token_id is not None]
+    assert output is not None
+    assert "".join(delta.text for delta in planned.deltas) == output.text
+    assert [delta.token_id for delta in tokens] == output.token_ids
+    assert [d.finish_reason for d in planned.deltas if d.finish_reason] == [output.finish_reason]
+    count = len(output.token_ids)
+    assert all(torch.equal(d.logits, logits) for d, logits in zip(tokens, expected.logits[:count], strict=True))
+    if output.finish_reason != "abort":
+        assert_like(output, expected)
+        return
+    assert planned.aborted is not None
+    assert output.token_ids == expected.token_ids[:count]
+    assert output.logprobs == expected.logprobs[:count]
+    assert output.prompt_logprobs == (expected.prompt_logprobs or [])[: len(output.prompt_logprobs or ())] or (
+        output.prompt_logprobs is None
+    )
+    assert output.text == TOKENIZER.decode(output.token_ids, skip_special_tokens=True)
+
+
+def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None:
+    preempted, finished = 0, dict.fromkeys(("stop", "length", "abort"), 0)
+    for seed in range(TRACES):
+        trace = Trace(seed).run()
+        preempted += trace.num_preemptions
+        for planned in trace.planned:
+            check_equal(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
+            finished[planned.output.finish_reason] += 1
+    assert preempted >= 2 * TRACES, "the traces were meant to run out of pages"
+    assert all(finished.values()), finished
+
+
+def test_without_batch_invariance_the_matrix_fails() -> None:
+    """The negative control: tokens may agree, but some bits do not."""
+    changed = 0
+    for seed in range(4):
+        trace = Trace(seed, batch_invariant=False).run()
+        for planned in trace.planned:
+            expected = alone(trace.name, planned.prompt, planned.params, trace.config)
+            got = [delta.logits for delta in planned.deltas if delta.token_id is not None]
+            changed += sum(not torch.equal(a, b) for a, b in zip(got, expected.logits, strict=False))
+    assert changed > 10
+
+
+def test_without_batch_invariance_greedy_ids_agree_where_the_two_likeliest_are_apart() -> None:
+    """float32, as far as every gap before was above 1e-3: then the texts may part."""
+    compared = 0
+    for seed in range(0, 12, 2):
+        trace = Trace(seed, batch_invariant=False)
+        for planned in trace.planned:
+            planned.params = SamplingParams(max_new_tokens=planned.params.max_new_tokens)
+            planned.aborted = None
+        for planned in trace.run().planned:
+            expected = alone(trace.name, planned.prompt, planned.params, trace.config)
+            for logits, token, got in zip(expected.logits, expected.token_ids, planned.deltas, strict=False):
+                first, second = logits.topk(2).values.tolist()
+                if first - second <= 1e-3:
+                    break
+                assert got.token_id == token
+                compared += 1
+    assert compared > 100
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_every_token_follows_from_its_logits_and_its_own_past(invariant: bool) -> None:
+    """Penalties, seeds, bans and counters survive preemption and changing neighbours: a fresh row agrees each time."""
+    checked = preempted = 0
+    for seed in range(100, 106):
+        trace = Trace(seed, batch_invariant=invariant).run()
+        preempted += trace.num_preemptions
+        vocabulary = trace.engine.driver.vocabulary
+        for planned in trace.planned:
+            past: list[int] = []
+            for delta in planned.deltas:
+                if delta.token_id is None:
+                    continue
+                row = SamplingBatch.from_requests([SamplingRequest(planned.prompt, planned.params, past)], vocabulary)
+                chosen = Sampler()(delta.logits[None], row)
+                assert chosen.token_ids == [delta.token_id]
+                assert chosen.logprobs == [delta.logprobs]
+                past.append(delta.token_id)
+                checked += 1
+    assert checked > 200
+    assert preempted >= 10
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, None])
+def test_the_log_probabilities_of_a_prompt_do_not_depend_on_its_chunks(chunk: int | None) -> None:
+    """A chunk in the middle of a prompt predicts one more token than its own rows hold: it used to raise."""
+    prompt, params = encode(BEGINNINGS[0]), SamplingParams(max_new_tokens=3, prompt_logprobs=2)
+    engine = make_engine(config=serving(max_tokens_per_step=chunk))
+    answers = engine.generate([prompt, prompt[:1], prompt[:2], prompt[:6]], params)
+    for (answer,), count in zip(answers, (len(prompt), 1, 2, 6), strict=True):
+        assert_like(answer, alone("embedded", prompt[:count], params))
+        assert len(answer.prompt_logprobs) == count
+
+
+# ---- generate ----
+
+
+def test_answers_come_in_the_order_of_the_prompts_and_refused_ones_keep_their_place() -> None:
+    """Each refusal says why in numbers, and the others are bitwise what they are alone."""
+    good = encode(BEGINNINGS[0])
+    params = [
+        SamplingParams(max_new_tokens=20),
+        SamplingParams(max_new_tokens=4),
+        SamplingParams(max_new_tokens=4, stop_token_ids=[9999]),
+        SamplingParams(max_new_tokens=9, seed=1, temperature=1.0),
+        SamplingParams(max_new_tokens=4),
+        SamplingParams(max_new_tokens=3000),
+        SamplingParams(max_new_tokens=250),
+        SamplingParams(max_new_tokens=4, logits_processors={"no_repeat_ngram": {"ngram_size": -1}}),
+        SamplingParams(max_new_tokens=1),
+    ]
+    prompts = [good, [], good, good[:5], [5, 1024], good, good, good, good[:1]]
+    engine = make_engine(config=serving(num_pages=10))
+    answers = [answer for (answer,) in engine.generate(prompts, params)]
+    reasons = {
+        1: "0 tokens", 2: "stop_token_ids names token id 9999", 4: "token id 1024", 5: "positions, the model has 2048",
+        6: "the pool has 10", 7: "ngram_size",
+    }  # fmt: skip
+    for index, answer in enumerate(answers):
+        assert answer.prompt_ids == prompts[index]
+        if index in reasons:
+            assert answer.finish_reason == "error"
+            assert reasons[index] in answer.error
+            assert answer.token_ids == []
+        else:
+            assert_like(answer, alone("embedded", prompts[index], params[index]))
+    check_idle(engine)
+
+
+def test_an_empty_stop_string_is_refused_by_the_parameters() -> None:
+    with pytest.raises(ValueError, match="at least one character"):
+        SamplingParams(stop=["a", ""])
+
+
+def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+    with pytest.raises(ValueError, match="stop strings need a tokenizer"):
+        make_engine(text=False).add_request([1], SamplingParams(stop=["a"]))
+    ((answer,),) = make_engine(text=False).generate([[1]], SamplingParams(max_new_tokens=2))
+    assert (answer.text, len(answer.token_ids)) == ("", 2)
+
+
+def test_n_answers_have_the_seeds_counted_up_and_best_of_returns_the_likeliest() -> None:
+    prompt = encode(BEGINNINGS[0])
+    params = SamplingParams(temperature=1.0, seed=11, max_new_tokens=8, n=2, best_of=4)
+    engine = make_engine(config=serving())
+    greedy = SamplingParams(max_new_tokens=5)
+    (first, neighbour) = engine.generate([prompt, prompt], [params, greedy])
+    expected = [g.token_ids for g in make_driver().complete(prompt, params)]
+    assert [answer.token_ids for answer in first] == expected
+    each = [alone("embedded", prompt, replace(params, n=1, best_of=None, seed=11 + i, logprobs=0)) for i in range(4)]
+    sums = [sum(entries[0].logprob for entries in one.logprobs) for one in each]
+    likeliest = sorted(sorted(range(4), key=lambda i: -sums[i])[:2])
+    assert expected == [each[i].token_ids for i in likeliest]
+    assert_like(neighbour[0], alone("embedded", prompt, greedy))
+    all_three = engine.generate([prompt], replace(params, n=3, best_of=None))[0]
+    assert [answer.token_ids for answer in all_three] == [one.token_ids for one in each[:3]]
+    refused = engine.generate([[]], params)[0]
+    assert [answer.finish_reason for answer in refused] == ["error"]
+
+
+def test_the_progress_bar_is_shown_when_asked_and_counts_to_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    engine = make_engine(config=serving())
+    prompts = [[5], [], [7]]
+    engine.generate(prompts, SamplingParams(max_new_tokens=2))
+    assert capfd.readouterr().err == ""
+    engine.generate(prompts, SamplingParams(max_new_tokens=2), progress=True)
+    assert "3/3" in capfd.readouterr().err
+
+
+def test_generate_leaves_nothing_behind_when_something_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too few parameters used to leave the first requests in the queue, for the next caller to pay for."""
+    engine = make_engine(config=serving())
+    with pytest.raises(ValueError, match="3 prompts and 2 parameters"):
+        engine.generate([[5], [6], [7]], [SamplingParams()] * 2)
+    check_idle(engine)
+    with pytest.raises(TypeError):
+        engine.generate([[5], ["six"]], SamplingParams())
+    check_idle(engine)
+    step, calls = engine.step, iter(range(3))
+
+    def interrupted() -> object:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[5], [6]], SamplingParams(ignore_eos=True))
+    check_idle(engine)
+
+
+def test_an_id_that_a_caller_chose_is_not_given_out_again() -> None:
+    """The engine numbers requests; a caller's "1" used to make the engine refuse its own second request."""
+    engine = make_engine(config=serving())
+    engine.add_request([5], SamplingParams(max_new_tokens=1), request_id="1")
+    names = [engine.add_request([5], SamplingParams(max_new_tokens=1)) for _ in range(3)]
+    assert len({*names, "1"}) == 4
+    with pytest.raises(ValueError, match="there is a request '1' already"):
+        engine.add_request([5], SamplingParams(), request_id="1")
+
+
+def test_an_answer_cannot_be_taken_before_it_is_there() -> None:
+    """It used to be forgotten by the engine and kept by the scheduler, and the next step of all requests raised."""
+    engine = make_engine()
+    name = engine.add_request([5], SamplingParams(max_new_tokens=2))
+    engine.step()
+    with pytest.raises(ValueError, match="has not ended"):
+        engine.take_output(name)
+    engine.step()
+    assert len(engine.take_output(name).token_ids) == 2
+    with pytest.raises(KeyError):
+        engine.take_output(name)
+
+
+# ---- stream ----
+
+
+def test_the_deltas_of_a_stream_join_to_the_answer() -> None:
+    prompt = encode(BEGINNINGS[0])
+    for params in (SamplingParams(max_new_tokens=30), SamplingParams(max_new_tokens=30, stop=["a b", " lived"])):
+        expected = alone("embedded", prompt, params)
+        deltas = list(make_engine().stream(prompt, params))
+        assert "".join(delta.text for delta in deltas) == expected.text
+        assert [delta.token_id for delta in deltas] == expected.token_ids  # one delta a token, the last one too
+        assert [d.finish_reason for d in deltas] == [None] * (len(deltas) - 1) + [expected.finish_reason]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_closing_a_stream_aborts_its_request_and_frees_its_pages(taken: int) -> None:
+    """Also one that nobody read from: a generator that never began has no ``finally``, and so it used to run on."""
+    for close in (True, False):
+        engine = make_engine(config=serving())
+        stream = engine.stream(encode(BEGINNINGS[0]), SamplingParams(ignore_eos=True))
+        for _ in range(taken):
+            next(stream)
+        if close:
+            stream.close()
+        del stream
+        check_idle(engine)
+
+
+def test_streams_side_by_side_lose_nothing() -> None:
+    """A step that one stream asked for brings the other's tokens too: they used to be lost, and then it hung."""
+    prompts = [encode(text) for text in BEGINNINGS[:3]]
+    params = [SamplingParams(max_new_tokens=count, seed=count, temperature=1.0) for count in (12, 3, 7)]
+    engine = make_engine(config=serving())
+    streams = [engine.stream(p, own) for p, own in zip(prompts, params, strict=True)]
+    got: list[list[Delta]] = [[], [], []]
+    dice = random.Random(1)
+    open_streams = [0, 1, 2]
+    while open_streams:
+        index = dice.choice(open_streams)
+        delta = next(streams[index], None)
+        if delta is None:
+            open_streams.remove(index)
+        else:
+            got[index].append(delta)
+    for deltas, prompt, own in zip(got, prompts, params, strict=True):
+        expected = alone("embedded", prompt, own)
+        assert [d.token_id for d in deltas] == expected.token_ids
+        assert "".join(d.text for d in deltas) == expected.text
+    check_idle(engine)
+
+
+def test_a_stream_beside_a_list_and_an_abort_from_outside() -> None:
+    engine = make_engine(config=serving())
+    stream = engine.stream(encode(BEGINNINGS[0]), SamplingParams(max_new_tokens=4))
+    ((answer,),) = engine.generate([encode(BEGINNINGS[1])], SamplingParams(max_new_tokens=20))
+    assert_like(answer, alone("embedded", encode(BEGINNINGS[1]), SamplingParams(max_new_tokens=20)))
+    deltas = list(stream)
+    assert [d.token_id for d in deltas] == alone(
+        "embedded", encode(BEGINNINGS[0]), SamplingParams(max_new_tokens=4)
+    ).token_ids
+    stream = engine.stream(encode(BEGINNINGS[0]), SamplingParams(ignore_eos=True))
+    first = next(stream)
+    engine.abort(first.request_id)
+    assert [d.finish_reason for d in stream] == ["abort"]
+    check_idle(engine)
+
+
+def test_a_stream_refuses_at_once() -> None:
+    engine = make_engine()
+    with pytest.raises(ValueError, match="0 tokens"):
+        engine.stream([], SamplingParams())
+    with pytest.raises(ValueError, match="use generate"):
+        engine.stream([5], SamplingParams(n=2, temperature=1.0))
+    check_idle(engine)
+
+
+# ---- abort and errors ----
+
+
+def test_abort_in_every_state() -> None:
+    engine = make_engine(config=serving(page_size=1, num_pages=40, max_tokens_per_step=8))
+    prompt, params = encode(BEGINNINGS[0])[:10], SamplingParams(max_new_tokens=25, ignore_eos=True)
+    names = [engine.add_request(prompt, params) for _ in range(6)]
+    seen = set()
+    while {RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED} - seen:
+        engine.scheduler.growth.ratio = 0.0
+        engine.step()
+        requests = {name: engine.entries[name].request for name in names}
+        for state in set(RequestState) - seen - {RequestState.FINISHED}:
+            for name, request in requests.items():
+                chunked = 0 < request.num_computed_tokens < request.num_prompt_tokens
+                if request.state is state and (state is not RequestState.RUNNING or chunked):
+                    seen.add(state)
+                    engine.abort(name)
+                    engine.abort(name)
+                    check_integrity(engine)
+                    assert request.finish_reason == "abort"
+                    break
+    engine.abort("no such request")
+    while engine.scheduler.has_work:
+        engine.step()
+        check_integrity(engine)
+    expected = alone("embedded", prompt, params)
+    outputs = [engine.take_output(name) for name in names]
+    assert sorted(o.finish_reason for o in outputs) == ["abort"] * 3 + ["length"] * 3
+    for output in outputs:
+        assert output.token_ids == expected.token_ids[: len(output.token_ids)]
+    check_idle(engine)
+
+
+def test_an_aborted_request_gives_out_what_was_held_back() -> None:
+    engine = make_engine()
+    name = engine.add_request(
+        encode(BEGINNINGS[0]), SamplingParams(stop=["tiger named no such thing"], ignore_eos=True)
+    )
+    engine.step()
+    deltas = engine.step().deltas
+    engine.abort(name)
+    deltas += engine.step().deltas
+    output = engine.take_output(name)
+    assert output.text == TOKENIZER.decode(output.token_ids)
+    assert deltas[-1].finish_reason == "abort"
+    assert deltas[-1].token_id is None
+
+
+class Spoiler(LogitsProcessor[int]):
+    """Writes NaN into its row when ``after`` tokens were generated."""
+
+    @classmethod
+    def start(cls, history: History, arguments: Mapping[str, Any], vocabulary: Vocabulary) -> int:
+        return arguments["after"] - len(history.output_ids)
+
+    def advance(self, state: int, token_id: int) -> int:
+        return state - 1
+
+    def apply(self, logits: Tensor) -> None:
+        for row, left in self.states.items():
+            if left <= 0:
+                logits[row, 3] = math.nan
+
+
+def test_a_row_of_nan_ends_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mini_engine.sampler.processors.registry.REGISTRY", {"spoiler": Spoiler})
+    prompts = [encode(text) for text in BEGINNINGS]
+    params = [SamplingParams(max_new_tokens=10, ignore_eos=True, frequency_penalty=0.5) for _ in prompts]
+    params[1] = replace(params[1], logits_processors={"spoiler": {"after": 3}})
+    params[3] = replace(params[3], logits_processors={"spoiler": {"after": 0}})
+    engine = make_engine(config=serving())
+    answers = [answer for (answer,) in engine.generate(prompts, params)]
+    for index, (answer, prompt, own) in enumerate(zip(answers, prompts, params, strict=True)):
+        expected = alone("embedded", prompt, own)
+        assert_like(answer, expected)
+        assert (answer.finish_reason == "error") == (index in (1, 3))
+    assert [len(answer.token_ids) for answer in answers] == [10, 3, 10, 0, 10]
+    assert "spoiler" in answers[1].error
+    assert "NaN" in answers[1].error
+    check_idle(engine)
+    *_, last = engine.stream(prompts[1], params[1])
+    assert (last.token_id, last.finish_reason, last.error) == (None, "error", answers[1].error)
+
+
+def test_a_model_that_gives_nan_ends_the_requests_of_that_step_and_no_other() -> None:
+    calls = iter(range(100))
+
+    def fail_once(logits: Tensor) -> Tensor:
+        if next(calls) == 2:
+            logits[0] = math.inf
+        return logits
+
+    engine = make_engine(config=serving(), head=LogitsHead(gather=fail_once))
+    prompts = [encode(text) for text in BEGINNINGS[:2]]
+    answers = [answer for (answer,) in engine.generate(prompts, SamplingParams(max_new_tokens=6))]
+    assert [answer.finish_reason for answer in answers] == ["error", "length"]
+    assert "plus infinity" in answers[0].error
+    assert_like(answers[1], alone("embedded", prompts[1], SamplingParams(max_new_tokens=6)))
+    check_idle(engine)
+
+
+# ---- numbers ----
+
+
+def test_the_event_log_says_what_was_done_and_when() -> None:
+    """A clock that ticks once a look: all times are whole numbers that can be checked by hand."""
+    ticks = iter(range(10_000))
+    driver = make_driver(config=serving(max_tokens_per_step=5, max_running_requests=2))
+    engine = Engine(driver, TOKENIZER, clock=lambda: float(next(ticks)))
+    names = [engine.add_request(prompt, SamplingParams(max_new_tokens=3)) for prompt in ([5] * 4, [6] * 3, [7])]
+    steps = []
+    while engine.scheduler.has_work:
+        steps.append(engine.step())
+    assert [step.number for step in steps] == list(range(len(steps)))
+    assert steps[0].chunks == [("0", 0, 4), ("1", 0, 1)]
+    assert steps[1].chunks == [("0", 4, 1), ("1", 1, 2)]
+    assert (steps[0].num_running, steps[0].num_waiting, steps[0].num_pages_used) == (2, 1, 2)
+    assert [set(step.seconds) for step in steps] == [{"schedule", "forward", "sample", "update"}] * len(steps)
+    assert all(a.began < b.began for a, b in pairwise(steps))
+    computed = [chunk[2] for step in steps for chunk in step.chunks]
+    assert sum(computed) == 4 + 3 + 1 + 3 * 2  # every token but the last of each request
+    for name in names:
+        times = engine.take_output(name).times
+        assert times.added < times.started < times.tokens[0] < times.tokens[1] < times.tokens[2] <= times.finished
+        assert times.queue_s < times.ttft_s
+        assert times.tpot_s == (times.tokens[2] - times.tokens[0]) / 2
+    check_idle(engine)
+
+
+def test_a_pool_is_large_enough_for_one_longest_request_by_itself() -> None:
+    engine = make_engine()
+    assert engine.scheduler.allocator.num_pages * engine.scheduler.page_size >= 2048
+    many = make_engine(config=serving(max_running_requests=64))
+    assert many.scheduler.allocator.num_pages * many.scheduler.page_size == 16_384
+
+
+def test_an_unknown_policy_is_refused_when_the_engine_is_made() -> None:
+    with pytest.raises(ValueError, match="no policy 'fifo'"):
+        make_engine(config=serving(policy="fifo"))
+
+
+@pytest.mark.parametrize("field_name", ["max_running_requests", "max_tokens_per_step", "num_pages"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_counts_of_the_configuration_are_counts(field_name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{field_name} is"):
+        EngineConfig(**{field_name: value})
+
+
+def test_serving_turns_on_what_a_server_wants_and_takes_changes() -> None:
+    assert EngineConfig.serving() == EngineConfig(
+        linear="packed", max_running_requests=32, max_tokens_per_step=512, preemption=True
+    )
+    assert EngineConfig.serving(device="cuda").linear == "torch"
+    assert EngineConfig.serving(max_running_requests=2, linear="torch").max_running_requests == 2
