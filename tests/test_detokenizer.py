@@ -204,6 +204,7 @@ CASES = {
     "one is an end of the other": (["xabc"], ["bc", "abc"], "x", "abc"),  # both end together: the longer
     "overlapping": (["abcd"], ["bcd", "abc"], "", "abc"),
     "inside another": (["abcd"], ["abcd", "bc"], "a", "bc"),
+    "inside another, in one token": ([" upon"], [" upon", "po"], " u", "po"),
     "twice": (["a.b."], ["."], "a", "."),
     "a line break": (["a\n", "\nb"], ["\n\n"], "a", "\n\n"),
     "half of an emoji's neighbours": (["👍👎"], ["👎"], "👍", "👎"),

@@ -160,6 +160,7 @@ class World:
         assert self.budget is None or batch.num_tokens <= self.budget
         assert len({id(c.request) for c in chunks}) == len(chunks)
         kinds = [2 if c.request not in before else int(pending[id(c.request)] > 1) for c in chunks]
+        assert not batch.preempted or 2 not in kinds, "who was sent back would be let in again at once"
         assert kinds == sorted(kinds), "decodes, then chunks of what runs, then new requests"
         for chunk in chunks:
             request = chunk.request
@@ -340,6 +341,17 @@ def test_the_worked_example_a_chunk_a_decode_and_a_new_prompt_in_one_step() -> N
     assert [(c.request, c.start, c.num_tokens, c.samples) for c in batch.chunks] == [
         (decoding, 3, 1, True), (long, 6, 5, True), (short, 0, 3, False),
     ]  # fmt: skip
+
+
+def test_decodes_come_before_chunks_in_any_order_of_admission() -> None:
+    """Whoever is in the middle of a prompt was admitted last, but no code relies on it."""
+    scheduler = make_scheduler(max_tokens_per_step=4)
+    decoding, long = make_request(0, 3, 9), make_request(1, 11, 9)
+    scheduler.add(decoding)
+    scheduler.add(long)
+    run_step(scheduler)
+    scheduler.running.reverse()
+    assert [(c.request, c.num_tokens) for c in scheduler.schedule().chunks] == [(decoding, 1), (long, 3)]
 
 
 # ---- how much room is promised ----
@@ -622,14 +634,14 @@ def test_what_an_admission_evicts_is_no_hit_for_the_next_one() -> None:
 
     Its pages had a new owner by the time the second locked them: two requests wrote to the same memory.
     """
-    scheduler, _ = scheduler_with_cache(12, {1: 2, 3: 2})
-    greedy, late = prompt_request(0, 2, 9, 1), prompt_request(1, 1, 3, 1)
-    scheduler.add(greedy)
-    scheduler.add(late)
+    scheduler, cache = scheduler_with_cache(14, {1: 2, 3: 3}, policy="lpm")
+    first, second = prompt_request(1, 3, 13, 1), prompt_request(0, 1, 3, 1)  # 3 and 2 pages cached, 10 and 1 wanted
+    scheduler.add(first)
+    scheduler.add(second)
     scheduler.schedule()
-    owned = [*greedy.pages, *late.pages]
-    assert late.state is RequestState.RUNNING
-    assert len(owned) == len(set(owned)) == 12
+    assert 1 not in cache.pages, "the first was meant to evict it"
+    assert not set(first.pages) & set(second.pages), "two owners"
+    assert (first.state, second.state) == (RequestState.RUNNING, RequestState.WAITING)
     scheduler.check_pages()
 
 
