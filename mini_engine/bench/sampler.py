@@ -140,13 +140,14 @@ def measure(mix: str, rows: int, vocab: int, rounds: int, seed: int) -> SamplerR
 def goal(row: SamplerRow) -> tuple[str, bool] | None:
     """Return what was promised for a row and whether it holds; ``None`` where nothing was.
 
-    Off within 1.1 times of argmax wherever a step is more than a few calls into torch; top-k with top-p of 32 rows at
+    Off within 1.1 times of argmax, or the 10 microseconds that a call in Python costs; top-k with top-p of 32 rows at
     151,936 three times as fast as sorting; never slower than sorting at a real model's size.
     """
+    if row.mix == "off":
+        extra = row.seconds * (1 - 1 / row.argmax_ratio)
+        return "argmax <= 1.1 (or 10 us more)", row.argmax_ratio <= 1.1 or extra <= 10e-6
     if row.vocab < 32_000:
         return None
-    if row.mix == "off":
-        return "argmax <= 1.1", row.argmax_ratio <= 1.1
     against = row.ratios["sort"]
     if against is None:
         return None
