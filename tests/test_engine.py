@@ -239,7 +239,7 @@ def make_params(dice: random.Random, size: int, most: int) -> SamplingParams:
         min_new_tokens=maybe(dice.randint(1, most), 0),
         max_new_tokens=most,
         ignore_eos=dice.random() < 0.3,
-        stop=maybe([dice.choice(["e", " a", "th", "ing ", ".", "\ufffd"]), "zebra"], (), 0.5),
+        stop=maybe([dice.choice(["e", " a", "th", "ing ", ".", "\ufffd"]), "zebra"], (), 0.3),
         stop_token_ids=maybe([dice.randrange(size)], ()),
         logit_bias=maybe({dice.randrange(size): 5.0}, None),
         bad_words=maybe([[dice.randrange(size)], [dice.randrange(size), dice.randrange(size)]], ()),
@@ -258,9 +258,10 @@ class Trace:
         dice = random.Random(seed)
         self.name, dtype = [("embedded", "float32"), ("random", "bfloat16")][seed % 2]
         size = make_model(self.name, dtype, True).config.vocab_size
-        self.tight = dice.random() < 0.6  # short prompts, long answers, small pages, a pool for about one of them
+        self.dice, self.shuffled = dice, dice.random() < 0.4
+        self.tight = seed % 5 < 3  # short prompts, long answers, small pages, a pool for about one of them
         self.planned = []
-        for _ in range(dice.randint(2, 8)):
+        for _ in range(dice.randint(4, 8) if self.tight else dice.randint(2, 8)):
             length = dice.choice([1, 2, dice.randint(3, 8 if self.tight else 40)])
             prompt = [dice.randrange(size) for _ in range(length)]
             if self.name == "embedded" and dice.random() < 0.7:
@@ -273,8 +274,8 @@ class Trace:
         self.config = serving(
             dtype=dtype, page_size=page_size, num_pages=most if self.tight else most * 4,
             max_running_requests=8 if self.tight else dice.choice([2, 3, 8]),
-            max_tokens_per_step=dice.choice([1, 3, 8, 40, None]), policy=dice.choice(list(POLICIES)),
-            preemption=self.tight or dice.random() < 0.5,
+            max_tokens_per_step=dice.choice([3, 8, 40, None] if self.tight else [1, 3, 8, 40, None]),
+            policy=dice.choice(list(POLICIES)), preemption=self.tight or dice.random() < 0.5,
         )  # fmt: skip
         self.config = replace(self.config, **changes)
 
@@ -291,6 +292,8 @@ class Trace:
                     engine.abort(name)
             if self.tight:
                 engine.scheduler.growth.ratio = 0.0  # nobody is expected to grow, so pages run out soon
+            if self.shuffled:
+                self.dice.shuffle(engine.scheduler.running)  # the order of the rows is nobody's business
             output = engine.step()
             check_integrity(engine)
             self.num_preemptions += len(output.preempted)
@@ -333,7 +336,8 @@ def check_equal(planned: Planned, expected: Expected) -> None:
     assert output.prompt_logprobs == (expected.prompt_logprobs or [])[: len(output.prompt_logprobs or ())] or (
         output.prompt_logprobs is None
     )
-    assert output.text == TOKENIZER.decode(output.token_ids, skip_special_tokens=True)
+    text = Detokenizer(TOKENIZER, planned.params.stop, planned.params.min_new_tokens)
+    assert output.text == "".join(map(text.add, output.token_ids)) + text.flush()
 
 
 def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None:
@@ -411,6 +415,38 @@ def test_the_log_probabilities_of_a_prompt_do_not_depend_on_its_chunks(chunk: in
     for (answer,), count in zip(answers, (len(prompt), 1, 2, 6), strict=True):
         assert_like(answer, alone("embedded", prompt[:count], params))
         assert len(answer.prompt_logprobs) == count
+
+
+def test_the_log_probabilities_of_a_prompt_survive_a_preemption_in_its_middle() -> None:
+    """Chunks are cut elsewhere the second time, so one of them begins in what was reported and ends beyond it."""
+    prompt, params = encode(BEGINNINGS[0]), SamplingParams(max_new_tokens=3, prompt_logprobs=2)
+    engine = make_engine(config=serving(max_tokens_per_step=5))
+    other = engine.add_request([5], SamplingParams(ignore_eos=True))
+    engine.step()
+    name = engine.add_request(prompt, params)
+    assert engine.step().chunks[-1] == (name, 0, 4)
+    engine.scheduler.preempt(engine.entries[name].request)
+    engine.abort(other)
+    assert engine.step().chunks == [(name, 0, 5)]
+    while engine.scheduler.has_work:
+        engine.step()
+    assert_like(engine.take_output(name), alone("embedded", prompt, params))
+
+
+def test_a_stop_string_goes_before_a_stop_token_and_that_before_the_length() -> None:
+    """All three fall on the fourth token: what a caller is told is the reason that says most."""
+    prompt = encode(BEGINNINGS[0])
+    ids = alone("embedded", prompt, SamplingParams(max_new_tokens=4)).token_ids
+    end = TOKENIZER.decode(ids)[-2:]
+    both, token, none = (
+        SamplingParams(max_new_tokens=4, stop=[end], stop_token_ids=[ids[3]]),
+        SamplingParams(max_new_tokens=4, stop_token_ids=[ids[3]]),
+        SamplingParams(max_new_tokens=4),
+    )
+    answers = [answer for (answer,) in make_engine().generate([prompt] * 3, [both, token, none])]
+    assert [(a.finish_reason, a.matched) for a in answers] == [("stop", end), ("stop", ids[3]), ("length", None)]
+    assert [answer.token_ids for answer in answers] == [ids] * 3
+    assert answers[0].text + end == answers[1].text == answers[2].text
 
 
 # ---- generate ----
