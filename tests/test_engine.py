@@ -746,6 +746,33 @@ def test_a_model_that_gives_nan_ends_the_requests_of_that_step_and_no_other() ->
     check_idle(engine)
 
 
+@pytest.mark.parametrize("place", ["hidden_states", "logits", "sampler"])
+def test_a_step_that_was_interrupted_is_computed_again(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, or a processor that raises: what was not computed is still pending, and nobody loses or gains a token."""
+    engine = make_engine(config=serving(max_tokens_per_step=9))
+    prompts = [encode(text) for text in BEGINNINGS[:3]]
+    params = SamplingParams(max_new_tokens=8, frequency_penalty=0.9, temperature=1.0, seed=3, prompt_logprobs=0)
+    names = [engine.add_request(prompt, params) for prompt in prompts]
+    plain, calls = getattr(engine.driver, place), iter(range(10_000))
+
+    def interrupted(*arguments: object) -> object:
+        if next(calls) % 3 == 1:
+            raise KeyboardInterrupt
+        return plain(*arguments)
+
+    monkeypatch.setattr(engine.driver, place, interrupted)
+    interruptions = 0
+    while engine.scheduler.has_work:
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            interruptions += 1
+        check_integrity(engine)
+    assert interruptions > 3
+    for name, prompt in zip(names, prompts, strict=True):
+        assert_like(engine.take_output(name), alone("embedded", prompt, params))
+
+
 # ---- numbers ----
 
 
