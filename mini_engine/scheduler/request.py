@@ -60,7 +60,7 @@ class Request:
     """A request. ``arrival`` numbers requests in the order in which they came.
 
     ``pages`` holds keys and values of the first ``num_computed_tokens`` tokens; the first of them are those of ``hit``
-    and belong to the prefix cache. ``steps_waited`` counts the steps that passed it over.
+    and belong to the prefix cache. ``steps_waited`` counts the steps that passed it over, before and after preemptions.
     ``matched`` is the token id or string that ended it, ``error`` the text of what went wrong.
     """
 

@@ -222,7 +222,7 @@ class Scheduler:
             return False
         self.waiting.remove(request)
         self.running.append(request)
-        request.state, request.hit, request.steps_waited = RequestState.RUNNING, hit, 0
+        request.state, request.hit = RequestState.RUNNING, hit
         request.pages = [*hit.pages, *self.allocate(pages_needed(request.num_tokens, self.page_size) - len(hit.pages))]
         request.num_computed_tokens = len(hit.pages) * self.page_size
         request.check()
