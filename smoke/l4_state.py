@@ -221,7 +221,7 @@ def long_penalty_cases(seed: int) -> list[Case]:
     alphabets = (range(5), range(30), range(VOCAB))
     cases = [
         Case(
-            f"60 tokens out of {len(among)}", Past(draw(seed, "p", 1 + 8 * index), draw(seed, "o", 4 * index, among)),
+            f"60 tokens of {len(among)} ids", Past(draw(seed, "p", 1 + 8 * index), draw(seed, "o", 4 * index, among)),
             strengths(1.0 + 0.2 * index, 0.4, 0.3 * index), draw(seed, f"f{index}", 60, among),
         )
         for index, among in enumerate(alphabets)
@@ -240,7 +240,7 @@ register(
 )  # fmt: skip
 register(
     "L4.E.replay",
-    "After 1 to 60 more tokens the table has counted what a replay of the whole past counts, to the bit.",
+    "With up to 60 more tokens the table has counted what a replay of the whole past counts, to the bit.",
     PENALTIES, "Penalties", long_penalty_cases, histories.penalised, (0, 1, 2, 30, 60),
 )  # fmt: skip
 
