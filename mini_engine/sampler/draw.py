@@ -75,8 +75,9 @@ def rotate_left(x: Tensor, bits: int) -> Tensor:
 def gumbel(hashes: Tensor) -> Tensor:
     """Turn hashes, taken as uniform numbers in [0, 1], into standard Gumbel noise, float64, always finite.
 
-    Both clamps are needed: a hash of 0 has the logarithm minus infinity, and a hash of 2**32 - 1 would give plus
-    infinity without the upper one; added to a banned token that is NaN, and argmax takes NaN for the largest.
+    The inner logarithm is clamped to lie between the least float64 and -2**-32. Both clamps are needed: a hash of 0 has
+    the logarithm minus infinity, and a hash of 2**32 - 1 would give plus infinity without the upper one; added to a
+    banned token that is NaN, and argmax takes NaN for the largest.
     """
     logarithm = (hashes.double() / WORD).log().clamp(torch.finfo(torch.float64).min, -(2.0**-32))
     return -(-logarithm).log()

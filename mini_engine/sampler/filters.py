@@ -99,7 +99,8 @@ def cut_sorted(logits: Tensor, peak: Tensor, p: Tensor) -> Tensor:
 def count_nucleus(values: Tensor, peak: Tensor, p: Tensor) -> Tensor:
     """Count the tokens of each row whose mass before them is below p. ``values`` [R, C] in falling order -> [R].
 
-    A token's mass is that of the likeliest times ``exp(its logit - the largest logit)``: the whole row's softmax.
+    ``peak`` [R, 1] is the probability of the likeliest token in the whole row, ``p`` [R]. A token's mass is ``peak``
+    times ``exp(its logit - the largest logit)``, so it is that of the whole row's softmax even if C is less than V.
     """
     masses = (values - values[:, :1]).exp() * peak
     before = F.pad(masses.cumsum(-1, dtype=torch.float64)[:, :-1], (1, 0))  # 0 for the first, so it always stays
@@ -144,7 +145,8 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ``count`` largest logits of each row and their ids, in falling order, the lowest id first on ties.
 
     ``logits`` [R, V] -> values and ids, each [R, min(count, V)]. ``torch.topk`` promises nothing about ties, so the
-    choice among equals is made by ``keep_largest`` and the order by a stable sort of few.
+    choice among equals is made by ``keep_largest`` and the order by a stable sort of few. If fewer than V are asked
+    for, those that are minus infinity come last in no promised order.
     """
     size = logits.shape[1]
     if count >= size:

@@ -22,8 +22,9 @@ class TokenLogprob:
 
 
 def token_logprobs(logprobs: Tensor, token_ids: Tensor, counts: Sequence[int]) -> list[list[TokenLogprob]]:
-    """Return, for each row, the chosen token first and then the ``counts[i]`` likeliest, the chosen one among them.
+    """Return, for each row, the chosen token first and then the ``counts[i]`` likeliest: 1 + ``counts[i]`` entries.
 
+    If the chosen token is one of the likeliest, it stands in its list twice.
     ``logprobs`` [R, V] float32, ``token_ids`` [R]; a count of -1 asks for the whole vocabulary. The order, and so the
     rank, is that of the filters: larger first, the lowest id among equals. vLLM gives all equals the worst rank of
     them, so there even a greedy token can have rank 2.

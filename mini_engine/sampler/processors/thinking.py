@@ -39,7 +39,10 @@ class ThinkingState:
     last: int | None = None
 
     def after(self, token_id: int, generated: bool = True) -> "ThinkingState":
-        """Return the state after one more token of the prompt or the output."""
+        """Return the state after one more token of the prompt or the output.
+
+        The start marker sets ``used`` to 0. ``generated`` is false for a token of the prompt: it is never ``last``.
+        """
         used = self.used
         if token_id == self.markers.start:
             used = 0
@@ -74,7 +77,10 @@ class ThinkingBudget(LogitsProcessor[ThinkingState]):
         return state.after(token_id)
 
     def apply(self, logits: Tensor) -> None:
-        """Leave nothing but the forced token in rows whose budget is spent."""
+        """Leave nothing but the forced token in rows whose budget is spent.
+
+        That is the line break, or the end marker if no line break is known or the output's last token is one.
+        """
         for row, state in self.states.items():
             if state.used is not None and state.used >= state.budget:
                 broken = state.markers.newline is None or state.last == state.markers.newline
