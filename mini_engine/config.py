@@ -104,7 +104,8 @@ class EngineConfig:
     fewer operations (``fused.py``) and reads a sequence where it lies (``attention/consecutive.py``): two to three
     times faster on a CPU, the same bits in bfloat16, others in float32.
     ``attention``: "torch" is off, transformers' own call. "grouped" hands the query heads of one key-value head to the
-    kernel as rows of one matrix in decode steps: several times faster in bfloat16, other bits now and then.
+    kernel as rows of one matrix in decode steps, and all decode rows of a step in one call where they lie suitably
+    (``attention/strided.py``): several times faster in bfloat16, other bits now and then.
     ``batch_invariant``: off by default. On, the bits of a request's logits do not depend on what shares its batch, on
     how its prompt was cut into chunks or on the thread count.
     ``max_running_requests``: how many requests share a step; 1 is one after the other.
@@ -133,7 +134,8 @@ class EngineConfig:
     def serving(cls, **changes: Any) -> Self:
         """Return what a server wants: many requests, chunked prompts, preemption, fast weights; ``changes`` on top."""
         on_cpu = str(changes.get("device", "cpu")).split(":")[0] == "cpu"
-        fast = {"linear": "packed" if on_cpu else "torch"}
+        grouped = not changes.get("batch_invariant", False)  # which has an attention of its own
+        fast = {"linear": "packed" if on_cpu else "torch", "attention": "grouped" if grouped else "torch"}
         return cls(**{**fast, "max_running_requests": 32, "max_tokens_per_step": 512, "preemption": True, **changes})
 
     def __post_init__(self) -> None:

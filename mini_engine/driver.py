@@ -18,6 +18,7 @@ from mini_engine.attention.invariant import InvariantAttention
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
+from mini_engine.attention.strided import StridedAttention, find_grid
 from mini_engine.config import EngineConfig
 from mini_engine.model import Attention, Qwen3
 
@@ -104,6 +105,9 @@ class GreedyDriver:
         """Choose the attention object that the configuration asks for. Views need pages that follow one another."""
         if self.config.batch_invariant:
             return InvariantAttention(pool, batch.metadata, self.model.config.num_attention_heads)
+        grid = find_grid(batch.metadata, pool) if self.config.attention == "grouped" else None
+        if grid is not None:
+            return StridedAttention(pool, batch.metadata, grid, self.kernel)
         runs = find_runs(batch.metadata) if self.config.linear == "packed" else None
         if runs is not None:
             return ConsecutiveAttention(pool, batch.metadata.slot_mapping, runs, self.kernel)

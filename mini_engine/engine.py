@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
+from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import DEFAULT_POOL_TOKENS
 from mini_engine.detokenizer import Detokenizer
@@ -200,8 +201,14 @@ class Engine:
         logits = self.driver.logits(hidden, rows)  # [N, V]
         laps.mark("forward")
         output = self.driver.sampler(logits, self.rows.batch)
+        if output.errors and self.driver.config.attention == "grouped":
+            # Reading across gaps in the pool, a request can catch its neighbour's NaN; the plain path tells who has it.
+            plain = PagedAttention(self.pool, inputs.metadata, self.driver.kernel)
+            logits = self.driver.logits(self.driver.hidden_states(inputs, self.pool, plain), rows)
+            output = self.driver.sampler(logits, self.rows.batch)
         laps.mark("sample")
         for row, reason in output.errors.items():
+            self.pool.fill(requests[row].pages, 0.0)  # so that no NaN is left for whoever comes next
             self.end(self.entries[requests[row].request_id], "error", reason)
         tokens = {r.request_id: token for r, token in zip(requests, output.token_ids, strict=True)}
         self.scheduler.update(batch, tokens)

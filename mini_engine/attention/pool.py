@@ -42,7 +42,11 @@ class KVPool:
 
     def poison(self, pages: list[int]) -> None:
         """Fill ``pages`` with NaN in every layer, so that a read of a freed page shows in the output. Mutates."""
+        self.fill(pages, float("nan"))
+
+    def fill(self, pages: list[int], value: float) -> None:
+        """Fill ``pages`` with ``value`` in every layer. Mutates."""
         size = self.page_size
         slots = torch.tensor([page * size + i for page in pages for i in range(size)], dtype=torch.int64)
         for tensor in (*self.keys, *self.values):
-            tensor[:, slots.to(tensor.device)] = float("nan")
+            tensor[:, slots.to(tensor.device)] = value

@@ -20,7 +20,7 @@ from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batc
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig
 from mini_engine.driver import GreedyDriver
-from mini_engine.model import Qwen3
+from mini_engine.model import Attention, Qwen3
 from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
 from mini_engine.sampler.head import LogitsHead
 from mini_engine.sampler.logprobs import TokenLogprob, prompt_logprobs
@@ -194,9 +194,12 @@ class SamplingDriver(GreedyDriver):
         return "length" if len(request.output_ids) >= params.max_new_tokens else None
 
     @torch.inference_mode()
-    def hidden_states(self, batch: BatchInputs, pool: KVPool) -> Tensor:
-        """Run all layers of one packed step -> [T, H]. Writes the step's slots of ``pool``."""
-        return self.model.hidden_states(batch.input_ids, batch.positions, self.attention(batch, pool))
+    def hidden_states(self, batch: BatchInputs, pool: KVPool, attention: Attention | None = None) -> Tensor:
+        """Run all layers of one packed step -> [T, H]. Writes the step's slots of ``pool``.
+
+        ``attention`` stands in for the one that the configuration asks for.
+        """
+        return self.model.hidden_states(batch.input_ids, batch.positions, attention or self.attention(batch, pool))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:

@@ -10,8 +10,9 @@ then chunks of running prompts, then new requests. A chunk that does not reach t
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mini_engine.attention.allocator import PageAllocator, pages_needed
+from mini_engine.attention.allocator import pages_needed
 from mini_engine.scheduler.budget import GrowthEstimate
+from mini_engine.scheduler.pages import PlacedAllocator
 from mini_engine.scheduler.policy import Policy
 from mini_engine.scheduler.prefix_cache import NullPrefixCache, PrefixCache, PrefixHit
 from mini_engine.scheduler.request import FinishReason, Request, RequestState
@@ -90,7 +91,7 @@ class Scheduler:
         cache: PrefixCache | None = None,
     ) -> None:
         """Own ``num_pages`` pages of ``page_size`` tokens."""
-        self.allocator = PageAllocator(num_pages)
+        self.allocator = PlacedAllocator(num_pages, num_pages // limits.max_running_requests)
         self.page_size, self.limits, self.policy = page_size, limits, policy
         self.cache = cache or NullPrefixCache()
         self.growth = GrowthEstimate(limits.preemption)
@@ -154,7 +155,7 @@ class Scheduler:
             self.preempt(victim)
             preempted.append(victim)
         for request in self.running:
-            request.pages += self.allocate(self.missing_pages(request))
+            request.pages += self.allocate(self.missing_pages(request), after=request.pages[-1])
         if preempted:
             self.growth.raise_after_preemption(self.running)
         return preempted
@@ -163,12 +164,12 @@ class Scheduler:
         """Return how many pages a request lacks for the tokens it has."""
         return pages_needed(request.num_tokens, self.page_size) - len(request.pages)
 
-    def allocate(self, count: int) -> list[int]:
-        """Take pages, evicting from the prefix cache what is not free. Mutates."""
+    def allocate(self, count: int, after: int | None = None) -> list[int]:
+        """Take pages, evicting from the prefix cache what is not free; behind page ``after`` if possible. Mutates."""
         lacking = count - self.allocator.num_free
         if lacking > 0:
             self.allocator.free(self.cache.evict(lacking))
-        return self.allocator.allocate(count)
+        return self.allocator.allocate(count, after)
 
     def preempt(self, request: Request) -> None:
         """Send a running request back to wait. Its output stays, its pages go; all is computed again. Mutates."""

@@ -1,0 +1,189 @@
+"""One attention call over many sequences where they lie: the values of the plain path, for every layout."""
+
+import random
+
+import pytest
+import torch
+
+from mini_engine.attention.allocator import PageAllocator, pages_needed
+from mini_engine.attention.dense import grouped_attention
+from mini_engine.attention.metadata import SequenceChunk, pack_batch
+from mini_engine.attention.paged import PagedAttention
+from mini_engine.attention.pool import KVPool
+from mini_engine.attention.strided import StridedAttention, find_grid
+from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.engine import Engine
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.scheduler.pages import PlacedAllocator
+from mini_engine.startup import load_driver
+
+CONFIG = ModelConfig(32, 64, 2, 6, 2, 16, 64, 4096, 1e4, 1e-6, True)
+
+
+def make_pool(num_pages, page_size, dtype=torch.float32):
+    torch.manual_seed(0)
+    pool = KVPool(CONFIG, num_pages, page_size, dtype)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.normal_()  # what earlier owners left behind
+    return pool
+
+
+def run_both(chunks, num_pages, page_size, dtype=torch.float32):
+    """Attend with the plain path and over the grid, on equal pools -> both outputs, both pools."""
+    inputs = pack_batch(chunks, page_size)
+    rows = len(inputs.input_ids)
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(rows, heads, 16, generator=generator).to(dtype) for heads in (6, 2, 2))
+    first, second = make_pool(num_pages, page_size, dtype), make_pool(num_pages, page_size, dtype)
+    plain = PagedAttention(first, inputs.metadata, grouped_attention)(1, q, k, v)
+    grid = find_grid(inputs.metadata, second)
+    assert grid is not None, "this layout has a grid"
+    strided = StridedAttention(second, inputs.metadata, grid, grouped_attention)(1, q, k, v)
+    return plain, strided, first, second
+
+
+def chunk_at(first_page, kv_len, page_size, new=1):
+    pages = list(range(first_page, first_page + pages_needed(kv_len, page_size)))
+    return SequenceChunk([1] * new, kv_len - new, pages)
+
+
+LAYOUTS = {
+    "every place taken": [(0, 30, 1), (8, 5, 1), (16, 64, 1), (24, 1, 1)],
+    "a place in the middle is idle": [(0, 30, 1), (16, 12, 1), (24, 40, 1)],
+    "out of order": [(24, 30, 1), (0, 3, 1), (16, 60, 1), (8, 8, 1)],
+    "a chunk of a prompt between them": [(0, 30, 1), (8, 40, 9), (16, 12, 1)],
+    "the grid does not begin at 0": [(8, 30, 1), (16, 31, 1)],
+    "rows of the grid overlap": [(0, 64, 1), (8, 3, 1)],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_values_are_those_of_the_plain_path(name, dtype):
+    chunks = [chunk_at(page, kv_len, 8, new) for page, kv_len, new in LAYOUTS[name]]
+    plain, strided, first, second = run_both(chunks, 40, 8, dtype)
+    torch.testing.assert_close(strided, plain, atol=1e-5 if dtype is torch.float32 else 2e-2, rtol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(first.keys + first.values, second.keys + second.values, strict=True))
+
+
+def test_a_sequence_on_scattered_pages_is_computed_beside_the_grid():
+    chunks = [chunk_at(0, 20, 8), SequenceChunk([1], 19, [30, 9, 4]), chunk_at(16, 33, 8)]
+    plain, strided, _, _ = run_both(chunks, 40, 8)
+    torch.testing.assert_close(strided, plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "num_pages"),
+    [
+        ([chunk_at(0, 20, 8)], 40),  # one sequence: views serve it as well
+        ([chunk_at(0, 20, 8), SequenceChunk([1], 19, [30, 9, 4])], 40),
+        ([chunk_at(0, 8, 8), chunk_at(7, 8, 8), chunk_at(39, 8, 8)], 40),  # a grid of one page: 40 places for 3
+        ([chunk_at(0, 300, 8), chunk_at(38, 9, 8)], 40),  # the last row would reach beyond the pool
+    ],
+)
+def test_no_grid_where_it_would_not_help_or_not_fit(chunks, num_pages):
+    assert find_grid(pack_batch(chunks, 8).metadata, make_pool(num_pages, 8)) is None
+
+
+def test_random_layouts():
+    generator = random.Random(0)
+    for _ in range(40):
+        page_size, spacing = generator.choice([1, 4, 16]), generator.choice([3, 7, 12])
+        allocator = PlacedAllocator(spacing * 9, spacing)
+        lengths = [generator.randint(1, spacing * page_size) for _ in range(generator.randint(2, 8))]
+        chunks = [SequenceChunk([1], n - 1, allocator.allocate(pages_needed(n, page_size))) for n in lengths]
+        plain, strided, _, _ = run_both(chunks, spacing * 9, page_size)
+        torch.testing.assert_close(strided, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_allocator_keeps_a_request_together_and_places_apart():
+    allocator = PlacedAllocator(24, 8)
+    first, second = allocator.allocate(3), allocator.allocate(1)
+    assert (first, second) == ([0, 1, 2], [8])
+    assert allocator.allocate(2, after=2) == [3, 4]
+    third = allocator.allocate(9)  # no place is free for nine: the lowest free pages
+    assert third == [5, 6, 7, 9, 10, 11, 12, 13, 14]
+    assert allocator.allocate(1, after=8) == [15]  # its next page is taken
+
+
+def test_allocator_owns_every_page_once():
+    generator = random.Random(3)
+    allocator, plain = PlacedAllocator(50, 6), PageAllocator(50)
+    owned: list[list[int]] = []
+    for _ in range(3000):
+        if owned and generator.random() < 0.5:
+            pages = owned.pop(generator.randrange(len(owned)))
+            allocator.free(pages)
+            plain.free(plain.allocate(0))
+        else:
+            count = generator.randint(0, 9)
+            after = generator.choice([None, *(pages[-1] for pages in owned if pages)])
+            if count > allocator.num_free:
+                with pytest.raises(ValueError, match=f"{count} pages wanted"):
+                    allocator.allocate(count, after)
+                continue
+            pages = allocator.allocate(count, after)
+            assert len(pages) == count
+            owned.append(pages)
+        flat = [page for pages in owned for page in pages]
+        assert len(flat) == len(set(flat)) == 50 - allocator.num_free
+        assert all(not allocator.is_free[page] for page in flat)
+
+
+def test_allocator_refuses_a_double_free():
+    allocator = PlacedAllocator(8, 4)
+    pages = allocator.allocate(2)
+    allocator.free(pages)
+    with pytest.raises(ValueError, match="freed twice"):
+        allocator.free(pages)
+    with pytest.raises(ValueError, match="freed twice"):
+        allocator.free(allocator.allocate(1) * 2)
+    with pytest.raises(ValueError, match="at least 1 page"):
+        PlacedAllocator(0, 1)
+
+
+GROUPED = EngineConfig(linear="packed", attention="grouped", page_size=4, max_running_requests=3, num_pages=72)
+
+
+def answers(engine, names):
+    while engine.scheduler.has_work:
+        engine.step()
+    return [engine.take_output(name) for name in names]
+
+
+def test_an_engine_with_many_requests_takes_the_grid_and_keeps_the_answers(monkeypatch):
+    prompts = [list(range(20, 20 + n)) for n in (5, 60, 17)]
+    params = [SamplingParams(max_new_tokens=30, temperature=0.7 * (i % 2), seed=i, ignore_eos=True) for i in range(3)]
+    alone = [
+        load_driver(None, GROUPED).complete(ids, own)[0].token_ids for ids, own in zip(prompts, params, strict=True)
+    ]
+    found = []
+    monkeypatch.setattr("mini_engine.driver.find_grid", lambda *args: found.append(find_grid(*args)) or found[-1])
+    engine = Engine(load_driver(None, GROUPED))
+    names = [engine.add_request(ids, own) for ids, own in zip(prompts, params, strict=True)]
+    assert [output.token_ids for output in answers(engine, names)] == alone
+    assert sum(grid is not None and len(grid.rows) == 3 for grid in found) >= 25, "most steps decode three rows"
+
+
+def test_a_request_with_nan_in_its_cache_ends_alone():
+    """Place 0 is read 60 slots far for the sake of place 1, and so meets the keys of place 1: NaN crosses over.
+
+    The plain path is asked then; and the pages of the guilty request are wiped, so that the next step is fast again.
+    """
+    prompts = [list(range(20, 25)), list(range(20, 120))]
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    alone = load_driver(None, GROUPED).complete(prompts[0], params)[0].token_ids
+    engine = Engine(load_driver(None, GROUPED))
+    names = [engine.add_request(ids, params) for ids in prompts]
+    for _ in range(5):
+        engine.step()
+    innocent, guilty = (engine.entries[name].request for name in names)
+    engine.pool.poison([guilty.pages[0]])
+    assert innocent.pages[0] == 0
+    first, second = answers(engine, names)
+    assert second.finish_reason == "error"
+    assert len(second.token_ids) == 5
+    assert "NaN" in (second.error or "")
+    assert first.finish_reason == "length"
+    assert first.token_ids == alone
+    assert all(bool(tensor.isfinite().all()) for tensor in (*engine.pool.keys, *engine.pool.values))
