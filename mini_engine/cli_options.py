@@ -114,6 +114,6 @@ def make_params(preset: str | None, **given: Any) -> SamplingParams:
         if params.is_greedy and name in changes:
             raise ValueError(
                 f"--{name.replace('_', '-')} changes nothing at temperature 0, where the likeliest token is taken; "
-                "add --temperature or a --preset"
+                "add --temperature"
             )
     return params

@@ -15,7 +15,7 @@ from mini_engine.sampler.driver import SampledStep
 from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.sampler.trace import SamplingTrace
 
-LEAST_WIDTH, LABEL_WIDTH = 7, 16  # of figures and of what they are about
+FIGURE_WIDTH, LABEL_WIDTH = 7, 16  # of figures and of what they are about
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
@@ -25,11 +25,12 @@ def token_text(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
 
 def make_table(title: str, columns: Sequence[str]) -> Table:
     """Return an empty table: text on the left, figures, and a last column that gives way on a narrow terminal."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        figures = 0 < index < len(columns) - 1
-        width = None if index == len(columns) - 1 else LEAST_WIDTH if figures else LABEL_WIDTH
-        table.add_column(column, justify="right" if figures else "left", no_wrap=True, min_width=width)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    label, *figures, last = columns
+    table.add_column(label, no_wrap=True, width=LABEL_WIDTH)
+    for column in figures:
+        table.add_column(column, justify="right", no_wrap=True, width=FIGURE_WIDTH)
+    table.add_column(last, no_wrap=True, ratio=1)
     return table
 
 

@@ -152,7 +152,7 @@ def parse_wheat(raw: Mapping[str, Any]) -> Wheat:
 
 
 def fitting_pitfalls(check_id: str) -> list[Pitfall]:
-    """Return the pitfalls that this check is known to catch, those of its own task first."""
+    """Return the pitfalls that this check is known to catch, those of its own task first, the most specific before."""
     task_id = check_id.rpartition(".")[0]
     fitting = [pitfall for pitfall in load_pitfalls() if check_id in pitfall.killed_by]
-    return sorted(fitting, key=lambda pitfall: pitfall.task_id != task_id)
+    return sorted(fitting, key=lambda pitfall: (pitfall.task_id != task_id, len(pitfall.killed_by)))

@@ -3,6 +3,7 @@
 Owns: the walk through nested values and the words about the first difference. Must not know: what the values mean.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -58,7 +59,9 @@ def differences(expected: Plain, got: Plain, tolerance: float | None, case: str 
     if isinstance(expected, list | tuple):
         return list_difference(list(expected), got, tolerance, case)
     if isinstance(expected, float) and isinstance(got, float | int) and tolerance is not None:
-        if abs(expected - got) <= tolerance * max(1.0, abs(expected)):
+        # An infinite expectation would have an infinite tolerance.
+        near = math.isfinite(expected) and abs(expected - got) <= tolerance * max(1.0, abs(expected))
+        if near or expected == got:
             return []
         return [Failure(case, "", repr(expected), repr(got))]
     if type(expected) is not type(got) or expected != got:
@@ -95,11 +98,13 @@ def tensor_difference(expected: Tensor, got: Plain, tolerance: float | None, cas
     if bound is None:
         wrong = ~((expected == got) | (expected.isnan() & got.isnan()))
     else:
-        wrong = ~(gap <= bound * expected.double().abs().clamp(min=1.0))  # NaN is wrong too
+        near = expected.isfinite() & (gap <= bound * expected.double().abs().clamp(min=1.0))  # NaN is not near
+        wrong = ~(near | (expected == got))
     if not bool(wrong.any()):
         return []
     index = tuple(wrong.nonzero()[0].tolist())
-    note = f"{int(wrong.sum())} of {wrong.numel()} elements differ, by at most {gap.max().item():.3g}"
+    most = gap[gap.isfinite()].max().item() if bool(gap.isfinite().any()) else math.inf
+    note = f"{int(wrong.sum())} of {wrong.numel()} elements differ, by at most {most:.3g}"
     return [Failure(case, place_of(index), number(expected[index]), number(got[index]), note)]
 
 

@@ -69,6 +69,17 @@ def test_tolerance_accepts_rounding_and_nothing_more():
     assert differences(torch.tensor([1]), torch.tensor([2]), 10.0), "whole numbers are compared exactly"
 
 
+def test_an_infinite_expectation_is_not_an_infinite_tolerance():
+    """A relative bound times infinity accepted any number where minus infinity was expected, and refused the right one."""
+    banned, logits = torch.tensor([-torch.inf, 1.0]), torch.tensor([5.0, 1.0])
+    (failure,) = differences(banned, logits, 1e-5)
+    assert (failure.expected, failure.got) == ("-inf", "5")
+    assert differences(logits, banned, 1e-5)
+    assert differences(banned, banned.clone(), 1e-5) == []
+    assert differences(-torch.inf, 5.0, 1e-5)
+    assert differences(-float("inf"), -float("inf"), 1e-5) == []
+
+
 def test_equal_nans_are_equal_bits():
     nan = torch.tensor([float("nan")])
     assert differences(nan, nan.clone(), None) == []
@@ -200,6 +211,6 @@ def test_a_failure_says_what_where_and_what_next():
     result = Result(check.id, "fail", (Failure("case", "row 1, column 2", "3", "4", "note"),))
     text = explain(result, check)
     for words in ("L2.B.memory", "FAIL", check.proves, "row 1, column 2", "expected  3", "got       4",
-                  "lessons/L2_attention.md §5 L2.B", "P2-B1", "python -m smoke hint L2.B"):  # fmt: skip
+                  "lessons/L2_attention.md §5 L2.B", "P2-B", "python -m smoke hint L2.B"):  # fmt: skip
         assert words in text
     assert line(Result(check.id, "blocked", blocked_by="L2.A")).endswith("waits for L2.A")
