@@ -70,7 +70,7 @@ def test_tolerance_accepts_rounding_and_nothing_more():
 
 
 def test_an_infinite_expectation_is_not_an_infinite_tolerance():
-    """A relative bound times infinity accepted any number where minus infinity was expected, and refused the right one."""
+    """A bound times infinity accepted any number where minus infinity was expected, and refused the right one."""
     banned, logits = torch.tensor([-torch.inf, 1.0]), torch.tensor([5.0, 1.0])
     (failure,) = differences(banned, logits, 1e-5)
     assert (failure.expected, failure.got) == ("-inf", "5")

@@ -18,7 +18,9 @@ from smoke.manifest import load_manifest
 MAX_FILE_BYTES = 512 * 1024  # of one lesson file; the reference's largest has 10 KiB
 MAX_ENTRIES = 5000  # of one submission; more are not even listed
 PREFIXES = ("", "work/", "mini_engine/", "work/mini_engine/")  # where a lesson file may lie
-UNREMARKABLE = {"__pycache__", "__MACOSX", ".git", ".DS_Store", ".ipynb_checkpoints", ".pytest_cache", ".smoke.json", "AGENTS.md"}
+UNREMARKABLE = {
+    "__pycache__", "__MACOSX", ".git", ".DS_Store", ".ipynb_checkpoints", ".pytest_cache", ".smoke.json", "AGENTS.md",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
