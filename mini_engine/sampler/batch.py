@@ -106,6 +106,7 @@ class SamplingBatch:
         self.random_rows = [row for row, p in enumerate(self.params) if not p.is_greedy]
         self.all_greedy = not self.random_rows
         sampled = [self.params[row] for row in self.random_rows]
+        self.least_temperature = min([1.0, *(p.temperature for p in sampled)])
         self.need_top_k = any(p.top_k > 0 for p in sampled)
         self.need_top_p = any(p.top_p < 1.0 for p in sampled)
         self.need_min_p = any(p.min_p > 0.0 for p in sampled)

@@ -11,6 +11,7 @@ Every stage is a branch that is taken only if some row needs it. Greedy rows lea
 argmax of the processed logits, the lowest id among equals, whatever shares the batch.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -26,6 +27,7 @@ from mini_engine.sampler.trace import SamplingTrace
 FilterOrder = Literal["sequential", "joint"]
 NO_TOKEN = -1
 FLOAT32_MAX = torch.finfo(torch.float32).max
+CHUNK = 1 << 21  # logits that are filtered and drawn from at a time: 8 MB stay in the cache
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,17 @@ class Sampler:
             self.trace.note("logits", logits)
         processed = batch.process(logits, self.trace.note if self.trace is not None else None)
         peaks, chosen = processed.max(-1)  # [N] each: the lowest id among equals; NaN wins every comparison
-        spoilt = [row for row, peak in enumerate(peaks.tolist()) if not fits(peak, batch.params[row].temperature)]
+        spoilt = spoilt_rows(peaks.tolist(), batch)
         errors = {row: diagnose(logits, batch, row) for row in spoilt}
         final = processed
         if not batch.all_greedy:
             rows = [row for row in batch.random_rows if row not in errors]
-            if rows:
-                filtered = self.filter_rows(processed[rows].float(), batch, rows)
-                chosen[rows] = self.draw(filtered, batch, rows)
-                final = processed.float().index_put((torch.tensor(rows),), filtered) if batch.need_logprobs else final
+            final = processed.to(torch.float32, copy=True) if batch.need_logprobs else processed
+            for part in split_rows(rows, logits.shape[1]):
+                filtered = self.filter_rows(processed[part].float(), batch, part)
+                chosen[part] = self.draw(filtered, batch, part)
+                if batch.need_logprobs:
+                    final[part] = filtered
         token_ids = [NO_TOKEN if row in errors else token for row, token in enumerate(chosen.tolist())]
         logprobs = report(logits, final, chosen, batch, errors)
         return SamplerOutput(token_ids, logprobs, errors)
@@ -118,6 +122,19 @@ class Sampler:
             uniform = torch.rand(len(unseeded), generator=self.generator, dtype=torch.float64)
             token_ids[unseeded] = draw_uniform(logits[unseeded], uniform.to(logits.device))
         return token_ids
+
+
+def split_rows(rows: list[int], vocab_size: int) -> list[list[int]]:
+    """Cut ``rows`` into pieces of at most ``CHUNK`` logits, but at least one row."""
+    size = max(1, CHUNK // vocab_size)
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def spoilt_rows(peaks: list[float], batch: SamplingBatch) -> list[int]:
+    """Return the rows of which no token can be chosen; ``peaks`` [N] holds each row's largest logit."""
+    if all(map(math.isfinite, peaks)) and max(map(abs, peaks), default=0.0) <= FLOAT32_MAX * batch.least_temperature:
+        return []  # as a rule; looking at each row costs more than the argmax
+    return [row for row, peak in enumerate(peaks) if not fits(peak, batch.params[row].temperature)]
 
 
 def fits(peak: float, temperature: float) -> bool:
