@@ -28,6 +28,7 @@ from smoke.grade.worker import ModeRun
 from smoke.manifest import ENGINE, ROOT, load_manifest
 
 LESSONS = load_manifest().written
+TOTAL = 100 * len(LESSONS)  # points
 MODES: tuple[Mode, Mode] = ("isolated", "cumulative")
 
 
@@ -173,8 +174,8 @@ def test_source_that_cannot_be_parsed_is_no_error(text: str) -> None:
 
 def test_everything_passed() -> None:
     student = scored({})
-    assert points(student, "isolated") == points(student, "cumulative") == [100, 100, 100]
-    assert student.total("isolated") == (300, 300)
+    assert points(student, "isolated") == points(student, "cumulative") == [100] * len(LESSONS)
+    assert student.total("isolated") == (TOTAL, TOTAL)
     assert all(score.reason == "" for score in student.scores)
 
 
@@ -183,13 +184,13 @@ def test_only_a_pass_earns_points(status: str) -> None:
     """One check of a task with another status costs the whole task, and the reason says so."""
     check = checks_of([load_manifest().lesson("L1")], "L1.A")[0]
     student = scored({check.id: Result(check.id, status, detail="because")})  # type: ignore[arg-type]
-    assert points(student, "isolated") == [90, 100, 100]
+    assert points(student, "isolated") == [90, *[100] * (len(LESSONS) - 1)]
     assert student.scores[0].reason == f"L1.A {status}: because"
 
 
 def test_a_missing_result_is_a_zero_with_a_reason() -> None:
     student = score_student(Submission("ada", {}), {}, {}, {})
-    assert student.total("isolated") == (0, 300)
+    assert student.total("isolated") == (0, TOTAL)
     assert student.scores[0].tasks[0].status == "skipped"
     assert "it was not run" in student.scores[0].reason
 
@@ -210,8 +211,8 @@ def test_cumulative_failures_are_blocked_by_the_earlier_lesson() -> None:
 
 def test_an_oracle_in_l1_costs_every_later_cumulative_score() -> None:
     student = scored({}, {"L1": Authorship(oracles=("model.py imports transformers",))})
-    assert points(student, "isolated") == [0, 100, 100]
-    assert points(student, "cumulative") == [0, 0, 0]
+    assert points(student, "isolated") == [0, *[100] * (len(LESSONS) - 1)]
+    assert points(student, "cumulative") == [0] * len(LESSONS)
     assert "withheld" in student.of_mode("cumulative")[2].reason
 
 
@@ -272,14 +273,14 @@ def test_words_of_a_submission_stay_words(tmp_path: Path) -> None:
     page = report(student, ["seed: 1"])
     headings = [line for line in page.splitlines() if line.startswith("# ")]
     inside = page.split("text\n", 1)[1]
-    assert headings[0] == "# ada: 290 of 300 points"
+    assert headings[0] == f"# ada: {TOTAL - 10} of {TOTAL} points"
     assert all(heading in inside for heading in headings[1:]), "what looks like a heading is inside a block of code"
     assert fenced("a ```` b").startswith("`````text")
     write_csv(tmp_path / "grades.csv", [student])
     assert "\x1b" not in page + (tmp_path / "grades.csv").read_text()
     write_junit(tmp_path / "junit.xml", [student])
     ElementTree.parse(tmp_path / "junit.xml")
-    assert json.loads(json.dumps(gradescope(student, [])))["score"] == 290
+    assert json.loads(json.dumps(gradescope(student, [])))["score"] == TOTAL - 10
     assert one_line("=cmd()|x") == "'=cmd()|x"
 
 

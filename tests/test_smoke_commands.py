@@ -94,7 +94,7 @@ def test_a_candidate_that_cannot_be_imported_has_its_own_status(smoke, tmp_path)
     ("arguments", "words"),
     [
         (("run", "L9"), "L1, L2, L3"),
-        (("run", "L4"), "L1, L2, L3"),
+        (("run", "L8"), "L1, L2, L3"),
         (("run", "L1"), "start L1"),
         (("run", "L1", "--base", "mine"), "reference or own"),
         (("start",), "LESSON"),
