@@ -82,7 +82,9 @@ class Sampler:
                 chosen[part] = self.draw(filtered, batch, part)
                 if batch.need_logprobs:
                     final[part] = filtered
-        token_ids = [NO_TOKEN if row in errors else token for row, token in enumerate(chosen.tolist())]
+        token_ids = chosen.tolist()
+        for row in errors:
+            token_ids[row] = NO_TOKEN
         logprobs = report(logits, final, chosen, batch, errors)
         return SamplerOutput(token_ids, logprobs, errors)
 
@@ -132,8 +134,9 @@ def split_rows(rows: list[int], vocab_size: int) -> list[list[int]]:
 
 def spoilt_rows(peaks: list[float], batch: SamplingBatch) -> list[int]:
     """Return the rows of which no token can be chosen; ``peaks`` [N] holds each row's largest logit."""
-    if all(map(math.isfinite, peaks)) and max(map(abs, peaks), default=0.0) <= FLOAT32_MAX * batch.least_temperature:
-        return []  # as a rule; looking at each row costs more than the argmax
+    limit = FLOAT32_MAX * batch.least_temperature
+    if all(map(math.isfinite, peaks)) and -limit <= min(peaks, default=0.0) <= max(peaks, default=0.0) <= limit:
+        return []  # as a rule; looking at each row in turn costs more than the argmax
     return [row for row, peak in enumerate(peaks) if not fits(peak, batch.params[row].temperature)]
 
 
