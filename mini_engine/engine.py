@@ -21,14 +21,12 @@ from tqdm import tqdm
 
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
-from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import DEFAULT_POOL_TOKENS
 from mini_engine.detokenizer import Detokenizer
-from mini_engine.sampler.driver import SamplingDriver, sample_seed
+from mini_engine.sampler.driver import SamplingDriver, sample_params
 from mini_engine.sampler.logprobs import TokenLogprob, token_logprobs
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.sampler.processors.constraints import stop_token_ids
 from mini_engine.sampler.rows import SampledRows
 from mini_engine.scheduler.policy import make_policy
 from mini_engine.scheduler.request import FinishReason, Request, RequestState, RequestTimes
@@ -201,11 +199,6 @@ class Engine:
         logits = self.driver.logits(hidden, rows)  # [N, V]
         laps.mark("forward")
         output = self.driver.sampler(logits, self.rows.batch)
-        if output.errors and self.driver.config.attention == "grouped":
-            # Reading across gaps in the pool, a request can catch its neighbour's NaN; the plain path tells who has it.
-            plain = PagedAttention(self.pool, inputs.metadata, self.driver.kernel)
-            logits = self.driver.logits(self.driver.hidden_states(inputs, self.pool, plain), rows)
-            output = self.driver.sampler(logits, self.rows.batch)
         laps.mark("sample")
         for row, reason in output.errors.items():
             self.pool.fill(requests[row].pages, 0.0)  # so that no NaN is left for whoever comes next
@@ -259,16 +252,11 @@ class Engine:
             self.end(entry, reason, last=delta)
 
     def ending(self, request: Request, entry: Entry) -> tuple[FinishReason | None, int | str | None]:
-        """Return why a request ends with its newest token and what matched. A stop string goes before a stop token.
-
-        A stop token goes before the length: a request whose last allowed token ends the text was not cut off.
-        """
-        params, token = request.params, request.output_ids[-1]
+        """Return why a request ends with its newest token and what matched. A stop string goes before a stop token."""
         if entry.detokenizer is not None and entry.detokenizer.matched is not None:
             return "stop", entry.detokenizer.matched
-        if token in stop_token_ids(params.stop_token_ids, params.ignore_eos, self.driver.vocabulary):
-            return "stop", token
-        return ("length", None) if request.num_output_tokens >= params.max_new_tokens else (None, None)
+        reason = self.driver.finish_reason(request)
+        return reason, request.output_ids[-1] if reason == "stop" else None
 
     def report(self, entry: Entry, delta: Delta) -> None:
         """Put a delta where the step's caller and the request's stream find it. Mutates."""
@@ -335,14 +323,12 @@ class Engine:
                 left -= ended
 
     def add_samples(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[str]:
-        """Queue every sample of a request; sample i has the seed ``seed + i``. Returns their ids.
+        """Queue every sample of a request and return their ids.
 
         A request that is refused becomes a finished one, so that its place in a list of answers is not lost.
         """
-        own = params if params.logprobs is not None or params.num_samples == params.n else replace(params, logprobs=0)
         names = []
-        for index in range(params.num_samples):
-            one = replace(own, n=1, best_of=None, seed=sample_seed(params.seed, index))
+        for one in sample_params(params):
             try:
                 names.append(self.add_request(prompt_ids, one))
             except ValueError as error:

@@ -90,6 +90,7 @@ def test_registering_the_same_class_again_is_no_conflict() -> None:
     """A notebook cell runs twice, a module is reloaded."""
     register_processor("favourite")(Favourite)
     register_processor("favourite")(Favourite)
+    assert find_processor("favourite") is Favourite
 
 
 @pytest.mark.parametrize("name", RESERVED)

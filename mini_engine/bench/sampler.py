@@ -123,7 +123,7 @@ def measure(mix: str, rows: int, vocab: int, rounds: int, seed: int) -> SamplerR
         "argmax": lambda: logits.argmax(-1).tolist(),
         "transformers": lambda: peer(history, logits).tolist(),
     }
-    if not params.has_penalties:  # the tutorial's sampler has none
+    if "penalties" not in batch.processors:  # the tutorial's sampler has none
         calls["sort"] = lambda: sort_sampler(logits, params).tolist()
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 1):

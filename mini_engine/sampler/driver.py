@@ -17,11 +17,13 @@ from torch import Tensor
 from mini_engine.attention.allocator import PageAllocator, pages_needed
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
+from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
+from mini_engine.attention.strided import StridedAttention
 from mini_engine.config import EngineConfig
 from mini_engine.driver import GreedyDriver
-from mini_engine.model import Attention, Qwen3
-from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
+from mini_engine.model import Qwen3
+from mini_engine.sampler.batch import SampledRequest, SamplingBatch, SamplingRequest
 from mini_engine.sampler.head import LogitsHead
 from mini_engine.sampler.logprobs import TokenLogprob, prompt_logprobs
 from mini_engine.sampler.params import SamplingParams
@@ -123,15 +125,10 @@ class SamplingDriver(GreedyDriver):
     def complete(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[SampledGeneration]:
         """Generate ``best_of`` sequences side by side and return the ``n`` likeliest, in the order of their index.
 
-        Sample i has the seed ``seed + i``, as in vLLM; with one seed for all they would be one answer n times. Raises
-        ``ValueError`` for a request that cannot be run.
+        Raises ``ValueError`` for a request that cannot be run.
         """
         self.check_params(prompt_ids, params)
-        own = params if params.logprobs is not None or params.num_samples == params.n else replace(params, logprobs=0)
-        requests = [
-            SamplingRequest(list(prompt_ids), replace(own, n=1, best_of=None, seed=sample_seed(params.seed, index)))
-            for index in range(params.num_samples)
-        ]
+        requests = [SamplingRequest(list(prompt_ids), own) for own in sample_params(params)]
         steps: list[list[SampledStep]] = [[] for _ in requests]
         for step in (step for together in self.run(requests) for step in together):
             steps[step.index].append(step)
@@ -186,7 +183,7 @@ class SamplingDriver(GreedyDriver):
             return None
         return prompt_logprobs(self.logits(hidden, None), sequence.request.prompt_ids, count)
 
-    def finish_reason(self, request: SamplingRequest) -> FinishReason | None:
+    def finish_reason(self, request: SampledRequest) -> FinishReason | None:
         """Return why ``request`` ends with its newest token, ``None`` if it goes on. A stop token wins over length."""
         params = request.params
         if request.output_ids[-1] in stop_token_ids(params.stop_token_ids, params.ignore_eos, self.vocabulary):
@@ -194,12 +191,17 @@ class SamplingDriver(GreedyDriver):
         return "length" if len(request.output_ids) >= params.max_new_tokens else None
 
     @torch.inference_mode()
-    def hidden_states(self, batch: BatchInputs, pool: KVPool, attention: Attention | None = None) -> Tensor:
+    def hidden_states(self, batch: BatchInputs, pool: KVPool) -> Tensor:
         """Run all layers of one packed step -> [T, H]. Writes the step's slots of ``pool``.
 
-        ``attention`` stands in for the one that the configuration asks for.
+        Reading across gaps in the pool, a sequence can catch its neighbour's NaN: the plain path tells whose it is.
         """
-        return self.model.hidden_states(batch.input_ids, batch.positions, attention or self.attention(batch, pool))
+        attention = self.attention(batch, pool)
+        hidden = self.model.hidden_states(batch.input_ids, batch.positions, attention)
+        if isinstance(attention, StridedAttention) and not bool(hidden.isfinite().all()):
+            plain = PagedAttention(pool, batch.metadata, self.kernel)
+            hidden = self.model.hidden_states(batch.input_ids, batch.positions, plain)
+        return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
@@ -216,6 +218,18 @@ class SamplingDriver(GreedyDriver):
                 f"stop is {list(params.stop)}: this driver sees token ids and no text, so it cannot look for strings; "
                 "give stop_token_ids"
             )
+
+
+def sample_params(params: SamplingParams) -> list[SamplingParams]:
+    """Return the parameters of each of ``params.num_samples`` sequences, which are requests of their own.
+
+    Sample i has the seed ``seed + i``, as in vLLM; with one seed for all they would be one answer many times. Where the
+    likeliest are to be chosen, the chosen tokens' log-probabilities are reported.
+    """
+    own = params if params.logprobs is not None or params.num_samples == params.n else replace(params, logprobs=0)
+    return [
+        replace(own, n=1, best_of=None, seed=sample_seed(params.seed, index)) for index in range(params.num_samples)
+    ]
 
 
 def sample_seed(seed: int | None, index: int) -> int | None:

@@ -86,11 +86,6 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
-    def has_penalties(self) -> bool:
-        """Whether any of the three penalties is on."""
-        return any(getattr(self, name) != off_value(name) for name in PENALTY_NAMES)
-
-    @property
     def num_samples(self) -> int:
         """How many sequences are generated, of which ``n`` are returned."""
         return self.best_of or self.n
@@ -114,9 +109,6 @@ class SamplingParams:
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise ValueError(f"{name} names token id {token}; the vocabulary has the ids 0 to {vocab_size - 1}")
-
-
-PENALTY_NAMES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 def off_value(name: str) -> Any:
