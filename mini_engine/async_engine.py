@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from mini_engine.engine import Delta, Engine
+from mini_engine.engine import Engine
+from mini_engine.outputs import Delta
 from mini_engine.sampler.params import SamplingParams
 
 

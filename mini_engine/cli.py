@@ -121,7 +121,8 @@ def reply_to(
             raise ValueError(f"token {len(reply.steps) + 1} cannot be chosen: {step.error}")
         reply.token_times.append(time.perf_counter())
         reply.steps.append(step)
-        piece = decoder.step(tokenizer.backend_tokenizer, step.token_id) or ""
+        # A stop token is in the ids and not in the text.
+        piece = decoder.step(tokenizer.backend_tokenizer, step.token_id) or "" if step.finish_reason != "stop" else ""
         reply.text += piece
         if driver.sampler.trace is not None:
             print_trace(driver.sampler.trace, tokenizer, step)

@@ -111,7 +111,8 @@ class EngineConfig:
     ``max_running_requests``: how many requests share a step; 1 is one after the other.
     ``max_tokens_per_step``: rows of a step, so that a long prompt is computed in chunks between others' tokens;
     ``None`` computes every prompt whole.
-    ``policy``: the order of waiting requests (``scheduler.policy.POLICIES``).
+    ``policy``: the order of waiting requests (``scheduler.policy.POLICIES``); ``policy_seed`` is for "random".
+    ``max_steps_waited``: a request that so many steps have passed over goes before all others, whatever the policy.
     ``preemption``: off, a request starts when its longest possible answer fits. On, it starts when an estimate fits,
     and when pages run out some request is sent back to wait and computed again.
     ``num_pages``: size of the KV pool; ``None`` gives room for ``max_running_requests`` of the longest requests, but no
@@ -127,6 +128,8 @@ class EngineConfig:
     max_running_requests: int = 1
     max_tokens_per_step: int | None = None
     policy: str = "fcfs"
+    policy_seed: int | None = None
+    max_steps_waited: int = 256
     preemption: bool = False
     num_pages: int | None = None
 
@@ -145,7 +148,8 @@ class EngineConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
         if not is_count(self.page_size):
             raise ValueError(f"page_size is {self.page_size!r}; a page holds at least 1 token")
-        for name, optional in (("max_running_requests", False), ("max_tokens_per_step", True), ("num_pages", True)):
+        for name, optional in (("max_running_requests", False), ("max_steps_waited", False),
+                               ("max_tokens_per_step", True), ("num_pages", True)):  # fmt: skip
             value = getattr(self, name)
             if not (is_count(value) or (optional and value is None)):
                 raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")

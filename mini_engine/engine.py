@@ -11,7 +11,7 @@ batch is chosen (``scheduler``), how a token is chosen (``sampler``), how rows a
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
@@ -20,89 +20,21 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mini_engine.attention.allocator import pages_needed
-from mini_engine.attention.metadata import SequenceChunk, pack_batch
+from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch, slots_of
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import DEFAULT_POOL_TOKENS
 from mini_engine.detokenizer import Detokenizer
+from mini_engine.outputs import Delta, Laps, RequestOutput, StepOutput
+from mini_engine.sampler.batch import SamplingBatch
 from mini_engine.sampler.driver import SamplingDriver, sample_params
-from mini_engine.sampler.logprobs import TokenLogprob, token_logprobs
+from mini_engine.sampler.logprobs import token_logprobs
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.rows import SampledRows
 from mini_engine.scheduler.policy import make_policy
 from mini_engine.scheduler.request import FinishReason, Request, RequestState, RequestTimes
 from mini_engine.scheduler.scheduler import ScheduledBatch, ScheduledChunk, Scheduler, SchedulerLimits
 
-
-@dataclass(frozen=True)
-class Delta:
-    """What one step added to one request: a token, the text that can be shown now, and how it ended if it did.
-
-    ``token_id`` is ``None`` when a request ends without one (an abort or an error, which ``error`` explains).
-    ``logits`` [V] is the row the token came from.
-    """
-
-    request_id: str
-    token_id: int | None
-    text: str
-    logprobs: list[TokenLogprob] | None = None
-    finish_reason: FinishReason | None = None
-    logits: Tensor | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """One step of the engine, as the event log keeps it.
-
-    ``chunks``: request id, first position and number of tokens of every piece that was computed. ``seconds``: the parts
-    "schedule", "forward", "sample" and "update" of a step that began at ``began``.
-    """
-
-    number: int
-    began: float
-    seconds: dict[str, float]
-    deltas: list[Delta]
-    chunks: list[tuple[str, int, int]]
-    preempted: list[str]
-    num_running: int
-    num_waiting: int
-    num_pages_used: int
-
-
-class Laps:
-    """A stopwatch: seconds from one mark to the next, by name."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Start now."""
-        self.clock, self.began, self.seconds = clock, clock(), dict[str, float]()
-        self.last = self.began
-
-    def mark(self, name: str) -> None:
-        """End the lap ``name`` here. Mutates."""
-        now = self.clock()
-        self.seconds[name], self.last = now - self.last, now
-
-
-@dataclass
-class RequestOutput:
-    """A request's answer so far."""
-
-    request_id: str
-    prompt_ids: list[int]
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    finish_reason: FinishReason | None = None
-    matched: int | str | None = None
-    error: str | None = None
-    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
-    prompt_logprobs: list[list[TokenLogprob] | None] | None = None
-    times: RequestTimes | None = None
-    num_preemptions: int = 0
-
-    @property
-    def cumulative_logprob(self) -> float:
-        """Sum of the chosen tokens' log-probabilities, of those that were reported."""
-        return sum(entries[0].logprob for entries in self.logprobs)
+LOGGED_STEPS = 65_536  # the event log forgets older ones
 
 
 @dataclass
@@ -129,17 +61,29 @@ class Engine:
         longest = model.config.max_position_embeddings
         tokens = min(config.max_running_requests * longest, max(DEFAULT_POOL_TOKENS, longest))
         num_pages = config.num_pages or pages_needed(tokens, config.page_size)
-        limits = SchedulerLimits(config.max_running_requests, config.max_tokens_per_step, config.preemption)
+        limits = SchedulerLimits(
+            config.max_running_requests, config.max_tokens_per_step, config.preemption, config.max_steps_waited
+        )
         self.driver, self.tokenizer, self.clock = driver, tokenizer, clock
-        self.scheduler = Scheduler(num_pages, config.page_size, limits, make_policy(config.policy))
+        self.scheduler = Scheduler(num_pages, config.page_size, limits, make_policy(config.policy, config.policy_seed))
         self.pool = KVPool(model.config, num_pages, config.page_size, model.embedding.dtype, config.device)
         self.rows: SampledRows[Request] = SampledRows(driver.vocabulary, config.device)
         self.entries: dict[str, Entry] = {}
         self.deltas: list[Delta] = []  # of the step in progress
+        self.log: deque[StepOutput] = deque(maxlen=LOGGED_STEPS)  # without logits, which would keep memory alive
         self.numbers, self.arrivals = count(), count()
 
-    def add_request(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None = None) -> str:
-        """Queue a request and return its id. Raises ``ValueError`` for one that cannot be run; the others go on."""
+    def add_request(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        siblings: Sequence[Request] = (),
+    ) -> str:
+        """Queue a request and return its id. Raises ``ValueError`` for one that cannot be run; the others go on.
+
+        ``siblings``: the requests with the same prompt that share one prefill; ``add_samples`` fills it.
+        """
         # A number that a caller chose as an id is passed over when the engine chooses.
         arrival = next(n for n in self.arrivals if request_id is not None or str(n) not in self.entries)
         name = str(arrival) if request_id is None else request_id
@@ -150,7 +94,7 @@ class Engine:
         self.driver.check_params(prompt_ids, replace(params, stop=()))
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer and this engine has none; give stop_token_ids")
-        request = Request(name, list(prompt_ids), params, arrival, RequestTimes(self.clock()))
+        request = Request(name, list(prompt_ids), params, arrival, RequestTimes(self.clock()), siblings=siblings)
         self.scheduler.add(request)
         text = Detokenizer(self.tokenizer, params.stop, params.min_new_tokens) if self.tokenizer else None
         output = RequestOutput(name, list(prompt_ids), times=request.times)
@@ -169,43 +113,56 @@ class Engine:
         batch = self.scheduler.schedule()
         laps.mark("schedule")
         if batch.chunks:
-            self.compute(batch, laps)
-        deltas, self.deltas = self.deltas, []
-        allocator = self.scheduler.allocator
-        return StepOutput(
-            number=next(self.numbers),
-            began=laps.began,
-            seconds=laps.seconds,
-            deltas=deltas,
-            chunks=[(c.request.request_id, c.start, c.num_tokens) for c in batch.chunks],
-            preempted=[request.request_id for request in batch.preempted],
-            num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
-            num_pages_used=allocator.num_pages - allocator.num_free,
-        )
+            for request in (c.request for c in batch.chunks if c.request.times.started is None):
+                request.times.started = laps.began
+            hidden, inputs = self.forward(batch)
+            self.sample(batch, hidden, inputs.logit_rows, laps)
+        return self.finish_step(batch, laps)
 
-    def compute(self, batch: ScheduledBatch, laps: Laps) -> None:
-        """Run the model over a batch, sample where a chunk reaches the newest token, take the tokens in. Mutates."""
+    def forward(self, batch: ScheduledBatch) -> tuple[Tensor, BatchInputs]:
+        """Run the layers over a scheduled batch -> hidden states [T, H] and what was packed. Mutates."""
+        for chunk in batch.chunks:
+            if chunk.copied_from is not None:
+                self.copy_prefix(chunk, chunk.copied_from)
         inputs = pack_batch([packed(c) for c in batch.chunks], self.scheduler.page_size, self.driver.config.device)
-        hidden = self.driver.hidden_states(inputs, self.pool)  # [T, H]
+        hidden = self.driver.hidden_states(inputs, self.pool)
         for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
-            if chunk.request.times.started is None:
-                chunk.request.times.started = laps.began
             self.report_prompt(chunk, hidden[slice(*query_range)])
-        requests = self.rows.follow([chunk.request for chunk in batch.chunks if chunk.samples])
-        place = {chunk.request.request_id: row for row, chunk in enumerate(batch.chunks)}
-        # Before the head: only the rows that sample.
-        rows = inputs.logit_rows[[place[request.request_id] for request in requests]]
-        logits = self.driver.logits(hidden, rows)  # [N, V]
-        laps.mark("forward")
-        output = self.driver.sampler(logits, self.rows.batch)
-        laps.mark("sample")
+        return hidden, inputs
+
+    def copy_prefix(self, chunk: ScheduledChunk, source: Request) -> None:
+        """Give a chunk's request what a sibling has computed of their prompt already. Mutates."""
+        stretch = (chunk.start - chunk.num_copied, chunk.start, self.scheduler.page_size)
+        slots = [torch.tensor(slots_of(pages, *stretch)) for pages in (source.pages, chunk.request.pages)]
+        self.pool.copy(*(own.to(self.driver.config.device) for own in slots))
+        output, known = (self.entries[r.request_id].output for r in (chunk.request, source))
+        if output.prompt_logprobs is None and known.prompt_logprobs is not None:
+            output.prompt_logprobs = list(known.prompt_logprobs)
+
+    def sample(self, batch: ScheduledBatch, hidden: Tensor, last_rows: Tensor, laps: Laps) -> None:
+        """Choose a token where a chunk reaches the newest one, and take the tokens in. Mutates.
+
+        ``hidden`` [T, H]; ``last_rows`` [N]: the last row of every chunk.
+        """
+        try:
+            requests = self.rows.follow([chunk.request for chunk in batch.chunks if chunk.samples])
+            place = {chunk.request.request_id: row for row, chunk in enumerate(batch.chunks)}
+            # Before the head: only the rows that sample.
+            rows = last_rows[[place[request.request_id] for request in requests]]
+            logits = self.driver.logits(hidden, rows)  # [N, V]
+            laps.mark("forward")
+            output = self.driver.sampler(logits, self.rows.batch)
+            laps.mark("sample")
+            self.rows.cumulate([None if row in output.errors else token for row, token in enumerate(output.token_ids)])
+        except BaseException as error:
+            self.rows.clear()  # they may have taken in a token that no request has
+            self.end_guilty(batch, hidden, last_rows, error)
+            return
         for row, reason in output.errors.items():
             self.pool.fill(requests[row].pages, 0.0)  # so that no NaN is left for whoever comes next
             self.end(self.entries[requests[row].request_id], "error", reason)
         tokens = {r.request_id: token for r, token in zip(requests, output.token_ids, strict=True)}
         self.scheduler.update(batch, tokens)
-        self.rows.cumulate([None if row in output.errors else token for row, token in enumerate(output.token_ids)])
         for row, request in enumerate(requests):
             if row not in output.errors:
                 self.take_token(
@@ -213,6 +170,55 @@ class Engine:
                     Delta(request.request_id, tokens[request.request_id], "", output.logprobs[row], None, logits[row]),
                 )
         laps.mark("update")
+
+    def end_guilty(self, batch: ScheduledBatch, hidden: Tensor, last_rows: Tensor, error: BaseException) -> None:
+        """End the requests whose own logits processors made a step raise; the rest of it is computed again. Mutates.
+
+        Who is guilty shows when each is sampled alone. Anything else that was raised, Ctrl-C for one, goes on to the
+        caller: nothing is lost, the step is pending.
+        """
+        faults = {}
+        for chunk, row in zip(batch.chunks, last_rows, strict=True):
+            if chunk.samples and chunk.request.params.logits_processors and isinstance(error, Exception):
+                fault = self.fault_alone(chunk.request, self.driver.logits(hidden, row[None]))
+                faults.update({chunk.request.request_id: fault} if fault is not None else {})
+        if not faults:
+            raise error
+        for name, fault in faults.items():
+            processors = ", ".join(self.entries[name].request.params.logits_processors or ())
+            self.end(self.entries[name], "error", f"its logits processors ({processors}) raised {fault!r}")
+
+    def fault_alone(self, request: Request, logits: Tensor) -> Exception | None:
+        """Sample one request from its row of logits [1, V], and return what that raises."""
+        try:
+            batch = SamplingBatch.from_requests([request], self.driver.vocabulary, self.driver.config.device)
+            output = self.driver.sampler(logits, batch)
+            if not output.errors:
+                batch.cumulate(output.token_ids)
+        except Exception as error:  # a processor is anybody's code
+            return error
+        return None
+
+    def finish_step(self, batch: ScheduledBatch, laps: Laps) -> StepOutput:
+        """Return what a step did and log it. Mutates."""
+        deltas, self.deltas = self.deltas, []
+        scheduler = self.scheduler
+        output = StepOutput(
+            number=next(self.numbers),
+            began=laps.began,
+            seconds=laps.seconds,
+            deltas=deltas,
+            chunks=[(c.request.request_id, c.start, c.num_tokens) for c in batch.chunks],
+            copied={c.request.request_id: c.num_copied for c in batch.chunks if c.num_copied},
+            preempted=[request.request_id for request in batch.preempted],
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_pages_used=scheduler.allocator.num_pages - scheduler.allocator.num_free,
+            num_tokens_held=sum(request.num_computed_tokens for request in scheduler.running),
+        )
+        if batch.chunks:
+            self.log.append(replace(output, deltas=[replace(delta, logits=None) for delta in deltas]))
+        return output
 
     def report_prompt(self, chunk: ScheduledChunk, hidden: Tensor) -> None:
         """Add the log-probabilities of the prompt tokens that this chunk's rows predict. ``hidden`` [n, H]. Mutates.
@@ -242,21 +248,18 @@ class Engine:
         entry.output.token_ids.append(delta.token_id)
         if delta.logprobs is not None:
             entry.output.logprobs.append(delta.logprobs)
-        text = entry.detokenizer.add(delta.token_id) if entry.detokenizer else ""
+        reason, text = self.driver.finish_reason(request), ""
+        if reason == "stop":
+            request.matched = delta.token_id  # a stop token is in the ids and not in the text
+        elif entry.detokenizer is not None:
+            text = entry.detokenizer.add(delta.token_id)
+            request.matched = entry.detokenizer.matched
+            reason = "stop" if request.matched is not None else reason
         entry.output.text += text
-        delta = replace(delta, text=text)
-        reason, request.matched = self.ending(request, entry)
         if reason is None:
-            self.report(entry, delta)
+            self.report(entry, replace(delta, text=text))
         else:
-            self.end(entry, reason, last=delta)
-
-    def ending(self, request: Request, entry: Entry) -> tuple[FinishReason | None, int | str | None]:
-        """Return why a request ends with its newest token and what matched. A stop string goes before a stop token."""
-        if entry.detokenizer is not None and entry.detokenizer.matched is not None:
-            return "stop", entry.detokenizer.matched
-        reason = self.driver.finish_reason(request)
-        return reason, request.output_ids[-1] if reason == "stop" else None
+            self.end(entry, reason, last=replace(delta, text=text))
 
     def report(self, entry: Entry, delta: Delta) -> None:
         """Put a delta where the step's caller and the request's stream find it. Mutates."""
@@ -323,17 +326,19 @@ class Engine:
                 left -= ended
 
     def add_samples(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[str]:
-        """Queue every sample of a request and return their ids.
+        """Queue every sample of a request and return their ids. The prompt is computed once for all of them.
 
         A request that is refused becomes a finished one, so that its place in a list of answers is not lost.
         """
-        names = []
+        names: list[str] = []
+        siblings: list[Request] = []
         for one in sample_params(params):
             try:
-                names.append(self.add_request(prompt_ids, one))
+                names.append(self.add_request(prompt_ids, one, siblings=siblings))
             except ValueError as error:
                 names.append(self.refuse(prompt_ids, one, str(error)))
                 break
+            siblings.append(self.entries[names[-1]].request)
         return names
 
     def refuse(self, prompt_ids: Sequence[int], params: SamplingParams, error: str) -> str:

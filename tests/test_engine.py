@@ -25,9 +25,10 @@ from mini_engine.checkpoint import TINY_MODEL, load_eos_ids
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.detokenizer import Detokenizer
 from mini_engine.driver import GreedyDriver
-from mini_engine.engine import Delta, Engine, RequestOutput
+from mini_engine.engine import Engine
 from mini_engine.linear import make_projections
 from mini_engine.model import Qwen3
+from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
 from mini_engine.sampler.driver import SampledStep, SamplingDriver
 from mini_engine.sampler.head import LogitsHead
@@ -178,12 +179,14 @@ def lonely(steps: Sequence[SampledStep], params: SamplingParams) -> Expected:
         if step.error is not None:
             break
         used.append(step)
+        if step.finish_reason == "stop":
+            break  # a stop token has no text
         detokenizer.add(step.token_id)
         if detokenizer.matched is not None:
             break
+    token = used[-1].token_id if used and used[-1].finish_reason == "stop" else None
     detokenizer.flush()
     reason = "stop" if detokenizer.matched is not None else steps[-1].finish_reason
-    token = used[-1].token_id if used and reason == "stop" else None
     return Expected(
         token_ids=[step.token_id for step in used],
         logits=[step.logits for step in used],
@@ -191,7 +194,7 @@ def lonely(steps: Sequence[SampledStep], params: SamplingParams) -> Expected:
         prompt_logprobs=steps[0].prompt_logprobs,
         text=detokenizer.text,
         finish_reason=reason,
-        matched=detokenizer.matched if detokenizer.matched is not None else token,
+        matched=detokenizer.matched if token is None else token,
     )
 
 
@@ -433,20 +436,30 @@ def test_the_log_probabilities_of_a_prompt_survive_a_preemption_in_its_middle() 
     assert_like(engine.take_output(name), alone("embedded", prompt, params))
 
 
-def test_a_stop_string_goes_before_a_stop_token_and_that_before_the_length() -> None:
-    """All three fall on the fourth token: what a caller is told is the reason that says most."""
+def test_a_stop_token_goes_before_a_stop_string_and_that_before_the_length() -> None:
+    """All three fall on the fourth token. A stop token is not shown, so no stop string is looked for in it."""
     prompt = encode(BEGINNINGS[0])
     ids = alone("embedded", prompt, SamplingParams(max_new_tokens=4)).token_ids
     end = TOKENIZER.decode(ids)[-2:]
-    both, token, none = (
+    both, string, none = (
         SamplingParams(max_new_tokens=4, stop=[end], stop_token_ids=[ids[3]]),
-        SamplingParams(max_new_tokens=4, stop_token_ids=[ids[3]]),
+        SamplingParams(max_new_tokens=4, stop=[end]),
         SamplingParams(max_new_tokens=4),
     )
-    answers = [answer for (answer,) in make_engine().generate([prompt] * 3, [both, token, none])]
-    assert [(a.finish_reason, a.matched) for a in answers] == [("stop", end), ("stop", ids[3]), ("length", None)]
+    answers = [answer for (answer,) in make_engine().generate([prompt] * 3, [both, string, none])]
+    assert [(a.finish_reason, a.matched) for a in answers] == [("stop", ids[3]), ("stop", end), ("length", None)]
     assert [answer.token_ids for answer in answers] == [ids] * 3
-    assert answers[0].text + end == answers[1].text == answers[2].text
+    assert answers[0].text == TOKENIZER.decode(ids[:3])
+    assert answers[1].text + end == answers[2].text == TOKENIZER.decode(ids)
+
+
+def test_what_was_held_back_for_a_stop_string_comes_out_when_a_stop_token_ends_the_answer() -> None:
+    prompt = encode(BEGINNINGS[0])
+    ids = alone("embedded", prompt, SamplingParams(max_new_tokens=4)).token_ids
+    shown = TOKENIZER.decode(ids[:3])
+    params = SamplingParams(max_new_tokens=4, stop=[shown[-2:] + "never"], stop_token_ids=[ids[3]])
+    *_, last = make_engine().stream(prompt, params)
+    assert (last.token_id, last.text, last.finish_reason) == (ids[3], shown[-2:], "stop")
 
 
 # ---- generate ----
@@ -511,8 +524,42 @@ def test_n_answers_have_the_seeds_counted_up_and_best_of_returns_the_likeliest()
     assert_like(neighbour[0], alone("embedded", prompt, greedy))
     all_three = engine.generate([prompt], replace(params, n=3, best_of=None))[0]
     assert [answer.token_ids for answer in all_three] == [one.token_ids for one in each[:3]]
+    check_idle(engine)
     refused = engine.generate([[]], params)[0]
     assert [answer.finish_reason for answer in refused] == ["error"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_tokens_per_step": 3}, {"max_running_requests": 2}, {"num_pages": 6}])
+def test_samples_of_one_prompt_share_one_prefill_and_no_bit_changes(changes: dict[str, int]) -> None:
+    """The siblings copy keys and values; each computes the prompt's last token itself, to have a row to sample from.
+
+    With room for two at a time a later sample copies from whoever is still there; with six pages some are preempted.
+    """
+    prompt = encode(BEGINNINGS[0])
+    params = SamplingParams(temperature=1.0, seed=11, max_new_tokens=20, n=4, logprobs=1, prompt_logprobs=1)
+    engine = make_engine(config=serving(page_size=8, **changes))
+    answers = engine.generate([prompt, prompt[:3]], [params, SamplingParams(max_new_tokens=4)])
+    for index, answer in enumerate(answers[0]):
+        assert_like(answer, alone("embedded", prompt, replace(params, n=1, seed=11 + index)))
+    check_idle(engine)
+    if "num_pages" not in changes:
+        of_prompt = sum(min(n, len(prompt) - 1 - first) for step in engine.log for name, first, n in step.chunks
+                        if name in "0123" and first < len(prompt) - 1)  # fmt: skip
+        assert of_prompt == len(prompt) - 1
+        assert sum(sum(step.copied.values()) for step in engine.log) == 3 * (len(prompt) - 1)
+
+
+def test_a_sibling_does_not_wait_for_one_that_ended() -> None:
+    engine = make_engine(config=serving(max_tokens_per_step=2))
+    prompt = encode(BEGINNINGS[0])
+    params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=3, n=2)
+    first, second = engine.add_samples(prompt, params)
+    engine.step()
+    assert engine.entries[second].request.state is RequestState.WAITING  # it could run and would compute all again
+    engine.abort(first)
+    while engine.scheduler.has_work:
+        engine.step()
+    assert_like(engine.take_output(second), alone("embedded", prompt, replace(params, n=1, seed=4)))
 
 
 def test_the_progress_bar_is_shown_when_asked_and_counts_to_the_end(capfd: pytest.CaptureFixture[str]) -> None:
@@ -729,6 +776,60 @@ def test_a_row_of_nan_ends_its_own_request_alone(monkeypatch: pytest.MonkeyPatch
     assert (last.token_id, last.finish_reason, last.error) == (None, "error", answers[1].error)
 
 
+class Thrower(LogitsProcessor[int]):
+    """Raises in one of its methods when ``after`` tokens were generated."""
+
+    @classmethod
+    def start(cls, history: History, arguments: Mapping[str, Any], vocabulary: Vocabulary) -> int:
+        left = arguments["after"] - len(history.output_ids)
+        if history.prompt_ids and left <= 0 and arguments["place"] == "start":
+            raise RuntimeError("in start")
+        return left * 2 + (arguments["place"] == "advance")
+
+    def advance(self, state: int, token_id: int) -> int:
+        if state == 3:
+            raise RuntimeError("in advance")
+        return state - 2
+
+    def apply(self, logits: Tensor) -> None:
+        if any(state == 0 for state in self.states.values()):
+            raise RuntimeError("in apply")
+
+
+@pytest.mark.parametrize(("place", "tokens"), [("start", 0), ("advance", 1), ("apply", 2)])
+def test_a_processor_that_raises_ends_its_own_request_alone(
+    place: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step used to raise until the request was aborted, and nobody else came on."""
+    monkeypatch.setattr("mini_engine.sampler.processors.registry.REGISTRY", {"thrower": Thrower})
+    prompts = [encode(text) for text in BEGINNINGS[:3]]
+    params = [
+        SamplingParams(max_new_tokens=6, temperature=1.0, seed=i, frequency_penalty=0.5, ignore_eos=True)
+        for i in range(3)
+    ]
+    at = 0 if place == "start" else 2
+    params[1] = replace(params[1], logits_processors={"thrower": {"after": at, "place": place}})
+    params[2] = replace(params[2], logits_processors={"thrower": {"after": 99, "place": place}})
+    engine = make_engine(config=serving())
+    answers = [answer for (answer,) in engine.generate(prompts, params)]
+    assert [answer.finish_reason for answer in answers] == ["length", "error", "length"]
+    assert len(answers[1].token_ids) == tokens
+    assert f"in {place}" in answers[1].error
+    assert "thrower" in answers[1].error
+    for index in (0, 2):
+        assert_like(answers[index], alone("embedded", prompts[index], params[index]))
+    check_idle(engine)
+
+
+def test_a_processor_that_cannot_start_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mini_engine.sampler.processors.registry.REGISTRY", {"thrower": Thrower})
+    wrong = SamplingParams(max_new_tokens=2, logits_processors={"thrower": {"after": "soon"}})
+    answers = make_engine().generate([[5], [6]], [wrong, SamplingParams(max_new_tokens=2)])
+    assert [answer.finish_reason for (answer,) in answers] == ["error", "length"]
+    assert "thrower" in answers[0][0].error
+    assert "TypeError" in answers[0][0].error
+
+
 def test_a_model_that_gives_nan_ends_the_requests_of_that_step_and_no_other() -> None:
     calls = iter(range(100))
 
@@ -789,6 +890,8 @@ def test_the_event_log_says_what_was_done_and_when() -> None:
     assert steps[0].chunks == [("0", 0, 4), ("1", 0, 1)]
     assert steps[1].chunks == [("0", 4, 1), ("1", 1, 2)]
     assert (steps[0].num_running, steps[0].num_waiting, steps[0].num_pages_used) == (2, 1, 2)
+    assert [step.num_tokens_held for step in steps[:2]] == [5, 8]
+    assert list(engine.log) == [replace(s, deltas=[replace(d, logits=None) for d in s.deltas]) for s in steps]
     assert [set(step.seconds) for step in steps] == [{"schedule", "forward", "sample", "update"}] * len(steps)
     assert all(a.began < b.began for a, b in pairwise(steps))
     computed = [chunk[2] for step in steps for chunk in step.chunks]
@@ -813,7 +916,29 @@ def test_an_unknown_policy_is_refused_when_the_engine_is_made() -> None:
         make_engine(config=serving(policy="fifo"))
 
 
-@pytest.mark.parametrize("field_name", ["max_running_requests", "max_tokens_per_step", "num_pages"])
+def test_the_random_policy_takes_a_seed_and_the_others_refuse_it() -> None:
+    orders = set()
+    for seed in (1, 1, 2):
+        engine = make_engine(config=serving(policy="random", policy_seed=seed, max_running_requests=1))
+        engine.generate([[5]] * 6, SamplingParams(max_new_tokens=1))
+        orders.add(tuple(name for step in engine.log for name, _, _ in step.chunks))
+    assert len(orders) == 2
+    with pytest.raises(ValueError, match="policy_seed is 3 and the policy 'fcfs' draws nothing"):
+        make_engine(config=serving(policy_seed=3))
+
+
+def test_a_request_that_waited_too_long_goes_first_whatever_the_policy() -> None:
+    for steps, first in ((2, "short"), (256, "short"), (1, "long")):
+        engine = make_engine(config=serving(policy="shortest", max_steps_waited=steps, max_running_requests=1))
+        engine.add_request([5], SamplingParams(max_new_tokens=2, ignore_eos=True), "running")
+        engine.step()
+        engine.add_request([6] * 90, SamplingParams(max_new_tokens=1), "long")
+        engine.step()
+        engine.add_request([7], SamplingParams(max_new_tokens=1), "short")
+        assert engine.step().chunks[0][0] == first
+
+
+@pytest.mark.parametrize("field_name", ["max_running_requests", "max_tokens_per_step", "num_pages", "max_steps_waited"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_counts_of_the_configuration_are_counts(field_name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"{field_name} is"):

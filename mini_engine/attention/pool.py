@@ -40,6 +40,11 @@ class KVPool:
         """Read the ``slots`` [n] of one layer, in that order -> K and V, each [Hkv, n, D] (copies)."""
         return self.keys[layer].index_select(1, slots), self.values[layer].index_select(1, slots)
 
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copy the slots ``source`` [n] to the slots ``target`` [n] in every layer. Mutates."""
+        for tensor in (*self.keys, *self.values):
+            tensor.index_copy_(1, target, tensor.index_select(1, source))
+
     def poison(self, pages: list[int]) -> None:
         """Fill ``pages`` with NaN in every layer, so that a read of a freed page shows in the output. Mutates."""
         self.fill(pages, float("nan"))

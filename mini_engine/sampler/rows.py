@@ -39,6 +39,10 @@ class SampledRows(Generic[Sampled]):
             self.requests += new
         return self.requests
 
+    def clear(self) -> None:
+        """Forget all rows; those that come back are built from their histories. Mutates."""
+        self.requests, self.batch = [], SamplingBatch([], [], {}, self.device)
+
     def cumulate(self, token_ids: Sequence[int | None]) -> None:
         """Take the newest token of every row into account; a row with ``None`` is dropped. Mutates."""
         keep = [row for row, token in enumerate(token_ids) if token is not None]

@@ -110,8 +110,15 @@ def register_policy(name: str, make: Callable[[], Policy]) -> None:
     POLICIES[name] = make
 
 
-def make_policy(name: str) -> Policy:
-    """Return the policy ``name``. Raises ``ValueError`` listing the names that exist."""
+def make_policy(name: str, seed: int | None = None) -> Policy:
+    """Return the policy ``name``; a ``seed`` is for "random".
+
+    Raises ``ValueError`` listing the names that exist, and for a seed that nothing would use.
+    """
     if name not in POLICIES:
         raise ValueError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
-    return POLICIES[name]()
+    if seed is None:
+        return POLICIES[name]()
+    if POLICIES[name] is not Shuffled:
+        raise ValueError(f"policy_seed is {seed} and the policy {name!r} draws nothing; leave it out")
+    return Shuffled(seed)

@@ -61,7 +61,8 @@ class Request:
 
     ``pages`` holds keys and values of the first ``num_computed_tokens`` tokens; the first of them are those of ``hit``
     and belong to the prefix cache. ``steps_waited`` counts the steps that passed it over, before and after preemptions.
-    ``matched`` is the token id or string that ended it, ``error`` the text of what went wrong.
+    ``matched`` is the token id or string that ended it, ``error`` the text of what went wrong. ``siblings`` are the
+    samples of one prompt, itself included: they share a list, and the prompt is computed for the first of them.
     """
 
     request_id: str
@@ -80,6 +81,7 @@ class Request:
     finish_reason: FinishReason | None = None
     matched: int | str | None = None
     error: str | None = None
+    siblings: Sequence["Request"] = ()
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -100,6 +102,11 @@ class Request:
     def num_pending_tokens(self) -> int:
         """Tokens without keys and values: at least 1, since the newest token never has them."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_computing_prompt(self) -> bool:
+        """Whether it runs and part of its prompt has no keys and values yet."""
+        return self.state is RequestState.RUNNING and self.num_computed_tokens < self.num_prompt_tokens
 
     @property
     def max_computed_tokens(self) -> int:

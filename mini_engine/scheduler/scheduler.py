@@ -20,12 +20,17 @@ from mini_engine.scheduler.request import FinishReason, Request, RequestState
 
 @dataclass(frozen=True)
 class ScheduledChunk:
-    """``num_tokens`` tokens of ``request`` from position ``start`` on. ``samples``: they reach its newest token."""
+    """``num_tokens`` tokens of ``request`` from position ``start`` on. ``samples``: they reach its newest token.
+
+    Before the step, keys and values of the ``num_copied`` tokens before ``start`` are copied from ``copied_from``.
+    """
 
     request: Request
     start: int
     num_tokens: int
     samples: bool
+    num_copied: int = 0
+    copied_from: Request | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,20 @@ def match(request: Request, cache: PrefixCache) -> PrefixHit:
     return cache.match(request.tokens(0, request.num_tokens - 1))
 
 
+def prefix_to_copy(request: Request) -> tuple[Request | None, int]:
+    """Return the sibling that has computed most of the common prompt, and how many tokens beyond the request's own.
+
+    The newest token is never among them: the step needs at least one row to sample from.
+    """
+    running = [s for s in request.siblings if s is not request and s.state is RequestState.RUNNING]
+    source = max(running, key=lambda sibling: sibling.num_computed_tokens, default=None)
+    if source is None:
+        return None, 0
+    shared = min(source.num_computed_tokens, request.num_prompt_tokens, request.num_tokens - 1)
+    copied = shared - request.num_computed_tokens
+    return (source, copied) if copied > 0 else (None, 0)
+
+
 class Scheduler:
     """Chooses each step's batch. ``add`` and ``abort`` at any time; ``schedule`` and ``update`` in turn."""
 
@@ -129,18 +148,24 @@ class Scheduler:
             budget = self.take(request, budget, chunks)
         if not preempted:  # whoever was sent back would be let in again at once
             self.admit(budget, chunks)
+        if chunks and not preempted:
             self.growth.decay()
         for request in self.waiting:
             request.steps_waited += 1
         return ScheduledBatch(chunks, preempted)
 
     def take(self, request: Request, budget: int | None, chunks: list[ScheduledChunk]) -> int | None:
-        """Schedule as many of a running request's tokens as ``budget`` allows; return what is left of it. Mutates."""
-        pending = request.num_pending_tokens
+        """Schedule as many of a running request's tokens as ``budget`` allows; return what is left of it. Mutates.
+
+        done | copied from a sibling | this step | later
+        """
+        source, copied = prefix_to_copy(request)
+        start = request.num_computed_tokens + copied
+        pending = request.num_tokens - start
         count = pending if budget is None else min(pending, budget)
         request.num_scheduled_tokens = count
         if count:
-            chunks.append(ScheduledChunk(request, request.num_computed_tokens, count, samples=count == pending))
+            chunks.append(ScheduledChunk(request, start, count, count == pending, copied, source))
         return None if budget is None else budget - count
 
     def make_room(self) -> list[Request]:
@@ -192,7 +217,8 @@ class Scheduler:
     def admit(self, budget: int | None, chunks: list[ScheduledChunk]) -> None:
         """Let waiting requests in, in the policy's order, until one does not fit. Mutates.
 
-        Stopping there is the head-of-line rule: what is behind waits too, or a large request could wait for ever.
+        Stopping there is the head-of-line rule: what is behind waits too, or a large request could wait for ever. Only
+        a request whose prompt a running sibling is just computing is passed over: it will copy what comes out.
         """
         if not self.waiting or len(self.running) >= self.limits.max_running_requests or budget == 0:
             return
@@ -201,6 +227,8 @@ class Scheduler:
         for request in [*sorted(filter(self.has_aged, self.waiting), key=lambda r: r.arrival), *ordered]:
             if len(self.running) >= self.limits.max_running_requests or budget == 0:
                 return
+            if any(sibling.is_computing_prompt for sibling in request.siblings):
+                continue
             # Matched anew: an admission just before may have evicted what was found for the order.
             if not self.let_in(request, match(request, self.cache)):
                 return
@@ -238,7 +266,7 @@ class Scheduler:
             request = chunk.request
             if request.state is not RequestState.RUNNING:
                 continue
-            request.num_computed_tokens += chunk.num_tokens
+            request.num_computed_tokens = chunk.start + chunk.num_tokens
             request.num_scheduled_tokens = 0
             if chunk.samples:
                 request.output_ids.append(token_ids[request.request_id])

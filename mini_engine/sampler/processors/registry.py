@@ -42,4 +42,12 @@ def find_processor(name: str) -> ProcessorType:
 def check_processors(chosen: Mapping[str, Mapping[str, Any]] | None, vocabulary: Vocabulary) -> None:
     """Raise ``ValueError`` if a request names an unknown processor or gives one arguments that it refuses."""
     for name, arguments in (chosen or {}).items():
-        find_processor(name).start(History((), ()), arguments, vocabulary)
+        try:
+            find_processor(name).start(History((), ()), arguments, vocabulary)
+        except ValueError:
+            raise
+        except Exception as error:  # a processor is anybody's code, and says in its own way that it cannot start
+            raise ValueError(
+                f"the logits processor {name!r} raised {error!r} for the arguments {dict(arguments)}; "
+                "give others, or leave it out"
+            ) from error

@@ -1,0 +1,87 @@
+"""L5: what the engine reports: of a token, of a step, of a whole request.
+
+Owns: the values. Must not know: how they come about.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mini_engine.sampler.logprobs import TokenLogprob
+from mini_engine.scheduler.request import FinishReason, RequestTimes
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step added to one request: a token, the text that can be shown now, and how it ended if it did.
+
+    ``token_id`` is ``None`` when a request ends without one (an abort or an error, which ``error`` explains).
+    ``logits`` [V] is the row the token came from.
+    """
+
+    request_id: str
+    token_id: int | None
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    logits: Tensor | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """One step of the engine, as the event log keeps it.
+
+    ``chunks``: request id, first position and number of tokens of every piece that was computed. ``copied``: how many
+    tokens' keys and values a request took over from a sibling. ``seconds``: the parts "schedule", "forward", "sample"
+    and "update" of a step that began at ``began``. ``num_tokens_held``: tokens that the used pages hold.
+    """
+
+    number: int
+    began: float
+    seconds: dict[str, float]
+    deltas: list[Delta]
+    chunks: list[tuple[str, int, int]]
+    copied: dict[str, int]
+    preempted: list[str]
+    num_running: int
+    num_waiting: int
+    num_pages_used: int
+    num_tokens_held: int
+
+
+class Laps:
+    """A stopwatch: seconds from one mark to the next, by name."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Start now."""
+        self.clock, self.began, self.seconds = clock, clock(), dict[str, float]()
+        self.last = self.began
+
+    def mark(self, name: str) -> None:
+        """End the lap ``name`` here. Mutates."""
+        now = self.clock()
+        self.seconds[name], self.last = now - self.last, now
+
+
+@dataclass
+class RequestOutput:
+    """A request's answer so far."""
+
+    request_id: str
+    prompt_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    matched: int | str | None = None
+    error: str | None = None
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+    prompt_logprobs: list[list[TokenLogprob] | None] | None = None
+    times: RequestTimes | None = None
+    num_preemptions: int = 0
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Sum of the chosen tokens' log-probabilities, of those that were reported."""
+        return sum(entries[0].logprob for entries in self.logprobs)
