@@ -246,7 +246,7 @@ def test_ten_thousand_waiting_requests_take_seconds_and_not_minutes() -> None:
             run_step(scheduler)
             steps += 1
     assert steps < 10_000 * 5 / 256 * 2
-    assert copied <= 2 * 10_000, f"{copied} lookups for 10,000 requests"
+    assert copied <= 4 * 10_000, f"{copied} copies for 10,000 requests"  # a look-up and two offers each
 
 
 def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers() -> None:
@@ -584,7 +584,7 @@ class SmallCache(NullPrefixCache):
     def num_evictable(self) -> int:
         return sum(len(pages) for key, pages in self.pages.items() if not self.locks[key])
 
-    def match(self, token_ids: Sequence[int]) -> PrefixHit:
+    def match(self, token_ids: Sequence[int], key: str | None = None) -> PrefixHit:
         key = token_ids[0] if token_ids else None
         return PrefixHit(self.pages[key], (key,)) if key in self.pages else PrefixHit()
 

@@ -30,8 +30,15 @@ class PrefixCache(Protocol):
     def num_evictable(self) -> int:
         """Pages that ``evict`` could give back now."""
 
-    def match(self, token_ids: Sequence[int]) -> PrefixHit:
-        """Return the longest cached prefix of ``token_ids``."""
+    def match(self, token_ids: Sequence[int], key: str | None = None) -> PrefixHit:
+        """Return the longest cached prefix of ``token_ids`` among what was inserted under ``key``."""
+
+    def insert(self, token_ids: Sequence[int], pages: Sequence[int], key: str | None = None) -> PrefixHit:
+        """Take over the ``pages`` of ``token_ids``, whole pages only, and return the hit that they are from now on.
+
+        Where the cache has a page of the same tokens already, the hit names that one and the caller keeps its own. A
+        cache that does not want them returns a shorter hit. Mutates.
+        """
 
     def lock(self, hit: PrefixHit) -> int:
         """Protect the pages of ``hit``; return how many stop being evictable by that. Mutates."""
@@ -49,8 +56,12 @@ class NullPrefixCache:
     num_pages = 0
     num_evictable = 0
 
-    def match(self, token_ids: Sequence[int]) -> PrefixHit:
+    def match(self, token_ids: Sequence[int], key: str | None = None) -> PrefixHit:
         """Return no pages."""
+        return PrefixHit()
+
+    def insert(self, token_ids: Sequence[int], pages: Sequence[int], key: str | None = None) -> PrefixHit:
+        """Take over no pages."""
         return PrefixHit()
 
     def lock(self, hit: PrefixHit) -> int:

@@ -63,6 +63,7 @@ class Request:
     and belong to the prefix cache. ``steps_waited`` counts the steps that passed it over, before and after preemptions.
     ``matched`` is the token id or string that ended it, ``error`` the text of what went wrong. ``siblings`` are the
     samples of one prompt, itself included: they share a list, and the prompt is computed for the first of them.
+    Requests with different ``cache_key`` never share pages of the prefix cache.
     """
 
     request_id: str
@@ -82,6 +83,7 @@ class Request:
     matched: int | str | None = None
     error: str | None = None
     siblings: Sequence["Request"] = ()
+    cache_key: str | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

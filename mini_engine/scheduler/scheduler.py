@@ -80,8 +80,13 @@ class WaitingHits(Mapping[str, PrefixHit]):
 
 
 def match(request: Request, cache: PrefixCache) -> PrefixHit:
-    """Look a request up; its newest token stays out, because the step needs at least one row to sample from."""
-    return cache.match(request.tokens(0, request.num_tokens - 1))
+    """Look a request up; its newest token stays out, because the step needs at least one row to sample from.
+
+    A request that reports its prompt's log-probabilities needs the row of every token, so nothing is looked up.
+    """
+    if request.params.prompt_logprobs is not None:
+        return PrefixHit()
+    return cache.match(request.tokens(0, request.num_tokens - 1), request.cache_key)
 
 
 def prefix_to_copy(request: Request) -> tuple[Request | None, int]:
@@ -159,7 +164,7 @@ class Scheduler:
 
         done | copied from a sibling | this step | later
         """
-        source, copied = prefix_to_copy(request)
+        source, copied = prefix_to_copy(request) if request.siblings else (None, 0)
         start = request.num_computed_tokens + copied
         pending = request.num_tokens - start
         count = pending if budget is None else min(pending, budget)
@@ -227,12 +232,16 @@ class Scheduler:
         for request in [*sorted(filter(self.has_aged, self.waiting), key=lambda r: r.arrival), *ordered]:
             if len(self.running) >= self.limits.max_running_requests or budget == 0:
                 return
-            if any(sibling.is_computing_prompt for sibling in request.siblings):
+            if self.could_copy_soon(request):
                 continue
             # Matched anew: an admission just before may have evicted what was found for the order.
             if not self.let_in(request, match(request, self.cache)):
                 return
             budget = self.take(request, budget, chunks)
+
+    def could_copy_soon(self, request: Request) -> bool:
+        """Whether somebody who runs is just computing what this request would have to compute, too."""
+        return any(sibling.is_computing_prompt for sibling in request.siblings)
 
     def has_aged(self, request: Request) -> bool:
         """Whether a request has waited so long that no policy may hold it back."""
@@ -268,15 +277,36 @@ class Scheduler:
                 continue
             request.num_computed_tokens = chunk.start + chunk.num_tokens
             request.num_scheduled_tokens = 0
+            if chunk.start < request.num_prompt_tokens:
+                self.share(request)
             if chunk.samples:
                 request.output_ids.append(token_ids[request.request_id])
             request.check()
+
+    def share(self, request: Request) -> None:
+        """Offer the prefix cache the whole pages that are computed, and go on with those that it has. Mutates.
+
+        pages   | of the hit: the cache's | own and whole: the cache's now, or a duplicate and freed | own, in part |
+        """
+        whole, before = request.num_computed_tokens // self.page_size, len(request.hit.pages)
+        tokens = request.tokens(0, whole * self.page_size)
+        hit = self.cache.insert(tokens, request.pages[:whole], request.cache_key)
+        if len(hit.pages) <= before:
+            return
+        replaced = zip(request.pages[before:], hit.pages[before:], strict=False)
+        duplicates = [own for own, cached in replaced if own != cached]
+        self.cache.lock(hit)
+        self.cache.unlock(request.hit)
+        request.pages[: len(hit.pages)], request.hit = hit.pages, hit
+        self.allocator.free(duplicates)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, wherever it is, and free its pages. Ending it twice changes nothing. Mutates."""
         if request.state is RequestState.FINISHED:
             return
         (self.running if request.state is RequestState.RUNNING else self.waiting).remove(request)
+        if reason != "error":  # which may have left numbers that nobody should use
+            self.share(request)
         self.release(request)
         request.state, request.finish_reason = RequestState.FINISHED, reason
 
