@@ -33,6 +33,9 @@ class PrefixCache(Protocol):
     def match(self, token_ids: Sequence[int], key: str | None = None) -> PrefixHit:
         """Return the longest cached prefix of ``token_ids`` among what was inserted under ``key``."""
 
+    def record(self, hit: PrefixHit, num_tokens: int) -> None:
+        """Note that a request of ``num_tokens`` tokens starts from ``hit``: for statistics and for eviction. Mutates."""
+
     def insert(self, token_ids: Sequence[int], pages: Sequence[int], key: str | None = None) -> PrefixHit:
         """Take over the ``pages`` of ``token_ids``, whole pages only, and return the hit that they are from now on.
 
@@ -59,6 +62,9 @@ class NullPrefixCache:
     def match(self, token_ids: Sequence[int], key: str | None = None) -> PrefixHit:
         """Return no pages."""
         return PrefixHit()
+
+    def record(self, hit: PrefixHit, num_tokens: int) -> None:
+        """Note nothing."""
 
     def insert(self, token_ids: Sequence[int], pages: Sequence[int], key: str | None = None) -> PrefixHit:
         """Take over no pages."""

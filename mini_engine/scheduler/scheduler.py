@@ -258,6 +258,7 @@ class Scheduler:
         if needed + promised > self.num_available:
             self.cache.unlock(hit)
             return False
+        self.cache.record(hit, request.num_tokens)
         self.waiting.remove(request)
         self.running.append(request)
         request.state, request.hit = RequestState.RUNNING, hit
