@@ -38,7 +38,7 @@ class LongestPrefixMatch:
     """The most cached tokens first, then by arrival; by arrival alone in a long queue."""
 
     def order(self, waiting: Sequence[Request], hits: Hits) -> list[Request]:
-        """Sort by matched pages."""
+        """Sort by matched pages, then by arrival."""
         if len(waiting) > LPM_QUEUE_LIMIT:
             return FirstComeFirstServed().order(waiting, hits)
         return sorted(waiting, key=lambda request: (-len(hits[request.request_id].pages), request.arrival))
@@ -51,7 +51,7 @@ class DepthFirstWeight:
     """
 
     def order(self, waiting: Sequence[Request], hits: Hits) -> list[Request]:
-        """Sort by the weights along each request's path; deeper before shallower on the same path."""
+        """Sort by the weights along each request's path; deeper before shallower on the same path; then by arrival."""
         weights = Counter(node for request in waiting for node in hits[request.request_id].path)
 
         def rank(request: Request) -> tuple[tuple[int, int], ...]:
@@ -66,7 +66,7 @@ class LongestOutputFirst:
     """The largest ``max_new_tokens`` first: long requests start early, so that none runs alone at the end."""
 
     def order(self, waiting: Sequence[Request], hits: Hits) -> list[Request]:
-        """Sort by ``max_new_tokens``."""
+        """Sort by ``max_new_tokens``, then by arrival."""
         return sorted(waiting, key=lambda request: (-request.params.max_new_tokens, request.arrival))
 
 
@@ -86,7 +86,7 @@ class ShortestFirst:
     """The fewest pending tokens first, less what it has waited: the best mean wait, and nobody waits for ever."""
 
     def order(self, waiting: Sequence[Request], hits: Hits) -> list[Request]:
-        """Sort by pending tokens, aged."""
+        """Sort by pending tokens, aged, then by arrival."""
         return sorted(
             waiting,
             key=lambda r: (r.num_pending_tokens - AGING_TOKENS_PER_STEP * r.steps_waited, r.arrival),
