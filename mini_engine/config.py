@@ -10,7 +10,9 @@ from typing import Any, Literal, Self, get_args
 Dtype = Literal["float32", "bfloat16"]
 LinearKind = Literal["torch", "packed"]
 AttentionKind = Literal["torch", "grouped"]
+PrefixCacheKind = Literal["radix"]
 DEFAULT_POOL_TOKENS = 16_384
+OPTIONAL_COUNTS = ("max_tokens_per_step", "num_pages", "wait_for_prefix")
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,9 @@ class EngineConfig:
     ``max_steps_waited``: a request that so many steps have passed over goes before all others, whatever the policy.
     ``preemption``: off, a request starts when its longest possible answer fits. On, it starts when an estimate fits,
     and when pages run out some request is sent back to wait and computed again.
+    ``prefix_cache``: "radix" keeps the pages of what was computed, and requests that begin alike start from them.
+    ``eviction``: who goes first when they are needed (``radix_cache.EVICTIONS``). ``wait_for_prefix``: a request waits
+    while another computes at least that many tokens of its beginning, if it has found at most ``wait_below_match``.
     ``num_pages``: size of the KV pool; ``None`` gives room for ``max_running_requests`` of the longest requests, but no
     more than ``DEFAULT_POOL_TOKENS`` tokens or one longest request.
     """
@@ -132,6 +137,10 @@ class EngineConfig:
     max_steps_waited: int = 256
     preemption: bool = False
     num_pages: int | None = None
+    prefix_cache: PrefixCacheKind | None = None
+    eviction: str = "lru"
+    wait_for_prefix: int | None = None
+    wait_below_match: int = 32
 
     @classmethod
     def serving(cls, **changes: Any) -> Self:
@@ -148,11 +157,17 @@ class EngineConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
         if not is_count(self.page_size):
             raise ValueError(f"page_size is {self.page_size!r}; a page holds at least 1 token")
-        for name, optional in (("max_running_requests", False), ("max_steps_waited", False),
-                               ("max_tokens_per_step", True), ("num_pages", True)):  # fmt: skip
+        for name in ("max_running_requests", "max_steps_waited", *OPTIONAL_COUNTS):
             value = getattr(self, name)
-            if not (is_count(value) or (optional and value is None)):
+            if not (is_count(value) or (name in OPTIONAL_COUNTS and value is None)):
                 raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if self.prefix_cache not in (None, *get_args(PrefixCacheKind)):
+            raise ValueError(f"prefix_cache is {self.prefix_cache!r}; choose 'radix', or None for no cache")
+        if self.prefix_cache is None and (self.eviction != "lru" or self.wait_for_prefix is not None):
+            raise ValueError(
+                f"eviction is {self.eviction!r} and wait_for_prefix {self.wait_for_prefix}, but there is no prefix "
+                "cache; set prefix_cache='radix', or leave them out"
+            )
         if self.batch_invariant and self.attention != "torch":
             raise ValueError(
                 f"batch_invariant=True has an attention of its own and attention is {self.attention!r}; "

@@ -22,17 +22,20 @@ from tqdm import tqdm
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch, slots_of
 from mini_engine.attention.pool import KVPool
-from mini_engine.config import DEFAULT_POOL_TOKENS
+from mini_engine.config import DEFAULT_POOL_TOKENS, EngineConfig
 from mini_engine.detokenizer import Detokenizer
 from mini_engine.outputs import Delta, Laps, RequestOutput, StepOutput
+from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.batch import SamplingBatch
 from mini_engine.sampler.driver import SamplingDriver, sample_params
 from mini_engine.sampler.logprobs import token_logprobs
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.rows import SampledRows
 from mini_engine.scheduler.policy import make_policy
+from mini_engine.scheduler.prefix_cache import NullPrefixCache, PrefixCache
 from mini_engine.scheduler.request import FinishReason, Request, RequestState, RequestTimes
 from mini_engine.scheduler.scheduler import ScheduledBatch, ScheduledChunk, Scheduler, SchedulerLimits
+from mini_engine.scheduler.sharing import SharingLimits
 
 LOGGED_STEPS = 65_536  # the event log forgets older ones
 
@@ -62,10 +65,12 @@ class Engine:
         tokens = min(config.max_running_requests * longest, max(DEFAULT_POOL_TOKENS, longest))
         num_pages = config.num_pages or pages_needed(tokens, config.page_size)
         limits = SchedulerLimits(
-            config.max_running_requests, config.max_tokens_per_step, config.preemption, config.max_steps_waited
-        )
+            config.max_running_requests, config.max_tokens_per_step, config.preemption, config.max_steps_waited,
+            SharingLimits(config.wait_for_prefix, config.wait_below_match),
+        )  # fmt: skip
+        policy = make_policy(config.policy, config.policy_seed)
         self.driver, self.tokenizer, self.clock = driver, tokenizer, clock
-        self.scheduler = Scheduler(num_pages, config.page_size, limits, make_policy(config.policy, config.policy_seed))
+        self.scheduler = Scheduler(num_pages, config.page_size, limits, policy, make_prefix_cache(config))
         self.pool = KVPool(model.config, num_pages, config.page_size, model.embedding.dtype, config.device)
         self.rows: SampledRows[Request] = SampledRows(driver.vocabulary, config.device)
         self.entries: dict[str, Entry] = {}
@@ -78,11 +83,16 @@ class Engine:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         request_id: str | None = None,
+        *,
+        cache_key: str | None = None,
+        cache_priority: int = 0,
         siblings: Sequence[Request] = (),
     ) -> str:
         """Queue a request and return its id. Raises ``ValueError`` for one that cannot be run; the others go on.
 
-        ``siblings``: the requests with the same prompt that share one prefill; ``add_samples`` fills it.
+        ``cache_key``: only requests with the same one share pages of the prefix cache. ``cache_priority``: pages of
+        higher ones stay longer with ``eviction="priority"``. ``siblings``: the requests with the same prompt that share
+        one prefill; ``add_samples`` fills it.
         """
         # A number that a caller chose as an id is passed over when the engine chooses.
         arrival = next(n for n in self.arrivals if request_id is not None or str(n) not in self.entries)
@@ -94,7 +104,10 @@ class Engine:
         self.driver.check_params(prompt_ids, replace(params, stop=()))
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer and this engine has none; give stop_token_ids")
-        request = Request(name, list(prompt_ids), params, arrival, RequestTimes(self.clock()), siblings=siblings)
+        request = Request(
+            name, list(prompt_ids), params, arrival, RequestTimes(self.clock()), siblings=siblings,
+            cache_key=cache_key, cache_priority=cache_priority,
+        )  # fmt: skip
         self.scheduler.add(request)
         text = Detokenizer(self.tokenizer, params.stop, params.min_new_tokens) if self.tokenizer else None
         output = RequestOutput(name, list(prompt_ids), times=request.times)
@@ -159,7 +172,8 @@ class Engine:
             self.end_guilty(batch, hidden, last_rows, error)
             return
         for row, reason in output.errors.items():
-            self.pool.fill(requests[row].pages, 0.0)  # so that no NaN is left for whoever comes next
+            own = requests[row].pages[len(requests[row].hit.pages) :]
+            self.pool.fill(own, 0.0)  # so that no NaN is left for whoever comes next
             self.end(self.entries[requests[row].request_id], "error", reason)
         tokens = {r.request_id: token for r, token in zip(requests, output.token_ids, strict=True)}
         self.scheduler.update(batch, tokens)
@@ -375,6 +389,11 @@ class Engine:
         finally:
             self.abort(request_id)
             self.entries.pop(request_id, None)
+
+
+def make_prefix_cache(config: EngineConfig) -> PrefixCache:
+    """Return the prefix cache that ``config`` asks for, by default the one that never has anything."""
+    return NullPrefixCache() if config.prefix_cache is None else RadixCache(config.page_size, config.eviction)
 
 
 def packed(chunk: ScheduledChunk) -> SequenceChunk:

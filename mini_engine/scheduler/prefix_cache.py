@@ -34,9 +34,11 @@ class PrefixCache(Protocol):
         """Return the longest cached prefix of ``token_ids`` among what was inserted under ``key``."""
 
     def record(self, hit: PrefixHit, num_tokens: int) -> None:
-        """Note that a request of ``num_tokens`` tokens starts from ``hit``: for statistics and for eviction. Mutates."""
+        """Note that a request of ``num_tokens`` tokens starts from ``hit``: for statistics and eviction. Mutates."""
 
-    def insert(self, token_ids: Sequence[int], pages: Sequence[int], key: str | None = None) -> PrefixHit:
+    def insert(
+        self, token_ids: Sequence[int], pages: Sequence[int], key: str | None = None, priority: int = 0
+    ) -> PrefixHit:
         """Take over the ``pages`` of ``token_ids``, whole pages only, and return the hit that they are from now on.
 
         Where the cache has a page of the same tokens already, the hit names that one and the caller keeps its own. A
@@ -66,7 +68,9 @@ class NullPrefixCache:
     def record(self, hit: PrefixHit, num_tokens: int) -> None:
         """Note nothing."""
 
-    def insert(self, token_ids: Sequence[int], pages: Sequence[int], key: str | None = None) -> PrefixHit:
+    def insert(
+        self, token_ids: Sequence[int], pages: Sequence[int], key: str | None = None, priority: int = 0
+    ) -> PrefixHit:
         """Take over no pages."""
         return PrefixHit()
 

@@ -63,7 +63,7 @@ class Request:
     and belong to the prefix cache. ``steps_waited`` counts the steps that passed it over, before and after preemptions.
     ``matched`` is the token id or string that ended it, ``error`` the text of what went wrong. ``siblings`` are the
     samples of one prompt, itself included: they share a list, and the prompt is computed for the first of them.
-    Requests with different ``cache_key`` never share pages of the prefix cache.
+    Requests with different ``cache_key`` never share pages of the prefix cache; ``cache_priority`` is for its eviction.
     """
 
     request_id: str
@@ -84,6 +84,7 @@ class Request:
     error: str | None = None
     siblings: Sequence["Request"] = ()
     cache_key: str | None = None
+    cache_priority: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -16,6 +16,7 @@ from mini_engine.scheduler.pages import PlacedAllocator
 from mini_engine.scheduler.policy import Policy
 from mini_engine.scheduler.prefix_cache import NullPrefixCache, PrefixCache, PrefixHit
 from mini_engine.scheduler.request import FinishReason, Request, RequestState
+from mini_engine.scheduler.sharing import SharingLimits, could_share_soon, match_prefix, share_pages
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class SchedulerLimits:
     max_tokens_per_step: int | None = None
     preemption: bool = False
     max_steps_waited: int = 256
+    sharing: SharingLimits = SharingLimits()
 
 
 class WaitingHits(Mapping[str, PrefixHit]):
@@ -67,7 +69,7 @@ class WaitingHits(Mapping[str, PrefixHit]):
     def __getitem__(self, request_id: str) -> PrefixHit:
         """Return the hit of one request; the second time it is remembered."""
         if request_id not in self.found:
-            self.found[request_id] = match(self.requests[request_id], self.cache)
+            self.found[request_id] = match_prefix(self.requests[request_id], self.cache)
         return self.found[request_id]
 
     def __iter__(self) -> Iterator[str]:
@@ -77,16 +79,6 @@ class WaitingHits(Mapping[str, PrefixHit]):
     def __len__(self) -> int:
         """Return how many requests wait."""
         return len(self.requests)
-
-
-def match(request: Request, cache: PrefixCache) -> PrefixHit:
-    """Look a request up; its newest token stays out, because the step needs at least one row to sample from.
-
-    A request that reports its prompt's log-probabilities needs the row of every token, so nothing is looked up.
-    """
-    if request.params.prompt_logprobs is not None:
-        return PrefixHit()
-    return cache.match(request.tokens(0, request.num_tokens - 1), request.cache_key)
 
 
 def prefix_to_copy(request: Request) -> tuple[Request | None, int]:
@@ -144,7 +136,11 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> ScheduledBatch:
-        """Choose the next step. Moves requests between waiting and running and gives out pages. Mutates."""
+        """Choose the next step. Moves requests between waiting and running and gives out pages. Mutates.
+
+        Nobody is let in by a step that sends somebody back. Whoever waits afterwards has waited one step more. The
+        estimate decays with every step that computes something and sends nobody back.
+        """
         preempted = self.make_room()
         budget = self.limits.max_tokens_per_step
         chunks: list[ScheduledChunk] = []
@@ -220,7 +216,7 @@ class Scheduler:
         request.pages, request.hit, request.num_scheduled_tokens = [], PrefixHit(), 0
 
     def admit(self, budget: int | None, chunks: list[ScheduledChunk]) -> None:
-        """Let waiting requests in, in the policy's order, until one does not fit. Mutates.
+        """Let waiting requests in, the aged by arrival and then the policy's order, until one does not fit. Mutates.
 
         Stopping there is the head-of-line rule: what is behind waits too, or a large request could wait for ever. Only
         a request whose prompt a running sibling is just computing is passed over: it will copy what comes out.
@@ -232,16 +228,13 @@ class Scheduler:
         for request in [*sorted(filter(self.has_aged, self.waiting), key=lambda r: r.arrival), *ordered]:
             if len(self.running) >= self.limits.max_running_requests or budget == 0:
                 return
-            if self.could_copy_soon(request):
-                continue
             # Matched anew: an admission just before may have evicted what was found for the order.
-            if not self.let_in(request, match(request, self.cache)):
+            hit = match_prefix(request, self.cache)
+            if could_share_soon(request, hit, self.running, self.page_size, self.limits.sharing):
+                continue
+            if not self.let_in(request, hit):
                 return
             budget = self.take(request, budget, chunks)
-
-    def could_copy_soon(self, request: Request) -> bool:
-        """Whether somebody who runs is just computing what this request would have to compute, too."""
-        return any(sibling.is_computing_prompt for sibling in request.siblings)
 
     def has_aged(self, request: Request) -> bool:
         """Whether a request has waited so long that no policy may hold it back."""
@@ -285,21 +278,8 @@ class Scheduler:
             request.check()
 
     def share(self, request: Request) -> None:
-        """Offer the prefix cache the whole pages that are computed, and go on with those that it has. Mutates.
-
-        pages   | of the hit: the cache's | own and whole: the cache's now, or a duplicate and freed | own, in part |
-        """
-        whole, before = request.num_computed_tokens // self.page_size, len(request.hit.pages)
-        tokens = request.tokens(0, whole * self.page_size)
-        hit = self.cache.insert(tokens, request.pages[:whole], request.cache_key)
-        if len(hit.pages) <= before:
-            return
-        replaced = zip(request.pages[before:], hit.pages[before:], strict=False)
-        duplicates = [own for own, cached in replaced if own != cached]
-        self.cache.lock(hit)
-        self.cache.unlock(request.hit)
-        request.pages[: len(hit.pages)], request.hit = hit.pages, hit
-        self.allocator.free(duplicates)
+        """Let the prefix cache have what is computed, and free what it has already. Mutates."""
+        self.allocator.free(share_pages(request, self.cache, self.page_size))
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, wherever it is, and free its pages. Ending it twice changes nothing. Mutates."""
