@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from mini_engine import cli_options as options
 from mini_engine.bench.forward import bench_forward
 from mini_engine.bench.sampler import bench_sampler
+from mini_engine.bench.serving import bench_serving
 from mini_engine.checkpoint import load_tokenizer, resolve_folder
 from mini_engine.cli_options import make_config, make_params
 from mini_engine.cli_tables import print_logprobs, print_trace
@@ -40,6 +41,7 @@ bench = typer.Typer(help="Measure the engine beside a peer, in the same process.
 app.add_typer(bench, name="bench")
 bench.command("forward")(bench_forward)
 bench.command("sampler")(bench_sampler)
+bench.command("serving")(bench_serving)
 
 
 @dataclass

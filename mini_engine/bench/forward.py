@@ -9,8 +9,6 @@ the roofline uses is measured in the same rounds.
 
 import gc
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -24,10 +22,10 @@ import torch
 import transformers
 import typer
 from tqdm import tqdm
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.generation.streamers import BaseStreamer
+from transformers import Qwen3ForCausalLM
 
-from mini_engine.checkpoint import TINY_MODEL
+from mini_engine.bench.machine import machine, make_checkpoint, peak_rss
+from mini_engine.bench.peers import TokenClock
 from mini_engine.config import Dtype, EngineConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.startup import load_model
@@ -77,21 +75,6 @@ class Row:
     same_ids_as_peer: bool
 
 
-class TokenClock(BaseStreamer):
-    """A streamer that notes when each token arrives; ``generate`` hands it the prompt first."""
-
-    def __init__(self) -> None:
-        """Start with no times."""
-        self.times: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        """Note the time of one call."""
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        """Do nothing at the end."""
-
-
 def time_peer(model: Qwen3ForCausalLM, prompt: Sequence[int], new_tokens: int) -> Timing:
     """Time ``transformers.generate``, greedy, with its default attention and cache."""
     clock = TokenClock()
@@ -132,20 +115,6 @@ def timed(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
-
-
-def make_checkpoint(shape: str, folder: Path, seed: int) -> Path:
-    """Return the folder of the embedded model, or write a random one in the shape of Qwen3-0.6B."""
-    if shape == "tiny":
-        return TINY_MODEL
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=151_936, hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
-        head_dim=128, intermediate_size=3072, tie_word_embeddings=True, max_position_embeddings=4096,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, dtype="bfloat16",
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
 
 
 def weight_bytes(model: Qwen3ForCausalLM) -> int:
@@ -207,22 +176,6 @@ def print_rows(rows: list[Row]) -> None:
         )
 
 
-def machine(threads: int) -> dict[str, Any]:
-    """Describe where the figures were taken."""
-    names = [line.split(":")[1].strip() for line in cpu_info() if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "threads": threads,
-        "capability": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
-        "torch": torch.__version__, "transformers": transformers.__version__,
-    }  # fmt: skip
-
-
-def cpu_info() -> list[str]:
-    """Return the lines of ``/proc/cpuinfo``, none where there is no such file."""
-    file = Path("/proc/cpuinfo")
-    return file.read_text().splitlines() if file.is_file() else []
-
-
 def bench_forward(
     workload: Annotated[list[str] | None, typer.Option(help='"tiny float32", "0.6b bfloat16", … (all)')] = None,
     prompt: Annotated[int, typer.Option(help="Prompt tokens.", min=1)] = 128,
@@ -252,10 +205,3 @@ def bench_forward(
     peak = max(psutil.Process().memory_info().rss, peak_rss())
     report = {"command": command, "machine": where, "peak_rss_bytes": peak}
     typer.echo(json.dumps({**report, "rows": [asdict(row) for row in rows]}))
-
-
-def peak_rss() -> int:
-    """Return the most memory that this process ever held, in bytes; 0 where the system does not say."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.is_file() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)

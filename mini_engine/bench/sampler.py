@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
-from mini_engine.bench.forward import machine
+from mini_engine.bench.machine import machine
 from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.base import Vocabulary

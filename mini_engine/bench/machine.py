@@ -1,0 +1,73 @@
+"""What every benchmark says about where and on what it ran: hardware, versions, memory, the checkpoint.
+
+Owns: the description of the machine, the memory readings, the random checkpoint. Must not know: what is timed.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import transformers
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mini_engine.checkpoint import TINY_MODEL
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Describe where the figures were taken."""
+    names = [line.split(":")[1].strip() for line in cpu_info() if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "threads": threads,
+        "capability": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
+        "torch": torch.__version__, "transformers": transformers.__version__,
+    }  # fmt: skip
+
+
+def cpu_info() -> list[str]:
+    """Return the lines of ``/proc/cpuinfo``, none where there is no such file."""
+    file = Path("/proc/cpuinfo")
+    return file.read_text().splitlines() if file.is_file() else []
+
+
+def peak_rss() -> int:
+    """Return the most memory that this process held since ``forget_peak``, in bytes; 0 where the system is silent."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+
+def forget_peak() -> bool:
+    """Let ``peak_rss`` start again from what is held now; return whether this system can."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def settled_rss() -> int:
+    """Return the bytes that this process holds once everything that is free has gone back to the system."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(psutil.Process().memory_info().rss)
+
+
+def make_checkpoint(shape: str, folder: Path, seed: int) -> Path:
+    """Return the folder of the embedded model, or write a random one in the shape of Qwen3-0.6B."""
+    if shape == "tiny":
+        return TINY_MODEL
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=151_936, hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
+        head_dim=128, intermediate_size=3072, tie_word_embeddings=True, max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, dtype="bfloat16",
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
