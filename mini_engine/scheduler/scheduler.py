@@ -8,7 +8,7 @@ then chunks of running prompts, then new requests. A chunk that does not reach t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.scheduler.budget import GrowthEstimate
@@ -55,7 +55,7 @@ class SchedulerLimits:
     max_tokens_per_step: int | None = None
     preemption: bool = False
     max_steps_waited: int = 256
-    sharing: SharingLimits = SharingLimits()
+    sharing: SharingLimits = field(default_factory=SharingLimits)
 
 
 class WaitingHits(Mapping[str, PrefixHit]):

@@ -33,7 +33,7 @@ def match_prefix(request: Request, cache: PrefixCache) -> PrefixHit:
 
 
 def share_pages(request: Request, cache: PrefixCache, page_size: int) -> list[int]:
-    """Offer ``cache`` the whole pages that are computed, go on with those that it has, and return what to free. Mutates.
+    """Offer ``cache`` the whole computed pages, go on with those that it has, and return what to free. Mutates.
 
     pages   | of the hit: the cache's | own and whole: the cache's now, or a duplicate to free | own, in part |
     done    | locked all the time     | locked from now on                                     | stays own    |
