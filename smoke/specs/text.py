@@ -60,12 +60,16 @@ def open_end(text: str, stops: Sequence[str], start: int = 0) -> int:
 
 @dataclass(frozen=True)
 class Told:
-    """A text as it was told: the piece shown with each token that was taken, and what came at the end."""
+    """A text as it was told: the piece shown with each token that was taken, and what came at the end.
+
+    ``at_end``: the stop string was complete only when an unfinished character was given up.
+    """
 
     pieces: list[str]
     rest: str
     text: str
     matched: str | None
+    at_end: bool = False
 
 
 def told(ids: Sequence[int], stops: Sequence[str] = (), least: int = 0) -> Told:
@@ -84,7 +88,7 @@ def told(ids: Sequence[int], stops: Sequence[str] = (), least: int = 0) -> Told:
     text = decoded(ids)
     hit = first_stop(text, stops, start)
     text = text if hit is None else text[: hit[0]]
-    return Told(pieces, text[shown:], text, None if hit is None else hit[1])
+    return Told(pieces, text[shown:], text, None if hit is None else hit[1], hit is not None)
 
 
 @cache

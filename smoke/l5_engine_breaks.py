@@ -1,0 +1,294 @@
+"""The checks of L5.J, continued: runs in which something ends early: stop strings, failing requests, interruptions.
+
+Owns: logits processors that say a script or break, models with a spoilt token, and what must come out: the text of
+``specs/text.py``, an error that hits nobody else, the lonely run.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoke import l3, l4_state_driver
+from smoke.cases import embedded_case, random_case
+from smoke.check import Failure, Registry, Values
+from smoke.compare import bitwise, differences
+from smoke.l5_engine import PLANS, Plan, alone, build_engine, drive, like_alone
+from smoke.specs import text
+
+REGISTRY = Registry()
+
+
+# Stop strings in the engine -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def registered(**processors: Any) -> Iterator[None]:
+    """Have logits processors in the candidate's registry for a while."""
+    from mini_engine.sampler.processors import registry
+
+    before = dict(registry.REGISTRY)
+    registry.REGISTRY.update(processors)
+    try:
+        yield
+    finally:
+        registry.REGISTRY.clear()
+        registry.REGISTRY.update(before)
+
+
+def script_processor() -> Any:
+    """Return a processor that leaves each row the one token that its request's script has next."""
+    from mini_engine.sampler.processors.base import LogitsProcessor
+
+    class Script(LogitsProcessor[tuple[list[int], int]]):
+        @classmethod
+        def start(cls, history: Any, arguments: Any, vocabulary: Any) -> Any:
+            return list(arguments["ids"]), len(history.output_ids)
+
+        def advance(self, state: Any, token_id: int) -> Any:
+            return state[0], state[1] + 1
+
+        def apply(self, logits: Tensor) -> None:
+            for row, (ids, done) in self.states.items():
+                kept = ids[min(done, len(ids) - 1)]
+                logits[row] = -torch.inf
+                logits[row, kept] = 0.0
+
+    return Script
+
+
+# Text, how it is spelled, stop strings, min_new_tokens.
+SCRIPTS: tuple[tuple[str, str, list[str], int], ...] = (
+    ("Once upon a time there was", "as encoded", ["a time"], 0),
+    ("Once upon a time there was", "in bytes", ["time t", "on a"], 0),
+    ("naïve 👍👎 café", "in bytes", ["👎"], 0),
+    ("a.b.c.d.", "in bytes", ["."], 4),
+    ("abababac", "in bytes", ["abac", "bac"], 0),
+    ("The end is near", "as encoded", ["nearly"], 0),
+    ("one two three", "in bytes", [], 0),
+    ("x👍", "cut short", ["zebra"], 0),
+)
+
+
+def script_plans() -> list[Plan]:
+    """Return a request for every script; it may generate exactly the script's tokens."""
+    plans = []
+    for index, (words, spelling, stops, least) in enumerate(SCRIPTS):
+        ids = text.encoded(words) if spelling == "as encoded" else text.in_bytes(words)
+        ids = ids[:-1] if spelling == "cut short" else ids
+        wishes = {
+            "max_new_tokens": len(ids), "stop": stops, "min_new_tokens": least, "ignore_eos": True,
+            "logits_processors": {"smoke_script": {"ids": ids}},
+        }  # fmt: skip
+        plans.append(Plan(3 + index, wishes, index // 2))
+    return plans
+
+
+SCRIPT_LOADS: dict[str, dict[str, Any]] = {
+    "one at a time": {},
+    "eight at a time, 9 rows a step": {"max_running_requests": 8, "max_tokens_per_step": 9, "num_pages": 40},
+    "pages run out": {"max_running_requests": 8, "page_size": 1, "num_pages": 48, "preemption": True},
+}
+
+
+def scripts_probe(seed: int) -> Values:
+    """Have the model say every script, many at a time, and keep what is told with each token."""
+    case, plans = embedded_case(), script_plans()
+    given = [plan.prompt(case, seed, index) for index, plan in enumerate(plans)]
+    values: Values = {}
+    with registered(smoke_script=script_processor()):
+        for load, options in SCRIPT_LOADS.items():
+            engine = build_engine(case, with_text=True, **options)
+            run = drive(engine, plans, given, squeeze="preemption" in options, dice=random.Random(seed))
+            values[load] = {
+                f"script {index}": {
+                    **{part: request[part] for part in ("ids", "text", "finish_reason")},
+                    **{f"output's {part}": request["output"][part] for part in ("ids", "text", "matched")},
+                }
+                for index, request in enumerate(run["requests"])
+            }
+    return values
+
+
+def scripts_spec(seed: int) -> Values:
+    """Tell every script."""
+    requests: Values = {}
+    for index, (plan, (_, _, stops, least)) in enumerate(zip(script_plans(), SCRIPTS, strict=True)):
+        script = plan.wishes["logits_processors"]["smoke_script"]["ids"]
+        told = text.told(script, stops, least)
+        ids = script[: len(told.pieces)]
+        requests[f"script {index}"] = {
+            "ids": ids, "text": told.text, "finish_reason": ["length" if told.matched is None else "stop"],
+            "output's ids": ids, "output's text": told.text, "output's matched": told.matched,
+        }  # fmt: skip
+    return dict.fromkeys(SCRIPT_LOADS, requests)
+
+
+REGISTRY.add(
+    "L5.J.stops",
+    "Stop strings end each request by its own text: in a batch of others, and with the same state after a preemption.",
+    scripts_probe,
+    bitwise(scripts_spec),
+    seconds=30.0,
+)
+
+
+# L5.J: who fails, fails alone ----------------------------------------------------------------------------------------
+
+NAN_ID = 77  # a token whose embedding is spoilt in one of the models
+
+
+def breaking_processor() -> Any:
+    """Return a processor that raises when ``after`` tokens were generated."""
+    from mini_engine.sampler.processors.base import LogitsProcessor
+
+    class Breaking(LogitsProcessor[int]):
+        @classmethod
+        def start(cls, history: Any, arguments: Any, vocabulary: Any) -> Any:
+            return int(arguments["after"]) - len(history.output_ids)
+
+        def advance(self, state: int, token_id: int) -> int:
+            return state - 1
+
+        def apply(self, logits: Tensor) -> None:
+            if any(left == 0 for left in self.states.values()):
+                raise RuntimeError("a broken processor")
+
+    return Breaking
+
+
+FAILING: tuple[Plan, ...] = (
+    PLANS[0],
+    Plan(6, {"max_new_tokens": 9, "allowed_token_ids": [5], "bad_words": [[5, 5]]}),  # one token, then none is left
+    PLANS[4],
+    Plan(7, {"max_new_tokens": 9, "temperature": 1.0, "seed": 3}, 1),  # its prompt holds the spoilt token
+    Plan(5, {"max_new_tokens": 9, "logits_processors": {"smoke_breaking": {"after": 2}}}, 1),
+    Plan(
+        9, {"max_new_tokens": 9, "temperature": 1.0, "seed": 4, "logits_processors": {"smoke_breaking": {"after": 99}}}
+    ),
+    PLANS[5],
+    Plan(4, {"max_new_tokens": 6}, 9),  # gets pages that a failed request had
+)
+WHY = {1: (1, "no token"), 3: (0, "NaN"), 4: (2, "a broken processor")}  # tokens before the end, words about it
+
+
+def failing_probe(seed: int) -> Values:
+    """Run requests of which three fail, in a model with one spoilt token, and look for NaN in the pool at the end."""
+    case = random_case(l3.SMALL, seed)
+    weights = case.weights("float32")
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights["model.embed_tokens.weight"][NAN_ID] = torch.nan
+    given = [
+        [token if token != NAN_ID else 0 for token in plan.prompt(case, seed, index)]
+        for index, plan in enumerate(FAILING)
+    ]
+    given[3][2] = NAN_ID
+    wishes = [{**plan.wishes, "logit_bias": {**plan.wishes.get("logit_bias", {}), NAN_ID: -100.0}} for plan in FAILING]
+    plans = [replace(plan, wishes=own) for plan, own in zip(FAILING, wishes, strict=True)]
+    values: Values = {}
+    with registered(smoke_breaking=breaking_processor()):
+        engine = build_engine(
+            case, weights=weights, batch_invariant=True, max_running_requests=5, page_size=4, num_pages=40
+        )
+        run = drive(engine, plans, given, dice=random.Random(seed))
+        driver = l4_state_driver.build_driver(case, weights=weights, batch_invariant=True)
+        for index, plan in enumerate(plans):
+            values[f"request {index}"] = {"engine": run["requests"][index]}
+            if index not in WHY:
+                values[f"request {index}"]["alone"] = alone(driver, given[index], plan.wishes)
+    tensors = [*engine.pool.keys, *engine.pool.values]
+    values["no NaN in the pool"] = all(bool(tensor.isfinite().all()) for tensor in tensors)
+    values["all pages free"] = run["all pages free"]
+    return values
+
+
+def failing_verdict(seed: int, got: Values) -> list[Failure]:
+    """Three requests end with an error that says why; the others are as alone; nothing is left behind."""
+    failures = differences(True, got["no NaN in the pool"], None, "the pool holds no NaN when all are done")
+    failures += differences(True, got["all pages free"], None, "all pages are free when all are done")
+    for index, plan in enumerate(FAILING):
+        name, parts = f"request {index} {plan.wishes}", got[f"request {index}"]
+        if index not in WHY:
+            failures += like_alone(parts["engine"], parts["alone"], plan, name)
+            continue
+        count, words = WHY[index]
+        output = parts["engine"]["output"]
+        failures += differences(["error"], output["finish_reason"], None, f"{name}, finish reason")
+        failures += differences(["error"], parts["engine"]["finish_reason"], None, f"{name}, reason of the last delta")
+        failures += differences(count, len(output["ids"]), None, f"{name}, number of ids")
+        if words not in str(output["error"]):
+            failures.append(Failure(f"{name}, error", "", f"words about {words!r}", str(output["error"])))
+    return failures
+
+
+REGISTRY.add(
+    "L5.J.errors",
+    "A row of NaN, a row without an allowed token and a processor that raises end their own request and no other, and "
+    "leave no NaN in the pages that they give back.",
+    failing_probe,
+    failing_verdict,
+    seconds=30.0,
+)
+
+
+def interrupted_probe(seed: int) -> Values:
+    """Interrupt every third call of the driver's parts, as Ctrl-C would, and step on."""
+    case = random_case(l3.SMALL, seed)
+    plans = [plan for plan in PLANS if plan.aborted is None]
+    given = [plan.prompt(case, seed, index) for index, plan in enumerate(plans)]
+    driver = l4_state_driver.build_driver(case, batch_invariant=True)
+    values: Values = {"alone": [alone(driver, p, plan.wishes) for p, plan in zip(given, plans, strict=True)]}
+    for part in ("hidden_states", "sampler"):
+        engine = build_engine(case, batch_invariant=True, max_running_requests=6, max_tokens_per_step=9)
+        interruptions = interrupt(engine, part)
+        values[part] = drive(engine, plans, given)["requests"]
+        values[f"{part}, interruptions"] = len(interruptions)
+    return values
+
+
+def interrupt(engine: Any, part: str) -> list[int]:
+    """Let every third call of a part of the driver raise, and each step be tried until it works. Mutates the engine."""
+    plain, step, raised, calls = getattr(engine.driver, part), engine.step, list[int](), list[int]()
+
+    def now_and_then(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) % 3 == 2:
+            raise KeyboardInterrupt
+        return plain(*arguments)
+
+    def persistent() -> Any:
+        for _ in range(9):
+            try:
+                return step()
+            except KeyboardInterrupt:
+                raised.append(1)
+        raise RuntimeError("nine interruptions in a row")
+
+    setattr(engine.driver, part, now_and_then)
+    engine.step = persistent
+    return raised
+
+
+def interrupted_verdict(seed: int, got: Values) -> list[Failure]:
+    """Ask for the lonely runs' bits."""
+    failures, plans = [], [plan for plan in PLANS if plan.aborted is None]
+    for part in ("hidden_states", "sampler"):
+        if got[f"{part}, interruptions"] < 4:
+            failures.append(Failure(f"{part}", "", "steps that go through this part", "few or none"))
+        for index, plan in enumerate(plans):
+            where = f"{part} interrupted, request {index} {plan.wishes}"
+            failures += like_alone(got[part][index], got["alone"][index], plan, where)
+    return failures
+
+
+REGISTRY.add(
+    "L5.J.interrupted",
+    "A step that is interrupted is computed again: nobody loses a token, gains one or has one counted twice.",
+    interrupted_probe,
+    interrupted_verdict,
+    seconds=30.0,
+)
