@@ -195,7 +195,6 @@ def samples_probe(seed: int) -> Values:
                 samples, _ = squeezed(engine, "preemption" in options).generate([prompt, other], several)
                 values[f"{name}, {wanted}, {load}"] = {
                     "samples": [sample_of(sample) for sample in samples],
-                    "chunks": [[[str(n), first, rows] for n, first, rows in step.chunks] for step in engine.log],
                     "preempted": sum(len(step.preempted) for step in engine.log),
                     "pages not free": engine.scheduler.allocator.num_pages - engine.scheduler.allocator.num_free,
                 }
@@ -233,13 +232,15 @@ def samples_verdict(seed: int, got: Values) -> list[Failure]:
         for wanted, wishes in SAMPLES.items():
             runs = got[f"{name}, {wanted}, alone"]
             best = ranked(runs, wishes)
-            for load in LOADS:
+            for load, options in LOADS.items():
                 where, run = f"{name}, {wanted}, {load}", got[f"{name}, {wanted}, {load}"]
                 parts = ["ids", "prompt_logprobs", "finish_reason", *(["logprobs"] if "logprobs" in wishes else [])]
                 want = [{part: runs[index][part] for part in parts} for index in best]
                 have = [{part: sample[part] for part in parts} for sample in run["samples"]]
                 failures += differences(want, have, None, f"{where}, samples {best}")
                 failures += differences(0, run["pages not free"], None, f"{where}, pages that are not free at the end")
+                if "preemption" in options and not run["preempted"]:
+                    failures.append(Failure(where, "preemptions", "some", "none"))
             if len({tuple(run["ids"]) for run in runs}) < 2:
                 failures.append(Failure(f"{name}, {wanted}", "", "answers that differ from seed to seed", "one answer"))
     return failures
@@ -258,8 +259,8 @@ def ranked(runs: list[dict[str, Any]], wishes: dict[str, Any]) -> list[int]:
 
 REGISTRY.add(
     "L5.K.samples",
-    "Sample i is what the seed plus i gives alone, to the bit, reports included: in chunks, two at a time, and when pages "
-    "run out.",
+    "Sample i is what the seed plus i gives alone, to the bit, reports included: in chunks, two at a time, and when "
+    "pages run out.",
     samples_probe,
     samples_verdict,
     seconds=60.0,
@@ -306,8 +307,8 @@ def once_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L5.K.once",
-    "A prompt is computed once for all of its samples: of what the first has computed, the others compute the last token "
-    "alone and copy the rest.",
+    "A prompt is computed once for all of its samples: of what the first has computed, the others compute the last "
+    "token alone and copy the rest.",
     once_probe,
     once_verdict,
 )
