@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
+from mini_engine.attention.cascade import CascadeAttention, find_cascade
 from mini_engine.attention.consecutive import ConsecutiveAttention, find_runs
 from mini_engine.attention.dense import AttentionKernel, grouped_attention, sdpa_attention
 from mini_engine.attention.invariant import InvariantAttention
@@ -105,9 +106,11 @@ class GreedyDriver:
         """Choose the attention object that the configuration asks for. Views need pages that follow one another."""
         if self.config.batch_invariant:
             return InvariantAttention(pool, batch.metadata, self.model.config.num_attention_heads)
-        grid = find_grid(batch.metadata, pool) if self.config.attention == "grouped" else None
-        if grid is not None:
-            return StridedAttention(pool, batch.metadata, grid, self.kernel)
+        if self.config.attention == "grouped":
+            if (cascade := find_cascade(batch.metadata, pool)) is not None:
+                return CascadeAttention(pool, batch.metadata, cascade, self.kernel)
+            if (grid := find_grid(batch.metadata, pool)) is not None:
+                return StridedAttention(pool, batch.metadata, grid, self.kernel)
         runs = find_runs(batch.metadata) if self.config.linear == "packed" else None
         if runs is not None:
             return ConsecutiveAttention(pool, batch.metadata.slot_mapping, runs, self.kernel)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
+from mini_engine.attention.cascade import CascadeAttention
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
@@ -198,7 +199,7 @@ class SamplingDriver(GreedyDriver):
         """
         attention = self.attention(batch, pool)
         hidden = self.model.hidden_states(batch.input_ids, batch.positions, attention)
-        if isinstance(attention, StridedAttention) and not bool(hidden.isfinite().all()):
+        if isinstance(attention, StridedAttention | CascadeAttention) and not bool(hidden.isfinite().all()):
             plain = PagedAttention(pool, batch.metadata, self.kernel)
             hidden = self.model.hidden_states(batch.input_ids, batch.positions, plain)
         return hidden
