@@ -8,11 +8,14 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 FIRST, LEAST, DECAY_STEPS = Fraction(7, 10), Fraction(98, 1000), 600
 CLIP, SLACK = 4096, 20
 LPM_LIMIT, AGING = 128, 16
 Path = tuple[int, ...]
+Chunks = list[list[Any]]  # name, start, number of tokens, whether it samples
+Told = dict[str, list[Any]]  # a step: "chunks" and "preempted"
 
 
 class Ambiguous(Exception):  # noqa: N818
@@ -187,11 +190,11 @@ class Naive:
         """Pages that nobody holds."""
         return self.rules.num_pages - self.taken - sum(person.pages for person in self.running)
 
-    def step(self) -> dict[str, list[list[int | str | bool]] | list[str]]:
+    def step(self) -> Told:
         """Choose a step and return its chunks and who was sent back."""
         gone = self.make_room()
         rows = 10**9 if self.rules.budget is None else self.rules.budget
-        chunks: list[list[int | str | bool]] = []
+        chunks: Chunks = []
         decoding = [person for person in self.running if person.pending == 1]
         for person in [*decoding, *(p for p in self.running if p not in decoding)]:
             rows -= self.give_rows(person, rows, chunks)
@@ -204,7 +207,7 @@ class Naive:
             person.waited += 1
         return {"chunks": chunks, "preempted": gone}
 
-    def give_rows(self, person: Person, rows: int, chunks: list[list[int | str | bool]]) -> int:
+    def give_rows(self, person: Person, rows: int, chunks: Chunks) -> int:
         """Give a request one row after the other while it wants one and there is one."""
         given = 0
         while given < rows and person.computed + given < person.known:
@@ -244,7 +247,7 @@ class Naive:
         latest = max(person.arrival for person in left)
         return next(person for person in left if person.arrival == latest)
 
-    def let_in(self, rows: int, chunks: list[list[int | str | bool]]) -> None:
+    def let_in(self, rows: int, chunks: Chunks) -> None:
         """Let requests in until one does not fit. Nobody overtakes it."""
         while self.waiting and rows and len(self.running) < self.rules.max_running:
             aged = [person for person in self.waiting if person.waited >= self.rules.max_waited]
@@ -258,7 +261,7 @@ class Naive:
             self.running.append(first)
             rows -= self.give_rows(first, rows, chunks)
 
-    def compute(self, chunks: Sequence[Sequence[int | str | bool]]) -> None:
+    def compute(self, chunks: Chunks) -> None:
         """Do as if the step had run."""
         people = {person.name: person for person in self.running}
         for name, start, count, samples in chunks:
@@ -323,7 +326,7 @@ class Story:
     ``whole`` is false if the story ends early because float rounding would have decided.
     """
 
-    steps: list[dict[str, list[list[int | str | bool]] | list[str]]] = field(default_factory=list)
+    steps: list[Told] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
     whole: bool = True
 
