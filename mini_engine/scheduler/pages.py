@@ -31,6 +31,8 @@ class PlacedAllocator:
             raise ValueError(
                 f"{count} pages wanted, {self.num_free} of {self.num_pages} are free; free some or make the pool larger"
             )
+        if count == 0:
+            return []  # most steps of most requests; looking for nothing would go through all pages
         pages = self.run(count, after + 1) if after is not None else self.place(count)
         pages = pages or [page for page, free in enumerate(self.is_free) if free][:count]
         for page in pages:
