@@ -20,6 +20,7 @@ from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
 from mini_engine import cli_options as options
+from mini_engine.bench.ablate import bench_ablate
 from mini_engine.bench.forward import bench_forward
 from mini_engine.bench.sampler import bench_sampler
 from mini_engine.bench.serving import bench_serving
@@ -42,6 +43,7 @@ app.add_typer(bench, name="bench")
 bench.command("forward")(bench_forward)
 bench.command("sampler")(bench_sampler)
 bench.command("serving")(bench_serving)
+bench.command("ablate")(bench_ablate)
 
 
 @dataclass

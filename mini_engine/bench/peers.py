@@ -97,7 +97,7 @@ class ContinuousPeer:
         from transformers import ContinuousBatchingConfig
 
         self.model = model
-        # No sharing of equal prompts: a later round must not find the prompts of an earlier one.
+        # No sharing of equal prompts: there are none, and looking for them costs.
         self.config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS, num_blocks=pages_needed(pool_tokens, PAGE_TOKENS), max_requests_per_batch=size,
             max_batch_tokens=tokens_per_step, allow_block_sharing=False,

@@ -26,6 +26,7 @@ from transformers import Qwen3ForCausalLM
 from mini_engine.bench.machine import forget_peak, machine, make_checkpoint, peak_rss, settled_rss
 from mini_engine.bench.peers import CONTINUOUS, STATIC, ContinuousPeer, StaticPeer, gap_at_difference, sleep_until
 from mini_engine.bench.workload import Answer, Figures, Job, Run, describe, figures, make_jobs, paged_waste, shortened
+from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.config import DEFAULT_POOL_TOKENS, Dtype, EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.model import Qwen3
@@ -127,20 +128,22 @@ class Models:
     def system(self, config: EngineConfig, params: SamplingParams | None = None) -> tuple[EngineSystem, int]:
         """Return a warm system and the bytes that its model took."""
         key = (config.dtype, config.device, config.linear, config.batch_invariant)
+        small = EngineSystem(SamplingDriver(load_model(TINY_MODEL, config), config), params)
+        warm_up(small)  # so that libraries' own code and kernels do not count as the model's
         before = settled_rss()
         if key not in self.loaded:
             self.loaded[key] = load_model(self.folder, config), 0
         model, size = self.loaded[key]
         system = EngineSystem(SamplingDriver(model, config), params)
-        warm_up(system, model.config.vocab_size)
+        warm_up(system)
         size = size or settled_rss() - before
         self.loaded[key] = model, size
         return system, size
 
 
-def warm_up(system: System, vocab_size: int) -> None:
-    """Let a system touch its weights and make its kernels, on a small load of its own."""
-    run_once(system, shortened(make_jobs("ragged", WARM_UP_JOBS, vocab_size, rate=0.0, seed=-1), WARM_UP_TOKENS))
+def warm_up(system: System) -> None:
+    """Let a system touch its weights and make its kernels, on a small load of its own, of ids that every model has."""
+    run_once(system, shortened(make_jobs("ragged", WARM_UP_JOBS, 256, rate=0.0, seed=-1), WARM_UP_TOKENS))
 
 
 def serving_config(name: str, dtype: Dtype, running: int) -> EngineConfig:
@@ -187,11 +190,12 @@ class Bench:
     def __init__(self, folder: Path, dtype: Dtype, running: int, names: Sequence[str]) -> None:
         """Load the peer and the systems ``names``, and warm all of them up."""
         self.dtype = dtype
+        warm_up(StaticPeer(Qwen3ForCausalLM.from_pretrained(TINY_MODEL, dtype=getattr(torch, dtype)), running))
         before = settled_rss()
         self.peer = Qwen3ForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         self.vocab_size: int = self.peer.config.vocab_size
         self.systems: dict[str, System] = {STATIC: StaticPeer(self.peer, running)}
-        warm_up(self.systems[STATIC], self.vocab_size)
+        warm_up(self.systems[STATIC])
         self.model_bytes = {STATIC: settled_rss() - before}
         self.unavailable: dict[str, str] = {}
         if CONTINUOUS in names:
@@ -204,7 +208,7 @@ class Bench:
         """Add transformers' continuous batching, or note why it cannot run here."""
         try:
             system = ContinuousPeer(self.peer, running, TOKENS_PER_STEP, DEFAULT_POOL_TOKENS)
-            warm_up(system, self.vocab_size)
+            warm_up(system)
         except Exception as error:  # anything that another library raises is a reason
             self.unavailable[CONTINUOUS] = f"{type(error).__name__}: {error}"
             return
