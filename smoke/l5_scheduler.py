@@ -425,23 +425,25 @@ LEAVERS = {
 REASONS = ("stop", "length", "abort", "error")
 
 
+def others_than(person: Person) -> list[Person]:
+    """Return who else is there when somebody leaves."""
+    return [running(0, 3, computed=2, pages=3), *(p for p in LEAVERS.values() if p is not person), waiting(9, 2)]
+
+
 def finish_probe(seed: int) -> Values:
     """End each of them, then again for another reason, and see who is left."""
     values: Values = {}
     for name, person in LEAVERS.items():
         for reason in REASONS:
             scheduler = build_scheduler(Rules(40))
-            others = [
-                running(0, 3, computed=2, pages=3),
-                *(p for p in LEAVERS.values() if p is not person),
-                waiting(9, 2),
-            ]
+            others = others_than(person)
             requests = put(scheduler, [*others, person])
             request = requests[person.name]
             scheduler.finish(request, reason)
             scheduler.finish(request, "abort" if reason == "stop" else "stop")
             values[f"{name}, {reason}"] = {
-                **state_of(scheduler, {person.name: request}),
+                **state_of(scheduler, {}),
+                "state": [str(request.state.value), len(request.pages), request.num_preemptions],
                 "reason": str(request.finish_reason),
                 "output": list(request.output_ids),
                 "pages of others": sum(len(r.pages) for r in requests.values() if r is not request),
@@ -453,14 +455,15 @@ def finish_spec(seed: int) -> Values:
     """Take it out of where it is; the first reason counts."""
     values: Values = {}
     for name, person in LEAVERS.items():
-        others = [running(0, 3, computed=2, pages=3), *(p for p in LEAVERS.values() if p is not person), waiting(9, 2)]
+        others = others_than(person)
         for reason in REASONS:
             held = sum(p.pages for p in others)
             values[f"{name}, {reason}"] = {
                 "running": [p.name for p in others if p.state == "running"],
                 "waiting": sorted(p.name for p in others if p.state != "running"),
                 "free pages": 40 - held,
-                "requests": {person.name: ["finished", person.computed, 0, person.preemptions]},
+                "requests": {},
+                "state": ["finished", 0, person.preemptions],
                 "reason": reason,
                 "output": output_of(person),
                 "pages of others": held,

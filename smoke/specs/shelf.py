@@ -67,7 +67,7 @@ class Shelf:
 
     def evict(self, count: int) -> list[int]:
         """Give up the longest beginnings that nobody holds."""
-        gone = []
+        gone: list[int] = []
         for beginning in sorted(self.pages, key=len, reverse=True):
             if len(gone) < count + self.surplus and not self.holders[self.pages[beginning]]:
                 gone.append(self.pages.pop(beginning))
