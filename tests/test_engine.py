@@ -26,7 +26,6 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.detokenizer import Detokenizer
 from mini_engine.driver import GreedyDriver
 from mini_engine.engine import Engine
-from mini_engine.linear import make_projections
 from mini_engine.model import Qwen3
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
@@ -37,7 +36,7 @@ from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabu
 from mini_engine.sampler.sampler import Sampler
 from mini_engine.scheduler.policy import POLICIES
 from mini_engine.scheduler.request import RequestState
-from mini_engine.startup import load_model
+from mini_engine.startup import build_model, load_model
 
 TRACES = int(os.environ.get("MINI_ENGINE_TRACES", "25"))
 TOKENIZER = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
@@ -61,9 +60,9 @@ def _one_thread() -> Iterator[None]:
 
 
 @cache
-def make_model(name: str, dtype: str, invariant: bool) -> Qwen3:
+def make_model(name: str, dtype: str, invariant: bool, linear: str = "torch") -> Qwen3:
     """The embedded model, or a small random one whose ids are the first of the same tokenizer's."""
-    engine = EngineConfig(dtype=dtype, batch_invariant=invariant)
+    engine = EngineConfig(dtype=dtype, batch_invariant=invariant, linear=linear)
     if name == "embedded":
         return load_model(TINY_MODEL, engine)
     config = Qwen3Config(
@@ -72,11 +71,11 @@ def make_model(name: str, dtype: str, invariant: bool) -> Qwen3:
     )  # fmt: skip
     torch.manual_seed(0)
     weights = {k: v.to(getattr(torch, dtype)) for k, v in Qwen3ForCausalLM(config).state_dict().items()}
-    return Qwen3(ModelConfig.from_hf(config.to_dict()), weights, make_projections(engine))
+    return build_model(ModelConfig.from_hf(config.to_dict()), weights, engine)
 
 
 def make_driver(name: str = "embedded", config: EngineConfig = INVARIANT, **parts: Any) -> SamplingDriver:
-    model = make_model(name, config.dtype, config.batch_invariant)
+    model = make_model(name, config.dtype, config.batch_invariant, config.linear)
     parts.setdefault("sampler", Sampler(generator=torch.Generator().manual_seed(5)))
     return SamplingDriver(model, config, EOS if name == "embedded" else frozenset({5}), **parts)
 
@@ -208,7 +207,7 @@ def assert_like(output: RequestOutput, expected: Expected) -> None:
 
 
 def alone(name: str, prompt: Sequence[int], params: SamplingParams, config: EngineConfig = INVARIANT) -> Expected:
-    config = EngineConfig(dtype=config.dtype, batch_invariant=config.batch_invariant)
+    config = EngineConfig(dtype=config.dtype, batch_invariant=config.batch_invariant, linear=config.linear)
     return lonely(list(make_driver(name, config).stream(prompt, replace(params, stop=()))), params)
 
 
@@ -353,6 +352,24 @@ def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None
             finished[planned.output.finish_reason] += 1
     assert preempted >= 2 * TRACES, "the traces were meant to run out of pages"
     assert all(finished.values()), finished
+
+
+@pytest.mark.parametrize("threads", [2, 4, 8])
+def test_matrix_at_other_thread_counts(threads: int) -> None:
+    """The lonely run has one thread, the batch has several: what a thread computes depends on their number."""
+    for seed in (0, 1, 3):
+        torch.set_num_threads(threads)
+        trace = Trace(seed).run()
+        torch.set_num_threads(1)
+        for planned in trace.planned:
+            check_equal(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
+
+
+def test_matrix_with_packed_weights() -> None:
+    for seed in range(4):
+        trace = Trace(seed, linear="packed").run()
+        for planned in trace.planned:
+            check_equal(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
 
 
 def test_without_batch_invariance_the_matrix_fails() -> None:
