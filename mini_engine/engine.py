@@ -149,7 +149,7 @@ class Engine:
         slots = [torch.tensor(slots_of(pages, *stretch)) for pages in (source.pages, chunk.request.pages)]
         self.pool.copy(*(own.to(self.driver.config.device) for own in slots))
         output, known = (self.entries[r.request_id].output for r in (chunk.request, source))
-        if output.prompt_logprobs is None and known.prompt_logprobs is not None:
+        if known.prompt_logprobs is not None and len(known.prompt_logprobs) > len(output.prompt_logprobs or ()):
             output.prompt_logprobs = list(known.prompt_logprobs)
 
     def sample(self, batch: ScheduledBatch, hidden: Tensor, last_rows: Tensor, laps: Laps) -> None:

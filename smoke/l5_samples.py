@@ -322,27 +322,36 @@ def orphan_wishes(index: int = 0, n: int = 1) -> dict[str, Any]:
     return {"temperature": 1.1, "seed": 7 + index, "n": n, "max_new_tokens": 8, "prompt_logprobs": 0}
 
 
+ORPHANS = (*((steps, "fcfs") for steps in range(7)), (1, "shortest"))  # steps before the abort, policy
+
+
 def orphans_probe(seed: int) -> Values:
     """Abort the first sample after some steps, while the others wait, copy or run; and ask for what is refused."""
     case = random_case(l3.SMALL, seed)
     prompt = random_ids(case.vocab_size, 15, seed)
     driver = l4_state_driver.build_driver(case, batch_invariant=True)
     values: Values = {"alone": [alone(driver, prompt, orphan_wishes(index)) for index in range(3)]}
-    for steps in range(7):
+    for steps, policy in ORPHANS:
         engine = build_engine(
-            case, batch_invariant=True, max_running_requests=4, max_tokens_per_step=6, page_size=4, num_pages=40
-        )
+            case, batch_invariant=True, max_running_requests=4, max_tokens_per_step=6, page_size=4, num_pages=40,
+            policy=policy,
+        )  # fmt: skip
         poison_freed_pages(engine)
         names = engine.add_samples(prompt, make_params(orphan_wishes(n=3)))
         for _ in range(steps):
             engine.step()
         engine.abort(names[0])
+        if (
+            policy == "shortest"
+        ):  # the second sample comes back behind the third, with a report about part of the prompt
+            engine.step()
+            engine.scheduler.preempt(engine.entries[names[1]].request)
         for _ in range(MOST_STEPS):
             if not engine.scheduler.has_work:
                 break
             engine.step()
         outputs = [engine.take_output(name) for name in names]
-        values[f"aborted after {steps} steps"] = [sample_of(output) for output in outputs]
+        values[f"aborted after {steps} steps, {policy}"] = [sample_of(output) for output in outputs]
     engine = build_engine(case, num_pages=2)
     refused = [[], [5] * 40, [5, case.vocab_size]]
     answers = [
@@ -356,9 +365,9 @@ def orphans_probe(seed: int) -> Values:
 def orphans_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask the samples that were left for their lonely runs; a refusal is one finished answer."""
     failures = []
-    for steps in range(7):
-        name = f"the first sample aborted after {steps} steps"
-        first, *others = got[f"aborted after {steps} steps"]
+    for steps, policy in ORPHANS:
+        name = f"the first sample aborted after {steps} steps, {policy}"
+        first, *others = got[f"aborted after {steps} steps, {policy}"]
         failures += differences(["abort"], first["finish_reason"], None, f"{name}, its reason")
         for index, sample in enumerate(others, 1):
             want = {part: got["alone"][index][part] for part in ("ids", "prompt_logprobs", "finish_reason")}
