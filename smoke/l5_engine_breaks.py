@@ -235,14 +235,17 @@ REGISTRY.add(
 )
 
 
+INTERRUPTED = ("hidden_states", "sampler", "cumulate")  # before the layers, before the choice, and just behind it
+
+
 def interrupted_probe(seed: int) -> Values:
-    """Interrupt every third call of the driver's parts, as Ctrl-C would, and step on."""
+    """Interrupt every third call of some parts of a step, as Ctrl-C would, and step on."""
     case = random_case(l3.SMALL, seed)
     plans = [plan for plan in PLANS if plan.aborted is None]
     given = [plan.prompt(case, seed, index) for index, plan in enumerate(plans)]
     driver = l4_state_driver.build_driver(case, batch_invariant=True)
     values: Values = {"alone": [alone(driver, p, plan.wishes) for p, plan in zip(given, plans, strict=True)]}
-    for part in ("hidden_states", "sampler"):
+    for part in INTERRUPTED:
         engine = build_engine(case, batch_invariant=True, max_running_requests=6, max_tokens_per_step=9)
         interruptions = interrupt(engine, part)
         values[part] = drive(engine, plans, given)["requests"]
@@ -251,14 +254,16 @@ def interrupted_probe(seed: int) -> Values:
 
 
 def interrupt(engine: Any, part: str) -> list[int]:
-    """Let every third call of a part of the driver raise, and each step be tried until it works. Mutates the engine."""
-    plain, step, raised, calls = getattr(engine.driver, part), engine.step, list[int](), list[int]()
+    """Let every third call of a part raise, and each step be tried until it works. Mutates the engine."""
+    owner = engine.rows if part == "cumulate" else engine.driver
+    plain, step, raised, calls = getattr(owner, part), engine.step, list[int](), list[int]()
 
     def now_and_then(*arguments: Any) -> Any:
         calls.append(1)
+        late = plain(*arguments) if part == "cumulate" else None
         if len(calls) % 3 == 2:
             raise KeyboardInterrupt
-        return plain(*arguments)
+        return late if part == "cumulate" else plain(*arguments)
 
     def persistent() -> Any:
         for _ in range(9):
@@ -268,7 +273,7 @@ def interrupt(engine: Any, part: str) -> list[int]:
                 raised.append(1)
         raise RuntimeError("nine interruptions in a row")
 
-    setattr(engine.driver, part, now_and_then)
+    setattr(owner, part, now_and_then)
     engine.step = persistent
     return raised
 
@@ -276,8 +281,8 @@ def interrupt(engine: Any, part: str) -> list[int]:
 def interrupted_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for the lonely runs' bits."""
     failures, plans = [], [plan for plan in PLANS if plan.aborted is None]
-    for part in ("hidden_states", "sampler"):
-        if got[f"{part}, interruptions"] < 4:
+    for part in INTERRUPTED:
+        if got[f"{part}, interruptions"] < 4 and part != "cumulate":  # rows may be built anew in every step
             failures.append(Failure(f"{part}", "", "steps that go through this part", "few or none"))
         for index, plan in enumerate(plans):
             where = f"{part} interrupted, request {index} {plan.wishes}"
