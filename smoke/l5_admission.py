@@ -22,10 +22,11 @@ from smoke.l5_scheduler import (
     state_of,
     waiting,
 )  # fmt: skip
-from smoke.specs.scheduling import Chunks, Naive, Rules, touched
+from smoke.specs.scheduling import Chunks, Naive, Person, Rules, expected_pages, touched
 from smoke.specs.shelf import build_shelf
 
 REGISTRY = Registry()
+RATIOS = (Fraction(1), Fraction(1, 2), Fraction(3, 8))  # exact in binary: no rounding decides
 
 
 def register_admission(check_id: str, proves: str, cases: Cases) -> None:
@@ -82,16 +83,14 @@ def promise_cases(seed: int) -> dict[str, Case]:
     dice = random.Random(f"promises {seed}")
     found = {}
     for number in range(12):
-        size, preemption = dice.choice([1, 2, 4]), dice.random() < 0.5
+        size, preemption, ratio = dice.choice([1, 2, 4]), dice.random() < 0.5, dice.choice(RATIOS)
         prompt, most = dice.randint(1, 4), dice.randint(10, 30)
-        each = touched(prompt + most - 1, size)
-        rules = Rules(each * 3 + dice.choice([-1, 0, 1]), size, max_running=20, preemption=preemption)
+        each = expected_pages(Person("r0", prompt, most), size, ratio, preemption)
+        pages = max(each * 3 + dice.choice([-1, 0, 1]), touched(prompt + most, size))
+        rules = Rules(pages, size, max_running=20, preemption=preemption, ratio=ratio)
         people = tuple(waiting(index, prompt, most) for index in range(6))
-        ratio = dice.choice([Fraction(1), Fraction(1, 2), Fraction(3, 8)])
-        name = f"six times {prompt} + {most} in {rules.num_pages} pages of {size}"
-        found[f"{name}, ratio {float(ratio) if preemption else 'off'}, case {number}"] = Case(
-            rules, people, None, ratio
-        )
+        name = f"six times {prompt} + {most} in {pages} pages of {size}"
+        found[f"{name}, ratio {float(ratio) if preemption else 'off'}, case {number}"] = Case(rules, people)
     return found
 
 
@@ -128,11 +127,10 @@ def drawn_cases(seed: int) -> dict[str, Case]:
         held = sum(person.pages for person in people)
         rules = Rules(
             held + dice.randint(1, 25), size, dice.choice(["fcfs", "lof"]), dice.randint(1, 8), None, preemption,
-            dice.choice([5, 256]),
+            dice.choice([5, 256]), dice.choice(RATIOS),
         )  # fmt: skip
         dice.shuffle(people)
-        ratio = dice.choice([Fraction(1), Fraction(1, 2), Fraction(3, 8)])
-        found[f"state {number}"] = Case(rules, tuple(people), dice.choice([None, 0, 1, 5, 20]), ratio)
+        found[f"state {number}"] = Case(rules, tuple(people), dice.choice([None, 0, 1, 5, 20]))
     return found
 
 

@@ -1,15 +1,14 @@
 """The checks of the scheduler's rows (L5.D), and the states in which single decisions are asked for.
 
 Owns: schedulers that are put into a state by hand. Admission is in ``l5_admission.py``, pages that run out are in
-``l5_preemption.py``, whole steps in ``l5_step.py``. The order of waiting requests is a policy of these checks, so that they
-need none of the candidate's.
+``l5_preemption.py``, whole steps in ``l5_step.py``. Waiting requests are ordered by a policy of these checks, so that
+they need none of the candidate's.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from smoke.check import Registry, Values
@@ -39,7 +38,10 @@ def build_scheduler(rules: Rules, policy: Any = None, cache: Any = None) -> Any:
     from mini_engine.scheduler.scheduler import Scheduler, SchedulerLimits
 
     limits = SchedulerLimits(rules.max_running, rules.budget, rules.preemption, rules.max_waited)
-    return Scheduler(rules.num_pages, rules.page_size, limits, policy or ByRule(rules.policy), cache)
+    scheduler = Scheduler(rules.num_pages, rules.page_size, limits, policy or ByRule(rules.policy), cache)
+    if rules.preemption:
+        scheduler.growth.ratio = float(rules.ratio)
+    return scheduler
 
 
 def put(scheduler: Any, people: Sequence[Person]) -> dict[str, Any]:
@@ -97,27 +99,21 @@ def waiting(name: int, prompt: int, most: int = 8, **more: Any) -> Person:
 
 @dataclass(frozen=True)
 class Case:
-    """A scheduler's state. ``ratio`` counts with preemption alone; ``rows`` are left of the step's budget."""
+    """A scheduler's state. ``rows`` are left of the step's budget."""
 
     rules: Rules
     people: tuple[Person, ...]
     rows: int | None = None
-    ratio: Fraction = Fraction(1)
 
     def naive(self) -> tuple[Naive, list[Person]]:
         """Return a scheduler by the rules in this state, and its requests."""
         people = deepcopy(list(self.people))
-        naive = Naive(
-            self.rules, [p for p in people if p.state != "running"], [p for p in people if p.state == "running"]
-        )
-        naive.ratio = self.ratio if self.rules.preemption else naive.ratio
-        return naive, people
+        ready = [person for person in people if person.state == "running"]
+        return Naive(self.rules, [person for person in people if person not in ready], ready), people
 
     def scheduler(self) -> tuple[Any, dict[str, Any]]:
         """Return the candidate's scheduler in this state, and its requests."""
         scheduler = build_scheduler(self.rules)
-        if self.rules.preemption:
-            scheduler.growth.ratio = float(self.ratio)
         return scheduler, put(scheduler, self.people)
 
 

@@ -69,7 +69,7 @@ def shared_ceiling(ratio: Fraction, tokens: int) -> int:
     """Return the least whole number that is not below ``ratio * tokens``. Raises ``Ambiguous`` near a whole number."""
     exact = ratio * tokens
     rounds = ratio.denominator & (ratio.denominator - 1)  # a float holds the ratio only over a power of two
-    if rounds and abs(exact - round(exact)) < Fraction(1, 10**9):
+    if tokens and rounds and abs(exact - round(exact)) < Fraction(1, 10**9):
         raise Ambiguous
     whole = 0
     while whole < exact:
@@ -168,6 +168,7 @@ class Rules:
     budget: int | None = None
     preemption: bool = False
     max_waited: int = 256
+    ratio: Fraction = FIRST  # of the estimate, to begin with; 1 without preemption
 
 
 @dataclass
@@ -177,18 +178,16 @@ class Naive:
     rules: Rules
     waiting: list[Person] = field(default_factory=list)
     running: list[Person] = field(default_factory=list)
-    ratio: Fraction = FIRST
-    taken: int = 0  # pages that nobody here can have
+    ratio: Fraction = field(init=False)
 
     def __post_init__(self) -> None:
-        """Without preemption nothing may run out."""
-        if not self.rules.preemption:
-            self.ratio = Fraction(1)
+        """Expect the whole answer without preemption: nothing may run out."""
+        self.ratio = self.rules.ratio if self.rules.preemption else Fraction(1)
 
     @property
     def free(self) -> int:
         """Pages that nobody holds."""
-        return self.rules.num_pages - self.taken - sum(person.pages for person in self.running)
+        return self.rules.num_pages - sum(person.pages for person in self.running)
 
     def step(self) -> Told:
         """Choose a step and return its chunks and who was sent back."""
@@ -293,21 +292,31 @@ class World:
 
 
 def draw_world(seed: str, policy: str, preemption: bool, count: int) -> World:
-    """Draw a world in which pages are short, some requests stop early and some are aborted."""
+    """Draw a world in which pages are short, some requests stop early and some are aborted.
+
+    With preemption answers are long and the estimate begins low, or hardly anybody would be sent back.
+    """
     dice = random.Random(f"world {seed} {policy} {preemption}")
-    size = dice.choice([1, 2, 4])
-    longest_prompt, longest_answer = dice.choice([(6, 26), (20, 18), (30, 9)])
-    fitting = touched(longest_prompt + longest_answer, size)
+    shapes = [(6, 120), (20, 70), (9, 90)] if preemption else [(6, 26), (20, 18), (30, 9)]
+    size, (longest_prompt, longest_answer) = dice.choice([1, 2, 4]), dice.choice(shapes)
     people = []
     for index in range(count):
+        # 0.7 of a multiple of 10 is a whole number, which floats may miss.
         most = dice.choice([m for m in range(1, longest_answer + 1) if m % 10 != 1 or m == 1])
         person = Person(f"r{index}", dice.randint(1, longest_prompt), most, index)
-        person.real = dice.choice([most, dice.randint(1, most)])
+        person.real = dice.choice([most, most if preemption else dice.randint(1, most)])
         people.append(person)
-    pages = int(fitting * dice.choice([1.3, 1.7, 2.5])) + 1
-    budget = dice.choice([3, 7, 17, None])
-    waited = 256 if preemption else dice.choice([6, 30, 256])
-    rules = Rules(pages, size, policy, dice.choice([3, 7, 32]), budget, preemption, waited)
+    rules = Rules(
+        int(touched(longest_prompt + longest_answer, size) * dice.choice([1.3, 1.7, 2.5])) + 1, size, policy,
+        max_running=dice.choice([7, 32] if preemption else [3, 7, 32]),
+        budget=dice.choice([7, 17, None] if preemption else [3, 7, 17, None]),
+        preemption=preemption, max_waited=dice.choice([30, 256] if preemption else [6, 30, 256]), ratio=LEAST,
+    )  # fmt: skip
+    return World(rules, tuple(people), *draw_times(dice, people))
+
+
+def draw_times(dice: random.Random, people: Sequence[Person]) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+    """Draw before which step each request comes, and before which a few are aborted."""
     arrivals: dict[int, list[str]] = {}
     aborts: dict[int, list[str]] = {}
     step = 0
@@ -316,7 +325,7 @@ def draw_world(seed: str, policy: str, preemption: bool, count: int) -> World:
         arrivals.setdefault(step, []).append(person.name)
         if dice.random() < 0.08:
             aborts.setdefault(step + dice.randint(0, 30), []).append(person.name)
-    return World(rules, tuple(people), arrivals, aborts)
+    return arrivals, aborts
 
 
 @dataclass
