@@ -13,6 +13,8 @@
 ``sampling``    what a sampler does to a distribution, and how often each token then comes
 ``drawing``     L4: stages, orders, draws, penalties, coloured tokens
 ``sliders``     L4: the stages by hand, in a notebook program
+``serving``     runs of many requests, what their log tells, and a simulation without a model
+``scheduling``  L5: who ran when, pages in use, rows of a step, load, a stream
 
 This is the only part of the project that imports matplotlib: ``pip install mini-engine[notebooks]``.
 """

@@ -1,0 +1,366 @@
+"""Run many requests and read off the event log what happened to each of them; and simulate runs without a model.
+
+Owns: the experiments of L5. Must not know: pictures.
+
+Time is counted in steps, so that a run is the same on every machine. Only the simulation has seconds, and they come
+from a formula.
+"""
+
+import random
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import linear_regression
+from typing import Any, Literal
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from mini_engine.attention.allocator import pages_needed
+from mini_engine.config import EngineConfig
+from mini_engine.engine import Engine
+from mini_engine.outputs import Delta, RequestOutput, StepOutput
+from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.scheduler.policy import make_policy
+from mini_engine.scheduler.request import Request, RequestTimes
+from mini_engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from mini_engine.viz.tokens import visible
+
+PieceKind = Literal["waiting", "prompt", "copied", "again", "decode"]
+
+
+# ------------------------------------------------------------------------------------------------- runs of the engine
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request that comes before step ``step``."""
+
+    step: int
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an engine did: the log of its steps and the answers, by request id in the order of arrival.
+
+    ``labels``: request id -> its name in figures. ``num_pages``: of the pool.
+    """
+
+    name: str
+    log: Sequence[StepOutput]
+    outputs: Mapping[str, RequestOutput]
+    labels: Mapping[str, str]
+    config: EngineConfig
+    num_pages: int
+
+
+class StepClock:
+    """A clock that shows the number of the step."""
+
+    def __init__(self) -> None:
+        """Begin with step 0."""
+        self.now = 0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return float(self.now)
+
+
+def with_options(driver: SamplingDriver, **options: Any) -> SamplingDriver:
+    """Return a driver of the same model with other options."""
+    return SamplingDriver(driver.model, replace(driver.config, **options), driver.eos_token_ids)
+
+
+def serve(
+    name: str,
+    driver: SamplingDriver,
+    tokenizer: Tokenizer,
+    arrivals: Iterable[Arrival],
+    static: bool = False,
+    **options: Any,
+) -> Run:
+    """Run all ``arrivals`` in an engine with these options, and return what it did.
+
+    ``static``: as before continuous batching. A batch is let in when the one before has ended, and never joined.
+    """
+    clock = StepClock()
+    engine = Engine(with_options(driver, **options), tokenizer, clock)
+    pending = deque(sorted(arrivals, key=lambda arrival: arrival.step))
+    labels: dict[str, str] = {}
+    number = 0
+    while pending or engine.scheduler.has_work:
+        for _ in range(num_let_in(pending, clock.now, engine, static)):
+            coming = pending.popleft()
+            samples = engine.add_samples(coming.prompt_ids, coming.params)
+            labels |= dict(zip(samples, sample_labels(number, len(samples)), strict=True))
+            number += 1
+        engine.step()  # without requests nothing happens in it, and it is not logged
+        clock.now += 1
+    outputs = {request_id: engine.take_output(request_id) for request_id in labels}
+    return Run(name, list(engine.log), outputs, labels, engine.driver.config, engine.scheduler.allocator.num_pages)
+
+
+def sample_labels(number: int, count: int) -> list[str]:
+    """Name the samples of one request: "a", or "a1", "a2" if there are several; after "z" come numbers."""
+    name = chr(ord("a") + number) if number < 26 else f"{number} "
+    return [name.strip()] if count == 1 else [f"{name}{i + 1}" for i in range(count)]
+
+
+def num_let_in(pending: Sequence[Arrival], now: int, engine: Engine, static: bool) -> int:
+    """Return how many of the pending requests the engine is told of before this step."""
+    if static and engine.scheduler.has_work:
+        return 0
+    due = sum(arrival.step <= now for arrival in pending)
+    return min(due, engine.driver.config.max_running_requests) if static else due
+
+
+# ------------------------------------------------------------------------------------------------ what the log tells
+
+
+@dataclass(frozen=True)
+class Piece:
+    """``length`` steps from ``step`` on in which one request did the same. ``tokens``: computed in them, or copied."""
+
+    kind: PieceKind
+    step: int
+    length: int
+    tokens: int
+
+
+def chunk_kinds(run: Run) -> list[dict[str, tuple[PieceKind, int]]]:
+    """Return for every step what each request computed, by request id: the kind and the number of its rows."""
+    reached = dict.fromkeys(run.outputs, 0)
+    kinds: list[dict[str, tuple[PieceKind, int]]] = []
+    for step in run.log:
+        kinds.append({})
+        for request_id, start, count in step.chunks:
+            kind: PieceKind = "prompt"
+            if request_id in step.copied:
+                kind = "copied"
+            elif start < reached[request_id]:
+                kind = "again"  # it was sent back, and its keys and values were thrown away
+            elif start >= len(run.outputs[request_id].prompt_ids):
+                kind = "decode"
+            kinds[-1][request_id] = kind, count
+            reached[request_id] = max(reached[request_id], start + count)
+    return kinds
+
+
+def timeline(run: Run) -> dict[str, list[Piece]]:
+    """Return what each request did from its arrival to its last step. Equal waits and decodes in a row are one piece.
+
+    A chunk of a prompt is a piece of its own. A copied one counts the tokens that were copied, not its single row.
+    """
+    kinds = chunk_kinds(run)
+    pieces: dict[str, list[Piece]] = {}
+    for request_id, output in run.outputs.items():
+        own: list[Piece] = []
+        here = [i for i, step in enumerate(kinds) if request_id in step]
+        added = output.times.added if output.times is not None else 0.0  # a refused one has no times, and no steps
+        first = next((i for i, step in enumerate(run.log) if step.began >= added), len(run.log))
+        for index in range(first, here[-1] + 1 if here else first):
+            kind, tokens = kinds[index].get(request_id, ("waiting", 0))
+            tokens = run.log[index].copied[request_id] if kind == "copied" else tokens
+            joined = own and own[-1].kind == kind and kind in ("waiting", "decode")
+            last = own.pop() if joined else Piece(kind, index, 0, 0)
+            own.append(replace(last, length=last.length + 1, tokens=last.tokens + tokens))
+        pieces[request_id] = own
+    return pieces
+
+
+def rows_per_step(run: Run) -> dict[str, list[int]]:
+    """Return the rows of every step that were decodes, prompts (those of a copied one too) and computed again."""
+    kinds = chunk_kinds(run)
+    names = {"decode": ("decode",), "prompt": ("prompt", "copied"), "again": ("again",)}
+    return {
+        name: [sum(rows for kind, rows in step.values() if kind in those) for step in kinds]
+        for name, those in names.items()
+    }
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A request in one place of the batch, ``length`` steps from ``step`` on, the first ``prompt`` for its prompt."""
+
+    request_id: str
+    place: int
+    step: int
+    length: int
+    prompt: int
+
+
+def stays(run: Run) -> list[Stay]:
+    """Return who was in which place of the batch: a request takes the lowest free one and leaves it when it waits."""
+    kinds, taken, found = chunk_kinds(run), dict[int, str](), list[Stay]()
+    open_stays: dict[str, Stay] = {}
+    for index, step in enumerate(kinds):
+        for request_id in [r for r in open_stays if r not in step]:
+            stay = open_stays.pop(request_id)
+            found.append(stay)
+            del taken[stay.place]
+        for request_id, (kind, _) in step.items():
+            if request_id not in open_stays:
+                place = next(p for p in range(len(run.outputs)) if p not in taken)
+                taken[place] = request_id
+                open_stays[request_id] = Stay(request_id, place, index, 0, 0)
+            stay = open_stays[request_id]
+            open_stays[request_id] = replace(stay, length=stay.length + 1, prompt=stay.prompt + (kind != "decode"))
+    return sorted([*found, *open_stays.values()], key=lambda stay: (stay.step, stay.place))
+
+
+def idle_share(run: Run) -> float:
+    """Return the share of places and steps in which nobody was."""
+    cells = run.config.max_running_requests * len(run.log)
+    return 1 - sum(stay.length for stay in stays(run)) / cells
+
+
+# -------------------------------------------------------------------------------------------------- a text that grows
+
+
+@dataclass(frozen=True)
+class StreamLine:
+    """One delta of a stream: its token's text, what was shown before, what it shows, and what is decoded but held back.
+
+    ``cut``: the text that is held back will never be shown, because a stop string was found in it.
+    """
+
+    token: str
+    before: str
+    new: str
+    held: str
+    cut: bool
+
+
+def stream_lines(deltas: Iterable[Delta], tokenizer: Tokenizer) -> list[StreamLine]:
+    """Return what a reader of a stream saw, delta by delta, beside the text that the tokens make."""
+    lines: list[StreamLine] = []
+    token_ids: list[int] = []
+    shown = ""
+    for delta in deltas:
+        if delta.token_id is None:  # the start of a stream, or an end without a token
+            continue
+        token_ids.append(delta.token_id)
+        whole = tokenizer.decode(token_ids, skip_special_tokens=True)
+        held = whole[len(shown) + len(delta.text) :]
+        token = visible(tokenizer.decode([delta.token_id], skip_special_tokens=False))
+        lines.append(StreamLine(token, shown, delta.text, held, delta.finish_reason == "stop"))
+        shown += delta.text
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------- without a model
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of a step: ``fixed`` however small it is, and ``per_row`` for every row."""
+
+    fixed: float
+    per_row: float
+
+    def __call__(self, rows: int) -> float:
+        """Return the seconds of a step of so many rows."""
+        return self.fixed + self.per_row * rows
+
+
+def measure_cost(driver: SamplingDriver, widths: Sequence[int], repeats: int = 3) -> StepCost:
+    """Fit a line through the times of steps that compute prompts of these lengths, the best of some runs of each."""
+    engine = Engine(with_options(driver, max_tokens_per_step=None))
+    best = []
+    for width in widths:
+        for _ in range(repeats + 1):  # the first one warms up
+            engine.generate([[1] * width], SamplingParams(max_new_tokens=1))
+        times = [sum(step.seconds.values()) for step in list(engine.log)[-repeats:]]
+        best.append(min(times))
+    line = linear_regression(widths, best)
+    return StepCost(line.intercept, line.slope)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request of which only the lengths matter. ``arrival_s``: when it comes."""
+
+    arrival_s: float
+    num_prompt: int
+    num_output: int
+
+
+def poisson_jobs(rate: float, count: int, prompt: tuple[int, int], output: tuple[int, int], seed: int = 0) -> list[Job]:
+    """Draw ``count`` jobs that come at random, ``rate`` a second; lengths between two limits, short ones more often.
+
+    The same seed makes the same jobs at every rate, only closer together.
+    """
+    source = random.Random(seed)
+    now, jobs = 0.0, []
+    for _ in range(count):
+        now += source.expovariate(1.0)
+        lengths = [round(low * (high / low) ** source.random()) for low, high in (prompt, output)]
+        jobs.append(Job(now / rate, *lengths))
+    return jobs
+
+
+def simulate(jobs: Sequence[Job], cost: StepCost, config: EngineConfig) -> list[RequestTimes]:
+    """Let the scheduler run ``jobs``, with a formula in place of the model -> the times of each job, in their order."""
+    policy = make_policy(config.policy, config.policy_seed)
+    longest = max(job.num_prompt + job.num_output for job in jobs)
+    limits = SchedulerLimits(
+        max_running_requests=config.max_running_requests, max_tokens_per_step=config.max_tokens_per_step,
+        preemption=config.preemption, max_steps_waited=config.max_steps_waited,
+    )  # fmt: skip
+    num_pages = config.num_pages or config.max_running_requests * pages_needed(longest, config.page_size)
+    scheduler = Scheduler(num_pages, config.page_size, limits, policy)
+    requests = [
+        Request(str(i), [0] * job.num_prompt, SamplingParams(max_new_tokens=job.num_output), i,
+                RequestTimes(job.arrival_s))
+        for i, job in enumerate(jobs)
+    ]  # fmt: skip
+    pending, now = deque(requests), 0.0
+    while pending or scheduler.has_work:
+        if not scheduler.has_work:
+            now = max(now, pending[0].times.added)
+        while pending and pending[0].times.added <= now:
+            scheduler.add(pending.popleft())
+        now = simulate_step(scheduler, cost, now)
+    return [request.times for request in requests]
+
+
+def simulate_step(scheduler: Scheduler, cost: StepCost, now: float) -> float:
+    """Schedule a step that begins at ``now``, note the times in its requests, and return when it ends. Mutates."""
+    batch = scheduler.schedule()
+    for chunk in batch.chunks:
+        chunk.request.times.started = now if chunk.request.times.started is None else chunk.request.times.started
+    end = now + cost(batch.num_tokens)
+    sampled = [chunk.request for chunk in batch.chunks if chunk.samples]
+    scheduler.update(batch, {request.request_id: 0 for request in sampled})
+    for request in sampled:
+        request.times.tokens.append(end)
+        if request.num_output_tokens == request.params.max_new_tokens:
+            request.times.finished = end
+            scheduler.finish(request, "length")
+    return end
+
+
+@dataclass(frozen=True)
+class LoadPoint:
+    """Seconds at one rate: of the first token (mean, and what 99 of 100 stay below), and between the others (mean)."""
+
+    rate: float
+    ttft_mean: float
+    ttft_p99: float
+    tpot_mean: float
+
+
+def load_point(rate: float, times: Sequence[RequestTimes]) -> LoadPoint:
+    """Reduce the times of all requests to the numbers of one point."""
+    first = [t.ttft_s for t in times if t.ttft_s is not None]
+    between = [t.tpot_s for t in times if t.tpot_s is not None]
+    return LoadPoint(rate, float(np.mean(first)), float(np.percentile(first, 99)), float(np.mean(between)))
+
+
+def capacity(jobs: Sequence[Job], cost: StepCost, config: EngineConfig) -> float:
+    """Return how many such jobs a second the engine ends when it is never idle."""
+    at_once = [replace(job, arrival_s=0.0) for job in jobs]
+    return len(jobs) / max(times.finished or 0.0 for times in simulate(at_once, cost, config))
