@@ -6,6 +6,7 @@ Owns: which pages of a request are whose. Must not know: trees, budgets, the oth
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mini_engine.attention.allocator import pages_needed
 from mini_engine.scheduler.prefix_cache import PrefixCache, PrefixHit
 from mini_engine.scheduler.request import Request
 
@@ -65,8 +66,10 @@ def could_share_soon(
     least, matched = limits.wait_for_prefix, len(hit.pages) * page_size
     if least is None or matched > limits.wait_below_match or request.params.prompt_logprobs is not None:
         return False
-    shared = request.prompt_ids[: matched + least]
-    return len(shared) == matched + least and any(
-        other.is_computing_prompt and other.cache_key == request.cache_key and other.prompt_ids[: len(shared)] == shared
+    # Only whole pages are passed on, and never the newest token: without them the wait would be for nothing.
+    end = pages_needed(matched + least, page_size) * page_size
+    shared = request.prompt_ids[:end]
+    return len(shared) == end < request.num_tokens and any(
+        other.is_computing_prompt and other.cache_key == request.cache_key and other.prompt_ids[:end] == shared
         for other in running
     )
