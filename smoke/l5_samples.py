@@ -322,55 +322,61 @@ def orphan_wishes(index: int = 0, n: int = 1) -> dict[str, Any]:
     return {"temperature": 1.1, "seed": 7 + index, "n": n, "max_new_tokens": 8, "prompt_logprobs": 0}
 
 
-ORPHANS = (*((steps, "fcfs") for steps in range(7)), (1, "shortest"))  # steps before the abort, policy
+# Steps before it happens, and what happens then: the first sample is aborted; or that, a step later the second one is
+# sent back, and the third overtakes it; or the second one is sent back and comes back beside the others.
+MISHAPS = (*((steps, "abort") for steps in range(7)), (1, "abort, overtaken"), (4, "sent back"), (8, "sent back"))
 
 
 def orphans_probe(seed: int) -> Values:
-    """Abort the first sample after some steps, while the others wait, copy or run; and ask for what is refused."""
+    """Let something happen to the samples while they wait, copy or run; and ask for what is refused."""
     case = random_case(l3.SMALL, seed)
     prompt = random_ids(case.vocab_size, 15, seed)
     driver = l4_state_driver.build_driver(case, batch_invariant=True)
     values: Values = {"alone": [alone(driver, prompt, orphan_wishes(index)) for index in range(3)]}
-    for steps, policy in ORPHANS:
+    for steps, what in MISHAPS:
         engine = build_engine(
             case, batch_invariant=True, max_running_requests=4, max_tokens_per_step=6, page_size=4, num_pages=40,
-            policy=policy,
+            policy="shortest" if "overtaken" in what else "fcfs",
         )  # fmt: skip
         poison_freed_pages(engine)
         names = engine.add_samples(prompt, make_params(orphan_wishes(n=3)))
         for _ in range(steps):
             engine.step()
-        engine.abort(names[0])
-        if (
-            policy == "shortest"
-        ):  # the second sample comes back behind the third, with a report about part of the prompt
-            engine.step()
-            engine.scheduler.preempt(engine.entries[names[1]].request)
+        happen(engine, names, what)
         for _ in range(MOST_STEPS):
             if not engine.scheduler.has_work:
                 break
             engine.step()
         outputs = [engine.take_output(name) for name in names]
-        values[f"aborted after {steps} steps, {policy}"] = [sample_of(output) for output in outputs]
-    engine = build_engine(case, num_pages=2)
-    refused = [[], [5] * 40, [5, case.vocab_size]]
-    answers = [
-        [engine.take_output(n) for n in engine.add_samples(own, make_params(orphan_wishes(n=3)))] for own in refused
-    ]
-    values["refused"] = [[[a.finish_reason, a.error is not None, list(a.token_ids)] for a in own] for own in answers]
+        values[f"{what} after {steps} steps"] = [sample_of(output) for output in outputs]
+    engine, values["refused"] = build_engine(case, num_pages=2), []
+    for wrong in ([], [5] * 40, [5, case.vocab_size]):
+        answers = [engine.take_output(name) for name in engine.add_samples(wrong, make_params(orphan_wishes(n=3)))]
+        values["refused"].append([[a.finish_reason, a.error is not None, list(a.token_ids)] for a in answers])
     values["work after refusals"] = engine.scheduler.has_work
     return values
+
+
+def happen(engine: Any, names: list[str], what: str) -> None:
+    """Abort the first sample, or send the second one back, or both. Mutates the engine."""
+    if "abort" in what:
+        engine.abort(names[0])
+    if "overtaken" in what:
+        engine.step()
+    second = engine.entries[names[1]].request
+    if what != "abort" and second.state == "running":
+        engine.scheduler.preempt(second)
 
 
 def orphans_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask the samples that were left for their lonely runs; a refusal is one finished answer."""
     failures = []
-    for steps, policy in ORPHANS:
-        name = f"the first sample aborted after {steps} steps, {policy}"
-        first, *others = got[f"aborted after {steps} steps, {policy}"]
-        failures += differences(["abort"], first["finish_reason"], None, f"{name}, its reason")
-        for index, sample in enumerate(others, 1):
+    for steps, what in MISHAPS:
+        name = f"{what} after {steps} steps"
+        for index, sample in enumerate(got[name]):
             want = {part: got["alone"][index][part] for part in ("ids", "prompt_logprobs", "finish_reason")}
+            if index == 0 and "abort" in what:
+                want = {"finish_reason": ["abort"]}
             failures += differences(want, {part: sample[part] for part in want}, None, f"{name}, sample {index}")
     failures += differences([[["error", True, []]]] * 3, got["refused"], None, "refused requests, [reason, why, ids]")
     return failures + differences(False, got["work after refusals"], None, "work is left after refusals")
@@ -378,8 +384,8 @@ def orphans_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L5.K.orphans",
-    "A sample whose source was aborted goes on with what it copied, or computes it; a request that is refused is one "
-    "finished answer that says why.",
+    "A sample whose source was aborted goes on with what it copied, or computes it; one that was sent back copies the "
+    "prompt again and nothing else; a refused request is one finished answer that says why.",
     orphans_probe,
     orphans_verdict,
 )
