@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from mini_engine.viz.figure import COLORS, GRAY, LINES, MARKERS, Figure, canvas, plural, style
 from mini_engine.viz.serving import LoadPoint, Run, StreamLine, idle_share, rows_per_step, stays, timeline
@@ -18,8 +18,8 @@ from mini_engine.viz.serving import LoadPoint, Run, StreamLine, idle_share, rows
 LOOKS = {
     "waiting": ("white", "", "waits, or left out of the step"),
     "prompt": ("#86b6f0", "", "prompt (its tokens)"),
-    "copied": ("#f5e3a0", "...", "prompt copied from its sibling"),
-    "again": (COLORS[2], "xxx", "computed again"),
+    "copied": ("#e8cf6e", "...", "prompt copied from its sibling"),
+    "again": ("#d9603b", "xxx", "computed again"),
     "decode": ("#3d4f70", "///", "decodes, a token a step"),
 }
 IDLE = ("#ececec", "\\\\\\")
@@ -39,7 +39,7 @@ def request_gantt(run: Run) -> Figure:
         for piece in own:
             draw_piece(axes, line, piece.kind, piece.step, piece.length)
             if piece.kind not in ("waiting", "decode") and len(run.log) <= STEPS_WITH_NUMBERS:
-                cell_text(axes, piece.step + piece.length / 2, line, str(piece.tokens))
+                cell_text(axes, piece.step + piece.length / 2, line, str(piece.tokens), bool(LOOKS[piece.kind][1]))
         if own:
             axes.plot(
                 own[-1].step + own[-1].length, line, marker="|", markersize=15, markeredgewidth=2.6, color="black"
@@ -87,13 +87,13 @@ def draw_piece(axes: Axes, line: int, kind: str, start: int, length: int) -> Non
         axes.plot([start, start + length], [line, line], color=GRAY, linewidth=1.4, linestyle=":", gid="waiting")
         return
     color, hatch, _ = LOOKS[kind]
-    axes.barh(line, length, 0.78, left=start, color=color, hatch=hatch, edgecolor="white", linewidth=0.8, gid=kind)
+    axes.barh(line, length, 0.78, left=start, color=color, hatch=hatch, edgecolor="white", linewidth=1.2, gid=kind)
 
 
-def cell_text(axes: Axes, x: float, y: float, text: str) -> None:
-    """Write into a bar, on a white ground that keeps the text readable over a hatch."""
-    axes.text(x, y, text, ha="center", va="center", fontsize=10, bbox={
-        "facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4})  # fmt: skip
+def cell_text(axes: Axes, x: float, y: float, text: str, on_hatch: bool = True) -> None:
+    """Write into a bar; ``on_hatch`` gives the text a white ground that keeps it readable."""
+    ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.2} if on_hatch else None
+    axes.text(x, y, text, ha="center", va="center", fontsize=10, bbox=ground, gid="cell")
 
 
 def step_axes(axes: Axes, num_steps: int, num_lines: int, labels: Sequence[str]) -> None:
@@ -236,9 +236,9 @@ def load_chart(curves: Mapping[str, Sequence[LoadPoint]], capacity: float) -> Fi
     figure = canvas(4.4)
     panels = figure.subplots(1, 3)
     looks = {
-        "ttft_mean": "first token, mean (s)",
-        "ttft_p99": "first token, 99 of 100 below (s)",
-        "tpot_mean": "between tokens, mean (ms)",
+        "ttft_mean": "to the first token: mean (s)",
+        "ttft_p99": "to the first token: p99 (s)",
+        "tpot_mean": "between tokens: mean (ms)",
     }
     for axes, (field, label) in zip(panels, looks.items(), strict=True):
         for index, (name, points) in enumerate(curves.items()):
@@ -251,7 +251,9 @@ def load_chart(curves: Mapping[str, Sequence[LoadPoint]], capacity: float) -> Fi
         axes.grid()
     for axes in panels[:2]:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
     panels[2].set_ylim(0, None)
     handles, labels = panels[0].get_legend_handles_labels()
     limit = Line2D([], [], color=GRAY, linestyle=":", linewidth=1.6)
