@@ -120,7 +120,7 @@ class Trace:
         page_size = dice.choice([1, 2, 4, 8, 16])
         stems = [self.tokens(dice.randint(5, 40)) for _ in range(3)]
         self.turns: list[Turn] = []
-        for index in range(12):
+        for index in range(8):
             self.turns.append(self.make_turn(stems, index))
         longest = 40 + 8 + 25 + 5 + 25  # stem, own, answer, question, answer
         self.config = replace(
