@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from mini_engine import cli_options as options
 from mini_engine.bench.ablate import bench_ablate
 from mini_engine.bench.forward import bench_forward
+from mini_engine.bench.prefix import bench_prefix
 from mini_engine.bench.sampler import bench_sampler
 from mini_engine.bench.serving import bench_serving
 from mini_engine.checkpoint import load_tokenizer, resolve_folder
@@ -44,6 +45,7 @@ bench.command("forward")(bench_forward)
 bench.command("sampler")(bench_sampler)
 bench.command("serving")(bench_serving)
 bench.command("ablate")(bench_ablate)
+bench.command("prefix")(bench_prefix)
 
 
 @dataclass
