@@ -68,7 +68,7 @@ def chats(draw: Callable[[int], list[int]]) -> Load:
 
 
 def thoughts(draw: Callable[[int], list[int]]) -> Load:
-    """A task of 192 tokens and three levels of three branches each: 16 tokens to set out on and 24 new ones."""
+    """Three levels of three branches each above a task of 192 tokens: 16 tokens to set out on and 24 new ones."""
     waves: Load = [[Turn(draw(192), 24)]]
     for _ in range(3):
         waves.append([Turn(draw(16), 24, parent) for parent in range(len(waves[-1])) for _ in range(3)])
