@@ -1,4 +1,4 @@
-"""The command line: ``mini-engine generate | chat | bench``.
+"""The command line: ``mini-engine generate | chat | batch | cache | bench``.
 
 Owns: arguments, what is printed where, exit codes. Must not know: how a token is computed.
 Generated text goes to standard output, everything else to standard error. Exit codes: 0 done, 1 a task of
@@ -8,11 +8,8 @@ Generated text goes to standard output, everything else to standard error. Exit 
 import json
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -25,22 +22,23 @@ from mini_engine.bench.forward import bench_forward
 from mini_engine.bench.prefix import bench_prefix
 from mini_engine.bench.sampler import bench_sampler
 from mini_engine.bench.serving import bench_serving
-from mini_engine.checkpoint import load_tokenizer, resolve_folder
+from mini_engine.cli_batch import batch
+from mini_engine.cli_cache import show_cache
 from mini_engine.cli_options import make_config, make_params
+from mini_engine.cli_start import encode_chat, input_errors, start
 from mini_engine.cli_tables import print_logprobs, print_trace
-from mini_engine.config import EngineConfig
-from mini_engine.overlay import installed_folder
 from mini_engine.sampler.driver import FinishReason, SampledStep, SamplingDriver
 from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.trace import SamplingTrace
-from mini_engine.startup import load_driver
 
 app = typer.Typer(
     help="Run a Qwen3 model with the engine of this course.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 bench = typer.Typer(help="Measure the engine beside a peer, in the same process.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.command("batch")(batch)
+app.command("cache")(show_cache)
 bench.command("forward")(bench_forward)
 bench.command("sampler")(bench_sampler)
 bench.command("serving")(bench_serving)
@@ -63,38 +61,6 @@ class Reply:
         prefill, decode = self.token_times[0] - self.started, self.token_times[-1] - self.token_times[0]
         rate = (len(self.steps) - 1) / decode if decode > 0 else 0.0
         return {"prefill_s": prefill, "decode_s": decode, "decode_tokens_per_s": rate}
-
-
-@contextmanager
-def input_errors() -> Iterator[None]:
-    """Show a ``ValueError`` as one line and exit with 2: it names what the user gave and what to do instead."""
-    warnings.showwarning = lambda message, *_, **__: typer.secho(f"warning: {message}", fg="yellow", err=True)
-    try:
-        yield
-    except ValueError as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
-        raise typer.Exit(2) from error
-    except NotImplementedError as error:  # a student's engine with a task still open
-        typer.secho(f"error: not written yet: {error}", fg="red", err=True)
-        raise typer.Exit(1) from error
-
-
-def check_engine(folder: Path | None) -> None:
-    """Raise ``ValueError`` unless the modules that are running are those that ``--engine`` asks for."""
-    running = installed_folder()
-    if (folder and folder.resolve()) != running:
-        raise ValueError(f"--engine is {folder}, but the modules of {running or 'the engine itself'} are running")
-    if running is not None:
-        typer.secho(f"running the modules of {running}", dim=True, err=True)
-
-
-def start(
-    model: str | None, engine: Path | None, config: EngineConfig
-) -> tuple[SamplingDriver, PreTrainedTokenizerBase]:
-    """Load what a command runs on. Raises ``ValueError`` for a faulty checkpoint or another engine than asked for."""
-    check_engine(engine)
-    folder = resolve_folder(model)
-    return load_driver(folder, config), load_tokenizer(folder)
 
 
 def run_steps(driver: SamplingDriver, prompt_ids: list[int], params: SamplingParams) -> Iterator[SampledStep]:
@@ -136,14 +102,6 @@ def reply_to(
             sys.stdout.write(piece)
             sys.stdout.flush()
     return reply
-
-
-def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], think: bool) -> list[int]:
-    """Render a conversation with the tokenizer's chat template and encode it, ready for the assistant's turn."""
-    if not tokenizer.chat_template:
-        raise ValueError("this checkpoint's tokenizer has no chat template; leave out --chat")
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=think)
-    return list(tokenizer.encode(cast(str, text), add_special_tokens=False))
 
 
 def print_summary(reply: Reply) -> None:
