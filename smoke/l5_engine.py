@@ -173,7 +173,7 @@ PLANS: tuple[Plan, ...] = (
         {"max_new_tokens": 14, "temperature": 1.0, "seed": 5, "logit_bias": {7: 3.0, 8: 3.0}, "frequency_penalty": 1.5},
         3,
     ),
-    Plan(8, {"max_new_tokens": 24, "temperature": 1.2, "seed": 9}, 4, 13),
+    Plan(8, {"max_new_tokens": 24, "temperature": 1.2, "seed": 9}, 0, 9),
     Plan(21, {"max_new_tokens": 6, "prompt_logprobs": 1, "min_new_tokens": 6}, 5),
     Plan(
         12,

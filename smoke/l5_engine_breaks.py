@@ -90,8 +90,8 @@ def script_plans() -> list[Plan]:
 
 SCRIPT_LOADS: dict[str, dict[str, Any]] = {
     "one at a time": {},
-    "eight at a time, 9 rows a step": {"max_running_requests": 8, "max_tokens_per_step": 9, "num_pages": 40},
-    "pages run out": {"max_running_requests": 8, "page_size": 1, "num_pages": 48, "preemption": True},
+    "eight at a time, sent back now and then": {"max_running_requests": 8, "max_tokens_per_step": 9, "num_pages": 40},
+    "pages run out": {"max_running_requests": 8, "page_size": 1, "num_pages": 30, "preemption": True},
 }
 
 
@@ -103,6 +103,8 @@ def scripts_probe(seed: int) -> Values:
     with registered(smoke_script=script_processor()):
         for load, options in SCRIPT_LOADS.items():
             engine = build_engine(case, with_text=True, **options)
+            if "sent back" in load:
+                send_back(engine)
             run = drive(engine, plans, given, squeeze="preemption" in options, dice=random.Random(seed))
             values[load] = {
                 f"script {index}": {
@@ -112,6 +114,19 @@ def scripts_probe(seed: int) -> Values:
                 for index, request in enumerate(run["requests"])
             }
     return values
+
+
+def send_back(engine: Any) -> None:
+    """Preempt all but one of the running requests before every fifth step. Mutates the engine."""
+    plain, steps = engine.step, iter(range(1, 10_000))
+
+    def step() -> Any:
+        if next(steps) % 5 == 0:
+            for request in engine.scheduler.running[1:]:
+                engine.scheduler.preempt(request)
+        return plain()
+
+    engine.step = step
 
 
 def scripts_spec(seed: int) -> Values:
