@@ -566,6 +566,14 @@ def test_samples_of_one_prompt_share_one_prefill_and_no_bit_changes(changes: dic
         assert sum(sum(step.copied.values()) for step in engine.log) == 3 * (len(prompt) - 1)
 
 
+def test_all_samples_come_in_the_step_after_their_prompt() -> None:
+    """A sample that copied the prompt and computes its last token used to hold up the next one, a step for each."""
+    engine = make_engine(config=serving(max_running_requests=8))
+    prompt = encode(BEGINNINGS[0])
+    engine.generate([prompt], SamplingParams(temperature=1.0, seed=1, max_new_tokens=4, n=6))
+    assert [len(step.chunks) for step in engine.log] == [1, 6, 6, 6, 5]
+
+
 def test_a_sibling_does_not_wait_for_one_that_ended() -> None:
     engine = make_engine(config=serving(max_tokens_per_step=2))
     prompt = encode(BEGINNINGS[0])

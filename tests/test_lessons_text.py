@@ -14,7 +14,7 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -319,6 +319,7 @@ FAULTS = {
     "L2": ("mini_engine.attention.metadata", "slots_of", lambda slots: slots[::-1]),
     "L3": ("mini_engine.driver", "pack_batch", shifted),
     "L4": ("mini_engine.sampler.draw", "gumbel", lambda noise: -noise),
+    "L5": ("mini_engine.engine", "packed", lambda chunk: replace(chunk, num_computed_tokens=0)),
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.scheduler.prefix_cache import PrefixCache, PrefixHit
-from mini_engine.scheduler.request import Request
+from mini_engine.scheduler.request import Request, RequestState
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,12 @@ def could_share_soon(
 ) -> bool:
     """Whether one of ``running`` is just computing what ``request``, which has found ``hit``, would have to compute.
 
-    A sibling's prompt is the same. Others' prompts are compared if a prefix cache will pass on what they share.
+    A sibling's prompt is the same, and one that has all of it is copied from at once. Others' prompts are compared if a
+    prefix cache will pass on what they share.
     """
-    if any(sibling.is_computing_prompt for sibling in request.siblings):
-        return True
+    siblings = [sibling for sibling in request.siblings if sibling.state is RequestState.RUNNING]
+    if siblings:
+        return all(sibling.is_computing_prompt for sibling in siblings)
     least, matched = limits.wait_for_prefix, len(hit.pages) * page_size
     if least is None or matched > limits.wait_below_match or request.params.prompt_logprobs is not None:
         return False
