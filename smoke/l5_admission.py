@@ -232,7 +232,9 @@ SHELVES: dict[str, Shelved] = {
     "2 of 6 pages found, 4 others cached": Shelved(0, (B[:4], [7] * 8), ((A, 5),), 0, ["r0"], {"r0": 4}, 2, 4),
     "2 of 6 pages found, 3 others cached": Shelved(0, (B[:4], [7] * 6), ((A, 5),), 0, [], {"r0": 0}, 0, 5),
     "two find the same pages": Shelved(7, (A[:4],), ((A, 5), (B, 5)), 0, ["r0", "r1"], {"r0": 4, "r1": 4}, 4, 2),
-    "what the second found is gone": Shelved(0, (A[:6],), ((C, 2), (A, 3)), 0, ["r0"], {"r0": 0, "r1": 0}, 0, 1),
+    "what the second found is gone": Shelved(
+        0, (A[:6], [7] * 2), ((C, 2), (A, 1)), 0, ["r0"], {"r0": 0, "r1": 0}, 0, 2
+    ),
     "the cache gives more than asked for": Shelved(0, (A[:6],), ((C, 2),), 1, ["r0"], {"r0": 0}, 0, 0),
 }
 

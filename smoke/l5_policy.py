@@ -77,7 +77,7 @@ def aging_people() -> list[Person]:
         Person("r1", 21, arrival=1),  # 100 - 80 is one less
         Person("r2", 20, arrival=2),  # the same, and later
         Person("r3", 19, arrival=3),
-        Person("r4", 3, arrival=4, outputs=30, waited=1),  # preempted: its output is computed again too
+        Person("r4", 3, arrival=4, outputs=40, waited=1),  # preempted: its output is computed again too
     ]
 
 
@@ -93,8 +93,8 @@ def aging_probe(seed: int) -> Values:
 
 
 def aging_spec(seed: int) -> Values:
-    """Tell what 100 - 5 · 16 = 20 and 33 - 16 = 17 mean."""
-    order = ["r4", "r3", "r0", "r2", "r1"]
+    """Tell what 100 - 5 · 16 = 20 and 43 - 16 = 27 mean."""
+    order = ["r3", "r0", "r2", "r1", "r4"]
     return {"as they came": order, "the other way round": order}
 
 

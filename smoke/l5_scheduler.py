@@ -37,7 +37,12 @@ def build_scheduler(rules: Rules, policy: Any = None, cache: Any = None) -> Any:
     """Build the candidate's scheduler."""
     from mini_engine.scheduler.scheduler import Scheduler, SchedulerLimits
 
-    limits = SchedulerLimits(rules.max_running, rules.budget, rules.preemption, rules.max_waited)
+    limits = SchedulerLimits(
+        max_running_requests=rules.max_running,
+        max_tokens_per_step=rules.budget,
+        preemption=rules.preemption,
+        max_steps_waited=rules.max_waited,
+    )
     scheduler = Scheduler(rules.num_pages, rules.page_size, limits, policy or ByRule(rules.policy), cache)
     if rules.preemption:
         scheduler.growth.ratio = float(rules.ratio)

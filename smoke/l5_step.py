@@ -19,6 +19,7 @@ from smoke.specs.shelf import build_shelf
 
 REGISTRY = Registry()
 POLICIES = ("fcfs", "lof", "shortest", "lpm", "dfs-weight")  # without hits the last two go by arrival
+MOST_IDLE = 50  # steps in which requests wait and nothing is computed: it will not get better
 
 
 def make_scheduler(rules: Rules, cache: Any = None) -> Any:
@@ -34,17 +35,22 @@ def tokens_of(batch: Any) -> dict[str, int]:
 
 
 def walk(world: World, requests: dict[str, Any], scheduler: Any) -> Iterator[Any]:
-    """Run a world step by step and yield each batch before it is computed. Ends when nothing is left to do."""
+    """Run a world step by step and yield each batch before it is computed.
+
+    Ends when nothing is left to do, or when nothing was done for a while.
+    """
     real = {person.name: person.real for person in world.people}
+    idle = 0
     for step in range(world.most_steps):
         for name in world.arrivals.get(step, []):
             scheduler.add(requests[name])
         for name in world.aborts.get(step, []):
             scheduler.finish(requests[name], "abort")
-        if step > max(world.arrivals) and not scheduler.has_work:
+        if (step > max(world.arrivals) and not scheduler.has_work) or idle == MOST_IDLE:
             return
         batch = scheduler.schedule()
         yield batch
+        idle = idle + 1 if scheduler.has_work and not batch.chunks else 0
         scheduler.update(batch, tokens_of(batch))
         for chunk in batch.chunks:
             request = chunk.request
@@ -80,8 +86,8 @@ def step_cases(seed: int) -> dict[str, Case]:
         "4 rows for them, with preemption": Case(Rules(100, budget=4, preemption=True), shared),
     }
     short = Rules(19, budget=9, preemption=True)
-    edge = tuple(running(index, 5, 9, outputs=index, computed=4 + index, pages=4 + index) for index in (1, 2, 3))
-    found["no page for the newest tokens, and somebody waits"] = Case(short, (*edge, waiting(9, 1, 1)))
+    edge = tuple(running(index, 5, 4, outputs=index, computed=4 + index, pages=4 + index) for index in (1, 2, 3))
+    found["no page for the newest tokens, and somebody waits"] = Case(short, (*edge, waiting(0, 1, 1)))
     return found
 
 
