@@ -276,7 +276,7 @@ def measure_cost(driver: SamplingDriver, widths: Sequence[int], repeats: int = 3
         times = [sum(step.seconds.values()) for step in list(engine.log)[-repeats:]]
         best.append(min(times))
     line = linear_regression(widths, best)
-    return StepCost(line.intercept, line.slope)
+    return StepCost(max(line.intercept, 0.0), max(line.slope, 0.0))  # a noisy machine may measure a falling line
 
 
 @dataclass(frozen=True)
