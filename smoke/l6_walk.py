@@ -179,7 +179,7 @@ def questions(seed: int, size: int) -> list[tuple[str | None, list[int]]]:
     dice = random.Random(f"questions {seed} {size}")
     names = sorted(entries_of(draw_trees(seed, size), size).entries, key=str)
     asked: list[tuple[str | None, list[int]]] = [(None, []), ("tenant", [0] * (size - 1)), ("nobody", [0] * size * 2)]
-    for _ in range(25):
+    for _ in range(18):
         key, tokens = dice.choice(names)
         more = [dice.randrange(3) for _ in range(dice.choice([0, 0, 1, size, 3 * size]))]
         key = dice.choice([key, key, key, None, "tenant", "", "nobody"])
