@@ -43,7 +43,7 @@ SYSTEMS: dict[str, dict[str, Any] | None] = {
     "off": None,
 }
 SERVING, INVARIANT = "packed+grouped", "packed+invariant"
-WARM_UP_JOBS, WARM_UP_TOKENS = 8, 4
+WARM_UP_JOBS, WARM_UP_TOKENS = 3, 4
 MAX_GAPS = 4  # differing answers whose cause is looked up, per system: each costs the peer a forward pass
 # Two tokens this close (in standard deviations of the row's logits) may change places with the order of a sum.
 NEAR_TIE = {"float32": 0.01, "bfloat16": 0.15}
