@@ -31,6 +31,8 @@ from test_engine import (
 )
 from torch import Tensor
 
+from mini_engine.attention.metadata import BatchInputs
+from mini_engine.attention.pool import KVPool
 from mini_engine.bench.reuse import computed_tokens, edge_tokens
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
@@ -417,6 +419,25 @@ def test_what_a_failed_step_wrote_is_not_cached() -> None:
     ((answer,),) = engine.generate([PROMPT], GREEDY)
     assert_like(answer, alone("embedded", PROMPT, GREEDY))
     check_nothing_held(engine)
+
+
+@pytest.mark.xfail(strict=True, reason="pages that a request shared before its error are not taken back")
+def test_a_chunk_that_came_out_as_nan_does_not_poison_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at a chunk that samples nothing, and it is shared: whoever begins alike fails from then on."""
+    engine = make_engine(config=shared(max_tokens_per_step=8))
+    plain, calls = engine.driver.hidden_states, iter(range(1000))
+
+    def fail_once(inputs: BatchInputs, pool: KVPool) -> Tensor:
+        hidden = plain(inputs, pool)
+        if next(calls) == 0:
+            pool.poison(engine.scheduler.running[0].pages[:2])
+        return hidden
+
+    monkeypatch.setattr(engine.driver, "hidden_states", fail_once)
+    ((failed,),) = engine.generate([PROMPT], GREEDY)
+    assert failed.finish_reason == "error"
+    ((answer,),) = engine.generate([PROMPT], GREEDY)
+    assert_like(answer, alone("embedded", PROMPT, GREEDY))
 
 
 @pytest.mark.parametrize("place", ["hidden_states", "logits", "sampler"])

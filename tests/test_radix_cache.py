@@ -192,8 +192,8 @@ def random_tokens(dice: random.Random, page_size: int) -> list[int]:
     """Few different pages, so that much is shared; lengths that are no whole pages."""
     tokens: list[int] = []
     for _ in range(dice.randrange(8)):
-        page = [dice.randrange(3)] * (page_size - 1)
-        tokens += [*page, dice.randrange(2)]
+        page = [dice.choice([0, 0, 0, 1, 2])] * (page_size - 1)
+        tokens += [*page, dice.choice([0, 0, 0, 1])]
     return tokens[: len(tokens) - dice.choice([0, 0, 1, page_size // 2])]
 
 
@@ -329,6 +329,22 @@ def test_a_match_ends_between_pages_and_cuts_the_edge_there() -> None:
     assert cache.match([1, 9]).pages == (), "the first page is known by all of its tokens"
     assert len(cache.nodes) == 3
     cache.check()
+
+
+@pytest.mark.parametrize("page_size", [1, 3])
+def test_a_match_ends_where_the_first_page_differs(page_size: int) -> None:
+    """Edges of up to 20 pages; every page is the first that differs once, at its first token and at its last."""
+    for length in range(1, 21):
+        tokens = list(range(length * page_size))
+        for agreeing in range(length + 1):
+            for place in (0, page_size - 1):
+                cache = filled(page_size, "lru", tokens)
+                asked = list(tokens)
+                if agreeing < length:
+                    asked[agreeing * page_size + place] = 999
+                assert cache.match(asked).pages == tuple(range(agreeing))
+                assert cache.match(tokens).pages == tuple(range(length))
+                assert len(cache.nodes) == (2 if 0 < agreeing < length else 1)
 
 
 def test_locks_of_a_cut_node_hold_both_halves() -> None:
