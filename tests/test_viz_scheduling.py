@@ -51,9 +51,9 @@ PIECES = {
     "no": [],
 }  # fmt: skip
 FULL = Run("none waits", LOG[:4], OUTPUTS, RUN.labels, replace(CONFIG, max_tokens_per_step=None), num_pages=4)
-CURVES = {
-    "fcfs": [LoadPoint(1.0, 0.01, 0.1, 0.002), LoadPoint(2.0, 0.5, 0.9, 0.004)],
-    "shortest": [LoadPoint(1.0, 0.01, 0.1, 0.002), LoadPoint(2.0, 0.2, 1.5, 0.003)],
+CURVES = {  # within a decade, where a logarithmic axis would label its minor ticks, too
+    "fcfs": [LoadPoint(1.0, 0.06, 0.1, 0.002), LoadPoint(2.0, 0.5, 0.9, 0.004)],
+    "shortest": [LoadPoint(1.0, 0.06, 0.1, 0.002), LoadPoint(2.0, 0.2, 1.5, 0.003)],
 }
 LINES = [
     StreamLine("Once", "", "Once", "", False),
@@ -404,7 +404,7 @@ def test_load_chart_has_a_line_for_each_policy(figures):
             assert line.get_ydata().tolist() == pytest.approx([scale * getattr(p, field) for p in points])
         assert set(axes.lines[-1].get_xdata()) == {1.8}
     assert (
-        "shortest: at 56% of the capacity the first token comes after 10 ms on average and 99 of 100 after 100 ms, "
+        "shortest: at 56% of the capacity the first token comes after 60 ms on average and 99 of 100 after 100 ms, "
         "then one every 2.0 ms; at 111% of the capacity the first token comes after 200 ms on average and 99 of 100 "
         "after 1500 ms, then one every 3.0 ms."
     ) in figures["load_chart"].summary
