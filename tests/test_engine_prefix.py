@@ -390,13 +390,15 @@ def test_a_request_whose_own_row_is_nan_leaves_a_prompt_that_others_can_use(monk
     monkeypatch.setattr("mini_engine.sampler.processors.registry.REGISTRY", {"spoiler": Spoiler})
     engine = make_engine(config=shared(max_tokens_per_step=9))
     poison_freed_pages(engine)
-    for after in (0, 3):
-        wrong = replace(GREEDY, logits_processors={"spoiler": {"after": after}})
+    for after in (0, 9):
+        wrong = replace(GREEDY, max_new_tokens=12, logits_processors={"spoiler": {"after": after}})
         ((failed,), (beside,)) = engine.generate([PROMPT, [*PROMPT[:13], 3]], [wrong, GREEDY])
-        assert failed.finish_reason == "error"
+        assert (failed.finish_reason, len(failed.token_ids)) == ("error", after)
         assert_like(beside, alone("embedded", beside.prompt_ids, GREEDY))
-        ((answer,),) = engine.generate([PROMPT], GREEDY)
-        assert_like(answer, alone("embedded", PROMPT, GREEDY))
+        # The prompt again, and the next turn: what the failed one wrote behind its prompt was cleared, not cached.
+        for prompt in (PROMPT, [*PROMPT, *failed.token_ids, 5]):
+            ((answer,),) = engine.generate([prompt], GREEDY)
+            assert_like(answer, alone("embedded", prompt, GREEDY))
     assert radix(engine).stats.num_tokens_hit > 0
     check_nothing_held(engine)
 
