@@ -77,7 +77,8 @@ def test_a_sequence_on_scattered_pages_is_computed_beside_the_grid():
     [
         ([chunk_at(0, 20, 8)], 40),  # one sequence: views serve it as well
         ([chunk_at(0, 20, 8), SequenceChunk([1], 19, [30, 9, 4])], 40),
-        ([chunk_at(0, 8, 8), chunk_at(7, 8, 8), chunk_at(39, 8, 8)], 40),  # a grid of one page: 40 places for 3
+        ([chunk_at(0, 50, 8), chunk_at(7, 50, 8), chunk_at(390, 50, 8)], 400),  # a grid of one page: 391 places for 3
+        ([chunk_at(0, 1900, 8), *(chunk_at(i * 240, 10, 8) for i in (1, 2, 3))], 960),  # three read 1,890 keys too many
         ([chunk_at(0, 300, 8), chunk_at(38, 9, 8)], 40),  # the last row would reach beyond the pool
     ],
 )

@@ -10,14 +10,12 @@ What lies beyond a sequence's end, and grid places that nobody asks about, are m
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from math import gcd
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.attention.allocator import pages_needed
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
@@ -25,7 +23,7 @@ from mini_engine.attention.pool import KVPool
 # A finite mask, see ``invariant``. What is masked must be finite too, since 0 times NaN is NaN: a caller that sees NaN
 # asks the plain path whose it is.
 HIDDEN = -1e30
-SPARSEST = 2  # a grid may have so many places per sequence; beyond it the wasted work is more than a loop costs
+BYTES_PER_CALL = 1 << 17  # about as much is read in the time that one more call costs
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,12 @@ def find_grid(metadata: AttentionMetadata, pool: KVPool) -> Grid | None:
     if len(metadata.query_ranges) < 2:
         return None
     starts, rows, lengths = [], [], []
-    table, kv_lens = metadata.block_table.tolist(), metadata.seq_lens_kv.tolist()
-    for (start, end), kv_len, row in zip(metadata.query_ranges, kv_lens, table, strict=True):
-        pages = row[: pages_needed(kv_len, page_size)]
-        if end - start == 1 and all(after == before + 1 for before, after in pairwise(pages)):
-            starts.append(pages[0] * page_size)
+    firsts, kv_lens = metadata.block_table[:, 0].tolist(), metadata.seq_lens_kv.tolist()
+    for (start, end), kv_len, first, whole in zip(
+        metadata.query_ranges, kv_lens, firsts, consecutive(metadata), strict=True
+    ):
+        if end - start == 1 and whole:
+            starts.append(first * page_size)
             rows.append(start)
             lengths.append(kv_len)
     if len(rows) < 2:
@@ -62,13 +61,24 @@ def find_grid(metadata: AttentionMetadata, pool: KVPool) -> Grid | None:
     first, longest = min(starts), max(lengths)
     distance = gcd(*(start - first for start in starts)) or page_size
     count = (max(starts) - first) // distance + 1
-    if count > SPARSEST * len(rows) or max(starts) + longest > pool.zero_slot + 1:
+    # Every place is read as far as the longest sequence goes. A call for each sequence reads no more than it has.
+    wasted = (count * longest - sum(lengths)) * 2 * pool.keys[0][:, 0].nbytes
+    if wasted > len(rows) * BYTES_PER_CALL or max(starts) + longest > pool.zero_slot + 1:
         return None
     places = torch.tensor([(start - first) // distance for start in starts])
     mask = torch.full((count, 1, 1, longest), HIDDEN, dtype=pool.keys[0].dtype)
     visible = torch.arange(longest) < torch.tensor(lengths)[:, None]  # [N, L]
     mask[places] = mask[places].masked_fill(visible[:, None, None], 0.0)
     return Grid(torch.tensor(rows), places, first, distance, count, mask)
+
+
+def consecutive(metadata: AttentionMetadata) -> list[bool]:
+    """Return, for every sequence, whether its pages follow one another."""
+    table = metadata.block_table.long()
+    column = torch.arange(table.shape[1], device=table.device)
+    beyond = column * metadata.page_size >= metadata.seq_lens_kv[:, None]  # pages without a key yet
+    whole: list[bool] = ((table == table[:, :1] + column) | beyond).all(1).tolist()
+    return whole
 
 
 def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid) -> Tensor:

@@ -99,7 +99,7 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Tokens known: prompt and output."""
-        return self.num_prompt_tokens + self.num_output_tokens
+        return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def num_pending_tokens(self) -> int:
