@@ -16,7 +16,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NAMES = ["L1_model", "L2_attention", "L3_driver", "L4_sampler"]
+NAMES = ["L1_model", "L2_attention", "L3_driver", "L4_sampler", "L5_scheduler"]
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
 ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}  # a figure is drawn on one core
 
@@ -80,6 +80,23 @@ draw.murmur3 = lambda seeds, positions, ids: (
     ("L4_sampler", "one temperature for the whole batch"): """
 from mini_engine.sampler import sampler
 sampler.apply_temperature = lambda logits, temperature: logits / temperature[0]
+""",
+    ("L5_scheduler", "a stream shows the beginning of a stop string"): """
+from mini_engine.detokenizer import StopStrings
+StopStrings.held_back = lambda self, text, start: 0
+""",
+    ("L5_scheduler", "a preempted request forgets its output"): """
+from mini_engine.scheduler.scheduler import Scheduler
+preempt = Scheduler.preempt
+def forgetful(self, request):
+    preempt(self, request)
+    request.output_ids.clear()
+Scheduler.preempt = forgetful
+""",
+    ("L5_scheduler", "nobody joins a batch that runs"): """
+from mini_engine.scheduler.scheduler import Scheduler
+admit = Scheduler.admit
+Scheduler.admit = lambda self, budget, chunks: None if self.running else admit(self, budget, chunks)
 """,
 }
 
