@@ -1,27 +1,17 @@
 """The checks of eviction (L6.F): who goes, how much of it, and what stays behind.
 
-Owns: trees in which every page has its own place in each order, and histories with all operations. The order of a tree
-must be the order of its pages, worked out one by one. No model.
+Owns: histories that fill a cache and empty it again. The order of nodes must be the order of their pages, worked out
+one by one. No model.
 """
 
-import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from smoke.check import Failure, Registry, Values
 from smoke.compare import bitwise, differences
-from smoke.l6 import PAGE_SIZES, Trees, Twig, cache_values, distinct, make_cache, plant, tree_faults, tree_of
-from smoke.l6_walk import (
-    BOOK,
-    books_of,
-    draw_trees,
-    entries_of,
-    histories,
-    history_probe,
-    history_verdict,
-)
-from smoke.specs.prefixes import ORDERS, Chances
+from smoke.l6 import PAGE_SIZES, cache_values, distinct, make_cache, tree_faults, tree_of
+from smoke.l6_walk import Draw, books_of, histories, history_probe, history_verdict
+from smoke.specs.prefixes import ORDERS, Chances, Operation, Prefixes, draw_history
 
 REGISTRY = Registry()
 
@@ -30,10 +20,10 @@ REGISTRY = Registry()
 LINE = ([7, 5, 6, 3], [2, 9], [8, 4, 1])  # pages of a node, of its child and of another node, which is older
 
 
-def line_trees(size: int) -> Trees:
-    """Return the three nodes."""
-    child = Twig(distinct(size * 2, 500), LINE[1], used=6)
-    return {None: [Twig(distinct(size * 4), LINE[0], (child,), used=8), Twig(distinct(size * 3, 900), LINE[2], used=3)]}
+def line_inserts(size: int) -> list[tuple[list[int], list[int]]]:
+    """Return the tokens and pages that make the three nodes."""
+    stem = distinct(size * 4)
+    return [(distinct(size * 3, 900), LINE[2]), (stem, LINE[0]), ([*stem, *distinct(size * 2, 500)], LINE[0] + LINE[1])]
 
 
 def exact_probe(seed: int) -> Values:
@@ -41,7 +31,9 @@ def exact_probe(seed: int) -> Values:
     values: Values = {}
     for size in PAGE_SIZES:
         for count in range(12):
-            cache = plant(size, line_trees(size))
+            cache = make_cache(size)
+            for tokens, pages in line_inserts(size):
+                cache.insert(tokens, list(pages))
             got = cache.evict(count)
             first = cache_values(cache)
             again = cache.evict(2)
@@ -66,7 +58,9 @@ def exact_verdict(seed: int, got: Values) -> list[Failure]:
             failures += differences(expected, {part: values[part] for part in expected}, None, where)
             for name, gone in (("left", count), ("left of that", count + 2)):
                 failures += tree_faults(values[name], size, f"{where}, {name}")
-                prefixes = entries_of(line_trees(size), size)
+                prefixes = Prefixes(size)
+                for tokens, pages in line_inserts(size):
+                    prefixes.insert(tokens, pages, None, 0)
                 kept = [row for row in prefixes.books() if row[2] in order[gone:]]
                 held = [row[:3] for row in books_of(values[name], size)]
                 failures += differences([row[:3] for row in kept], held, None, f"{where}, [key, tokens, page] {name}")
@@ -83,57 +77,47 @@ REGISTRY.add(
 
 # Orders -------------------------------------------------------------------------------------------------------------
 
-
-def aged(twigs: Sequence[Twig], dice: random.Random, times: list[int]) -> list[Twig]:
-    """Give every node times of its own, and few different uses and priorities, so that ties are broken by time."""
-    return [
-        replace(
-            twig, twigs=tuple(aged(twig.twigs, dice, times)), used=times.pop(), created=times.pop(),
-            uses=dice.randrange(3), priority=dice.randrange(3),
-        )
-        for twig in twigs
-    ]  # fmt: skip
-
-
-def aged_trees(seed: int, size: int) -> Trees:
-    """Draw trees in which each order is another one."""
-    dice = random.Random(f"aged {seed} {size}")
-    times = dice.sample(range(2000), 2000)
-    return {key: aged(twigs, dice, times) for key, twigs in draw_trees(seed, size).items()}
-
-
+FILLED = Chances(insert=8, match=5, hold=3, record=4, release=1)
 AMOUNTS = (1, 2, 1, 3, 5, 1, 8, 13, 2, 1)
 
 
-def orders_probe(seed: int) -> Values:
-    """Evict a few pages again and again until nothing is left."""
-    from mini_engine.radix_cache import EVICTIONS
+def filled(name: str, size: int) -> list[Operation]:
+    """Return a history that fills a cache and leaves some of it locked."""
+    history = draw_history(name, size, 90, FILLED)
+    while history[-1][0] == "release":
+        history.pop()
+    return history
 
-    values: Values = {}
-    for order in ORDERS:
-        for size in (1, 4):
-            cache = plant(size, aged_trees(seed, size))
-            cache.rank = EVICTIONS[order]
-            gone: list[list[int]] = []
-            while cache.num_pages and len(gone) < 1000:
-                gone.append(sorted(cache.evict(AMOUNTS[len(gone) % len(AMOUNTS)])))
-            values[f"{order}, page size {size}"] = {"gone": gone, "cache": cache_values(cache)}
-    return values
+
+def num_held(history: Sequence[Operation]) -> int:
+    """Return how many hits are held at the end."""
+    return sum({"hold": 1, "release": -1}.get(kind, 0) for kind, *_ in history)
+
+
+def emptying(order: str) -> Draw:
+    """Return histories that fill a cache, unlock all of it, and evict a few pages again and again until it is empty."""
+
+    def draw(seed: int) -> dict[int, list[Operation]]:
+        histories_: dict[int, list[Operation]] = {}
+        for size in PAGE_SIZES:
+            history = filled(f"orders {order} {seed}", size)
+            history += [("release", 0)] * num_held(history)
+            histories_[size] = [*history, *(("evict", amount) for amount in AMOUNTS * 6), ("evict", 10_000)]
+        return histories_
+
+    return draw
+
+
+def orders_probe(seed: int) -> Values:
+    """Empty a cache in each order."""
+    return {order: history_probe(emptying(order), order)(seed) for order in ORDERS}
 
 
 def orders_verdict(seed: int, got: Values) -> list[Failure]:
     """Do the same page by page."""
     failures: list[Failure] = []
     for order in ORDERS:
-        for size in (1, 4):
-            where, values = f"{order}, page size {size}", got[f"{order}, page size {size}"]
-            prefixes = entries_of(aged_trees(seed, size), size)
-            prefixes.order = order
-            gone: list[list[int]] = []
-            while prefixes.entries:
-                gone.append(prefixes.evict(AMOUNTS[len(gone) % len(AMOUNTS)]))
-            failures += differences(gone, values["gone"], None, f"{where}, pages evicted {AMOUNTS} at a time")
-            failures += tree_faults(values["cache"], size, f"{where}, at the end")
+        failures += history_verdict(emptying(order), order)(seed, got[order])
     return failures[:8]
 
 
@@ -143,58 +127,29 @@ REGISTRY.add(
     "has gone.",
     orders_probe,
     orders_verdict,
+    needs=("L6.G",),
 )
 
 # Locked -------------------------------------------------------------------------------------------------------------
 
 
-def locked_twigs(twigs: Sequence[Twig], dice: random.Random, most: int) -> list[Twig]:
-    """Lock some nodes; none more often than its parent."""
-    found = []
-    for twig in twigs:
-        locks = min(most, dice.choice([0, 0, 1, 2]))
-        found.append(replace(twig, locks=locks, twigs=tuple(locked_twigs(twig.twigs, dice, locks))))
-    return found
-
-
-def locked_trees(seed: int, size: int) -> Trees:
-    """Draw trees of which parts are locked."""
-    dice = random.Random(f"locked {seed} {size}")
-    return {key: locked_twigs(twigs, dice, 2) for key, twigs in aged_trees(seed, size).items()}
-
-
-def locked_probe(seed: int) -> Values:
-    """Evict some, then all that can be had, then once more."""
-    values: Values = {}
+def locked(seed: int) -> dict[int, list[Operation]]:
+    """Return histories that fill a cache, evict all that can be had with a part of it locked, and then the rest."""
+    histories_: dict[int, list[Operation]] = {}
     for size in PAGE_SIZES:
-        cache = plant(size, locked_trees(seed, size))
-        before = cache.num_evictable
-        gone = [sorted(cache.evict(count)) for count in (5, 10_000, 1)]
-        values[f"page size {size}"] = {"before": before, "gone": gone, "cache": cache_values(cache)}
-    return values
-
-
-def locked_verdict(seed: int, got: Values) -> list[Failure]:
-    """Do the same page by page; something must be locked and something free, or nothing was proved."""
-    failures: list[Failure] = []
-    for size in PAGE_SIZES:
-        where, values = f"page size {size}", got[f"page size {size}"]
-        prefixes = entries_of(locked_trees(seed, size), size)
-        free = prefixes.sizes()[1]
-        assert 0 < free < len(prefixes.entries), "a tree that is all locked or all free proves nothing"
-        gone = [prefixes.evict(count) for count in (5, 10_000, 1)]
-        expected = {"before": free, "gone": gone}
-        failures += differences(expected, {part: values[part] for part in expected}, None, where)
-        failures += tree_faults(values["cache"], size, where)
-        failures += differences(prefixes.books(), books_of(values["cache"], size), None, f"{where}, {BOOK}")
-    return failures[:8]
+        history = filled(f"locked {seed}", size)
+        held = num_held(history)
+        history += [("evict", 5), ("evict", 10_000), ("evict", 1)]
+        histories_[size] = [*history, *[("release", 0)] * held, ("evict", 10_000), ("evict", 1)]
+    return histories_
 
 
 REGISTRY.add(
     "L6.F.locked",
     "A locked page never goes, and neither does what it hangs on; when nothing else is left, fewer pages come back.",
-    locked_probe,
-    locked_verdict,
+    history_probe(locked),
+    history_verdict(locked),
+    needs=("L6.G",),
 )
 
 # Nothing stays behind -----------------------------------------------------------------------------------------------

@@ -268,24 +268,28 @@ def nothing_probe(seed: int) -> Values:
     values: Values = {}
     for name, cache in {"an empty cache": make_cache(4), "three pages": plant(4, THREE_PAGES)}.items():
         before = cache_values(cache)
-        for tokens in ([], [100], distinct(3), [*distinct(3), 0, 0, 0, 0], distinct(8, 101)):
-            for key in (None, "tenant", ""):
-                hit = cache.match(tokens, key)
-                values[f"{name}, {tokens} under {key!r}"] = [list(hit.pages), list(hit.path)]
+        for tokens, key in NOWHERE:
+            hit = cache.match(tokens, key)
+            values[f"{name}, {tokens} under {key!r}"] = [list(hit.pages), list(hit.path)]
         values[f"{name} is as it was"] = differences(before, cache_values(cache), None) == []
     return values
 
 
 THREE_PAGES: Trees = {None: [Twig(distinct(12), [5, 3, 4])]}
+NOWHERE: list[tuple[list[int], str | None]] = [
+    (tokens, key)
+    for tokens in ([], [100], distinct(3), [*distinct(3), 0, 0, 0, 0], distinct(8, 101))
+    for key in (None, "tenant", "")
+]
+NOWHERE += [(distinct(count), key) for count in (4, 8, 12, 13) for key in ("tenant", "", "None")]
 
 
 def nothing_spec(seed: int) -> Values:
     """Nothing is found, and no root is left behind by looking."""
     values: Values = {}
     for name in ("an empty cache", "three pages"):
-        for tokens in ([], [100], distinct(3), [*distinct(3), 0, 0, 0, 0], distinct(8, 101)):
-            for key in (None, "tenant", ""):
-                values[f"{name}, {tokens} under {key!r}"] = [[], []]
+        for tokens, key in NOWHERE:
+            values[f"{name}, {tokens} under {key!r}"] = [[], []]
         values[f"{name} is as it was"] = True
     return values
 

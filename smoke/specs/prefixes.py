@@ -12,6 +12,7 @@ from typing import Any
 
 Name = tuple[str | None, tuple[int, ...]]  # key, and the tokens up to the end of the page
 Operation = tuple[Any, ...]
+STATISTICS = ("uses", "tokens", "hit", "inserted", "evicted")
 
 
 @dataclass
@@ -128,9 +129,6 @@ class Prefixes:
             for (key, tokens), e in self.entries.items()
         ]
         return sorted(rows, key=lambda row: row[:2])
-
-
-STATISTICS = ("uses", "tokens", "hit", "inserted", "evicted")
 
 
 def ranks(times: Sequence[int]) -> dict[int, int]:
