@@ -15,6 +15,8 @@
 ``sliders``     L4: the stages by hand, in a notebook program
 ``serving``     runs of many requests, what their log tells, and a simulation without a model
 ``scheduling``  L5: who ran when, pages in use, rows of a step, load, a stream
+``caching``     a tree event by event, who found what in a cache, runs with the pages that they held
+``prefixes``    L6: the tree, orders beside the bound, times and pages with a cache and without
 
 This is the only part of the project that imports matplotlib: ``pip install mini-engine[notebooks]``.
 """

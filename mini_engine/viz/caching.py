@@ -1,0 +1,297 @@
+"""What happened in a radix cache: its tree event by event, who found what, runs with the pages that they held.
+
+Owns: the experiments of L6 and the loads for them. Must not know: pictures.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
+from typing import Any, Literal
+
+from mini_engine.engine import Engine
+from mini_engine.radix_cache import Node, RadixCache, RadixStats
+from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.scheduler.policy import make_policy
+from mini_engine.scheduler.request import Request
+from mini_engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from mini_engine.viz.serving import Run, chunk_kinds, sample_labels, with_options
+
+Path = tuple[tuple[int, ...] | str | None, ...]  # cache key, then the tokens of every page from the root on
+CellKind = Literal["found", "first", "again"]
+BoxState = Literal["kept", "new", "evicted"]
+
+
+# ----------------------------------------------------------------------------------------------- a tree, event by event
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A node as it was. ``path`` names its last page: all tokens from the root on. ``texts``: of each of its pages."""
+
+    path: Path
+    pages: tuple[int, ...]
+    texts: tuple[str, ...]
+    locks: int
+
+    def cells(self) -> Iterator[tuple[Path, int, str]]:
+        """Go through its pages: path, number and text of each."""
+        above = len(self.path) - len(self.pages)
+        for index, (page, text) in enumerate(zip(self.pages, self.texts, strict=True)):
+            yield self.path[: above + index + 1], page, text
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A tree after an event."""
+
+    caption: str
+    edges: tuple[Edge, ...]
+
+
+class Film:
+    """Keeps what the tree of a cache looks like after each event that it is told of."""
+
+    def __init__(self, cache: RadixCache, decode: Callable[[list[int]], str] | None = None) -> None:
+        """Film ``cache``. ``decode`` makes text of tokens; without it they are the letters of a text."""
+        self.cache, self.frames = cache, list[Frame]()
+        self.decode = decode or letters
+
+    def shoot(self, caption: str) -> None:
+        """Keep the tree as it is now. Mutates."""
+        self.frames.append(Frame(caption, tuple(self.edge(node) for _, node in self.cache.descend())))
+
+    def edge(self, node: Node) -> Edge:
+        """Return a node as it is now."""
+        above, top, size = list[int](), node, self.cache.page_size
+        while top.parent is not None:
+            above, top = top.tokens + above, top.parent
+        own = [node.tokens[i : i + size] for i in range(0, len(node.tokens), size)]
+        path = (top.cache_key, *(tuple(above[i : i + size]) for i in range(0, len(above), size)))
+        return Edge(path, tuple(node.pages), tuple(map(self.decode, own)), node.lock_count)
+
+
+def letters(tokens: list[int]) -> str:
+    """Return the text whose letters are ``tokens``."""
+    return "".join(map(chr, tokens))
+
+
+@dataclass(frozen=True)
+class Box:
+    """A node, or what was evicted of one, in its place: ``start`` pages from the root, in line ``row``.
+
+    ``parent_row``: the line of what it hangs from; ``None`` below a root.
+    """
+
+    start: int
+    row: int
+    parent_row: int | None
+    pages: tuple[int, ...]
+    texts: tuple[str, ...]
+    state: BoxState
+    locks: int = 0
+
+
+def boxes(frames: Sequence[Frame]) -> list[list[Box]]:
+    """Return the boxes of every frame: its nodes, and what the frame before had beyond them.
+
+    Branches keep the order in which they were first seen, so that a tree changes as little as possible.
+    """
+    seen: dict[Path, int] = {}
+    for frame in frames:
+        for edge in frame.edges:
+            for path, _, _ in edge.cells():
+                seen.setdefault(path, len(seen))
+    return [place(before, now, seen) for before, now in pairwise((Frame("", ()), *frames))]
+
+
+def place(before: Frame, now: Frame, seen: dict[Path, int]) -> list[Box]:
+    """Return the boxes of the frame ``now``. ``seen``: path of a page -> when it was first seen."""
+    known = {path: page for edge in before.edges for path, page, _ in edge.cells()}
+    held = {path for edge in now.edges for path, _, _ in edge.cells()}
+    drawn: list[tuple[Edge, BoxState]] = [
+        (edge, "new" if all(known.get(path) != page for path, page, _ in edge.cells()) else "kept")
+        for edge in now.edges
+    ]
+    for edge in before.edges:  # an evicted stretch is always the end of an edge
+        gone = sum(path not in held for path, _, _ in edge.cells())
+        if gone:
+            drawn.append((replace(edge, pages=edge.pages[-gone:], texts=edge.texts[-gone:], locks=0), "evicted"))
+    rows = lines_of([edge for edge, _ in drawn], seen)
+    return [
+        Box(start, rows[edge.path], rows.get(edge.path[: start + 1]), edge.pages, edge.texts, state, edge.locks)
+        for edge, state in drawn
+        for start in [len(edge.path) - len(edge.pages) - 1]
+    ]
+
+
+def lines_of(edges: Sequence[Edge], seen: dict[Path, int]) -> dict[Path, int]:
+    """Return the line of every page, by path: the first branch goes on in its parent's line, others come below it.
+
+    First is what goes on within an edge, which must lie in one line, and then what was first seen first.
+    """
+    inner = {path for edge in edges for path, _, _ in list(edge.cells())[1:]}
+    below: dict[Path, list[Path]] = {}
+    for path in sorted(
+        {path for edge in edges for path, _, _ in edge.cells()}, key=lambda p: (p not in inner, seen[p])
+    ):
+        below.setdefault(path[:-1], []).append(path)
+    lines, rows = count(), dict[Path, int]()
+
+    def go(path: Path, row: int) -> None:
+        rows[path] = row
+        for index, child in enumerate(below.get(path, ())):
+            go(child, next(lines) if index else row)
+
+    for top in [path for path in below if len(path) == 1]:
+        for path in below[top]:
+            go(path, next(lines))
+    return rows
+
+
+# ------------------------------------------------------------------------------------------ one request after the other
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A request that was let in: the index of its prompt, and how many of its tokens were in the cache."""
+
+    prompt: int
+    found: int
+
+
+def visits(prompts: Sequence[Sequence[int]], page_size: int, policy: str, num_pages: int) -> list[Visit]:
+    """Run the scheduler, one request at a time, without a model -> who was let in when, and what it found."""
+    limits = SchedulerLimits(max_running_requests=1, max_steps_waited=10**9)
+    scheduler = Scheduler(num_pages, page_size, limits, make_policy(policy), RadixCache(page_size))
+    for arrival, prompt in enumerate(prompts):
+        scheduler.add(Request(str(arrival), list(prompt), SamplingParams(max_new_tokens=1), arrival))
+    made = list[Visit]()
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        (chunk,) = batch.chunks  # a whole prompt, and the one token that is wanted comes out of it
+        made.append(Visit(chunk.request.arrival, chunk.start))
+        scheduler.update(batch, {chunk.request.request_id: 0})
+        scheduler.finish(chunk.request, "length")
+    return made
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A page of a prompt when it was needed: in which visit, and in which line the page is drawn."""
+
+    visit: int
+    line: int
+    kind: CellKind
+
+
+def page_cells(prompts: Sequence[Sequence[int]], page_size: int, orders: Sequence[Sequence[Visit]]) -> list[list[Cell]]:
+    """Return for each run what became of every page of every prompt; a last page may be filled in part.
+
+    Lines are numbered in the order in which the first run needs them, and are the same for all runs.
+    """
+    lines: dict[tuple[int, ...], int] = {}
+    runs = []
+    for order in orders:
+        computed, cells = set[int](), list[Cell]()
+        for index, visit in enumerate(order):
+            prompt = tuple(prompts[visit.prompt])
+            for end in range(page_size, len(prompt) + page_size, page_size):
+                line = lines.setdefault(prompt[:end], len(lines))
+                kind: CellKind = "found" if end <= visit.found else "again" if line in computed else "first"
+                cells.append(Cell(index, line, kind))
+                computed.add(line)
+        runs.append(cells)
+    return runs
+
+
+# ------------------------------------------------------------------------------------- loads that tell evictions apart
+
+HOT, COLD, ROUND, TOPIC = 8, 3, 4, 4  # pages of a document
+
+
+def eviction_loads(page_size: int, num_prompts: int = 120) -> dict[str, list[list[int]]]:
+    """Return three loads, each of documents with one token behind them that no other prompt has.
+
+    A hot document among others that nobody asks for twice; eight documents by turns; four at a time, and every quarter
+    of the load four others.
+    """
+    source, own = dice(1), count()
+    hot = [source.random() < 0.4 for _ in range(num_prompts)]
+    topics = [4 * (4 * i // num_prompts) + source.randrange(4) for i in range(num_prompts)]
+    picks = {
+        "a hot one among others": [(0, HOT) if yes else (1 + i, COLD) for i, yes in enumerate(hot)],
+        "eight by turns": [(i % 8, ROUND) for i in range(num_prompts)],
+        "the topic changes": [(topic, TOPIC) for topic in topics],
+    }
+    return {
+        name: [
+            [*range(1000 * number, 1000 * number + pages * page_size), -1 - next(own)] for number, pages in documents
+        ]
+        for name, documents in picks.items()
+    }
+
+
+def dice(seed: int) -> random.Random:
+    """Return a source of random numbers that is the same everywhere."""
+    return random.Random(seed)
+
+
+# ------------------------------------------------------------------------------------------------- runs of the engine
+
+
+@dataclass(frozen=True)
+class Served:
+    """A run of the engine, and the pages after each of its steps.
+
+    ``named``: entries in the block tables of running requests, what they would need alone; ``in_use``: the different
+    pages among them; ``kept``: pages that only the cache holds. ``stats`` is ``None`` without a cache.
+    """
+
+    run: Run
+    named: list[int]
+    in_use: list[int]
+    kept: list[int]
+    stats: RadixStats | None
+
+    @property
+    def ttft_s(self) -> list[float]:
+        """Seconds to the first token of every request, by arrival."""
+        times = [output.times for output in self.run.outputs.values()]
+        return [own.ttft_s for own in times if own is not None and own.ttft_s is not None]
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(output.prompt_ids) for output in self.run.outputs.values())
+
+    @property
+    def num_computed(self) -> int:
+        """Rows that were computed for prompts."""
+        return sum(rows for step in chunk_kinds(self.run) for kind, rows in step.values() if kind != "decode")
+
+
+def serve_all(
+    name: str,
+    driver: SamplingDriver,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    **options: Any,
+) -> Served:
+    """Run ``prompts``, all there at once, in an engine with these options, and watch its pages. Times are real."""
+    engine = Engine(with_options(driver, **options))
+    added = enumerate(zip(prompts, params, strict=True))
+    labels = {engine.add_request(ids, own): sample_labels(number, 1)[0] for number, (ids, own) in added}
+    named, in_use, kept = list[int](), list[int](), list[int]()
+    scheduler = engine.scheduler
+    while scheduler.has_work:
+        used = engine.step().num_pages_used
+        tables = [page for request in scheduler.running for page in request.pages]
+        named.append(len(tables))
+        in_use.append(len(set(tables)))
+        kept.append(used - in_use[-1])
+    outputs = {request_id: engine.take_output(request_id) for request_id in labels}
+    run = Run(name, list(engine.log), outputs, labels, engine.driver.config, scheduler.allocator.num_pages)
+    stats = scheduler.cache.stats if isinstance(scheduler.cache, RadixCache) else None
+    return Served(run, named, in_use, kept, stats)
