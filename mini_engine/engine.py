@@ -172,9 +172,10 @@ class Engine:
             self.end_guilty(batch, hidden, last_rows, error)
             return
         for row, reason in output.errors.items():
-            own = requests[row].pages[len(requests[row].hit.pages) :]
-            self.pool.fill(own, 0.0)  # so that no NaN is left for whoever comes next
+            pages = requests[row].pages
             self.end(self.entries[requests[row].request_id], "error", reason)
+            own = [page for page in pages if self.scheduler.allocator.is_free[page]]
+            self.pool.fill(own, 0.0)  # so that no NaN is left for whoever comes next
         tokens = {r.request_id: token for r, token in zip(requests, output.token_ids, strict=True)}
         self.scheduler.update(batch, tokens)
         for row, request in enumerate(requests):

@@ -169,6 +169,21 @@ class RadixCache:
         self.stats.num_pages_evicted += len(evicted)
         return evicted
 
+    def drop(self, hit: PrefixHit) -> list[int]:
+        """Give up the nodes of ``hit`` from the last one upwards, as far as nobody needs them. Mutates.
+
+        Returns their pages, which the caller owns now. Nodes with children or locks stay, and those above them.
+        """
+        dropped: list[int] = []
+        for node in list(self.ancestry(hit)):
+            if node.children or node.lock_count:
+                break
+            dropped += node.pages
+            self.remove(node)
+        self.num_pages -= len(dropped)
+        self.num_evictable -= len(dropped)
+        return dropped
+
     def walk(self, token_ids: Sequence[int], key: str | None) -> list[Node]:
         """Go down from the root as far as whole pages agree; return the nodes on the way. Mutates as ``match`` says."""
         tokens = token_ids if isinstance(token_ids, list) else list(token_ids)

@@ -4,11 +4,12 @@ Owns: states in which pages are short, and who must go by the rules.
 """
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from smoke.check import Registry, Values
 from smoke.compare import bitwise, close
-from smoke.l5 import build_request, output_of
+from smoke.l5 import build_request, output_of, prompt_of
 from smoke.l5_scheduler import (
     Case,
     build_scheduler,
@@ -293,6 +294,50 @@ def again_spec(seed: int) -> Values:
     }  # fmt: skip
 
 
+ENDS = ("stop", "length", "abort", "error")
+
+
+def build_listener() -> Any:
+    """Build a prefix cache that notes what it is offered and takes nothing."""
+    from mini_engine.scheduler.prefix_cache import NullPrefixCache, PrefixHit
+
+    def insert(self: Any, token_ids: Sequence[int], pages: Sequence[int], *_: Any, **__: Any) -> Any:
+        self.offers.append([list(map(int, token_ids)), len(pages)])
+        return PrefixHit()
+
+    listener = type("Listener", (NullPrefixCache,), {"insert": insert})()
+    listener.offers = []
+    return listener
+
+
+def offered_probe(seed: int) -> Values:
+    """Compute a prompt of 11 tokens in two chunks on pages of 4, then three tokens more, and end in every way."""
+    from mini_engine.scheduler.scheduler import ScheduledBatch, ScheduledChunk
+
+    values: Values = {}
+    for reason in ENDS:
+        listener = build_listener()
+        scheduler = build_scheduler(Rules(100, 4), cache=listener)
+        request = put(scheduler, [running(0, 11, 8, pages=4)])["r0"]
+        longest = []
+        for start, count, samples in ((0, 6, False), (6, 5, True), (11, 1, True), (12, 1, True)):
+            scheduler.update(ScheduledBatch([ScheduledChunk(request, start, count, samples)], []), {"r0": 500 + start})
+            longest.append(max(listener.offers, default=[[], 0]))
+        before = len(listener.offers)
+        scheduler.finish(request, reason)
+        # Offering after a decode as well is nobody's fault.
+        last = listener.offers[before if reason == "error" else 0 :]
+        values[reason] = [longest[0], longest[1], max(last, default=[[], 0])]
+    return values
+
+
+def offered_spec(seed: int) -> Values:
+    """Count whole pages: 1 of 6 tokens, 2 of 11, 3 of the 13 in the end, and nothing more after an error."""
+    known = [*prompt_of(running(0, 11)), 506]
+    ends = {reason: [known[:12], 3] for reason in ENDS} | {"error": [[], 0]}
+    return {reason: [[known[:4], 1], [known[:8], 2], ends[reason]] for reason in ENDS}
+
+
 REGISTRY.add(
     "L5.F.missing",
     "A request lacks the pages of all tokens that are known, the newest one included, and none before a boundary.",
@@ -329,4 +374,10 @@ REGISTRY.add(
     "A request that was sent back keeps its output and its arrival and computes all of its tokens again.",
     again_probe,
     bitwise(again_spec),
+)
+REGISTRY.add(
+    "L5.F.offered",
+    "The prefix cache is offered the whole pages that are computed, after a piece of a prompt and at the end.",
+    offered_probe,
+    bitwise(offered_spec),
 )

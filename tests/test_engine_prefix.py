@@ -423,7 +423,6 @@ def test_what_a_failed_step_wrote_is_not_cached() -> None:
     check_nothing_held(engine)
 
 
-@pytest.mark.xfail(strict=True, reason="pages that a request shared before its error are not taken back")
 def test_a_chunk_that_came_out_as_nan_does_not_poison_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks at a chunk that samples nothing, and it is shared: whoever begins alike fails from then on."""
     engine = make_engine(config=shared(max_tokens_per_step=8))

@@ -154,12 +154,6 @@ def test_one_page_less_than_the_longest_request_is_refused() -> None:
         run_load([[1, 2, 3], [1]], num_pages=2)
 
 
-STALE_PATHS = pytest.mark.xfail(
-    strict=True, reason="a look may cut an edge after another request's path was noted: the walk is not depth first"
-)
-
-
-@STALE_PATHS
 def test_depth_first_by_weight_on_the_smallest_load_that_tells() -> None:
     """After the first, its edge [1 1 10] is whole. The second is matched and cuts off [1 1], the third cuts off [1].
 
@@ -169,7 +163,6 @@ def test_depth_first_by_weight_on_the_smallest_load_that_tells() -> None:
     assert run_load([[1, 1, 10], [1, 1, 11], [1, 0, 12], [1, 0, 13]], 1, "dfs-weight").num_computed == 7
 
 
-@STALE_PATHS
 def test_theorem_depth_first_by_weight() -> None:
     for seed in range(300):
         check_tree_load(seed, "dfs-weight")

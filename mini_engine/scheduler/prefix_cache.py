@@ -51,6 +51,9 @@ class PrefixCache(Protocol):
     def unlock(self, hit: PrefixHit) -> None:
         """Undo one ``lock``. Mutates."""
 
+    def drop(self, hit: PrefixHit) -> list[int]:
+        """Give up what nobody else needs of ``hit``, and return those pages: the caller owns them. Mutates."""
+
     def evict(self, count: int) -> list[int]:
         """Give up at least ``count`` pages if there are as many, and return them: the caller owns them. Mutates."""
 
@@ -80,6 +83,10 @@ class NullPrefixCache:
 
     def unlock(self, hit: PrefixHit) -> None:
         """Release nothing."""
+
+    def drop(self, hit: PrefixHit) -> list[int]:
+        """Return no pages."""
+        return []
 
     def evict(self, count: int) -> list[int]:
         """Return no pages."""

@@ -64,13 +64,10 @@ class WaitingHits(Mapping[str, PrefixHit]):
     def __init__(self, waiting: Sequence[Request], cache: PrefixCache) -> None:
         """Look up requests of ``waiting`` in ``cache``."""
         self.requests, self.cache = {request.request_id: request for request in waiting}, cache
-        self.found: dict[str, PrefixHit] = {}
 
     def __getitem__(self, request_id: str) -> PrefixHit:
-        """Return the hit of one request; the second time it is remembered."""
-        if request_id not in self.found:
-            self.found[request_id] = match_prefix(self.requests[request_id], self.cache)
-        return self.found[request_id]
+        """Look one request up, each time anew: another one's look may have cut a node on its path."""
+        return match_prefix(self.requests[request_id], self.cache)
 
     def __iter__(self) -> Iterator[str]:
         """Go through the ids of the requests."""
@@ -263,7 +260,8 @@ class Scheduler:
     def update(self, batch: ScheduledBatch, token_ids: Mapping[str, int]) -> None:
         """Note that a step was computed; ``token_ids`` holds the new token of each request that sampled one. Mutates.
 
-        A request that was ended meanwhile (an error in this step) is passed over.
+        A request that was ended meanwhile (an error in this step) is passed over. After a piece of its prompt a request
+        ``share``s what is computed.
         """
         for chunk in batch.chunks:
             request = chunk.request
@@ -282,13 +280,19 @@ class Scheduler:
         self.allocator.free(share_pages(request, self.cache, self.page_size))
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request, wherever it is, and free its pages. Ending it twice changes nothing. Mutates."""
+        """End a request, wherever it is, and free its pages. Ending it twice changes nothing. Mutates.
+
+        What is computed is ``share``d first. After an error it is not, and what was shared before is dropped.
+        """
         if request.state is RequestState.FINISHED:
             return
         (self.running if request.state is RequestState.RUNNING else self.waiting).remove(request)
-        if reason != "error":  # which may have left numbers that nobody should use
+        if reason != "error":
             self.share(request)
+        hit = request.hit
         self.release(request)
+        if reason == "error":  # it may have left numbers that nobody should start from
+            self.allocator.free(self.cache.drop(hit))
         request.state, request.finish_reason = RequestState.FINISHED, reason
 
     def check_pages(self) -> None:
