@@ -279,7 +279,7 @@ REGISTRY.add(
 
 # L6.I ---------------------------------------------------------------------------------------------------------------
 
-THRESHOLDS = ((None, 32), (1, 0), (8, 0), (8, 4), (8, 32), (9, 8), (24, 32), (25, 32))
+THRESHOLDS = ((None, 32), (1, 0), (1, 32), (3, 32), (8, 0), (8, 4), (8, 32), (9, 8), (13, 32), (24, 32), (25, 32))
 
 
 @dataclass(frozen=True)
@@ -301,6 +301,12 @@ MEETINGS: dict[str, dict[str, Meeting]] = {
         "16 tokens in common, 1 page found": Meeting(WAITS, 1, (COMPUTES,)),
         "16 tokens in common, 2 pages found": Meeting(WAITS, 2, (COMPUTES,)),
         "16 tokens in common, 3 pages found": Meeting(WAITS, 3, (COMPUTES,)),
+        "part of a page in common": Meeting(WAITS, 0, (Asker([*LONG[:3], 1, 2], computed=1),)),
+        "2 pages and part of a third in common": Meeting(WAITS, 0, (Asker([*LONG[:11], 1, 2], computed=1),)),
+        "2 pages and part of a third, 2 pages found": Meeting(WAITS, 2, (Asker([*LONG[:11], 1, 2], computed=8),)),
+        "one token is left": Meeting(Asker([*LONG[:16], 5], state="waiting"), 0, (COMPUTES,)),
+        "no token would be left": Meeting(Asker(LONG[:16], state="waiting"), 0, (COMPUTES,)),
+        "no token would be left, but it has output": Meeting(Asker(LONG[:16], [9], state="preempted"), 0, (COMPUTES,)),
         "all 24 in common": Meeting(WAITS, 0, (Asker([*LONG, 1], computed=1),)),
         "the very same prompt": Meeting(WAITS, 0, (Asker(LONG, computed=1),)),
         "the very same prompt, 4 pages found": Meeting(WAITS, 4, (Asker(LONG, computed=16),)),
@@ -330,13 +336,21 @@ MEETINGS: dict[str, dict[str, Meeting]] = {
     "siblings": {
         "a sibling computes": Meeting(WAITS, 0, (), (Asker(LONG, computed=5),)),
         "a sibling computes, and all was found": Meeting(WAITS, 5, (), (Asker(LONG, computed=20),)),
+        "one sibling computes, another one has the whole prompt": Meeting(
+            WAITS, 0, (), (Asker(LONG, computed=9), Asker(LONG, [4], computed=24))
+        ),
+        "a sibling has the whole prompt, and a stranger computes": Meeting(
+            WAITS, 0, (COMPUTES,), (Asker(LONG, [4], computed=24),)
+        ),
+        "a sibling waits, and a stranger computes": Meeting(WAITS, 0, (COMPUTES,), (WAITS,)),
+        "two siblings compute": Meeting(WAITS, 0, (), (Asker(LONG, computed=9), Asker(LONG, computed=3))),
         "a sibling decodes": Meeting(WAITS, 0, (), (Asker(LONG, [4], computed=24),)),
         "a sibling waits": Meeting(WAITS, 0, (), (WAITS,)),
         "a sibling was sent back": Meeting(WAITS, 0, (), (Asker(LONG, [4], state="preempted"),)),
         "a sibling of one that reports its prompt computes": Meeting(
             Asker(LONG, prompt_logprobs=2, state="waiting"), 0, (), (Asker(LONG, prompt_logprobs=2, computed=3),)
         ),
-        "the second sibling computes": Meeting(WAITS, 0, (), (Asker(LONG, [4], computed=24), Asker(LONG, computed=9))),
+        "the second sibling computes": Meeting(WAITS, 0, (), (WAITS, Asker(LONG, computed=9))),
     },
 }
 
@@ -366,19 +380,19 @@ def meet_probe(group: str) -> Probe:
 
 
 def meet_spec(group: str) -> Expected:
-    """Return a spec that counts the tokens that both prompts begin with, one by one."""
+    """Return a spec that counts the tokens that both prompts begin with, and of them the whole pages."""
 
     def spec(seed: int) -> Values:
         values: Values = {}
         for name, meeting in MEETINGS[group].items():
             for least, below in THRESHOLDS:
-                found = 4 * meeting.found
-                waits = any(is_computing(sibling) for sibling in meeting.siblings)
-                if least is not None and found <= below and meeting.asks.prompt_logprobs is None:
+                siblings = [sibling for sibling in meeting.siblings if sibling.state == "running"]
+                waits = bool(siblings) and all(is_computing(sibling) for sibling in siblings)
+                found, asks = 4 * meeting.found, meeting.asks
+                if least is not None and found <= below and asks.prompt_logprobs is None and not siblings:
                     for other in meeting.runs:
-                        gain = common(meeting.asks.prompt, other.prompt) - found
-                        same = (meeting.asks.key is None, meeting.asks.key) == (other.key is None, other.key)
-                        waits = waits or (gain >= least and same and is_computing(other))
+                        passed_on = min(common(asks.prompt, other.prompt), len(asks.tokens) - 1) // 4 * 4
+                        waits = waits or (passed_on - found >= least and asks.key == other.key and is_computing(other))
                 values[meeting_name(name, least, below)] = waits
         return values
 
@@ -405,8 +419,8 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
 
 REGISTRY.add(
     "L6.I.enough",
-    "A request waits exactly if somebody computes enough more of what both prompts begin with than it has found in the "
-    "cache, and it has not found much.",
+    "A request waits exactly if somebody computes enough whole pages of what both prompts begin with, beyond what it "
+    "has found in the cache, and it has not found much; one token at least is left for itself.",
     meet_probe("enough"),
     bitwise(meet_spec("enough")),
 )
@@ -418,7 +432,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L6.I.siblings",
-    "It waits for a sibling that computes their prompt, whatever the thresholds are, and for no other sibling.",
+    "It waits while every sibling that runs computes their prompt, whatever the thresholds are: one that has all of it "
+    "is copied from at once.",
     meet_probe("siblings"),
     bitwise(meet_spec("siblings")),
 )

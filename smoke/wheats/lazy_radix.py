@@ -148,6 +148,21 @@ class RadixCache:
         self.stats.num_pages_evicted += len(evicted)
         return evicted
 
+    def drop(self, hit: PrefixHit) -> list[int]:
+        """Give up what nobody else needs of a hit."""
+        dropped: list[int] = []
+        for node in list(self.ancestry(hit)):
+            if node.lock_count or node.children:
+                return self.give_away(dropped)
+            dropped.extend(node.pages)
+            self.note(self.remove(node))
+        return self.give_away(dropped)
+
+    def give_away(self, pages: list[int]) -> list[int]:
+        """Count pages out."""
+        self.num_pages, self.num_evictable = self.num_pages - len(pages), self.num_evictable - len(pages)
+        return pages
+
     def walk(self, token_ids: Sequence[int], key: str | None) -> list[Node]:
         """Go down, and make what was passed the latest used."""
         self.now += 1
