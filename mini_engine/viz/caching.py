@@ -107,7 +107,7 @@ def boxes(frames: Sequence[Frame]) -> list[list[Box]]:
 
 
 def place(before: Frame, now: Frame, seen: dict[Path, int]) -> list[Box]:
-    """Return the boxes of the frame ``now``. ``seen``: path of a page -> when it was first seen."""
+    """Return the boxes of the frame ``now``, line by line. ``seen``: path of a page -> when it was first seen."""
     known = {path: page for edge in before.edges for path, page, _ in edge.cells()}
     held = {path for edge in now.edges for path, _, _ in edge.cells()}
     drawn: list[tuple[Edge, BoxState]] = [
@@ -119,11 +119,12 @@ def place(before: Frame, now: Frame, seen: dict[Path, int]) -> list[Box]:
         if gone:
             drawn.append((replace(edge, pages=edge.pages[-gone:], texts=edge.texts[-gone:], locks=0), "evicted"))
     rows = lines_of([edge for edge, _ in drawn], seen)
-    return [
+    made = [
         Box(start, rows[edge.path], rows.get(edge.path[: start + 1]), edge.pages, edge.texts, state, edge.locks)
         for edge, state in drawn
         for start in [len(edge.path) - len(edge.pages) - 1]
     ]
+    return sorted(made, key=lambda box: (box.row, box.start))
 
 
 def lines_of(edges: Sequence[Edge], seen: dict[Path, int]) -> dict[Path, int]:
@@ -212,7 +213,7 @@ HOT, COLD, ROUND, TOPIC = 8, 3, 4, 4  # pages of a document
 
 
 def eviction_loads(page_size: int, num_prompts: int = 120) -> dict[str, list[list[int]]]:
-    """Return three loads, each of documents with one token behind them that no other prompt has.
+    """Return three loads by name, each of documents with one token behind them that no other prompt has.
 
     A hot document among others that nobody asks for twice; eight documents by turns; four at a time, and every quarter
     of the load four others.
@@ -221,9 +222,9 @@ def eviction_loads(page_size: int, num_prompts: int = 120) -> dict[str, list[lis
     hot = [source.random() < 0.4 for _ in range(num_prompts)]
     topics = [4 * (4 * i // num_prompts) + source.randrange(4) for i in range(num_prompts)]
     picks = {
-        "a hot one among others": [(0, HOT) if yes else (1 + i, COLD) for i, yes in enumerate(hot)],
-        "eight by turns": [(i % 8, ROUND) for i in range(num_prompts)],
-        "the topic changes": [(topic, TOPIC) for topic in topics],
+        "A hot one among others": [(0, HOT) if yes else (1 + i, COLD) for i, yes in enumerate(hot)],
+        "Eight by turns": [(i % 8, ROUND) for i in range(num_prompts)],
+        "The topic changes": [(topic, TOPIC) for topic in topics],
     }
     return {
         name: [

@@ -50,13 +50,21 @@ def tree_film(frames: Sequence[Frame], since: int = 0) -> Figure:
             number, frame, own = told[index]
             draw_tree(axes, own)
             axes.set_title(f"{number}. {frame.caption}\n{counts(own)}", fontsize=10)
-    figure.legend(handles=[
-        Patch(facecolor=FILLS["new"], edgecolor=GRAY, label="new"),
-        Patch(facecolor=FILLS["kept"], edgecolor=GRAY, label="was there"),
-        Patch(facecolor="white", edgecolor="black", linewidth=2.6, label="locked"),
-        Patch(facecolor="white", edgecolor=GRAY, linestyle="--", label="evicted: struck through"),
-    ], loc="outside lower center", ncols=4)  # fmt: skip
+    every = [box for own in drawn for box in own]
+    states = {box.state for box in every} | ({"locked"} if any(box.locks for box in every) else set())
+    figure.legend(handles=[patch for state, patch in film_legend().items() if state in states],
+                  loc="outside lower center", ncols=4)  # fmt: skip
     return Figure(figure, " ".join(film_sentence(number, frame, own) for number, frame, own in told))
+
+
+def film_legend() -> dict[str, Patch]:
+    """Return what the looks of a box mean."""
+    return {
+        "new": Patch(facecolor=FILLS["new"], edgecolor=GRAY, label="new"),
+        "kept": Patch(facecolor=FILLS["kept"], edgecolor=GRAY, label="was there"),
+        "locked": Patch(facecolor="white", edgecolor="black", linewidth=2.6, label="locked"),
+        "evicted": Patch(facecolor="white", edgecolor=GRAY, linestyle="--", label="evicted (struck through)"),
+    }
 
 
 def counts(drawn: Sequence[Box]) -> str:
