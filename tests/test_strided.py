@@ -102,9 +102,10 @@ def test_allocator_keeps_a_request_together_and_places_apart():
     first, second = allocator.allocate(3), allocator.allocate(1)
     assert (first, second) == ([0, 1, 2], [8])
     assert allocator.allocate(2, after=2) == [3, 4]
-    third = allocator.allocate(9)  # no place is free for nine: the lowest free pages
-    assert third == [5, 6, 7, 9, 10, 11, 12, 13, 14]
-    assert allocator.allocate(1, after=8) == [15]  # its next page is taken
+    third = allocator.allocate(9)  # no place is free for nine: the longest free run
+    assert third == list(range(9, 18))
+    assert allocator.allocate(1, after=8) == [5]  # its next page is taken
+    assert allocator.allocate(7) == [6, 7, 18, 19, 20, 21, 22]  # no run is long enough: the lowest free pages
 
 
 def test_allocator_owns_every_page_once():

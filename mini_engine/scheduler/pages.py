@@ -5,10 +5,12 @@ Owns: the free pages and where a request begins. Must not know: what is stored i
 Any free page would do; consecutive ones are faster, because attention can then read a sequence without copying it
 together (``attention/consecutive.py``), and all sequences at once if they begin at equal distances
 (``attention/strided.py``). So the pool is a row of places ``spacing`` pages apart, a request begins at a free place and
-grows from there; when the page after its last one is taken, or no place is free, it gets the lowest free pages.
+grows from there. When no place is free it begins with the longest free run; when that is too short, or the page after
+its last one is taken, it gets the lowest free pages.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 
 class PlacedAllocator:
@@ -46,11 +48,19 @@ class PlacedAllocator:
         return list(pages) if pages.stop <= self.num_pages and all(self.is_free[page] for page in pages) else []
 
     def place(self, count: int) -> list[int]:
-        """Return the first free run of ``count`` pages at a place, one with room to grow before one without."""
+        """Return a free run of ``count`` pages: at a place with room to grow, at any place, anywhere; else none."""
         places = range(0, self.num_pages, self.spacing)
         roomy = (self.run(count, first) for first in places if self.run(max(self.spacing, count), first))
         tight = (self.run(count, first) for first in places)
-        return next(roomy, []) or next(filter(None, tight), [])
+        return next(roomy, []) or next(filter(None, tight), []) or self.longest(count)
+
+    def longest(self, count: int) -> list[int]:
+        """Return the first ``count`` pages of the longest free run, where most room to grow is; none if it is short."""
+        free = [page for page, is_free in enumerate(self.is_free) if is_free]
+        # Pages that follow one another are as far from their place in the list as each other.
+        runs = [[page for _, page in run] for _, run in groupby(enumerate(free), lambda pair: pair[1] - pair[0])]
+        best = max(runs, key=len, default=[])
+        return best[:count] if len(best) >= count else []
 
     def free(self, pages: Sequence[int]) -> None:
         """Give ``pages`` back. Mutates; gives back nothing when it raises.
