@@ -6,7 +6,10 @@ Owns: the four rules and the matrix. Must not know: how a candidate is run.
 2. The starter of a task fails exactly the task's own checks, with ``NotImplementedError`` naming the task. Every other
    check of the lesson passes, or is blocked by the task if it builds on it.
 3. A pitfall is caught by every check that it names. Others may catch it too.
-4. A wheat passes every check of its lesson and of all later ones.
+4. A wheat passes every check of its lesson and, in a full run, of all later ones.
+
+Only a full run tries a pitfall on the checks that it does not name: nothing is proved by them, and the matrix shows
+which lesson's checks overlap.
 """
 
 import queue
@@ -49,9 +52,9 @@ class Verdict:
     faults: list[str]
 
 
-def jobs(pattern: str = "") -> list[Job]:
+def jobs(pattern: str = "", full: bool = False) -> list[Job]:
     """Return every job whose id contains ``pattern``; case does not matter."""
-    found = [*reference_jobs(), *starter_jobs(), *pitfall_jobs(), *wheat_jobs()]
+    found = [*reference_jobs(), *starter_jobs(), *pitfall_jobs(full), *wheat_jobs(full)]
     return [job for job in found if pattern.lower() in job.id.lower()]
 
 
@@ -70,18 +73,21 @@ def starter_jobs() -> Iterator[Job]:
             yield Job("starter", f"starter {task.id}", task_starter(task), checks, must_miss(task))
 
 
-def pitfall_jobs() -> Iterator[Job]:
-    """Yield every pitfall with its lesson's checks."""
+def pitfall_jobs(full: bool) -> Iterator[Job]:
+    """Yield every pitfall with the checks that it names, in a full run with all of its lesson's."""
     for pitfall in load_pitfalls():
         checks = checks_of([load_manifest().lesson(pitfall.lesson_id)])
+        if not full:
+            checks = [check for check in checks if check.id in pitfall.killed_by] or checks
         yield Job("pitfall", pitfall.id, edited(pitfall), checks, must_be_killed(pitfall))
 
 
-def wheat_jobs() -> Iterator[Job]:
-    """Yield every wheat with the checks of its lesson and the later ones."""
+def wheat_jobs(full: bool) -> Iterator[Job]:
+    """Yield every wheat with the checks of its lesson, in a full run of the later ones, too."""
     for wheat in load_wheats():
-        first = load_manifest().lesson(wheat.lesson_id).number
-        checks = checks_of(lesson for lesson in load_manifest().written if lesson.number >= first)
+        own = load_manifest().lesson(wheat.lesson_id)
+        later = [lesson for lesson in load_manifest().written if lesson.number > own.number]
+        checks = checks_of([own, *later] if full else [own])
         yield Job("wheat", wheat.id, edited(wheat), checks, must_pass)
 
 
@@ -189,20 +195,23 @@ def write_overlay(folder: Path, files: dict[str, str]) -> None:
 
 
 def matrix(verdicts: Sequence[Verdict]) -> str:
-    """Draw pitfall × check, one table per lesson: # caught as promised, + caught besides, ! missed, . passed."""
+    """Draw pitfall × check, one table per lesson: # caught as promised, + caught besides, ! missed, . passed.
+
+    A check that was not run leaves a gap.
+    """
     named = {pitfall.id: set(pitfall.killed_by) for pitfall in load_pitfalls()}
     lines: list[str] = []
     for lesson in load_manifest().written:
         rows = [v for v in verdicts if v.job.kind == "pitfall" and v.job.checks[0].lesson_id == lesson.id]
         if not rows:
             continue
-        checks = [check.id for check in rows[0].job.checks]
+        checks = [check.id for check in checks_of([lesson])]
         lines.append(f"\n{lesson.id} {lesson.title}: pitfall × check")
         lines += [f"{' ' * 10}{'│' * index}┌ {check_id}" for index, check_id in enumerate(checks)]
         for verdict in rows:
-            marks = ""
-            for result in verdict.outcome.results:
-                promised = result.check_id in named[verdict.job.id]
-                marks += ("!" if promised else ".") if result.passed else ("#" if promised else "+")
-            lines.append(f"{verdict.job.id:<10}{marks}")
+            passed = {result.check_id: result.passed for result in verdict.outcome.results}
+            promised = {True: "!", False: "#", None: " "}
+            others = {True: ".", False: "+", None: " "}
+            marks = [(promised if name in named[verdict.job.id] else others)[passed.get(name)] for name in checks]
+            lines.append(f"{verdict.job.id:<10}{''.join(marks)}".rstrip())
     return "\n".join(lines)

@@ -21,11 +21,15 @@ def register(app: typer.Typer) -> None:
 def accept_command(
     pattern: Annotated[str, typer.Option("-k", help="Only candidates whose id contains this: P2-C, starter.")] = "",
     workers: Annotated[int, typer.Option(min=1, help="Candidates that run at the same time.")] = 2,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Also the checks that a pitfall does not name, and later lessons' on a wheat."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the matrix.")] = False,
 ) -> None:
     """Prove the suite: the reference passes, starters fail rightly, pitfalls are caught, wheats survive."""
     started = time.perf_counter()
-    todo = jobs(pattern)
+    todo = jobs(pattern, full)
     if not todo:
         stop(Exit.USAGE, f"no candidate's id contains {pattern!r}")
     with tqdm(total=len(todo), desc="candidates", unit="", leave=False) as bar:
