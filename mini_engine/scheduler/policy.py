@@ -51,7 +51,7 @@ class DepthFirstWeight:
     """
 
     def order(self, waiting: Sequence[Request], hits: Hits) -> list[Request]:
-        """Sort by the weights along each request's path; deeper before shallower on the same path; then by arrival."""
+        """Sort heavier branches first, each to its end, also equal ones; deeper before shallower; then by arrival."""
         for request in waiting:
             hits[request.request_id]  # a look may cut a node in two on another one's path: all of that comes first
         weights = Counter(node for request in waiting for node in hits[request.request_id].path)
