@@ -321,7 +321,8 @@ def offered_probe(seed: int) -> Values:
         request = put(scheduler, [running(0, 11, 8, pages=4)])["r0"]
         longest = []
         for start, count, samples in ((0, 6, False), (6, 5, True), (11, 1, True), (12, 1, True)):
-            scheduler.update(ScheduledBatch([ScheduledChunk(request, start, count, samples)], []), {"r0": 500 + start})
+            chunk = ScheduledChunk(request, start, count, samples)
+            scheduler.update(ScheduledBatch([chunk], []), {"r0": 500 + start} if samples else {})
             longest.append(max(listener.offers, default=[[], 0]))
         before = len(listener.offers)
         scheduler.finish(request, reason)
