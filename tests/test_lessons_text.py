@@ -320,6 +320,7 @@ FAULTS = {
     "L3": ("mini_engine.driver", "pack_batch", shifted),
     "L4": ("mini_engine.sampler.draw", "gumbel", lambda noise: -noise),
     "L5": ("mini_engine.engine", "packed", lambda chunk: replace(chunk, num_computed_tokens=0)),
+    "L6": ("mini_engine.radix_cache", "hit_of", lambda hit: replace(hit, pages=hit.pages[::-1])),
 }
 
 

@@ -25,12 +25,15 @@ def register(app: typer.Typer) -> None:
 def mutants_command(
     lesson: LessonArgument,
     mine: Annotated[Path, typer.Option("--mine", help="A pytest file that tests mini_engine.")],
+    pattern: Annotated[str, typer.Option("-k", help="Only pitfalls whose id contains this: P5-F, P5-F2.")] = "",
 ) -> None:
     """Run your test on the reference, which it must pass, and on every pitfall of a lesson."""
     chosen = load_manifest().lesson(lesson)
     if not mine.is_file():
         raise ValueError(f"{mine} is no file")
-    pitfalls = [pitfall for pitfall in load_pitfalls() if pitfall.lesson_id == chosen.id]
+    pitfalls = [p for p in load_pitfalls() if p.lesson_id == chosen.id and pattern.lower() in p.id.lower()]
+    if not pitfalls:
+        stop(Exit.USAGE, f"no pitfall of {chosen.id} has {pattern!r} in its id; section 10 of the lesson lists them")
     with Runner() as runner, tempfile.TemporaryDirectory(prefix="smoke-mutants-") as folder:
         code, words = runner.run_tests(Candidate("reference"), mine, SECONDS)
         if code != 0:
@@ -42,5 +45,6 @@ def mutants_command(
             code, _ = runner.run_tests(Candidate(pitfall.id, Path(folder), tuple(files)), mine, SECONDS)
             caught += code != 0
             tqdm.write(f"{'caught ' if code else 'MISSED '} {pitfall.id:<7} {pitfall.title}")
-    typer.echo(f"your test catches {caught} of {len(pitfalls)} pitfalls of {chosen.id}")
+    among = f" with {pattern} in their id" if pattern else ""
+    typer.echo(f"your test catches {caught} of {len(pitfalls)} pitfalls of {chosen.id}{among}")
     stop(Exit.PASSED if caught == len(pitfalls) else Exit.CHECK_FAILED)
