@@ -177,6 +177,12 @@ def test_mutants_says_which_pitfalls_a_students_test_catches(smoke, tmp_path, mo
     assert "caught  P2-A1" in words
     assert "MISSED  P2-B2" in words
     assert "catches 1 of 2" in words
+    code, words = smoke("mutants", "L2", "--mine", str(test), "-k", "p2-a")
+    assert code == 0
+    assert "catches 1 of 1 pitfalls of L2 with p2-a" in words
+    code, words = smoke("mutants", "L2", "--mine", str(test), "-k", "P9")
+    assert code not in (0, 1)
+    assert "no pitfall of L2" in words
     test.write_text("def test_wrong():\n    assert False\n")
     code, words = smoke("mutants", "L2", "--mine", str(test))
     assert code == 1
