@@ -250,21 +250,21 @@ def test_served_counts_shared_pages_once():
     driver = load_driver(TINY_MODEL, EngineConfig(batch_invariant=True))
     begin = list(range(100, 120))  # 20 tokens: five pages of 4
     prompts = [[*begin, 5, 6], [*begin, 7], [*begin, 8, 9, 10]]
-    params = [SamplingParams(max_new_tokens=length, ignore_eos=True) for length in (2, 3, 1)]
+    params = [SamplingParams(max_new_tokens=length, ignore_eos=True) for length in (3, 4, 3)]
     options = {"max_running_requests": 3, "page_size": 4, "num_pages": 30}
     cold = caching.serve_all("cold", driver, prompts, params, **options)
     warm = caching.serve_all("warm", driver, prompts, params, **options, prefix_cache="radix", wait_for_prefix=4)
-    # All prompts in the first step; the third request ends in it, the first in the second.
-    assert (cold.named, cold.in_use, cold.kept) == ([12, 6, 0], [12, 6, 0], [0, 0, 0])
+    # All prompts in the first step. The first and the third request end in the third step.
+    assert (cold.named, cold.in_use, cold.kept) == ([18, 18, 6, 0], [18, 18, 6, 0], [0, 0, 0, 0])
     assert (cold.num_prompt, cold.num_computed, cold.stats) == (66, 66, None)
-    # The first alone; then the others find 20 tokens. The first and the third have ended after the second step.
-    assert (warm.named, warm.in_use, warm.kept) == ([6, 6, 6, 0], [6, 6, 6, 0], [0, 0, 0, 5])
+    # The first alone; then the others find its 20 tokens, five pages. Each leaves one page more when it ends.
+    assert (warm.named, warm.in_use, warm.kept) == ([6, 18, 12, 6, 0], [6, 8, 7, 6, 0], [0, 0, 1, 2, 8])
     assert warm.num_computed == 22 + 1 + 3
     assert warm.stats.num_tokens_hit == 40
     for run in (cold, warm):
         assert len(run.ttft_s) == 3
         assert all(seconds > 0 for seconds in run.ttft_s)
-        assert [len(output.token_ids) for output in run.run.outputs.values()] == [2, 3, 1]
+        assert [len(output.token_ids) for output in run.run.outputs.values()] == [3, 4, 3]
 
 
 def test_served_numbers_by_hand():
