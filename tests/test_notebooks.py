@@ -16,7 +16,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NAMES = ["L1_model", "L2_attention", "L3_driver", "L4_sampler", "L5_scheduler"]
+NAMES = ["L1_model", "L2_attention", "L3_driver", "L4_sampler", "L5_scheduler", "L6_radix_cache"]
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
 ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}  # a figure is drawn on one core
 
@@ -97,6 +97,20 @@ Scheduler.preempt = forgetful
 from mini_engine.scheduler.scheduler import Scheduler
 admit = Scheduler.admit
 Scheduler.admit = lambda self, budget, chunks: None if self.running else admit(self, budget, chunks)
+""",
+    ("L6_radix_cache", "nothing is found"): """
+from mini_engine.scheduler import scheduler
+from mini_engine.scheduler.prefix_cache import PrefixHit
+scheduler.match_prefix = lambda request, cache: PrefixHit()
+""",
+    ("L6_radix_cache", "nothing is left for others"): """
+from mini_engine.scheduler import scheduler
+from mini_engine.scheduler.scheduler import Scheduler
+Scheduler.share = lambda self, request: None
+""",
+    ("L6_radix_cache", "the most recently used goes in the order of the least"): """
+from mini_engine import radix_cache
+radix_cache.EVICTIONS["mru"] = radix_cache.EVICTIONS["lru"]
 """,
 }
 
