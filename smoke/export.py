@@ -4,7 +4,8 @@ Owns: what is copied, what is taken out, and the proof that it is gone. Must not
 
 The decision. Later lessons (after ``--upto``) lose everything that solves or tests them: their functions in
 ``mini_engine`` are emptied like a starter's, so that the engine still imports and says ``NotImplementedError: L3.C: …``
-where it ends; texts, notebooks, checks, hints, pitfalls and wheats are absent; the manifest keeps their titles.
+where it ends; texts, notebooks, checks, hints, pitfalls and wheats are absent; the manifest keeps their titles. A file
+that earlier lessons call (``needed_earlier`` in the manifest) stays as it is.
 
 The lessons up to ``--upto`` stay complete, reference included: the checks of a lesson run over the reference of all
 other modules, and ``doctor``, ``diff``, ``mutants``, ``accept`` and the notebooks need it. Whoever grades lesson N
@@ -61,12 +62,14 @@ def export(folder: Path, upto: str, sealed: bool) -> list[Lesson]:
         raise ValueError(f"{folder} lies in what is copied; give a folder outside of it")
     try:
         copy_parts(folder)
+        needed = [entry for lesson in later for entry in lesson.needed_earlier]
+        kept = {file for file, user in needed if load_manifest().lesson(user).number <= last.number}
         for lesson in emptied:
-            empty_lesson(folder, lesson)
+            empty_lesson(folder, lesson, kept)
         for lesson in later:
             remove_lesson(folder, lesson)
         unlink_lessons(folder, later)
-        prove_absent(folder, emptied)
+        prove_absent(folder, emptied, kept)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -83,10 +86,11 @@ def copy_parts(folder: Path) -> None:
             shutil.copyfile(ROOT / part, folder / part)
 
 
-def empty_lesson(folder: Path, lesson: Lesson) -> None:
-    """Put starters in the place of a lesson's files and drop what quotes the solution."""
+def empty_lesson(folder: Path, lesson: Lesson, kept: set[str]) -> None:
+    """Put starters in the place of a lesson's files but for those ``kept``, and drop what quotes the solution."""
     for file, text in starter_files(lesson).items():
-        (folder / "mini_engine" / file).write_text(text)
+        if file not in kept:
+            (folder / "mini_engine" / file).write_text(text)
     smoke = folder / "smoke"
     for path in (*bank_files(smoke / "pitfalls", lesson), *bank_files(smoke / "wheats", lesson)):
         path.unlink()
@@ -141,12 +145,12 @@ def unlink_lessons(folder: Path, lessons: list[Lesson]) -> None:
         file.write_text(text)
 
 
-def prove_absent(folder: Path, lessons: list[Lesson]) -> None:
-    """Raise ``ValueError`` if a function of ``lessons`` is still written out anywhere in the folder."""
+def prove_absent(folder: Path, lessons: list[Lesson], kept: set[str]) -> None:
+    """Raise ``ValueError`` if a function of ``lessons`` is still written out anywhere; those in ``kept`` files may."""
     forms: dict[str, str] = {}
     for lesson in lessons:
         for task in lesson.tasks:
-            for function in task.functions:
+            for function in (function for function in task.functions if function.file not in kept):
                 node = functions_of(ast.parse((ENGINE / function.file).read_text()))[function.qualname]
                 if sum(1 for _ in ast.walk(node)) >= TELLING_NODES:
                     forms[normal_form(node)] = str(function)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MANIFEST = ROOT / "lessons" / "manifest.toml"
 ENGINE = ROOT / "mini_engine"
 
-LESSON_KEYS = {"id", "slug", "title", "goal", "hours", "files", "task", "option"}
+LESSON_KEYS = {"id", "slug", "title", "goal", "hours", "files", "needed_earlier", "task", "option"}
 TASK_KEYS = {"id", "title", "points", "functions", "depends"}
 OPTION_KEYS = {"name", "off", "on", "effect"}
 
@@ -76,7 +76,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lesson. One that is announced and not written yet has no files and no tasks."""
+    """A lesson. One that is announced and not written yet has no files and no tasks.
+
+    ``needed_earlier``: those of its files that an earlier lesson's code calls, and the first such lesson.
+    """
 
     id: str
     slug: str
@@ -86,6 +89,7 @@ class Lesson:
     files: tuple[str, ...]
     tasks: tuple[Task, ...]
     options: tuple[Option, ...] = ()
+    needed_earlier: tuple[tuple[str, str], ...] = ()
 
     @property
     def number(self) -> int:
@@ -196,7 +200,11 @@ def parse_lesson(raw: Mapping[str, Any]) -> Lesson:
         files=tuple(raw.get("files", ())),
         tasks=tuple(parse_task(entry) for entry in raw.get("task", [])),
         options=tuple(parse_option(entry) for entry in raw.get("option", [])),
+        needed_earlier=tuple(raw.get("needed_earlier", {}).items()),
     )
+    strange = sorted({file for file, _ in lesson.needed_earlier} - set(lesson.files))
+    if strange:
+        raise ValueError(f"{name} says that {strange[0]} is needed earlier, and it is no file of it")
     for task in lesson.tasks:
         if task.lesson_id != lesson.id:
             raise ValueError(f"task {task.id} stands in lesson {lesson.id}")

@@ -13,11 +13,11 @@ from smoke.manifest import ENGINE, load_manifest
 from smoke.starter import functions_of
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str, module: str = "smoke") -> subprocess.CompletedProcess[str]:
     """Run a command of the exported repository, with nothing of this one on the path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
-        [sys.executable, "-m", "smoke", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
 
@@ -98,13 +98,30 @@ def test_sealed_takes_out_the_last_lesson_too(tmp_path: Path) -> None:
     assert "L2.A" in run(tmp_path / "course", "run", "L2", "-k", "L2.A.pages", "--engine", "mini_engine").stdout
 
 
+def test_what_an_earlier_lesson_calls_stays(tmp_path: Path) -> None:
+    """L5's scheduler calls a file of L6: without it an export up to L5 could not run a single request."""
+    names = [lesson.id for lesson in export(tmp_path / "course", "L5", sealed=False)]
+    assert "L6" in names
+    sharing = "scheduler/sharing.py"
+    assert (tmp_path / "course" / "mini_engine" / sharing).read_text() == (ENGINE / sharing).read_text()
+    assert "NotImplementedError" in (tmp_path / "course" / "mini_engine" / "radix_cache.py").read_text()
+    file = tmp_path / "requests.txt"
+    file.write_text("Once upon a time")
+    done = run(tmp_path / "course", "batch", str(file), "--max-new-tokens", "3", module="mini_engine")
+    assert done.returncode == 0, done.stderr
+    assert '"finish_reason": "length"' in done.stdout
+    refused = run(tmp_path / "course", "batch", str(file), "--prefix-cache", module="mini_engine")
+    assert refused.returncode == 1
+    assert "L6." in refused.stderr
+
+
 def test_a_leak_is_noticed(tmp_path: Path) -> None:
     """The proof must be able to fail: a renamed copy of a solution, in a file that nobody would look into."""
     export(tmp_path / "course", "L2", sealed=False)
     text = (ENGINE / "driver.py").read_text().replace("prompt_ids", "words").replace("page", "sheet")
     (tmp_path / "course" / "smoke" / "other.py").write_text(text)
     with pytest.raises(ValueError, match=r"smoke/other.py still holds the solution of driver:"):
-        prove_absent(tmp_path / "course", [load_manifest().lesson("L3")])
+        prove_absent(tmp_path / "course", [load_manifest().lesson("L3")], set())
 
 
 def test_refuses_a_folder_that_is_not_empty(tmp_path: Path) -> None:
