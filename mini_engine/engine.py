@@ -101,6 +101,8 @@ class Engine:
             raise ValueError(f"there is a request {name!r} already; give another id")
         if params.num_samples > 1:
             raise ValueError(f"{params.num_samples} samples are several requests; use generate")
+        if cache_priority < 0:
+            raise ValueError(f"cache_priority is {cache_priority}; the least is 0, and higher ones stay longer")
         self.driver.check_params(prompt_ids, replace(params, stop=()))
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer and this engine has none; give stop_token_ids")

@@ -423,6 +423,12 @@ def test_what_a_failed_step_wrote_is_not_cached() -> None:
     check_nothing_held(engine)
 
 
+def test_a_priority_below_zero_is_refused() -> None:
+    engine = make_engine(config=shared(eviction="priority"))
+    with pytest.raises(ValueError, match="cache_priority is -1; the least is 0"):
+        engine.add_request(PROMPT, GREEDY, cache_priority=-1)
+
+
 def test_a_chunk_that_came_out_as_nan_does_not_poison_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks at a chunk that samples nothing, and it is shared: whoever begins alike fails from then on."""
     engine = make_engine(config=shared(max_tokens_per_step=8))
