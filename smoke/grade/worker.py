@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -81,7 +82,7 @@ class Worker:
 
         A file that was not handed in is an empty starter, so what depends on it is blocked and not given away.
         """
-        files = {file: text for lesson in lessons for file, text in starter_files(lesson).items()}
+        files = {file: text for lesson in lessons for file, text in cached_starters(lesson).items()}
         files |= {file: text for file, text in submission.files.items() if file in files}
         folder = self.lay_out(files)
         try:
@@ -156,6 +157,12 @@ class Worker:
                         else:
                             path.unlink()
         return notes
+
+
+@cache
+def cached_starters(lesson: Lesson) -> dict[str, str]:
+    """Return a lesson's empty files. Making them reads the whole engine, and every submission needs them."""
+    return starter_files(lesson)
 
 
 def lessons_of_mode(lesson: Lesson, mode: str) -> tuple[Lesson, ...]:
