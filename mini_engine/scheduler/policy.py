@@ -54,10 +54,11 @@ class DepthFirstWeight:
         """Sort heavier branches first, each to its end, also equal ones; deeper before shallower; then by arrival."""
         for request in waiting:
             hits[request.request_id]  # a look may cut a node in two on another one's path: all of that comes first
-        weights = Counter(node for request in waiting for node in hits[request.request_id].path)
+        paths = {request.request_id: hits[request.request_id].path for request in waiting}
+        weights = Counter(node for path in paths.values() for node in path)
 
         def rank(request: Request) -> tuple[tuple[int, int], ...]:
-            path = hits[request.request_id].path
+            path = paths[request.request_id]
             # One entry per node: heavier first, then older. The end sorts last: below a node before the node itself.
             return (*((-weights[node], node) for node in path), (1, request.arrival))
 
