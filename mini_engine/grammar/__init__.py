@@ -1,0 +1,1 @@
+"""L7: grammar masks: which tokens may come next, so that the text is valid."""

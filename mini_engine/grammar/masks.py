@@ -1,0 +1,70 @@
+"""L7: the two forms of a vocabulary mask, from one to the other, and onto the logits.
+
+Owns: the arithmetic of masks. Must not know: grammars.
+
+    boolean  [N, V]             True is BANNED     (SGLang's outlines backend)
+    bitmask  [N, ceil(V / 32)]  bit 1 is ALLOWED   int32, token t is bit t % 32 of word t // 32, lowest bit first
+
+The polarities are opposite. A bitmask takes an eighth of the memory, 32 times less than a float bias: 19 KB a row at
+V = 151,936. Its words are signed: bit 31 is the sign, so a word that allows token 31 is negative.
+"""
+
+import torch
+from torch import Tensor
+
+BITS = 32
+
+
+def num_words(vocab_size: int) -> int:
+    """Return how many 32-bit words hold one bit per token."""
+    return -(-vocab_size // BITS)
+
+
+def allocate_bitmask(batch_size: int, vocab_size: int, device: str = "cpu") -> Tensor:
+    """Return a bitmask that allows everything: int32 [N, ceil(V / 32)]; minus one is all ones."""
+    return torch.full((batch_size, num_words(vocab_size)), -1, dtype=torch.int32, device=device)
+
+
+def pack_allowed(allowed: Tensor) -> Tensor:
+    """Pack booleans, True is allowed, into a bitmask; bits past the last token are 0. ``[..., V]`` -> ``[..., W]``."""
+    padding = num_words(allowed.shape[-1]) * BITS - allowed.shape[-1]
+    bits = torch.nn.functional.pad(allowed.to(torch.int32), (0, padding)).unflatten(-1, (-1, BITS))
+    # 1 << 31 is the most negative int32. A sum of different powers of two never carries, so it is exact.
+    return (bits << torch.arange(BITS, dtype=torch.int32, device=bits.device)).sum(-1, dtype=torch.int32)
+
+
+def unpack_allowed(mask: Tensor, vocab_size: int) -> Tensor:
+    """Return the booleans, True is allowed, of the first ``vocab_size`` bits. ``[..., W]`` -> ``[..., V]``."""
+    shifts = torch.arange(BITS, dtype=torch.int32, device=mask.device)
+    # The shift drags copies of the sign in from the left; & 1 looks at one bit and drops them.
+    bits: Tensor = (mask[..., None] >> shifts) & 1
+    return bits.bool().flatten(-2)[..., :vocab_size]
+
+
+def bitmask_of(banned: Tensor) -> Tensor:
+    """Turn a boolean mask, True is banned, into a bitmask. ``[..., V]`` -> ``[..., W]``."""
+    return pack_allowed(~banned)
+
+
+def banned_of(mask: Tensor, vocab_size: int) -> Tensor:
+    """Turn a bitmask into a boolean mask, True is banned. ``[..., W]`` -> ``[..., V]``."""
+    return ~unpack_allowed(mask, vocab_size)
+
+
+def apply_bitmask(logits: Tensor, mask: Tensor) -> None:
+    """Write minus infinity where the bit is 0. ``logits`` [N, V], ``mask`` int32 [N, ceil(V / 32)]. Mutates logits.
+
+    A padded head has more columns than the tokenizer has ids: the mask must cover them all.
+    """
+    rows, vocab_size = logits.shape
+    expected = (rows, num_words(vocab_size))
+    assert mask.dtype == torch.int32, f"a bitmask is int32, this one is {mask.dtype}"
+    assert mask.shape == expected, f"the bitmask is {tuple(mask.shape)}, logits {tuple(logits.shape)} need {expected}"
+    logits.masked_fill_(banned_of(mask, vocab_size), -torch.inf)
+
+
+def apply_banned(logits: Tensor, banned: Tensor) -> None:
+    """Write minus infinity where ``banned`` is True. Both [N, V]. Mutates ``logits``."""
+    assert banned.dtype == torch.bool, f"a boolean mask is bool, this one is {banned.dtype}"
+    assert banned.shape == logits.shape, f"the mask is {tuple(banned.shape)}, the logits are {tuple(logits.shape)}"
+    logits.masked_fill_(banned, -torch.inf)

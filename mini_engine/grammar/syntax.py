@@ -1,0 +1,149 @@
+"""L7: regular languages over characters, as trees of four kinds of nodes.
+
+Owns: the nodes, sets of characters, and how a tree reads as a regular expression. Must not know: how a tree comes about
+(``regex``, ``json_schema``), what becomes of it (``automaton``).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Ranges = tuple[tuple[int, int], ...]  # of code points: first and last, in order, neither overlapping nor touching
+LAST_CODE = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)  # halves of UTF-16 pairs: no characters, and no UTF-8 spells them
+
+
+@dataclass(frozen=True)
+class Chars:
+    """One character out of a set."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True)
+class Concat:
+    """One part after the other; without parts, the empty text."""
+
+    parts: tuple["Node", ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Any one of the options; without options, nothing matches."""
+
+    options: tuple["Node", ...]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """``least`` to ``most`` times the same node; ``None`` is without end."""
+
+    node: "Node"
+    least: int
+    most: int | None
+
+
+Node = Chars | Concat | Choice | Repeat
+EMPTY = Concat(())
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return the union in its one form, without surrogates."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return tuple(part for one in merged for part in without_surrogates(*one))
+
+
+def without_surrogates(first: int, last: int) -> list[tuple[int, int]]:
+    """Cut the surrogates out of a range."""
+    low, high = SURROGATES
+    return [(a, b) for a, b in ((first, min(last, low - 1)), (max(first, high + 1), last)) if a <= b]
+
+
+def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return every other character."""
+    gaps, free = [], 0
+    for first, last in merge_ranges([*ranges, SURROGATES]) or ():
+        gaps.append((free, first - 1))
+        free = last + 1
+    return merge_ranges([gap for gap in [*gaps, (free, LAST_CODE)] if gap[0] <= gap[1]])
+
+
+def intersect(left: Ranges, right: Ranges) -> Ranges:
+    """Return the characters that are in both."""
+    return complement([*complement(left), *complement(right)])
+
+
+ANY = Chars(complement(()))
+
+
+def literal(text: str) -> Node:
+    """Return the node that matches exactly ``text``."""
+    return Concat(tuple(Chars(((ord(c), ord(c)),)) for c in text))
+
+
+def optional(node: Node) -> Node:
+    """Return the node that matches ``node`` or nothing."""
+    return Repeat(node, 0, 1)
+
+
+def to_regex(node: Node) -> str:
+    """Write a tree as a regular expression that Python's ``re.fullmatch`` understands."""
+    match node:
+        case Chars(ranges):
+            return write_chars(ranges)
+        case Concat(parts):
+            return "".join(grouped(part) if isinstance(part, Choice) else to_regex(part) for part in parts)
+        case Choice(()):
+            return "(?!)"
+        case Choice(options):
+            return "|".join(map(to_regex, options))
+        case Repeat(inner, least, most):
+            simple = isinstance(inner, Chars) or (
+                isinstance(inner, Concat) and len(inner.parts) == 1 and isinstance(inner.parts[0], Chars)
+            )
+            return (to_regex(inner) if simple else grouped(inner)) + write_counts(least, most)
+
+
+def grouped(node: Node) -> str:
+    """Write a tree in parentheses."""
+    return f"({to_regex(node)})"
+
+
+def write_counts(least: int, most: int | None) -> str:
+    """Write how often something repeats, as short as regular expressions allow."""
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    if (least, most) in short:
+        return short[least, most]
+    return f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}"
+
+
+def write_chars(ranges: Ranges) -> str:
+    """Write a set of characters: alone, as a class, or as the class of what is not in it if that is shorter."""
+    if not ranges:
+        return "(?!)"
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return escape(ranges[0][0], r"\.^$*+?{}[]|()")
+    inside, outside = (
+        "".join(write_range(first, last) for first, last in part) for part in (ranges, complement(ranges))
+    )
+    return f"[{inside}]" if len(inside) <= len(outside) + 1 and inside else f"[^{outside}]" if outside else r"[\s\S]"
+
+
+def write_range(first: int, last: int) -> str:
+    """Write a range as it stands in a character class."""
+    ends = [escape(code, r"\]^-[&~|") for code in (first, last)]
+    return ends[0] if first == last else "".join(ends) if last == first + 1 else "-".join(ends)
+
+
+def escape(code: int, special: str) -> str:
+    """Write one character: a backslash before the ``special`` ones, a number for what cannot be seen."""
+    character = chr(code)
+    if character in special:
+        return "\\" + character
+    if character.isprintable():
+        return character
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
