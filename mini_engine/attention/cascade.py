@@ -20,8 +20,8 @@ from torch import Tensor
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import AttentionMetadata, slots_of
 from mini_engine.attention.pool import KVPool
+from mini_engine.attention.ragged import attend_alone, length_mask
 
-HIDDEN = -1e30  # a finite mask, see ``invariant``
 LEAST_SHARED = 64  # tokens; for fewer, a second call costs more than it saves
 
 
@@ -38,7 +38,7 @@ class Cascade:
     """The sequences ``members`` [N] of a step that share a prefix with others: which ones, and what is their own.
 
     ``rows`` [N]: their packed rows. ``own_slots`` [N * L]: the slots of each one's own keys, padded with the zero slot.
-    ``mask`` [N, 1, 1, L]: 0 for a key, ``HIDDEN`` for padding.
+    ``mask`` [N, 1, 1, L]: 0 for a key, ``ragged.HIDDEN`` for padding.
     """
 
     members: list[int]
@@ -67,10 +67,9 @@ def find_cascade(metadata: AttentionMetadata, pool: KVPool) -> Cascade | None:
     if not members or longest * len(members) > sum(kv_lens[i] for i in members):
         return None
     padded = [[*slots, *[pool.zero_slot] * (longest - len(slots))] for slots in own]
-    visible = torch.arange(longest) < torch.tensor([len(slots) for slots in own])[:, None]  # [N, L]
-    mask = torch.full((len(own), 1, 1, longest), HIDDEN).masked_fill(visible[:, None, None], 0.0)
+    mask = length_mask(torch.tensor([len(slots) for slots in own]), pool.keys[0].dtype)
     starts = torch.tensor([metadata.query_ranges[i][0] for i in members])
-    return Cascade(members, starts, prefixes, torch.tensor(padded).flatten(), mask.to(pool.keys[0].dtype))
+    return Cascade(members, starts, prefixes, torch.tensor(padded).flatten(), mask)
 
 
 def alike(table: Sequence[Sequence[int]], sequences: Sequence[int]) -> list[list[int]]:
@@ -105,10 +104,7 @@ class CascadeAttention:
         self.pool.write(layer, k, v, self.metadata.slot_mapping)
         rows = self.cascade.rows
         out = torch.empty_like(q).index_copy_(0, rows, self.attend(layer, q[rows], k.shape[1]))
-        for index in self.others:
-            start, end = self.metadata.query_ranges[index]
-            keys, values = self.pool.gather(layer, self.metadata.kv_slots[index])  # [Hkv, kv_len, D] each
-            out[start:end] = self.kernel(q[start:end].transpose(0, 1), keys, values).transpose(0, 1)
+        attend_alone(layer, q, out, self.pool, self.metadata, self.others, self.kernel)
         return out
 
     def attend(self, layer: int, q: Tensor, num_kv_heads: int) -> Tensor:

@@ -21,12 +21,10 @@ from torch import Tensor
 
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
+from mini_engine.attention.ragged import HIDDEN
 
 TILE = 128  # keys in a tile, and at most as many queries in an item
 ROW_MULTIPLE = 4
-# A finite mask: under -inf the kernel reports log-sum-exp 0 for a tile that a row cannot see at all, which would be
-# merged as if it held probability. Under -1e30 its weight is exp(-1e30 - max), exactly 0.
-HIDDEN = -1e30
 
 
 @dataclass(frozen=True)

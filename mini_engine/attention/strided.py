@@ -19,10 +19,8 @@ from torch import Tensor
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
+from mini_engine.attention.ragged import HIDDEN, attend_alone, length_mask
 
-# A finite mask, see ``invariant``. What is masked must be finite too, since 0 times NaN is NaN: a caller that sees NaN
-# asks the plain path whose it is.
-HIDDEN = -1e30
 BYTES_PER_CALL = 1 << 17  # about as much is read in the time that one more call costs
 
 
@@ -67,8 +65,7 @@ def find_grid(metadata: AttentionMetadata, pool: KVPool) -> Grid | None:
         return None
     places = torch.tensor([(start - first) // distance for start in starts])
     mask = torch.full((count, 1, 1, longest), HIDDEN, dtype=pool.keys[0].dtype)
-    visible = torch.arange(longest) < torch.tensor(lengths)[:, None]  # [N, L]
-    mask[places] = mask[places].masked_fill(visible[:, None, None], 0.0)
+    mask[places] = length_mask(torch.tensor(lengths), mask.dtype)
     return Grid(torch.tensor(rows), places, first, distance, count, mask)
 
 
@@ -115,8 +112,5 @@ class StridedAttention:
         if not self.others and len(q) == len(self.grid.rows):
             return on_grid
         out = torch.empty_like(q).index_copy_(0, self.grid.rows, on_grid)
-        for index in self.others:
-            start, end = self.metadata.query_ranges[index]
-            keys, values = self.pool.gather(layer, self.metadata.kv_slots[index])  # [Hkv, kv_len, D] each
-            out[start:end] = self.kernel(q[start:end].transpose(0, 1), keys, values).transpose(0, 1)
+        attend_alone(layer, q, out, self.pool, self.metadata, self.others, self.kernel)
         return out
