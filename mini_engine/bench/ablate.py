@@ -18,7 +18,7 @@ import torch
 import typer
 from tqdm import tqdm
 
-from mini_engine.bench.machine import machine, make_checkpoint
+from mini_engine.bench.machine import SHAPES, chosen, machine, make_checkpoint
 from mini_engine.bench.serving import EngineSystem, Models, median_figures, run_once
 from mini_engine.bench.workload import Figures, Run, describe, figures, make_jobs
 from mini_engine.checkpoint import load_config
@@ -31,6 +31,7 @@ SEEDED = {
     "temperature": 0.8,
     "seed": 1,
 }  # without a temperature nothing is drawn, without a seed no run is like another
+CACHED = {"prefix_cache": "radix"}  # this load shares no beginnings: it shows the price, ``bench prefix`` the gain
 # option -> off and on, and what else both sides need for it to mean anything.
 TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "dtype": ("float32", "bfloat16", {}),
@@ -41,7 +42,12 @@ TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "max_running_requests": (1, 32, {}),
     "max_tokens_per_step": (None, 512, {}),
     "policy": ("fcfs", "lof", {"max_running_requests": 8}),
+    "max_steps_waited": (256, 8, {"policy": "lof", "max_running_requests": 8}),
     "preemption": (False, True, {}),
+    "prefix_cache": (None, "radix", {}),
+    "eviction": ("lru", "lfu", CACHED),
+    "wait_for_prefix": (None, 32, CACHED),
+    "wait_below_match": (32, 512, {**CACHED, "wait_for_prefix": 32}),
     "temperature": (0.0, 0.8, {"seed": 1}),
     "top_k": (0, 50, SEEDED),
     "top_p": (1.0, 0.9, SEEDED),
@@ -49,9 +55,13 @@ TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "repetition_penalty": (1.0, 1.1, {}),
     "frequency_penalty": (0.0, 0.2, {}),
     "presence_penalty": (0.0, 0.1, {}),
+    "min_new_tokens": (0, 4, {"ignore_eos": False}),
     "ignore_eos": (False, True, {}),
+    "n": (1, 2, SEEDED),
+    "best_of": (None, 2, SEEDED),
     "logprobs": (None, 5, {}),
     "prompt_logprobs": (None, 0, {}),
+    "logprobs_mode": ("raw", "processed", {**SEEDED, "logprobs": 5}),
 }
 CLEAR = 0.03  # a change of throughput below it is no finding
 
@@ -222,8 +232,7 @@ def bench_ablate(
     seed: Annotated[int, typer.Option(help="Seed of weights and lengths.")] = 0,
 ) -> None:
     """Serve one load with an option off and on, and say what it did; the last line is JSON."""
-    if model not in ("tiny", "0.6b"):
-        raise typer.BadParameter(f"{model!r} is not one of tiny, 0.6b")
+    chosen([model], SHAPES, "model")
     if threads:
         torch.set_num_threads(threads)
     requests = requests or (8 if model == "0.6b" else 32)

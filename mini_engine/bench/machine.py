@@ -1,6 +1,7 @@
 """What every benchmark says about where and on what it ran: hardware, versions, memory, the checkpoint.
 
-Owns: the description of the machine, the memory readings, the random checkpoint. Must not know: what is timed.
+Owns: the description of the machine, the memory readings, the random checkpoint, the check of names that a user gives.
+Must not know: what is timed.
 """
 
 import contextlib
@@ -8,15 +9,19 @@ import ctypes
 import gc
 import os
 import platform
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 import transformers
+import typer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mini_engine.checkpoint import TINY_MODEL
+
+SHAPES = ("tiny", "0.6b")  # that ``make_checkpoint`` knows
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -57,6 +62,15 @@ def settled_rss() -> int:
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
     return int(psutil.Process().memory_info().rss)
+
+
+def chosen(given: Sequence[str] | None, known: Iterable[str], what: str) -> list[str]:
+    """Return what was asked for, everything if nothing was. Raises ``typer.BadParameter`` for an unknown name."""
+    names = list(known)
+    unknown = sorted(set(given or ()) - set(names))
+    if unknown:
+        raise typer.BadParameter(f"{what} {unknown[0]!r} is not one of {', '.join(names)}")
+    return list(given or names)
 
 
 def make_checkpoint(shape: str, folder: Path, seed: int) -> Path:

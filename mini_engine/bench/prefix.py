@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args
 
 import torch
 import transformers
@@ -25,7 +25,7 @@ import typer
 from tqdm import tqdm
 from transformers import Qwen3ForCausalLM
 
-from mini_engine.bench.machine import machine, make_checkpoint
+from mini_engine.bench.machine import SHAPES, chosen, machine, make_checkpoint
 from mini_engine.bench.peers import STATIC, StaticPeer
 from mini_engine.bench.serving import EngineSystem, Models, System
 from mini_engine.bench.workload import Job, percentile
@@ -264,14 +264,6 @@ def make_systems(folder: Path, dtype: Dtype, names: Sequence[str]) -> dict[str, 
     return systems
 
 
-def chosen(given: Sequence[str] | None, known: Sequence[str], what: str) -> list[str]:
-    """Return what was asked for, everything if nothing was. Raises ``typer.BadParameter`` for an unknown name."""
-    unknown = sorted(set(given or ()) - set(known))
-    if unknown:
-        raise typer.BadParameter(f"{what} {unknown[0]!r} is not one of {', '.join(known)}")
-    return list(given or known)
-
-
 def bench_prefix(
     model: Annotated[str, typer.Option(help="tiny: the embedded model. 0.6b: random weights.")] = "tiny",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
@@ -281,9 +273,9 @@ def bench_prefix(
     seed: Annotated[int, typer.Option(help="Seed of weights and loads.")] = 0,
 ) -> None:
     """Serve loads that share beginnings with and without the radix cache; the last line is JSON."""
-    for value, known in ((model, ("tiny", "0.6b")), (dtype, ("float32", "bfloat16"))):
-        chosen([value], known, "value")
-    loads, names = chosen(load, list(LOADS), "load"), chosen(system, [*SYSTEMS, STATIC], "system")
+    chosen([model], SHAPES, "model")
+    chosen([dtype], get_args(Dtype), "dtype")
+    loads, names = chosen(load, LOADS, "load"), chosen(system, [*SYSTEMS, STATIC], "system")
     names = [OFF, *(name for name in names if name != OFF)]  # ratios are to it
     rounds = rounds or (1 if model == "0.6b" else 3)
     command = f"mini-engine bench prefix --model {model} --dtype {dtype} --rounds {rounds} --seed {seed}" + "".join(

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
-from mini_engine.bench.machine import machine
+from mini_engine.bench.machine import chosen, machine
 from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.base import Vocabulary
@@ -179,14 +179,12 @@ def bench_sampler(
     """Speed of the sampler beside transformers, a full sort and bare argmax; the last line is JSON."""
     if threads:
         torch.set_num_threads(threads)
-    unknown = sorted(set(mix or ()) - set(MIXES))
-    if unknown:
-        raise typer.BadParameter(f"mix {unknown[0]!r} is not one of {', '.join(MIXES)}")
+    mixes = chosen(mix, MIXES, "mix")
     sizes = [(r, v) for v in vocab or (1_000, 32_000, 151_936) for r in rows or (1, 32, 256)]
     command = f"mini-engine bench sampler --rounds {rounds} --seed {seed}"
     where = machine(torch.get_num_threads())
     typer.echo(f"{command}\n{json.dumps(where)}")
-    work = [(name, r, v) for name in mix or MIXES for r, v in sizes]
+    work = [(name, r, v) for name in mixes for r, v in sizes]
     measured = [measure(name, r, v, rounds, seed) for name, r, v in tqdm(work, unit="workload")]
     print_rows(measured)
     typer.echo(json.dumps({"command": command, "machine": where, "rows": [asdict(row) for row in measured]}))

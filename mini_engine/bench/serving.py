@@ -23,7 +23,7 @@ import typer
 from tqdm import tqdm
 from transformers import Qwen3ForCausalLM
 
-from mini_engine.bench.machine import forget_peak, machine, make_checkpoint, peak_rss, settled_rss
+from mini_engine.bench.machine import SHAPES, chosen, forget_peak, machine, make_checkpoint, peak_rss, settled_rss
 from mini_engine.bench.peers import CONTINUOUS, STATIC, ContinuousPeer, StaticPeer, gap_at_difference, sleep_until
 from mini_engine.bench.workload import Answer, Figures, Job, Run, describe, figures, make_jobs, paged_waste, shortened
 from mini_engine.checkpoint import TINY_MODEL
@@ -337,11 +337,8 @@ def lap(seconds: float | None, share: float | None) -> str:
 
 def chosen_systems(given: Sequence[str] | None, shape: str) -> list[str]:
     """Return the systems to run. One request at a time takes minutes at 0.6B, so there it runs only if asked for."""
-    known = [CONTINUOUS, *SYSTEMS]
-    unknown = sorted(set(given or ()) - set(known) - {STATIC})
-    if unknown:
-        raise typer.BadParameter(f"system {unknown[0]!r} is not one of {', '.join([STATIC, *known])}")
-    return list(given) if given else [name for name in known if shape == "tiny" or name != "off"]
+    names = chosen(given, [STATIC, CONTINUOUS, *SYSTEMS], "system")
+    return [name for name in names if given or shape == "tiny" or name != "off"]
 
 
 def bench_serving(
@@ -365,9 +362,9 @@ def bench_serving(
     On two cores a round of the ragged load takes seconds on the embedded model. At 0.6b it takes some minutes, which is
     why there are fewer requests there and only one round.
     """
-    for value, known in ((model, ("tiny", "0.6b")), (dtype, tuple(NEAR_TIE)), (workload, ("ragged", "equal"))):
-        if value not in known:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(known)}")
+    chosen([model], SHAPES, "model")
+    chosen([dtype], NEAR_TIE, "dtype")
+    chosen([workload], ("ragged", "equal"), "workload")
     names = chosen_systems(system, model)
     if threads:
         torch.set_num_threads(threads)
