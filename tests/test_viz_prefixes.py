@@ -214,11 +214,25 @@ def test_visits_find_what_the_measured_run_did_not_compute(policy):
     for seed in range(15):
         prompts = reuse.tree_load(caching.dice(seed), 4, 20)
         pages = max(pages_needed(len(prompt), 4) for prompt in prompts)
-        for room in (pages, 3 * pages):
-            made = caching.visits(prompts, 4, policy, room)
+        for room in (pages, 3 * pages, 20 * pages):
             run = reuse.run_load(prompts, 4, policy, num_pages=room)
+            made = caching.visits(run.chunks)
             assert [visit.prompt for visit in made] == run.order
+            assert sorted(run.order) == list(range(20))
             assert sum(len(prompts[visit.prompt]) - visit.found for visit in made) == run.num_computed
+            if policy == "lpm" or room == 20 * pages:  # nothing is missed that was evicted: as if all were kept
+                assert [visit.found for visit in made] == found_if_all_is_kept(prompts, run.order, 4)
+
+
+def found_if_all_is_kept(prompts: list[list[int]], order: list[int], page_size: int) -> list[int]:
+    """Brute force, prompt by prompt: the tokens of the whole pages, but for the last token, that an earlier one had."""
+    kept, found = set[tuple[int, ...]](), []
+    for index in order:
+        ends = range(page_size, len(prompts[index]) + 1, page_size)
+        found.append(max((end for end in ends if end < len(prompts[index]) and tuple(prompts[index][:end]) in kept),
+                         default=0))  # fmt: skip
+        kept |= {tuple(prompts[index][:end]) for end in ends}
+    return found
 
 
 def test_pages_by_hand():

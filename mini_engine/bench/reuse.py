@@ -67,7 +67,7 @@ def computed_tokens(chunks: Iterable[Chunk], prompt_lengths: dict[str, int]) -> 
 
 @dataclass(frozen=True)
 class Reuse:
-    """What one run made of a load. ``order``: the indices of the prompts as they were let in first."""
+    """What one run made of a load. ``chunks``: what was computed, in order; request i is called ``str(i)``."""
 
     policy: str
     running: int
@@ -76,7 +76,12 @@ class Reuse:
     num_least: int
     num_computed: int
     num_evicted: int = 0
-    order: list[int] = field(default_factory=list, repr=False)
+    chunks: list[Chunk] = field(default_factory=list, repr=False)
+
+    @property
+    def order(self) -> list[int]:
+        """The indices of the prompts as they were let in first."""
+        return [int(name) for name in dict.fromkeys(chunk[0] for chunk in self.chunks)]
 
     @property
     def hit_rate(self) -> float:
@@ -120,10 +125,9 @@ def run_load(
         scheduler.add(Request(str(arrival), list(prompt), SamplingParams(max_new_tokens=new_tokens), arrival))
     chunks = run_steps(scheduler)
     lengths = {str(index): len(prompt) for index, prompt in enumerate(prompts)}
-    order = [int(name) for name in dict.fromkeys(chunk[0] for chunk in chunks)]
     least, computed = least_tokens(prompts, page_size), computed_tokens(chunks, lengths)
     evicted = cache.stats.num_pages_evicted
-    return Reuse(policy, running, pages, sum(lengths.values()), least, computed, evicted, order)
+    return Reuse(policy, running, pages, sum(lengths.values()), least, computed, evicted, chunks)
 
 
 def run_steps(scheduler: Scheduler) -> list[Chunk]:

@@ -4,7 +4,7 @@ Owns: the experiments of L6 and the loads for them. Must not know: pictures.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from typing import Any, Literal
@@ -13,9 +13,6 @@ from mini_engine.engine import Engine
 from mini_engine.radix_cache import Node, RadixCache, RadixStats
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.scheduler.policy import make_policy
-from mini_engine.scheduler.request import Request
-from mini_engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from mini_engine.viz.serving import Run, chunk_kinds, sample_labels, with_options
 
 Path = tuple[tuple[int, ...] | str | None, ...]  # cache key, then the tokens of every page from the root on
@@ -162,20 +159,12 @@ class Visit:
     found: int
 
 
-def visits(prompts: Sequence[Sequence[int]], page_size: int, policy: str, num_pages: int) -> list[Visit]:
-    """Run the scheduler, one request at a time, without a model -> who was let in when, and what it found."""
-    limits = SchedulerLimits(max_running_requests=1, max_steps_waited=10**9)
-    scheduler = Scheduler(num_pages, page_size, limits, make_policy(policy), RadixCache(page_size))
-    for arrival, prompt in enumerate(prompts):
-        scheduler.add(Request(str(arrival), list(prompt), SamplingParams(max_new_tokens=1), arrival))
-    made = list[Visit]()
-    while scheduler.has_work:
-        batch = scheduler.schedule()
-        (chunk,) = batch.chunks  # a whole prompt, and the one token that is wanted comes out of it
-        made.append(Visit(chunk.request.arrival, chunk.start))
-        scheduler.update(batch, {chunk.request.request_id: 0})
-        scheduler.finish(chunk.request, "length")
-    return made
+def visits(chunks: Iterable[tuple[str, int, int]]) -> list[Visit]:
+    """Read a run's ``chunks``, such as those of ``bench.reuse.run_load``: who was let in when, and what it found.
+
+    For runs of one request at a time, each prompt computed whole: what lies before a chunk was in the cache.
+    """
+    return [Visit(int(name), start) for name, start, _ in chunks]
 
 
 @dataclass(frozen=True)
