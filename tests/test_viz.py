@@ -4,7 +4,9 @@ import html
 import math
 import subprocess
 import sys
+from collections.abc import Iterable
 from itertools import pairwise
+from types import ModuleType
 
 import pytest
 import torch
@@ -115,6 +117,29 @@ def drawn_texts(canvas) -> list[Text]:
     return [text for text in canvas.findobj(Text) if text.get_text() and text.get_visible() and text not in hidden]
 
 
+def checked_texts(figure: Figure, more: Iterable[Text] = ()) -> list[Text]:
+    """Return the texts of a figure and ``more``, having checked that each is large enough and inside the figure."""
+    canvas = figure.figure
+    with style():
+        canvas.draw_without_rendering()
+    width, height = canvas.get_size_inches() * canvas.dpi
+    found = [*drawn_texts(canvas), *more]
+    for text in found:
+        assert text.get_fontsize() >= 10, text
+        box = text.get_window_extent()
+        assert box.x0 >= -1, text
+        assert box.y0 >= -1, text
+        assert box.x1 <= width + 1, text
+        assert box.y1 <= height + 1, text
+    return found
+
+
+def figure_functions(*modules: ModuleType) -> set[str]:
+    """Return the names of all functions of ``modules`` that return a figure."""
+    return {name for module in modules for name, value in vars(module).items()
+            if getattr(value, "__annotations__", {}).get("return") is Figure}  # fmt: skip
+
+
 def texts(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.figure.findobj(Text) if text.get_text()]
 
@@ -124,24 +149,12 @@ def texts(figure: Figure) -> list[str]:
 
 def test_every_figure_function_is_tested(figures):
     assert list(figures) == FIGURES
-    public = {name for module in (forward, paging, decoding) for name, value in vars(module).items()
-              if getattr(value, "__annotations__", {}).get("return") is Figure}  # fmt: skip
-    assert public == set(FIGURES)
+    assert figure_functions(forward, paging, decoding) == set(FIGURES)
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_text_is_large_enough_and_inside_the_figure(figures, name):
-    canvas = figures[name].figure
-    with style():
-        canvas.draw_without_rendering()
-    width, height = canvas.get_size_inches() * canvas.dpi
-    for text in drawn_texts(canvas):
-        assert text.get_fontsize() >= 10, text
-        box = text.get_window_extent()
-        assert box.x0 >= -1, text
-        assert box.y0 >= -1, text
-        assert box.x1 <= width + 1, text
-        assert box.y1 <= height + 1, text
+    checked_texts(figures[name])
 
 
 @pytest.mark.parametrize("name", [n for n in FIGURES if n not in {"page_map", "slot_map", "bits_table"}])

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 from matplotlib.patches import Rectangle
-from test_viz import drawn_texts, texts
+from test_viz import checked_texts, figure_functions, texts
 
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.bench import reuse
@@ -304,24 +304,13 @@ def figures() -> dict[str, Figure]:
 
 
 def test_every_figure_function_is_tested(figures):
-    public = {n for n, f in vars(prefixes).items() if getattr(f, "__annotations__", {}).get("return") is Figure}
-    assert public == set(FIGURES) == set(figures)
+    assert figure_functions(prefixes) == set(FIGURES) == set(figures)
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_text_is_large_enough_and_inside_the_figure(figures, name):
-    canvas = figures[name].figure
-    with style():
-        canvas.draw_without_rendering()
-    width, height = canvas.get_size_inches() * canvas.dpi
-    titles = [title for axes in canvas.axes for title in (axes.title, axes._left_title)]
-    for text in {*drawn_texts(canvas), *(title for title in titles if title.get_text())}:
-        assert text.get_fontsize() >= 10, text
-        box = text.get_window_extent()
-        assert box.x0 >= -1, text
-        assert box.y0 >= -1, text
-        assert box.x1 <= width + 1, text
-        assert box.y1 <= height + 1, text
+    titles = [title for axes in figures[name].figure.axes for title in (axes.title, axes._left_title)]
+    checked_texts(figures[name], more=[title for title in titles if title.get_text()])
 
 
 @pytest.mark.parametrize("name", FIGURES)

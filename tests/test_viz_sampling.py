@@ -8,7 +8,7 @@ import mmh3
 import pytest
 import torch
 from matplotlib.patches import Rectangle
-from test_viz import bar_lengths, drawn_texts, texts
+from test_viz import bar_lengths, checked_texts, figure_functions, texts
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.sampler.params import SamplingParams
@@ -304,23 +304,12 @@ def figures():
 
 
 def test_every_figure_function_is_tested(figures):
-    public = {n for n, f in vars(drawing).items() if getattr(f, "__annotations__", {}).get("return") is Figure}
-    assert public == set(FIGURES) == set(figures)
+    assert figure_functions(drawing) == set(FIGURES) == set(figures)
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_text_is_large_enough_and_inside_the_figure(figures, name):
-    canvas = figures[name].figure
-    with style():
-        canvas.draw_without_rendering()
-    width, height = canvas.get_size_inches() * canvas.dpi
-    for text in drawn_texts(canvas):
-        assert text.get_fontsize() >= 10, text
-        box = text.get_window_extent()
-        assert box.x0 >= -1, text
-        assert box.y0 >= -1, text
-        assert box.x1 <= width + 1, text
-        assert box.y1 <= height + 1, text
+    checked_texts(figures[name])
 
 
 @pytest.mark.parametrize("name", [n for n in FIGURES if n not in {"token_strips", "order_table"}])

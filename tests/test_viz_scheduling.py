@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from matplotlib.patches import Rectangle
-from test_viz import drawn_texts, texts
+from test_viz import checked_texts, figure_functions, texts
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
@@ -251,23 +251,12 @@ def figures():
 
 
 def test_every_figure_function_is_tested(figures):
-    public = {n for n, f in vars(scheduling).items() if getattr(f, "__annotations__", {}).get("return") is Figure}
-    assert public == set(FIGURES) == set(figures)
+    assert figure_functions(scheduling) == set(FIGURES) == set(figures)
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_text_is_large_enough_and_inside_the_figure(figures, name):
-    canvas = figures[name].figure
-    with style():
-        canvas.draw_without_rendering()
-    width, height = canvas.get_size_inches() * canvas.dpi
-    for text in drawn_texts(canvas):
-        assert text.get_fontsize() >= 10, text
-        box = text.get_window_extent()
-        assert box.x0 >= -1, text
-        assert box.y0 >= -1, text
-        assert box.x1 <= width + 1, text
-        assert box.y1 <= height + 1, text
+    for text in checked_texts(figures[name]):
         assert "mathdefault" not in text.get_text(), "a tick label that needs the mathematics that the style turns off"
 
 
