@@ -4,8 +4,8 @@ Owns: one kernel. Run as ``TRITON_INTERPRET=1 python -m smoke.canary``; silence 
 """
 
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
