@@ -55,7 +55,7 @@ class AsyncEngine:
         """Step and hand out deltas until no request waits or runs. A failed step ends every stream with its error."""
         loop = asyncio.get_running_loop()
         try:
-            while self.engine.scheduler.has_work:
+            while self.engine.has_work:
                 async with self.lock:
                     output = await loop.run_in_executor(self.thread, self.engine.step)
                 for delta in output.deltas:

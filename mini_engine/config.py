@@ -11,6 +11,7 @@ Dtype = Literal["float32", "bfloat16"]
 LinearKind = Literal["torch", "packed"]
 AttentionKind = Literal["torch", "grouped"]
 PrefixCacheKind = Literal["radix"]
+Whitespace = Literal["spaced", "compact", "any"]
 DEFAULT_POOL_TOKENS = 16_384
 OPTIONAL_COUNTS = ("max_tokens_per_step", "num_pages", "wait_for_prefix")
 
@@ -120,6 +121,10 @@ class EngineConfig:
     ``prefix_cache``: "radix" keeps the pages of what was computed, and requests that begin alike start from them.
     ``eviction``: who goes first when they are needed (``radix_cache.EVICTIONS``). ``wait_for_prefix``: a request waits
     while another computes at least that many tokens of its beginning, if it has found at most ``wait_below_match``.
+    ``grammar_backend``: what answers with a grammar are constrained by: "fsm", "xgrammar", "llguidance", "outlines",
+    one that was registered, or "auto": xgrammar if it is installed, else fsm. ``json_whitespace``: "spaced" as
+    ``json.dumps`` writes it, "compact", or "any". ``grammar_timeout_s``: a request whose grammar takes longer fails.
+    ``jump_forward``: text that the grammar forces is appended without a forward pass for each token.
     ``num_pages``: size of the KV pool; ``None`` gives room for ``max_running_requests`` of the longest requests, but no
     more than ``DEFAULT_POOL_TOKENS`` tokens or one longest request.
     """
@@ -141,6 +146,10 @@ class EngineConfig:
     eviction: str = "lru"
     wait_for_prefix: int | None = None
     wait_below_match: int = 32
+    grammar_backend: str = "none"
+    json_whitespace: Whitespace = "spaced"
+    grammar_timeout_s: float = 60.0
+    jump_forward: bool = False
 
     @classmethod
     def serving(cls, **changes: Any) -> Self:
@@ -148,6 +157,7 @@ class EngineConfig:
         on_cpu = str(changes.get("device", "cpu")).split(":")[0] == "cpu"
         grouped = not changes.get("batch_invariant", False)  # which has an attention of its own
         fast = {"linear": "packed" if on_cpu else "torch", "attention": "grouped" if grouped else "torch"}
+        fast["grammar_backend"] = "auto"
         return cls(**{**fast, "max_running_requests": 32, "max_tokens_per_step": 512, "preemption": True, **changes})
 
     def __post_init__(self) -> None:
@@ -168,6 +178,7 @@ class EngineConfig:
                 f"eviction is {self.eviction!r} and wait_for_prefix {self.wait_for_prefix}, but there is no prefix "
                 "cache; set prefix_cache='radix', or leave them out"
             )
+        check_grammar_options(self)
         if self.batch_invariant and self.attention != "torch":
             raise ValueError(
                 f"batch_invariant=True has an attention of its own and attention is {self.attention!r}; "
@@ -181,6 +192,22 @@ class EngineConfig:
                 f"batch_invariant=True is kept on CPUs only and the device is {self.device!r}; "
                 "use device='cpu' or leave it off"
             )
+
+
+def check_grammar_options(config: EngineConfig) -> None:
+    """Raise ``ValueError`` for options of grammars that are wrong, or that mean nothing without a backend."""
+    if not isinstance(config.grammar_backend, str):
+        raise ValueError(f"grammar_backend is {config.grammar_backend!r}; give a name, 'none' for none")
+    if config.json_whitespace not in get_args(Whitespace):
+        raise ValueError(
+            f"json_whitespace is {config.json_whitespace!r}; choose one of {', '.join(get_args(Whitespace))}"
+        )
+    if not config.grammar_timeout_s > 0:
+        raise ValueError(f"grammar_timeout_s is {config.grammar_timeout_s!r}; it must be above 0 seconds")
+    changed = {"json_whitespace": config.json_whitespace != "spaced", "jump_forward": config.jump_forward}
+    useless = [name for name, is_changed in changed.items() if is_changed]
+    if config.grammar_backend == "none" and useless:
+        raise ValueError(f"{useless[0]} is set, but there are no grammars; set grammar_backend, or leave it out")
 
 
 def is_count(value: object) -> bool:

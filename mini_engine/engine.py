@@ -24,6 +24,9 @@ from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batc
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import DEFAULT_POOL_TOKENS, EngineConfig
 from mini_engine.detokenizer import Detokenizer
+from mini_engine.grammar.base import GrammarObject, TokenRefusedError
+from mini_engine.grammar.queue import Gather
+from mini_engine.grammar.service import GrammarService
 from mini_engine.outputs import Delta, Laps, RequestOutput, StepOutput
 from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.batch import SamplingBatch
@@ -38,28 +41,39 @@ from mini_engine.scheduler.scheduler import ScheduledBatch, ScheduledChunk, Sche
 from mini_engine.scheduler.sharing import SharingLimits
 
 LOGGED_STEPS = 65_536  # the event log forgets older ones
+IDLE_S = 0.005  # how long a step waits for a grammar when there is nothing else to do
 
 
 @dataclass
 class Entry:
     """Everything that the engine keeps about one request beside the scheduler's part.
 
-    ``unread``: the deltas that its stream has not given out yet, ``None`` if nobody streams it.
+    ``unread``: the deltas that its stream has not given out yet, ``None`` if nobody streams it. ``grammar``: its state
+    in the grammar of its answer, ``None`` until that is compiled, and without one. It is here and not with the pages,
+    so a preemption does not touch it.
     """
 
     request: Request
     output: RequestOutput
     detokenizer: Detokenizer | None
     unread: deque[Delta] | None = None
+    grammar: GrammarObject | None = None
 
 
 class Engine:
     """Runs many requests over one model. Not thread-safe: one caller steps it."""
 
     def __init__(
-        self, driver: SamplingDriver, tokenizer: Tokenizer | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        driver: SamplingDriver,
+        tokenizer: Tokenizer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        gather: Gather | None = None,
     ) -> None:
-        """Serve with ``driver``'s model, sampler and configuration; without a ``tokenizer`` there is no text."""
+        """Serve with ``driver``'s model, sampler and configuration; without a ``tokenizer`` there is no text.
+
+        ``gather``: how several processes that serve one model agree whose grammars are ready (``grammar.ranks``).
+        """
         config, model = driver.config, driver.model
         longest = model.config.max_position_embeddings
         tokens = min(config.max_running_requests * longest, max(DEFAULT_POOL_TOKENS, longest))
@@ -73,8 +87,10 @@ class Engine:
         self.scheduler = Scheduler(num_pages, config.page_size, limits, policy, make_prefix_cache(config))
         self.pool = KVPool(model.config, num_pages, config.page_size, model.embedding.dtype, config.device)
         self.rows: SampledRows[Request] = SampledRows(driver.vocabulary, config.device)
+        self.grammars = GrammarService(config, tokenizer, driver.vocabulary, clock, gather)
         self.entries: dict[str, Entry] = {}
-        self.deltas: list[Delta] = []  # of the step in progress
+        self.deltas: list[Delta] = []  # of the step in progress, and
+        self.forced: dict[str, int] = {}  # how many tokens grammars appended in it
         self.log: deque[StepOutput] = deque(maxlen=LOGGED_STEPS)  # without logits, which would keep memory alive
         self.numbers, self.arrivals = count(), count()
 
@@ -103,14 +119,20 @@ class Engine:
             raise ValueError(f"{params.num_samples} samples are several requests; use generate")
         if cache_priority < 0:
             raise ValueError(f"cache_priority is {cache_priority}; the least is 0, and higher ones stay longer")
-        self.driver.check_params(prompt_ids, replace(params, stop=()))
+        self.driver.check_params(prompt_ids, params.for_ids)
+        if params.grammar is not None:
+            self.grammars.check(params.grammar, params.reasoning)
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer and this engine has none; give stop_token_ids")
         request = Request(
             name, list(prompt_ids), params, arrival, RequestTimes(self.clock()), siblings=siblings,
             cache_key=cache_key, cache_priority=cache_priority,
         )  # fmt: skip
-        self.scheduler.add(request)
+        self.scheduler.check_fits(request)
+        if params.grammar is None:
+            self.scheduler.add(request)
+        else:
+            self.grammars.submit(name, params.grammar, params.reasoning)
         text = Detokenizer(self.tokenizer, params.stop, params.min_new_tokens) if self.tokenizer else None
         output = RequestOutput(name, list(prompt_ids), times=request.times)
         self.entries[name] = Entry(request, output, text)
@@ -125,6 +147,8 @@ class Engine:
     def step(self) -> StepOutput:
         """Compute one batch. With no request waiting or running there is nothing in it. Mutates."""
         laps = Laps(self.clock)
+        if self.grammars.is_waiting:
+            self.admit_compiled()
         batch = self.scheduler.schedule()
         laps.mark("schedule")
         if batch.chunks:
@@ -133,6 +157,20 @@ class Engine:
             hidden, inputs = self.forward(batch)
             self.sample(batch, hidden, inputs.logit_rows, laps)
         return self.finish_step(batch, laps)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits, for its grammar or for its turn, or runs."""
+        return self.scheduler.has_work or self.grammars.is_waiting
+
+    def admit_compiled(self) -> None:
+        """Queue the requests whose grammars are there, and end those whose grammars will never be. Mutates."""
+        ready, failed = self.grammars.poll(0.0 if self.scheduler.has_work else IDLE_S)
+        for name, grammar in ready:
+            self.entries[name].grammar = grammar
+            self.scheduler.add(self.entries[name].request)
+        for name, reason in failed.items():
+            self.end(self.entries[name], "error", reason)
 
     def forward(self, batch: ScheduledBatch) -> tuple[Tensor, BatchInputs]:
         """Run the layers over a scheduled batch -> hidden states [T, H] and what was packed. Mutates."""
@@ -143,6 +181,7 @@ class Engine:
         hidden = self.driver.hidden_states(inputs, self.pool)
         for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
             self.report_prompt(chunk, hidden[slice(*query_range)])
+            self.report_forced(chunk, hidden[slice(*query_range)])
         return hidden, inputs
 
     def copy_prefix(self, chunk: ScheduledChunk, source: Request) -> None:
@@ -166,6 +205,7 @@ class Engine:
             rows = last_rows[[place[request.request_id] for request in requests]]
             logits = self.driver.logits(hidden, rows)  # [N, V]
             laps.mark("forward")
+            self.rows.batch.final_mask = self.grammars.mask([self.entries[r.request_id].grammar for r in requests])
             output = self.driver.sampler(logits, self.rows.batch)
             laps.mark("sample")
             self.rows.cumulate([None if row in output.errors else token for row, token in enumerate(output.token_ids)])
@@ -186,29 +226,33 @@ class Engine:
                     request,
                     Delta(request.request_id, tokens[request.request_id], "", output.logprobs[row], None, logits[row]),
                 )
+                self.jump_forward(request)
         laps.mark("update")
 
     def end_guilty(self, batch: ScheduledBatch, hidden: Tensor, last_rows: Tensor, error: BaseException) -> None:
-        """End the requests whose own logits processors made a step raise; the rest of it is computed again. Mutates.
+        """End the requests whose processors or grammars made a step raise; the rest is computed again. Mutates.
 
         Who is guilty shows when each is sampled alone. Anything else that was raised, Ctrl-C for one, goes on to the
         caller: nothing is lost, the step is pending.
         """
         faults = {}
         for chunk, row in zip(batch.chunks, last_rows, strict=True):
-            if chunk.samples and chunk.request.params.logits_processors and isinstance(error, Exception):
+            suspects = [*(chunk.request.params.logits_processors or ()), *(chunk.request.params.grammar or ())[:1]]
+            if chunk.samples and suspects and isinstance(error, Exception):
                 fault = self.fault_alone(chunk.request, self.driver.logits(hidden, row[None]))
                 faults.update({chunk.request.request_id: fault} if fault is not None else {})
         if not faults:
             raise error
         for name, fault in faults.items():
             processors = ", ".join(self.entries[name].request.params.logits_processors or ())
-            self.end(self.entries[name], "error", f"its logits processors ({processors}) raised {fault!r}")
+            culprit = f"logits processors ({processors})" if processors else "grammar"
+            self.end(self.entries[name], "error", f"its {culprit} raised {fault!r}")
 
     def fault_alone(self, request: Request, logits: Tensor) -> Exception | None:
         """Sample one request from its row of logits [1, V], and return what that raises."""
         try:
             batch = SamplingBatch.from_requests([request], self.driver.vocabulary, self.driver.config.device)
+            batch.final_mask = self.grammars.mask([self.entries[request.request_id].grammar])
             output = self.driver.sampler(logits, batch)
             if not output.errors:
                 batch.cumulate(output.token_ids)
@@ -218,7 +262,7 @@ class Engine:
 
     def finish_step(self, batch: ScheduledBatch, laps: Laps) -> StepOutput:
         """Return what a step did and log it. Mutates."""
-        deltas, self.deltas = self.deltas, []
+        deltas, self.deltas, forced, self.forced = self.deltas, [], self.forced, {}
         scheduler = self.scheduler
         output = StepOutput(
             number=next(self.numbers),
@@ -232,6 +276,8 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             num_pages_used=scheduler.allocator.num_pages - scheduler.allocator.num_free,
             num_tokens_held=sum(request.num_computed_tokens for request in scheduler.running),
+            num_compiling=self.grammars.num_waiting,
+            forced=forced,
         )
         if batch.chunks:
             self.log.append(replace(output, deltas=[without_logits(delta) for delta in deltas]))
@@ -257,6 +303,37 @@ class Engine:
             table = token_logprobs(logits.float().log_softmax(-1), ids, [wanted] * len(tokens))
         output.prompt_logprobs = [*known, *table]
 
+    def report_forced(self, chunk: ScheduledChunk, hidden: Tensor) -> None:
+        """Add the log-probabilities of tokens that a grammar forced, whose rows are computed now. Mutates.
+
+        ``hidden`` [n, H]. They were appended to the output without any logits; the row before each has them.
+        """
+        request, output = chunk.request, self.entries[chunk.request.request_id].output
+        first, end = request.num_prompt_tokens + len(output.logprobs), chunk.start + chunk.num_tokens
+        count = request.params.logprobs
+        tokens = request.tokens(first, end + 1)  # the chunk's last row predicts the token after it
+        if count is None or not tokens or first <= chunk.start:
+            return
+        logits = self.driver.logits(hidden[first - 1 - chunk.start :], None)[: len(tokens)]
+        table = logits.float().log_softmax(-1)
+        output.logprobs += token_logprobs(table, torch.tensor(tokens, device=table.device), [count] * len(tokens))
+
+    def jump_forward(self, request: Request) -> None:
+        """Append what a request's grammar forces after its newest token, up to what ends the request. Mutates."""
+        entry, forced = self.entries[request.request_id], 0
+        if entry.grammar is None or entry.output.finish_reason is not None:
+            return
+        for token in self.grammars.forced_tokens(entry.grammar, request.output_ids, request.params):
+            request.output_ids.append(token)
+            self.take_token(request, Delta(request.request_id, token, ""))
+            forced += 1
+            if entry.output.finish_reason is not None:
+                break
+        if forced:
+            entry.grammar.stats.num_forced_tokens += forced
+            self.forced[request.request_id] = forced
+            self.rows.forget(request)  # it is built again from its history, with what was appended
+
     def take_token(self, request: Request, delta: Delta) -> None:
         """Give a new token to its request: time, text, and whether it was the last. Mutates."""
         entry = self.entries[request.request_id]
@@ -265,7 +342,11 @@ class Engine:
         entry.output.token_ids.append(delta.token_id)
         if delta.logprobs is not None:
             entry.output.logprobs.append(delta.logprobs)
-        reason, text = self.driver.finish_reason(request), ""
+        try:
+            reason, text = self.finish_reason(entry, delta.token_id), ""
+        except TokenRefusedError as error:  # a backend whose mask and acceptance differ
+            self.end(entry, "error", str(error), last=delta)
+            return
         if reason == "stop":
             request.matched = delta.token_id  # a stop token is in the ids and not in the text
         elif entry.detokenizer is not None:
@@ -278,6 +359,18 @@ class Engine:
         else:
             self.end(entry, reason, last=replace(delta, text=text))
 
+    def finish_reason(self, entry: Entry, token_id: int) -> FinishReason | None:
+        """Take a token into the request's grammar, and only then ask whether it was the last. Mutates.
+
+        In this order a grammar that has ended ends the request in the same step, also with ``ignore_eos``: nothing can
+        follow it unmasked.
+        """
+        if entry.grammar is not None:
+            entry.grammar.accept_token(token_id)
+            if entry.grammar.is_terminated():
+                return "stop"
+        return self.driver.finish_reason(entry.request)
+
     def report(self, entry: Entry, delta: Delta) -> None:
         """Put a delta where the step's caller and the request's stream find it. Mutates."""
         self.deltas.append(delta)
@@ -287,7 +380,11 @@ class Engine:
     def end(self, entry: Entry, reason: FinishReason, error: str | None = None, last: Delta | None = None) -> None:
         """End a request: free its pages, give out the rest of its text with its ``last`` token. Mutates."""
         request, output = entry.request, entry.output
-        self.scheduler.finish(request, reason)
+        if request.params.grammar is not None and entry.grammar is None:  # the scheduler never knew it
+            self.grammars.drop(request.request_id)
+            request.state, request.finish_reason = RequestState.FINISHED, reason
+        else:
+            self.scheduler.finish(request, reason)
         request.error, request.times.finished = error, self.clock()
         rest = entry.detokenizer.flush() if entry.detokenizer else ""
         output.text += rest
@@ -295,6 +392,9 @@ class Engine:
             request.finish_reason, request.matched = "stop", entry.detokenizer.matched
         output.finish_reason, output.matched, output.error = request.finish_reason, request.matched, error
         output.num_preemptions = request.num_preemptions
+        if entry.grammar is not None:
+            entry.grammar.finished = True
+            output.grammar_stats, output.is_grammar_complete = entry.grammar.stats, entry.grammar.is_complete()
         last = last or Delta(request.request_id, None, "", error=error)
         self.report(entry, replace(last, text=last.text + rest, finish_reason=request.finish_reason))
 

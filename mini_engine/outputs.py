@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from mini_engine.grammar.base import GrammarStats
 from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.scheduler.request import FinishReason, RequestTimes
 
@@ -36,6 +37,7 @@ class StepOutput:
     ``chunks``: request id, first position and number of tokens of every piece that was computed. ``copied``: how many
     tokens' keys and values a request took over from a sibling. ``seconds``: the parts "schedule", "forward", "sample"
     and "update" of a step that began at ``began``. ``num_tokens_held``: tokens that the used pages hold.
+    ``num_compiling``: requests that wait for a grammar. ``forced``: how many tokens a request's grammar appended.
     """
 
     number: int
@@ -49,6 +51,8 @@ class StepOutput:
     num_waiting: int
     num_pages_used: int
     num_tokens_held: int
+    num_compiling: int = 0
+    forced: dict[str, int] = field(default_factory=dict)
 
 
 class Laps:
@@ -67,7 +71,11 @@ class Laps:
 
 @dataclass
 class RequestOutput:
-    """A request's answer so far."""
+    """A request's answer so far.
+
+    ``is_grammar_complete``: whether the text is valid as a whole; ``None`` without a grammar. It is not where
+    ``finish_reason`` is "length", or a stop string came first.
+    """
 
     request_id: str
     prompt_ids: list[int]
@@ -80,6 +88,8 @@ class RequestOutput:
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     times: RequestTimes | None = None
     num_preemptions: int = 0
+    grammar_stats: GrammarStats | None = None
+    is_grammar_complete: bool | None = None
 
     @property
     def cumulative_logprob(self) -> float:

@@ -972,8 +972,9 @@ def test_counts_of_the_configuration_are_counts(field_name: str, value: object) 
 
 def test_serving_turns_on_what_a_server_wants_and_takes_changes() -> None:
     assert EngineConfig.serving() == EngineConfig(
-        linear="packed", attention="grouped", max_running_requests=32, max_tokens_per_step=512, preemption=True
-    )
+        linear="packed", attention="grouped", max_running_requests=32, max_tokens_per_step=512, preemption=True,
+        grammar_backend="auto",
+    )  # fmt: skip
     assert EngineConfig.serving(device="cuda").linear == "torch"
     assert EngineConfig.serving(batch_invariant=True).attention == "torch"
     assert EngineConfig.serving(max_running_requests=2, linear="torch").max_running_requests == 2

@@ -13,16 +13,15 @@ Parallel to SGLang's ``constrained/base_grammar_backend.py``.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self, get_args
+from typing import Self, get_args
 
 from torch import Tensor
 
+from mini_engine.config import Whitespace
 from mini_engine.grammar.masks import allocate_bitmask, apply_bitmask
 from mini_engine.grammar.tokens import TokenTable
+from mini_engine.sampler.params import GrammarKey, GrammarKind
 
-GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
-GrammarKey = tuple[GrammarKind, str]
-Whitespace = Literal["spaced", "compact", "any"]
 KINDS = get_args(GrammarKind)
 
 
@@ -124,6 +123,12 @@ class GrammarObject(ABC):
 
     def maybe_init_reasoning(self, reasoning: bool) -> None:  # noqa: B027  nothing to do is the right default
         """Begin before the thought's end if ``reasoning``; only ``ReasonerGrammar`` has a thought. Mutates."""
+
+
+def check_rollback(count: int, most: int) -> None:
+    """Raise ``ValueError`` for a number of tokens that cannot be undone."""
+    if not 0 <= count <= most:
+        raise ValueError(f"rollback of {count} tokens; {most} were accepted, so give a number from 0 to {most}")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def allocate_bitmask(batch_size: int, vocab_size: int, device: str = "cpu") -> T
 def pack_allowed(allowed: Tensor) -> Tensor:
     """Pack booleans, True is allowed, into a bitmask; bits past the last token are 0. ``[..., V]`` -> ``[..., W]``."""
     padding = num_words(allowed.shape[-1]) * BITS - allowed.shape[-1]
-    bits = torch.nn.functional.pad(allowed.to(torch.int32), (0, padding)).unflatten(-1, (-1, BITS))
+    bits: Tensor = torch.nn.functional.pad(allowed.to(torch.int32), (0, padding)).unflatten(-1, (-1, BITS))
     # 1 << 31 is the most negative int32. A sum of different powers of two never carries, so it is exact.
     return (bits << torch.arange(BITS, dtype=torch.int32, device=bits.device)).sum(-1, dtype=torch.int32)
 

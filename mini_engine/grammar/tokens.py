@@ -20,8 +20,8 @@ class TokenizerNotSupportedError(ValueError):
 class TokenTable:
     """``token_bytes[t]`` of every id below the size of the head; ``stop_ids`` end a text.
 
-    Empty for ids that spell no text: added tokens (``<|im_start|>``, ``<think>``), stop ids, the padding of the head. No
-    grammar allows those, whatever it says about characters, but for the stop ids where the text is complete.
+    Empty for ids that spell no text: added tokens (``<|im_start|>``, ``<think>``), stop ids, the padding of the head.
+    No grammar allows those, whatever it says about characters, but for the stop ids where the text is complete.
     """
 
     token_bytes: tuple[bytes, ...]

@@ -219,6 +219,11 @@ class SamplingDriver(GreedyDriver):
                 f"stop is {list(params.stop)}: this driver sees token ids and no text, so it cannot look for strings; "
                 "give stop_token_ids"
             )
+        if params.grammar is not None:
+            raise ValueError(
+                f"the request has a {params.grammar[0]}, and this driver has no grammars; run it in an Engine, with "
+                "grammar_backend set"
+            )
 
 
 def sample_params(params: SamplingParams) -> list[SamplingParams]:

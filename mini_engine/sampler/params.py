@@ -7,9 +7,10 @@ Three engines, three ways to write "off" (SGLang ``top_k=-1``, vLLM ``top_k=0``,
 alias becomes one form when the object is built, so nothing after this file asks twice.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, get_args
 
 TOP_K_ALL = 1 << 30  # SGLang's "every token"
@@ -18,6 +19,8 @@ MAX_TEMPERATURE = 1e6  # there all tokens are equally likely; near 1e39 float32 
 MAX_STOP_STRINGS = 32
 MAX_BIAS = 100  # OpenAI's range
 LogprobsMode = Literal["raw", "processed"]
+GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
+GrammarKey = tuple[GrammarKind, str]  # a grammar and its text, by which compiled ones are found again
 
 PRESETS: dict[str, dict[str, Any]] = {
     "code": {"temperature": 0.0},
@@ -46,6 +49,8 @@ class SamplingParams:
     ``logprobs``: report the chosen token's log-probability and that many alternatives (0: none of them, -1: the whole
     vocabulary), ``logprobs_mode`` before ("raw") or after ("processed") everything above; ``prompt_logprobs`` likewise
     for the prompt, always raw.
+    ``json_schema`` (a mapping, its text, or a pydantic model), ``regex``, ``ebnf`` or ``structural_tag``: what the
+    answer must be as a whole (L7). ``reasoning``: only what follows the end of the thought.
     """
 
     temperature: float = 0.0
@@ -70,6 +75,11 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
+    json_schema: str | Mapping[str, Any] | type | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
+    reasoning: bool = False
 
     def __post_init__(self) -> None:
         """Bring every alias to its one form, then check. Raises ``ValueError`` naming value, range and remedy."""
@@ -89,6 +99,16 @@ class SamplingParams:
     def num_samples(self) -> int:
         """How many sequences are generated, of which ``n`` are returned."""
         return self.best_of or self.n
+
+    @property
+    def grammar(self) -> GrammarKey | None:
+        """The grammar that the answer must match, ``None`` if it is free."""
+        return next(((kind, text) for kind in get_args(GrammarKind) if (text := getattr(self, kind)) is not None), None)
+
+    @property
+    def for_ids(self) -> Self:
+        """The same without what needs text, for a driver that sees token ids only."""
+        return replace(self, stop=(), json_schema=None, regex=None, ebnf=None, structural_tag=None, reasoning=False)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
@@ -167,8 +187,9 @@ def check_counts(params: SamplingParams) -> None:
             raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least} ({remedy})")
     if params.seed is not None and params.seed >= 2**63:
         raise ValueError(f"seed is {params.seed}; it must be below 2**63 = {2**63}, as a signed 64-bit number")
-    if not isinstance(params.ignore_eos, bool):
-        raise ValueError(f"ignore_eos is {params.ignore_eos!r}; it is True or False")
+    for name in ("ignore_eos", "reasoning"):
+        if not isinstance(getattr(params, name), bool):
+            raise ValueError(f"{name} is {getattr(params, name)!r}; it is True or False")
     if params.logprobs_mode not in get_args(LogprobsMode):
         raise ValueError(
             f"logprobs_mode is {params.logprobs_mode!r}; choose one of {', '.join(get_args(LogprobsMode))}"
@@ -221,7 +242,26 @@ def normal_forms(params: SamplingParams) -> dict[str, Any]:
         else tuple(sorted(token_ids("allowed_token_ids", params.allowed_token_ids))),
         "bad_words": tuple(tuple(token_ids("bad_words", word, unique=False)) for word in params.bad_words or ()),
         "logits_processors": {name: dict(given) for name, given in (params.logits_processors or {}).items()} or None,
+        **{kind: grammar_text(kind, getattr(params, kind)) for kind in get_args(GrammarKind)},
     }
+
+
+def grammar_text(kind: str, value: object) -> str | None:
+    """Return a grammar as text: a mapping, or the schema of a pydantic model, as JSON in its own order of keys.
+
+    Raises ``ValueError`` for anything else that is no text.
+    """
+    if kind == "json_schema" and hasattr(value, "model_json_schema"):
+        value = value.model_json_schema()
+    if kind in ("json_schema", "structural_tag") and isinstance(value, Mapping):
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{kind} is {value!r}, which is no JSON ({error})") from error
+    if value is not None and not isinstance(value, str):
+        forms = {"json_schema": "a mapping, JSON text or a pydantic model", "structural_tag": "a mapping or JSON text"}
+        raise ValueError(f"{kind} is {value!r}; it must be {forms.get(kind, 'text')}")
+    return value
 
 
 def token_ids(name: str, ids: Sequence[int], unique: bool = True) -> tuple[int, ...]:
@@ -258,7 +298,7 @@ def check_combinations(params: SamplingParams) -> None:
 
     ``min_new_tokens`` above ``max_new_tokens``; ``best_of`` below ``n``; several samples without a temperature; an
     empty list of allowed ids; an empty bad word; a stop string that is empty or no string, or more than
-    ``MAX_STOP_STRINGS`` of them.
+    ``MAX_STOP_STRINGS`` of them; more than one grammar, or ``reasoning`` without any.
     """
     if params.min_new_tokens > params.max_new_tokens:
         raise ValueError(
@@ -277,5 +317,10 @@ def check_combinations(params: SamplingParams) -> None:
         raise ValueError("bad_words holds an empty sequence; every word needs at least one token id")
     if any(not isinstance(text, str) or not text for text in params.stop):
         raise ValueError(f"stop is {params.stop!r}; every stop string needs at least one character")
+    grammars = [kind for kind in get_args(GrammarKind) if getattr(params, kind) is not None]
+    if len(grammars) > 1:
+        raise ValueError(f"{' and '.join(grammars)} are given; an answer has one grammar, so leave one")
+    if params.reasoning and not grammars:
+        raise ValueError("reasoning is True without a grammar, which alone it changes; leave it out")
     if len(params.stop) > MAX_STOP_STRINGS:
         raise ValueError(f"stop has {len(params.stop)} strings; at most {MAX_STOP_STRINGS} are looked for")

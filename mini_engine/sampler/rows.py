@@ -39,6 +39,10 @@ class SampledRows(Generic[Sampled]):
             self.requests += new
         return self.requests
 
+    def forget(self, request: Sampled) -> None:
+        """Drop a row: what was appended to its request's output since the last step, it has not seen. Mutates."""
+        self.follow([other for other in self.requests if other is not request])
+
     def clear(self) -> None:
         """Forget all rows; those that come back are built from their histories. Mutates."""
         self.requests, self.batch = [], SamplingBatch([], [], {}, self.device)

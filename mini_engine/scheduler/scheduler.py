@@ -122,7 +122,12 @@ class Scheduler:
         return self.allocator.num_free + self.cache.num_evictable
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ``ValueError`` for one that could never fit into the pool, with the numbers."""
+        """Queue a request. Raises as ``check_fits`` does. Mutates."""
+        self.check_fits(request)
+        self.waiting.append(request)
+
+    def check_fits(self, request: Request) -> None:
+        """Raise ``ValueError`` for a request that could never fit into the pool, with the numbers."""
         most = pages_needed(request.max_computed_tokens, self.page_size)
         if most > self.allocator.num_pages:
             raise ValueError(
@@ -130,7 +135,6 @@ class Scheduler:
                 f"max_new_tokens={request.params.max_new_tokens}, {self.page_size} tokens a page), the pool has "
                 f"{self.allocator.num_pages}; shorten it or give the engine a larger pool"
             )
-        self.waiting.append(request)
 
     def schedule(self) -> ScheduledBatch:
         """Choose the next step. Moves requests between waiting and running and gives out pages. Mutates.

@@ -1,0 +1,214 @@
+"""L7: from a tree to the smallest deterministic automaton over bytes.
+
+Owns: the three classic steps. Must not know: tokens, regular expressions, JSON.
+
+    tree ──► Nfa (Thompson: a fragment per node) ──► subset construction ──► Moore: merge equal states ──► Dfa
+
+Bytes that no edge tells apart are one class, so the tables have a column per class (usually 5 to 40) and not 256.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mini_engine.grammar.base import GrammarError, TooManyStatesError
+from mini_engine.grammar.syntax import Chars, Choice, Concat, Node, Repeat
+from mini_engine.grammar.utf8 import ByteRange, byte_sequences
+
+DEAD = -1
+START = 0
+NFA_PER_DFA = 16  # an automaton whose pieces are so many times the limit would not fit afterwards either
+Table = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Dfa:
+    """``transitions`` [S, 256]: the state after a byte, ``DEAD`` if none; ``accepting`` [S]. It begins in state 0.
+
+    From every state an accepting one can be reached, so whatever is not ``DEAD`` can still become a whole text.
+    """
+
+    transitions: Table
+    accepting: NDArray[np.bool_]
+
+    @property
+    def num_states(self) -> int:
+        """States, without the dead one."""
+        return len(self.accepting)
+
+    def run(self, data: bytes, state: int = START) -> int:
+        """Return the state after ``data``, ``DEAD`` if there is none."""
+        for byte in data:
+            if state == DEAD:
+                return DEAD
+            state = int(self.transitions[state, byte])
+        return state
+
+    def matches(self, text: str) -> bool:
+        """Whether ``text`` is in the language."""
+        state = self.run(text.encode())
+        return state != DEAD and bool(self.accepting[state])
+
+
+@dataclass
+class Nfa:
+    """States with edges over byte ranges and edges over nothing; state 0 is the start."""
+
+    limit: int
+    edges: list[list[tuple[ByteRange, int]]] = field(default_factory=list)
+    skips: list[list[int]] = field(default_factory=list)
+
+    def state(self) -> int:
+        """Add a state. Raises ``TooManyStatesError`` above the limit. Mutates."""
+        if len(self.edges) >= self.limit * NFA_PER_DFA:
+            raise TooManyStatesError(self.limit)
+        self.edges.append([])
+        self.skips.append([])
+        return len(self.edges) - 1
+
+    def add(self, node: Node, start: int) -> int:
+        """Add what matches ``node`` from state ``start`` on, and return the state behind it. Mutates."""
+        match node:
+            case Chars(ranges):
+                return self.add_chars(byte_sequences(ranges), start)
+            case Concat(parts):
+                for part in parts:
+                    start = self.add(part, start)
+                return start
+            case Choice(options):
+                ends = [self.add(option, start) for option in options]
+                return self.join(ends)
+            case Repeat():
+                return self.add_repeat(node, start)
+
+    def join(self, ends: Iterable[int]) -> int:
+        """Return a new state that every one of ``ends`` leads to. Mutates."""
+        after = self.state()
+        for end in ends:
+            self.skips[end].append(after)
+        return after
+
+    def add_repeat(self, node: Repeat, start: int) -> int:
+        """Add copies: those that must be there, then a loop, or copies that may end at any point. Mutates."""
+        for _ in range(node.least):
+            start = self.add(node.node, start)
+        if node.most is None:
+            loop = self.join([start])  # a state of its own, or the loop would also belong to what comes before
+            self.skips[self.add(node.node, loop)].append(loop)
+            return self.join([loop])
+        ends = [start]
+        for _ in range(node.most - node.least):
+            ends.append(self.add(node.node, ends[-1]))
+        return self.join(ends)
+
+    def add_chars(self, sequences: Iterable[tuple[ByteRange, ...]], start: int) -> int:
+        """Add one character; sequences that end alike share their last states. Mutates."""
+        after = self.state()
+        behind: dict[tuple[ByteRange, ...], int] = {(): after}
+        for sequence in sequences:
+            for cut in range(len(sequence), 0, -1):
+                rest, tail = sequence[cut:], sequence[cut - 1 :]
+                if cut == 1:
+                    self.edges[start].append((sequence[0], behind[rest]))
+                elif tail not in behind:
+                    behind[tail] = self.state()
+                    self.edges[behind[tail]].append((sequence[cut - 1], behind[rest]))
+        return after
+
+    def closure(self, state: int) -> frozenset[int]:
+        """Return the states that ``state`` leads to without a byte, itself included."""
+        seen, todo = {state}, [state]
+        while todo:
+            for after in self.skips[todo.pop()]:
+                if after not in seen:
+                    seen.add(after)
+                    todo.append(after)
+        return frozenset(seen)
+
+    def leading_to(self, end: int) -> set[int]:
+        """Return the states from which ``end`` can be reached: all others only lead into dead ends."""
+        before: list[list[int]] = [[] for _ in self.edges]
+        for state, (edges, skips) in enumerate(zip(self.edges, self.skips, strict=True)):
+            for after in [*skips, *(target for _, target in edges)]:
+                before[after].append(state)
+        seen, todo = {end}, [end]
+        while todo:
+            new = [state for state in before[todo.pop()] if state not in seen]
+            seen.update(new)
+            todo += new
+        return seen
+
+
+def compile_node(node: Node, max_states: int = 20_000) -> Dfa:
+    """Return the smallest automaton of a tree.
+
+    Raises ``TooManyStatesError`` for more than ``max_states`` before they are merged, and ``GrammarError`` for a
+    language without any text.
+    """
+    nfa = Nfa(max_states)
+    begin = nfa.state()
+    end = nfa.add(node, begin)
+    classes = byte_classes(nfa)
+    table, accepting = minimise(*determinise(nfa, begin, end, classes))
+    return Dfa(np.ascontiguousarray(table[:, classes]), accepting)
+
+
+def byte_classes(nfa: Nfa) -> NDArray[np.int64]:
+    """Return the class of every byte [256]: bytes between two ends of ranges are told apart by no edge."""
+    ranges = {byte_range for edges in nfa.edges for byte_range, _ in edges}
+    cuts = sorted({0, 256} | {first for first, _ in ranges} | {last + 1 for _, last in ranges})
+    return np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
+
+
+def determinise(nfa: Nfa, begin: int, end: int, classes: NDArray[np.int64]) -> tuple[Table, NDArray[np.bool_]]:
+    """Build the automaton whose states are sets of ``nfa``'s: where it could be after the same bytes.
+
+    Returns the transitions [S, C] by class of byte and which states accept. Raises as ``compile_node`` does.
+    """
+    useful = nfa.leading_to(end)
+    if begin not in useful:
+        raise GrammarError("the grammar matches no text at all; loosen it")
+    # Of a set, only states that read a byte, and the end, make a difference.
+    matter = frozenset(state for state in useful if nfa.edges[state] or state == end)
+    reached = cache(lambda state: nfa.closure(state) & matter)
+    sets = [reached(begin)]
+    number, rows = {sets[0]: START}, []
+    for members in sets:  # grows on the way
+        after: dict[int, set[int]] = defaultdict(set)
+        for (first, last), target in (edge for state in members for edge in nfa.edges[state]):
+            for column in range(classes[first], classes[last] + 1):
+                after[column] |= reached(target)
+        row = [DEAD] * (classes[-1] + 1)
+        for column, targets in after.items():
+            if targets:
+                key = frozenset(targets)
+                if key not in number:
+                    number[key] = len(sets)
+                    sets.append(key)
+                row[column] = number[key]
+        rows.append(row)
+        if len(sets) > nfa.limit:
+            raise TooManyStatesError(nfa.limit)
+    return np.array(rows, dtype=np.int32), np.array([end in members for members in sets])
+
+
+def minimise(table: Table, accepting: NDArray[np.bool_]) -> tuple[Table, NDArray[np.bool_]]:
+    """Merge states that no text tells apart (Moore, 1956). ``table`` [S, C] -> [S', C], again with 0 as its start.
+
+    States begin in two blocks, accepting or not; a block is split while the same byte leads into different blocks.
+    """
+    blocks, count = accepting.astype(np.int64), len(np.unique(accepting))
+    while True:
+        signature = np.column_stack([blocks, np.append(blocks, DEAD)[table]])  # index -1 reads the appended DEAD
+        _, first, split = np.unique(signature, axis=0, return_index=True, return_inverse=True)
+        if len(first) == count:
+            break
+        blocks, count = split.reshape(-1), len(first)
+    order = np.argsort(first)  # blocks in the order of their first state, so that the start stays 0
+    rank = np.append(np.argsort(order), DEAD).astype(np.int32)
+    chosen = first[order]
+    return rank[np.append(split.reshape(-1), DEAD)[table[chosen]]], accepting[chosen]

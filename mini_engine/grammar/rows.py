@@ -1,0 +1,48 @@
+"""L7: the masks of a step: every row's grammar over its row of logits, as the last thing before a token is chosen.
+
+Owns: which rows are masked, and what happens when nothing is left of one. Must not know: requests, how masks are made.
+"""
+
+import time
+from collections.abc import Callable, Sequence, Set
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mini_engine.grammar.base import GrammarObject
+
+
+def make_mask(grammars: Sequence[GrammarObject | None], stop_ids: Set[int]) -> Callable[[Tensor], None] | None:
+    """Return what masks logits [N, V] with one grammar per row, ``None`` if no row has one."""
+    rows = [row for row, grammar in enumerate(grammars) if grammar is not None and not is_over(grammar)]
+    active = [grammar for row in rows if (grammar := grammars[row]) is not None]
+    return partial(mask_rows, rows, active, sorted(stop_ids)) if rows else None
+
+
+def is_over(grammar: GrammarObject) -> bool:
+    """Whether a grammar has nothing to say any more."""
+    return grammar.finished or grammar.is_terminated()
+
+
+def mask_rows(rows: list[int], grammars: Sequence[GrammarObject], stop_ids: list[int], logits: Tensor) -> None:
+    """Ban in ``rows`` of ``logits`` [N, V] what their grammars do not allow. Other rows are not touched. Mutates.
+
+    Least lengths and bans come before and may have banned all that the grammar allows. Where the text is complete it
+    may end then: the stop tokens come back, as in vLLM. Else the row stays empty, and the sampler says why.
+    """
+    first = grammars[0]  # all are of one backend, and so of one form
+    mask = first.allocate_vocab_mask(logits.shape[1], len(rows))
+    for index, grammar in enumerate(grammars):
+        began = time.perf_counter()
+        grammar.fill_vocab_mask(mask, index)
+        grammar.stats.mask_s += time.perf_counter() - began
+        grammar.stats.num_masks += 1
+    mask = first.move_vocab_mask(mask, str(logits.device))
+    masked = logits if len(rows) == len(logits) else logits[rows]
+    first.apply_vocab_mask(masked, mask)
+    for index in (masked.amax(-1) == -torch.inf).nonzero().flatten().tolist():
+        if grammars[index].is_complete():
+            masked[index, stop_ids] = 0.0  # any finite number: nothing else is left
+    if masked is not logits:
+        logits[rows] = masked

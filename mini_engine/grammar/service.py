@@ -1,0 +1,137 @@
+"""L7: everything that the engine asks about grammars.
+
+Owns: what is checked when a request comes, and the parts that serve it: backend, store, queue, thoughts, jumps. Must
+not know: batches, pages, text that is shown.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from mini_engine.config import EngineConfig
+from mini_engine.grammar.backends import backend_name, make_backend
+from mini_engine.grammar.base import GrammarObject, GrammarOptions
+from mini_engine.grammar.jump import JumpForward
+from mini_engine.grammar.queue import Gather, GrammarQueue
+from mini_engine.grammar.reasoner import ReasonerGrammar
+from mini_engine.grammar.rows import make_mask
+from mini_engine.grammar.store import GrammarStore
+from mini_engine.grammar.tokens import TokenTable
+from mini_engine.sampler.params import GrammarKey, SamplingParams
+from mini_engine.sampler.processors.base import Vocabulary
+
+THINK_END = "</think>"
+
+
+class GrammarService:
+    """Serves the grammars of one engine. Backend and threads come into being with the first request that needs them."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        vocabulary: Vocabulary,
+        clock: Callable[[], float],
+        gather: Gather | None = None,
+    ) -> None:
+        """Serve as ``config`` says. Raises ``ValueError`` for a backend that nobody knows."""
+        self.config, self.tokenizer, self.vocab_size = config, tokenizer, vocabulary.size
+        self.stop_ids, self.clock, self.gather = vocabulary.eos_token_ids, clock, gather
+        self.backend_name = backend_name(config.grammar_backend)
+        self.thinking: set[str] = set()  # of those who wait: whose grammars begin after a thought
+
+    @cached_property
+    def table(self) -> TokenTable:
+        """The bytes of every token. Raises ``ValueError`` if there is no tokenizer or its tokens have none."""
+        if self.tokenizer is None:
+            raise ValueError("grammars need a tokenizer and this engine has none; give it one")
+        return TokenTable.from_tokenizer(self.tokenizer, self.vocab_size, self.stop_ids)
+
+    @cached_property
+    def store(self) -> GrammarStore:
+        """What compiles. Raises ``ValueError`` for a backend whose library is not installed."""
+        options = GrammarOptions(self.config.json_whitespace)
+        return GrammarStore(make_backend(self.backend_name, self.table, options), self.clock)
+
+    @cached_property
+    def queue(self) -> GrammarQueue[GrammarObject]:
+        """Who waits for a compile."""
+        return GrammarQueue(self.store, self.config.grammar_timeout_s, self.clock, self.gather)
+
+    @cached_property
+    def jumps(self) -> JumpForward:
+        """What spells forced text."""
+        assert self.tokenizer is not None, "the table would have been refused"
+        return JumpForward(self.tokenizer, self.table)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests wait for their grammars."""
+        return len(self.queue.waiting) if "queue" in vars(self) else 0  # asking must not bring it into being
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any request waits for its grammar."""
+        return self.num_waiting > 0
+
+    def check(self, key: GrammarKey, reasoning: bool) -> None:
+        """Raise ``ValueError`` for a grammar that this engine cannot serve, whatever it says."""
+        if self.backend_name == "none":
+            raise ValueError(
+                f"the request has a {key[0]} and this engine has no grammar backend; set grammar_backend='auto' or "
+                "another one in EngineConfig"
+            )
+        if not self.stop_ids:
+            raise ValueError("a grammar ends with an end-of-sequence id and this model has none; give it eos_token_ids")
+        kinds = self.store.backend.kinds
+        if key[0] not in kinds:
+            raise ValueError(
+                f"the grammar backend {self.backend_name!r} has no {key[0]}, only {', '.join(kinds)}; choose another "
+                "one, xgrammar for example"
+            )
+        if reasoning:
+            self.think_end()
+
+    def think_end(self) -> int:
+        """Return the id of the token that ends a thought. Raises ``ValueError`` if the tokenizer has none."""
+        token = self.tokenizer.token_to_id(THINK_END) if self.tokenizer is not None else None
+        if token is None:
+            raise ValueError(f"reasoning=True needs a tokenizer with the token {THINK_END}; leave it out")
+        return int(token)
+
+    def submit(self, request_id: str, key: GrammarKey, reasoning: bool) -> None:
+        """Let a request wait for its grammar. Mutates."""
+        self.queue.submit(request_id, key)
+        if reasoning:
+            self.thinking.add(request_id)
+
+    def poll(self, wait_s: float) -> tuple[list[tuple[str, GrammarObject]], dict[str, str]]:
+        """Return whose grammars are ready, and who failed and why, waiting up to ``wait_s`` for the first. Mutates."""
+        ready, failed = self.queue.poll(wait_s)
+        wrapped = [(name, self.begin(grammar, name in self.thinking)) for name, grammar in ready]
+        self.thinking -= {*failed, *(name for name, _ in ready)}
+        return wrapped, failed
+
+    def begin(self, grammar: GrammarObject, reasoning: bool) -> GrammarObject:
+        """Return the grammar as a request begins with it: behind a thought if it thinks."""
+        if reasoning:
+            grammar = ReasonerGrammar(grammar, self.think_end())
+        grammar.maybe_init_reasoning(reasoning)
+        return grammar
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request that waits, or that failed. Mutates."""
+        self.thinking.discard(request_id)
+        self.queue.drop(request_id)
+
+    def mask(self, grammars: Sequence[GrammarObject | None]) -> Callable[[Tensor], None] | None:
+        """Return what masks the rows of a step, ``None`` if there is nothing to mask."""
+        return make_mask(grammars, self.stop_ids)
+
+    def forced_tokens(self, grammar: GrammarObject, output_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        """Return the tokens that must follow, if ``jump_forward`` is on: never the last one that a request may have."""
+        if not self.config.jump_forward or (params.logprobs_mode == "processed" and params.logprobs is not None):
+            return []
+        return self.jumps.tokens(grammar, output_ids, params.max_new_tokens - len(output_ids) - 1)
