@@ -1,0 +1,246 @@
+"""L7: how JSON values are spelled, as trees.
+
+Owns: characters in strings, digits of numbers, constants, commas and white space. Must not know: JSON Schema.
+
+One spelling per string, the one of ``json.dumps(ensure_ascii=False)``: whatever can stand for itself does. The language
+is narrower than JSON then, and a model has one way less to go astray.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+from mini_engine.config import Whitespace
+from mini_engine.grammar.base import GrammarError
+from mini_engine.grammar.regex import parse_pattern, parse_regex
+from mini_engine.grammar.syntax import (
+    ANY,
+    EMPTY,
+    Chars,
+    Choice,
+    Concat,
+    Node,
+    Repeat,
+    complement,
+    intersect,
+    literal,
+    merge_ranges,
+    optional,
+)
+
+MAX_DEPTH = 32  # arrays and objects in each other; trees are walked by functions that call themselves
+OPEN_DIGITS = 15  # of an integer without bounds: that many are exact in a double, which many programs read it into
+NUM_KEPT = 256  # trees of ranges and patterns: references can ask for the same ones again and again
+
+# --- strings ---
+
+ESCAPED = [*range(0x20), ord('"'), ord("\\")]  # what may not stand for itself between quotes
+UNESCAPED = complement([(code, code) for code in ESCAPED])
+QUOTE = literal('"')
+
+
+def spell_chars(chars: Chars) -> Node:
+    r"""Return how one character out of a set is spelled between quotes: as itself, or escaped.
+
+    Escapes that differ in their last character alone are one option: ``\\[bt]``, ``\\u000[0-7]``.
+    """
+    itself = Chars(intersect(chars.ranges, UNESCAPED))
+    escapes = [json.dumps(chr(code))[1:-1] for code in ESCAPED if any(a <= code <= b for a, b in chars.ranges)]
+    options: list[Node] = [itself] if itself.ranges else []
+    for begin in ("\\", "\\u000", "\\u001"):
+        last = [ord(escape[-1]) for escape in escapes if escape[:-1] == begin]
+        if last:
+            options.append(Concat((literal(begin), Chars(merge_ranges(zip(last, last, strict=True))))))
+    return either(options)
+
+
+def spell_text(node: Node) -> Node:
+    """Return the tree of the JSON texts, quotes not included, of the strings that ``node`` matches."""
+    match node:
+        case Chars():
+            return spell_chars(node)
+        case Concat(parts):
+            return Concat(tuple(map(spell_text, parts)))
+        case Choice(options):
+            return Choice(tuple(map(spell_text, options)))
+        case Repeat(inner, least, most):
+            return Repeat(spell_text(inner), least, most)
+
+
+def quoted(node: Node) -> Node:
+    """Return the tree of the JSON strings whose value ``node`` matches."""
+    return Concat((QUOTE, spell_text(node), QUOTE))
+
+
+def string_of_length(least: int = 0, most: int | None = None) -> Node:
+    """Return the tree of the JSON strings of ``least`` to ``most`` characters; an escape spells one character."""
+    return quoted(Repeat(ANY, least, most))
+
+
+@lru_cache(NUM_KEPT)
+def string_of_pattern(pattern: str) -> Node:
+    """Return the tree of the JSON strings in which ``pattern`` is found. Raises ``GrammarError`` as its parser does."""
+    return quoted(parse_pattern(pattern))
+
+
+# Texts of the formats of JSON Schema. Dates begin with the year 1000 and have no 29th of February, which would need the
+# year; times have an offset, as RFC 3339 demands; UUIDs are in lower case.
+DAYS = r"(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
+DATE = rf"[1-9][0-9]{{3}}-({DAYS})"
+CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]"
+TIME = rf"{CLOCK}:[0-5][0-9](\.[0-9]{{1,6}})?(Z|[+-]{CLOCK})"
+OCTET = r"([0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
+FORMATS = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
+    "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "ipv4": rf"{OCTET}(\.{OCTET}){{3}}",
+}
+
+
+@cache
+def string_of_format(name: str) -> Node:
+    """Return the tree of the JSON strings of one of ``FORMATS``."""
+    return quoted(parse_regex(FORMATS[name]))
+
+
+# --- numbers ---
+
+DIGIT = Chars(((ord("0"), ord("9")),))
+# As many digits before and after the point as a double holds, and an exponent far from overflowing it.
+NUMBER = parse_regex(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?")
+
+
+@lru_cache(NUM_KEPT)
+def integers_between(low: int, high: int) -> Node:
+    """Return the tree of the integers from ``low`` to ``high``, both included, in digits. There is no ``-0``."""
+    options = []
+    if low < 0:
+        options.append(Concat((literal("-"), naturals_between(max(1, -high), -low))))
+    if high >= 0:
+        options.append(naturals_between(max(0, low), high))
+    return either(options)
+
+
+def naturals_between(low: int, high: int) -> Node:
+    """Return the tree of the integers from ``low`` to ``high``, neither of them negative.
+
+    The range is cut into blocks: digits that are the same in the whole block, one digit out of a few, and digits that
+    are free. The blocks of 17 to 345 are ``1[7-9]``, ``[2-9][0-9]``, ``[12][0-9]{2}``, ``3[0-3][0-9]``, ``34[0-5]``.
+    """
+    blocks = []
+    while low <= high:
+        free = 0  # digits; one more can be free if low ends in zeros, and ten times the block still fits
+        while 10 ** (free + 1) <= min(low, high + 1 - low) and low % 10 ** (free + 1) == 0:
+            free += 1
+        size = 10**free
+        digit = low // size % 10
+        count = min(10 - digit, (high + 1 - low) // size)
+        fixed = str(low // size // 10) if low >= 10 * size else ""
+        few = Chars(((ord("0") + digit, ord("0") + digit + count - 1),))
+        rest = [DIGIT] if free == 1 else [Repeat(DIGIT, free, free)] if free else []
+        blocks.append(Concat((literal(fixed), few, *rest)))
+        low += count * size
+    return either(blocks)
+
+
+# --- arrays, objects, constants ---
+
+
+@dataclass(frozen=True)
+class Punctuation:
+    """What stands between the values: ``padding`` inside of brackets, and the two separators."""
+
+    comma: Node
+    colon: Node
+    padding: Node
+
+    def array(self, items: Node) -> Node:
+        """Return the tree of ``[items]``."""
+        return Concat((literal("["), self.padding, items, self.padding, literal("]")))
+
+    def object(self, members: Node) -> Node:
+        """Return the tree of ``{members}``."""
+        return Concat((literal("{"), self.padding, members, self.padding, literal("}")))
+
+    def member(self, key: Node, value: Node) -> Node:
+        """Return the tree of ``key: value``."""
+        return Concat((key, self.colon, value))
+
+    def repeated(self, first: Sequence[Node], item: Node, least: int = 0, most: int | None = None) -> Node:
+        """Return the tree of all of ``first``, then ``least`` to ``most`` times ``item``, with commas between them."""
+        if first:
+            return Concat((self.joined(first), Repeat(Concat((self.comma, item)), least, most)))
+        if most == 0:
+            return EMPTY
+        some = self.repeated([item], item, max(least - 1, 0), None if most is None else most - 1)
+        return some if least else optional(some)
+
+    def joined(self, items: Sequence[Node]) -> Node:
+        """Return the tree of all ``items`` with commas between them."""
+        return Concat(tuple(part for item in items for part in (self.comma, item))[1:])
+
+    def constant(self, value: Any, levels: int = MAX_DEPTH) -> Node:
+        """Return the tree of one JSON value, as ``json.dumps`` spells it but for the white space.
+
+        Raises ``GrammarError`` for what is no JSON value, or nests deeper than ``levels``.
+        """
+        if not levels:
+            raise GrammarError(f"a constant nests deeper than {MAX_DEPTH} levels; flatten it")
+        if isinstance(value, list):
+            return self.array(self.joined([self.constant(item, levels - 1) for item in value]))
+        if isinstance(value, Mapping):
+            members = [self.member(name(key), self.constant(item, levels - 1)) for key, item in value.items()]
+            return self.object(self.joined(members))
+        return scalar(value)
+
+
+SPACE = Repeat(Chars(((9, 10), (13, 13), (32, 32))), 0, None)
+PUNCTUATIONS: dict[Whitespace, Punctuation] = {
+    "spaced": Punctuation(literal(", "), literal(": "), EMPTY),
+    "compact": Punctuation(literal(","), literal(":"), EMPTY),
+    "any": Punctuation(Concat((SPACE, literal(","), SPACE)), Concat((SPACE, literal(":"), SPACE)), SPACE),
+}
+
+
+def scalar(value: Any) -> Node:
+    """Return the tree of a string, number, boolean or null. Raises ``GrammarError`` for what is none of them."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()  # half of a surrogate pair is a character in Python, and no text
+    except (TypeError, ValueError) as error:
+        raise GrammarError(f"a constant is no JSON value: {error}; write null, a boolean, number or string") from error
+    return literal(text)
+
+
+def name(key: Any) -> Node:
+    """Return the tree of the name of one member. Raises ``GrammarError`` if it is no string."""
+    if not isinstance(key, str):
+        raise GrammarError(f"the name of a member is {key!r}, and names are strings in JSON")
+    return scalar(key)
+
+
+def type_of(value: Any) -> str:
+    """Return the JSON type of a value. A boolean is no integer, and 1.0 is one."""
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else "boolean"
+    if isinstance(value, int | float):
+        return "integer" if value == value // 1 else "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def are_same(left: Any, right: Any) -> bool:
+    """Whether two values are one in JSON, inside of others too: 1 and 1.0 are the same, 1 and true are not."""
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(are_same, left, right))
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(are_same(left[key], right[key]) for key in left)
+    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
+
+
+def either(nodes: Sequence[Node]) -> Node:
+    """Return a choice, or its only option."""
+    return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
