@@ -1,0 +1,231 @@
+"""L7: what the adapters of grammar libraries share: where a library ends and the engine's rules begin.
+
+Owns: ``LibraryGrammar``, which keeps the rules of ``GrammarObject`` around a matcher, and what is read before a library
+sees it: regular expressions, schemas, structural tags. Must not know: any one library.
+
+Libraries differ in dialect and in what they overlook. A regular expression is therefore parsed by ``regex`` and
+written out again by ``syntax`` without dots, shorthands and anchors, so that every library means the same by it. A
+schema with a keyword that a library reads wrongly is refused.
+"""
+
+import importlib
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from mini_engine.grammar.base import (
+    GrammarError,
+    GrammarObject,
+    TokenRefusedError,
+    UnsupportedKeywordError,
+    check_rollback,
+)
+from mini_engine.grammar.json_values import MAX_DEPTH
+from mini_engine.grammar.masks import pack_allowed
+from mini_engine.grammar.tokens import TokenTable
+from mini_engine.sampler.params import GrammarKind
+
+Schema = Mapping[str, Any] | bool
+Change = Callable[[dict[str, Any], str], Mapping[str, Any]]
+# Keywords whose value is a schema, a list of them, or schemas by name. Any other mapping is data, and no schema.
+ONE_SCHEMA = frozenset("items additionalProperties contains not if then else propertyNames".split())
+LIST_OF_SCHEMAS = frozenset("allOf anyOf oneOf prefixItems".split())
+NAMED_SCHEMAS = frozenset("properties patternProperties $defs definitions".split())
+ANNOTATIONS = frozenset(
+    "title description default examples deprecated readOnly writeOnly $comment $schema $defs definitions "
+    "discriminator".split()
+)
+# What is no part of a message: the time and the line in the library's own source, and the text that it made of ours.
+NOT_TO_CLIENTS = re.compile(
+    r"\[\d\d:\d\d:\d\d\] \S+?:\d+: |Check failed: \([^\n]*?\) is false: "
+    r"|^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?|\n(?: +\d+ \| |<state>).*",
+    re.DOTALL,
+)
+
+
+def import_library(module: str) -> ModuleType:
+    """Return a module of an optional library. Raises ``ValueError`` that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise ValueError(f"the grammar backend needs {name}: pip install 'mini-engine[grammars]' ({error})") from error
+
+
+def compile_error(kind: GrammarKind, message: object) -> GrammarError:
+    """Return the error for a grammar that a library refuses, in the library's words without its source files."""
+    return GrammarError(f"the {kind} cannot be compiled: {in_short(message)}")
+
+
+def in_short(message: object) -> str:
+    """Return a library's message without its source files and states."""
+    return NOT_TO_CLIENTS.sub("", str(message)).strip()
+
+
+class LibraryGrammar(GrammarObject):
+    """The rules of a grammar object around a library's matcher, which sees tokens of text and never a stop token."""
+
+    def __init__(self, table: TokenTable) -> None:
+        """Begin before the first token."""
+        super().__init__()
+        self.table = table
+        self.num_tokens = 0
+        self.ended = False
+
+    @abstractmethod
+    def advance(self, token_id: int) -> bool:
+        """Take in a token of text; ``False`` and nothing changed if it is not allowed. Mutates."""
+
+    @abstractmethod
+    def undo(self, count: int) -> None:
+        """Undo the last ``count`` >= 1 tokens of text. Mutates."""
+
+    @abstractmethod
+    def completes(self) -> bool:
+        """Whether the text so far is valid as a whole."""
+
+    @abstractmethod
+    def fill_row(self, mask: Tensor, row: int) -> None:
+        """Write what may come next into a bitmask on the CPU. Mutates the mask."""
+
+    def accept_token(self, token_id: int) -> None:
+        """Take in a token, or raise ``TokenRefusedError`` and change nothing. Mutates."""
+        stops = token_id in self.table.stop_ids
+        if self.ended or not (self.completes() if stops else self.is_text(token_id) and self.advance(token_id)):
+            raise TokenRefusedError(f"the grammar does not allow token {token_id} after {self.num_tokens} tokens")
+        self.ended = stops
+        self.num_tokens += 1
+
+    def is_text(self, token_id: int) -> bool:
+        """Whether the token is in the vocabulary and spells something."""
+        return 0 <= token_id < self.table.vocab_size and bool(self.table.token_bytes[token_id])
+
+    def rollback(self, count: int) -> None:
+        """Undo tokens, the stop token first. Mutates."""
+        check_rollback(count, self.num_tokens)
+        of_text = count - self.ended if count else 0
+        if of_text:
+            self.undo(of_text)
+        self.ended = self.ended and not count
+        self.num_tokens -= count
+
+    def is_terminated(self) -> bool:
+        """Whether a stop token was accepted."""
+        return self.ended
+
+    def is_complete(self) -> bool:
+        """Whether the text is valid as a whole."""
+        return self.ended or self.completes()
+
+    def fill_vocab_mask(self, mask: Tensor, row: int) -> None:
+        """Write a row of a bitmask on the CPU. After the end, where libraries raise, only stop tokens are in it."""
+        if self.ended:
+            allowed = torch.zeros(self.table.vocab_size, dtype=torch.bool)
+            allowed[list(self.table.stop_ids)] = True
+            mask[row] = pack_allowed(allowed)
+        else:
+            self.fill_row(mask, row)
+
+    def check_start(self, kind: GrammarKind) -> Self:
+        """Return the grammar. Raises ``GrammarError`` if nothing may come: some libraries compile what has no text."""
+        mask = self.allocate_vocab_mask(self.table.vocab_size, 1)
+        logits = torch.zeros(1, self.table.vocab_size)
+        self.fill_vocab_mask(mask, 0)
+        self.apply_vocab_mask(logits, mask)
+        if bool((logits == -torch.inf).all()):
+            raise GrammarError(f"the {kind} allows no text: no token of the vocabulary can begin one")
+        return self
+
+    def continue_from(self, other: "LibraryGrammar") -> None:
+        """Take over where ``other`` stands, its matcher apart. Mutates."""
+        self.num_tokens, self.ended, self.stats.kind = other.num_tokens, other.ended, other.stats.kind
+
+
+def read_json(kind: GrammarKind, text: str) -> Any:
+    """Parse JSON. Raises ``GrammarError`` with the position."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"the {kind} is not JSON: {error}") from error
+
+
+def map_schema(schema: Any, change: Change, path: str = "") -> Any:
+    """Return the schema after ``change(schema, path)`` of every schema inside it and, last, of itself.
+
+    ``path`` is a JSON pointer. Raises what ``change`` raises, and ``GrammarError`` for what is no schema.
+    """
+    if isinstance(schema, bool):
+        return schema
+    if not isinstance(schema, Mapping):
+        raise GrammarError(f"the schema at {path or '/'} is {schema!r}; write an object, true or false")
+    if path.count("/") > 2 * MAX_DEPTH:
+        raise GrammarError(f"the schema nests deeper than {MAX_DEPTH} levels; flatten it, or use $ref")
+    changed = dict(schema)
+    for keyword, value in schema.items():
+        place = f"{path}/{keyword}"
+        if keyword in LIST_OF_SCHEMAS and isinstance(value, list):
+            changed[keyword] = [map_schema(inner, change, f"{place}/{number}") for number, inner in enumerate(value)]
+        elif keyword in NAMED_SCHEMAS and isinstance(value, Mapping):
+            changed[keyword] = {name: map_schema(inner, change, f"{place}/{name}") for name, inner in value.items()}
+        elif keyword in ONE_SCHEMA:
+            changed[keyword] = map_schema(value, change, place)
+    return change(changed, path)
+
+
+def refuse_keywords(schema: Mapping[str, Any], known: Iterable[str], path: str, library: str) -> None:
+    """Raise ``UnsupportedKeywordError`` for a keyword that is not ``known`` to be kept by ``library``."""
+    for keyword in schema:
+        if keyword not in known:
+            reason = f"is not kept by {library}, which ignores it or means less by it; leave it out"
+            raise UnsupportedKeywordError(keyword, path, reason)
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A region of a text: from ``begin``, which starts with ``trigger``, to ``end``, JSON of ``schema`` between."""
+
+    trigger: str
+    begin: str
+    schema: Schema
+    end: str
+
+
+def read_tags(wish: Any) -> list[Tag]:
+    """Read SGLang's structural tag: ``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``.
+
+    Free text, until a trigger appears; then one of the structures that begin with it. Raises ``GrammarError``.
+    """
+    if not isinstance(wish, dict) or not {"structures", "triggers"} <= wish.keys() <= {
+        "type",
+        "structures",
+        "triggers",
+    }:
+        raise GrammarError('a structural_tag is {"structures": [{"begin", "schema", "end"}], "triggers": [...]} here')
+    triggers, structures = wish["triggers"], wish["structures"]
+    if not isinstance(triggers, list) or not all(isinstance(trigger, str) and trigger for trigger in triggers):
+        raise GrammarError(f"triggers is {triggers!r}; it is a list of texts, none empty")
+    if not isinstance(structures, list) or not structures:
+        raise GrammarError(f"structures is {structures!r}; it is a list of at least one")
+    return [read_tag(structure, triggers) for structure in structures]
+
+
+def read_tag(structure: Any, triggers: list[str]) -> Tag:
+    """Read one structure. Raises ``GrammarError``."""
+    if not isinstance(structure, dict) or not {"begin", "end"} <= structure.keys() <= {"begin", "schema", "end"}:
+        raise GrammarError(f'a structure is {{"begin", "schema", "end"}}, not {structure!r}')
+    begin, end, schema = structure["begin"], structure["end"], structure.get("schema")
+    if not (isinstance(begin, str) and isinstance(end, str)):
+        raise GrammarError(f"a structure begins with {begin!r} and ends with {end!r}; both are texts")
+    found = [trigger for trigger in triggers if begin.startswith(trigger)]
+    if not found:
+        raise GrammarError(
+            f"the structure {begin!r} begins with none of the triggers {triggers}; nothing would start it"
+        )
+    return Tag(found[0], begin, {} if schema is None else schema, end)

@@ -1,0 +1,134 @@
+"""L7: what of JSON Schema the xgrammar library keeps, and how it is told.
+
+Owns: which schemas and expressions it is given, and in which words. Must not know: grammars, tokens.
+
+The library ignores a keyword that it does not know, and some that it knows beside certain others. Every keyword here
+was tried: texts were generated at random and judged by a validator. What let one wrong text pass is refused, or, for
+the contents of a string, written as a regular expression over its JSON spelling: the library puts a ``pattern`` between
+the quotes as it stands, and lets bare control characters into a string of bounded length.
+
+It reads a negated set as any bytes of the right number, overlong ones and surrogates too, which are no UTF-8. So no
+expression here has one. In strings about which a schema says nothing the library writes them itself.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mini_engine.grammar.base import UnsupportedKeywordError
+from mini_engine.grammar.json_schema import schema_node
+from mini_engine.grammar.json_values import type_of
+from mini_engine.grammar.library import ANNOTATIONS, map_schema, refuse_keywords
+from mini_engine.grammar.syntax import LAST_CODE, Chars, Choice, Concat, Node, Ranges, Repeat, intersect, to_regex
+
+OF_STRINGS = frozenset("minLength maxLength pattern format".split())
+TYPES_OF = {
+    "string": OF_STRINGS,
+    "number": frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()),
+    "array": frozenset("items prefixItems minItems maxItems".split()),
+    "object": frozenset("properties required additionalProperties".split()),
+}
+TYPE_OF = {keyword: kind for kind, keywords in TYPES_OF.items() for keyword in keywords}
+BLOCKS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, LAST_CODE))  # characters of 1, 2, 3 and 4 bytes
+ALONE = ("$ref", "anyOf", "enum", "const")  # beside one of these the library looks at nothing else
+KNOWN = ANNOTATIONS | TYPE_OF.keys() | {"type", *ALONE}
+
+
+def kept_schema(schema: Any) -> str:
+    """Return the schema as JSON for the library. Raises ``GrammarError`` for what it would not keep."""
+    return json.dumps(map_schema(schema, kept))
+
+
+def kept(schema: dict[str, Any], path: str) -> Mapping[str, Any]:
+    """Check one schema, whose inner ones are done, and write its strings as expressions."""
+    refuse_keywords(schema, KNOWN, path, "xgrammar")
+    types = schema.get("type", [])
+    types = types if isinstance(types, list) else [types]
+    if not types and "type" in schema:
+        raise UnsupportedKeywordError("type", path, "is an empty list, and no value has none of the types")
+    check_lone(schema, types, path)
+    check_types(schema, types, path)
+    check_object(schema, path)
+    if "multipleOf" in schema and "number" in types:
+        raise UnsupportedKeywordError("multipleOf", path, "is kept for the type integer alone")
+    return with_pattern(schema, path)
+
+
+def check_lone(schema: Mapping[str, Any], types: list[Any], path: str) -> None:
+    """Refuse assertions beside a keyword that makes the library forget them."""
+    lone = next((keyword for keyword in ALONE if keyword in schema), None)
+    if lone is None:
+        return
+    values = schema["enum"] if lone == "enum" else [schema["const"]] if lone == "const" else []
+    may_stay = {lone, "type"} if isinstance(values, list) and values else {lone}
+    for keyword in schema.keys() - ANNOTATIONS - may_stay:
+        raise UnsupportedKeywordError(keyword, path, f"is ignored by xgrammar beside {lone!r}; leave it out")
+    if "type" in schema and not all(has_type(value, types) for value in values):
+        raise UnsupportedKeywordError(lone, path, f"has a value that is not of type {schema['type']!r}; leave it out")
+    reference = schema.get("$ref", "#")
+    if not (isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))):
+        raise UnsupportedKeywordError("$ref", path, f"is {reference!r}; xgrammar finds only places like '#/$defs/name'")
+
+
+def has_type(value: Any, types: list[Any]) -> bool:
+    """Whether a JSON value is of one of the types."""
+    kind = type_of(value)
+    return kind in types or (kind == "integer" and "number" in types)
+
+
+def check_types(schema: Mapping[str, Any], types: list[Any], path: str) -> None:
+    """Refuse assertions about a type that the schema does not name: without it, the library takes any value."""
+    for keyword in schema.keys() & TYPE_OF.keys():
+        needed = TYPE_OF[keyword]
+        if needed not in types and not (needed == "number" and "integer" in types):
+            raise UnsupportedKeywordError(keyword, path, f"needs the type {needed!r} beside it")
+
+
+def check_object(schema: Mapping[str, Any], path: str) -> None:
+    """Refuse names that the library does not enforce, and members beside the declared ones, which could repeat them."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if isinstance(required, list) and isinstance(properties, Mapping):
+        for name in required:
+            if name not in properties:
+                raise UnsupportedKeywordError("required", path, f"names {name!r}, which 'properties' does not declare")
+    if properties and schema.get("additionalProperties", False) is not False:
+        raise UnsupportedKeywordError("additionalProperties", path, "beside 'properties' must be false with xgrammar")
+
+
+def with_pattern(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the schema with what it says of strings in one pattern over their JSON spelling, without the quotes."""
+    of_strings = {keyword: schema[keyword] for keyword in schema.keys() & OF_STRINGS}
+    if not of_strings:
+        return schema
+    try:
+        node = schema_node({"type": "string", **of_strings})
+    except UnsupportedKeywordError as error:
+        reason = f"cannot be kept with {', '.join(sorted(of_strings))}; write one pattern, or take llguidance"
+        raise UnsupportedKeywordError(error.keyword, path, reason) from error
+    rest = {keyword: value for keyword, value in schema.items() if keyword not in OF_STRINGS}
+    return rest | {"pattern": exact_regex(node)[1:-1]}
+
+
+def exact_regex(node: Node) -> str:
+    """Write a tree as an expression without negated sets."""
+    return to_regex(without_negation(node))
+
+
+def without_negation(node: Node) -> Node:
+    """Return the tree with single ranges for each set that would be written by what is not in it."""
+    match node:
+        case Chars(ranges) if to_regex(node).startswith(("[^", r"[\s")):
+            return Choice(tuple(Chars((part,)) for part in cut(ranges)))
+        case Chars():
+            return node
+        case Concat(parts):
+            return Concat(tuple(map(without_negation, parts)))
+        case Choice(options):
+            return Choice(tuple(map(without_negation, options)))
+        case Repeat(inner, least, most):
+            return Repeat(without_negation(inner), least, most)
+
+
+def cut(ranges: Ranges) -> Ranges:
+    """Return the ranges, cut where a character takes a byte more: each is then shorter to write than the rest."""
+    return tuple(part for block in BLOCKS for part in intersect(ranges, (block,)))
