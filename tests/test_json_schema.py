@@ -355,6 +355,15 @@ def test_every_subset_of_the_optional_properties_in_order(needed: tuple[bool, ..
         assert not pattern.fullmatch(text)
 
 
+def test_every_subset_of_many_optional_properties() -> None:
+    names = "abcdefg"
+    pattern = language({"properties": dict.fromkeys(names, INT)})
+    for chosen in itertools.product([False, True], repeat=len(names)):
+        text = json.dumps({key: 1 for key, is_there in zip(names, chosen, strict=True) if is_there})
+        assert pattern.fullmatch(text), text
+        assert not pattern.fullmatch(text.replace("}", ", }"))
+
+
 def test_a_string_has_the_one_spelling_of_json_dumps() -> None:
     pattern = language({"type": "string"})
     for code in [*range(0x3000), 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF]:
