@@ -323,7 +323,12 @@ class Engine:
         entry, forced = self.entries[request.request_id], 0
         if entry.grammar is None or entry.output.finish_reason is not None:
             return
-        for token in self.grammars.forced_tokens(entry.grammar, request.output_ids, request.params):
+        try:
+            tokens = self.grammars.forced_tokens(entry.grammar, request.output_ids, request.params)
+        except Exception as error:
+            self.end(entry, "error", f"its grammar raised {error!r}")
+            return
+        for token in tokens:
             request.output_ids.append(token)
             self.take_token(request, Delta(request.request_id, token, ""))
             forced += 1
@@ -344,8 +349,9 @@ class Engine:
             entry.output.logprobs.append(delta.logprobs)
         try:
             reason, text = self.finish_reason(entry, delta.token_id), ""
-        except TokenRefusedError as error:  # a backend whose mask and acceptance differ
-            self.end(entry, "error", str(error), last=delta)
+        except Exception as error:  # a backend whose mask and acceptance differ; another one is anybody's code
+            refused = isinstance(error, TokenRefusedError)
+            self.end(entry, "error", str(error) if refused else f"its grammar raised {error!r}", last=delta)
             return
         if reason == "stop":
             request.matched = delta.token_id  # a stop token is in the ids and not in the text
@@ -394,7 +400,10 @@ class Engine:
         output.num_preemptions = request.num_preemptions
         if entry.grammar is not None:
             entry.grammar.finished = True
-            output.grammar_stats, output.is_grammar_complete = entry.grammar.stats, entry.grammar.is_complete()
+            # A stop string, or a stop token that does not end the grammar, leaves less text than the grammar has seen.
+            is_cut = request.matched is not None and not entry.grammar.is_terminated()
+            output.grammar_stats = entry.grammar.stats
+            output.is_grammar_complete = entry.grammar.is_complete() and not is_cut
         last = last or Delta(request.request_id, None, "", error=error)
         self.report(entry, replace(last, text=last.text + rest, finish_reason=request.finish_reason))
 

@@ -73,8 +73,8 @@ class Laps:
 class RequestOutput:
     """A request's answer so far.
 
-    ``is_grammar_complete``: whether the text is valid as a whole; ``None`` without a grammar. It is not where
-    ``finish_reason`` is "length", or a stop string came first.
+    ``is_grammar_complete``: whether the text is known to be valid as a whole; ``None`` without a grammar. As a rule it
+    is not where ``finish_reason`` is "length", and never where a stop string or a token of ``stop_token_ids`` cut it.
     """
 
     request_id: str

@@ -54,6 +54,8 @@ class JumpForward:
     def spell(self, output_ids: Sequence[int], text: str) -> list[int]:
         """Return the tokens of ``text`` behind ``output_ids``, none if the tokenizer would merge the two."""
         before = list(output_ids[-LOOK_BACK:])
+        while not all(self.table.token_bytes[token] for token in before):
+            del before[0]  # a special token, the end of a thought, with which nothing merges
         try:
             context = b"".join(self.table.token_bytes[token] for token in before).decode()
         except UnicodeDecodeError:  # it begins inside a character

@@ -6,6 +6,7 @@ not know: batches, pages, text that is shown.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import takewhile
 
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -128,10 +129,26 @@ class GrammarService:
 
     def mask(self, grammars: Sequence[GrammarObject | None]) -> Callable[[Tensor], None] | None:
         """Return what masks the rows of a step, ``None`` if there is nothing to mask."""
-        return make_mask(grammars, self.stop_ids)
+        return make_mask(grammars, self.stop_ids) if any(grammar is not None for grammar in grammars) else None
 
     def forced_tokens(self, grammar: GrammarObject, output_ids: Sequence[int], params: SamplingParams) -> list[int]:
-        """Return the tokens that must follow, if ``jump_forward`` is on: never the last one that a request may have."""
-        if not self.config.jump_forward or (params.logprobs_mode == "processed" and params.logprobs is not None):
+        """Return the tokens that must follow, if ``jump_forward`` is on and the request does without logits for them.
+
+        Never the last one that it may have, nor one that stops it: the model is asked for those.
+        """
+        if not (self.config.jump_forward and self.needs_no_logits(params)):
             return []
-        return self.jumps.tokens(grammar, output_ids, params.max_new_tokens - len(output_ids) - 1)
+        forced = self.jumps.tokens(grammar, output_ids, params.max_new_tokens - len(output_ids) - 1)
+        return list(takewhile(lambda token: token not in params.stop_token_ids, forced))
+
+    def needs_no_logits(self, params: SamplingParams) -> bool:
+        """Whether tokens may be appended to an answer before their logits are computed, which is in the next step.
+
+        Not where something else than the grammar may ban them, nor where their log-probabilities are reported and would
+        be processed ones, or might not come: a stop string may end the request before, or a preempted request find its
+        tokens in the prefix cache.
+        """
+        if params.bad_words or params.allowed_token_ids is not None or params.logits_processors:
+            return False
+        may_skip_rows = bool(params.stop) or (self.config.preemption and self.config.prefix_cache is not None)
+        return params.logprobs is None or (params.logprobs_mode == "raw" and not may_skip_rows)
