@@ -16,6 +16,7 @@ import typer
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
+from mini_engine import cli_grammar as grammars
 from mini_engine import cli_options as options
 from mini_engine.bench.ablate import bench_ablate
 from mini_engine.bench.forward import bench_forward
@@ -63,8 +64,13 @@ class Reply:
         return {"prefill_s": prefill, "decode_s": decode, "decode_tokens_per_s": rate}
 
 
-def run_steps(driver: SamplingDriver, prompt_ids: list[int], params: SamplingParams) -> Iterator[SampledStep]:
+def run_steps(
+    driver: SamplingDriver, tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], params: SamplingParams
+) -> Iterator[SampledStep]:
     """Yield the tokens of one answer. With every option off this is L3's own loop, so that ``--engine`` shows it."""
+    if params.grammar is not None:
+        yield from grammars.stream_valid(driver, tokenizer, prompt_ids, params)
+        return
     if driver.sampler.trace is not None or params != SamplingParams(max_new_tokens=params.max_new_tokens):
         yield from driver.stream(prompt_ids, params)
         return
@@ -88,7 +94,7 @@ def reply_to(
     """
     reply = Reply(prompt_ids)
     decoder = DecodeStream(skip_special_tokens=True)
-    for step in run_steps(driver, prompt_ids, params):
+    for step in run_steps(driver, tokenizer, prompt_ids, params):
         if step.error is not None:
             raise ValueError(f"token {len(reply.steps) + 1} cannot be chosen: {step.error}")
         reply.token_times.append(time.perf_counter())
@@ -137,7 +143,8 @@ def show_samples(
 ) -> None:
     """Generate several samples and print them, each under a heading, or as JSON if ``load_s`` is given."""
     began = time.perf_counter()
-    samples = driver.complete(ids, params)
+    free = params.grammar is None
+    samples = driver.complete(ids, params) if free else grammars.complete_valid(driver, tokenizer, ids, params)
     total_s = time.perf_counter() - began
     if load_s is not None:
         entries = [
@@ -183,6 +190,11 @@ def generate(
     presence_penalty: options.PresencePenalty = None,
     min_new_tokens: options.MinNewTokens = None,
     seed: options.Seed = None,
+    regex: grammars.Regex = None,
+    json_schema: grammars.JsonSchema = None,
+    choices: grammars.Choices = None,
+    grammar_backend: grammars.Backend = None,
+    jump_forward: grammars.JumpForward = False,
     dtype: options.DtypeOption = "float32",
     device: options.Device = "cpu",
     linear: options.LinearOption = "torch",
@@ -196,13 +208,17 @@ def generate(
             raise ValueError("--no-think only means something with --chat; add --chat or leave it out")
         if trace and (json_output or n > 1 or best_of):
             raise ValueError("--trace prints tables for one streamed answer; leave out --json, --n and --best-of")
+        grammar = grammars.grammar_options(regex, json_schema, choices)
         params = make_params(
-            preset, max_new_tokens=max_new_tokens, n=n, best_of=best_of, temperature=temperature, top_k=top_k,
+            preset, **grammar, reasoning=bool(grammar) and chat and think, max_new_tokens=max_new_tokens, n=n,
+            best_of=best_of, temperature=temperature, top_k=top_k,
             top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty, min_new_tokens=min_new_tokens, seed=seed, logprobs=logprobs,
         )  # fmt: skip
+        changes = grammars.engine_options(grammar, grammar_backend, jump_forward, params.num_samples)
         began = time.perf_counter()
-        driver, tokenizer = start(model, engine, make_config(dtype, device, linear, attention, batch_invariant))
+        config = make_config(dtype, device, linear, attention, batch_invariant, **changes)
+        driver, tokenizer = start(model, engine, config)
         driver.sampler.trace = SamplingTrace() if trace else None
         load_s = time.perf_counter() - began
         text = sys.stdin.read() if prompt == "-" else prompt

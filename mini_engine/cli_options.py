@@ -86,8 +86,13 @@ BestOf = Annotated[int | None, typer.Option(help="Generate so many and show the 
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=SAMPLING_PANEL)]
 
 
-def make_config(dtype: str, device: str, linear: str, attention: str, batch_invariant: bool) -> EngineConfig:
-    """Build the configuration, which checks the words. Raises ``ValueError`` for a device that is not there."""
+def make_config(
+    dtype: str, device: str, linear: str, attention: str, batch_invariant: bool, **changes: Any
+) -> EngineConfig:
+    """Build the configuration, which checks the words, with ``changes`` to other options.
+
+    Raises ``ValueError`` for a device that is not there.
+    """
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -100,6 +105,7 @@ def make_config(dtype: str, device: str, linear: str, attention: str, batch_inva
         linear=cast(LinearKind, linear),
         attention=cast(AttentionKind, attention),
         batch_invariant=batch_invariant,
+        **changes,
     )
 
 
