@@ -4,6 +4,7 @@ Oracles: trying every token on a copy, ``re.fullmatch``, ``jsonschema``, ``json.
 """
 
 import codecs
+import datetime
 import importlib
 import json
 import random
@@ -11,6 +12,7 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import jsonschema
 import pytest
@@ -406,6 +408,8 @@ WRONG = [
     (BOTH, "structural_tag", "[" * 10**5, "JSON"),
     (BOTH, "ebnf", "root ::= missing", "missing"),
     (BOTH, "ebnf", "", "root"),
+    (BOTH, "ebnf", 'root ::= "\ud800"', "codec"),
+    (BACKENDS, "json_schema", '{"const": "\\ud800"}', "JSON"),
     (BOTH, "ebnf", 'start: "a"', ""),
     (BOTH, "structural_tag", "{}", "structur"),
     (BOTH, "structural_tag", "no JSON", "JSON"),
@@ -508,6 +512,38 @@ def test_grammars_that_are_not_regular(name):
     escapes = compiled(name, "ebnf", 'root ::= "\\u0041\\u00e9" [\\u0042-\\u0043] "\\\\u0041" "\\U0001f600"')
     assert takes(escapes, "AéC\\u0041😀")
     assert not takes(escapes, "AéCA😀")
+
+
+def test_lexemes_of_llguidance_are_the_longest():
+    """Known: its grammars are lexed, so the first ``a`` takes every x. Narrower than the grammar, never wider."""
+    text = 'root ::= a a\na ::= "x"+'
+    assert takes(compiled("xgrammar", "ebnf", text), "xx")
+    assert not takes(compiled("llguidance", "ebnf", text), "xx")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_schemas_of_pydantic(name):
+    """Nested models, bounds, optional and literal fields, maps: what ``model_json_schema`` writes is kept."""
+    pydantic = pytest.importorskip("pydantic")
+    person = pydantic.create_model(
+        "Person",
+        name=(str, pydantic.Field(max_length=5)),
+        age=(int, pydantic.Field(ge=0, le=120)),
+        score=(float | None, None),
+    )
+    team = pydantic.create_model(
+        "Team",
+        people=(list[person], pydantic.Field(max_length=2)),
+        kind=(Literal["a", "b"], "a"),
+        since=(datetime.date | None, None),
+        points=(dict[str, int], {}),
+        pair=(tuple[int, str], ...),
+    )
+    draw, grammar = random.Random(4), compiled(name, "json_schema", team.model_json_schema())
+    texts = [text for text in (random_text(grammar.copy(), draw, 50) for _ in range(5)) if text is not None]
+    assert texts
+    for text in texts:
+        team.model_validate_json(text)
 
 
 @pytest.mark.parametrize("name", BOTH)

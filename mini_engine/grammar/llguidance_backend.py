@@ -178,7 +178,10 @@ def check_keywords(schema: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def plain_escapes(text: str) -> str:
-    r"""Write characters instead of ``\u00e9`` and ``\U0001f600``, whose zeros the library's converter loses."""
+    r"""Write characters instead of ``\u00e9`` and ``\U0001f600``, whose zeros the library's converter loses.
+
+    Raises ``UnicodeEncodeError`` for half a surrogate pair, which is no character.
+    """
 
     def character(match: re.Match[str]) -> str:
         digits = match[1] or match[2]
@@ -187,4 +190,6 @@ def plain_escapes(text: str) -> str:
         code = int(digits, 16)
         return f"\\x{code:02x}" if code < 0x80 else chr(code)  # a quote or a bracket keeps its escape
 
-    return ESCAPE.sub(character, text)
+    plain = ESCAPE.sub(character, text)
+    plain.encode()
+    return plain
