@@ -17,21 +17,18 @@ from numpy.typing import NDArray
 from mini_engine.grammar.automaton import DEAD, Table
 
 Ids = NDArray[np.int64]
-FULL_ABOVE = 0.25  # share of live nodes from which following all is faster than picking them out
+FULL_ABOVE = 0.5  # share of live nodes above which it is faster to follow all than to pick them out
 
 
 @dataclass(frozen=True)
 class Level:
-    """The nodes of one depth, the children of a node next to each other.
+    """The nodes of one depth. ``parents``, ``last_bytes`` [n]: the node above, and the byte that leads from it to here.
 
-    ``parents``, ``last_bytes`` [n]: the node above and the byte that leads here. ``first_child``, ``num_children`` [n]:
-    in the next level. ``token_ids`` [t]: the tokens that end here, at the nodes ``token_nodes`` [t].
+    ``token_ids`` [t]: the tokens that end here, at the nodes ``token_nodes`` [t].
     """
 
     parents: Ids
-    last_bytes: Ids
-    first_child: Ids
-    num_children: Ids
+    last_bytes: NDArray[np.uint8]
     token_ids: Ids
     token_nodes: Ids
 
@@ -45,25 +42,17 @@ class TokenTrie:
         self.levels: list[Level] = []
         spelled = sorted((text, token) for token, text in enumerate(token_bytes) if text)
         tokens = np.array([token for _, token in spelled], dtype=np.int64)
-        texts = [text for text, _ in spelled]
-        nodes = np.zeros(len(texts), dtype=np.int64)  # of every token, in the level above
-        while texts:
+        lengths = np.array([len(text) for text, _ in spelled], dtype=np.int64)
+        data = np.frombuffer(b"".join(text for text, _ in spelled), dtype=np.uint8)
+        starts = np.cumsum(lengths) - lengths  # of every token in the data
+        nodes = np.zeros(len(tokens), dtype=np.int64)  # of every token, in the level above
+        while len(tokens):
             depth = len(self.levels)
-            last_bytes = np.frombuffer(bytes(text[depth] for text in texts), dtype=np.uint8).astype(np.int64)
-            keys, nodes = np.unique(nodes * 256 + last_bytes, return_inverse=True)
-            ends = np.array([len(text) == depth + 1 for text in texts])
-            self.add_level(keys, tokens[ends], nodes[ends])
-            texts = [text for text, end in zip(texts, ends, strict=True) if not end]
-            tokens, nodes = tokens[~ends], nodes[~ends]
-
-    def add_level(self, keys: Ids, token_ids: Ids, token_nodes: Ids) -> None:
-        """Add a level of nodes, each ``parent * 256 + byte``; tell the one above where its children are. Mutates."""
-        parents, none = keys // 256, np.zeros(len(keys), dtype=np.int64)
-        if self.levels:
-            above = self.levels[-1]
-            above.num_children[:] = np.bincount(parents, minlength=len(above.parents))
-            above.first_child[:] = np.cumsum(above.num_children) - above.num_children
-        self.levels.append(Level(parents, keys % 256, none, none.copy(), token_ids, token_nodes))
+            keys, nodes = np.unique(nodes * 256 + data[starts + depth], return_inverse=True)
+            ends = lengths == depth + 1
+            last_bytes = (keys % 256).astype(np.uint8)
+            self.levels.append(Level(keys // 256, last_bytes, tokens[ends], nodes[ends]))
+            tokens, lengths, starts, nodes = (part[~ends] for part in (tokens, lengths, starts, nodes))
 
     def allowed(self, transitions: Table, state: int) -> NDArray[np.bool_]:
         """Return which tokens lead from ``state`` to a state that is not dead -> [V]. ``transitions`` [S, 256]."""
@@ -74,22 +63,19 @@ class TokenTrie:
             allowed[level.token_ids] = live[level.token_nodes]
             if below is None or not live.any():
                 break
-            states = follow(transitions, states, live, level, below)
+            states = follow(transitions, states, live, below)
         return allowed
 
 
-def follow(transitions: Table, states: Table, live: NDArray[np.bool_], level: Level, below: Level) -> Table:
-    """Take every live node of ``level`` to its children -> their states, in the order of ``below``."""
+def follow(transitions: Table, states: Table, live: NDArray[np.bool_], below: Level) -> Table:
+    """Take every live node of a level to its children -> their states, in the order of ``below``."""
     flat = transitions.reshape(-1)
-    if live.mean() > FULL_ABOVE:
-        # A dead state's index is -256 + byte, the last row's: it is overwritten.
-        after: Table = flat[states[below.parents] * 256 + below.last_bytes]
-        after[~live[below.parents]] = DEAD
+    if np.count_nonzero(live) > FULL_ABOVE * len(live):
+        index = states.take(below.parents) * 256 + below.last_bytes
+        after: Table = flat.take(index)
+        after[index < 0] = DEAD  # a dead parent's index is negative and reads the last row
         return after
-    parents = np.flatnonzero(live)
-    counts = level.num_children[parents]
-    starts = np.cumsum(counts) - counts
-    children = np.repeat(level.first_child[parents] - starts, counts) + np.arange(counts.sum())
     after = np.full(len(below.parents), DEAD, dtype=np.int32)
-    after[children] = flat[np.repeat(states[parents], counts) * 256 + below.last_bytes[children]]
+    children = np.flatnonzero(live.take(below.parents))
+    after[children] = flat.take(states.take(below.parents[children]) * 256 + below.last_bytes[children])
     return after
