@@ -31,7 +31,7 @@ ASSERTIONS: dict[str, list[str]] = {
     "object": ["properties", "required", "additionalProperties"],
 }
 KNOWN = {"type", *WHOLE, *(keyword for keywords in ASSERTIONS.values() for keyword in keywords)}
-ENDLESS = "allows any JSON, which nests without end, and that is not regular"
+ENDLESS = "allows any JSON, which nests without end and is not regular"
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ class Converter:
         prefix = list_of(schema, "prefixItems", place)
         first = [self.node(item, place.inside("prefixItems", index)) for index, item in enumerate(prefix)]
         if not first and "items" not in schema:
-            raise place.refusal("type", f"array without items {ENDLESS}; give items, or {ELSEWHERE}")
+            raise place.refusal("type", f"is array, and without items it {ENDLESS}; give items, or {ELSEWHERE}")
         if most is not None and most < len(first):
             raise place.error(f"maxItems is {most}, and all {len(first)} prefixItems are written; raise it")
         if schema.get("items", False) is False:  # absent is "any JSON" to a validator, and not written here
@@ -250,7 +250,7 @@ class Converter:
         if not isinstance(others, bool):
             raise place.refusal("additionalProperties", "beside properties would never be written; write false")
         if others and "properties" not in schema:
-            raise place.refusal("type", f"object without properties {ENDLESS}; give properties, or {ELSEWHERE}")
+            raise place.refusal("type", f"is object, and without properties it {ENDLESS}; give some, or {ELSEWHERE}")
         members = []
         for key, schema_of_value in properties.items():
             value = self.node(schema_of_value, place.inside("properties", key))
