@@ -294,8 +294,9 @@ def test_a_refused_token_changes_nothing(name, capfd):
 @pytest.mark.parametrize("name", BACKENDS)
 def test_behind_the_end_only_stop_tokens_are_in_the_mask(name):
     """The engine asks no more; the libraries raise, or give a mask that bans all, and a row of -inf is NaN."""
-    grammar = compiled(name, "regex", "a?")
-    grammar.accept_token(OTHER_STOP)
+    grammar = compiled(name, "regex", "foo(bar)?")
+    for token in [*text_tokens("foo"), OTHER_STOP]:
+        grammar.accept_token(token)
     assert masked(grammar) == sorted(TABLE.stop_ids)
     assert grammar.try_jump_forward() == b""
 
@@ -308,6 +309,26 @@ def test_a_token_may_end_inside_a_character(name):
     assert not grammar.is_complete()
     grammar.accept_token(BYTE[0xAB])
     assert takes(grammar, "x")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    ("kind", "text", "prefix"),
+    [
+        ("regex", "[^a]", ""),
+        ("regex", r"[\s\S]x", ""),
+        ("regex", ".", ""),
+        ("json_schema", {"type": "string", "minLength": 1}, '"'),
+        ("json_schema", {"type": "string", "pattern": "^[^a]$"}, '"'),
+    ],
+)
+def test_a_negated_set_holds_characters_and_no_other_bytes(name, kind, text, prefix):
+    """xgrammar by itself lets overlong forms and surrogates pass: E0 80, ED A0, F0 80 begin no character."""
+    for lead, low, high in ((0xC3, 0x80, 0xBF), (0xE0, 0xA0, 0xBF), (0xED, 0x80, 0x9F), (0xF0, 0x90, 0xBF)):
+        grammar = compiled(name, kind, text)
+        for token in [*text_tokens(prefix), BYTE[lead]]:
+            grammar.accept_token(token)
+        assert {TABLE.token_bytes[token][0] for token in masked(grammar)} == {*range(low, high + 1)}
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -417,6 +438,7 @@ WRONG = [
     (BOTH, "structural_tag", '{"structures": [{"begin": "<f", "end": ""}], "triggers": ["x"]}', "none of the triggers"),
     (BOTH, "structural_tag", '{"structures": [{"begin": "<f", "end": ""}], "triggers": [""]}', "none empty"),
     (BOTH, "structural_tag", '{"structures": [{"begin": "<f", "ende": ""}], "triggers": ["<f"]}', "structure is"),
+    (BOTH, "structural_tag", json.dumps(TAG | {"type": "tag"}), "left out"),
     (["outlines"], "ebnf", 'root ::= "a"', "has no ebnf"),
     (["xgrammar"], "structural_tag", '{"type": "structural_tag", "format": {"type": "token", "token": 5}}', "text"),
     (["llguidance"], "structural_tag", '{"type": "structural_tag", "format": {"type": "any_text"}}', "structures"),
@@ -471,10 +493,10 @@ UNSOUND = [
 )
 def test_a_keyword_that_would_be_ignored_is_refused(name, keyword, schema):
     """Each was seen to let an invalid text pass, or to be ignored without a word, in one of the libraries."""
-    nested = {"type": "object", "properties": {"inner": schema}, "required": ["inner"]}
+    nested = {"type": "object", "properties": {"in/ner": schema}, "required": ["in/ner"]}
     if "$defs" in schema:
         nested["$defs"] = schema["$defs"]
-    for tried, path in ((schema, ""), (nested, "/properties/inner")):
+    for tried, path in ((schema, ""), (nested, "/properties/in~1ner")):
         with pytest.raises(UnsupportedKeywordError) as caught:
             compiled(name, "json_schema", tried)
         assert (caught.value.keyword, caught.value.path) == (keyword, path)

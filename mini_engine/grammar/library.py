@@ -173,10 +173,17 @@ def map_schema(schema: Any, change: Change, path: str = "") -> Any:
         if keyword in LIST_OF_SCHEMAS and isinstance(value, list):
             changed[keyword] = [map_schema(inner, change, f"{place}/{number}") for number, inner in enumerate(value)]
         elif keyword in NAMED_SCHEMAS and isinstance(value, Mapping):
-            changed[keyword] = {name: map_schema(inner, change, f"{place}/{name}") for name, inner in value.items()}
+            changed[keyword] = {
+                name: map_schema(inner, change, f"{place}/{escaped(name)}") for name, inner in value.items()
+            }
         elif keyword in ONE_SCHEMA:
             changed[keyword] = map_schema(value, change, place)
     return change(changed, path)
+
+
+def escaped(name: str) -> str:
+    """Write a name as it stands in a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def refuse_keywords(schema: Mapping[str, Any], known: Iterable[str], path: str, library: str) -> None:
@@ -202,12 +209,10 @@ def read_tags(wish: Any) -> list[Tag]:
 
     Free text, until a trigger appears; then one of the structures that begin with it. Raises ``GrammarError``.
     """
-    if not isinstance(wish, dict) or not {"structures", "triggers"} <= wish.keys() <= {
-        "type",
-        "structures",
-        "triggers",
-    }:
+    if not isinstance(wish, dict) or {"type": "structural_tag", **wish}.keys() != {"type", "structures", "triggers"}:
         raise GrammarError('a structural_tag is {"structures": [{"begin", "schema", "end"}], "triggers": [...]} here')
+    if wish.get("type", "structural_tag") != "structural_tag":
+        raise GrammarError(f"the type of a structural_tag is {wish['type']!r}; it is 'structural_tag', or left out")
     triggers, structures = wish["triggers"], wish["structures"]
     if not isinstance(triggers, list) or not all(isinstance(trigger, str) and trigger for trigger in triggers):
         raise GrammarError(f"triggers is {triggers!r}; it is a list of texts, none empty")

@@ -90,7 +90,7 @@ class LLGuidanceGrammar(LibraryGrammar):
 
     def try_jump_forward(self) -> bytes:
         """Return the forced bytes, which may begin or end inside a character."""
-        return b"" if self.ended else bytes(self.matcher.compute_ff_bytes())
+        return bytes(self.matcher.compute_ff_bytes())
 
 
 class Vocabulary:

@@ -78,8 +78,6 @@ class XGrammarGrammar(LibraryGrammar):
 
     def try_jump_forward(self) -> bytes:
         """Return the forced text, nothing if it begins or ends inside a character: the library cannot say it then."""
-        if self.ended:
-            return b""
         try:
             return str(self.matcher.find_jump_forward_string()).encode()
         except UnicodeDecodeError:
