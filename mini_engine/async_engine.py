@@ -67,8 +67,9 @@ class AsyncEngine:
                 queue.put_nowait(error)
 
     async def close(self) -> None:
-        """Stop stepping and end the thread. Streams that are still open get no more deltas."""
+        """Stop stepping, end the thread and close the engine. Streams that are still open get no more deltas."""
         if self.stepping is not None:
             self.stepping.cancel()
             await asyncio.gather(self.stepping, return_exceptions=True)
         self.thread.shutdown(wait=True)
+        self.engine.close()

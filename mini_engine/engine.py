@@ -407,6 +407,12 @@ class Engine:
         last = last or Delta(request.request_id, None, "", error=error)
         self.report(entry, replace(last, text=last.text + rest, finish_reason=request.finish_reason))
 
+    def close(self) -> None:
+        """Abort what has not ended and give up grammars that nobody has begun to compile. Mutates."""
+        for name in list(self.entries):
+            self.abort(name)
+        self.grammars.close()
+
     def take_output(self, request_id: str) -> RequestOutput:
         """Return the answer of a finished request and forget it. Mutates.
 

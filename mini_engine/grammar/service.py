@@ -127,6 +127,11 @@ class GrammarService:
         self.thinking.discard(request_id)
         self.queue.drop(request_id)
 
+    def close(self) -> None:
+        """Compile nothing any more; what is under way ends, and its threads after it."""
+        if "store" in vars(self):  # closing must not bring it into being
+            self.store.close()
+
     def mask(self, grammars: Sequence[GrammarObject | None]) -> Callable[[Tensor], None] | None:
         """Return what masks the rows of a step, ``None`` if there is nothing to mask."""
         return make_mask(grammars, self.stop_ids) if any(grammar is not None for grammar in grammars) else None

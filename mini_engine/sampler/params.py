@@ -298,7 +298,8 @@ def check_combinations(params: SamplingParams) -> None:
 
     ``min_new_tokens`` above ``max_new_tokens``; ``best_of`` below ``n``; several samples without a temperature; an
     empty list of allowed ids; an empty bad word; a stop string that is empty or no string, or more than
-    ``MAX_STOP_STRINGS`` of them; more than one grammar, or ``reasoning`` without any.
+    ``MAX_STOP_STRINGS`` of them; more than one grammar, or ``reasoning`` without any; ``min_new_tokens`` and
+    ``ignore_eos`` beside a grammar.
     """
     if params.min_new_tokens > params.max_new_tokens:
         raise ValueError(
@@ -320,6 +321,11 @@ def check_combinations(params: SamplingParams) -> None:
     grammars = [kind for kind in get_args(GrammarKind) if getattr(params, kind) is not None]
     if len(grammars) > 1:
         raise ValueError(f"{' and '.join(grammars)} are given; an answer has one grammar, so leave one")
+    if grammars and params.ignore_eos and params.min_new_tokens:
+        raise ValueError(
+            f"min_new_tokens is {params.min_new_tokens} and ignore_eos is True beside a {grammars[0]}: what ends its text "
+            "is an end-of-sequence id, which min_new_tokens bans only while it counts as an end; leave ignore_eos out"
+        )
     if params.reasoning and not grammars:
         raise ValueError("reasoning is True without a grammar, which alone it changes; leave it out")
     if len(params.stop) > MAX_STOP_STRINGS:
