@@ -292,7 +292,7 @@ def test_a_refused_token_changes_nothing(name, capfd):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_behind_the_end_only_stop_tokens_are_in_the_mask(name):
+def test_behind_the_end_nothing_is_in_the_mask(name):
     """The engine asks no more; the libraries raise, or give a mask that bans all, and a row of -inf is NaN."""
     grammar = compiled(name, "regex", "foo(bar)?")
     for token in [*text_tokens("foo"), OTHER_STOP]:

@@ -99,7 +99,10 @@ class GrammarObject(ABC):
 
     @abstractmethod
     def fill_vocab_mask(self, mask: Tensor, row: int) -> None:
-        """Write which tokens may come next into ``mask[row]``, which has this backend's form. Mutates the mask."""
+        """Write which tokens may come next, after the end none, into ``mask[row]``. Mutates the mask.
+
+        The mask has this backend's form and lies on the CPU.
+        """
 
     @abstractmethod
     def copy(self) -> Self:

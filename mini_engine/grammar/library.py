@@ -28,7 +28,6 @@ from mini_engine.grammar.base import (
     check_rollback,
 )
 from mini_engine.grammar.json_values import MAX_DEPTH
-from mini_engine.grammar.masks import pack_allowed
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
 
@@ -125,11 +124,9 @@ class LibraryGrammar(GrammarObject):
         return self.ended or self.completes()
 
     def fill_vocab_mask(self, mask: Tensor, row: int) -> None:
-        """Write a row of a bitmask on the CPU. After the end, where libraries raise, only stop tokens are in it."""
+        """Write a row of a bitmask on the CPU. After the end, where libraries raise, nothing is in it."""
         if self.ended:
-            allowed = torch.zeros(self.table.vocab_size, dtype=torch.bool)
-            allowed[list(self.table.stop_ids)] = True
-            mask[row] = pack_allowed(allowed)
+            mask[row] = 0
         else:
             self.fill_row(mask, row)
 

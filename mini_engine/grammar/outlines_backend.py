@@ -72,7 +72,7 @@ class OutlinesGrammar(LibraryGrammar):
     def allowed(self) -> list[int]:
         """Return the tokens that may come next."""
         if self.ended:
-            return sorted(self.table.stop_ids)
+            return []
         tokens = [token for token in self.index.get_allowed_tokens(self.states[-1]) if token < self.table.vocab_size]
         return tokens + sorted(self.table.stop_ids) * self.completes()
 
