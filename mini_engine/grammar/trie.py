@@ -10,6 +10,7 @@ is one look-up for all nodes of a level: 467,000 nodes for a vocabulary of 152,0
 """
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,7 @@ class TokenTrie:
         """Return which tokens lead from ``state`` to a state that is not dead -> [V]. ``transitions`` [S, 256]."""
         allowed = np.zeros(self.vocab_size, dtype=np.bool_)
         states = transitions[state][self.levels[0].last_bytes] if self.levels else np.zeros(0, dtype=np.int32)
-        for level, below in zip(self.levels, [*self.levels[1:], None], strict=True):
+        for level, below in zip_longest(self.levels, self.levels[1:]):
             live = states != DEAD
             allowed[level.token_ids] = live[level.token_nodes]
             if below is None or not live.any():
