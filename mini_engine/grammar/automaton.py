@@ -22,6 +22,7 @@ from mini_engine.grammar.utf8 import ByteRange, byte_sequences
 DEAD = -1
 START = 0
 NFA_PER_DFA = 16  # an automaton whose pieces are so many times the limit would not fit afterwards either
+MEMBERS_PER_DFA = 64  # of the sets of states on the way, in the mean
 Table = NDArray[np.int32]
 
 
@@ -61,6 +62,7 @@ class Nfa:
     limit: int
     edges: list[list[tuple[ByteRange, int]]] = field(default_factory=list)
     skips: list[list[int]] = field(default_factory=list)
+    members: int = 0
 
     def state(self) -> int:
         """Add a state. Raises ``TooManyStatesError`` above the limit. Mutates."""
@@ -95,7 +97,9 @@ class Nfa:
     def add_repeat(self, node: Repeat, start: int) -> int:
         """Add copies: those that must be there, then a loop, or copies that may end at any point. Mutates."""
         for _ in range(node.least):
-            start = self.add(node.node, start)
+            before, start = start, self.add(node.node, start)
+            if start == before:  # nothing but the empty text: so are the copies that are left
+                return start
         if node.most is None:
             loop = self.join([start])  # a state of its own, or the loop would also belong to what comes before
             self.skips[self.add(node.node, loop)].append(loop)
@@ -103,6 +107,8 @@ class Nfa:
         ends = [start]
         for _ in range(node.most - node.least):
             ends.append(self.add(node.node, ends[-1]))
+            if ends[-1] == ends[-2]:
+                break
         return self.join(ends)
 
     def add_chars(self, sequences: Iterable[tuple[ByteRange, ...]], start: int) -> int:
@@ -129,6 +135,12 @@ class Nfa:
                     todo.append(after)
         return frozenset(seen)
 
+    def count(self, members: int) -> None:
+        """Count members of sets of states. Raises ``TooManyStatesError`` above the limit. Mutates."""
+        self.members += members
+        if self.members > self.limit * MEMBERS_PER_DFA:
+            raise TooManyStatesError(self.limit)
+
     def leading_to(self, end: int) -> set[int]:
         """Return the states from which ``end`` can be reached: all others only lead into dead ends."""
         before: list[list[int]] = [[] for _ in self.edges]
@@ -146,8 +158,8 @@ class Nfa:
 def compile_node(node: Node, max_states: int = 20_000) -> Dfa:
     """Return the smallest automaton of a tree.
 
-    Raises ``TooManyStatesError`` for more than ``max_states`` before they are merged, and ``GrammarError`` for a
-    language without any text.
+    Raises ``TooManyStatesError`` for more than ``max_states`` before they are merged, or for sets of that many in all,
+    and ``GrammarError`` for a language without any text.
     """
     nfa = Nfa(max_states)
     begin = nfa.state()
@@ -174,7 +186,13 @@ def determinise(nfa: Nfa, begin: int, end: int, classes: NDArray[np.int64]) -> t
         raise GrammarError("the grammar matches no text at all; loosen it")
     # Of a set, only states that read a byte, and the end, make a difference.
     matter = frozenset(state for state in useful if nfa.edges[state] or state == end)
-    reached = cache(lambda state: nfa.closure(state) & matter)
+
+    @cache
+    def reached(state: int) -> frozenset[int]:
+        found = nfa.closure(state)
+        nfa.count(len(found))
+        return found & matter
+
     sets = [reached(begin)]
     number, rows = {sets[0]: START}, []
     for members in sets:  # grows on the way
@@ -191,6 +209,7 @@ def determinise(nfa: Nfa, begin: int, end: int, classes: NDArray[np.int64]) -> t
                     sets.append(key)
                 row[column] = number[key]
         rows.append(row)
+        nfa.count(len(members))  # (a?){1,5000} has few sets, but each of thousands
         if len(sets) > nfa.limit:
             raise TooManyStatesError(nfa.limit)
     return np.array(rows, dtype=np.int32), np.array([end in members for members in sets])
