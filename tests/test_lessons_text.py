@@ -321,6 +321,7 @@ FAULTS = {
     "L4": ("mini_engine.sampler.draw", "gumbel", lambda noise: -noise),
     "L5": ("mini_engine.engine", "packed", lambda chunk: replace(chunk, num_computed_tokens=0)),
     "L6": ("mini_engine.radix_cache", "hit_of", lambda hit: replace(hit, pages=hit.pages[::-1])),
+    "L7": ("mini_engine.grammar.fsm", "pack_words", lambda words: words << 1),
 }
 
 
