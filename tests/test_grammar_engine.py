@@ -16,6 +16,7 @@ from typing import Any, Self
 import jsonschema
 import pytest
 import torch
+from pydantic import BaseModel
 from test_engine import (
     EOS,
     TOKENIZER,
@@ -28,6 +29,7 @@ from test_engine import (
     lonely,
 )
 from test_engine import make_model as make_small_model
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -41,6 +43,7 @@ from mini_engine.grammar.tokens import TokenTable
 from mini_engine.model import Qwen3
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.sampler.head import LogitsHead
 from mini_engine.sampler.params import GrammarKind, SamplingParams
 from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary
 from mini_engine.sampler.processors.registry import REGISTRY as PROCESSORS
@@ -88,7 +91,8 @@ def make_model(name: str, dtype: str, invariant: bool) -> Qwen3:
         return make_small_model("embedded", dtype, invariant)
     config = Qwen3Config(
         vocab_size=PADDED, hidden_size=64, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1,
-        head_dim=24, intermediate_size=100, max_position_embeddings=512, initializer_range=0.15, tie_word_embeddings=False,
+        head_dim=24, intermediate_size=100, initializer_range=0.15, tie_word_embeddings=False,
+        max_position_embeddings=512,
     )  # fmt: skip
     torch.manual_seed(0)
     weights = {k: v.to(getattr(torch, dtype)) for k, v in Qwen3ForCausalLM(config).state_dict().items()}
@@ -468,3 +472,318 @@ def test_matrix_with_forced_text_is_bitwise_the_lonely_run_with_forced_text() ->
                 assert len(output.logprobs) in (0, len(output.token_ids))
     assert preempted >= NUM_TRACES
     assert forced >= 5 * NUM_TRACES
+
+
+# ---- the order of things ----
+
+
+def ask(params: SamplingParams, prompt: Sequence[int] = PROMPTS[0], **changes: Any) -> RequestOutput:
+    return answer_of(make_engine(config=serving(**changes)), prompt, params)
+
+
+@pytest.mark.parametrize("jump", [False, True])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_no_free_token_follows_a_finished_grammar(ignore_eos: bool, jump: bool) -> None:
+    """SGLang looks whether the grammar has ended before it takes the token in: with ``ignore_eos`` one more leaks."""
+    for regex in (r"[0-9]{2}", r"yes|no", r"x", r""):
+        for temperature in (0.0, 1.5):
+            params = SamplingParams(
+                regex=regex, ignore_eos=ignore_eos, max_new_tokens=20, temperature=temperature, seed=3
+            )
+            output = ask(params, jump_forward=jump)
+            assert output.finish_reason == "stop"
+            assert output.is_grammar_complete
+            assert is_valid(params, output.text)
+            assert output.matched in EOS
+            assert [token in EOS for token in output.token_ids] == [False] * (len(output.token_ids) - 1) + [True]
+
+
+def test_a_finished_grammar_goes_before_the_least_length_and_never_leaves_a_row_empty() -> None:
+    """Only stop tokens are left and all of them are banned: they come back, as in vLLM."""
+    for regex, text in ((r"[0-9]{2}", None), (r"yes", "yes"), (r"a{2,4}", "aaaa")):
+        output = ask(SamplingParams(regex=regex, min_new_tokens=15, max_new_tokens=20))
+        assert output.finish_reason == "stop"
+        assert text is None or output.text == text  # what may go on goes on: the least length is kept where it can be
+        assert re.fullmatch(regex, output.text)
+    output = ask(SamplingParams(regex=r"[a-c]*", min_new_tokens=15, max_new_tokens=40, logit_bias={STOP: 100}))
+    assert len(output.token_ids) == 16
+    with pytest.raises(ValueError, match="min_new_tokens is 2 and ignore_eos is True beside a regex"):
+        SamplingParams(regex="a*", min_new_tokens=2, ignore_eos=True)
+
+
+def test_the_least_length_and_ignored_ends_used_to_be_one_token_short() -> None:
+    """With ``ignore_eos`` no end-of-sequence id counts as an end, so ``min_new_tokens`` banned none; the grammar's text
+    ended with one all the same, after two of eight tokens. The two cannot both be kept, so they are refused together.
+    """
+    with pytest.raises(ValueError, match="leave ignore_eos out"):
+        SamplingParams(json_schema=PERSON, min_new_tokens=8, ignore_eos=True)
+
+
+def test_a_text_cut_by_length_is_not_complete() -> None:
+    for most in range(1, 15):
+        for jump in (False, True):
+            output = ask(SamplingParams(json_schema=PERSON, max_new_tokens=most), jump_forward=jump)
+            assert len(output.token_ids) == most
+            assert (output.finish_reason, output.is_grammar_complete) == ("length", is_valid_text(output.text))
+
+
+def is_valid_text(text: str) -> bool:
+    return is_valid(SamplingParams(json_schema=PERSON), text)
+
+
+@pytest.mark.parametrize("jump", [False, True])
+@pytest.mark.parametrize(
+    "stop", [{"stop": ["}"]}, {"stop": ['": 7']}, {"stop_token_ids": encode("}")}, {"stop": ["a", "zebra"]}]
+)
+def test_a_text_cut_by_a_stop_is_not_called_complete(stop: dict[str, Any], jump: bool) -> None:
+    """The grammar has seen the whole text and is complete; the text that is given out lacks its end."""
+    output = ask(SamplingParams(json_schema=PERSON, **stop), jump_forward=jump)
+    whole = ask(SamplingParams(json_schema=PERSON))
+    assert whole.is_grammar_complete
+    assert output.finish_reason == "stop"
+    assert whole.text.startswith(output.text)
+    assert not is_valid_text(output.text)
+    assert output.is_grammar_complete is False
+    assert output.matched not in EOS
+
+
+def test_nothing_that_a_request_asks_for_makes_its_text_invalid() -> None:
+    """Biases, lists of allowed ids, bad words and processors are obeyed inside the grammar, or end their row alone."""
+    digits = [encode(str(n))[0] for n in range(10)]
+    schema = {"json_schema": PERSON, "max_new_tokens": 40}
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({"logit_bias": {STOP: 100, encode("{")[0]: -100, encode(" the")[0]: 100}}, None),
+        ({"logit_bias": dict.fromkeys(digits[:9], -100)}, None),
+        ({"allowed_token_ids": [STOP, *digits]}, "after grammar the row allows no token"),
+        ({"allowed_token_ids": range(1024)}, None),
+        ({"bad_words": [[token] for token, text in enumerate(TABLE.token_bytes[:1024]) if b'"' in text]}, "allows no"),
+        ({"bad_words": [[digits[7]]]}, None),
+        ({"logits_processors": {"no_repeat_ngram": {"ngram_size": 3, "window_size": None}}}, None),
+        ({"logits_processors": {"disallowed_tokens": {"token_ids": encode("{")}}}, None),
+        ({"logits_processors": {"spoiler": {"after": 2}}}, None),  # NaN where the grammar bans anyway
+        ({"logits_processors": {"thrower": {"after": 2, "place": "apply"}}}, "raised RuntimeError"),
+        ({"repetition_penalty": 2.0, "frequency_penalty": 2.0, "presence_penalty": 2.0}, None),
+        ({"temperature": 1e6, "seed": 4}, None),
+        ({"temperature": 2.0, "top_k": 1, "top_p": 0.01, "min_p": 1.0, "seed": 4}, None),
+    ]
+    params = [SamplingParams(**schema, **changes) for changes, _ in cases]
+    for jump in (False, True):
+        engine = make_engine(config=serving(jump_forward=jump, max_running_requests=32))
+        plain = replace(params[0], logit_bias=None)
+        answers = [a for (a,) in engine.generate([PROMPTS[0]] * (len(cases) + 1), [*params, plain])]
+        for answer, own, (changes, message) in zip(answers, params, cases, strict=False):
+            if message is not None:
+                assert answer.finish_reason == "error", changes
+                assert message in str(answer.error)
+            elif answer.finish_reason == "stop":
+                assert is_valid(own, answer.text), changes
+            else:
+                assert answer.finish_reason == "length", (changes, answer.error)
+                assert not answer.is_grammar_complete
+            banned = {word[0] for word in own.bad_words if len(word) == 1}
+            assert not banned & set(answer.token_ids), changes
+            assert own.allowed_token_ids is None or set(answer.token_ids) <= set(own.allowed_token_ids)
+        assert answers[-1].token_ids == alone("embedded", PROMPTS[0], plain, serving()).token_ids
+        check_idle(engine)
+
+
+def test_a_model_that_gives_nan_ends_that_row_alone_and_not_its_grammar() -> None:
+    calls = iter(range(100))
+
+    def fail_once(logits: Tensor) -> Tensor:
+        if next(calls) == 2:
+            logits[0] = math.nan
+        return logits
+
+    engine = make_engine(head=LogitsHead(gather=fail_once))
+    params = SamplingParams(json_schema=PERSON)
+    answers = [answer for (answer,) in engine.generate([PROMPTS[0], PROMPTS[0]], params)]
+    assert [answer.finish_reason for answer in answers] == ["error", "stop"]
+    assert "the model's own row of logits holds NaN" in str(answers[0].error)
+    assert is_valid(params, answers[1].text)
+    check_idle(engine)
+
+
+# ---- thoughts ----
+
+
+def test_a_thought_is_free_and_the_answer_behind_it_is_not() -> None:
+    prompt = question(ASK, think=True)
+    params = SamplingParams(json_schema=PERSON, reasoning=True, max_new_tokens=120)
+    for jump in (False, True):
+        output = ask(params, prompt, jump_forward=jump)
+        thought, answer = output.text.split(corpus.THINK_END)
+        assert output.token_ids[0] == THINK
+        assert "Mila" in thought or "fields" in thought
+        assert is_valid(params, answer)
+        assert json.loads(answer)["age"] == 7
+        assert output.is_grammar_complete
+        free = ask(SamplingParams(max_new_tokens=120), prompt)
+        end = free.token_ids.index(THINK_END) + 1
+        assert output.token_ids[:end] == free.token_ids[:end]  # greedy, and bit by bit what it is without a grammar
+    expected = alone("embedded", prompt, params, serving())
+    assert_like(ask(params, prompt), expected)
+
+
+def test_a_thought_that_never_ends_is_no_answer() -> None:
+    params = SamplingParams(json_schema=PERSON, reasoning=True, max_new_tokens=5)
+    output = ask(params, question(ASK, think=True))
+    assert (output.finish_reason, output.is_grammar_complete) == ("length", False)
+    output = ask(replace(params, logit_bias={STOP: 100}, max_new_tokens=9), question(ASK, think=True))
+    assert (output.finish_reason, output.is_grammar_complete) == ("stop", False)
+    assert output.matched == STOP
+
+
+@pytest.mark.parametrize("budget", [0, 3, 200])
+def test_a_budget_of_thought_is_kept_and_the_answer_is_valid(budget: int) -> None:
+    arguments = {"budget": budget, "start": THINK, "end": THINK_END, "newline": NEWLINE}
+    params = SamplingParams(
+        json_schema=PERSON, reasoning=True, max_new_tokens=150, logits_processors={"thinking_budget": arguments}
+    )
+    for jump in (False, True):
+        output = ask(params, question(ASK, think=True), jump_forward=jump)
+        used = output.token_ids.index(THINK_END) - output.token_ids.index(THINK) - 1
+        assert used <= budget + 1  # the line break
+        assert output.finish_reason == "stop"
+        assert is_valid(params, output.text.split(corpus.THINK_END)[1])
+
+
+def test_behind_a_closed_thought_the_answer_is_bound_from_its_first_token() -> None:
+    params = SamplingParams(json_schema=PERSON)
+    output = ask(params, question(ASK))
+    assert output.text.startswith("{")
+    assert is_valid(params, output.text)
+    bound = ask(params, question(ASK, think=True))  # the model would like to think, and may not
+    assert is_valid(params, bound.text)
+
+
+def test_the_samples_of_one_thought_part() -> None:
+    params = SamplingParams(json_schema=PERSON, reasoning=True, n=3, temperature=1.0, seed=2, max_new_tokens=120)
+    (answers,) = make_engine().generate([question(ASK, think=True)], params)
+    assert len({answer.text for answer in answers}) > 1
+    for answer in answers:
+        if answer.finish_reason == "stop":
+            assert is_valid(params, answer.text.split(corpus.THINK_END)[1]) == answer.is_grammar_complete
+
+
+# ---- what is accepted ----
+
+
+class Pet(BaseModel):
+    name: str
+    age: int
+
+
+def test_a_schema_may_be_a_mapping_text_or_a_pydantic_model() -> None:
+    text = json.dumps(PERSON, ensure_ascii=False)
+    assert (
+        SamplingParams(json_schema=PERSON).grammar == SamplingParams(json_schema=text).grammar == ("json_schema", text)
+    )
+    key = SamplingParams(json_schema=Pet).grammar
+    assert key is not None
+    assert json.loads(key[1]) == Pet.model_json_schema()
+    Pet.model_validate_json(ask(SamplingParams(json_schema=Pet)).text)
+    assert SamplingParams(structural_tag={"structures": []}).grammar == ("structural_tag", '{"structures": []}')
+    assert SamplingParams(json_schema={"const": "é"}).grammar == ("json_schema", '{"const": "é"}')  # as it is written
+    assert SamplingParams(regex="").grammar == ("regex", "")
+    assert SamplingParams().grammar is None
+    assert SamplingParams(regex="a", reasoning=True).for_ids == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "regex and ebnf are given; an answer has one grammar"),
+        ({"json_schema": {}, "structural_tag": "{}"}, "json_schema and structural_tag are given"),
+        ({"reasoning": True}, "reasoning is True without a grammar"),
+        ({"regex": "a", "reasoning": 1}, "reasoning is 1; it is True or False"),
+        ({"json_schema": 3}, "json_schema is 3; it must be a mapping, JSON text or a pydantic model"),
+        ({"json_schema": ["a"]}, "must be a mapping, JSON text or a pydantic model"),
+        ({"json_schema": {"const": {1, 2}}}, "which is no JSON"),
+        ({"json_schema": {"const": math.nan}}, "which is no JSON"),
+        ({"regex": b"a"}, "regex is b'a'; it must be text"),
+        ({"regex": {"a": 1}}, "must be text"),
+        ({"ebnf": 1}, "ebnf is 1; it must be text"),
+        ({"structural_tag": []}, "must be a mapping or JSON text"),
+    ],
+)
+def test_parameters_that_make_no_grammar_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SamplingParams(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grammar_backend": None}, "grammar_backend is None; give a name"),
+        ({"json_whitespace": "wide"}, "json_whitespace is 'wide'; choose one of spaced, compact, any"),
+        ({"grammar_timeout_s": 0}, "grammar_timeout_s is 0; it must be above 0 seconds"),
+        ({"grammar_timeout_s": math.nan}, "grammar_timeout_s is nan"),
+        ({"grammar_backend": "none", "jump_forward": True}, "jump_forward is set, but there are no grammars"),
+        ({"grammar_backend": "none", "json_whitespace": "any"}, "json_whitespace is set, but there are no grammars"),
+    ],
+)
+def test_options_of_the_engine_that_mean_nothing_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        EngineConfig(**{"grammar_backend": "fsm", **changes})
+
+
+def refused(engine: Engine, params: SamplingParams) -> str:
+    """The error of one request between two that run."""
+    free = SamplingParams(max_new_tokens=3)
+    first, (answer,), last = engine.generate([PROMPTS[2]] * 3, [free, params, free])
+    assert [first[0].finish_reason, answer.finish_reason, last[0].finish_reason] == ["length", "error", "length"]
+    assert not engine.has_work
+    with pytest.raises(ValueError, match=re.escape(str(answer.error))):
+        engine.stream(PROMPTS[2], params)
+    return str(answer.error)
+
+
+def test_a_request_that_this_engine_cannot_serve_is_refused_alone() -> None:
+    bound = SamplingParams(regex="a")
+    assert "no grammar backend; set grammar_backend='auto'" in refused(
+        make_engine(config=serving(grammar_backend="none")), bound
+    )
+    without = Engine(make_driver("embedded", serving()), None)
+    assert "need a tokenizer and this engine has none" in refused(without, bound)
+    driver = SamplingDriver(make_model("embedded", "float32", True), serving(), frozenset())
+    assert "this model has none; give it eos_token_ids" in refused(Engine(driver, TOKENIZER), bound)
+    assert "has no ebnf, only json_schema, regex" in refused(make_engine(), SamplingParams(ebnf='root ::= "a"'))
+    assert "has no structural_tag" in refused(make_engine(), SamplingParams(structural_tag={}))
+    for unread in (
+        Tokenizer(models.WordPiece({"[UNK]": 0, "once": 1, "##s": 2}, unk_token="[UNK]")),
+        Tokenizer(models.Unigram([("<unk>", 0.0), ("▁once", -1.0)], 0)),
+        Tokenizer(models.WordLevel({"once": 0}, unk_token="once")),
+    ):
+        unread.pre_tokenizer = pre_tokenizers.Whitespace()
+        engine = Engine(make_driver("embedded", serving()), unread)
+        assert "grammars need a byte-level tokenizer" in refused(engine, bound)
+
+
+def test_a_thought_needs_the_token_that_ends_it() -> None:
+    raw = json.loads(TOKENIZER.to_str())
+    raw["added_tokens"] = [token for token in raw["added_tokens"] if token["content"] != corpus.THINK_END]
+    engine = Engine(make_driver("embedded", serving()), Tokenizer.from_str(json.dumps(raw)))
+    assert "needs a tokenizer with the token </think>" in refused(engine, SamplingParams(regex="a", reasoning=True))
+
+
+def test_a_backend_that_nobody_knows_is_refused_when_the_engine_is_made() -> None:
+    with pytest.raises(ValueError, match="grammar_backend is 'lark'; choose one of none, auto, fsm, xgrammar"):
+        make_engine(config=serving(grammar_backend="lark"))
+
+
+def test_a_registered_backend_goes_before_a_built_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY.factories, "fsm", AllowAllBackend)
+    engine = make_engine()
+    assert not is_valid_text(answer_of(engine, PROMPTS[1], SamplingParams(json_schema=PERSON, max_new_tokens=9)).text)
+    assert isinstance(engine.grammars.store.backend, AllowAllBackend)
+    with pytest.raises(ValueError, match="register another name"):
+        REGISTRY.register("none")
+
+
+@pytest.mark.parametrize("backend", ["fsm", "xgrammar", "llguidance"])
+def test_white_space_of_json_is_the_engines(backend: str) -> None:
+    for whitespace, separators in (("spaced", (", ", ": ")), ("compact", (",", ":"))):
+        config = serving(grammar_backend=backend, json_whitespace=whitespace)
+        text = answer_of(make_engine(config=config), PROMPTS[0], SamplingParams(json_schema=PERSON)).text
+        assert text == json.dumps(json.loads(text), separators=separators)

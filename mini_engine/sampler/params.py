@@ -323,8 +323,8 @@ def check_combinations(params: SamplingParams) -> None:
         raise ValueError(f"{' and '.join(grammars)} are given; an answer has one grammar, so leave one")
     if grammars and params.ignore_eos and params.min_new_tokens:
         raise ValueError(
-            f"min_new_tokens is {params.min_new_tokens} and ignore_eos is True beside a {grammars[0]}: what ends its text "
-            "is an end-of-sequence id, which min_new_tokens bans only while it counts as an end; leave ignore_eos out"
+            f"min_new_tokens is {params.min_new_tokens} and ignore_eos is True beside a {grammars[0]}: its text ends "
+            "with an end-of-sequence id, which min_new_tokens bans only while it counts as an end; leave ignore_eos out"
         )
     if params.reasoning and not grammars:
         raise ValueError("reasoning is True without a grammar, which alone it changes; leave it out")
