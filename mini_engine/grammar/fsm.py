@@ -148,8 +148,8 @@ class FsmBackend(GrammarBackend):
 
     def build(self, kind: GrammarKind, text: str) -> FsmGrammar:
         """Compile through tree and automaton."""
-        node = parse_regex(text) if kind == "regex" else schema_node(parse_schema(text), self.options.whitespace)
         try:
+            node = parse_regex(text) if kind == "regex" else schema_node(parse_schema(text), self.options.whitespace)
             dfa = compile_node(node, self.options.max_states)
         except RecursionError as error:
             raise GrammarError(f"the {kind} is nested too deeply to be compiled; write it flatter") from error

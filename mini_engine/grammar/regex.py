@@ -36,6 +36,7 @@ ASCII_DIGIT = ((48, 57),)
 ASCII_WORD = ((48, 57), (65, 90), (95, 95), (97, 122))
 LINE_BREAKS = ((10, 10), (13, 13), (0x2028, 0x2029))  # of JavaScript
 CASE = ord("a") - ord("A")
+SHOWN = 100  # characters of a pattern in an error
 REFUSED = {
     "ASSERT": "look-ahead and look-behind",
     "ASSERT_NOT": "negative look-ahead and look-behind",
@@ -55,7 +56,10 @@ def parse_regex(pattern: str) -> Node:
     """
     flags, branches = read(pattern)
     reader = Reader(bool(flags & re.IGNORECASE), bool(flags & re.DOTALL))
-    return Choice(tuple(reader.sequence(strip_anchors(items)[0]) for items in branches))
+    try:
+        return Choice(tuple(reader.sequence(strip_anchors(items)[0]) for items in branches))
+    except RecursionError as error:
+        raise too_deep(pattern) from error
 
 
 def parse_pattern(pattern: str) -> Node:
@@ -66,14 +70,18 @@ def parse_pattern(pattern: str) -> Node:
     """
     flags, branches = read(pattern)
     if flags & re.IGNORECASE:
-        raise GrammarError(f"pattern {pattern!r} ignores case, which validators do differently; write [aA] instead")
+        raise GrammarError(
+            f"pattern {shorten(pattern)} ignores case, which validators do differently; write [aA] instead"
+        )
     reader, around = Reader(ignore_case=False, dot_all=bool(flags & re.DOTALL), cautious=True), Repeat(ANY, 0, None)
     options = []
     for items in branches:
         inner, at_begin, at_end = strip_anchors(items)
-        options.append(
-            Concat((*(() if at_begin else (around,)), reader.sequence(inner), *(() if at_end else (around,))))
-        )
+        try:
+            found = reader.sequence(inner)
+        except RecursionError as error:
+            raise too_deep(pattern) from error
+        options.append(Concat((*(() if at_begin else (around,)), found, *(() if at_end else (around,)))))
     return Choice(tuple(options))
 
 
@@ -81,13 +89,27 @@ def read(pattern: str) -> tuple[int, list[list[Any]]]:
     """Parse -> the flags, and the items of each alternative at the top. Raises ``GrammarError`` with the place."""
     try:
         tree = parser.parse(pattern, re.ASCII)
-    except (re.error, RecursionError, OverflowError, ValueError) as error:
-        raise GrammarError(f"the regular expression {pattern!r} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise too_deep(pattern) from error
+    except (re.error, OverflowError, ValueError) as error:
+        raise GrammarError(f"the regular expression {shorten(pattern)} cannot be read: {error}") from error
     items = list(tree)
     if items and items[-1][0] is op.BRANCH:  # what the alternatives begin with stands before them, once
         head = items[:-1]
         return tree.state.flags, [[*head, *branch] for branch in items[-1][1][1]]
     return tree.state.flags, [items]
+
+
+def shorten(pattern: str) -> str:
+    """Return the pattern as an error shows it: both ends of a long one."""
+    return repr(pattern) if len(pattern) <= SHOWN else f"{pattern[: SHOWN // 2]!r}…{pattern[-SHOWN // 2 :]!r}"
+
+
+def too_deep(pattern: str) -> GrammarError:
+    """Return the error of a pattern whose groups stand in each other beyond what Python can follow."""
+    return GrammarError(
+        f"the regular expression {shorten(pattern)} cannot be read: it nests too deeply; write it flatter"
+    )
 
 
 def strip_anchors(items: list[Any]) -> tuple[list[Any], bool, bool]:
