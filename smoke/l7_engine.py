@@ -114,6 +114,7 @@ def told_of(deltas: Sequence[Any], output: Any, forced: int) -> dict[str, Any]:
         "ids": [int(delta.token_id) for delta in tokens],
         "sampled": [delta.logits is not None for delta in tokens],
         "text": "".join(delta.text for delta in deltas),
+        "finish_reason": [str(delta.finish_reason) for delta in deltas if delta.finish_reason is not None],
         "logprobs": plain["output"]["logprobs"],
         "matched": output.matched,
         "complete": output.is_grammar_complete,
@@ -303,7 +304,7 @@ WAITERS: tuple[Guest, ...] = (
 def waiting_probe(seed: int) -> Values:
     """Let one compile come late, one never, one be wrong, and one request go while it waits."""
     gates = {json.dumps(sentences): threading.Event() for sentences in (SLOW, GONE, LATE)}
-    engine = engine_of(gates, num_pages=60, grammar_timeout_s=10.0)
+    engine = engine_of(gates, num_pages=60, max_running_requests=4, grammar_timeout_s=10.0)
     plain, num_steps, ends = engine.step, 0, list[list[Any]]()
 
     def step() -> Any:
@@ -378,7 +379,8 @@ def thoughts_probe(seed: int) -> Values:
     """Run the thinkers together, plenty of pages and few."""
     values: Values = {}
     longest = max(len(prompts(seed)[guest.prompt]) for guest in THINKERS.values()) + MOST
-    plenty, few = engine_of(num_pages=60), engine_of(num_pages=longest, page_size=1, preemption=True)
+    plenty = engine_of(num_pages=60, max_running_requests=4)
+    few = engine_of(num_pages=longest, page_size=1, preemption=True, max_running_requests=4)
     for load, engine in (("plenty", plenty), ("few", few)):
         values[load] = drive(engine, list(THINKERS.values()), seed, squeeze=load == "few")["answers"]
     free = Guest(0, {"max_new_tokens": 9, "min_new_tokens": 9})
