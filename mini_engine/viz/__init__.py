@@ -17,6 +17,11 @@
 ``scheduling``  L5: who ran when, pages in use, rows of a step, load, a stream
 ``caching``     a tree event by event, who found what in a cache, runs with the pages that they held
 ``prefixes``    L6: the tree, orders beside the bound, times and pages with a cache and without
+``grammar_automata``  automata with labels, chains joined, and a place for every state
+``grammar_runs``  answers mask by mask, jumps, exact probabilities of a small language, times of backends
+``grammar``     L7: automata, the masks of their states, what backends cost
+``grammar_charts``  L7: what masks do to distributions and to texts, what jumps save
+``grammar_slider``  L7: one step of an answer by hand
 
 This is the only part of the project that imports matplotlib: ``pip install mini-engine[notebooks]``.
 """

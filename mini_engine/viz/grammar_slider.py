@@ -1,0 +1,45 @@
+"""L7 by hand: a slider over the steps of an answer, redrawing what the mask does there.
+
+Owns: the widget. Must not know: how steps are measured (``grammar_runs``) or drawn (``grammar_charts``).
+
+A notebook is complete without it: executed without a reader, it shows the figure of its first position.
+"""
+
+from collections.abc import Sequence
+
+import ipywidgets  # type: ignore[import-untyped]
+from IPython.display import display
+from transformers import PreTrainedTokenizerBase
+
+from mini_engine.viz.figure import Figure
+from mini_engine.viz.grammar_charts import before_after
+from mini_engine.viz.grammar_runs import MaskedStep
+from mini_engine.viz.tokens import token_names
+
+NUM_WANTED, NUM_ALLOWED = 6, 4  # of the likeliest tokens without the mask, and of those behind it
+
+
+def step_slider(steps: Sequence[MaskedStep], tokenizer: PreTrainedTokenizerBase, first: int = 0) -> ipywidgets.VBox:
+    """Return a slider over the steps and, below it, the likeliest tokens there before the mask and after it."""
+    slider = ipywidgets.IntSlider(value=first, min=0, max=len(steps) - 1, description="step", continuous_update=False)
+    output = ipywidgets.Output()
+
+    def redraw(change: object = None) -> None:
+        with output:
+            output.clear_output(wait=True)
+            display(draw_step(steps, tokenizer, slider.value))
+
+    slider.observe(redraw, names="value")
+    redraw()
+    return ipywidgets.VBox([slider, output])
+
+
+def draw_step(steps: Sequence[MaskedStep], tokenizer: PreTrainedTokenizerBase, number: int) -> Figure:
+    """Draw the likeliest tokens of one step, before the mask and after it."""
+    step = steps[number]
+    wanted = step.before.topk(NUM_WANTED).indices.tolist()
+    allowed = step.after.topk(min(NUM_ALLOWED, step.num_allowed)).indices.tolist()
+    shown = list(dict.fromkeys([*wanted, *allowed]))
+    before = "".join(token_names(tokenizer, [own.token_id for own in steps[:number]]))[-30:]
+    title = f"Step {number}, after {before}" if before else "Step 0, the beginning"
+    return before_after(step, shown, token_names(tokenizer, shown), title)
