@@ -1,0 +1,622 @@
+"""The backend ``fsm`` from a regular expression to a mask, each step against something that is not ours.
+
+Oracles: ``re.fullmatch`` and ``re.search``, Unicode's own encoder, the table of distinguishable states, trying every
+token on a copy, replaying a path from its beginning.
+"""
+
+import random
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+import mini_engine.tiny
+from mini_engine.grammar import fsm
+from mini_engine.grammar.automaton import DEAD, compile_node, minimise
+from mini_engine.grammar.base import GrammarError, GrammarOptions, TokenRefusedError, TooManyStatesError
+from mini_engine.grammar.fsm import FsmBackend
+from mini_engine.grammar.masks import (
+    allocate_bitmask,
+    apply_banned,
+    apply_bitmask,
+    banned_of,
+    bitmask_of,
+    pack_allowed,
+    unpack_allowed,
+)
+from mini_engine.grammar.regex import parse_pattern, parse_regex
+from mini_engine.grammar.syntax import complement, merge_ranges, to_regex
+from mini_engine.grammar.tokens import TokenTable
+from mini_engine.grammar.trie import TokenTrie
+from mini_engine.grammar.utf8 import byte_sequences
+
+TOKENIZER = Tokenizer.from_file(str(Path(mini_engine.tiny.__file__).parent / "model" / "tokenizer.json"))
+STOP, OTHER_STOP, V = 1021, 1019, 1030  # <|im_end|>, <|endoftext|>; a head that is padded from 1024 to 1030 columns
+TABLE = TokenTable.from_tokenizer(TOKENIZER, V, frozenset({STOP, OTHER_STOP}))
+BACKEND = FsmBackend(TABLE)
+quick = settings(max_examples=150, deadline=None)
+
+# --- regular expressions ---------------------------------------------------------------------------------------------
+
+ALPHABET = "abAB01_ -.\n\r\té一😀ſK\x00\x7f\u2028\u00a0\ufeff"
+ATOMS = [
+    *"abAB1_é一😀",
+    *r"\. \- \\ \n \t \x61 \u4e00 \d \D \w \W \s \S . [ab] [^a] [a-z0-9] [\d_] [^\s\w] [^\D1] [Z-b] []a] ()".split(),
+    *["[^a-zé\n]", "[一-龥😀-🙏]", r"[\]^-]", "(?#note)"],
+]
+REPEATS = ["*", "+", "?", "{2}", "{0,2}", "{1,3}", "{,2}", "{2,}", "*?", "+?", "??", "{1,2}?"]
+GROUPS = ["(%s)", "(?:%s)", "(?i:%s)", "(?s:%s)", "(?-i:%s)"]
+
+
+def larger(inner):
+    return st.one_of(
+        st.builds("".join, st.lists(inner, min_size=2, max_size=3)),
+        st.builds("(?:{})".format, st.builds("|".join, st.lists(inner | st.just(""), min_size=2, max_size=3))),
+        st.builds("(?:{}){}".format, inner, st.sampled_from(REPEATS)),
+        st.builds(lambda group, text: group % text, st.sampled_from(GROUPS), inner),
+    )
+
+
+INNER = st.recursive(st.sampled_from(ATOMS), larger, max_leaves=7)
+PATTERNS = st.builds(
+    lambda flag, begin, parts, end: flag + begin + "|".join(parts) + end,
+    st.sampled_from(["", "", "", "(?i)", "(?s)", "(?is)"]),
+    st.sampled_from(["", "", "^", r"\A"]),
+    st.lists(INNER, min_size=1, max_size=2),
+    st.sampled_from(["", "", "$", r"\Z"]),
+)
+
+
+def expect(error, *words):
+    assert any(word in str(error) for word in words), error
+
+
+def automaton(node):
+    """Of a tree, or nothing where the language is empty."""
+    try:
+        return compile_node(node)
+    except GrammarError as error:
+        return expect(error, "no text at all")
+
+
+def numbered(dfa):
+    """The automaton with its states in the order in which texts come to them, shorter and smaller ones first."""
+    order = [0]
+    for state in order:
+        order += [after for after in dict.fromkeys(dfa.transitions[state].tolist()) if after not in {DEAD, *order}]
+    place = np.append(np.argsort(order), DEAD)
+    return place[dfa.transitions[order]].tolist(), dfa.accepting[order].tolist()
+
+
+def steps_to_end(dfa):
+    """How many bytes each state is away from an accepting one; the dead one, for ever away, is last."""
+    steps = np.append(np.where(dfa.accepting, 0, np.inf), np.inf)
+    while True:
+        nearer = np.minimum(steps[:-1], steps[dfa.transitions].min(axis=1) + 1)
+        if np.array_equal(nearer, steps[:-1]):
+            return steps
+        steps[:-1] = nearer
+
+
+def sample(dfa, steps, draw, most):
+    """Walk the automaton for a while and then to the nearest end, and read off a text."""
+    out, state = bytearray(), 0
+    while not (dfa.accepting[state] and (len(out) >= most or draw.random() < 0.2)):
+        after = dfa.transitions[state]
+        if (after == DEAD).all():
+            break
+        stray = len(out) < most and draw.random() < 0.7
+        out.append(int(draw.choice(np.flatnonzero(after != DEAD if stray else steps[after] == steps[after].min()))))
+        state = int(after[out[-1]])
+    return out.decode()
+
+
+def texts_near(dfa, draw, count):
+    """Texts of the language, texts that differ from one by a character, and texts of nothing in particular."""
+    steps = steps_to_end(dfa) if dfa else None
+    for _ in range(count):
+        text = sample(dfa, steps, draw, draw.randrange(12)) if dfa else ""
+        place, new = draw.randrange(len(text) + 1), draw.choice(ALPHABET)
+        yield from (text, text[:place] + new + text[place:], text[:place] + new + text[place + 1 :])
+        yield text[:place] + text[place + 1 :]
+        yield "".join(draw.choice(ALPHABET) for _ in range(draw.randrange(5)))
+
+
+def short_enough(text):
+    return len(text) <= 14  # Python backtracks: longer ones may take for ever
+
+
+@quick
+@given(PATTERNS, st.integers(0, 10**6))
+def test_a_regex_is_the_language_of_fullmatch(pattern, seed):
+    node = parse_regex(pattern)
+    dfa, draw = automaton(node), random.Random(seed)
+    again = automaton(parse_regex(to_regex(node)))
+    for text in filter(short_enough, texts_near(dfa, draw, 6)):
+        expected = re.fullmatch(pattern, text, re.ASCII) is not None
+        assert bool(dfa and dfa.matches(text)) == expected, (pattern, text)
+        assert (re.fullmatch(to_regex(node), text) is not None) == expected, (pattern, to_regex(node), text)
+    # Written out and read again it is the same smallest automaton, state for state.
+    assert (dfa is None) == (again is None)
+    assert not dfa or numbered(dfa) == numbered(again)
+
+
+JAVASCRIPT = {".": "[^\n\r\u2028\u2029]", r"\s": "[\t-\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff]",
+              r"\S": "[^\t-\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff]", "$": r"\Z"}  # fmt: skip
+SEARCHED = ["a.c", r"^\S+$", r"\s", "^.$", "^a|b$", r"^[^\d]{2}$", r"^(ab)?\w$", r"\W", "é|^$", r"^\D+$", "x$"]
+
+
+@pytest.mark.parametrize("pattern", SEARCHED)
+def test_a_pattern_is_found_by_python_and_by_javascript(pattern):
+    """Sound for both: every text of the tree is found by ``re`` (Unicode and ASCII) and by JavaScript's reading."""
+    dfa, draw = automaton(parse_pattern(pattern)), random.Random(0)
+    as_javascript = re.sub(r"\[[^\]]*\]|\\.|[.$]", lambda m: JAVASCRIPT.get(m[0], m[0]), pattern)
+    found = 0
+    for text in texts_near(dfa, draw, 300):
+        verdicts = [
+            re.search(pattern, text) is not None,
+            re.search(pattern, text, re.ASCII) is not None,
+            re.search(as_javascript, text, re.ASCII) is not None,
+        ]
+        found += dfa.matches(text)
+        assert all(verdicts) or not dfa.matches(text), (pattern, text, verdicts)
+        if all(verdicts) and text.isascii() and not text.endswith("\n") and "\r" not in text:
+            assert dfa.matches(text), f"nothing is left out where nobody differs: {pattern!r} {text!r}"
+    assert found > 50
+
+
+@quick
+@given(INNER, st.integers(0, 10**6))
+def test_a_pattern_never_allows_what_search_does_not_find(inner, seed):
+    try:
+        dfa = automaton(parse_pattern(inner))
+    except GrammarError as error:
+        return expect(error, "ignores case")
+    for text in filter(short_enough, texts_near(dfa, random.Random(seed), 4)):
+        if dfa and dfa.matches(text):
+            assert all(re.search(inner, text, flag) for flag in (re.ASCII, re.UNICODE)), (inner, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        (r"(?i)once", ["ONCE", "oNcE"], ["on ce", "onc"]),
+        ("(?i)[^k]", ["j", "\u212a"], ["k", "K"]),  # the sign of Kelvin is no ASCII letter
+        ("(?i)ſ", ["ſ"], ["s", "S"]),
+        ("(?s)a.b", ["a\nb"], ["ab"]),
+        ("a.b", ["a\rb", "a\u2028b"], ["a\nb"]),
+        ("(?P<year>[0-9]{4})-(?P<month>[01][0-9])", ["2026-11"], ["2026-21"]),
+        ("a+?b*?", ["a", "aab"], ["b"]),
+        (r"[\u4e00-\u9fff]{2}", ["一龥"], ["一", "ab"]),
+        ("[😀-🙏é]", ["😂", "é"], ["e", "🚀"]),
+        (r"\x00", ["\0"], ["", "0"]),
+        ("a||b", ["", "a", "b"], ["ab"]),
+        ("^^a$$", ["a"], ["a\n"]),
+        ("^a|b$", ["a", "b"], ["ab", "xb"]),
+        ("(?x) a  b # both", ["ab"], ["a b"]),
+        (r"\w\d", ["é1"[1:] + "1"], ["é1", "a٣"]),
+        ("x{3}", ["xxx"], ["xx", "xxxx"]),
+        ("a{,2}b{2,}", ["bb", "aabbb"], ["b", "aaabb"]),
+        ("a{", ["a{"], ["a"]),
+        (r"\N{DIGIT ONE}", ["1"], ["2"]),
+        (r"[^\ud800-\udfff]", ["a", "\uffff"], [""]),
+    ],
+)
+def test_what_an_expression_holds(pattern, inside, outside):
+    dfa = compile_node(parse_regex(pattern))
+    assert [text for text in inside if not dfa.matches(text)] == []
+    assert [text for text in outside if dfa.matches(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(ab", "position 0"),
+        ("ab**", "multiple repeat at position 3"),
+        ("[z-a]", "z-a at position 1"),
+        ("ab\\", "position 2"),
+        (r"a\p{L}", r"\\p at position 1"),
+        ("a{2,1}", "min repeat greater than max repeat at position 2"),
+        ("a{4294967295}", "too large"),
+        ("(a)(?(2)b|c)", "invalid group reference 2"),
+        ("(?u)é", "incompatible"),
+        ("a(?=b)", "look-ahead"),
+        ("a(?!b)", "negative look-ahead"),
+        ("(?<=a)b", "look-behind"),
+        ("(?<!a)b", "negative look-ahead and look-behind"),
+        (r"(a)\1", "references to groups"),
+        ("(?P<n>a)(?P=n)", "references to groups"),
+        ("(a)?(?(1)b|c)", "conditions on groups"),
+        ("(?>a)b", "atomic groups"),
+        ("a++b", "possessive repeats"),
+        (r"\bword", "word boundaries"),
+        ("a$b", "anchors"),
+        ("(^a)", "anchors"),
+        ("a|(b$)", "anchors"),
+        (r"[^\d\D]", "no text at all"),
+        (r"[\ud800-\udfff]", "no text at all"),
+        ("a\0b", "NUL"),
+        ("(" * 400 + "a" + ")" * 400, "nests too deeply"),
+        ("(?:a" * 2000 + ")?" * 2000, "nests too deeply"),
+    ],
+)
+def test_what_is_no_regular_expression_says_where_or_why(pattern, reason):
+    """Groups 331 to 500 deep were read by Python's parser and ended as a RecursionError in ours."""
+    with pytest.raises(GrammarError, match=reason) as refused:
+        BACKEND.compile(("regex", pattern))
+    assert len(str(refused.value)) < 300, "a long pattern is not quoted in full"
+
+
+@pytest.mark.parametrize("depth", range(100, 700, 60))
+@pytest.mark.parametrize("group", ["({})", "(?:{})*", "(?i:{})", "(?:a|{})", "(?:a{})?"])
+def test_any_depth_is_compiled_or_refused(group, depth):
+    before, after = group.split("{}")
+    try:
+        grammar = BACKEND.compile(("regex", before * depth + "a" + after * depth))
+    except GrammarError as error:
+        expect(error, "too deep")
+    else:
+        assert grammar.compiled.dfa.matches("a" * (depth + 1) if group == "(?:a{})?" else "a")
+
+
+TOO_LARGE = ["[a-z]{1,100000}", "(((a{1,50}b){1,50}c){1,50})", "(a|b)*a(a|b){14}", "a{0,4294967294}", "(a?){1,5000}",
+             "(a{0,100}){0,100}", "(aa*){1,5000}", "(|){1,4294967294}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", TOO_LARGE)
+def test_bounds_that_are_too_large_are_refused_soon(pattern):
+    """``(a?){1,5000}`` has no more than 5,001 states, but finding them took hours and all memory."""
+    backend = FsmBackend(TABLE, GrammarOptions(max_states=2000))
+    start = time.thread_time()
+    with pytest.raises(TooManyStatesError, match=r"more than 2000 states.*shorten") as refused:
+        backend.compile(("regex", pattern))
+    assert refused.value.limit == 2000
+    assert time.thread_time() - start < 3
+
+
+@pytest.mark.parametrize("pattern", ["(){1,4294967294}", "(){0,4294967294}", "((((){1,1000}){1,1000}){1,1000}){9,}"])
+def test_repeats_of_nothing_are_nothing(pattern):
+    """Each copy of the empty text was added: four thousand million times none."""
+    dfa = compile_node(parse_regex(pattern))
+    assert (dfa.num_states, dfa.matches(""), dfa.matches("a")) == (1, True, False)
+
+
+def test_the_largest_number_of_states_is_allowed():
+    for pattern, states in (("a{19}", 20), ("a{0,19}", 20)):
+        assert compile_node(parse_regex(pattern), max_states=20).num_states == states
+        with pytest.raises(TooManyStatesError):
+            compile_node(parse_regex(pattern), max_states=19)
+
+
+# --- bytes and automata ----------------------------------------------------------------------------------------------
+
+EDGES = [0, 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x3FFFF, 0x40000, 0x10FFFF]
+CODES = st.sampled_from(EDGES) | st.integers(0, 0x10FFFF) | st.builds(
+    lambda edge, by: min(max(edge + by, 0), 0x10FFFF), st.sampled_from(EDGES), st.integers(-70, 70)
+)  # fmt: skip
+RANGES = st.lists(st.tuples(CODES, CODES).map(sorted).map(tuple), min_size=1, max_size=3).map(merge_ranges)
+
+
+def matches_some(sequences, data):
+    return sum(
+        len(data) == len(sequence)
+        and all(low <= byte <= high for byte, (low, high) in zip(data, sequence, strict=True))
+        for sequence in sequences
+    )
+
+
+@quick
+@given(RANGES, st.lists(CODES, max_size=30))
+def test_byte_ranges_spell_exactly_the_characters(ranges, codes):
+    sequences = list(byte_sequences(ranges))
+    near = {end + by for pair in ranges for end in pair for by in (-1, 0, 1)}
+    for code in {*codes, *near}:
+        if 0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF:
+            inside = any(first <= code <= last for first, last in ranges)
+            assert matches_some(sequences, chr(code).encode()) == inside, "once, and no other"
+    # As many byte strings as characters, so none that is no UTF-8 is among them.
+    spelled = sum(int(np.prod([high - low + 1 for low, high in sequence])) for sequence in sequences)
+    assert spelled == sum(last - first + 1 for first, last in ranges)
+
+
+def test_all_of_unicode_in_nine_sequences():
+    sequences = list(byte_sequences(complement(())))
+    assert sum(int(np.prod([high - low + 1 for low, high in s])) for s in sequences) == 0x110000 - 2048
+    assert matches_some(sequences, b"\xed\xa0\x80") == 0, "a surrogate"
+    assert matches_some(sequences, b"\xc0\x80") == 0, "an overlong NUL"
+    assert matches_some(sequences, b"\xf4\x90\x80\x80") == 0, "beyond the last character"
+
+
+@given(RANGES)
+@quick
+def test_complement_is_what_is_left(ranges):
+    size = sum(last - first + 1 for first, last in [*ranges, *complement(ranges)])
+    assert size == 0x110000 - 2048
+    assert complement(complement(ranges)) == ranges
+
+
+def told_apart(transitions, accepting):
+    """The table of Myhill and Nerode: which states some text tells apart; the dead one is the last."""
+    table = np.vstack([transitions, np.full((1, transitions.shape[1]), -1)]) % (len(accepting) + 1)
+    ends = np.append(accepting, False)
+    apart = ends[:, None] != ends
+    while True:
+        more = apart.copy()
+        for column in table.T:
+            more |= apart[column[:, None], column]
+        if (more == apart).all():
+            return apart
+        apart = more
+
+
+@quick
+@given(INNER)
+def test_the_automaton_is_the_smallest(pattern):
+    dfa = automaton(parse_regex(pattern))
+    assume(dfa is not None and dfa.num_states <= 60)
+    apart = told_apart(dfa.transitions, dfa.accepting)
+    assert (apart | np.eye(len(apart), dtype=bool)).all(), "two states, or one and the dead one, mean the same"
+    reached, todo = {0}, [0]
+    while todo:
+        for after in set(dfa.transitions[todo.pop()].tolist()) - {DEAD} - reached:
+            reached.add(after)
+            todo.append(after)
+    assert reached == set(range(dfa.num_states))
+
+
+@quick
+@given(st.integers(1, 14), st.integers(1, 3), st.integers(0, 10**6))
+def test_minimise_leaves_one_state_per_class_of_texts(num_states, columns, seed):
+    draw = np.random.default_rng(seed)
+    table = draw.integers(-1, num_states, (num_states, columns)).astype(np.int32)
+    accepting = draw.random(num_states) < draw.random()
+    useful = np.append(accepting, False)
+    for _ in range(num_states):
+        useful[:-1] |= useful[table].any(axis=1)
+    accepting |= ~useful[:-1]  # from every state an accepting one is reached
+    small, ends = minimise(table, accepting)
+    apart = told_apart(table, accepting)[:-1, :-1]
+    assert len(ends) == len(small) == len({tuple(row) for row in apart})
+    for _ in range(60):  # the same language from the start on
+        old = new = 0
+        for column in draw.integers(0, columns, draw.integers(0, 12)):
+            old, new = (DEAD if s == DEAD else int(t[s, column]) for s, t in ((old, table), (new, small)))
+        assert (old == DEAD) == (new == DEAD)
+        assert old == DEAD or accepting[old] == ends[new]
+
+
+def test_a_long_chain_is_minimised_in_linear_time():
+    """A round over all states for each of 15,000 took minutes."""
+    start = time.thread_time()
+    assert compile_node(parse_regex("[a-z]{1,15000}")).num_states == 15001
+    assert time.thread_time() - start < 5
+
+
+# --- tokens and masks ------------------------------------------------------------------------------------------------
+
+WALKED = [
+    r"[0-9]+(\.[0-9]+)?",
+    "foo(bar)?",
+    r"[\s\S]*",
+    r'"[^"\\]{0,20}"',
+    "[a-zé-ÿ一-龥😀-🙏]{2,6}",
+    "(the|they|there) [A-Z][a-z]*!?",
+    r"\w+@\w+\.(com|org)",
+    "(?i)once upon",
+    r"[^\x00-\x7f]{1,3}",
+    "",
+    "霍格沃茨|霍比特人",
+    r"( ?\d{1,3})+",
+    "(a|b)*a(a|b){3}",
+    r"Once upon a time,? .*\.",
+]
+
+
+def allowed_tokens(grammar):
+    """The tokens of the mask; its neighbours in the batch and the bits past the vocabulary are looked at too."""
+    mask = grammar.allocate_vocab_mask(V, 3)
+    mask[1] = 0x55555555
+    grammar.fill_vocab_mask(mask, 1)
+    assert (mask[[0, 2]] == -1).all()
+    assert not unpack_allowed(mask[1], 33 * 32)[V:].any()
+    return set(unpack_allowed(mask[1], V).nonzero()[:, 0].tolist())
+
+
+def accepted_tokens(grammar):
+    """Every token, tried on a fork."""
+    accepted = set()
+    for token in range(-1, V + 2):
+        fork = grammar.copy()
+        try:
+            fork.accept_token(token)
+        except TokenRefusedError:
+            assert fork.states == grammar.states
+        else:
+            accepted.add(token)
+    return accepted
+
+
+def walk(pattern, seed, steps, backend=BACKEND):
+    """Yield the grammar before every token of a random path, and at its end."""
+    grammar, draw = backend.compile(("regex", pattern)), random.Random(seed)
+    for _ in range(steps):
+        yield grammar
+        possible = sorted(allowed_tokens(grammar) - {STOP, OTHER_STOP})
+        token = draw.choice(possible) if possible else STOP
+        grammar.accept_token(token)
+        if token == STOP:
+            break
+    yield grammar
+
+
+@pytest.mark.parametrize("pattern", WALKED)
+def test_the_mask_is_what_a_fork_accepts(pattern):
+    for grammar in walk(pattern, 1, 8):
+        allowed = allowed_tokens(grammar)
+        assert allowed == accepted_tokens(grammar)
+        assert ({STOP, OTHER_STOP} <= allowed) == (grammar.is_complete() and not grammar.is_terminated())
+        assert bool(allowed) != grammar.is_terminated()
+
+
+@pytest.mark.parametrize("pattern", WALKED)
+def test_a_path_spells_a_text_of_the_language(pattern):
+    rng = random.Random(3)
+    for seed in range(4):
+        grammar, spelled = BACKEND.compile(("regex", pattern)), b""
+        for _ in range(60):
+            allowed = sorted(allowed_tokens(grammar))
+            assert allowed, "there is always a way on"
+            short = [t for t in allowed if len(TABLE.token_bytes[t]) <= 2] or allowed
+            token = STOP if STOP in allowed and rng.random() < 0.2 + seed / 10 else rng.choice(short)
+            grammar.accept_token(token)
+            spelled += TABLE.token_bytes[token]
+            if grammar.is_terminated() or token == OTHER_STOP:
+                break
+        if grammar.is_terminated():
+            assert re.fullmatch(pattern, spelled.decode(), re.ASCII), (pattern, spelled)
+
+
+@pytest.mark.parametrize("pattern", WALKED[:8])
+def test_rollback_is_the_same_as_a_shorter_path(pattern):
+    draw = random.Random(7)
+    for _ in range(6):
+        grammar, tokens = BACKEND.compile(("regex", pattern)), []
+        for _ in range(40):
+            allowed = sorted(allowed_tokens(grammar))
+            if tokens and (not allowed or draw.random() < 0.3):
+                count = draw.randint(0, len(tokens))  # also across the stop token
+                grammar.rollback(count)
+                del tokens[len(tokens) - count :]
+            elif allowed:
+                stops = [token for token in allowed if token in TABLE.stop_ids]
+                tokens.append(draw.choice(stops if stops and draw.random() < 0.4 else allowed))
+                grammar.accept_token(tokens[-1])
+            replay = BACKEND.compile(("regex", pattern))
+            for token in tokens:
+                replay.accept_token(token)
+            assert grammar.states == replay.states
+            assert allowed_tokens(grammar) == allowed_tokens(replay)
+            assert (grammar.is_terminated(), grammar.is_complete()) == (replay.is_terminated(), replay.is_complete())
+            assert grammar.try_jump_forward() == replay.try_jump_forward()
+        for wrong in (-1, len(tokens) + 1):
+            with pytest.raises(ValueError, match=f"rollback of {wrong} tokens; {len(tokens)} were accepted"):
+                grammar.rollback(wrong)
+
+
+def test_a_fork_goes_its_own_way():
+    grammar = BACKEND.compile(("regex", "[ab]{3}"))
+    a, b = (TABLE.token_bytes.index(text) for text in (b"a", b"b"))
+    grammar.accept_token(a)
+    fork = grammar.copy()
+    fork.accept_token(b)
+    fork.rollback(2)
+    assert (len(grammar.states), len(fork.states)) == (2, 1)
+    assert fork.compiled is grammar.compiled
+
+
+@pytest.mark.parametrize("pattern", WALKED)
+def test_forced_bytes_are_the_only_ones_and_as_many_as_there_are(pattern):
+    for grammar in walk(pattern, 2, 6):
+        if grammar.is_terminated():
+            assert grammar.try_jump_forward() == b""
+            continue
+        dfa, state, forced = grammar.compiled.dfa, grammar.states[-1], grammar.try_jump_forward()
+        for byte in forced:
+            assert not dfa.accepting[state]
+            assert np.flatnonzero(dfa.transitions[state] != DEAD).tolist() == [byte]
+            state = int(dfa.transitions[state, byte])
+        assert dfa.accepting[state] or (dfa.transitions[state] != DEAD).sum() > 1
+
+
+def test_kept_masks_are_dropped_at_a_limit_and_stay_right(monkeypatch):
+    expected = [allowed_tokens(grammar) for grammar in walk("[a-z]{1,30}", 5, 25)]
+    monkeypatch.setattr(fsm, "KEPT_BYTES", 3 * 4 * 33)  # three rows of 33 words
+    backend, seen = FsmBackend(TABLE), []
+    for grammar in walk("[a-z]{1,30}", 5, 25, backend):
+        seen.append(allowed_tokens(grammar))
+        assert len(grammar.compiled.masks) <= 3
+    assert seen == expected
+    assert len(seen) > 6
+
+
+def test_a_mask_of_the_batch_is_no_window_into_the_kept_one():
+    grammar = BACKEND.compile(("regex", "[ab]{3}"))
+    before = allowed_tokens(grammar)
+    mask = grammar.allocate_vocab_mask(V, 1)
+    grammar.fill_vocab_mask(mask, 0)
+    mask.zero_()
+    assert allowed_tokens(grammar) == before
+
+
+def test_one_compiled_grammar_serves_eight_threads(monkeypatch):
+    monkeypatch.setattr(fsm, "KEPT_BYTES", 5 * 4 * 33)  # so that masks are dropped while others read
+    start = FsmBackend(TABLE).compile(("regex", r'"[^"\\]{0,20}"|[0-9]+(\.[0-9]+)?'))
+
+    def path(seed):
+        grammar, draw, seen = start.copy(), random.Random(seed), []
+        for _ in range(30):
+            seen.append(sorted(allowed_tokens(grammar)))
+            if not seen[-1]:
+                break
+            grammar.accept_token(draw.choice(seen[-1]))
+        return seen
+
+    alone = [path(seed) for seed in range(16)]
+    start.compiled.masks.clear()
+    start.compiled.jumps.clear()
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(path, range(16))) == alone
+
+
+@quick
+@given(st.lists(st.binary(max_size=5), min_size=1, max_size=60), st.integers(0, 10**6), st.integers(1, 5))
+def test_the_walk_of_the_trie_is_a_walk_per_token(tokens, seed, num_states):
+    """Tokens with equal bytes, inside each other, empty; automata that are nearly full, and nearly empty."""
+    draw = np.random.default_rng(seed)
+    table = draw.integers(0, num_states, (num_states, 256)).astype(np.int32)
+    table[draw.random(table.shape) < draw.choice([0.02, 0.5, 0.9])] = DEAD
+    trie = TokenTrie(tuple(tokens))
+    for state in range(num_states):
+        expected = []
+        for text in tokens:
+            after = state
+            for byte in text:
+                after = int(table[after, byte]) if after != DEAD else DEAD
+            expected.append(bool(text) and after != DEAD)
+        assert trie.allowed(table, state).tolist() == expected
+
+
+SIZES = st.sampled_from([1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 200]) | st.integers(1, 200)
+
+
+@quick
+@given(
+    SIZES.flatmap(lambda size: st.lists(st.lists(st.booleans(), min_size=size, max_size=size), min_size=1, max_size=3))
+)
+def test_masks_have_two_forms(rows):
+    allowed = torch.tensor(rows)
+    count, size = allowed.shape
+    packed = pack_allowed(allowed)
+    assert packed.dtype == torch.int32
+    assert packed.shape == (count, (size + 31) // 32)
+    # Bit t % 32 of word t // 32, read off with Python's own integers, and none beyond the last token.
+    numbers = [sum((word & 0xFFFFFFFF) << 32 * place for place, word in enumerate(row)) for row in packed.tolist()]
+    assert numbers == [sum(1 << token for token, flag in enumerate(row) if flag) for row in rows]
+    assert torch.equal(unpack_allowed(packed, size), allowed)
+    assert torch.equal(bitmask_of(~allowed), packed)
+    assert torch.equal(banned_of(packed, size), ~allowed)
+    assert fsm.pack_words(allowed[0].numpy()).tolist() == packed[0].tolist()
+    assert unpack_allowed(allocate_bitmask(count, size), size).all()
+    logits = torch.randn(count, size)
+    by_bits, by_flags = logits.clone(), logits.clone()
+    apply_bitmask(by_bits, packed)
+    apply_banned(by_flags, ~allowed)
+    assert torch.equal(by_bits, torch.where(allowed, logits, -torch.inf))
+    assert torch.equal(by_flags, by_bits)
