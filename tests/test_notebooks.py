@@ -16,7 +16,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NAMES = ["L1_model", "L2_attention", "L3_driver", "L4_sampler", "L5_scheduler", "L6_radix_cache"]
+NAMES = ["L1_model", "L2_attention", "L3_driver", "L4_sampler", "L5_scheduler", "L6_radix_cache", "L7_grammar"]
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
 ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}  # a figure is drawn on one core
 
@@ -111,6 +111,32 @@ Scheduler.share = lambda self, request: None
     ("L6_radix_cache", "the most recently used goes in the order of the least"): """
 from mini_engine import radix_cache
 radix_cache.EVICTIONS["mru"] = radix_cache.EVICTIONS["lru"]
+""",
+    ("L7_grammar", "a token that goes over a border of the grammar is banned"): """
+import numpy as np
+from mini_engine.grammar.fsm import CompiledGrammar
+right = CompiledGrammar.mask
+def within_borders(self, state):
+    mask = right(self, state).copy()
+    for token, spelling in enumerate(self.table.token_bytes):
+        if len(spelling) > 1 and b'"' in spelling:
+            mask.view(np.uint32)[token // 32] &= ~np.uint32(1 << token % 32)
+    return mask
+CompiledGrammar.mask = within_borders
+""",
+    ("L7_grammar", "a forced token that could be longer is appended"): """
+from mini_engine.grammar.jump import JumpForward
+JumpForward.could_be_longer = lambda self, grammar, num_bytes: False
+""",
+    ("L7_grammar", "special tokens are spelled as they look"): """
+from mini_engine.grammar.tokens import TokenTable
+right = TokenTable.from_tokenizer
+def spelled(tokenizer, vocab_size, stop_ids):
+    texts = list(right(tokenizer, vocab_size, stop_ids).token_bytes)
+    for number, token in tokenizer.get_added_tokens_decoder().items():
+        texts[number] = b"" if number in stop_ids else token.content.encode()
+    return TokenTable(tuple(texts), stop_ids)
+TokenTable.from_tokenizer = spelled
 """,
 }
 

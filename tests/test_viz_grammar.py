@@ -292,7 +292,7 @@ def test_jumps_save_the_passes_of_forced_tokens(driver, tokenizer):
     params = SamplingParams(max_new_tokens=60, json_schema=PERSON)
     slow, fast = (
         grammar_runs.answer_with_jumps("x", driver, tokenizer.backend_tokenizer, prompt, params, jump)
-        for jump in (False, True)
+        for jump in ("off", "on")
     )
     assert slow.output.text == fast.output.text == '{"name": "Mila", "age": 7, "city": "Oslo"}'
     assert not any(slow.forced)
@@ -305,6 +305,21 @@ def test_jumps_save_the_passes_of_forced_tokens(driver, tokenizer):
             for i, forced in enumerate(run.forced) if not forced
         ], "a sampled token, and the forced ones behind it"  # fmt: skip
         assert run.num_rows == len(prompt) + len(run.forced) - 1, "all but the last token go through the model"
+
+
+def test_a_jump_that_holds_nothing_back_spoils_the_spelling_and_with_it_the_answer(driver, tokenizer):
+    """The model's token is " fox". After a forced blank it has never seen a word, and says that a fox is a house."""
+    prompt = tokens.chat_ids(tokenizer, "Tom is a fox. What is Tom?")
+    params = SamplingParams(max_new_tokens=20, regex=r"Tom is a (fox|fog|ford|horse|house)\.")
+    made = {
+        jump: grammar_runs.answer_with_jumps(jump, driver, tokenizer.backend_tokenizer, prompt, params, jump).output
+        for jump in ("off", "on", "naive")
+    }
+    canonical = tokenizer.encode("Tom is a fox.", add_special_tokens=False)
+    assert made["off"].token_ids[:-1] == made["on"].token_ids[:-1] == canonical
+    blank = tokenizer.encode("Tom is a ", add_special_tokens=False)
+    assert made["naive"].token_ids[: len(blank)] == blank != canonical[: len(blank)]
+    assert made["naive"].token_ids[:-1] != tokenizer.encode(made["naive"].text, add_special_tokens=False)
 
 
 # ------------------------------------------------------------------------------------------------------ small languages
@@ -375,6 +390,12 @@ def test_every_backend_is_timed_along_the_answer():
         assert timing.grammar == "no"
         assert len(timing.first) == len(timing.again) == 4, "before each token and after the last"
         assert min(timing.compile_s, *timing.first, *timing.again) > 0
+
+
+def test_backends_without_their_library_are_left_out(monkeypatch):
+    assert sorted(grammar_runs.installed_backends()) == sorted(BUILT_IN)
+    monkeypatch.setattr(grammar_runs, "find_spec", lambda name: None if name in ("outlines_core", "xgrammar") else name)
+    assert grammar_runs.installed_backends() == ["fsm", "llguidance"]
 
 
 def test_timings_are_the_best_of_their_repeats(monkeypatch):

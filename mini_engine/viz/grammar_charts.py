@@ -164,7 +164,7 @@ def jump_chart(runs: Sequence[Jumps], names: Sequence[Sequence[str]]) -> Figure:
     for index, run in enumerate(runs):
         passes = range(1, run.num_passes + 1)
         lines += below.step(passes, run.lengths, where="post", marker=MARKERS[index], linestyle=LINES[index],
-                            color=("black", COLORS[2])[index % 2], markersize=6, label=run.name)  # fmt: skip
+                            color=("black", COLORS[2], GRAY)[index % 3], markersize=6, label=run.name)  # fmt: skip
     below.set(xlabel="forward passes, the prompt's included", ylabel="tokens of the answer", ylim=(0, None))
     below.set_title("How long the answer is after each forward pass")
     below.grid()

@@ -9,16 +9,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from time import perf_counter
+from typing import Literal
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from mini_engine.engine import Engine
-from mini_engine.grammar.backends import make_backend
+from mini_engine.grammar.backends import BUILT_IN, make_backend
 from mini_engine.grammar.base import GrammarBackend, GrammarObject, GrammarOptions
 from mini_engine.grammar.fsm import CompiledGrammar, FsmBackend
+from mini_engine.grammar.jump import JumpForward
 from mini_engine.grammar.masks import unpack_allowed
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.outputs import RequestOutput, StepOutput
@@ -148,16 +151,26 @@ class Jumps:
         return sum(rows for step in self.log for _, _, rows in step.chunks)
 
 
+class NaiveJumps(JumpForward):
+    """Appends all that is forced, also a last token that could have been longer: wrong on purpose, to be seen."""
+
+    def could_be_longer(self, grammar: GrammarObject, num_bytes: int) -> bool:
+        """Never ask."""
+        return False
+
+
 def answer_with_jumps(
     name: str,
     driver: SamplingDriver,
     tokenizer: Tokenizer,
     prompt_ids: Sequence[int],
     params: SamplingParams,
-    jump: bool,
+    jump: Literal["off", "on", "naive"],
 ) -> Jumps:
-    """Answer with jump-forward or without."""
-    engine = Engine(with_options(driver, grammar_backend="fsm", jump_forward=jump), tokenizer)
+    """Answer with jump-forward, without it, or with jumps that hold nothing back."""
+    engine = Engine(with_options(driver, grammar_backend="fsm", jump_forward=jump != "off"), tokenizer)
+    if jump == "naive":
+        engine.grammars.jumps = NaiveJumps(tokenizer, engine.grammars.table)
     request = engine.add_request(prompt_ids, params)
     output = engine.entries[request].output
     deltas = [delta for delta in engine.deltas_of(request) if delta.token_id is not None]
@@ -240,6 +253,12 @@ class Timing:
     compile_s: float
     first: Sequence[float]
     again: Sequence[float]
+
+
+def installed_backends() -> list[str]:
+    """Return the built-in backends whose libraries are there."""
+    library = {"outlines": "outlines_core"}
+    return [name for name in BUILT_IN if name == "fsm" or find_spec(library.get(name, name)) is not None]
 
 
 def time_backends(
