@@ -91,6 +91,7 @@ def bounds(seed: int) -> list[tuple[int, int]]:
     dice = random.Random(f"bounds {seed}")
     wide = 10**15 - 1
     found = [(-wide, wide), (0, wide), (1, 2**63 - 1), (-(2**63), 2**63 - 1), (-wide, -1), (10**14, 10**15)]
+    found += [(123_111, 126_050), (-5_000, -2_001)]
     found += [(999_999_999_999, 1_000_000_000_001), (123_456_789, 987_654_321), (-(10**30), 7 * 10**29)]
     for _ in range(20):
         ends = sorted(dice.choice([1, -1]) * dice.randrange(10 ** dice.randint(6, 20)) for _ in range(2))
@@ -101,8 +102,9 @@ def bounds(seed: int) -> list[tuple[int, int]]:
 def spots(low: int, high: int, seed: int) -> dict[str, bool]:
     """Return texts and whether they are integers of the range: around ends and powers of ten, and what is none."""
     dice = random.Random(f"spots {seed} {low} {high}")
-    places = {low, high, 0, *(sign * 10**power for power in range(0, 32) for sign in (1, -1))}
-    places |= {dice.randint(low, high) for _ in range(30)}
+    longest = len(str(max(abs(low), abs(high))))
+    powers = [sign * 10**power for power in {1, longest // 2, longest - 1, longest} for sign in (1, -1)]
+    places = {low, high, 0, *powers, *(dice.randint(low, high) for _ in range(12))}
     places |= {round((low + high) / 2), low * 10, high * 10, low // 10, high // 10, -low, -high}
     numbers = {place + step for place in places for step in (-1, 0, 1)}
     answers = {str(number): low <= number <= high for number in sorted(numbers)}
@@ -123,7 +125,7 @@ def bounds_verdict(seed: int, got: Values) -> list[Failure]:
     for low, high in bounds(seed):
         tree, case = got[f"{low} to {high}"], f"integers from {low} to {high}"
         digits = len(str(abs(low))) + len(str(abs(high)))
-        most = 40 * digits * digits  # cut at every digit, with all digits of every piece spelled out
+        most = 160 * digits  # a few blocks for each digit of the ends, or one for each first digit
         if size_of(tree) > most:
             failures.append(Failure(case, "nodes", f"at most {most}", str(size_of(tree))))
         else:

@@ -88,7 +88,9 @@ def ends(tree: Tree, text: str, starts: frozenset[int]) -> frozenset[int]:
         )
     if tree[0] == "concat":
         for part in tree[1]:
-            starts = ends(part, text, starts) if starts else starts
+            if not starts:
+                break
+            starts = ends(part, text, starts)
         return starts
     if tree[0] == "choice":
         return frozenset[int]().union(*(ends(option, text, starts) for option in tree[1]))
