@@ -420,6 +420,7 @@ def limit_cases() -> dict[str, tuple[Tree, int, str]]:
         "the 12th from the end": (seq(times(some, 0), A, times(some, 12, 12)), 500, far),
         "1000 copies": (times(A, 1000, 1000), many, far), "ten million copies": (times(A, 0, 10**7), 50, far),
         "copies of copies": (times(times(times(A, 99, 99), 99, 99), 99, 99), 300, far),
+        "ten million times nothing": (times(text(""), 10**7, 10**7), 1, ""),
         "200 copies, 201 states": (times(A, many, many), 201, ""),
         "200 copies, 200 states": (times(A, many, many), many, far),
     }  # fmt: skip

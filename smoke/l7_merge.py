@@ -57,7 +57,7 @@ def to_merge(seed: int) -> dict[str, Automaton]:
         "all accept, one has less": ([[1, 2], [2, DEAD], [0, 1]], [True] * 3),
         "an edge that is missing": ([[1, 2], [3, 3], [3, DEAD], [DEAD, DEAD]], [False, False, False, True]),
         "an edge that is missing, where others lead on": (
-            [[1, 2], [3, 4], [3, -1], [-1, -1], [3, 5], [3, 6], [3, 4]], [False, False, False, True, False, False, False],
+            [[1, 2], [3, 4], [3, -1], [-1, -1], [3, 5], [3, 6], [3, 4]], [*[False] * 3, True, *[False] * 3],
         ),
         "the start accepts": ([[1], [2], [1]], [True, False, True]), "the start does not": ([[1], [0]], [False, True]),
         "twins behind a choice": ([[1, 2], [3, -1], [4, -1], [-1, -1], [-1, -1]], [False, False, False, True, True]),
