@@ -97,6 +97,17 @@ def test_a_diagram_reads_the_words_and_nothing_else(words, compressed):
 
 
 @pytest.mark.parametrize("words", ALL_WORDS, ids=" ".join)
+def test_without_loops_every_arrow_leads_to_the_right(words):
+    made = grammar_automata.diagram(dfa("|".join(words)))
+    for arrow, way in zip(made.arrows, made.ways, strict=True):
+        assert len(way) == 1 + made.places[arrow.target][0] - made.places[arrow.source][0] > 1
+    steps = {state: {arrow.target for arrow in made.arrows if arrow.source == state} for state in made.places}
+    longest = max(map(len, (word.encode() for word in words)))
+    assert made.num_columns == longest + 1, "the longest word has a column for each of its bytes"
+    assert all(steps[state] for state in made.places if state not in made.accepting)
+
+
+@pytest.mark.parametrize("words", ALL_WORDS, ids=" ".join)
 def test_bold_arrows_are_what_all_words_have_in_common(words):
     """Brute force: what is forced behind a prefix is the longest common beginning of the words' rests."""
     made = grammar_automata.diagram(dfa("|".join(words)), compressed=True)
@@ -122,6 +133,10 @@ def test_a_compressed_diagram_keeps_choices_ends_and_meetings_only():
                       (7, "1", False)}  # fmt: skip
     assert made.accepting == {7}
     assert made.num_forced == 3
+    meeting = grammar_automata.diagram(dfa("xaz|ybz"), compressed=True)
+    assert sorted((arrow.label, arrow.is_forced) for arrow in meeting.arrows) == [
+        ("a", True), ("b", True), ("x", False), ("y", False), ("z", True),
+    ], "forced ways that meet are not drawn twice"  # fmt: skip
 
 
 @pytest.mark.parametrize(
