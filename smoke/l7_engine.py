@@ -6,6 +6,7 @@ grammars. The backend needs no other task of L7: a compile takes as long as the 
 """
 
 import json
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -106,6 +107,7 @@ def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = Fa
 
 def told_of(deltas: Sequence[Any], output: Any, forced: int) -> dict[str, Any]:
     """Return what a request was told, which of its tokens were sampled, and what became of its grammar."""
+    raise_missing(output.error)
     tokens = [delta for delta in deltas if delta.token_id is not None]
     plain = answer([delta for delta in deltas if delta.token_id is None or delta.logits is not None], output)
     stats = output.grammar_stats
@@ -121,6 +123,13 @@ def told_of(deltas: Sequence[Any], output: Any, forced: int) -> dict[str, Any]:
         "forced": [forced, None if stats is None else int(stats.num_forced_tokens)],
         "masks": None if stats is None else int(stats.num_masks),
     }
+
+
+def raise_missing(error: str | None) -> None:
+    """Raise what a task's missing code raised: the engine made a request's reason of it."""
+    found = re.search(r"NotImplementedError\('(L\d+\.[^']*)'\)", error or "")
+    if found is not None:
+        raise NotImplementedError(found[1])
 
 
 # What an answer must be ---------------------------------------------------------------------------------------------

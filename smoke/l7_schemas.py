@@ -12,7 +12,7 @@ from smoke.cases import prompts
 from smoke.check import Failure, Registry, Values
 from smoke.compare import differences
 from smoke.l4_state_driver import make_params
-from smoke.l7_engine import engine_of
+from smoke.l7_engine import engine_of, raise_missing
 
 REGISTRY = Registry()
 COLORS = ["red", "green", 'a "sort of" blue']
@@ -48,6 +48,8 @@ def schemas_probe(seed: int) -> Values:
         while engine.has_work:
             engine.step()
         outputs = [engine.take_output(name) for name in names]
+        for output in outputs:
+            raise_missing(output.error)
         values[str(jump)] = [[o.text, str(o.finish_reason), o.is_grammar_complete, o.error] for o in outputs]
     return values
 
