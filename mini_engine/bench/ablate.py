@@ -16,14 +16,19 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from mini_engine.bench.grammar_loads import large_tokenizer, tiny_tokenizer
 from mini_engine.bench.machine import SHAPES, chosen, machine, make_checkpoint
 from mini_engine.bench.serving import EngineSystem, Models, median_figures, run_once
 from mini_engine.bench.workload import Figures, Run, describe, figures, make_jobs
-from mini_engine.checkpoint import load_config
+from mini_engine.checkpoint import TINY_MODEL, load_config
 from mini_engine.config import EngineConfig
+from mini_engine.engine import Engine
+from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.tiny.corpus import IM_END
 
 ENGINE_OPTIONS = [field.name for field in fields(EngineConfig)]
 SAMPLING_OPTIONS = [field.name for field in fields(SamplingParams) if field.name != "max_new_tokens"]  # of the load
@@ -31,6 +36,13 @@ SEEDED = {
     "temperature": 0.8,
     "seed": 1,
 }  # without a temperature nothing is drawn, without a seed no run is like another
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+BOUND = {"grammar_backend": "fsm", "json_schema": PERSON, "ignore_eos": False}  # answers end where the grammar does
 CACHED = {"prefix_cache": "radix"}  # this load shares no beginnings: it shows the price, ``bench prefix`` the gain
 # option -> off and on, and what else both sides need for it to mean anything.
 TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -62,6 +74,11 @@ TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "logprobs": (None, 5, {}),
     "prompt_logprobs": (None, 0, {}),
     "logprobs_mode": ("raw", "processed", {**SEEDED, "logprobs": 5}),
+    "grammar_backend": ("none", "fsm", {}),  # the price for requests without a grammar
+    "json_whitespace": ("spaced", "any", BOUND),
+    "jump_forward": (False, True, BOUND),
+    "json_schema": (None, {"type": "array", "items": {"type": "string"}, "minItems": 64}, {"grammar_backend": "fsm"}),
+    "regex": (None, "[a-z ]*", {"grammar_backend": "fsm"}),
 }
 CLEAR = 0.03  # a change of throughput below it is no finding
 
@@ -165,7 +182,7 @@ def ablate(
     """Serve one load with both values in turn. ``load``: "requests", "rounds" and "seed"."""
     sides = [settings(option, value, base) for value in pair]
     models = Models(folder)
-    systems: list[tuple[EngineSystem, int]] = [models.system(config, params) for config, params in sides]
+    systems = [make_system(models, config, params, load["seed"]) for config, params in sides]
     jobs = make_jobs("ragged", load["requests"], load_config(folder).vocab_size, 0.0, load["seed"])
     runs: tuple[list[Run], list[Run]] = ([], [])
     for _ in tqdm(range(load["rounds"]), desc=option, unit="round"):
@@ -187,6 +204,30 @@ def ablate(
         changed_ids=sum(a != b for a, b in zip(*ids, strict=True)),
         requests=len(jobs),
     )
+
+
+class GrammarSystem(EngineSystem):
+    """An engine whose answers have a grammar, which takes a tokenizer and an id that ends an answer."""
+
+    def __init__(self, driver: SamplingDriver, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        """Serve with ``driver``'s model; the answers end with the chat format's token."""
+        stop = tokenizer.token_to_id(IM_END)
+        assert stop is not None, "the embedded model's tokenizer and the large one have it"
+        super().__init__(SamplingDriver(driver.model, driver.config, frozenset({stop})), params)
+        self.tokenizer = tokenizer
+
+    def open(self) -> None:
+        """Make the engine. Its grammar is compiled again, as the first request of a server waits for it."""
+        self.engine = Engine(self.driver, self.tokenizer)
+
+
+def make_system(models: Models, config: EngineConfig, params: SamplingParams, seed: int) -> tuple[EngineSystem, int]:
+    """Return a warm system and the bytes of its model. With a grammar the warm-up goes without."""
+    if params.grammar is None:
+        return models.system(config, params)
+    system, size = models.system(config)
+    tokenizer = tiny_tokenizer() if models.folder == TINY_MODEL else large_tokenizer(seed)
+    return GrammarSystem(system.driver, params, tokenizer), size
 
 
 def first_answers(answers: Sequence[list[int]], requests: int) -> Sequence[list[int]]:

@@ -83,12 +83,12 @@ class EngineSystem:
         assert self.engine is not None, "open it first"
         engine, left, names = self.engine, deque(jobs), list[tuple[str, Job]]()
         began = time.perf_counter()
-        while left or engine.scheduler.has_work:
+        while left or engine.has_work:
             while left and began + left[0].arrival_s <= time.perf_counter():
                 job = left.popleft()
                 params = replace(self.params, max_new_tokens=job.new_tokens)
                 names += [(name, job) for name in engine.add_samples(job.prompt_ids, params)]
-            if engine.scheduler.has_work:
+            if engine.has_work:
                 engine.step()
             elif left:
                 sleep_until(began + left[0].arrival_s)

@@ -1,0 +1,211 @@
+"""The benchmark of grammars: its vocabulary, its texts, its arithmetic, and one short run through the command."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mini_engine.bench import ablate
+from mini_engine.bench.grammar_loads import (
+    GRAMMARS,
+    JUMP_SCHEMAS,
+    STEP_SCHEMAS,
+    large_tokenizer,
+    make_merges,
+    questions,
+    tiny_tokenizer,
+)
+from mini_engine.bench.grammar_masks import MaskRow, Times, forget_masks, mask_goals, walk
+from mini_engine.bench.grammar_steps import StepRow, TimedStep, decode_steps, share_of, spellings, step_goals, step_row
+from mini_engine.cli import app
+from mini_engine.grammar.backends import make_backend
+from mini_engine.grammar.base import GrammarOptions
+from mini_engine.grammar.tokens import TokenTable
+from mini_engine.outputs import RequestOutput, StepOutput
+
+SMALL = 3000  # tokens of a vocabulary made as the large one is
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return large_tokenizer(0, SMALL)
+
+
+def table_of(tokenizer):
+    return TokenTable.from_tokenizer(
+        tokenizer, tokenizer.get_vocab_size(), frozenset({tokenizer.token_to_id("<|im_end|>")})
+    )
+
+
+def test_every_token_of_the_made_vocabulary_can_occur():
+    ids, merges = make_merges(SMALL, 0)
+    assert (len(ids), sorted(ids.values())) == (SMALL, list(range(SMALL)))
+    made = {a + b for a, b in merges}
+    assert made == {token for token in ids if len(token) > 1}
+    known = {token for token in ids if len(token) == 1}
+    for a, b in merges:  # a merge needs its halves before it
+        assert a in known
+        assert b in known
+        known.add(a + b)
+
+
+def test_the_made_tokenizer_spells_any_text_and_has_broken_characters(tokenizer):
+    for text in ('{"größe": "日本語", "😀": 1e-5}\n', "a shy fox", "<think>x</think>"):
+        assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+    spelled = [token for token in table_of(tokenizer).token_bytes if token]
+    assert len(spelled) == len(set(spelled)) == SMALL
+    broken = [token for token in spelled[256:] if not is_text(token)]
+    assert broken
+    assert {b'":', b" ", "日".encode()} - set(spelled) != {b'":', b" ", "日".encode()}
+    assert make_merges(300, 1) == make_merges(300, 1) != make_merges(300, 2)
+
+
+def is_text(token):
+    try:
+        token.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_the_texts_are_what_their_grammars_allow(name):
+    (kind, grammar), texts = GRAMMARS[name]
+    for text in texts:
+        if kind == "regex":
+            assert re.fullmatch(grammar, text)
+        else:
+            jsonschema.validate(json.loads(text), json.loads(grammar))
+
+
+def test_the_schemas_are_schemas_that_every_backend_compiles(tokenizer):
+    table = table_of(tokenizer)
+    for schema in [*JUMP_SCHEMAS.values(), *STEP_SCHEMAS]:
+        jsonschema.Draft202012Validator.check_schema(schema)
+        for name in ("fsm", "xgrammar", "llguidance"):
+            pytest.importorskip({"fsm": "numpy"}.get(name, name))
+            make_backend(name, table, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+
+
+def test_questions_end_where_the_answer_begins():
+    for text in questions(5, seed=3):
+        assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert questions(2, seed=3) != questions(2, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("backend", "library"), [("fsm", "numpy"), ("xgrammar", "xgrammar"), ("llguidance", "llguidance")]
+)
+def test_a_walk_times_every_token_and_the_library_alone(tokenizer, backend, library):
+    pytest.importorskip(library)
+    key, texts = GRAMMARS["number"]
+    compiled = make_backend(backend, table_of(tokenizer), GrammarOptions()).compile(key)
+    tokens = [tokenizer.encode(text).ids for text in texts]
+    times = walk(compiled, tokens)
+    count = sum(map(len, tokens))
+    assert [len(times.first), len(times.again), len(times.accept)] == [count] * 3
+    assert [len(times.raw_fill), len(times.raw_accept)] == [0 if backend == "fsm" else count] * 2
+    assert isinstance(times, Times)
+
+
+def test_fsm_forgets_its_masks_before_a_first_visit(tokenizer):
+    compiled = make_backend("fsm", table_of(tokenizer), GrammarOptions()).compile(GRAMMARS["number"][0])
+    compiled.fill_vocab_mask(torch.zeros(1, -(-tokenizer.get_vocab_size() // 32), dtype=torch.int32), 0)
+    assert compiled.compiled.masks
+    forget_masks(compiled)
+    assert not compiled.compiled.masks
+
+
+def mask_row(**values):
+    defaults = {
+        "vocab": 151_936, "grammar": "person", "backend": "fsm", "compile_ms": 9.0, "compile_over_xgrammar": 12.0,
+        "first_p50": 900.0, "first_p99": 2400.0, "first_max": 9000.0, "fill": 1.5, "raw_fill": None, "accept": 1.0,
+        "raw_accept": None,
+    }  # fmt: skip
+    return MaskRow(**(defaults | values))
+
+
+def test_goals_are_those_of_fsm_at_its_worst():
+    rows = [
+        mask_row(),
+        mask_row(grammar="email", fill=2.5),
+        mask_row(vocab=1024, fill=9.0),
+        mask_row(backend="outlines"),
+    ]
+    assert [(value, reached) for _, value, reached in mask_goals(rows)] == [(2.5, False), (2.4, True), (12.0, False)]
+    assert mask_goals(rows[2:]) == []
+    steps = [StepRow("0.6b", 16, "fsm", 9, 1.0, {}, share) for share in (0.04, 0.06)]
+    assert [reached for *_, reached in step_goals([*steps, StepRow("tiny", 1, "fsm", 9, 1.0, {}, 0.9)])] == [
+        True,
+        False,
+    ]
+
+
+def timed(seconds, mask, sizes=(1, 1)):
+    output = StepOutput(0, 0.0, {}, [], [(str(n), 0, size) for n, size in enumerate(sizes)], {}, [], 0, 0, 0, 0)
+    return TimedStep(output, seconds, {"poll": 0.0, "mask": mask, "accept": 0.0})
+
+
+def test_shares_and_ratios_of_steps():
+    assert decode_steps([timed(9, 9, (32, 32)), timed(1, 0), timed(1, 0, (1,))], 2) == [timed(1, 0)]
+    assert share_of([timed(4, 1), timed(4, 2)]) == 3 / 8
+    plain = [[timed(1, 0)], [timed(1, 0)], [timed(2, 0)], [timed(10, 0)]]
+    own = [[timed(8, 4)], [timed(2, 1)], [timed(8, 1)], [timed(11, 1)]]
+    row = step_row("tiny", 2, "fsm", {"no grammar": plain, "fsm": own})
+    assert (row.steps, row.cold_share, row.over_plain, row.share) == (1, 0.5, 2, 0.125)  # the median of 2, 4 and 1.1
+    assert (row.step_ms, row.parts_ms["mask"]) == (8000, 1000)
+
+
+def test_a_spelling_is_compared_without_the_stop_token():
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer.encode('{"name": "Mila"}').ids
+    whole = RequestOutput("0", [], [*ids, 1021], '{"name": "Mila"}', "stop")
+    assert spellings(tokenizer, whole) == (ids, ids)
+    bytewise = [tokenizer.token_to_id(character) for character in '{"']
+    cut = RequestOutput("0", [], bytewise, '{"', "length")
+    assert spellings(tokenizer, cut)[0] == bytewise != spellings(tokenizer, cut)[1]
+
+
+def test_a_short_run_reports_every_part():
+    arguments = ["bench", "grammar", "--quick", "--backend", "fsm", "--backend", "outlines"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert result.stdout.splitlines()[0] == report["command"]
+    assert {row["grammar"] for row in report["masks"] if row["backend"] == "fsm"} == {"number", "person"}
+    steps = {(row["backend"], row["rows"]): row for row in report["steps"]}
+    assert {("no grammar", 1), ("fsm", 1), ("no grammar", 2), ("fsm", 2)} <= steps.keys()
+    assert steps["no grammar", 2]["parts_ms"]["mask"] == 0 < steps["fsm", 2]["parts_ms"]["mask"]
+    (jump,) = report["jumps"]
+    without, with_forced = jump["passes"]
+    assert with_forced < without / 3
+    assert jump["tokens"][0] == without  # a pass brings a token
+    assert jump["forced"] == pytest.approx(1 - with_forced / jump["tokens"][1])
+
+
+def test_what_a_backend_cannot_do_is_reported():
+    result = CliRunner().invoke(
+        app, ["bench", "grammar", "--model", "tiny", "--parts", "masks", "--backend", "fsm", "--rounds", "1"]
+    )
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert list(report["unavailable"]) == ["fsm, any JSON"]
+    assert not report["steps"]
+    assert not report["jumps"]
+    assert {row["grammar"] for row in report["masks"]} == {"email", "number", "string", "person"}
+
+
+@pytest.mark.parametrize(("option", "value"), [("--parts", "masks,none"), ("--model", "7b"), ("--backend", "none")])
+def test_unknown_names_are_refused(option, value):
+    assert CliRunner().invoke(app, ["bench", "grammar", option, value]).exit_code == 2
+
+
+def test_grammars_can_be_ablated():
+    arguments = ["bench", "ablate", "--option", "jump_forward", "--requests", "2", "--rounds", "1"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["on"]["figures"]["steps"] < report["off"]["figures"]["steps"]
+    assert {"regex", "json_schema", "jump_forward", "grammar_backend", "json_whitespace"} <= ablate.TRIALS.keys()
