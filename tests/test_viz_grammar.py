@@ -569,6 +569,7 @@ def test_mask_chart_draws_what_is_allowed_and_what_was_wanted(figures):
     assert bar_lengths(top, horizontal=False) == [2, 4, 1]
     heights = bar_lengths(bottom, horizontal=False)
     assert heights == pytest.approx([6, 100, 25, 94, 0, 75])
+    assert [bar.get_y() for bar in bottom.patches] == pytest.approx([0, 0, 0, 6, 100, 25]), "one stands on the other"
     before, after = (line.get_ydata() for line in bottom.lines)
     assert before == pytest.approx([2, 80, 25])
     assert after == pytest.approx([100 / 3, 80, 100])
