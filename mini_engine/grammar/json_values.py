@@ -117,7 +117,7 @@ NUMBER = parse_regex(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2
 @lru_cache(NUM_KEPT)
 def integers_between(low: int, high: int) -> Node:
     """Return the tree of the integers from ``low`` to ``high``, both included, in digits. There is no ``-0``."""
-    options = []
+    options: list[Node] = []
     if low < 0:
         options.append(Concat((literal("-"), naturals_between(max(1, -high), -low))))
     if high >= 0:
