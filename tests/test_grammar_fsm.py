@@ -26,6 +26,7 @@ from mini_engine.grammar.masks import (
     allocate_bitmask,
     apply_banned,
     apply_bitmask,
+    apply_bitmask_on_cpu,
     banned_of,
     bitmask_of,
     pack_allowed,
@@ -617,6 +618,8 @@ def test_masks_have_two_forms(rows):
     logits = torch.randn(count, size)
     by_bits, by_flags = logits.clone(), logits.clone()
     apply_bitmask(by_bits, packed)
+    apply_bitmask_on_cpu(fast := logits.clone(), packed)
+    assert fast.equal(by_bits)
     apply_banned(by_flags, ~allowed)
     assert torch.equal(by_bits, torch.where(allowed, logits, -torch.inf))
     assert torch.equal(by_flags, by_bits)

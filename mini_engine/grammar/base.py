@@ -18,7 +18,7 @@ from typing import Self, get_args
 from torch import Tensor
 
 from mini_engine.config import Whitespace
-from mini_engine.grammar.masks import allocate_bitmask, apply_bitmask
+from mini_engine.grammar.masks import allocate_bitmask, apply_bitmask, apply_bitmask_on_cpu
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKey, GrammarKind
 
@@ -118,7 +118,7 @@ class GrammarObject(ABC):
 
     def apply_vocab_mask(self, logits: Tensor, mask: Tensor) -> None:
         """Write minus infinity over what ``mask`` bans. ``logits`` [N, V]. Mutates ``logits``."""
-        apply_bitmask(logits, mask)
+        (apply_bitmask_on_cpu if logits.device.type == "cpu" else apply_bitmask)(logits, mask)
 
     def try_jump_forward(self) -> bytes:
         """Return the bytes that must come next, whatever the model thinks; empty if there is a choice or an end."""

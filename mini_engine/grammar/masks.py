@@ -9,6 +9,7 @@ The polarities are opposite. A bitmask takes an eighth of the memory, 32 times l
 V = 151,936. Its words are signed: bit 31 is the sign, so a word that allows token 31 is negative.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,6 +62,16 @@ def apply_bitmask(logits: Tensor, mask: Tensor) -> None:
     assert mask.dtype == torch.int32, f"a bitmask is int32, this one is {mask.dtype}"
     assert mask.shape == expected, f"the bitmask is {tuple(mask.shape)}, logits {tuple(logits.shape)} need {expected}"
     logits.masked_fill_(banned_of(mask, vocab_size), -torch.inf)
+
+
+def apply_bitmask_on_cpu(logits: Tensor, mask: Tensor) -> None:
+    """Do what ``apply_bitmask`` does, to the bit, with an eighth of its temporary memory. Both on a CPU. Mutates logits.
+
+    Fresh memory is what a mask costs on a CPU: 16 rows of a large vocabulary need 27 MB above and 3 MB here.
+    """
+    octets = (~mask).numpy().view(np.uint8)  # the lowest byte of a word first, on every CPU that torch runs on
+    banned = np.unpackbits(octets, axis=-1, count=logits.shape[1], bitorder="little").view(np.bool_)
+    logits.masked_fill_(torch.from_numpy(banned), -torch.inf)
 
 
 def apply_banned(logits: Tensor, banned: Tensor) -> None:

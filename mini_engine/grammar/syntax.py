@@ -90,27 +90,32 @@ def optional(node: Node) -> Node:
     return Repeat(node, 0, 1)
 
 
-def to_regex(node: Node) -> str:
-    """Write a tree as a regular expression that Python's ``re.fullmatch`` understands."""
+def to_regex(node: Node, may_negate: bool = True) -> str:
+    """Write a tree as a regular expression that Python's ``re.fullmatch`` understands.
+
+    ``may_negate``: a set may be written as the class of what is not in it, where that is shorter.
+    """
     match node:
         case Chars(ranges):
-            return write_chars(ranges)
+            return write_chars(ranges, may_negate)
         case Concat(parts):
-            return "".join(grouped(part) if isinstance(part, Choice) else to_regex(part) for part in parts)
+            return "".join(
+                grouped(part, may_negate) if isinstance(part, Choice) else to_regex(part, may_negate) for part in parts
+            )
         case Choice(()):
             return "(?!)"
         case Choice(options):
-            return "|".join(map(to_regex, options))
+            return "|".join(to_regex(option, may_negate) for option in options)
         case Repeat(inner, least, most):
             simple = isinstance(inner, Chars) or (
                 isinstance(inner, Concat) and len(inner.parts) == 1 and isinstance(inner.parts[0], Chars)
             )
-            return (to_regex(inner) if simple else grouped(inner)) + write_counts(least, most)
+            return (to_regex if simple else grouped)(inner, may_negate) + write_counts(least, most)
 
 
-def grouped(node: Node) -> str:
+def grouped(node: Node, may_negate: bool) -> str:
     """Write a tree in parentheses."""
-    return f"({to_regex(node)})"
+    return f"({to_regex(node, may_negate)})"
 
 
 def write_counts(least: int, most: int | None) -> str:
@@ -121,8 +126,8 @@ def write_counts(least: int, most: int | None) -> str:
     return f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}"
 
 
-def write_chars(ranges: Ranges) -> str:
-    """Write a set of characters: alone, as a class, or as the class of what is not in it if that is shorter."""
+def write_chars(ranges: Ranges, may_negate: bool) -> str:
+    """Write a set of characters: alone, as a class, or, if it may, as the class of what is not in it if shorter."""
     if not ranges:
         return "(?!)"
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
@@ -130,7 +135,9 @@ def write_chars(ranges: Ranges) -> str:
     inside, outside = (
         "".join(write_range(first, last) for first, last in part) for part in (ranges, complement(ranges))
     )
-    return f"[{inside}]" if len(inside) <= len(outside) + 1 and inside else f"[^{outside}]" if outside else r"[\s\S]"
+    if not may_negate or len(inside) <= len(outside) + 1:
+        return f"[{inside}]"
+    return f"[^{outside}]" if outside else r"[\s\S]"
 
 
 def write_range(first: int, last: int) -> str:

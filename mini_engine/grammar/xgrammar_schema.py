@@ -19,7 +19,7 @@ from mini_engine.grammar.base import UnsupportedKeywordError
 from mini_engine.grammar.json_schema import schema_node
 from mini_engine.grammar.json_values import type_of
 from mini_engine.grammar.library import ANNOTATIONS, map_schema, refuse_keywords
-from mini_engine.grammar.syntax import LAST_CODE, Chars, Choice, Concat, Node, Ranges, Repeat, intersect, to_regex
+from mini_engine.grammar.syntax import Node, to_regex
 
 OF_STRINGS = frozenset("minLength maxLength pattern format".split())
 TYPES_OF = {
@@ -29,7 +29,6 @@ TYPES_OF = {
     "object": frozenset("properties required additionalProperties".split()),
 }
 TYPE_OF = {keyword: kind for kind, keywords in TYPES_OF.items() for keyword in keywords}
-BLOCKS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, LAST_CODE))  # characters of 1, 2, 3 and 4 bytes
 ALONE = ("$ref", "anyOf", "enum", "const")  # beside one of these the library looks at nothing else
 KNOWN = ANNOTATIONS | TYPE_OF.keys() | {"type", *ALONE}
 
@@ -110,25 +109,9 @@ def with_pattern(schema: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def exact_regex(node: Node) -> str:
-    """Write a tree as an expression without negated sets."""
-    return to_regex(without_negation(node))
+    """Write a tree as an expression without negated sets.
 
-
-def without_negation(node: Node) -> Node:
-    """Return the tree with single ranges for each set that would be written by what is not in it."""
-    match node:
-        case Chars(ranges) if to_regex(node).startswith(("[^", r"[\s")):
-            return Choice(tuple(Chars((part,)) for part in cut(ranges)))
-        case Chars():
-            return node
-        case Concat(parts):
-            return Concat(tuple(map(without_negation, parts)))
-        case Choice(options):
-            return Choice(tuple(map(without_negation, options)))
-        case Repeat(inner, least, most):
-            return Repeat(without_negation(inner), least, most)
-
-
-def cut(ranges: Ranges) -> Ranges:
-    """Return the ranges, cut where a character takes a byte more: each is then shorter to write than the rest."""
-    return tuple(part for block in BLOCKS for part in intersect(ranges, (block,)))
+    A set stays one class: as a choice of several, inside a bounded repeat, it would cost the library a hundred times
+    as long for every mask.
+    """
+    return to_regex(node, may_negate=False)
