@@ -6,7 +6,7 @@ comparing everything that can still be said.
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,9 +164,16 @@ REGISTRY.add(
 # Tokens -------------------------------------------------------------------------------------------------------------
 
 
+def write_row(mask: Tensor, row: int, allowed: Collection[int]) -> None:
+    """Write a row of a bitmask, bit by bit. Mutates the mask."""
+    mask[row] = 0
+    for token in allowed:
+        mask[row, token // 32] |= 1 << token % 32 if token % 32 < 31 else -(1 << 31)
+
+
 def build_sentences(sentences: Sequence[str], stops: Sequence[int] = ()) -> Any:
     """Build a grammar object that lets one of these sentences be said."""
-    from mini_engine.grammar.base import GrammarObject, TokenRefusedError
+    from mini_engine.grammar.base import GrammarObject, TokenRefusedError, check_rollback
 
     class Sentences(GrammarObject):
         """The bytes that were said, and after how many tokens which of them."""
@@ -180,13 +187,12 @@ def build_sentences(sentences: Sequence[str], stops: Sequence[int] = ()) -> Any:
 
         def accept_token(self, token_id: int) -> None:
             if token_id not in self.allowed():
-                raise TokenRefusedError(f"token {token_id} after {self.marks[-1]!r}")
+                raise TokenRefusedError(f"token {token_id}")
             self.ended = token_id in stops
             self.marks.append(self.marks[-1] + specs.token_bytes()[token_id])
 
         def rollback(self, count: int) -> None:
-            if not 0 <= count < len(self.marks):
-                raise ValueError(f"rollback of {count} tokens; {len(self.marks) - 1} were accepted")
+            check_rollback(count, len(self.marks) - 1)
             self.ended = self.ended and count == 0
             del self.marks[len(self.marks) - count :]
 
@@ -197,9 +203,7 @@ def build_sentences(sentences: Sequence[str], stops: Sequence[int] = ()) -> Any:
             return self.ended or b"" in specs.rests(sentences, self.marks[-1])
 
         def fill_vocab_mask(self, mask: Tensor, row: int) -> None:
-            mask[row] = 0
-            for token in self.allowed():
-                mask[row, token // 32] |= 1 << token % 32 if token % 32 < 31 else -(1 << 31)
+            write_row(mask, row, self.allowed())
 
         def copy(self) -> Any:
             return type(self)(self.marks, self.ended)

@@ -25,6 +25,13 @@ TEXTS = (
 )  # what the toy grammar lets be said; one holds the marker, one is empty
 
 
+def may_follow(said: list[int]) -> set[int]:
+    """Return the ids that may come after ``said``."""
+    count = len(said)
+    longer = {text[count] for text in TEXTS if len(text) > count and list(text[:count]) == said}
+    return longer | ({STOP} if tuple(said) in TEXTS else set())
+
+
 def build_inner(told: list[str]) -> Any:
     """Build a grammar of a few sequences of ids; ``told`` notes which calls change it."""
     from mini_engine.grammar.base import GrammarObject, TokenRefusedError
@@ -36,14 +43,9 @@ def build_inner(told: list[str]) -> Any:
             super().__init__()
             self.said = list(said)
 
-        def allowed(self) -> set[int]:
-            count = len(self.said)
-            longer = {text[count] for text in TEXTS if len(text) > count and list(text[:count]) == self.said}
-            return longer | ({STOP} if tuple(self.said) in TEXTS else set())
-
         def accept_token(self, token_id: int) -> None:
             told.append(f"accept {token_id}")
-            if token_id not in self.allowed():
+            if token_id not in may_follow(self.said):
                 raise TokenRefusedError(f"{token_id} after {self.said}")
             self.said.append(token_id)
 
@@ -61,7 +63,7 @@ def build_inner(told: list[str]) -> Any:
 
         def fill_vocab_mask(self, mask: Tensor, row: int) -> None:
             mask[row] = 0
-            for token in self.allowed():
+            for token in may_follow(self.said):
                 mask[row, token // 32] |= 1 << token % 32
 
         def copy(self) -> Any:
@@ -115,8 +117,7 @@ class Story:
         said = self.inside
         if said is None:
             return set(range(V))
-        longer = {text[len(said)] for text in TEXTS if len(text) > len(said) and list(text[: len(said)]) == said}
-        return longer | ({STOP} if tuple(said) in TEXTS else set())
+        return may_follow(said)
 
     def state(self) -> Values:
         """Return what is to be seen."""

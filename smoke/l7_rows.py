@@ -39,6 +39,14 @@ def build_toy(toy: Toy, form: str, calls: list[str], seconds: float = 0.0) -> An
 
     ``calls`` notes who was asked for what; a fill takes ``seconds``.
     """
+    kind = toy_class(toy, calls, seconds)
+    grammar = (kind if form == "bitmask" else boolean_class(kind, toy, calls))()
+    grammar.finished = toy.finished
+    return grammar
+
+
+def toy_class(toy: Toy, calls: list[str], seconds: float) -> Any:
+    """Define a grammar object whose state nothing changes."""
     import time
 
     from mini_engine.grammar.base import GrammarObject
@@ -68,7 +76,13 @@ def build_toy(toy: Toy, form: str, calls: list[str], seconds: float = 0.0) -> An
                 bits = sum(1 << token % 32 for token in toy.allowed if token // 32 == word)
                 mask[row, word] = bits - (1 << 32) if bits >= 1 << 31 else bits
 
-    class BooleanToy(ToyGrammar):
+    return ToyGrammar
+
+
+def boolean_class(kind: Any, toy: Toy, calls: list[str]) -> Any:
+    """Define the same with a mask of another form."""
+
+    class BooleanToy(kind):
         """Booleans, True is allowed while they are filled, and True is banned where they are applied."""
 
         def allocate_vocab_mask(self, vocab_size: int, batch_size: int, device: str = "cpu") -> Tensor:
@@ -86,9 +100,7 @@ def build_toy(toy: Toy, form: str, calls: list[str], seconds: float = 0.0) -> An
         def apply_vocab_mask(self, logits: Tensor, mask: Tensor) -> None:
             logits.masked_fill_(mask, NOTHING)
 
-    grammar = {"bitmask": ToyGrammar, "booleans": BooleanToy}[form]()
-    grammar.finished = toy.finished
-    return grammar
+    return BooleanToy
 
 
 def masked(grammars: Sequence[Any], stop_ids: Sequence[int], logits: Tensor) -> Tensor | None:

@@ -43,13 +43,9 @@ class HandPool:
                 future.set_exception(error)
 
 
-def build_store(log: list[str], at_once: bool = False) -> Any:
-    """Build the candidate's store over a backend that logs what it compiles; a text with an X in it is wrong."""
-    from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarObject
-    from mini_engine.grammar.store import GrammarStore
-    from mini_engine.grammar.tokens import TokenTable
-
-    clock = HandClock()
+def counter_class() -> Any:
+    """Define a grammar object that allows nothing and counts what it is told all the same."""
+    from mini_engine.grammar.base import GrammarObject
 
     class Counter(GrammarObject):
         """Counts its tokens."""
@@ -76,6 +72,17 @@ def build_store(log: list[str], at_once: bool = False) -> Any:
         def copy(self) -> Any:
             return type(self)(self.text, self.count)
 
+    return Counter
+
+
+def build_store(log: list[str], at_once: bool = False) -> Any:
+    """Build the candidate's store over a backend that logs what it compiles; a text with an X in it is wrong."""
+    from mini_engine.grammar.base import GrammarBackend, GrammarError
+    from mini_engine.grammar.store import GrammarStore
+    from mini_engine.grammar.tokens import TokenTable
+
+    clock, counter = HandClock(), counter_class()
+
     class Backend(GrammarBackend):
         """Takes ``SECONDS`` for each grammar."""
 
@@ -86,7 +93,7 @@ def build_store(log: list[str], at_once: bool = False) -> Any:
             clock.now += SECONDS
             if "X" in text and log.count(text) == 1:  # wrong the first time alone
                 raise GrammarError(f"{text} is wrong")
-            return Counter(text)
+            return counter(text)
 
     store: Any = GrammarStore(Backend(TokenTable((b"", b"a"), frozenset({0}))), clock)
     store.pool.shutdown()

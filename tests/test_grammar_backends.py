@@ -20,6 +20,7 @@ import torch
 from tokenizers import Tokenizer
 
 import mini_engine.tiny
+from mini_engine.grammar.backends import make_backend
 from mini_engine.grammar.base import GrammarError, GrammarOptions, TokenRefusedError, UnsupportedKeywordError
 from mini_engine.grammar.masks import unpack_allowed
 from mini_engine.grammar.tokens import TokenTable
@@ -694,3 +695,40 @@ def test_what_the_sentinel_of_outlines_costs():
     first = {TABLE.token_bytes[token][0] for token in masked(grammar)}
     assert first == {0xF0, 0xF1, 0xF2, 0xF3}
     assert not takes(compiled("outlines", "regex", r"[\s\S]*"), "\U0010ffff")
+
+
+EDGES = [0, 9, 10, 0x1F, 0x20, 0x22, 0x5C, 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x1F600, 0x10FFFF]
+
+
+@pytest.mark.parametrize(
+    "pattern", [r'[^"\\]', r"[\s\S]", r"\S", r"[^\x00-\x1f]", "[^\u4e00-\u9fff]", "[😀-😎]", "[^U0]"]
+)
+def test_a_set_of_characters_is_the_same_set_of_bytes_in_every_backend(pattern):
+    r"""xgrammar took ``\U0010ffff`` in a class for the letters U, 0, 1, f: what lies beyond U+FFFF was lost."""
+    table = TokenTable((*(bytes([byte]) for byte in range(256)), b""), frozenset({256}))
+    texts = [chr(code).encode() for code in [*EDGES, ord("U"), ord("f")]]
+    texts += [b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xff", b"\x80"]  # no UTF-8
+    allowed = re.compile(pattern, re.ASCII)
+    for name in ("fsm", "xgrammar", "llguidance"):
+        grammar = make_backend(name, table, GrammarOptions()).compile(("regex", pattern))
+        for text in texts:
+            copy, expected = grammar.copy(), is_text(text) and bool(allowed.fullmatch(text.decode()))
+            assert takes_bytes(copy, text) == expected, (name, text)
+
+
+def is_text(data):
+    """Whether the bytes are UTF-8."""
+    try:
+        return bool(data.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def takes_bytes(grammar, data):
+    """Whether a grammar over single bytes takes all of them, and the text is complete."""
+    try:
+        for byte in data:
+            grammar.accept_token(byte)
+    except TokenRefusedError:
+        return False
+    return grammar.is_complete()

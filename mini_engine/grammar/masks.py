@@ -65,7 +65,7 @@ def apply_bitmask(logits: Tensor, mask: Tensor) -> None:
 
 
 def apply_bitmask_on_cpu(logits: Tensor, mask: Tensor) -> None:
-    """Do what ``apply_bitmask`` does, to the bit, with an eighth of its temporary memory. Both on a CPU. Mutates logits.
+    """Do what ``apply_bitmask`` does, to the bit, with an eighth of its temporary memory. Mutates ``logits``.
 
     Fresh memory is what a mask costs on a CPU: 16 rows of a large vocabulary need 27 MB above and 3 MB here.
     """

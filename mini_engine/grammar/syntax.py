@@ -147,10 +147,13 @@ def write_range(first: int, last: int) -> str:
 
 
 def escape(code: int, special: str) -> str:
-    """Write one character: a backslash before the ``special`` ones, a number for what cannot be seen."""
+    r"""Write one character: a backslash before the ``special`` ones, a number for what cannot be seen.
+
+    Beyond U+FFFF every one is written as itself: not all libraries know ``\U0010ffff``.
+    """
     character = chr(code)
     if character in special:
         return "\\" + character
-    if character.isprintable():
+    if character.isprintable() or code > 0xFFFF:
         return character
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
