@@ -61,7 +61,8 @@ def integers_probe(seed: int) -> Values:
     from mini_engine.grammar.json_values import integers_between, naturals_between
 
     return {
-        f"{low} to {high}": [plain(integers_between(low, high))] + [plain(naturals_between(low, high))] * (low >= 0)
+        f"{low} to {high}": [plain(integers_between(low, high))]
+        + ([plain(naturals_between(low, high))] if low >= 0 else [])
         for low, high in windows(seed)
     }
 

@@ -36,7 +36,10 @@ class JumpForward:
         self.lengths = np.array([len(spelling) for spelling in table.token_bytes])
 
     def tokens(self, grammar: GrammarObject, output_ids: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` tokens that must follow ``output_ids``. The grammar is where it was afterwards."""
+        """Return at most ``most`` tokens that must follow ``output_ids``. The grammar is where it was afterwards.
+
+        Ends where a token is not spelled with the next forced bytes, and where a longer one could come.
+        """
         text = whole_characters(grammar.try_jump_forward())
         candidates = self.spell(output_ids, text)[:most] if text and most > 0 else []
         rest, taken = text.encode(), list[int]()
@@ -52,7 +55,11 @@ class JumpForward:
         return taken
 
     def spell(self, output_ids: Sequence[int], text: str) -> list[int]:
-        """Return the tokens of ``text`` behind ``output_ids``, none if the tokenizer would merge the two."""
+        """Return the tokens of ``text`` behind ``output_ids``, none if the tokenizer would merge the two.
+
+        A special token merges with nothing, so only what follows it counts. Tokens that begin inside of a character are
+        no context.
+        """
         before = list(output_ids[-LOOK_BACK:])
         while not all(self.table.token_bytes[token] for token in before):
             del before[0]  # a special token, the end of a thought, with which nothing merges

@@ -55,7 +55,8 @@ def banned_of(mask: Tensor, vocab_size: int) -> Tensor:
 def apply_bitmask(logits: Tensor, mask: Tensor) -> None:
     """Write minus infinity where the bit is 0. ``logits`` [N, V], ``mask`` int32 [N, ceil(V / 32)]. Mutates logits.
 
-    A padded head has more columns than the tokenizer has ids: the mask must cover them all.
+    A padded head has more columns than the tokenizer has ids: the mask must cover them all. Another shape or dtype is
+    refused before anything is written.
     """
     rows, vocab_size = logits.shape
     expected = (rows, num_words(vocab_size))
@@ -75,7 +76,7 @@ def apply_bitmask_on_cpu(logits: Tensor, mask: Tensor) -> None:
 
 
 def apply_banned(logits: Tensor, banned: Tensor) -> None:
-    """Write minus infinity where ``banned`` is True. Both [N, V]. Mutates ``logits``."""
+    """Write minus infinity where ``banned`` is True. Both [N, V]; anything else is refused. Mutates ``logits``."""
     assert banned.dtype == torch.bool, f"a boolean mask is bool, this one is {banned.dtype}"
     assert banned.shape == logits.shape, f"the mask is {tuple(banned.shape)}, the logits are {tuple(logits.shape)}"
     logits.masked_fill_(banned, -torch.inf)

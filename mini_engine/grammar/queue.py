@@ -82,7 +82,11 @@ class GrammarQueue(Generic[Grammar]):
         return grammars, failed
 
     def report(self) -> Report:
-        """Return who is ready here, and who failed here and why. Mutates the count of time-outs."""
+        """Return who is ready here, and who failed here and why. Mutates the count of time-outs.
+
+        The reason of a compile is what ``describe`` says; that of a time-out names the kind of grammar, the seconds and
+        ``grammar_timeout_s``.
+        """
         ready, failed = [], {}
         for name, entry in self.waiting.items():
             if entry.future is None:

@@ -14,7 +14,10 @@ from mini_engine.grammar.base import GrammarObject
 
 
 def make_mask(grammars: Sequence[GrammarObject | None], stop_ids: Set[int]) -> Callable[[Tensor], None] | None:
-    """Return what masks logits [N, V] with one grammar per row, ``None`` if no row has one."""
+    """Return what masks logits [N, V] with one grammar per row, ``None`` if no row has one.
+
+    A grammar that has terminated, or whose request is ``finished``, counts as none.
+    """
     rows = [row for row, grammar in enumerate(grammars) if grammar is not None and not is_over(grammar)]
     active = [grammar for row in rows if (grammar := grammars[row]) is not None]
     return partial(mask_rows, rows, active, sorted(stop_ids)) if rows else None
@@ -29,7 +32,8 @@ def mask_rows(rows: list[int], grammars: Sequence[GrammarObject], stop_ids: list
     """Ban in ``rows`` of ``logits`` [N, V] what their grammars do not allow. Other rows are not touched. Mutates.
 
     Least lengths and bans come before and may have banned all that the grammar allows. Where the text is complete it
-    may end then: the stop tokens come back, as in vLLM. Else the row stays empty, and the sampler says why.
+    may end then: the stop tokens come back as 0.0, as what they were is lost; vLLM does likewise. Else the row stays
+    empty, and the sampler says why. Each row and the time of its fill are counted in its grammar's ``stats``.
     """
     first = grammars[0]  # all are of one backend, and so of one form
     mask = first.allocate_vocab_mask(logits.shape[1], len(rows))
