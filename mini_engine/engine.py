@@ -181,7 +181,8 @@ class Engine:
         hidden = self.driver.hidden_states(inputs, self.pool)
         for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
             self.report_prompt(chunk, hidden[slice(*query_range)])
-            self.report_forced(chunk, hidden[slice(*query_range)])
+            if chunk.request.params.logprobs is not None:
+                self.report_forced(chunk, hidden[slice(*query_range)])
         return hidden, inputs
 
     def copy_prefix(self, chunk: ScheduledChunk, source: Request) -> None:
@@ -310,13 +311,13 @@ class Engine:
         """
         request, output = chunk.request, self.entries[chunk.request.request_id].output
         first, end = request.num_prompt_tokens + len(output.logprobs), chunk.start + chunk.num_tokens
-        count = request.params.logprobs
         tokens = request.tokens(first, end + 1)  # the chunk's last row predicts the token after it
-        if count is None or not tokens or first <= chunk.start:
+        if not tokens or first <= chunk.start:
             return
         logits = self.driver.logits(hidden[first - 1 - chunk.start :], None)[: len(tokens)]
         table = logits.float().log_softmax(-1)
-        output.logprobs += token_logprobs(table, torch.tensor(tokens, device=table.device), [count] * len(tokens))
+        ids, counts = torch.tensor(tokens, device=table.device), [request.params.logprobs or 0] * len(tokens)
+        output.logprobs += token_logprobs(table, ids, counts)
 
     def jump_forward(self, request: Request) -> None:
         """Append what a request's grammar forces after its newest token, up to what ends the request. Mutates."""
