@@ -57,7 +57,7 @@ class Graded:
 def command(folder: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Run the command."""
     arguments = [sys.executable, "-m", "smoke", "grade", str(folder), "--out", str(out), "--jobs", "2", *more]
-    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=2400, check=False)
 
 
 @pytest.fixture(scope="session")
