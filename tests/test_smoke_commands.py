@@ -94,11 +94,11 @@ def test_a_candidate_that_cannot_be_imported_has_its_own_status(smoke, tmp_path)
     ("arguments", "words"),
     [
         (("run", "L9"), "L1, L2, L3"),
-        (("run", "L8"), "L1, L2, L3"),
+        (("run", "L0"), "L1, L2, L3"),
         (("run", "L1"), "start L1"),
         (("run", "L1", "--base", "mine"), "reference or own"),
         (("start",), "LESSON"),
-        (("start", "L7"), "L1, L2, L3"),
+        (("start", "L9"), "L1, L2, L3"),
         (("hint", "L2.Q"), "L2.Q"),
         (("accept", "-k", "nothing-like-it"), "nothing-like-it"),
         (("mutants", "L1", "--mine", "nowhere.py"), "nowhere.py"),
