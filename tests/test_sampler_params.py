@@ -105,7 +105,7 @@ def test_a_mapping_parameter_takes_mappings_only(name: str, value: object) -> No
         ("logprobs_mode", "Raw", "Raw"), ("logprobs_mode", None, None), ("logprobs_mode", ["raw"], "raw"),
         ("stop_token_ids", [1, -1], -1), ("stop_token_ids", [1.0], 1.0), ("stop_token_ids", [True], True),
         ("stop_token_ids", [None], None), ("stop_token_ids", ["1"], "1"), ("stop_token_ids", [[1]], [1]),
-        ("stop_token_ids", [np.int64(1)], np.int64(1)), ("stop_token_ids", {2, "2"}, "2"),
+        ("stop_token_ids", [np.int64(1)], np.int64(1)), ("stop_token_ids", {"2"}, "2"),
         ("allowed_token_ids", [-5], -5), ("allowed_token_ids", [[1]], [1]), ("allowed_token_ids", [2, None], None),
         ("allowed_token_ids", [], "empty"),
         ("bad_words", [5], 5), ("bad_words", [[5], None], None), ("bad_words", [[1, "a"]], "a"),

@@ -1,0 +1,39 @@
+"""Inputs and measures that the tests of kernels share."""
+
+import torch
+from torch import Tensor
+
+from mini_engine.kernels.launch import INTERPRETED
+from tests.kernels.conftest import DEVICE
+
+# bfloat16 is proven on a GPU: the interpreter holds it as raw 16-bit integers.
+DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.bfloat16, torch.float16]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Draw normal numbers: no two alike and no symmetry, so that a wrong index shows."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
+
+
+def strided(tensor: Tensor) -> Tensor:
+    """Return the same numbers in rows that lie further apart, with NaN between them."""
+    wide = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 3), torch.nan, dtype=tensor.dtype, device=tensor.device)
+    wide[..., : tensor.shape[-1]] = tensor
+    return wide[..., : tensor.shape[-1]]
+
+
+def ulps(got: Tensor, exact: Tensor) -> int:
+    """Return the largest distance, in representable numbers, from ``exact`` (float64) rounded to the dtype of ``got``."""
+    def rank(x: Tensor) -> Tensor:
+        bits = x.contiguous().view(torch.int32 if x.dtype == torch.float32 else torch.int16).long()
+        return torch.where(bits < 0, torch.iinfo(torch.int32 if x.dtype == torch.float32 else torch.int16).min - bits, bits)
+
+    assert bool(got.isfinite().all()), "a value is not finite"
+    return int((rank(got) - rank(exact.to(got.dtype))).abs().max())
+
+
+def relative_error(got: Tensor, exact: Tensor) -> float:
+    """Return the largest error over the largest exact number of its row, both [..., H]."""
+    assert bool(got.isfinite().all()), "a value is not finite"
+    return float(((got.double() - exact).abs().amax(-1) / exact.abs().amax(-1).clamp(min=1e-30)).max())

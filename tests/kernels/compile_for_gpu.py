@@ -1,0 +1,85 @@
+"""Compile every kernel for an NVIDIA H200 on a machine without a GPU: ``python tests/kernels/compile_for_gpu.py``.
+
+Each launcher is called as the engine calls it, on CPU tensors of real shapes, and Triton is told that a GPU is there
+and not to start anything. What the interpreter accepts and the compiler refuses shows here (types, shapes that are no
+powers of 2, too much shared memory). Prints one JSON line per compiled kernel: name, registers that spilled, shared memory.
+
+Run it without ``TRITON_INTERPRET``.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+TARGET = GPUTarget("cuda", 90, 32)
+SHARED_MEMORY = 227 * 1024  # bytes that one block may use
+
+
+class NoDevice:
+    """Answers Triton's questions about the device as an H200 would."""
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_only(compiled: list[dict[str, Any]]) -> None:
+    """Make every launch compile its kernel, note it in ``compiled`` and return. Mutates Triton."""
+    driver.set_active(NoDevice())
+    run = JITFunction.run
+
+    def warm_up(self: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        compiled.append({"kernel": self.__name__, "shared": kernel.metadata.shared, **usage(kernel.asm["ptx"])})
+        return kernel
+
+    JITFunction.run = warm_up
+
+
+def usage(ptx: str) -> dict[str, int]:
+    """Ask the assembler how many registers and how many bytes of spilled registers a kernel needs."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(ptx)
+        arguments = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", str(file), "-o", f"{folder}/kernel.cubin"]
+        report = subprocess.run(arguments, capture_output=True, text=True, check=True).stderr
+    spilled, registers = re.search(r"(\d+) bytes spill stores", report), re.search(r"Used (\d+) registers", report)
+    return {"spilled": int(spilled[1]) if spilled else 0, "registers": int(registers[1]) if registers else 0}
+
+
+def main(names: list[str]) -> None:
+    """Compile what ``compile_cases`` launches; ``names`` chooses some."""
+    from tests.kernels.compile_cases import CASES
+
+    compiled: list[dict[str, Any]] = []
+    compile_only(compiled)
+    for name, launch in CASES.items():
+        if names and name not in names:
+            continue
+        for dtype in (torch.bfloat16, torch.float32):
+            before = len(compiled)
+            launch(dtype)
+            assert len(compiled) > before, f"{name} launched nothing"
+            for entry in compiled[before:]:
+                print(json.dumps({"case": name, "dtype": str(dtype).removeprefix("torch."), **entry}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    main(sys.argv[1:])

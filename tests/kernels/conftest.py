@@ -1,0 +1,43 @@
+"""How kernels are tested: interpreted on tiny shapes without a GPU, compiled on real ones with it (``-m gpu``)."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from mini_engine.kernels.launch import INTERPRETED
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark every test of this folder: ``-m gpu`` chooses them all, and skips them by name without a GPU."""
+    chosen = "gpu" in (config.option.markexpr or "") and "not gpu" not in config.option.markexpr
+    for item in items:
+        if "tests/kernels/" not in item.nodeid:
+            continue
+        item.add_marker(pytest.mark.gpu)
+        needs_gpu = chosen or item.get_closest_marker("compiled") is not None
+        if needs_gpu and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and this machine has none"))
+
+
+@triton.jit
+def canary_kernel(x, out, n, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + place, mask=place < n, other=0.0).to(tl.float32)
+    tl.store(out + place, tl.cumsum(value, axis=0) * 2.0, mask=place < n)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def canary() -> None:
+    """Skip every kernel test by name where Triton itself cannot do this much."""
+    try:
+        x = torch.arange(1.0, 6.0, device=DEVICE)
+        out = torch.full((8,), -1.0, device=DEVICE)
+        canary_kernel[(1,)](x, out, 5, BLOCK=8)
+        fault = None if out.tolist() == [2.0, 6.0, 12.0, 20.0, 30.0, -1.0, -1.0, -1.0] else f"it gave {out.tolist()}"
+    except Exception as error:  # whatever a broken installation raises
+        fault = repr(error)
+    if fault is not None:
+        pytest.skip(f"Triton cannot run a five-line kernel here: {fault}")

@@ -1,0 +1,74 @@
+import pytest
+import torch
+from torch import Tensor
+
+from mini_engine import model
+from mini_engine.kernels import rms_norm as op
+from tests.kernels.cases import DTYPES, random, relative_error, strided, ulps
+
+EPS = 1e-6
+SHAPES = [(1, 8), (3, 20), (5, 96), (2, 128), (7, 1000)]
+
+
+def exact_norm(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.double()
+    return weight.double() * x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_norm_is_that_of_float64(shape, dtype):
+    x, weight = random(*shape, dtype=dtype), random(shape[1], dtype=dtype, seed=1)
+    got = op.rms_norm(x, weight, EPS)
+    assert got.dtype == dtype
+    if dtype == torch.float32:
+        assert relative_error(got, exact_norm(x, weight)) <= 2e-6
+    else:  # the cast before the weight is L1's, so the reference rounds there too
+        x_normed = exact_norm(x, torch.ones_like(weight)).to(dtype)
+        assert ulps(got, weight.double() * x_normed.double()) <= 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_reference_is_lesson_one(dtype):
+    x, weight = random(5, 96, dtype=dtype), random(96, dtype=dtype, seed=1)
+    assert torch.equal(op.rms_norm_reference(x, weight, EPS), model.rms_norm(x, weight, EPS))
+
+
+def test_rows_may_lie_apart_and_heads_are_rows():
+    x, weight = random(4, 3, 20), random(20, seed=1)
+    whole = op.rms_norm(x, weight, EPS)
+    assert whole.shape == x.shape
+    assert torch.equal(op.rms_norm(strided(x), weight, EPS), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_sum_stays_in_the_residual_and_its_norm_comes_back(dtype):
+    x, residual, weight = random(5, 96, dtype=dtype), random(5, 96, dtype=dtype, seed=2), random(96, dtype=dtype, seed=1)
+    total = residual + x
+    got = op.add_rms_norm(x, residual, weight, EPS)
+    assert torch.equal(residual, total)
+    assert torch.equal(got, op.rms_norm(total, weight, EPS))
+
+
+def test_no_rows_are_no_rows():
+    assert op.rms_norm(random(0, 8), random(8), EPS).shape == (0, 8)
+
+
+def test_a_row_has_the_same_bits_alone():
+    x, weight = random(70, 128), random(128, seed=1)
+    whole = op.rms_norm(x, weight, EPS)
+    for row in (0, 33, 69):
+        assert torch.equal(op.rms_norm(x[row : row + 1], weight, EPS)[0], whole[row])
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "words"), [((2, 8), (9,), "weight has the shape [9]"), ((2, 8, 1), (8,), "it must be [1]")]
+)
+def test_a_wrong_shape_is_refused_before_any_address_is_used(x, weight, words):
+    with pytest.raises(ValueError, match=words.replace("[", r"\[").replace("]", r"\]")):
+        op.rms_norm(random(*x), random(*weight), EPS)
+
+
+def test_gaps_between_the_numbers_of_a_row_are_refused():
+    with pytest.raises(ValueError, match=r"contiguous"):
+        op.add_rms_norm(random(4, 8).T, random(8, 4), random(4), EPS)
