@@ -24,10 +24,12 @@ def strided(tensor: Tensor) -> Tensor:
 
 
 def ulps(got: Tensor, exact: Tensor) -> int:
-    """Return the largest distance, in representable numbers, from ``exact`` (float64) rounded to the dtype of ``got``."""
+    """Return the largest distance of ``got`` from the rounded ``exact`` (float64), counted in representable numbers."""
+    integer = torch.int32 if got.dtype == torch.float32 else torch.int16
+
     def rank(x: Tensor) -> Tensor:
-        bits = x.contiguous().view(torch.int32 if x.dtype == torch.float32 else torch.int16).long()
-        return torch.where(bits < 0, torch.iinfo(torch.int32 if x.dtype == torch.float32 else torch.int16).min - bits, bits)
+        bits = x.contiguous().view(integer).long()
+        return torch.where(bits < 0, torch.iinfo(integer).min - bits, bits)
 
     assert bool(got.isfinite().all()), "a value is not finite"
     return int((rank(got) - rank(exact.to(got.dtype))).abs().max())

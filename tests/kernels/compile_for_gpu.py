@@ -2,7 +2,8 @@
 
 Each launcher is called as the engine calls it, on CPU tensors of real shapes, and Triton is told that a GPU is there
 and not to start anything. What the interpreter accepts and the compiler refuses shows here (types, shapes that are no
-powers of 2, too much shared memory). Prints one JSON line per compiled kernel: name, registers that spilled, shared memory.
+powers of 2, too much shared memory). Prints one JSON line per compiled kernel: registers, bytes of
+them that spilled, bytes of shared memory.
 
 Run it without ``TRITON_INTERPRET``.
 """
@@ -21,7 +22,6 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 TARGET = GPUTarget("cuda", 90, 32)
-SHARED_MEMORY = 227 * 1024  # bytes that one block may use
 
 
 class NoDevice:

@@ -43,7 +43,8 @@ def test_rows_may_lie_apart_and_heads_are_rows():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_sum_stays_in_the_residual_and_its_norm_comes_back(dtype):
-    x, residual, weight = random(5, 96, dtype=dtype), random(5, 96, dtype=dtype, seed=2), random(96, dtype=dtype, seed=1)
+    x, residual = random(5, 96, dtype=dtype), random(5, 96, dtype=dtype, seed=2)
+    weight = random(96, dtype=dtype, seed=1)
     total = residual + x
     got = op.add_rms_norm(x, residual, weight, EPS)
     assert torch.equal(residual, total)
