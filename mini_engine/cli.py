@@ -202,6 +202,7 @@ def generate(
     linear: options.LinearOption = "torch",
     attention: options.AttentionOption = "torch",
     batch_invariant: options.BatchInvariant = False,
+    kernels: options.KernelsOption = "torch",
     engine: options.Engine = None,
 ) -> None:
     """Continue PROMPT and stream the text: greedily, or as the sampling options say."""
@@ -219,7 +220,7 @@ def generate(
         )  # fmt: skip
         changes = grammars.engine_options(grammar, grammar_backend, jump_forward, params.num_samples)
         began = time.perf_counter()
-        config = make_config(dtype, device, linear, attention, batch_invariant, **changes)
+        config = make_config(dtype, device, linear, attention, batch_invariant, kernels=kernels, **changes)
         driver, tokenizer = start(model, engine, config)
         driver.sampler.trace = SamplingTrace() if trace else None
         load_s = time.perf_counter() - began
@@ -258,6 +259,7 @@ def chat(
     linear: options.LinearOption = "torch",
     attention: options.AttentionOption = "torch",
     batch_invariant: options.BatchInvariant = False,
+    kernels: options.KernelsOption = "torch",
     engine: options.Engine = None,
 ) -> None:
     """Talk with the model. /new forgets the conversation, /exit (or Ctrl-D) ends it."""
@@ -266,7 +268,8 @@ def chat(
             preset, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
             seed=seed,
         )  # fmt: skip
-        driver, tokenizer = start(model, engine, make_config(dtype, device, linear, attention, batch_invariant))
+        config = make_config(dtype, device, linear, attention, batch_invariant, kernels=kernels)
+        driver, tokenizer = start(model, engine, config)
         encode_chat(tokenizer, [{"role": "user", "content": ""}], think)  # a missing template shows now, not later
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)

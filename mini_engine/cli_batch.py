@@ -148,13 +148,17 @@ def batch(
     prefix_cache: Annotated[bool, typer.Option(help="Keep what was computed for requests that begin alike.")] = False,
     eviction: Annotated[str, typer.Option(help=f"With it, who goes first: {', '.join(EVICTIONS)}.")] = "lru",
     dtype: options.DtypeOption = "float32",
+    device: options.Device = "cpu",
     batch_invariant: options.BatchInvariant = False,
+    kernels: options.KernelsOption = "torch",
     engine: options.Engine = None,
 ) -> None:
     """Answer every request of FILE, many at a time, one JSON line for each in the order of the file."""
     with input_errors():
+        options.check_device(device)
         config = EngineConfig.serving(
-            dtype=dtype, batch_invariant=batch_invariant, max_running_requests=running, policy=policy,
+            dtype=dtype, device=device, batch_invariant=batch_invariant, kernels=kernels,
+            max_running_requests=running, policy=policy,
             max_tokens_per_step=tokens_per_step, preemption=preemption, page_size=page_size, num_pages=num_pages,
             prefix_cache="radix" if prefix_cache else None, eviction=eviction,
             wait_for_prefix=32 if prefix_cache else None,

@@ -34,6 +34,13 @@ AttentionOption = Annotated[
         help="torch: the bits of transformers. grouped: faster decode steps in bfloat16.", rich_help_panel=ENGINE_PANEL
     ),
 ]
+KernelsOption = Annotated[
+    str,
+    typer.Option(
+        "--kernels", help="torch, or triton: the course's kernels, on an NVIDIA GPU or with TRITON_INTERPRET=1.",
+        rich_help_panel=ENGINE_PANEL,
+    ),
+]  # fmt: skip
 Engine = Annotated[
     Path | None,
     typer.Option(
@@ -93,12 +100,7 @@ def make_config(
 
     Raises ``ValueError`` for a device that is not there.
     """
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); try --device cpu"
-        ) from error
+    check_device(device)
     return EngineConfig(
         dtype=cast(Dtype, dtype),
         device=device,
@@ -107,6 +109,16 @@ def make_config(
         batch_invariant=batch_invariant,
         **changes,
     )
+
+
+def check_device(device: str) -> None:
+    """Raise ``ValueError`` for a device that is not there."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); try --device cpu"
+        ) from error
 
 
 def make_params(preset: str | None, **given: Any) -> SamplingParams:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, get_args
 Dtype = Literal["float32", "bfloat16"]
 LinearKind = Literal["torch", "packed"]
 AttentionKind = Literal["torch", "grouped"]
+KernelKind = Literal["torch", "triton"]
 PrefixCacheKind = Literal["radix"]
 Whitespace = Literal["spaced", "compact", "any"]
 DEFAULT_POOL_TOKENS = 16_384
@@ -125,6 +126,8 @@ class EngineConfig:
     one that was registered, or "auto": xgrammar if it is installed, else fsm. ``json_whitespace``: "spaced" as
     ``json.dumps`` writes it, "compact", or "any". ``grammar_timeout_s``: a request whose grammar takes longer fails.
     ``jump_forward``: text that the grammar forces is appended without a forward pass for each token.
+    ``kernels``: "torch" is off. "triton" computes everything between the matrix products, attention and sampling with
+    the kernels of ``mini_engine/kernels``: on NVIDIA GPUs, or anywhere in Triton's interpreter (TRITON_INTERPRET=1).
     ``num_pages``: size of the KV pool; ``None`` gives room for ``max_running_requests`` of the longest requests, but no
     more than ``DEFAULT_POOL_TOKENS`` tokens or one longest request.
     """
@@ -150,19 +153,21 @@ class EngineConfig:
     json_whitespace: Whitespace = "spaced"
     grammar_timeout_s: float = 60.0
     jump_forward: bool = False
+    kernels: KernelKind = "torch"
 
     @classmethod
     def serving(cls, **changes: Any) -> Self:
         """Return what a server wants: many requests, chunked prompts, preemption, fast weights; ``changes`` on top."""
         on_cpu = str(changes.get("device", "cpu")).split(":")[0] == "cpu"
-        grouped = not changes.get("batch_invariant", False)  # which has an attention of its own
-        fast = {"linear": "packed" if on_cpu else "torch", "attention": "grouped" if grouped else "torch"}
-        fast["grammar_backend"] = "auto"
+        with_kernels = changes.get("kernels") == "triton"  # which have products and attention of their own
+        grouped = not changes.get("batch_invariant", False) and not with_kernels  # as invariance has an attention
+        fast = {"linear": "packed" if on_cpu and not with_kernels else "torch"}
+        fast |= {"attention": "grouped" if grouped else "torch", "grammar_backend": "auto"}
         return cls(**{**fast, "max_running_requests": 32, "max_tokens_per_step": 512, "preemption": True, **changes})
 
     def __post_init__(self) -> None:
         """Check every option. Raises ``ValueError`` naming the value, the limit and the remedy."""
-        for name, kind in (("dtype", Dtype), ("linear", LinearKind), ("attention", AttentionKind)):
+        for name, kind in KINDS.items():
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
         if not is_count(self.page_size):
@@ -179,19 +184,32 @@ class EngineConfig:
                 "cache; set prefix_cache='radix', or leave them out"
             )
         check_grammar_options(self)
-        if self.batch_invariant and self.attention != "torch":
+        check_ways_to_compute(self)
+
+
+KINDS: dict[str, Any] = {"dtype": Dtype, "linear": LinearKind, "attention": AttentionKind, "kernels": KernelKind}
+
+
+def check_ways_to_compute(config: EngineConfig) -> None:
+    """Raise ``ValueError`` for ways to compute that exclude one another, or that the device does not have."""
+    on_cpu, with_kernels = config.device.split(":")[0] == "cpu", config.kernels == "triton"
+    if config.batch_invariant and config.attention != "torch":
+        raise ValueError(
+            f"batch_invariant=True has an attention of its own and attention is {config.attention!r}; "
+            "leave attention='torch'"
+        )
+    for name in ("linear", "attention") if with_kernels else ():
+        if getattr(config, name) != "torch":
             raise ValueError(
-                f"batch_invariant=True has an attention of its own and attention is {self.attention!r}; "
-                "leave attention='torch'"
+                f"kernels='triton' has its own way and {name} is {getattr(config, name)!r}; leave {name}='torch'"
             )
-        on_cpu = self.device.split(":")[0] == "cpu"
-        if self.linear == "packed" and not on_cpu:
-            raise ValueError(f"linear='packed' is for CPUs and the device is {self.device!r}; use linear='torch' there")
-        if self.batch_invariant and not on_cpu:
-            raise ValueError(
-                f"batch_invariant=True is kept on CPUs only and the device is {self.device!r}; "
-                "use device='cpu' or leave it off"
-            )
+    if config.linear == "packed" and not on_cpu:
+        raise ValueError(f"linear='packed' is for CPUs and the device is {config.device!r}; use linear='torch' there")
+    if config.batch_invariant and not on_cpu and not with_kernels:
+        raise ValueError(
+            f"torch keeps batch_invariant=True on CPUs only and the device is {config.device!r}; "
+            "set kernels='triton', use device='cpu' or leave it off"
+        )
 
 
 def check_grammar_options(config: EngineConfig) -> None:

@@ -5,7 +5,9 @@ Owns: the order of loading and the start-up warnings. Must not know: prompts, co
 
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from torch import Tensor
 
@@ -25,12 +27,36 @@ def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qw
 
 
 def build_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineConfig) -> Qwen3:
-    """Build the model that ``engine`` asks for: fused if its weights are packed, else the plain one.
+    """Build the model that ``engine`` asks for: over kernels, fused if its weights are packed, else the plain one.
 
-    Consumes the dictionary.
+    Consumes the dictionary. Raises ``ValueError`` if kernels are asked for and Triton is not installed.
     """
+    if engine.kernels == "triton":
+        return kernels_module().build_kernel_model(config, weights, engine)
     kind = FusedQwen3 if engine.linear == "packed" else Qwen3
     return kind(config, weights, make_projections(engine))
+
+
+def make_driver(model: Qwen3, engine: EngineConfig, eos_token_ids: frozenset[int] = frozenset()) -> SamplingDriver:
+    """Return the driver of a model that ``build_model`` made for the same ``engine``."""
+    kind = kernels_module().KernelDriver if engine.kernels == "triton" else SamplingDriver
+    return kind(model, engine, eos_token_ids)
+
+
+def kernels_module() -> ModuleType:
+    """Import ``kernels.driver``, and Triton with it, which an engine without kernels does without.
+
+    Raises ``ValueError`` if Triton is not installed.
+    """
+    try:
+        return import_module("mini_engine.kernels.driver")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise ValueError(
+            "kernels='triton' needs Triton, which is not installed (it is built for Linux alone); "
+            "pip install 'mini-engine[kernels]', or leave kernels='torch'"
+        ) from None
 
 
 def load_driver(model: str | Path | None = None, engine: EngineConfig | None = None) -> SamplingDriver:
@@ -43,9 +69,7 @@ def load_driver(model: str | Path | None = None, engine: EngineConfig | None = N
     """
     engine = engine or EngineConfig()
     folder = resolve_folder(model)
-    driver = SamplingDriver(
-        load_model(folder, engine, progress=sys.stderr.isatty()), engine, eos_token_ids=load_eos_ids(folder)
-    )
+    driver = make_driver(load_model(folder, engine, progress=sys.stderr.isatty()), engine, load_eos_ids(folder))
     if engine.batch_invariant:
         fault = invariance_fault(driver.forward, driver.model.config, engine)
         if fault is not None:

@@ -139,6 +139,7 @@ class Runner:
             "TMPDIR": str(self.home),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "TRITON_INTERPRET": "1",  # kernels run on CPU tensors, on every machine alike; read when Triton is imported
             "OMP_WAIT_POLICY": "PASSIVE",  # threads of a busy machine must not spin for each other
             **self.environment,
         }

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,7 +183,12 @@ def judge(check: Check, seed: int, values: Values, seconds: float = 0.0) -> Resu
 
 
 def result_of_error(check: Check, error: ProbeError, seconds: float = 0.0) -> Result:
-    """Turn an exception into a result. ``NotImplementedError`` of a starter names the task that is missing."""
+    """Turn an exception into a result. ``NotImplementedError`` of a starter names the task that is missing.
+
+    Where Triton is not built for the platform, the checks of its kernels are skipped, which is no pass.
+    """
+    if error.kind == "ModuleNotFoundError" and "'triton'" in error.message and find_spec("triton") is None:
+        return Result(check.id, "skipped", detail="Triton is not installed, and kernels need it", seconds=seconds)
     if error.kind == "NotImplementedError":
         missing = error.message.split(":")[0].strip()
         if missing == check.task_id:
@@ -211,8 +217,13 @@ def block_dependents(results: Sequence[Result]) -> list[Result]:
 
 
 def describe_error(error: BaseException, engine_folders: Sequence[str] = ("mini_engine",)) -> ProbeError:
-    """Reduce an exception to text, with the innermost line that belongs to the engine or the candidate."""
+    """Reduce an exception to text, with the innermost line that belongs to the engine or the candidate.
+
+    Triton's interpreter wraps what a kernel raises; what it wraps is what is told.
+    """
     place = ""
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
+        error = error.__cause__
     for frame in traceback.extract_tb(error.__traceback__):
         if any(folder in frame.filename for folder in engine_folders):
             place = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
