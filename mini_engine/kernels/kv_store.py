@@ -21,14 +21,15 @@ def store_kv_kernel(
     """Copy all heads of one token to its slot. ``k_stride`` and ``v_stride`` lead from one token to the next."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)  # int64
-    head = tl.arange(0, HEADS).to(tl.int64)[:, None]  # [HEADS, 1]
-    column = tl.arange(0, COLUMNS)[None, :]  # [1, COLUMNS]
     # A slot outside the pool is padding or a fault; either way its address is someone else's memory.
-    mask = (head < heads) & (column < width) & (slot >= 0) & (slot < slots)
-    key = tl.load(k + token * k_stride + head * k_head_stride + column, mask=mask)
-    value = tl.load(v + token * v_stride + head * v_head_stride + column, mask=mask)
-    tl.store(keys + head * keys_head_stride + slot * keys_slot_stride + column, key, mask=mask)
-    tl.store(values + head * values_head_stride + slot * values_slot_stride + column, value, mask=mask)
+    if (slot >= 0) & (slot < slots):
+        head = tl.arange(0, HEADS).to(tl.int64)[:, None]  # [HEADS, 1]
+        column = tl.arange(0, COLUMNS)[None, :]  # [1, COLUMNS]
+        mask = (head < heads) & (column < width)
+        key = tl.load(k + token * k_stride + head * k_head_stride + column, mask=mask)  # [HEADS, COLUMNS]
+        value = tl.load(v + token * v_stride + head * v_head_stride + column, mask=mask)
+        tl.store(keys + head * keys_head_stride + slot * keys_slot_stride + column, key, mask=mask)
+        tl.store(values + head * values_head_stride + slot * values_slot_stride + column, value, mask=mask)
 
 
 def store_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:

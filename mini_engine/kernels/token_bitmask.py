@@ -23,19 +23,20 @@ def token_bitmask_kernel(
     """Ban tokens of ``WORDS`` words of one mask."""
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + index) if HAS_ROWS else index  # int64: rows * V passes 2**31
-    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)[:, None]  # [WORDS, 1]
-    bit = tl.arange(0, 32)[None, :]  # [1, 32]
-    token = word * 32 + bit  # [WORDS, 32]
-    allowed = tl.load(mask + index * mask_stride + word, mask=word < num_words, other=-1)  # [WORDS, 1] int32
-    inside = (token < vocab_size) & (row >= 0) & (row < num_rows)
-    place = logits + row * logits_stride + token
-    minus_infinity = tl.full((WORDS, 32), float("-inf"), logits.dtype.element_ty)
-    # Most words of most grammars ban all of their tokens. Those are stored apart: 32 neighbours with one condition
-    # become a few wide writes, which a condition per token would not.
-    tl.store(place, minus_infinity, mask=inside & (allowed == 0))
-    # The shift drags copies of the sign in from the left; & 1 looks at one bit and drops them.
-    banned = ((allowed >> bit) & 1) == 0
-    tl.store(place, minus_infinity, mask=inside & (allowed != 0) & banned)
+    if (row >= 0) & (row < num_rows):  # what is no row is someone else's memory
+        word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)[:, None]  # [WORDS, 1]
+        bit = tl.arange(0, 32)[None, :]  # [1, 32]
+        token = word * 32 + bit  # [WORDS, 32]
+        inside = token < vocab_size
+        allowed = tl.load(mask + index * mask_stride + word, mask=word < num_words, other=-1)  # [WORDS, 1] int32
+        place = logits + row * logits_stride + token
+        minus_infinity = tl.full((WORDS, 32), float("-inf"), logits.dtype.element_ty)
+        # Most words of most grammars' masks ban all of their tokens. Those are stored apart: 32 neighbours with one
+        # condition become a few wide writes, which a condition per token would not.
+        tl.store(place, minus_infinity, mask=inside & (allowed == 0))
+        # The shift drags copies of the sign in from the left; & 1 looks at one bit and drops them.
+        banned = ((allowed >> bit) & 1) == 0
+        tl.store(place, minus_infinity, mask=inside & (allowed != 0) & banned)
 
 
 def apply_token_bitmask(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:

@@ -1,0 +1,122 @@
+import pytest
+import torch
+from torch import Tensor
+
+from mini_engine.attention.metadata import SequenceChunk, pack_batch
+from mini_engine.kernels import kv_store as op
+from tests.kernels.conftest import DEVICE
+
+DTYPES = [
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+]  # a copy computes nothing, so the interpreter can do bfloat16 too
+FUNCTIONS = [op.store_kv, op.store_kv_reference]
+
+
+def random_bits(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Draw any bits: infinities, subnormals and NaN of every payload among them."""
+    integers = {4: torch.int32, 2: torch.int16}[dtype.itemsize]
+    limits = torch.iinfo(integers)
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(limits.min, limits.max + 1, shape, generator=generator, dtype=torch.int64)
+    return bits.to(integers).view(dtype).to(DEVICE)
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.contiguous().view({4: torch.int32, 2: torch.int16}[x.dtype.itemsize])
+
+
+def slots_of(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=DEVICE)
+
+
+def store_by_hand(x: Tensor, pool: Tensor, slots: list[int]) -> Tensor:
+    """Copy token by token -> the bits of the pool afterwards."""
+    after = bits(pool).clone()
+    for token, slot in enumerate(slots):
+        after[:, slot] = bits(x)[token]
+    return after
+
+
+@pytest.mark.parametrize("store", FUNCTIONS)
+@pytest.mark.parametrize("shape", [(1, 1, 32), (5, 2, 20), (3, 8, 64), (4, 3, 128)])  # tokens, Hkv, D
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_arrive_in_their_slots_and_nowhere_else(shape, dtype, store):
+    tokens, heads, width = shape
+    k, v = random_bits(*shape, dtype=dtype, seed=1), random_bits(*shape, dtype=dtype, seed=2)
+    keys, values = random_bits(2, heads, 11, width, dtype=dtype, seed=3)
+    slots = [7, 0, 9, 4, 2][:tokens]
+    wanted = store_by_hand(k, keys, slots), store_by_hand(v, values, slots)
+    store(k, v, keys, values, slots_of(*slots))
+    assert torch.equal(bits(keys), wanted[0])
+    assert torch.equal(bits(values), wanted[1])
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_a_packed_batch_is_stored_as_the_pool_stores_it(page_size):
+    first = list(range(90 // page_size, 0, -1))  # pages in falling order: slots are no ranges
+    chunks = [SequenceChunk([1, 2, 3], 61 if page_size == 64 else 3, [*first, 95]), SequenceChunk([4], 0, [99])]
+    slots = pack_batch(chunks, page_size, DEVICE).metadata.slot_mapping
+    k, v = (random_bits(4, 2, 20, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    keys, values = random_bits(2, 2, 100 * page_size + 1, 20, dtype=torch.float32, seed=3)
+    wanted = [bits(pool).index_copy(1, slots, bits(x).transpose(0, 1)) for pool, x in ((keys, k), (values, v))]
+    op.store_kv(k, v, keys, values, slots)
+    assert torch.equal(bits(keys), wanted[0])
+    assert torch.equal(bits(values), wanted[1])
+
+
+@pytest.mark.parametrize("store", FUNCTIONS)
+def test_slots_outside_the_pool_write_nothing(store):
+    """The pool is a window of other memory, so that a write beside it shows and does not crash."""
+    memory = random_bits(2, 2, 20, 20, dtype=torch.float32, seed=3)
+    keys, values = memory[:, :, 5:15]
+    k, v = (random_bits(6, 2, 20, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    wanted = bits(memory).clone()
+    wanted[0, :, 5 + 9], wanted[1, :, 5 + 9] = bits(k)[2], bits(v)[2]
+    store(k, v, keys, values, slots_of(-1, -3, 9, 10, 12, 2**40))
+    assert torch.equal(bits(memory), wanted)
+
+
+def test_tokens_may_lie_apart_as_the_projection_left_them():
+    heads = random_bits(4, 3 + 2 + 2, 20, dtype=torch.float32)
+    k, v = heads[:, 3:5], heads[:, 5:]
+    keys, values = torch.zeros(2, 2, 9, 20, device=DEVICE)
+    wanted = store_by_hand(k, keys, [8, 1, 3, 0]), store_by_hand(v, values, [8, 1, 3, 0])
+    op.store_kv(k, v, keys, values, slots_of(8, 1, 3, 0))
+    assert torch.equal(bits(keys), wanted[0])
+    assert torch.equal(bits(values), wanted[1])
+
+
+def test_no_tokens_store_nothing():
+    keys, values = torch.ones(2, 2, 9, 20, device=DEVICE)
+    op.store_kv(keys[:0, :2], keys[:0, :2], keys, values, slots_of())
+    assert bool((keys == 1).all())
+
+
+@pytest.mark.compiled
+def test_slots_beyond_two_to_the_31_numbers_are_reached():
+    keys, values = (torch.zeros(1, 2**24 + 3, 128, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
+    k, v = (random_bits(1, 1, 128, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
+    op.store_kv(k, v, keys, values, slots_of(2**24 + 2))
+    assert torch.equal(bits(keys[0, -1]), bits(k[0, 0]))
+    assert torch.equal(bits(values[0, -1]), bits(v[0, 0]))
+    assert not bool(keys[0, :-1].any())
+
+
+def test_a_wrong_shape_or_dtype_is_refused_before_any_address_is_used():
+    k, pool, slots = torch.ones(3, 2, 20, device=DEVICE), torch.ones(2, 9, 20, device=DEVICE), slots_of(1, 2, 3)
+    with pytest.raises(ValueError, match=r"v has the shape \[2, 2, 20\]; it must be \[3, 2, 20\]"):
+        op.store_kv(k, k[:2], pool, pool, slots)
+    with pytest.raises(ValueError, match=r"keys has the shape"):
+        op.store_kv(k, k, pool.transpose(0, 1), pool, slots)
+    with pytest.raises(ValueError, match=r"values has the shape \[2, 8, 20\]"):
+        op.store_kv(k, k, pool, pool[:, 1:], slots)
+    with pytest.raises(ValueError, match=r"slot_mapping has the shape \[2\]; it must be \[3\]"):
+        op.store_kv(k, k, pool, pool, slots[:2])
+    with pytest.raises(ValueError, match=r"slot_mapping is torch.int32; it must be int64"):
+        op.store_kv(k, k, pool, pool, slots.int())
+    with pytest.raises(ValueError, match=r"v is torch.float16 and the pool torch.float32"):
+        op.store_kv(k, k.half(), pool, pool, slots)
+    with pytest.raises(ValueError, match=r"contiguous"):
+        op.store_kv(k, k, pool, torch.ones(2, 20, 9, device=DEVICE).transpose(1, 2), slots)

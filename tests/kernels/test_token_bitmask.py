@@ -1,0 +1,144 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mini_engine.grammar import masks
+from mini_engine.kernels import token_bitmask as op
+from tests.kernels.cases import strided
+from tests.kernels.conftest import DEVICE
+from tests.kernels.test_kv_store import bits, random_bits
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]  # nothing is computed, so the interpreter can do bfloat16 too
+SIZES = [1, 31, 32, 33, 64, 100, 1000, 2048, 2049]
+FUNCTIONS = [op.apply_token_bitmask, op.apply_token_bitmask_reference]
+
+
+def random_mask(rows: int, vocab_size: int, seed: int = 0) -> Tensor:
+    """Draw words; about a third allows nothing, a third everything, and bits past the vocabulary are random too."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, masks.num_words(vocab_size))
+    words = torch.randint(-(2**31), 2**31, shape, generator=generator)
+    kind = torch.randint(0, 3, shape, generator=generator)
+    words = torch.where(kind == 0, 0, torch.where(kind == 1, -1, words))
+    return words.to(torch.int32).to(DEVICE)
+
+
+def mask_by_hand(logits: Tensor, mask: Tensor, rows: list[int]) -> Tensor:
+    """Apply the masks with numpy -> the bits of the logits afterwards."""
+    octets = mask.cpu().numpy().astype("<i4").view(np.uint8)
+    allowed = np.unpackbits(octets, axis=-1, count=logits.shape[1], bitorder="little").astype(bool)
+    after = bits(logits).clone()
+    minus_infinity = bits(torch.tensor([-torch.inf], dtype=logits.dtype, device=DEVICE))[0]
+    for row, one in zip(rows, allowed, strict=True):
+        after[row, torch.from_numpy(~one).to(DEVICE)] = minus_infinity
+    return after
+
+
+@pytest.mark.parametrize("apply", FUNCTIONS)
+@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_banned_logits_are_minus_infinity_and_the_others_keep_their_bits(vocab_size, dtype, apply):
+    logits, mask = random_bits(3, vocab_size, dtype=dtype), random_mask(3, vocab_size)
+    wanted = mask_by_hand(logits, mask, [0, 1, 2])
+    apply(logits, mask)
+    assert torch.equal(bits(logits), wanted)
+
+
+@pytest.mark.parametrize("vocab_size", [33, 1000])
+def test_the_result_is_that_of_lesson_seven(vocab_size):
+    logits, mask = torch.randn(2, vocab_size, device=DEVICE), random_mask(2, vocab_size, seed=5)
+    wanted = logits.clone()
+    masks.apply_bitmask(wanted, mask)
+    op.apply_token_bitmask(logits, mask)
+    assert torch.equal(logits, wanted)
+
+
+@pytest.mark.parametrize("token", [0, 30, 31, 32, 63, 64, 69])
+def test_one_allowed_token_alone_is_left(token):
+    logits = torch.zeros(1, 70, device=DEVICE)
+    allowed = torch.arange(70) == token
+    op.apply_token_bitmask(logits, masks.pack_allowed(allowed[None]).to(DEVICE))
+    assert torch.equal(logits[0].cpu() == 0, allowed)
+
+
+@pytest.mark.parametrize("apply", FUNCTIONS)
+def test_masks_go_to_the_rows_that_are_named(apply):
+    logits, mask = random_bits(5, 100, dtype=torch.float32), random_mask(3, 100)
+    wanted = mask_by_hand(logits, mask, [4, 0, 3])
+    apply(logits, mask, torch.tensor([4, 0, 3], device=DEVICE))
+    assert torch.equal(bits(logits), wanted)
+
+
+@pytest.mark.parametrize("apply", FUNCTIONS)
+def test_a_row_named_twice_is_banned_what_either_mask_bans(apply):
+    logits, mask = torch.zeros(2, 100, device=DEVICE), random_mask(2, 100)
+    wanted = mask_by_hand(logits, (mask[0] & mask[1])[None], [1])
+    apply(logits, mask, torch.tensor([1, 1], device=DEVICE))
+    assert torch.equal(bits(logits), wanted)
+
+
+@pytest.mark.parametrize("apply", FUNCTIONS)
+def test_numbers_that_are_no_rows_write_nothing(apply):
+    """The logits are a window of other memory, so that a write beside them shows and does not crash."""
+    memory, mask = torch.zeros(7, 100, device=DEVICE), torch.zeros(4, 4, dtype=torch.int32, device=DEVICE)
+    apply(memory[2:5], mask, torch.tensor([-1, 3, 1, 2**40], device=DEVICE))
+    assert memory.isinf().any(-1).tolist() == [False, False, False, True, False, False, False]
+
+
+def test_rows_may_lie_apart_and_nothing_between_them_is_written():
+    memory = torch.zeros(3, 140, device=DEVICE)
+    mask = random_mask(3, 100)
+    mask[:, -1] = 0  # the last word bans tokens 96 to 127, of which 4 exist
+    logits = torch.zeros(3, 100, device=DEVICE)
+    op.apply_token_bitmask(logits, mask)
+    op.apply_token_bitmask(memory[:, 20:120], torch.cat((mask, mask), dim=1)[:, :4])
+    assert torch.equal(memory[:, 20:120], logits)
+    assert not bool(memory[:, :20].any())
+    assert not bool(memory[:, 120:].any())
+
+
+def test_bits_past_the_vocabulary_are_ignored():
+    memory, mask = torch.zeros(2, 70, device=DEVICE), masks.allocate_bitmask(2, 70, DEVICE)
+    mask[:, -1] = 0b111111  # tokens 64 to 69 exist and are allowed
+    op.apply_token_bitmask(memory, mask)
+    assert not bool(memory.any())
+
+
+def test_no_masks_change_nothing():
+    logits = torch.zeros(2, 70, device=DEVICE)
+    op.apply_token_bitmask(
+        logits, masks.allocate_bitmask(0, 70, DEVICE), torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    )
+    op.apply_token_bitmask(logits[:0], masks.allocate_bitmask(0, 70, DEVICE))
+    assert not bool(logits.any())
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("vocab_size", [151_936, 151_669])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_real_vocabularies_in_many_rows(vocab_size, dtype):
+    logits, mask = random_bits(64, vocab_size, dtype=dtype), random_mask(64, vocab_size)
+    wanted = mask_by_hand(logits, mask, list(range(64)))
+    op.apply_token_bitmask(logits, mask)
+    assert torch.equal(bits(logits), wanted)
+
+
+def test_what_does_not_cover_the_logits_is_refused_before_anything_is_written():
+    logits, mask = torch.zeros(2, 70, device=DEVICE), torch.zeros(2, 3, dtype=torch.int32, device=DEVICE)
+    rows = torch.tensor([1, 0], device=DEVICE)
+    cases = [
+        (logits, mask[:, :2], None, r"mask has the shape \[2, 2\]; it must be \[2, 3\]"),  # a padded head
+        (logits, torch.cat((mask, mask), dim=1), None, r"mask has the shape \[2, 6\]"),
+        (logits, mask[:1], None, r"mask has the shape \[1, 3\]; it must be \[2, 3\]"),
+        (logits, mask, rows[:1], r"rows has the shape \[1\]; it must be \[2\]"),
+        (logits, mask, rows.int(), r"rows is torch.int32; it must be int64"),
+        (logits, mask.long(), None, r"mask is torch.int64"),
+        (logits.int(), mask, None, r"logits torch.int32"),
+        (strided(logits).T.contiguous().T, mask, None, r"contiguous"),
+        (logits[0], mask, None, r"logits has the shape \[70\]"),
+    ]
+    for *arguments, words in cases:
+        with pytest.raises(ValueError, match=words):
+            op.apply_token_bitmask(*arguments)
+    assert not bool(logits.any())
