@@ -165,16 +165,20 @@ class GrammarBackend(ABC):
     def compile(self, key: GrammarKey) -> GrammarObject:
         """Compile a grammar, at its beginning. Slow. Raises ``GrammarError`` for one that cannot be compiled."""
         kind, text = key
-        if kind not in self.kinds:
-            raise GrammarError(
-                f"the grammar backend {self.name!r} has no {kind}, only {', '.join(self.kinds)}; "
-                "choose another one, xgrammar for example"
-            )
+        self.check_kind(kind)
         if "\0" in text:
             raise GrammarError(f"the {kind} holds a NUL character, which no backend is safe with; write \\x00 for it")
         grammar = self.build(kind, text)
         grammar.stats.kind = kind
         return grammar
+
+    def check_kind(self, kind: GrammarKind) -> None:
+        """Raise ``GrammarError`` for a kind of grammar that this backend does not compile."""
+        if kind not in self.kinds:
+            raise GrammarError(
+                f"the grammar backend {self.name!r} has no {kind}, only {', '.join(self.kinds)}; "
+                "choose another one, xgrammar for example"
+            )
 
     @abstractmethod
     def build(self, kind: GrammarKind, text: str) -> GrammarObject:

@@ -4,7 +4,7 @@ Owns: which keyword belongs to which type, places in a schema, the errors that n
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
@@ -15,7 +15,7 @@ from mini_engine.grammar.json_values import MAX_DEPTH, type_of
 MAX_DIGITS = 64  # of a bound
 ELSEWHERE = "take the backend xgrammar or llguidance"
 
-ANNOTATIONS = set(
+ANNOTATIONS = frozenset(
     "title description default examples deprecated readOnly writeOnly $comment $schema $defs definitions "
     "discriminator".split()
 )
@@ -34,6 +34,11 @@ KNOWN = {"type", *WHOLE, *(keyword for keywords in ASSERTIONS.values() for keywo
 ENDLESS = "allows any JSON, which nests without end and is not regular"
 
 
+def escaped(name: str) -> str:
+    """Write a name as it stands in a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
 @dataclass(frozen=True)
 class Place:
     """Where in the schema: a JSON pointer, how deep below the root, and the references that led here."""
@@ -46,7 +51,7 @@ class Place:
         """Return the place further down. Raises ``GrammarError`` below ``MAX_DEPTH`` levels."""
         if self.depth == MAX_DEPTH:
             raise self.error(f"the schema nests deeper than {MAX_DEPTH} levels; flatten it, or {ELSEWHERE}")
-        steps = [str(token).replace("~", "~0").replace("/", "~1") for token in tokens]
+        steps = [escaped(str(token)) for token in tokens]
         return replace(self, path="/".join([self.path, *steps]), depth=self.depth + 1)
 
     def follow(self, reference: str) -> "Place":
@@ -175,7 +180,13 @@ def constants_of(schema: Mapping[str, Any], place: Place) -> list[Any]:
     """Return the values of ``enum`` or ``const`` that are of the type, if one is given."""
     values = list_of(schema, "enum", place) if "enum" in schema else [schema["const"]]
     types = types_of(schema, place) if "type" in schema else list(ASSERTIONS)
-    return [each for each in values if type_of(each) in types or (type_of(each) == "integer" and "number" in types)]
+    return [each for each in values if has_type(each, types)]
+
+
+def has_type(value: object, types: Container[object]) -> bool:
+    """Whether a JSON value is of one of the types; an integer is a number."""
+    kind = type_of(value)
+    return kind in types or (kind == "integer" and "number" in types)
 
 
 def valid_types(schema: Mapping[str, Any], place: Place) -> set[str]:

@@ -27,6 +27,7 @@ from mini_engine.grammar.base import (
     UnsupportedKeywordError,
     check_rollback,
 )
+from mini_engine.grammar.json_keywords import escaped
 from mini_engine.grammar.json_values import MAX_DEPTH
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
@@ -37,10 +38,6 @@ Change = Callable[[dict[str, Any], str], Mapping[str, Any]]
 ONE_SCHEMA = frozenset("items additionalProperties contains not if then else propertyNames".split())
 LIST_OF_SCHEMAS = frozenset("allOf anyOf oneOf prefixItems".split())
 NAMED_SCHEMAS = frozenset("properties patternProperties $defs definitions".split())
-ANNOTATIONS = frozenset(
-    "title description default examples deprecated readOnly writeOnly $comment $schema $defs definitions "
-    "discriminator".split()
-)
 # What is no part of a message: the time and the line in the library's own source, and the text that it made of ours.
 NOT_TO_CLIENTS = re.compile(
     r"\[\d\d:\d\d:\d\d\] \S+?:\d+: |Check failed: \([^\n]*?\) is false: "
@@ -176,11 +173,6 @@ def map_schema(schema: Any, change: Change, path: str = "") -> Any:
         elif keyword in ONE_SCHEMA:
             changed[keyword] = map_schema(value, change, place)
     return change(changed, path)
-
-
-def escaped(name: str) -> str:
-    """Write a name as it stands in a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def refuse_keywords(schema: Mapping[str, Any], known: Iterable[str], path: str, library: str) -> None:

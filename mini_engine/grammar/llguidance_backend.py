@@ -17,9 +17,9 @@ from typing import Any, Self
 from torch import Tensor
 
 from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOptions, UnsupportedKeywordError
+from mini_engine.grammar.json_keywords import ANNOTATIONS
 from mini_engine.grammar.json_schema import parse_schema
 from mini_engine.grammar.library import (
-    ANNOTATIONS,
     LibraryGrammar,
     compile_error,
     import_library,

@@ -86,12 +86,7 @@ class GrammarService:
             )
         if not self.stop_ids:
             raise ValueError("a grammar ends with an end-of-sequence id and this model has none; give it eos_token_ids")
-        kinds = self.store.backend.kinds
-        if key[0] not in kinds:
-            raise ValueError(
-                f"the grammar backend {self.backend_name!r} has no {key[0]}, only {', '.join(kinds)}; choose another "
-                "one, xgrammar for example"
-            )
+        self.store.backend.check_kind(key[0])
         if reasoning:
             self.think_end()
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mini_engine.grammar.base import UnsupportedKeywordError
+from mini_engine.grammar.json_keywords import ANNOTATIONS, has_type
 from mini_engine.grammar.json_schema import schema_node
-from mini_engine.grammar.json_values import type_of
-from mini_engine.grammar.library import ANNOTATIONS, map_schema, refuse_keywords
+from mini_engine.grammar.library import map_schema, refuse_keywords
 from mini_engine.grammar.syntax import Node, to_regex
 
 OF_STRINGS = frozenset("minLength maxLength pattern format".split())
@@ -67,12 +67,6 @@ def check_lone(schema: Mapping[str, Any], types: list[Any], path: str) -> None:
     reference = schema.get("$ref", "#")
     if not (isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))):
         raise UnsupportedKeywordError("$ref", path, f"is {reference!r}; xgrammar finds only places like '#/$defs/name'")
-
-
-def has_type(value: Any, types: list[Any]) -> bool:
-    """Whether a JSON value is of one of the types."""
-    kind = type_of(value)
-    return kind in types or (kind == "integer" and "number" in types)
 
 
 def check_types(schema: Mapping[str, Any], types: list[Any], path: str) -> None:
