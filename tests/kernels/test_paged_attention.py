@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from mini_engine.kernels import paged_attention as op
+from tests.kernels.attention_cases import Batch, make_batch
+from tests.kernels.cases import DTYPES, relative_error, strided
+
+RAGGED = [(1, 1), (1, 70), (5, 5), (0, 0), (40, 130), (3, 64), (0, 9)]  # queries, keys
+SHAPES = [(16, (4, 2), 32), (1, (3, 1), 20), (64, (8, 1), 64), (16, (2, 2), 128)]  # page size, (Hq, Hkv), D
+
+
+def attend(batch: Batch, sequences: list[int] | None = None) -> torch.Tensor:
+    group = batch.q.shape[1] // batch.keys.shape[0]
+    blocks = batch.blocks(op.paged_queries(group, batch.q.shape[2], batch.q.dtype), sequences)
+    out = batch.poisoned()
+    op.paged_attention(batch.q, batch.keys, batch.values, batch.metadata, blocks, out)
+    return out
+
+
+@pytest.mark.parametrize(("page_size", "heads", "dim"), SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_row_is_that_of_float64(page_size, heads, dim, dtype):
+    batch = make_batch(RAGGED, page_size, heads, dim, dtype)
+    assert relative_error(attend(batch), batch.exact) <= (2e-6 if dtype == torch.float32 else 1e-2)
+
+
+def test_the_reference_has_the_same_signature_and_values():
+    batch = make_batch(RAGGED, 16, (4, 2), 32)
+    out = batch.poisoned()
+    op.paged_attention_reference(batch.q, batch.keys, batch.values, batch.metadata, batch.blocks(7), out)
+    assert relative_error(out, batch.exact) <= 2e-6
+
+
+def test_more_keys_than_two_tiles_of_queries_hold():
+    batch = make_batch([(70, 200)], 16, (2, 1), 32, torch.float16)
+    assert relative_error(attend(batch), batch.exact) <= 1e-2
+
+
+def test_only_the_rows_of_the_chosen_sequences_are_written():
+    batch = make_batch(RAGGED, 16, (4, 2), 32)
+    out = attend(batch, [1, 5])
+    written = out.isfinite().all(-1).all(-1)
+    assert written.tolist() == [i in (1, *range(47, 50)) for i in range(50)]
+    assert relative_error(out[written], batch.exact[written]) <= 2e-6
+
+
+def test_large_scores_do_not_overflow():
+    """exp of a score of 300 is infinite in float32; with the largest one subtracted it is 1."""
+    batch = make_batch([(6, 80)], 16, (2, 1), 32)
+    loud = Batch(batch.q * 300, batch.keys, batch.values, batch.metadata, batch.exact)
+    assert bool(attend(loud).isfinite().all())
+
+
+def test_queries_and_outputs_may_lie_apart():
+    batch = make_batch([(4, 40), (1, 9)], 16, (4, 2), 20)
+    whole = attend(batch)
+    apart = Batch(strided(batch.q), batch.keys, batch.values, batch.metadata, batch.exact)
+    out = strided(batch.poisoned())
+    op.paged_attention(apart.q, apart.keys, apart.values, apart.metadata, apart.blocks(8), out)
+    assert torch.equal(out, whole)
+
+
+def test_no_sequence_is_no_launch():
+    batch = make_batch([(0, 0), (1, 3)], 16, (2, 1), 16)
+    assert bool(attend(batch, [0]).isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda b: {"q": b.q[:, :3], "out": b.q[:, :3].clone()}, "3 query heads do not share 2"),
+        (lambda b: {"out": b.q[:, :2].clone()}, r"out has the shape \[1, 2, 16\]; it must be \[1, 4, 16\]"),
+        (lambda b: {"values": b.values[:, :-1]}, "values has the shape"),
+        (lambda b: {"keys": b.keys.half()}, "give all three the pool's dtype"),
+        (lambda b: {"keys": strided(b.keys)}, "must be contiguous"),
+        (lambda b: {"blocks": b.blocks(1000)}, r"blocks of 1000 queries do not fit; cut_queries\(..., queries=16\)"),
+    ],
+)
+def test_what_it_cannot_read_is_refused_before_any_address_is_used(change, words):
+    batch = make_batch([(1, 20)], 16, (4, 2), 16)
+    arguments = {"q": batch.q, "keys": batch.keys, "values": batch.values, "metadata": batch.metadata}
+    arguments |= {"blocks": batch.blocks(4), "out": batch.poisoned()}
+    with pytest.raises(ValueError, match=words):
+        op.paged_attention(**(arguments | change(batch)))

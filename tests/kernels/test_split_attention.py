@@ -1,0 +1,131 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mini_engine.kernels import split_attention as op
+from mini_engine.kernels.query_blocks import QueryBlock, cut_queries
+from tests.kernels.attention_cases import Batch, make_batch
+from tests.kernels.cases import DTYPES, relative_error, strided
+
+DECODE = [(1, 1), (1, 70), (0, 0), (1, 64), (1, 150)]  # queries, keys
+RAGGED = [(1, 130), (9, 20), (3, 66)]
+SHAPES = [(16, (4, 2), 32), (1, (3, 1), 20), (64, (8, 1), 64), (16, (2, 2), 128)]  # page size, (Hq, Hkv), D
+SPLIT = 64
+
+
+def attend(batch: Batch, split_size: int = SPLIT, sequences: list[int] | None = None) -> torch.Tensor:
+    group = batch.q.shape[1] // batch.keys.shape[0]
+    blocks = batch.blocks(op.split_queries(group, batch.q.shape[2], batch.q.dtype), sequences)
+    out = batch.poisoned()
+    op.split_attention(batch.q, batch.keys, batch.values, batch.metadata, blocks, out, split_size)
+    return out
+
+
+@pytest.mark.parametrize(("page_size", "heads", "dim"), SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_decode_row_is_that_of_float64(page_size, heads, dim, dtype):
+    batch = make_batch(DECODE, page_size, heads, dim, dtype)
+    assert relative_error(attend(batch), batch.exact) <= (2e-6 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("split_size", [64, 128, 256])
+def test_every_row_of_longer_queries_too(split_size):
+    batch = make_batch(RAGGED, 16, (2, 1), 20)
+    assert relative_error(attend(batch, split_size), batch.exact) <= 2e-6
+
+
+def test_more_splits_than_are_merged_at_once():
+    batch = make_batch([(1, 1100), (1, 40)], 16, (1, 1), 16)
+    assert relative_error(attend(batch), batch.exact) <= 2e-6
+
+
+def test_the_reference_has_the_same_signature_and_values():
+    batch = make_batch(RAGGED, 16, (4, 2), 32)
+    out = batch.poisoned()
+    op.split_attention_reference(batch.q, batch.keys, batch.values, batch.metadata, batch.blocks(7), out, SPLIT)
+    assert relative_error(out, batch.exact) <= 2e-6
+
+
+def test_only_the_rows_of_the_chosen_sequences_are_written():
+    batch = make_batch(DECODE, 16, (2, 1), 20)
+    out = attend(batch, sequences=[1, 4])
+    assert out.isfinite().all(-1).all(-1).tolist() == [False, True, False, True]
+
+
+def chunk(batch: Batch, start: int, end: int) -> Batch:
+    """The step that computes only the queries ``start`` … ``end - 1`` of a batch of one sequence."""
+    metadata = replace(
+        batch.metadata,
+        cu_seqlens_q=torch.tensor([0, end - start], dtype=torch.int32, device=batch.q.device),
+        seq_lens_kv=batch.metadata.seq_lens_kv - (len(batch.q) - end),
+    )
+    return replace(batch, q=batch.q[start:end], metadata=metadata, exact=batch.exact[start:end])
+
+
+def test_a_row_has_the_same_bits_in_a_batch_and_on_other_pages():
+    alone = make_batch([(12, 150)], 16, (4, 2), 32)
+    crowd = make_batch([(3, 40), (12, 150), (1, 300), (2, 70)], 64, (4, 2), 32)
+    crowd.q[3:15] = alone.q
+    assert torch.equal(attend(crowd)[3:15], attend(alone))
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (3, 5), (5, 15), (12, 13), (23, 24)])
+def test_a_row_has_the_same_bits_in_any_chunk_and_in_decoding(start, end):
+    """A chunk moves queries to other places of a tile. The query 12 is the first to see the split from 128 on."""
+    whole = make_batch([(24, 140)], 16, (4, 2), 32)
+    part = chunk(whole, start, end)
+    assert relative_error(attend(part), part.exact) <= 2e-6
+    assert torch.equal(attend(part), attend(whole)[start:end])
+
+
+def test_another_split_size_is_another_order_of_additions():
+    batch = make_batch([(1, 300)], 16, (4, 2), 32)
+    assert not torch.equal(attend(batch, 64), attend(batch, 128))
+
+
+def test_pieces_that_fit_the_scratch_change_no_bit(monkeypatch):
+    batch = make_batch([(20, 150), (3, 10)], 16, (2, 1), 20)
+    whole = attend(batch)
+    launches = []
+    attend_piece = op.attend_piece
+    monkeypatch.setattr(op, "attend_piece", lambda *given: (launches.append(given[4]), attend_piece(*given)))
+    monkeypatch.setattr(op, "SCRATCH_BYTES", 2 * 8 * 2 * 3 * 21 * 4)  # two blocks of 8 queries, 2 heads, 3 splits
+    assert torch.equal(attend(batch), whole)
+    assert [len(piece.blocks) for piece in launches] == [2, 2]
+
+
+def test_the_scratch_of_a_long_prompt_is_bounded():
+    blocks = cut_queries([QueryBlock(0, 0, 32768, 32768)], 8, "cpu")
+    per_split = 4 * 16 * 129
+    pieces = op.cut_into_pieces(blocks, op.INVARIANT_SPLIT, per_split)
+    assert [block for piece in pieces for block in piece.blocks] == blocks.blocks
+    for piece in pieces:
+        splits = -(-max(block.visible for block in piece.blocks) // op.INVARIANT_SPLIT)
+        assert len(piece.blocks) * 8 * splits * per_split <= op.SCRATCH_BYTES
+        assert piece.table.tolist() == [list(block) for block in piece.blocks]
+
+
+@pytest.mark.parametrize("max_kv_len", [1, 100, 4096, 131072])
+@pytest.mark.parametrize("num_blocks", [1, 7, 64, 1000])
+def test_the_split_size_fills_the_processors_and_no_more(max_kv_len, num_blocks):
+    size = op.choose_split_size(max_kv_len, num_blocks, 8, 132)
+    assert size % op.LEAST_SPLIT == 0
+    programs = num_blocks * 8 * -(-max_kv_len // size)
+    assert size == op.LEAST_SPLIT or programs >= op.PROGRAMS_PER_PROCESSOR * 132 / 2 or size >= max_kv_len
+    assert size == op.LEAST_SPLIT or programs <= 2 * op.PROGRAMS_PER_PROCESSOR * 132 or size >= max_kv_len
+
+
+def test_queries_and_outputs_may_lie_apart():
+    batch = make_batch([(4, 40), (1, 9)], 16, (4, 2), 20)
+    out = strided(batch.poisoned())
+    blocks = batch.blocks(4)
+    op.split_attention(strided(batch.q), batch.keys, batch.values, batch.metadata, blocks, out, SPLIT)
+    assert relative_error(out, batch.exact) <= 2e-6
+
+
+@pytest.mark.parametrize("split_size", [0, 33])
+def test_a_split_of_parts_of_tiles_is_refused(split_size):
+    batch = make_batch([(1, 20)], 16, (4, 2), 16)
+    with pytest.raises(ValueError, match=f"split_size is {split_size}; it must be a multiple of 32"):
+        attend(batch, split_size)
