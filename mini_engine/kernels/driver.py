@@ -28,7 +28,8 @@ class KernelDriver(SamplingDriver):
 
     def attention(self, batch: BatchInputs, pool: KVPool) -> Attention:
         """Return the kernels' attention for one step."""
-        return KernelAttention(pool, batch.metadata, self.model.kernels, self.config.batch_invariant)
+        heads, invariant = self.model.config.num_attention_heads, self.config.batch_invariant
+        return KernelAttention(pool, batch.metadata, self.model.kernels, heads, invariant)
 
 
 def build_kernel_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineConfig) -> KernelQwen3:
