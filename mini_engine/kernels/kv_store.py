@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mini_engine.kernels.launch import check_last_contiguous, check_shape
+from mini_engine.kernels.launch import block_shape, check_last_contiguous, check_shape
 
 
 @triton.jit
@@ -18,12 +18,12 @@ def store_kv_kernel(
     keys_head_stride, keys_slot_stride, values_head_stride, values_slot_stride,
     HEADS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Copy all heads of one token to its slot. ``k_stride`` and ``v_stride`` lead from one token to the next."""
+    """Copy ``HEADS`` heads of one token to its slot. ``k_stride`` and ``v_stride`` lead from one token to the next."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)  # int64
     # A slot outside the pool is padding or a fault; either way its address is someone else's memory.
     if (slot >= 0) & (slot < slots):
-        head = tl.arange(0, HEADS).to(tl.int64)[:, None]  # [HEADS, 1]
+        head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]  # [HEADS, 1]
         column = tl.arange(0, COLUMNS)[None, :]  # [1, COLUMNS]
         mask = (head < heads) & (column < width)
         key = tl.load(k + token * k_stride + head * k_head_stride + column, mask=mask)  # [HEADS, COLUMNS]
@@ -52,11 +52,13 @@ def store_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot_mapping: T
     check_last_contiguous(k=k, v=v, keys=keys, values=values, slot_mapping=slot_mapping)
     check_dtypes(k, v, keys, values, slot_mapping)
     if k.numel():
-        store_kv_kernel[(tokens,)](
+        block_heads, columns = block_shape(width)
+        block_heads = min(block_heads, triton.next_power_of_2(heads))
+        store_kv_kernel[(tokens, triton.cdiv(heads, block_heads))](
             k, v, keys, values, slot_mapping, heads, width, keys.shape[1],
             k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
-            HEADS=triton.next_power_of_2(heads), COLUMNS=triton.next_power_of_2(width),
+            HEADS=block_heads, COLUMNS=columns,
         )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def store_by_hand(x: Tensor, pool: Tensor, slots: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("store", FUNCTIONS)
-@pytest.mark.parametrize("shape", [(1, 1, 32), (5, 2, 20), (3, 8, 64), (4, 3, 128)])  # tokens, Hkv, D
+@pytest.mark.parametrize("shape", [(1, 1, 32), (5, 2, 20), (3, 8, 64), (4, 3, 128), (2, 3, 2000)])  # tokens, Hkv, D
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_arrive_in_their_slots_and_nowhere_else(shape, dtype, store):
     tokens, heads, width = shape

@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -94,6 +99,32 @@ def test_tiles_are_those_a_tensor_core_can_multiply_and_shared_memory_can_hold(d
         assert block_columns >= 16
         assert depth >= 16
         assert stages * (op.ROWS + block_columns) * depth * dtype.itemsize <= 227 * 1024 // 2
+
+
+PROGRAM = """
+import torch
+from triton.runtime.jit import JITFunction
+from mini_engine.kernels.matmul import invariant_matmul
+from tests.kernels.compile_for_gpu import compile_only
+
+compile_only([])
+compile_and_return, codes = JITFunction.run, []
+JITFunction.run = lambda *args, **options: codes.append(compile_and_return(*args, **options).asm["ptx"])
+for dtype in (torch.float32, torch.bfloat16):
+    x, weight = torch.empty(80, 301, dtype=dtype), torch.empty(200, 301, dtype=dtype)
+    for rows in (1, 2, 15, 16, 63, 64, 65, 80):
+        invariant_matmul(x[:rows], weight)
+        invariant_matmul(x[-rows:], weight)  # at an odd address
+print(len(codes), len(set(codes)))
+"""
+
+
+def test_every_number_of_rows_runs_the_same_machine_code():
+    """Triton compiles anew for a number that is 1 or a multiple of 16, and for another alignment of an address."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command, root = [sys.executable, "-c", PROGRAM], Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=root)
+    assert done.stdout.split() == ["32", "2"]  # launches; kernels, one for each dtype
 
 
 @pytest.mark.compiled
