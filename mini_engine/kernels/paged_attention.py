@@ -83,7 +83,7 @@ def attend_tiles(
     return top, total, weighted
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # it grows with the longest sequence, and compiling takes seconds
 def paged_attention_kernel(
     q, keys, values, out, blocks, block_table, scale,
     q_row_stride, q_head_stride, kv_head_stride, out_row_stride, out_head_stride, table_stride,
@@ -133,7 +133,8 @@ class TileShape:
 
 def padded_dim(head_dim: int) -> int:
     """Return the width of a tile that holds a head: a power of 2, and what the tensor cores want at least."""
-    return max(16, triton.next_power_of_2(head_dim))
+    power: int = triton.next_power_of_2(head_dim)
+    return max(16, power)
 
 
 def paged_tile_shape(group: int, head_dim: int, dtype: torch.dtype) -> TileShape:

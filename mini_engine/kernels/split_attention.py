@@ -34,7 +34,7 @@ MERGED_AT_ONCE = 16  # splits that the merge loads before it waits
 SCRATCH_BYTES = 128 << 20  # for the splits' results; longer prompts are served in pieces
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["split_size", "table_stride"])  # they change from step to step; compiling takes seconds
 def split_attention_kernel(
     q, keys, values, partial, lse, blocks, block_table, scale, split_size,
     q_row_stride, q_head_stride, kv_head_stride, table_stride,
@@ -71,7 +71,7 @@ def split_attention_kernel(
     tl.store(partial + place[:, None] * HEAD_DIM + dim, weighted / total[:, None], mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["split_size", "num_splits"])
 def merge_splits_kernel(
     partial, lse, out, blocks, split_size, num_splits, out_row_stride, out_head_stride,
     QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, DIM: tl.constexpr,
@@ -123,8 +123,9 @@ def choose_split_size(max_kv_len: int, num_blocks: int, num_kv_heads: int, num_p
 
     It depends on how many blocks there are, so the bits of a row depend on the batch: not for the invariant mode.
     """
-    wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * num_processors, max(1, num_blocks * num_kv_heads))
-    return LEAST_SPLIT * max(1, triton.cdiv(max_kv_len, wanted * LEAST_SPLIT))
+    wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * num_processors, max(1, num_blocks * num_kv_heads))  # splits
+    count: int = triton.cdiv(max_kv_len, wanted * LEAST_SPLIT)
+    return max(1, count) * LEAST_SPLIT
 
 
 def split_attention(

@@ -4,7 +4,18 @@ from collections.abc import Callable
 
 import torch
 
-from mini_engine.kernels import kv_store, matmul, rms_norm, rotary, silu_and_mul, token_bitmask
+from mini_engine.attention.metadata import AttentionMetadata
+from mini_engine.kernels import (
+    kv_store,
+    matmul,
+    paged_attention,
+    rms_norm,
+    rotary,
+    silu_and_mul,
+    split_attention,
+    token_bitmask,
+)
+from mini_engine.kernels.query_blocks import cut_queries, whole_sequences
 
 T, H, D, V = 64, 1024, 128, 151936
 Case = Callable[[torch.dtype], object]
@@ -33,6 +44,23 @@ def bitmask(dtype: torch.dtype, rows: torch.Tensor | None) -> object:
     return token_bitmask.apply_token_bitmask(torch.empty(T, V, dtype=dtype), mask, rows)
 
 
+def attention(dtype: torch.dtype, heads: int, head_dim: int, is_split: bool) -> object:
+    """Attend with a chunk of a prompt and with one decode row, over 8 key-value heads."""
+    q, pool = torch.empty(T + 1, heads, head_dim, dtype=dtype), torch.empty(8, 1025, head_dim, dtype=dtype)
+    metadata = AttentionMetadata(
+        cu_seqlens_q=torch.tensor([0, T, T + 1], dtype=torch.int32),
+        seq_lens_kv=torch.tensor([1000, 500], dtype=torch.int32),
+        block_table=torch.empty(2, 64, dtype=torch.int32),
+        slot_mapping=torch.empty(T + 1, dtype=torch.int64),
+        page_size=16,
+    )
+    op = split_attention.split_queries if is_split else paged_attention.paged_queries
+    blocks = cut_queries(whole_sequences(metadata), op(heads // 8, head_dim, dtype), "cpu")
+    if is_split:
+        return split_attention.split_attention(q, pool, pool, metadata, blocks, q, split_attention.INVARIANT_SPLIT)
+    return paged_attention.paged_attention(q, pool, pool, metadata, blocks, q)
+
+
 CASES: dict[str, Case] = {
     "rms_norm": lambda dtype: rms_norm.rms_norm(torch.ones(T, H, dtype=dtype), torch.ones(H, dtype=dtype), 1e-6),
     "qk_norm": lambda dtype: rms_norm.rms_norm(torch.ones(T, 16, D, dtype=dtype), torch.ones(D, dtype=dtype), 1e-6),
@@ -47,4 +75,10 @@ CASES: dict[str, Case] = {
     "matmul_down": lambda dtype: product(dtype, H, 3 * H),
     "token_bitmask": lambda dtype: bitmask(dtype, None),
     "token_bitmask_rows": lambda dtype: bitmask(dtype, torch.arange(T)),
+    "paged_attention": lambda dtype: attention(dtype, heads=16, head_dim=D, is_split=False),
+    "paged_attention_4b": lambda dtype: attention(dtype, heads=32, head_dim=D, is_split=False),
+    "paged_attention_64": lambda dtype: attention(dtype, heads=24, head_dim=64, is_split=False),
+    "split_attention": lambda dtype: attention(dtype, heads=16, head_dim=D, is_split=True),
+    "split_attention_4b": lambda dtype: attention(dtype, heads=32, head_dim=D, is_split=True),
+    "split_attention_64": lambda dtype: attention(dtype, heads=24, head_dim=64, is_split=True),
 }

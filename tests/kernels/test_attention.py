@@ -1,0 +1,128 @@
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
+from mini_engine.attention.paged import PagedAttention
+from mini_engine.attention.pool import KVPool
+from mini_engine.config import ModelConfig
+from mini_engine.kernels import attention, kv_store, paged_attention, split_attention
+from mini_engine.kernels.attention import KernelAttention
+from mini_engine.kernels.query_blocks import QueryBlock, cut_queries, whole_sequences
+from tests.kernels.cases import random, relative_error
+from tests.kernels.conftest import DEVICE
+
+CONFIG = ModelConfig(32, 64, 2, 4, 2, 16, 64, 4096, 1e4, 1e-6, True)  # 2 layers, 4 query heads over 2, dim 16
+PAGE_SIZE, PAGES = 16, 60
+KERNELS = SimpleNamespace(
+    store_kv=kv_store.store_kv,
+    paged_attention=paged_attention.paged_attention,
+    split_attention=split_attention.split_attention,
+)
+REFERENCES = SimpleNamespace(
+    store_kv=kv_store.store_kv_reference,
+    paged_attention=paged_attention.paged_attention_reference,
+    split_attention=split_attention.split_attention_reference,
+)
+Step = Sequence[tuple[int, int, int]]  # of each sequence: its number, tokens before this step, tokens after it
+
+
+def pages_of(sequence: int) -> list[int]:
+    """Return the twenty pages of sequence 0, 1 or 2, out of order; 7 and 60 have no common factor: none is shared."""
+    return [7 * (20 * sequence + i) % PAGES for i in range(20)]
+
+
+def projections(step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v of a step; a token's numbers depend on its sequence and position alone."""
+    whole = [
+        [random(320, heads, CONFIG.head_dim, seed=10 * s + i) for i, heads in enumerate((4, 2, 2))] for s, *_ in step
+    ]
+    q, k, v = (torch.cat([x[i][a:b] for x, (_, a, b) in zip(whole, step, strict=True)]) for i in range(3))
+    return q, k, v
+
+
+def pack(step: Step) -> BatchInputs:
+    return pack_batch([SequenceChunk([0] * (b - a), a, pages_of(s)) for s, a, b in step], PAGE_SIZE, DEVICE)
+
+
+def fresh_pool(step: Step = ()) -> KVPool:
+    """A pool full of NaN but for what the sequences of ``step`` computed before it."""
+    pool = KVPool(CONFIG, PAGES, PAGE_SIZE, torch.float32, DEVICE)
+    pool.poison(list(range(PAGES)))
+    before = [(s, 0, a) for s, a, _ in step if a]
+    if before:
+        _, k, v = projections(before)
+        for layer in range(CONFIG.num_hidden_layers):
+            pool.write(layer, k, v, pack(before).metadata.slot_mapping)
+    return pool
+
+
+def run(step: Step, invariant: bool = False, kernels: object = KERNELS, layer: int = 0) -> Tensor:
+    return KernelAttention(fresh_pool(step), pack(step).metadata, kernels, 4, invariant)(layer, *projections(step))
+
+
+MIXED: Step = [(0, 40, 41), (1, 30, 80), (2, 0, 9)]  # decoding, a chunk in the middle of a prompt, a short prompt
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("kernels", [KERNELS, REFERENCES], ids=["kernels", "references"])
+def test_a_mixed_step_has_the_values_of_the_plain_path(invariant, kernels):
+    plain = PagedAttention(fresh_pool(MIXED), pack(MIXED).metadata)(1, *projections(MIXED))
+    assert relative_error(run(MIXED, invariant, kernels, layer=1), plain.double()) <= 4e-6
+
+
+def test_new_keys_and_values_stay_in_the_pool_of_their_layer():
+    pool, metadata, (q, k, v) = fresh_pool(MIXED), pack(MIXED).metadata, projections(MIXED)
+    KernelAttention(pool, metadata, KERNELS, 4, False)(1, q, k, v)
+    for stored, given in zip(pool.gather(1, metadata.slot_mapping), (k, v), strict=True):
+        assert torch.equal(stored, given.transpose(0, 1))
+    assert bool(pool.gather(0, metadata.slot_mapping)[0].isnan().all())
+
+
+def test_short_queries_are_split_and_long_ones_are_not():
+    plan = KernelAttention(fresh_pool(MIXED), pack(MIXED).metadata, KERNELS, 4, False)
+    assert plan.short.blocks == [QueryBlock(0, 0, 1, 41)]
+    assert {block.sequence for block in plan.long.blocks} == {1, 2}
+    plan = KernelAttention(fresh_pool(MIXED), pack(MIXED).metadata, KERNELS, 4, True)
+    assert not plan.long.blocks
+    assert sum(block.end - block.start for block in plan.short.blocks) == 1 + 50 + 9
+    assert plan.split_size == attention.INVARIANT_SPLIT
+
+
+def test_invariant_bits_are_those_of_the_sequence_alone():
+    """One query as decoding beside others, as decoding alone, and inside a chunk of its prompt. 256 begins a split."""
+    chunk = run([(0, 255, 300)], invariant=True)
+    assert torch.equal(run([(0, 299, 300)], invariant=True)[0], chunk[-1])
+    assert torch.equal(run([(0, 256, 257)], invariant=True)[0], chunk[1])
+    beside = run([(1, 0, 3), (0, 290, 300), (2, 60, 61)], invariant=True)
+    assert torch.equal(beside[3:13], chunk[-10:])
+
+
+def test_without_it_the_split_follows_the_batch_and_bits_do_too():
+    """The negative control: were these bits equal, the test above would prove nothing."""
+    alone = run([(0, 299, 300)])
+    beside = run([(0, 299, 300), (1, 299, 300), (2, 299, 300)])
+    assert relative_error(beside[:1], alone.double()) <= 4e-6
+    assert not torch.equal(beside[0], alone[0])
+
+
+def test_blocks_cover_every_row_once_and_know_what_their_last_row_sees():
+    whole = whole_sequences(pack(MIXED).metadata)
+    assert whole == [QueryBlock(0, 0, 1, 41), QueryBlock(1, 1, 51, 80), QueryBlock(2, 51, 60, 9)]
+    blocks = cut_queries(whole, 16, DEVICE)
+    assert sorted(row for block in blocks.blocks for row in range(block.start, block.end)) == list(range(60))
+    for sequence, start, end, visible in blocks.blocks:
+        assert end - start <= 16
+        assert visible == whole[sequence].visible - (whole[sequence].end - end)
+    assert [block.visible for block in blocks.blocks] == sorted((b.visible for b in blocks.blocks), reverse=True)
+    assert blocks.table.tolist() == [list(block) for block in blocks.blocks]
+
+
+def test_fewer_keys_than_queries_are_refused():
+    metadata = pack(MIXED).metadata
+    metadata.seq_lens_kv[2] = 5
+    with pytest.raises(ValueError, match="sequence 2 has 9 queries and 5 keys"):
+        whole_sequences(metadata)
