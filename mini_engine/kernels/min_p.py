@@ -5,10 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mini_engine.kernels.threshold import BLOCK, INFINITY, WARPS, check_rows, find_peak
+from mini_engine.kernels.threshold import BLOCK, INFINITY, WARPS, check_rows, find_peak, number_of, order_key
 from mini_engine.sampler import filters
-
-HALF_ULP = tl.constexpr(1.0 - 2.0**-25)  # times a float32: half a unit in its last place less, or a quarter
 
 
 @triton.jit
@@ -16,10 +14,12 @@ def find_min_p(min_p):
     """Return the least x - peak (float64) of a token that min-p keeps, minus infinity for 0.
 
     The rule is exp(x - peak) >= min-p in float32, and a token exactly at the limit stays. ``exp`` on a GPU may be wrong
-    in the last place, so the comparison is one of logarithms: an exp that rounds to min-p may lie half a unit below it.
+    in the last place, so logarithms are compared: what rounds to min-p begins half way to the float32 below it.
     """
     on = min_p > 0
-    return tl.where(on, tl.log(tl.where(on, min_p.to(tl.float64) * HALF_ULP, 1.0)), -INFINITY)
+    below = number_of(order_key(min_p) - 1)
+    half_way = (min_p.to(tl.float64) + below.to(tl.float64)) / 2
+    return tl.where(on, tl.log(tl.where(on, half_way, 1.0)), -INFINITY)
 
 
 @triton.jit

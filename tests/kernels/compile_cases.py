@@ -6,14 +6,22 @@ import torch
 
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.kernels import (
+    argmax,
+    gumbel,
     kv_store,
     matmul,
+    min_p,
     paged_attention,
+    penalties,
     rms_norm,
     rotary,
+    sample,
     silu_and_mul,
     split_attention,
     token_bitmask,
+    top_k,
+    top_k_top_p,
+    top_p,
 )
 from mini_engine.kernels.query_blocks import cut_queries, whole_sequences
 
@@ -61,6 +69,11 @@ def attention(dtype: torch.dtype, heads: int, head_dim: int, is_split: bool) -> 
     return paged_attention.paged_attention(q, pool, pool, metadata, blocks, q)
 
 
+ROWS = torch.empty(T, V)  # the sampler's: float32, whatever the model's dtype
+STRENGTHS = torch.empty(T)
+IDS = torch.empty(T, dtype=torch.int64)
+SHARES = torch.empty(T, dtype=torch.float64)
+
 CASES: dict[str, Case] = {
     "rms_norm": lambda dtype: rms_norm.rms_norm(torch.ones(T, H, dtype=dtype), torch.ones(H, dtype=dtype), 1e-6),
     "qk_norm": lambda dtype: rms_norm.rms_norm(torch.ones(T, 16, D, dtype=dtype), torch.ones(D, dtype=dtype), 1e-6),
@@ -81,4 +94,15 @@ CASES: dict[str, Case] = {
     "split_attention": lambda dtype: attention(dtype, heads=16, head_dim=D, is_split=True),
     "split_attention_4b": lambda dtype: attention(dtype, heads=32, head_dim=D, is_split=True),
     "split_attention_64": lambda dtype: attention(dtype, heads=24, head_dim=64, is_split=True),
+    "argmax": lambda dtype: argmax.argmax(ROWS.to(dtype)),
+    "top_k": lambda dtype: top_k.apply_top_k(ROWS, IDS),
+    "top_p": lambda dtype: top_p.apply_top_p(ROWS, SHARES),
+    "min_p": lambda dtype: min_p.apply_min_p(ROWS, STRENGTHS),
+    "top_k_top_p": lambda dtype: top_k_top_p.apply_top_k_top_p(ROWS, IDS, SHARES),
+    "top_k_top_p_joint": lambda dtype: top_k_top_p.apply_top_k_top_p(ROWS, IDS, SHARES, joint=True),
+    "sample": lambda dtype: sample.sample_top_k_top_p(ROWS, IDS, SHARES, STRENGTHS, SHARES),
+    "sample_joint": lambda dtype: sample.sample_top_k_top_p(ROWS, IDS, SHARES, STRENGTHS, SHARES, joint=True),
+    "draw_seeded": lambda dtype: gumbel.draw_seeded(ROWS, IDS, IDS),
+    "hash_tokens": lambda dtype: gumbel.hash_tokens(IDS, IDS, IDS),
+    "penalties": lambda dtype: penalties.apply_penalties(ROWS, IDS, IDS, *[STRENGTHS] * 4),
 }

@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+import torch
+
+from mini_engine.kernels import penalties as op
+from mini_engine.sampler.penalties import PENALTIES, Penalties
+from mini_engine.sampler.processors.base import History
+from tests.kernels.cases import random, strided
+from tests.kernels.conftest import DEVICE
+from tests.kernels.filter_cases import floats, ints, same_bits
+
+OFF = (1.0, 0.0, 0.0)
+STRENGTHS = [(1.3, 0.37, 0.71), (0.7, -0.4, 0.0), (1.0, 0.1, 0.0), (1.0, 0.0, -1.3), (1.9, 0.0, 0.0), OFF]
+
+
+def entries_of(width, seed=0):
+    """Return rows, token ids, counts and strengths of entries in six rows, no pair twice, in no order."""
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randperm(len(STRENGTHS) * width, generator=generator)[: 2 * width]
+    rows, token_ids = places // width, places % width
+    counts = torch.randint(0, 5, (len(places),), generator=generator).float()
+    strengths = torch.tensor(STRENGTHS)[rows].T.contiguous()
+    return [each.to(DEVICE) for each in (rows, token_ids, counts, *strengths)]
+
+
+def by_hand(logits, rows, token_ids, counts, repetition, frequency, presence):
+    """Do the arithmetic in numpy's float32, one rounded operation at a time."""
+    wanted = logits.cpu().numpy().copy()
+    for row, token, *numbers in zip(
+        rows.tolist(), token_ids.tolist(), counts, repetition, frequency, presence, strict=True
+    ):
+        count, repeat, often, ever = (np.float32(number.item()) for number in numbers)
+        x = wanted[row, token]
+        if repeat != 1:
+            x = x / repeat if x > 0 else x * repeat
+        if often != 0:
+            x = x - often * count
+        if ever != 0:
+            x = x - ever * np.float32(count > 0)
+        wanted[row, token] = x
+    return torch.from_numpy(wanted).to(logits.device)
+
+
+@pytest.mark.parametrize("width", [1, 50, 300])
+def test_every_entry_has_the_bits_of_rounded_arithmetic_and_no_other_logit_changes(width):
+    logits = random(len(STRENGTHS), width) * 7
+    logits[:, width // 2] = -torch.inf
+    logits[:, 0] = -0.0
+    entries = entries_of(width)
+    wanted = by_hand(logits, *entries)
+    torch_too = logits.clone()
+    op.apply_penalties_reference(torch_too, *entries)
+    apart = strided(logits)
+    op.apply_penalties(logits, *entries)
+    op.apply_penalties(apart, *entries)
+    assert same_bits(logits, wanted)
+    assert same_bits(apart, wanted)
+    assert same_bits(torch_too, wanted)
+
+
+def test_the_rows_are_those_that_lesson_four_makes():
+    logits = random(3, 40) * 5
+    names = [name for name, _, _ in PENALTIES]
+    histories = [History([1, 2, 3, 3], [3, 4, 4, 39]), History([0], [7, 7, 7])]
+    states = {0: dict(zip(names, STRENGTHS[0], strict=True)), 2: dict(zip(names, STRENGTHS[1], strict=True))}
+    wanted = logits.clone()
+    penalties = Penalties.build(states, histories)
+    penalties.apply(wanted)
+    rows = ints(0, 0, 0, 0, 0, 2, 2)
+    strengths = torch.tensor([STRENGTHS[0]] * 5 + [STRENGTHS[1]] * 2, device=DEVICE).T.contiguous()
+    counts = floats(0, 0, 1, 2, 1, 0, 3, dtype=torch.float32)
+    op.apply_penalties(logits, rows, ints(1, 2, 3, 4, 39, 0, 7), counts, *strengths)
+    assert same_bits(logits, wanted)
+
+
+def test_strengths_that_are_off_keep_the_bits_of_what_arithmetic_would_change():
+    logits = torch.tensor([[-0.0, 1e-42, torch.nan, -torch.inf, torch.inf]], device=DEVICE)
+    before = logits.clone()
+    off = [torch.full((5,), number, device=DEVICE) for number in (3.0, *OFF)]
+    op.apply_penalties(logits, ints(0, 0, 0, 0, 0), ints(0, 1, 2, 3, 4), *off)
+    assert same_bits(logits, before)
+
+
+def test_without_entries_nothing_happens():
+    logits = random(2, 8)
+    before, nothing = logits.clone(), floats(dtype=torch.float32)
+    op.apply_penalties(logits, nothing.long(), nothing.long(), *[nothing] * 4)
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [(0, "rows is torch.float32"), (2, "counts has the shape"), (6, "float16")]
+)
+def test_what_the_kernel_cannot_read_is_refused(place, words):
+    logits, entries = random(len(STRENGTHS), 20), entries_of(20)
+    if place == 6:
+        logits = logits.half()
+    else:
+        entries[place] = entries[place].float() if place == 0 else entries[place][:-1].contiguous()
+    with pytest.raises(ValueError, match=words):
+        op.apply_penalties(logits, *entries)

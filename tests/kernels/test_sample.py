@@ -1,0 +1,103 @@
+import pytest
+import torch
+
+from mini_engine.kernels import sample as op
+from mini_engine.sampler import filters
+from mini_engine.sampler.draw import draw_uniform
+from tests.kernels.cases import random, strided
+from tests.kernels.conftest import DEVICE
+from tests.kernels.filter_cases import BLOCK, floats, ints, lone, tied
+
+K = (0, 5, 40, 100, 1, 12, 0, 90)
+P = (0.9, 1.0, 0.5, 0.77, 0.3, 0.97, 1.0, 0.9)
+MIN_P = (0.0, 0.1, 0.0, 0.05, 0.5, 0.2, 0.0, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(op, "BLOCK", BLOCK)
+
+
+def filtered(logits, k, p, min_p, joint):
+    cut = filters.apply_joint(logits, k, p) if joint else filters.apply_top_p(filters.apply_top_k(logits, k), p)
+    return filters.apply_min_p(cut, min_p)
+
+
+def distance_from_edge(logits, uniform):
+    """Return how far each number is from the nearest edge between two tokens' shares, of the whole as 1."""
+    edges = logits.double().softmax(-1).cumsum(-1)
+    return (edges - uniform[:, None]).abs().amin(-1)
+
+
+@pytest.mark.parametrize("rows_of", [random, tied])
+@pytest.mark.parametrize("joint", [False, True])
+def test_the_token_is_the_one_that_lesson_four_draws(rows_of, joint):
+    logits, k, p = rows_of(8, 150, seed=5), ints(*K), floats(*P)
+    min_p = floats(*MIN_P, dtype=torch.float32)
+    uniform = torch.rand(8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    left = filtered(logits, k, p, min_p, joint)
+    assert distance_from_edge(left, uniform).min() > 1e-5
+    got = op.sample_top_k_top_p(logits, k, p, min_p, uniform, joint)
+    assert got.dtype == torch.int64
+    assert torch.equal(got, draw_uniform(left, uniform))
+    assert torch.equal(op.sample_top_k_top_p_reference(logits, k, p, min_p, uniform, joint), got)
+
+
+def test_every_share_is_as_wide_as_its_probability():
+    """Shares are swept with evenly spaced numbers instead of drawn: each is hit as often as it is wide, to one."""
+    logits = torch.tensor([2.0, 1.5, -torch.inf, 1.5, 0.7, 0.0, -1.0, 1.5, -torch.inf], device=DEVICE)
+    count = 40
+    uniform = (torch.arange(count, dtype=torch.float64, device=DEVICE) + 0.5) / count
+    rows = logits.expand(count, -1).contiguous()
+    k, p = ints(4).expand(count).contiguous(), floats(0.85).expand(count).contiguous()
+    min_p = floats(0.1, dtype=torch.float32).expand(count).contiguous()
+    drawn = op.sample_top_k_top_p(rows, k, p, min_p, uniform)
+    probabilities = filtered(logits[None], k[:1], p[:1], min_p[:1], False).double().softmax(-1)[0]
+    hits = drawn.bincount(minlength=9)
+    assert (hits[probabilities == 0] == 0).all()
+    assert (hits - probabilities * count).abs().max() <= 1
+    assert drawn.diff().min() >= 0  # in the order of ids
+
+
+def test_both_ends_of_the_interval_find_a_token_that_may_be_drawn():
+    logits = torch.full((3, 200), -torch.inf, device=DEVICE)
+    logits[:, 70:140:2] = random(3, 35)
+    last = torch.nextafter(floats(1.0), floats(0.0)).item()
+    off = ints(0, 0, 0), floats(1.0, 1.0, 1.0), floats(0.0, 0.0, 0.0, dtype=torch.float32)
+    assert op.sample_top_k_top_p(logits, *off, floats(0.0, last, last)).tolist() == [70, 138, 138]
+    assert op.sample_top_k_top_p(lone(130), *off, floats(0.0, 0.5, last)).tolist() == [0, 65, 129]
+
+
+def test_equals_at_the_cut_are_counted_across_blocks():
+    """128 equal tokens, of which 100 stay: number u draws the token floor(100 u)."""
+    logits = torch.zeros(4, 128, device=DEVICE)
+    off = floats(1.0, 1.0, 1.0, 1.0), floats(1.0, 1.0, 1.0, 1.0, dtype=torch.float32)
+    drawn = op.sample_top_k_top_p(logits, ints(100, 100, 100, 100), *off, floats(0.005, 0.635, 0.645, 0.995))
+    assert drawn.tolist() == [0, 63, 64, 99]
+
+
+def test_a_row_without_tokens_stays_within_the_row():
+    logits = torch.full((1, 70), -torch.inf, device=DEVICE)
+    for p in (0.5, 1.0):
+        drawn = op.sample_top_k_top_p(logits, ints(3), floats(p), floats(0.1, dtype=torch.float32), floats(0.7))
+        assert 0 <= drawn.item() < 70
+
+
+def test_a_row_is_drawn_alone_as_among_others_in_any_block_and_rows_may_lie_apart(monkeypatch):
+    logits, k, p = random(4, 150) * 2, ints(*K[:4]), floats(*P[:4])
+    min_p, uniform = floats(*MIN_P[:4], dtype=torch.float32), floats(0.1, 0.9, 0.4, 0.65)
+    whole = op.sample_top_k_top_p(logits, k, p, min_p, uniform)
+    assert torch.equal(op.sample_top_k_top_p(strided(logits), k, p, min_p, uniform), whole)
+    for row in (1, 3):
+        one = slice(row, row + 1)
+        assert op.sample_top_k_top_p(logits[one], k[one], p[one], min_p[one], uniform[one]).item() == whole[row]
+    monkeypatch.setattr(op, "BLOCK", 256)
+    assert torch.equal(op.sample_top_k_top_p(logits, k, p, min_p, uniform), whole)
+    assert op.sample_top_k_top_p(logits[:0], k[:0], p[:0], min_p[:0], uniform[:0]).shape == (0,)
+
+
+def test_a_parameter_of_another_dtype_is_refused():
+    with pytest.raises(ValueError, match=r"uniform is torch\.float32"):
+        op.sample_top_k_top_p(
+            lone(5)[:1], ints(0), floats(1.0), floats(0.0, dtype=torch.float32), floats(0.5, dtype=torch.float32)
+        )
