@@ -30,6 +30,7 @@ from mini_engine.kernels import (
     split_attention,
     token_bitmask,
     top_k,
+    top_k_top_p,
     top_p,
 )
 from mini_engine.kernels.launch import launch_fault
@@ -71,6 +72,7 @@ BUILT_IN: dict[str, Kernel] = {
     "apply_penalties": Kernel(penalties.apply_penalties, penalties.apply_penalties_reference),
     "apply_top_k": Kernel(top_k.apply_top_k, top_k.apply_top_k_reference),
     "apply_top_p": Kernel(top_p.apply_top_p, top_p.apply_top_p_reference),
+    "apply_top_k_top_p": Kernel(top_k_top_p.apply_top_k_top_p, top_k_top_p.apply_top_k_top_p_reference),
     "apply_min_p": Kernel(min_p.apply_min_p, min_p.apply_min_p_reference),
     "sample_top_k_top_p": Kernel(sample.sample_top_k_top_p, sample.sample_top_k_top_p_reference),
     "draw_seeded": Kernel(gumbel.draw_seeded, gumbel.draw_seeded_reference),

@@ -99,14 +99,13 @@ class KernelSampler(Sampler):
 
     def filter_scaled(self, scaled: Tensor, batch: SamplingBatch, rows: list[int]) -> Tensor:
         """Cut the distributions of the rows that are drawn. ``scaled`` [R, V] -> [R, V]."""
-        kernels = self.kernels
-        if self.filter_order == "joint" and batch.need_top_k and batch.need_top_p:
-            cut = kernels.apply_top_k(scaled, batch.top_k[rows])
-            # Both cuts keep a beginning of the same order, so what both keep is the shorter one.
-            scaled = cut.masked_fill_(kernels.apply_top_p(scaled, batch.top_p[rows]) == -torch.inf, -torch.inf)
-        else:
-            scaled = kernels.apply_top_k(scaled, batch.top_k[rows]) if batch.need_top_k else scaled
-            scaled = kernels.apply_top_p(scaled, batch.top_p[rows]) if batch.need_top_p else scaled
+        kernels, joint = self.kernels, self.filter_order == "joint"
+        if batch.need_top_k and batch.need_top_p:
+            scaled = kernels.apply_top_k_top_p(scaled, batch.top_k[rows], batch.top_p[rows], joint)
+        elif batch.need_top_k:
+            scaled = kernels.apply_top_k(scaled, batch.top_k[rows])
+        elif batch.need_top_p:
+            scaled = kernels.apply_top_p(scaled, batch.top_p[rows])
         return kernels.apply_min_p(scaled, batch.min_p[rows]) if batch.need_min_p else scaled  # type: ignore[no-any-return]
 
     def draw_scaled(self, scaled: Tensor, batch: SamplingBatch, rows: list[int]) -> Tensor:
