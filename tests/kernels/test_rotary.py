@@ -112,6 +112,11 @@ def test_a_wrong_shape_is_refused_before_any_address_is_used(q, k, angles, words
         op.apply_rotary(random(*q), random(*k), random(*angles), random(*angles))
 
 
+def test_a_sine_of_another_shape_than_the_cosine_is_refused():
+    with pytest.raises(ValueError, match=r"sin has the shape \[3, 16\]; it must be \[3, 32\]"):
+        op.apply_rotary(random(3, 2, 32), random(3, 1, 32), random(3, 32), random(3, 16))
+
+
 def test_gaps_between_the_numbers_of_a_head_are_refused():
     with pytest.raises(ValueError, match="contiguous"):
         op.apply_rotary(random(3, 32, 2).transpose(1, 2), random(3, 1, 32), *table(3, 32))
