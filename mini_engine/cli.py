@@ -21,6 +21,7 @@ from mini_engine import cli_options as options
 from mini_engine.bench.ablate import bench_ablate
 from mini_engine.bench.forward import bench_forward
 from mini_engine.bench.grammar import bench_grammar
+from mini_engine.bench.kernels import bench_kernels
 from mini_engine.bench.prefix import bench_prefix
 from mini_engine.bench.sampler import bench_sampler
 from mini_engine.bench.serving import bench_serving
@@ -47,6 +48,7 @@ bench.command("serving")(bench_serving)
 bench.command("ablate")(bench_ablate)
 bench.command("prefix")(bench_prefix)
 bench.command("grammar")(bench_grammar)
+bench.command("kernels")(bench_kernels)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.startup import make_driver
 from mini_engine.tiny.corpus import IM_END
 
 ENGINE_OPTIONS = [field.name for field in fields(EngineConfig)]
@@ -43,6 +44,8 @@ PERSON = {
     "additionalProperties": False,
 }
 BOUND = {"grammar_backend": "fsm", "json_schema": PERSON, "ignore_eos": False}  # answers end where the grammar does
+# Products and attention of the kernels are their own. Without a GPU the kernels' references stand in for them.
+WITH_KERNELS = {"linear": "torch", "attention": "torch", "device": "cuda" if torch.cuda.is_available() else "cpu"}
 CACHED = {"prefix_cache": "radix"}  # this load shares no beginnings: it shows the price, ``bench prefix`` the gain
 # option -> off and on, and what else both sides need for it to mean anything.
 TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -50,6 +53,7 @@ TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "linear": ("torch", "packed", {}),
     "attention": ("torch", "grouped", {}),
     "batch_invariant": (False, True, {"attention": "torch"}),
+    "kernels": ("torch", "triton", WITH_KERNELS),
     "page_size": (1, 16, {}),
     "max_running_requests": (1, 32, {}),
     "max_tokens_per_step": (None, 512, {}),
@@ -213,7 +217,7 @@ class GrammarSystem(EngineSystem):
         """Serve with ``driver``'s model; the answers end with the chat format's token."""
         stop = tokenizer.token_to_id(IM_END)
         assert stop is not None, "the embedded model's tokenizer and the large one have it"
-        super().__init__(SamplingDriver(driver.model, driver.config, frozenset({stop})), params)
+        super().__init__(make_driver(driver.model, driver.config, frozenset({stop})), params)
         self.tokenizer = tokenizer
 
     def open(self) -> None:

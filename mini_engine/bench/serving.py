@@ -32,7 +32,7 @@ from mini_engine.engine import Engine
 from mini_engine.model import Qwen3
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.startup import load_model
+from mini_engine.startup import load_model, make_driver
 
 TOKENS_PER_STEP = 512
 # Changes to EngineConfig.serving(); None is the engine with every option off.
@@ -127,14 +127,14 @@ class Models:
 
     def system(self, config: EngineConfig, params: SamplingParams | None = None) -> tuple[EngineSystem, int]:
         """Return a warm system and the bytes that its model took."""
-        key = (config.dtype, config.device, config.linear, config.batch_invariant)
-        small = EngineSystem(SamplingDriver(load_model(TINY_MODEL, config), config), params)
+        key = (config.dtype, config.device, config.linear, config.batch_invariant, config.kernels)
+        small = EngineSystem(make_driver(load_model(TINY_MODEL, config), config), params)
         warm_up(small)  # so that libraries' own code and kernels do not count as the model's
         before = settled_rss()
         if key not in self.loaded:
             self.loaded[key] = load_model(self.folder, config), 0
         model, size = self.loaded[key]
-        system = EngineSystem(SamplingDriver(model, config), params)
+        system = EngineSystem(make_driver(model, config), params)
         warm_up(system)
         size = size or settled_rss() - before
         self.loaded[key] = model, size

@@ -1,0 +1,325 @@
+"""What ``bench kernels`` runs: one operation at one size, its reference, its peers, the least it must read and write.
+
+Owns: the cases of everything that memory alone limits, and of the matrix product; whether two results agree. Must not
+know: how anything is timed or reported.
+
+Bytes are those that an operation cannot avoid: every input read once and every output written once. A kernel that reads
+something twice from memory shows as one that is further from the limit.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mini_engine.grammar.masks import num_words
+from mini_engine.kernels import kv_store, matmul, rms_norm, rotary, silu_and_mul, token_bitmask
+from mini_engine.model import rotary_frequencies, rotary_table
+
+Inputs = tuple[Any, ...]
+Function = Callable[..., Any]
+Check = Callable[[Any, Any, Inputs], str | None]
+
+EPS = 1e-6
+TOKENS_PER_ALLOWED = 512  # a grammar that allows one token in so many
+BANDWIDTH, MATMUL = "bandwidth", "matmul"  # limits of the device, as the first word of a goal
+BANDWIDTH_GOAL = (BANDWIDTH, 0.8)
+LARGE_BYTES = 64 << 20  # from which on a share of the bandwidth is promised
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model that an operation sees."""
+
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+    layers: int
+
+
+SHAPES = {
+    "0.6b": Shape(1024, 16, 8, 128, 3072, 151_936, 28),  # Qwen3-0.6B
+    "4b": Shape(2560, 32, 8, 128, 9728, 151_936, 36),  # Qwen3-4B
+    "toy": Shape(24, 4, 2, 16, 40, 80, 2),  # for the interpreter
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything is run."""
+
+    rows: tuple[int, ...]  # tokens of a step
+    mask_rows: tuple[int, ...]
+    contexts: tuple[int, ...]  # keys of a decoding sequence
+    batches: tuple[int, ...]  # decoding sequences
+    prompts: tuple[int, ...]  # tokens
+    prompt_batches: tuple[int, ...]
+    sampled_rows: tuple[int, ...]
+    product_rows: tuple[int, ...]
+    engine_batches: tuple[int, ...]
+    engine_tokens: int  # of a prompt, and generated
+
+
+FULL = Sizes(
+    (64, 32_768), (64, 256), (4096, 8192, 16_384, 32_768), (1, 4, 16, 64), (512, 2048, 8192), (1, 4), (1, 16, 64),
+    (1, 16, 512), (1, 16, 64), 128,
+)  # fmt: skip
+QUICK = Sizes((32_768,), (256,), (4096,), (1, 16), (2048,), (1,), (64,), (1, 512), (16,), 32)
+TOY = Sizes((3,), (2,), (40,), (2,), (20,), (2,), (2,), (1, 3), (2,), 3)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and in which shapes the cases are made. ``compiled``: whether torch.compile is one of the peers."""
+
+    shape: Shape
+    sizes: Sizes
+    device: torch.device
+    dtype: torch.dtype
+    page_size: int = 16
+    compiled: bool = False
+
+    def normal(self, seed: int, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Draw normal numbers on the device."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return torch.randn(shape, generator=generator, device=self.device, dtype=dtype or self.dtype)
+
+    @property
+    def rounding(self) -> float:
+        """How far two results may be apart, relative to the largest number of a row: two roundings to the dtype."""
+        return 2 * torch.finfo(self.dtype).eps if self.dtype != torch.float32 else 1e-5
+
+    def peers(self, reference: Function, **others: Function) -> dict[str, Function]:
+        """Return the peers of an operation: the others, and its reference through torch.compile."""
+        compiled = {"torch.compile": torch.compile(reference, dynamic=False)} if self.compiled else {}
+        return {**compiled, **others}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one size.
+
+    ``make``: inputs from a seed, which ``kernel``, ``reference`` and ``peers`` take; those that work in place change
+    them. ``num_bytes`` and ``num_flops``: what the operation cannot do without. ``goal``: a limit of the device and the
+    least share of it, or a peer and how many times longer that must take. ``tolerance``: largest error over the largest
+    number of a row, 0 for equal bits; ``check`` stands in for it and returns what is wrong.
+    """
+
+    part: str
+    name: str
+    size: str
+    make: Callable[[int], Inputs]
+    kernel: Function
+    reference: Function
+    num_bytes: int
+    num_flops: int = 0
+    peers: dict[str, Function] = field(default_factory=dict)
+    goal: tuple[str, float] | None = None
+    tolerance: float = 0.0
+    check: Check | None = None
+    in_place: bool = False
+    is_reference_timed: bool = True
+
+    def verify(self, seed: int) -> None:
+        """Assert that kernel and reference agree: on what they return, and on the inputs that they change."""
+        inputs = self.make(seed)
+        others = tuple(copied(each) for each in inputs) if self.in_place else inputs
+        got, expected = self.kernel(*inputs), self.reference(*others)
+        if self.check is not None:
+            fault = self.check(got, expected, inputs)
+        else:
+            if self.in_place:
+                got, expected = (got, inputs), (expected, others)
+            error = largest_error(got, expected)
+            fault = None if error <= self.tolerance else f"the largest error is {error:.2g}, not {self.tolerance:.2g}"
+        assert fault is None, f"it differs from its reference: {fault}"
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a tensor with its strides; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return fresh.copy_(value)
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    """Return the tensors of a result, in order."""
+    if isinstance(result, Tensor):
+        return [result]
+    return [tensor for part in result for tensor in tensors_of(part)] if isinstance(result, tuple) else []
+
+
+def largest_error(got: Any, expected: Any) -> float:
+    """Return the largest error over the largest finite number of its row, 0.0 for equal bits.
+
+    Infinity where only one of the two is finite, where integers differ, and for NaN.
+    """
+    error = 0.0
+    for ours, theirs in zip(tensors_of(got), tensors_of(expected), strict=True):
+        if torch.equal(ours, theirs):
+            continue
+        if not ours.is_floating_point() or not same_but_for_finite(ours, theirs):
+            return torch.inf
+        wide = theirs.double().nan_to_num(0.0, 0.0, 0.0)
+        apart = (ours.double().nan_to_num(0.0, 0.0, 0.0) - wide).abs().amax(-1)
+        error = max(error, float((apart / wide.abs().amax(-1).clamp(min=1e-30)).max()))
+    return error
+
+
+def same_but_for_finite(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether what is not finite is the same infinity at the same places, and nothing is NaN."""
+    finite = ours.isfinite()
+    return torch.equal(finite, theirs.isfinite()) and torch.equal(ours[~finite], theirs[~finite])
+
+
+def norm_cases(setting: Setting) -> Iterator[Case]:
+    """Yield the operations between two matrix products: norms, rotation, activation."""
+    for rows in setting.sizes.rows:
+        yield from (make(setting, rows) for make in (norm_case, add_norm_case, rotary_case, silu_case))
+
+
+def large(num_bytes: int) -> tuple[str, float] | None:
+    """Return the goal of an operation that memory limits; none is set where it is too small to fill the device."""
+    return BANDWIDTH_GOAL if num_bytes >= LARGE_BYTES else None
+
+
+def norm_case(setting: Setting, rows: int) -> Case:
+    """Norm ``rows`` rows: read and written once, the weight read once."""
+    width, item = setting.shape.hidden, setting.dtype.itemsize
+    num_bytes = (2 * rows * width + width) * item
+
+    def make(seed: int) -> Inputs:
+        return setting.normal(seed, rows, width), setting.normal(seed + 1, width), EPS
+
+    peers = setting.peers(
+        rms_norm.rms_norm_reference, **{"F.rms_norm": lambda x, weight, eps: F.rms_norm(x, (width,), weight, eps)}
+    )
+    return Case(
+        "norm", "rms_norm", f"{rows} x {width}", make, rms_norm.rms_norm, rms_norm.rms_norm_reference, num_bytes,
+        peers=peers, goal=large(num_bytes), tolerance=setting.rounding,
+    )  # fmt: skip
+
+
+def add_norm_case(setting: Setting, rows: int) -> Case:
+    """Add and norm ``rows`` rows: both summands read, the sum and its norm written."""
+    width, item = setting.shape.hidden, setting.dtype.itemsize
+    num_bytes = (4 * rows * width + width) * item
+
+    def make(seed: int) -> Inputs:
+        x, residual = setting.normal(seed, rows, width), setting.normal(seed + 1, rows, width)
+        return x, residual, setting.normal(seed + 2, width), EPS
+
+    reference = rms_norm.add_rms_norm_reference
+    return Case(
+        "norm", "add_rms_norm", f"{rows} x {width}", make, rms_norm.add_rms_norm, reference, num_bytes,
+        peers=setting.peers(reference), goal=large(num_bytes), tolerance=setting.rounding, in_place=True,
+    )  # fmt: skip
+
+
+def rotary_case(setting: Setting, rows: int) -> Case:
+    """Turn the heads of ``rows`` tokens where they lie: read and written once, and half of each table read."""
+    shape, item = setting.shape, setting.dtype.itemsize
+    heads = shape.q_heads + shape.kv_heads
+    num_bytes = (2 * rows * heads * shape.head_dim + rows * shape.head_dim) * item
+    frequencies = rotary_frequencies(shape.head_dim, 1e6).to(setting.device)
+
+    def make(seed: int) -> Inputs:
+        projected = setting.normal(seed, rows, heads + shape.kv_heads, shape.head_dim)  # q, k and v
+        q, k, _ = projected.split((shape.q_heads, shape.kv_heads, shape.kv_heads), dim=1)
+        return q, k, *rotary_table(torch.arange(rows, device=setting.device), frequencies, setting.dtype)
+
+    reference = rotary.apply_rotary_reference
+    return Case(
+        "norm", "apply_rotary", f"{rows} x {heads} x {shape.head_dim}", make, rotary.apply_rotary, reference, num_bytes,
+        peers=setting.peers(reference), goal=large(num_bytes), tolerance=setting.rounding, in_place=True,
+    )  # fmt: skip
+
+
+def silu_case(setting: Setting, rows: int) -> Case:
+    """Activate ``rows`` rows: gate and up read, their product written."""
+    inner = setting.shape.inner
+    num_bytes = 3 * rows * inner * setting.dtype.itemsize
+    reference = silu_and_mul.silu_and_mul_reference
+    return Case(
+        "norm", "silu_and_mul", f"{rows} x 2 x {inner}", lambda seed: (setting.normal(seed, rows, 2 * inner),),
+        silu_and_mul.silu_and_mul, reference, num_bytes,
+        peers=setting.peers(reference), goal=large(num_bytes), tolerance=setting.rounding,
+    )  # fmt: skip
+
+
+def store_cases(setting: Setting) -> Iterator[Case]:
+    """Yield the copy into the pool and the bitmask."""
+    yield from (store_case(setting, rows) for rows in setting.sizes.rows)
+    yield from (bitmask_case(setting, rows) for rows in setting.sizes.mask_rows)
+
+
+def store_case(setting: Setting, rows: int) -> Case:
+    """Store keys and values of ``rows`` tokens in slots all over the pool: both read and written, the slots read."""
+    heads, dim = setting.shape.kv_heads, setting.shape.head_dim
+    num_bytes = 4 * rows * heads * dim * setting.dtype.itemsize + rows * torch.int64.itemsize
+
+    def make(seed: int) -> Inputs:
+        k, v = setting.normal(seed, 2, rows, heads, dim)
+        keys, values = torch.zeros((2, heads, 2 * rows + 1, dim), dtype=setting.dtype, device=setting.device)
+        generator = torch.Generator(setting.device).manual_seed(seed)
+        slots = torch.randperm(2 * rows, generator=generator, device=setting.device)[:rows]
+        return k, v, keys, values, slots
+
+    def index_copy(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        keys.index_copy_(1, slots, k.transpose(0, 1))
+        values.index_copy_(1, slots, v.transpose(0, 1))
+
+    return Case(
+        "store", "store_kv", f"{rows} x 2 x {heads} x {dim}", make, kv_store.store_kv, kv_store.store_kv_reference,
+        num_bytes, peers={"index_copy_": index_copy}, goal=large(num_bytes), in_place=True,
+    )  # fmt: skip
+
+
+def bitmask_case(setting: Setting, rows: int) -> Case:
+    """Ban all but a few tokens of ``rows`` rows of logits: the mask read, the banned logits written."""
+    vocab, words = setting.shape.vocab, num_words(setting.shape.vocab)
+    allowed = max(1, vocab // TOKENS_PER_ALLOWED)
+    num_bytes = rows * (words * torch.int32.itemsize + (vocab - allowed) * torch.float32.itemsize)
+
+    def make(seed: int) -> Inputs:
+        generator = torch.Generator().manual_seed(seed)
+        mask = torch.zeros((rows, 32 * words), dtype=torch.int64)  # a number per bit
+        for row in mask:
+            row[torch.randperm(vocab, generator=generator)[:allowed]] = 1
+        place = 1 << torch.arange(32)
+        packed = (mask.view(rows, words, 32) * place).sum(-1)  # [rows, words], from 0 to 2**32 - 1
+        return (
+            setting.normal(seed, rows, vocab, dtype=torch.float32),
+            torch.where(packed < 1 << 31, packed, packed - (1 << 32)).int().to(setting.device),
+        )
+
+    reference = token_bitmask.apply_token_bitmask_reference
+    return Case(
+        "store", "apply_token_bitmask", f"{rows} x {vocab}", make, token_bitmask.apply_token_bitmask, reference,
+        num_bytes, peers=setting.peers(reference), goal=large(num_bytes), in_place=True,
+    )  # fmt: skip
+
+
+def matmul_cases(setting: Setting) -> Iterator[Case]:
+    """Yield products of few and of many rows with the largest matrix of a layer."""
+    columns, depth = 2 * setting.shape.inner, setting.shape.hidden
+    for rows in setting.sizes.product_rows:
+        yield Case(
+            "matmul", "invariant_matmul", f"{rows} x {depth} x {columns}",
+            product_inputs(setting, rows, depth, columns),
+            matmul.invariant_matmul, matmul.invariant_matmul_reference,
+            (rows * depth + columns * depth + rows * columns) * setting.dtype.itemsize, 2 * rows * depth * columns,
+            peers={"F.linear": F.linear}, tolerance=setting.rounding, is_reference_timed=False,
+        )  # fmt: skip
+
+
+def product_inputs(setting: Setting, rows: int, depth: int, columns: int) -> Callable[[int], Inputs]:
+    """Return what makes the rows and the weight of a product."""
+    return lambda seed: (setting.normal(seed, rows, depth), setting.normal(seed + 1, columns, depth))

@@ -1,0 +1,124 @@
+"""How long an operation takes on a GPU: CUDA events, a warm device, inputs that are in no cache.
+
+Owns: the timers and what they report. Must not know: which operation is timed.
+
+A GPU works through a queue. An operation of 20 microseconds that takes the host 50 to queue would be timed as 50, so
+each call comes behind a sum over ``HEAD_START_BYTES``, which keeps the device busy while the host queues what follows.
+That sum also drives everything else out of the L2 cache (50 MB on an H200), and leaves it clean: there is nothing to
+write back at the expense of the operation. An operation that waits for the device itself is timed with its waiting.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from mini_engine.bench.workload import percentile
+
+WARM_UP = 3  # calls; the first compiles
+LEAST_CALLS, MOST_CALLS = 10, 200
+QUEUED_CALLS = 16  # before the host waits: a full queue would block it, and count as its own time
+HEAD_START_BYTES = 2 << 30  # half a millisecond on an H200
+MOST_SETS, CACHE_BYTES = 4, 50_000_000
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Seconds of one call on the device: the median, and what a tenth of the calls stays below and above.
+
+    ``host``: seconds in which the host queues it, the median; where it is more than the device takes and nothing else
+    is queued, it is what a step waits for.
+    """
+
+    median: float
+    p10: float
+    p90: float
+    host: float
+    calls: int
+
+    @classmethod
+    def of(cls, device: list[float], host: list[float]) -> "Sample":
+        """Reduce the seconds of every call."""
+        return cls(
+            statistics.median(device), percentile(device, 10), percentile(device, 90), statistics.median(host),
+            len(device),
+        )  # fmt: skip
+
+
+class Timer(Protocol):
+    """Times ``call(n)``, n counting the calls, so that it can take another set of inputs each time."""
+
+    def measure(self, call: Callable[[int], object]) -> Sample:
+        """Warm up, call often enough and return what was measured."""
+
+
+class DeviceTimer:
+    """Times by CUDA events. ``cuda`` has what is used of ``torch.cuda``: ``Event`` and ``synchronize``."""
+
+    def __init__(
+        self,
+        cuda: Any,
+        head_start: Callable[[], object],
+        seconds: float = 0.2,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Spend about ``seconds`` on a measurement; ``head_start`` keeps the device busy for a while."""
+        self.cuda, self.head_start, self.seconds, self.clock = cuda, head_start, seconds, clock
+
+    def measure(self, call: Callable[[int], object]) -> Sample:
+        """Time single calls, each behind a head start."""
+        for n in range(WARM_UP):
+            call(n)
+        calls = min(MOST_CALLS, max(LEAST_CALLS, round(self.seconds / self.seconds_of_one(call))))
+        events, host = [], []
+        for n in range(calls):
+            start, end = self.cuda.Event(enable_timing=True), self.cuda.Event(enable_timing=True)
+            self.head_start()
+            start.record()
+            began = self.clock()
+            call(n)
+            host.append(self.clock() - began)
+            end.record()
+            events.append((start, end))
+            if n % QUEUED_CALLS == QUEUED_CALLS - 1:
+                self.cuda.synchronize()
+        self.cuda.synchronize()
+        return Sample.of([start.elapsed_time(end) / 1e3 for start, end in events], host)
+
+    def seconds_of_one(self, call: Callable[[int], object]) -> float:
+        """Return roughly what a call costs, its head start included."""
+        self.cuda.synchronize()
+        began = self.clock()
+        self.head_start()
+        call(0)
+        self.cuda.synchronize()
+        return self.clock() - began
+
+
+class HostTimer:
+    """Times by the host's clock, once, what the host itself computes: nothing is concluded from it."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Read ``clock``, in seconds."""
+        self.clock = clock
+
+    def measure(self, call: Callable[[int], object]) -> Sample:
+        """Time one call."""
+        began = self.clock()
+        call(0)
+        spent = [self.clock() - began]
+        return Sample.of(spent, spent)
+
+
+def device_timer(device: torch.device, quick: bool) -> DeviceTimer:
+    """Return the timer of an NVIDIA GPU."""
+    block = torch.ones(HEAD_START_BYTES // 4, device=device)
+    return DeviceTimer(torch.cuda, block.sum, 0.02 if quick else 0.2)
+
+
+def num_sets(num_bytes: int) -> int:
+    """Return how many sets of inputs are taken in turn: enough to be four times the cache together, at most four."""
+    return max(1, min(MOST_SETS, -(-4 * CACHE_BYTES // max(1, num_bytes))))
