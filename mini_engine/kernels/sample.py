@@ -29,7 +29,7 @@ def sample_kernel(
     limit = find_min_p(tl.load(min_p + row))
     each = tl.where(cut - peak >= limit, mass_of(cut, peak), 0)  # of every token at the cut
     total = mass_above(logits, width, peak, cut, limit, BLOCK) + equals * each
-    # The product is rounded and may reach the total, which lies outside the last share.
+    # A total beyond 2**53 is rounded on the way, perhaps up; the last share ends before the total.
     target = tl.minimum((tl.load(uniform + row) * total.to(tl.float64)).to(tl.int64), total - 1)
 
     before, seen = (

@@ -49,8 +49,8 @@ def test_every_share_is_as_wide_as_its_probability():
     count = 40
     uniform = (torch.arange(count, dtype=torch.float64, device=DEVICE) + 0.5) / count
     rows = logits.expand(count, -1).contiguous()
-    k, p = ints(4).expand(count).contiguous(), floats(0.85).expand(count).contiguous()
-    min_p = floats(0.1, dtype=torch.float32).expand(count).contiguous()
+    k, p = ints(6).expand(count).contiguous(), floats(0.99).expand(count).contiguous()
+    min_p = floats(0.2, dtype=torch.float32).expand(count).contiguous()
     drawn = op.sample_top_k_top_p(rows, k, p, min_p, uniform)
     probabilities = filtered(logits[None], k[:1], p[:1], min_p[:1], False).double().softmax(-1)[0]
     hits = drawn.bincount(minlength=9)
@@ -74,6 +74,15 @@ def test_equals_at_the_cut_are_counted_across_blocks():
     off = floats(1.0, 1.0, 1.0, 1.0), floats(1.0, 1.0, 1.0, 1.0, dtype=torch.float32)
     drawn = op.sample_top_k_top_p(logits, ints(100, 100, 100, 100), *off, floats(0.005, 0.635, 0.645, 0.995))
     assert drawn.tolist() == [0, 63, 64, 99]
+
+
+def test_equals_that_are_cut_have_no_share_before_a_token_that_stays():
+    """Of 127 tokens of mass 1 the first 100 stay, and one of mass 50 behind them, in the same block or the next."""
+    logits = torch.full((2, 192), -torch.inf, device=DEVICE)
+    logits[:, :127] = 0.0
+    logits[[0, 1], [127, 150]] = torch.tensor(50.0, device=DEVICE).log()
+    off = floats(1.0, 1.0), floats(0.0, 0.0, dtype=torch.float32)
+    assert op.sample_top_k_top_p(logits, ints(101, 101), *off, floats(0.7, 0.7)).tolist() == [127, 150]
 
 
 def test_a_row_without_tokens_stays_within_the_row():
