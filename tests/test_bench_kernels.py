@@ -336,6 +336,23 @@ def test_a_wrong_kernel_has_no_figure_and_a_peer_that_fails_is_named():
     assert run.unavailable["op 4"] == "OutOfMemoryError: full"
 
 
+def test_sets_of_inputs_take_turns_for_kernel_and_peers_alike():
+    class Often:
+        def measure(self, call):
+            for n in range(6):
+                call(n)
+            return sample_of(1e-6)
+
+    seen = {"ours": [], "theirs": []}
+    case = replace(
+        CASE, make=lambda seed: (seed,), num_bytes=100_000_000, check=lambda *_: None, is_reference_timed=False,
+        kernel=seen["ours"].append, peers={"peer": seen["theirs"].append}, reference=lambda seed: None,
+    )  # fmt: skip
+    bench.Bench(Often(), LIMITS, 5).measure(case)
+    assert seen["ours"] == [5, *[5, 15] * 3], "compared once, then two sets in turn"
+    assert seen["theirs"] == [5, 15] * 3
+
+
 def test_a_failed_kernel_ends_the_command_with_an_error(monkeypatch):
     wrong = replace(TOYS[0], kernel=lambda *inputs: inputs[0] * 0)
     monkeypatch.setattr(kernels_cases, "norm_cases", lambda setting: [wrong, TOYS[3]])

@@ -224,15 +224,15 @@ def add_norm_case(setting: Setting, rows: int) -> Case:
 
 
 def rotary_case(setting: Setting, rows: int) -> Case:
-    """Turn the heads of ``rows`` tokens where they lie: read and written once, and half of each table read."""
+    """Turn the heads of ``rows`` tokens in place: read and written once, and half of each table read."""
     shape, item = setting.shape, setting.dtype.itemsize
     heads = shape.q_heads + shape.kv_heads
     num_bytes = (2 * rows * heads * shape.head_dim + rows * shape.head_dim) * item
     frequencies = rotary_frequencies(shape.head_dim, 1e6).to(setting.device)
 
     def make(seed: int) -> Inputs:
-        projected = setting.normal(seed, rows, heads + shape.kv_heads, shape.head_dim)  # q, k and v
-        q, k, _ = projected.split((shape.q_heads, shape.kv_heads, shape.kv_heads), dim=1)
+        q = setting.normal(seed, rows, shape.q_heads, shape.head_dim)
+        k = setting.normal(seed + 1, rows, shape.kv_heads, shape.head_dim)
         return q, k, *rotary_table(torch.arange(rows, device=setting.device), frequencies, setting.dtype)
 
     reference = rotary.apply_rotary_reference
