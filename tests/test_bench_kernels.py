@@ -403,6 +403,19 @@ def test_kernels_are_ablated_with_the_driver_that_uses_them(monkeypatch):
     assert drivers[0].model is not drivers[1].model
 
 
+def message(result):
+    assert result.exit_code == 2
+    return " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("base", [(), ("--base", "device=cpu")])
+def test_kernels_are_not_ablated_where_none_runs(base, monkeypatch):
+    """The references stand in for kernels on a CPU, and the conclusion was once about them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    text = message(CliRunner().invoke(app, ["bench", "ablate", "--option", "kernels", *base]))
+    assert "measures no kernel" in text
+
+
 # The command.
 
 interpreted = pytest.mark.skipif(not launch.INTERPRETED, reason="toys run in Triton's interpreter; here is a GPU")
@@ -431,11 +444,6 @@ def test_toys_run_in_the_interpreter_and_say_that_their_times_mean_nothing():
 @pytest.mark.parametrize("arguments", [("--parts", "norm,none"), ("--shape", "70b")])
 def test_unknown_names_are_refused(arguments):
     assert CliRunner().invoke(app, ["bench", "kernels", *arguments]).exit_code == 2
-
-
-def message(result):
-    assert result.exit_code == 2
-    return " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_without_a_gpu_both_ways_are_named(monkeypatch):

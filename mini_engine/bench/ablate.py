@@ -44,8 +44,8 @@ PERSON = {
     "additionalProperties": False,
 }
 BOUND = {"grammar_backend": "fsm", "json_schema": PERSON, "ignore_eos": False}  # answers end where the grammar does
-# Products and attention of the kernels are their own. Without a GPU the kernels' references stand in for them.
-WITH_KERNELS = {"linear": "torch", "attention": "torch", "device": "cuda" if torch.cuda.is_available() else "cpu"}
+# Kernels have products and attention of their own.
+WITH_KERNELS = {"linear": "torch", "attention": "torch", "device": "cuda"}
 CACHED = {"prefix_cache": "radix"}  # this load shares no beginnings: it shows the price, ``bench prefix`` the gain
 # option -> off and on, and what else both sides need for it to mean anything.
 TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -180,6 +180,16 @@ def settings(option: str, value: Any, base: Mapping[str, Any]) -> tuple[EngineCo
     return EngineConfig(**{**serving, **engine}), SamplingParams(**{"ignore_eos": True, **sampling})
 
 
+def check_kernels_run(sides: Sequence[EngineConfig]) -> None:
+    """Raise ``ValueError`` for kernels where none runs at speed: references stand in, or an interpreter does."""
+    for side in sides:
+        if side.kernels == "triton" and not (side.device.startswith("cuda") and torch.cuda.is_available()):
+            raise ValueError(
+                f"kernels='triton' on device {side.device!r} without an NVIDIA GPU measures no kernel; ablate it on a "
+                "GPU, or run `bench kernels` with TRITON_INTERPRET=1 to see that they are right"
+            )
+
+
 def ablate(
     folder: Path, option: str, pair: tuple[Any, Any], base: Mapping[str, Any], load: Mapping[str, Any]
 ) -> Ablation:
@@ -285,6 +295,7 @@ def bench_ablate(
         off, on, needs = trial(option, values)
         both = {**needs, **parse_base(base or ())}
         sides = [settings(option, value, both)[0] for value in (off, on)]
+        check_kernels_run(sides)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     command = (
