@@ -32,14 +32,15 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineC
     Consumes the dictionary. Raises ``ValueError`` if kernels are asked for and Triton is not installed.
     """
     if engine.kernels == "triton":
-        return kernels_module().build_kernel_model(config, weights, engine)
+        model: Qwen3 = kernels_module().build_kernel_model(config, weights, engine)
+        return model
     kind = FusedQwen3 if engine.linear == "packed" else Qwen3
     return kind(config, weights, make_projections(engine))
 
 
 def make_driver(model: Qwen3, engine: EngineConfig, eos_token_ids: frozenset[int] = frozenset()) -> SamplingDriver:
     """Return the driver of a model that ``build_model`` made for the same ``engine``."""
-    kind = kernels_module().KernelDriver if engine.kernels == "triton" else SamplingDriver
+    kind: type[SamplingDriver] = kernels_module().KernelDriver if engine.kernels == "triton" else SamplingDriver
     return kind(model, engine, eos_token_ids)
 
 

@@ -54,7 +54,8 @@ class KernelAttention:
         sequences = whole_sequences(metadata)
         short = [block for block in sequences if invariant or block.end - block.start <= most]
         long = [block for block in sequences if not (invariant or block.end - block.start <= most)]
-        self.short = cut_queries(short, most, device)
+        # Room for results is taken by the block: in a step that only decodes, blocks of one query leave none unused.
+        self.short = cut_queries(short, max((min(block.end - block.start, most) for block in short), default=1), device)
         self.long = cut_queries(long, paged_queries(group, head_dim, dtype), device)
         self.split_size = INVARIANT_SPLIT
         if not invariant and self.short.blocks:

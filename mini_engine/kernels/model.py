@@ -27,7 +27,7 @@ class KernelProjections(TorchProjections):
         """Return the product with ``weight`` [out, in]."""
         if not self.batch_invariant:
             return super().linear(weight)
-        return lambda x: self.kernels.invariant_matmul(x, weight)  # type: ignore[no-any-return]
+        return lambda x: self.kernels.invariant_matmul(x, weight)
 
 
 class KernelQwen3(FusedQwen3):

@@ -65,9 +65,7 @@ BUILT_IN: dict[str, Kernel] = {
     "split_attention": Kernel(
         split_attention.split_attention, split_attention.split_attention_reference, is_invariant_reference=False
     ),
-    "invariant_matmul": Kernel(
-        matmul.invariant_matmul, matmul.invariant_matmul_reference, is_invariant_reference=False
-    ),
+    "invariant_matmul": Kernel(matmul.invariant_matmul, matmul.invariant_matmul_reference),
     "apply_token_bitmask": Kernel(token_bitmask.apply_token_bitmask, token_bitmask.apply_token_bitmask_reference),
     "apply_penalties": Kernel(penalties.apply_penalties, penalties.apply_penalties_reference),
     "apply_top_k": Kernel(top_k.apply_top_k, top_k.apply_top_k_reference),

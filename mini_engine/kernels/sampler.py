@@ -106,7 +106,7 @@ class KernelSampler(Sampler):
             scaled = kernels.apply_top_k(scaled, batch.top_k[rows])
         elif batch.need_top_p:
             scaled = kernels.apply_top_p(scaled, batch.top_p[rows])
-        return kernels.apply_min_p(scaled, batch.min_p[rows]) if batch.need_min_p else scaled  # type: ignore[no-any-return]
+        return kernels.apply_min_p(scaled, batch.min_p[rows]) if batch.need_min_p else scaled
 
     def draw_scaled(self, scaled: Tensor, batch: SamplingBatch, rows: list[int]) -> Tensor:
         """Draw one id per row of ``scaled`` [R, V], filtered already if log-probabilities are wanted -> ids [R]."""

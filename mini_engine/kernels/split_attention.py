@@ -34,11 +34,12 @@ MERGED_AT_ONCE = 16  # splits that the merge loads before it waits
 SCRATCH_BYTES = 128 << 20  # for the splits' results; longer prompts are served in pieces
 
 
-@triton.jit(do_not_specialize=["split_size", "table_stride"])  # they change from step to step; compiling takes seconds
+# What changes from step to step is not specialised: compiling takes seconds, and another binary may be other bits.
+@triton.jit(do_not_specialize=["queries", "split_size", "table_stride"])
 def split_attention_kernel(
-    q, keys, values, partial, lse, blocks, block_table, scale, split_size,
+    q, keys, values, partial, lse, blocks, block_table, scale, queries, split_size,
     q_row_stride, q_head_stride, kv_head_stride, table_stride,
-    GROUP: tl.constexpr, QUERIES: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """Attend for one block of queries and one key-value head to the keys of one split."""
@@ -61,8 +62,8 @@ def split_attention_kernel(
     top, total, weighted = attend_tiles(
         tile, sees, keys, values, pages, first, stop, scale, top, total, weighted, True, TILE, PAGE_SIZE, HEAD_DIM, DIM
     )
-    # [B * QUERIES, Hq, splits]: where this row's result for this split lies
-    row = tl.program_id(0) * QUERIES + (query - tl.load(block + 1))
+    # [B * queries, Hq, splits]: where this row's result for this split lies
+    row = tl.program_id(0) * queries + (query - tl.load(block + 1))
     place = (row.to(tl.int64) * (tl.num_programs(1) * GROUP) + head) * tl.num_programs(2) + split
     stored = used & (sees > first)
     tl.store(lse + place, top + tl.log2(total), mask=stored)
@@ -71,17 +72,17 @@ def split_attention_kernel(
     tl.store(partial + place[:, None] * HEAD_DIM + dim, weighted / total[:, None], mask=mask)
 
 
-@triton.jit(do_not_specialize=["split_size", "num_splits"])
+@triton.jit(do_not_specialize=["queries", "split_size", "num_splits"])
 def merge_splits_kernel(
-    partial, lse, out, blocks, split_size, num_splits, out_row_stride, out_head_stride,
-    QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, DIM: tl.constexpr,
+    partial, lse, out, blocks, queries, split_size, num_splits, out_row_stride, out_head_stride,
+    HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits that one query of one head sees, ``SPLITS`` at a time: a softmax over log-sum-exps."""
     row, head = tl.program_id(0), tl.program_id(1)
-    block = blocks + row // QUERIES * 4
-    query, end = tl.load(block + 1) + row % QUERIES, tl.load(block + 2)
+    block = blocks + row // queries * 4
+    query, end = tl.load(block + 1) + row % queries, tl.load(block + 2)
     if query >= end:
-        return  # the block is shorter than QUERIES
+        return  # the block is shorter
     sees = tl.load(block + 3) - (end - 1 - query)
     count = tl.cdiv(sees, split_size)  # of this row alone: what other rows see is not read
     base = (row.to(tl.int64) * tl.num_programs(1) + head) * num_splits
@@ -173,14 +174,14 @@ def attend_piece(
     partial = q.new_empty(count * blocks.queries, num_heads, num_splits, head_dim, dtype=torch.float32)
     lse = q.new_empty(count * blocks.queries, num_heads, num_splits, dtype=torch.float32)
     split_attention_kernel[(count, num_kv_heads, num_splits)](
-        q, keys, values, partial, lse, blocks.table, metadata.block_table, head_dim**-0.5 * LOG2_E, split_size,
-        q.stride(0), q.stride(1), keys.stride(0), metadata.block_table.stride(0),
-        GROUP=group, QUERIES=blocks.queries, PAGE_SIZE=metadata.page_size, HEAD_DIM=head_dim,
+        q, keys, values, partial, lse, blocks.table, metadata.block_table, head_dim**-0.5 * LOG2_E,
+        blocks.queries, split_size, q.stride(0), q.stride(1), keys.stride(0), metadata.block_table.stride(0),
+        GROUP=group, PAGE_SIZE=metadata.page_size, HEAD_DIM=head_dim,
         ROWS=shape.rows, TILE=shape.tile, DIM=dim, num_warps=shape.num_warps, num_stages=shape.num_stages,
     )  # fmt: skip
     merge_splits_kernel[(count * blocks.queries, num_heads)](
-        partial, lse, out, blocks.table, split_size, num_splits, out.stride(0), out.stride(1),
-        QUERIES=blocks.queries, HEAD_DIM=head_dim, SPLITS=MERGED_AT_ONCE, DIM=dim, num_warps=4,
+        partial, lse, out, blocks.table, blocks.queries, split_size, num_splits, out.stride(0), out.stride(1),
+        HEAD_DIM=head_dim, SPLITS=MERGED_AT_ONCE, DIM=dim, num_warps=4,
     )  # fmt: skip
 
 

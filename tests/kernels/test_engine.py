@@ -1,0 +1,179 @@
+"""The engine over kernels: what lesson 8 promises of whole answers."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mini_engine.attention.allocator import pages_needed
+from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.engine import Engine
+from mini_engine.kernels.launch import INTERPRETED
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.startup import build_model, load_driver, make_driver
+from tests.kernels.conftest import DEVICE
+
+# Tiny in the interpreter, which needs milliseconds for every program.
+NEW_TOKENS = 3 if INTERPRETED else 64
+LONGEST_PROMPT = 6 if INTERPRETED else 300
+TINY = ModelConfig(
+    vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    intermediate_size=40, max_position_embeddings=256, rope_theta=1e4, rms_norm_eps=1e-6, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+def random_prompts(count: int, longest: int, vocab_size: int) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(vocab_size) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+def random_weights(config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    from mini_engine.checkpoint import weight_shapes
+
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: (torch.randn(shape, generator=generator) * 0.2 + ("norm" in name)).to(DEVICE, dtype)
+        for name, shape in weight_shapes(config).items()
+    }
+
+
+def tiny_engine(**options: object) -> Engine:
+    config = EngineConfig(**{"device": DEVICE, "page_size": 4, "max_running_requests": 8, **options})
+    model = build_model(TINY, random_weights(TINY, getattr(torch, config.dtype)), config)
+    return Engine(make_driver(model, config, frozenset({60})))
+
+
+def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    return [samples[0].token_ids for samples in engine.generate(prompts, params)]
+
+
+def test_greedy_answers_are_those_of_torch():
+    prompts = random_prompts(100, LONGEST_PROMPT, 1019)
+    params = SamplingParams(max_new_tokens=NEW_TOKENS)
+    found = {
+        kernels: answers(
+            Engine(load_driver(engine=EngineConfig(kernels=kernels, device=DEVICE, max_running_requests=100))),
+            prompts, params,
+        )
+        for kernels in ("torch", "triton")
+    }  # fmt: skip
+    assert found["triton"] == found["torch"]
+
+
+def logits_of(engine: Engine, prompts: list[list[int]], new_tokens: int) -> dict[str, list[torch.Tensor]]:
+    names = [
+        engine.add_request(prompt, SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)) for prompt in prompts
+    ]
+    rows: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    while engine.has_work:
+        for delta in engine.step().deltas:
+            rows[delta.request_id].append(delta.logits.clone())
+    return rows
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_running_requests": 3, "max_tokens_per_step": 7},
+        {"max_running_requests": 3, "max_tokens_per_step": 5, "preemption": True, "num_pages": 13},
+        {"max_running_requests": 2, "prefix_cache": "radix", "page_size": 2},
+    ],
+    ids=["chunks", "preemption", "radix"],
+)
+def test_batch_invariant_logits_are_those_of_the_lonely_run(options):
+    prompts = random_prompts(4, 20, 60)
+    prompts[3] = prompts[0][:9] + prompts[3]  # something to share
+    new_tokens = 4 if INTERPRETED else 40
+    if "num_pages" in options and not INTERPRETED:
+        options = {**options, "num_pages": pages_needed(2 * (30 + new_tokens), 4)}
+    together = logits_of(tiny_engine(kernels="triton", batch_invariant=True, **options), prompts, new_tokens)
+    lonely = tiny_engine(kernels="triton", batch_invariant=True)
+    for prompt, rows in zip(prompts, together.values(), strict=True):
+        (alone,) = logits_of(lonely, [prompt], new_tokens).values()
+        assert len(rows) == len(alone) == new_tokens
+        for step, (row, expected) in enumerate(zip(rows, alone, strict=True)):
+            assert torch.equal(row, expected), f"step {step} differs by {(row - expected).abs().max()}"
+
+
+def test_without_invariance_the_batch_shows_in_the_bits():
+    """The control: if this did not differ, the test above would show nothing."""
+    prompts = random_prompts(4, 20, 60)
+    together = logits_of(tiny_engine(kernels="triton", max_tokens_per_step=7), prompts, 4)
+    lonely = tiny_engine(kernels="triton")
+    alone = [row for prompt in prompts for rows in logits_of(lonely, [prompt], 4).values() for row in rows]
+    assert not all(
+        torch.equal(a, b) for a, b in zip(alone, [row for rows in together.values() for row in rows], strict=True)
+    )
+
+
+SAMPLED = [
+    SamplingParams(temperature=0.8, seed=7, max_new_tokens=4, ignore_eos=True),
+    SamplingParams(temperature=1.3, top_k=9, top_p=0.8, seed=1, max_new_tokens=4, ignore_eos=True),
+    SamplingParams(temperature=0.9, min_p=0.1, seed=2, max_new_tokens=4, ignore_eos=True),
+    SamplingParams(
+        temperature=0.7, seed=3, repetition_penalty=1.3, presence_penalty=0.4, max_new_tokens=4, ignore_eos=True
+    ),
+    SamplingParams(repetition_penalty=1.2, frequency_penalty=0.5, logprobs=2, max_new_tokens=4, ignore_eos=True),
+]
+
+
+def test_seeded_and_penalised_answers_are_those_of_torch():
+    prompts = random_prompts(len(SAMPLED), 6, 60)
+    found = []
+    for kernels in ("torch", "triton"):
+        engine = tiny_engine(kernels=kernels)
+        found.append([one for samples in engine.generate(prompts, SAMPLED) for one in samples])
+    for plain, ours in zip(*found, strict=True):
+        assert ours.token_ids == plain.token_ids
+        assert ours.finish_reason == plain.finish_reason
+    for plain, ours in zip(found[0][-1].logprobs, found[1][-1].logprobs, strict=True):
+        assert [entry.token_id for entry in ours] == [entry.token_id for entry in plain]
+        assert [entry.logprob for entry in ours] == pytest.approx([entry.logprob for entry in plain], abs=1e-5)
+
+
+def test_unseeded_rows_take_the_tokens_of_the_same_uniform_numbers():
+    prompts = random_prompts(3, 6, 60)
+    params = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.01, max_new_tokens=4, ignore_eos=True)
+    found = []
+    for kernels in ("torch", "triton"):
+        engine = tiny_engine(kernels=kernels)
+        engine.driver.sampler.generator.manual_seed(5)
+        found.append(answers(engine, prompts, params))
+    assert found[0] == found[1]
+
+
+def test_a_row_of_nan_ends_its_own_request_alone():
+    engine = tiny_engine(kernels="triton")
+    model = engine.driver.model
+    head = model.lm_head
+    model.lm_head = lambda x: head(x).index_fill_(0, torch.tensor([1], device=x.device), torch.nan)
+    params = SamplingParams(max_new_tokens=1, ignore_eos=True)
+    fine, spoilt = (samples[0] for samples in engine.generate([[3, 5], [17, 4]], params))
+    assert spoilt.finish_reason == "error"
+    assert "NaN" in spoilt.error
+    assert fine.finish_reason == "length"
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_gpu_the_equivalence_holds_in_both_dtypes(dtype):
+    prompts = random_prompts(12, 90, 60)
+    options = {"dtype": dtype, "kernels": "triton", "batch_invariant": True}
+    together = logits_of(
+        tiny_engine(**options, max_tokens_per_step=32, max_running_requests=6, prefix_cache="radix"), prompts, 60
+    )
+    lonely = tiny_engine(**options)
+    for prompt, rows in zip(prompts, together.values(), strict=True):
+        (alone,) = logits_of(lonely, [prompt], 60).values()
+        assert all(torch.equal(a, b) for a, b in zip(rows, alone, strict=True))
+
+
+def test_kernels_and_other_ways_to_compute_exclude_each_other():
+    for name, value in (("linear", "packed"), ("attention", "grouped")):
+        with pytest.raises(ValueError, match=f"kernels='triton' has its own way and {name} is '{value}'"):
+            EngineConfig(kernels="triton", **{name: value})
+    with pytest.raises(ValueError, match="set kernels='triton'"):
+        EngineConfig(batch_invariant=True, device="cuda")
+    assert EngineConfig(batch_invariant=True, device="cuda", kernels="triton").batch_invariant
+    assert replace(EngineConfig.serving(kernels="triton"), page_size=4).linear == "torch"
