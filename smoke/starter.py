@@ -10,6 +10,7 @@ the manifest names it. Anything unexpected is a ``ValueError``: a starter must n
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -157,16 +158,20 @@ def used_by(tree: ast.Module, name: str, functions: set[str]) -> bool:
 
 def names_in_other_files(file: str, engine: Path) -> set[str]:
     """Return every name that another file of the engine imports or reads."""
+    others = (other.read_text() for other in engine.rglob("*.py") if other != engine / file)
+    return set().union(*map(names_read, others))
+
+
+@lru_cache(maxsize=1024)  # one starter asks about every file, and there is a starter for every task
+def names_read(text: str) -> frozenset[str]:
+    """Return every name that a module imports or reads from something."""
     found: set[str] = set()
-    for other in engine.rglob("*.py"):
-        if other == engine / file:
-            continue
-        for node in ast.walk(ast.parse(other.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.Attribute):
-                found.add(node.attr)
-    return found
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+    return frozenset(found)
 
 
 def apply_cuts(text: str, cuts: Sequence[Cut]) -> str:
