@@ -27,13 +27,14 @@ Drawn = list[tuple[Tensor, Tensor, Tensor]]
 class Launch:
     """One call: a step, which of its sequences are computed (None: all), and how many numbers lie between its rows.
 
-    ``split_size`` is that of ``split_attention``; 0 is ``paged_attention``.
+    ``split_size`` is that of ``split_attention``; 0 is ``paged_attention``. ``queries`` of a block: 0 is what fits.
     """
 
     step: Sequences
     split_size: int = 0
     chosen: tuple[int, ...] | None = None
     gap: int = 0
+    queries: int = 0
 
     @property
     def sequences(self) -> list[int]:
@@ -95,7 +96,7 @@ def attend(launch: Launch, drawn: Drawn, seed: int) -> Values:
             slot_mapping=torch.zeros(len(packed), dtype=torch.int64),
             page_size=step.page_size,
         )
-        blocks = cut(launch, most)
+        blocks = cut(launch, launch.queries or most)
         if launch.split_size:
             split_attention(q, keys, values, metadata, blocks, out, launch.split_size)
         else:
@@ -293,7 +294,7 @@ def decode_launches(seed: int) -> dict[str, Launch]:
     """Return decoding steps; the split sizes are one tile, two, and more than there are keys."""
     cases = steps(DECODE, "float32", 32)
     step = Sequences(DECODE, 16, (4, 2), 32)
-    return cases | {f"splits of {size} keys": Launch(step, size) for size in (64, 128)}
+    return cases | {f"one query in a block, splits of {size} keys": Launch(step, size, queries=1) for size in (64, 128)}
 
 
 def split_half_launches(seed: int) -> dict[str, Launch]:
@@ -303,7 +304,8 @@ def split_half_launches(seed: int) -> dict[str, Launch]:
 
 def query_launches(seed: int) -> dict[str, Launch]:
     """Return sequences with more queries than a block holds, whose rows see different numbers of splits."""
-    return steps(((10, 100), (9, 20), (3, 66)), "float32", 32)
+    cases = steps(((10, 100), (9, 20), (3, 66)), "float32", 32)
+    return cases | {"three queries in a block": Launch(Sequences(((7, 80), (2, 2)), 16, (4, 2), 32), 32, queries=3)}
 
 
 def many_launches(seed: int) -> dict[str, Launch]:
