@@ -131,7 +131,7 @@ def above_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L8.H.above",
-    "The mass above a cut leaves out the cut itself and what lies below the limit; what is exactly at the limit counts.",
+    "The mass above a cut leaves out the cut itself and what lies below the limit; exactly at the limit counts.",
     above_probe,
     above_verdict,
 )

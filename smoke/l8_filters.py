@@ -47,7 +47,7 @@ def tied(rows: int, width: int, seed: int) -> Tensor:
 
 
 def inputs(seed: int, rows: int) -> dict[str, Tensor]:
-    """Return rows of every width, without and with equals, and some with one token, at the beginning, inside, behind."""
+    """Return rows of every width, without and with equals, and some with one token in different places."""
     found = {}
     for width in WIDTHS:
         found[f"{width} columns"] = plain(rows, width, seed + width)
