@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-MARGIN = 8192  # numbers on either side: more than any tile of the course
+MARGIN = 32768  # numbers on either side: a tile of rows beyond the last ends within it
 UNWRITTEN = -77  # of an integer that nobody wrote
 INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from smoke.check import Failure, Registry, Values
 from smoke.compare import bitwise, differences
-from smoke.guard import bits, guarded
+from smoke.guard import Guard, bits, guarded
 from smoke.specs.kernels import DTYPES, draw, draw_bits, near, norm, rotation, silu_product
 from smoke.specs.regular import bits_of
 
@@ -277,20 +277,26 @@ def norm_halves(seed: int) -> dict[str, Norming]:
     }
 
 
-def norm_alone_probe(seed: int) -> Values:
-    """Norm rows among many, and each alone."""
+def norm_both(guard: Guard, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the norm of ``x``, and that of its sum with ``residual``."""
     from mini_engine.kernels.rms_norm import add_rms_norm, rms_norm
 
+    given, scale = guard.put("x", x), guard.put("the weight", weight)
+    total = guard.put("the residual", residual, margin=NOISE)
+    return rms_norm(given, scale, EPS), add_rms_norm(given, total, scale, EPS)
+
+
+def norm_alone_probe(seed: int) -> Values:
+    """Norm rows among many, and each alone."""
     values: Values = {}
     for width in (20, 128, 1000):
-        x, weight = draw(70, width, seed=seed), draw(width, seed=seed + 1)
-        whole, residual = rms_norm(x, weight, EPS), draw(70, width, seed=seed + 2)
-        added = add_rms_norm(x, residual.clone(), weight, EPS)
-        for row in (0, 33, 69):
-            one = slice(row, row + 1)
-            values[f"row {row} of [70, {width}]"] = torch.equal(rms_norm(x[one], weight, EPS)[0], whole[row])
-            alone = add_rms_norm(x[one], residual[one].clone(), weight, EPS)
-            values[f"row {row} of [70, {width}], added first"] = torch.equal(alone[0], added[row])
+        x, residual, weight = draw(70, width, seed=seed), draw(70, width, seed=seed + 2), draw(width, seed=seed + 1)
+        with guarded() as guard:
+            among = norm_both(guard, x, residual, weight)
+            for row in (0, 33, 69):
+                alone = norm_both(guard, x[row : row + 1], residual[row : row + 1], weight)
+                for name, mine, whole in zip(("", ", added first"), alone, among, strict=True):
+                    values[f"row {row} of [70, {width}]{name}"] = torch.equal(mine[0], whole[row])
     return values
 
 
@@ -357,7 +363,7 @@ def silu_probe(seed: int) -> Values:
     for name, (gate_up, gap) in silu_rows(seed).items():
         with guarded() as guard:
             out = silu_and_mul(guard.put("gate and up", gate_up, gap))
-            alone = silu_and_mul(gate_up[-1:])
+            alone = silu_and_mul(guard.put("the last row", gate_up[-1:]))
         same = torch.equal(alone, out[-1:])
         values[name] = {"product": out, DAMAGE: guard.damaged(), "the last row alone has the same bits": same}
     return values
@@ -411,7 +417,7 @@ def rotary_probe(seed: int) -> Values:
             cos = guard.put("cos", case.angles[0].repeat(1, 2), 3)
             sin = guard.put("sin", case.angles[1].repeat(1, 2), 4)
             apply_rotary(q, k, cos, sin)
-            alone_q, alone_k, _ = case.heads[-1:].clone().split(bounds, dim=1)
+            alone_q, alone_k, _ = guard.put("the last token", case.heads[-1:], 0, NOISE).split(bounds, dim=1)
             apply_rotary(alone_q, alone_k, cos[-1:], sin[-1:])
         same = torch.equal(alone_q, q[-1:]) and torch.equal(alone_k, k[-1:])
         values[name] = {"q": q, "k": k, "v": v, DAMAGE: guard.damaged(), "the last token alone has the same bits": same}
