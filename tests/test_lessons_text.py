@@ -48,6 +48,7 @@ SECTIONS = [
     "How SGLang and vLLM do it",
     "Bridge",
 ]
+EXTRA_LINES = {"L8": 150}  # it teaches Triton before its tasks, in kernels of its own
 TASK_ID = re.compile(r"\bL\d\.[A-Z]\b")
 GENERATED = re.compile(r"<!-- generated: (\w+) (L\d) -->\n(.*?)<!-- end -->", re.DOTALL)
 
@@ -96,12 +97,23 @@ def section(text, number):
 
 
 def run(fence, namespace, page):
-    """Execute one block; return what it printed. Line numbers of a traceback are those of the page."""
+    """Execute one block; return what it printed. Line numbers of a traceback are those of the page.
+
+    That is also how Triton finds a kernel's source: it reads the page at those lines, as it would a student's file.
+    """
     code = compile("\n" * fence.line + fence.text, str(FOLDER / page), "exec")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(code, namespace)
     return printed.getvalue()
+
+
+def needs_interpreter(page):
+    """Skip, by name, a page of kernels where Triton is missing or compiles them for a GPU: it runs on CPU tensors."""
+    if "import triton\n" in page_text(page):
+        triton = pytest.importorskip("triton", reason="Triton is not installed (it is built for Linux alone)")
+        if not triton.knobs.runtime.interpret:
+            pytest.skip("this page runs in Triton's interpreter; set TRITON_INTERPRET=1")
 
 
 def task_functions(lesson):
@@ -145,6 +157,7 @@ def test_fences_are_of_known_kinds(page):
 @by_page
 def test_python_blocks_run_and_print_what_is_shown(page):
     """One namespace per page, as in a notebook; each ``output`` block belongs to the python block above it."""
+    needs_interpreter(page)
     torch.manual_seed(0)
     namespace, printed, shown_at = {"__name__": "lesson"}, None, 0
     for fence in fences(page_text(page)):
@@ -193,7 +206,8 @@ def test_all_fourteen_sections_in_order(lesson):
 def test_length(lesson):
     """A lesson is 250 to 400 lines, or 50 for each task where it has more than eight; generated tables not counted."""
     lines = GENERATED.sub("", lesson_text(lesson)).count("\n")
-    assert 250 <= lines <= max(400, 50 * len(lesson["task"])), f"{lesson['slug']}.md has {lines} lines"
+    most = max(400, 50 * len(lesson["task"])) + EXTRA_LINES.get(lesson["id"], 0)
+    assert 250 <= lines <= most, f"{lesson['slug']}.md has {lines} lines"
 
 
 @by_lesson
@@ -300,6 +314,7 @@ def experiment(lesson):
 
 @by_lesson
 def test_minimal_experiment_is_short_self_contained_and_asserts(lesson):
+    needs_interpreter(f"{lesson['slug']}.md")
     block = experiment(lesson)
     assert block.text.count("\n") <= 15
     assert isinstance(ast.parse(block.text).body[-1], ast.Assert)
@@ -313,6 +328,11 @@ def shifted(batch):
     return batch
 
 
+def hide_last_key(cut):
+    """The blocks of queries, all of which see one key too few: their own."""
+    return replace(cut, table=cut.table - torch.tensor([0, 0, 0, 1], dtype=torch.int32))
+
+
 # One fault per lesson that its minimal experiment must notice: (module, attribute, what the fault does to the result).
 FAULTS = {
     "L1": ("mini_engine.model", "rotate_half", lambda turned: -turned),
@@ -322,11 +342,13 @@ FAULTS = {
     "L5": ("mini_engine.engine", "packed", lambda chunk: replace(chunk, num_computed_tokens=0)),
     "L6": ("mini_engine.radix_cache", "hit_of", lambda hit: replace(hit, pages=hit.pages[::-1])),
     "L7": ("mini_engine.grammar.fsm", "pack_words", lambda words: words << 1),
+    "L8": ("mini_engine.kernels.attention", "cut_queries", hide_last_key),
 }
 
 
 @by_lesson
 def test_minimal_experiment_fails_on_a_faulty_engine(lesson, monkeypatch):
+    needs_interpreter(f"{lesson['slug']}.md")
     module_name, attribute, fault = FAULTS[lesson["id"]]
     module = importlib.import_module(module_name)
     right = getattr(module, attribute)
