@@ -12,7 +12,7 @@ from torch import Tensor
 from mini_engine.kernels.launch import block_shape, check_last_contiguous, check_shape
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # else another binary, and perhaps other bits, for 1 row and for 16
 def rms_norm_kernel(
     x, residual, weight, out, rows, width, eps, x_stride, residual_stride, out_stride,
     ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

@@ -15,7 +15,7 @@ from mini_engine.startup import build_model, load_driver, make_driver
 from tests.kernels.conftest import DEVICE
 
 # Tiny in the interpreter, which needs milliseconds for every program.
-NEW_TOKENS = 3 if INTERPRETED else 64
+NEW_TOKENS = 2 if INTERPRETED else 64
 LONGEST_PROMPT = 6 if INTERPRETED else 300
 TINY = ModelConfig(
     vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
