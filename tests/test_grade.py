@@ -15,7 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from submissions import Example, examples, write_examples
+from submissions import Example, coded, examples, reference, write_examples
 
 from smoke.check import all_checks
 from smoke.grade.trial import FIRST_UID
@@ -230,6 +230,19 @@ def test_the_matrix_shows_everybody(graded: Graded) -> None:
         assert f"[{name}](students/{name}/report.md)" in page
     assert "## The commonest failures" in page
     assert (graded.out / "matrix.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_kernels_are_graded_in_the_interpreter(tmp_path: Path) -> None:
+    """No submission brings a GPU along, and no machine that grades needs one."""
+    folder = tmp_path / "submissions"
+    folder.mkdir()
+    example = Example("kernels", "honest", coded(reference("L8")), {"L8": 100})
+    write_examples(folder, [example])
+    done = command(folder, tmp_path / "report", "--timeout", "300", "--seed", str(SEED))
+    assert done.returncode == 0, done.stderr[-4000:]
+    with (tmp_path / "report" / "grades.csv").open(newline="") as stream:
+        rows = {row["lesson"]: row for row in csv.DictReader(stream)}
+    assert rows["L8"]["isolated"] == "100", rows["L8"]
 
 
 def test_a_rerun_runs_nothing_again(graded: Graded) -> None:

@@ -28,7 +28,7 @@ def grade_command(
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Submissions that run at the same time.")] = 2,
     timeout: Annotated[
         int, typer.Option(min=1, help="Seconds of processor time for one lesson; four times that on the clock.")
-    ] = 60,
+    ] = 180,
     mem: Annotated[str, typer.Option(help="Memory of one submission beyond torch itself, like 512M or 2G.")] = "2G",
     seed: Annotated[str, typer.Option(help="Draws the inputs of every check: auto, or a number to repeat.")] = "auto",
 ) -> None:
