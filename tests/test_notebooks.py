@@ -16,7 +16,8 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NAMES = ["L1_model", "L2_attention", "L3_driver", "L4_sampler", "L5_scheduler", "L6_radix_cache", "L7_grammar"]
+NAMES = ["L1_model", "L2_attention", "L3_driver", "L4_sampler", "L5_scheduler", "L6_radix_cache", "L7_grammar",
+         "L8_kernels"]  # fmt: skip
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
 ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}  # a figure is drawn on one core
 
@@ -137,6 +138,34 @@ def spelled(tokenizer, vocab_size, stop_ids):
         texts[number] = b"" if number in stop_ids else token.content.encode()
     return TokenTable(tuple(texts), stop_ids)
 TokenTable.from_tokenizer = spelled
+""",
+    ("L8_kernels", "splits follow the batch after all"): """
+from mini_engine.viz.kernels_runs import interpret_kernels
+interpret_kernels()
+from mini_engine.kernels import split_attention
+right = split_attention.attend_piece
+def by_batch(q, keys, values, metadata, blocks, out, split_size):
+    right(q, keys, values, metadata, blocks, out, 128 if len(blocks.blocks) > 2 else split_size)
+split_attention.attend_piece = by_batch
+""",
+    ("L8_kernels", "the token that reaches p is cut too"): """
+import torch
+from mini_engine.viz.kernels_runs import interpret_kernels
+interpret_kernels()
+from mini_engine.kernels import top_p
+right = top_p.apply_top_p
+def too_few(logits, p):
+    kept = right(logits, p)
+    least = torch.where(kept == -torch.inf, torch.inf, kept).argmin(-1, keepdim=True)
+    return kept.scatter(-1, least, -torch.inf)
+top_p.apply_top_p = too_few
+""",
+    ("L8_kernels", "the up projection is activated instead of the gate"): """
+from mini_engine.viz.kernels_runs import interpret_kernels
+interpret_kernels()
+from mini_engine.kernels import silu_and_mul
+right = silu_and_mul.silu_and_mul
+silu_and_mul.silu_and_mul = lambda gate_up: right(gate_up.roll(gate_up.shape[-1] // 2, -1).contiguous())
 """,
 }
 

@@ -22,6 +22,11 @@
 ``grammar``     L7: automata, the masks of their states, what backends cost
 ``grammar_charts``  L7: what masks do to distributions and to texts, what jumps save
 ``grammar_slider``  L7: one step of an answer by hand
+``kernels_work``    what operations read, write and compute, and how programs fill a GPU
+``kernels_numbers``  sums in blocks and dtypes, the softmax that is corrected as it goes
+``kernels_runs``    kernels in the interpreter: bits in batches, passes of a search, places that a mask stores to
+``kernels``     L8: what limits an operation, how a decode step fills a GPU
+``kernels_charts``  L8: rounding, bits, softmax tile by tile, a search, the places of a mask
 
 This is the only part of the project that imports matplotlib: ``pip install mini-engine[notebooks]``.
 """
