@@ -282,6 +282,11 @@ def draw_cases(seed: int) -> dict[str, tuple[Draws, bool]]:
     cases["one token alone"] = (unfiltered(lone, [0.0, 0.5, LAST], [0, 65, 129]), False)
     equals = unfiltered(torch.zeros(4, 128), [0.005, 0.635, 0.645, 0.995], [0, 63, 64, 99], 100)
     cases["128 equals, of which 100 stay"] = (equals, False)
+    late = torch.zeros(2, 128)
+    late[:, 120] = 1.0
+    total = 69 + math.e
+    shares = [68.5 / total, (69 + math.e / 2) / total]
+    cases["a larger one behind equals that go"] = (unfiltered(late, shares, [68, 120], 70), False)
     few = torch.tensor([[0.0, 0.0, 1.0, 0.0]]).repeat(3, 1)  # the largest stays, and the first equal
     cases["equals before and behind a larger one"] = (unfiltered(few, [0.1, 0.5, 0.95], [0, 2, 2], 2), False)
     return cases

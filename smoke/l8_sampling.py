@@ -22,7 +22,7 @@ from smoke.specs.kernel_rows import apart, gaps_of, guarded, poisoned, set_for_n
 REGISTRY = Registry()
 BANNED = -math.inf
 BLOCK = 64  # of columns, for a probe: rows of a few blocks stay small
-WIDTHS = (1, 2, 63, 64, 65, 200)
+WIDTHS = (1, 2, 63, 64, 65, 150)
 
 
 # Argmax -------------------------------------------------------------------------------------------------------------
