@@ -16,7 +16,7 @@ from tests.kernels.conftest import DEVICE
 
 # Tiny in the interpreter, which needs milliseconds for every program.
 NEW_TOKENS = 2 if INTERPRETED else 64
-LONGEST_PROMPT = 6 if INTERPRETED else 300
+LONGEST_PROMPT = 2 if INTERPRETED else 300
 TINY = ModelConfig(
     vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     intermediate_size=40, max_position_embeddings=256, rope_theta=1e4, rms_norm_eps=1e-6, tie_word_embeddings=True,
