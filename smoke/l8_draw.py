@@ -13,9 +13,9 @@ from torch import Tensor
 from smoke.cases import random_tensor
 from smoke.check import Failure, Registry, Values
 from smoke.compare import bitwise, differences
-from smoke.l8_filters import BLOCK, MASS_ONE, bits, plain, small_blocks, tied
+from smoke.l8_filters import BLOCK, MASS_ONE, plain, small_blocks, tied
 from smoke.specs import distribution as spec
-from smoke.specs.kernel_rows import apart
+from smoke.specs.kernel_rows import apart, with_signs
 
 REGISTRY = Registry()
 BANNED = -math.inf
@@ -188,7 +188,7 @@ def both_probe(seed: int) -> Values:
             for name, case in both_cases(seed, joint).items():
                 given = torch.tensor(case.k), torch.tensor(case.p, dtype=torch.float64)
                 kept = op.apply_top_k_top_p(apart(case.rows, 1000.0), *given, joint)
-                values[f"{name}, joint {joint}"] = bits(kept)
+                values[f"{name}, joint {joint}"] = with_signs(kept)
         values["no rows"] = list(op.apply_top_k_top_p(torch.zeros(0, 5), given[0][:0], given[1][:0]).shape)
         values["written within bounds"] = fresh.untouched()
     return values
@@ -203,7 +203,7 @@ def both_spec(seed: int) -> Values:
                 spec.only(row, both_ids(row, k, p, joint))
                 for row, k, p in zip(case.rows.tolist(), case.k, case.p, strict=True)
             ]
-            values[f"{name}, joint {joint}"] = bits(torch.tensor(rows))
+            values[f"{name}, joint {joint}"] = with_signs(torch.tensor(rows))
     return {**values, "no rows": [0, 5], "written within bounds": True}
 
 

@@ -18,7 +18,7 @@ from smoke.cases import random_tensor
 from smoke.check import Failure, Registry, Values
 from smoke.compare import bitwise, differences
 from smoke.specs import distribution as spec
-from smoke.specs.kernel_rows import apart, poisoned, set_for_now
+from smoke.specs.kernel_rows import apart, poisoned, set_for_now, with_signs
 
 REGISTRY = Registry()
 BANNED = -math.inf
@@ -26,11 +26,6 @@ BLOCK = 64
 WIDTHS = (1, 65, 150)
 MASS_ONE = 2.0**40  # of the likeliest token
 LARGEST = 3.4028234663852886e38
-
-
-def bits(x: Tensor) -> Tensor:
-    """Return the bits: zeros of both signs differ."""
-    return x.contiguous().view(torch.int32)
 
 
 def plain(rows: int, width: int, seed: int) -> Tensor:
@@ -71,10 +66,10 @@ def run(op: Any, name: str, rows: dict[str, Tensor], given: Callable[[str], Sequ
     filter_rows, values = getattr(op, name), Values()
     with small_blocks(op) as fresh:
         for case, logits in rows.items():
-            values[case] = bits(filter_rows(apart(logits, 1000.0), *given(case)))
+            values[case] = with_signs(filter_rows(apart(logits, 1000.0), *given(case)))
         case, logits = list(rows.items())[-2]
         one = [part[3:4] for part in given(case)]
-        values["a row alone"] = bits(filter_rows(logits[3:4], *one))
+        values["a row alone"] = with_signs(filter_rows(logits[3:4], *one))
         values["no rows"] = list(filter_rows(logits[:0], *(part[:0] for part in one)).shape)
         values["written within bounds"] = fresh.untouched()
     return values
@@ -82,18 +77,16 @@ def run(op: Any, name: str, rows: dict[str, Tensor], given: Callable[[str], Sequ
 
 def want(rows: dict[str, Tensor], keep: Callable[[str, int, list[float]], Sequence[int]]) -> Values:
     """Ban in every row what the spec does not keep."""
-    values: Values = {}
+    kept = {case: logits.clone() for case, logits in rows.items()}
     for case, logits in rows.items():
-        kept = logits.clone()
         for index, row in enumerate(logits.tolist()):
             mask = torch.ones(len(row), dtype=torch.bool)
             mask[list(keep(case, index, row))] = False
-            kept[index, mask] = BANNED
-        values[case] = bits(kept)
-    last = list(rows)[-2]
+            kept[case][index, mask] = BANNED
+    last = list(kept.values())[-2]
     return {
-        **values, "a row alone": values[last][3:4].clone(), "no rows": [0, rows[last].shape[1]],
-        "written within bounds": True,
+        **{case: with_signs(logits) for case, logits in kept.items()}, "a row alone": with_signs(last[3:4]),
+        "no rows": [0, last.shape[1]], "written within bounds": True,
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from smoke.check import Failure, Registry, Values
 from smoke.compare import bitwise, close, differences
 from smoke.l4_draw import EDGES, KNOWN, extreme_rows, triples
 from smoke.specs import distribution as spec
-from smoke.specs.kernel_rows import apart, gaps_of, guarded, poisoned, set_for_now
+from smoke.specs.kernel_rows import apart, gaps_of, guarded, poisoned, set_for_now, with_signs
 
 REGISTRY = Registry()
 BANNED = -math.inf
@@ -349,11 +349,6 @@ def penalised(logits: Tensor, given: list[Tensor]) -> Tensor:
     return torch.from_numpy(out)
 
 
-def bits(x: Tensor) -> Tensor:
-    """Return the bits: zeros of both signs differ."""
-    return x.contiguous().view(torch.int32)
-
-
 def penalties_probe(seed: int) -> Values:
     """Penalise rows of every width, in memory of their own and apart."""
     import mini_engine.kernels.penalties as op
@@ -365,8 +360,8 @@ def penalties_probe(seed: int) -> Values:
             lying_apart = apart(logits)
             op.apply_penalties(logits, *given)
             op.apply_penalties(lying_apart, *given)
-            values[f"{width} columns"] = bits(logits)
-            values[f"{width} columns, rows apart"] = bits(lying_apart)
+            values[f"{width} columns"] = with_signs(logits)
+            values[f"{width} columns, rows apart"] = with_signs(lying_apart)
             values[f"{width} columns, the gaps"] = bool(gaps_of(lying_apart).isnan().all())
     return values
 
@@ -375,7 +370,7 @@ def penalties_spec(seed: int) -> Values:
     """Penalise entry by entry."""
     values: Values = {}
     for width in (1, 50, 300):
-        want = bits(penalised(penalty_logits(seed, width), entries(seed, width)))
+        want = with_signs(penalised(penalty_logits(seed, width), entries(seed, width)))
         values |= {f"{width} columns": want, f"{width} columns, rows apart": want, f"{width} columns, the gaps": True}
     return values
 
@@ -399,12 +394,12 @@ def off_probe(seed: int) -> Values:
     op.apply_penalties(logits, torch.zeros(len(ODD), dtype=torch.int64), torch.arange(len(ODD)), *numbers)
     nothing = torch.zeros(0)
     op.apply_penalties(other, nothing.long(), nothing.long(), *[nothing] * 4)
-    return {"off": bits(logits), "no entries": bits(other)}
+    return {"off": with_signs(logits), "no entries": with_signs(other)}
 
 
 def off_spec(seed: int) -> Values:
     """Change nothing."""
-    return {"off": bits(torch.tensor([ODD])), "no entries": bits(random_tensor(2, 9, seed=seed))}
+    return {"off": with_signs(torch.tensor([ODD])), "no entries": with_signs(random_tensor(2, 9, seed=seed))}
 
 
 REGISTRY.add(

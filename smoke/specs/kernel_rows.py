@@ -41,6 +41,11 @@ def guarded(numbers: Tensor, behind: float) -> Tensor:
     return longer[: len(numbers)]
 
 
+def with_signs(x: Tensor) -> dict[str, Tensor]:
+    """Return logits and where their zeros are negative: a comparison takes the two zeros for equal, and bits differ."""
+    return {"logits": x, "minus zeros": (x == 0) & x.signbit()}
+
+
 @contextmanager
 def set_for_now(module: Any, **constants: Any) -> Iterator[None]:
     """Set constants of a module, and set them back at the end."""
