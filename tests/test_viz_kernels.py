@@ -636,8 +636,9 @@ def test_split_scaling_draws_model_choice_and_measurement(figures):
             assert line.get_xdata().tolist() == [own.num_splits for own in CURVES[batch, context]]
             assert line.get_ydata().tolist() == [100 * own.bandwidth_share for own in CURVES[batch, context]]
         marks = [line for line in axes.lines if line.get_gid() == "chosen"]
-        assert [line.get_xdata()[0] for line in marks] == [
-            CHOSEN[batch, context].num_splits for batch in (1, 4, 16, 64)
+        wanted = [CHOSEN[batch, context] for batch in (1, 4, 16, 64)]
+        assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in marks] == [
+            (own.num_splits, 100 * own.bandwidth_share) for own in wanted
         ]
     measured = [[(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if line.get_gid() == "measured"]
                 for axes in figures["split_scaling"].figure.axes]  # fmt: skip
