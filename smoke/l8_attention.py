@@ -309,8 +309,14 @@ def query_launches(seed: int) -> dict[str, Launch]:
 
 
 def many_launches(seed: int) -> dict[str, Launch]:
-    """Return more splits than are merged at once; in one of the heads the largest score comes late."""
-    return {"20 splits, and 2": Launch(Sequences(((1, 630), (1, 40)), 16, (4, 1), 16), 32)}
+    """Return more splits than are merged at once, of which the later ones weigh more, and then the earlier ones."""
+    lengths = ((1, 630), (1, 40))
+    return {
+        "20 splits, and 2, later ones weigh more": Launch(
+            Sequences(lengths, 16, (2, 1), 16, growth=2.0), 32, queries=1
+        ),
+        "20 splits, and 2, earlier ones weigh more": Launch(Sequences(lengths, 16, (2, 1), 16, growth=-0.9), 32),
+    }
 
 
 def split_memory_launches(seed: int) -> dict[str, Launch]:

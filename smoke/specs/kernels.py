@@ -104,13 +104,17 @@ def rotation(x: Tensor, angles: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sequences:
-    """A step of several sequences: ``lengths`` are the queries and the keys of each."""
+    """A step of several sequences: ``lengths`` are the queries and the keys of each.
+
+    ``growth``: the last key is so much longer than the first, so that later keys weigh more.
+    """
 
     lengths: tuple[tuple[int, int], ...]
     page_size: int
     heads: tuple[int, int]  # query heads, key-value heads
     dim: int
     dtype: str = "float32"
+    growth: float = 0.0
 
     @property
     def bounds(self) -> list[int]:
@@ -121,11 +125,12 @@ class Sequences:
         """Return q [queries, Hq, D], k and v [Hkv, keys, D] of each; they depend on its lengths, not on its company."""
         (num_heads, num_kv_heads), found = self.heads, []
         for queries, keys in self.lengths:
+            stretch = 1 + self.growth * torch.linspace(0, 1, keys)[:, None]
             own = random.Random(f"{seed} {queries} {keys}").randrange(2**40)
             found.append(
                 (
                     draw(queries, num_heads, self.dim, seed=own, dtype=self.dtype),
-                    draw(num_kv_heads, keys, self.dim, seed=own + 1, dtype=self.dtype),
+                    draw(num_kv_heads, keys, self.dim, seed=own + 1, dtype=self.dtype) * stretch.to(DTYPES[self.dtype]),
                     draw(num_kv_heads, keys, self.dim, seed=own + 2, dtype=self.dtype),
                 )
             )
