@@ -183,15 +183,18 @@ WISHES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "seed": 7},
     {"temperature": 1.3, "seed": -5, "top_k": 9, "top_p": 0.8},
     {"temperature": 0.9, "seed": 2**40 + 7, "min_p": 0.1},
-    {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "presence_penalty": 0.4},
+    {"temperature": 0.7, "seed": 3, "repetition_penalty": 2.0, "presence_penalty": 2.0},
+    {"temperature": 0.7, "seed": 4, "repetition_penalty": 2.0, "presence_penalty": 2.0},
+    {"temperature": 0.7, "seed": 5, "repetition_penalty": 2.0},
     {"repetition_penalty": 1.9, "frequency_penalty": 1.5},
     {},
 )
 
 
 def sampled_prompts(seed: int) -> list[list[int]]:
-    """Draw a prompt for each wish."""
-    return [random_ids(70, 2 + index % 3, seed + index) for index in range(len(WISHES))]
+    """Draw a prompt for each wish, long enough that its tokens matter where they are penalised."""
+    lengths = [24 if "repetition_penalty" in wish else 3 for wish in WISHES]
+    return [random_ids(70, length, seed + index) for index, length in enumerate(lengths)]
 
 
 def sampled_probe(seed: int) -> Values:
