@@ -36,8 +36,8 @@ def invariance_fault(
     for sizes in [(first, length - first) for first in FIRST_CHUNKS if first < length]:
         if not torch.equal(run_chunks(forward, model, engine, prompt, sizes, neighbour), alone):
             return (
-                f"batch_invariant=True is not kept on this machine: a prompt of {length} tokens gave other bits in chunks "
-                f"of {' + '.join(map(str, sizes))} beside a neighbour than alone; logits may depend on the batch"
+                f"batch_invariant=True is not kept on this machine: a prompt of {length} tokens gave other bits in "
+                f"chunks of {' + '.join(map(str, sizes))} beside a neighbour than alone; logits may depend on the batch"
             )
     return None
 
