@@ -52,10 +52,11 @@ def attend_tiles(
 ):  # fmt: skip
     """Let the rows of ``q`` [ROWS, DIM] attend to the positions ``start`` … ``stop - 1`` of one sequence.
 
-    ``keys`` and ``values`` point at one head of the pool [slots, HEAD_DIM], ``pages`` at the sequence's page table.
+    ``sees`` [ROWS]: how many keys each row sees. ``keys`` and ``values`` point at one head of the pool [slots,
+    HEAD_DIM], ``pages`` at the sequence's page table. ``scale`` is the factor of the scores, log2(e) included.
     The state, carried from tile to tile: the largest score so far ``top`` [ROWS], the sum of the weights ``total``
-    [ROWS] and the sum of the weighted values ``weighted`` [ROWS, DIM], both relative to ``top``. Without ``MASKED``
-    every row must see every position, and TILE must divide their number.
+    [ROWS] and the sum of the weighted values ``weighted`` [ROWS, DIM], both relative to ``top``; these three are
+    returned. Without ``MASKED`` every row must see every position, and TILE must divide their number.
     """
     dim = tl.arange(0, DIM)[None, :]
     for first in range(start, stop, TILE):

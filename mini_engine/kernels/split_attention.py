@@ -42,7 +42,11 @@ def split_attention_kernel(
     GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Attend for one block of queries and one key-value head to the keys of one split."""
+    """Attend for one block of queries and one key-value head to the keys of one split.
+
+    ``partial`` [B * queries, Hq, splits, HEAD_DIM] float32 takes the results, ``lse`` [B * queries, Hq, splits] the
+    logarithms to base 2 of the sums of weights. Query i of block b has row b * queries + i.
+    """
     block, kv_head, split = blocks + tl.program_id(0) * 4, tl.program_id(1), tl.program_id(2)
     first, visible = split * split_size, tl.load(block + 3)
     if first >= visible:
@@ -77,7 +81,10 @@ def merge_splits_kernel(
     partial, lse, out, blocks, queries, split_size, num_splits, out_row_stride, out_head_stride,
     HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits that one query of one head sees, ``SPLITS`` at a time: a softmax over log-sum-exps."""
+    """Merge the splits that one query of one head sees, ``SPLITS`` at a time: a softmax over log-sum-exps.
+
+    ``partial`` and ``lse`` as ``split_attention_kernel`` leaves them; a split that the row does not see has no result.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     block = blocks + row // queries * 4
     query, end = tl.load(block + 1) + row % queries, tl.load(block + 2)

@@ -8,6 +8,7 @@ them that spilled, bytes of shared memory.
 Run it without ``TRITON_INTERPRET``.
 """
 
+import argparse
 import json
 import re
 import subprocess
@@ -20,6 +21,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+
+from mini_engine import overlay
 
 TARGET = GPUTarget("cuda", 90, 32)
 
@@ -64,17 +67,18 @@ def usage(ptx: str) -> dict[str, int]:
 
 
 def main(names: list[str]) -> None:
-    """Compile what ``compile_cases`` launches; ``names`` chooses some."""
+    """Compile what ``compile_cases`` launches; ``names`` chooses some. Raises ``ValueError`` for a name it has not."""
     from tests.kernels.compile_cases import CASES
 
+    unknown = sorted(set(names) - CASES.keys())
+    if unknown:
+        raise ValueError(f"there is no case {unknown[0]!r}; there are {', '.join(CASES)}")
     compiled: list[dict[str, Any]] = []
     compile_only(compiled)
-    for name, launch in CASES.items():
-        if names and name not in names:
-            continue
+    for name in names or CASES:
         for dtype in (torch.bfloat16, torch.float32):
             before = len(compiled)
-            launch(dtype)
+            CASES[name](dtype)
             assert len(compiled) > before, f"{name} launched nothing"
             for entry in compiled[before:]:
                 print(json.dumps({"case": name, "dtype": str(dtype).removeprefix("torch."), **entry}), flush=True)
@@ -82,4 +86,12 @@ def main(names: list[str]) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description="Compile kernels for an NVIDIA H200 on a machine without a GPU.")
+    parser.add_argument("names", nargs="*", help="cases of compile_cases.py; all without")
+    parser.add_argument(
+        "--engine", type=Path, help="a folder whose modules stand in for the engine's own, such as work/"
+    )
+    arguments = parser.parse_args()
+    if arguments.engine is not None:
+        overlay.install_overlay(arguments.engine.resolve(), overlay.overlay_files(arguments.engine.resolve()))
+    main(arguments.names)
