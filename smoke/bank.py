@@ -8,7 +8,7 @@ changes under a pitfall, the bank says so instead of testing nothing.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -151,8 +151,14 @@ def parse_wheat(raw: Mapping[str, Any]) -> Wheat:
     return Wheat(raw["id"], raw["lesson"], raw["title"], raw["why"], edit)
 
 
-def fitting_pitfalls(check_id: str) -> list[Pitfall]:
-    """Return the pitfalls that this check is known to catch, those of its own task first, the most specific before."""
+def fitting_pitfalls(check_id: str, passed: Collection[str] = ()) -> list[Pitfall]:
+    """Return the pitfalls that this check is known to catch, those of its own task first.
+
+    One that another check, which ``passed``, would have caught is not it. Of the others those come first that explain
+    the most failures; without knowing which passed, the most specific.
+    """
     task_id = check_id.rpartition(".")[0]
-    fitting = [pitfall for pitfall in load_pitfalls() if check_id in pitfall.killed_by]
-    return sorted(fitting, key=lambda pitfall: (pitfall.task_id != task_id, len(pitfall.killed_by)))
+    named = [pitfall for pitfall in load_pitfalls() if check_id in pitfall.killed_by]
+    fitting = [pitfall for pitfall in named if not set(passed).intersection(pitfall.killed_by)]
+    sign = -1 if passed else 1
+    return sorted(fitting, key=lambda pitfall: (pitfall.task_id != task_id, sign * len(pitfall.killed_by)))

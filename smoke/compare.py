@@ -14,6 +14,7 @@ from torch import Tensor
 from smoke.check import Failure, Plain, Values, Verdict
 
 Expected = Callable[[int], Values]
+FLOAT_OF = {torch.int32: torch.float32, torch.int16: torch.float16}
 LOCK = threading.RLock()  # oracles are computed once, also when several candidates are judged at the same time
 
 
@@ -104,7 +105,10 @@ def tensor_difference(expected: Tensor, got: Plain, tolerance: float | None, cas
         return []
     index = tuple(wrong.nonzero()[0].tolist())
     most = max(gap[gap.isfinite()].tolist(), default=math.inf)
-    note = f"{int(wrong.sum())} of {wrong.numel()} elements differ, by at most {most:.3g}"
+    note = f"{int(wrong.sum())} of {wrong.numel()} elements differ"
+    if "bits" in case and expected.dtype in FLOAT_OF:  # a float that was looked at as an integer: no distance
+        return [Failure(case, place_of(index), pattern(expected[index]), pattern(got[index]), note)]
+    note += f", by at most {most:.3g}"
     return [Failure(case, place_of(index), number(expected[index]), number(got[index]), note)]
 
 
@@ -119,6 +123,12 @@ def number(value: Tensor) -> str:
     """Print one element with enough digits to tell neighbouring floats apart."""
     item = value.item()
     return f"{item:.9g}" if isinstance(item, float) else str(item)
+
+
+def pattern(bits: Tensor) -> str:
+    """Print the float that an integer holds the bits of, and the bits."""
+    width = bits.element_size() * 2  # hexadecimal digits
+    return f"{number(bits.view(FLOAT_OF[bits.dtype]))} (bits {bits.item() % 16**width:0{width}x})"
 
 
 def shorten(value: object, limit: int = 120) -> str:

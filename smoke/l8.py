@@ -523,7 +523,11 @@ def store_probe(cases: Storings) -> Callable[[int], Values]:
                 )
                 slots = guard.put("the slots", torch.tensor(case.slots, dtype=torch.int64), margin=1)
                 store_kv(k, v, keys, values_of_pool, slots)
-            values[name] = {"keys": bits(keys), "values": bits(values_of_pool), DAMAGE: guard.damaged()}
+            values[name] = {
+                "bits of the keys": bits(keys),
+                "bits of the values": bits(values_of_pool),
+                DAMAGE: guard.damaged(),
+            }
         return values
 
     return probe
@@ -539,7 +543,7 @@ def store_spec(cases: Storings) -> Callable[[int], Values]:
             for token, slot in enumerate(case.slots):
                 if 0 <= slot < pool.shape[2]:
                     pool[0, :, slot], pool[1, :, slot] = bits(case.k)[token], bits(case.v)[token]
-            values[name] = {"keys": pool[0], "values": pool[1], DAMAGE: []}
+            values[name] = {"bits of the keys": pool[0], "bits of the values": pool[1], DAMAGE: []}
         return values
 
     return spec

@@ -3,7 +3,7 @@
 Owns: text. Must not know: how a check was run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from smoke.bank import fitting_pitfalls
 from smoke.check import Check, Failure, Result
@@ -27,8 +27,8 @@ def line(result: Result) -> str:
     return f"{result.check_id:<22} {MARKS[result.status]:<8} {reason.splitlines()[0] if reason else ''}".rstrip()
 
 
-def explain(result: Result, check: Check) -> str:
-    """Return everything that helps with a check that did not pass."""
+def explain(result: Result, check: Check, passed: Collection[str] = ()) -> str:
+    """Return everything that helps with a check that did not pass; ``passed`` names those of the same run that did."""
     lesson = load_manifest().lesson(check.lesson_id)
     parts = [f"{check.id}  {MARKS[result.status]}", f"  checked   {check.proves}"]
     if result.detail:
@@ -40,7 +40,7 @@ def explain(result: Result, check: Check) -> str:
     if len(result.failures) > MAX_FAILURES:
         parts.append(f"  and       {len(result.failures) - MAX_FAILURES} more differences")
     parts.append(f"  read      {lesson.text_file} {check.section}")
-    for pitfall in fitting_pitfalls(check.id)[:MAX_PITFALLS]:
+    for pitfall in fitting_pitfalls(check.id, passed)[:MAX_PITFALLS]:
         parts.append(f"  perhaps   {pitfall.id}: {pitfall.symptom}")
     parts.append(f"  hint      python -m smoke hint {check.task_id}")
     return "\n".join(parts)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smoke.candidate import Candidate
-from smoke.check import Result, all_checks, checks_of
+from smoke.check import Check, Result, all_checks, checks_of, tasks_needed
 from smoke.manifest import Lesson, Task, load_manifest
 
 STATE_FILE = ".smoke.json"
@@ -42,10 +42,10 @@ class Work:
         files = tuple(file for each in lessons for file in each.files if (self.folder / file).is_file())
         return Candidate(f"{self.folder}, {base} base", self.folder, files)
 
-    def digest(self, lesson: Lesson) -> str:
-        """Return a fingerprint of the lesson's files."""
+    def digest(self, files: Iterable[str]) -> str:
+        """Return a fingerprint of some files."""
         sha = hashlib.sha256()
-        for file in lesson.files:
+        for file in files:
             path = self.folder / file
             sha.update(path.read_bytes() if path.is_file() else b"")
         return sha.hexdigest()[:16]
@@ -67,20 +67,20 @@ class Work:
 
     def remember(self, lesson: Lesson, results: Iterable[Result]) -> None:
         """Remember the checks that were run, for the files as they are now. Mutates the state file."""
-        state, digest = self.load(), self.digest(lesson)
-        entry = state.setdefault("lessons", {}).get(lesson.id, {})
-        known = entry.get("checks", {}) if entry.get("digest") == digest else {}
-        known |= {result.check_id: result.status for result in results}
-        state["lessons"][lesson.id] = {"digest": digest, "checks": known}
+        state = self.load()
+        known = state.setdefault("checks", {}).setdefault(lesson.id, {})
+        for result in results:
+            files = files_of(all_checks()[result.check_id])
+            known[result.check_id] = {"status": result.status, "files": self.digest(files)}
         self.save(state)
 
     def passed(self, lesson: Lesson) -> set[str]:
-        """Return the checks that passed with the files as they are now."""
-        entry = self.load().get("lessons", {}).get(lesson.id, {})
-        if entry.get("digest") != self.digest(lesson):
-            return set()
+        """Return the checks that passed with the files as they are now: those that the check builds on."""
+        known = self.load().get("checks", {}).get(lesson.id, {})
         return {
-            check_id for check_id, status in entry["checks"].items() if status == "pass" and check_id in all_checks()
+            check.id
+            for check in checks_of([lesson])
+            if known.get(check.id) == {"status": "pass", "files": self.digest(files_of(check))}
         }
 
     def is_green(self, lesson: Lesson) -> bool:
@@ -97,3 +97,12 @@ class Work:
         taken = state.setdefault("hints", {})
         taken[task.id] = max(level, taken.get(task.id, 0))
         self.save(state)
+
+
+def files_of(check: Check) -> list[str]:
+    """Return the lesson's files that a check can depend on: those of the tasks it builds on, and those of no task."""
+    manifest = load_manifest()
+    lesson, tasks = manifest.lesson(check.lesson_id), {check.task_id, *tasks_needed(check, manifest)}
+    owned = {function.file for task in lesson.tasks for function in task.functions}
+    used = {function.file for task in lesson.tasks if task.id in tasks for function in task.functions}
+    return [file for file in lesson.files if file in used or file not in owned]

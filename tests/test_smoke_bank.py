@@ -73,3 +73,16 @@ def test_an_edit_replaces_exactly_its_text():
     text = Edit(GOOD["file"], GOOD["find"], GOOD["replace"]).apply()
     assert GOOD["replace"] in text
     assert GOOD["find"] not in text
+
+
+def test_what_passed_rules_pitfalls_out():
+    """Two students were led astray by suggestions whose other checks had passed."""
+    found = 0
+    for pitfall in load_pitfalls():
+        lesson = {check_id for check_id in all_checks() if check_id.startswith(pitfall.lesson_id + ".")}
+        passed = lesson - set(pitfall.killed_by)
+        suggested = [bank.fitting_pitfalls(check_id, passed) for check_id in pitfall.killed_by]
+        assert all(passed.isdisjoint(other.killed_by) for others in suggested for other in others)
+        found += any(pitfall in others[:3] for others in suggested)
+    assert found / len(load_pitfalls()) > 0.85
+    assert bank.fitting_pitfalls(pitfall.killed_by[0], lesson) == []

@@ -214,3 +214,10 @@ def test_a_failure_says_what_where_and_what_next():
                   "lessons/L2_attention.md §5 L2.B", "P2-B", "python -m smoke hint L2.B"):  # fmt: skip
         assert words in text
     assert line(Result(check.id, "blocked", blocked_by="L2.A")).endswith("waits for L2.A")
+
+
+def test_bits_are_shown_as_the_numbers_they_are():
+    expected, got = (torch.tensor([1.0, x]).view(torch.int32) for x in (-0.0, -torch.inf))
+    (failure,) = differences({"bits of x": expected}, {"bits of x": got}, None)
+    assert (failure.expected, failure.got) == ("-0 (bits 80000000)", "-inf (bits ff800000)")
+    assert failure.note == "1 of 2 elements differ"

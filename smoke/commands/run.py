@@ -80,8 +80,9 @@ def summary(lesson: Lesson, results: list[Result], checks: list[Check], outcome:
         return ["", f"cannot be imported: {outcome.import_fault}"]
     lines = [report.line(result) for result in results]
     wrong = [r for r in results if r.status in ("fail", "timeout", "crashed", "skipped")]
+    passed = {result.check_id for result in results if result.passed}
     for result in wrong[:MAX_EXPLAINED]:
-        lines += ["", report.explain(result, all_checks()[result.check_id])]
+        lines += ["", report.explain(result, all_checks()[result.check_id], passed)]
     if len(wrong) > MAX_EXPLAINED:
         lines += ["", f"{len(wrong) - MAX_EXPLAINED} more do not pass; begin with these."]
     printed = outcome.log.strip().splitlines()
@@ -116,7 +117,7 @@ def watch_command(
     with Runner(time_factor=time_factor) as runner:
         try:
             while True:
-                digest = work.digest(chosen)
+                digest = work.digest(chosen.files)
                 if digest != seen:
                     seen = digest
                     typer.echo("\n" + "─" * 80)
