@@ -14,6 +14,7 @@ import os
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ def serve(before: Callable[[dict[str, Any]], None] = lambda _: None, after: Call
     child has ended.
     """
     torch.set_num_threads(1)
+    for words in ("overflow", "divide by zero"):  # infinity is what SiLU and the noise of a draw want there
+        warnings.filterwarnings("ignore", f"{words} encountered", RuntimeWarning, "triton.runtime.interpreter")
     all_checks()  # imports every probe, and transformers with them
     assert not overlay.loaded_modules(), "the server must not import the engine"
     gc.freeze()  # a collection in a child would copy every page that it shares with the server
