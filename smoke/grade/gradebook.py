@@ -66,7 +66,7 @@ def grade(
         settings = [isolation.confinement(number, limits.memory, limits.seconds, paths) for number in numbers]
         workers = [stack.enter_context(Worker(confinement)) for confinement in settings]
         if workers:
-            prove_reference(workers[0], records.seed)
+            prove_reference(workers[0], handed_in(submissions), records.seed)
         threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
         for thread in threads:
             thread.start()
@@ -82,13 +82,19 @@ def grade(
     return [score_recorded(submission, records) for submission in submissions]
 
 
-def prove_reference(worker: Worker, seed: int) -> None:
-    """Run every check on the reference under the same conditions. Raises ``RuntimeError`` if one does not pass.
+def handed_in(submissions: Sequence[Submission]) -> list[Lesson]:
+    """Return the lessons of which anybody has handed in a file."""
+    names = {file for submission in submissions for file in submission.files}
+    return [lesson for lesson in load_manifest().written if not names.isdisjoint(lesson.files)]
+
+
+def prove_reference(worker: Worker, lessons: Sequence[Lesson], seed: int) -> None:
+    """Run the checks of ``lessons`` on the reference under the same conditions. Raises ``RuntimeError`` if one fails.
 
     Nobody is graded on a machine, or under limits, where the right answer fails. It also lets the oracles compute their
     answers before the first submission's clock runs.
     """
-    for lesson in load_manifest().written:
+    for lesson in lessons:
         for result in worker.runner.run(Candidate("reference"), checks_of([lesson]), seed).results:
             if not result.passed:
                 raise RuntimeError(f"the reference does not pass {result.check_id} here, {explain_short(result)}")
