@@ -219,8 +219,8 @@ def test_junit_counts(graded: Graded) -> None:
     assert set(suites) == set(ALL_NAMES)
     for name, suite in suites.items():
         assert len(suite) == 2 * len(all_checks()), name
-    clean = [case for case in suites["honest-top"] if len(case)]
-    assert clean == []
+    marked = {str(case.get("name"))[:2] for case in suites["honest-top"] if len(case)}
+    assert marked == {"L8"}, "it hands in every lesson but that one"
     assert all(len(case) == 1 for case in suites["half-nothing"])
 
 
