@@ -158,7 +158,7 @@ class EngineConfig:
     @classmethod
     def serving(cls, **changes: Any) -> Self:
         """Return what a server wants: many requests, chunked prompts, preemption, fast weights; ``changes`` on top."""
-        on_cpu = str(changes.get("device", "cpu")).split(":")[0] == "cpu"
+        on_cpu = is_cpu(str(changes.get("device", "cpu")))
         with_kernels = changes.get("kernels") == "triton"  # which have products and attention of their own
         grouped = not changes.get("batch_invariant", False) and not with_kernels  # as invariance has an attention
         fast = {"linear": "packed" if on_cpu and not with_kernels else "torch"}
@@ -192,7 +192,7 @@ KINDS: dict[str, Any] = {"dtype": Dtype, "linear": LinearKind, "attention": Atte
 
 def check_ways_to_compute(config: EngineConfig) -> None:
     """Raise ``ValueError`` for ways to compute that exclude one another, or that the device does not have."""
-    on_cpu, with_kernels = config.device.split(":")[0] == "cpu", config.kernels == "triton"
+    on_cpu, with_kernels = is_cpu(config.device), config.kernels == "triton"
     if config.batch_invariant and config.attention != "torch":
         raise ValueError(
             f"batch_invariant=True has an attention of its own and attention is {config.attention!r}; "
@@ -231,3 +231,8 @@ def check_grammar_options(config: EngineConfig) -> None:
 def is_count(value: object) -> bool:
     """Whether ``value`` is a whole number of at least 1 (a bool is not)."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def is_cpu(device: str) -> bool:
+    """Whether the torch device of this name is the CPU, with a number or without."""
+    return device.split(":", maxsplit=1)[0] == "cpu"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mini_engine.attention.probe import invariance_fault
 from mini_engine.checkpoint import load_config, load_eos_ids, load_weights, resolve_folder
-from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.config import EngineConfig, ModelConfig, is_cpu
 from mini_engine.fused import FusedQwen3
 from mini_engine.linear import make_projections
 from mini_engine.model import Qwen3
@@ -71,7 +71,7 @@ def load_driver(model: str | Path | None = None, engine: EngineConfig | None = N
     engine = engine or EngineConfig()
     folder = resolve_folder(model)
     driver = make_driver(load_model(folder, engine, progress=sys.stderr.isatty()), engine, load_eos_ids(folder))
-    is_interpreted = engine.kernels == "triton" and engine.device == "cpu"  # the probe would take minutes
+    is_interpreted = engine.kernels == "triton" and is_cpu(engine.device)  # the probe would take minutes
     if engine.batch_invariant and not is_interpreted:
         fault = invariance_fault(driver.forward, driver.model.config, engine)
         if fault is not None:

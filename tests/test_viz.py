@@ -140,6 +140,25 @@ def figure_functions(*modules: ModuleType) -> set[str]:
             if getattr(value, "__annotations__", {}).get("return") is Figure}  # fmt: skip
 
 
+def check_titles_and_legends(figure: Figure) -> None:
+    """Assert that no title touches its neighbour and that legends lie inside the picture."""
+    canvas = figure.figure
+    with style():
+        canvas.draw_without_rendering()
+    boxes = [axes._left_title.get_window_extent() for axes in canvas.axes if axes._left_title.get_text()]
+    for left, right in pairwise(boxes):
+        assert left.x1 + 4 < right.x0 or left.y0 > right.y1 or left.x0 >= right.x0
+    for legend in canvas.legends:
+        assert legend.get_window_extent().x0 >= 0
+        assert legend.get_window_extent().x1 <= canvas.get_figwidth() * canvas.dpi
+
+
+def titles_of(figure: Figure) -> list[Text]:
+    """Return the titles of a figure's axes."""
+    titles = [title for axes in figure.figure.axes for title in (axes.title, axes._left_title)]
+    return [title for title in titles if title.get_text()]
+
+
 def texts(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.figure.findobj(Text) if text.get_text()]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.patches import Rectangle
-from test_viz import bar_lengths, checked_texts, figure_functions, texts
+from test_viz import bar_lengths, check_titles_and_legends, checked_texts, figure_functions, texts, titles_of
 from torch import Tensor
 
 from mini_engine.bench import kernels as bench
@@ -569,21 +569,12 @@ def test_every_figure_function_is_tested(figures):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_text_is_large_enough_and_inside_the_figure(figures, name):
-    titles = [title for axes in figures[name].figure.axes for title in (axes.title, axes._left_title)]
-    checked_texts(figures[name], more=[title for title in titles if title.get_text()])
+    checked_texts(figures[name], more=titles_of(figures[name]))
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_titles_and_legends_fit(figures, name):
-    canvas = figures[name].figure
-    with style():
-        canvas.draw_without_rendering()
-    boxes = [axes._left_title.get_window_extent() for axes in canvas.axes if axes._left_title.get_text()]
-    for left, right in pairwise(boxes):
-        assert left.x1 + 4 < right.x0 or left.y0 > right.y1 or left.x0 >= right.x0
-    for legend in canvas.legends:
-        assert legend.get_window_extent().x0 >= 0
-        assert legend.get_window_extent().x1 <= canvas.get_figwidth() * canvas.dpi
+    check_titles_and_legends(figures[name])
 
 
 @pytest.mark.parametrize("name", FIGURES)

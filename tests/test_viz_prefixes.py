@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 from matplotlib.patches import Rectangle
-from test_viz import checked_texts, figure_functions, texts
+from test_viz import check_titles_and_legends, checked_texts, figure_functions, texts, titles_of
 
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.bench import reuse
@@ -18,7 +18,7 @@ from mini_engine.scheduler.request import RequestTimes
 from mini_engine.startup import load_driver
 from mini_engine.viz import caching, prefixes
 from mini_engine.viz.caching import Box, Cell, Edge, Film, Frame, Served, Visit
-from mini_engine.viz.figure import Figure, style
+from mini_engine.viz.figure import Figure
 from mini_engine.viz.prefixes import HitCurves
 from mini_engine.viz.serving import Run
 
@@ -309,21 +309,13 @@ def test_every_figure_function_is_tested(figures):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_text_is_large_enough_and_inside_the_figure(figures, name):
-    titles = [title for axes in figures[name].figure.axes for title in (axes.title, axes._left_title)]
-    checked_texts(figures[name], more=[title for title in titles if title.get_text()])
+    checked_texts(figures[name], more=titles_of(figures[name]))
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_titles_of_neighbours_do_not_touch_and_legends_fit(figures, name):
-    canvas = figures[name].figure
-    with style():
-        canvas.draw_without_rendering()
-    boxes = [axes._left_title.get_window_extent() for axes in canvas.axes if axes._left_title.get_text()]
-    for left, right in pairwise(boxes):
-        assert left.x1 + 4 < right.x0 or left.y0 > right.y1 or left.x0 >= right.x0
-    (legend,) = canvas.legends
-    assert legend.get_window_extent().x0 >= 0
-    assert legend.get_window_extent().x1 <= canvas.get_figwidth() * canvas.dpi
+    check_titles_and_legends(figures[name])
+    assert len(figures[name].figure.legends) == 1
 
 
 def gray(color) -> float:

@@ -53,12 +53,18 @@ def in_one_piece(pool: Tensor, batch: int, length: int) -> Tensor:
     return pool[:, : slots - 1].view(heads, batch, -1, dim)[:, :, :length].transpose(0, 1)
 
 
-def reference(q: Tensor, *cache: Any) -> Tensor:
-    """Attend as both kernels' references do."""
-    out = torch.empty_like(q)
-    attend: Function = paged_attention_reference
-    attend(q, *cache, out)
-    return out
+def returning(attend: Function, *more: Any) -> Function:
+    """Return ``attend``, which takes where its rows go and then ``more``, as a function that returns them."""
+
+    def call(q: Tensor, *cache: Any) -> Tensor:
+        out = torch.empty_like(q)
+        attend(q, *cache, out, *more)
+        return out
+
+    return call
+
+
+reference = returning(paged_attention_reference)  # of both kernels
 
 
 def decode_cases(setting: Setting) -> Iterator[Case]:
@@ -74,24 +80,18 @@ def decode_case(setting: Setting, batch: int, context: int) -> Case:
     queries = split_queries(group, shape.head_dim, setting.dtype)
     split_size = choose_split_size(context, batch, shape.kv_heads, num_processors(setting.device))
 
-    def split(size: int, q: Tensor, *cache: Any) -> Tensor:
-        out = torch.empty_like(q)
-        launch: Function = split_attention
-        launch(q, *cache, out, size)
-        return out
-
     def sdpa(q: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
         key, value = (in_one_piece(pool, batch, context) for pool in (keys, values))
         return F.scaled_dot_product_attention(q.unsqueeze(2), key, value, enable_gqa=True)
 
-    peers = {"SDPA": sdpa, "fixed split": lambda *inputs: split(INVARIANT_SPLIT, *inputs)}
+    peers = {"SDPA": sdpa, "fixed split": returning(split_attention, INVARIANT_SPLIT)}
     if setting.compiled and (batch, context) == FLEX_AT:
         peers["flex attention"] = flex_peer(batch, context)
     kv_bytes = 2 * batch * context * shape.kv_heads * shape.head_dim * setting.dtype.itemsize
     return Case(
         "decode", "split_attention", f"{batch} x {context}, GQA {group}",
         lambda seed: paged_inputs(setting, batch, 1, context, queries, seed),
-        lambda *inputs: split(split_size, *inputs), reference, kv_bytes,
+        returning(split_attention, split_size), reference, kv_bytes,
         4 * batch * shape.q_heads * context * shape.head_dim,
         peers, DECODE_GOAL if kv_bytes >= LARGE_BYTES else None, TOLERANCE, is_reference_timed=False,
     )  # fmt: skip
@@ -122,12 +122,6 @@ def prefill_case(setting: Setting, batch: int, length: int) -> Case:
     shape, group = setting.shape, setting.shape.q_heads // setting.shape.kv_heads
     queries = paged_queries(group, shape.head_dim, setting.dtype)
 
-    def paged(q: Tensor, *cache: Any) -> Tensor:
-        out = torch.empty_like(q)
-        launch: Function = paged_attention
-        launch(q, *cache, out)
-        return out
-
     def flash(q: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
         key, value = (in_one_piece(pool, batch, length) for pool in (keys, values))
         heads_first = q.view(batch, length, *q.shape[1:]).transpose(1, 2)
@@ -137,7 +131,7 @@ def prefill_case(setting: Setting, batch: int, length: int) -> Case:
     pairs = batch * shape.q_heads * length * (length + 1) // 2
     return Case(
         "prefill", "paged_attention", f"{batch} x {length}, GQA {group}",
-        lambda seed: paged_inputs(setting, batch, length, length, queries, seed), paged, reference,
+        lambda seed: paged_inputs(setting, batch, length, length, queries, seed), returning(paged_attention), reference,
         2 * batch * length * (shape.q_heads + shape.kv_heads) * shape.head_dim * setting.dtype.itemsize,
         4 * pairs * shape.head_dim,
         {"SDPA flash": flash}, PREFILL_GOAL, TOLERANCE, is_reference_timed=False,

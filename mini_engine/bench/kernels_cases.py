@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.grammar.masks import num_words
+from mini_engine.grammar.masks import num_words, pack_allowed
 from mini_engine.kernels import kv_store, matmul, rms_norm, rotary, silu_and_mul, token_bitmask
 from mini_engine.model import rotary_frequencies, rotary_table
 
@@ -290,15 +290,10 @@ def bitmask_case(setting: Setting, rows: int) -> Case:
 
     def make(seed: int) -> Inputs:
         generator = torch.Generator().manual_seed(seed)
-        mask = torch.zeros((rows, 32 * words), dtype=torch.int64)  # a number per bit
+        mask = torch.zeros((rows, vocab), dtype=torch.bool)
         for row in mask:
-            row[torch.randperm(vocab, generator=generator)[:allowed]] = 1
-        place = 1 << torch.arange(32)
-        packed = (mask.view(rows, words, 32) * place).sum(-1)  # [rows, words], from 0 to 2**32 - 1
-        return (
-            setting.normal(seed, rows, vocab, dtype=torch.float32),
-            torch.where(packed < 1 << 31, packed, packed - (1 << 32)).int().to(setting.device),
-        )
+            row[torch.randperm(vocab, generator=generator)[:allowed]] = True
+        return setting.normal(seed, rows, vocab, dtype=torch.float32), pack_allowed(mask).to(setting.device)
 
     reference = token_bitmask.apply_token_bitmask_reference
     return Case(

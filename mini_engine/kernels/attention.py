@@ -4,6 +4,7 @@ Owns: which rows of a step go to which kernel, and what is the same for every la
 know: projections, requests, how a kernel computes; each of the three operations may as well be its torch reference.
 """
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -52,8 +53,9 @@ class KernelAttention:
         group, dtype, device = num_attention_heads // num_kv_heads, pool.keys[0].dtype, metadata.block_table.device
         most = split_queries(group, head_dim, dtype)
         sequences = whole_sequences(metadata)
-        short = [block for block in sequences if invariant or block.end - block.start <= most]
-        long = [block for block in sequences if not (invariant or block.end - block.start <= most)]
+        limit = math.inf if invariant else most
+        short = [block for block in sequences if block.end - block.start <= limit]
+        long = [block for block in sequences if block.end - block.start > limit]
         # Room for results is taken by the block: in a step that only decodes, blocks of one query leave none unused.
         self.short = cut_queries(short, max((min(block.end - block.start, most) for block in short), default=1), device)
         self.long = cut_queries(long, paged_queries(group, head_dim, dtype), device)

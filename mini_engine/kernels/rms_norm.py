@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mini_engine import model
 from mini_engine.kernels.launch import block_shape, check_last_contiguous, check_shape
 
 
@@ -65,8 +66,7 @@ def launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Te
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Do what ``rms_norm`` does, in torch."""
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return model.rms_norm(x, weight, eps)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
