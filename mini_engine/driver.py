@@ -13,13 +13,13 @@ from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
 from mini_engine.attention.cascade import CascadeAttention, find_cascade
-from mini_engine.attention.consecutive import ConsecutiveAttention, find_runs
+from mini_engine.attention.consecutive import ConsecutiveAttention
 from mini_engine.attention.dense import AttentionKernel, grouped_attention, sdpa_attention
 from mini_engine.attention.invariant import InvariantAttention
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.strided import StridedAttention, find_grid
+from mini_engine.attention.strided import StridedAttention, find_grids
 from mini_engine.config import EngineConfig
 from mini_engine.model import Attention, Qwen3
 
@@ -103,17 +103,16 @@ class GreedyDriver:
         return self.model(batch.input_ids, batch.positions, attention, batch.logit_rows)
 
     def attention(self, batch: BatchInputs, pool: KVPool) -> Attention:
-        """Choose the attention object that the configuration asks for. Views need pages that follow one another."""
+        """Choose the attention object that the configuration asks for."""
         if self.config.batch_invariant:
             return InvariantAttention(pool, batch.metadata, self.model.config.num_attention_heads)
         if self.config.attention == "grouped":
             if (cascade := find_cascade(batch.metadata, pool)) is not None:
                 return CascadeAttention(pool, batch.metadata, cascade, self.kernel)
-            if (grid := find_grid(batch.metadata, pool)) is not None:
-                return StridedAttention(pool, batch.metadata, grid, self.kernel)
-        runs = find_runs(batch.metadata) if self.config.linear == "packed" else None
-        if runs is not None:
-            return ConsecutiveAttention(pool, batch.metadata.slot_mapping, runs, self.kernel)
+            if grids := find_grids(batch.metadata, pool):
+                return StridedAttention(pool, batch.metadata, grids, self.kernel)
+        if self.config.linear == "packed":
+            return ConsecutiveAttention(pool, batch.metadata, self.kernel)
         return PagedAttention(pool, batch.metadata, self.kernel)
 
     def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:

@@ -233,6 +233,18 @@ class Runner:
         return out, pid
 
 
+SIGNALS: dict[int, str] = {
+    signal.SIGSEGV: "it used memory that is not its own",
+    signal.SIGKILL: "killed, often for its use of memory",
+}
+
+
+def ending(exit_code: int) -> str:
+    """Say how a process ended: below 0 stands the number of the signal that ended it."""
+    meaning = SIGNALS.get(-exit_code)
+    return f"with exit status {exit_code}" + (f" ({signal.Signals(-exit_code).name}: {meaning})" if meaning else "")
+
+
 def read_log(out: Path) -> str:
     """Return the end of what a child printed; nothing if it put a pipe, a link or a huge file in its place."""
     try:
@@ -292,7 +304,7 @@ class Watch:
             except (ValueError, KeyError, TypeError):
                 fault = "its import left no readable answer"
         elif self.exit_code is not None:
-            fault = f"the process ended during the import, with exit status {self.exit_code}"
+            fault = f"the process ended during the import, {ending(self.exit_code)}"
         else:
             fault = f"the import took longer than {IMPORT_SECONDS * self.runner.time_factor:.0f} s"
         self.run.import_fault = None if fault is None else str(fault)
@@ -305,7 +317,7 @@ class Watch:
             if self.exit_code is None:
                 self.run.settle(index, Result(check.id, "timeout", detail=f"no answer after {limit:.0f} s"))
             else:
-                detail = f"the process ended with exit status {self.exit_code} before it answered"
+                detail = f"the process ended before it answered, {ending(self.exit_code)}"
                 self.run.settle(index, Result(check.id, "crashed", detail=detail))
             return False
         self.run.settle(index, self.judged(check, index))

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mini_engine.attention.consecutive import ConsecutiveAttention, Run, find_runs
+from mini_engine.attention.consecutive import ConsecutiveAttention
 from mini_engine.attention.dense import DenseAttention, grouped_attention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
+from mini_engine.attention.ragged import Reader, first_slots
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.fused import FusedQwen3
@@ -163,22 +164,23 @@ def chunk(new: int, cached: int, pages: list[int]) -> SequenceChunk:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_reading_a_view_gives_the_bits_of_reading_a_copy(shape, dtype, kernel) -> None:
-    """A ragged batch of a decode, a middle chunk and a whole prompt, page numbers that start anywhere."""
+    """A ragged batch of a decode, a middle chunk, a sequence on scattered pages and a whole prompt."""
     torch.manual_seed(3)
     _, heads, kv_heads, head_dim, _, _ = shape
     config, _ = weights_of(shape, "float32")
     pool = KVPool(config, 60, 5, dtype)
     pool.poison(list(range(60)))
-    batch = pack_batch([chunk(1, 147, list(range(3, 33))), chunk(9, 4, [40, 41, 42]), chunk(12, 0, [57, 58, 59])], 5)
-    runs = find_runs(batch.metadata)
-    assert runs == [Run(0, 1, 15, 148), Run(1, 10, 200, 13), Run(10, 22, 285, 12)]
+    chunks = [chunk(1, 147, list(range(3, 33))), chunk(9, 4, [40, 41, 42]), chunk(3, 0, [50]), chunk(2, 4, [52, 47])]
+    batch = pack_batch([*chunks, chunk(7, 0, [58, 59])], 5)
+    assert first_slots(batch.metadata) == [15, 200, 250, None, 290]
     for layer in range(config.num_hidden_layers):
         for tensor in (pool.keys[layer], pool.values[layer]):
-            tensor[:, 15:162], tensor[:, 200:204] = (torch.randn(kv_heads, n, head_dim).to(dtype) for n in (147, 4))
+            for first, count in ((15, 147), (200, 4), (260, 4)):
+                tensor[:, first : first + count] = torch.randn(kv_heads, count, head_dim).to(dtype)
     ours, theirs = copy.deepcopy(pool), pool
     for layer in range(config.num_hidden_layers):
         q, k, v = (torch.randn(22, n, head_dim).to(dtype) for n in (heads, kv_heads, kv_heads))
-        got = ConsecutiveAttention(ours, batch.metadata.slot_mapping, runs, kernel)(layer, q, k, v)
+        got = ConsecutiveAttention(ours, batch.metadata, kernel)(layer, q, k, v)
         expected = PagedAttention(theirs, batch.metadata, kernel)(layer, q, k, v)
         assert not expected.isnan().any()
         assert torch.equal(got, expected)
@@ -186,15 +188,27 @@ def test_reading_a_view_gives_the_bits_of_reading_a_copy(shape, dtype, kernel) -
         assert torch.equal(ours.values[layer].nan_to_num(), theirs.values[layer].nan_to_num())
 
 
-def test_runs_are_found_only_where_pages_follow_one_another() -> None:
-    assert find_runs(pack_batch([chunk(1, 8, [4, 5, 6])], 4).metadata) == [Run(0, 1, 16, 9)]
-    assert find_runs(pack_batch([chunk(1, 8, [4, 6, 5])], 4).metadata) is None
-    assert find_runs(pack_batch([chunk(1, 8, [6, 5, 4])], 4).metadata) is None
-    assert find_runs(pack_batch([chunk(2, 0, [9]), chunk(1, 8, [4, 5, 7])], 4).metadata) is None
+def test_a_sequence_is_viewed_only_where_its_pages_follow_one_another() -> None:
+    def first(*chunks: SequenceChunk) -> list[int | None]:
+        return first_slots(pack_batch(chunks, 4).metadata)
+
+    assert first(chunk(1, 8, [4, 5, 6])) == [16]
+    assert first(chunk(1, 8, [4, 6, 5])) == [None]
+    assert first(chunk(1, 8, [6, 5, 4])) == [None]
+    assert first(chunk(2, 0, [9]), chunk(1, 8, [4, 5, 7])) == [36, None]
     # A page that holds no token of the sequence yet does not matter, and neither does padding of the table.
-    assert find_runs(pack_batch([chunk(1, 7, [4, 5, 1]), chunk(3, 0, [2])], 4).metadata) == [
-        Run(0, 1, 16, 8), Run(1, 4, 8, 3),
-    ]  # fmt: skip
+    assert first(chunk(1, 7, [4, 5, 1]), chunk(3, 0, [2])) == [16, 8]
+
+
+def test_a_view_is_the_memory_of_the_pool() -> None:
+    config, _ = weights_of(SHAPES[0], "float32")
+    pool = KVPool(config, 8, 4, torch.float32)
+    reader = Reader(pool, pack_batch([chunk(1, 8, [4, 5, 6]), chunk(1, 8, [0, 2, 1])], 4).metadata)
+    for tensor, held in zip(reader.read(1, 0), (pool.keys[1], pool.values[1]), strict=True):
+        assert tensor.shape[1] == 9
+        assert tensor.data_ptr() == held[:, 16:].data_ptr()
+    copied = reader.read(1, 1)[0]
+    assert copied.untyped_storage().data_ptr() != pool.keys[1].untyped_storage().data_ptr()
 
 
 def test_each_option_gets_its_own_model_and_attention(untied) -> None:
@@ -210,7 +224,7 @@ def test_each_option_gets_its_own_model_and_attention(untied) -> None:
         assert type(driver.model) is model
         assert type(driver.attention(together, pool)) is attention
         assert driver.attention(together, pool).kernel is driver.kernel
-        assert type(driver.attention(scattered, pool)) is PagedAttention
+        assert type(driver.attention(scattered, pool)) is attention
 
 
 def test_scattered_pages_give_the_logits_of_consecutive_ones(untied) -> None:

@@ -90,7 +90,7 @@ def test_nothing_is_written_beside_the_candidate(runner, candidate, tmp_path):
         ("def broken(:", "SyntaxError"),
         ("import no_such_module", "no_such_module"),
         ("while True: pass", "longer than"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "exit status -11"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "exit status -11 (SIGSEGV:"),
     ],
 )
 def test_a_candidate_that_cannot_be_imported_is_said_to_be_so(runner, candidate, text, words):

@@ -1,6 +1,7 @@
 """One attention call over many sequences where they lie: the values of the plain path, for every layout."""
 
 import random
+from math import gcd
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from mini_engine.attention.dense import grouped_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.strided import StridedAttention, find_grid
+from mini_engine.attention.strided import DecodeRow, StridedAttention, cheapest, find_grids
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.engine import Engine
 from mini_engine.sampler.params import SamplingParams
@@ -36,9 +37,9 @@ def run_both(chunks, num_pages, page_size, dtype=torch.float32):
     q, k, v = (torch.randn(rows, heads, 16, generator=generator).to(dtype) for heads in (6, 2, 2))
     first, second = make_pool(num_pages, page_size, dtype), make_pool(num_pages, page_size, dtype)
     plain = PagedAttention(first, inputs.metadata, grouped_attention)(1, q, k, v)
-    grid = find_grid(inputs.metadata, second)
-    assert grid is not None, "this layout has a grid"
-    strided = StridedAttention(second, inputs.metadata, grid, grouped_attention)(1, q, k, v)
+    grids = find_grids(inputs.metadata, second)
+    assert grids, "this layout has a grid"
+    strided = StridedAttention(second, inputs.metadata, grids, grouped_attention)(1, q, k, v)
     return plain, strided, first, second
 
 
@@ -54,6 +55,7 @@ LAYOUTS = {
     "a chunk of a prompt between them": [(0, 30, 1), (8, 40, 9), (16, 12, 1)],
     "the grid does not begin at 0": [(8, 30, 1), (16, 31, 1)],
     "rows of the grid overlap": [(0, 64, 1), (8, 3, 1)],
+    "two grids, a chunk and a row alone": [(20, 30, 1), (3, 20, 1), (0, 31, 1), (8, 33, 9), (10, 25, 1), (33, 4, 1)],
 }
 
 
@@ -72,18 +74,57 @@ def test_a_sequence_on_scattered_pages_is_computed_beside_the_grid():
     torch.testing.assert_close(strided, plain, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("chunks", "num_pages"),
-    [
-        ([chunk_at(0, 20, 8)], 40),  # one sequence: views serve it as well
-        ([chunk_at(0, 20, 8), SequenceChunk([1], 19, [30, 9, 4])], 40),
-        ([chunk_at(0, 50, 8), chunk_at(7, 50, 8), chunk_at(390, 50, 8)], 400),  # a grid of one page: 391 places for 3
-        ([chunk_at(0, 1900, 8), *(chunk_at(i * 240, 10, 8) for i in (1, 2, 3))], 960),  # three read 1,890 keys too many
-        ([chunk_at(0, 300, 8), chunk_at(38, 9, 8)], 40),  # the last row would reach beyond the pool
-    ],
-)
-def test_no_grid_where_it_would_not_help_or_not_fit(chunks, num_pages):
-    assert find_grid(pack_batch(chunks, 8).metadata, make_pool(num_pages, 8)) is None
+CUTS = {  # (first page, keys) of each sequence, pages of 8 in a pool of 960; what is served together
+    "one sequence, which a view serves": ([(0, 20)], []),
+    "a pair at any distance": ([(3, 20), (950, 20)], [[3, 950]]),
+    "two neighbours and one far away": ([(0, 50), (7, 50), (390, 50)], [[0, 7]]),
+    "between the places of another grid": (
+        [(0, 200), (100, 200), (200, 200), (300, 200), (430, 200), (530, 200), (630, 200)],
+        [[0, 100, 200, 300], [430, 530, 630]],
+    ),
+    "every place has two generations": (
+        [(0, 200), (45, 200), (200, 200), (245, 200), (400, 200), (445, 200), (600, 200)],
+        [[0, 200, 400, 600], [45, 245, 445]],
+    ),
+    "two groups with a wide gap": (
+        [(0, 300), (40, 300), (80, 300), (720, 300), (760, 300)], [[0, 40, 80], [720, 760]],
+    ),
+    "one much longer than the rest": ([(0, 3900), (480, 10), (600, 10), (720, 10)], [[480, 600, 720]]),
+    "the last would reach beyond the pool": ([(0, 300), (959, 4)], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_rows_are_cut_into_grids_where_it_saves_more_than_a_call(name):
+    layout, expected = CUTS[name]
+    grids = find_grids(pack_batch([chunk_at(*one, 8) for one in layout], 8).metadata, make_pool(960, 8))
+    pages = [[layout[row][0] for row, idle in zip(g.rows, g.is_idle, strict=True) if not idle] for g in grids]
+    assert pages == expected
+
+
+def test_sequences_on_scattered_pages_are_on_no_grid():
+    chunks = [chunk_at(0, 20, 8), SequenceChunk([1], 19, [30, 9, 4])]
+    assert find_grids(pack_batch(chunks, 8).metadata, make_pool(40, 8)) == []
+
+
+def test_cuts_cost_no_more_than_one_grid_or_a_call_for_each():
+    generator = random.Random(5)
+    for _ in range(500):
+        firsts = sorted(generator.sample(range(0, 4000, generator.choice([1, 16, 100])), generator.randint(1, 20)))
+        rows = [DecodeRow(first, generator.randint(1, 300), row) for row, first in enumerate(firsts)]
+        call, limit = generator.choice([10, 250, 5000]), 4300
+        cost, parts = cheapest(rows, call, limit)
+        assert sorted(row for part in parts for row in part) == rows
+        assert cost == sum(call + places(part) * max(row.kv_len for row in part) for part in parts)
+        assert cost <= sum(call + row.kv_len for row in rows)
+        assert cost <= call + places(rows) * max(row.kv_len for row in rows)
+        assert all(part[-1].first + max(row.kv_len for row in part) <= limit for part in parts)
+
+
+def places(rows):
+    """How many places a grid of these rows has."""
+    distance = gcd(*(row.first - rows[0].first for row in rows)) or 1
+    return (rows[-1].first - rows[0].first) // distance + 1
 
 
 def test_random_layouts():
@@ -160,11 +201,11 @@ def test_an_engine_with_many_requests_takes_the_grid_and_keeps_the_answers(monke
         load_driver(None, GROUPED).complete(ids, own)[0].token_ids for ids, own in zip(prompts, params, strict=True)
     ]
     found = []
-    monkeypatch.setattr("mini_engine.driver.find_grid", lambda *args: found.append(find_grid(*args)) or found[-1])
+    monkeypatch.setattr("mini_engine.driver.find_grids", lambda *args: found.append(find_grids(*args)) or found[-1])
     engine = Engine(load_driver(None, GROUPED))
     names = [engine.add_request(ids, own) for ids, own in zip(prompts, params, strict=True)]
     assert [output.token_ids for output in answers(engine, names)] == alone
-    assert sum(grid is not None and len(grid.rows) == 3 for grid in found) >= 25, "most steps decode three rows"
+    assert sum(len(grids) == 1 and len(grids[0].rows) == 3 for grids in found) >= 25, "most steps decode three rows"
 
 
 def test_a_request_with_nan_in_its_cache_ends_alone():

@@ -20,7 +20,7 @@ from torch import Tensor
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import AttentionMetadata, slots_of
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.ragged import attend_alone, length_mask
+from mini_engine.attention.ragged import Reader, attend_alone, length_mask
 
 LEAST_SHARED = 64  # tokens; for fewer, a second call costs more than it saves
 
@@ -98,13 +98,14 @@ class CascadeAttention:
         """Bind the pool, the step's layout, its cascade, and the kernel for all other sequences."""
         self.pool, self.metadata, self.cascade, self.kernel = pool, metadata, cascade, kernel
         self.others = sorted(set(range(len(metadata.query_ranges))) - set(cascade.members))
+        self.reader = Reader(pool, metadata)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
         self.pool.write(layer, k, v, self.metadata.slot_mapping)
         rows = self.cascade.rows
         out = torch.empty_like(q).index_copy_(0, rows, self.attend(layer, q[rows], k.shape[1]))
-        attend_alone(layer, q, out, self.pool, self.metadata, self.others, self.kernel)
+        attend_alone(layer, q, out, self.reader, self.others, self.kernel)
         return out
 
     def attend(self, layer: int, q: Tensor, num_kv_heads: int) -> Tensor:

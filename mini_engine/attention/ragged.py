@@ -1,7 +1,7 @@
 """Beside L2's plain path: what its faster forms share, for sequences of unequal length.
 
-Owns: the mask for keys that a row must not see, and the loop over sequences that one call does not serve. Must not
-know: which sequences those are, and how the others are computed.
+Owns: where the keys of one sequence are read, the mask for keys that a row must not see, and the loop over sequences
+that one call does not serve. Must not know: which sequences those are, and how the others are computed.
 """
 
 from collections.abc import Iterable
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from mini_engine.attention.allocator import pages_needed
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
@@ -17,6 +18,40 @@ from mini_engine.attention.pool import KVPool
 # merged as if they held probability. Under -1e30 their weight is exp(-1e30 - max), exactly 0. What is masked must be
 # finite too, since 0 times NaN is NaN: a caller that sees NaN asks the plain path whose it is.
 HIDDEN = -1e30
+
+
+def first_slots(metadata: AttentionMetadata) -> list[int | None]:
+    """Return the slot of every sequence's first key; ``None`` if its pages do not follow one another.
+
+    Pages without a key yet do not count.
+    """
+    found: list[int | None] = []
+    for kv_len, row in zip(metadata.seq_lens_kv.tolist(), metadata.block_table.tolist(), strict=True):
+        pages = row[: pages_needed(kv_len, metadata.page_size)]
+        follow = pages == list(range(pages[0], pages[0] + len(pages)))
+        found.append(pages[0] * metadata.page_size if follow else None)
+    return found
+
+
+class Reader:
+    """Reads the keys and values of single sequences of a step.
+
+    ``PagedAttention`` copies those of a sequence together at every layer of every step. When its pages are p, p + 1,
+    p + 2, …, its slots are one piece of the pool already, and a view of it serves the kernel as well.
+    """
+
+    def __init__(self, pool: KVPool, metadata: AttentionMetadata) -> None:
+        """Bind the pool and the step's layout."""
+        self.pool, self.metadata = pool, metadata
+        self.first_slots, self.lengths = first_slots(metadata), metadata.seq_lens_kv.tolist()
+
+    def read(self, layer: int, sequence: int) -> tuple[Tensor, Tensor]:
+        """Return K and V of one sequence, [Hkv, kv_len, D] each: views if they lie together, else copies."""
+        first = self.first_slots[sequence]
+        if first is None:
+            return self.pool.gather(layer, self.metadata.kv_slots[sequence])
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        return keys.narrow(1, first, self.lengths[sequence]), values.narrow(1, first, self.lengths[sequence])
 
 
 def length_mask(lengths: Tensor, dtype: torch.dtype) -> Tensor:
@@ -30,14 +65,12 @@ def length_mask(lengths: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attend_alone(
-    layer: int, q: Tensor, out: Tensor, pool: KVPool, metadata: AttentionMetadata, sequences: Iterable[int],
-    kernel: AttentionKernel,
-) -> None:  # fmt: skip
+    layer: int, q: Tensor, out: Tensor, reader: Reader, sequences: Iterable[int], kernel: AttentionKernel
+) -> None:
     """Attend for some ``sequences`` of the step, one after the other, as ``PagedAttention`` does. Mutates ``out``.
 
     ``q`` and ``out`` [T, Hq, D]; only the rows of these sequences are read and written.
     """
-    for index in sequences:
-        start, end = metadata.query_ranges[index]
-        keys, values = pool.gather(layer, metadata.kv_slots[index])  # [Hkv, kv_len, D] each
-        out[start:end] = kernel(q[start:end].transpose(0, 1), keys, values).transpose(0, 1)
+    for sequence in sequences:
+        start, end = reader.metadata.query_ranges[sequence]
+        out[start:end] = kernel(q[start:end].transpose(0, 1), *reader.read(layer, sequence)).transpose(0, 1)

@@ -1,16 +1,24 @@
-"""Beside L2's plain path: the decode rows of a batch in one kernel call, keys and values read where they lie.
+"""Beside L2's plain path: the decode rows of a batch in few kernel calls, keys and values read where they lie.
 
-Owns: finding sequences that lie on a grid in the pool, and the call over that grid. Must not know: requests, who
-allocated the pages so.
+Owns: finding sequences that lie on grids in the pool, and the call over a grid. Must not know: requests, who allocated
+the pages so.
 
 A loop over sequences costs a few calls into torch for each; gathering all of them into one padded tensor copies the
-whole cache in every step. Neither is needed when every sequence lies in consecutive pages and the first pages are a
-multiple of one distance apart: then ``as_strided`` describes all of them as one tensor [B, Hkv, L, D] without a copy.
-What lies beyond a sequence's end, and grid places that nobody asks about, are masked or not read.
+whole cache in every step. Neither is needed for sequences that lie in consecutive pages and begin at equal distances:
+then ``as_strided`` describes all of them as one tensor [B, Hkv, L, D] without a copy. What lies beyond a sequence's
+end, and grid places that nobody asks about, are masked.
+
+Any two sequences are a grid, and a few that begin anywhere are several:
+
+    slots      0    32    64    96   128   160        what is read for
+    begins     a           b     c           d        {a, b, c, d}: places of 32, two of six idle
+                                                      {a, b} of 64 and {c, d} of 64: nothing idle, one more call
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import gcd
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,98 +27,137 @@ from torch import Tensor
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.ragged import HIDDEN, attend_alone, length_mask
+from mini_engine.attention.ragged import Reader, attend_alone, first_slots, length_mask
 
 BYTES_PER_CALL = 1 << 17  # about as much is read in the time that one more call costs
+
+
+class DecodeRow(NamedTuple):
+    """A sequence with one new token: the slot of its first key, its number of keys and its packed row."""
+
+    first: int
+    kv_len: int
+    row: int
 
 
 @dataclass(frozen=True)
 class Grid:
     """Decode rows of a step that one call serves.
 
-    ``rows`` [N]: their packed rows. ``places`` [N]: which of the ``count`` grid places each sequence lies at; place i
-    begins at slot ``first + i * distance``. ``mask`` [count, 1, 1, L]: 0 for a sequence's keys, ``HIDDEN`` beyond.
+    Place i begins at slot ``first + i * distance`` and ``rows[i]`` is the packed row whose keys lie there; at a place
+    that nobody asks about it is any row, and its result is dropped. ``mask`` [places, 1, 1, L]: 0 for a sequence's
+    keys, ``ragged.HIDDEN`` for what lies beyond.
     """
 
-    rows: Tensor
-    places: Tensor
+    rows: list[int]
+    is_idle: list[bool]
     first: int
     distance: int
-    count: int
     mask: Tensor
 
 
-def find_grid(metadata: AttentionMetadata, pool: KVPool) -> Grid | None:
-    """Return the grid of a step's decode rows; ``None`` if there are fewer than two or they lie on none."""
-    page_size = metadata.page_size
-    if len(metadata.query_ranges) < 2:
-        return None
-    starts, rows, lengths = [], [], []
-    firsts, kv_lens = metadata.block_table[:, 0].tolist(), metadata.seq_lens_kv.tolist()
-    for (start, end), kv_len, first, whole in zip(
-        metadata.query_ranges, kv_lens, firsts, consecutive(metadata), strict=True
+def find_grids(metadata: AttentionMetadata, pool: KVPool) -> list[Grid]:
+    """Return the grids of a step's decode rows, cut so that calls and reading in vain cost least together."""
+    found: dict[int, DecodeRow] = {}
+    for (start, end), kv_len, first in zip(
+        metadata.query_ranges, metadata.seq_lens_kv.tolist(), first_slots(metadata), strict=True
     ):
-        if end - start == 1 and whole:
-            starts.append(first * page_size)
-            rows.append(start)
-            lengths.append(kv_len)
-    if len(rows) < 2:
-        return None
-    first, longest = min(starts), max(lengths)
-    distance = gcd(*(start - first for start in starts)) or page_size
-    count = (max(starts) - first) // distance + 1
-    # Every place is read as far as the longest sequence goes. A call for each sequence reads no more than it has.
-    wasted = (count * longest - sum(lengths)) * 2 * pool.keys[0][:, 0].nbytes
-    if wasted > len(rows) * BYTES_PER_CALL or max(starts) + longest > pool.zero_slot + 1:
-        return None
-    places = torch.tensor([(start - first) // distance for start in starts])
-    mask = torch.full((count, 1, 1, longest), HIDDEN, dtype=pool.keys[0].dtype)
-    mask[places] = length_mask(torch.tensor(lengths), mask.dtype)
-    return Grid(torch.tensor(rows), places, first, distance, count, mask)
+        if end - start == 1 and first is not None:  # two that begin at one slot cannot be told apart on a grid
+            found.setdefault(first, DecodeRow(first, kv_len, start))
+    call = BYTES_PER_CALL // (2 * pool.keys[0][:, 0].nbytes)  # in keys
+    _, parts = cheapest(sorted(found.values()), call, pool.zero_slot + 1) if found else (0, [])
+    return [make_grid(part, pool.keys[0].dtype) for part in parts if len(part) > 1]
 
 
-def consecutive(metadata: AttentionMetadata) -> list[bool]:
-    """Return, for every sequence, whether its pages follow one another."""
-    table = metadata.block_table.long()
-    column = torch.arange(table.shape[1], device=table.device)
-    beyond = column * metadata.page_size >= metadata.seq_lens_kv[:, None]  # pages without a key yet
-    whole: list[bool] = ((table == table[:, :1] + column) | beyond).all(1).tolist()
-    return whole
+def cheapest(rows: list[DecodeRow], call: int, limit: int) -> tuple[int, list[list[DecodeRow]]]:
+    """Cut ``rows``, which are in order, into parts for a call each -> the keys that this costs, the parts.
+
+    ``call``: the keys that could be read in the time of one call. ``limit``: the slots of the pool. Every place is read
+    as far as the longest sequence of its part goes; a call for a sequence alone reads no more than it has.
+    """
+    longest = max(row.kv_len for row in rows)
+    distance = gcd(*(row.first - rows[0].first for row in rows)) or 1
+    places = (rows[-1].first - rows[0].first) // distance + 1
+    together = call + places * longest
+    in_vain = places * longest - sum(row.kv_len for row in rows)
+    fits = rows[-1].first + longest <= limit
+    if len(rows) == 1 or (fits and in_vain <= call):
+        return together, [rows]
+    halves = [cheapest(half, call, limit) for half in split(rows, distance, in_vain // longest)]
+    apart = sum(cost for cost, _ in halves)
+    return (together, [rows]) if fits and together <= apart else (apart, [part for _, parts in halves for part in parts])
+
+
+def split(rows: list[DecodeRow], distance: int, idle: int) -> tuple[list[DecodeRow], list[DecodeRow]]:
+    """Cut ``rows`` at their widest gap if most of the ``idle`` places lie there, else take every other place apart."""
+    gaps = [(after.first - before.first) // distance - 1 for before, after in pairwise(rows)]
+    widest = max(gaps)
+    if widest and 2 * widest >= idle:
+        cut = gaps.index(widest) + 1
+        return rows[:cut], rows[cut:]
+    halves: tuple[list[DecodeRow], list[DecodeRow]] = [], []
+    for row in rows:  # both get some, since no larger distance divides all
+        halves[(row.first - rows[0].first) // distance % 2].append(row)
+    return halves
+
+
+def make_grid(rows: list[DecodeRow], dtype: torch.dtype) -> Grid:
+    """Return the grid of two and more rows, which are in order."""
+    first = rows[0].first
+    distance = gcd(*(row.first - first for row in rows))
+    places = (rows[-1].first - first) // distance + 1
+    asked, lengths, is_idle = [rows[0].row] * places, [0] * places, [True] * places
+    for row in rows:
+        place = (row.first - first) // distance
+        asked[place], lengths[place], is_idle[place] = row.row, row.kv_len, False
+    return Grid(asked, is_idle, first, distance, length_mask(torch.tensor(lengths), dtype))
 
 
 def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid) -> Tensor:
-    """Attend for the rows of ``grid``. ``q`` [N, Hq, D]; ``keys``, ``values`` [Hkv, slots, D] -> [N, Hq, D].
+    """Attend for the places of ``grid``. ``q`` [places, Hq, D]; ``keys``, ``values`` [Hkv, slots, D] -> as ``q``.
 
     The query heads that share a key-value head are rows of one matrix, as in ``dense.grouped_attention``.
     """
     num_kv_heads, slots, dim = keys.shape
-    shape = (grid.count, num_kv_heads, grid.mask.shape[-1], dim)
+    shape = (len(q), num_kv_heads, grid.mask.shape[-1], dim)
     strides, offset = (grid.distance * dim, slots * dim, dim, 1), grid.first * dim
-    placed = q.new_zeros(grid.count, *q.shape[1:]).index_copy_(0, grid.places, q)  # [count, Hq, D]
     out = F.scaled_dot_product_attention(
-        placed.view(grid.count, num_kv_heads, -1, dim),  # [count, Hkv, Hq / Hkv, D]
+        q.view(len(q), num_kv_heads, -1, dim),  # [places, Hkv, Hq / Hkv, D]
         keys.as_strided(shape, strides, keys.storage_offset() + offset),
         values.as_strided(shape, strides, values.storage_offset() + offset),
         attn_mask=grid.mask,
     )
-    return out.reshape(placed.shape)[grid.places]
+    return out.reshape(q.shape)
 
 
 class StridedAttention:
-    """``PagedAttention`` with one call for the rows on ``grid``: same signature, same values to rounding."""
+    """``PagedAttention`` with a call for each of ``grids``: same signature, same values to rounding."""
 
-    def __init__(self, pool: KVPool, metadata: AttentionMetadata, grid: Grid, kernel: AttentionKernel) -> None:
-        """Bind the pool, the step's layout, its grid, and the kernel for the sequences that are not on it."""
-        self.pool, self.metadata, self.grid, self.kernel = pool, metadata, grid, kernel
-        on_grid = set(grid.rows.tolist())
-        self.others = [i for i, (start, _) in enumerate(metadata.query_ranges) if start not in on_grid]
+    def __init__(
+        self, pool: KVPool, metadata: AttentionMetadata, grids: list[Grid], kernel: AttentionKernel
+    ) -> None:
+        """Bind the pool, the step's layout, its grids, and the kernel for the sequences that are on none."""
+        self.pool, self.metadata, self.grids, self.kernel = pool, metadata, grids, kernel
+        self.reader = Reader(pool, metadata)
+        asked = [row for grid in grids for row in grid.rows]
+        is_idle = [idle for grid in grids for idle in grid.is_idle]
+        place_of = {row: place for place, (row, idle) in enumerate(zip(asked, is_idle, strict=True)) if not idle}
+        ranges = metadata.query_ranges
+        self.others = [i for i, (start, end) in enumerate(ranges) if start not in place_of and end > start]
+        self.asked = torch.tensor(asked)  # [P], the places of all grids: the packed row whose query goes there
+        self.places = torch.tensor([place_of.get(row, 0) for row in range(ranges[-1][1])])  # [T]: and the way back
+        self.is_in_order = asked == list(range(ranges[-1][1]))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
         self.pool.write(layer, k, v, self.metadata.slot_mapping)
-        on_grid = attend_grid(q[self.grid.rows], self.pool.keys[layer], self.pool.values[layer], self.grid)
-        if not self.others and len(q) == len(self.grid.rows):
-            return on_grid
-        out = torch.empty_like(q).index_copy_(0, self.grid.rows, on_grid)
-        attend_alone(layer, q, out, self.pool, self.metadata, self.others, self.kernel)
+        queries = q if self.is_in_order else q[self.asked]  # [P, Hq, D]
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        each = queries.split([len(grid.rows) for grid in self.grids])
+        found = [attend_grid(own, keys, values, grid) for own, grid in zip(each, self.grids, strict=True)]
+        out = found[0] if len(found) == 1 else torch.cat(found)
+        if self.is_in_order:
+            return out
+        out = out[self.places]  # a row that is on no grid has somebody's result, until it gets its own
+        attend_alone(layer, q, out, self.reader, self.others, self.kernel)
         return out
