@@ -9,8 +9,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Several test processes (pytest -n) share the machine, and so do the processes that tests start: threads that wait for a
-# core which another process has are a hundred times slower, not twice.
+# Several test processes (pytest -n) share the machine, and so do the processes that tests start: threads that wait for
+# a core which another process has are a hundred times slower, not twice.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     threads = max(1, (os.cpu_count() or 1) // workers)
     torch.set_num_threads(threads)

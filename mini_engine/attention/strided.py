@@ -85,7 +85,9 @@ def cheapest(rows: list[DecodeRow], call: int, limit: int) -> tuple[int, list[li
         return together, [rows]
     halves = [cheapest(half, call, limit) for half in split(rows, distance, in_vain // longest)]
     apart = sum(cost for cost, _ in halves)
-    return (together, [rows]) if fits and together <= apart else (apart, [part for _, parts in halves for part in parts])
+    if fits and together <= apart:
+        return together, [rows]
+    return apart, [part for _, parts in halves for part in parts]
 
 
 def split(rows: list[DecodeRow], distance: int, idle: int) -> tuple[list[DecodeRow], list[DecodeRow]]:
@@ -133,9 +135,7 @@ def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid) -> Tensor:
 class StridedAttention:
     """``PagedAttention`` with a call for each of ``grids``: same signature, same values to rounding."""
 
-    def __init__(
-        self, pool: KVPool, metadata: AttentionMetadata, grids: list[Grid], kernel: AttentionKernel
-    ) -> None:
+    def __init__(self, pool: KVPool, metadata: AttentionMetadata, grids: list[Grid], kernel: AttentionKernel) -> None:
         """Bind the pool, the step's layout, its grids, and the kernel for the sequences that are on none."""
         self.pool, self.metadata, self.grids, self.kernel = pool, metadata, grids, kernel
         self.reader = Reader(pool, metadata)
