@@ -108,8 +108,8 @@ class EngineConfig:
     fewer operations (``fused.py``) and reads a sequence where it lies (``attention/consecutive.py``): two to three
     times faster on a CPU, the same bits in bfloat16, others in float32.
     ``attention``: "torch" is off, transformers' own call. "grouped" hands the query heads of one key-value head to the
-    kernel as rows of one matrix in decode steps, and all decode rows of a step in one call where they lie suitably
-    (``attention/strided.py``): several times faster in bfloat16, other bits now and then.
+    kernel as rows of one matrix in decode steps, and the decode rows of a step in few calls where they lie suitably
+    (``attention/strided.py``): on a CPU several times faster in bfloat16, other bits now and then.
     ``batch_invariant``: off by default. On, the bits of a request's logits do not depend on what shares its batch, on
     how its prompt was cut into chunks or on the thread count.
     ``max_running_requests``: how many requests share a step; 1 is one after the other.
@@ -160,9 +160,10 @@ class EngineConfig:
         """Return what a server wants: many requests, chunked prompts, preemption, fast weights; ``changes`` on top."""
         on_cpu = is_cpu(str(changes.get("device", "cpu")))
         with_kernels = changes.get("kernels") == "triton"  # which have products and attention of their own
-        grouped = not changes.get("batch_invariant", False) and not with_kernels  # as invariance has an attention
-        fast = {"linear": "packed" if on_cpu and not with_kernels else "torch"}
-        fast |= {"attention": "grouped" if grouped else "torch", "grammar_backend": "auto"}
+        packed = on_cpu and not with_kernels
+        grouped = packed and not changes.get("batch_invariant", False)  # as invariance has an attention of its own
+        fast = {"linear": "packed" if packed else "torch", "attention": "grouped" if grouped else "torch"}
+        fast |= {"grammar_backend": "auto"}
         return cls(**{**fast, "max_running_requests": 32, "max_tokens_per_step": 512, "preemption": True, **changes})
 
     def __post_init__(self) -> None:
@@ -203,8 +204,12 @@ def check_ways_to_compute(config: EngineConfig) -> None:
             raise ValueError(
                 f"kernels='triton' has its own way and {name} is {getattr(config, name)!r}; leave {name}='torch'"
             )
-    if config.linear == "packed" and not on_cpu:
-        raise ValueError(f"linear='packed' is for CPUs and the device is {config.device!r}; use linear='torch' there")
+    for name in ("linear", "attention") if not on_cpu else ():
+        if getattr(config, name) != "torch":
+            raise ValueError(
+                f"{name}={getattr(config, name)!r} is for CPUs and the device is {config.device!r}; "
+                f"use {name}='torch' there, or kernels='triton'"
+            )
     if config.batch_invariant and not on_cpu and not with_kernels:
         raise ValueError(
             f"torch keeps batch_invariant=True on CPUs only and the device is {config.device!r}; "

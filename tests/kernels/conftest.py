@@ -1,13 +1,20 @@
 """How kernels are tested: interpreted on tiny shapes without a GPU, compiled on real ones with it (``-m gpu``)."""
 
+import os
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from mini_engine.kernels.launch import INTERPRETED
+from tests.pretend_gpu import pretend
 
-DEVICE = "cpu" if INTERPRETED else "cuda"
+# PRETEND_GPU=1: interpreted as without it, and every tensor says that it is on a GPU, so that mixed devices show.
+PRETENDED = INTERPRETED and os.environ.get("PRETEND_GPU") == "1"
+DEVICE = "cuda" if PRETENDED or not INTERPRETED else "cpu"
+if PRETENDED:
+    pretend()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

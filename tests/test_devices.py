@@ -1,0 +1,123 @@
+"""What runs on a GPU, on one that is not there: no operation mixes devices, and the answers are those of a CPU.
+
+The oracle is the same engine with ``device="cpu"``: both compute on the CPU here, so tokens must be equal.
+"""
+
+import importlib
+import json
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from mini_engine.checkpoint import TINY_MODEL, load_tokenizer, weight_shapes
+from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.engine import Engine
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.startup import build_model, load_driver, make_driver
+from tests.pretend_gpu import PretendGpu, device_of
+
+SCHEMA = json.dumps({"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]})
+PARAMS = {
+    "greedy": SamplingParams(max_new_tokens=6),
+    "seeded": SamplingParams(max_new_tokens=6, temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, seed=3),
+    "flat": SamplingParams(max_new_tokens=6, temperature=2.0, top_p=0.99, seed=4),
+    "only top-k": SamplingParams(max_new_tokens=6, temperature=0.9, top_k=5, seed=4),
+    "penalised": SamplingParams(
+        max_new_tokens=8, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, min_new_tokens=3,
+    ),
+    "biased": SamplingParams(
+        max_new_tokens=6, logit_bias={40: 5.0, 41: -3.0}, bad_words=[[17], [3, 4]], stop_token_ids=[9],
+    ),
+    "allowed": SamplingParams(max_new_tokens=6, allowed_token_ids=[40, 41, 42]),
+    "reported": SamplingParams(max_new_tokens=6, logprobs=3, prompt_logprobs=2, temperature=0.8, seed=5),
+    "grammar": SamplingParams(max_new_tokens=12, json_schema=SCHEMA),
+    "two": SamplingParams(max_new_tokens=5, n=2, best_of=3, temperature=1.0, seed=6, logprobs=1),
+}  # fmt: skip
+SMALL = ModelConfig(
+    vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    intermediate_size=40, max_position_embeddings=256, rope_theta=1e4, rms_norm_eps=1e-6, tie_word_embeddings=True,
+)  # fmt: skip
+KERNEL_PARAMS = [
+    SamplingParams(max_new_tokens=2),
+    SamplingParams(max_new_tokens=2, temperature=1.3, top_k=9, top_p=0.8, seed=1),
+    SamplingParams(max_new_tokens=2, temperature=0.9, min_p=0.1),
+    SamplingParams(max_new_tokens=2, temperature=0.7, repetition_penalty=1.3, presence_penalty=0.4, logprobs=2),
+]
+OPTIONS = {
+    "as it is": {},
+    "chunks and pressure": {"max_tokens_per_step": 16, "preemption": True, "num_pages": 20, "max_running_requests": 4},
+    "prefix cache": {"prefix_cache": "radix", "wait_for_prefix": 8, "max_running_requests": 3},
+}
+
+
+def run(device: str, options: dict, names: list[str]) -> list[list[list[int]]]:
+    with PretendGpu() if device == "cuda" else nullcontext():
+        config = EngineConfig(device=device, grammar_backend="fsm", page_size=8, **options)
+        tokenizer = load_tokenizer(TINY_MODEL)
+        engine = Engine(load_driver(engine=config), tokenizer.backend_tokenizer)
+        if device == "cuda":
+            assert all(
+                device_of(tensor).type == "cuda" for tensor in (*engine.pool.keys, engine.driver.model.embedding)
+            )
+        prompts = [tokenizer.encode(f"Once there was an owl named {name}") for name in ("Mila", "Mila", "Tom")]
+        answers = engine.generate([prompts[i % 3] for i in range(len(names))], [PARAMS[name] for name in names])
+        engine.close()
+    assert [each.error for samples in answers for each in samples] == [None] * sum(map(len, answers))
+    return [[each.token_ids for each in samples] for samples in answers]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_an_engine_on_a_gpu_mixes_no_devices(options):
+    names = list(PARAMS)
+    assert run("cuda", OPTIONS[options], names) == run("cpu", OPTIONS[options], names)
+
+
+def run_kernels(device: str, params: list[SamplingParams]) -> list[list[int]]:
+    with PretendGpu() if device == "cuda" else nullcontext():
+        generator = torch.Generator().manual_seed(0)
+        weights = {
+            name: (torch.randn(shape, generator=generator) * 0.2 + ("norm" in name)).to(device)
+            for name, shape in weight_shapes(SMALL).items()
+        }
+        config = EngineConfig(device=device, kernels="triton", page_size=4, max_running_requests=8)
+        engine = Engine(make_driver(build_model(SMALL, weights, config), config, frozenset({60})))
+        engine.driver.sampler.generator.manual_seed(5)
+        answers = engine.generate([[3, 5, 7, 9, 2, i] for i in range(len(params))], params)
+    assert [each.error for samples in answers for each in samples] == [None] * len(params)
+    return [samples[0].token_ids for samples in answers]
+
+
+def test_an_engine_over_kernels_on_a_gpu_mixes_no_devices(monkeypatch):
+    """Interpreted on both sides: the launchers around the kernels are what is looked at."""
+    attention = pytest.importorskip("mini_engine.kernels.attention", reason="Triton is not installed")
+    if not importlib.import_module("mini_engine.kernels.launch").INTERPRETED:
+        pytest.skip("kernels are compiled here: there is a GPU, which needs no pretence")
+    monkeypatch.setattr(attention, "num_processors", lambda device: 1)
+    assert run_kernels("cuda", KERNEL_PARAMS) == run_kernels("cpu", KERNEL_PARAMS)
+
+
+def test_what_serves_on_a_gpu_is_for_gpus():
+    for name, value in (("linear", "packed"), ("attention", "grouped")):
+        with pytest.raises(ValueError, match=f"{name}='{value}' is for CPUs and the device is 'cuda:1'"):
+            EngineConfig(device="cuda:1", **{name: value})
+    with PretendGpu():
+        engine = Engine(load_driver(engine=EngineConfig.serving(device="cuda", num_pages=40)))
+        answers = engine.generate([[5, 6, 7], [8, 9, 10, 11]], SamplingParams(max_new_tokens=4, ignore_eos=True))
+    assert [len(samples[0].token_ids) for samples in answers] == [4, 4]
+
+
+def test_the_pretence_notices_what_a_gpu_would_refuse():
+    with PretendGpu():
+        here, there = torch.arange(3), torch.arange(3, device="cuda")
+        assert (there + 1).device.type == "cuda"
+        assert there[here].device.type == "cuda"
+        assert there.to("cpu").device.type == "cpu"
+        assert (there * torch.tensor(2)).tolist() == [0, 2, 4]
+        for wrong in (lambda: here + there, lambda: here[there], lambda: torch.cat((here, there)), there.numpy):
+            with pytest.raises((RuntimeError, TypeError), match="cuda"):
+                wrong()
+        with pytest.raises(RuntimeError, match="same device"):
+            there[here] = here
+        there[:] = here
+        assert there.tolist() == [0, 1, 2]
