@@ -23,6 +23,7 @@ PARAMS = {
     "seeded": SamplingParams(max_new_tokens=6, temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, seed=3),
     "flat": SamplingParams(max_new_tokens=6, temperature=2.0, top_p=0.99, seed=4),
     "only top-k": SamplingParams(max_new_tokens=6, temperature=0.9, top_k=5, seed=4),
+    "unseeded": SamplingParams(max_new_tokens=6, temperature=0.9, top_p=0.9),
     "penalised": SamplingParams(
         max_new_tokens=8, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, min_new_tokens=3,
     ),
@@ -46,7 +47,7 @@ KERNEL_PARAMS = [
 ]
 OPTIONS = {
     "as it is": {},
-    "chunks and pressure": {"max_tokens_per_step": 16, "preemption": True, "num_pages": 20, "max_running_requests": 4},
+    "chunks and pressure": {"max_tokens_per_step": 7, "preemption": True, "num_pages": 20, "max_running_requests": 4},
     "prefix cache": {"prefix_cache": "radix", "wait_for_prefix": 8, "max_running_requests": 3},
 }
 
@@ -56,6 +57,7 @@ def run(device: str, options: dict, names: list[str]) -> list[list[list[int]]]:
         config = EngineConfig(device=device, grammar_backend="fsm", page_size=8, **options)
         tokenizer = load_tokenizer(TINY_MODEL)
         engine = Engine(load_driver(engine=config), tokenizer.backend_tokenizer)
+        engine.driver.sampler.generator.manual_seed(5)
         if device == "cuda":
             assert all(
                 device_of(tensor).type == "cuda" for tensor in (*engine.pool.keys, engine.driver.model.embedding)
