@@ -6,8 +6,10 @@ were asked for on "cuda" or come from such ones, and raises where a GPU would. I
 those of the CPU. What it cannot see is what kernels do, and what happens inside of one call.
 """
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -16,12 +18,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 NEEDS_CPU = ("numpy", "__array__")
-PROCESSORS = 132  # of an H200
+MAKE_SUBCLASS = torch.Tensor._make_subclass
+CUDA = {
+    "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=132),  # those of an H200
+    **{name: lambda *_: None for name in ("synchronize", "empty_cache", "reset_peak_memory_stats")},
+    **{name: lambda *_: 0 for name in ("memory_allocated", "max_memory_allocated")},
+}
 MOVES = ("to", "cuda", "cpu", "copy_")
 
 
-def device_of(tensor: Tensor) -> torch.device:
-    """Return where ``tensor`` pretends to be."""
+def device_of(tensor: Tensor | torch.Generator) -> torch.device:
+    """Return where a tensor or a generator pretends to be."""
     return GPU if getattr(tensor, "is_pretended", False) else CPU
 
 
@@ -44,8 +51,37 @@ def target_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | N
     return None
 
 
+def make_subclass(cls: Any, data: Tensor, requires_grad: bool = False, **kwargs: Any) -> Tensor:
+    """Make a parameter of a tensor, on the same device."""
+    return put(MAKE_SUBCLASS(cls, data, requires_grad, **kwargs), device_of(data))
+
+
+class PretendGenerator(torch.Generator):
+    """A generator that says where it is; the numbers are those of the CPU's."""
+
+    def __new__(cls, device: torch.device | str = "cpu") -> "PretendGenerator":
+        """Make a generator of the CPU."""
+        made = super().__new__(cls)
+        made.is_pretended = torch.device(device).type == "cuda"
+        return made
+
+
 class PretendGpu(TorchFunctionMode):
     """While this is entered there is a GPU, as far as devices of tensors go."""
+
+    def __enter__(self) -> "PretendGpu":
+        """Let generators, parameters and what asks ``torch.cuda`` for facts find a GPU, too."""
+        self.stand_ins = ExitStack()
+        self.stand_ins.enter_context(patch.object(torch, "Generator", PretendGenerator))
+        self.stand_ins.enter_context(patch.object(torch.Tensor, "_make_subclass", staticmethod(make_subclass)))
+        self.stand_ins.enter_context(patch.multiple(torch.cuda, **CUDA))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        """Take it away again."""
+        super().__exit__(*raised)
+        self.stand_ins.close()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute on the CPU, as though each tensor were where it says."""
@@ -65,6 +101,9 @@ class PretendGpu(TorchFunctionMode):
         check_devices(name, args, tensors)
         if target is None:
             target = GPU if any(device_of(tensor) == GPU for tensor in tensors) else CPU
+        generator = kwargs.get("generator")
+        if generator is not None and device_of(generator) != target:
+            raise RuntimeError(f"{name}: expected a generator on {target}, got one on {device_of(generator)}")
         return put(func(*args, **kwargs), target)
 
     def move(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -102,9 +141,3 @@ def check_devices(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> No
 def indexes(index: Any) -> bool:
     """Whether ``x[index] = value`` goes by tensors or lists, which wants the value on the same device; slices copy."""
     return any(isinstance(part, Tensor | list) for part in (index if isinstance(index, tuple) else (index,)))
-
-
-def pretend() -> None:
-    """Pretend from now on, in this thread: for a whole test run."""
-    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=PROCESSORS)
-    PretendGpu().__enter__()

@@ -92,11 +92,37 @@ def run_kernels(device: str, params: list[SamplingParams]) -> list[list[int]]:
 
 def test_an_engine_over_kernels_on_a_gpu_mixes_no_devices(monkeypatch):
     """Interpreted on both sides: the launchers around the kernels are what is looked at."""
-    attention = pytest.importorskip("mini_engine.kernels.attention", reason="Triton is not installed")
+    interpreted_bench()
+    monkeypatch.setattr("mini_engine.kernels.attention.num_processors", lambda device: 1)
+    assert run_kernels("cuda", KERNEL_PARAMS) == run_kernels("cpu", KERNEL_PARAMS)
+
+
+def interpreted_bench():
+    """The benchmark's modules and its toy setting on a GPU; skips where kernels do not run interpreted."""
+    pytest.importorskip("triton", reason="Triton is not installed")
     if not importlib.import_module("mini_engine.kernels.launch").INTERPRETED:
         pytest.skip("kernels are compiled here: there is a GPU, which needs no pretence")
-    monkeypatch.setattr(attention, "num_processors", lambda device: 1)
-    assert run_kernels("cuda", KERNEL_PARAMS) == run_kernels("cpu", KERNEL_PARAMS)
+    bench, cases, engine = (
+        importlib.import_module(f"mini_engine.bench.{name}") for name in ("kernels", "kernels_cases", "kernels_engine")
+    )
+    shape, device = cases.SHAPES["toy"], torch.device("cuda")
+    return bench, engine, cases.Setting(shape, cases.TOY, device, torch.float32, compiled=False)
+
+
+def test_the_benchmark_of_kernels_on_a_gpu_mixes_no_devices():
+    bench, _, setting = interpreted_bench()
+    with PretendGpu():
+        run = bench.Bench(bench.HostTimer(), None, seed=0)
+        rows = list(bench.run_cases(run, [part for part in bench.PARTS if part != bench.ENGINE], setting))
+    assert (run.failed, run.unavailable) == ({}, {})
+    assert {row.part for row in rows} == set(bench.CASES)
+
+
+def test_the_benchmark_of_engines_on_a_gpu_mixes_no_devices():
+    _, engine, setting = interpreted_bench()
+    with PretendGpu():
+        rows = list(engine.measure_engine("toy", setting, seed=0))
+    assert [(row.system, row.same_ids) for row in rows] == [("transformers", 1.0), ("torch", 1.0), ("triton", 1.0)]
 
 
 def test_what_serves_on_a_gpu_is_for_gpus():

@@ -8,13 +8,13 @@ import triton
 import triton.language as tl
 
 from mini_engine.kernels.launch import INTERPRETED
-from tests.pretend_gpu import pretend
+from tests.pretend_gpu import PretendGpu
 
 # PRETEND_GPU=1: interpreted as without it, and every tensor says that it is on a GPU, so that mixed devices show.
 PRETENDED = INTERPRETED and os.environ.get("PRETEND_GPU") == "1"
 DEVICE = "cuda" if PRETENDED or not INTERPRETED else "cpu"
 if PRETENDED:
-    pretend()
+    PretendGpu().__enter__()  # for the whole run
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
