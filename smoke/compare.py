@@ -108,7 +108,8 @@ def tensor_difference(expected: Tensor, got: Plain, tolerance: float | None, cas
     note = f"{int(wrong.sum())} of {wrong.numel()} elements differ"
     if "bits" in case and expected.dtype in FLOAT_OF:  # a float that was looked at as an integer: no distance
         return [Failure(case, place_of(index), pattern(expected[index]), pattern(got[index]), note)]
-    note += f", by at most {most:.3g}"
+    lost = int((wrong & ~got.isfinite() & expected.isfinite()).sum()) if got.is_floating_point() else 0
+    note += f"; {lost} of them are infinite or NaN" if lost else f", by at most {most:.3g}"
     return [Failure(case, place_of(index), number(expected[index]), number(got[index]), note)]
 
 

@@ -5,6 +5,7 @@ Owns: matrices of odd sizes in poisoned memory, operations that only say their n
 
 import math
 import random
+import re
 import warnings
 from typing import Any
 
@@ -297,8 +298,9 @@ def judge_warnings(case: str, heard: list[str], told: list[Any], names: list[str
     failures = differences(len(told), len(heard), None, f"{case}, warnings, one for each reason")
     for why, concerned in told:
         text = next((one for one in heard if why in one), "").replace(why, "")
-        named = [name for name in names if name in text.replace(",", " ").replace(":", " ").split()]
-        failures += differences(sorted(concerned), sorted(named), None, f"{case}, operations without: {why}")
+        named = set(names) & set(re.findall(r"\w+", text))
+        told_here = f"{case}, operations named in the warning {text!r} for the fault {why!r}"
+        failures += differences(sorted(concerned), sorted(named), None, told_here)
     return failures
 
 

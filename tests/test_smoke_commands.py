@@ -11,6 +11,7 @@ from smoke.__main__ import main
 from smoke.check import checks_of, tasks_needed
 from smoke.commands import mutants
 from smoke.commands.progress import load_hints
+from smoke.example import python_blocks
 from smoke.manifest import ENGINE, load_manifest
 
 LESSON_2 = load_manifest().lesson("L2")
@@ -204,3 +205,54 @@ def test_doctor_says_that_the_machine_is_ready(smoke):
     code, words = smoke("doctor")
     assert code == 0
     assert "reference L1: 22 checks pass" in words
+
+
+def test_an_example_runs_on_the_students_modules(smoke, tmp_path):
+    smoke("start", "L2")
+    task = next(task.id for task in LESSON_2.tasks if task.id in POOL)
+    code, words = smoke("example", task)
+    assert code == 1
+    assert f"NotImplementedError: {task}" in words
+    assert f"the example of {task} does not hold on work/" in words
+    solve(tmp_path / "work", *LESSON_2.files)
+    code, words = smoke("example", task.lower())
+    assert (code, words) == (0, f"the example of {task} holds on work/\n")
+    file = tmp_path / "work/attention/pool.py"
+    file.write_text(file.read_text().replace("index_copy_(1, slot_mapping, k", "index_copy_(1, slot_mapping, 2 * k"))
+    code, words = smoke("example", task)
+    assert code == 1
+    assert "L2_attention.md" in words  # the traceback shows the lesson's own line
+    assert "AssertionError" in words
+
+
+def test_an_example_needs_modules_and_a_task_that_exists(smoke):
+    assert "holds no module of the engine" in smoke("example", "L2.B")[1]
+    code, words = smoke("example", "L2.Z")
+    assert code == 2
+    assert "there is no task 'L2.Z'" in words
+
+
+def test_an_example_in_words_cannot_be_run(smoke):
+    code, words = smoke("example", "L5.D")
+    assert code == 2
+    assert "the example of L5.D is in words" in words
+
+
+def test_blocks_belong_to_the_task_under_whose_heading_they_stand():
+    page = """```python
+a = 1
+```
+### L2.B Pool
+```python
+b = a
+c
+```
+```text
+no
+```
+## 6. More
+```python
+d
+```
+"""
+    assert list(python_blocks(page)) == [(None, 1, "a = 1\n"), ("L2.B", 5, "b = a\nc\n"), (None, 13, "d\n")]

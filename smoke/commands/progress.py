@@ -15,6 +15,7 @@ from smoke.work import Work
 HINTS = Path(__file__).resolve().parent.parent / "hints"
 LEVELS = 3
 BAR_WIDTH = 20
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="L2.B, …")]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +45,7 @@ def status_command(engine: EngineOption = Path("work")) -> None:
 
 
 def hint_command(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="L2.B, …")],
+    task: TaskArgument,
     level: Annotated[int | None, typer.Option(min=1, max=LEVELS, help="Show the hints up to this one.")] = None,
     engine: EngineOption = Path("work"),
 ) -> None:

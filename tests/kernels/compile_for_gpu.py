@@ -10,6 +10,7 @@ Run it without ``TRITON_INTERPRET``.
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -82,6 +83,8 @@ def main(names: list[str]) -> None:
             assert len(compiled) > before, f"{name} launched nothing"
             for entry in compiled[before:]:
                 print(json.dumps({"case": name, "dtype": str(dtype).removeprefix("torch."), **entry}), flush=True)
+                if entry["spilled"]:
+                    print(f"SPILLED: {name} needs fewer numbers per thread: a smaller tile, or more warps", flush=True)
 
 
 if __name__ == "__main__":
@@ -92,6 +95,8 @@ if __name__ == "__main__":
         "--engine", type=Path, help="a folder whose modules stand in for the engine's own, such as work/"
     )
     arguments = parser.parse_args()
+    if os.environ.get("TRITON_INTERPRET", "0") != "0":
+        parser.error("TRITON_INTERPRET is set, which leaves nothing to compile; unset it")
     if arguments.engine is not None:
         overlay.install_overlay(arguments.engine.resolve(), overlay.overlay_files(arguments.engine.resolve()))
     main(arguments.names)

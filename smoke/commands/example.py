@@ -1,0 +1,36 @@
+"""``example``: the worked example of a task, computed with a student's modules."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+
+from mini_engine.overlay import overlay_files
+from smoke.commands.exits import Exit, stop
+from smoke.commands.progress import TaskArgument
+from smoke.commands.run import EngineOption
+from smoke.example import python_blocks
+from smoke.manifest import load_manifest
+
+ROOT = Path(__file__).parents[2]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("example")(example_command)
+
+
+def example_command(task: TaskArgument, engine: EngineOption = Path("work")) -> None:
+    """Run a lesson's code blocks, up to those of a task in section 5, on your modules over the reference."""
+    chosen = load_manifest().task(task)
+    page = ROOT / load_manifest().lesson(chosen.lesson_id).text_file
+    if chosen.id not in {owner for owner, _, _ in python_blocks(page.read_text())}:
+        raise ValueError(f"the example of {chosen.id} is in words and has no code; it is in {page.name}, section 5")
+    overlay_files(engine)  # refuses a folder without modules before a process is started
+    arguments = [sys.executable, "-m", "smoke.example", str(page), chosen.id, str(engine.resolve())]
+    run = subprocess.run(arguments, cwd=ROOT, check=False, capture_output=True, text=True)
+    typer.echo(run.stdout + run.stderr, nl=False)
+    if run.returncode != 0:
+        stop(Exit.CHECK_FAILED, f"the example of {chosen.id} does not hold on {engine}/")
+    typer.echo(f"the example of {chosen.id} holds on {engine}/")
