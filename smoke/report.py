@@ -13,6 +13,7 @@ MARKS = {
     "pass": "PASS", "fail": "FAIL", "blocked": "blocked", "timeout": "TIMEOUT", "crashed": "CRASHED",
     "not-implemented": "to do", "skipped": "skipped",
 }  # fmt: skip
+SLIPS = ("NameError:", "UnboundLocalError:", "SyntaxError:", "IndentationError:", "ImportError:", "ModuleNotFoundError:")
 MAX_FAILURES = 3
 MAX_PITFALLS = 3
 
@@ -40,10 +41,18 @@ def explain(result: Result, check: Check, passed: Collection[str] = ()) -> str:
     if len(result.failures) > MAX_FAILURES:
         parts.append(f"  and       {len(result.failures) - MAX_FAILURES} more differences")
     parts.append(f"  read      {lesson.text_file} {check.section}")
-    for pitfall in fitting_pitfalls(check.id, passed)[:MAX_PITFALLS]:
+    fitting = [] if is_slip(result) else fitting_pitfalls(check.id, passed)
+    for pitfall in fitting[:MAX_PITFALLS]:
         parts.append(f"  perhaps   {pitfall.id}: {pitfall.symptom}")
+    if fitting[MAX_PITFALLS:]:
+        parts.append(f"  or        {', '.join(pitfall.id for pitfall in fitting[MAX_PITFALLS:])}: see section 10")
     parts.append(f"  hint      python -m smoke hint {check.task_id}")
     return "\n".join(parts)
+
+
+def is_slip(result: Result) -> bool:
+    """Whether a name or an import is wrong, which is no pitfall of the lesson."""
+    return any(failure.got.startswith(SLIPS) for failure in result.failures)
 
 
 def describe(failure: Failure) -> list[str]:

@@ -221,3 +221,21 @@ def test_bits_are_shown_as_the_numbers_they_are():
     (failure,) = differences({"bits of x": expected}, {"bits of x": got}, None)
     assert (failure.expected, failure.got) == ("-0 (bits 80000000)", "-inf (bits ff800000)")
     assert failure.note == "1 of 2 elements differ"
+
+
+def test_pitfalls_are_suggested_for_wrong_values_and_not_for_a_wrong_name():
+    check = all_checks()["L8.L.cut"]
+    wrong = explain(Result(check.id, "fail", (Failure("case", "", "3", "4"),)), check)
+    assert wrong.count("  perhaps   P8-L") == 3
+    assert "  or        P8-L" in wrong
+    slip = explain(result_of_error(check, ProbeError("NameError", "name 'INFINITY' is not defined", "f.py:3")), check)
+    assert "NameError: name 'INFINITY'" in slip
+    assert "P8-L" not in slip
+
+
+def test_infinities_and_nan_are_counted_and_not_measured():
+    expected = torch.tensor([1.0, 2.0, 3.0])
+    (failure,) = differences(expected, torch.tensor([1.0, torch.nan, -torch.inf]), 1e-6)
+    assert failure.note == "2 of 3 elements differ; 2 of them are infinite or NaN"
+    (failure,) = differences(expected, torch.tensor([1.0, 2.5, 3.0]), 1e-6)
+    assert failure.note == "1 of 3 elements differ, by at most 0.5"

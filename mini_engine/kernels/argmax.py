@@ -20,7 +20,10 @@ NOTHING = tl.constexpr(-(2**63))
 
 @triton.jit
 def block_argmax_kernel(logits, best, width, stride, blocks, BLOCK: tl.constexpr):
-    """Find the best of a block of a row. The key lies above the reversed id in one number, so one maximum does both."""
+    """Find the best of a block of a row; program (row, block) stores it at ``best[row, block]``, int64 [rows, blocks].
+
+    The key lies above the reversed id, ``ID_BITS - id``, in one number, so one maximum does both.
+    """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + column, mask=column < width, other=0.0).to(tl.float32)
@@ -32,7 +35,7 @@ def block_argmax_kernel(logits, best, width, stride, blocks, BLOCK: tl.constexpr
 
 @triton.jit
 def row_argmax_kernel(logits, best, values, ids, stride, blocks, BLOCKS: tl.constexpr):
-    """Take the best of a row's blocks."""
+    """Take the best of a row's blocks: its id to ``ids[row]``, its logit, read again, to ``values[row]``."""
     row, block = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCKS)
     ranked = tl.max(tl.load(best + row * blocks + block, mask=block < blocks, other=NOTHING), axis=0)
     token = ID_BITS - (ranked & ID_BITS)

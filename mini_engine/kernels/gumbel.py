@@ -34,7 +34,10 @@ def mix(state, word):
 
 @triton.jit
 def murmur3(seed, position, token):
-    """Hash int64 (seed, position, token id) to uint32: MurmurHash3_x86_32 of their 8, 4 and 4 bytes."""
+    """Hash int64 (seed, position, token id) to uint32: MurmurHash3_x86_32 of their 8, 4 and 4 bytes.
+
+    ``token`` is a block, ``seed`` and ``position`` are numbers or blocks as well.
+    """
     state = (token * 0).to(tl.uint32)
     state = mix(state, (seed & WORD).to(tl.uint32))
     state = mix(state, ((seed >> 32) & WORD).to(tl.uint32))
@@ -64,7 +67,10 @@ def hash_kernel(seeds, positions, token_ids, hashes, count, BLOCK: tl.constexpr)
 
 @triton.jit
 def block_draw_kernel(logits, seeds, positions, scores, ids, width, stride, blocks, BLOCK: tl.constexpr):
-    """Find the best score of one block of one row, and the lowest id that has it."""
+    """Find the best score of one block of one row, and the lowest id that has it.
+
+    They go to ``scores`` float64 and ``ids`` int32, both [rows, blocks], at [row, block].
+    """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + column, mask=column < width, other=-float("inf")).to(tl.float64)
@@ -79,7 +85,7 @@ def block_draw_kernel(logits, seeds, positions, scores, ids, width, stride, bloc
 
 @triton.jit
 def row_draw_kernel(scores, ids, drawn, width, blocks, BLOCKS: tl.constexpr):
-    """Take the best of a row's blocks."""
+    """Take the best of a row's blocks, of equal ones the lowest id, and store the id at ``drawn[row]``."""
     row, block = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCKS)
     score = tl.load(scores + row * blocks + block, mask=block < blocks, other=-float("inf"))
     token = tl.load(ids + row * blocks + block, mask=block < blocks, other=width)

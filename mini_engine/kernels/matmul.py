@@ -26,7 +26,11 @@ def matmul_kernel(
     x, weight, out, rows, columns, depth, weight_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Compute one [ROWS, COLUMNS] tile of ``out``; ``x`` [rows, depth] and ``out`` [rows, columns] have no gaps."""
+    """Compute one [ROWS, COLUMNS] tile of ``out``; ``x`` [rows, depth] and ``out`` [rows, columns] have no gaps.
+
+    The grid has one dimension, a program for each tile. Any order of tiles is right; in groups of ``GROUP`` blocks of
+    rows, programs that run together find more in the L2 cache.
+    """
     row_blocks, column_blocks = tl.cdiv(rows, ROWS), tl.cdiv(columns, COLUMNS)
     program = tl.program_id(0)
     # Programs start in order. In this order those that run together share GROUP blocks of x and few of the weight,
@@ -81,7 +85,8 @@ def tile_shape(columns: int, dtype: torch.dtype) -> tuple[int, int, int]:
 
     From the weight alone, never from the number of rows. A wide tile uses each number of ``x`` more often; a narrow one
     gives a small matrix enough programs to keep the processors of a GPU (132 on an H200) busy when the rows are few.
-    In 16 bits all three hold 96 KB in shared memory, so that two programs fit beside each other.
+    In 16 bits all three hold 96 KB in shared memory, so that two programs fit beside each other; 227 KB is the most.
+    Where the lines are drawn is free.
     """
     if dtype == torch.float32:
         return 64, 16, 3

@@ -58,7 +58,10 @@ def whole_sequences(metadata: AttentionMetadata) -> list[QueryBlock]:
 
 
 def cut_queries(sequences: Iterable[QueryBlock], queries: int, device: torch.device | str) -> QueryBlocks:
-    """Cut blocks of any length into blocks of at most ``queries`` rows. Raises ``ValueError`` for ``queries`` < 1."""
+    """Cut blocks of any length into blocks of at most ``queries`` rows; those that see the most keys come first.
+
+    Of equal ones the order stays. The table of no blocks is [0, 4]. Raises ``ValueError`` for ``queries`` < 1.
+    """
     if queries < 1:
         raise ValueError(f"a block of {queries} queries holds nothing; cut into blocks of at least 1")
     blocks = []

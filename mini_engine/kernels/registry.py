@@ -107,7 +107,9 @@ class KernelSet:
 def choose_kernels(device: torch.device, dtype: torch.dtype, batch_invariant: bool = False) -> KernelSet:
     """Choose kernel or reference for every operation; warn once for each reason why some have no kernel here.
 
-    Raises ``ValueError`` if ``batch_invariant`` would be broken by a reference that stands in.
+    A warning names its operations, separated by ", ", and the fault. A registered kernel that cannot run is replaced by
+    its own reference. Raises ``ValueError``, naming operation and fault, if ``batch_invariant`` would be broken by a
+    reference that stands in.
     """
     chosen: dict[str, Function] = {}
     left_out: dict[str, list[str]] = defaultdict(list)

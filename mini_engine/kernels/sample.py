@@ -21,7 +21,11 @@ from mini_engine.sampler.filters import apply_min_p
 def sample_kernel(
     logits, top_k, top_p, min_p, uniform, drawn, width, stride, JOINT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Draw the token of one row."""
+    """Draw the token of one row and store its id at ``drawn[row]``, int64.
+
+    The row's uniform number times the mass of all that is left, in float64, is cut off to an integer below that mass.
+    The token is the first, in the order of ids, whose share ends above it.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     peak = find_peak(logits, width, BLOCK)

@@ -37,13 +37,13 @@ def order_key(x):
 
 @triton.jit
 def number_of(key):
-    """Return the float32 number of a key. A key less 1 is the next smaller number."""
+    """Return the float32 number of a key, an integer. A key less 1 is the next smaller number; -1 is a minus zero."""
     return tl.where(key < 0, key ^ FLIP, key).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def mass_of(x, peak):
-    """Return exp(x - peak) as an int64 in units of 2**-40, 0 below about peak - 27.7."""
+    """Return exp(x - peak), taken in float32, cut off to an int64 in units of 2**-40: 0 below about peak - 27.7."""
     return (tl.exp(x - peak) * MASS_ONE).to(tl.int64)
 
 
@@ -59,7 +59,7 @@ def find_peak(logits, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def mass_above(logits, width, peak, cut, limit, BLOCK: tl.constexpr):
-    """Add up the masses of the logits above ``cut`` that are not less than ``peak + limit``."""
+    """Add up the masses of the logits x above ``cut`` with x - peak >= limit, int64."""
     total = tl.zeros([BLOCK], tl.int64)
     for start in tl.range(0, width, BLOCK, num_stages=3):
         column = start + tl.arange(0, BLOCK)
@@ -73,7 +73,8 @@ def find_cut(logits, width, peak, low, target, MASS: tl.constexpr, BLOCK: tl.con
     """Find the largest number at or above which the row weighs at least ``target``.
 
     A logit weighs its mass if ``MASS``, else 1. ``target`` int64, from 1 to the weight of the row; the cut is known to
-    lie between ``low`` and ``peak``. Returns the cut, a number of the row, and the weight of what lies above it.
+    lie between ``low``, which may be -inf, and ``peak``. Returns the cut, a number of the row, and the weight of what
+    lies above it, int64. Keys of two numbers can be more than 2**31 apart. How it searches is free.
     """
     high, above = peak, tl.full([], 0, tl.int64)  # nothing lies above the peak
     while low < high:

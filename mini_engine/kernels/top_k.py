@@ -14,7 +14,7 @@ from mini_engine.sampler import filters
 
 @triton.jit
 def find_top_k(logits, width, peak, k, BLOCK: tl.constexpr):
-    """Return the cut and how many logits equal to it stay (int64): exactly k are left. All, if k is off."""
+    """Return the cut and how many logits equal to it stay (int64): exactly k are left. All, if k is 0 or ``width``."""
     cut, equals = whole_row(width)
     if (k > 0) & (k < width):
         cut, above = find_cut(logits, width, peak, cut, k, False, BLOCK)

@@ -27,7 +27,8 @@ from mini_engine.sampler import filters
 def find_top_p(logits, width, peak, cut, equals, p, BLOCK: tl.constexpr):
     """Cut the prefix that ``cut`` and ``equals`` give to its nucleus; return the new cut and how many equal to it stay.
 
-    The prefix is what top-k left, or the whole row. It stays as it is if p is off.
+    The prefix is what top-k left, or the whole row. The new one is the shortest that weighs at least p times the old
+    one, rounded up to a whole unit, and at least a token. It stays as it is if p is off, 1.
     """
     if p < 1.0:
         total = mass_above(logits, width, peak, cut, -INFINITY, BLOCK) + equals * mass_of(cut, peak)
