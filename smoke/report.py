@@ -13,7 +13,7 @@ MARKS = {
     "pass": "PASS", "fail": "FAIL", "blocked": "blocked", "timeout": "TIMEOUT", "crashed": "CRASHED",
     "not-implemented": "to do", "skipped": "skipped",
 }  # fmt: skip
-SLIPS = ("NameError:", "UnboundLocalError:", "SyntaxError:", "IndentationError:", "ImportError:", "ModuleNotFoundError:")
+SLIPS = ("NameError:", "UnboundLocalError:", "SyntaxError:", "ImportError:", "ModuleNotFoundError:")
 MAX_FAILURES = 3
 MAX_PITFALLS = 3
 
