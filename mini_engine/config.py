@@ -163,8 +163,8 @@ class EngineConfig:
         packed = on_cpu and not with_kernels
         grouped = packed and not changes.get("batch_invariant", False)  # as invariance has an attention of its own
         fast = {"linear": "packed" if packed else "torch", "attention": "grouped" if grouped else "torch"}
-        fast |= {"grammar_backend": "auto"}
-        return cls(**{**fast, "max_running_requests": 32, "max_tokens_per_step": 512, "preemption": True, **changes})
+        many = {"max_running_requests": 32, "max_tokens_per_step": 512, "preemption": True, "grammar_backend": "auto"}
+        return cls(**{**fast, **many, **changes})
 
     def __post_init__(self) -> None:
         """Check every option. Raises ``ValueError`` naming the value, the limit and the remedy."""

@@ -19,6 +19,7 @@ from mini_engine.attention.invariant import InvariantAttention
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
+from mini_engine.attention.ragged import StepCache
 from mini_engine.attention.strided import StridedAttention, find_grids
 from mini_engine.config import EngineConfig
 from mini_engine.model import Attention, Qwen3
@@ -106,14 +107,15 @@ class GreedyDriver:
         """Choose the attention object that the configuration asks for."""
         if self.config.batch_invariant:
             return InvariantAttention(pool, batch.metadata, self.model.config.num_attention_heads)
+        if self.config.attention == self.config.linear == "torch":
+            return PagedAttention(pool, batch.metadata, self.kernel)
+        cache = StepCache(pool, batch.metadata)
         if self.config.attention == "grouped":
             if (cascade := find_cascade(batch.metadata, pool)) is not None:
-                return CascadeAttention(pool, batch.metadata, cascade, self.kernel)
-            if grids := find_grids(batch.metadata, pool):
-                return StridedAttention(pool, batch.metadata, grids, self.kernel)
-        if self.config.linear == "packed":
-            return ConsecutiveAttention(pool, batch.metadata, self.kernel)
-        return PagedAttention(pool, batch.metadata, self.kernel)
+                return CascadeAttention(cache, cascade, self.kernel)
+            if grids := find_grids(cache):
+                return StridedAttention(cache, grids, self.kernel)
+        return ConsecutiveAttention(cache, self.kernel)
 
     def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raise ``ValueError``, naming value, limit and remedy, for a request that cannot be run.

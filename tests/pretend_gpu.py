@@ -24,7 +24,8 @@ CUDA = {
     **{name: lambda *_: None for name in ("synchronize", "empty_cache", "reset_peak_memory_stats")},
     **{name: lambda *_: 0 for name in ("memory_allocated", "max_memory_allocated")},
 }
-MOVES = ("to", "cuda", "cpu", "copy_")
+MOVES = ("to", "cuda", "cpu")
+AS_THEY_ARE = ("__set__", "copy_")  # between devices, or of no tensor
 
 
 def device_of(tensor: Tensor | torch.Generator) -> torch.device:
@@ -90,13 +91,13 @@ class PretendGpu(TorchFunctionMode):
             return device_of(args[0])
         if func == torch.Tensor.is_cuda.__get__:
             return device_of(args[0]) == GPU
-        if name == "__set__":
+        if name in AS_THEY_ARE:
             return func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if name in NEEDS_CPU and device_of(args[0]) == GPU:
             raise TypeError(f"{name}: can't convert a tensor on cuda:0 to numpy; use Tensor.cpu() first")
         if name in MOVES:
-            return self.move(func, name, args, kwargs)
+            return move(name, args, kwargs)
         target = target_of((), kwargs)
         check_devices(name, args, tensors)
         if target is None:
@@ -106,20 +107,19 @@ class PretendGpu(TorchFunctionMode):
             raise RuntimeError(f"{name}: expected a generator on {target}, got one on {device_of(generator)}")
         return put(func(*args, **kwargs), target)
 
-    def move(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Copy between devices: a tensor that changes its device is a new one."""
-        source = args[0]
-        if name == "copy_":
-            return func(*args, **kwargs)
-        target = GPU if name == "cuda" else CPU if name == "cpu" else target_of(args[1:], kwargs)
-        if name == "to" and isinstance(args[1] if len(args) > 1 else None, Tensor):
-            target = device_of(args[1])
-        target = target or device_of(source)
-        rest = [a for a in args[1:] if not isinstance(a, torch.device | str)]
-        moved = source.to(*rest, **kwargs) if name == "to" and (rest or kwargs) else source
-        if moved is source and target != device_of(source):
-            moved = source.clone()
-        return moved if moved is source else put(moved, target)
+
+def move(name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Copy between devices: a tensor that changes its device is a new one."""
+    source = args[0]
+    target = GPU if name == "cuda" else CPU if name == "cpu" else target_of(args[1:], kwargs)
+    if name == "to" and isinstance(args[1] if len(args) > 1 else None, Tensor):
+        target = device_of(args[1])
+    target = target or device_of(source)
+    rest = [a for a in args[1:] if not isinstance(a, torch.device | str)]
+    moved = source.to(*rest, **kwargs) if name == "to" and (rest or kwargs) else source
+    if moved is source and target != device_of(source):
+        moved = source.clone()
+    return moved if moved is source else put(moved, target)
 
 
 def check_devices(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> None:

@@ -11,6 +11,7 @@ from mini_engine.attention.cascade import LEAST_SHARED, CascadeAttention, find_c
 from mini_engine.attention.dense import grouped_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
+from mini_engine.attention.ragged import StepCache
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.sampler.params import SamplingParams
@@ -33,7 +34,7 @@ def run_both(chunks, dtype=torch.float32, num_pages=80):
     plain = PagedAttention(first, inputs.metadata, grouped_attention)(1, q, k, v)
     cascade = find_cascade(inputs.metadata, second)
     assert cascade is not None, "this layout has a common prefix"
-    out = CascadeAttention(second, inputs.metadata, cascade, grouped_attention)(1, q, k, v)
+    out = CascadeAttention(StepCache(second, inputs.metadata), cascade, grouped_attention)(1, q, k, v)
     assert all(torch.equal(a, b) for a, b in zip(first.keys + first.values, second.keys + second.values, strict=True))
     return plain, out, cascade
 

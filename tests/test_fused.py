@@ -15,7 +15,7 @@ from mini_engine.attention.dense import DenseAttention, grouped_attention, sdpa_
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.ragged import Reader, first_slots
+from mini_engine.attention.ragged import StepCache, first_slots
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.fused import FusedQwen3
@@ -180,7 +180,7 @@ def test_reading_a_view_gives_the_bits_of_reading_a_copy(shape, dtype, kernel) -
     ours, theirs = copy.deepcopy(pool), pool
     for layer in range(config.num_hidden_layers):
         q, k, v = (torch.randn(22, n, head_dim).to(dtype) for n in (heads, kv_heads, kv_heads))
-        got = ConsecutiveAttention(ours, batch.metadata, kernel)(layer, q, k, v)
+        got = ConsecutiveAttention(StepCache(ours, batch.metadata), kernel)(layer, q, k, v)
         expected = PagedAttention(theirs, batch.metadata, kernel)(layer, q, k, v)
         assert not expected.isnan().any()
         assert torch.equal(got, expected)
@@ -203,11 +203,11 @@ def test_a_sequence_is_viewed_only_where_its_pages_follow_one_another() -> None:
 def test_a_view_is_the_memory_of_the_pool() -> None:
     config, _ = weights_of(SHAPES[0], "float32")
     pool = KVPool(config, 8, 4, torch.float32)
-    reader = Reader(pool, pack_batch([chunk(1, 8, [4, 5, 6]), chunk(1, 8, [0, 2, 1])], 4).metadata)
-    for tensor, held in zip(reader.read(1, 0), (pool.keys[1], pool.values[1]), strict=True):
+    cache = StepCache(pool, pack_batch([chunk(1, 8, [4, 5, 6]), chunk(1, 8, [0, 2, 1])], 4).metadata)
+    for tensor, held in zip(cache.read(1, 0), (pool.keys[1], pool.values[1]), strict=True):
         assert tensor.shape[1] == 9
         assert tensor.data_ptr() == held[:, 16:].data_ptr()
-    copied = reader.read(1, 1)[0]
+    copied = cache.read(1, 1)[0]
     assert copied.untyped_storage().data_ptr() != pool.keys[1].untyped_storage().data_ptr()
 
 

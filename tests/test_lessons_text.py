@@ -13,8 +13,7 @@ import pkgutil
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +24,7 @@ import typer
 
 from mini_engine.checkpoint import TINY_MODEL, load_config
 from smoke import commands
+from smoke.example import execute, fences
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "lessons"
@@ -56,33 +56,12 @@ by_lesson = pytest.mark.parametrize("lesson", WRITTEN.values(), ids=WRITTEN.keys
 by_page = pytest.mark.parametrize("page", PAGES)
 
 
-@dataclass(frozen=True)
-class Fence:
-    info: str
-    text: str
-    line: int  # of the opening fence, from 1
-
-
 def page_text(page):
     return (FOLDER / page).read_text()
 
 
 def lesson_text(lesson):
     return page_text(f"{lesson['slug']}.md")
-
-
-def fences(text) -> Iterator[Fence]:
-    opened, body = None, []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.startswith("```"):
-            body.append(line)
-        elif opened is None:
-            opened, body = (line[3:].strip(), number), []
-        else:
-            assert line == "```", f"line {number}: a fence is opened inside the one of line {opened[1]}"
-            yield Fence(opened[0], "".join(f"{row}\n" for row in body), opened[1])
-            opened = None
-    assert opened is None, f"the fence of line {opened and opened[1]} is never closed"
 
 
 def prose(text):
@@ -97,14 +76,10 @@ def section(text, number):
 
 
 def run(fence, namespace, page):
-    """Execute one block; return what it printed. Line numbers of a traceback are those of the page.
-
-    That is also how Triton finds a kernel's source: it reads the page at those lines, as it would a student's file.
-    """
-    code = compile("\n" * fence.line + fence.text, str(FOLDER / page), "exec")
+    """Execute one block; return what it printed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(code, namespace)
+        execute(fence, namespace, FOLDER / page)
     return printed.getvalue()
 
 

@@ -11,7 +11,7 @@ from smoke.__main__ import main
 from smoke.check import checks_of, tasks_needed
 from smoke.commands import mutants
 from smoke.commands.progress import load_hints
-from smoke.example import python_blocks
+from smoke.example import fences
 from smoke.manifest import ENGINE, load_manifest
 
 LESSON_2 = load_manifest().lesson("L2")
@@ -255,4 +255,5 @@ no
 d
 ```
 """
-    assert list(python_blocks(page)) == [(None, 1, "a = 1\n"), ("L2.B", 5, "b = a\nc\n"), (None, 13, "d\n")]
+    blocks = [(fence.task, fence.line, fence.text) for fence in fences(page) if fence.info == "python"]
+    assert blocks == [(None, 1, "a = 1\n"), ("L2.B", 5, "b = a\nc\n"), (None, 13, "d\n")]

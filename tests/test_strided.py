@@ -11,6 +11,7 @@ from mini_engine.attention.dense import grouped_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
+from mini_engine.attention.ragged import StepCache
 from mini_engine.attention.strided import DecodeRow, StridedAttention, cheapest, find_grids
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.engine import Engine
@@ -37,9 +38,10 @@ def run_both(chunks, num_pages, page_size, dtype=torch.float32):
     q, k, v = (torch.randn(rows, heads, 16, generator=generator).to(dtype) for heads in (6, 2, 2))
     first, second = make_pool(num_pages, page_size, dtype), make_pool(num_pages, page_size, dtype)
     plain = PagedAttention(first, inputs.metadata, grouped_attention)(1, q, k, v)
-    grids = find_grids(inputs.metadata, second)
+    cache = StepCache(second, inputs.metadata)
+    grids = find_grids(cache)
     assert grids, "this layout has a grid"
-    strided = StridedAttention(second, inputs.metadata, grids, grouped_attention)(1, q, k, v)
+    strided = StridedAttention(cache, grids, grouped_attention)(1, q, k, v)
     return plain, strided, first, second
 
 
@@ -97,14 +99,14 @@ CUTS = {  # (first page, keys) of each sequence, pages of 8 in a pool of 960; wh
 @pytest.mark.parametrize("name", CUTS)
 def test_rows_are_cut_into_grids_where_it_saves_more_than_a_call(name):
     layout, expected = CUTS[name]
-    grids = find_grids(pack_batch([chunk_at(*one, 8) for one in layout], 8).metadata, make_pool(960, 8))
+    grids = find_grids(StepCache(make_pool(960, 8), pack_batch([chunk_at(*one, 8) for one in layout], 8).metadata))
     pages = [[layout[row][0] for row, idle in zip(g.rows, g.is_idle, strict=True) if not idle] for g in grids]
     assert pages == expected
 
 
 def test_sequences_on_scattered_pages_are_on_no_grid():
     chunks = [chunk_at(0, 20, 8), SequenceChunk([1], 19, [30, 9, 4])]
-    assert find_grids(pack_batch(chunks, 8).metadata, make_pool(40, 8)) == []
+    assert find_grids(StepCache(make_pool(40, 8), pack_batch(chunks, 8).metadata)) == []
 
 
 def test_cuts_cost_no_more_than_one_grid_or_a_call_for_each():

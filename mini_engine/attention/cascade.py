@@ -20,7 +20,7 @@ from torch import Tensor
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import AttentionMetadata, slots_of
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.ragged import Reader, attend_alone, length_mask
+from mini_engine.attention.ragged import StepCache, attend_alone, length_mask
 
 LEAST_SHARED = 64  # tokens; for fewer, a second call costs more than it saves
 
@@ -94,18 +94,17 @@ def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[
 class CascadeAttention:
     """``PagedAttention`` that reads common prefixes once: same signature, same values to rounding."""
 
-    def __init__(self, pool: KVPool, metadata: AttentionMetadata, cascade: Cascade, kernel: AttentionKernel) -> None:
-        """Bind the pool, the step's layout, its cascade, and the kernel for all other sequences."""
-        self.pool, self.metadata, self.cascade, self.kernel = pool, metadata, cascade, kernel
-        self.others = sorted(set(range(len(metadata.query_ranges))) - set(cascade.members))
-        self.reader = Reader(pool, metadata)
+    def __init__(self, cache: StepCache, cascade: Cascade, kernel: AttentionKernel) -> None:
+        """Bind the step's part of the cache, its cascade, and the kernel for all other sequences."""
+        self.cache, self.cascade, self.kernel = cache, cascade, kernel
+        self.others = sorted(set(range(len(cache.metadata.query_ranges))) - set(cascade.members))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
-        self.pool.write(layer, k, v, self.metadata.slot_mapping)
+        self.cache.write(layer, k, v)
         rows = self.cascade.rows
         out = torch.empty_like(q).index_copy_(0, rows, self.attend(layer, q[rows], k.shape[1]))
-        attend_alone(layer, q, out, self.reader, self.others, self.kernel)
+        attend_alone(layer, q, out, self.cache, self.others, self.kernel)
         return out
 
     def attend(self, layer: int, q: Tensor, num_kv_heads: int) -> Tensor:
@@ -114,11 +113,11 @@ class CascadeAttention:
         grouped = q.view(count, num_kv_heads, -1, dim)  # [N, Hkv, R, D]: the query heads of one key-value head
         keys, values = (
             own.view(num_kv_heads, count, -1, dim).transpose(0, 1)  # [N, Hkv, L, D]
-            for own in self.pool.gather(layer, self.cascade.own_slots)
+            for own in self.cache.pool.gather(layer, self.cascade.own_slots)
         )
         out, lse = flash(grouped, keys, values, self.cascade.mask)
         for prefix in self.cascade.prefixes:
-            keys, values = self.pool.gather(layer, prefix.slots)  # [Hkv, S, D] each
+            keys, values = self.cache.pool.gather(layer, prefix.slots)  # [Hkv, S, D] each
             together = grouped[prefix.rows].transpose(0, 1)  # [Hkv, n, R, D]
             common, weight = flash(together.reshape(1, num_kv_heads, -1, dim), keys[None], values[None])
             common = common.view(together.shape).transpose(0, 1)  # [n, Hkv, R, D]

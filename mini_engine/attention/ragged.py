@@ -33,8 +33,8 @@ def first_slots(metadata: AttentionMetadata) -> list[int | None]:
     return found
 
 
-class Reader:
-    """Reads the keys and values of single sequences of a step.
+class StepCache:
+    """The pool as one step sees it: where its new keys and values go, and those of a single sequence.
 
     ``PagedAttention`` copies those of a sequence together at every layer of every step. When its pages are p, p + 1,
     p + 2, …, its slots are one piece of the pool already, and a view of it serves the kernel as well.
@@ -44,6 +44,10 @@ class Reader:
         """Bind the pool and the step's layout."""
         self.pool, self.metadata = pool, metadata
         self.first_slots, self.lengths = first_slots(metadata), metadata.seq_lens_kv.tolist()
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store the step's new ``k`` and ``v`` [T, Hkv, D] in the slots of one layer. Mutates the pool."""
+        self.pool.write(layer, k, v, self.metadata.slot_mapping)
 
     def read(self, layer: int, sequence: int) -> tuple[Tensor, Tensor]:
         """Return K and V of one sequence, [Hkv, kv_len, D] each: views if they lie together, else copies."""
@@ -65,12 +69,12 @@ def length_mask(lengths: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attend_alone(
-    layer: int, q: Tensor, out: Tensor, reader: Reader, sequences: Iterable[int], kernel: AttentionKernel
+    layer: int, q: Tensor, out: Tensor, cache: StepCache, sequences: Iterable[int], kernel: AttentionKernel
 ) -> None:
     """Attend for some ``sequences`` of the step, one after the other, as ``PagedAttention`` does. Mutates ``out``.
 
     ``q`` and ``out`` [T, Hq, D]; only the rows of these sequences are read and written.
     """
     for sequence in sequences:
-        start, end = reader.metadata.query_ranges[sequence]
-        out[start:end] = kernel(q[start:end].transpose(0, 1), *reader.read(layer, sequence)).transpose(0, 1)
+        start, end = cache.metadata.query_ranges[sequence]
+        out[start:end] = kernel(q[start:end].transpose(0, 1), *cache.read(layer, sequence)).transpose(0, 1)

@@ -25,9 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.attention.dense import AttentionKernel
-from mini_engine.attention.metadata import AttentionMetadata
-from mini_engine.attention.pool import KVPool
-from mini_engine.attention.ragged import Reader, attend_alone, first_slots, length_mask
+from mini_engine.attention.ragged import StepCache, attend_alone, length_mask
 
 BYTES_PER_CALL = 1 << 17  # about as much is read in the time that one more call costs
 
@@ -56,14 +54,13 @@ class Grid:
     mask: Tensor
 
 
-def find_grids(metadata: AttentionMetadata, pool: KVPool) -> list[Grid]:
+def find_grids(cache: StepCache) -> list[Grid]:
     """Return the grids of a step's decode rows, cut so that calls and reading in vain cost least together."""
     found: dict[int, DecodeRow] = {}
-    for (start, end), kv_len, first in zip(
-        metadata.query_ranges, metadata.seq_lens_kv.tolist(), first_slots(metadata), strict=True
-    ):
+    for (start, end), kv_len, first in zip(cache.metadata.query_ranges, cache.lengths, cache.first_slots, strict=True):
         if end - start == 1 and first is not None:  # two that begin at one slot cannot be told apart on a grid
             found.setdefault(first, DecodeRow(first, kv_len, start))
+    pool = cache.pool
     call = BYTES_PER_CALL // (2 * pool.keys[0][:, 0].nbytes)  # in keys
     _, parts = cheapest(sorted(found.values()), call, pool.zero_slot + 1) if found else (0, [])
     return [make_grid(part, pool.keys[0].dtype) for part in parts if len(part) > 1]
@@ -76,8 +73,7 @@ def cheapest(rows: list[DecodeRow], call: int, limit: int) -> tuple[int, list[li
     as far as the longest sequence of its part goes; a call for a sequence alone reads no more than it has.
     """
     longest = max(row.kv_len for row in rows)
-    distance = gcd(*(row.first - rows[0].first for row in rows)) or 1
-    places = (rows[-1].first - rows[0].first) // distance + 1
+    distance, places = spacing(rows)
     together = call + places * longest
     in_vain = places * longest - sum(row.kv_len for row in rows)
     fits = rows[-1].first + longest <= limit
@@ -88,6 +84,13 @@ def cheapest(rows: list[DecodeRow], call: int, limit: int) -> tuple[int, list[li
     if fits and together <= apart:
         return together, [rows]
     return apart, [part for _, parts in halves for part in parts]
+
+
+def spacing(rows: list[DecodeRow]) -> tuple[int, int]:
+    """Return the largest distance that puts all ``rows``, which are in order, on a grid, and how many places it has."""
+    first = rows[0].first
+    distance = gcd(*(row.first - first for row in rows)) or 1
+    return distance, (rows[-1].first - first) // distance + 1
 
 
 def split(rows: list[DecodeRow], distance: int, idle: int) -> tuple[list[DecodeRow], list[DecodeRow]]:
@@ -106,8 +109,7 @@ def split(rows: list[DecodeRow], distance: int, idle: int) -> tuple[list[DecodeR
 def make_grid(rows: list[DecodeRow], dtype: torch.dtype) -> Grid:
     """Return the grid of two and more rows, which are in order."""
     first = rows[0].first
-    distance = gcd(*(row.first - first for row in rows))
-    places = (rows[-1].first - first) // distance + 1
+    distance, places = spacing(rows)
     asked, lengths, is_idle = [rows[0].row] * places, [0] * places, [True] * places
     for row in rows:
         place = (row.first - first) // distance
@@ -135,14 +137,13 @@ def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid) -> Tensor:
 class StridedAttention:
     """``PagedAttention`` with a call for each of ``grids``: same signature, same values to rounding."""
 
-    def __init__(self, pool: KVPool, metadata: AttentionMetadata, grids: list[Grid], kernel: AttentionKernel) -> None:
-        """Bind the pool, the step's layout, its grids, and the kernel for the sequences that are on none."""
-        self.pool, self.metadata, self.grids, self.kernel = pool, metadata, grids, kernel
-        self.reader = Reader(pool, metadata)
+    def __init__(self, cache: StepCache, grids: list[Grid], kernel: AttentionKernel) -> None:
+        """Bind the step's part of the cache, its grids, and the kernel for the sequences that are on none."""
+        self.cache, self.grids, self.kernel = cache, grids, kernel
         asked = [row for grid in grids for row in grid.rows]
         is_idle = [idle for grid in grids for idle in grid.is_idle]
         place_of = {row: place for place, (row, idle) in enumerate(zip(asked, is_idle, strict=True)) if not idle}
-        ranges = metadata.query_ranges
+        ranges = cache.metadata.query_ranges
         self.others = [i for i, (start, end) in enumerate(ranges) if start not in place_of and end > start]
         self.asked = torch.tensor(asked)  # [P], the places of all grids: the packed row whose query goes there
         self.places = torch.tensor([place_of.get(row, 0) for row in range(ranges[-1][1])])  # [T]: and the way back
@@ -150,14 +151,14 @@ class StridedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
-        self.pool.write(layer, k, v, self.metadata.slot_mapping)
+        self.cache.write(layer, k, v)
         queries = q if self.is_in_order else q[self.asked]  # [P, Hq, D]
-        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        keys, values = self.cache.pool.keys[layer], self.cache.pool.values[layer]
         each = queries.split([len(grid.rows) for grid in self.grids])
         found = [attend_grid(own, keys, values, grid) for own, grid in zip(each, self.grids, strict=True)]
         out = found[0] if len(found) == 1 else torch.cat(found)
         if self.is_in_order:
             return out
         out = out[self.places]  # a row that is on no grid has somebody's result, until it gets its own
-        attend_alone(layer, q, out, self.reader, self.others, self.kernel)
+        attend_alone(layer, q, out, self.cache, self.others, self.kernel)
         return out

@@ -10,7 +10,7 @@ from mini_engine.overlay import overlay_files
 from smoke.commands.exits import Exit, stop
 from smoke.commands.progress import TaskArgument
 from smoke.commands.run import EngineOption
-from smoke.example import python_blocks
+from smoke.example import fences
 from smoke.manifest import load_manifest
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ def example_command(task: TaskArgument, engine: EngineOption = Path("work")) -> 
     """Run a lesson's code blocks, up to those of a task in section 5, on your modules over the reference."""
     chosen = load_manifest().task(task)
     page = ROOT / load_manifest().lesson(chosen.lesson_id).text_file
-    if chosen.id not in {owner for owner, _, _ in python_blocks(page.read_text())}:
+    if not any(fence.task == chosen.id and fence.info == "python" for fence in fences(page.read_text())):
         raise ValueError(f"the example of {chosen.id} is in words and has no code; it is in {page.name}, section 5")
     overlay_files(engine)  # refuses a folder without modules before a process is started
     arguments = [sys.executable, "-m", "smoke.example", str(page), chosen.id, str(engine.resolve())]
