@@ -248,8 +248,9 @@ REGISTRY.add(
 # Ranks --------------------------------------------------------------------------------------------------------------
 
 # What each of three ranks has compiled, what failed there; who may run and who has failed, on every rank.
+NAMES = "abcdefghijkl"  # a set has some order, and of so few as three the right one now and then
 RANKS: dict[str, tuple[list[tuple[str, str]], list[str], list[str]]] = {
-    "all are ready": ([("abc", ""), ("abc", ""), ("abc", "")], ["a", "b", "c"], []),
+    "all are ready": ([(NAMES, "")] * 3, [*NAMES], []),
     "one rank lacks one": ([("abc", ""), ("ac", ""), ("abc", "")], ["a", "c"], []),
     "every rank lacks another": ([("bc", ""), ("ac", ""), ("ab", "")], [], []),
     "one has failed on one rank and is ready on the others": (
@@ -264,10 +265,10 @@ RANKS: dict[str, tuple[list[tuple[str, str]], list[str], list[str]]] = {
 
 
 def rank_queue(done: str, failed: str, gather: Any, rank: int) -> Any:
-    """Build a rank's queue of a, b and c; its compiles end in the order of their letters, rank by rank another one."""
+    """Build a rank's queue of ``NAMES``; its compiles end in the order of their letters, rank by rank another one."""
     store = HandStore()
     queue = build_queue(store, HandClock(), gather)
-    for name in "abc":
+    for name in NAMES:
         queue.submit(name, ("regex", f"{name} of rank {rank}"))
     for name in sorted(done, reverse=rank % 2 == 1):
         store.end(("regex", f"{name} of rank {rank}"), "done")
@@ -313,7 +314,7 @@ def ranks_verdict(seed: int, got: Values) -> list[Failure]:
             case = f"{name}, rank {rank}"
             failures += differences(ready, who, None, f"{case}: ready")
             failures += differences(failed, sorted(each for each, _ in reasons), None, f"{case}: failed")
-            failures += differences(sorted({*"abc"} - {*ready, *failed}), waiting, None, f"{case}: who waits on")
+            failures += differences(sorted({*NAMES} - {*ready, *failed}), waiting, None, f"{case}: who waits on")
             failures += differences(1, calls, None, f"{case}: calls of gather")
             failures += differences(
                 dict(got[name][0][1]), dict(reasons), None, f"{case}: reasons of rank 0 and its own"
