@@ -25,7 +25,7 @@ from typing import IO, Any, Self
 
 from smoke.check import DEFAULT_SEED, Check, ProbeError, Result, judge, result_of_error
 from smoke.manifest import ROOT
-from smoke.transport import read_answer, read_json, require_regular
+from smoke.transport import read_answer, read_json, read_regular
 
 MAX_RESTARTS = 3
 IMPORT_SECONDS = 30.0
@@ -248,8 +248,7 @@ def ending(exit_code: int) -> str:
 def read_log(out: Path) -> str:
     """Return the end of what a child printed; nothing if it put a pipe, a link or a huge file in its place."""
     try:
-        require_regular(out / "log.txt", MAX_LOG_BYTES)
-        return (out / "log.txt").read_text(errors="replace")[-10_000:]
+        return read_regular(out / "log.txt", MAX_LOG_BYTES).decode(errors="replace")[-10_000:]
     except (OSError, ValueError):
         return ""
 

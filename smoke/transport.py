@@ -5,13 +5,14 @@ checked before use.
 """
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from smoke.check import Plain, ProbeError, Values
@@ -56,8 +57,8 @@ def read_answer(folder: Path, index: int) -> tuple[Values | ProbeError, float]:
         if "error" in body:
             error = body["error"]
             return ProbeError(str(error["kind"]), str(error["message"]), str(error["place"])), seconds
-        require_regular(folder / f"{index}.safetensors", MAX_TENSOR_BYTES)
-        return restore(body["values"], load_file(folder / f"{index}.safetensors")), seconds
+        tensors = load(read_regular(folder / f"{index}.safetensors", MAX_TENSOR_BYTES))
+        return restore(body["values"], tensors), seconds
     except (OSError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise ValueError(f"the result cannot be read: {type(error).__name__}: {error}") from error
 
@@ -65,19 +66,24 @@ def read_answer(folder: Path, index: int) -> tuple[Values | ProbeError, float]:
 def read_json(file: Path) -> Any:
     """Read a JSON file that a candidate's process wrote. Raises ``ValueError`` if it is no plain small JSON file."""
     try:
-        require_regular(file, MAX_JSON_BYTES)
-        return json.loads(file.read_text())
+        return json.loads(read_regular(file, MAX_JSON_BYTES))
     except (OSError, RecursionError) as error:
         raise ValueError(f"{file.name} cannot be read: {error}") from error
 
 
-def require_regular(file: Path, max_bytes: int) -> None:
-    """Raise ``ValueError`` for a link, a pipe, a device or a large file: a candidate may have put one there."""
-    status = file.lstat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{file.name} is no regular file")
-    if status.st_size > max_bytes:
+def read_regular(file: Path, max_bytes: int) -> bytes:
+    """Read a file. Raises ``ValueError`` for a pipe, a device or a large file, and ``OSError`` for a link.
+
+    A candidate may have put one there, and may exchange it at any moment: so the file is opened once, without waiting
+    for somebody to write to it, and looked at through what was opened.
+    """
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise ValueError(f"{file.name} is no regular file")
+        data = stream.read(max_bytes + 1)
+    if len(data) > max_bytes:
         raise ValueError(f"{file.name} is larger than {max_bytes >> 20} MiB")
+    return data
 
 
 def restore(value: Any, tensors: dict[str, Tensor]) -> Any:

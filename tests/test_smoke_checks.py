@@ -25,7 +25,7 @@ from smoke.check import (
 from smoke.compare import bitwise, close, differences
 from smoke.manifest import load_manifest
 from smoke.report import explain, line
-from smoke.transport import read_answer, write_answer
+from smoke.transport import MAX_JSON_BYTES, read_answer, write_answer
 
 ONES = torch.ones(2, 3)
 
@@ -200,7 +200,12 @@ def test_files_that_are_no_answers_are_refused(tmp_path):
     os.mkfifo(tmp_path / "4.json")
     (tmp_path / "5.json").write_text(good)  # and no tensors
     (tmp_path / "6.json").write_bytes(b"\xff\xfe")
-    for index in range(8):
+    (tmp_path / "7.json").write_text(good)
+    os.mkfifo(tmp_path / "7.safetensors")  # opening it must not wait for a writer
+    (tmp_path / "8.json").mkdir()
+    with (tmp_path / "9.json").open("wb") as stream:
+        stream.truncate(MAX_JSON_BYTES + 1)
+    for index in range(11):
         with pytest.raises(ValueError, match=r"."):
             read_answer(tmp_path, index)
     assert not trap.exists()

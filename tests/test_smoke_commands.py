@@ -56,6 +56,7 @@ def test_a_lesson_from_start_to_diff(smoke, tmp_path):
     assert code == 0
     assert "L2 PASS  Packed varlen attention: 13 checks" in words
     assert "13/13" in smoke("status")[1]
+    assert "next: L1.A" in smoke("status")[1]
     assert smoke("diff", "L2") == (0, "".join(f"{f}: no difference\n" for f in load_manifest().lesson("L2").files))
 
     (work / "attention/pool.py").write_text((work / "attention/pool.py").read_text() + "\n")
@@ -67,6 +68,7 @@ def test_a_lesson_from_start_to_diff(smoke, tmp_path):
     for file in LESSON_2.files:
         (work / file).write_text((work / file).read_text() + "\n")
     assert " 0/13" in smoke("status")[1]
+    assert "next: L2.A" in smoke("status")[1], "a lesson that was begun comes before one that was not"
     assert smoke("reset", "L2", "--yes")[0] == 0
     assert "NotImplementedError" in (work / "attention/pool.py").read_text()
     assert "index_copy_" in (work / "attention/pool.py.bak").read_text()

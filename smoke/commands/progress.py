@@ -9,7 +9,7 @@ import typer
 
 from smoke.check import checks_of
 from smoke.commands.run import EngineOption
-from smoke.manifest import Task, load_manifest, refuse_unknown, require
+from smoke.manifest import Lesson, Task, load_manifest, refuse_unknown, require
 from smoke.work import Work
 
 HINTS = Path(__file__).resolve().parent.parent / "hints"
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def status_command(engine: EngineOption = Path("work")) -> None:
     """Show how far each lesson is. What was changed since its last run counts as not passed."""
     work = Work(engine)
-    following = ""
+    unfinished: list[tuple[Lesson, Task]] = []
     for lesson in load_manifest().written:
         checks = checks_of([lesson])
         passed = work.passed(lesson)
@@ -36,10 +36,13 @@ def status_command(engine: EngineOption = Path("work")) -> None:
         note = "" if work.has(lesson) else f"  python -m smoke start {lesson.id}"
         typer.echo(f"{lesson.id}  {bar} {len(passed):>3}/{len(checks):<3} {lesson.title}{note}")
         open_tasks = [task for task in lesson.tasks if any(c.task_id == task.id and c.id not in passed for c in checks)]
-        if open_tasks and not following:
-            following = f"next: {open_tasks[0].id} {open_tasks[0].title}, {lesson.text_file} §5"
+        unfinished += [(lesson, task) for task in open_tasks[:1]]
     taken = sum(work.load().get("hints", {}).values())
-    typer.echo(following or "everything that is written passes")
+    unfinished.sort(key=lambda pair: not work.has(pair[0]))  # lessons that were begun come first
+    for lesson, task in unfinished[:1]:
+        typer.echo(f"next: {task.id} {task.title}, {lesson.text_file} §5")
+    if not unfinished:
+        typer.echo("everything that is written passes")
     if taken:
         typer.echo(f"hints taken: {taken}")
 

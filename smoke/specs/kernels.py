@@ -61,15 +61,18 @@ def near(case: str, exact: Tensor, got: Plain, dtype: str, ulps: float = 0.0, re
     bound = ulps * spacing(exact, kind) + relative * exact.abs().amax(-1, keepdim=True)
     bound += torch.finfo(torch.float32).smallest_normal * 4
     gap = (got.double() - rounded).abs()
-    wrong = ~(gap <= bound)
+    worst = float((gap / exact.abs().amax(-1, keepdim=True).clamp(min=1e-30)).nan_to_num(torch.inf).max())
+    return first_wrong(case, rounded, got, gap <= bound, f"by up to {worst:.3g} of their row's largest")
+
+
+def first_wrong(case: str, exact: Tensor, got: Tensor, is_near: Tensor, how_far: str) -> list[Failure]:
+    """Name the first number that is not near, and how many there are. All of one shape; a NaN is near to nothing."""
+    wrong = ~is_near
     if not bool(wrong.any()):
         return []
     index = tuple(wrong.nonzero()[0].tolist())
-    worst = float((gap / exact.abs().amax(-1, keepdim=True).clamp(min=1e-30)).nan_to_num(torch.inf).max())
-    note = (
-        f"{int(wrong.sum())} of {wrong.numel()} numbers are too far away, by up to {worst:.3g} of their row's largest"
-    )
-    return [Failure(case, place_of(index), number(rounded[index]), number(got[index]), note)]
+    note = f"{int(wrong.sum())} of {wrong.numel()} numbers are too far away, {how_far}"
+    return [Failure(case, place_of(index), number(exact[index]), number(got[index]), note)]
 
 
 # Row by row -----------------------------------------------------------------------------------------------------------
