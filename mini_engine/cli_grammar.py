@@ -99,7 +99,7 @@ def stream_valid(
     steps: list[SampledStep] = []
     given = 0
     for delta in engine.deltas_of(name):
-        if delta.token_id is None and delta.error is not None:
+        if delta.error is not None:
             raise ValueError(delta.error)
         if delta.token_id is not None:
             logits = torch.empty(0) if delta.logits is None else delta.logits

@@ -27,7 +27,7 @@ from mini_engine.detokenizer import Detokenizer
 from mini_engine.grammar.base import GrammarObject, TokenRefusedError
 from mini_engine.grammar.queue import Gather
 from mini_engine.grammar.service import GrammarService
-from mini_engine.outputs import Delta, Laps, RequestOutput, StepOutput
+from mini_engine.outputs import Delta, Laps, RequestOutput, StepOutput, best, without_logits
 from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.batch import SamplingBatch
 from mini_engine.sampler.driver import SamplingDriver, sample_params
@@ -155,7 +155,9 @@ class Engine:
             for request in (c.request for c in batch.chunks if c.request.times.started is None):
                 request.times.started = laps.began
             hidden, inputs = self.forward(batch)
+            self.report_forced(batch, hidden, inputs)
             self.sample(batch, hidden, inputs.logit_rows, laps)
+            self.jump_forward()
         return self.finish_step(batch, laps)
 
     @property
@@ -181,8 +183,6 @@ class Engine:
         hidden = self.driver.hidden_states(inputs, self.pool)
         for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
             self.report_prompt(chunk, hidden[slice(*query_range)])
-            if chunk.request.params.logprobs is not None:
-                self.report_forced(chunk, hidden[slice(*query_range)])
         return hidden, inputs
 
     def copy_prefix(self, chunk: ScheduledChunk, source: Request) -> None:
@@ -200,13 +200,12 @@ class Engine:
         ``hidden`` [T, H]; ``last_rows`` [N]: the last row of every chunk.
         """
         try:
-            requests = self.rows.follow([chunk.request for chunk in batch.chunks if chunk.samples])
+            requests = self.follow([chunk.request for chunk in batch.chunks if chunk.samples])
             place = {chunk.request.request_id: row for row, chunk in enumerate(batch.chunks)}
             # Before the head: only the rows that sample.
             rows = last_rows[[place[request.request_id] for request in requests]]
             logits = self.driver.logits(hidden, rows)  # [N, V]
             laps.mark("forward")
-            self.rows.batch.final_mask = self.grammars.mask([self.entries[r.request_id].grammar for r in requests])
             output = self.driver.sampler(logits, self.rows.batch)
             laps.mark("sample")
             self.rows.cumulate([None if row in output.errors else token for row, token in enumerate(output.token_ids)])
@@ -227,8 +226,13 @@ class Engine:
                     request,
                     Delta(request.request_id, tokens[request.request_id], "", output.logprobs[row], None, logits[row]),
                 )
-                self.jump_forward(request)
         laps.mark("update")
+
+    def follow(self, requests: Sequence[Request]) -> list[Request]:
+        """Make the sampler's rows those of ``requests``, masked by their grammars -> them, in their order. Mutates."""
+        rows = self.rows.follow(requests)
+        self.rows.batch.final_mask = self.grammars.mask([self.entries[request.request_id].grammar for request in rows])
+        return rows
 
     def end_guilty(self, batch: ScheduledBatch, hidden: Tensor, last_rows: Tensor, error: BaseException) -> None:
         """End the requests whose processors or grammars made a step raise; the rest is computed again. Mutates.
@@ -304,28 +308,33 @@ class Engine:
             table = token_logprobs(logits.float().log_softmax(-1), ids, [wanted] * len(tokens))
         output.prompt_logprobs = [*known, *table]
 
-    def report_forced(self, chunk: ScheduledChunk, hidden: Tensor) -> None:
-        """Add the log-probabilities of tokens that a grammar forced, whose rows are computed now. Mutates.
+    def report_forced(self, batch: ScheduledBatch, hidden: Tensor, inputs: BatchInputs) -> None:
+        """Add the log-probabilities of tokens that grammars forced, whose rows are computed now. Mutates.
 
-        ``hidden`` [n, H]. They were appended to the output without any logits; the row before each has them.
+        ``hidden`` [T, H]. They were appended to the output without any logits; the row before each has them.
         """
-        request, output = chunk.request, self.entries[chunk.request.request_id].output
-        first, end = request.num_prompt_tokens + len(output.logprobs), chunk.start + chunk.num_tokens
-        tokens = request.tokens(first, end + 1)  # the chunk's last row predicts the token after it
-        if not tokens or first <= chunk.start:
-            return
-        logits = self.driver.logits(hidden[first - 1 - chunk.start :], None)[: len(tokens)]
-        table = logits.float().log_softmax(-1)
-        ids, counts = torch.tensor(tokens, device=table.device), [request.params.logprobs or 0] * len(tokens)
-        output.logprobs += token_logprobs(table, ids, counts)
+        for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
+            request, output = chunk.request, self.entries[chunk.request.request_id].output
+            first, end = request.num_prompt_tokens + len(output.logprobs), chunk.start + chunk.num_tokens
+            # The last row predicts the token after it.
+            tokens = [] if request.params.logprobs is None else request.tokens(first, end + 1)
+            if tokens and first > chunk.start:
+                rows = hidden[slice(*query_range)][first - 1 - chunk.start :]
+                table = self.driver.logits(rows, None)[: len(tokens)].float().log_softmax(-1)
+                ids, counts = torch.tensor(tokens, device=table.device), [request.params.logprobs or 0] * len(tokens)
+                output.logprobs += token_logprobs(table, ids, counts)
 
-    def jump_forward(self, request: Request) -> None:
-        """Append what a request's grammar forces after its newest token, up to what ends the request. Mutates."""
-        entry, forced = self.entries[request.request_id], 0
-        if entry.grammar is None or entry.output.finish_reason is not None:
-            return
+    def jump_forward(self) -> None:
+        """Append what grammars force after the tokens of this step. Mutates."""
+        for entry in [self.entries[delta.request_id] for delta in self.deltas if delta.finish_reason is None]:
+            if entry.grammar is not None:
+                self.append_forced(entry, entry.grammar)
+
+    def append_forced(self, entry: Entry, grammar: GrammarObject) -> None:
+        """Append what one grammar forces after the newest token, up to what ends the request. Mutates."""
+        request, forced = entry.request, 0
         try:
-            tokens = self.grammars.forced_tokens(entry.grammar, request.output_ids, request.params)
+            tokens = self.grammars.forced_tokens(grammar, request.output_ids, request.params)
         except Exception as error:
             self.end(entry, "error", f"its grammar raised {error!r}")
             return
@@ -336,12 +345,15 @@ class Engine:
             if entry.output.finish_reason is not None:
                 break
         if forced:
-            entry.grammar.stats.num_forced_tokens += forced
+            grammar.stats.num_forced_tokens += forced
             self.forced[request.request_id] = forced
             self.rows.forget(request)  # it is built again from its history, with what was appended
 
     def take_token(self, request: Request, delta: Delta) -> None:
-        """Give a new token to its request: time, text, and whether it was the last. Mutates."""
+        """Give a new token to its request: time, text, and whether it was the last. Mutates.
+
+        ``finish_reason`` knows whether. A token that it refuses ends the request with "error", and has no text.
+        """
         entry = self.entries[request.request_id]
         assert delta.token_id is not None, "a delta without a token is made by end()"
         request.times.tokens.append(self.clock())
@@ -350,9 +362,8 @@ class Engine:
             entry.output.logprobs.append(delta.logprobs)
         try:
             reason, text = self.finish_reason(entry, delta.token_id), ""
-        except Exception as error:  # a backend whose mask and acceptance differ; another one is anybody's code
-            refused = isinstance(error, TokenRefusedError)
-            self.end(entry, "error", str(error) if refused else f"its grammar raised {error!r}", last=delta)
+        except TokenRefusedError as error:
+            self.end(entry, "error", str(error), last=delta)
             return
         if reason == "stop":
             request.matched = delta.token_id  # a stop token is in the ids and not in the text
@@ -370,12 +381,10 @@ class Engine:
         """Take a token into the request's grammar, and only then ask whether it was the last. Mutates.
 
         In this order a grammar that has ended ends the request in the same step, also with ``ignore_eos``: nothing can
-        follow it unmasked.
+        follow it unmasked. Raises ``TokenRefusedError``.
         """
-        if entry.grammar is not None:
-            entry.grammar.accept_token(token_id)
-            if entry.grammar.is_terminated():
-                return "stop"
+        if entry.grammar is not None and self.grammars.accept(entry.grammar, token_id):
+            return "stop"
         return self.driver.finish_reason(entry.request)
 
     def report(self, entry: Entry, delta: Delta) -> None:
@@ -385,13 +394,12 @@ class Engine:
             entry.unread.append(delta)
 
     def end(self, entry: Entry, reason: FinishReason, error: str | None = None, last: Delta | None = None) -> None:
-        """End a request: free its pages, give out the rest of its text with its ``last`` token. Mutates."""
+        """End a request: let it ``leave``, give out the rest of its text with its ``last`` token. Mutates.
+
+        When the reason is final, ``report_grammar`` reports what L7 has to say.
+        """
         request, output = entry.request, entry.output
-        if request.params.grammar is not None and entry.grammar is None:  # the scheduler never knew it
-            self.grammars.drop(request.request_id)
-            request.state, request.finish_reason = RequestState.FINISHED, reason
-        else:
-            self.scheduler.finish(request, reason)
+        self.leave(entry, reason)
         request.error, request.times.finished = error, self.clock()
         rest = entry.detokenizer.flush() if entry.detokenizer else ""
         output.text += rest
@@ -399,14 +407,26 @@ class Engine:
             request.finish_reason, request.matched = "stop", entry.detokenizer.matched
         output.finish_reason, output.matched, output.error = request.finish_reason, request.matched, error
         output.num_preemptions = request.num_preemptions
+        self.report_grammar(entry)
+        last = last or Delta(request.request_id, None, "")
+        self.report(entry, replace(last, text=last.text + rest, finish_reason=request.finish_reason, error=error))
+
+    def leave(self, entry: Entry, reason: FinishReason) -> None:
+        """Finish a request where it waits or runs, and free its pages. Mutates."""
+        if entry.request.params.grammar is not None and entry.grammar is None:  # the scheduler never knew it
+            self.grammars.drop(entry.request.request_id)
+            entry.request.state, entry.request.finish_reason = RequestState.FINISHED, reason
+        else:
+            self.scheduler.finish(entry.request, reason)
+
+    def report_grammar(self, entry: Entry) -> None:
+        """Report what a request's grammar says of its answer, once it is known what ended it. Mutates."""
         if entry.grammar is not None:
             entry.grammar.finished = True
             # A stop string, or a stop token that does not end the grammar, leaves less text than the grammar has seen.
-            is_cut = request.matched is not None and not entry.grammar.is_terminated()
-            output.grammar_stats = entry.grammar.stats
-            output.is_grammar_complete = entry.grammar.is_complete() and not is_cut
-        last = last or Delta(request.request_id, None, "", error=error)
-        self.report(entry, replace(last, text=last.text + rest, finish_reason=request.finish_reason))
+            is_cut = entry.request.matched is not None and not entry.grammar.is_terminated()
+            entry.output.grammar_stats = entry.grammar.stats
+            entry.output.is_grammar_complete = entry.grammar.is_complete() and not is_cut
 
     def close(self) -> None:
         """Abort what has not ended and give up grammars that nobody has begun to compile. Mutates."""
@@ -510,11 +530,6 @@ class Engine:
             self.entries.pop(request_id, None)
 
 
-def without_logits(delta: Delta) -> Delta:
-    """Return ``delta`` as the log keeps it; ``replace`` would do the same and take five times as long."""
-    return Delta(delta.request_id, delta.token_id, delta.text, delta.logprobs, delta.finish_reason, error=delta.error)
-
-
 def make_prefix_cache(config: EngineConfig) -> PrefixCache:
     """Return the prefix cache that ``config`` asks for, by default the one that never has anything."""
     return NullPrefixCache() if config.prefix_cache is None else RadixCache(config.page_size, config.eviction)
@@ -524,9 +539,3 @@ def packed(chunk: ScheduledChunk) -> SequenceChunk:
     """Return a scheduled chunk in the form of ``pack_batch``."""
     request = chunk.request
     return SequenceChunk(request.tokens(chunk.start, chunk.start + chunk.num_tokens), chunk.start, request.pages)
-
-
-def best(samples: list[RequestOutput], n: int) -> list[RequestOutput]:
-    """Return the ``n`` likeliest of ``samples``, in their order; failed ones come last."""
-    likeliest = sorted(samples, key=lambda s: (s.error is not None, -s.cumulative_logprob))[:n]
-    return [sample for sample in samples if sample in likeliest]

@@ -319,3 +319,99 @@ REGISTRY.add(
     bitwise(breaks_spec),
     needs=BY_HAND,
 )
+
+
+# L5.I: grammars -----------------------------------------------------------------------------------------------------
+
+WORD = text.in_bytes("fox")
+# What the grammar allows, the ids that come, and wishes.
+GUIDED: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
+    "it ends the answer": ([*WORD, EOS[0]], [*WORD, EOS[0]], {"ignore_eos": True}),
+    "it goes on at the limit": ([*WORD, *WORD], WORD, {"max_new_tokens": len(WORD)}),
+    "it refuses a token": (WORD, [*WORD[:1], WORD[0] + 1], {}),
+    "it breaks": ([WORD[0], -1], WORD, {}),
+    "a stop string cuts the answer": ([*WORD, EOS[0]], WORD, {"stop": ["x"]}),
+}
+
+
+def one_text(allowed: list[int]) -> Any:
+    """Return a grammar of one text: its tokens, and then it has ended. It is complete all the time."""
+    from mini_engine.grammar.base import GrammarStats, TokenRefusedError
+
+    class OneText:
+        def __init__(self) -> None:
+            self.finished, self.stats, self.left = False, GrammarStats(), list(allowed)
+
+        def accept_token(self, token_id: int) -> None:
+            wanted = self.left.pop(0)
+            if wanted < 0:
+                raise KeyError("broken")
+            if token_id != wanted:
+                raise TokenRefusedError(f"the grammar wants {wanted}")
+
+        def is_terminated(self) -> bool:
+            return not self.left
+
+        def is_complete(self) -> bool:
+            return True
+
+    return OneText()
+
+
+def grammars_probe(seed: int) -> Values:
+    """Give requests with grammars their tokens, and abort one whose grammar is not there yet."""
+    engine = build_engine(embedded_case(), eos=EOS, with_text=True, num_pages=8, grammar_backend="fsm")
+    values: Values = {}
+    for case, (allowed, ids, wishes) in GUIDED.items():
+        name = start(engine, [5, 6, 7], {"max_new_tokens": 20, **wishes})
+        grammar = engine.entries[name].grammar = one_text(allowed)
+        for token in ids:
+            if not is_over(engine, name):
+                give(engine, name, token)
+        complete = engine.entries[name].output.is_grammar_complete
+        values[case] = {
+            "last delta": taken_deltas(engine)[-1], "complete": complete, "over": grammar.finished,
+            "pages not free": pages_left(engine), **outcome(engine, name),
+        }  # fmt: skip
+    name = str(engine.add_request([5], make_params({"max_new_tokens": 5, "regex": "a+"})))
+    engine.abort(name)
+    values["aborted before it was there"] = {
+        "waits": engine.grammars.is_waiting, "deltas": taken_deltas(engine), **outcome(engine, name)
+    }  # fmt: skip
+    engine.close()
+    return values
+
+
+def grammars_spec(seed: int) -> Values:
+    """Tell each case: ids, text, id and text of the last delta, reason, error, what matched, whether it is whole."""
+    cases: dict[str, tuple[list[int], str, str, str, str | None, Any, bool]] = {
+        "it ends the answer": ([*WORD, EOS[0]], "fox", "", "stop", None, EOS[0], True),
+        "it goes on at the limit": (WORD, "fox", "x", "length", None, None, True),
+        "it refuses a token": (
+            [WORD[0], WORD[0] + 1], "f", "", "error", f"the grammar wants {WORD[1]}", None, True
+        ),
+        "it breaks": (WORD[:2], "f", "", "error", "its grammar raised KeyError('broken')", None, True),
+        "a stop string cuts the answer": (WORD, "fo", "", "stop", None, "x", False),
+    }  # fmt: skip
+    values: Values = {}
+    for case, (ids, told, last, reason, error, matched, complete) in cases.items():
+        values[case] = {
+            "last delta": {"id": ids[-1], "text": last, "finish_reason": reason, "error": error},
+            "complete": complete, "over": True, "pages not free": 0,
+            "ids": ids, "text": told, "matched": matched, "finish_reason": reason, "error": error,
+        }  # fmt: skip
+    values["aborted before it was there"] = {
+        "waits": False, "deltas": [{"id": None, "text": "", "finish_reason": "abort", "error": None}],
+        "ids": [], "text": "", "matched": None, "finish_reason": "abort", "error": None,
+    }  # fmt: skip
+    return values
+
+
+REGISTRY.add(
+    "L5.I.grammars",
+    "finish_reason is asked about every token, and one that it refuses ends its request; leave is told of every end, "
+    "and report_grammar when the reason is final.",
+    grammars_probe,
+    bitwise(grammars_spec),
+    needs=BY_HAND,
+)

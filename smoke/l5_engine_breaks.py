@@ -5,6 +5,7 @@ Owns: logits processors that say a script or break, models with a spoilt token, 
 """
 
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from smoke import l3, l4_state_driver
-from smoke.cases import embedded_case, random_case
+from smoke.cases import embedded_case, embedded_eos_ids, random_case
 from smoke.check import Failure, Registry, Values
 from smoke.compare import bitwise, differences
-from smoke.l5_engine import PLANS, Plan, alone, build_engine, drive, like_alone
+from smoke.l4_state_driver import make_params
+from smoke.l5_engine import MOST_STEPS, PLANS, Plan, alone, build_engine, drive, like_alone
 from smoke.specs import text
 
 REGISTRY = Registry()
@@ -325,4 +327,74 @@ REGISTRY.add(
     interrupted_probe,
     interrupted_verdict,
     seconds=30.0,
+)
+
+
+# Grammars -----------------------------------------------------------------------------------------------------------
+
+ANSWERS = ("yes|no", "[a-f]{3} [0-9]{2}", '\\{"name": "(Mila|Tom)", "age": [0-9]\\}')
+GUIDED_LOADS: dict[str, dict[str, Any]] = {
+    "one at a time": {},
+    "eight at a time": {"max_running_requests": 8, "max_tokens_per_step": 9},
+    "eight at a time, with jumps": {"max_running_requests": 8, "max_tokens_per_step": 9, "jump_forward": True},
+}
+
+
+def guided_plans() -> list[Plan]:
+    """Return requests with a grammar, and one of each two without."""
+    plans = []
+    for index in range(2 * len(ANSWERS)):
+        grammar = {} if index % 2 else {"regex": ANSWERS[index // 2]}
+        plans.append(Plan(3 + index, {"max_new_tokens": 40, "logprobs": 0, **grammar}, index))
+    return plans
+
+
+def guided_probe(seed: int) -> Values:
+    """Serve them, and once more only those without a grammar."""
+    case, plans = embedded_case(), guided_plans()
+    eos = sorted(embedded_eos_ids())
+    free = [replace(plan, wishes={**plan.wishes, "regex": None}) for plan in plans]
+    values: Values = {}
+    for load, options in GUIDED_LOADS.items():
+        runs = []
+        for each in (plans, free):
+            engine = build_engine(case, eos=eos, with_text=True, batch_invariant=True, grammar_backend="fsm", **options)
+            names = [
+                engine.add_request(plan.prompt(case, seed, index), make_params(plan.wishes))
+                for index, plan in enumerate(each)
+            ]
+            for _ in range(MOST_STEPS):
+                if not engine.has_work:
+                    break
+                engine.step()
+            runs.append([engine.take_output(name) for name in names])
+            engine.close()
+        values[load] = {
+            "in the language": [
+                bool(re.fullmatch(pattern, output.text)) for pattern, output in zip(ANSWERS, runs[0][::2], strict=True)
+            ],
+            "ends": [[o.finish_reason, o.is_grammar_complete, o.error] for o in runs[0][::2]],
+            "a report for each token": [len(o.logprobs) == len(o.token_ids) for o in runs[0]],
+            "the others answer as without": [
+                own.token_ids == other.token_ids for own, other in zip(runs[0][1::2], runs[1][1::2], strict=True)
+            ],
+        }
+    return values
+
+
+def guided_spec(seed: int) -> Values:
+    """Expect a whole answer of each grammar, and neighbours that notice nothing."""
+    each = {
+        "in the language": [True] * 3, "ends": [["stop", True, None]] * 3,
+        "a report for each token": [True] * 6, "the others answer as without": [True] * 3,
+    }  # fmt: skip
+    return dict.fromkeys(GUIDED_LOADS, each)
+
+
+REGISTRY.add(
+    "L5.J.grammars",
+    "A request with a grammar gets an answer of its language, with forced tokens and without, and its neighbours get "
+    "what they get beside others.",
+    guided_probe,
+    bitwise(guided_spec),
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mini_engine.config import EngineConfig
 from mini_engine.grammar.backends import backend_name, make_backend
-from mini_engine.grammar.base import GrammarObject, GrammarOptions
+from mini_engine.grammar.base import GrammarObject, GrammarOptions, TokenRefusedError
 from mini_engine.grammar.jump import JumpForward
 from mini_engine.grammar.queue import Gather, GrammarQueue
 from mini_engine.grammar.reasoner import ReasonerGrammar
@@ -130,6 +130,16 @@ class GrammarService:
     def mask(self, grammars: Sequence[GrammarObject | None]) -> Callable[[Tensor], None] | None:
         """Return what masks the rows of a step, ``None`` if there is nothing to mask."""
         return make_mask(grammars, self.stop_ids) if any(grammar is not None for grammar in grammars) else None
+
+    def accept(self, grammar: GrammarObject, token_id: int) -> bool:
+        """Take a token into ``grammar`` and return whether it was the last. Raises ``TokenRefusedError``. Mutates."""
+        try:
+            grammar.accept_token(token_id)
+        except TokenRefusedError:  # a backend whose mask and acceptance differ
+            raise
+        except Exception as error:  # another one is anybody's code
+            raise TokenRefusedError(f"its grammar raised {error!r}") from error
+        return grammar.is_terminated()
 
     def forced_tokens(self, grammar: GrammarObject, output_ids: Sequence[int], params: SamplingParams) -> list[int]:
         """Return the tokens that must follow, if ``jump_forward`` is on and the request does without logits for them.
