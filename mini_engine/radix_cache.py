@@ -299,7 +299,10 @@ class RadixCache:
 
     def check(self) -> None:
         """Assert that the tree is one and that every counter equals a recount."""
-        nodes = [node for _, node in self.descend()]
+        nodes = [child for root in self.roots.values() for child in root.children.values()]
+        for node in nodes:  # grows on the way
+            nodes += node.children.values()
+            assert len(nodes) <= len(self.nodes), "a node hangs at two places, or is not counted"
         pages = [page for node in nodes for page in node.pages]
         assert len(pages) == len(set(pages)) == self.num_pages, f"{self.num_pages} pages counted, {pages} held"
         assert sum(len(n.pages) for n in nodes if n.lock_count == 0) == self.num_evictable, "evictable pages miscounted"

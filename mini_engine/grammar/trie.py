@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mini_engine.grammar.automaton import DEAD, Table
 
 Ids = NDArray[np.int64]
-FULL_ABOVE = 0.5  # share of live nodes above which it is faster to follow all than to pick them out
+FULL_ABOVE = 0.25  # share of live nodes above which it is faster to follow all than to pick them out
 
 
 @dataclass(frozen=True)
