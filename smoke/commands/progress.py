@@ -52,7 +52,7 @@ def hint_command(
     level: Annotated[int | None, typer.Option(min=1, max=LEVELS, help="Show the hints up to this one.")] = None,
     engine: EngineOption = Path("work"),
 ) -> None:
-    """Show the next hint of a task: first a question, then an invariant, then a step in pseudocode."""
+    """Show the next hint of a task: first a question, then an invariant, then the whole task in pseudocode."""
     chosen, work = load_manifest().task(task), Work(engine)
     hints = load_hints(chosen.lesson_id)[chosen.id]
     shown = level or min(work.hint_level(chosen) + 1, LEVELS)
