@@ -11,7 +11,7 @@ operations of the model outside attention have that fault, the matrix product an
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -52,6 +52,10 @@ class OneDnnProjections(TorchProjections):
     reference to ``weight``. Packed and plain weights give the same bits. The operators are the ones that torch's own
     compiler emits for CPUs (``torch._inductor``); they are private, so ``onednn_fault`` tries them first, and a build
     without them falls back to ``F.linear`` with a warning.
+
+    In float32 the library compiles code for every number of rows that it meets, in a millisecond or two, and keeps it:
+    half a megabyte for a small matrix, six for a large one. A server's steps have any number of rows, so they are
+    padded to a few usual ones.
     """
 
     def __init__(self, pack: bool) -> None:
@@ -65,7 +69,8 @@ class OneDnnProjections(TorchProjections):
             warnings.warn(f"oneDNN is not used for {weight.dtype}, F.linear is: {fault}", stacklevel=2)
             return super().linear(weight)
         stored = pack_weight(weight) if self.pack else weight.contiguous()
-        return lambda x: onednn_linear(x, stored)
+        multiply = partial(onednn_linear, weight=stored)
+        return padding_rows(multiply, usual_rows) if weight.dtype == torch.float32 else multiply
 
 
 class PackedProjections(OneDnnProjections):
@@ -88,6 +93,23 @@ class PackedProjections(OneDnnProjections):
         if weight.dtype != torch.float32 or weight.numel() >= self.SMALL_WEIGHT:
             return packed
         return lambda x: F.linear(x, weight) if x.shape[0] <= self.FEW_ROWS else packed(x)
+
+
+def padding_rows(multiply: Linear, wanted: Callable[[int], int]) -> Linear:
+    """Return ``multiply`` for M rows padded with zeros to ``wanted(M)``, without what comes out of those."""
+
+    def padded(x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        missing = wanted(rows) - rows
+        return multiply(F.pad(x, (0, 0, 0, missing)))[:rows] if missing else multiply(x)
+
+    return padded
+
+
+def usual_rows(rows: int) -> int:
+    """Return the least usual number of rows: 1, 2, multiples of 4 up to 64, then 8 numbers for each power of two."""
+    step = max(4, 1 << (rows - 1).bit_length() >> 4)
+    return rows if rows <= 2 else -(-rows // step) * step
 
 
 def pack_weight(weight: Tensor) -> Tensor:
@@ -126,15 +148,8 @@ class InvariantProjections:
     row_multiple: int
 
     def linear(self, weight: Tensor) -> Linear:
-        """Return the inner product over rows padded with zeros to a multiple of ``row_multiple``."""
-        multiply = self.inner.linear(weight)
-
-        def padded(x: Tensor) -> Tensor:
-            rows = x.shape[0]
-            missing = -rows % self.row_multiple
-            return multiply(F.pad(x, (0, 0, 0, missing)))[:rows] if missing else multiply(x)
-
-        return padded
+        """Return the inner product over rows padded to a multiple of ``row_multiple``."""
+        return padding_rows(self.inner.linear(weight), lambda rows: rows + -rows % self.row_multiple)
 
     def silu(self, x: Tensor) -> Tensor:
         """Return SiLU as ``x / (1 + exp(-x))`` in float32.

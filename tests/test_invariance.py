@@ -24,7 +24,14 @@ from mini_engine.attention.pool import KVPool
 from mini_engine.attention.probe import invariance_fault
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
-from mini_engine.linear import InvariantProjections, TorchProjections, make_projections, onednn_fault
+from mini_engine.linear import (
+    InvariantProjections,
+    TorchProjections,
+    make_projections,
+    onednn_fault,
+    onednn_linear,
+    usual_rows,
+)
 from mini_engine.startup import build_model
 
 # (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
@@ -208,6 +215,23 @@ def test_onednn_products_are_the_products(dtype: torch.dtype) -> None:
     assert float((packed.double() - exact).abs().max()) < (2e-5 if dtype == torch.float32 else 0.2)
     if dtype == torch.bfloat16:
         assert torch.equal(packed, TorchProjections().linear(weight)(x))
+
+
+def test_float32_products_have_few_numbers_of_rows_and_no_row_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[int] = set()
+
+    def counted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        asked.add(len(x))
+        return onednn_linear(x, weight)
+
+    monkeypatch.setattr("mini_engine.linear.onednn_linear", counted)
+    weight, x = torch.randn(96, 80), torch.randn(200, 80)
+    multiply = make_projections(EngineConfig(linear="packed")).linear(weight)
+    whole = multiply(x)
+    for rows in range(3, 200):
+        assert torch.equal(multiply(x[:rows]), whole[:rows])
+    assert len(asked) == 29
+    assert all(rows <= usual_rows(rows) <= max(rows + 3, rows * 9 / 8) for rows in range(1, 3000))
 
 
 def test_a_build_without_onednn_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
