@@ -157,7 +157,8 @@ class Engine:
             hidden, inputs = self.forward(batch)
             self.report_forced(batch, hidden, inputs)
             self.sample(batch, hidden, inputs.logit_rows, laps)
-            self.jump_forward()
+            if self.driver.config.jump_forward:
+                self.jump_forward(laps)
         return self.finish_step(batch, laps)
 
     @property
@@ -270,10 +271,7 @@ class Engine:
         deltas, self.deltas, forced, self.forced = self.deltas, [], self.forced, {}
         scheduler = self.scheduler
         output = StepOutput(
-            number=next(self.numbers),
-            began=laps.began,
-            seconds=laps.seconds,
-            deltas=deltas,
+            number=next(self.numbers), began=laps.began, seconds=laps.seconds, deltas=deltas,
             chunks=[(c.request.request_id, c.start, c.num_tokens) for c in batch.chunks],
             copied={c.request.request_id: c.num_copied for c in batch.chunks if c.num_copied},
             preempted=[request.request_id for request in batch.preempted],
@@ -283,7 +281,7 @@ class Engine:
             num_tokens_held=sum(request.num_computed_tokens for request in scheduler.running),
             num_compiling=self.grammars.num_waiting,
             forced=forced,
-        )
+        )  # fmt: skip
         if batch.chunks:
             self.log.append(replace(output, deltas=[without_logits(delta) for delta in deltas]))
         return output
@@ -324,11 +322,12 @@ class Engine:
                 ids, counts = torch.tensor(tokens, device=table.device), [request.params.logprobs or 0] * len(tokens)
                 output.logprobs += token_logprobs(table, ids, counts)
 
-    def jump_forward(self) -> None:
+    def jump_forward(self, laps: Laps) -> None:
         """Append what grammars force after the tokens of this step. Mutates."""
         for entry in [self.entries[delta.request_id] for delta in self.deltas if delta.finish_reason is None]:
             if entry.grammar is not None:
                 self.append_forced(entry, entry.grammar)
+        laps.mark("update")  # a part of it, like the tokens before
 
     def append_forced(self, entry: Entry, grammar: GrammarObject) -> None:
         """Append what one grammar forces after the newest token, up to what ends the request. Mutates."""

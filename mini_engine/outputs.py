@@ -64,9 +64,9 @@ class Laps:
         self.last = self.began
 
     def mark(self, name: str) -> None:
-        """End the lap ``name`` here. Mutates."""
+        """End the lap ``name`` here, or one more part of it. Mutates."""
         now = self.clock()
-        self.seconds[name], self.last = now - self.last, now
+        self.seconds[name], self.last = self.seconds.get(name, 0.0) + now - self.last, now
 
 
 @dataclass

@@ -27,7 +27,7 @@ from mini_engine.detokenizer import Detokenizer
 from mini_engine.driver import GreedyDriver
 from mini_engine.engine import Engine
 from mini_engine.model import Qwen3
-from mini_engine.outputs import Delta, RequestOutput
+from mini_engine.outputs import Delta, Laps, RequestOutput
 from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
 from mini_engine.sampler.driver import SampledStep, SamplingDriver
 from mini_engine.sampler.head import LogitsHead
@@ -978,3 +978,10 @@ def test_serving_turns_on_what_a_server_wants_and_takes_changes() -> None:
     assert EngineConfig.serving(device="cuda").linear == "torch"
     assert EngineConfig.serving(batch_invariant=True).attention == "torch"
     assert EngineConfig.serving(max_running_requests=2, linear="torch").max_running_requests == 2
+
+
+def test_a_lap_in_two_parts_is_their_sum() -> None:
+    laps = Laps(iter([10.0, 13.0, 14.0, 20.0]).__next__)
+    for name in ("update", "sample", "update"):
+        laps.mark(name)
+    assert laps.seconds == {"update": 3.0 + 6.0, "sample": 1.0}

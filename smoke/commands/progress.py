@@ -38,10 +38,10 @@ def status_command(engine: EngineOption = Path("work")) -> None:
         open_tasks = [task for task in lesson.tasks if any(c.task_id == task.id and c.id not in passed for c in checks)]
         unfinished += [(lesson, task) for task in open_tasks[:1]]
     taken = sum(work.load().get("hints", {}).values())
-    unfinished.sort(key=lambda pair: not work.has(pair[0]))  # lessons that were begun come first
-    for lesson, task in unfinished[:1]:
+    if unfinished:
+        lesson, task = min(unfinished, key=lambda pair: not work.has(pair[0]))  # one that was begun comes first
         typer.echo(f"next: {task.id} {task.title}, {lesson.text_file} §5")
-    if not unfinished:
+    else:
         typer.echo("everything that is written passes")
     if taken:
         typer.echo(f"hints taken: {taken}")
