@@ -74,14 +74,14 @@ class OneDnnProjections(TorchProjections):
 
 
 class PackedProjections(OneDnnProjections):
-    """The fastest product for each size: packed oneDNN, and ``F.linear`` for a few rows of a small float32 matrix.
+    """The fastest product for each size: packed oneDNN, and ``F.linear`` for a small float32 matrix and few rows.
 
-    A call of the operator costs about 10 microseconds, more than such a product takes in the default BLAS. A small
-    matrix therefore keeps both copies and the number of rows decides.
+    A call of the operator costs 15 to 40 microseconds before it multiplies, many times what the default BLAS takes. A
+    small matrix therefore keeps both copies, and the number of multiplications decides.
     """
 
-    SMALL_WEIGHT = 1 << 20  # elements; a 1024 x 1024 matrix in float32 no longer gains from F.linear
-    FEW_ROWS = 2
+    SMALL_WEIGHT = 1 << 17  # elements; a 512 x 512 matrix no longer gains from F.linear
+    FEW_PRODUCTS = 1 << 23  # rows times elements
 
     def __init__(self) -> None:
         """Pack every weight."""
@@ -90,9 +90,10 @@ class PackedProjections(OneDnnProjections):
     def linear(self, weight: Tensor) -> Linear:
         """Return the product with ``weight`` that chooses by the number of rows, or the packed one if it is large."""
         packed = super().linear(weight)
-        if weight.dtype != torch.float32 or weight.numel() >= self.SMALL_WEIGHT:
+        if weight.dtype != torch.float32 or weight.numel() > self.SMALL_WEIGHT:
             return packed
-        return lambda x: F.linear(x, weight) if x.shape[0] <= self.FEW_ROWS else packed(x)
+        most_rows = self.FEW_PRODUCTS // weight.numel()
+        return lambda x: F.linear(x, weight) if x.shape[0] <= most_rows else packed(x)
 
 
 def padding_rows(multiply: Linear, wanted: Callable[[int], int]) -> Linear:

@@ -67,7 +67,7 @@ def find_cascade(metadata: AttentionMetadata, pool: KVPool) -> Cascade | None:
     if not members or longest * len(members) > sum(kv_lens[i] for i in members):
         return None
     padded = [[*slots, *[pool.zero_slot] * (longest - len(slots))] for slots in own]
-    mask = length_mask(torch.tensor([len(slots) for slots in own]), pool.keys[0].dtype)
+    mask = length_mask([len(slots) for slots in own], pool.keys[0].dtype)
     starts = torch.tensor([metadata.query_ranges[i][0] for i in members])
     return Cascade(members, starts, prefixes, torch.tensor(padded).flatten(), mask)
 

@@ -18,6 +18,7 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
@@ -81,17 +82,15 @@ def make_group(items: Sequence[Item], pool: KVPool, num_attention_heads: int) ->
     pairs = [(number, tile) for tile, count in enumerate(items_per_tile) for number in range(count)]
     if len(pairs) * num_kv_heads == 1:
         pairs *= 2
-    slots, masks = [], []
-    for number, tile in pairs:
-        item = items[number]
-        part = item.slots[tile * TILE : (tile + 1) * TILE]
-        slots.append(F.pad(part, (0, TILE - len(part)), value=pool.zero_slot))
-        masks.append(tile_mask(len(item.slots), item.q_len, tile, num_attention_heads // num_kv_heads, dtype))
+    owner, tile = torch.tensor(pairs).unbind(1)  # [S] each
+    slots = pad_sequence([item.slots for item in items], batch_first=True, padding_value=pool.zero_slot)
+    slots = F.pad(slots, (0, -slots.shape[1] % TILE), value=pool.zero_slot).unflatten(1, (-1, TILE))
+    kv_lens = torch.tensor([len(item.slots) for item in items])
     return Group(
         rows=index([row for item in items for row in range(item.start, item.start + item.q_len)]),
-        slots=torch.cat(slots),
+        slots=slots[owner, tile].flatten(),  # of [G, tiles, TILE]
         owner=index([number for number, _ in pairs]),
-        mask=torch.stack(masks)[:, None],
+        mask=tile_masks(kv_lens[owner], tile, items[0].q_len, num_attention_heads // num_kv_heads, dtype),
         items_per_tile=items_per_tile,
     )
 
@@ -102,12 +101,17 @@ def index(rows: list[int]) -> Tensor | slice:
     return slice(rows[0], rows[0] + len(rows)) if consecutive else torch.tensor(rows)
 
 
-def tile_mask(kv_len: int, q_len: int, tile: int, heads_per_kv: int, dtype: torch.dtype) -> Tensor:
-    """Return the additive causal mask of one tile -> [R, TILE]; query i of head h is row i * heads_per_kv + h."""
-    keys = torch.arange(tile * TILE, (tile + 1) * TILE)  # [TILE] positions
-    queries = torch.arange(kv_len - q_len, kv_len).repeat_interleave(heads_per_kv)  # [q_len * heads_per_kv]
-    mask = torch.zeros(len(queries), TILE, dtype=dtype).masked_fill(keys > queries[:, None], HIDDEN)
-    return F.pad(mask, (0, 0, 0, -len(mask) % ROW_MULTIPLE))  # rows that pad see every key; nobody reads them
+def tile_masks(kv_lens: Tensor, tiles: Tensor, q_len: int, heads_per_kv: int, dtype: torch.dtype) -> Tensor:
+    """Return the additive causal masks of tiles, given the keys of their items -> [S, 1, R, TILE].
+
+    ``kv_lens`` and ``tiles`` [S] int64. Query i of head h is row i * heads_per_kv + h.
+    """
+    keys = tiles[:, None] * TILE + torch.arange(TILE)  # [S, TILE] positions
+    queries = kv_lens[:, None] - q_len + torch.arange(q_len)  # [S, q_len]
+    is_later = keys[:, None] > queries[:, :, None]  # [S, q_len, TILE]
+    mask = is_later.to(dtype).mul_(HIDDEN).repeat_interleave(heads_per_kv, 1)
+    # Rows that pad see every key; nobody reads them.
+    return F.pad(mask, (0, 0, 0, -mask.shape[1] % ROW_MULTIPLE))[:, None]
 
 
 class InvariantAttention:

@@ -4,7 +4,7 @@ Owns: where the keys of one sequence are read, the mask for keys that a row must
 that one call does not serve. Must not know: which sequences those are, and how the others are computed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -58,14 +58,13 @@ class StepCache:
         return keys.narrow(1, first, self.lengths[sequence]), values.narrow(1, first, self.lengths[sequence])
 
 
-def length_mask(lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask of N rows, each of its own number of keys, the longest being L -> [N, 1, 1, L].
+def length_mask(lengths: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the additive mask of rows with ``lengths`` keys each, the longest having L -> [N, 1, 1, L].
 
-    ``lengths`` [N] int64. 0 for a row's keys, ``HIDDEN`` for what follows them.
+    0 for a row's keys, ``HIDDEN`` for what follows them.
     """
-    visible = torch.arange(int(lengths.max())) < lengths[:, None]  # [N, L]
-    mask = torch.full(visible.shape, HIDDEN, dtype=dtype).masked_fill(visible, 0.0)
-    return mask[:, None, None]
+    is_beyond = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]  # [N, L]
+    return is_beyond.to(dtype).mul_(HIDDEN)[:, None, None]
 
 
 def attend_alone(

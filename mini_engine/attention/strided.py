@@ -114,7 +114,7 @@ def make_grid(rows: list[DecodeRow], dtype: torch.dtype) -> Grid:
     for row in rows:
         place = (row.first - first) // distance
         asked[place], lengths[place], is_idle[place] = row.row, row.kv_len, False
-    return Grid(asked, is_idle, first, distance, length_mask(torch.tensor(lengths), dtype))
+    return Grid(asked, is_idle, first, distance, length_mask(lengths, dtype))
 
 
 def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid) -> Tensor:
