@@ -106,7 +106,7 @@ class EngineConfig:
     ``page_size``: tokens in one page of the KV pool.
     ``linear``: "torch" is off, the bits of transformers. "packed" packs the weights once for oneDNN, computes with
     fewer operations (``fused.py``) and reads a sequence where it lies (``attention/consecutive.py``): two to three
-    times faster on a CPU, the same bits in bfloat16, others in float32.
+    times faster on a CPU, the same bits in bfloat16, in float32 others for large products.
     ``attention``: "torch" is off, transformers' own call. "grouped" hands the query heads of one key-value head to the
     kernel as rows of one matrix in decode steps, and the decode rows of a step in few calls where they lie suitably
     (``attention/strided.py``): on a CPU several times faster in bfloat16, other bits now and then.

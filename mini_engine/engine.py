@@ -198,7 +198,8 @@ class Engine:
     def sample(self, batch: ScheduledBatch, hidden: Tensor, last_rows: Tensor, laps: Laps) -> None:
         """Choose a token where a chunk reaches the newest one, and take the tokens in. Mutates.
 
-        ``hidden`` [T, H]; ``last_rows`` [N]: the last row of every chunk.
+        ``hidden`` [T, H]; ``last_rows`` [N]: the last row of every chunk. ``laps``: "forward" is marked behind the
+        logits, "sample" behind the sampler, "update" at the end.
         """
         try:
             requests = self.follow([chunk.request for chunk in batch.chunks if chunk.samples])
@@ -395,7 +396,7 @@ class Engine:
     def end(self, entry: Entry, reason: FinishReason, error: str | None = None, last: Delta | None = None) -> None:
         """End a request: let it ``leave``, give out the rest of its text with its ``last`` token. Mutates.
 
-        When the reason is final, ``report_grammar`` reports what L7 has to say.
+        ``times.finished`` is when. When the reason is final, ``report_grammar`` reports what L7 has to say.
         """
         request, output = entry.request, entry.output
         self.leave(entry, reason)

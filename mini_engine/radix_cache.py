@@ -108,6 +108,8 @@ class RadixCache:
         """Take over the ``pages`` of ``token_ids`` that are new here; return the hit for all whole pages. Mutates.
 
         pages of the caller | tokens are here already: stay the caller's, the hit names the cache's | new: the cache's |
+
+        The new ones are counted in ``stats``.
         """
         path = self.walk(token_ids, key)
         done, whole = sum(len(node.pages) for node in path), len(token_ids) // self.page_size
@@ -149,7 +151,7 @@ class RadixCache:
         """Give up ``count`` pages, fewer if no more are unlocked, and return them: the caller owns them now. Mutates.
 
         Leaf after leaf in the order of the ranks; of the last one only the tail that is needed, so that the number is
-        exact. A parent that has lost its last child is a leaf like others.
+        exact. A parent that has lost its last child is a leaf like others. The pages are counted in ``stats``.
         """
         heap = [(self.rank(leaf), leaf.number) for leaf in self.leaves.values() if leaf.lock_count == 0]
         heapq.heapify(heap)

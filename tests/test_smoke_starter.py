@@ -1,6 +1,7 @@
 """Starters are cut out of the reference by line ranges; whatever is odd about the reference must stop the cut."""
 
 import ast
+import re
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from smoke.starter import empty, functions_of, starter_files, task_starter
 
 LESSONS = load_manifest().written
 TASKS = load_manifest().tasks
+LESSON_PAGES, HINTS = ENGINE.parent / "lessons", ENGINE.parent / "smoke" / "hints"
 
 
 def task(*functions, task_id="L2.C"):
@@ -55,6 +57,17 @@ def test_comments_outside_an_emptied_body_stay_and_those_inside_go():
 def test_a_helper_of_the_solution_is_dropped_with_it():
     assert "check_chunks" in (ENGINE / "attention/metadata.py").read_text()
     assert "check_chunks" not in starter_files(load_manifest().lesson("L2"))["attention/metadata.py"]
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.id)
+def test_nothing_that_a_student_reads_names_a_helper_that_is_dropped(lesson):
+    """Neither page nor hints nor what is left of the files: who calls it from there meets a ``NameError``."""
+    files = starter_files(lesson)
+    kept = {name for text in files.values() for name in functions_of(ast.parse(text))}
+    dropped = {name for file in files for name in functions_of(ast.parse((ENGINE / file).read_text()))} - kept
+    (page,) = LESSON_PAGES.glob(f"{lesson.id}_*.md")
+    for text in (page.read_text(), (HINTS / f"{lesson.id}.toml").read_text(), *files.values()):
+        assert not dropped & set(re.findall(r"(?<![\w.])\w+", text))
 
 
 def test_a_helper_that_others_use_stays(engine):

@@ -109,7 +109,7 @@ def tile_masks(kv_lens: Tensor, tiles: Tensor, q_len: int, heads_per_kv: int, dt
     keys = tiles[:, None] * TILE + torch.arange(TILE)  # [S, TILE] positions
     queries = kv_lens[:, None] - q_len + torch.arange(q_len)  # [S, q_len]
     is_later = keys[:, None] > queries[:, :, None]  # [S, q_len, TILE]
-    mask = is_later.to(dtype).mul_(HIDDEN).repeat_interleave(heads_per_kv, 1)
+    mask = torch.zeros(is_later.shape, dtype=dtype).masked_fill_(is_later, HIDDEN).repeat_interleave(heads_per_kv, 1)
     # Rows that pad see every key; nobody reads them.
     return F.pad(mask, (0, 0, 0, -mask.shape[1] % ROW_MULTIPLE))[:, None]
 

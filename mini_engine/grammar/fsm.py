@@ -46,7 +46,10 @@ class CompiledGrammar:
         self.jumps: dict[int, bytes] = {}
 
     def mask(self, state: int) -> Words:
-        """Return the packed mask of ``state``, int32 [ceil(V / 32)]; its bits past V are 0."""
+        """Return the packed mask of ``state``, int32 [ceil(V / 32)]; its bits past V are 0.
+
+        At most ``most_masks`` are kept.
+        """
         mask = self.masks.get(state)
         if mask is None:
             allowed = self.trie.allowed(self.dfa.transitions, state)

@@ -44,7 +44,10 @@ class GrammarStore:
         self.stats = StoreStats()
 
     def cached(self, key: GrammarKey) -> GrammarObject | None:
-        """Return a fresh copy of what was compiled before, ``None`` if it was not. Mutates the order of use."""
+        """Return a fresh copy of what was compiled before, ``None`` if it was not. Mutates the order of use.
+
+        A copy is a hit in ``stats`` and is marked as one in its own (``is_cache_hit``).
+        """
         with self.lock:
             grammar = self.kept.get(key)
             if grammar is None:
@@ -59,6 +62,7 @@ class GrammarStore:
         """Begin to compile, or join whoever compiles the same; the future's result is to be copied. Mutates.
 
         A compile that fails is forgotten: the next request tries anew, and nobody is given somebody else's failure.
+        Whoever joins is counted in ``stats`` (``num_shared``).
         """
         with self.lock:
             future = self.pending.get(key)
@@ -77,7 +81,7 @@ class GrammarStore:
         return grammar
 
     def settle(self, key: GrammarKey, done: Future[GrammarObject]) -> None:
-        """Keep what was compiled, also when nobody waits for it any more. Mutates."""
+        """Keep what was compiled, also when nobody waits for it any more; count it, or its failure. Mutates."""
         with self.lock:
             self.pending.pop(key, None)
             if done.cancelled():

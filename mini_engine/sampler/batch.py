@@ -66,6 +66,9 @@ class SamplingBatch:
     ``positions`` [N] int64 (``positions``: of the last token of each row, which the draw hashes).
     ``processors``: name -> processor, in the order of application, only those that some row needs. ``final_mask``:
     called on the logits after every processor; L7 sets it, and nothing comes after it that could allow what it banned.
+    ``random_rows``: those that are drawn; ``all_greedy``: there are none; ``least_temperature``: the lowest of theirs,
+    at most 1.0; ``need_top_k``, ``need_top_p``, ``need_min_p``: one of them has it on; ``need_logprobs``: any row asked
+    for log-probabilities. A row without a seed has 0 in ``seeds``, which nothing reads.
     """
 
     def __init__(

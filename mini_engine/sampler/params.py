@@ -86,7 +86,8 @@ class SamplingParams:
         check_numbers(self)
         check_counts(self)
         check_collections(self)
-        for name, value in normal_forms(self).items():
+        grammars = {kind: grammar_text(kind, getattr(self, kind)) for kind in get_args(GrammarKind)}
+        for name, value in (normal_forms(self) | grammars).items():
             object.__setattr__(self, name, value)
         check_combinations(self)
 
@@ -230,6 +231,9 @@ def normal_forms(params: SamplingParams) -> dict[str, Any]:
     A temperature below ``GREEDY_BELOW`` is 0.0. A ``top_k`` of -1, or from ``TOP_K_ALL`` on, is 0. One stop string
     alone is a tuple of one; stop strings and ids come once each, in their order; allowed ids are sorted. A bias has
     whole numbers as keys; an empty one, and an empty choice of processors, is ``None``. Bad words are tuples of ids.
+
+    Raises ``ValueError`` for what is no token id, two bias keys that are one id, and a bias beyond ``MAX_BIAS``: minus
+    infinity is a ban, and the message names ``bad_words``, the parameter for that.
     """
     return {
         "temperature": 0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
@@ -242,7 +246,6 @@ def normal_forms(params: SamplingParams) -> dict[str, Any]:
         else tuple(sorted(token_ids("allowed_token_ids", params.allowed_token_ids))),
         "bad_words": tuple(tuple(token_ids("bad_words", word, unique=False)) for word in params.bad_words or ()),
         "logits_processors": {name: dict(given) for name, given in (params.logits_processors or {}).items()} or None,
-        **{kind: grammar_text(kind, getattr(params, kind)) for kind in get_args(GrammarKind)},
     }
 
 
@@ -273,11 +276,7 @@ def token_ids(name: str, ids: Sequence[int], unique: bool = True) -> tuple[int, 
 
 
 def bias_form(bias: Mapping[int, float] | None) -> dict[int, float] | None:
-    """Return the bias with whole-number keys (JSON makes them strings), ``None`` if it is empty.
-
-    Raises ``ValueError`` for a key that is no id, two keys that are the same id, or a value beyond 100: a
-    bias of minus infinity is a ban, and ``bad_words`` is the parameter for that.
-    """
+    """Return the bias with whole-number keys (JSON makes them strings), ``None`` if it is empty."""
     form: dict[int, float] = {}
     for key, value in (bias or {}).items():
         if isinstance(key, bool) or not str(key).isdecimal():

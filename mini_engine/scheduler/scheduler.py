@@ -159,7 +159,7 @@ class Scheduler:
     def take(self, request: Request, budget: int | None, chunks: list[ScheduledChunk]) -> int | None:
         """Schedule as many of a running request's tokens as ``budget`` allows; return what is left of it. Mutates.
 
-        done | copied from a sibling | this step | later
+        done | copied from a sibling | this step, noted in ``num_scheduled_tokens`` | later
         """
         # Only a prompt is copied: who decodes need not look through its siblings in every step.
         may_copy = request.siblings and request.num_computed_tokens < request.num_prompt_tokens
@@ -201,7 +201,10 @@ class Scheduler:
         return self.allocator.allocate(count, after)
 
     def preempt(self, request: Request) -> None:
-        """Send a running request back to wait. Its output stays, its pages go; all is computed again. Mutates."""
+        """Send a running request back to wait. Its output stays, its pages go; all is computed again. Mutates.
+
+        Its ``num_preemptions`` counts how often.
+        """
         self.running.remove(request)
         self.release(request)
         request.state, request.num_computed_tokens = RequestState.PREEMPTED, 0
@@ -266,8 +269,8 @@ class Scheduler:
     def update(self, batch: ScheduledBatch, token_ids: Mapping[str, int]) -> None:
         """Note that a step was computed; ``token_ids`` holds the new token of each request that sampled one. Mutates.
 
-        A request that was ended meanwhile (an error in this step) is passed over. After a piece of its prompt a request
-        ``share``s what is computed.
+        A request that was ended meanwhile (an error in this step) is passed over. Of the others nothing is scheduled
+        any more (``num_scheduled_tokens``). After a piece of its prompt a request ``share``s what is computed.
         """
         for chunk in batch.chunks:
             request = chunk.request
