@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_strided import chunk_at, make_pool
 
 from mini_engine.attention.cascade import LEAST_SHARED, CascadeAttention, find_cascade
 from mini_engine.attention.dense import grouped_attention
@@ -16,6 +15,7 @@ from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.startup import load_driver
+from tests.test_strided import chunk_at, make_pool
 
 PAGE = 8
 

@@ -109,6 +109,16 @@ def interpreted_bench():
     return bench, engine, cases.Setting(shape, cases.TOY, device, torch.float32, compiled=False)
 
 
+def test_kernels_for_a_second_gpu_make_it_the_current_one(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for device in ("cpu", "cuda", "cuda:1"):
+        weights = {name: torch.zeros(shape) for name, shape in weight_shapes(SMALL).items()}
+        build_model(SMALL, weights, EngineConfig(kernels="triton", device=device))
+    assert current == [torch.device("cuda:1")]
+
+
 def test_the_benchmark_of_kernels_on_a_gpu_mixes_no_devices():
     bench, _, setting = interpreted_bench()
     with PretendGpu():

@@ -15,20 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine import (
-    BEGINNINGS,
-    TRACES,
-    Planned,
-    Spoiler,
-    _one_thread,  # noqa: F401
-    alone,
-    assert_like,
-    check_equal,
-    encode,
-    make_engine,
-    make_model,
-    serving,
-)
 from torch import Tensor
 
 from mini_engine.attention.metadata import BatchInputs
@@ -44,6 +30,20 @@ from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.policy import POLICIES
 from mini_engine.scheduler.prefix_cache import NullPrefixCache
 from mini_engine.scheduler.request import Request
+from tests.test_engine import (
+    BEGINNINGS,
+    TRACES,
+    Planned,
+    Spoiler,
+    _one_thread,  # noqa: F401
+    alone,
+    assert_like,
+    check_equal,
+    encode,
+    make_engine,
+    make_model,
+    serving,
+)
 
 WHOLE = 10**6
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from submissions import Example, coded, examples, reference, write_examples
 
 from smoke.check import all_checks
 from smoke.grade.trial import FIRST_UID
 from smoke.manifest import ROOT, load_manifest
+from tests.submissions import Example, coded, examples, reference, write_examples
 
 LESSONS = len(load_manifest().written)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from submissions import coded, reference, starters, zipped
 
 from smoke.check import Failure, Result, checks_of
 from smoke.grade.authorship import Authorship, examine, normal_form
@@ -26,6 +25,7 @@ from smoke.grade.submissions import MAX_ENTRIES, Submission, free_name, read_sub
 from smoke.grade.trial import FIRST_UID, start_trial
 from smoke.grade.worker import ModeRun
 from smoke.manifest import ENGINE, ROOT, load_manifest
+from tests.submissions import coded, reference, starters, zipped
 
 LESSONS = load_manifest().written
 TOTAL = 100 * len(LESSONS)  # points

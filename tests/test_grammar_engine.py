@@ -17,18 +17,6 @@ import jsonschema
 import pytest
 import torch
 from pydantic import BaseModel
-from test_engine import (
-    EOS,
-    TOKENIZER,
-    TRACES,
-    Spoiler,
-    Thrower,
-    _one_thread,  # noqa: F401
-    assert_like,
-    encode,
-    lonely,
-)
-from test_engine import make_model as make_small_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -50,6 +38,18 @@ from mini_engine.sampler.processors.registry import REGISTRY as PROCESSORS
 from mini_engine.sampler.sampler import Sampler
 from mini_engine.startup import build_model
 from mini_engine.tiny import corpus
+from tests.test_engine import (
+    EOS,
+    TOKENIZER,
+    TRACES,
+    Spoiler,
+    Thrower,
+    _one_thread,  # noqa: F401
+    assert_like,
+    encode,
+    lonely,
+)
+from tests.test_engine import make_model as make_small_model
 
 NUM_TRACES = -(-TRACES // 3)
 STOP = 1021

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from test_grammar_engine import (
+
+from mini_engine.config import EngineConfig
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.tiny import corpus
+from tests.test_grammar_engine import (
     PROMPTS,
     _one_thread,  # noqa: F401
     make_engine,
     question,
 )
-
-from mini_engine.config import EngineConfig
-from mini_engine.sampler.params import SamplingParams
-from mini_engine.tiny import corpus
 
 GENERATIONS = int(os.environ.get("MINI_ENGINE_GENERATIONS", "2000"))
 TEXT, INT = {"type": "string"}, {"type": "integer"}

@@ -10,23 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_engine import EOS, TOKENIZER, encode
-from test_grammar_engine import (
-    ASK,
-    PERSON,
-    PROMPTS,
-    THINK_END,
-    _one_thread,  # noqa: F401
-    _oracle,  # noqa: F401
-    answer_of,
-    check_idle,
-    is_valid,
-    make_engine,
-    question,
-    serving,
-)
-from test_grammar_generations import GRAMMARS, TYPES
-from test_json_schema import sample
 
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
@@ -42,6 +25,23 @@ from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.sampler import Sampler
 from mini_engine.tiny import corpus
+from tests.test_engine import EOS, TOKENIZER, encode
+from tests.test_grammar_engine import (
+    ASK,
+    PERSON,
+    PROMPTS,
+    THINK_END,
+    _one_thread,  # noqa: F401
+    _oracle,  # noqa: F401
+    answer_of,
+    check_idle,
+    is_valid,
+    make_engine,
+    question,
+    serving,
+)
+from tests.test_grammar_generations import GRAMMARS, TYPES
+from tests.test_json_schema import sample
 
 PARAMS = SamplingParams(json_schema=PERSON, max_new_tokens=60)
 TABLE = TokenTable.from_tokenizer(TOKENIZER, TOKENIZER.get_vocab_size(), EOS)

@@ -15,17 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_grammar_engine import (
-    PROMPTS,
-    _one_thread,  # noqa: F401
-    _oracle,  # noqa: F401
-    alone,
-    answer_of,
-    assert_like,
-    check_idle,
-    make_engine,
-    serving,
-)
 from torch import Tensor
 
 from mini_engine.async_engine import AsyncEngine
@@ -36,6 +25,17 @@ from mini_engine.grammar.base import REGISTRY
 from mini_engine.grammar.fsm import FsmBackend, FsmGrammar
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.sampler.params import GrammarKey, GrammarKind, SamplingParams
+from tests.test_grammar_engine import (
+    PROMPTS,
+    _one_thread,  # noqa: F401
+    _oracle,  # noqa: F401
+    alone,
+    answer_of,
+    assert_like,
+    check_idle,
+    make_engine,
+    serving,
+)
 
 PROMPT = PROMPTS[2]
 FREE = SamplingParams(max_new_tokens=6, ignore_eos=True)

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from test_lessons_text import needs_interpreter
 
 from mini_engine.overlay import PACKAGE, install_overlay
 from smoke.example import fences, run_until
 from smoke.manifest import ROOT, Task, load_manifest
 from smoke.starter import empty
+from tests.test_lessons_text import needs_interpreter
 
 
 def tasks_with_examples() -> list[str]:

@@ -12,7 +12,6 @@ import matplotlib
 import pytest
 import torch
 from matplotlib.patches import Circle, FancyArrowPatch
-from test_viz import bar_lengths, check_titles_and_legends, checked_texts, figure_functions, texts, titles_of
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
@@ -39,6 +38,7 @@ from mini_engine.viz import (
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.grammar_automata import Arrow
 from mini_engine.viz.grammar_runs import Jumps, Language, MaskedStep, Timing
+from tests.test_viz import bar_lengths, check_titles_and_legends, checked_texts, figure_functions, texts, titles_of
 
 TWELVE = (b'"', b"n", b"o", b":", b"1", b'"n', b'":', b'o":1', b"\xc3", b"\xa9", b"", b"")
 NAMES = ['"', "n", "o", ":", "1", '"n', '":', 'o":1', "C3", "A9", "</think>", "end"]

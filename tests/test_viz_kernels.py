@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.patches import Rectangle
-from test_viz import bar_lengths, check_titles_and_legends, checked_texts, figure_functions, texts, titles_of
 from torch import Tensor
 
 from mini_engine.bench import kernels as bench
@@ -28,6 +27,7 @@ from mini_engine.viz import kernels, kernels_charts, kernels_numbers, kernels_ru
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.kernels_runs import ALONE, KEPT, OUTSIDE, TOGETHER, Divergence, MaskedBlock, Search, SearchPass
 from mini_engine.viz.kernels_work import H200, DecodeLaunch, Operation, Roof
+from tests.test_viz import bar_lengths, check_titles_and_legends, checked_texts, figure_functions, texts, titles_of
 
 SMALL = ModelConfig(
     vocab_size=70, hidden_size=6, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=4,

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 from matplotlib.patches import Rectangle
-from test_viz import check_titles_and_legends, checked_texts, figure_functions, texts, titles_of
 
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.bench import reuse
@@ -21,6 +20,7 @@ from mini_engine.viz.caching import Box, Cell, Edge, Film, Frame, Served, Visit
 from mini_engine.viz.figure import Figure
 from mini_engine.viz.prefixes import HitCurves
 from mini_engine.viz.serving import Run
+from tests.test_viz import check_titles_and_legends, checked_texts, figure_functions, texts, titles_of
 
 
 def small_film() -> Film:

@@ -8,7 +8,6 @@ import mmh3
 import pytest
 import torch
 from matplotlib.patches import Rectangle
-from test_viz import bar_lengths, checked_texts, figure_functions, texts
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.sampler.params import SamplingParams
@@ -17,6 +16,7 @@ from mini_engine.startup import load_driver
 from mini_engine.viz import drawing, peer, sampling, sliders
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.sampling import Draws, MixedRow
+from tests.test_viz import bar_lengths, checked_texts, figure_functions, texts
 
 V = 40
 LOGITS = torch.randn(V, generator=torch.Generator().manual_seed(3)) * 2.5

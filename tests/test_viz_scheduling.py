@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 from matplotlib.patches import Rectangle
-from test_viz import checked_texts, figure_functions, texts
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
@@ -18,6 +17,7 @@ from mini_engine.startup import load_driver
 from mini_engine.viz import scheduling, serving
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.serving import Arrival, Job, LoadPoint, Piece, Run, Stay, StepCost, StreamLine
+from tests.test_viz import checked_texts, figure_functions, texts
 
 
 def step(number, chunks, copied=(), preempted=(), pages=0, held=0):

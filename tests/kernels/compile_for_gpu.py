@@ -9,6 +9,7 @@ Run it without ``TRITON_INTERPRET``.
 """
 
 import argparse
+import inspect
 import json
 import os
 import re
@@ -22,8 +23,6 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-
-from mini_engine import overlay
 
 TARGET = GPUTarget("cuda", 90, 32)
 
@@ -61,7 +60,8 @@ def usage(ptx: str) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ptx"
         file.write_text(ptx)
-        arguments = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", str(file), "-o", f"{folder}/kernel.cubin"]
+        tool = get_ptxas(90) if inspect.signature(get_ptxas).parameters else get_ptxas()  # Triton 3.4 has one for all
+        arguments = [tool.path, "-v", "--gpu-name=sm_90a", str(file), "-o", f"{folder}/kernel.cubin"]
         report = subprocess.run(arguments, capture_output=True, text=True, check=True).stderr
     spilled, registers = re.search(r"(\d+) bytes spill stores", report), re.search(r"Used (\d+) registers", report)
     return {"spilled": int(spilled[1]) if spilled else 0, "registers": int(registers[1]) if registers else 0}
@@ -98,5 +98,7 @@ if __name__ == "__main__":
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         parser.error("TRITON_INTERPRET is set, which leaves nothing to compile; unset it")
     if arguments.engine is not None:
+        from mini_engine import overlay
+
         overlay.install_overlay(arguments.engine.resolve(), overlay.overlay_files(arguments.engine.resolve()))
     main(arguments.names)

@@ -46,7 +46,7 @@ def test_a_token_exactly_at_the_limit_stays_and_the_next_less_likely_one_goes(pr
     logits = small(*(math.log(p) for p in probabilities))[None]
     got = op.apply_min_p(logits, small(min_p))
     assert (got[0] > -torch.inf).tolist() == [p >= min_p * max(probabilities) for p in probabilities]
-    assert torch.equal(got, filters.apply_min_p(logits, small(min_p)))
+    assert torch.equal(got.cpu(), filters.apply_min_p(logits.cpu(), small(min_p).cpu()))  # CUDA's exp may be an ulp off
     a_little_more = torch.nextafter(small(min_p), small(2.0))
     stays = (op.apply_min_p(logits, a_little_more)[0] > -torch.inf).tolist()
     assert stays == [p > min_p * max(probabilities) for p in probabilities]

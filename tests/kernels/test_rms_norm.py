@@ -25,7 +25,8 @@ def test_the_norm_is_that_of_float64(shape, dtype):
         assert relative_error(got, exact_norm(x, weight)) <= 2e-6
     else:  # the cast before the weight is L1's, so the reference rounds there too
         x_normed = exact_norm(x, torch.ones_like(weight)).to(dtype)
-        assert ulps(got, weight.double() * x_normed.double()) <= 1
+        # A float32 value beside a border of the cast may fall on either side; in bfloat16 no value of these does.
+        assert ulps(got, weight.double() * x_normed.double()) <= (2 if dtype == torch.float16 else 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

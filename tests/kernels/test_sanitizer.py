@@ -1,4 +1,9 @@
-"""What neither results nor the interpreter show: reads and writes out of bounds, and races in shared memory."""
+"""What neither results nor the interpreter show: reads and writes out of bounds, and races in shared memory.
+
+    SANITIZER=1 python -m pytest -m gpu tests/kernels/test_sanitizer.py
+
+It is asked for by name, because every kernel test runs twice more, many times slower.
+"""
 
 import os
 import shutil
@@ -15,6 +20,8 @@ LONG = {"test_engine.py", "test_compile.py", "test_sanitizer.py"}  # whole answe
 @pytest.mark.compiled
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_the_kernels_own_tests_run_clean_under_the_sanitizer(tool):
+    if os.environ.get("SANITIZER") != "1":
+        pytest.skip("takes up to an hour and is asked for with SANITIZER=1")
     program = shutil.which("compute-sanitizer")
     if program is None:
         pytest.skip("compute-sanitizer, of the CUDA toolkit, is not installed")
