@@ -223,9 +223,7 @@ def release_memory(device: torch.device) -> None:
     """Give back what nothing uses any more, so that what comes next finds the device as it was."""
     gc.collect()
     if device.type == "cuda":
-        with suppress(
-            RuntimeError
-        ):  # after an illegal access every call fails; what was measured is printed all the same
+        with suppress(RuntimeError):  # after an illegal access every call fails; what was measured is still printed
             torch.cuda.empty_cache()
 
 
