@@ -179,13 +179,15 @@ REGISTRY.add(
 
 # One by one ---------------------------------------------------------------------------------------------------------
 
+NAMES = "abcdefghijkl"  # a set has some order, and of so few as three the right one now and then
+ALL_COME: list[Order] = [["submit", name, name] for name in NAMES]
+ALL_END: list[Order] = [["finish", name] for name in reversed(NAMES)]
 STORIES: dict[str, list[Order]] = {
     "the second is ready before the first": [
         ["submit", "slow", "a"], ["submit", "quick", "b"], ["finish", "b"], ["poll"], ["finish", "a"], ["poll"],
     ],
     "the order of arrival and not of the compiles": [
-        ["submit", "r0", "a"], ["submit", "r1", "b"], ["submit", "r2", "c"],
-        ["finish", "c"], ["finish", "a"], ["finish", "b"], ["poll"],
+        *ALL_COME, *ALL_END, ["poll"],
     ],
     "known before: ready at the next poll, and not before": [
         ["submit", "r0", "a"], ["finish", "a"], ["poll"], ["submit", "r1", "a"], ["poll"],
@@ -248,7 +250,6 @@ REGISTRY.add(
 # Ranks --------------------------------------------------------------------------------------------------------------
 
 # What each of three ranks has compiled, what failed there; who may run and who has failed, on every rank.
-NAMES = "abcdefghijkl"  # a set has some order, and of so few as three the right one now and then
 RANKS: dict[str, tuple[list[tuple[str, str]], list[str], list[str]]] = {
     "all are ready": ([(NAMES, "")] * 3, [*NAMES], []),
     "one rank lacks one": ([("abc", ""), ("ac", ""), ("abc", "")], ["a", "c"], []),
