@@ -64,7 +64,7 @@ def length_mask(lengths: Sequence[int], dtype: torch.dtype) -> Tensor:
     0 for a row's keys, ``HIDDEN`` for what follows them.
     """
     is_beyond = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]  # [N, L]
-    return is_beyond.to(dtype).mul_(HIDDEN)[:, None, None]
+    return torch.zeros(is_beyond.shape, dtype=dtype).masked_fill_(is_beyond, HIDDEN)[:, None, None]
 
 
 def attend_alone(

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from mini_engine import model
 from mini_engine.kernels import rms_norm as op
+from mini_engine.kernels.launch import INTERPRETED
 from tests.kernels.cases import DTYPES, random, relative_error, strided, ulps
 
 EPS = 1e-6
@@ -25,8 +26,9 @@ def test_the_norm_is_that_of_float64(shape, dtype):
         assert relative_error(got, exact_norm(x, weight)) <= 2e-6
     else:  # the cast before the weight is L1's, so the reference rounds there too
         x_normed = exact_norm(x, torch.ones_like(weight)).to(dtype)
-        # A float32 value beside a border of the cast may fall on either side; in bfloat16 no value of these does.
-        assert ulps(got, weight.double() * x_normed.double()) <= (2 if dtype == torch.float16 else 1)
+        # A GPU's approximate root may put a value on the other side of a border of the cast; of these none in bfloat16.
+        most = 1 if INTERPRETED or dtype == torch.bfloat16 else 2
+        assert ulps(got, weight.double() * x_normed.double()) <= most
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
