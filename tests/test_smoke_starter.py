@@ -6,12 +6,12 @@ import shutil
 
 import pytest
 
-from smoke.manifest import ENGINE, FunctionName, Task, load_manifest
+from smoke.commands.progress import HINTS
+from smoke.manifest import ENGINE, ROOT, FunctionName, Task, load_manifest
 from smoke.starter import empty, functions_of, starter_files, task_starter
 
 LESSONS = load_manifest().written
 TASKS = load_manifest().tasks
-LESSON_PAGES, HINTS = ENGINE.parent / "lessons", ENGINE.parent / "smoke" / "hints"
 
 
 def task(*functions, task_id="L2.C"):
@@ -65,8 +65,7 @@ def test_nothing_that_a_student_reads_names_a_helper_that_is_dropped(lesson):
     files = starter_files(lesson)
     kept = {name for text in files.values() for name in functions_of(ast.parse(text))}
     dropped = {name for file in files for name in functions_of(ast.parse((ENGINE / file).read_text()))} - kept
-    (page,) = LESSON_PAGES.glob(f"{lesson.id}_*.md")
-    for text in (page.read_text(), (HINTS / f"{lesson.id}.toml").read_text(), *files.values()):
+    for text in ((ROOT / lesson.text_file).read_text(), (HINTS / f"{lesson.id}.toml").read_text(), *files.values()):
         assert not dropped & set(re.findall(r"(?<![\w.])\w+", text))
 
 

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.ragged import HIDDEN
+from mini_engine.attention.ragged import additive_mask
 
 TILE = 128  # keys in a tile, and at most as many queries in an item
 ROW_MULTIPLE = 4
@@ -109,7 +109,7 @@ def tile_masks(kv_lens: Tensor, tiles: Tensor, q_len: int, heads_per_kv: int, dt
     keys = tiles[:, None] * TILE + torch.arange(TILE)  # [S, TILE] positions
     queries = kv_lens[:, None] - q_len + torch.arange(q_len)  # [S, q_len]
     is_later = keys[:, None] > queries[:, :, None]  # [S, q_len, TILE]
-    mask = torch.zeros(is_later.shape, dtype=dtype).masked_fill_(is_later, HIDDEN).repeat_interleave(heads_per_kv, 1)
+    mask = additive_mask(is_later, dtype).repeat_interleave(heads_per_kv, 1)
     # Rows that pad see every key; nobody reads them.
     return F.pad(mask, (0, 0, 0, -mask.shape[1] % ROW_MULTIPLE))[:, None]
 
