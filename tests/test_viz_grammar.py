@@ -633,11 +633,12 @@ def test_backend_chart_draws_medians_and_spans(figures):
 
 def test_slider_redraws_the_step_it_is_moved_to(answer, tokenizer):
     _, _, steps = answer
-    box = grammar_slider.step_slider(steps, tokenizer, first=3)
-    slider = box.children[0]
+    slider, picture = grammar_slider.step_slider(steps, tokenizer, first=3).children
     assert (slider.value, slider.min, slider.max) == (3, 0, len(steps) - 1)
+    assert picture.value == grammar_slider.draw_step(steps, tokenizer, 3)._repr_html_()
     slider.value = 0
     made = grammar_slider.draw_step(steps, tokenizer, 0)
+    assert picture.value == made._repr_html_()
     assert made.summary.startswith("Step 0, the beginning: 2 tokens of 1024 may come")
     left, right = made.figure.axes
     shown = [float(steps[0].before[token]) for token in steps[0].logprobs.topk(6).indices.tolist()]

@@ -460,21 +460,23 @@ def test_mixing_chart_draws_the_sum_and_the_losses(figures):
 # ------------------------------------------------------------------------------------------------------------- sliders
 
 
-def test_moving_a_slider_draws_the_stages_at_its_new_position(monkeypatch):
-    shown = []
-    monkeypatch.setattr(sliders, "display", shown.append)
+def test_moving_a_slider_draws_the_stages_at_its_new_position():
     ids = sampling.likeliest(LOGITS, 3)
-    box = sliders.stage_sliders(LOGITS, [1], ids, NAMES[:3])
-    by_name = {widget.description: widget for widget in box.children[:-1]}
+    *controls, picture = sliders.stage_sliders(LOGITS, [1], ids, NAMES[:3]).children
+    by_name = {widget.description: widget for widget in controls}
     assert list(by_name) == ["temperature", "top_k", "top_p", "min_p"]
-    first = SamplingParams(temperature=0.8, top_k=16, top_p=0.8, min_p=0.1)
+    shown = [picture.value]
     by_name["top_k"].value = 2
+    shown.append(picture.value)
     by_name["temperature"].value = 3.0
-    expected = [first, SamplingParams(temperature=0.8, top_k=2, top_p=0.8, min_p=0.1),
-                SamplingParams(temperature=3.0, top_k=2, top_p=0.8, min_p=0.1)]  # fmt: skip
-    assert [figure.summary for figure in shown] == [
-        drawing.stage_bars(sampling.trace_row(LOGITS, params, [1]), ids, NAMES[:3]).summary for params in expected
+    shown.append(picture.value)
+    expected = [SamplingParams(temperature=temperature, top_k=top_k, top_p=0.8, min_p=0.1)
+                for temperature, top_k in ((0.8, 16), (0.8, 2), (3.0, 2))]  # fmt: skip
+    assert shown == [
+        drawing.stage_bars(sampling.trace_row(LOGITS, params, [1]), ids, NAMES[:3])._repr_html_() for params in expected
     ]
+    assert len(set(shown)) == 3
+    assert all("<img" in html for html in shown)
 
 
 @pytest.mark.parametrize("end", [0, 1])

@@ -8,12 +8,12 @@ A notebook is complete without it: executed without a reader, it shows the figur
 from collections.abc import Sequence
 
 import ipywidgets  # type: ignore[import-untyped]
-from IPython.display import display
 from transformers import PreTrainedTokenizerBase
 
 from mini_engine.viz.figure import Figure
 from mini_engine.viz.grammar_charts import before_after
 from mini_engine.viz.grammar_runs import MaskedStep
+from mini_engine.viz.sliders import with_picture
 from mini_engine.viz.tokens import token_names
 
 NUM_WANTED, NUM_ALLOWED = 6, 4  # of the likeliest tokens without the mask, and of those behind it
@@ -22,16 +22,7 @@ NUM_WANTED, NUM_ALLOWED = 6, 4  # of the likeliest tokens without the mask, and 
 def step_slider(steps: Sequence[MaskedStep], tokenizer: PreTrainedTokenizerBase, first: int = 0) -> ipywidgets.VBox:
     """Return a slider over the steps and, below it, the likeliest tokens there before the mask and after it."""
     slider = ipywidgets.IntSlider(value=first, min=0, max=len(steps) - 1, description="step", continuous_update=False)
-    output = ipywidgets.Output()
-
-    def redraw(change: object = None) -> None:
-        with output:
-            output.clear_output(wait=True)
-            display(draw_step(steps, tokenizer, slider.value))
-
-    slider.observe(redraw, names="value")
-    redraw()
-    return ipywidgets.VBox([slider, output])
+    return with_picture([slider], lambda: draw_step(steps, tokenizer, slider.value))
 
 
 def draw_step(steps: Sequence[MaskedStep], tokenizer: PreTrainedTokenizerBase, number: int) -> Figure:

@@ -5,10 +5,9 @@ Owns: the widgets. Must not know: how stages are measured (``sampling``) or draw
 A notebook is complete without them: executed without a reader, they show the figure of their first positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import ipywidgets  # type: ignore[import-untyped]
-from IPython.display import display
 from torch import Tensor
 
 from mini_engine.sampler.params import SamplingParams
@@ -30,18 +29,29 @@ def stage_sliders(
 ) -> ipywidgets.VBox:
     """Return four sliders and, below them, the stages of ``logits`` [V] at their positions, as in ``stage_bars``."""
     sliders = {name: slider(name) for name in RANGES}
-    output = ipywidgets.Output()
+
+    def draw() -> Figure:
+        positions = {name: widget.value for name, widget in sliders.items()}
+        return draw_stages(logits, positions, prompt_ids, token_ids, names)
+
+    return with_picture(list(sliders.values()), draw)
+
+
+def with_picture(sliders: Sequence[ipywidgets.Widget], draw: Callable[[], Figure]) -> ipywidgets.VBox:
+    """Return the sliders and, below them, what ``draw`` makes now and again each time that one of them is moved.
+
+    The picture is no ``ipywidgets.Output``: nbclient tells the kernel of everything that such a widget holds, and can
+    then miss the end of the cell and wait for ever (https://github.com/jupyter/nbclient/issues/312).
+    """
+    picture = ipywidgets.HTML()
 
     def redraw(change: object = None) -> None:
-        positions = {name: widget.value for name, widget in sliders.items()}
-        with output:
-            output.clear_output(wait=True)
-            display(draw_stages(logits, positions, prompt_ids, token_ids, names))
+        picture.value = draw()._repr_html_()
 
-    for widget in sliders.values():
+    for widget in sliders:
         widget.observe(redraw, names="value")
     redraw()
-    return ipywidgets.VBox([*sliders.values(), output])
+    return ipywidgets.VBox([*sliders, picture])
 
 
 def slider(name: str) -> ipywidgets.Widget:
