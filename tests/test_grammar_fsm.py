@@ -576,6 +576,18 @@ def test_one_compiled_grammar_serves_eight_threads(monkeypatch):
         assert list(pool.map(path, range(16))) == alone
 
 
+def paths_by_length(tokens, table):
+    """How many beginnings of tokens, by length, differ in more than bytes that every state takes to the same place.
+
+    Those with a byte that no state takes do not count.
+    """
+    columns = [tuple(table[:, byte].tolist()) for byte in range(256)]
+    beginnings = {text[:end] for text in tokens for end in range(1, len(text) + 1)}
+    paths = {tuple(columns[byte] for byte in text) for text in beginnings}
+    lengths = [len(path) for path in paths if all(set(column) != {DEAD} for column in path)]
+    return [lengths.count(length) for length in range(1, max(lengths, default=0) + 1)]
+
+
 @quick
 @given(st.lists(st.binary(max_size=5), min_size=1, max_size=60), st.integers(0, 10**6), st.integers(1, 5))
 def test_the_walk_of_the_trie_is_a_walk_per_token(tokens, seed, num_states):
@@ -583,7 +595,11 @@ def test_the_walk_of_the_trie_is_a_walk_per_token(tokens, seed, num_states):
     draw = np.random.default_rng(seed)
     table = draw.integers(0, num_states, (num_states, 256)).astype(np.int32)
     table[draw.random(table.shape) < draw.choice([0.02, 0.5, 0.9])] = DEAD
+    table[:, draw.random(256) < draw.choice([0.0, 0.5])] = DEAD  # bytes that no state takes,
+    table = table[:, draw.integers(0, 256, 256) % draw.choice([3, 256])]  # and bytes that no state tells apart
     trie = TokenTrie(tuple(tokens))
+    merged = trie.merged(table)
+    assert [len(level.parents) for level in merged.levels] == paths_by_length(tokens, table)
     for state in range(num_states):
         expected = []
         for text in tokens:
@@ -592,6 +608,7 @@ def test_the_walk_of_the_trie_is_a_walk_per_token(tokens, seed, num_states):
                 after = int(table[after, byte]) if after != DEAD else DEAD
             expected.append(bool(text) and after != DEAD)
         assert trie.allowed(table, state).tolist() == expected
+        assert merged.allowed(table, state).tolist() == expected
 
 
 SIZES = st.sampled_from([1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 200]) | st.integers(1, 200)

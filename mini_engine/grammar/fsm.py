@@ -38,8 +38,8 @@ class CompiledGrammar:
     """An automaton beside a vocabulary: what all copies of a grammar share. Grows with the states that are visited."""
 
     def __init__(self, dfa: Dfa, table: TokenTable, trie: TokenTrie) -> None:
-        """Hold them; nothing is computed yet."""
-        self.dfa, self.table, self.trie = dfa, table, trie
+        """Hold them, and ``trie`` as this automaton sees it; no mask is computed yet."""
+        self.dfa, self.table, self.trie = dfa, table, trie.merged(dfa.transitions)
         self.stop_ids = sorted(table.stop_ids)
         self.masks: dict[int, Words] = {}
         self.most_masks = max(1, KEPT_BYTES // (4 * num_words(table.vocab_size)))
