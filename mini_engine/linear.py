@@ -22,6 +22,10 @@ from mini_engine.config import EngineConfig
 
 Linear = Callable[[Tensor], Tensor]  # [M, in_features] -> [M, out_features]
 
+# oneDNN multiplies six rows at a time, and its code for fewer reads a matrix from memory more slowly: six rows take
+# less time than one. Measured with AVX-512: a decode step at 0.6B takes 10 to 25 % less.
+BLOCK_ROWS = 6
+
 
 class Projections(Protocol):
     """What the model asks of a projection family."""
@@ -55,7 +59,7 @@ class OneDnnProjections(TorchProjections):
 
     In float32 the library compiles code for every number of rows that it meets, in a millisecond or two, and keeps it:
     half a megabyte for a small matrix, six for a large one. A server's steps have any number of rows, so they are
-    padded to a few usual ones.
+    padded to a few usual ones. Few rows are padded in any dtype: see ``BLOCK_ROWS``.
     """
 
     def __init__(self, pack: bool) -> None:
@@ -70,7 +74,7 @@ class OneDnnProjections(TorchProjections):
             return super().linear(weight)
         stored = pack_weight(weight) if self.pack else weight.contiguous()
         multiply = partial(onednn_linear, weight=stored)
-        return padding_rows(multiply, usual_rows) if weight.dtype == torch.float32 else multiply
+        return padding_rows(multiply, usual_rows if weight.dtype == torch.float32 else full_block)
 
 
 class PackedProjections(OneDnnProjections):
@@ -107,10 +111,15 @@ def padding_rows(multiply: Linear, wanted: Callable[[int], int]) -> Linear:
     return padded
 
 
+def full_block(rows: int) -> int:
+    """Return ``BLOCK_ROWS`` for two and more rows that are fewer. One row stays alone: its bits are its own."""
+    return BLOCK_ROWS if 1 < rows < BLOCK_ROWS else rows
+
+
 def usual_rows(rows: int) -> int:
-    """Return the least usual number of rows: 1, 2, multiples of 4 up to 64, then 8 numbers for each power of two."""
+    """Return the least usual number of rows: 6, multiples of 4 up to 64, then 8 numbers for each power of two."""
     step = max(4, 1 << (rows - 1).bit_length() >> 4)
-    return rows if rows <= 2 else -(-rows // step) * step
+    return BLOCK_ROWS if rows <= BLOCK_ROWS else -(-rows // step) * step
 
 
 def pack_weight(weight: Tensor) -> Tensor:
@@ -142,15 +151,18 @@ class InvariantProjections:
     BLAS libraries pick another kernel, and so another order of additions, for few rows. Measured on CPUs: oneDNN has
     one order for 1 row and one for all other counts, at any number of threads. MKL in float32 has one for 1 row, one
     for 2 and 3, one for multiples of 4, and for some shapes another per thread count. Padding to ``row_multiple`` (2
-    for oneDNN, 4 for MKL) leaves a single order.
+    for oneDNN, 4 for MKL) leaves a single order. ``least_rows``: what fewer rows are padded to for the sake of speed.
     """
 
     inner: Projections
     row_multiple: int
+    least_rows: int = 1
 
     def linear(self, weight: Tensor) -> Linear:
-        """Return the inner product over rows padded to a multiple of ``row_multiple``."""
-        return padding_rows(self.inner.linear(weight), lambda rows: rows + -rows % self.row_multiple)
+        """Return the inner product over at least ``least_rows``, padded to a multiple of ``row_multiple``."""
+        return padding_rows(
+            self.inner.linear(weight), lambda rows: max(self.least_rows, rows + -rows % self.row_multiple)
+        )
 
     def silu(self, x: Tensor) -> Tensor:
         """Return SiLU as ``x / (1 + exp(-x))`` in float32.
@@ -167,7 +179,7 @@ def make_projections(config: EngineConfig) -> Projections:
     if not config.batch_invariant:
         return PackedProjections() if config.linear == "packed" else TorchProjections()
     if onednn_fault(getattr(torch, config.dtype)) is None:
-        return InvariantProjections(OneDnnProjections(pack=config.linear == "packed"), row_multiple=2)
+        return InvariantProjections(OneDnnProjections(pack=config.linear == "packed"), 2, BLOCK_ROWS)
     if config.linear == "packed":
         warnings.warn("linear='packed' needs oneDNN, which this torch build lacks; using F.linear", stacklevel=2)
     return InvariantProjections(TorchProjections(), row_multiple=4)

@@ -234,10 +234,10 @@ def test_float32_products_have_few_numbers_of_rows_and_no_row_shows_it(packed_ro
     weight, x = torch.randn(400, 350), torch.randn(200, 350)
     multiply = make_projections(EngineConfig(linear="packed")).linear(weight)
     whole = multiply(x)
-    for rows in range(3, 200):
+    for rows in range(1, 200):
         assert torch.equal(multiply(x[:rows]), whole[:rows])
     assert len(set(packed_rows)) == 29
-    assert all(rows <= usual_rows(rows) <= max(rows + 3, rows * 9 / 8) for rows in range(1, 3000))
+    assert all(rows <= usual_rows(rows) <= max(6, rows + 3, rows * 9 / 8) for rows in range(1, 3000))
 
 
 def test_a_small_float32_product_is_the_default_one_until_it_has_many_rows(packed_rows: list[int]) -> None:
@@ -249,7 +249,22 @@ def test_a_small_float32_product_is_the_default_one_until_it_has_many_rows(packe
     torch.testing.assert_close(multiply(x), x @ weight.T, rtol=1e-5, atol=1e-5)
     assert packed_rows == [usual_rows(129)]
     make_projections(EngineConfig(linear="packed")).linear(torch.randn(512, 300))(torch.randn(1, 300))
-    assert packed_rows[1:] == [1]  # a large matrix is packed for one row as well
+    assert packed_rows[1:] == [6]  # a large matrix is packed for one row as well
+
+
+def test_few_bfloat16_rows_fill_a_block_unless_it_changes_their_bits(packed_rows: list[int]) -> None:
+    if onednn_fault(torch.bfloat16) is not None:
+        pytest.skip("oneDNN has no bfloat16 here")
+    weight, x = torch.randn(400, 350).bfloat16(), torch.randn(9, 350).bfloat16()
+    packed = make_projections(EngineConfig(linear="packed", dtype="bfloat16")).linear(weight)
+    invariant = make_projections(EngineConfig(linear="packed", dtype="bfloat16", batch_invariant=True)).linear(weight)
+    for multiply, asked in ((packed, [1, 6, 6, 6, 6, 6, 7, 8, 9]), (invariant, [6] * 6 + [8, 8, 10])):
+        packed_rows.clear()
+        products = [multiply(x[:rows]) for rows in range(1, 10)]
+        assert packed_rows == asked
+        for rows, product in enumerate(products, start=1):
+            if multiply is invariant or rows > 1:
+                assert torch.equal(product, products[-1][:rows])
 
 
 def test_a_build_without_onednn_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
