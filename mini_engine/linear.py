@@ -151,18 +151,15 @@ class InvariantProjections:
     BLAS libraries pick another kernel, and so another order of additions, for few rows. Measured on CPUs: oneDNN has
     one order for 1 row and one for all other counts, at any number of threads. MKL in float32 has one for 1 row, one
     for 2 and 3, one for multiples of 4, and for some shapes another per thread count. Padding to ``row_multiple`` (2
-    for oneDNN, 4 for MKL) leaves a single order. ``least_rows``: what fewer rows are padded to for the sake of speed.
+    for oneDNN, 4 for MKL) leaves a single order.
     """
 
     inner: Projections
     row_multiple: int
-    least_rows: int = 1
 
     def linear(self, weight: Tensor) -> Linear:
-        """Return the inner product over at least ``least_rows``, padded to a multiple of ``row_multiple``."""
-        return padding_rows(
-            self.inner.linear(weight), lambda rows: max(self.least_rows, rows + -rows % self.row_multiple)
-        )
+        """Return the inner product over rows padded to a multiple of ``row_multiple``."""
+        return padding_rows(self.inner.linear(weight), lambda rows: rows + -rows % self.row_multiple)
 
     def silu(self, x: Tensor) -> Tensor:
         """Return SiLU as ``x / (1 + exp(-x))`` in float32.
@@ -179,7 +176,7 @@ def make_projections(config: EngineConfig) -> Projections:
     if not config.batch_invariant:
         return PackedProjections() if config.linear == "packed" else TorchProjections()
     if onednn_fault(getattr(torch, config.dtype)) is None:
-        return InvariantProjections(OneDnnProjections(pack=config.linear == "packed"), 2, BLOCK_ROWS)
+        return InvariantProjections(OneDnnProjections(pack=config.linear == "packed"), row_multiple=2)
     if config.linear == "packed":
         warnings.warn("linear='packed' needs oneDNN, which this torch build lacks; using F.linear", stacklevel=2)
     return InvariantProjections(TorchProjections(), row_multiple=4)

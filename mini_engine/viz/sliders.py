@@ -1,6 +1,7 @@
 """L4 by hand: sliders for four sampling parameters, redrawing the stages of one distribution.
 
-Owns: the widgets. Must not know: how stages are measured (``sampling``) or drawn (``drawing``).
+Owns: the widgets, and how a picture follows them (L7's too). Must not know: how stages are measured (``sampling``) or
+drawn (``drawing``).
 
 A notebook is complete without them: executed without a reader, they show the figure of their first positions.
 """

@@ -143,9 +143,8 @@ def test_real_sizes_have_the_same_bits_in_every_batch(columns, depth, dtype):
         assert torch.equal(op.invariant_matmul(x[:rows], weight), whole[:rows]), rows
         assert torch.equal(op.invariant_matmul(x[-rows:], weight), whole[-rows:]), rows
     assert is_within_bound(whole, x, weight)
-    limit = (
-        max(4e-6, depth * 2e-9) if dtype == torch.float32 else torch.finfo(dtype).eps
-    )  # one sum, number after number
+    # float32: the products are one sum, number after number
+    limit = max(4e-6, depth * 2e-9) if dtype == torch.float32 else torch.finfo(dtype).eps
     assert relative_error(whole, x.double() @ weight.double().T) <= limit
 
 
