@@ -4,7 +4,7 @@ Owns: what is timed and how it is reported. Must not know: how either side compu
 
 All systems see the same prompt ids and the same weights and run in turn, round after round, so that a slow minute of
 the machine hits all of them; ratios are taken within a round and the median round is reported. The read bandwidth that
-the roofline uses is measured in the same rounds.
+the roofline uses is measured anew before every run: on a machine with neighbours it can halve within a round.
 """
 
 import gc
@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -21,6 +22,7 @@ import psutil
 import torch
 import transformers
 import typer
+from torch import Tensor
 from tqdm import tqdm
 from transformers import Qwen3ForCausalLM
 
@@ -38,6 +40,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "packed+invariant": {"linear": "packed", "batch_invariant": True},
 }
 PEER = "transformers"
+READ_ELEMENTS = 1 << 26  # 256 MiB
 # What was promised for two CPU cores, as (workload, figure, system) -> least value.
 TARGETS = {
     ("tiny float32", "decode", "off"): 1.5,
@@ -102,12 +105,9 @@ def timing(began: float, times: list[float], prompt: Sequence[int], token_ids: l
     return Timing(len(prompt) / (times[0] - began), (len(times) - 1) / (times[-1] - times[0]), token_ids)
 
 
-def read_bandwidth(size: int = 1 << 30) -> float:
-    """Return bytes per second of summing ``size`` bytes of memory with all threads: the ceiling of a decode step."""
-    block = torch.ones(size // 4)
-    block.sum()
-    best = min(timed(block.sum) for _ in range(3))
-    return size / best
+def read_bandwidth(block: Tensor) -> float:
+    """Return bytes per second of summing ``block``, far larger than any cache, with all threads: a decode's ceiling."""
+    return int(block.nbytes) / min(timed(block.sum) for _ in range(3))
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -130,20 +130,19 @@ def measure(workload: str, dtype: Dtype, folder: Path, prompt_len: int, new_toke
     drivers = {name: GreedyDriver(load_model(folder, config), config) for name, config in configs.items()}
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(0, peer.config.vocab_size, (prompt_len,), generator=generator).tolist()
-    runs: dict[str, list[Timing]] = {name: [] for name in (PEER, *drivers)}
-    bandwidths = []
+    systems = {PEER: partial(time_peer, peer)} | {name: partial(time_driver, own) for name, own in drivers.items()}
+    runs: dict[str, list[Timing]] = {name: [] for name in systems}
+    at_best: dict[str, list[float]] = {name: [] for name in systems}
+    read, block = weight_bytes(peer), torch.ones(READ_ELEMENTS)
     for _ in tqdm(range(rounds + 1), desc=workload, unit="round"):
-        bandwidths.append(read_bandwidth())
-        runs[PEER].append(time_peer(peer, prompt, new_tokens))
-        for name, driver in drivers.items():
-            runs[name].append(time_driver(driver, prompt, new_tokens))
-    read = weight_bytes(peer)
-    at_best = [read / bandwidth for bandwidth in bandwidths[1:]]
-    return [make_row(workload, name, times[1:], runs[PEER][1:], at_best) for name, times in runs.items()]
+        for name, run in systems.items():
+            at_best[name].append(read / read_bandwidth(block))
+            runs[name].append(run(prompt, new_tokens))
+    return [make_row(workload, name, times[1:], runs[PEER][1:], at_best[name][1:]) for name, times in runs.items()]
 
 
 def make_row(workload: str, system: str, runs: list[Timing], peer: list[Timing], at_best: list[float]) -> Row:
-    """Reduce the counted rounds of one system to medians. ``at_best``: seconds to read the weights once, per round."""
+    """Reduce the counted rounds of one system to medians. ``at_best``: least seconds to read the weights, per run."""
     pairs = list(zip(runs, peer, strict=True))
     return Row(
         workload=workload,
