@@ -4,9 +4,9 @@ Owns: which operations of the model are done at once. Must not know: batches, ca
 
 One token of a decode step is so little work that calling an operation costs as much as computing it. So the projections
 of the same rows become one product over stacked weights; query and key heads are normed and turned together; and a norm
-is one call. ``model.Qwen3`` is the oracle: every value goes through the same roundings in the same order, and in
-bfloat16 the bits are those of ``Qwen3`` with the same projections. In float32 a product may choose another order of
-additions for a larger matrix.
+makes no more calls than it has steps. ``model.Qwen3`` is the oracle: every value goes through the same roundings in the
+same order, and in bfloat16 the bits are those of ``Qwen3`` with the same projections. In float32 a product may choose
+another order of additions for a larger matrix.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,13 @@ from mini_engine.model import Attention, Qwen3, rotary_frequencies, rotary_table
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Compute ``model.rms_norm`` through torch's operator. ``x`` [..., H], ``weight`` [H] or [..., H] -> [..., H].
+    """Compute ``model.rms_norm`` in the memory of its own results. ``x`` [..., H], ``weight`` [..., H] -> [..., H].
 
-    The operator computes in float32 and casts its result back. It is given no weight, because it would apply it before
-    the cast; the weight multiplies its result, which is fresh memory, in place.
+    ``pow``, ``mean`` and ``F.rms_norm`` call several smaller operations each; these are the smallest ones.
     """
-    return F.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
+    wide = x.float()
+    inverse_rms = (wide * wide).sum(-1, keepdim=True).div_(x.shape[-1]).add_(eps).rsqrt_()  # [..., 1]
+    return (wide * inverse_rms).to(x.dtype).mul_(weight)
 
 
 def signed_sine(sin: Tensor) -> Tensor:
