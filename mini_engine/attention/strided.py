@@ -123,10 +123,10 @@ def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid) -> Tensor:
     The query heads that share a key-value head are rows of one matrix, as in ``dense.grouped_attention``.
     """
     num_kv_heads, slots, dim = keys.shape
-    shape = (len(q), num_kv_heads, grid.mask.shape[-1], dim)
+    shape = (q.shape[0], num_kv_heads, grid.mask.shape[-1], dim)
     strides, offset = (grid.distance * dim, slots * dim, dim, 1), grid.first * dim
     out = F.scaled_dot_product_attention(
-        q.view(len(q), num_kv_heads, -1, dim),  # [places, Hkv, Hq / Hkv, D]
+        q.view(q.shape[0], num_kv_heads, -1, dim),  # [places, Hkv, Hq / Hkv, D]
         keys.as_strided(shape, strides, keys.storage_offset() + offset),
         values.as_strided(shape, strides, values.storage_offset() + offset),
         attn_mask=grid.mask,
@@ -154,7 +154,7 @@ class StridedAttention:
         self.cache.write(layer, k, v)
         queries = q if self.is_in_order else q[self.asked]  # [P, Hq, D]
         keys, values = self.cache.pool.keys[layer], self.cache.pool.values[layer]
-        each = queries.split([len(grid.rows) for grid in self.grids])
+        each = queries.split_with_sizes([len(grid.rows) for grid in self.grids])
         found = [attend_grid(own, keys, values, grid) for own, grid in zip(each, self.grids, strict=True)]
         out = found[0] if len(found) == 1 else torch.cat(found)
         if self.is_in_order:
