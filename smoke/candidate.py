@@ -30,6 +30,7 @@ from smoke.transport import read_answer, read_json, read_regular
 MAX_RESTARTS = 3
 IMPORT_SECONDS = 30.0
 START_SECONDS = 120.0
+END_SECONDS = 60.0  # ending a thousand processes takes half of that
 POLL_SECONDS = 0.005
 MAX_LOG_BYTES = 64 * 2**20
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.child import serve; serve()"
@@ -338,5 +339,5 @@ class Watch:
         """End the child and everything that it started, and hear the server confirm it."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        if self.exit_code is None and self.runner.hear(10.0) is None:
+        if self.exit_code is None and self.runner.hear(END_SECONDS) is None:
             self.runner.stop_server()

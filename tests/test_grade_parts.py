@@ -4,9 +4,11 @@ import ast
 import ctypes
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,16 +16,17 @@ from xml.etree import ElementTree
 import pytest
 
 from smoke.check import Failure, Result, checks_of
+from smoke.grade import confinement
 from smoke.grade.authorship import Authorship, examine, normal_form
 from smoke.grade.command import parse_size
-from smoke.grade.confinement import LANDLOCK_CREATE, libc
+from smoke.grade.confinement import LANDLOCK_CREATE, PROCESSES, libc
 from smoke.grade.documents import fenced, gradescope, one_line, report, write_csv, write_junit
 from smoke.grade.guard import MARK, is_solution, told
 from smoke.grade.records import Records
 from smoke.grade.scoring import Mode, score_student
 from smoke.grade.submissions import MAX_ENTRIES, Submission, free_name, read_submissions
 from smoke.grade.trial import FIRST_UID, start_trial
-from smoke.grade.worker import ModeRun
+from smoke.grade.worker import ModeRun, end_strays
 from smoke.manifest import ENGINE, ROOT, load_manifest
 from tests.submissions import coded, reference, starters, zipped
 
@@ -337,6 +340,43 @@ def test_a_confined_process_is_confined(uid: int | None) -> None:
     assert facts["programs_refused"] is kernel_has_landlock
     if os.geteuid() == 0:
         assert facts["network_closed"] is True
+        assert facts["processes_limited"] is (uid is not None)
+
+
+AS_NOBODY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from smoke.grade import confinement, trial
+uid = int(sys.argv[2])
+folder = Path(sys.argv[4])
+if os.geteuid() == 0:
+    os.chown(folder, uid, uid)
+    confinement.become(uid, read_all=True)
+if sys.argv[3] == "old":
+    confinement.kernel = lambda: (5, 13)
+left = confinement.leave_network()
+confinement.leave_network = lambda: left
+fits = trial.count_forks(confinement.PROCESSES)
+confinement.confine(confinement.Confinement(None, False, 2**30, 60), folder)
+limited = trial.count_forks(confinement.PROCESSES)
+print(fits, limited, left)
+"""
+
+
+@pytest.mark.parametrize("kernel", ["this", "old"])
+def test_processes_are_limited_without_root_where_they_are_counted_anew(kernel: str) -> None:
+    """Whoever grades as a user of many processes has candidates with a count, and so a limit, of their own."""
+    with tempfile.TemporaryDirectory(prefix="smoke-") as name:  # pytest's folders are closed to other users
+        words = [str(ROOT), str(FIRST_UID + 40), kernel, name]
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, *words], capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    fits, limited, has_own_users = done.stdout.split()
+    assert int(fits) == PROCESSES, "this test's user has too many processes of its own"
+    is_counted_anew = has_own_users == "True" and kernel == "this" and confinement.kernel() >= (5, 14)
+    assert int(limited) == (PROCESSES - 1 if is_counted_anew else PROCESSES)
 
 
 def test_orphans_of_any_session_are_ended() -> None:
@@ -356,3 +396,22 @@ def test_orphans_of_any_session_are_ended() -> None:
         [sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.split() == ["3", "0"], done.stderr
+
+
+def test_what_outlived_its_server_is_ended(tmp_path: Path) -> None:
+    """It is known by the HOME that it was started with, and nothing else is."""
+    sleep = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(100)"]
+
+    def started(home: Path) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(sleep, env={"HOME": str(home)}, stdout=subprocess.PIPE, start_new_session=True)
+        assert process.stdout is not None, "the process was started with a pipe"
+        assert process.stdout.readline() == b"1\n"
+        return process
+
+    strays, other = [started(tmp_path / "server") for _ in range(2)], started(tmp_path / "server-2")
+    assert end_strays(tmp_path / "server") >= 2
+    assert [stray.wait(10) for stray in strays] == [-signal.SIGKILL, -signal.SIGKILL]
+    assert end_strays(tmp_path / "server") == 0
+    assert other.poll() is None, "another server's candidate must live"
+    other.kill()
+    other.wait()

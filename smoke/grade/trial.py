@@ -6,6 +6,7 @@ Owns: the trial and its words. Must not know: submissions, scores.
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from smoke.grade.confinement import Confinement, confine
+from smoke.grade.confinement import PROCESSES, Confinement, confine
 from smoke.manifest import ROOT
 
 FIRST_UID = 64100  # one user per worker, none of which should exist
@@ -31,6 +32,7 @@ class Isolation:
     network_closed: bool
     writes_refused: bool
     programs_refused: bool
+    processes_limited: bool
 
     def confinement(self, worker: int, memory: int, seconds: int, hidden: tuple[str, ...]) -> Confinement:
         """Return the settings of one worker's children."""
@@ -48,7 +50,7 @@ class Isolation:
             "starting programs: "
             + ("refused by the system" if self.programs_refused else "NOT refused by the system, only by a hook"),
             "number of processes: "
-            + ("limited" if self.uid is not None else "NOT limited; what is left behind is ended afterwards"),
+            + ("limited" if self.processes_limited else "NOT limited; what is left behind is ended afterwards"),
         ]
 
 
@@ -92,6 +94,7 @@ def try_here() -> None:
         "network_closed": not other_devices(),
         "writes_refused": not can_write(home / "victim.txt"),
         "programs_refused": not can_start("/bin/true"),
+        "processes_limited": count_forks(PROCESSES) < PROCESSES,
     }
     print(json.dumps(facts))
 
@@ -111,6 +114,22 @@ def can_start(program: str) -> bool:
         return subprocess.run([program], check=False, timeout=SECONDS).returncode == 0
     except OSError:
         return False
+
+
+def count_forks(most: int) -> int:
+    """Start up to ``most`` processes that live at the same time, and end them -> how many there were."""
+    children: list[int] = []
+    with suppress(OSError):
+        while len(children) < most:
+            pid = os.fork()
+            if pid == 0:
+                signal.pause()
+            children.append(pid)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for pid in children:
+        os.waitpid(pid, 0)
+    return len(children)
 
 
 def other_devices() -> list[str]:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from smoke.candidate import IMPORT_SECONDS, Candidate, Runner
 from smoke.check import Check, Result, checks_of
 from smoke.grade.confinement import Confinement
@@ -29,6 +31,7 @@ from smoke.starter import starter_files
 PUBLIC_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 MAX_LOG = 4000  # characters of what a candidate printed that are kept
 PATIENCE = 4.0  # seconds on the clock for each second of processor time: the machine may be busy
+MAX_SWEEPS = 100  # for what starts others while it is ended
 CPU_SIGNAL = f"exit status {-signal.SIGXCPU}"
 
 
@@ -68,8 +71,9 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the server and remove its files."""
+        """End the server and whatever still runs, and remove its files."""
         self.runner.close()
+        end_strays(self.runner.home)
 
     @property
     def spent(self) -> str:
@@ -133,12 +137,13 @@ class Worker:
 
     def traces(self, folder: Path, files: dict[str, str]) -> list[str]:
         """Return what a run left behind where it should not have, and remove it."""
-        notes: list[str] = []
+        count, left = 0, self.runner.home / LEFT_BEHIND
         with suppress(OSError):
-            left = self.runner.home / LEFT_BEHIND
             count = sum(int(line) for line in left.read_text().split())
             left.unlink()
-            notes.append(f"left {count} processes behind, which were ended")
+        if self.runner.server is None:  # it had to be ended, perhaps before it could clean up
+            count += end_strays(self.runner.home)
+        notes = [f"left {count} processes behind, which were ended"] if count else []
         found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
         if found != set(files) or any((folder / f).read_bytes() != t.encode() for f, t in files.items()):
             notes.append("changed the folder of its own files")
@@ -157,6 +162,24 @@ class Worker:
                         else:
                             path.unlink()
         return notes
+
+
+def end_strays(home: Path) -> int:
+    """End what outlived the server that worked in ``home``, and return how many processes there were.
+
+    Nobody is their parent any more; what they kept is the HOME that the server was started with.
+    """
+    ended: set[int] = set()
+    for _ in range(MAX_SWEEPS):
+        found = False
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get("HOME") == str(home):
+                    process.kill()
+                    ended, found = ended | {process.pid}, True
+        if not found:
+            break
+    return len(ended)
 
 
 @cache
