@@ -70,7 +70,15 @@ class Wheat:
 
 @cache
 def load_pitfalls() -> tuple[Pitfall, ...]:
-    """Read the bank. Raises ``ValueError`` naming the entry that is wrong."""
+    """Read the bank and try every edit. Raises ``ValueError`` naming the entry that is wrong."""
+    for pitfall in known_pitfalls():
+        try_edit(f"pitfall {pitfall.id}", pitfall.edit)
+    return known_pitfalls()
+
+
+@cache
+def known_pitfalls() -> tuple[Pitfall, ...]:
+    """Read the bank as words: a student is told of a pitfall also where the engine beside the work was changed."""
     pitfalls = [
         parse_pitfall(entry)
         for lesson in load_manifest().written
@@ -114,8 +122,16 @@ def refuse_doubles(ids: list[str]) -> None:
             raise ValueError(f"{entry_id} is defined twice")
 
 
+def try_edit(name: str, edit: Edit) -> None:
+    """Raise ``ValueError``, beginning with ``name``, unless the edited file is Python."""
+    try:
+        compile(edit.apply(), edit.file, "exec")
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
 def parse_pitfall(raw: Mapping[str, Any]) -> Pitfall:
-    """Read one ``[[pitfall]]`` and try its edit."""
+    """Read one ``[[pitfall]]``."""
     name = f"pitfall {raw.get('id', '(without id)')}"
     refuse_unknown(name, raw, PITFALL_KEYS)
     require(name, raw, PITFALL_KEYS)
@@ -125,10 +141,6 @@ def parse_pitfall(raw: Mapping[str, Any]) -> Pitfall:
     if not raw["killed_by"] or any(not check_id.startswith(task.lesson_id) for check_id in raw["killed_by"]):
         raise ValueError(f"{name}: killed_by must name checks of {task.lesson_id}")
     edit = Edit(raw["file"], raw["find"], raw["replace"])
-    try:
-        compile(edit.apply(), raw["file"], "exec")
-    except (ValueError, SyntaxError) as error:
-        raise ValueError(f"{name}: {error}") from error
     return Pitfall(raw["id"], task.id, raw["title"], raw["symptom"], edit, tuple(raw["killed_by"]), raw["source"])
 
 
@@ -144,10 +156,7 @@ def parse_wheat(raw: Mapping[str, Any]) -> Wheat:
         edit = Edit(raw["file"], raw["find"], raw["replace"])
     if raw["file"] not in load_manifest().lesson(raw["lesson"]).files:
         raise ValueError(f"{name}: {raw['file']} is no file of {raw['lesson']}")
-    try:
-        compile(edit.apply(), raw["file"], "exec")
-    except (ValueError, SyntaxError) as error:
-        raise ValueError(f"{name}: {error}") from error
+    try_edit(name, edit)
     return Wheat(raw["id"], raw["lesson"], raw["title"], raw["why"], edit)
 
 
@@ -158,7 +167,7 @@ def fitting_pitfalls(check_id: str, passed: Collection[str] = ()) -> list[Pitfal
     the most failures; without knowing which passed, the most specific.
     """
     task_id = check_id.rpartition(".")[0]
-    named = [pitfall for pitfall in load_pitfalls() if check_id in pitfall.killed_by]
+    named = [pitfall for pitfall in known_pitfalls() if check_id in pitfall.killed_by]
     fitting = [pitfall for pitfall in named if not set(passed).intersection(pitfall.killed_by)]
     sign = -1 if passed else 1
     return sorted(fitting, key=lambda pitfall: (pitfall.task_id != task_id, sign * len(pitfall.killed_by)))

@@ -171,7 +171,7 @@ def test_the_child_holds_no_expected_values(graded: Graded) -> None:
     hunted = record["modes"]["isolated"]["log"].partition("hunted: ")[2].splitlines()[0].split("; ")
     assert hunted, "the hunter must have been heard"
     caches = {item for item in hunted if item.startswith("cache ")}
-    allowed = {"cache smoke.manifest.load_manifest", "cache smoke.check.all_checks", "cache smoke.bank.load_pitfalls"}
+    allowed = {"cache smoke.manifest.load_manifest", "cache smoke.check.all_checks", "cache smoke.bank.known_pitfalls"}
     assert caches <= allowed, "no oracle may have been asked before the candidate runs"
     files = {item for item in hunted if item.startswith("file ")}
     assert files <= {"file log.txt"}

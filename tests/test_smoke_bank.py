@@ -3,7 +3,7 @@
 import pytest
 
 from smoke import bank
-from smoke.bank import Edit, load_pitfalls, load_wheats, parse_pitfall, parse_wheat
+from smoke.bank import Edit, fitting_pitfalls, load_pitfalls, load_wheats, parse_pitfall, parse_wheat, try_edit
 from smoke.check import all_checks
 from smoke.manifest import load_manifest
 
@@ -45,9 +45,21 @@ def test_every_task_has_a_pitfall():
     ],
 )
 def test_a_stale_or_careless_pitfall_is_refused(change, names):
-    parse_pitfall(GOOD)
+    try_edit("pitfall P9", parse_pitfall(GOOD).edit)
     with pytest.raises(ValueError, match=names):
-        parse_pitfall(GOOD | change)
+        try_edit("pitfall P9", parse_pitfall(GOOD | change).edit)
+
+
+def test_a_changed_engine_makes_the_bank_wrong_and_leaves_students_their_suggestions(tmp_path, monkeypatch):
+    """Somebody who tries something in ``mini_engine`` itself still hears what a failing check may mean."""
+    suggested = [pitfall.id for pitfall in fitting_pitfalls("L1.A.bits")]
+    monkeypatch.setattr(bank, "ENGINE", tmp_path)
+    (tmp_path / "model.py").write_text("# nothing is where it was\n")
+    bank.load_pitfalls.cache_clear()
+    bank.known_pitfalls.cache_clear()
+    assert [pitfall.id for pitfall in fitting_pitfalls("L1.A.bits")] == suggested != []
+    with pytest.raises(ValueError, match=r"P1-A1: model\.py holds .* 0 times"):
+        load_pitfalls()
 
 
 def test_a_pitfall_without_a_source_is_refused():
