@@ -30,7 +30,7 @@ def token_bitmask_kernel(
         inside = token < vocab_size
         allowed = tl.load(mask + index * mask_stride + word, mask=word < num_words, other=-1)  # [WORDS, 1] int32
         place = logits + row * logits_stride + token
-        minus_infinity = tl.full((WORDS, 32), float("-inf"), logits.dtype.element_ty)
+        minus_infinity = tl.full((WORDS, 32), float("-inf"), tl.float32)
         # Most words of most grammars' masks ban all of their tokens. Those are stored apart: 32 neighbours with one
         # condition become a few wide writes, which a condition per token would not.
         tl.store(place, minus_infinity, mask=inside & (allowed == 0))
