@@ -50,7 +50,7 @@ def doctor_command() -> None:
 
 
 def triton_fault() -> str | None:
-    """Run a kernel of three numbers in Triton's interpreter; return why that is impossible, or ``None``.
+    """Run a kernel of a few lines in Triton's interpreter; return why that is impossible, or ``None``.
 
     Only L8 needs it. The interpreter has to be chosen before the first import, so this takes a process of its own.
     """
@@ -59,4 +59,7 @@ def triton_fault() -> str | None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "smoke.canary"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]
+    if done.returncode == 0:
+        return None
+    found = f"triton {version('triton')} with numpy {version('numpy')}; before triton 3.7, numpy must be before 2.4"
+    return f"{(done.stderr.strip().splitlines() or ['no message'])[-1]} ({found})"

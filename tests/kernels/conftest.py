@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -33,7 +34,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def canary_kernel(x, out, n, BLOCK: tl.constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + place, mask=place < n, other=0.0).to(tl.float32)
-    tl.store(out + place, tl.cumsum(value, axis=0) * 2.0, mask=place < n)
+    total = tl.zeros([BLOCK], tl.float32)
+    for _ in range(n):
+        total += tl.cumsum(value, axis=0)
+    tl.store(out + place, total, mask=place < n)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,8 +47,9 @@ def canary() -> None:
         x = torch.arange(1.0, 6.0, device=DEVICE)
         out = torch.full((8,), -1.0, device=DEVICE)
         canary_kernel[(1,)](x, out, 5, BLOCK=8)
-        fault = None if out.tolist() == [2.0, 6.0, 12.0, 20.0, 30.0, -1.0, -1.0, -1.0] else f"it gave {out.tolist()}"
+        fault = None if out.tolist() == [5.0, 15.0, 30.0, 50.0, 75.0, -1.0, -1.0, -1.0] else f"it gave {out.tolist()}"
     except Exception as error:  # whatever a broken installation raises
         fault = repr(error)
     if fault is not None:
-        pytest.skip(f"Triton cannot run a five-line kernel here: {fault}")
+        versions = f"Triton {triton.__version__} with NumPy {np.__version__}"
+        pytest.skip(f"{versions} cannot run a kernel of a few lines here (Triton before 3.7 needs numpy<2.4): {fault}")
