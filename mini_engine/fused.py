@@ -120,6 +120,7 @@ class FusedQwen3(Qwen3):
         num_heads, num_kv_heads = cfg.num_attention_heads, cfg.num_key_value_heads
         x = rms_norm(x, layer.input_norm, cfg.rms_norm_eps)
         heads = layer.qkv_proj(x).view(-1, num_heads + 2 * num_kv_heads, cfg.head_dim)  # [T, Hq + 2 Hkv, D]
+        # ``split`` is the same behind a wrapper in Python, which takes longer than the operation.
         qk, v = heads.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
         qk = apply_rotary(rms_norm(qk, layer.qk_norm, cfg.rms_norm_eps), cos, signed_sin)  # [T, Hq + Hkv, D]
         q, k = qk.split_with_sizes((num_heads, num_kv_heads), dim=1)
