@@ -176,7 +176,8 @@ def end_strays(home: Path) -> int:
             with suppress(psutil.Error, OSError):
                 if process.environ().get("HOME") == str(home):
                     process.kill()
-                    ended, found = ended | {process.pid}, True
+                    ended.add(process.pid)
+                    found = True
         if not found:
             break
     return len(ended)
