@@ -37,7 +37,9 @@ AttentionOption = Annotated[
 KernelsOption = Annotated[
     str,
     typer.Option(
-        "--kernels", help="torch, or triton: the course's kernels, on an NVIDIA GPU or with TRITON_INTERPRET=1.",
+        "--kernels",
+        help="torch. numba: compiled loops, fastest for a small model on a CPU. triton: the course's kernels, on an "
+        "NVIDIA GPU or with TRITON_INTERPRET=1.",
         rich_help_panel=ENGINE_PANEL,
     ),
 ]  # fmt: skip

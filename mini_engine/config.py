@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 Dtype = Literal["float32", "bfloat16"]
 LinearKind = Literal["torch", "packed"]
 AttentionKind = Literal["torch", "grouped"]
-KernelKind = Literal["torch", "triton"]
+KernelKind = Literal["torch", "triton", "numba"]
 PrefixCacheKind = Literal["radix"]
 Whitespace = Literal["spaced", "compact", "any"]
 DEFAULT_POOL_TOKENS = 16_384
@@ -128,6 +128,8 @@ class EngineConfig:
     ``jump_forward``: text that the grammar forces is appended without a forward pass for each token.
     ``kernels``: "torch" is off. "triton" computes everything between the matrix products, attention and sampling with
     the kernels of ``mini_engine/kernels``: on NVIDIA GPUs, or anywhere in Triton's interpreter (TRITON_INTERPRET=1).
+    "numba" computes what lies between the products in loops compiled for the CPU (``mini_engine/compiled``), in
+    float32: with ``linear="packed"`` the fastest way for a small model, and as exact.
     ``num_pages``: size of the KV pool; ``None`` gives room for ``max_running_requests`` of the longest requests, but no
     more than ``DEFAULT_POOL_TOKENS`` tokens or one longest request.
     """
@@ -159,9 +161,10 @@ class EngineConfig:
     def serving(cls, **changes: Any) -> Self:
         """Return what a server wants: many requests, chunked prompts, preemption, fast weights; ``changes`` on top."""
         on_cpu = is_cpu(str(changes.get("device", "cpu")))
-        with_kernels = changes.get("kernels") == "triton"  # which have products and attention of their own
-        packed = on_cpu and not with_kernels
-        grouped = packed and not changes.get("batch_invariant", False)  # as invariance has an attention of its own
+        kernels = changes.get("kernels", "torch")
+        packed = on_cpu and kernels != "triton"  # which has products of its own
+        # All kernels have an attention of their own, and so has invariance.
+        grouped = packed and kernels == "torch" and not changes.get("batch_invariant", False)
         fast = {"linear": "packed" if packed else "torch", "attention": "grouped" if grouped else "torch"}
         many = {"max_running_requests": 32, "max_tokens_per_step": 512, "preemption": True, "grammar_backend": "auto"}
         return cls(**{**fast, **many, **changes})
@@ -194,6 +197,7 @@ KINDS: dict[str, Any] = {"dtype": Dtype, "linear": LinearKind, "attention": Atte
 def check_ways_to_compute(config: EngineConfig) -> None:
     """Raise ``ValueError`` for ways to compute that exclude one another, or that the device does not have."""
     on_cpu, with_kernels = is_cpu(config.device), config.kernels == "triton"
+    check_compiled_loops(config)
     if config.batch_invariant and config.attention != "torch":
         raise ValueError(
             f"batch_invariant=True has an attention of its own and attention is {config.attention!r}; "
@@ -215,6 +219,18 @@ def check_ways_to_compute(config: EngineConfig) -> None:
             f"torch keeps batch_invariant=True on CPUs only and the device is {config.device!r}; "
             "set kernels='triton', use device='cpu' or leave it off"
         )
+
+
+def check_compiled_loops(config: EngineConfig) -> None:
+    """Raise ``ValueError`` if ``kernels="numba"`` is asked for where its loops do not go."""
+    wanted = {"device": ("cpu", is_cpu(config.device)), "dtype": ("float32", config.dtype == "float32"),
+              "attention": ("torch", config.attention == "torch")}  # fmt: skip
+    for name, (value, fits) in wanted.items() if config.kernels == "numba" else ():
+        if not fits:
+            raise ValueError(
+                f"kernels='numba' computes in float32 on CPUs, with an attention of its own, and {name} is "
+                f"{getattr(config, name)!r}; set {name}={value!r}, or leave kernels='torch'"
+            )
 
 
 def check_grammar_options(config: EngineConfig) -> None:

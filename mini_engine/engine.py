@@ -183,7 +183,8 @@ class Engine:
         inputs = pack_batch([packed(c) for c in batch.chunks], self.scheduler.page_size, self.driver.config.device)
         hidden = self.driver.hidden_states(inputs, self.pool)
         for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
-            self.report_prompt(chunk, hidden[slice(*query_range)])
+            if chunk.request.params.prompt_logprobs is not None:
+                self.report_prompt(chunk, hidden[slice(*query_range)])
         return hidden, inputs
 
     def copy_prefix(self, chunk: ScheduledChunk, source: Request) -> None:
@@ -222,12 +223,10 @@ class Engine:
             self.pool.fill(own, 0.0)  # so that no NaN is left for whoever comes next
         tokens = {r.request_id: token for r, token in zip(requests, output.token_ids, strict=True)}
         self.scheduler.update(batch, tokens)
-        for row, request in enumerate(requests):
+        for row, (request, its_logits) in enumerate(zip(requests, logits.unbind(), strict=True)):
             if row not in output.errors:
-                self.take_token(
-                    request,
-                    Delta(request.request_id, tokens[request.request_id], "", output.logprobs[row], None, logits[row]),
-                )
+                name = request.request_id
+                self.take_token(request, Delta(name, tokens[name], "", output.logprobs[row], None, its_logits))
         laps.mark("update")
 
     def follow(self, requests: Sequence[Request]) -> list[Request]:
@@ -372,10 +371,11 @@ class Engine:
             request.matched = entry.detokenizer.matched
             reason = "stop" if request.matched is not None else reason
         entry.output.text += text
+        last = replace(delta, text=text) if text else delta
         if reason is None:
-            self.report(entry, replace(delta, text=text))
+            self.report(entry, last)
         else:
-            self.end(entry, reason, last=replace(delta, text=text))
+            self.end(entry, reason, last=last)
 
     def finish_reason(self, entry: Entry, token_id: int) -> FinishReason | None:
         """Take a token into the request's grammar, and only then ask whether it was the last. Mutates.

@@ -132,4 +132,4 @@ class FusedQwen3(Qwen3):
         x = rms_norm(x, layer.post_attention_norm, self.config.rms_norm_eps)
         gate, up = layer.gate_up_proj(x).chunk(2, dim=-1)  # [T, F] each, views into rows of 2 F
         # Gapless memory, because the bits of SiLU can depend on where in its tensor a value stands (see linear.py).
-        return layer.down_proj(self.projections.silu(gate.contiguous()) * up)
+        return layer.down_proj(self.projections.silu(gate.contiguous()).mul_(up))

@@ -80,8 +80,9 @@ class OneDnnProjections(TorchProjections):
 class PackedProjections(OneDnnProjections):
     """The fastest product for each size: packed oneDNN, and ``F.linear`` for a small float32 matrix and few rows.
 
-    A call of the operator costs 15 to 40 microseconds before it multiplies, many times what the default BLAS takes. A
-    small matrix therefore keeps both copies, and the number of multiplications decides.
+    A call of the operator costs 15 to 40 microseconds before it multiplies, many times what the default BLAS takes. So
+    for a small matrix the number of multiplications decides. It stays unpacked, as ``F.linear`` needs it: oneDNN then
+    reorders it in every call, which is little beside the rows that it is called for.
     """
 
     SMALL_WEIGHT = 1 << 17  # elements; a 512 x 512 matrix no longer gains from F.linear
@@ -93,11 +94,11 @@ class PackedProjections(OneDnnProjections):
 
     def linear(self, weight: Tensor) -> Linear:
         """Return the product with ``weight`` that chooses by the number of rows, or the packed one if it is large."""
-        packed = super().linear(weight)
         if weight.dtype != torch.float32 or weight.numel() > self.SMALL_WEIGHT:
-            return packed
+            return super().linear(weight)
         most_rows = self.FEW_PRODUCTS // weight.numel()
-        return lambda x: F.linear(x, weight) if x.shape[0] <= most_rows else packed(x)
+        many = OneDnnProjections(pack=False).linear(weight)
+        return lambda x: F.linear(x, weight) if x.shape[0] <= most_rows else many(x)
 
 
 def padding_rows(multiply: Linear, wanted: Callable[[int], int]) -> Linear:

@@ -29,10 +29,10 @@ def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qw
 def build_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineConfig) -> Qwen3:
     """Build the model that ``engine`` asks for: over kernels, fused if its weights are packed, else the plain one.
 
-    Consumes the dictionary. Raises ``ValueError`` if kernels are asked for and Triton is not installed.
+    Consumes the dictionary. Raises ``ValueError`` if kernels are asked for and their library is not installed.
     """
-    if engine.kernels == "triton":
-        model: Qwen3 = kernels_module().build_kernel_model(config, weights, engine)
+    if engine.kernels != "torch":
+        model: Qwen3 = kernels_module(engine.kernels).build_kernel_model(config, weights, engine)
         return model
     kind = FusedQwen3 if engine.linear == "packed" else Qwen3
     return kind(config, weights, make_projections(engine))
@@ -40,23 +40,32 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineC
 
 def make_driver(model: Qwen3, engine: EngineConfig, eos_token_ids: frozenset[int] = frozenset()) -> SamplingDriver:
     """Return the driver of a model that ``build_model`` made for the same ``engine``."""
-    kind: type[SamplingDriver] = kernels_module().KernelDriver if engine.kernels == "triton" else SamplingDriver
+    kind: type[SamplingDriver] = SamplingDriver
+    if engine.kernels != "torch":
+        kind = kernels_module(engine.kernels).KernelDriver
     return kind(model, engine, eos_token_ids)
 
 
-def kernels_module() -> ModuleType:
-    """Import ``kernels.driver``, and Triton with it, which an engine without kernels does without.
+# kernels -> the module with their driver, the library's name, and the extra of ours that installs it
+KERNEL_MODULES = {
+    "triton": ("mini_engine.kernels.driver", "Triton, which is not installed (it is built for Linux alone)", "kernels"),
+    "numba": ("mini_engine.compiled.driver", "Numba, which is not installed", "compiled"),
+}
 
-    Raises ``ValueError`` if Triton is not installed.
+
+def kernels_module(kernels: str) -> ModuleType:
+    """Import the driver of ``kernels``, and with it their library, which an engine without them does without.
+
+    Raises ``ValueError`` if the library is not installed.
     """
+    module, library, extra = KERNEL_MODULES[kernels]
     try:
-        return import_module("mini_engine.kernels.driver")
+        return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != "triton":
+        if error.name != kernels:
             raise
         raise ValueError(
-            "kernels='triton' needs Triton, which is not installed (it is built for Linux alone); "
-            "pip install 'mini-engine[kernels]', or leave kernels='torch'"
+            f"kernels={kernels!r} needs {library}; pip install 'mini-engine[{extra}]', or leave kernels='torch'"
         ) from None
 
 

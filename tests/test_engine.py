@@ -36,7 +36,7 @@ from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabu
 from mini_engine.sampler.sampler import Sampler
 from mini_engine.scheduler.policy import POLICIES
 from mini_engine.scheduler.request import RequestState
-from mini_engine.startup import build_model, load_model
+from mini_engine.startup import build_model, kernels_module, load_model
 
 TRACES = int(os.environ.get("MINI_ENGINE_TRACES", "25"))
 TOKENIZER = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
@@ -60,9 +60,9 @@ def _one_thread() -> Iterator[None]:
 
 
 @cache
-def make_model(name: str, dtype: str, invariant: bool, linear: str = "torch") -> Qwen3:
+def make_model(name: str, dtype: str, invariant: bool, linear: str = "torch", kernels: str = "torch") -> Qwen3:
     """The embedded model, or a small random one whose ids are the first of the same tokenizer's."""
-    engine = EngineConfig(dtype=dtype, batch_invariant=invariant, linear=linear)
+    engine = EngineConfig(dtype=dtype, batch_invariant=invariant, linear=linear, kernels=kernels)
     if name == "embedded":
         return load_model(TINY_MODEL, engine)
     config = Qwen3Config(
@@ -75,9 +75,10 @@ def make_model(name: str, dtype: str, invariant: bool, linear: str = "torch") ->
 
 
 def make_driver(name: str = "embedded", config: EngineConfig = INVARIANT, **parts: Any) -> SamplingDriver:
-    model = make_model(name, config.dtype, config.batch_invariant, config.linear)
+    model = make_model(name, config.dtype, config.batch_invariant, config.linear, config.kernels)
     parts.setdefault("sampler", Sampler(generator=torch.Generator().manual_seed(5)))
-    return SamplingDriver(model, config, EOS if name == "embedded" else frozenset({5}), **parts)
+    kind = SamplingDriver if config.kernels == "torch" else kernels_module(config.kernels).KernelDriver
+    return kind(model, config, EOS if name == "embedded" else frozenset({5}), **parts)
 
 
 def make_engine(name: str = "embedded", config: EngineConfig = INVARIANT, text: bool = True, **parts: Any) -> Engine:
@@ -207,7 +208,8 @@ def assert_like(output: RequestOutput, expected: Expected) -> None:
 
 
 def alone(name: str, prompt: Sequence[int], params: SamplingParams, config: EngineConfig = INVARIANT) -> Expected:
-    config = EngineConfig(dtype=config.dtype, batch_invariant=config.batch_invariant, linear=config.linear)
+    kept = {name: getattr(config, name) for name in ("dtype", "batch_invariant", "linear", "kernels")}
+    config = EngineConfig(**kept)
     return lonely(list(make_driver(name, config).stream(prompt, replace(params, stop=()))), params)
 
 
@@ -365,9 +367,10 @@ def test_matrix_at_other_thread_counts(threads: int) -> None:
             check_equal(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
 
 
-def test_matrix_with_packed_weights() -> None:
+@pytest.mark.parametrize("changes", [{}, {"kernels": "numba", "dtype": "float32"}], ids=str)
+def test_matrix_with_packed_weights(changes: dict[str, str]) -> None:
     for seed in range(4):
-        trace = Trace(seed, linear="packed").run()
+        trace = Trace(seed, linear="packed", **changes).run()
         for planned in trace.planned:
             check_equal(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from mini_engine import startup
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.attention.dense import eager_attention, grouped_attention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
@@ -48,7 +49,7 @@ def make_driver(shape: tuple[int, ...], engine: EngineConfig) -> GreedyDriver:
     )  # fmt: skip
     torch.manual_seed(0)
     weights = {k: v.to(getattr(torch, engine.dtype)) for k, v in Qwen3ForCausalLM(config).state_dict().items()}
-    return GreedyDriver(build_model(ModelConfig.from_hf(config.to_dict()), weights, engine), engine)
+    return startup.make_driver(build_model(ModelConfig.from_hf(config.to_dict()), weights, engine), engine)
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,21 @@ def _restore_threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("linear", ["torch", "packed"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32"},
+        {"dtype": "float32", "linear": "packed"},
+        {"dtype": "float32", "linear": "packed", "kernels": "numba"},
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "linear": "packed"},
+    ],
+    ids=str,
+)
 def test_logits_are_bitwise_the_same_in_any_packing_chunking_page_size_and_thread_count(
-    shape: tuple[int, ...], dtype: str, linear: str
+    shape: tuple[int, ...], options: dict[str, str]
 ) -> None:
-    driver = make_driver(shape, EngineConfig(dtype=dtype, linear=linear, batch_invariant=True))
+    driver = make_driver(shape, EngineConfig(**options, batch_invariant=True))
 
     @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(cases())
@@ -146,10 +156,10 @@ def test_logits_are_bitwise_the_same_in_any_packing_chunking_page_size_and_threa
     check()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_plain_path_fails_the_same_test(dtype: str) -> None:
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"kernels": "numba"}], ids=str)
+def test_the_plain_path_fails_the_same_test(options: dict[str, str]) -> None:
     """The negative control: without the option most rows change, so the test above is not vacuous."""
-    driver = make_driver(SHAPES[0], EngineConfig(dtype=dtype))
+    driver = make_driver(SHAPES[0], EngineConfig(**options))
     case = Case([129, 300, 64], [[1, 7, 50], [128, 3], [2, 2, 2]], 4, 2, seed=3)
     assert rows_that_differ(driver, case) > 100
 

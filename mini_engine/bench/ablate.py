@@ -46,6 +46,8 @@ PERSON = {
 BOUND = {"grammar_backend": "fsm", "json_schema": PERSON, "ignore_eos": False}  # answers end where the grammar does
 # Kernels have products and attention of their own.
 WITH_KERNELS = {"linear": "torch", "attention": "torch", "device": "cuda"}
+# And where the two values are given, what the second needs.
+NEEDED_BY = {("kernels", "numba"): {"attention": "torch"}}
 CACHED = {"prefix_cache": "radix"}  # this load shares no beginnings: it shows the price, ``bench prefix`` the gain
 # option -> off and on, and what else both sides need for it to mean anything.
 TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -168,7 +170,7 @@ def trial(option: str, values: str | None) -> tuple[Any, Any, dict[str, Any]]:
     pair = parse_values(values)
     if len(pair) != 2:
         raise ValueError(f"--values is {values!r}, which is {len(pair)} values; give two, separated by a comma")
-    return pair[0], pair[1], needs
+    return pair[0], pair[1], NEEDED_BY.get((option, str(pair[1])), needs)
 
 
 def settings(option: str, value: Any, base: Mapping[str, Any]) -> tuple[EngineConfig, SamplingParams]:
@@ -186,7 +188,8 @@ def check_kernels_run(sides: Sequence[EngineConfig]) -> None:
         if side.kernels == "triton" and not (side.device.startswith("cuda") and torch.cuda.is_available()):
             raise ValueError(
                 f"kernels='triton' on device {side.device!r} without an NVIDIA GPU measures no kernel; ablate it on a "
-                "GPU, or run `bench kernels` with TRITON_INTERPRET=1 to see that they are right"
+                "GPU, run `bench kernels` with TRITON_INTERPRET=1 to see that they are right, or ablate those of a CPU "
+                "with --values torch,numba"
             )
 
 
