@@ -55,7 +55,7 @@ def near(got: np.ndarray, exact: np.ndarray, relative: float = 2e-6) -> None:
 # Each loop
 
 
-@loops.in_lanes
+@numba.njit  # not kept on disk: it would outlive a change of what it calls
 def exponentials(x, out):
     for i in range(x.shape[0]):
         out[i] = loops.exponential(x[i])
