@@ -129,7 +129,7 @@ class EngineConfig:
     ``kernels``: "torch" is off. "triton" computes everything between the matrix products, attention and sampling with
     the kernels of ``mini_engine/kernels``: on NVIDIA GPUs, or anywhere in Triton's interpreter (TRITON_INTERPRET=1).
     "numba" computes what lies between the products in loops compiled for the CPU (``mini_engine/compiled``), in
-    float32: with ``linear="packed"`` the fastest way for a small model, and as exact.
+    float32, equal to "torch" but for rounding: with ``linear="packed"`` the fastest way for a small model.
     ``num_pages``: size of the KV pool; ``None`` gives room for ``max_running_requests`` of the longest requests, but no
     more than ``DEFAULT_POOL_TOKENS`` tokens or one longest request.
     """

@@ -183,7 +183,7 @@ class Engine:
         inputs = pack_batch([packed(c) for c in batch.chunks], self.scheduler.page_size, self.driver.config.device)
         hidden = self.driver.hidden_states(inputs, self.pool)
         for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
-            if chunk.request.params.prompt_logprobs is not None:
+            if chunk.request.params.prompt_logprobs is not None:  # asked here too: slicing costs more than asking
                 self.report_prompt(chunk, hidden[slice(*query_range)])
         return hidden, inputs
 

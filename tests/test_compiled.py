@@ -289,6 +289,21 @@ def test_the_compiled_model_computes_what_the_plain_one_computes(shape, options)
         torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_no_request_waits_for_the_compiler(batch_invariant, monkeypatch):
+    """What is compiled when the model is built serves chunks, decoding rows, one row and shared work."""
+    names = [name for name in dir(loops) if hasattr(getattr(loops, name), "signatures")]
+    assert {"attend", "rms_norm", "exponential"} <= set(names)
+    for name in names:  # other tests may have called them with other types
+        monkeypatch.setattr(loops, name, numba.njit(getattr(loops, name).py_func))
+    driver = load_driver(engine=EngineConfig(kernels="numba", batch_invariant=batch_invariant, max_running_requests=4))
+    before = {name: len(getattr(loops, name).signatures) for name in names}
+    assert before["attend"] == 1
+    monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 50_000)
+    Engine(driver).generate([[1, 2, 3] * 30, [4], [5, 6]], SamplingParams(max_new_tokens=4, prompt_logprobs=0))
+    assert {name: len(getattr(loops, name).signatures) for name in names} == before
+
+
 def test_greedy_answers_are_those_of_torch():
     rng = random.Random(0)
     prompts = [[rng.randrange(1019) for _ in range(rng.randint(1, 200))] for _ in range(100)]

@@ -4,7 +4,8 @@ Owns: the arithmetic, in float32. Must not know: torch, models, requests. Every 
 and kept on disk; NumPy arrays go in, and results are written into arrays that the caller has.
 
 One operation of torch on the rows of a decode step takes microseconds before it computes anything, and a norm is five
-of them. A loop is one call, whatever it does. It runs on one thread: on another the next product's own threads wait.
+of them. A loop is one call, whatever it does. It runs on one thread, since waking another can take 0.2 ms, longer than
+most loops.
 
 The order of additions within a row depends on the row's length alone, so no row's bits depend on the other rows.
 """
