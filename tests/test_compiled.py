@@ -300,7 +300,8 @@ def test_no_request_waits_for_the_compiler(batch_invariant, monkeypatch):
     before = {name: len(getattr(loops, name).signatures) for name in names}
     assert before["attend"] == 1
     monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 50_000)
-    Engine(driver).generate([[1, 2, 3] * 30, [4], [5, 6]], SamplingParams(max_new_tokens=4, prompt_logprobs=0))
+    for prompts in ([[1, 2, 3] * 30, [4], [5, 6]], [[7]]):
+        Engine(driver).generate(prompts, SamplingParams(max_new_tokens=4, prompt_logprobs=0))
     assert {name: len(getattr(loops, name).signatures) for name in names} == before
 
 
