@@ -223,13 +223,14 @@ def check_ways_to_compute(config: EngineConfig) -> None:
 
 def check_compiled_loops(config: EngineConfig) -> None:
     """Raise ``ValueError`` if ``kernels="numba"`` is asked for where its loops do not go."""
-    wanted = {"device": ("cpu", is_cpu(config.device)), "dtype": ("float32", config.dtype == "float32"),
-              "attention": ("torch", config.attention == "torch")}  # fmt: skip
-    for name, (value, fits) in wanted.items() if config.kernels == "numba" else ():
-        if not fits:
+    if config.kernels != "numba":
+        return
+    for name, wanted in (("device", "cpu"), ("dtype", "float32"), ("attention", "torch")):
+        value = getattr(config, name)
+        if value != wanted and not (name == "device" and is_cpu(value)):
             raise ValueError(
-                f"kernels='numba' computes in float32 on CPUs, with an attention of its own, and {name} is "
-                f"{getattr(config, name)!r}; set {name}={value!r}, or leave kernels='torch'"
+                f"kernels='numba' computes in float32 on CPUs, with an attention of its own, and {name} is {value!r}; "
+                f"set {name}={wanted!r}, or leave kernels='torch'"
             )
 
 

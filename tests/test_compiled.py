@@ -23,7 +23,8 @@ from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
-from mini_engine.bench import ablate, serving
+from mini_engine.bench import ablate, forward, serving
+from mini_engine.bench import machine as bench_machine
 from mini_engine.cli import app
 from mini_engine.compiled import attention as compiled_attention
 from mini_engine.compiled import loops
@@ -397,5 +398,14 @@ def test_ablation_of_loops_has_what_they_need():
 @pytest.mark.parametrize(("dtype", "there"), [("float32", True), ("bfloat16", False)])
 def test_loops_are_measured_in_float32_alone(dtype, there):
     names = serving.chosen_systems(None, "tiny", dtype)
-    assert [name in names for name in serving.FLOAT32_ONLY] == [there, there]
-    assert all(serving.serving_config(name, "float32", 4).kernels == "numba" for name in serving.FLOAT32_ONLY)
+    over_loops = ("packed+numba", "packed+numba+invariant")
+    assert [name in names for name in over_loops] == [there, there]
+    assert all(serving.serving_config(name, "float32", 4).kernels == "numba" for name in over_loops)
+
+
+def test_benchmarks_run_without_numba_and_say_what_they_leave_out(monkeypatch, capsys):
+    monkeypatch.setattr(bench_machine, "find_spec", lambda name: None)
+    assert bench_machine.names_in("float32", forward.SYSTEMS) == [
+        "off", "packed", "packed+grouped", "invariant", "packed+invariant"
+    ]  # fmt: skip
+    assert capsys.readouterr().out == "left out, as Numba is not installed: packed+numba\n"

@@ -208,7 +208,7 @@ def assert_like(output: RequestOutput, expected: Expected) -> None:
 
 
 def alone(name: str, prompt: Sequence[int], params: SamplingParams, config: EngineConfig = INVARIANT) -> Expected:
-    kept = {name: getattr(config, name) for name in ("dtype", "batch_invariant", "linear", "kernels")}
+    kept = {option: getattr(config, option) for option in ("dtype", "batch_invariant", "linear", "kernels")}
     config = EngineConfig(**kept)
     return lonely(list(make_driver(name, config).stream(prompt, replace(params, stop=()))), params)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import Qwen3ForCausalLM
 
-from mini_engine.bench.machine import machine, make_checkpoint, peak_rss
+from mini_engine.bench.machine import machine, make_checkpoint, names_in, peak_rss
 from mini_engine.bench.peers import TokenClock
 from mini_engine.config import Dtype, EngineConfig
 from mini_engine.driver import GreedyDriver
@@ -40,7 +40,6 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "packed+invariant": {"linear": "packed", "batch_invariant": True},
     "packed+numba": {"linear": "packed", "kernels": "numba"},
 }
-FLOAT32_ONLY = ("packed+numba",)
 PEER = "transformers"
 READ_ELEMENTS = 1 << 26  # 256 MiB
 # What was promised for two CPU cores, as (workload, figure, system) -> least value.
@@ -128,8 +127,7 @@ def weight_bytes(model: Qwen3ForCausalLM) -> int:
 def measure(workload: str, dtype: Dtype, folder: Path, prompt_len: int, new_tokens: int, rounds: int) -> list[Row]:
     """Run all systems in turn for ``rounds`` rounds, after one that is not counted, and return a row each."""
     peer = Qwen3ForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    names = [name for name in SYSTEMS if dtype == "float32" or name not in FLOAT32_ONLY]
-    configs = {name: EngineConfig(dtype=dtype, **SYSTEMS[name]) for name in names}
+    configs = {name: EngineConfig(dtype=dtype, **SYSTEMS[name]) for name in names_in(dtype, SYSTEMS)}
     drivers = {name: make_driver(load_model(folder, config), config) for name, config in configs.items()}
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(0, peer.config.vocab_size, (prompt_len,), generator=generator).tolist()

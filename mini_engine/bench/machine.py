@@ -9,7 +9,8 @@ import ctypes
 import gc
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ def settled_rss() -> int:
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
     return int(psutil.Process().memory_info().rss)
+
+
+def names_in(dtype: str, systems: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+    """Return the ``systems`` (name -> options) that can run: compiled loops are float32 alone, and need Numba."""
+    over_loops = [name for name, options in systems.items() if (options or {}).get("kernels") == "numba"]
+    if dtype == "float32" and find_spec("numba") is not None:
+        return list(systems)
+    if dtype == "float32":
+        typer.echo(f"left out, as Numba is not installed: {', '.join(over_loops)}")
+    return [name for name in systems if name not in over_loops]
 
 
 def chosen(given: Sequence[str] | None, known: Iterable[str], what: str) -> list[str]:

@@ -23,7 +23,16 @@ import typer
 from tqdm import tqdm
 from transformers import Qwen3ForCausalLM
 
-from mini_engine.bench.machine import SHAPES, chosen, forget_peak, machine, make_checkpoint, peak_rss, settled_rss
+from mini_engine.bench.machine import (
+    SHAPES,
+    chosen,
+    forget_peak,
+    machine,
+    make_checkpoint,
+    names_in,
+    peak_rss,
+    settled_rss,
+)
 from mini_engine.bench.peers import CONTINUOUS, STATIC, ContinuousPeer, StaticPeer, gap_at_difference, sleep_until
 from mini_engine.bench.workload import Answer, Figures, Job, Run, describe, figures, make_jobs, paged_waste, shortened
 from mini_engine.checkpoint import TINY_MODEL
@@ -45,7 +54,6 @@ SYSTEMS: dict[str, dict[str, Any] | None] = {
     "off": None,
 }
 SERVING = "packed+grouped"
-FLOAT32_ONLY = ("packed+numba", "packed+numba+invariant")
 WARM_UP_JOBS, WARM_UP_TOKENS = 3, 4
 MAX_GAPS = 4  # differing answers whose cause is looked up, per system: each costs the peer a forward pass
 # Two tokens this close (in standard deviations of the row's logits) may change places with the order of a sum.
@@ -342,9 +350,9 @@ def lap(seconds: float | None, share: float | None) -> str:
 
 def chosen_systems(given: Sequence[str] | None, shape: str, dtype: str) -> list[str]:
     """Return the systems to run. One request at a time takes minutes at 0.6B, so there it runs only if asked for."""
-    names = chosen(given, [STATIC, CONTINUOUS, *SYSTEMS], "system")
-    left_out = {*(["off"] if shape != "tiny" else []), *(FLOAT32_ONLY if dtype != "float32" else [])}
-    return [name for name in names if given or name not in left_out]
+    if given:
+        return chosen(given, [STATIC, CONTINUOUS, *SYSTEMS], "system")
+    return [STATIC, CONTINUOUS, *(name for name in names_in(dtype, SYSTEMS) if shape == "tiny" or name != "off")]
 
 
 def bench_serving(
