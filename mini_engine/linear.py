@@ -22,9 +22,10 @@ from mini_engine.config import EngineConfig
 
 Linear = Callable[[Tensor], Tensor]  # [M, in_features] -> [M, out_features]
 
-# oneDNN multiplies six rows at a time, and its code for fewer reads a matrix from memory more slowly: six rows take
-# less time than one. Measured with AVX-512: a decode step at 0.6B takes 10 to 25 % less.
-BLOCK_ROWS = 6
+# How fast oneDNN reads a packed matrix from memory depends on the number of rows, and on the machine how: six rows took
+# 10 to 25 % less time than one where memory was slow for a core (15 GB/s), one row 10 % less than six where it was fast
+# (30 GB/s). Four rows are within 5 % of the best number in all modes of the machine that were met with AVX-512.
+FEW_ROWS = 4
 
 
 class Projections(Protocol):
@@ -59,12 +60,12 @@ class OneDnnProjections(TorchProjections):
 
     In float32 the library compiles code for every number of rows that it meets, in a millisecond or two, and keeps it:
     half a megabyte for a small matrix, six for a large one. A server's steps have any number of rows, so they are
-    padded to a few usual ones. Few rows are padded in any dtype: see ``BLOCK_ROWS``.
+    padded to a few usual ones. Few rows are padded in any dtype: see ``FEW_ROWS``.
     """
 
-    def __init__(self, pack: bool) -> None:
-        """Reorder weights, or leave them as they are."""
-        self.pack = pack
+    def __init__(self, pack: bool, numbers: int = 8) -> None:
+        """Reorder weights, or leave them as they are; ``numbers`` of rows to pad to for each power of two."""
+        self.pack, self.numbers = pack, numbers
 
     def linear(self, weight: Tensor) -> Linear:
         """Return the oneDNN product with ``weight``; ``F.linear`` where this build cannot do it in the dtype."""
@@ -74,7 +75,8 @@ class OneDnnProjections(TorchProjections):
             return super().linear(weight)
         stored = pack_weight(weight) if self.pack else weight.contiguous()
         multiply = partial(onednn_linear, weight=stored)
-        return padding_rows(multiply, usual_rows if weight.dtype == torch.float32 else full_block)
+        usual = partial(usual_rows, numbers=self.numbers) if weight.dtype == torch.float32 else few_rows
+        return padding_rows(multiply, usual)
 
 
 class PackedProjections(OneDnnProjections):
@@ -82,7 +84,8 @@ class PackedProjections(OneDnnProjections):
 
     A call of the operator costs 15 to 40 microseconds before it multiplies, many times what the default BLAS takes. So
     for a small matrix the number of multiplications decides. It stays unpacked, as ``F.linear`` needs it: oneDNN then
-    reorders it in every call, which is little beside the rows that it is called for.
+    reorders it in every call, which is little beside the rows that it is called for. There are fewer numbers of rows
+    then, since the code for each of them takes more memory than such a matrix.
     """
 
     SMALL_WEIGHT = 1 << 17  # elements; a 512 x 512 matrix no longer gains from F.linear
@@ -97,7 +100,7 @@ class PackedProjections(OneDnnProjections):
         if weight.dtype != torch.float32 or weight.numel() > self.SMALL_WEIGHT:
             return super().linear(weight)
         most_rows = self.FEW_PRODUCTS // weight.numel()
-        many = OneDnnProjections(pack=False).linear(weight)
+        many = OneDnnProjections(pack=False, numbers=2).linear(weight)
         return lambda x: F.linear(x, weight) if x.shape[0] <= most_rows else many(x)
 
 
@@ -112,15 +115,17 @@ def padding_rows(multiply: Linear, wanted: Callable[[int], int]) -> Linear:
     return padded
 
 
-def full_block(rows: int) -> int:
-    """Return ``BLOCK_ROWS`` for two and more rows that are fewer. One row stays alone: its bits are its own."""
-    return BLOCK_ROWS if 1 < rows < BLOCK_ROWS else rows
+def few_rows(rows: int) -> int:
+    """Return ``FEW_ROWS`` for two and more rows that are fewer. One row stays alone: its bits are its own."""
+    return FEW_ROWS if 1 < rows < FEW_ROWS else rows
 
 
-def usual_rows(rows: int) -> int:
-    """Return the least usual number of rows: 6, multiples of 4 up to 64, then 8 numbers for each power of two."""
-    step = max(4, 1 << (rows - 1).bit_length() >> 4)
-    return BLOCK_ROWS if rows <= BLOCK_ROWS else -(-rows // step) * step
+def usual_rows(rows: int, numbers: int) -> int:
+    """Return the least usual number of rows: 6, multiples of 4, then ``numbers`` numbers for each power of two."""
+    if FEW_ROWS < rows <= 6:  # oneDNN multiplies six rows at a time and reads the matrix again for the next six
+        return 6
+    step = max(FEW_ROWS, (1 << (rows - 1).bit_length()) // (2 * numbers))
+    return -(-rows // step) * step
 
 
 def pack_weight(weight: Tensor) -> Tensor:

@@ -246,8 +246,8 @@ def test_float32_products_have_few_numbers_of_rows_and_no_row_shows_it(packed_ro
     whole = multiply(x)
     for rows in range(1, 200):
         assert torch.equal(multiply(x[:rows]), whole[:rows])
-    assert len(set(packed_rows)) == 29
-    assert all(rows <= usual_rows(rows) <= max(6, rows + 3, rows * 9 / 8) for rows in range(1, 3000))
+    assert len(set(packed_rows)) == 30
+    assert all(rows <= usual_rows(rows, 8) <= max(4, rows + 3, rows * 9 / 8) for rows in range(1, 3000))
 
 
 def test_a_small_float32_product_is_the_default_one_until_it_has_many_rows(packed_rows: list[int]) -> None:
@@ -257,18 +257,18 @@ def test_a_small_float32_product_is_the_default_one_until_it_has_many_rows(packe
         assert torch.equal(multiply(x[:rows]), TorchProjections().linear(weight)(x[:rows]))
     assert not packed_rows
     torch.testing.assert_close(multiply(x), x @ weight.T, rtol=1e-5, atol=1e-5)
-    assert packed_rows == [usual_rows(129)]
+    assert packed_rows == [192]
     make_projections(EngineConfig(linear="packed")).linear(torch.randn(512, 300))(torch.randn(1, 300))
-    assert packed_rows[1:] == [6]  # a large matrix is packed for one row as well
+    assert packed_rows[1:] == [4]  # a large matrix is packed for one row as well
 
 
-def test_few_bfloat16_rows_fill_a_block_unless_it_changes_their_bits(packed_rows: list[int]) -> None:
+def test_few_bfloat16_rows_are_padded_unless_it_changes_their_bits(packed_rows: list[int]) -> None:
     if onednn_fault(torch.bfloat16) is not None:
         pytest.skip("oneDNN has no bfloat16 here")
     weight, x = torch.randn(400, 350).bfloat16(), torch.randn(9, 350).bfloat16()
     packed = make_projections(EngineConfig(linear="packed", dtype="bfloat16")).linear(weight)
     invariant = make_projections(EngineConfig(linear="packed", dtype="bfloat16", batch_invariant=True)).linear(weight)
-    for multiply, asked in ((packed, [1, 6, 6, 6, 6, 6, 7, 8, 9]), (invariant, [6] * 6 + [8, 8, 10])):
+    for multiply, asked in ((packed, [1, 4, 4, 4, 5, 6, 7, 8, 9]), (invariant, [4] * 4 + [6, 6, 8, 8, 10])):
         packed_rows.clear()
         products = [multiply(x[:rows]) for rows in range(1, 10)]
         assert packed_rows == asked

@@ -4,7 +4,8 @@ Owns: what is timed and how it is reported. Must not know: how either side compu
 
 All systems see the same prompt ids and the same weights and run in turn, round after round, so that a slow minute of
 the machine hits all of them; ratios are taken within a round and the median round is reported. The read bandwidth that
-the roofline uses is measured anew before every run: on a machine with neighbours it can halve within a round.
+the roofline uses is the median of reads right before and after every run: on a machine with neighbours it can halve
+within a round, and the fastest read of a moment says little about the seconds of a run.
 """
 
 import gc
@@ -106,9 +107,9 @@ def timing(began: float, times: list[float], prompt: Sequence[int], token_ids: l
     return Timing(len(prompt) / (times[0] - began), (len(times) - 1) / (times[-1] - times[0]), token_ids)
 
 
-def read_bandwidth(block: Tensor) -> float:
-    """Return bytes per second of summing ``block``, far larger than any cache, with all threads: a decode's ceiling."""
-    return int(block.nbytes) / min(timed(block.sum) for _ in range(3))
+def read_times(block: Tensor) -> list[float]:
+    """Return the seconds of each of a few sums of ``block``, far larger than any cache, with all threads."""
+    return [timed(block.sum) for _ in range(8)]
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -137,8 +138,10 @@ def measure(workload: str, dtype: Dtype, folder: Path, prompt_len: int, new_toke
     read, block = weight_bytes(peer), torch.ones(READ_ELEMENTS)
     for _ in tqdm(range(rounds + 1), desc=workload, unit="round"):
         for name, run in systems.items():
-            at_best[name].append(read / read_bandwidth(block))
+            before = read_times(block)
+            run(prompt, 2)  # the reads have emptied the caches
             runs[name].append(run(prompt, new_tokens))
+            at_best[name].append(statistics.median(before + read_times(block)) * read / block.nbytes)
     return [make_row(workload, name, times[1:], runs[PEER][1:], at_best[name][1:]) for name, times in runs.items()]
 
 
