@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from smoke.check import DEFAULT_SEED, Check, ProbeError, Result, judge, result_of_error
+from smoke.interpreter import excused
 from smoke.manifest import ROOT
 from smoke.transport import read_answer, read_json, read_regular
 
@@ -332,8 +333,8 @@ class Watch:
         except ValueError as error:
             return Result(check.id, "crashed", detail=str(error))
         if isinstance(answer, ProbeError):
-            return result_of_error(check, answer, seconds)
-        return judge(check, self.run.seed, answer, seconds)
+            return excused(check, result_of_error(check, answer, seconds))
+        return excused(check, judge(check, self.run.seed, answer, seconds))
 
     def end_child(self) -> None:
         """End the child and everything that it started, and hear the server confirm it."""

@@ -1,10 +1,7 @@
 """``doctor``: whether this machine is ready."""
 
-import importlib.util
 import os
 import platform
-import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import typer
@@ -13,6 +10,7 @@ from smoke.candidate import Candidate, Runner
 from smoke.cases import MODEL_FOLDER
 from smoke.check import checks_of
 from smoke.commands.exits import Exit, stop
+from smoke.interpreter import triton_fault
 from smoke.manifest import ROOT, load_manifest
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pytest")
@@ -47,16 +45,3 @@ def doctor_command() -> None:
     if wrong:
         stop(Exit.ENVIRONMENT, f"the reference fails {', '.join(wrong)} here; please report it with the lines above")
     typer.echo(f"reference {first.id}: {len(results)} checks pass\nready: python -m smoke start {first.id}")
-
-
-def triton_fault() -> str | None:
-    """Run a kernel of a few lines in Triton's interpreter; return why that is impossible, or ``None``.
-
-    Only L8 needs it. The interpreter has to be chosen before the first import, so this takes a process of its own.
-    """
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed; L8 will need it, nothing before"
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "smoke.canary"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]
