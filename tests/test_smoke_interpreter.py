@@ -40,7 +40,8 @@ def only_result(candidate):
 
 
 def test_where_triton_works_a_wrong_kernel_fails(wrong_kernel):
-    assert triton_fault() is None
+    if (fault := triton_fault()) is not None:
+        pytest.skip(fault)
     assert only_result(wrong_kernel).status == "fail"
 
 
