@@ -1,0 +1,59 @@
+"""Every promise of equal bits rests on ``tl.dot``: a row's bits must not depend on where in its tile the row stands."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tests.kernels.conftest import DEVICE
+
+SIZES = [(16, 16, 16), (16, 64, 32), (32, 32, 64), (64, 64, 128)]
+
+
+@triton.jit
+def multiply(a, b, out, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
+    """Store ``a @ b`` [M, N] on top of what is in ``out``."""
+    row, middle, column = tl.arange(0, M)[:, None], tl.arange(0, K), tl.arange(0, N)[None, :]
+    left = tl.load(a + row * K + middle[None, :])
+    right = tl.load(b + middle[:, None] * N + column)
+    place = out + row * N + column
+    tl.store(place, tl.dot(left, right, tl.load(place), input_precision="ieee", out_dtype=place.dtype.element_ty))
+
+
+def product(a: torch.Tensor, b: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Return ``a @ b + total`` by one program."""
+    out = total.clone()
+    multiply[(1,)](a.contiguous(), b, out, M=a.shape[0], K=a.shape[1], N=b.shape[1])
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_row_has_the_same_bits_in_every_place_of_a_tile(size, dtype):
+    (rows, depth, columns), generator = size, torch.Generator().manual_seed(0)
+    a = torch.randn(rows, depth, generator=generator).to(dtype).to(DEVICE)
+    b = torch.randn(depth, columns, generator=generator).to(dtype).to(DEVICE)
+    total = torch.randn(rows, columns, generator=generator).to(DEVICE)
+    whole = product(a, b, total)
+    for shift in range(1, rows):
+        assert torch.equal(product(a.roll(shift, 0), b, total.roll(shift, 0)), whole.roll(shift, 0))
+    exact, size_of_terms = a.double() @ b.double() + total.double(), a.double().abs() @ b.double().abs() + total.abs()
+    assert (
+        (whole.double() - exact).abs() <= (depth + 1) * 2**-24 * size_of_terms
+    ).all()  # a rounding for every addition
+
+
+def test_not_a_number_stays_in_its_row():
+    a, b = torch.ones(16, 16, device=DEVICE), torch.ones(16, 16, device=DEVICE)
+    a[3, 5], a[4, 5] = torch.nan, torch.inf
+    out = product(a, b, torch.zeros(16, 16, device=DEVICE))
+    assert out[3].isnan().all()
+    assert out[4].isposinf().all()
+    assert (out[[*range(3), *range(5, 16)]] == 16).all()
+
+
+def test_bytes_are_multiplied_as_triton_does_it():
+    a = torch.randint(-128, 128, (16, 32), dtype=torch.int8, generator=torch.Generator().manual_seed(1))
+    b = a.T.contiguous()
+    out = product(a.to(DEVICE), b.to(DEVICE), torch.full((16, 16), 7, dtype=torch.int32, device=DEVICE))
+    assert torch.equal(out.cpu(), a.int() @ b.int() + 7)
