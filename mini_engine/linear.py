@@ -181,8 +181,9 @@ def make_projections(config: EngineConfig) -> Projections:
     """Choose the family that ``config.linear`` and ``config.batch_invariant`` ask for."""
     if not config.batch_invariant:
         return PackedProjections() if config.linear == "packed" else TorchProjections()
-    if onednn_fault(getattr(torch, config.dtype)) is None:
+    fault = onednn_fault(getattr(torch, config.dtype))
+    if fault is None:
         return InvariantProjections(OneDnnProjections(pack=config.linear == "packed"), row_multiple=2)
     if config.linear == "packed":
-        warnings.warn("linear='packed' needs oneDNN, which this torch build lacks; using F.linear", stacklevel=2)
+        warnings.warn(f"linear='packed' needs oneDNN; F.linear is used for {config.dtype}: {fault}", stacklevel=2)
     return InvariantProjections(TorchProjections(), row_multiple=4)
