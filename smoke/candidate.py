@@ -321,7 +321,7 @@ class Watch:
                 detail = f"the process ended before it answered, {ending(self.exit_code)}"
                 self.run.settle(index, Result(check.id, "crashed", detail=detail))
             return False
-        self.run.settle(index, self.judged(check, index))
+        self.run.settle(index, excused(check, self.judged(check, index)))
         for suffix in ("json", "safetensors"):
             (self.out / f"{index}.{suffix}").unlink(missing_ok=True)
         return True
@@ -333,8 +333,8 @@ class Watch:
         except ValueError as error:
             return Result(check.id, "crashed", detail=str(error))
         if isinstance(answer, ProbeError):
-            return excused(check, result_of_error(check, answer, seconds))
-        return excused(check, judge(check, self.run.seed, answer, seconds))
+            return result_of_error(check, answer, seconds)
+        return judge(check, self.run.seed, answer, seconds)
 
     def end_child(self) -> None:
         """End the child and everything that it started, and hear the server confirm it."""

@@ -6,6 +6,15 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from mini_engine.linear import onednn_fault
+
+
+def skip_without_bfloat16(dtype: str | torch.dtype) -> None:
+    """Skip a bfloat16 test where oneDNN has no such products, unless the CPU has AVX-512: there it must have them."""
+    can = torch.backends.cpu.get_cpu_capability() == "AVX512" or onednn_fault(torch.bfloat16) is None
+    if dtype in ("bfloat16", torch.bfloat16) and not can:
+        pytest.skip("oneDNN has no bfloat16 for this CPU")
+
 
 def random_checkpoint(folder: Path, **changes: object) -> Path:
     """Write a random 2-layer Qwen3 checkpoint to ``folder``."""

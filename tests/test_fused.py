@@ -19,10 +19,11 @@ from mini_engine.attention.ragged import StepCache, first_slots
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.fused import FusedQwen3
-from mini_engine.linear import Linear, TorchProjections, make_projections, onednn_fault
+from mini_engine.linear import Linear, TorchProjections, make_projections
 from mini_engine.model import Qwen3
 from mini_engine.startup import build_model, load_model
 from mini_engine.viz.trace import trace_forward
+from tests.conftest import skip_without_bfloat16
 
 # (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
 SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]
@@ -144,8 +145,7 @@ def test_packed_prefill_and_decode_beside_transformers(shape: tuple[int, ...], d
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_tensor_that_was_stacked_or_packed_stays_alive(dtype: str) -> None:
-    if dtype == "bfloat16" and onednn_fault(torch.bfloat16) is not None:
-        pytest.skip("oneDNN has no bfloat16 here, and nothing is packed")
+    skip_without_bfloat16(dtype)  # nothing is packed there
     engine = EngineConfig(dtype=dtype, linear="packed")
     config, weights = weights_of((1024, 8, 8, 128, 1152, 64), dtype)  # every projection is packed at this size
     originals = {name: weakref.ref(w) for name, w in weights.items() if "proj" in name}

@@ -34,6 +34,7 @@ from mini_engine.linear import (
     usual_rows,
 )
 from mini_engine.startup import build_model
+from tests.conftest import skip_without_bfloat16
 
 # (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
 SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]
@@ -154,12 +155,6 @@ def test_logits_are_bitwise_the_same_in_any_packing_chunking_page_size_and_threa
         assert rows_that_differ(driver, case) == 0
 
     check()
-
-
-def skip_without_bfloat16(dtype: str | torch.dtype) -> None:
-    """Skip a test in bfloat16 on a CPU for which oneDNN has no such products (AVX2)."""
-    if dtype in ("bfloat16", torch.bfloat16) and onednn_fault(torch.bfloat16) is not None:
-        pytest.skip("oneDNN has no bfloat16 here")
 
 
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"kernels": "numba"}], ids=str)

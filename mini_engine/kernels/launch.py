@@ -7,11 +7,11 @@ import torch
 import triton
 from torch import Tensor
 
-from mini_engine.kernels import interpreter
-
 # Triton decides at import and again at every ``@triton.jit``, so the two cannot differ: it is one answer per process.
 INTERPRETED: bool = triton.knobs.runtime.interpret
 if INTERPRETED:
+    from mini_engine.kernels import interpreter
+
     interpreter.install()
 BLOCK_ELEMENTS = 4096  # of a tile of whole rows: 32 numbers for each of 128 threads
 LOG2_E = 1.4426950408889634  # exp(x) is exp2(x * LOG2_E), and exp2 is what the hardware has

@@ -38,9 +38,8 @@ def test_a_row_has_the_same_bits_in_every_place_of_a_tile(size, dtype):
     for shift in range(1, rows):
         assert torch.equal(product(a.roll(shift, 0), b, total.roll(shift, 0)), whole.roll(shift, 0))
     exact, size_of_terms = a.double() @ b.double() + total.double(), a.double().abs() @ b.double().abs() + total.abs()
-    assert (
-        (whole.double() - exact).abs() <= (depth + 1) * 2**-24 * size_of_terms
-    ).all()  # a rounding for every addition
+    per_addition = 2**-24 * size_of_terms  # the most that rounding one sum can cost
+    assert ((whole.double() - exact).abs() <= (depth + 1) * per_addition).all()
 
 
 def test_not_a_number_stays_in_its_row():
