@@ -13,7 +13,7 @@ from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.scheduler.request import FinishReason, RequestTimes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # the log keeps one for every token
 class Delta:
     """What one step added to one request: a token, the text that can be shown now, and how it ended if it did.
 

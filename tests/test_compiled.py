@@ -157,6 +157,34 @@ def test_heads_are_normed_and_turned(rows, num_heads, num_kv_heads, dim):
     near(np.concatenate([q, k], 1), exact)
 
 
+FLOATS = [None, *(numba.types.Array(numba.float32, ndim, "C") for ndim in (1, 2, 3))]  # by number of dimensions
+SLOTS, HEAD = numba.types.Array(numba.uintp, 1, "C"), numba.types.UniTuple(numba.boolean, 32)
+ARGUMENTS = {
+    "exponential": [numba.float32],
+    "inverse_rms": [FLOATS[1], numba.float64],
+    "rms_norm": [FLOATS[2], FLOATS[1], numba.float64, FLOATS[2]],
+    "add_rms_norm": [FLOATS[2], FLOATS[2], FLOATS[1], numba.float64, FLOATS[2]],
+    "silu_and_mul": [FLOATS[2], FLOATS[2]],
+    "rotary_table": [numba.types.Array(numba.int64, 1, "C"), FLOATS[1], FLOATS[2], FLOATS[2]],
+    "norm_and_rotate": [FLOATS[3], *[FLOATS[2]] * 3, numba.float64, FLOATS[3], FLOATS[3]],
+    "find_slots": [numba.types.Array(numba.int32, 2, "C"), numba.int64, numba.types.Array(numba.int32, 1, "C")],
+    "score": [FLOATS[2], FLOATS[2], SLOTS, HEAD, FLOATS[2]],
+    "softmax": [FLOATS[1], numba.int64],
+    "mix": [FLOATS[2], FLOATS[2], SLOTS, HEAD, FLOATS[2]],
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_no_loop_computes_in_float64(name):
+    """A whole number times a float32 is a float64 to the compiler: right, and half as fast."""
+    loop = numba.njit(getattr(loops, name).py_func)
+    loop.compile(tuple(ARGUMENTS[name]))
+    (compiled,) = loop.overloads.values()
+    types = compiled.type_annotation.typemap.items()
+    doubles = {variable for variable, kind in types if "float64" in str(kind) and not variable.startswith("$const")}
+    assert doubles <= {"eps", "arg.eps"}
+
+
 # Attention
 
 CONFIG = ModelConfig(32, 64, 2, 6, 2, 16, 64, 4096, 1e4, 1e-6, True)
@@ -213,17 +241,19 @@ def test_attention_is_that_of_the_plain_path_for_any_sequences_on_any_pages(want
 
 
 @pytest.mark.parametrize(("size", "relative"), [(3, 2e-6), (300, 1e-3)])  # scores of hundreds are rounded by 1e-5
-def test_attention_against_float64(size, relative):
+@pytest.mark.parametrize("dim", [20, 32, 128])
+def test_attention_against_float64(dim, size, relative):
     rng = np.random.default_rng(3)
-    keys, values = (rng.standard_normal((2, 400, 128)).astype(np.float32) for _ in range(2))
-    q, out = draw(1, 8, 128, seed=4) * np.float32(size), np.full((1, 8, 128), np.nan, np.float32)
+    keys, values = (rng.standard_normal((2, 400, dim)).astype(np.float32) for _ in range(2))
+    q, out = draw(1, 8, dim, seed=4) * np.float32(size), np.full((1, 8, dim), np.nan, np.float32)
     for length in (1, 2, 3, 4, 5, 127, 400):
         pages = np.arange(400, dtype=np.int32)[None]
         zero = np.zeros(1, np.int64)
-        loops.attend(q, keys, values, zero, zero, np.array([length]), pages, 1, out)
+        slots = loops.find_slots(pages, 1, np.array([length]))
+        loops.attend(q, keys, values, zero, zero, np.array([length]), *slots, (False,) * dim, out)
         for head in range(8):
             own_keys, own_values = (pool[head // 4, :length].astype(np.float64) for pool in (keys, values))
-            scores = own_keys @ q[0, head] / np.sqrt(128)
+            scores = own_keys @ q[0, head] / np.sqrt(dim)
             weights = np.exp(scores - scores.max())
             near(out[0, head], weights / weights.sum() @ own_values, relative)
 

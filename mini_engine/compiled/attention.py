@@ -29,9 +29,11 @@ class CompiledAttention:
         self, pool: KVPool, metadata: AttentionMetadata, num_attention_heads: int, kernel: AttentionKernel | None
     ) -> None:
         """Find the rows for the loop; ``kernel`` is for sequences with several queries, ``None``: they have none."""
-        self.pool, self.pages, self.slots = pool, metadata.block_table.numpy(), metadata.slot_mapping.numpy()
+        self.pool, self.written = pool, metadata.slot_mapping.numpy()
         self.kernel, most = kernel, 1 if kernel else int(metadata.cu_seqlens_q[-1])
-        found = loops.rows_of_short(metadata.cu_seqlens_q.numpy(), metadata.seq_lens_kv.numpy(), most)
+        lengths = metadata.seq_lens_kv.numpy()
+        self.slots = loops.find_slots(metadata.block_table.numpy(), pool.page_size, lengths)
+        found = loops.rows_of_short(metadata.cu_seqlens_q.numpy(), lengths, most)
         products = int(found[-1].sum()) * num_attention_heads * pool.keys[0].shape[-1]
         threads = torch.get_num_threads() if products > FEW_PRODUCTS else 1
         # In turn, as later rows see more keys.
@@ -42,12 +44,12 @@ class CompiledAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
         keys, values = self.pool.keys[layer].numpy(), self.pool.values[layer].numpy()
-        loops.store(k.numpy(), v.numpy(), keys, values, self.slots)
+        loops.store(k.numpy(), v.numpy(), keys, values, self.written)
         out = torch.empty_like(q)
-        queries, found = q.numpy(), out.numpy()
+        queries, found, head = q.numpy(), out.numpy(), (False,) * q.shape[-1]
 
         def attend(share: tuple[Ints, ...]) -> None:
-            loops.attend(queries, keys, values, *share, self.pages, self.pool.page_size, found)
+            loops.attend(queries, keys, values, *share, *self.slots, head, found)
 
         others = [workers().submit(attend, share) for share in self.shares[1:]]
         attend(self.shares[0])

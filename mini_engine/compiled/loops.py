@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ints = NDArray[np.integer[Any]]
 Float = Any  # one number: a float32 for the compiler
+Head = tuple[bool, ...]  # of the length of a head: a tuple's length is known to the compiler, an array's is not
 
 ONE, HALF = np.float32(1), np.float32(0.5)
 LOG2_E = np.float32(math.log2(math.e))
@@ -56,7 +57,7 @@ def exponential(x: Float) -> Float:
     x = n ln 2 + r, e**x = 2**n e**r, with r in [-0.35, 0.35] where a polynomial is enough (Moshier, Cephes).
     """
     clipped = min(max(x, SMALLEST), LARGEST)
-    n = math.floor(clipped * LOG2_E + HALF)
+    n = np.floor(clipped * LOG2_E + HALF)  # math.floor's is an integer; times a float32 it would be a float64
     r = clipped - n * LN2_HIGH - n * LN2_LOW
     tail = np.float32(1.9875691500e-4)
     tail = tail * r + np.float32(1.3981999507e-3)
@@ -64,8 +65,9 @@ def exponential(x: Float) -> Float:
     tail = tail * r + np.float32(4.1665795894e-2)
     tail = tail * r + np.float32(1.6666665459e-1)
     tail = tail * r + HALF
+    tail = tail * r + ONE
     power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)  # 2**n, by its exponent bits
-    return np.float32(0) if x < SMALLEST else (tail * r * r + r + ONE) * power
+    return np.float32(0) if x < SMALLEST else (tail * r + ONE) * power
 
 
 @in_lanes
@@ -159,48 +161,62 @@ def rows_of_short(bounds: Ints, lengths: Ints, most: int) -> tuple[Ints, Ints, I
 
 
 @as_written
-def attend(
-    q: Floats, keys: Floats, values: Floats, rows: Ints, owners: Ints, lengths: Ints, pages: Ints, page_size: int,
-    out: Floats,
-) -> None:  # fmt: skip
-    """Attend for some rows of a step, reading keys and values page by page, where they lie.
+def find_slots(pages: Ints, page_size: int, lengths: Ints) -> tuple[Ints, Ints]:
+    """Return the slots of every sequence's keys, one sequence after the other, and where each begins.
 
-    ``q`` and ``out`` [T, Hq, D]; ``keys`` and ``values`` [Hkv, slots, D]; ``rows`` [R] are the packed rows to compute,
-    ``owners`` [R] their sequences, ``lengths`` [R] the keys that they see; ``pages`` [N, most pages]. Mutates the rows
-    ``rows`` of ``out``.
+    ``pages`` [N, most pages], ``lengths`` [N] -> [sum of lengths], [N].
     """
-    group = q.shape[1] // keys.shape[0]  # query heads that share a key-value head
-    room = lengths.max() + AT_ONCE if len(lengths) else 0
-    slots, weights = np.empty(room, np.int64), np.empty((group, room), np.float32)
-    for kv_head in range(keys.shape[0]):  # outside, so that the rows of one sequence find its keys in the CPU's cache
-        mine = slice(kv_head * group, (kv_head + 1) * group)
-        for r in range(rows.shape[0]):
-            length = lengths[r]
-            find_slots(pages[owners[r]], page_size, length, slots)
-            score(q[rows[r], mine], keys[kv_head], slots, length, weights)
-            for g in range(group):
-                softmax(weights[g], length)
-            mix(weights, values[kv_head], slots, length, out[rows[r], mine])
+    starts = np.cumsum(lengths) - lengths
+    slots = np.empty(lengths.sum(), np.uintp)  # unsigned, so that no loop asks whether one is negative
+    for n in range(lengths.shape[0]):
+        own = slots[starts[n] : starts[n] + lengths[n]]
+        for page in range((lengths[n] + page_size - 1) // page_size):
+            part = own[page * page_size : (page + 1) * page_size]
+            for i in range(part.shape[0]):
+                part[i] = pages[n, page] * page_size + i
+    return slots, starts
 
 
 @as_written
-def find_slots(pages: Ints, page_size: int, length: int, slots: Ints) -> None:
-    """Write the slots of ``length`` keys that lie in ``pages`` into ``slots``, and the first key's for what pads."""
-    for page in range((length + page_size - 1) // page_size):
-        for i in range(page * page_size, min(length, (page + 1) * page_size)):
-            slots[i] = pages[page] * page_size + i - page * page_size
-    slots[length : length + AT_ONCE] = slots[0]
+def attend(
+    q: Floats, keys: Floats, values: Floats, rows: Ints, owners: Ints, lengths: Ints, slots: Ints, starts: Ints,
+    head: Head, out: Floats,
+) -> None:  # fmt: skip
+    """Attend for some rows of a step, reading keys and values where they lie.
+
+    ``q`` and ``out`` [T, Hq, D]; ``keys`` and ``values`` [Hkv, slots, D]; ``rows`` [R] are the packed rows to compute,
+    ``owners`` [R] their sequences, ``lengths`` [R] the keys that they see; ``slots`` and ``starts`` as ``find_slots``
+    returns them; ``head`` of length D. Mutates the rows ``rows`` of ``out``.
+    """
+    group = q.shape[1] // keys.shape[0]  # query heads that share a key-value head
+    weights = np.empty((group, lengths.max() + AT_ONCE if len(lengths) else 0), np.float32)
+    for kv_head in range(keys.shape[0]):  # outside, so that the rows of one sequence find its keys in the CPU's cache
+        mine = slice(kv_head * group, (kv_head + 1) * group)
+        for r in range(rows.shape[0]):
+            seen = slots[starts[owners[r]] : starts[owners[r]] + lengths[r]]
+            score(q[rows[r], mine], keys[kv_head], seen, head, weights)
+            for g in range(group):
+                softmax(weights[g], lengths[r])
+            mix(weights, values[kv_head], seen, head, out[rows[r], mine])
+
+
+@as_written
+def at_once(slots: Ints, i: int) -> tuple[int, int, int, int]:
+    """Return ``AT_ONCE`` slots from number ``i`` on; the last one stands for those that are missing."""
+    last = slots.shape[0] - 1
+    return slots[i], slots[min(i + 1, last)], slots[min(i + 2, last)], slots[min(i + 3, last)]
 
 
 @in_lanes
-def score(q: Floats, keys: Floats, slots: Ints, length: int, scores: Floats) -> None:
-    """Write the scaled products of ``q`` [group, D] with the keys of ``slots`` into ``scores`` [group, length, …]."""
-    scale = ONE / np.sqrt(np.float32(q.shape[1]))
-    for i in range(0, length, AT_ONCE):
-        k0, k1, k2, k3 = keys[slots[i]], keys[slots[i + 1]], keys[slots[i + 2]], keys[slots[i + 3]]
+def score(q: Floats, keys: Floats, slots: Ints, head: Head, scores: Floats) -> None:
+    """Write the scaled products of ``q`` [group, D] with the keys of ``slots`` [n] into ``scores`` [group, n, …]."""
+    scale = ONE / np.sqrt(np.float32(len(head)))
+    for i in range(0, slots.shape[0], AT_ONCE):
+        n0, n1, n2, n3 = at_once(slots, i)
+        k0, k1, k2, k3 = keys[n0], keys[n1], keys[n2], keys[n3]
         for g in range(q.shape[0]):
             s0 = s1 = s2 = s3 = np.float32(0)
-            for d in range(q.shape[1]):
+            for d in range(len(head)):
                 s0 += q[g, d] * k0[d]
                 s1 += q[g, d] * k1[d]
                 s2 += q[g, d] * k2[d]
@@ -212,22 +228,26 @@ def score(q: Floats, keys: Floats, slots: Ints, length: int, scores: Floats) -> 
 @in_lanes
 def softmax(scores: Floats, length: int) -> None:
     """Turn the first ``length`` of ``scores`` into probabilities, and what pads into 0, in place."""
-    largest, total = scores[:length].max(), np.float32(0)
+    largest, total = scores[0], np.float32(0)
+    for i in range(length):
+        largest = max(largest, scores[i])
     for i in range(length):
         scores[i] = exponential(scores[i] - largest)
         total += scores[i]
+    share = ONE / total
     for i in range(length):
-        scores[i] /= total
+        scores[i] *= share
     scores[length : length + AT_ONCE] = 0
 
 
 @in_lanes
-def mix(weights: Floats, values: Floats, slots: Ints, length: int, out: Floats) -> None:
-    """Write the sums of ``weights`` [group, length, …] times the values of ``slots`` into ``out`` [group, D]."""
+def mix(weights: Floats, values: Floats, slots: Ints, head: Head, out: Floats) -> None:
+    """Write the sums of ``weights`` [group, n, …] times the values of ``slots`` [n] into ``out`` [group, D]."""
     out[:] = 0
-    for i in range(0, length, AT_ONCE):
-        v0, v1, v2, v3 = values[slots[i]], values[slots[i + 1]], values[slots[i + 2]], values[slots[i + 3]]
+    for i in range(0, slots.shape[0], AT_ONCE):
+        n0, n1, n2, n3 = at_once(slots, i)
+        v0, v1, v2, v3 = values[n0], values[n1], values[n2], values[n3]
         for g in range(out.shape[0]):
             w0, w1, w2, w3 = weights[g, i], weights[g, i + 1], weights[g, i + 2], weights[g, i + 3]
-            for d in range(out.shape[1]):
+            for d in range(len(head)):
                 out[g, d] += w0 * v0[d] + w1 * v1[d] + w2 * v2[d] + w3 * v3[d]
