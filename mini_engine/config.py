@@ -121,7 +121,7 @@ class EngineConfig:
     and when pages run out some request is sent back to wait and computed again.
     ``prefix_cache``: "radix" keeps the pages of what was computed, and requests that begin alike start from them.
     ``eviction``: who goes first when they are needed (``radix_cache.EVICTIONS``). ``wait_for_prefix``: a request waits
-    while another computes at least that many tokens of its beginning, if it has found at most ``wait_below_match``.
+    while one computes so many more tokens of its beginning than it found, if it found at most ``wait_below_match``.
     ``grammar_backend``: what answers with a grammar are constrained by: "fsm", "xgrammar", "llguidance", "outlines",
     one that was registered, or "auto": xgrammar if it is installed, else fsm. ``json_whitespace``: "spaced" as
     ``json.dumps`` writes it, "compact", or "any". ``grammar_timeout_s``: a request whose grammar takes longer fails.

@@ -133,7 +133,7 @@ class RadixCache:
         return taken
 
     def unlock(self, hit: PrefixHit) -> None:
-        """Undo one ``lock``. Mutates."""
+        """Undo one ``lock``; a node that is not locked is an ``AssertionError``. Mutates."""
         for node in self.ancestry(hit):
             assert node.lock_count > 0, f"node {node.number} is unlocked more often than it was locked"
             node.lock_count -= 1
@@ -205,7 +205,7 @@ class RadixCache:
     def agreeing_pages(self, node: Node, tokens: list[int], start: int) -> int:
         """Return how many pages at the beginning of ``node`` are the tokens from ``start`` on; at least the first is.
 
-        By halving: pages before ``low`` agree, one before ``high`` does not. Slices are compared in C.
+        By halving: the first ``low`` pages agree, and at most the first ``high``. Slices are compared in C.
         """
         size, own = self.page_size, node.tokens
         if tokens[start : start + len(own)] == own:

@@ -313,6 +313,7 @@ def boundary_cases(seed: int) -> dict[str, FilterCase]:
     edges = [count / 4096 for count in (64, 255, 256, 257, 2048, 4095)]
     return {
         "four equals": FilterCase(four, {"p": [0.5, 0.25, 0.75, above, below, 1.0]}),
+        "four equals that all stay": FilterCase(four, {"p": [0.9] * 6}),
         "eight equals between impossible tokens": FilterCase(scattered, {"p": [0.5, 0.125, 0.875, above, below, 0.25]}),
         "4,096 equals": FilterCase(wide, {"p": edges}),
         "a lone token": FilterCase(torch.tensor([[BANNED, 2.0, BANNED]]).expand(3, 3).clone(), {"p": [0.1, 0.9, 1.0]}),
@@ -334,7 +335,7 @@ def wide_cases(seed: int) -> dict[str, FilterCase]:
 
 
 def off_p_cases(seed: int) -> dict[str, FilterCase]:
-    """Put rows with p 1 beside others, where a running sum in float32 passes 1 before its end."""
+    """Put rows with p 1 beside others, whose rounded masses add up to more than 1."""
     rows, wide = mixed_rows(130, seed), random_tensor(5, 32000, seed=seed + 5) * 2.0
     return {
         "all off": FilterCase(rows, {"p": [1.0] * 8}),

@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-PAD_PAGE = -1  # fills block_table rows; no valid page, so reading it is an error and not another request's data
+PAD_PAGE = -1  # fills block_table rows; no page; ``index_select`` refuses the negative slots that it would lead to
 
 
 @dataclass(frozen=True)

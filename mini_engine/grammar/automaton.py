@@ -158,7 +158,7 @@ class Nfa:
 def compile_node(node: Node, max_states: int = 20_000) -> Dfa:
     """Return the smallest automaton of a tree.
 
-    Raises ``TooManyStatesError`` for more than ``max_states`` before they are merged, or for sets of that many in all,
+    Raises ``TooManyStatesError`` for more than ``max_states`` before they are merged, or for sets that are too large,
     and ``GrammarError`` for a language without any text.
     """
     nfa = Nfa(max_states)

@@ -3,7 +3,7 @@
 Owns: names, ranges, aliases and presets of the parameters. Must not know: tensors, batches, the vocabulary (only
 ``check_vocabulary`` is told its size). Imports no torch.
 
-Three engines, three ways to write "off" (SGLang ``top_k=-1``, vLLM ``top_k=0``, both ``1 << 30`` inside). Here every
+Three engines, three ways to write "off" (SGLang ``top_k=-1`` and ``1 << 30`` inside, vLLM ``top_k=0``). Here every
 alias becomes one form when the object is built, so nothing after this file asks twice.
 """
 
