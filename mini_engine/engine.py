@@ -479,7 +479,7 @@ class Engine:
                 left -= ended
 
     def add_samples(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[str]:
-        """Queue every sample of a request and return their ids. The prompt is computed once for all of them.
+        """Queue every sample of a request and return their ids. Those that run together compute the prompt once.
 
         A request that is refused becomes a finished one, so that its place in a list of answers is not lost.
         """

@@ -5,7 +5,7 @@ give. Needs no later lesson; blocks and whole models are in ``l1_runs.py``. Bits
 modules, values with float64 rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -144,12 +144,20 @@ def turn_probe(seed: int) -> Values:
     """Rotate heads with a given table."""
     from mini_engine.model import apply_rotary
 
-    return {name: apply_rotary(x, cos, sin) for name, x, cos, sin in turn_inputs(seed)}
+    values: Values = {}
+    for name, *inputs in turn_inputs(seed):
+        values[name] = apply_rotary(*inputs)
+        values[f"inputs after the call, {name}"] = inputs
+    return values
 
 
 def turn_peer(seed: int) -> Values:
-    """Return transformers' rotated heads."""
-    return {name: peer.apply_rotary(x, cos, sin) for name, x, cos, sin in turn_inputs(seed)}
+    """Return transformers' rotated heads, and the inputs unchanged."""
+    values: Values = {}
+    for name, *inputs in turn_inputs(seed):
+        values[name] = peer.apply_rotary(*inputs)
+        values[f"inputs after the call, {name}"] = inputs
+    return values
 
 
 def half_probe(seed: int) -> Values:
@@ -206,7 +214,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L1.B.turn",
-    "Applying a table to heads [T, heads, D] has transformers' bits.",
+    "Applying a table to heads [T, heads, D] has transformers' bits and leaves its inputs alone.",
     turn_probe,
     bitwise(turn_peer),
 )
@@ -261,24 +269,32 @@ def kernel_probe(kernel_name: str, shapes: tuple[tuple[int, int, int, int, int],
     def probe(seed: int) -> Values:
         from mini_engine.attention import dense
 
-        kernel = getattr(dense, kernel_name)
-        return {describe(shape, dtype): kernel(*qkv(seed, shape, dtype)) for shape in shapes for dtype in dtypes}
+        return on_cases(getattr(dense, kernel_name), seed, shapes, dtypes)
 
     return probe
 
 
+def on_cases(
+    kernel: Any, seed: int, shapes: tuple[tuple[int, int, int, int, int], ...], dtypes: Iterable[str]
+) -> Values:
+    """Call ``kernel`` on every case, and keep its inputs as they are after the call."""
+    values: Values = {}
+    for shape in shapes:
+        for dtype in dtypes:
+            inputs = qkv(seed, shape, dtype)
+            values[describe(shape, dtype)] = kernel(*inputs)
+            values[f"inputs after the call, {describe(shape, dtype)}"] = list(inputs)
+    return values
+
+
 def kernel_peer(implementation: str, shapes: tuple[tuple[int, int, int, int, int], ...]) -> Any:
     """Return transformers' attention on every case."""
-    return lambda seed: {
-        describe(shape, dtype): peer.attention(*qkv(seed, shape, dtype), implementation)
-        for shape in shapes
-        for dtype in DTYPES
-    }
+    return lambda seed: on_cases(lambda q, k, v: peer.attention(q, k, v, implementation), seed, shapes, DTYPES)
 
 
 def kernel_spec(seed: int) -> Values:
     """Attend row by row in float64."""
-    return {describe(s, "float32"): rows.causal_attention(*qkv(seed, s, "float32")) for s in ATTENTION_CASES}
+    return on_cases(rows.causal_attention, seed, ATTENTION_CASES, ("float32",))
 
 
 def dense_probe(seed: int) -> Values:
@@ -319,7 +335,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L1.C.bits",
-    "eager_attention has the bits of transformers' eager attention in float32 and bfloat16.",
+    "eager_attention has the bits of transformers' eager attention, in both dtypes, and leaves its inputs alone.",
     kernel_probe("eager_attention", WIDE_CASES, tuple(DTYPES)),
     bitwise(kernel_peer("eager", WIDE_CASES)),
 )

@@ -59,10 +59,18 @@ def mlp_peer(seed: int) -> Values:
 
 @torch.no_grad()
 def mlp_values_probe(seed: int) -> Values:
-    """Call the float32 feed-forward of one model on two rows."""
+    """Call the float32 feed-forward of one model on two rows, with torch's SiLU and with one that is three times it."""
+    from mini_engine.linear import TorchProjections
+
+    class Tripled(TorchProjections):
+        def silu(self, x: Tensor) -> Tensor:
+            return 3.0 * super().silu(x)
+
     case = random_case(BLOCKS[0], seed)
-    model = bare_model(case, "float32")
-    return {"2 rows": model.mlp_block(model.layers[0], random_tensor(2, 128, seed=seed))}
+    model, x = bare_model(case, "float32"), random_tensor(2, 128, seed=seed)
+    values: Values = {"2 rows": model.mlp_block(model.layers[0], x)}
+    model.projections = Tripled()
+    return values | {"2 rows, projections whose silu is tripled": model.mlp_block(model.layers[0], x)}
 
 
 def mlp_spec(seed: int) -> Values:
@@ -72,7 +80,8 @@ def mlp_spec(seed: int) -> Values:
     x = rows.rms_norm(random_tensor(2, 128, seed=seed), layer["post_attention_layernorm.weight"], 1e-6)
     gate, up, down = (layer[f"mlp.{name}_proj.weight"].double().tolist() for name in ("gate", "up", "down"))
     out = [rows.swiglu(row, gate, up, down) for row in x.tolist()]
-    return {"2 rows": torch.tensor(out, dtype=torch.float64)}
+    exact = torch.tensor(out, dtype=torch.float64)
+    return {"2 rows": exact, "2 rows, projections whose silu is tripled": 3.0 * exact}
 
 
 @torch.no_grad()
@@ -122,7 +131,7 @@ def seam_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L1.E.values",
-    "mlp_block is down(silu(gate(x)) * up(x)) of the normed rows (float64 rows, 1e-4).",
+    "mlp_block is down(silu(gate(x)) * up(x)) of the normed rows, silu that of the projections (float64 rows, 1e-4).",
     mlp_values_probe,
     close(mlp_spec, 1e-4),
 )
@@ -205,15 +214,22 @@ def call_probe(seed: int) -> Values:
     case = random_case("GQA 4:2, untied, odd sizes", seed)
     model, dense = build_model(case, "float32"), DenseAttention()
     layers: list[int] = []
+    heads: list[int] = []
+
+    def head(x: Tensor, head: Any = model.lm_head) -> Tensor:
+        heads.append(x.shape[0])
+        return head(x)
 
     def recorder(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         layers.append(layer)
         return dense(layer, q, k, v)
 
     ids = torch.tensor(random_ids(case.vocab_size, 33, seed))
+    model.lm_head = head
     some = model(ids, torch.arange(33), recorder, torch.tensor(PICKED_ROWS))
     return {
         "rows 32, 0, 31, 7": some,
+        "rows that the head multiplies": sum(heads),
         "layers that attend": layers,
         "positions from 5": model(ids, torch.arange(5, 38), dense),
     }
@@ -225,6 +241,7 @@ def call_peer(seed: int) -> Values:
     ids = random_ids(case.vocab_size, 33, seed)
     return {
         "rows 32, 0, 31, 7": peer.logits(case, "float32", "eager", ids, rows=PICKED_ROWS),
+        "rows that the head multiplies": 4,
         "layers that attend": [0, 1, 2],
         "positions from 5": peer.logits(case, "float32", "eager", ids, positions=list(range(5, 38))),
     }
@@ -232,7 +249,7 @@ def call_peer(seed: int) -> Values:
 
 REGISTRY.add(
     "L1.G.call",
-    "A call gives the rows asked for, in that order, uses its positions, and attends once per layer in order.",
+    "A call gives the rows asked for, the head gets no others; it uses its positions and attends once per layer.",
     call_probe,
     bitwise(call_peer),
 )

@@ -261,6 +261,7 @@ def shelved_probe(seed: int) -> Values:
             "admitted": [r.request_id for r in scheduler.running],
             "computed": {r.request_id: r.num_computed_tokens for r in requests},
             "locks": sum(shelf.holders.values()),
+            "told to the cache": shelf.records,
             "pages in the cache": shelf.num_pages,
             "available before and after": [*available, scheduler.num_available],
             "every page in one place": sorted([*own, *free, *shelf.pages.values()]) == list(range(total)),
@@ -284,6 +285,7 @@ def shelved_spec(seed: int) -> Values:
             "admitted": case.admitted,
             "computed": case.computed,
             "locks": case.held,
+            "told to the cache": [[case.computed[who] // 2, len(case.queue[int(who[1:])][0])] for who in case.admitted],
             "pages in the cache": case.left,
             "available before and after": [case.free + cached, case.free + cached - own - sum(taken.values())],
             "every page in one place": True,
@@ -372,7 +374,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.E.hits",
-    "Locking a hit takes its pages from what is available; a hit is looked up when it is used; a refusal unlocks it.",
+    "Locking a hit takes its pages from what is available; a hit is looked up when it is used; a refusal unlocks it; "
+    "the cache is told who starts.",
     shelved_probe,
     bitwise(shelved_spec),
 )

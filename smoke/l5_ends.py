@@ -114,12 +114,15 @@ def reasons_probe(seed: int) -> Values:
     values: Values = {}
     for name, (ids, wishes) in end_cases(seed).items():
         request = start(engine, [5, 6, 7], wishes)
+        entry = engine.entries[request]
+        entry.request.num_preemptions = len(ids)  # as if it had been sent back so often
         for token in ids:
             if not is_over(engine, request):
                 give(engine, request, token)
         values[name] = {
             "deltas": taken_deltas(engine),
             "pages not free": pages_left(engine),
+            "preemptions": int(entry.output.num_preemptions),
             **outcome(engine, request),
         }
     return values
@@ -127,7 +130,7 @@ def reasons_probe(seed: int) -> Values:
 
 def reasons_spec(seed: int) -> Values:
     """Follow each request: a stop id goes before a stop string, and that before the limit."""
-    return {name: ended(ids, wishes) for name, (ids, wishes) in end_cases(seed).items()}
+    return {name: ended(ids, wishes) | {"preemptions": len(ids)} for name, (ids, wishes) in end_cases(seed).items()}
 
 
 def ended(ids: Sequence[int], wishes: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Shelf:
         self.hit_type, self.page_size, self.surplus = hit_type, page_size, surplus
         self.pages: dict[Beginning, int] = {}
         self.holders: Counter[int] = Counter()
-        self.evicted = 0
+        self.evicted, self.records = 0, list[list[int]]()
 
     @property
     def num_pages(self) -> int:
@@ -48,6 +48,10 @@ class Shelf:
             found.append(self.pages[beginning])
         return self.hit_type(tuple(found), tuple(found))
 
+    def record(self, hit: Any, num_tokens: int) -> None:
+        """Note how many pages a request starts from, and how many tokens it has."""
+        self.records.append([len(hit.pages), int(num_tokens)])
+
     def insert(self, token_ids: Sequence[int], pages: Sequence[int], *_: Any, **__: Any) -> Any:
         """Take what is not there yet."""
         for beginning, page in zip(self.beginnings(token_ids), pages, strict=False):
@@ -64,6 +68,16 @@ class Shelf:
         """Hold them no longer."""
         assert all(self.holders[page] > 0 for page in hit.pages), "pages are unlocked that nobody holds"
         self.holders.subtract(hit.pages)
+
+    def drop(self, hit: Any) -> list[int]:
+        """Give up the pages of ``hit`` from its end on, as far as nobody holds them and no other goes on from there."""
+        gone: list[int] = []
+        for beginning in sorted((b for b, page in self.pages.items() if page in hit.pages), key=len, reverse=True):
+            goes_on = any(len(b) > len(beginning) and b[: len(beginning)] == beginning for b in self.pages)
+            if goes_on or self.holders[self.pages[beginning]]:
+                break
+            gone.append(self.pages.pop(beginning))
+        return gone
 
     def evict(self, count: int) -> list[int]:
         """Give up the longest beginnings that nobody holds."""
