@@ -216,7 +216,7 @@ def call_probe(seed: int) -> Values:
     layers: list[int] = []
     heads: list[int] = []
 
-    def head(x: Tensor, head: Any = model.lm_head) -> Tensor:
+    def head(x: Tensor, head: Any = model.lm_head) -> Any:
         heads.append(x.shape[0])
         return head(x)
 
