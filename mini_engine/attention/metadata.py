@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-PAD_PAGE = -1  # fills block_table rows; no page; ``index_select`` refuses the negative slots that it would lead to
+PAD_PAGE = -1  # fills block_table rows; no page has it, and ``index_select`` refuses the slots that it would give
 
 
 @dataclass(frozen=True)
