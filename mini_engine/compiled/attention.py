@@ -34,7 +34,9 @@ class CompiledAttention:
         lengths = metadata.seq_lens_kv.numpy()
         self.slots = loops.find_slots(metadata.block_table.numpy(), pool.page_size, lengths)
         found = loops.rows_of_short(metadata.cu_seqlens_q.numpy(), lengths, most)
-        products = int(found[-1].sum()) * num_attention_heads * pool.keys[0].shape[-1]
+        dim = pool.keys[0].shape[-1]
+        self.head = (False,) * dim
+        products = int(found[-1].sum()) * num_attention_heads * dim
         threads = torch.get_num_threads() if products > FEW_PRODUCTS else 1
         # In turn, as later rows see more keys.
         self.shares = [tuple(column[n::threads].copy() for column in found) for n in range(threads)]
@@ -46,10 +48,10 @@ class CompiledAttention:
         keys, values = self.pool.keys[layer].numpy(), self.pool.values[layer].numpy()
         loops.store(k.numpy(), v.numpy(), keys, values, self.written)
         out = torch.empty_like(q)
-        queries, found, head = q.numpy(), out.numpy(), (False,) * q.shape[-1]
+        queries, found = q.numpy(), out.numpy()
 
         def attend(share: tuple[Ints, ...]) -> None:
-            loops.attend(queries, keys, values, *share, *self.slots, head, found)
+            loops.attend(queries, keys, values, *share, *self.slots, self.head, found)
 
         others = [workers().submit(attend, share) for share in self.shares[1:]]
         attend(self.shares[0])

@@ -164,6 +164,7 @@ def rows_of_short(bounds: Ints, lengths: Ints, most: int) -> tuple[Ints, Ints, I
 def find_slots(pages: Ints, page_size: int, lengths: Ints) -> tuple[Ints, Ints]:
     """Return the slots of every sequence's keys, one sequence after the other, and where each begins.
 
+    They are those of ``AttentionMetadata.kv_slots``, without torch's calls for every sequence of every step.
     ``pages`` [N, most pages], ``lengths`` [N] -> [sum of lengths], [N].
     """
     starts = np.cumsum(lengths) - lengths
