@@ -1,6 +1,7 @@
 """Before any test is imported: how kernels run in this process, and how many threads it uses."""
 
 import os
+import tempfile
 
 import pytest
 import torch
@@ -8,6 +9,11 @@ import torch
 # Triton reads this when it is imported, once. With a GPU the kernels are compiled, else they run in its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# What this machine was found to do is found anew in every run of the tests, once for all of its processes.
+if "MINI_ENGINE_CACHE" not in os.environ:
+    CACHE = tempfile.TemporaryDirectory()
+    os.environ["MINI_ENGINE_CACHE"] = CACHE.name
 
 # Several test processes (pytest -n) share the machine, and so do the processes that tests start: threads that wait for
 # a core which another process has are a hundred times slower, not twice.

@@ -1,22 +1,21 @@
 """From the name of a model to a driver that is ready to run.
 
-Owns: the order of loading and the start-up warnings. Must not know: prompts, commands.
+Owns: the order of loading. Must not know: prompts, commands.
 """
 
 import sys
-import warnings
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from torch import Tensor
 
-from mini_engine.attention.probe import invariance_fault
+from mini_engine.attention.invariant import query_rows
 from mini_engine.checkpoint import load_config, load_eos_ids, load_weights, resolve_folder
-from mini_engine.config import EngineConfig, ModelConfig, is_cpu
+from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.fused import FusedQwen3
-from mini_engine.linear import make_projections
 from mini_engine.model import Qwen3
+from mini_engine.products import make_projections
 from mini_engine.sampler.driver import SamplingDriver
 
 
@@ -39,8 +38,14 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineC
 
 
 def make_driver(model: Qwen3, engine: EngineConfig, eos_token_ids: frozenset[int] = frozenset()) -> SamplingDriver:
-    """Return the driver of a model that ``build_model`` made for the same ``engine``."""
+    """Return the driver of a model that ``build_model`` made for the same ``engine``.
+
+    Raises ``ValueError`` if ``batch_invariant`` is asked for and this machine cannot keep it.
+    """
     kind: type[SamplingDriver] = SamplingDriver
+    if engine.batch_invariant and engine.kernels == "torch":
+        cfg = model.config
+        query_rows(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, model.embedding.dtype)
     if engine.kernels != "torch":
         kind = kernels_module(engine.kernels).KernelDriver
     return kind(model, engine, eos_token_ids)
@@ -74,15 +79,9 @@ def load_driver(model: str | Path | None = None, engine: EngineConfig | None = N
 
     Its ``steps`` and ``generate`` are the greedy driver's, ``stream`` and ``complete`` take sampling parameters.
 
-    Shows a progress bar on a terminal. Raises ``ValueError`` for a faulty checkpoint. Warns in one line when
-    ``batch_invariant`` is asked for and this machine does not keep it; kernels in the interpreter are not tried.
+    Shows a progress bar on a terminal. Raises ``ValueError`` for a faulty checkpoint, and where ``batch_invariant`` is
+    asked for and this machine cannot keep it.
     """
     engine = engine or EngineConfig()
     folder = resolve_folder(model)
-    driver = make_driver(load_model(folder, engine, progress=sys.stderr.isatty()), engine, load_eos_ids(folder))
-    is_interpreted = engine.kernels == "triton" and is_cpu(engine.device)  # the probe would take minutes
-    if engine.batch_invariant and not is_interpreted:
-        fault = invariance_fault(driver.forward, driver.model.config, engine)
-        if fault is not None:
-            warnings.warn(fault, stacklevel=2)
-    return driver
+    return make_driver(load_model(folder, engine, progress=sys.stderr.isatty()), engine, load_eos_ids(folder))

@@ -251,8 +251,8 @@ def invariant_probe(seed: int) -> Values:
     """Compute every sequence alone and whole, then all together in random ways and thread counts."""
     from mini_engine.attention.invariant import InvariantAttention
     from mini_engine.config import EngineConfig, ModelConfig
-    from mini_engine.linear import make_projections
     from mini_engine.model import Qwen3
+    from mini_engine.products import make_projections
 
     case = random_case("GQA 6:2, tied", seed)
     values: Values = {}

@@ -33,8 +33,8 @@ from mini_engine.compiled.model import CompiledQwen3
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.engine import Engine
-from mini_engine.linear import make_projections
 from mini_engine.model import Qwen3, rotary_frequencies, rotary_table
+from mini_engine.products import make_projections
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.startup import load_driver
 from tests.test_fused import SHAPES, weights_of

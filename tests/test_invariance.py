@@ -22,19 +22,10 @@ from mini_engine.attention.allocator import pages_needed
 from mini_engine.attention.dense import eager_attention, grouped_attention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.probe import invariance_fault
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
-from mini_engine.linear import (
-    InvariantProjections,
-    TorchProjections,
-    make_projections,
-    onednn_fault,
-    onednn_linear,
-    usual_rows,
-)
+from mini_engine.products import make_projections
 from mini_engine.startup import build_model
-from tests.conftest import skip_without_bfloat16
 
 # (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
 SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]
@@ -157,10 +148,11 @@ def test_logits_are_bitwise_the_same_in_any_packing_chunking_page_size_and_threa
     check()
 
 
-@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"kernels": "numba"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"kernels": "numba"}], ids=str)
 def test_the_plain_path_fails_the_same_test(options: dict[str, str]) -> None:
     """The negative control: without the option most rows change, so the test above is not vacuous."""
-    skip_without_bfloat16(options.get("dtype", "float32"))  # the slow products in its place are invariant
+    if "dtype" in options and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("without AVX-512 the slow bfloat16 products are invariant by themselves")
     driver = make_driver(SHAPES[0], EngineConfig(**options))
     case = Case([129, 300, 64], [[1, 7, 50], [128, 3], [2, 2, 2]], 4, 2, seed=3)
     assert rows_that_differ(driver, case) > 100
@@ -188,106 +180,12 @@ def test_invariant_attention_computes_the_same_values_as_the_plain_path(dtype: s
         assert float((a.float() - b.float()).abs().max()) <= bound * float(a.float().abs().max())
 
 
-def test_padding_to_four_rows_is_enough_where_onednn_is_missing() -> None:
-    """The fallback family: MKL's row classes vanish when rows are padded to a multiple of 4, at one thread count."""
-    torch.set_num_threads(1)
-    weight, x = torch.randn(384, 128), torch.randn(200, 128)
-    multiply = InvariantProjections(TorchProjections(), row_multiple=4).linear(weight)
-    whole = multiply(x)
-    assert all(torch.equal(multiply(x[:rows]), whole[:rows]) for rows in range(1, 200))
-    assert not all(torch.equal(TorchProjections().linear(weight)(x[:rows]), whole[:rows]) for rows in range(1, 200))
-
-
 def test_silu_of_a_value_does_not_depend_on_where_it_stands() -> None:
     projections = make_projections(EngineConfig(batch_invariant=True))
     x = torch.randn(1000)
     whole = projections.silu(x)
     assert all(torch.equal(projections.silu(x[i : i + 1]), whole[i : i + 1]) for i in range(1000))
     torch.testing.assert_close(whole.double(), x.double() * x.double().sigmoid(), rtol=1e-6, atol=1e-7)
-
-
-def test_the_probe_is_silent_here_and_speaks_when_the_promise_is_broken() -> None:
-    engine = EngineConfig(batch_invariant=True)
-    driver = make_driver(SHAPES[0], engine)
-    assert invariance_fault(driver.forward, driver.model.config, engine) is None
-    plain = make_driver(SHAPES[0], EngineConfig())
-    fault = invariance_fault(plain.forward, plain.model.config, engine)
-    assert fault is not None
-    assert "not kept on this machine" in fault
-    assert "\n" not in fault
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_onednn_products_are_the_products(dtype: torch.dtype) -> None:
-    """Packed and unpacked give one result, close to float64; bfloat16 keeps the very bits of ``F.linear``."""
-    skip_without_bfloat16(dtype)
-    assert onednn_fault(dtype) is None, "this build cannot pack; the fallback is tested elsewhere"
-    weight, x = torch.randn(1400, 100).to(dtype), torch.randn(7, 100).to(dtype)
-    packed = make_projections(EngineConfig(linear="packed")).linear(weight)(x)
-    exact = x.double() @ weight.double().T
-    assert float((packed.double() - exact).abs().max()) < (2e-5 if dtype == torch.float32 else 0.2)
-    if dtype == torch.bfloat16:
-        assert torch.equal(packed, TorchProjections().linear(weight)(x))
-
-
-@pytest.fixture
-def packed_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rows of every oneDNN product, in the order of the calls."""
-    asked: list[int] = []
-
-    def counted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        asked.append(len(x))
-        return onednn_linear(x, weight)
-
-    monkeypatch.setattr("mini_engine.linear.onednn_linear", counted)
-    return asked
-
-
-def test_float32_products_have_few_numbers_of_rows_and_no_row_shows_it(packed_rows: list[int]) -> None:
-    weight, x = torch.randn(400, 350), torch.randn(200, 350)
-    multiply = make_projections(EngineConfig(linear="packed")).linear(weight)
-    whole = multiply(x)
-    for rows in range(1, 200):
-        assert torch.equal(multiply(x[:rows]), whole[:rows])
-    assert len(set(packed_rows)) == 30
-    assert all(rows <= usual_rows(rows, 8) <= max(4, rows + 3, rows * 9 / 8) for rows in range(1, 3000))
-
-
-def test_a_small_float32_product_is_the_default_one_until_it_has_many_rows(packed_rows: list[int]) -> None:
-    weight, x = torch.randn(512, 128), torch.randn(129, 128)  # 2 ** 16 elements, 2 ** 23 products with 128 rows
-    multiply = make_projections(EngineConfig(linear="packed")).linear(weight)
-    for rows in (1, 2, 16, 128):
-        assert torch.equal(multiply(x[:rows]), TorchProjections().linear(weight)(x[:rows]))
-    assert not packed_rows
-    torch.testing.assert_close(multiply(x), x @ weight.T, rtol=1e-5, atol=1e-5)
-    assert packed_rows == [192]
-    make_projections(EngineConfig(linear="packed")).linear(torch.randn(512, 300))(torch.randn(1, 300))
-    assert packed_rows[1:] == [4]  # a large matrix is packed for one row as well
-
-
-def test_few_bfloat16_rows_are_padded_unless_it_changes_their_bits(packed_rows: list[int]) -> None:
-    skip_without_bfloat16(torch.bfloat16)
-    weight, x = torch.randn(400, 350).bfloat16(), torch.randn(9, 350).bfloat16()
-    packed = make_projections(EngineConfig(linear="packed", dtype="bfloat16")).linear(weight)
-    invariant = make_projections(EngineConfig(linear="packed", dtype="bfloat16", batch_invariant=True)).linear(weight)
-    for multiply, asked in ((packed, [1, 4, 4, 4, 5, 6, 7, 8, 9]), (invariant, [4] * 4 + [6, 6, 8, 8, 10])):
-        packed_rows.clear()
-        products = [multiply(x[:rows]) for rows in range(1, 10)]
-        assert packed_rows == asked
-        for rows, product in enumerate(products, start=1):
-            if multiply is invariant or rows > 1:
-                assert torch.equal(product, products[-1][:rows])
-
-
-def test_a_build_without_onednn_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mini_engine.linear.onednn_fault", lambda dtype: "this torch build has no oneDNN")
-    weight, x = torch.randn(8, 4), torch.randn(3, 4)
-    with pytest.warns(UserWarning, match="oneDNN is not used for torch.float32, F.linear is"):
-        linear = make_projections(EngineConfig(linear="packed")).linear(weight)
-    assert torch.equal(linear(x), x @ weight.T)
-    with pytest.warns(UserWarning, match="linear='packed' needs oneDNN"):
-        family = make_projections(EngineConfig(linear="packed", batch_invariant=True))
-    assert family == InvariantProjections(family.inner, row_multiple=4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -308,10 +206,3 @@ def test_grouped_decode_attention_gives_the_same_values_and_chunks_the_same_bits
 def test_grouped_attention_beside_invariance_is_refused() -> None:
     with pytest.raises(ValueError, match="leave attention='torch'"):
         EngineConfig(attention="grouped", batch_invariant=True)
-
-
-def test_the_probe_also_tries_a_model_with_few_positions() -> None:
-    """It used to skip every chunking that did not add up to 40 tokens, and so said nothing about such a model."""
-    engine = EngineConfig(batch_invariant=True)
-    plain = make_driver(SHAPES[0], EngineConfig())
-    assert invariance_fault(plain.forward, replace(plain.model.config, max_position_embeddings=20), engine) is not None

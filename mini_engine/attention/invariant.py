@@ -6,7 +6,8 @@ A sum of floats depends on its order, and a fused kernel chooses the order by th
 fixed here. The keys of a sequence are cut into tiles of ``TILE`` positions, aligned to position 0 whatever the chunk;
 each tile is a batch entry of its own, always ``TILE`` keys wide, with padding masked; and the partial results are
 merged in tile order by their log-sum-exp, as FlashDecoding does (Dao et al., 2023) but with a fixed tile *size* instead
-of a fixed number of tiles. Query rows are padded to a multiple of 4, below which BLAS has other kernels.
+of a fixed number of tiles. Query rows are padded to a number of rows for which an experiment on this machine found the
+same bits at every place: beneath the kernel lies a BLAS, which has other orders for some numbers of rows.
 
 Measured: the plain path differs in nearly every row between "alone" and "in a batch", this one in none.
 """
@@ -23,9 +24,10 @@ from torch.nn.utils.rnn import pad_sequence
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
 from mini_engine.attention.ragged import additive_mask
+from mini_engine.findings import cpu_name, remembered
+from mini_engine.invariant.probe import opposite_terms, rows_that_hold, usual_numbers
 
 TILE = 128  # keys in a tile, and at most as many queries in an item
-ROW_MULTIPLE = 4
 
 
 @dataclass(frozen=True)
@@ -60,22 +62,25 @@ class Group:
     rows: Tensor | slice  # [G * q_len] packed rows, item after item
     slots: Tensor  # [S * TILE] slots of the keys, pair after pair
     owner: Tensor | slice  # [S] the item of each pair
-    mask: Tensor  # [S, 1, R, TILE] 0 or HIDDEN; R query rows of one key-value head, padded
+    mask: Tensor  # [S, 1, R, TILE] 0 or HIDDEN; R query rows of one key-value head, padded as ``query_rows`` tells
     items_per_tile: list[int]
 
 
-def make_items(metadata: AttentionMetadata) -> list[Item]:
-    """Cut every sequence's queries into items; each sees the keys up to its own last query."""
+def make_items(metadata: AttentionMetadata, longest: int) -> list[Item]:
+    """Cut every sequence's queries into items of at most ``longest``; each sees the keys up to its own last query."""
     items = []
     for (start, end), slots in zip(metadata.query_ranges, metadata.kv_slots, strict=True):
-        for first in range(start, end, TILE):
-            last = min(first + TILE, end)
+        for first in range(start, end, longest):
+            last = min(first + longest, end)
             items.append(Item(first, last - first, slots[: len(slots) - (end - last)]))
     return items
 
 
-def make_group(items: Sequence[Item], pool: KVPool, num_attention_heads: int) -> Group:
-    """Lay out ``items`` of equal q_len; see ``Group``. Padding keys read the pool's zero slot and are masked."""
+def make_group(items: Sequence[Item], pool: KVPool, num_attention_heads: int, numbers: Sequence[int]) -> Group:
+    """Lay out ``items`` of equal q_len; see ``Group``. Padding keys read the pool's zero slot and are masked.
+
+    ``numbers``: the numbers of query rows that there may be.
+    """
     num_kv_heads, dtype = pool.keys[0].shape[0], pool.keys[0].dtype
     items = sorted(items, key=lambda item: -item.num_tiles)
     items_per_tile = [sum(item.num_tiles > tile for item in items) for tile in range(items[0].num_tiles)]
@@ -86,11 +91,13 @@ def make_group(items: Sequence[Item], pool: KVPool, num_attention_heads: int) ->
     slots = pad_sequence([item.slots for item in items], batch_first=True, padding_value=pool.zero_slot)
     slots = F.pad(slots, (0, -slots.shape[1] % TILE), value=pool.zero_slot).unflatten(1, (-1, TILE))
     kv_lens = torch.tensor([len(item.slots) for item in items])
+    mask = tile_masks(kv_lens[owner], tile, items[0].q_len, num_attention_heads // num_kv_heads, dtype)
+    missing = next(number for number in numbers if number >= mask.shape[1]) - mask.shape[1]
     return Group(
         rows=index([row for item in items for row in range(item.start, item.start + item.q_len)]),
         slots=slots[owner, tile].flatten(),  # of [G, tiles, TILE]
         owner=index([number for number, _ in pairs]),
-        mask=tile_masks(kv_lens[owner], tile, items[0].q_len, num_attention_heads // num_kv_heads, dtype),
+        mask=F.pad(mask, (0, 0, 0, missing))[:, None],  # rows that pad see every key; nobody reads them
         items_per_tile=items_per_tile,
     )
 
@@ -102,16 +109,62 @@ def index(rows: list[int]) -> Tensor | slice:
 
 
 def tile_masks(kv_lens: Tensor, tiles: Tensor, q_len: int, heads_per_kv: int, dtype: torch.dtype) -> Tensor:
-    """Return the additive causal masks of tiles, given the keys of their items -> [S, 1, R, TILE].
+    """Return the additive causal masks of tiles, given the keys of their items -> [S, q_len * heads_per_kv, TILE].
 
     ``kv_lens`` and ``tiles`` [S] int64. Query i of head h is row i * heads_per_kv + h.
     """
     keys = tiles[:, None] * TILE + torch.arange(TILE)  # [S, TILE] positions
     queries = kv_lens[:, None] - q_len + torch.arange(q_len)  # [S, q_len]
     is_later = keys[:, None] > queries[:, :, None]  # [S, q_len, TILE]
-    mask = additive_mask(is_later, dtype).repeat_interleave(heads_per_kv, 1)
-    # Rows that pad see every key; nobody reads them.
-    return F.pad(mask, (0, 0, 0, -mask.shape[1] % ROW_MULTIPLE))[:, None]
+    return additive_mask(is_later, dtype).repeat_interleave(heads_per_kv, 1)
+
+
+def query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[int]:
+    """Return the numbers of query rows for which the kernel gives a row the same bits everywhere on this machine.
+
+    Raises ``ValueError`` if there is none that holds the query heads of one key-value head.
+    """
+    shape = f"{heads} query heads, {kv_heads} key-value heads of {head_dim}, {str(dtype).removeprefix('torch.')}"
+    numbers: list[int] = remembered(
+        f"invariant attention: {shape}",
+        lambda: numbers_that_hold(kv_heads, head_dim, dtype, usual_numbers(TILE * heads // kv_heads)),
+    )
+    if not numbers or numbers[-1] < heads // kv_heads:
+        raise ValueError(
+            f"batch_invariant=True cannot be kept on this CPU ({cpu_name()[:60]}): attention with {shape} gives a row "
+            "other bits in other batches; leave batch_invariant off, or try another dtype"
+        )
+    return numbers
+
+
+def numbers_that_hold(kv_heads: int, head_dim: int, dtype: torch.dtype, numbers: Sequence[int]) -> list[int]:
+    """Try the kernel as ``InvariantAttention`` calls it: for one tile (twice, if that is one unit) and for three.
+
+    Every key is there twice, with opposite values, so what comes out is rounding alone; the log-sum-exp tells the rest.
+    """
+    scale, values = opposite_terms(TILE, head_dim, dtype)  # [TILE], [D, TILE]
+    row, direction = torch.randn(2, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
+    keys = scale[:, None] * direction * 0.05  # [TILE, D]; scores of a few units, so that many keys count
+
+    def attend(x: Tensor, pairs: int) -> Tensor:
+        shape = (pairs, kv_heads, -1, -1)
+        out, lse = kernel(
+            x.expand(*shape), keys.expand(*shape).contiguous(), values.T.expand(*shape).contiguous(),
+            torch.zeros(pairs, 1, len(x), TILE, dtype=dtype),
+        )  # fmt: skip
+        return torch.cat((out.float(), lse.float()[..., None]), dim=-1).permute(2, 0, 1, 3)  # [R, S, Hkv, D + 1]
+
+    for pairs in (2 if kv_heads == 1 else 1, 3):
+        numbers = rows_that_hold(lambda x, pairs=pairs: attend(x, pairs), row, numbers)  # type: ignore[misc]
+    return list(numbers)
+
+
+def kernel(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Attend over one tile of keys per pair. ``q`` [S, Hkv, R, D], ``keys``, ``values`` [S, Hkv, TILE, D].
+
+    Returns out [S, Hkv, R, D] and the log-sum-exp of the scores [S, Hkv, R].
+    """
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, attn_mask=mask)  # type: ignore[no-any-return]
 
 
 class InvariantAttention:
@@ -120,9 +173,12 @@ class InvariantAttention:
     def __init__(self, pool: KVPool, metadata: AttentionMetadata, num_attention_heads: int) -> None:
         """Plan the step once, for all layers."""
         self.pool, self.metadata = pool, metadata
-        by_length = sorted(make_items(metadata), key=lambda item: item.q_len)
+        num_kv_heads, _, head_dim = pool.keys[0].shape
+        numbers = query_rows(num_attention_heads, num_kv_heads, head_dim, pool.keys[0].dtype)
+        longest = min(TILE, numbers[-1] // (num_attention_heads // num_kv_heads))
+        by_length = sorted(make_items(metadata, longest), key=lambda item: item.q_len)
         self.groups = [
-            make_group(list(items), pool, num_attention_heads)
+            make_group(list(items), pool, num_attention_heads, numbers)
             for _, items in groupby(by_length, key=lambda item: item.q_len)
         ]
 
@@ -139,11 +195,11 @@ class InvariantAttention:
         count, pairs = group.items_per_tile[0], group.mask.shape[0]  # G, S
         q_rows = pack_query_rows(q, count, num_kv_heads, padded=group.mask.shape[2])  # [G, Hkv, R, D]
         keys, values = self.pool.gather(layer, group.slots)  # [Hkv, S * TILE, D]
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        out, lse = kernel(
             q_rows[group.owner],  # [S, Hkv, R, D]
             keys.view(num_kv_heads, pairs, TILE, -1).transpose(0, 1),  # [S, Hkv, TILE, D]
             values.view(num_kv_heads, pairs, TILE, -1).transpose(0, 1),
-            attn_mask=group.mask,
+            group.mask,
         )  # out [S, Hkv, R, D], lse [S, Hkv, R]
         merged = merge_tiles(out, lse, group.items_per_tile)  # [G, Hkv, R, D]
         return unpack_query_rows(merged, q)

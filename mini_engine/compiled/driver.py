@@ -11,8 +11,8 @@ from mini_engine.attention.pool import KVPool
 from mini_engine.compiled.attention import CompiledAttention
 from mini_engine.compiled.model import CompiledQwen3
 from mini_engine.config import EngineConfig, ModelConfig
-from mini_engine.linear import make_projections
 from mini_engine.model import Attention
+from mini_engine.products import make_projections
 from mini_engine.sampler.driver import SamplingDriver
 
 

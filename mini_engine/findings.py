@@ -1,0 +1,86 @@
+"""What experiments found on this machine, kept on disk so that each of them runs once.
+
+Owns: the file, and what makes two machines the same. Must not know: what the experiments are about.
+
+A finding holds for one CPU, for the versions of the libraries and for the variables that cap what they use. The name of
+the file is made of these, so another machine begins anew. A file that cannot be read or written costs time, no more.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RECIPE = 1  # counts up when an experiment changes, so that older findings are not used
+CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
+
+
+def remembered(name: str, experiment: Callable[[], Any]) -> Any:
+    """Return what was found under ``name``; if nothing was, run ``experiment``, whose result must be JSON."""
+    found = findings()
+    if name not in found:
+        found[name] = experiment()
+        save({**read(), **found})
+    return found[name]
+
+
+@cache
+def findings() -> dict[str, Any]:
+    """Return the findings that this process uses, by name: those on disk, and its own."""
+    return read()
+
+
+def read() -> dict[str, Any]:
+    """Return the findings on disk, none if there is no file or it is not one of ours."""
+    try:
+        found = json.loads(path().read_text())["found"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def save(found: dict[str, Any]) -> None:
+    """Write ``found`` whole or, where that cannot be done, not at all."""
+    with contextlib.suppress(OSError):
+        path().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path().parent, delete=False) as file:
+            json.dump({"machine": machine(), "found": found}, file, indent=1)
+        os.replace(file.name, path())
+
+
+@cache
+def path() -> Path:
+    """Return the file of this machine, in ``$MINI_ENGINE_CACHE`` or the user's folder for caches."""
+    folder = os.environ.get("MINI_ENGINE_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mini_engine"
+    name = hashlib.sha256(json.dumps(machine()).encode()).hexdigest()[:16]
+    return (Path(folder) if folder else home) / f"machine-{name}.json"
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """Return what the findings depend on: the CPU, the libraries, their caps and the number of threads."""
+    return {
+        "recipe": RECIPE,
+        "cpu": cpu_name(),
+        "libraries": torch.__config__.show(),  # torch's version, MKL's, oneDNN's, and the CPU code that is in use
+        "caps": {name: os.environ[name] for name in CAPS if name in os.environ},
+        "threads": torch.get_num_threads(),
+    }
+
+
+def cpu_name() -> str:
+    """Return the CPU's name and its instruction sets as the system tells them."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        told = dict(line.split(":", 1) for line in lines if line.startswith(("model name", "flags", "Features")))
+        return " ".join(value.strip() for value in told.values()) or platform.machine()
+    return f"{platform.processor()} {platform.machine()}"

@@ -1,0 +1,83 @@
+"""Experiments: for which numbers of rows a product or an attention kernel gives one row the same bits everywhere.
+
+Owns: the numbers that are tried, the data, the comparison. Must not know: which functions there are to choose from.
+
+A library adds the terms of a sum in an order that it chooses by the shape of its input and by the number of threads,
+and another order gives other bits. The experiment puts one row at every place of every number of rows, on every number
+of threads, and keeps the numbers for which the row comes out the same. Only these numbers are used afterwards.
+
+The data makes the order visible. Every term has its opposite somewhere in the sum, so the exact result is 0 and what is
+computed is rounding alone. With ordinary data the last step, the rounding to bfloat16, hides most differences.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+THREADS = (1, 2, 3, 4, 8)
+REFERENCE_ROWS = 16
+
+Rows = Callable[[Tensor], Tensor]  # [M, K] -> [M, ...]
+
+
+def usual_rows(rows: int) -> int:
+    """Return the least usual number of rows from ``rows`` on: 1, 2, 4, 6, 8, then four for each power of two."""
+    if rows <= 2 or 4 < rows <= 6:  # oneDNN multiplies six float32 rows at a time
+        return max(1, rows + rows % 2) if rows > 2 else rows
+    step = max(4, (1 << (rows - 1).bit_length()) // 8)
+    return -(-rows // step) * step
+
+
+def usual_numbers(most: int) -> list[int]:
+    """Return the usual numbers of rows up to ``most``."""
+    return sorted({usual_rows(rows) for rows in range(1, most + 1)} & set(range(most + 1)))
+
+
+def opposite_terms(size: int, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a row [size] and vectors [count, size] whose products with it are 0 where nothing is rounded.
+
+    Magnitudes spread over many powers of two, so that every order of additions rounds in its own way.
+    """
+    generator = torch.Generator().manual_seed(size)
+    half = size // 2
+    order = torch.randperm(2 * half, generator=generator)
+    few = min(count, 1009)  # drawing all would take longer than multiplying; a prime, so that no block of them repeats
+
+    def draw(*shape: int) -> Tensor:
+        powers = torch.randint(-4, 5, shape, generator=generator)
+        return torch.randn(shape, generator=generator).ldexp(powers).to(dtype)
+
+    row, vectors = draw(half), draw(few, half)
+    row, vectors = torch.cat((row, row))[order], torch.cat((vectors, -vectors), dim=1)[:, order]
+    row, vectors = (F.pad(part, (0, size % 2)) for part in (row, vectors))
+    return row, vectors[torch.arange(count) % few]
+
+
+@torch.inference_mode()
+def rows_that_hold(compute: Rows, row: Tensor, numbers: Sequence[int], threads: Sequence[int] = THREADS) -> list[int]:
+    """Return those of ``numbers`` of rows for which ``row`` [K] has the same bits at every place, on all ``threads``.
+
+    ``compute`` maps [M, K] to [M, ..., out]; everything but the last dimension must be equal. What the bits are
+    compared with is the first place of ``REFERENCE_ROWS`` rows on one thread.
+    """
+    with thread_count(1):
+        reference = compute(row.expand(REFERENCE_ROWS, -1).contiguous()).flatten(0, -2)[0].clone()
+    held = list(numbers)
+    for count in threads:
+        with thread_count(count):
+            held = [n for n in held if bool((compute(row.expand(n, -1).contiguous()) == reference).all())]
+    return held
+
+
+@contextmanager
+def thread_count(count: int) -> Iterator[None]:
+    """Have torch use ``count`` threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,137 @@
+"""The experiments behind ``batch_invariant``: each planted dependence is found, and nothing else is."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mini_engine.attention import invariant
+from mini_engine.invariant.probe import (
+    REFERENCE_ROWS,
+    THREADS,
+    opposite_terms,
+    rows_that_hold,
+    thread_count,
+    usual_numbers,
+    usual_rows,
+)
+
+NUMBERS = usual_numbers(128)
+
+
+def in_halves(x: Tensor, weight: Tensor, cut: int) -> Tensor:
+    """The product with its sum cut in two, as a library does that shares K among threads; float32 until the end."""
+    wide, other = x.float(), weight.float()
+    parts = [row[:cut] @ other[:, :cut].T + row[cut:] @ other[:, cut:].T for row in wide]
+    return torch.stack(parts).to(x.dtype)
+
+
+def steady(x: Tensor, weight: Tensor) -> Tensor:
+    """One row after the other: bits that depend on nothing."""
+    return torch.stack([in_order(row, weight) for row in x])
+
+
+def in_order(row: Tensor, weight: Tensor) -> Tensor:
+    terms = (weight.float() * row.float()).numpy()
+    return torch.from_numpy(np.add.accumulate(terms, axis=-1)[:, -1]).to(row.dtype)  # torch's cumsum adds in float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1024, 351])
+def test_the_data_shows_rounding_and_nothing_else(size: int, dtype: torch.dtype) -> None:
+    row, vectors = opposite_terms(size, 2000, dtype)
+    assert row.dtype == vectors.dtype == dtype
+    assert vectors.shape == (2000, size)
+    terms = vectors.double() * row.double()
+    assert float(terms.sort(dim=-1).values.flip(-1).add(terms.sort(dim=-1).values).abs().max()) == 0  # all opposite
+    computed = steady(row[None], vectors)[0]
+    assert float((computed != 0).float().mean()) > 0.9
+    reordered = in_halves(row[None], vectors, size // 3)[0]
+    assert float((computed != reordered).float().mean()) > 0.9, "another order must show in nearly every output"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_holds_is_kept_whole(dtype: torch.dtype) -> None:
+    row, weight = opposite_terms(64, 24, dtype)
+    assert rows_that_hold(lambda x: steady(x, weight), row, NUMBERS) == NUMBERS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("limit", [3, 30, 60])
+def test_a_dependence_on_the_number_of_rows_is_found(limit: int, dtype: torch.dtype) -> None:
+    row, weight = opposite_terms(64, 24, dtype)
+
+    def planted(x: Tensor) -> Tensor:
+        return in_halves(x, weight, 20) if len(x) > limit else steady(x, weight)
+
+    held = [n for n in NUMBERS if (n > limit) == (limit < REFERENCE_ROWS)]
+    assert rows_that_hold(planted, row, NUMBERS) == held
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_dependence_on_the_place_is_found(dtype: torch.dtype) -> None:
+    """The fault of a tail: the last 4 rows of every number that leaves 4 to a block of 32."""
+    row, weight = opposite_terms(64, 24, dtype)
+
+    def planted(x: Tensor) -> Tensor:
+        out = steady(x, weight)
+        if len(x) % 32 == 4 or len(x) == 20:
+            out[-4:] = in_halves(x[-4:], weight, 20)
+        return out
+
+    assert rows_that_hold(planted, row, NUMBERS) == [n for n in NUMBERS if n % 32 != 4 and n != 20]
+
+
+@pytest.mark.parametrize("count", [n for n in THREADS if n > 1])
+def test_a_dependence_on_the_number_of_threads_is_found(count: int) -> None:
+    row, weight = opposite_terms(64, 24, torch.bfloat16)
+    before = torch.get_num_threads()
+
+    def planted(x: Tensor) -> Tensor:
+        shares_out = len(x) >= 64 and torch.get_num_threads() == count
+        return in_halves(x, weight, 20) if shares_out else steady(x, weight)
+
+    assert rows_that_hold(planted, row, NUMBERS) == [n for n in NUMBERS if n < 64]
+    assert torch.get_num_threads() == before
+
+
+def test_threads_are_put_back_after_an_error() -> None:
+    before = torch.get_num_threads()
+    with pytest.raises(RuntimeError), thread_count(before + 1):
+        raise RuntimeError
+    assert torch.get_num_threads() == before
+
+
+def test_usual_numbers_of_rows_are_few_and_near() -> None:
+    assert NUMBERS == [1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128]
+    for rows in range(1, 3000):
+        assert rows <= usual_rows(rows) <= max(rows + 3, rows * 5 / 4)
+        assert usual_rows(usual_rows(rows)) == usual_rows(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [24, 128])
+def test_a_fault_of_the_attention_kernel_is_found(
+    head_dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys in another order for the last rows of some numbers: what a BLAS beneath does to a tail."""
+    original = invariant.kernel
+
+    def planted(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = original(q, keys, values, mask)
+        if q.shape[2] % 32 == 8:
+            turned, _ = original(q, keys.flip(2), values.flip(2), mask)
+            out[:, :, -4:] = turned[:, :, -4:]
+        return out, lse
+
+    numbers = usual_numbers(256)
+    sound = invariant.numbers_that_hold(2, head_dim, dtype, numbers)
+    monkeypatch.setattr(invariant, "kernel", planted)
+    assert invariant.numbers_that_hold(2, head_dim, dtype, numbers) == [n for n in sound if n % 32 != 8]
+    assert any(n % 32 == 8 for n in sound)
+
+
+def test_attention_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariant, "remembered", lambda name, experiment: [2])
+    with pytest.raises(ValueError, match="attention with 12 query heads, 3 key-value heads of 64, float32"):
+        invariant.query_rows(12, 3, 64, torch.float32)
