@@ -21,8 +21,32 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor_command)
 
 
+def print_invariance() -> None:
+    """Print how ``batch_invariant`` computes here: the way and the largest block of rows of each product and attention.
+
+    The embedded model is tried in both dtypes; other models that were loaded on this machine are listed too.
+    """
+    from mini_engine.config import EngineConfig
+    from mini_engine.findings import findings, path
+    from mini_engine.startup import load_driver
+
+    for dtype in ("float32", "bfloat16"):
+        try:
+            load_driver(engine=EngineConfig(dtype=dtype, linear="packed", batch_invariant=True))  # type: ignore[arg-type]
+        except ValueError as error:
+            typer.echo(str(error))
+    typer.echo(f"batch_invariant, as found on this machine (kept in {path()}):")
+    for name, found in sorted(findings().items()):
+        what, _, shape = name.partition(": ")
+        if what == "invariant attention":
+            typer.echo(f"  {shape}: {f'up to {found[-1]} query rows' if found else 'cannot be kept'}")
+        elif what.startswith("invariant by"):
+            way, rows = found
+            typer.echo(f"  {shape}: {f'{way}, blocks of up to {rows[-1]} rows' if rows else 'cannot be kept'}")
+
+
 def doctor_command() -> None:
-    """Print versions and threads, and run L1's checks on the reference: they must pass before yours can."""
+    """Print versions, threads and how ``batch_invariant`` computes; L1's checks on the reference must pass."""
     import torch
 
     typer.echo(f"python {platform.python_version()} on {platform.platform()}")
@@ -34,6 +58,8 @@ def doctor_command() -> None:
             missing.append(package)
     typer.echo(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
     typer.echo(f"triton interpreter: {triton_fault() or 'works'}")
+    if not missing:
+        print_invariance()
     if missing:
         stop(Exit.ENVIRONMENT, f"{', '.join(missing)} not installed: pip install -e '.[dev]' in {ROOT}")
     if not (MODEL_FOLDER / "model.safetensors").is_file():
