@@ -70,17 +70,20 @@ def machine() -> dict[str, Any]:
     """Return what the findings depend on: the CPU, the libraries, their caps and the number of threads."""
     return {
         "recipe": RECIPE,
-        "cpu": cpu_name(),
+        "cpu": cpu(),
         "libraries": torch.__config__.show(),  # torch's version, MKL's, oneDNN's, and the CPU code that is in use
         "caps": {name: os.environ[name] for name in CAPS if name in os.environ},
         "threads": torch.get_num_threads(),
     }
 
 
-def cpu_name() -> str:
+@cache
+def cpu() -> dict[str, str]:
     """Return the CPU's name and its instruction sets as the system tells them."""
+    told = {"model name": f"{platform.processor()} {platform.machine()}".strip()}
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        told = dict(line.split(":", 1) for line in lines if line.startswith(("model name", "flags", "Features")))
-        return " ".join(value.strip() for value in told.values()) or platform.machine()
-    return f"{platform.processor()} {platform.machine()}"
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "flags", "Features"):
+                told[name.strip()] = value.strip()
+    return told

@@ -9,16 +9,16 @@ when a model is loaded, once for each shape and dtype (``findings.py`` keeps the
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.config import EngineConfig
-from mini_engine.findings import cpu_name, remembered
+from mini_engine.findings import cpu, remembered
 from mini_engine.invariant.probe import REFERENCE_ROWS, opposite_terms, rows_that_hold, usual_numbers, usual_rows
 from mini_engine.linear import Linear, Projections, TorchProjections
 
@@ -35,6 +35,9 @@ COMPARED_ROWS = (1, 2, 3, 4, 5, 7, 16, 33, 64)
 SMALL_WEIGHT = 1 << 20  # bytes; below, a model's weights stay in the caches
 EMPTIES_CACHES = 1 << 25  # bytes
 TIMED_RUNS = 3
+
+
+Product = Callable[[Tensor], Linear]  # a weight [out, in] -> the product with it
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ def find_plan(weight: Tensor, usable: Sequence[str]) -> list[str]:
 
     def experiment() -> list[str]:
         exact = [name for name in usable if weight.dtype != torch.bfloat16 or has_default_bits(WAYS[name], weight)]
-        return make_plan(time_ways(weight, exact, (ONE, FEW, MANY)))
+        return make_plan(time_ways(weight, {name: whole(name) for name in exact}, (ONE, FEW, MANY)))
 
     return list(remembered(f"fastest of {' '.join(usable)}: {describe(weight)}", experiment))
 
@@ -171,8 +174,7 @@ def make_plan(times: dict[str, list[float]]) -> list[str]:
     plain = [name for name in times if name != "packed"]
     plans = [["packed"] * 3] if "packed" in times else []
     plans.append([fastest({name: times[name][i] for name in plain}) for i in range(3)])
-    costs = {",".join(plan): math.prod(times[name][i] for i, name in enumerate(plan)) for plan in plans}
-    return fastest(costs, CLEARLY_FASTER**3).split(",")
+    return ranked({",".join(plan): [times[name][i] for i, name in enumerate(plan)] for plan in plans})[0].split(",")
 
 
 def fastest(times: dict[str, float], clearly: float = CLEARLY_FASTER) -> str:
@@ -181,26 +183,35 @@ def fastest(times: dict[str, float], clearly: float = CLEARLY_FASTER) -> str:
     return best if times[best] < clearly * times[first] else first
 
 
+def ranked(times: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return the names in the order in which they would be chosen, by the product of their times."""
+    left, order = {name: math.prod(own) for name, own in times.items()}, []
+    while left:
+        order.append(fastest(left, CLEARLY_FASTER ** len(next(iter(times.values())))))
+        del left[order[-1]]
+    return order
+
+
 @torch.inference_mode()
-def time_ways(weight: Tensor, usable: Sequence[str], numbers: Sequence[int]) -> dict[str, list[float]]:
-    """Return the least seconds of each way for each of ``numbers`` of rows, the weight outside the caches."""
+def time_ways(weight: Tensor, ways: Mapping[str, Product], numbers: Sequence[int]) -> dict[str, list[float]]:
+    """Return the least seconds of each of ``ways`` for each of ``numbers`` of rows, the weight outside the caches."""
     sample = weight[: max(1, LARGEST_PIECE // weight.shape[1])]
     rows = {number: torch.randn(number, weight.shape[1]).to(weight.dtype) for number in numbers}
     others = torch.ones(EMPTIES_CACHES // 4 if sample.nbytes >= SMALL_WEIGHT else 1)
 
-    def seconds(way: Way, stored: Tensor, x: Tensor) -> float:
+    def seconds(multiply: Linear, x: Tensor) -> float:
         spent = []
         for _ in range(1 + TIMED_RUNS):
             others.sum()
             began = time.perf_counter()
-            way.multiply(x, stored)
+            multiply(x)
             spent.append(time.perf_counter() - began)
         return min(spent[1:])
 
     times = {}
-    for name in usable:
-        stored = WAYS[name].store(sample)
-        times[name] = [seconds(WAYS[name], stored, x) for x in rows.values()]
+    for name, product in ways.items():
+        multiply = product(sample)
+        times[name] = [seconds(multiply, x) for x in rows.values()]
     return times
 
 
@@ -222,9 +233,7 @@ class InvariantProjections:
 
     def piece(self, weight: Tensor) -> Linear:
         """Return the product with a weight that is small enough to be tried whole."""
-        name, numbers = find_blocks(weight, self.usable)
-        way, stored = WAYS[name], WAYS[name].store(weight)
-        return in_blocks(lambda x: way.multiply(x, stored), numbers)
+        return in_blocks_of(*find_blocks(weight, self.usable), weight)
 
     def silu(self, x: Tensor) -> Tensor:
         """Return SiLU as ``x / (1 + exp(-x))`` in float32.
@@ -234,6 +243,21 @@ class InvariantProjections:
         """
         wide = x.float()
         return (wide / (1.0 + torch.exp(-wide))).to(x.dtype)
+
+
+def whole(name: str) -> Product:
+    """Return the way of that ``name``: a weight -> its product with any number of rows."""
+
+    def product(weight: Tensor) -> Linear:
+        way, stored = WAYS[name], WAYS[name].store(weight)
+        return lambda x: way.multiply(x, stored)
+
+    return product
+
+
+def in_blocks_of(name: str, numbers: Sequence[int], weight: Tensor) -> Linear:
+    """Return the product of the way ``name`` with ``weight``, in blocks of ``numbers`` of rows."""
+    return in_blocks(whole(name)(weight), numbers)
 
 
 def in_blocks(multiply: Linear, numbers: Sequence[int]) -> Linear:
@@ -253,20 +277,22 @@ def find_blocks(weight: Tensor, usable: Sequence[str]) -> tuple[str, list[int]]:
     """Return the fastest way that keeps a row's bits, and for which numbers of rows. ``ValueError`` if none does."""
     most = max(2 * REFERENCE_ROWS, min(MOST_ROWS, LARGEST_TRIAL // weight.numel()))
 
+    timed = [number for number in (FEW_ROWS, FEW, MANY) if number <= most]
+
     def experiment() -> tuple[str, list[int]]:
-        left = time_ways(weight, usable, [number for number in (FEW_ROWS, FEW, MANY) if number <= most])
-        while left:
-            name = fastest({name: math.prod(times) for name, times in left.items()}, CLEARLY_FASTER**3)
-            held = numbers_that_hold(WAYS[name], weight, usual_numbers(most))
-            if held:
-                return name, held
-            left.pop(name)
-        return "", []
+        held: dict[str, list[int]] = {}
+        for name in ranked(time_ways(weight, {name: whole(name) for name in usable}, timed)):
+            held[name] = numbers_that_hold(WAYS[name], weight, usual_numbers(most))
+            if held[name][-1:] == [most]:
+                break  # it loses nothing to blocks, and the others are slower
+        kept = {name: partial(in_blocks_of, name, numbers) for name, numbers in held.items() if numbers}
+        name = ranked(time_ways(weight, kept, timed))[0] if len(kept) > 1 else next(iter(kept), "")
+        return name, held.get(name, [])
 
     name, numbers = remembered(f"invariant by {' '.join(usable)}: {describe(weight)}", experiment)
     if not numbers:
         raise ValueError(
-            f"batch_invariant=True cannot be kept on this CPU ({cpu_name()[:60]}): no product with a weight of "
+            f"batch_invariant=True cannot be kept on this CPU ({cpu()['model name']}): no product with a weight of "
             f"{describe(weight)} gives a row the same bits in every batch (tried: {', '.join(usable)}); "
             "leave batch_invariant off, or try another dtype"
         )

@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
 from mini_engine.attention.ragged import additive_mask
-from mini_engine.findings import cpu_name, remembered
+from mini_engine.findings import cpu, remembered
 from mini_engine.invariant.probe import opposite_terms, rows_that_hold, usual_numbers
 
 TILE = 128  # keys in a tile, and at most as many queries in an item
@@ -131,7 +131,7 @@ def query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> 
     )
     if not numbers or numbers[-1] < heads // kv_heads:
         raise ValueError(
-            f"batch_invariant=True cannot be kept on this CPU ({cpu_name()[:60]}): attention with {shape} gives a row "
+            f"batch_invariant=True cannot be kept on this CPU ({cpu()['model name']}): attention with {shape} gives a row "
             "other bits in other batches; leave batch_invariant off, or try another dtype"
         )
     return numbers
