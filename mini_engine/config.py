@@ -104,9 +104,10 @@ class EngineConfig:
     ``dtype``: "float32" or "bfloat16"; weights are converted when they are loaded.
     ``device``: a torch device name.
     ``page_size``: tokens in one page of the KV pool.
-    ``linear``: "torch" is off, the bits of transformers. "packed" packs the weights once for oneDNN, computes with
-    fewer operations (``fused.py``) and reads a sequence where it lies (``attention/consecutive.py``): two to three
-    times faster on a CPU, the same bits in bfloat16, in float32 others for large products.
+    ``linear``: "torch" is off, the bits of transformers. "packed" stores each weight as the product needs it that is
+    fastest on this machine, mostly packed for oneDNN (``products.py``), computes with fewer operations (``fused.py``)
+    and reads a sequence where it lies (``attention/consecutive.py``): on a CPU faster, by how much depends on the CPU,
+    with the same bits in bfloat16, in float32 others for large products.
     ``attention``: "torch" is off, transformers' own call. "grouped" hands the query heads of one key-value head to the
     kernel as rows of one matrix in decode steps, and the decode rows of a step in few calls where they lie suitably
     (``attention/strided.py``): on a CPU several times faster in bfloat16, other bits now and then.

@@ -131,8 +131,8 @@ def query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> 
     )
     if not numbers or numbers[-1] < heads // kv_heads:
         raise ValueError(
-            f"batch_invariant=True cannot be kept on this CPU ({cpu()['model name']}): attention with {shape} gives a row "
-            "other bits in other batches; leave batch_invariant off, or try another dtype"
+            f"batch_invariant=True cannot be kept on this CPU ({cpu()['model name']}): attention with {shape} gives a "
+            "row other bits in other batches; leave batch_invariant off, or try another dtype"
         )
     return numbers
 
