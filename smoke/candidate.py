@@ -115,7 +115,7 @@ class Runner:
     def close(self) -> None:
         """End the server and remove its files."""
         self.stop_server()
-        shutil.rmtree(self.home, ignore_errors=True)
+        remove(self.home)
 
     def stop_server(self) -> None:
         """End the server process, if there is one."""
@@ -200,7 +200,7 @@ class Runner:
             Watch(self, run, out, pid).follow()
         finally:
             run.log += read_log(out)
-            shutil.rmtree(out, ignore_errors=True)
+            remove(out)
 
     def run_tests(self, candidate: Candidate, tests: Path, seconds: float) -> tuple[int, str]:
         """Run a pytest file on a candidate -> its exit status, -1 after ``seconds``, and what was printed."""
@@ -211,7 +211,7 @@ class Runner:
             return (-1 if watch.exit_code is None else watch.exit_code), read_log(out)
         finally:
             watch.end_child()
-            shutil.rmtree(out, ignore_errors=True)
+            remove(out)
 
     def order(self, candidate: Candidate, work: Mapping[str, Any]) -> tuple[Path, int]:
         """Have a child forked for ``work`` -> the folder that it writes to, and its process id."""
@@ -245,6 +245,18 @@ def ending(exit_code: int) -> str:
     """Say how a process ended: below 0 stands the number of the signal that ended it."""
     meaning = SIGNALS.get(-exit_code)
     return f"with exit status {exit_code}" + (f" ({signal.Signals(-exit_code).name}: {meaning})" if meaning else "")
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all that is in it, as far as that is possible; links are not followed."""
+    with suppress(OSError):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except RecursionError:  # a candidate may nest folders deeper than Python can follow
+        subprocess.run(["rm", "-rf", "--", str(path)], check=False, capture_output=True)
 
 
 def read_log(out: Path) -> str:
@@ -323,18 +335,20 @@ class Watch:
             return False
         self.run.settle(index, excused(check, self.judged(check, index)))
         for suffix in ("json", "safetensors"):
-            (self.out / f"{index}.{suffix}").unlink(missing_ok=True)
+            remove(self.out / f"{index}.{suffix}")
         return True
 
     def judged(self, check: Check, index: int) -> Result:
-        """Read one answer and compare it."""
+        """Read one answer and compare it. Whatever a candidate may have written, this ends in a result."""
         try:
             answer, seconds = read_answer(self.out, index)
+            if isinstance(answer, ProbeError):
+                return result_of_error(check, answer, seconds)
+            return judge(check, self.run.seed, answer, seconds)
         except ValueError as error:
             return Result(check.id, "crashed", detail=str(error))
-        if isinstance(answer, ProbeError):
-            return result_of_error(check, answer, seconds)
-        return judge(check, self.run.seed, answer, seconds)
+        except Exception as error:
+            return Result(check.id, "crashed", detail=f"the result cannot be judged: {type(error).__name__}: {error}")
 
     def end_child(self) -> None:
         """End the child and everything that it started, and hear the server confirm it."""

@@ -54,12 +54,14 @@ def read_answer(folder: Path, index: int) -> tuple[Values | ProbeError, float]:
     try:
         body = read_json(folder / f"{index}.json")
         seconds = float(body["seconds"])
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"the result cannot be read: it took {seconds} seconds")
         if "error" in body:
             error = body["error"]
             return ProbeError(str(error["kind"]), str(error["message"]), str(error["place"])), seconds
         tensors = load(read_regular(folder / f"{index}.safetensors", MAX_TENSOR_BYTES))
         return restore(body["values"], tensors), seconds
-    except (OSError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+    except (OSError, KeyError, TypeError, OverflowError, RecursionError, SafetensorError) as error:
         raise ValueError(f"the result cannot be read: {type(error).__name__}: {error}") from error
 
 

@@ -295,6 +295,29 @@ for _i in range(60):
 """
 
 
+FOLDERS = """
+import os
+for _i in range(60):
+    os.mkdir(f"{_i}.json")
+"""
+
+NUMBERS = """
+import json, pathlib
+for _i in range(60):
+    pathlib.Path(f"{_i}.json").write_text(json.dumps({"seconds": 10**400, "values": {}}))
+"""
+
+DEPTH = """
+import os
+_deepest = os.open(".", os.O_RDONLY)
+for _ in range(1500):
+    os.mkdir("x", dir_fd=_deepest)
+    _deeper = os.open("x", os.O_RDONLY, dir_fd=_deepest)
+    os.close(_deepest)
+    _deepest = _deeper
+"""
+
+
 def hostile(victim: Path) -> Iterable[Example]:
     """Yield attacks. Each stands in a starter of L1, so that whatever it earns it has not worked for."""
 
@@ -316,6 +339,9 @@ def hostile(victim: Path) -> Iterable[Example]:
     yield attack("hunt", HUNT, "fail")
     yield attack("writing", writing(victim), "not-implemented")
     yield attack("pickle", pickles(victim), "")  # crashed, unless the child answers over it before it is read
+    yield attack("folders", FOLDERS, "crashed")
+    yield attack("numbers", NUMBERS, "")  # as above
+    yield attack("depth", DEPTH, "not-implemented")
     yield attack("theft", THEFT, "not-implemented")
     yield attack("oracle", ORACLE, "pass")  # its checks pass, and its points are withheld
 

@@ -2,12 +2,15 @@
 
 import ast
 import ctypes
+import gzip
+import io
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -15,12 +18,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from smoke.candidate import remove
 from smoke.check import Failure, Result, checks_of
 from smoke.grade import confinement
 from smoke.grade.authorship import Authorship, examine, normal_form
 from smoke.grade.command import parse_size
 from smoke.grade.confinement import LANDLOCK_CREATE, PROCESSES, libc
 from smoke.grade.documents import fenced, gradescope, one_line, report, write_csv, write_junit
+from smoke.grade.gradebook import run_safely
 from smoke.grade.guard import MARK, is_solution, told
 from smoke.grade.records import Records
 from smoke.grade.scoring import Mode, score_student
@@ -57,18 +62,100 @@ def points(student, mode: Mode) -> list[int]:
 # Reading ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prefix", ["", "work/", "mini_engine/", "work/mini_engine/", "hw1/", "hw1/work/"])
-@pytest.mark.parametrize("form", ["folder", "zip"])
-def test_files_are_found_wherever_students_put_them(tmp_path: Path, prefix: str, form: str) -> None:
-    files = coded({"attention/pool.py": "POOL", "driver.py": "DRIVER"}, prefix)
+LAYOUTS = ["", "work/", "mini_engine/", "work/mini_engine/", "hw1/", "hw1/work/", "hw1/ada/work/mini_engine/"]
+
+
+def write_submission(place: Path, name: str, files: dict[str, bytes], form: str) -> None:
+    """Hand ``files`` in as a folder, a zip or a tar."""
     if form == "zip":
-        (tmp_path / "ada.zip").write_bytes(zipped(files))
+        (place / f"{name}.zip").write_bytes(zipped(files))
+    elif form == "folder":
+        for file, data in files.items():
+            (place / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (place / name / file).write_bytes(data)
     else:
-        for name, data in files.items():
-            (tmp_path / "ada" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "ada" / name).write_bytes(data)
+        with tarfile.open(place / f"{name}.{form}", "w:gz" if "gz" in form else "w") as archive:
+            for file, data in files.items():
+                info = tarfile.TarInfo(f"./{file}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("prefix", LAYOUTS)
+@pytest.mark.parametrize("form", ["folder", "zip", "tar", "tar.gz", "tgz"])
+def test_files_are_found_wherever_students_put_them(tmp_path: Path, prefix: str, form: str) -> None:
+    write_submission(tmp_path, "ada", coded({"attention/pool.py": "POOL", "driver.py": "DRIVER"}, prefix), form)
     (submission,) = read_submissions(tmp_path)
     assert submission == Submission("ada", {"attention/pool.py": "POOL", "driver.py": "DRIVER"})
+
+
+@pytest.mark.parametrize("form", ["folder", "zip", "tar.gz"])
+def test_what_lies_beside_the_folder_hides_nothing(tmp_path: Path, form: str) -> None:
+    beside = {"README.md": b"", "essay.pdf": b"%PDF", ".vscode/settings.json": b"{}", "Thumbs.db": b"\0"}
+    write_submission(tmp_path, "ada", {"hw1/driver.py": b"DRIVER", **beside}, form)
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {"driver.py": "DRIVER"}
+    assert set(submission.ignored) == {"README.md", "essay.pdf"}
+    assert submission.faults == ()
+
+
+def test_a_folder_per_lesson_tells_files_of_one_name_apart(tmp_path: Path) -> None:
+    files = {"L1_model/model.py": b"MODEL", "L3/driver.py": b"GREEDY", "l4-sampler/driver.py": b"SAMPLING",
+             "L4 again/sampler/draw.py": b"DRAW", "L2/pool.py": b"POOL"}  # fmt: skip
+    write_submission(tmp_path, "ada", files, "zip")
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {"model.py": "MODEL", "driver.py": "GREEDY", "sampler/driver.py": "SAMPLING",
+                                "sampler/draw.py": "DRAW", "attention/pool.py": "POOL"}  # fmt: skip
+    assert submission.faults == ()
+
+
+def test_what_cannot_be_a_submission_is_one_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / "notes.txt").touch()
+    (tmp_path / "bob.py").write_text("x = 1")
+    (tmp_path / "cid.rar").write_bytes(b"Rar!")
+    (tmp_path / "dan.tar.gz").write_bytes(b"no gzip")
+    (tmp_path / "eve.zip").write_bytes(b"no zip")
+    (tmp_path / "fay.tgz").write_bytes(gzip.compress(b"no tar"))
+    os.mkfifo(tmp_path / "gus.zip")
+    found = {submission.name: submission for submission in read_submissions(tmp_path)}
+    assert list(found) == ["ada", "bob", "cid", "dan", "eve", "fay", "gus"]
+    assert all(not submission.files and len(submission.faults) == 1 for submission in found.values())
+    assert "none of its 1 files is a file of the course" in found["ada"].faults[0]
+    assert "put the lesson's files into one" in found["bob"].faults[0]
+
+
+def test_folders_nested_deeper_than_python_can_follow(tmp_path: Path) -> None:
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / "driver.py").write_text("DRIVER")
+    deepest = os.open(tmp_path / "ada", os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("x", dir_fd=deepest)
+        deeper = os.open("x", os.O_RDONLY, dir_fd=deepest)
+        os.close(deepest)
+        deepest = deeper
+    os.close(deepest)
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {"driver.py": "DRIVER"}
+    remove(tmp_path / "ada")
+    assert not (tmp_path / "ada").exists()
+
+
+def test_a_tar_can_neither_climb_out_nor_link_nor_swell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(tmp_path / "ada.tar", "w") as archive:
+        for name in ("../driver.py", "/model.py"):
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            archive.addfile(info, io.BytesIO(b"BAD"))
+        link = tarfile.TarInfo("attention/pool.py")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {}
+    assert len(submission.faults) == 1
+    monkeypatch.setattr("smoke.grade.submissions.MAX_ARCHIVE_BYTES", 5)
+    (submission,) = read_submissions(tmp_path)
+    assert "unpacks to more than" in submission.faults[0]
 
 
 def test_a_file_that_was_handed_in_twice_is_told(tmp_path: Path) -> None:
@@ -107,8 +194,9 @@ def test_many_entries_and_broken_names(tmp_path: Path) -> None:
     (tmp_path / "loop" / "again").symlink_to(tmp_path / "loop")
     (tmp_path / "elsewhere").symlink_to(ENGINE)
     found = read_submissions(tmp_path)
-    assert [submission.name for submission in found] == ["_1+1", "a_b_x_", "loop"]
+    assert [submission.name for submission in found] == ["_1+1", "a_b_x_", "elsewhere", "loop"]
     assert len(found[1].ignored) == MAX_ENTRIES
+    assert "links are not followed" in found[2].faults[0]
 
 
 def test_names_never_collide() -> None:
@@ -119,8 +207,42 @@ def test_names_never_collide() -> None:
 
 def test_no_submission_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").touch()
-    with pytest.raises(ValueError, match="one folder or zip file per student"):
+    with pytest.raises(ValueError, match="one folder or archive per student"):
         read_submissions(tmp_path)
+
+
+class Stumbling:
+    """A worker whose second submission makes it fail."""
+
+    def __init__(self) -> None:
+        self.runner, self.stopped = self, 0
+
+    def stop_server(self) -> None:
+        self.stopped += 1
+
+    def run(self, submission: Submission, lessons: object, seed: int) -> ModeRun:
+        if submission.name == "bob":
+            raise RecursionError("too deep")
+        return ModeRun(tuple(passed("L3")))
+
+
+def test_what_the_grader_stumbles_over_stays_with_its_submission() -> None:
+    worker, lesson = Stumbling(), load_manifest().lesson("L3")
+    files = {"driver.py": "x = 1"}
+    runs = {name: run_safely(worker, Submission(name, files), lesson, 0) for name in ("ada", "bob", "cid")}  # type: ignore[arg-type]
+    assert runs["ada"] == runs["cid"]
+    assert all(result.passed for result in runs["ada"]["isolated"].results)
+    for mode in MODES:
+        assert {result.status for result in runs["bob"][mode].results} == {"crashed"}
+        assert [result.check_id for result in runs["bob"][mode].results] == [r.check_id for r in passed("L3")]
+        assert "RecursionError: too deep" in runs["bob"][mode].notes[0]
+    assert worker.stopped == 1
+
+
+def test_source_that_cannot_be_walked_is_remarked() -> None:
+    deep = "def rms_norm(x):\n    return " + "-" * 3000 + "x\n"
+    found = examine(Submission("ada", {"model.py": deep}), load_manifest().lesson("L1"))
+    assert found.oracles == ()
 
 
 # Authorship ---------------------------------------------------------------------------------------------------------

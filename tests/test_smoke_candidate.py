@@ -4,8 +4,9 @@ import os
 import time
 
 import pytest
+from safetensors.torch import save_file
 
-from smoke.candidate import Candidate, Runner
+from smoke.candidate import Candidate, Run, Runner, Watch
 from smoke.check import all_checks, checks_of
 from smoke.manifest import ENGINE, load_manifest
 
@@ -139,6 +140,46 @@ def test_after_too_many_crashes_the_rest_is_skipped_and_does_not_pass(runner, ca
     assert [r.status for r in results].count("crashed") == 4
     assert "skipped" in {r.status for r in results}
     assert not any(r.passed for r in results if r.status == "skipped")
+
+
+HOSTILE = {
+    "a folder for each answer": "import os\nfor i in range(9): os.mkdir(f'{i}.json')\n",
+    "an endless number": "import pathlib\nfor i in range(9):\n"
+    "    pathlib.Path(f'{i}.json').write_text('{\"seconds\": 1' + '0' * 400 + ', \"values\": {}}')\n",
+    "folders in folders": "import os\nplace = os.open('.', os.O_RDONLY)\nfor i in range(1500):\n"
+    "    os.mkdir('x', dir_fd=place)\n    place = os.open('x', os.O_RDONLY, dir_fd=place)\n    os.close(place - 1)\n",
+    "an answer that is a pipe": "import os\nfor i in range(9): os.mkfifo(f'{i}.json')\n",
+    "an import that is a folder": "import os\nos.mkdir('imported.json')\n",
+    "no folder any more": "import os, shutil\nshutil.rmtree(os.getcwd())\n",
+    "an error that cannot be told": "class E(Exception):\n    def __str__(self): raise self\nraise E\n",
+}
+
+
+@pytest.mark.parametrize("code", HOSTILE.values(), ids=HOSTILE)
+def test_whatever_a_candidate_writes_the_next_one_is_judged_as_ever(runner, candidate, code):
+    runner.run(Candidate("reference"), L2A[:1])
+    before = set(runner.home.iterdir())
+    outcome = runner.run(candidate(allocator=ALLOCATOR + "\n" + code), L2A)
+    assert [result.check_id for result in outcome.results] == [check.id for check in L2A]
+    assert set(statuses(runner.run(candidate(allocator=broken_needed("return 1")), L2A)).values()) == {"pass", "fail"}
+    assert set(runner.home.iterdir()) == before, "what it left is removed"
+
+
+ANSWERS = [
+    "", "[]", "null", '"x"', "{}", '{"seconds": 1}', '{"seconds": null, "values": {}}', "[" * 100_000,
+    '{"seconds": NaN, "values": {}}', '{"seconds": -1, "values": {}}', '{"seconds": Infinity, "values": {}}',
+    '{"seconds": 1' + "0" * 400 + ', "values": {}}', '{"seconds": 1' + "0" * 5000 + "}",
+    '{"seconds": 1, "error": 3}', '{"seconds": 1, "values": 7}',
+    '{"seconds": 1, "values": {"a": {"$tensor": []}}}', '{"seconds": 1, "values": {"a": {"$tensor": {}}}}', "\udcff",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ANSWERS, ids=range(len(ANSWERS)))
+def test_an_answer_that_is_none_is_a_result_of_its_check(runner, tmp_path, text):
+    (tmp_path / "0.json").write_bytes(text.encode(errors="surrogateescape"))
+    save_file({}, tmp_path / "0.safetensors")
+    watch = Watch(runner, Run(Candidate("test"), L2A, 0, lambda result: None), tmp_path, 0)
+    assert watch.judged(L2A[0], 0).status in ("crashed", "fail")
 
 
 def test_processes_that_a_candidate_started_end_with_it(runner, candidate, tmp_path):

@@ -50,7 +50,15 @@ class Authorship:
 
 
 def examine(submission: Submission, lesson: Lesson) -> Authorship:
-    """Look at the lesson's files of a submission. A file that cannot be parsed says nothing."""
+    """Look at the lesson's files of a submission. Source that cannot be looked at is remarked and costs nothing."""
+    try:
+        return look_at(submission, lesson)
+    except Exception as error:  # such as an expression nested too deeply to be walked
+        return Authorship(remarkable=(f"the source could not be compared: {type(error).__name__}",))
+
+
+def look_at(submission: Submission, lesson: Lesson) -> Authorship:
+    """Collect what the files say. A file that cannot be parsed says nothing."""
     oracles: list[str] = []
     remarkable: list[str] = []
     copied: list[str] = []

@@ -5,6 +5,7 @@ Owns: the queue and the progress. Must not know: how a report looks.
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from smoke.grade.records import Records
 from smoke.grade.scoring import MODES, NOT_HANDED_IN, Mode, StudentScore, score_student
 from smoke.grade.submissions import Submission
 from smoke.grade.trial import Isolation
-from smoke.grade.worker import ModeRun, Worker, lessons_of_mode
+from smoke.grade.worker import MAX_LOG, ModeRun, Worker, lessons_of_mode
 from smoke.manifest import ENGINE, ROOT, Lesson, load_manifest
 
 Progress = Callable[[], object]
@@ -54,7 +55,7 @@ def grade(
         try:
             while not errors:
                 submission, lesson = waiting.get_nowait()
-                records.save(submission, lesson, run_lesson(worker, submission, lesson, records.seed))
+                records.save(submission, lesson, run_safely(worker, submission, lesson, records.seed))
                 progress()
         except queue.Empty:
             return
@@ -110,6 +111,17 @@ def hidden_parts() -> list[Path]:
     """Return the parts of the repository that hold solutions besides the engine's own files."""
     parts = [".git", "smoke/pitfalls", "smoke/wheats", "smoke/hints", "smoke/golden.json", "notebooks", "tests"]
     return [path for path in (ROOT / part for part in parts) if path.exists()]
+
+
+def run_safely(worker: Worker, submission: Submission, lesson: Lesson, seed: int) -> dict[Mode, ModeRun]:
+    """Run one lesson; whatever a submission makes the grader stumble over stands in its own report and ends there."""
+    try:
+        return run_lesson(worker, submission, lesson, seed)
+    except Exception as error:
+        worker.runner.stop_server()
+        reason = f"grading this lesson stopped with {type(error).__name__}: {str(error)[:300]}"
+        results = tuple(Result(check.id, "crashed", detail=reason) for check in checks_of([lesson]))
+        return dict.fromkeys(MODES, ModeRun(results, None, (reason,), traceback.format_exc()[-MAX_LOG:]))
 
 
 def run_lesson(worker: Worker, submission: Submission, lesson: Lesson, seed: int) -> dict[Mode, ModeRun]:

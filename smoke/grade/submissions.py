@@ -1,26 +1,37 @@
-"""Submissions as they arrive: a folder or a zip per student, of which only the manifest's files are ever read.
+"""Submissions as they arrive: a folder or an archive per student, of which only the manifest's files are ever read.
 
 Owns: names, sizes, paths inside archives. Must not know: Python, checks, scores. Nothing here runs or imports anything
 of a submission, and nothing of an archive is unpacked to a path that the archive chose.
 """
 
 import hashlib
+import lzma
 import re
 import stat
+import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from smoke.manifest import load_manifest
 
 MAX_FILE_BYTES = 512 * 1024  # of one lesson file; the reference's largest has 10 KiB
 MAX_ENTRIES = 5000  # of one submission; more are not even listed
-PREFIXES = ("", "work/", "mini_engine/", "work/mini_engine/")  # where a lesson file may lie
+MAX_DEPTH = 40  # folders within folders
+MAX_ARCHIVE_BYTES = 256 * 2**20  # of a tar, unpacked: reaching a member means reading everything before it
+TAR = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$", re.IGNORECASE)
+LESSON_FOLDER = re.compile(r"L(\d+)(?!\d)", re.IGNORECASE)  # such as L4, l4_sampler
 UNREMARKABLE = {
     "__pycache__", "__MACOSX", ".git", ".DS_Store", ".ipynb_checkpoints", ".pytest_cache", ".smoke.json", "AGENTS.md",
+    ".vscode", ".idea", "Thumbs.db", "desktop.ini",
 }  # fmt: skip
+FAULTS = (
+    OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, RuntimeError,
+    NotImplementedError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,27 +59,63 @@ def lesson_files() -> tuple[str, ...]:
     return tuple(file for lesson in load_manifest().written for file in lesson.files)
 
 
+@cache
+def files_by_name() -> dict[str, tuple[str, ...]]:
+    """Return the lesson files that have each name, with all of their folders and without."""
+    found: dict[str, tuple[str, ...]] = {}
+    for file in lesson_files():
+        parts = PurePosixPath(file).parts
+        for start in range(len(parts)):
+            name = "/".join(parts[start:])
+            found[name] = (*found.get(name, ()), file)
+    return found
+
+
 def read_submissions(folder: Path) -> list[Submission]:
     """Read every submission of ``folder``, in the order of their names. Raises ``ValueError`` if there is none.
 
-    A submission that cannot be read is still one, with the reason among its faults.
+    Whatever lies in the folder is somebody's submission. One that cannot be read has the reason among its faults.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; it has to hold one folder or zip file per student")
+        raise ValueError(f"{folder} is not a folder; it has to hold one folder or archive per student")
     found: list[Submission] = []
     for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(".") or entry.name in UNREMARKABLE or entry.is_symlink():
+        if entry.name.startswith(".") or entry.name in UNREMARKABLE:
             continue
-        if not entry.is_dir() and entry.suffix.lower() != ".zip":
-            continue
-        name = free_name(entry.name if entry.is_dir() else entry.stem, {submission.name for submission in found})
+        stem = entry.name if entry.is_dir() else TAR.sub("", entry.name) if TAR.search(entry.name) else entry.stem
+        name = free_name(stem, {submission.name for submission in found})
         try:
-            found.append(read_folder(entry, name) if entry.is_dir() else read_zip(entry, name))
-        except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, ValueError) as error:
-            found.append(Submission(name, {}, (), (f"{entry.name} cannot be read: {error}",)))
-    if not found:
-        raise ValueError(f"{folder} holds no submission; it has to hold one folder or zip file per student")
+            found.append(read_entry(entry, name))
+        except FAULTS as error:
+            found.append(Submission(name, {}, (), (f"{one_line(entry.name)} cannot be read: {error}",)))
+    if not any(entry.is_dir() or is_archive(entry) for entry in folder.iterdir()):
+        raise ValueError(f"{folder} holds no submission; it has to hold one folder or archive per student")
     return found
+
+
+def is_archive(entry: Path) -> bool:
+    """Whether the name is that of a zip or a tar."""
+    return entry.suffix.lower() == ".zip" or TAR.search(entry.name) is not None
+
+
+def read_entry(entry: Path, name: str) -> Submission:
+    """Read a student's folder or archive. Raises one of ``FAULTS`` for anything else."""
+    if entry.is_symlink():
+        raise ValueError("it is a link, and links are not followed")
+    if entry.is_dir():
+        return read_folder(entry, name)
+    if not entry.is_file():
+        raise ValueError("it is no regular file")
+    if entry.suffix.lower() == ".zip":
+        return read_zip(entry, name)
+    if TAR.search(entry.name):
+        return read_tar(entry, name)
+    raise ValueError("it is neither a folder nor a zip nor a tar; put the lesson's files into one")
+
+
+def one_line(text: str) -> str:
+    """Return a file's name without what would break a line or a document."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def free_name(wanted: str, taken: set[str]) -> str:
@@ -83,11 +130,7 @@ def free_name(wanted: str, taken: set[str]) -> str:
 
 def read_folder(folder: Path, name: str) -> Submission:
     """Read a student's folder. Links are never followed: they may lead anywhere."""
-    members: dict[str, Path] = {}
-    for path in walk(folder):
-        if len(members) == MAX_ENTRIES:
-            break
-        members[path.relative_to(folder).as_posix()] = path
+    members = {path.relative_to(folder).as_posix(): path for path in walk(folder)}
 
     def load(member: str) -> bytes:
         status = members[member].lstat()
@@ -101,14 +144,25 @@ def read_folder(folder: Path, name: str) -> Submission:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Yield everything beneath ``folder`` that is no folder, links included, following none."""
-    for entry in sorted(folder.iterdir()):
-        if entry.name in UNREMARKABLE:
+    """Yield what is beneath ``folder`` and no folder: the first ``MAX_ENTRIES``, links included, following none.
+
+    What lies deeper than ``MAX_DEPTH`` is left out, and so is a folder that cannot be listed.
+    """
+    waiting, seen = [folder], 0
+    while waiting and seen < MAX_ENTRIES:
+        own = waiting.pop()
+        try:
+            entries = sorted(own.iterdir())
+        except OSError:
             continue
-        if entry.is_dir() and not entry.is_symlink():
-            yield from walk(entry)
-        else:
-            yield entry
+        for entry in entries:
+            seen += 1
+            if entry.name in UNREMARKABLE or seen > MAX_ENTRIES:
+                continue
+            if not entry.is_dir() or entry.is_symlink():
+                yield entry
+            elif len(entry.parts) - len(folder.parts) <= MAX_DEPTH:
+                waiting.append(entry)
 
 
 def read_zip(file: Path, name: str) -> Submission:
@@ -129,41 +183,94 @@ def read_zip(file: Path, name: str) -> Submission:
             with archive.open(members[member]) as stream:
                 return stream.read(MAX_FILE_BYTES + 1)  # the size that the archive states may be a lie
 
-        listed = [member for member in members if not UNREMARKABLE & set(PurePosixPath(member).parts)]
-        return sort_members(name, listed, load)
+        return sort_members(name, list(members), load)
+
+
+def read_tar(file: Path, name: str) -> Submission:
+    """Read a student's tar, compressed or not, into memory as ``read_zip`` does. Links in it are no files."""
+    contents: dict[str, bytes | int] = {}  # the size of what is too large
+    total = 0
+    with tarfile.open(file, "r:*") as archive:
+        for info in archive:
+            total += info.size
+            if total > MAX_ARCHIVE_BYTES:
+                raise ValueError(f"it unpacks to more than {MAX_ARCHIVE_BYTES >> 20} MiB")
+            if len(contents) == MAX_ENTRIES:
+                break
+            stream = archive.extractfile(info) if info.isreg() else None
+            if stream is not None:
+                fits = info.size <= MAX_FILE_BYTES and info.name.endswith(".py")
+                contents[info.name.removeprefix("./")] = stream.read(MAX_FILE_BYTES + 1) if fits else info.size
+
+    def load(member: str) -> bytes:
+        content = contents[member]
+        if isinstance(content, int):
+            refuse_large(content)
+            raise ValueError("it is no Python file")
+        return content
+
+    return sort_members(name, list(contents), load)
 
 
 def sort_members(name: str, members: list[str], load: Callable[[str], bytes]) -> Submission:
     """Tell lesson files from the rest and read them with ``load``."""
+    members = [m for m in members if not UNREMARKABLE & set(PurePosixPath(m).parts)]
     files: dict[str, str] = {}
     faults: list[str] = []
-    root = common_folder(members)
     wanted: dict[str, str] = {}  # member -> lesson file
-    for file in lesson_files():
-        present = [root + prefix + file for prefix in PREFIXES if root + prefix + file in members]
+    for file, present in places(members).items():
         if len(present) > 1:
-            faults.append(f"{file} was handed in {len(present)} times; {present[0]} counts")
-        if present:
-            wanted[present[0]] = file
+            faults.append(f"{file} was handed in {len(present)} times; {one_line(present[0])} counts")
+        wanted[present[0]] = file
     for member, file in wanted.items():
         try:
             data = load(member)
             refuse_large(len(data))
             files[file] = data.decode("utf-8-sig")
         except UnicodeDecodeError:
-            faults.append(f"{member} is not UTF-8 text")
-        except (OSError, ValueError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
-            faults.append(f"{member} was not read: {error}")
-    return Submission(name, files, tuple(m for m in members if m not in wanted), tuple(faults))
+            faults.append(f"{one_line(member)} is not UTF-8 text")
+        except FAULTS as error:
+            faults.append(f"{one_line(member)} was not read: {error}")
+    if not wanted:
+        faults.append(
+            f"none of its {len(members)} files is a file of the course; these are named {lesson_files()[0]}, "
+            f"{lesson_files()[1]} and so on, in any folder"
+        )
+    return Submission(name, files, tuple(one_line(m) for m in members if m not in wanted), tuple(faults))
 
 
-def common_folder(members: list[str]) -> str:
-    """Return ``name/`` if everything lies in one folder that is none of ours: zips are often made that way."""
-    tops = {member.partition("/")[0] for member in members}
-    ours = {prefix.rstrip("/") for prefix in PREFIXES} | {file.partition("/")[0] for file in lesson_files()}
-    if len(tops) != 1 or tops & ours or not all("/" in member for member in members):
-        return ""
-    return f"{tops.pop()}/"
+def places(members: list[str]) -> Mapping[str, list[str]]:
+    """Return for each lesson file that was handed in the members that may be it, the likeliest first.
+
+    A member is the lesson file with the longest path that its own path ends with, in whatever folder it lies:
+    ``alice/work/sampler/driver.py`` is ``sampler/driver.py``. In a folder named after a lesson, its file of that name
+    comes first: ``L4_sampler/driver.py`` is ``sampler/driver.py`` too. Few folders go before many.
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for member in members:
+        parts = PurePosixPath(member).parts
+        if {"..", "/"} & set(parts):
+            continue  # only an archive that was made to harm has such a path
+        file = file_of_lesson(parts) or next(
+            (name for start in range(len(parts)) if (name := "/".join(parts[start:])) in lesson_files()), None
+        )
+        if file is not None:
+            found.setdefault(file, []).append((len(parts), member))
+    order = [file for file in lesson_files() if file in found]
+    return {file: [member for _, member in sorted(found[file])] for file in order}
+
+
+def file_of_lesson(parts: tuple[str, ...]) -> str | None:
+    """Return the file of the lesson that a folder in the path is named after, if the rest of the path is its name."""
+    for number, part in enumerate(parts[:-1]):
+        match = LESSON_FOLDER.match(part)
+        lessons = [lesson for lesson in load_manifest().written if match and lesson.id == f"L{match[1]}"]
+        for start in range(number + 1, len(parts)):
+            named = files_by_name().get("/".join(parts[start:]), ())
+            own = [file for file in named if any(file in lesson.files for lesson in lessons)]
+            if len(own) == 1:
+                return own[0]
+    return None
 
 
 def refuse_large(size: int) -> None:

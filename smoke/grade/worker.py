@@ -5,7 +5,6 @@ Owns: the folder that a candidate's files are laid in, the two modes, the time o
 
 import json
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -19,7 +18,7 @@ from typing import Self
 
 import psutil
 
-from smoke.candidate import IMPORT_SECONDS, Candidate, Runner
+from smoke.candidate import IMPORT_SECONDS, Candidate, Runner, remove
 from smoke.check import Check, Result, checks_of
 from smoke.grade.confinement import Confinement
 from smoke.grade.guard import told
@@ -93,7 +92,7 @@ class Worker:
             mode = self.run_files(Candidate(submission.name, folder, tuple(files)), checks_of([lessons[-1]]), seed)
             return replace(mode, notes=(*mode.notes, *self.traces(folder, files)))
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
 
     def lay_out(self, files: dict[str, str]) -> Path:
         """Write ``files`` into a new folder that candidates may read and nobody else but the grader may change."""
@@ -144,8 +143,7 @@ class Worker:
         if self.runner.server is None:  # it had to be ended, perhaps before it could clean up
             count += end_strays(self.runner.home)
         notes = [f"left {count} processes behind, which were ended"] if count else []
-        found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-        if found != set(files) or any((folder / f).read_bytes() != t.encode() for f, t in files.items()):
+        if was_changed(folder, files):
             notes.append("changed the folder of its own files")
         return notes + self.strangers()
 
@@ -157,11 +155,22 @@ class Worker:
                 with suppress(OSError):
                     if path.lstat().st_uid == self.confinement.uid:
                         notes.append(f"wrote {path} outside its folder; it was removed")
-                        if path.is_dir() and not path.is_symlink():
-                            shutil.rmtree(path, ignore_errors=True)
-                        else:
-                            path.unlink()
+                        remove(path)
         return notes
+
+
+def was_changed(folder: Path, files: dict[str, str]) -> bool:
+    """Whether ``folder`` holds anything but ``files``, unchanged."""
+    expected = {folder / file for file in files}
+    folders = {folder, *(parent for file in expected for parent in file.parents if folder in parent.parents)}
+    try:
+        found = {path for own in folders for path in own.iterdir()}
+        return found != (expected | folders) - {folder} or any(
+            not (folder / file).is_file() or (folder / file).read_bytes() != text.encode()
+            for file, text in files.items()
+        )
+    except OSError:
+        return True
 
 
 def end_strays(home: Path) -> int:
