@@ -16,6 +16,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.hf_files import GenerationFile, IndexFile, check_generation, parse
 
 TINY_MODEL = Path(__file__).parent / "tiny" / "model"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
@@ -52,7 +53,7 @@ def read_json(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} does not exist; a checkpoint folder needs it")
     try:
         value = json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not valid JSON ({error}); was the download complete?") from error
     if not isinstance(value, dict):
         raise ValueError(f"{file} holds a {type(value).__name__}, not an object; is it the right file?")
@@ -71,9 +72,15 @@ def load_eos_ids(folder: Path) -> frozenset[int]:
     """Return the ids that end a generation, from ``generation_config.json`` or else ``config.json``; may be empty.
 
     Qwen3's generation config lists two, ``<|im_end|>`` and ``<|endoftext|>``; its ``config.json`` only one of them.
+    Raises ``ValueError`` for an id that is no whole number, and for a stored default, such as a repetition penalty,
+    that transformers would apply to every generation.
     """
     for name in ("generation_config.json", "config.json"):
-        eos = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
+        if not (folder / name).is_file():
+            continue
+        raw = read_json(folder / name)
+        check_generation(raw, str(folder / name))
+        eos = parse(GenerationFile, raw, str(folder / name)).eos_token_id
         if eos is not None:
             return frozenset(eos if isinstance(eos, list) else [eos])
     return frozenset()
@@ -179,7 +186,8 @@ def weight_files(folder: Path) -> dict[Path, list[str]]:
     if not (folder / INDEX_FILE).is_file():
         raise ValueError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors weights are read")
     files: dict[Path, list[str]] = {}
-    for name, shard in read_json(folder / INDEX_FILE).get("weight_map", {}).items():
+    index = parse(IndexFile, read_json(folder / INDEX_FILE), str(folder / INDEX_FILE))
+    for name, shard in index.weight_map.items():
         files.setdefault(folder / Path(shard).name, []).append(name)
     for file, names in files.items():
         if not file.is_file():

@@ -57,44 +57,31 @@ class ModelConfig:
     def from_hf(cls, raw: Mapping[str, Any]) -> Self:
         """Read the dictionary of a Hugging Face ``config.json``, of transformers 4 or 5.
 
-        Raises ``ValueError`` for anything that is not a plain dense Qwen3: another architecture, scaled rotary
-        embedding, sliding windows, biases, another activation or quantised weights.
+        Raises ``ValueError`` for a field that is missing or of another type, and for anything that is not a plain dense
+        Qwen3: another architecture, scaled rotary embedding, other kinds of layers, biases, another activation or
+        quantised weights.
         """
         if raw.get("model_type") != "qwen3":
             raise ValueError(
                 f"config.json says model_type {raw.get('model_type')!r}; this engine runs dense 'qwen3' models"
             )
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        refuse_variants(raw, rope)
-        missing = [key for key in REQUIRED_KEYS if key not in raw]
-        theta = rope.get("rope_theta", raw.get("rope_theta"))
-        if missing or theta is None:
-            raise ValueError(f"config.json lacks {', '.join(missing) or 'rope_theta'}; is it a Qwen3 config?")
+        from mini_engine.hf_files import ConfigFile, check_computed, parse  # here: pydantic takes time to import
+
+        file = parse(ConfigFile, raw, "config.json")
+        check_computed(raw, file)
+        theta = file.rope.rope_theta or file.rope_theta
+        if theta is None:
+            raise ValueError("config.json lacks rope_theta; is it a Qwen3 config?")
         return cls(
-            **{key: raw[key] for key in REQUIRED_KEYS},
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+            **{key: getattr(file, key) for key in REQUIRED_KEYS},
+            head_dim=file.head_dim or max(1, file.hidden_size // file.num_attention_heads),
             rope_theta=float(theta),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            tie_word_embeddings=bool(file.tie_word_embeddings),
         )
 
 
 REQUIRED_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
                  "intermediate_size", "max_position_embeddings", "rms_norm_eps")  # fmt: skip
-
-
-def refuse_variants(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` if a Qwen3 config asks for something that the forward pass does not compute."""
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    wrong = {
-        "rope type": (rope_type, "default"),
-        "hidden_act": (raw.get("hidden_act", "silu"), "silu"),
-        "attention_bias": (raw.get("attention_bias", False), False),
-        "use_sliding_window": (raw.get("use_sliding_window", False), False),
-        "quantization_config": (raw.get("quantization_config"), None),
-    }
-    for name, (value, supported) in wrong.items():
-        if value != supported:
-            raise ValueError(f"config.json has {name} {value!r}; this engine computes only {name} {supported!r}")
 
 
 @dataclass(frozen=True)

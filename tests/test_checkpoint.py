@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3ForCausalLM
+from transformers import AutoConfig, GenerationConfig, Qwen3ForCausalLM
 
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.checkpoint import load_config, load_eos_ids, load_tokenizer, load_weights, resolve_folder
@@ -163,6 +163,23 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
         ({"head_dim": 19}, "head_dim is 19"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"vocab_size": "131"}, "vocab_size is '131'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear'"),
+        ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types 'sliding_attention'"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "layer_types 'linear_attention'"),
+        ({"layer_types": ["full_attention"] * 3}, "3 layer_types and num_hidden_layers 2"),
+        ({"is_causal": False}, "is_causal False"),
+        ({"rope_parameters": "x"}, "rope_parameters is 'x'"),
+        ({"rope_parameters": [1]}, r"rope_parameters is \[1\]"),
+        ({"rope_parameters": {"rope_theta": -1.0}}, "rope_parameters is -1.0"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_hidden_layers": 1_000_000_000}, "num_hidden_layers is 1000000000"),
+        ({"head_dim": 0}, "head_dim is 0"),
     ],
 )
 def test_a_model_that_the_engine_does_not_compute_is_refused_by_name(
@@ -194,6 +211,53 @@ def test_end_ids_come_from_the_generation_config_first(folder: Path) -> None:
     assert load_eos_ids(folder) == {5}
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     assert load_eos_ids(folder) == {7, 9}
+
+
+@pytest.mark.parametrize("ids", ["x", {}, [[1]], 1.5, -1, True, [3, "y"]])
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_an_end_id_that_is_none_is_named(folder: Path, file: str, ids: object) -> None:
+    (folder / "generation_config.json").unlink()
+    (folder / file).write_text(json.dumps({"eos_token_id": ids}))
+    with pytest.raises(ValueError, match=rf"{file}: eos_token_id is "):
+        load_eos_ids(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("repetition_penalty", 1.1), ("suppress_tokens", [3]), ("no_repeat_ngram_size", 2)]
+)
+def test_a_stored_default_that_changes_every_generation_is_refused(folder: Path, field: str, value: object) -> None:
+    """transformers does what the file says, so the engine must not be silent about it."""
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": 5, field: value}))
+    assert getattr(GenerationConfig.from_pretrained(folder), field) == value
+    with pytest.raises(ValueError, match=f"{field} .*give it with each request"):
+        load_eos_ids(folder)
+    path.write_text(GenerationConfig(eos_token_id=5, temperature=0.6, top_k=20, do_sample=True).to_json_string(False))
+    assert load_eos_ids(folder) == {5}
+
+
+def test_rope_scaling_goes_before_rope_parameters_as_in_transformers(folder: Path) -> None:
+    """Both may stand in one file; the wrong one gave other logits and no error."""
+    edit_config(folder, rope_scaling={"rope_type": "linear", "factor": 2.0, "rope_theta": 7e5})
+    assert AutoConfig.from_pretrained(folder).rope_parameters["rope_type"] == "linear"
+    with pytest.raises(ValueError, match="rope type 'linear'"):
+        load_config(folder)
+    edit_config(folder, rope_scaling={"rope_type": "default", "rope_theta": 7e5})
+    assert load_config(folder).rope_theta == AutoConfig.from_pretrained(folder).rope_parameters["rope_theta"] == 7e5
+
+
+@pytest.mark.parametrize("weight_map", [[], ["a"], {"model.norm.weight": 3}, "x", None])
+def test_an_index_that_is_none_is_named(folder: Path, tmp_path: Path, weight_map: object) -> None:
+    shards = save_shards(folder, tmp_path / "shards")
+    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=r"index\.json: weight_map is "):
+        load(shards)
+
+
+def test_json_nested_deeper_than_python_can_read_is_an_error_of_its_file(folder: Path) -> None:
+    (folder / "config.json").write_text('{"a": ' + "[" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        load_config(folder)
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "./missing", "missing", "pyproject.toml"])

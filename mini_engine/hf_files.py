@@ -1,0 +1,139 @@
+"""What the JSON files of a Hugging Face checkpoint must look like, checked field by field before anything reads them.
+
+Owns: names, types and bounds of the fields that the engine uses, and the values that it does not compute. Must not
+know: files, weights.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+# Far beyond any dense model; a larger number is a mistake that would take hours to fail.
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class Strict(BaseModel):
+    """Fields have exactly their type: ``"131"`` is no number. Other fields are left alone."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class Rope(Strict):
+    """``rope_parameters`` or, in files of transformers 4, ``rope_scaling``."""
+
+    rope_theta: Annotated[float, Field(gt=0)] | None = None
+    rope_type: str | None = None
+    type: str | None = None
+    partial_rotary_factor: float | None = None
+
+
+class ConfigFile(Strict):
+    """``config.json`` of a dense Qwen3."""
+
+    vocab_size: Count
+    hidden_size: Count
+    num_hidden_layers: Annotated[int, Field(ge=1, le=10_000)]
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    intermediate_size: Count
+    max_position_embeddings: Count
+    rms_norm_eps: Annotated[float, Field(ge=0)]
+    head_dim: Count | None = None
+    rope_theta: Annotated[float, Field(gt=0)] | None = None
+    rope_parameters: Rope | None = None
+    rope_scaling: Rope | None = None
+    tie_word_embeddings: bool | None = None
+    layer_types: list[str] | None = None
+    eos_token_id: TokenId | list[TokenId] | None = None
+
+    @property
+    def rope(self) -> Rope:
+        """The rotary embedding that transformers would compute: ``rope_scaling`` goes before ``rope_parameters``."""
+        return self.rope_scaling or self.rope_parameters or Rope()
+
+
+class GenerationFile(Strict):
+    """``generation_config.json``; what is no default of a request here is refused in ``check_generation``."""
+
+    eos_token_id: TokenId | list[TokenId] | None = None
+
+
+class IndexFile(Strict):
+    """``model.safetensors.index.json``: the file of each tensor."""
+
+    weight_map: dict[str, str]
+
+
+Kind = TypeVar("Kind", bound=Strict)
+
+# What changes logits, or the choice among them, and is not computed: field -> values that ask for nothing.
+NOT_COMPUTED: dict[str, tuple[object, ...]] = {
+    "hidden_act": (None, "silu"),
+    "attention_bias": (None, False),
+    "use_sliding_window": (None, False),
+    "is_causal": (None, True),
+    "quantization_config": (None,),
+    "partial_rotary_factor": (None, 1, 1.0),
+}
+# transformers applies these to every generation; here a request asks for them itself.
+NO_DEFAULTS: dict[str, tuple[object, ...]] = {
+    "repetition_penalty": (None, 1, 1.0),
+    "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "bad_words_ids": (None, []),
+    "sequence_bias": (None, {}, []),
+    "no_repeat_ngram_size": (None, 0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "num_beams": (None, 1),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "exponential_decay_length_penalty": (None,),
+    "guidance_scale": (None, 1, 1.0),
+}
+
+
+def parse(kind: type[Kind], raw: Mapping[str, Any], file: str) -> Kind:
+    """Check ``raw``. Raises ``ValueError`` naming the file, the first field at fault, its value and what it must be."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        missing = [str(fault["loc"][0]) for fault in error.errors() if fault["type"] == "missing"]
+        if missing:
+            raise ValueError(f"{file} lacks {', '.join(missing)}; is it the file of a Qwen3?") from None
+        fault = error.errors()[0]
+        raise ValueError(f"{file}: {fault['loc'][0]} is {fault['input']!r:.60}; {fault['msg'].lower()}") from None
+
+
+def check_computed(raw: Mapping[str, Any], config: ConfigFile) -> None:
+    """Raise ``ValueError`` if a Qwen3 config asks for something that the forward pass does not compute."""
+    rope_type = config.rope.rope_type or config.rope.type or "default"
+    if rope_type != "default" or config.rope.partial_rotary_factor not in NOT_COMPUTED["partial_rotary_factor"]:
+        raise ValueError(
+            f"config.json has rope type {rope_type!r}, partial_rotary_factor {config.rope.partial_rotary_factor}; "
+            "this engine computes only rope type 'default' over whole heads"
+        )
+    other = [kind for kind in config.layer_types or () if kind != "full_attention"]
+    if other:
+        raise ValueError(f"config.json has layer_types {other[0]!r}; this engine computes only 'full_attention'")
+    if config.layer_types is not None and len(config.layer_types) != config.num_hidden_layers:
+        raise ValueError(
+            f"config.json has {len(config.layer_types)} layer_types and num_hidden_layers {config.num_hidden_layers}; "
+            "there must be one for each layer"
+        )
+    refuse(raw, NOT_COMPUTED, "config.json", "this engine computes only")
+
+
+def check_generation(raw: Mapping[str, Any], file: str) -> None:
+    """Raise ``ValueError`` for a stored default that transformers would apply to every generation."""
+    refuse(raw, NO_DEFAULTS, file, "give it with each request and remove it there, or write")
+
+
+def refuse(raw: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]], file: str, remedy: str) -> None:
+    """Raise ``ValueError`` for the first field whose value is none of its ``neutral`` ones."""
+    for name, values in neutral.items():
+        value = raw.get(name)
+        if not any(value == own and isinstance(value, bool) == isinstance(own, bool) for own in values):
+            raise ValueError(f"{file} has {name} {value!r:.60}; {remedy} {name} {values[-1]!r}")
