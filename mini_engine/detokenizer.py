@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+UNFINISHED = "\ufffd"  # what a decoder writes for a character whose bytes are not all there
+
 
 class StopStrings:
     """Finds the first stop string in a text that grows.
@@ -50,7 +52,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), min_new_tokens: int = 0) -> None:
         """Decode with ``tokenizer``. Stop strings count only in what follows the first ``min_new_tokens`` tokens."""
         self.tokenizer, self.stops, self.min_new_tokens = tokenizer, StopStrings(stops), min_new_tokens
-        self.decoder = DecodeStream(skip_special_tokens=True)
+        self.decoder: DecodeStream | None = DecodeStream(skip_special_tokens=True)
         self.token_ids: list[int] = []
         self.text = ""
         self.matched: str | None = None
@@ -60,12 +62,33 @@ class Detokenizer:
     def add(self, token_id: int) -> str:
         """Take one token and return the text that can be shown now. Mutates."""
         self.token_ids.append(token_id)
-        self.text += self.decoder.step(self.tokenizer, token_id) or ""
+        self.text += self.decode(token_id)
         if len(self.token_ids) <= self.min_new_tokens:
-            self.searched_from = len(self.text)
+            self.searched_from = self.begun()
         self.search()
         held = 0 if self.matched else self.stops.held_back(self.text, self.searched_from)
         return self.give(len(self.text) - held)
+
+    def decode(self, token_id: int) -> str:
+        """Return the characters that the newest token completes. Mutates.
+
+        The library's decoder raises where a token turns the characters before it into others, as bytes that are no
+        UTF-8 do. What was given out stays; from then on the whole answer is decoded with every token.
+        """
+        if self.decoder is not None:
+            try:
+                return self.decoder.step(self.tokenizer, token_id) or ""
+            except Exception:  # the library raises no narrower kind
+                self.decoder = None
+        whole: str = self.tokenizer.decode(self.token_ids, skip_special_tokens=True)
+        return "" if whole.endswith(UNFINISHED) else whole[len(self.text) :]
+
+    def begun(self) -> int:
+        """Return how many characters the tokens so far have begun: the last of them may end inside one."""
+        if len(self.token_ids) < self.min_new_tokens:
+            return len(self.text)  # nothing is looked for yet
+        whole: str = self.tokenizer.decode(self.token_ids, skip_special_tokens=True)
+        return max(len(self.text), len(whole.rstrip(UNFINISHED)) + whole.endswith(UNFINISHED))
 
     def flush(self) -> str:
         """Return the rest when no more tokens come, with a replacement character for an unfinished one. Mutates."""

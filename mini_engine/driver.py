@@ -4,6 +4,7 @@ Owns: the loop "prefill, take the likeliest token, feed it back" and when it end
 options, other requests. What this driver computes with every option off is what "off" means in all later lessons.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -73,7 +74,7 @@ class GreedyDriver:
         """Yield one ``GreedyStep`` per generated token; the last one is an end-of-sequence id or hits the limit.
 
         Raises ``ValueError`` for an empty prompt, an id outside the vocabulary, or more tokens than the model has
-        positions for.
+        positions for, and on the way for a row of logits that no token can be chosen from.
         """
         self.check_request(prompt_ids, max_new_tokens)
         return self._steps(list(prompt_ids), max_new_tokens)
@@ -91,6 +92,7 @@ class GreedyDriver:
             chunk = SequenceChunk(token_ids[num_computed_tokens:], num_computed_tokens, pages)
             logits = self.forward(pack_batch([chunk], page_size, self.config.device), pool)[0]  # [V]
             token_id = int(logits.argmax())  # the lowest id among equals
+            check_choice(float(logits[token_id]), len(token_ids))
             yield GreedyStep(token_id, logits)
             if token_id in self.eos_token_ids:
                 return
@@ -140,3 +142,15 @@ class GreedyDriver:
                 f"{len(prompt_ids) + max_new_tokens} positions, the model has {cfg.max_position_embeddings}; "
                 "shorten the prompt or ask for fewer tokens"
             )
+
+
+def check_choice(largest: float, position: int) -> None:
+    """Raise ``ValueError`` if the ``largest`` logit of a row is NaN or infinite: the argmax of such a row says nothing.
+
+    NaN wins every comparison, so one NaN in a row is its largest logit. ``position`` is that of the token.
+    """
+    if not math.isfinite(largest):
+        raise ValueError(
+            f"token {position} cannot be chosen: the model's row of logits has the maximum {largest}; "
+            "check the weights and the prompt's length"
+        )

@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.decoders import DecodeStream
 
 from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.detokenizer import Detokenizer, StopStrings
@@ -250,3 +251,47 @@ def test_held_back_is_the_longest_end_that_begins_a_stop_string() -> None:
 def test_ids_beyond_the_tokenizer_have_no_text() -> None:
     """A model's table of embeddings is often longer than its tokenizer's vocabulary."""
     assert "".join(feed([*spell("a"), SIZE + 5, *spell("b")])[0]) == "ab"
+
+
+def test_a_stop_string_inside_a_character_that_the_least_tokens_have_begun_does_not_count() -> None:
+    """The first byte of the first é is the last of the least tokens, so the letter is theirs; the second é counts."""
+    ids = spell("aébéc")
+    for least, expected in ((1, "a"), (2, "aéb"), (3, "aéb"), (5, "aébéc")):
+        pieces, text = feed(ids, ["é"], least)
+        assert "".join(pieces) == text.text == expected, least
+
+
+@cache
+def byte_fallback() -> Tokenizer:
+    """A tokenizer that spells unknown characters as bytes, as those of Llama and Mistral do."""
+    vocab = {"<unk>": 0, "x": 1, "y": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+BYTE = 3
+
+
+def test_bytes_that_turn_earlier_characters_into_others_are_no_error() -> None:
+    """The letter A, as a byte, then the first byte of another character: both become replacement characters."""
+    ids = [BYTE + 0x41, BYTE + 0xE2, 1]
+    stream = DecodeStream(skip_special_tokens=True)
+    with pytest.raises(Exception, match="Invalid prefix"):  # what the library does; so the test is about something
+        [stream.step(byte_fallback(), token) for token in ids]
+    text = Detokenizer(byte_fallback())
+    assert [text.add(token) for token in ids] == ["A", "", "\ufffdx"]
+    assert text.add(2) == "y"
+    assert text.flush() == ""
+
+
+@repeat
+@given(st.lists(st.integers(0, 2 + 256), max_size=12))
+def test_any_tokens_of_a_byte_fallback_tokenizer_have_a_text(ids: list[int]) -> None:
+    text = Detokenizer(byte_fallback())
+    shown = "".join([*(text.add(token) for token in ids), text.flush()])
+    assert shown == text.text
+    whole = byte_fallback().decode(ids, skip_special_tokens=True)
+    assert len(shown) >= len(whole)
+    if "\ufffd" not in whole:
+        assert shown == whole

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from mini_engine import detokenizer
 from mini_engine.checkpoint import TINY_MODEL, load_eos_ids
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.detokenizer import Detokenizer
@@ -59,19 +60,29 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def small_config() -> ModelConfig:
+    return ModelConfig.from_hf(SMALL.to_dict())
+
+
+def make_state() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return dict(Qwen3ForCausalLM(SMALL).state_dict())
+
+
+SMALL = Qwen3Config(
+    vocab_size=301, hidden_size=64, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1, head_dim=24,
+    intermediate_size=100, max_position_embeddings=512, initializer_range=0.15, tie_word_embeddings=False,
+)  # fmt: skip
+
+
 @cache
 def make_model(name: str, dtype: str, invariant: bool, linear: str = "torch", kernels: str = "torch") -> Qwen3:
     """The embedded model, or a small random one whose ids are the first of the same tokenizer's."""
     engine = EngineConfig(dtype=dtype, batch_invariant=invariant, linear=linear, kernels=kernels)
     if name == "embedded":
         return load_model(TINY_MODEL, engine)
-    config = Qwen3Config(
-        vocab_size=301, hidden_size=64, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1, head_dim=24,
-        intermediate_size=100, max_position_embeddings=512, initializer_range=0.15, tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    weights = {k: v.to(getattr(torch, dtype)) for k, v in Qwen3ForCausalLM(config).state_dict().items()}
-    return build_model(ModelConfig.from_hf(config.to_dict()), weights, engine)
+    weights = {k: v.to(getattr(torch, dtype)) for k, v in make_state().items()}
+    return build_model(small_config(), weights, engine)
 
 
 def make_driver(name: str = "embedded", config: EngineConfig = INVARIANT, **parts: Any) -> SamplingDriver:
@@ -988,3 +999,40 @@ def test_a_lap_in_two_parts_is_their_sum() -> None:
     for name in ("update", "sample", "update"):
         laps.mark(name)
     assert laps.seconds == {"update": 3.0 + 6.0, "sample": 1.0}
+
+
+def test_a_tokenizer_that_cannot_decode_one_answer_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's decoder raises for some bytes; that request is decoded another way and the others go on."""
+    decode = detokenizer.DecodeStream
+
+    class Fails:
+        def __init__(self, **options: bool) -> None:
+            self.inner, self.count = decode(**options), 0
+
+        def step(self, tokenizer: Tokenizer, token_id: int) -> str | None:
+            self.count += 1
+            if self.count == 3:
+                raise Exception("Invalid prefix encountered")
+            return self.inner.step(tokenizer, token_id)
+
+    prompts, params = [[5, 6, 7], [8, 9]], SamplingParams(max_new_tokens=8, ignore_eos=True)
+    expected = [answers[0].text for answers in make_engine().generate(prompts, params)]
+    monkeypatch.setattr(detokenizer, "DecodeStream", Fails)
+    answers = [answers[0] for answers in make_engine().generate(prompts, params)]
+    assert [answer.finish_reason for answer in answers] == ["length", "length"]
+    assert [answer.text for answer in answers] == expected
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf])
+def test_a_spoilt_row_is_an_error_on_every_path(spoilt: float) -> None:
+    """An infinite weight makes every logit NaN; the greedy loop used to print token 0 and end as if all were well."""
+    config = EngineConfig()
+    weights = dict(make_state())
+    weights["model.norm.weight"] = weights["model.norm.weight"].clone()
+    weights["model.norm.weight"][3] = spoilt
+    driver = SamplingDriver(build_model(small_config(), weights, config), config)
+    with pytest.raises(ValueError, match=r"token 3 cannot be chosen.*maximum"):
+        list(driver.steps([1, 2, 3], 4))
+    assert driver.complete([1, 2, 3], SamplingParams(max_new_tokens=4))[0].finish_reason == "error"
+    (answer,) = Engine(driver).generate([[1, 2, 3]], SamplingParams(max_new_tokens=4))[0]
+    assert (answer.finish_reason, answer.token_ids) == ("error", [])

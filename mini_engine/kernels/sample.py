@@ -87,5 +87,6 @@ def sample_top_k_top_p(
 def sample_top_k_top_p_reference(
     logits: Tensor, k: Tensor, p: Tensor, min_p: Tensor, uniform: Tensor, joint: bool = False
 ) -> Tensor:
-    """Do what ``sample_top_k_top_p`` does, in torch."""
-    return draw_uniform(apply_min_p(apply_top_k_top_p_reference(logits, k, p, joint), min_p), uniform)
+    """Do what ``sample_top_k_top_p`` does, in torch; it too stays inside the row where a product rounds up."""
+    drawn = draw_uniform(apply_min_p(apply_top_k_top_p_reference(logits, k, p, joint), min_p), uniform)
+    return drawn.clamp(max=logits.shape[1] - 1)

@@ -110,3 +110,13 @@ def test_a_parameter_of_another_dtype_is_refused():
         op.sample_top_k_top_p(
             lone(5)[:1], ints(0), floats(1.0), floats(0.0, dtype=torch.float32), floats(0.5, dtype=torch.float32)
         )
+
+
+def test_a_number_that_rounds_up_to_one_stays_inside_the_row():
+    """A product of a number below 1 and the sum of a row may round to the sum: the last token, not one beyond it."""
+    from mini_engine.kernels.sample import sample_top_k_top_p_reference
+
+    row = torch.tensor([[0.0, 1.0, 2.0, 0.5]])
+    off = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64), torch.zeros(1)
+    drawn = sample_top_k_top_p_reference(row, *off, torch.ones(1, dtype=torch.float64))
+    assert drawn.tolist() == [3]
