@@ -201,7 +201,7 @@ class BatchRun:
 
     def has_begun(self, flight: Flight) -> bool:
         """Whether anything was computed for a line."""
-        return any(self.engine.entries[name].output.times.started is not None for name in flight.names)
+        return any(self.engine.entries[name].request.times.started is not None for name in flight.names)
 
     def give_up(self, flight: Flight) -> None:
         """Take a line back out of the engine. Mutates."""
@@ -378,8 +378,8 @@ def batch(
             frequency_penalty=frequency_penalty, presence_penalty=presence_penalty, min_new_tokens=min_new_tokens,
             seed=seed, stop=stop, logprobs=logprobs,
         )  # fmt: skip
-        if file != "-" and not Path(file).is_file() and not Path(file).is_fifo():
-            raise ValueError(f"{file} cannot be read (there is no such file); give a text file, a request on each line")
+        if file != "-" and (not Path(file).exists() or Path(file).is_dir()):
+            raise ValueError(f"{file} cannot be read (it is no file); give a text file, a request on each line")
         driver, tokenizer = start(model, engine, config)
         served = Engine(driver, tokenizer.backend_tokenizer)
         run_file(served, LineReader(tokenizer, base, chat, think), file, output, resume, ordered)

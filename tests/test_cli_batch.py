@@ -254,3 +254,27 @@ def test_a_file_cut_anywhere_goes_on(tmp_path_factory, places, dice, cut):
     whole = torn.count(b"\n")
     assert answered(file) == {line.index: line.digest for line in lines[:whole]}
     assert file.read_bytes() == b"".join(raw.splitlines(keepends=True)[:whole])
+
+
+def test_the_benchmark_counts_every_line():
+    result = CliRunner().invoke(app, ["bench", "batch", "--lines", "600", "--lines", "1200", "--rounds", "1"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert [row["lines"] for row in rows] == [600, 1_200]
+    assert rows[1]["ratio"] == pytest.approx(rows[1]["seconds_per_line"] / rows[0]["seconds_per_line"])
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    """The long answers that have begun would take many seconds more."""
+    file, output = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    long = {"token_ids": [1], "max_new_tokens": 1_000, "ignore_eos": True}
+    file.write_text('{"token_ids": [5], "max_new_tokens": 1}\n' + (json.dumps(long) + "\n") * 5_000)
+    process = command(file, "--output", output)
+    while not (output.exists() and output.read_bytes()):
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "\n"
+    assert "Ctrl-C again stops at once" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    assert [json.loads(line)["line"] for line in output.read_bytes().splitlines()] == [0]
