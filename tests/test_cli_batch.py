@@ -5,6 +5,7 @@ What Ctrl-C, a full disk and a closed pipe do is seen in processes of their own.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -135,6 +136,7 @@ def test_an_interrupted_run_keeps_its_answers_and_goes_on(tmp_path, ordered):
     told = process.communicate(timeout=120)[1]
     first = output.read_bytes()
     assert process.returncode == 130
+    assert int(re.search(r"interrupted: (\d+) lines that have begun", told)[1]) <= 32  # of a window of 128
     assert f"mini-engine batch {file} --output {output} --resume" in told
     assert first.endswith(b"\n")
     indices = [json.loads(line)["line"] for line in first.splitlines()]
