@@ -2,7 +2,7 @@
 
 Owns: arguments, what is printed where, exit codes. Must not know: how a token is computed.
 Generated text goes to standard output, everything else to standard error. Exit codes: 0 done, 1 a task of
-``--engine`` is not written yet, 2 the input is at fault.
+``--engine`` is not written yet, 2 the input is at fault, or the answers of ``batch`` cannot be written, 130 Ctrl-C.
 """
 
 import json
@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from mini_engine import cli_grammar as grammars
 from mini_engine import cli_options as options
 from mini_engine.bench.ablate import bench_ablate
+from mini_engine.bench.batch import bench_batch
 from mini_engine.bench.forward import bench_forward
 from mini_engine.bench.grammar import bench_grammar
 from mini_engine.bench.kernels import bench_kernels
@@ -49,6 +50,7 @@ bench.command("ablate")(bench_ablate)
 bench.command("prefix")(bench_prefix)
 bench.command("grammar")(bench_grammar)
 bench.command("kernels")(bench_kernels)
+bench.command("batch")(bench_batch)
 
 
 @dataclass

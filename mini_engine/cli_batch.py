@@ -1,147 +1,351 @@
-"""``mini-engine batch``: a file of requests through the engine, many at a time; answers as JSON lines in their order.
+"""``mini-engine batch``: a file of requests through the engine, many at a time; each answer is written as it ends.
 
-Owns: the format of requests and answers. Must not know: how a step is made.
+Owns: the window of requests that are in the engine, what Ctrl-C does, the summary. Must not know: the format of a line
+(``batch_lines``), how a step is made.
 
-A line of the file is a prompt, or a JSON object with "prompt", "messages" or "token_ids" and any sampling parameter:
-
-    {"prompt": "Once upon a time", "max_new_tokens": 30, "stop": ["."], "temperature": 0.8, "seed": 1}
-
-A line that cannot be run has its error in its place; the others go on.
+    file ──► LineReader ──► a window of requests in the engine ──► AnswerWriter ──► file
 """
 
-import json
+import os
+import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, BinaryIO, Self
 
 import typer
-from transformers import PreTrainedTokenizerBase
+from tqdm import tqdm
 
+from mini_engine import cli_grammar as grammars
 from mini_engine import cli_options as options
-from mini_engine.cli_start import encode_chat, input_errors, start
+from mini_engine.batch_lines import AnswerWriter, Line, LineReader, answered
+from mini_engine.cli_start import input_errors, start
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
-from mini_engine.outputs import RequestOutput
+from mini_engine.outputs import RequestOutput, StepOutput, best
 from mini_engine.radix_cache import EVICTIONS, RadixCache
-from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.policy import POLICIES
 
-PROMPT_KEYS = ("prompt", "messages", "token_ids")
-PARAMETERS = tuple(field.name for field in fields(SamplingParams))
+LEAST_WINDOW, WINDOWS = 128, 4  # requests in the engine: so many, or so many times those that run
+INTERRUPTED = 130  # the exit code of a command that Ctrl-C has ended
 
 
-@dataclass(frozen=True)
-class Line:
-    """One request of the file: ids and parameters, or what is wrong with it."""
+class Interrupt:
+    """Ctrl-C: the first asks for an end (``asked``), the second raises ``KeyboardInterrupt``, as does any in a read."""
 
-    prompt_ids: list[int]
-    params: SamplingParams
-    error: str | None = None
+    def __init__(self) -> None:
+        """Nobody has asked yet."""
+        self.asked = self.in_read = False
 
+    def __enter__(self) -> Self:
+        """Take over SIGINT. Mutates."""
+        self.before = signal.signal(signal.SIGINT, self.on_signal)
+        return self
 
-def read_line(text: str, tokenizer: PreTrainedTokenizerBase, base: SamplingParams) -> Line:
-    """Read one line. Raises ``ValueError`` naming what is wrong; ``base`` holds what the line does not say."""
-    if not text.lstrip().startswith("{"):
-        return Line(tokenizer.encode(text, add_special_tokens=False), base)
-    try:
-        given: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"this is no JSON object ({error}); a line that begins with {{ must be one") from error
-    unknown = sorted(set(given) - set(PARAMETERS) - set(PROMPT_KEYS))
-    if unknown:
-        raise ValueError(f"there is no parameter {unknown[0]!r}; choose from {', '.join([*PROMPT_KEYS, *PARAMETERS])}")
-    prompts = [key for key in PROMPT_KEYS if key in given]
-    if len(prompts) != 1:
-        raise ValueError(f"{len(prompts)} of {', '.join(PROMPT_KEYS)} are given; give exactly one")
-    changes = {key: value for key, value in given.items() if key not in PROMPT_KEYS}
-    if isinstance(changes.get("logit_bias"), dict):
-        changes["logit_bias"] = {int(token): bias for token, bias in changes["logit_bias"].items()}  # JSON keys: text
-    return Line(encode(prompts[0], given[prompts[0]], tokenizer), replace(base, **changes))
+    def __exit__(self, *_: object) -> None:
+        """Give SIGINT back. Mutates."""
+        signal.signal(signal.SIGINT, self.before)
 
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Note the first one. Mutates."""
+        if self.asked or self.in_read:  # a read that waits for its line would go on waiting
+            self.asked = True
+            raise KeyboardInterrupt
+        self.asked = True
 
-def encode(kind: str, value: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of a prompt given as text, as a conversation or as ids. Raises ``ValueError`` for another type."""
-    if kind == "prompt" and isinstance(value, str):
-        return list(tokenizer.encode(value, add_special_tokens=False))
-    if kind == "messages" and isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
-        return encode_chat(tokenizer, value, think=False)
-    if kind == "token_ids" and isinstance(value, list) and all(type(token) is int for token in value):
-        return value
-    raise ValueError(f"{kind} is {value!r}; give a text, a list of messages, or a list of ids")
+    def reading(self, stream: BinaryIO) -> Iterator[bytes]:
+        """Yield the lines of ``stream`` until it ends or somebody asks for an end. Mutates."""
+        while not self.asked:
+            try:
+                self.in_read = True
+                raw = stream.readline()
+            except KeyboardInterrupt:
+                return
+            finally:
+                self.in_read = False
+            if not raw:
+                return
+            yield raw
 
 
-def read_lines(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, base: SamplingParams) -> list[Line]:
-    """Read all lines that are not empty; a faulty one keeps its place, with its error."""
-    lines = []
-    for text in (text for text in texts if text.strip()):
-        try:
-            lines.append(read_line(text, tokenizer, base))
-        except (ValueError, TypeError) as error:
-            lines.append(Line([], base, str(error)))
-    return lines
+@dataclass
+class Tally:
+    """What a run has done so far."""
+
+    lines: int = 0
+    tokens: int = 0
+    errors: int = 0
+    steps: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+
+    def add_step(self, step: StepOutput) -> None:
+        """Count a step. Mutates."""
+        if step.chunks:
+            self.steps += 1
+            self.rows += sum(size for _, _, size in step.chunks)
+            self.seconds += sum(step.seconds.values())
+
+    def add_answers(self, answers: list[RequestOutput]) -> None:
+        """Count the answers of a line. Mutates."""
+        self.lines += 1
+        self.tokens += sum(len(answer.token_ids) for answer in answers)
+        self.errors += sum(answer.finish_reason == "error" for answer in answers)
 
 
-def run_lines(engine: Engine, lines: Sequence[Line]) -> list[list[RequestOutput]]:
-    """Run what can be run, and return the answers of every line."""
-    good = [line for line in lines if line.error is None]
-    answers = iter(
-        engine.generate(
-            [line.prompt_ids for line in good], [line.params for line in good], progress=sys.stderr.isatty()
+@dataclass
+class Flight:
+    """A line in the engine: the names of its samples, and of those that have not ended."""
+
+    line: Line
+    names: list[str]
+    left: set[str]
+
+
+@dataclass
+class BatchRun:
+    """Keeps a window of ``lines`` in ``engine`` and hands every answer to ``writer``."""
+
+    engine: Engine
+    lines: Iterator[Line]
+    writer: AnswerWriter
+    interrupt: Interrupt
+    tally: Tally = field(default_factory=Tally)
+    flights: dict[str, Flight] = field(default_factory=dict)  # by the name of every sample that has not ended
+    is_over: bool = False  # no line is left to be let in
+    is_cut: bool = False  # because of Ctrl-C
+
+    def run(self, progress: bool) -> None:
+        """Answer every line. Raises ``ValueError`` if an answer cannot be written. Mutates."""
+        with tqdm(disable=not progress, unit="line") as bar:
+            while not self.is_over or self.flights:
+                if not self.is_over:
+                    self.fill()
+                if self.interrupt.asked and not self.is_cut:
+                    self.cut()
+                if self.flights:
+                    self.step()
+                bar.update(self.tally.lines - bar.n)
+
+    def fill(self) -> None:
+        """Let lines in until the window is full or none is left. Mutates."""
+        window = max(LEAST_WINDOW, WINDOWS * self.engine.driver.config.max_running_requests)
+        while len(self.flights) < window:
+            line = next(self.lines, None)
+            if line is None:
+                self.is_over = True
+                return
+            self.writer.expect(line)
+            self.let_in(line)
+
+    def let_in(self, line: Line) -> None:
+        """Give a line to the engine; answer it at once if that cannot be. Mutates."""
+        error = line.error
+        if error is None:
+            try:
+                names = self.engine.add_samples(line.prompt_ids, line.params)
+            except NotImplementedError:  # a student's engine with a task still open
+                raise
+            except Exception as fault:  # what a line asks for may break whatever looks at it
+                error = f"the request cannot be run ({type(fault).__name__}: {fault})"
+            else:
+                entries = self.engine.entries
+                left = {name for name in names if entries[name].output.finish_reason is None}
+                flight = Flight(line, names, left)
+                self.flights.update(dict.fromkeys(left, flight))
+                if not left:
+                    self.land(flight)
+                return
+        self.answer(line, [RequestOutput("", [], finish_reason="error", error=error)])
+
+    def step(self) -> None:
+        """Step the engine, and answer the lines that it ends. Mutates."""
+        step = self.engine.step()
+        self.tally.add_step(step)
+        for name in [delta.request_id for delta in step.deltas if delta.finish_reason is not None]:
+            flight = self.flights.pop(name, None)
+            if flight is not None:
+                flight.left.discard(name)
+                if not flight.left:
+                    self.land(flight)
+
+    def land(self, flight: Flight) -> None:
+        """Take the answers of a line out of the engine and write them. Mutates."""
+        answers = [self.engine.take_output(name) for name in flight.names]
+        self.answer(flight.line, best(answers, flight.line.params.n))
+
+    def answer(self, line: Line, answers: list[RequestOutput]) -> None:
+        """Write and count the answers of a line. Mutates."""
+        self.writer.write(line, answers)
+        self.tally.add_answers(answers)
+
+    def cut(self) -> None:
+        """Give up the lines that nothing was computed for, and let no more in; the others go on. Mutates.
+
+        In the order of the file only what lies behind the last line that runs can be given up: no gap is left.
+        """
+        self.is_over = self.is_cut = True
+        flights = list({flight.line.index: flight for flight in self.flights.values()}.values())
+        running = [flight.line.index for flight in flights if self.has_begun(flight)]
+        last = max(running, default=-1) if self.writer.ordered else -1
+        for flight in flights:
+            if flight.line.index > last and not self.has_begun(flight):
+                self.give_up(flight)
+        typer.secho(
+            f"\ninterrupted: {len({id(flight) for flight in self.flights.values()})} lines that have begun go on to "
+            "their end; Ctrl-C again stops at once", fg="yellow", err=True,
+        )  # fmt: skip
+
+    def has_begun(self, flight: Flight) -> bool:
+        """Whether anything was computed for a line."""
+        return any(self.engine.entries[name].request.times.started is not None for name in flight.names)
+
+    def give_up(self, flight: Flight) -> None:
+        """Take a line back out of the engine. Mutates."""
+        for name in flight.names:
+            self.engine.abort(name)
+            self.engine.take_output(name)
+            self.flights.pop(name, None)
+        self.writer.forget(flight.line)
+
+    def summary(self) -> str:
+        """Return one line about the whole run."""
+        tally = self.tally
+        text = (
+            f"{tally.lines} requests, {tally.tokens} tokens in {tally.seconds:.2f} s "
+            f"({tally.tokens / max(tally.seconds, 1e-9):.0f} per second), {tally.steps} steps of "
+            f"{tally.rows / max(tally.steps, 1):.1f} rows"
         )
+        cache = self.engine.scheduler.cache
+        if isinstance(cache, RadixCache):
+            text += f", {cache.stats.hit_rate:.0%} of the tokens from the prefix cache"
+        return text + (f"; {tally.errors} ended with an error" if tally.errors else "")
+
+
+@contextmanager
+def requests_of(file: str) -> Iterator[BinaryIO]:
+    """Open the file of requests, "-" for standard input. Raises ``ValueError`` if that cannot be."""
+    if file == "-":
+        if sys.stdin is None:
+            raise ValueError("standard input is closed; give a file of requests, or open it")
+        yield sys.stdin.buffer
+        return
+    try:
+        stream = open(file, "rb")  # noqa: SIM115 - closed below, and errors of reading are not errors of opening
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read ({error}); give a text file, a request on each line") from error
+    with stream:
+        yield stream
+
+
+@contextmanager
+def answers_to(output: Path | None, resume: bool) -> Iterator[tuple[BinaryIO, dict[int, str]]]:
+    """Open the file of answers, ``None`` for standard output -> it, and which lines it has answers for.
+
+    Raises ``ValueError`` for a file that has something and is not to be gone on with, and one that cannot be opened.
+    """
+    if output is None:
+        if resume:
+            raise ValueError("--resume goes on with a file and there is none; give it as --output FILE")
+        if sys.stdout is None:
+            raise ValueError("standard output is closed; give --output FILE, or open it")
+        try:
+            yield sys.stdout.buffer, {}
+        except BaseException:
+            silence(sys.stdout)
+            raise
+        return
+    if output.is_file() and output.stat().st_size and not resume:
+        raise ValueError(f"{output} has something in it; add --resume to go on with it, or write to another file")
+    try:
+        done = answered(output) if resume and output.exists() else {}
+        stream = open(output, "ab")  # noqa: SIM115 - closed below, where an error that was told is not told again
+    except OSError as error:
+        raise ValueError(f"{output} cannot be written ({error}); give another --output") from error
+    try:
+        yield stream, done
+    finally:
+        with suppress(OSError):
+            stream.close()
+
+
+def silence(stream: Any) -> None:
+    """Let what is left in the buffer of ``stream`` go nowhere, or Python would complain of it at exit."""
+    with suppress(OSError, ValueError):
+        stream.flush()
+        return
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def how_to_go_on(file: str, output: Path | None, written: int) -> str:
+    """Return what to do after an interrupted run."""
+    if output is None:
+        return f"{written} lines are answered; next time give --output FILE, which --resume can go on with"
+    return (
+        f"{written} lines of this run are in {output}; go on with: mini-engine batch {file} --output {output} --resume"
     )
-    return [
-        next(answers) if line.error is None else [RequestOutput("", [], finish_reason="error", error=line.error)]
-        for line in lines
-    ]
 
 
-def report(answer: RequestOutput) -> dict[str, Any]:
-    """Return the JSON form of an answer: the text, how it ended, and what it had to wait."""
-    known: dict[str, Any] = {
-        "text": answer.text, "token_ids": answer.token_ids, "finish_reason": answer.finish_reason,
-        "matched": answer.matched,
-    }  # fmt: skip
-    if answer.error is not None:
-        known["error"] = answer.error
-    if answer.logprobs:
-        known["cumulative_logprob"] = answer.cumulative_logprob
-    if answer.times is not None:
-        times = answer.times
-        known |= {"queue_s": times.queue_s, "ttft_s": times.ttft_s, "tpot_s": times.tpot_s}
-        known["preemptions"] = answer.num_preemptions
-    return known
-
-
-def summary(engine: Engine, answers: Sequence[Sequence[RequestOutput]]) -> str:
-    """Return one line about the whole run."""
-    flat = [answer for own in answers for answer in own]
-    seconds = sum(sum(step.seconds.values()) for step in engine.log)
-    tokens, rows = sum(len(a.token_ids) for a in flat), sum(c[2] for step in engine.log for c in step.chunks)
-    refused = sum(answer.finish_reason == "error" for answer in flat)
-    text = (
-        f"{len(answers)} requests, {tokens} tokens in {seconds:.2f} s ({tokens / max(seconds, 1e-9):.0f} per second), "
-        f"{len(engine.log)} steps of {rows / max(len(engine.log), 1):.1f} rows"
-    )
-    cache = engine.scheduler.cache
-    if isinstance(cache, RadixCache):
-        text += f", {cache.stats.hit_rate:.0%} of the tokens from the prefix cache"
-    return text + (f"; {refused} ended with an error" if refused else "")
+def run_file(engine: Engine, reader: LineReader, file: str, output: Path | None, resume: bool, ordered: bool) -> None:
+    """Answer the requests of ``file``. Raises ``ValueError`` for files that cannot be read or written."""
+    with requests_of(file) as stream, answers_to(output, resume) as (answers, done), Interrupt() as interrupt:
+        writer = AnswerWriter(answers, str(output or "standard output"), ordered)
+        run = BatchRun(engine, reader.lines(interrupt.reading(stream), done), writer, interrupt)
+        try:
+            run.run(progress=sys.stderr.isatty())
+        except KeyboardInterrupt:
+            run.is_cut = True
+        except ValueError:  # it says how to go on
+            raise
+        except BaseException:
+            typer.secho(how_to_go_on(file, output, writer.num_written), fg="yellow", err=True)
+            raise
+    skipped = f"{len(done)} answered before, " if done else ""
+    typer.secho(skipped + run.summary(), dim=True, err=True)
+    if run.is_cut:
+        typer.secho(how_to_go_on(file, output, writer.num_written), fg="yellow", err=True)
+        raise typer.Exit(INTERRUPTED)
 
 
 def batch(
-    file: Annotated[Path, typer.Argument(help="Requests, one on each line; '-' is standard input.")],
+    file: Annotated[str, typer.Argument(help="Requests, one on each line; '-' is standard input.")],
+    output: Annotated[Path | None, typer.Option(help="File of the answers; standard output if not given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Skip the lines that --output has answers for.")] = False,
+    ordered: Annotated[bool, typer.Option("--ordered", help="Write answers in the order of FILE.")] = False,
     model: options.Model = None,
     max_new_tokens: options.MaxNewTokens = 200,
+    chat: Annotated[bool, typer.Option("--chat", help="Wrap texts in the chat template.")] = False,
+    think: Annotated[bool, typer.Option(help="In chats: let the model think before it answers.")] = False,
+    logprobs: options.LogprobsOption = None,
+    n: options.Samples = 1,
+    best_of: options.BestOf = None,
+    preset: options.Preset = None,
     temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    min_new_tokens: options.MinNewTokens = None,
     seed: options.Seed = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="A string that ends an answer; several times for more.")
     ] = None,
+    regex: grammars.Regex = None,
+    json_schema: grammars.JsonSchema = None,
+    choices: grammars.Choices = None,
+    grammar_backend: grammars.Backend = None,
+    jump_forward: grammars.JumpForward = False,
     running: Annotated[int, typer.Option(help="So many requests share a step.")] = 32,
     tokens_per_step: Annotated[int, typer.Option(help="Rows of a step; longer prompts are computed in chunks.")] = 512,
-    policy: Annotated[str, typer.Option(help=f"Who is let in first: {', '.join(POLICIES)}.")] = "fcfs",
+    policy: Annotated[
+        str, typer.Option(help=f"Who of the next {LEAST_WINDOW} or more lines is let in first: {', '.join(POLICIES)}.")
+    ] = "fcfs",
     preemption: Annotated[bool, typer.Option(help="Start on an estimate; send back when pages run out.")] = True,
     page_size: Annotated[int, typer.Option(help="Tokens in a page.")] = 16,
     num_pages: Annotated[int | None, typer.Option(help="Pages in the pool.")] = None,
@@ -149,32 +353,33 @@ def batch(
     eviction: Annotated[str, typer.Option(help=f"With it, who goes first: {', '.join(EVICTIONS)}.")] = "lru",
     dtype: options.DtypeOption = "float32",
     device: options.Device = "cpu",
+    linear: options.ServingLinear = None,
+    attention: options.ServingAttention = None,
     batch_invariant: options.BatchInvariant = False,
     kernels: options.KernelsOption = "torch",
     engine: options.Engine = None,
 ) -> None:
-    """Answer every request of FILE, many at a time, one JSON line for each in the order of the file."""
+    """Answer every request of FILE, many at a time, one JSON line for each as it ends. Ctrl-C loses nothing."""
     with input_errors():
         options.check_device(device)
+        chosen = {"linear": linear, "attention": attention, "grammar_backend": grammar_backend}
         config = EngineConfig.serving(
             dtype=dtype, device=device, batch_invariant=batch_invariant, kernels=kernels,
-            max_running_requests=running, policy=policy,
+            max_running_requests=running, policy=policy, jump_forward=jump_forward,
             max_tokens_per_step=tokens_per_step, preemption=preemption, page_size=page_size, num_pages=num_pages,
             prefix_cache="radix" if prefix_cache else None, eviction=eviction,
             wait_for_prefix=32 if prefix_cache else None,
+            **{name: value for name, value in chosen.items() if value is not None},
         )  # fmt: skip
-        given = {"temperature": temperature, "seed": seed, "stop": stop}
-        base = options.make_params(None, max_new_tokens=max_new_tokens, **given)
-        try:
-            texts = (sys.stdin.read() if str(file) == "-" else file.read_text()).splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{file} cannot be read ({error}); give a text file, a request on each line") from error
+        grammar = grammars.grammar_options(regex, json_schema, choices)
+        base = options.make_params(
+            preset, **grammar, reasoning=bool(grammar) and think, max_new_tokens=max_new_tokens, n=n, best_of=best_of,
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty, presence_penalty=presence_penalty, min_new_tokens=min_new_tokens,
+            seed=seed, stop=stop, logprobs=logprobs,
+        )  # fmt: skip
+        if file != "-" and (not Path(file).exists() or Path(file).is_dir()):
+            raise ValueError(f"{file} cannot be read (it is no file); give a text file, a request on each line")
         driver, tokenizer = start(model, engine, config)
         served = Engine(driver, tokenizer.backend_tokenizer)
-        lines = read_lines(texts, tokenizer, base)
-        answers = run_lines(served, lines)
-    for index, (line, own) in enumerate(zip(lines, answers, strict=True)):
-        typer.echo(
-            json.dumps({"line": index, "prompt_tokens": len(line.prompt_ids), "answers": list(map(report, own))})
-        )
-    typer.secho(summary(served, answers), dim=True, err=True)
+        run_file(served, LineReader(tokenizer, base, chat, think), file, output, resume, ordered)

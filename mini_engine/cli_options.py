@@ -34,6 +34,13 @@ AttentionOption = Annotated[
         help="torch: the bits of transformers. grouped: faster decode steps in bfloat16.", rich_help_panel=ENGINE_PANEL
     ),
 ]
+ServingLinear = Annotated[
+    str | None, typer.Option("--linear", help="torch or packed; the faster if not given.", rich_help_panel=ENGINE_PANEL)
+]
+ServingAttention = Annotated[
+    str | None,
+    typer.Option("--attention", help="torch or grouped; the faster if not given.", rich_help_panel=ENGINE_PANEL),
+]
 KernelsOption = Annotated[
     str,
     typer.Option(

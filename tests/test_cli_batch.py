@@ -1,12 +1,24 @@
-"""``mini-engine batch``: answers in the order of the lines, each what it would be alone, errors in their places."""
+"""``mini-engine batch``: each answer is what it would be alone, errors keep their places, and nothing is lost.
+
+What Ctrl-C, a full disk and a closed pipe do is seen in processes of their own.
+"""
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from mini_engine.batch_lines import AnswerWriter, Line, answered
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.cli import app
+from mini_engine.outputs import RequestOutput
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.startup import load_driver
 
@@ -16,7 +28,7 @@ TOKENIZER = load_tokenizer(TINY_MODEL)
 def run(tmp_path, lines, *arguments):
     file = tmp_path / "requests.jsonl"
     file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
-    result = CliRunner().invoke(app, ["batch", str(file), *arguments])
+    result = CliRunner().invoke(app, ["batch", str(file), "--ordered", *arguments])
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()], result.stderr
 
@@ -42,6 +54,7 @@ def test_answers_are_those_of_the_lonely_run_in_the_order_of_the_lines(tmp_path,
     third = reports[2]["answers"][0]
     assert (third["finish_reason"], third["matched"]) in [("stop", 13), ("length", None)]
     assert [len(report["answers"]) for report in reports] == [1, 1, 1, 2]
+    assert [report["line"] for report in reports] == [0, 2, 3, 4]  # the empty line counts
     assert "4 requests" in told
     assert ("prefix cache" in told) == bool(cache)
 
@@ -96,3 +109,174 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(tmp_path):
         result = CliRunner().invoke(app, ["batch", *arguments], input="Once")
         assert result.exit_code == 2
         assert result.stderr.startswith("error: ")
+
+
+def command(*arguments, **options):
+    """Start the command in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "mini_engine", "batch", *map(str, arguments)], env=environment, text=True,
+        stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+def write_requests(file, count, longest=1):
+    file.write_text("".join(json.dumps({"token_ids": [i % 900 + 1], "max_new_tokens": i % longest + 1}) + "\n"
+                            for i in range(count)))  # fmt: skip
+    return file
+
+
+@pytest.mark.parametrize("ordered", [[], ["--ordered"]])
+def test_an_interrupted_run_keeps_its_answers_and_goes_on(tmp_path, ordered):
+    file, output = write_requests(tmp_path / "requests.jsonl", 6_000, longest=4), tmp_path / "answers.jsonl"
+    process = command(file, "--output", output, *ordered)
+    while not (output.exists() and output.read_bytes().count(b"\n") > 50):
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=120)[1]
+    first = output.read_bytes()
+    assert process.returncode == 130
+    assert int(re.search(r"interrupted: (\d+) lines that have begun", told)[1]) <= 32  # of a window of 128
+    assert f"mini-engine batch {file} --output {output} --resume" in told
+    assert first.endswith(b"\n")
+    indices = [json.loads(line)["line"] for line in first.splitlines()]
+    assert 50 < len(indices) < 6_000
+    assert len(set(indices)) == len(indices)
+    if ordered:
+        assert indices == list(range(len(indices)))
+    assert all(json.loads(line)["answers"][0]["finish_reason"] in ("length", "stop") for line in first.splitlines())
+    output.write_bytes(first[:-9])  # torn, as by a second Ctrl-C
+    process = command(file, "--output", output, "--resume", *ordered)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    after = output.read_bytes()
+    kept = first[: first[:-9].rfind(b"\n") + 1]
+    assert after.startswith(kept)
+    indices = [json.loads(line)["line"] for line in after.splitlines()]
+    assert sorted(indices) == list(range(6_000))
+    assert not ordered or indices == sorted(indices)
+
+
+def test_a_full_disk_and_a_closed_pipe_are_one_line(tmp_path):
+    file = write_requests(tmp_path / "requests.jsonl", 2_000)
+    with open("/dev/full", "wb") as full:
+        process = command(file, stdout=full)
+        told = process.communicate(timeout=120)[1]
+    assert process.returncode == 2
+    assert "No space left" in told
+    assert len(told.strip().splitlines()) == 1
+    process = command(file, stdout=subprocess.PIPE)
+    assert json.loads(process.stdout.readline())["line"] == 0
+    process.stdout.close()
+    told = process.stderr.read()
+    assert process.wait(timeout=120) == 2
+    assert "Broken pipe" in told
+    assert len(told.strip().splitlines()) == 1
+
+
+def test_only_line_feeds_end_lines_and_a_bad_byte_is_its_own_lines_error(tmp_path):
+    file = tmp_path / "requests.jsonl"
+    texts = ["a\u2028b", "a\x85b", "a\x0cb", "a\rb"]
+    raw = [b"\xef\xbb\xbf" + json.dumps({"prompt": "Once"}).encode()]
+    raw += [json.dumps({"prompt": text}, ensure_ascii=False).encode() for text in texts[:2]]
+    raw += [text.encode() for text in texts[2:]]
+    raw += [b"good \xff bad", b"[" * 50, b'{"prompt": ' + b"[" * 200_000, b'{"messages": [{}]}', b"Twice\r"]
+    raw += [
+        b'{"messages": [{"role": "user", "content": null}]}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "n": 1000000000}',
+    ]
+    file.write_bytes(b"\n".join(raw))
+    result = CliRunner().invoke(app, ["batch", str(file), "--ordered", "--max-new-tokens", "2"])
+    assert result.exit_code == 0, result.output
+    reports = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [report["line"] for report in reports] == list(range(len(raw)))
+    wrong = {report["line"]: report["answers"][0].get("error") for report in reports}
+    assert [index for index, error in wrong.items() if error is not None] == [5, 7, 8, 10, 11, 12]
+    assert "0xff" in wrong[5]
+    assert "nested" in wrong[7]
+    counts = [len(TOKENIZER.encode(text, add_special_tokens=False)) for text in ["Once", *texts]]
+    assert [report["prompt_tokens"] for report in reports[:5]] == counts
+    assert reports[9]["prompt_tokens"] == len(TOKENIZER.encode("Twice", add_special_tokens=False))
+
+
+def test_a_line_with_a_schema_is_answered_and_options_of_generate_hold(tmp_path):
+    asked = [{"prompt": "Once", "json_schema": {"type": "boolean"}}, "Once", {"prompt": "Once", "regex": "(a|b)"}]
+    reports, _ = run(
+        tmp_path, asked, "--grammar-backend", "fsm", "--preset", "creative", "--seed", "1", "--logprobs", "1"
+    )
+    assert reports[0]["answers"][0]["text"] in ("true", "false")
+    assert reports[0]["answers"][0]["is_grammar_complete"] is True
+    assert all(len(table) == 2 for table in reports[1]["answers"][0]["logprobs"])
+    assert reports[2]["answers"][0]["text"] in "ab"
+    (told,), _ = run(tmp_path, ["Once"], "--choices", "yes,no", "--chat")
+    assert told["answers"][0]["text"] in ("yes", "no")
+    assert told["prompt_tokens"] > 1
+
+
+def test_what_is_not_an_answer_is_neither_cut_nor_gone_on_with(tmp_path):
+    file = write_requests(tmp_path / "requests.jsonl", 2)
+    other = tmp_path / "other.txt"
+    for text in ("a treasure without an end of line", '{"line": 0}\n', "[1]\n", '{"lin'):
+        other.write_text(text)
+        result = CliRunner().invoke(app, ["batch", str(file), "--output", str(other)])
+        assert (result.exit_code, other.read_text()) == (2, text)
+        with pytest.raises(ValueError, match="is no answer") if text != '{"lin' else pytest.MonkeyPatch.context():
+            answered(other)
+    assert other.read_text() == ""  # torn before its first key: an answer
+
+
+def test_answers_of_another_file_are_refused(tmp_path):
+    file, output = write_requests(tmp_path / "requests.jsonl", 3), tmp_path / "answers.jsonl"
+    assert CliRunner().invoke(app, ["batch", str(file), "--output", str(output)]).exit_code == 0
+    before = output.read_bytes()
+    file.write_text("Once\n" * 3)
+    result = CliRunner().invoke(app, ["batch", str(file), "--output", str(output), "--resume"])
+    assert result.exit_code == 2
+    assert "line 0" in result.stderr
+    assert output.read_bytes() == before
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, unique=True), st.randoms(), st.integers(0, 3_000))
+def test_a_file_cut_anywhere_goes_on(tmp_path_factory, places, dice, cut):
+    """Answers in any order of ending: --ordered brings theirs; a file torn at any byte keeps its whole lines."""
+    params = SamplingParams()
+    lines = [Line(index, f"{index:x}", [1], params) for index in sorted(places)]
+    file = tmp_path_factory.mktemp("cut") / "answers.jsonl"
+    with file.open("wb") as stream:
+        writer = AnswerWriter(stream, "answers", ordered=True)
+        for line in lines:
+            writer.expect(line)
+        for line in dice.sample(lines, len(lines)):
+            writer.write(line, [RequestOutput("", [], text="a" * line.index, finish_reason="stop")])
+    raw = file.read_bytes()
+    assert [json.loads(line)["line"] for line in raw.splitlines()] == sorted(places)
+    torn = raw[:cut]
+    file.write_bytes(torn)
+    whole = torn.count(b"\n")
+    assert answered(file) == {line.index: line.digest for line in lines[:whole]}
+    assert file.read_bytes() == b"".join(raw.splitlines(keepends=True)[:whole])
+
+
+def test_the_benchmark_counts_every_line():
+    result = CliRunner().invoke(app, ["bench", "batch", "--lines", "600", "--lines", "1200", "--rounds", "1"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert [row["lines"] for row in rows] == [600, 1_200]
+    assert rows[1]["ratio"] == pytest.approx(rows[1]["seconds_per_line"] / rows[0]["seconds_per_line"])
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    """The long answers that have begun would take many seconds more."""
+    file, output = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    long = {"token_ids": [1], "max_new_tokens": 1_000, "ignore_eos": True}
+    file.write_text('{"token_ids": [5], "max_new_tokens": 1}\n' + (json.dumps(long) + "\n") * 5_000)
+    process = command(file, "--output", output)
+    while not (output.exists() and output.read_bytes()):
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "\n"
+    assert "Ctrl-C again stops at once" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    assert [json.loads(line)["line"] for line in output.read_bytes().splitlines()] == [0]
