@@ -19,7 +19,7 @@ from mini_engine.grammar.base import UnsupportedKeywordError
 from mini_engine.grammar.json_keywords import ANNOTATIONS, has_type
 from mini_engine.grammar.json_schema import schema_node
 from mini_engine.grammar.library import map_schema, refuse_keywords
-from mini_engine.grammar.syntax import Node, to_regex
+from mini_engine.grammar.syntax import Choice, Concat, Node, Repeat, to_regex
 
 OF_STRINGS = frozenset("minLength maxLength pattern format".split())
 TYPES_OF = {
@@ -50,6 +50,9 @@ def kept(schema: dict[str, Any], path: str) -> Mapping[str, Any]:
     check_object(schema, path)
     if "multipleOf" in schema and "number" in types:
         raise UnsupportedKeywordError("multipleOf", path, "is kept for the type integer alone")
+    bounds = ({"minimum", "exclusiveMinimum"} & schema.keys(), {"maximum", "exclusiveMaximum"} & schema.keys())
+    if "multipleOf" in schema and any(bounds) and not all(bounds):
+        raise UnsupportedKeywordError("multipleOf", path, "is ignored beside a bound on one side; give bounds on both")
     return with_pattern(schema, path)
 
 
@@ -98,8 +101,37 @@ def with_pattern(schema: dict[str, Any], path: str) -> dict[str, Any]:
     except UnsupportedKeywordError as error:
         reason = f"cannot be kept with {', '.join(sorted(of_strings))}; write one pattern, or take llguidance"
         raise UnsupportedKeywordError(error.keyword, path, reason) from error
+    if is_misread(node):
+        reason = "has a choice or an optional part with a repeat inside, which xgrammar reads as more than it says; "
+        raise UnsupportedKeywordError(min(of_strings), path, reason + "take fsm or llguidance")
     rest = {keyword: value for keyword, value in schema.items() if keyword not in OF_STRINGS}
     return rest | {"pattern": exact_regex(node)[1:-1]}
+
+
+def is_misread(node: Node) -> bool:
+    """Whether the library may take more for a ``pattern`` than it says.
+
+    Its automaton of a string joins the options of a choice so that one with a repeat at its end goes on in another:
+    ``(x{1,3}|b|x)`` takes "bx", and ``a(x[0-9]+)?Z`` takes "a5Z". Repeats of a fixed number are written out and right.
+    """
+    match node:
+        case Concat(parts):
+            return any(map(is_misread, parts))
+        case Choice(options):
+            return any(map(is_misread, options)) or (len(options) > 1 and any(map(has_repeat, options)))
+        case Repeat(inner, least, most):
+            return is_misread(inner) or ((least, most) == (0, 1) and has_repeat(inner))
+    return False
+
+
+def has_repeat(node: Node) -> bool:
+    """Whether something in the tree repeats a number of times that is not fixed."""
+    match node:
+        case Concat(parts) | Choice(parts):
+            return any(map(has_repeat, parts))
+        case Repeat(inner, least, most):
+            return least != most or has_repeat(inner)
+    return False
 
 
 def exact_regex(node: Node) -> str:
