@@ -35,7 +35,7 @@ Backend = Annotated[
     str | None,
     typer.Option(
         "--grammar-backend",
-        help="fsm, xgrammar, llguidance or outlines; by default xgrammar if it is installed, else fsm.",
+        help="fsm, llguidance, xgrammar or outlines; by default the first of three that takes the grammar.",
         rich_help_panel=GRAMMAR_PANEL,
     ),
 ]

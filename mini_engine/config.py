@@ -111,7 +111,8 @@ class EngineConfig:
     ``eviction``: who goes first when they are needed (``radix_cache.EVICTIONS``). ``wait_for_prefix``: a request waits
     while one computes so many more tokens of its beginning than it found, if it found at most ``wait_below_match``.
     ``grammar_backend``: what answers with a grammar are constrained by: "fsm", "xgrammar", "llguidance", "outlines",
-    one that was registered, or "auto": xgrammar if it is installed, else fsm. ``json_whitespace``: "spaced" as
+    one that was registered, or "auto": for each grammar the first of fsm, llguidance and xgrammar that is installed and
+    takes it. ``json_whitespace``: "spaced" as
     ``json.dumps`` writes it, "compact", or "any". ``grammar_timeout_s``: a request whose grammar takes longer fails.
     ``jump_forward``: text that the grammar forces is appended without a forward pass for each token.
     ``kernels``: "torch" is off. "triton" computes everything between the matrix products, attention and sampling with

@@ -21,7 +21,12 @@ from tokenizers import Tokenizer
 
 import mini_engine.tiny
 from mini_engine.grammar.backends import make_backend
-from mini_engine.grammar.base import GrammarError, GrammarOptions, TokenRefusedError, UnsupportedKeywordError
+from mini_engine.grammar.base import (
+    GrammarError,
+    GrammarOptions,
+    TokenRefusedError,
+    UnsupportedKeywordError,
+)
 from mini_engine.grammar.masks import unpack_allowed
 from mini_engine.grammar.tokens import TokenTable
 
@@ -732,3 +737,96 @@ def takes_bytes(grammar, data):
     except TokenRefusedError:
         return False
     return grammar.is_complete()
+
+
+MISREAD = ["^a(x[0-9]+)?Z$", "^[a-z]{3}(-[0-9]{1,2})?$", "^(x{1,3}|b|x)$", "^([0-9]*[0-9][0-9])?$", "^(b{2,3})?a$"]
+
+
+@pytest.mark.parametrize("pattern", MISREAD)
+def test_a_pattern_that_xgrammar_reads_as_more_is_refused_and_auto_keeps_it(pattern: str) -> None:
+    """The library takes "a5Z" for the first one; the drawn patterns below say which others it reads right."""
+    schema = json.dumps({"type": "string", "pattern": pattern})
+    xgrammar = make_backend("xgrammar", TABLE, GrammarOptions())
+    with pytest.raises(GrammarError, match="'pattern' at / has a choice or an optional part with a repeat"):
+        xgrammar.compile(("json_schema", schema))
+    grammar = make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", schema))
+    assert grammar.stats.backend == "fsm"
+
+
+@pytest.mark.parametrize("name", ["xgrammar", "llguidance"])
+def test_drawn_patterns_mean_to_a_library_what_they_mean_to_re(name: str) -> None:
+    """Patterns of repeats, choices and optional parts; those that a library would misread are refused."""
+    backend, dice, kept = make_backend(name, TABLE, GrammarOptions()), random.Random(0), 0
+    for _ in range(150):
+        pattern = drawn_pattern(dice, 3)
+        try:
+            grammar = backend.compile(("json_schema", json.dumps({"type": "string", "pattern": f"^({pattern})$"})))
+        except GrammarError:
+            continue
+        kept += 1
+        for _ in range(25):
+            text = "".join(dice.choice("ab0") for _ in range(dice.randint(0, 5)))
+            assert takes(grammar, json.dumps(text)) == bool(re.fullmatch(pattern, text)), (pattern, text)
+    assert kept > 50
+
+
+def drawn_pattern(dice: random.Random, depth: int) -> str:
+    kind = dice.random() if depth else 0.0
+    if kind < 0.3:
+        return dice.choice(["a", "b", "[0-9]", "[ab]"])
+    inner = [drawn_pattern(dice, depth - 1) for _ in range(dice.randint(1, 3))]
+    if kind < 0.6:
+        return "".join(f"({part})" if "|" in part else part for part in inner)
+    return (
+        f"({'|'.join(inner)})"
+        if kind < 0.75
+        else f"({inner[0]}){dice.choice(['?', '*', '+', '{0,2}', '{2}', '{1,3}'])}"
+    )
+
+
+BOUNDS = [{"minimum": 3}, {"maximum": 17}, {"exclusiveMaximum": 17}, {"exclusiveMinimum": 2}]
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+def test_a_multiple_beside_a_bound_on_one_side_is_refused_by_xgrammar(bounds: dict[str, int]) -> None:
+    schema = json.dumps({"type": "integer", "multipleOf": 7, **bounds})
+    with pytest.raises(GrammarError, match="'multipleOf' at / is ignored beside a bound on one side"):
+        make_backend("xgrammar", TABLE, GrammarOptions()).compile(("json_schema", schema))
+
+
+WIDE = [
+    {"const": 2**53 + 1},
+    {"enum": [1, 2**60]},
+    {"type": "integer", "minimum": 2**53 + 1},
+    {"const": [{"a": 2**70}]},
+]
+
+
+@pytest.mark.parametrize("schema", WIDE, ids=str)
+def test_integers_that_llguidance_rounds_are_refused(schema: dict[str, object]) -> None:
+    with pytest.raises(GrammarError, match="which llguidance rounds"):
+        make_backend("llguidance", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+
+
+DATES = {"date": ["2021-02-29", "2020-02-28", "2021-13-01", "2021-1-1"],
+         "time": ["22:59:60Z", "24:00:00Z", "23:59:59Z", "12:00:00+24:00", "12:00:00.5Z", "12:00Z"],
+         "date-time": ["2021-02-29T00:00:00Z", "2020-02-28T23:59:59.25+01:00", "2020-02-29 23:59:59Z"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fsm", "llguidance", "auto"])
+@pytest.mark.parametrize("form", DATES)
+def test_no_backend_takes_a_date_that_is_none(form: str, name: str) -> None:
+    schema = {"type": "string", "format": form}
+    grammar = make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    taken = [text for text in DATES[form] if takes(grammar, json.dumps(text))]
+    if form == "date":
+        assert taken == [text for text in DATES[form] if judge.is_valid(text)]
+    assert {"date": "2020-02-28", "time": "23:59:59Z", "date-time": "2020-02-28T23:59:59.25+01:00"}[form] in taken
+    assert not {"2021-02-29", "24:00:00Z", "12:00Z", "22:59:60Z", "2021-02-29T00:00:00Z"} & set(taken)
+
+
+def test_auto_says_why_no_backend_takes_a_grammar() -> None:
+    schema = json.dumps({"not": {"type": "string"}})
+    with pytest.raises(GrammarError, match=r"(?s)fsm: .*llguidance: .*xgrammar: "):
+        make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", schema))

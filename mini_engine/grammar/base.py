@@ -59,7 +59,7 @@ class GrammarStats:
     """What a grammar cost its request. Times in seconds. ``compile_s``: also when another request's compile was shared.
 
     ``mask_s`` is summed over ``num_masks`` filled rows. ``num_forced_tokens``: appended without a forward pass of their
-    own.
+    own. ``backend``: which one compiled it.
     """
 
     kind: GrammarKind | None = None
@@ -68,6 +68,7 @@ class GrammarStats:
     num_masks: int = 0
     mask_s: float = 0.0
     num_forced_tokens: int = 0
+    backend: str | None = None
 
 
 class GrammarObject(ABC):
@@ -170,6 +171,7 @@ class GrammarBackend(ABC):
             raise GrammarError(f"the {kind} holds a NUL character, which no backend is safe with; write \\x00 for it")
         grammar = self.build(kind, text)
         grammar.stats.kind = kind
+        grammar.stats.backend = grammar.stats.backend or self.name
         return grammar
 
     def check_kind(self, kind: GrammarKind) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOptions, UnsupportedKeywordError
 from mini_engine.grammar.json_keywords import ANNOTATIONS
 from mini_engine.grammar.json_schema import parse_schema
+from mini_engine.grammar.json_values import FORMATS
 from mini_engine.grammar.library import (
     LibraryGrammar,
     compile_error,
@@ -46,6 +47,8 @@ KEYWORDS = frozenset(
 )
 # Without this the mask holds one spelling of a text that is forced, though others are accepted: ab, but not a, b.
 EVERY_SPELLING = '%llguidance {"no_forcing": true}\n'
+NUMERIC = frozenset("const enum minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
+LARGEST_INTEGER = 2**53
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
@@ -171,10 +174,39 @@ class LLGuidanceBackend(GrammarBackend):
 def check_keywords(schema: dict[str, Any], path: str) -> dict[str, Any]:
     """Return the schema. Raises ``UnsupportedKeywordError``: what the library has never heard of, it ignores."""
     refuse_keywords(schema, ANNOTATIONS | KEYWORDS, path, "llguidance")
+    check_integers(schema, path)
+    schema = with_format(schema, path)
     reference = schema.get("$ref", "#")
     if not (isinstance(reference, str) and reference.startswith("#")):
         raise UnsupportedKeywordError("$ref", path, f"is {reference!r}; only places in the schema itself are looked up")
     return schema
+
+
+def check_integers(schema: dict[str, Any], path: str) -> None:
+    """Refuse integers that a double does not hold: the library rounds them and takes another number."""
+    for keyword in NUMERIC & schema.keys():
+        waiting = [schema[keyword]]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, list | dict):
+                waiting += value.values() if isinstance(value, dict) else value
+            elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+                reason = f"has the integer {value}, which llguidance rounds: the largest is 2**53; take fsm"
+                raise UnsupportedKeywordError(keyword, path, reason)
+
+
+def with_format(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the schema with the format of a string as a pattern of ours; the library's own ones are looser."""
+    name = schema.get("format")
+    if name is None:
+        return schema
+    if name not in FORMATS:
+        reason = f"is {name!r}, of which llguidance takes more than it says; it may be {', '.join(FORMATS)}"
+        raise UnsupportedKeywordError("format", path, reason)
+    if "pattern" in schema:
+        raise UnsupportedKeywordError("format", path, "beside a pattern is two patterns at once; write one")
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
+    return rest | {"pattern": f"^({FORMATS[name]})$"}
 
 
 def plain_escapes(text: str) -> str:
