@@ -29,7 +29,7 @@ from mini_engine.bench.serving import bench_serving
 from mini_engine.cli_batch import batch
 from mini_engine.cli_cache import show_cache
 from mini_engine.cli_options import make_config, make_params
-from mini_engine.cli_start import encode_chat, input_errors, start
+from mini_engine.cli_start import encode_chat, encode_text, input_errors, start
 from mini_engine.cli_tables import print_logprobs, print_trace
 from mini_engine.sampler.driver import FinishReason, SampledStep, SamplingDriver
 from mini_engine.sampler.logprobs import TokenLogprob
@@ -230,7 +230,7 @@ def generate(
         load_s = time.perf_counter() - began
         text = sys.stdin.read() if prompt == "-" else prompt
         messages = [{"role": "user", "content": text}]
-        ids = encode_chat(tokenizer, messages, think) if chat else tokenizer.encode(text, add_special_tokens=False)
+        ids = encode_chat(tokenizer, messages, think) if chat else encode_text(tokenizer, text)
         if params.num_samples > 1:
             show_samples(driver, tokenizer, ids, params, load_s if json_output else None)
             return

@@ -55,5 +55,21 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str
     """Render a conversation with the tokenizer's chat template and encode it, ready for the assistant's turn."""
     if not tokenizer.chat_template:
         raise ValueError("this checkpoint's tokenizer has no chat template; leave out --chat")
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=think)
-    return list(tokenizer.encode(cast(str, text), add_special_tokens=False))
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=think
+        )
+    except Exception as error:  # a template is a program of whoever made the checkpoint
+        raise ValueError(f"the checkpoint's chat template fails ({error}); leave out --chat, or mend it") from error
+    return encode_text(tokenizer, cast(str, text))
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the ids of ``text``. Raises ``ValueError`` for what is no text: a byte that is no UTF-8, half a pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the text has {text[error.start]!r} at {error.start}, which is no character; is it UTF-8?"
+        ) from error
+    return list(tokenizer.encode(text, add_special_tokens=False))

@@ -7,6 +7,7 @@ options, other requests. What this driver computes with every option off is what
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -74,7 +75,7 @@ class GreedyDriver:
         """Yield one ``GreedyStep`` per generated token; the last one is an end-of-sequence id or hits the limit.
 
         Raises ``ValueError`` for an empty prompt, an id outside the vocabulary, or more tokens than the model has
-        positions for, and on the way for a row of logits that no token can be chosen from.
+        positions for.
         """
         self.check_request(prompt_ids, max_new_tokens)
         return self._steps(list(prompt_ids), max_new_tokens)
@@ -128,6 +129,9 @@ class GreedyDriver:
         cfg = self.model.config
         if not prompt_ids:
             raise ValueError("the prompt has 0 tokens; give at least 1")
+        other = [token for token in prompt_ids if not isinstance(token, Integral)]
+        if other:
+            raise ValueError(f"the prompt holds {other[0]!r}, which is no token id; encode the text with the tokenizer")
         wrong = [token for token in prompt_ids if not 0 <= token < cfg.vocab_size]
         if wrong:
             raise ValueError(

@@ -6,6 +6,7 @@ lessons, checks, commands. Imports nothing of the engine, for the same reason.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -79,6 +80,18 @@ def main() -> None:
             install_overlay(folder.resolve(), overlay_files(folder.resolve()))
         except ValueError as error:
             sys.exit(f"error: {error}")
+    check_streams()
     from mini_engine.cli import app
 
     app()
+
+
+def check_streams() -> None:
+    """Read nothing where standard input is closed, and end with one line where the other streams are. Mutates sys."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115  it is for the whole process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        print("error: standard output is closed; give it a terminal, a file or a pipe", file=sys.stderr)
+        sys.exit(2)

@@ -256,7 +256,7 @@ def least_writings(seed: int) -> list[Writing]:
 
 add_feed(
     "L5.H.least",
-    "A stop string that begins in the text of the first min_new_tokens tokens does not count, and nothing of that text "
+    "A stop string that begins in a character of the first min_new_tokens tokens does not count, and nothing of it "
     "is held back.",
     least_writings,
     "pieces", "rest", "text", "matched",

@@ -276,3 +276,24 @@ def test_bench_sampler_compares_with_every_peer_and_ends_in_json() -> None:
         ("top-k top-p", 2, 500),
     ]
     assert all(row["seconds"] > 0 and min(row["ratios"].values()) > 0 for row in report["rows"])
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "code", "words"),
+    [
+        ("chat", b"\xff\xfe\n", 0, "which is no character"),
+        ("generate a\\xff", None, 2, "which is no character"),
+        ("generate hi --max-new-tokens 2 >&-", None, 2, "standard output is closed"),
+        ("chat <&-", None, 0, "Ask something"),
+    ],
+)
+def test_bytes_that_are_no_text_and_closed_streams_are_one_line(
+    command: str, given: bytes | None, code: int, words: str
+) -> None:
+    """In a shell, since only a process of its own can be without a stream."""
+    line = f"{sys.executable} -c 'from mini_engine.overlay import main; main()' {command}".replace(
+        "a\\xff", "$'a\\xff'"
+    )
+    done = subprocess.run(["bash", "-c", line], input=given, capture_output=True, timeout=120, check=False)
+    said = done.stderr.decode(errors="replace")
+    assert (done.returncode, words in said, "Traceback" in said) == (code, True, False), said

@@ -1036,3 +1036,11 @@ def test_a_spoilt_row_is_an_error_on_every_path(spoilt: float) -> None:
     assert driver.complete([1, 2, 3], SamplingParams(max_new_tokens=4))[0].finish_reason == "error"
     (answer,) = Engine(driver).generate([[1, 2, 3]], SamplingParams(max_new_tokens=4))[0]
     assert (answer.finish_reason, answer.token_ids) == ("error", [])
+
+
+@pytest.mark.parametrize("prompt", ["abc", [None], [1.5], [1, "2"]])
+def test_a_prompt_that_holds_no_token_ids_is_refused(prompt: Sequence[Any]) -> None:
+    with pytest.raises(ValueError, match="is no token id"):
+        make_driver().check_request(prompt, 4)
+    (answer,) = make_engine().generate([prompt], SamplingParams(max_new_tokens=2))[0]
+    assert (answer.finish_reason, answer.token_ids) == ("error", [])

@@ -39,6 +39,11 @@ def whole_characters(ids: Sequence[int]) -> str:
     return decoded(ids).rstrip(UNFINISHED)
 
 
+def begun_characters(ids: Sequence[int]) -> int:
+    """Return how many characters the tokens have begun, one that is not complete included."""
+    return len(whole_characters(ids)) + decoded(ids).endswith(UNFINISHED)
+
+
 def first_stop(text: str, stops: Sequence[str], start: int = 0) -> tuple[int, str] | None:
     """Let the text grow by one character at a time; the first complete stop string wins, of several the longest.
 
@@ -77,7 +82,7 @@ def told(ids: Sequence[int], stops: Sequence[str] = (), least: int = 0) -> Told:
     start, shown, pieces = 0, 0, list[str]()
     for count in range(1, len(ids) + 1):
         text = whole_characters(ids[:count])
-        start = len(text) if count <= least else start
+        start = begun_characters(ids[:count]) if count <= least else start
         hit = first_stop(text, stops, start)
         if hit is not None:
             text = text[: hit[0]]

@@ -46,7 +46,9 @@ class Detokenizer:
     @property
     def start(self) -> int:
         """Where a stop string may begin."""
-        return len(self.decode(self.min_new_tokens)) if self.min_new_tokens else 0
+        ids = self.token_ids[: self.min_new_tokens]
+        raw = str(self.tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
+        return len(raw.rstrip("\ufffd")) + raw.endswith("\ufffd")
 
     @property
     def found(self) -> tuple[int, str] | None:
