@@ -465,24 +465,22 @@ UNSOUND = [
     ("not", {"type": "integer", "not": {"const": 1}}, BACKENDS),
     ("if", {"if": {"type": "integer"}, "then": {"type": "integer"}}, BACKENDS),
     ("minLenght", {"type": "string", "minLenght": 3}, BACKENDS),
-    ("nullable", {"type": "string", "nullable": True}, BACKENDS),
-    ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}, BACKENDS),
-    ("propertyNames", {"type": "object", "propertyNames": {"type": "string"}}, BACKENDS),
+    ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}, ["xgrammar", "llguidance"]),
+    ("propertyNames", {"type": "object", "propertyNames": {"type": "string"}}, ["xgrammar", "llguidance"]),
     ("$ref", {"$ref": "http://example.org/schema"}, ["xgrammar", "llguidance"]),
-    ("x-guidance", {"type": "null", "x-guidance": {"lenient": True}}, BACKENDS),
-    ("allOf", {"allOf": [{"type": "integer"}, {"type": "integer", "minimum": 3}]}, ["xgrammar", "outlines"]),
+    ("allOf", {"allOf": [{"type": "integer"}, {"type": "integer", "minimum": 3}]}, ["xgrammar"]),
     ("oneOf", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["xgrammar", "outlines"]),
     ("multipleOf", {"type": "number", "multipleOf": 0.5}, ["xgrammar", "outlines"]),
     ("minimum", {"minimum": 3}, ["xgrammar"]),
-    ("minimum", {"type": "string", "minimum": 3}, ["xgrammar", "outlines"]),
-    ("minimum", {"enum": [1, 2, 3], "minimum": 2}, ["xgrammar", "outlines"]),
-    ("minimum", {"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": {"type": "integer"}}}, ["xgrammar", "outlines"]),
-    ("type", {"anyOf": [{"type": "integer"}, {"type": "string"}], "type": "string"}, ["xgrammar", "outlines"]),
+    ("minimum", {"type": "string", "minimum": 3}, ["xgrammar"]),
+    ("minimum", {"enum": [1, 2, 3], "minimum": 2}, ["xgrammar"]),
+    ("minimum", {"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": {"type": "integer"}}}, ["xgrammar"]),
+    ("type", {"anyOf": [{"type": "integer"}, {"type": "string"}], "type": "string"}, ["xgrammar"]),
     ("enum", {"type": "string", "enum": [1, "a"]}, ["xgrammar"]),
     (
         "required",
         {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["z"]},
-        ["xgrammar", "outlines"],
+        ["xgrammar"],
     ),
     (
         "additionalProperties",
@@ -490,7 +488,7 @@ UNSOUND = [
         ["xgrammar"],
     ),
     ("minProperties", {"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 2}, ["xgrammar"]),
-    ("minLength", {"type": "string", "pattern": "^a+$", "minLength": 3}, ["xgrammar", "outlines"]),
+    ("minLength", {"type": "string", "pattern": "^(ab)+$", "minLength": 3}, ["xgrammar", "outlines"]),
 ]
 
 
@@ -506,6 +504,21 @@ def test_a_keyword_that_would_be_ignored_is_refused(name, keyword, schema):
         with pytest.raises(UnsupportedKeywordError) as caught:
             compiled(name, "json_schema", tried)
         assert (caught.value.keyword, caught.value.path) == (keyword, path)
+
+
+@pytest.mark.parametrize("name", [*BACKENDS, "fsm"])
+def test_words_of_no_vocabulary_are_listed_and_change_nothing(name):
+    """``x-guidance`` would have told llguidance to be lenient."""
+    word = {"type": "string", "maxLength": 2, "x-guidance": {"lenient": True}, "nullable": True, "format": "color"}
+    schema = {"$id": "https://example.org/a", "type": "object", "properties": {"a/b": word}, "required": ["a/b"],
+              "additionalProperties": False, "readonly": True}  # fmt: skip
+    grammar = compiled(name, "json_schema", schema)
+    inside = "/properties/a~1b"
+    assert {*grammar.stats.ignored} == {
+        "/$id", "/readonly", f"{inside}/x-guidance", f"{inside}/nullable", f"{inside}/format"
+    }  # fmt: skip
+    for text, is_valid in (('{"a/b": "xy"}', True), ('{"a/b": "xyz"}', False), ('{"a/b": null}', False)):
+        assert takes(grammar, text) == is_valid
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -259,7 +259,7 @@ def test_a_time_out_ends_one_request_and_its_late_result_serves_the_next(gates: 
         ({"regex": "a("}, "missing"),
         ({"regex": "a\0"}, "NUL"),
         ({"json_schema": "{"}, "JSON"),
-        ({"json_schema": {"type": "object", "patternProperties": {}}}, "patternProperties"),
+        ({"json_schema": {"type": "object", "unevaluatedProperties": False}}, "unevaluatedProperties"),
     ],
 )
 def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(

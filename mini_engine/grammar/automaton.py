@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mini_engine.grammar.base import GrammarError, TooManyStatesError
-from mini_engine.grammar.syntax import Chars, Choice, Concat, Node, Repeat
+from mini_engine.grammar.syntax import Chars, Choice, Concat, Node, Ranges, Repeat
 from mini_engine.grammar.utf8 import ByteRange, byte_sequences
 
 DEAD = -1
@@ -55,6 +56,12 @@ class Dfa:
         return state != DEAD and bool(self.accepting[state])
 
 
+@cache
+def spellings(ranges: Ranges) -> tuple[tuple[ByteRange, ...], ...]:
+    """Return how the characters of a set are spelled in bytes; a repeat asks for the same set again and again."""
+    return tuple(byte_sequences(ranges))
+
+
 @dataclass
 class Nfa:
     """States with edges over byte ranges and edges over nothing; state 0 is the start."""
@@ -76,7 +83,7 @@ class Nfa:
         """Add what matches ``node`` from state ``start`` on, and return the state behind it. Mutates."""
         match node:
             case Chars(ranges):
-                return self.add_chars(byte_sequences(ranges), start)
+                return self.add_chars(spellings(ranges), start)
             case Concat(parts):
                 for part in parts:
                     start = self.add(part, start)
@@ -247,10 +254,11 @@ def minimise(table: Table, accepting: NDArray[np.bool_]) -> tuple[Table, NDArray
     return rank[np.append(split, DEAD)[table[chosen]]], accepting[chosen]
 
 
-def sources_of(table: Table) -> list[set[int]]:
+def sources_of(table: Table) -> list[list[int]]:
     """Return the states that lead to each state, and last, where index -1 finds it, those with a dead edge."""
-    sources: list[set[int]] = [set() for _ in range(len(table) + 1)]
-    for state, targets in enumerate(table.tolist()):
-        for target in targets:
-            sources[target].add(state)
-    return sources
+    num_states = len(table)
+    targets = np.where(table == DEAD, num_states, table).astype(np.int64)
+    pairs = np.unique(targets * num_states + np.arange(num_states)[:, None])  # each source once, by target
+    ends = np.searchsorted(pairs, np.arange(num_states + 2) * num_states)
+    sources: list[int] = (pairs % num_states).tolist()
+    return [sources[begin:end] for begin, end in pairwise(ends.tolist())]

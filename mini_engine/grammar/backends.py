@@ -36,17 +36,24 @@ class AutoBackend(GrammarBackend):
         self.made: dict[str, GrammarBackend] = {}
 
     def build(self, kind: GrammarKind, text: str) -> GrammarObject:
-        """Compile ``text``. Raises ``GrammarError`` with the reasons of all backends if none takes it."""
-        reasons = []
+        """Compile ``text``. Raises ``GrammarError`` with the reasons of all backends if none takes it.
+
+        A grammar that ``fsm`` narrows is kept for the case that no library takes it.
+        """
+        reasons, narrowed = [], None
         for backend in self.backends():
             try:
                 grammar = backend.compile((kind, text))
             except GrammarError as error:
                 reasons.append(f"{backend.name}: {error}")
-            else:
-                grammar.stats.backend = backend.name
+                continue
+            grammar.stats.backend = backend.name
+            if not grammar.stats.narrowed:
                 return grammar
-        raise GrammarError("; ".join(reasons))
+            narrowed = grammar
+        if narrowed is None:
+            raise GrammarError("; ".join(reasons))
+        return narrowed
 
     def backends(self) -> Iterator[GrammarBackend]:
         """Yield the backends in turn, made when they are first needed."""

@@ -20,16 +20,18 @@ from mini_engine.grammar.base import (
     GrammarObject,
     GrammarOptions,
     TokenRefusedError,
+    TooManyStatesError,
     check_rollback,
 )
-from mini_engine.grammar.json_schema import parse_schema, schema_node
+from mini_engine.grammar.json_schema import grammar_tree
 from mini_engine.grammar.masks import num_words
-from mini_engine.grammar.regex import parse_regex
+from mini_engine.grammar.syntax import size_of
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.grammar.trie import TokenTrie
 from mini_engine.sampler.params import GrammarKind
 
 KEPT_BYTES = 64 << 20  # masks that one grammar keeps
+ROUGHLY = 2  # times the limit: a larger tree hardly ever fits, and takes seconds
 ENDED = -2  # the state behind a stop token
 Words = NDArray[np.int32]
 
@@ -150,10 +152,17 @@ class FsmBackend(GrammarBackend):
         self.trie = TokenTrie(table.token_bytes)
 
     def build(self, kind: GrammarKind, text: str) -> FsmGrammar:
-        """Compile through tree and automaton."""
+        """Compile through tree and automaton. Raises ``GrammarError``; too many states name the part that has most."""
+        most = self.options.max_states
         try:
-            node = parse_regex(text) if kind == "regex" else schema_node(parse_schema(text), self.options.whitespace)
-            dfa = compile_node(node, self.options.max_states)
+            tree = grammar_tree(kind, text, self.options.whitespace)
+            if size_of(tree.node) > ROUGHLY * most:  # said at once, and not after seconds
+                raise TooManyStatesError(most, tree.largest())
+            dfa = compile_node(tree.node, most)
         except RecursionError as error:
             raise GrammarError(f"the {kind} is nested too deeply to be compiled; write it flatter") from error
-        return FsmGrammar(CompiledGrammar(dfa, self.table, self.trie))
+        except TooManyStatesError as error:
+            raise TooManyStatesError(most, tree.largest()) from error
+        grammar = FsmGrammar(CompiledGrammar(dfa, self.table, self.trie))
+        grammar.stats.ignored, grammar.stats.narrowed = tree.ignored, tree.narrowed
+        return grammar

@@ -6,32 +6,50 @@ Owns: which keyword belongs to which type, places in a schema, the errors that n
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import unquote
 
 from mini_engine.grammar.base import GrammarError, UnsupportedKeywordError
-from mini_engine.grammar.json_values import MAX_DEPTH, type_of
+from mini_engine.grammar.json_values import FORMATS, MAX_DEPTH, NOT_WRITTEN, type_of
 
 MAX_DIGITS = 64  # of a bound
+LONG, SIMILAR = 5, 0.85  # of two words, as difflib measures it: "minLenght" and "minLength" are
 ELSEWHERE = "take the backend xgrammar or llguidance"
 
 ANNOTATIONS = frozenset(
     "title description default examples deprecated readOnly writeOnly $comment $schema $defs definitions "
     "discriminator".split()
 )
-WHOLE = ["$ref", "anyOf", "oneOf", "allOf", "enum", "const"]  # nothing stands beside them, but type beside the last two
 BOUNDS = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]
-ASSERTIONS: dict[str, list[str]] = {
+COUNTS = ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"]
+OF_TYPE: dict[str, list[str]] = {
     "null": [],
     "boolean": [],
-    "integer": BOUNDS,
-    "number": BOUNDS,
+    "integer": [*BOUNDS, "multipleOf"],
+    "number": [*BOUNDS, "multipleOf"],
     "string": ["minLength", "maxLength", "pattern", "format"],
-    "array": ["items", "prefixItems", "minItems", "maxItems", "uniqueItems"],
-    "object": ["properties", "required", "additionalProperties"],
+    "array": ["items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"],
+    "object": [
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "dependentRequired",
+        "dependencies",
+    ],
 }
-KNOWN = {"type", *WHOLE, *(keyword for keywords in ASSERTIONS.values() for keyword in keywords)}
-ENDLESS = "allows any JSON, which nests without end and is not regular"
+OF_ANY_TYPE = ["type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not"]
+KNOWN = {*OF_ANY_TYPE, *(keyword for keywords in OF_TYPE.values() for keyword in keywords)}
+IDENTITIES = ("$id", "id")  # of no consequence but for references
+# Words that some draft gives a meaning, and that are not computed.
+REFUSED = frozenset(
+    "contains minContains maxContains unevaluatedItems unevaluatedProperties dependentSchemas if then else "
+    "divisibleBy disallow extends $dynamicRef $recursiveRef contentEncoding contentMediaType contentSchema".split()
+)
 
 
 def escaped(name: str) -> str:
@@ -39,13 +57,21 @@ def escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
+class NothingValidError(GrammarError):
+    """No value is valid under a subschema: a member that is not required is left out, a branch is not taken."""
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where in the schema: a JSON pointer, how deep below the root, and the references that led here."""
+    """Where in the schema: a JSON pointer, how deep below the root, and the references that led here.
+
+    ``is_moved``: an ``$id`` above it changes where references begin.
+    """
 
     path: str = ""
     depth: int = 0
     references: tuple[str, ...] = ()
+    is_moved: bool = False
 
     def inside(self, *tokens: str | int) -> "Place":
         """Return the place further down. Raises ``GrammarError`` below ``MAX_DEPTH`` levels."""
@@ -65,6 +91,10 @@ class Place:
         """Return an error that names the place."""
         return GrammarError(f"JSON Schema at {self.path or '/'}: {message}")
 
+    def nothing(self, reason: str) -> "NothingValidError":
+        """Return the error that says that no value is valid here."""
+        return NothingValidError(f"JSON Schema at {self.path or '/'}: nothing is valid: {reason}")
+
     def refusal(self, keyword: str, reason: str) -> UnsupportedKeywordError:
         """Return the error that refuses a keyword at this place."""
         return UnsupportedKeywordError(keyword, self.path, reason)
@@ -73,74 +103,92 @@ class Place:
 # --- keywords and their values ---
 
 
-def check_keywords(schema: Any, place: Place) -> None:
-    """Check that every keyword is known and that the converter will look at it. Raises ``GrammarError`` if not."""
-    if isinstance(schema, bool):
-        raise place.error(f"true {ENDLESS}; say what is valid" if schema else "nothing is valid: the schema is false")
+def check_keywords(schema: Any, place: Place) -> list[str]:
+    """Return the places of the keywords that say nothing about values here: annotations, by the specification.
+
+    These are words of no vocabulary (``x-order``, ``readonly``), formats that are not known, and keywords about other
+    types than the schema's own. Raises ``GrammarError`` for what is no schema, ``UnsupportedKeywordError`` for a
+    keyword that is not computed and for a word of ``LONG`` letters that is ``SIMILAR`` to a keyword.
+    """
     if not isinstance(schema, Mapping):
         raise place.error(f"a schema is an object, this one of type {type_of(schema)}; a list belongs to prefixItems")
-    given = [keyword for keyword in schema if keyword not in ANNOTATIONS]
-    for keyword in given:
-        if keyword not in KNOWN:
-            raise place.refusal(keyword, f"is no keyword that is known here; remove it, or {ELSEWHERE}")
-    whole = whole_of(schema)
-    if whole:
-        others = [other for other in given if other != whole and (other != "type" or not is_finite(schema))]
-        if others:
-            raise place.refusal(others[0], f"beside {whole} asks for an intersection; keep one, or {ELSEWHERE}")
-        return
-    types = types_of(schema, place)
-    for keyword in given:
-        if keyword != "type" and not any(keyword in ASSERTIONS[each] for each in types):
-            raise place.refusal(keyword, f"says nothing about {' or '.join(types)}; remove it, or change the type")
+    types = types_of(schema, place) or tuple(OF_TYPE)
+    for keyword in schema:
+        if keyword in REFUSED:
+            raise place.refusal(keyword, f"is not computed here; remove it, or {ELSEWHERE}")
+    if schema.get("format") in NOT_WRITTEN:
+        raise place.refusal("format", f"is {schema['format']!r}, which is not written; write a pattern, or {ELSEWHERE}")
+    said = {*OF_ANY_TYPE, *(keyword for each in types for keyword in OF_TYPE[each])}
+    ignored = [*foreign_words(schema, place), *(keyword for keyword in schema if keyword in KNOWN - said)]
+    return [f"{place.path}/{escaped(str(keyword))}" for keyword in schema if keyword in ignored]
 
 
-def whole_of(schema: Mapping[str, Any]) -> str | None:
-    """Return the keyword that says all that there is to say, if there is one."""
-    return next((keyword for keyword in WHOLE if keyword in schema), None)
+def foreign_words(schema: Mapping[str, Any], place: Place) -> list[str]:
+    """Return the keywords of no vocabulary, and ``format`` if no draft knows its value.
 
-
-def types_of(schema: Mapping[str, Any], place: Place) -> list[str]:
-    """Return the types that are generated; without ``type`` the one that all keywords are about.
-
-    Raises ``GrammarError`` for an unknown type, or if there is no such one.
+    Raises ``UnsupportedKeywordError`` for a word of ``LONG`` letters that is ``SIMILAR`` to a keyword.
     """
-    if "type" in schema:
-        types = list_of(schema, "type", place) if isinstance(schema["type"], list) else [schema["type"]]
-        unknown = [each for each in types if each not in list(ASSERTIONS)]
-        if unknown:
-            raise place.error(f"type is {unknown[0]!r:.60}; choose out of {', '.join(ASSERTIONS)}")
-        return list(dict.fromkeys(types))
-    given = [keyword for keyword in schema if keyword not in ANNOTATIONS]
-    if not given:
-        raise place.error(f"a schema without a type {ENDLESS}; give a type, or {ELSEWHERE}")
-    fitting = [each for each, keywords in ASSERTIONS.items() if set(given) <= set(keywords)]
-    if not fitting:
-        raise place.error(f"{', '.join(given)} are about different types; give the type")
-    return fitting[-1:]  # bounds alone are about integers and other numbers: the wider of the two
+    foreign = [keyword for keyword in schema if keyword not in KNOWN | REFUSED | ANNOTATIONS]
+    for keyword in foreign:  # x-… and _… are nobody's mistakes
+        if len(keyword) >= LONG and keyword.isalpha() and (meant := get_close_matches(keyword, KNOWN, 1, SIMILAR)):
+            raise place.refusal(keyword, f"is no keyword, and {meant[0]} is; write that, or remove it")
+    is_unknown = isinstance(schema.get("format"), str) and schema["format"] not in [*FORMATS, *NOT_WRITTEN]
+    return [*foreign, "format"] if is_unknown else foreign
 
 
-def properties_of(schema: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
-    """Return the schemas of the properties by name. Raises ``GrammarError`` if they are no object."""
-    value = schema.get("properties", {})
+def types_of(schema: Mapping[str, Any], place: Place) -> tuple[str, ...] | None:
+    """Return the types that ``type`` allows, ``None`` without it. Raises ``GrammarError`` for an unknown one."""
+    if "type" not in schema:
+        return None
+    types = list_of(schema, "type", place) if isinstance(schema["type"], list) else [schema["type"]]
+    unknown = [each for each in types if each not in list(OF_TYPE)]
+    if unknown:
+        raise place.error(f"type is {unknown[0]!r:.60}; choose out of {', '.join(OF_TYPE)}")
+    return tuple(dict.fromkeys(types))
+
+
+def limits_of(schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Return what bounds a number, a length or a count, by keyword. Raises ``GrammarError`` for what is no limit.
+
+    In draft 4, ``exclusiveMinimum`` is a boolean that says what ``minimum`` means.
+    """
+    limits: dict[str, Any] = {key: count_of(schema, key, place) for key in COUNTS if key in schema}
+    for side in ("Minimum", "Maximum"):
+        plain, exclusive = side.lower(), f"exclusive{side}"
+        if isinstance(schema.get(exclusive), bool) and plain in schema:
+            limits[exclusive if schema[exclusive] else plain] = bound_of(schema, plain, place)
+        else:
+            limits |= {key: bound_of(schema, key, place) for key in (plain, exclusive) if key in schema}
+    if "multipleOf" in schema:
+        limits["multipleOf"] = bound_of(schema, "multipleOf", place)
+        if limits["multipleOf"] != 1:
+            raise place.refusal("multipleOf", f"is known as 1 alone; remove it, or {ELSEWHERE}")
+    return limits
+
+
+def mapping_of(schema: Mapping[str, Any], keyword: str, place: Place) -> Mapping[str, Any]:
+    """Return the schemas of a keyword by name. Raises ``GrammarError`` if they are no object."""
+    value = schema.get(keyword, {})
     if not isinstance(value, Mapping):
-        raise place.error(f"properties is {value!r:.60}; write an object of schemas")
+        raise place.error(f"{keyword} is {value!r:.60}; write an object of schemas")
     return value
 
 
 def count_of(schema: Mapping[str, Any], keyword: str, place: Place) -> int | None:
     """Return a length; ``None`` without the keyword. Raises ``GrammarError`` if it is none."""
     value = schema.get(keyword)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if keyword in schema and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise place.error(f"{keyword} is {value!r}; it counts, so write an integer that is not negative")
     return value
 
 
-def counts_of(schema: Mapping[str, Any], least: str, most: str, place: Place) -> tuple[int, int | None]:
-    """Return the least and the greatest length. Raises ``GrammarError`` if no length is between them."""
-    low, high = count_of(schema, least, place) or 0, count_of(schema, most, place)
+def counts_of(limits: Mapping[str, Any], least: str, most: str, place: Place) -> tuple[int, int | None]:
+    """Return the least and the greatest length. Raises ``NothingValidError`` if no length is between them."""
+    low, high = limits.get(least, 0), limits.get(most)
     if high is not None and low > high:
-        raise place.error(f"nothing is valid: {least} {low} is more than {most} {high}")
+        raise place.nothing(f"{least} {low} is more than {most} {high}")
     return low, high
 
 
@@ -171,31 +219,7 @@ def bound_of(schema: Mapping[str, Any], keyword: str, place: Place) -> int | flo
     return value
 
 
-def is_finite(schema: Mapping[str, Any]) -> bool:
-    """Whether the schema lists its values."""
-    return "enum" in schema or "const" in schema
-
-
-def constants_of(schema: Mapping[str, Any], place: Place) -> list[Any]:
-    """Return the values of ``enum`` or ``const`` that are of the type, if one is given."""
-    values = list_of(schema, "enum", place) if "enum" in schema else [schema["const"]]
-    types = types_of(schema, place) if "type" in schema else list(ASSERTIONS)
-    return [each for each in values if has_type(each, types)]
-
-
 def has_type(value: object, types: Container[object]) -> bool:
     """Whether a JSON value is of one of the types; an integer is a number."""
     kind = type_of(value)
     return kind in types or (kind == "integer" and "number" in types)
-
-
-def valid_types(schema: Mapping[str, Any], place: Place) -> set[str]:
-    """Return the types of values that a validator may let pass, where integers are numbers.
-
-    A schema without ``type`` says something about one type, and lets every value of another type pass.
-    """
-    if is_finite(schema):
-        types = [type_of(value) for value in constants_of(schema, place)]
-    else:
-        types = types_of(schema, place) if "type" in schema else list(ASSERTIONS)
-    return {"number" if each == "integer" else each for each in types}

@@ -1,65 +1,75 @@
 """L7: from a JSON Schema to a tree of JSON texts.
 
-Owns: what each keyword means, references, what two schemas have in common. Must not know: automata, tokens.
+Owns: how each type of value is written. Must not know: automata, tokens, what references and branches mean.
 
 The promise is soundness: every text of the tree is JSON, and valid under the schema by the rules of draft 2020-12. The
 converse is not promised, as a generator need not be able to write everything. It writes an object's declared properties
 in their order and no others, a string in one spelling, no ``-0`` as an integer, integers without a bound in at most 15
-digits, numbers in 15 digits before and after the point and 2 in the exponent.
+digits, numbers in 15 digits before and after the point and 2 in the exponent. Where any JSON is valid, it writes
+arrays and objects that nest at most ``ANY_LEVELS`` deep.
 
     {"properties": {"a": A, "b": B}, "required": ["b"]}  ──►  { ("a": A, )? "b": B }
 
-What cannot be promised is refused, by name and place: unknown keywords, intersections (two patterns at once), what is
-not regular (values that nest without end). Nothing is ignored but annotations.
+What cannot be promised is refused, by name and place: two patterns at once, references to themselves (finitely many
+states cannot count brackets). What says nothing about values is listed: ``Conversion.ignored``.
 """
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from decimal import Decimal
 from typing import Any
-from urllib.parse import unquote
 
 from mini_engine.config import Whitespace
 from mini_engine.grammar.base import GrammarError
-from mini_engine.grammar.json_keywords import (
-    BOUNDS,
-    ELSEWHERE,
-    ENDLESS,
-    Place,
-    bound_of,
-    check_keywords,
-    constants_of,
-    counts_of,
-    is_finite,
-    list_of,
-    names_of,
-    properties_of,
-    types_of,
-    valid_types,
-    whole_of,
-)
+from mini_engine.grammar.json_facts import Facts, Parts, Reader
+from mini_engine.grammar.json_keywords import BOUNDS, ELSEWHERE, NothingValidError, Place, counts_of
 from mini_engine.grammar.json_values import (
     FORMATS,
     MAX_DEPTH,
     NUMBER,
     OPEN_DIGITS,
     PUNCTUATIONS,
+    SIGNIFICANT_DIGITS,
     Punctuation,
-    are_same,
+    decimals_between,
     either,
     integers_between,
     name,
+    quoted,
     string_of_format,
     string_of_length,
-    string_of_pattern,
+    text_of_format,
+    text_of_pattern,
     type_of,
 )
-from mini_engine.grammar.syntax import EMPTY, Concat, Node, literal, optional
+from mini_engine.grammar.regex import parse_regex
+from mini_engine.grammar.syntax import EMPTY, Choice, Concat, Node, Repeat, lengths_of, literal, optional, size_of
+from mini_engine.sampler.params import GrammarKind
 
-MAX_VISITS = 20_000  # of subschemas: as often as references lead there, and for each comparison of branches of oneOf
+MANY = 200  # states of one keyword, before an error names it
+ANY_LEVELS = 2  # of arrays and objects in each other, where any JSON is valid
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The tree of a schema, and where the schema says nothing about values or allows deeper nesting: JSON pointers.
+
+    ``sizes``: about how many states the repeats of each keyword take, by keyword and place.
+    """
+
+    node: Node
+    ignored: Sequence[str] = ()
+    narrowed: Sequence[str] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def largest(self) -> str:
+        """Say which keyword takes the most states, if any takes many."""
+        name, size = max(self.sizes.items(), key=lambda item: item[1], default=("", 0))
+        return f"{name} takes about {size} of them" if size >= MANY else ""
 
 
 def parse_schema(text: str) -> Mapping[str, Any] | bool:
@@ -92,27 +102,39 @@ def refuse_constant(text: str) -> None:
     raise GrammarError(f"the JSON Schema holds {text}, which is no JSON")
 
 
-def schema_node(schema: Mapping[str, Any] | bool, whitespace: Whitespace = "spaced") -> Node:
+def convert(schema: Mapping[str, Any] | bool, whitespace: Whitespace = "spaced") -> Conversion:
     """Return the tree of JSON texts that are valid under ``schema``, with ``whitespace`` between their tokens.
 
-    Raises ``UnsupportedKeywordError`` for what the converter does not know or cannot promise, ``GrammarError`` for a
+    Raises ``UnsupportedKeywordError`` for what the converter does not compute or cannot promise, ``GrammarError`` for a
     schema that is wrong, too large, or that nothing is valid under.
     """
+    converter = Converter(schema, PUNCTUATIONS[whitespace])
     try:
-        return Converter(schema, PUNCTUATIONS[whitespace]).node(schema, Place())
+        node = converter.node(((schema, Place()),), Place())
     except RecursionError as error:  # in a pattern; the schema itself ends at MAX_DEPTH
         raise GrammarError("a pattern of the JSON Schema nests too deep; write it flatter") from error
+    return Conversion(node, list(converter.reader.ignored), list(converter.narrowed), converter.sizes)
+
+
+def grammar_tree(kind: GrammarKind, text: str, whitespace: Whitespace) -> Conversion:
+    """Return the tree of a regular expression or a JSON Schema. Raises ``GrammarError``."""
+    return Conversion(parse_regex(text)) if kind == "regex" else convert(parse_schema(text), whitespace)
+
+
+def schema_node(schema: Mapping[str, Any] | bool, whitespace: Whitespace = "spaced") -> Node:
+    """Return the tree alone. Raises as ``convert`` does."""
+    return convert(schema, whitespace).node
 
 
 # --- types without parts ---
 
 
-def integer(schema: Mapping[str, Any], place: Place) -> Node:
-    """Return the tree of the integers within bounds. Raises ``GrammarError`` if there are none.
+def integer(facts: Facts) -> Node:
+    """Return the tree of the integers within bounds. Raises ``NothingValidError`` if there are none.
 
     A side without a bound ends at 15 digits, or at as many as the bound on the other side has.
     """
-    bounds = {keyword: bound_of(schema, keyword, place) for keyword in BOUNDS if keyword in schema}
+    bounds = facts.limits
     lows, highs = [], []
     if "minimum" in bounds:
         lows.append(math.ceil(bounds["minimum"]))
@@ -125,77 +147,98 @@ def integer(schema: Mapping[str, Any], place: Place) -> Node:
     limit = 10 ** max([OPEN_DIGITS, *(len(str(abs(bound))) for bound in [*lows, *highs])]) - 1
     low, high = max(lows, default=-limit), min(highs, default=limit)
     if low > high:
-        raise place.error(f"nothing is valid: no integer is at least {low} and at most {high}")
+        raise facts.place.nothing(f"no integer is at least {low} and at most {high}")
     return integers_between(low, high)
 
 
-def number(schema: Mapping[str, Any], place: Place) -> Node:
-    """Return the tree of numbers. Raises ``UnsupportedKeywordError`` for bounds: digits after the point never end."""
-    for keyword in BOUNDS:
-        if keyword in schema:
-            raise place.refusal(keyword, f'is known for "type": "integer" alone; take that, or {ELSEWHERE}')
-    return NUMBER
+def number(facts: Facts) -> Node:
+    """Return the tree of numbers within bounds. Raises ``GrammarError`` for bounds of too many digits."""
+    if "multipleOf" in facts.limits:
+        return integer(facts)
+    bounds = {key: Decimal(repr(facts.limits[key])) for key in BOUNDS if key in facts.limits}
+    if not bounds:
+        return NUMBER
+    for key, bound in bounds.items():
+        if len(bound.as_tuple().digits) > SIGNIFICANT_DIGITS or abs(bound.adjusted()) >= SIGNIFICANT_DIGITS:
+            raise facts.place.refusal(key, f"of a number has at most {SIGNIFICANT_DIGITS} digits; write fewer")
+    lows = [(bounds[key], key != "minimum") for key in ("minimum", "exclusiveMinimum") if key in bounds]
+    highs = [(bounds[key], key == "maximum") for key in ("maximum", "exclusiveMaximum") if key in bounds]
+    low, high = max(lows, default=(None, False)), min(highs, default=(None, True))
+    node = decimals_between(low[0], low[1], high[0], not high[1])
+    if node is None:
+        raise facts.place.nothing("no number lies between the bounds")
+    return node
 
 
-def string(schema: Mapping[str, Any], place: Place) -> Node:
+def string(facts: Facts) -> Node:
     """Return the tree of strings: of some length, with a pattern, or in a format. Raises ``GrammarError``."""
-    given = [keyword for keyword in ("pattern", "format", "minLength", "maxLength") if keyword in schema]
-    if given and given[0] in ("pattern", "format"):
-        if len(given) > 1:
-            raise place.refusal(given[1], f"beside {given[0]} asks for an intersection; keep one, or {ELSEWHERE}")
-        return patterned(schema["pattern"], place) if given == ["pattern"] else formatted(schema["format"], place)
-    return string_of_length(*counts_of(schema, "minLength", "maxLength", place))
-
-
-def patterned(pattern: Any, place: Place) -> Node:
-    """Return the tree of the strings in which ``pattern`` is found. Raises ``GrammarError`` with the place."""
-    if not isinstance(pattern, str):
-        raise place.error(f"pattern is {pattern!r:.60}; write a regular expression")
+    least, most = counts_of(facts.limits, "minLength", "maxLength", facts.place)
+    given = [*facts.patterns, *facts.formats]
+    if not given:
+        return string_of_length(least, most)
+    if len(given) > 1:
+        keyword = "pattern" if facts.patterns else "format"
+        raise facts.place.refusal(keyword, f"beside another asks for an intersection; keep one, or {ELSEWHERE}")
+    if facts.formats and not facts.limits.keys() & {"minLength", "maxLength"}:
+        return string_of_format(given[0])
     try:
-        return string_of_pattern(pattern)
+        text = text_of_pattern(given[0]) if facts.patterns else text_of_format(given[0])
     except GrammarError as error:
-        raise place.error(str(error)) from error
+        raise facts.place.error(str(error)) from error
+    shorter = of_length(text, least, most)
+    if shorter is None:
+        keyword = "minLength" if lengths_of(text)[0] < least else "maxLength"
+        raise facts.place.refusal(
+            keyword, f"beside a pattern asks for an intersection; write the length in the pattern, or {ELSEWHERE}"
+        )
+    return quoted(shorter)
 
 
-def formatted(form: Any, place: Place) -> Node:
-    """Return the tree of the strings in a format. Raises ``UnsupportedKeywordError`` for an unknown one."""
-    if form not in list(FORMATS):
-        raise place.refusal("format", f"is {form!r:.60}; {', '.join(FORMATS)} are known; write a pattern instead")
-    return string_of_format(form)
+def of_length(text: Node, least: int, most: int | None) -> Node | None:
+    """Return the tree of the texts of a tree that have a length, ``None`` if that would be an intersection."""
+    shortest, longest = lengths_of(text)
+    if shortest >= least and (most is None or (longest is not None and longest <= most)):
+        return text
+    while (
+        isinstance(text, Concat | Choice)
+        and len(inside := text.parts if isinstance(text, Concat) else text.options) == 1
+    ):
+        text = inside[0]
+    if isinstance(text, Repeat) and lengths_of(text.node) == (1, 1):
+        low = max(text.least, least)
+        high = most if text.most is None else text.most if most is None else min(text.most, most)
+        return Repeat(text.node, low, high) if high is None or low <= high else None
+    return None
 
 
-def boolean(schema: Mapping[str, Any], place: Place) -> Node:
+def boolean(facts: Facts) -> Node:
     """Return the tree of ``true`` and ``false``."""
     return either([literal("true"), literal("false")])
 
 
-def null(schema: Mapping[str, Any], place: Place) -> Node:
+def null(facts: Facts) -> Node:
     """Return the tree of ``null``."""
     return literal("null")
 
 
 # --- types with parts, and what says it all ---
 
-Writer = Callable[[Mapping[str, Any], Place], Node]
-
 
 @dataclass
 class Converter:
-    """Turns the parts of one schema into trees. ``num_visits``: how many subschemas it has looked at so far."""
+    """Turns the parts of one schema into trees. ``narrowed``: where any JSON is valid, and it nests less deep here."""
 
     root: Mapping[str, Any] | bool
     punctuation: Punctuation
-    num_visits: int = field(default=0, init=False)
+    reader: Reader = field(init=False)
+    narrowed: dict[str, None] = field(default_factory=dict, init=False)
+    any_json: dict[int, Node] = field(default_factory=dict, init=False)
+    sizes: dict[str, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Say who writes what: a keyword that says it all, or a type."""
-        self.writers: dict[str, Writer] = {
-            "$ref": self.reference,
-            "anyOf": self.any_of,
-            "oneOf": self.one_of,
-            "allOf": self.all_of,
-            "enum": self.enumeration,
-            "const": self.enumeration,
+        """Say who writes which type."""
+        self.reader = Reader(self.root)
+        self.writers: dict[str, Callable[[Facts], Node]] = {
             "null": null,
             "boolean": boolean,
             "integer": integer,
@@ -205,62 +248,132 @@ class Converter:
             "object": self.object,
         }
 
-    def node(self, schema: Any, place: Place) -> Node:
-        """Return the tree of one schema, and so on for those in it. Raises ``GrammarError``."""
-        self.count(place)
-        check_keywords(schema, place)
-        whole = whole_of(schema)
-        names = [whole] if whole else types_of(schema, place)
-        return either([self.writers[each](schema, place) for each in names])
+    def node(self, parts: Parts, place: Place) -> Node:
+        """Return the tree of what is valid under every part. Raises ``GrammarError``.
 
-    def count(self, place: Place) -> None:
-        """Count one more visit. Raises ``GrammarError`` above the limit, as references can multiply. Mutates."""
-        self.num_visits += 1
-        if self.num_visits > MAX_VISITS:
-            raise place.error(f"the schema has more than {MAX_VISITS} subschemas, references followed; simplify it")
+        A branch or type under which nothing is valid is not written; ``NothingValidError`` if none is left.
+        """
+        place = parts[0][1] if len(parts) == 1 else place
+        nodes, errors = [], [place.nothing("the schema is false, or its parts have no type in common")]
+        for facts in self.reader.together(parts, place):
+            if facts.is_empty:
+                return self.anything(place)
+            for write in self.writers_of(facts):
+                try:
+                    nodes.append(self.measured(write(facts), facts))
+                except NothingValidError as error:
+                    errors.append(error)
+        if not nodes:
+            raise errors[-1]
+        return either(nodes)
 
-    def array(self, schema: Mapping[str, Any], place: Place) -> Node:
+    def measured(self, node: Node, facts: Facts) -> Node:
+        """Return ``node``, and note what the repeats of a length, a count or a pattern take. Mutates."""
+        keywords = [key for key in ("maxLength", "minLength", "maxItems", "minItems") if facts.limits.get(key, 0) > 1]
+        for keyword in (keywords or (["pattern"] if facts.patterns else []))[:1]:
+            value = facts.limits.get(keyword, facts.patterns[:1] and repr(facts.patterns[0])[:60])
+            self.sizes[f"{keyword} {value} at {facts.place.path or '/'}"] = size_of(node)
+        return node
+
+    def writers_of(self, facts: Facts) -> list[Callable[[Facts], Node]]:
+        """Return who writes the values of one alternative."""
+        if facts.values is not None:
+            return [self.enumeration]
+        return [self.writers[each] for each in facts.written_types()]
+
+    def anything(self, place: Place, levels: int = ANY_LEVELS) -> Node:
+        """Return the tree of any JSON that nests at most ``levels`` deep. Mutates."""
+        self.narrowed[place.path] = None
+        if levels not in self.any_json:
+            options = [literal("null"), literal("true"), literal("false"), NUMBER, string_of_length()]
+            if levels:
+                inner = self.anything(place, levels - 1)
+                options += [self.punctuation.array(self.punctuation.repeated([], inner)), self.map(inner)]
+            self.any_json[levels] = either(options)
+        return self.any_json[levels]
+
+    def array(self, facts: Facts) -> Node:
         """Return the tree of arrays: the ``prefixItems``, all of them, then so many ``items`` as the bounds allow."""
-        if schema.get("uniqueItems", False) is not False:
-            raise place.refusal("uniqueItems", f"makes an item depend on all others; remove it, or {ELSEWHERE}")
-        least, most = counts_of(schema, "minItems", "maxItems", place)
-        prefix = list_of(schema, "prefixItems", place)
-        first = [self.node(item, place.inside("prefixItems", index)) for index, item in enumerate(prefix)]
-        if not first and "items" not in schema:
-            raise place.refusal("type", f"is array, and without items it {ENDLESS}; give items, or {ELSEWHERE}")
-        if most is not None and most < len(first):
-            raise place.error(f"maxItems is {most}, and all {len(first)} prefixItems are written; raise it")
-        if schema.get("items", False) is False:  # absent is "any JSON" to a validator, and not written here
+        least, most = counts_of(facts.limits, "minItems", "maxItems", facts.place)
+        if facts.unique and (most is None or most > 1):
+            raise facts.place.refusal("uniqueItems", f"makes an item depend on all others; remove it, or {ELSEWHERE}")
+        num_first = max((len(each.first) for each in facts.elements), default=0)
+        first: list[Node] = []
+        try:
+            for index in range(num_first if most is None else min(num_first, most)):
+                first.append(self.node(facts.element(index), facts.place))
+            item = self.inner(facts.element(num_first), facts)
+        except NothingValidError:  # the array ends before such an item
             if least > len(first):
-                raise place.error(f"minItems is {least}, and only {len(first)} prefixItems are written; give items")
+                raise
             return self.punctuation.array(self.punctuation.joined(first))
-        item = self.node(schema["items"], place.inside("items"))
+        if most is not None and most <= len(first):
+            return self.punctuation.array(self.punctuation.joined(first))
         rest = max(least - len(first), 0), None if most is None else most - len(first)
         return self.punctuation.array(self.punctuation.repeated(first, item, *rest))
 
-    def object(self, schema: Mapping[str, Any], place: Place) -> Node:
-        """Return the tree of objects: the declared properties, or any names with values of ``additionalProperties``."""
-        properties, required = properties_of(schema, place), names_of(schema, "required", place)
-        others = schema.get("additionalProperties", True)
-        for key in required:
-            if key not in properties:
-                raise place.refusal("required", f"names {key!r}, which is none of the properties; declare it")
-        if isinstance(others, Mapping) and not properties:
-            return self.map(self.node(others, place.inside("additionalProperties")))
-        if not isinstance(others, bool):
-            raise place.refusal("additionalProperties", "beside properties would never be written; write false")
-        if others and "properties" not in schema:
-            raise place.refusal("type", f"is object, and without properties it {ENDLESS}; give some, or {ELSEWHERE}")
+    def inner(self, parts: Parts, facts: Facts) -> Node:
+        """Return the tree of an item or a member that no schema names: one level less of any JSON. Mutates."""
+        return self.node(parts, facts.place) if parts else self.anything(facts.place, ANY_LEVELS - 1)
+
+    def object(self, facts: Facts) -> Node:
+        """Return the tree of objects: the declared members, or any names if none are declared."""
+        names = dict.fromkeys([*(key for each in facts.members for key in each.properties), *facts.required])
+        least, most = counts_of(facts.limits, "minProperties", "maxProperties", facts.place)
+        if not names and all(each.is_open for each in facts.members):
+            return self.open(facts, least, most)
+        if facts.names:
+            raise facts.place.refusal("propertyNames", f"beside properties is not computed; remove it, or {ELSEWHERE}")
         members = []
-        for key, schema_of_value in properties.items():
-            value = self.node(schema_of_value, place.inside("properties", key))
-            members.append((self.punctuation.member(name(key), value), key in required))
+        for key in names:
+            try:
+                value = self.inner(facts.member(key), facts)
+            except NothingValidError:
+                if key in facts.required:
+                    raise
+                continue
+            members.append((self.punctuation.member(name(key), value), key in facts.required))
+        num_required = sum(needed for _, needed in members)
+        if len(members) < least:
+            raise facts.place.nothing(f"minProperties is {least}, and only {len(members)} members are written")
+        if (least > max(num_required, 1) and least < len(members)) or (most is not None and most < len(members)):
+            keyword = "maxProperties" if most is not None and most < len(members) else "minProperties"
+            raise facts.place.refusal(
+                keyword, f"makes a member depend on all others; name them in required, or {ELSEWHERE}"
+            )
+        if least == len(members):
+            members = [(node, True) for node, _ in members]
+        if least == 1 and members and not num_required:
+            return self.punctuation.object(self.some(members))
         return self.punctuation.object(self.members(members))
 
-    def map(self, value: Node) -> Node:
-        """Return the tree of objects with any names. One that is written twice does no harm: both values are valid."""
-        member = self.punctuation.member(string_of_length(), value)
-        return self.punctuation.object(self.punctuation.repeated([], member))
+    def open(self, facts: Facts, least: int, most: int | None) -> Node:
+        """Return the tree of objects with any names, or with those that a pattern finds.
+
+        A name that is written twice does no harm, as both values are valid; but it counts once.
+        """
+        if least > 1:
+            raise facts.place.refusal("minProperties", f"counts different names; name some in required, or {ELSEWHERE}")
+        patterns = [pattern for each in facts.members for pattern in each.by_pattern]
+        if len(patterns) > 1 or (patterns and facts.names):
+            raise facts.place.refusal("patternProperties", f"of several patterns is not computed; {ELSEWHERE}")
+        if patterns:  # the schemas of other members may forbid the names of this one
+            parts = tuple(p for each in facts.members for p in (each.by_pattern.values() or each.others))
+            key = quoted(text_of_pattern(patterns[0]))
+        else:
+            parts = tuple(part for each in facts.members for part in each.others)
+            key = self.node((({"type": "string"}, facts.place), *facts.names), facts.place)
+        try:
+            return self.map(self.inner(parts, facts), key, least, most)
+        except NothingValidError:
+            if least:
+                raise
+            return self.punctuation.object(EMPTY)
+
+    def map(self, value: Node, key: Node | None = None, least: int = 0, most: int | None = None) -> Node:
+        """Return the tree of objects with ``least`` to ``most`` members of one kind."""
+        member = self.punctuation.member(string_of_length() if key is None else key, value)
+        return self.punctuation.object(self.punctuation.repeated([], member, least, most))
 
     def members(self, members: Sequence[tuple[Node, bool]]) -> Node:
         """Return the tree of the members that are required and any of the others, in order, with commas between them.
@@ -291,92 +404,42 @@ class Converter:
         left, right = members[: len(members) // 2], members[len(members) // 2 :]
         return either([Concat((self.some(left), *self.followers(right))), self.some(right)])
 
-    def enumeration(self, schema: Mapping[str, Any], place: Place) -> Node:
-        """Return the tree of the values of ``enum`` or ``const`` that are of the type. Raises ``GrammarError``."""
-        values = constants_of(schema, place)
+    def enumeration(self, facts: Facts) -> Node:
+        """Return the tree of the values of ``enum`` or ``const`` that are valid. Raises ``GrammarError``."""
+        values = [value for value in facts.typed_values() if holds(value, facts)]
         if not values:
-            raise place.error("nothing is valid: no value of enum or const is of the type")
+            raise facts.place.nothing("no value of enum or const is of the type, and within what is said beside it")
         try:
             return either([self.punctuation.constant(value) for value in values])
         except GrammarError as error:
-            raise place.error(str(error)) from error
+            raise facts.place.error(str(error)) from error
 
-    def any_of(self, schema: Mapping[str, Any], place: Place) -> Node:
-        """Return the tree of what is valid under one branch or several."""
-        return either(self.branches(schema, "anyOf", place))
 
-    def all_of(self, schema: Mapping[str, Any], place: Place) -> Node:
-        """Return the tree of the only branch. Raises ``UnsupportedKeywordError`` for several."""
-        if len(list_of(schema, "allOf", place)) > 1:
-            raise place.refusal("allOf", f"of several schemas is an intersection; merge them, or {ELSEWHERE}")
-        return either(self.branches(schema, "allOf", place))
+def holds(value: Any, facts: Facts) -> bool:
+    """Whether a constant is valid, as far as can be told: within bounds, of a length, with patterns, in formats.
 
-    def one_of(self, schema: Mapping[str, Any], place: Place) -> Node:
-        """Return the tree of what is valid under exactly one branch.
+    Raises ``UnsupportedKeywordError`` for an array or object that something more is said about.
+    """
+    kind, limits = type_of(value), facts.limits
+    if kind in ("array", "object"):
+        if facts.members or facts.required or facts.elements or facts.unique or facts.names:
+            raise facts.place.refusal("enum", f"of arrays or objects stands alone; keep one, or {ELSEWHERE}")
+        least, most = ("minItems", "maxItems") if kind == "array" else ("minProperties", "maxProperties")
+        return is_within(len(value), limits, least, most)
+    if kind == "string":
+        is_plain = value.isascii() and value.isprintable()  # of other texts, dialects of patterns think differently
+        found = all(is_plain and re.search(each, value) for each in facts.patterns)
+        fits = all(re.fullmatch(FORMATS[each], value) for each in facts.formats)
+        return found and fits and is_within(len(value), limits, "minLength", "maxLength")
+    if kind in ("integer", "number"):
+        is_outside = value <= limits.get("exclusiveMinimum", -math.inf) or value >= limits.get(
+            "exclusiveMaximum", math.inf
+        )
+        is_multiple = kind == "integer" or "multipleOf" not in limits
+        return is_within(value, limits, "minimum", "maximum") and is_multiple and not is_outside
+    return True
 
-        Raises ``UnsupportedKeywordError`` if two branches could have a value in common.
-        """
-        nodes = self.branches(schema, "oneOf", place)
-        for (i, left), (j, right) in combinations(enumerate(schema["oneOf"]), 2):
-            if not self.are_disjoint(left, right, place):
-                raise place.refusal(
-                    "oneOf",
-                    f"has branches {i} and {j} that may both be valid; give each a property with a const of its own, "
-                    f"write anyOf, or {ELSEWHERE}",
-                )
-        return either(nodes)
 
-    def branches(self, schema: Mapping[str, Any], keyword: str, place: Place) -> list[Node]:
-        """Return the tree of each branch."""
-        return [
-            self.node(branch, place.inside(keyword, index))
-            for index, branch in enumerate(list_of(schema, keyword, place))
-        ]
-
-    def reference(self, schema: Mapping[str, Any], place: Place) -> Node:
-        """Return the tree of what a reference names. Raises ``UnsupportedKeywordError`` for recursion."""
-        target = self.target(schema["$ref"], place)
-        return self.node(target, place.follow(schema["$ref"]))
-
-    def target(self, reference: Any, place: Place) -> Any:
-        """Return the subschema that ``#/…`` names: a JSON pointer (RFC 6901) in the form of a URI's fragment."""
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise place.refusal("$ref", f"is {reference!r:.60}; only a place in the schema itself, #/…, is followed")
-        value: Any = self.root
-        for token in unquote(reference[1:]).split("/")[1:]:
-            key = token.replace("~1", "/").replace("~0", "~")
-            if isinstance(value, Mapping) and key in value:
-                value = value[key]
-            elif isinstance(value, list) and key in map(str, range(len(value))):
-                value = value[int(key)]
-            else:
-                raise place.error(f"$ref is {reference!r:.60}, and the schema has no {key!r:.60} there")
-        return value
-
-    def are_disjoint(self, left: Any, right: Any, place: Place) -> bool:
-        """Whether no text of either schema is valid under the other, as far as can be told. Both were converted."""
-        pairs = product(self.alternatives(left, place), self.alternatives(right, place))
-        return all(self.are_apart(one, other, place) for one, other in pairs)
-
-    def alternatives(self, schema: Mapping[str, Any], place: Place) -> list[Mapping[str, Any]]:
-        """Return the schemas without references and branches of which one holds where ``schema`` does."""
-        if "$ref" in schema:
-            return self.alternatives(self.target(schema["$ref"], place), place)
-        for keyword in ("anyOf", "oneOf", "allOf"):
-            if keyword in schema:
-                return [each for branch in schema[keyword] for each in self.alternatives(branch, place)]
-        return [schema]
-
-    def are_apart(self, left: Mapping[str, Any], right: Mapping[str, Any], place: Place) -> bool:
-        """Whether different values, types or values of a property that both require keep two schemas apart. Mutates."""
-        self.count(place)
-        if is_finite(left) and is_finite(right):
-            pairs = product(constants_of(left, place), constants_of(right, place))
-            return not any(are_same(one, other) for one, other in pairs)
-        if not valid_types(left, place) & valid_types(right, place):
-            return True
-        if is_finite(left) or is_finite(right) or {*types_of(left, place), *types_of(right, place)} != {"object"}:
-            return False
-        mine, other = properties_of(left, place), properties_of(right, place)
-        common = [key for key in left.get("required", []) if key in right.get("required", [])]
-        return any(self.are_disjoint(mine[key], other[key], place) for key in common)
+def is_within(number: float, limits: Mapping[str, Any], least: str, most: str) -> bool:
+    """Whether a number lies between two limits, where there are any."""
+    return bool(limits.get(least, number) <= number <= limits.get(most, number))

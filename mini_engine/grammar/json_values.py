@@ -9,6 +9,7 @@ is narrower than JSON then, and a model has one way less to go astray.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any
 
@@ -80,36 +81,70 @@ def string_of_length(least: int = 0, most: int | None = None) -> Node:
 
 
 @lru_cache(NUM_KEPT)
-def string_of_pattern(pattern: str) -> Node:
-    """Return the tree of the JSON strings in which ``pattern`` is found. Raises ``GrammarError`` as its parser does."""
-    return quoted(parse_pattern(pattern))
+def text_of_pattern(pattern: str) -> Node:
+    """Return the tree of the texts in which ``pattern`` is found. Raises ``GrammarError`` as its parser does."""
+    return parse_pattern(pattern)
 
 
-# Texts of the formats of JSON Schema. Dates begin with the year 1000 and have no 29th of February, which would need the
-# year; times have an offset, as RFC 3339 demands; UUIDs are in lower case.
+# Texts of the formats of JSON Schema, fewer than the format allows. Dates begin with the year 1000 and have no 29th of
+# February, which would need the year; times have an offset, as RFC 3339 demands; UUIDs are in lower case; names of
+# hosts and mailboxes are ASCII, and short enough for the limits of their RFCs; so are the parts of a URI.
 DAYS = r"(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
 DATE = rf"[1-9][0-9]{{3}}-({DAYS})"
 CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]"
 TIME = rf"{CLOCK}:[0-5][0-9](\.[0-9]{{1,6}})?(Z|[+-]{CLOCK})"
 OCTET = r"([0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
+GROUPS = r"[0-9a-f]{1,4}(:[0-9a-f]{1,4})"
+LABEL = r"[A-Za-z0-9]{1,16}(-[A-Za-z0-9]{1,16}){0,2}"
+HOST = rf"({LABEL}\.){{0,3}}[A-Za-z]{{2,16}}"
+EMAIL = rf"[A-Za-z0-9_+-]{{1,20}}(\.[A-Za-z0-9_+-]{{1,20}}){{0,2}}@{HOST}"
+BEHIND_PATH = r"(\?[A-Za-z0-9._~=&+/-]*)?(#[A-Za-z0-9._~=&+/-]*)?"
+SEGMENT = r"([A-Za-z0-9._~@+,;=-]|%[0-9A-F]{2})"
+URI = rf"(https?|wss?|ftp)://{HOST}(:[1-9][0-9]{{0,3}})?(/{SEGMENT}*)*{BEHIND_PATH}|urn:[a-z]{{2,8}}(:[A-Za-z0-9._-]+)+"
+REFERENCE = rf"{URI}|/?{SEGMENT}+(/{SEGMENT}+)*/?{BEHIND_PATH}|#[A-Za-z0-9._~/-]*"
+POINTER = r"(/([A-Za-z0-9_. -]|~[01])*)*"
+AMOUNT = "[0-9]{1,4}"
+AT_TIME = rf"T({AMOUNT}H({AMOUNT}M({AMOUNT}S)?)?|{AMOUNT}M({AMOUNT}S)?|{AMOUNT}S)"
+DAY_PART = rf"({AMOUNT}Y({AMOUNT}M({AMOUNT}D)?)?|{AMOUNT}M({AMOUNT}D)?|{AMOUNT}D)"
 FORMATS = {
     "date": DATE,
     "time": TIME,
     "date-time": f"{DATE}T{TIME}",
+    "duration": rf"P({DAY_PART}({AT_TIME})?|{AT_TIME}|{AMOUNT}W)",
     "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     "ipv4": rf"{OCTET}(\.{OCTET}){{3}}",
+    "ipv6": rf"{GROUPS}{{7}}|({GROUPS}{{0,3}})?::({GROUPS}{{0,2}})?",
+    "hostname": HOST,
+    "idn-hostname": HOST,
+    "email": EMAIL,
+    "idn-email": EMAIL,
+    "uri": URI,
+    "iri": URI,
+    "uri-template": URI,
+    "uri-reference": REFERENCE,
+    "iri-reference": REFERENCE,
+    "json-pointer": POINTER,
+    "relative-json-pointer": rf"(0|[1-9]{{1,3}})(#|{POINTER})",
 }
+NOT_WRITTEN = ("regex",)  # formats of the specification that validators check, and that have no pattern here
+
+
+@cache
+def text_of_format(name: str) -> Node:
+    """Return the tree of the texts of one of ``FORMATS``."""
+    return parse_regex(FORMATS[name])
 
 
 @cache
 def string_of_format(name: str) -> Node:
     """Return the tree of the JSON strings of one of ``FORMATS``."""
-    return quoted(parse_regex(FORMATS[name]))
+    return quoted(text_of_format(name))
 
 
 # --- numbers ---
 
 DIGIT = Chars(((ord("0"), ord("9")),))
+DIGIT_NODES = [literal(digit) for digit in "0123456789"]
 # As many digits before and after the point as a double holds, and an exponent far from overflowing it.
 NUMBER = parse_regex(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?")
 
@@ -145,6 +180,89 @@ def naturals_between(low: int, high: int) -> Node:
         blocks.append(Concat((literal(fixed), few, *rest)))
         low += count * size
     return either(blocks)
+
+
+SIGNIFICANT_DIGITS = 15  # so many of a decimal survive being read into a double: two that differ stay two
+OPEN_WHOLE = 9  # digits before the point of a decimal with a bound on its other side alone
+
+
+def decimals_between(low: Decimal | None, above_low: bool, high: Decimal | None, below_high: bool) -> Node | None:
+    """Return the tree of the decimals between two bounds, ``None`` if there are none.
+
+    ``above_low`` and ``below_high``: the bound itself is not among them. No exponent is written, and no ``-0``.
+    """
+    zero = Decimal(0)
+    options: list[Node] = []
+    if low is None or low < 0:
+        least, above = (zero, True) if high is None or high >= 0 else (-high, below_high)
+        negative = magnitudes_between(least, above, None if low is None else -low, above_low)
+        options += [Concat((literal("-"), negative))] if negative else []
+    if high is None or high >= 0:
+        least, above = (zero, False) if low is None or low < 0 else (low, above_low)
+        positive = magnitudes_between(least, above, high, below_high)
+        options += [positive] if positive else []
+    return either(options) if options else None
+
+
+def magnitudes_between(low: Decimal, above_low: bool, high: Decimal | None, below_high: bool) -> Node | None:
+    """Return the tree of the decimals without a sign between two bounds, ``None`` if there are none."""
+    first, after_first = f"{low:f}".partition(".")[::2]
+    last, after_last = ("9" * max(OPEN_WHOLE, len(first)), "") if high is None else f"{high:f}".partition(".")[::2]
+    is_near = (above_low and low > 0) or (below_high and high is not None)  # a double could be the bound itself
+    num_after = SIGNIFICANT_DIGITS - (len(last) if is_near else 0)
+    num_after = max(num_after, len(after_first), len(after_last))
+    begin, end = (after_first.rstrip("0"), above_low), None if high is None else (after_last.rstrip("0"), below_high)
+    cases = [(first, begin, end)] if first == last else [(first, begin, None), (last, ("", False), end)]
+    options: list[Node] = []
+    for whole, lower, upper in cases if int(first) <= int(last) else []:
+        fraction = digits_between(lower, upper, num_after)
+        if fraction is not None:
+            options.append(Concat((literal(whole), fraction)))
+    if int(last) - int(first) > 1:
+        inner = naturals_between(int(first) + 1, int(last) - 1)
+        options.append(Concat((inner, digits_between(("", False), None, num_after) or EMPTY)))
+    return either(options) if options else None
+
+
+def digits_between(low: tuple[str, bool], high: tuple[str, bool] | None, count: int) -> Node | None:
+    """Return the tree of a point and up to ``count`` digits that continue a number between two bounds, or nothing.
+
+    A bound is the digits of a fraction without zeros at its end, and whether it is excluded. ``None`` is no bound.
+    """
+    tails = [Concat((DIGIT_NODES[digit], tail)) for digit, tail in next_digits(low, high, count)]
+    options: list[Node] = [Concat((literal("."), either(tails)))] if tails else []
+    options += [EMPTY] if ends_between(low, high) else []
+    return either(options) if options else None
+
+
+def ends_between(low: tuple[str, bool], high: tuple[str, bool] | None) -> bool:
+    """Whether a fraction may end here, which is to say that only zeros follow."""
+    return low == ("", False) and (high is None or high != ("", True))
+
+
+def next_digits(low: tuple[str, bool], high: tuple[str, bool] | None, count: int) -> list[tuple[int, Node]]:
+    """Return the digits that may come next, each with the tree of what may follow it."""
+    if not count:
+        return []
+    found = []
+    floor = int(low[0][:1] or 0)
+    ceiling = 9 if high is None else int(high[0][:1] or 0)
+    for digit in range(floor, ceiling + 1):
+        lower = (low[0][1:], low[1]) if digit == floor else ("", False)
+        upper = (high[0][1:], high[1]) if high is not None and digit == ceiling else None
+        tail = tail_between(lower, upper, count - 1)
+        if tail is not None:
+            found.append((digit, tail))
+    return found
+
+
+def tail_between(low: tuple[str, bool], high: tuple[str, bool] | None, count: int) -> Node | None:
+    """Return the tree of up to ``count`` more digits between two bounds, ``None`` if there are none."""
+    if low == ("", False) and high is None:
+        return Repeat(DIGIT, 0, count) if count else EMPTY
+    options: list[Node] = [Concat((DIGIT_NODES[digit], tail)) for digit, tail in next_digits(low, high, count)]
+    options += [EMPTY] if ends_between(low, high) else []
+    return either(options) if options else None
 
 
 # --- arrays, objects, constants ---

@@ -27,7 +27,8 @@ from mini_engine.grammar.base import (
     UnsupportedKeywordError,
     check_rollback,
 )
-from mini_engine.grammar.json_keywords import escaped
+from mini_engine.grammar.json_keywords import IDENTITIES, Place, escaped, foreign_words
+from mini_engine.grammar.json_schema import parse_schema
 from mini_engine.grammar.json_values import MAX_DEPTH
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
@@ -173,6 +174,25 @@ def map_schema(schema: Any, change: Change, path: str = "") -> Any:
         elif keyword in ONE_SCHEMA:
             changed[keyword] = map_schema(value, change, place)
     return change(changed, path)
+
+
+def without_foreign(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return one schema without the words of no vocabulary. An ``$id`` that moves references stays."""
+    foreign = foreign_words(schema, Place(path))
+    return {word: value for word, value in schema.items() if word not in foreign or (path and word in IDENTITIES)}
+
+
+def ignored_in(kind: GrammarKind, text: str) -> list[str]:
+    """Return the places of the words of no vocabulary in a JSON Schema; none for other kinds of grammars."""
+    found: list[str] = []
+
+    def note(schema: dict[str, Any], path: str) -> dict[str, Any]:
+        found.extend(f"{path}/{escaped(word)}" for word in foreign_words(schema, Place(path)))
+        return schema
+
+    if kind == "json_schema":
+        map_schema(parse_schema(text), note)
+    return found
 
 
 def refuse_keywords(schema: Mapping[str, Any], known: Iterable[str], path: str, library: str) -> None:

@@ -23,12 +23,14 @@ from mini_engine.grammar.json_values import FORMATS
 from mini_engine.grammar.library import (
     LibraryGrammar,
     compile_error,
+    ignored_in,
     import_library,
     in_short,
     map_schema,
     read_json,
     read_tags,
     refuse_keywords,
+    without_foreign,
 )
 from mini_engine.grammar.regex import parse_regex
 from mini_engine.grammar.syntax import to_regex
@@ -138,7 +140,9 @@ class LLGuidanceBackend(GrammarBackend):
         matcher = self.library.LLMatcher(self.tokenizer, EVERY_SPELLING + self.lark(kind, text), log_level=0)
         if matcher.is_error():
             raise compile_error(kind, matcher.get_error())
-        return LLGuidanceGrammar(matcher, self.table, self.fill).check_start(kind)
+        grammar = LLGuidanceGrammar(matcher, self.table, self.fill).check_start(kind)
+        grammar.stats.ignored = ignored_in(kind, text)
+        return grammar
 
     def lark(self, kind: GrammarKind, text: str) -> str:
         """Return the grammar in the library's language, a dialect of Lark, without its first line."""
@@ -173,6 +177,7 @@ class LLGuidanceBackend(GrammarBackend):
 
 def check_keywords(schema: dict[str, Any], path: str) -> dict[str, Any]:
     """Return the schema. Raises ``UnsupportedKeywordError``: what the library has never heard of, it ignores."""
+    schema = without_foreign(schema, path)
     refuse_keywords(schema, ANNOTATIONS | KEYWORDS, path, "llguidance")
     check_integers(schema, path)
     schema = with_format(schema, path)

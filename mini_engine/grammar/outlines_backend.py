@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from mini_engine.grammar.base import GrammarBackend, GrammarOptions
-from mini_engine.grammar.json_schema import parse_schema, schema_node
+from mini_engine.grammar.json_schema import grammar_tree
 from mini_engine.grammar.library import LibraryGrammar, compile_error, import_library
 from mini_engine.grammar.masks import apply_banned
-from mini_engine.grammar.regex import parse_regex
 from mini_engine.grammar.syntax import (
     LAST_CODE,
     Chars,
@@ -121,12 +120,14 @@ class OutlinesBackend(GrammarBackend):
 
     def build(self, kind: GrammarKind, text: str) -> OutlinesGrammar:
         """Compile ``text``. Raises ``GrammarError``."""
-        node = parse_regex(text) if kind == "regex" else schema_node(parse_schema(text), self.options.whitespace)
+        tree = grammar_tree(kind, text, self.options.whitespace)
         try:
-            index = self.index(to_regex(Concat((without_first_byte(node), literal(SENTINEL)))))
+            index = self.index(to_regex(Concat((without_first_byte(tree.node), literal(SENTINEL)))))
         except (ValueError, TypeError) as error:
             raise compile_error(kind, error) from error
-        return OutlinesGrammar(index, self.table).check_start(kind)
+        grammar = OutlinesGrammar(index, self.table).check_start(kind)
+        grammar.stats.ignored, grammar.stats.narrowed = tree.ignored, tree.narrowed
+        return grammar
 
 
 def without_first_byte(node: Node) -> Node:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 Ranges = tuple[tuple[int, int], ...]  # of code points: first and last, in order, neither overlapping nor touching
 LAST_CODE = 0x10FFFF
+LAST_ASCII = 0x7F
+WIDE = 8  # states of any character: of one byte, and of what follows a first byte of two, three and four
 SURROGATES = (0xD800, 0xDFFF)  # halves of UTF-16 pairs: no characters, and no UTF-8 spells them
 
 
@@ -88,6 +90,48 @@ def literal(text: str) -> Node:
 def optional(node: Node) -> Node:
     """Return the node that matches ``node`` or nothing."""
     return Repeat(node, 0, 1)
+
+
+def lengths_of(node: Node) -> tuple[int, int | None]:
+    """Return how many characters the shortest and the longest text of a tree have; ``None`` is without end."""
+    match node:
+        case Chars():
+            return 1, 1
+        case Concat(parts):
+            ends = [lengths_of(part) for part in parts]
+            return sum(low for low, _ in ends), sum_of([high for _, high in ends])
+        case Choice(options):
+            ends = [lengths_of(option) for option in options]
+            highs = [high for _, high in ends]
+            longest = None if None in highs else max((high for high in highs if high is not None), default=0)
+            return min((low for low, _ in ends), default=0), longest
+        case Repeat(inner, least, most):
+            low, high = lengths_of(inner)
+            return low * least, 0 if high == 0 else None if high is None or most is None else high * most
+
+
+def sum_of(lengths: Iterable[int | None]) -> int | None:
+    """Return a sum that has no end if one of its terms has none."""
+    known = list(lengths)
+    return None if None in known else sum(length for length in known if length is not None)
+
+
+def size_of(node: Node) -> int:
+    """Return about how many states of bytes a tree takes, every repeat written out: up to ``WIDE`` for a character."""
+    known: dict[int, int] = {}  # by identity: a part may stand in the tree many times
+
+    def size(part: Node) -> int:
+        if id(part) not in known:
+            match part:
+                case Chars(ranges):
+                    known[id(part)] = WIDE if ranges and ranges[-1][1] > LAST_ASCII else 1
+                case Concat(parts) | Choice(parts):
+                    known[id(part)] = sum(map(size, parts))
+                case Repeat(inner, least, most):
+                    known[id(part)] = max(least, most or 0, 1) * size(inner)
+        return known[id(part)]
+
+    return size(node)
 
 
 def to_regex(node: Node, may_negate: bool = True) -> str:

@@ -22,6 +22,7 @@ from mini_engine.grammar.json_schema import parse_schema
 from mini_engine.grammar.library import (
     LibraryGrammar,
     compile_error,
+    ignored_in,
     import_library,
     read_json,
     read_tags,
@@ -124,7 +125,9 @@ class XGrammarBackend(GrammarBackend):
                     compiled = self.compiler.compile_structural_tag(self.structural_tag(text))
         except (RuntimeError, UnicodeError) as error:
             raise compile_error(kind, error) from error
-        return XGrammarGrammar(self.library.GrammarMatcher(compiled), self.table).check_start(kind)
+        grammar = XGrammarGrammar(self.library.GrammarMatcher(compiled), self.table).check_start(kind)
+        grammar.stats.ignored = ignored_in(kind, text)
+        return grammar
 
     @property
     def json_layout(self) -> dict[str, Any]:

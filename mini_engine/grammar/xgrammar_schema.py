@@ -18,7 +18,7 @@ from typing import Any
 from mini_engine.grammar.base import UnsupportedKeywordError
 from mini_engine.grammar.json_keywords import ANNOTATIONS, has_type
 from mini_engine.grammar.json_schema import schema_node
-from mini_engine.grammar.library import map_schema, refuse_keywords
+from mini_engine.grammar.library import map_schema, refuse_keywords, without_foreign
 from mini_engine.grammar.syntax import Choice, Concat, Node, Repeat, to_regex
 
 OF_STRINGS = frozenset("minLength maxLength pattern format".split())
@@ -40,6 +40,7 @@ def kept_schema(schema: Any) -> str:
 
 def kept(schema: dict[str, Any], path: str) -> Mapping[str, Any]:
     """Check one schema, whose inner ones are done, and write its strings as expressions."""
+    schema = without_foreign(schema, path)
     refuse_keywords(schema, KNOWN, path, "xgrammar")
     types = schema.get("type", [])
     types = types if isinstance(types, list) else [types]
