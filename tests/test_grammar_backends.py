@@ -29,6 +29,8 @@ from mini_engine.grammar.base import (
 )
 from mini_engine.grammar.masks import unpack_allowed
 from mini_engine.grammar.tokens import TokenTable
+from tests.test_json_schema import NUM_SCHEMAS, drawn, is_valid_text, mutate
+from tests.test_json_schema import texts as tree_texts
 
 TOKENIZER = Tokenizer.from_file(str(Path(mini_engine.tiny.__file__).parent / "model" / "tokenizer.json"))
 STOP, OTHER_STOP, V = 1021, 1019, 1030  # <|im_end|>, <|endoftext|>; a head that is padded from 1024 to 1030 columns
@@ -108,7 +110,7 @@ def compiled(name, kind, text, **options):
 
 def masked(grammar):
     """The tokens that the mask allows, read off logits: whatever form the mask has."""
-    size = grammar.table.vocab_size
+    size = getattr(grammar, "table", TABLE).vocab_size
     mask, logits = grammar.allocate_vocab_mask(size, 3), torch.zeros(3, size)
     grammar.fill_vocab_mask(mask, 1)
     grammar.apply_vocab_mask(logits, grammar.move_vocab_mask(mask, "cpu"))
@@ -781,6 +783,31 @@ def test_drawn_patterns_mean_to_a_library_what_they_mean_to_re(name: str) -> Non
             text = "".join(dice.choice("ab0") for _ in range(dice.randint(0, 5)))
             assert takes(grammar, json.dumps(text)) == bool(re.fullmatch(pattern, text)), (pattern, text)
     assert kept > 50
+
+
+@pytest.mark.parametrize("name", ["fsm", *BOTH])
+def test_what_a_backend_takes_of_drawn_schemas_is_valid(name: str) -> None:
+    """Texts written by walking the masks, texts of the tree, and mutants of both: nothing invalid is ever taken."""
+    backend, kept, written, taken = make_backend(name, TABLE, GrammarOptions(max_states=4000)), 0, 0, 0
+    for seed in range(NUM_SCHEMAS):
+        schema, validator = drawn(seed)
+        try:
+            grammar = backend.compile(("json_schema", json.dumps(schema)))
+        except GrammarError:
+            continue
+        kept += 1
+        dice = random.Random(seed)
+        found = [random_text(grammar.copy(), dice, 12) for _ in range(2)]
+        walked = [text.decode() for text in found if text and is_text(text)]
+        written += len(walked)
+        for text in walked:
+            assert is_valid_text(text, validator), (schema, text)
+        for text in [*walked, *tree_texts(schema, 3, seed=seed)]:
+            for mutant in [text, *(mutate(text, dice) for _ in range(12))]:
+                if takes(grammar, mutant):
+                    taken += 1
+                    assert is_valid_text(mutant, validator), (schema, mutant)
+    assert min(kept / 2, written / 2, taken / 10) > 20, (kept, written, taken)
 
 
 def drawn_pattern(dice: random.Random, depth: int) -> str:
