@@ -13,7 +13,7 @@ error. An answer names its line: the place in the file, from 0, empty lines coun
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from transformers import PreTrainedTokenizerBase
 
 from mini_engine.cli_start import encode_chat
-from mini_engine.outputs import RequestOutput
+from mini_engine.outputs import RequestOutput, table_as_json
 from mini_engine.sampler.params import SamplingParams
 
 PROMPT_KEYS = ("prompt", "messages", "token_ids")
@@ -154,9 +154,9 @@ def report_answer(answer: RequestOutput) -> dict[str, Any]:
         known["error"] = answer.error
     if answer.logprobs:
         known["cumulative_logprob"] = answer.cumulative_logprob
-        known["logprobs"] = [[asdict(entry) for entry in table] for table in answer.logprobs]
+        known["logprobs"] = [table_as_json(table) for table in answer.logprobs]
     if answer.prompt_logprobs is not None:
-        known["prompt_logprobs"] = [table and [asdict(entry) for entry in table] for table in answer.prompt_logprobs]
+        known["prompt_logprobs"] = [table and table_as_json(table) for table in answer.prompt_logprobs]
     if answer.is_grammar_complete is not None:
         known["is_grammar_complete"] = answer.is_grammar_complete
     if answer.times is not None:
@@ -210,7 +210,7 @@ class AnswerWriter:
 
     def write(self, line: Line, answers: Iterable[RequestOutput]) -> None:
         """Write the answers of ``line`` now or in their turn. Raises as ``put`` does. Mutates."""
-        text = json.dumps(report(line, answers)).encode() + b"\n"
+        text = json.dumps(report(line, answers), allow_nan=False).encode() + b"\n"
         if not self.ordered:
             self.put(text)
             return

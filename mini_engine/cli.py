@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
 import typer
@@ -31,6 +31,7 @@ from mini_engine.cli_cache import show_cache
 from mini_engine.cli_options import make_config, make_params
 from mini_engine.cli_start import encode_chat, encode_text, input_errors, start
 from mini_engine.cli_tables import print_logprobs, print_trace
+from mini_engine.outputs import table_as_json
 from mini_engine.sampler.driver import FinishReason, SampledStep, SamplingDriver
 from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.sampler.params import SamplingParams
@@ -137,7 +138,7 @@ def report_steps(tokenizer: PreTrainedTokenizerBase, steps: Sequence[SampledStep
     }
     if steps[-1].error is not None:
         report["error"] = steps[-1].error
-    return {**report, "logprobs": [[asdict(entry) for entry in table] for table in tables]} if tables else report
+    return {**report, "logprobs": [table_as_json(table) for table in tables]} if tables else report
 
 
 def show_samples(

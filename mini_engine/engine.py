@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 
 import torch
 from tokenizers import Tokenizer
@@ -40,6 +40,7 @@ from mini_engine.scheduler.request import FinishReason, Request, RequestState, R
 from mini_engine.scheduler.scheduler import ScheduledBatch, ScheduledChunk, Scheduler, SchedulerLimits
 from mini_engine.scheduler.sharing import SharingLimits
 
+QUEUED = 1024  # answers of ``generate`` that wait or run; the scheduler looks at all who wait, in every step
 LOGGED_STEPS = 65_536  # the event log forgets older ones
 IDLE_S = 0.005  # how long a step waits for a grammar when there is nothing else to do
 
@@ -78,14 +79,14 @@ class Engine:
         longest = model.config.max_position_embeddings
         tokens = min(config.max_running_requests * longest, max(DEFAULT_POOL_TOKENS, longest))
         num_pages = config.num_pages or pages_needed(tokens, config.page_size)
+        sharing = SharingLimits(config.wait_for_prefix, config.wait_below_match)
         limits = SchedulerLimits(
-            config.max_running_requests, config.max_tokens_per_step, config.preemption, config.max_steps_waited,
-            SharingLimits(config.wait_for_prefix, config.wait_below_match),
-        )  # fmt: skip
+            config.max_running_requests, config.max_tokens_per_step, config.preemption, config.max_steps_waited, sharing
+        )
         policy = make_policy(config.policy, config.policy_seed)
         self.driver, self.tokenizer, self.clock = driver, tokenizer, clock
-        self.scheduler = Scheduler(num_pages, config.page_size, limits, policy, make_prefix_cache(config))
         self.pool = KVPool(model.config, num_pages, config.page_size, model.embedding.dtype, config.device)
+        self.scheduler = Scheduler(num_pages, config.page_size, limits, policy, make_prefix_cache(config))
         self.rows: SampledRows[Request] = SampledRows(driver.vocabulary, config.device)
         self.grammars = GrammarService(config, tokenizer, driver.vocabulary, clock, gather)
         self.entries: dict[str, Entry] = {}
@@ -121,7 +122,7 @@ class Engine:
             raise ValueError(f"cache_priority is {cache_priority}; the least is 0, and higher ones stay longer")
         self.driver.check_params(prompt_ids, params.for_ids)
         if params.grammar is not None:
-            self.grammars.check(params.grammar, params.reasoning)
+            self.grammars.check(params.grammar, params)
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer and this engine has none; give stop_token_ids")
         request = Request(
@@ -303,7 +304,7 @@ class Engine:
         if tokens:
             logits = self.driver.logits(hidden[skip:], None)[: len(tokens)]
             ids = torch.tensor(tokens, device=logits.device)
-            table = token_logprobs(logits.float().log_softmax(-1), ids, [wanted] * len(tokens))
+            table = token_logprobs(logits.double().log_softmax(-1), ids, [wanted] * len(tokens))
         output.prompt_logprobs = [*known, *table]
 
     def report_forced(self, batch: ScheduledBatch, hidden: Tensor, inputs: BatchInputs) -> None:
@@ -318,7 +319,7 @@ class Engine:
             tokens = [] if request.params.logprobs is None else request.tokens(first, end + 1)
             if tokens and first > chunk.start:
                 rows = hidden[slice(*query_range)][first - 1 - chunk.start :]
-                table = self.driver.logits(rows, None)[: len(tokens)].float().log_softmax(-1)
+                table = self.driver.logits(rows, None)[: len(tokens)].double().log_softmax(-1)
                 ids, counts = torch.tensor(tokens, device=table.device), [request.params.logprobs or 0] * len(tokens)
                 output.logprobs += token_logprobs(table, ids, counts)
 
@@ -452,31 +453,30 @@ class Engine:
         """Run all ``prompts`` and return, in their order, the ``n`` answers of each.
 
         A request that cannot be run has one answer with ``finish_reason`` "error" that says why; the others go on.
+        Prompts are queued when fewer than ``QUEUED`` answers are under way, so a long list costs no more for each.
         When something is raised on the way (Ctrl-C in a notebook), nothing of the list stays behind in the engine.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts and {len(each)} parameters; give one for all or one for each")
         names: list[list[str]] = []
+        left: set[str] = set()
         try:
-            for prompt, own in zip(prompts, each, strict=True):
-                names.append(self.add_samples(prompt, own))
-            self.finish([name for own in names for name in own], progress)
+            with tqdm(total=sum(own.num_samples for own in each), disable=not progress, unit="answer") as bar:
+                while len(names) < len(prompts) or left:
+                    while len(names) < len(prompts) and len(left) < QUEUED:
+                        names.append(self.add_samples(prompts[len(names)], each[len(names)]))
+                        left.update(names[-1])
+                    left -= (ended := {n for n in left if self.entries[n].request.state is RequestState.FINISHED})
+                    bar.update(len(ended))
+                    if left:
+                        self.step()
             answers = [[self.take_output(name) for name in own] for own in names]
+            return [best(samples, own.n) for samples, own in zip(answers, each, strict=True)]
         finally:
-            for name in (name for own in names for name in own):
+            for name in chain.from_iterable(names):
                 self.abort(name)
                 self.entries.pop(name, None)
-        return [best(samples, own.n) for samples, own in zip(answers, each, strict=True)]
-
-    def finish(self, names: Sequence[str], progress: bool) -> None:
-        """Step until all of these requests have ended; others run along. Mutates."""
-        left = {name for name in names if self.entries[name].request.state is not RequestState.FINISHED}
-        with tqdm(total=len(names), initial=len(names) - len(left), disable=not progress, unit="answer") as bar:
-            while left:
-                ended = {delta.request_id for delta in self.step().deltas if delta.finish_reason is not None}
-                bar.update(len(left & ended))
-                left -= ended
 
     def add_samples(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[str]:
         """Queue every sample of a request and return their ids. Those that run together compute the prompt once.

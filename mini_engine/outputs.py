@@ -3,8 +3,10 @@
 Owns: the values. Must not know: how they come about.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import Any
 
 from torch import Tensor
 
@@ -100,6 +102,11 @@ class RequestOutput:
 def without_logits(delta: Delta) -> Delta:
     """Return ``delta`` as the log keeps it; ``replace`` would do the same and take five times as long."""
     return Delta(delta.request_id, delta.token_id, delta.text, delta.logprobs, delta.finish_reason, error=delta.error)
+
+
+def table_as_json(table: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return a list of log-probabilities for JSON, which has no minus infinity: that of a banned token is null."""
+    return [{**asdict(entry), "logprob": entry.logprob if isfinite(entry.logprob) else None} for entry in table]
 
 
 def best(samples: list[RequestOutput], n: int) -> list[RequestOutput]:

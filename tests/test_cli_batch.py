@@ -209,6 +209,9 @@ def test_a_line_with_a_schema_is_answered_and_options_of_generate_hold(tmp_path)
     assert reports[0]["answers"][0]["is_grammar_complete"] is True
     assert all(len(table) == 2 for table in reports[1]["answers"][0]["logprobs"])
     assert reports[2]["answers"][0]["text"] in "ab"
+    banned = {"prompt": "Once", "allowed_token_ids": [300], "logprobs": 2, "logprobs_mode": "processed"}
+    (told,), _ = run(tmp_path, [banned], "--max-new-tokens", "1")  # JSON has no minus infinity
+    assert [entry["logprob"] for entry in told["answers"][0]["logprobs"][0]] == [0.0, 0.0, None]
     (told,), _ = run(tmp_path, ["Once"], "--choices", "yes,no", "--chat")
     assert told["answers"][0]["text"] in ("yes", "no")
     assert told["prompt_tokens"] > 1

@@ -629,6 +629,38 @@ def test_generate_leaves_nothing_behind_when_something_is_raised(monkeypatch: py
     check_idle(engine)
 
 
+def test_a_long_list_is_queued_piece_by_piece_and_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16,000 requests at once made the scheduler look at 8 million of them."""
+    monkeypatch.setattr("mini_engine.engine.QUEUED", 5)
+    engine = make_engine(config=serving())
+    longest, schedule = 0, engine.scheduler.schedule
+
+    def watched() -> object:
+        nonlocal longest
+        longest = max(longest, len(engine.scheduler.waiting) + len(engine.scheduler.running))
+        return schedule()
+
+    monkeypatch.setattr(engine.scheduler, "schedule", watched)
+    prompts: list[list[int]] = [[] if index % 7 == 3 else [5 + index] for index in range(23)]
+    params = [
+        SamplingParams(max_new_tokens=1 + index % 3, n=1 + index % 2, seed=index, temperature=1.0, ignore_eos=True)
+        for index in range(23)
+    ]
+    answers = engine.generate(prompts, params)
+    assert longest in (5, 6), "the fifth may be the first sample of two"
+    for prompt, own, answer in zip(prompts, params, answers, strict=True):
+        assert [len(each.token_ids) for each in answer] == ([own.max_new_tokens] * own.n if prompt else [0])
+    assert answers[2][0].token_ids == engine.generate([prompts[2]], params[2])[0][0].token_ids
+    check_idle(engine)
+
+
+def test_a_pool_that_is_larger_than_the_memory_is_refused_at_once() -> None:
+    with pytest.raises(
+        ValueError, match=r"a KV pool of 1000000000 pages of \d+ tokens takes .* ask for at most \d+ pages"
+    ):
+        make_engine(config=serving(num_pages=10**9))
+
+
 def test_an_id_that_a_caller_chose_is_not_given_out_again() -> None:
     """The engine numbers requests; a caller's "1" used to make the engine refuse its own second request."""
     engine = make_engine(config=serving())

@@ -909,6 +909,11 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"pattern": "("}, "at /: .*pattern|at /: .*regular expression"),
     ({"pattern": "(?=a)"}, "at /: .*look"),
     ({"pattern": 3}, "pattern is 3"),
+    *(
+        ({"pattern": each}, "JavaScript reads otherwise")
+        for each in (r"\Aa", r"a\Z", r"[\a]", "a{,3}", "[]a]", "[^]a]", "(?P<n>a)")
+    ),
+    ({"pattern": r"(?u:\w)"}, "JavaScript reads otherwise|more than ASCII"),
     ({"pattern": "(" * 3000 + ")" * 3000}, "cannot be read|nests too deep"),
     ({"enum": []}, "enum is array"),
     ({"enum": "abc"}, "enum is string"),

@@ -497,3 +497,22 @@ def test_alternatives_that_cannot_come_are_the_lowest_ids_however_many_a_neighbo
     for count, beside in ((5, 5), (5, 20), (20, 400)):
         rows = token_logprobs(table, torch.tensor([40, 40]), [count, beside])
         assert [entry.token_id for entry in rows[0][1:]] == [40, 7, *(i for i in range(30) if i != 7)][:count]
+
+
+def test_ranks_are_those_of_logits_that_differ_in_their_last_bit() -> None:
+    """As float32 log-probabilities they are equal, and the greedy token had rank 2 behind a lower id."""
+    base = torch.full((40,), 0.3)
+    above = torch.nextafter(base[0], torch.tensor(torch.inf))
+    base[30] = above
+    base[5] = torch.nextafter(above, torch.tensor(torch.inf))
+    base[3] = torch.nextafter(torch.tensor(0.3), torch.tensor(-torch.inf))
+    assert base.log_softmax(-1).unique().numel() == 1
+    batch = SamplingBatch.from_requests([SamplingRequest([], SamplingParams(logprobs=-1))], Vocabulary(40))
+    (entries,) = Sampler()(base[None], batch).logprobs
+    assert entries is not None
+    order = [5, 30, *(token for token in range(40) if token not in (3, 5, 30)), 3]
+    assert [entry.token_id for entry in entries] == [5, *order]
+    assert [entry.rank for entry in entries] == [1, *range(1, 41)]
+    (_, table) = prompt_logprobs(base[None].repeat(2, 1), [0, 30], 2)
+    assert table is not None
+    assert [(entry.token_id, entry.rank) for entry in table] == [(30, 2), (5, 1), (30, 2)]

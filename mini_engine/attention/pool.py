@@ -8,6 +8,7 @@ A *slot* is the place of one token: page p holds the slots p * page_size … (p 
 attention kernel as it is.
 """
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -24,7 +25,11 @@ class KVPool:
     def __init__(
         self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: str = "cpu"
     ) -> None:
-        """Allocate zeroed memory: 2 * layers * Hkv * D * num_pages * page_size numbers of ``dtype``."""
+        """Allocate zeroed memory: 2 * layers * Hkv * D * num_pages * page_size numbers of ``dtype``.
+
+        Raises ``ValueError`` as ``check_memory`` does.
+        """
+        check_memory(config, num_pages, page_size, dtype, device)
         self.num_pages, self.page_size = num_pages, page_size
         self.zero_slot = num_pages * page_size
         shape = (config.num_key_value_heads, self.zero_slot + 1, config.head_dim)  # [Hkv, slots + 1, D]
@@ -55,3 +60,15 @@ class KVPool:
         slots = torch.tensor([page * size + i for page in pages for i in range(size)], dtype=torch.int64)
         for tensor in (*self.keys, *self.values):
             tensor[:, slots.to(tensor.device)] = value
+
+
+def check_memory(config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: str) -> None:
+    """Raise ``ValueError`` for a pool that is larger than the memory of ``device``: zeroing it would take minutes."""
+    slot = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    wanted = num_pages * page_size * slot
+    memory = psutil.virtual_memory().total if torch.device(device).type == "cpu" else torch.cuda.mem_get_info(device)[1]
+    if wanted > memory:
+        raise ValueError(
+            f"a KV pool of {num_pages} pages of {page_size} tokens takes {wanted / 2**30:.1f} GiB, and {device} has "
+            f"{memory / 2**30:.1f}; ask for at most {memory // (page_size * slot)} pages (num_pages)"
+        )

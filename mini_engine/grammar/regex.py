@@ -66,8 +66,13 @@ def parse_pattern(pattern: str) -> Node:
     r"""Return the tree of the texts in which ``pattern`` is found, as JSON Schema means it.
 
     Python and JavaScript differ in what ``.``, ``\s`` or ``[^\d]`` hold beyond ASCII. The tree has what is in both, so
-    that no validator refuses a text of it. Raises ``GrammarError`` as ``parse_regex`` does, and for ``(?i)``.
+    that no validator refuses a text of it. Raises ``GrammarError`` as ``parse_regex`` does, for ``(?i)``, and for what
+    JavaScript reads as something else.
     """
+    if other := python_only(pattern):
+        raise GrammarError(
+            f"pattern {shorten(pattern)} has {other}, which JavaScript reads otherwise; write it plainly"
+        )
     flags, branches = read(pattern)
     if flags & re.IGNORECASE:
         raise GrammarError(
@@ -83,6 +88,19 @@ def parse_pattern(pattern: str) -> Node:
             raise too_deep(pattern) from error
         options.append(Concat((*(() if at_begin else (around,)), found, *(() if at_end else (around,)))))
     return Choice(tuple(options))
+
+
+PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{,\d*\}|\(\?[P#auxL]", re.DOTALL)
+
+
+def python_only(pattern: str) -> str | None:
+    r"""Return the first part of a pattern that is Python's alone: ``\A \Z \a``, ``{,3}``, ``[]a]``, ``(?P<n>…)``."""
+    for part in PARTS.findall(pattern):
+        if part.startswith(("[]", "[^]", "{", "(?")) or part in (r"\A", r"\Z", r"\a"):
+            return str(part)
+        if part.startswith("[") and r"\a" in re.findall(r"\\.", part, re.DOTALL):
+            return r"\a"
+    return None
 
 
 def read(pattern: str) -> tuple[int, list[list[Any]]]:
@@ -159,6 +177,10 @@ class Reader:
 
     def with_flags(self, added: int, removed: int) -> "Reader":
         """Return the reader for a group such as ``(?i:…)``."""
+        if added & re.UNICODE:
+            raise GrammarError(
+                r"(?u:…) makes \w, \d and \s hold more than ASCII, which is not read; write what they hold"
+            )
         if self.cautious and added & re.IGNORECASE:
             raise GrammarError("(?i:…) in a pattern ignores case, which validators do differently; write [aA] instead")
         on = [(before or bool(added & flag)) and not removed & flag for before, flag in

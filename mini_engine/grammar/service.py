@@ -77,8 +77,8 @@ class GrammarService:
         """Whether any request waits for its grammar."""
         return self.num_waiting > 0
 
-    def check(self, key: GrammarKey, reasoning: bool) -> None:
-        """Raise ``ValueError`` for a grammar that this engine cannot serve, whatever it says."""
+    def check(self, key: GrammarKey, params: SamplingParams) -> None:
+        """Raise ``ValueError`` for a grammar that this engine cannot serve for such a request, whatever it says."""
         if self.backend_name == "none":
             raise ValueError(
                 f"the request has a {key[0]} and this engine has no grammar backend; set grammar_backend='auto' or "
@@ -87,8 +87,9 @@ class GrammarService:
         if not self.stop_ids:
             raise ValueError("a grammar ends with an end-of-sequence id and this model has none; give it eos_token_ids")
         self.store.backend.check_kind(key[0])
-        if reasoning:
+        if params.reasoning:
             self.think_end()
+        self.check_logprobs(params)
 
     def think_end(self) -> int:
         """Return the id of the token that ends a thought. Raises ``ValueError`` if the tokenizer has none."""
@@ -155,10 +156,21 @@ class GrammarService:
         """Whether tokens may be appended to an answer before their logits are computed, which is in the next step.
 
         Not where something else than the grammar may ban them, nor where their log-probabilities are reported and would
-        be processed ones, or might not come: a stop string may end the request before, or a preempted request find its
-        tokens in the prefix cache.
+        be processed ones, or might not come, as a stop string may end the request before. A rule of the request alone:
+        tokens that are appended use no draw, so an answer to a seed would depend on whatever else this asked.
         """
         if params.bad_words or params.allowed_token_ids is not None or params.logits_processors:
             return False
-        may_skip_rows = bool(params.stop) or (self.config.preemption and self.config.prefix_cache is not None)
-        return params.logprobs is None or (params.logprobs_mode == "raw" and not may_skip_rows)
+        return params.logprobs is None or (params.logprobs_mode == "raw" and not params.stop)
+
+    def check_logprobs(self, params: SamplingParams) -> None:
+        """Raise ``ValueError`` if log-probabilities of forced tokens are wanted and might never be computed.
+
+        A preempted request may find its tokens in the prefix cache, and their rows are computed by nobody then.
+        """
+        may_skip_rows = self.config.preemption and self.config.prefix_cache is not None
+        if may_skip_rows and self.config.jump_forward and params.logprobs is not None and self.needs_no_logits(params):
+            raise ValueError(
+                f"logprobs is {params.logprobs}, and with jump_forward, preemption and prefix_cache all on the rows of "
+                "forced tokens may never be computed; turn one of the three off, or leave logprobs out"
+            )

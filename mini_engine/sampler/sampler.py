@@ -183,7 +183,7 @@ def report(
         ]
         if rows:
             counts = [batch.params[row].logprobs or 0 for row in rows]
-            table = token_logprobs(logits[rows].float().log_softmax(-1), chosen[rows], counts)
+            table = token_logprobs(logits[rows].double().log_softmax(-1), chosen[rows], counts)
             for row, entries in zip(rows, table, strict=True):
                 lists[row] = entries
     return lists
