@@ -10,6 +10,9 @@ never seen:
 2. A last token that could have been longer is held back: after ``"a`` forced from ``"apple"`` or ``"anise"`` the
    tokenizer might take ``"ap`` for the next token. The model decides then.
 
+3. Also a token before the last could have been another, if later text can merge with the end of the forced text. Such
+   tokens are left out too (``JumpForward.settled``).
+
 Nothing that was given out is ever taken back. SGLang retokenised everything and rolled back (removed in 2025, PR 4032);
 mlc-llm (PR 2551) holds back.
 """
@@ -18,6 +21,7 @@ import codecs
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from mini_engine.grammar.base import GrammarObject
@@ -70,11 +74,40 @@ class JumpForward:
         ids = self.tokenizer.encode(context + text, add_special_tokens=False).ids
         return ids[len(before) :] if ids[: len(before)] == before else []
 
-    def could_be_longer(self, grammar: GrammarObject, num_bytes: int) -> bool:
-        """Whether a token may come next that reaches beyond the ``num_bytes`` that are forced."""
+    def settled(self, grammar: GrammarObject, output_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """Return the first of ``tokens``, forced after ``output_ids``, that the tokenizer takes whatever comes later.
+
+        Forced is ``"resource``, from ``"resource"`` or ``"resources"``: a token ``es`` may come, and the tokenizer writes
+        ``c|es`` and not ``ce|s``. So the text is spelled anew with the rest of every token that may reach beyond it.
+        The grammar is where it was afterwards.
+        """
+        text, beyond = whole_characters(grammar.try_jump_forward()), set[bytes]()
+        for cut in range(len(text)):
+            reach = len(text[cut:].encode())
+            before = self.spell(output_ids, text[:cut]) if cut and reach < self.lengths.max() else []
+            if b"".join(self.table.token_bytes[token] for token in before) != text[:cut].encode():
+                continue  # too far from the end; or it merges with what stands before, and no token begins here
+            for token in before:
+                grammar.accept_token(token)
+            longer = self.allowed(grammar) & (self.lengths > reach)
+            beyond |= {self.table.token_bytes[token][reach:] for token in longer.nonzero()[0].tolist()}
+            grammar.rollback(len(before))
+        kept = len(tokens)
+        for rest in beyond:
+            spelled = self.spell(output_ids, text + rest.decode(errors="ignore"))
+            kept = next((i for i in range(kept) if spelled[i : i + 1] != [tokens[i]]), kept)
+        return list(tokens[:kept])
+
+    def allowed(self, grammar: GrammarObject) -> NDArray[np.bool_]:
+        """Return which tokens may come next, [V]."""
         mask = grammar.allocate_vocab_mask(self.table.vocab_size, 1)
         grammar.fill_vocab_mask(mask, 0)
-        allowed = unpack_allowed(mask, self.table.vocab_size)[0].numpy()
+        allowed: NDArray[np.bool_] = unpack_allowed(mask, self.table.vocab_size)[0].numpy()
+        return allowed
+
+    def could_be_longer(self, grammar: GrammarObject, num_bytes: int) -> bool:
+        """Whether a token may come next that reaches beyond the ``num_bytes`` that are forced."""
+        allowed = self.allowed(grammar)
         return bool((allowed & (self.lengths > num_bytes)).any())
 
 

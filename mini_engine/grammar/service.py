@@ -150,6 +150,7 @@ class GrammarService:
         if not (self.config.jump_forward and self.needs_no_logits(params)):
             return []
         forced = self.jumps.tokens(grammar, output_ids, params.max_new_tokens - len(output_ids) - 1)
+        forced = self.jumps.settled(grammar, output_ids, forced) if forced else []
         return list(takewhile(lambda token: token not in params.stop_token_ids, forced))
 
     def needs_no_logits(self, params: SamplingParams) -> bool:
