@@ -57,7 +57,7 @@ class Dfa:
 
 
 @cache
-def spellings(ranges: Ranges) -> tuple[tuple[ByteRange, ...], ...]:
+def bytes_of_ranges(ranges: Ranges) -> tuple[tuple[ByteRange, ...], ...]:
     """Return how the characters of a set are spelled in bytes; a repeat asks for the same set again and again."""
     return tuple(byte_sequences(ranges))
 
@@ -83,7 +83,7 @@ class Nfa:
         """Add what matches ``node`` from state ``start`` on, and return the state behind it. Mutates."""
         match node:
             case Chars(ranges):
-                return self.add_chars(spellings(ranges), start)
+                return self.add_chars(bytes_of_ranges(ranges), start)
             case Concat(parts):
                 for part in parts:
                     start = self.add(part, start)

@@ -77,9 +77,9 @@ class JumpForward:
     def settled(self, grammar: GrammarObject, output_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Return the first of ``tokens``, forced after ``output_ids``, that the tokenizer takes whatever comes later.
 
-        Forced is ``"resource``, from ``"resource"`` or ``"resources"``: a token ``es`` may come, and the tokenizer writes
-        ``c|es`` and not ``ce|s``. So the text is spelled anew with the rest of every token that may reach beyond it.
-        The grammar is where it was afterwards.
+        Forced is ``"resource``, of ``"resource"`` or ``"resources"``: a token ``es`` may come, and the tokenizer writes
+        ``c|es``, not ``ce|s``. So the text is spelled anew with the rest of every token that may reach beyond it. The
+        grammar is where it was afterwards.
         """
         text, beyond = whole_characters(grammar.try_jump_forward()), set[bytes]()
         for cut in range(len(text)):
