@@ -271,8 +271,6 @@ class Reader:
         }
         for pattern in inside["patternProperties"]:
             parse_pattern(pattern)
-            if any(not name.isascii() or not name.isprintable() for name in inside["properties"]):
-                raise place.refusal("patternProperties", f"beside names that are not plain ASCII; {ELSEWHERE}")
         others = schema.get("additionalProperties", True)
         return (
             Members(

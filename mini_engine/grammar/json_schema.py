@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -322,8 +322,7 @@ class Converter:
         least, most = counts_of(facts.limits, "minProperties", "maxProperties", facts.place)
         if not names and all(each.is_open for each in facts.members):
             return self.open(facts, least, most)
-        if facts.names:
-            raise facts.place.refusal("propertyNames", f"beside properties is not computed; remove it, or {ELSEWHERE}")
+        check_names(facts, names)
         members = []
         for key in names:
             try:
@@ -413,6 +412,15 @@ class Converter:
             return either([self.punctuation.constant(value) for value in values])
         except GrammarError as error:
             raise facts.place.error(str(error)) from error
+
+
+def check_names(facts: Facts, names: Iterable[str]) -> None:
+    """Raise ``UnsupportedKeywordError`` for declared names beside keywords about names that cannot be held to them."""
+    has_patterns = any(each.by_pattern for each in facts.members)
+    if has_patterns and not all(key.isascii() and key.isprintable() for key in names):
+        raise facts.place.refusal("patternProperties", f"beside names that are not plain ASCII; {ELSEWHERE}")
+    if facts.names:
+        raise facts.place.refusal("propertyNames", f"beside properties is not computed; remove it, or {ELSEWHERE}")
 
 
 def holds(value: Any, facts: Facts) -> bool:
