@@ -870,3 +870,19 @@ def test_auto_says_why_no_backend_takes_a_grammar() -> None:
     schema = json.dumps({"not": {"type": "string"}})
     with pytest.raises(GrammarError, match=r"(?s)fsm: .*llguidance: .*xgrammar: "):
         make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", schema))
+
+
+def test_auto_prefers_who_writes_all_of_a_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fsm would narrow goes to a library, and comes back to fsm where none takes it or none is installed."""
+    any_inside = {"properties": {"a": {}}, "required": ["a"], "additionalProperties": False}
+    merged = {"allOf": [any_inside, {"not": {"required": ["b"]}}]}  # beyond both libraries
+    auto = make_backend("auto", TABLE, GrammarOptions())
+    for schema, name in ((any_inside, "llguidance"), (merged, "fsm"), ({"type": "null"}, "fsm")):
+        stats = auto.compile(("json_schema", json.dumps(schema))).stats
+        assert stats.backend == name
+        assert bool(stats.narrowed) == (schema is merged)
+    monkeypatch.setattr("mini_engine.grammar.backends.find_spec", lambda name: None)
+    alone = make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(any_inside)))
+    assert (alone.stats.backend, list(alone.stats.narrowed)) == ("fsm", ["/properties/a"])
+    assert takes(alone, '{"a": [1, {}]}')
+    assert not takes(alone, '{"a": [[[1]]]}')
