@@ -63,12 +63,11 @@ class KVPool:
 
 
 def check_memory(config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: str) -> None:
-    """Raise ``ValueError`` for a pool that is larger than the memory of ``device``: zeroing it would take minutes."""
+    """Raise ``ValueError`` for a pool on the CPU that is larger than its memory; a GPU's allocator says so itself."""
     slot = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    wanted = num_pages * page_size * slot
-    memory = psutil.virtual_memory().total if torch.device(device).type == "cpu" else torch.cuda.mem_get_info(device)[1]
-    if wanted > memory:
+    wanted, memory = num_pages * page_size * slot, psutil.virtual_memory().total
+    if torch.device(device).type == "cpu" and wanted > memory:
         raise ValueError(
-            f"a KV pool of {num_pages} pages of {page_size} tokens takes {wanted / 2**30:.1f} GiB, and {device} has "
+            f"a KV pool of {num_pages} pages of {page_size} tokens takes {wanted / 2**30:.1f} GiB, and the machine has "
             f"{memory / 2**30:.1f}; ask for at most {memory // (page_size * slot)} pages (num_pages)"
         )
