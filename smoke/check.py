@@ -9,6 +9,7 @@ those values with a spec and runs where the candidate is not, so that nothing th
 can change the comparison. Both get the same seed and draw the same inputs from it.
 """
 
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,7 @@ Verdict = Callable[[int, Values], "list[Failure]"]
 Status = Literal["pass", "fail", "blocked", "timeout", "crashed", "not-implemented", "skipped"]
 
 DEFAULT_SEED = 0
+VERDICTS = threading.Lock()
 PLAIN_TYPES = (int, float, str, bool, type(None))
 
 
@@ -174,11 +176,17 @@ def require_plain(value: object, path: str = "result") -> None:
 
 
 def judge(check: Check, seed: int, values: Values, seconds: float = 0.0) -> Result:
-    """Compare a probe's values with the spec. A value that cannot even be compared is a failure, never an error."""
-    try:
-        failures = tuple(check.verdict(seed, values))
-    except Exception as error:  # malformed values may trip a comparison anywhere
-        failures = (Failure("the result has an unexpected form", got=f"{type(error).__name__}: {error}"),)
+    """Compare a probe's values with the spec. A value that cannot even be compared is a failure, never an error.
+
+    One verdict at a time, whatever threads ask: the number of threads that torch uses is the process's, and so is what
+    transformers sets while it loads a model. Two at once made the peer's logits garbage, now and then.
+    """
+    with VERDICTS:
+        torch.set_num_threads(1)
+        try:
+            failures = tuple(check.verdict(seed, values))
+        except Exception as error:  # malformed values may trip a comparison anywhere
+            failures = (Failure("the result has an unexpected form", got=f"{type(error).__name__}: {error}"),)
     return Result(check.id, "fail" if failures else "pass", failures, seconds=seconds)
 
 

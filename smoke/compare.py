@@ -4,7 +4,6 @@ Owns: the walk through nested values and the words about the first difference. M
 """
 
 import math
-import threading
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
@@ -15,19 +14,11 @@ from smoke.check import Failure, Plain, Values, Verdict
 
 Expected = Callable[[int], Values]
 FLOAT_OF = {torch.int32: torch.float32, torch.int16: torch.float16}
-LOCK = threading.RLock()  # oracles are computed once, also when several candidates are judged at the same time
 
 
 def remember(spec: Expected) -> Expected:
     """Compute a spec once per seed."""
-    cached = lru_cache(maxsize=4)(spec)
-
-    def locked(seed: int) -> Values:
-        with LOCK:
-            torch.set_num_threads(1)
-            return cached(seed)
-
-    return locked
+    return lru_cache(maxsize=4)(spec)
 
 
 def bitwise(spec: Expected) -> Verdict:

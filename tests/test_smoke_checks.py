@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -152,6 +154,28 @@ def test_a_verdict_runs_with_one_thread_and_gives_them_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_one_verdict_at_a_time_and_each_with_one_thread() -> None:
+    """Two at once changed each other's number of threads, and loaded one model of transformers twice: garbage."""
+    inside, most, threads = 0, 0, set()
+
+    def verdict(seed: int, got: object) -> list[Failure]:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.02)
+        threads.add(torch.get_num_threads())
+        torch.set_num_threads(2)
+        inside -= 1
+        return []
+
+    check = Check("L1.A.x", "", lambda seed: {}, verdict)
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(4) as pool:
+        assert all(result.passed for result in pool.map(lambda _: judge(check, 0, {}), range(8)))
+    torch.set_num_threads(before)
+    assert (most, threads) == (1, {1})
 
 
 def test_close_and_bitwise_compute_their_spec_once_per_seed():
