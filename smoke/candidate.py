@@ -34,6 +34,8 @@ START_SECONDS = 120.0
 END_SECONDS = 60.0  # ending a thousand processes takes half of that
 POLL_SECONDS = 0.005
 MAX_LOG_BYTES = 64 * 2**20
+# What holds libraries to an older CPU: candidates compute the bits that their verdicts compare, in another process.
+CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "OPENBLAS_CORETYPE")
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.child import serve; serve()"
 
 Report = Callable[[Result], None]
@@ -134,7 +136,7 @@ class Runner:
         if self.server is not None and self.server.poll() is None:
             return self.server
         self.stop_server()
-        passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", *CAPS) if name in os.environ}
         environment = {
             **passed,
             "HOME": str(self.home),

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
@@ -48,6 +49,15 @@ def broken_needed(body):
 
 def test_the_reference_passes(runner):
     assert set(statuses(runner.run(Candidate("reference"), L2A)).values()) == {"pass"}
+
+
+def test_libraries_are_held_to_the_same_cpu_on_both_sides(monkeypatch):
+    """Under AVX2, candidates computed with AVX-512, and honest ones failed for their bits."""
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    with Runner() as runner:
+        environment = Path(f"/proc/{runner.start_server().pid}/environ").read_bytes().split(b"\0")
+    assert b"ATEN_CPU_CAPABILITY=avx2" in environment
+    assert not any(each.startswith(b"HOME=/root") for each in environment)
 
 
 def test_an_overlay_stands_in_for_one_module_only(runner, candidate):
