@@ -218,8 +218,12 @@ def test_log_probabilities_of_forced_tokens_are_the_models(chunk: int | None) ->
     whole = SamplingParams(max_new_tokens=1, prompt_logprobs=2)
     oracle = answer_of(make_engine(config=serving(grammar_backend="none")), PROMPTS[0] + on.token_ids, whole)
     assert oracle.prompt_logprobs is not None
-    assert on.logprobs == oracle.prompt_logprobs[len(PROMPTS[0]) :]
     assert len(on.logprobs) == len(on.token_ids)
+    for table, expected in zip(on.logprobs, oracle.prompt_logprobs[len(PROMPTS[0]) :], strict=True):
+        assert expected is not None
+        assert [(entry.token_id, entry.rank) for entry in table] == [(entry.token_id, entry.rank) for entry in expected]
+        # A prompt's are computed in float32, an answer's in float64.
+        assert [entry.logprob for entry in table] == pytest.approx([entry.logprob for entry in expected], abs=1e-5)
     assert on.cumulative_logprob == pytest.approx(off.cumulative_logprob)
 
 
