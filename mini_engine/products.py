@@ -28,12 +28,12 @@ from mini_engine.linear import Linear, Projections, TorchProjections
 FEW_ROWS = 4
 ONE, FEW, MANY = 1, 16, 128  # numbers of rows that are timed: a decode step alone, of some requests, a prefill
 CLEARLY_FASTER = 0.9  # the time of what replaces the usual choice; less would be noise
-LARGEST_PIECE = 1 << 24  # elements of a weight; a larger one is computed piece by piece, so that trying it is quick
-LARGEST_TRIAL = 1 << 29  # rows times elements of the largest product that is tried
-MOST_ROWS = 128
+LARGEST_PIECE = 1 << 23  # elements of a weight; a larger one is computed piece by piece, so that trying it is quick
+LARGEST_TRIAL = 1 << 27  # rows times elements of the largest product that is tried
+MOST_ROWS = 128  # of a block; where a weight is large, 40 rows take no longer each than 128
 COMPARED_ROWS = (1, 2, 3, 4, 5, 7, 16, 33, 64)
 SMALL_WEIGHT = 1 << 20  # bytes; below, a model's weights stay in the caches
-EMPTIES_CACHES = 1 << 25  # bytes
+EMPTIES_CACHES = 1 << 24  # bytes
 TIMED_RUNS = 3
 
 
@@ -151,18 +151,24 @@ def find_plan(weight: Tensor, usable: Sequence[str]) -> list[str]:
         return [usable[0]] * 3
 
     def experiment() -> list[str]:
-        exact = [name for name in usable if weight.dtype != torch.bfloat16 or has_default_bits(WAYS[name], weight)]
+        exact = usable if weight.dtype != torch.bfloat16 else ways_with_default_bits(usable, weight)
         return make_plan(time_ways(weight, {name: whole(name) for name in exact}, (ONE, FEW, MANY)))
 
     return list(remembered(f"fastest of {' '.join(usable)}: {describe(weight)}", experiment))
 
 
 @torch.inference_mode()
-def has_default_bits(way: Way, weight: Tensor) -> bool:
-    """Whether ``way`` gives the bits of ``F.linear`` for weights like ``weight``, on some numbers of rows."""
+def ways_with_default_bits(usable: Sequence[str], weight: Tensor) -> list[str]:
+    """Return the ``usable`` ways with the bits of ``F.linear`` for weights like ``weight``, on some numbers of rows."""
     row, vectors = opposite_terms(weight.shape[1], min(weight.shape[0], LARGEST_PIECE // weight.shape[1]), weight.dtype)
-    multiply, rows = padded(way, way.store(vectors)), row.expand(max(COMPARED_ROWS), -1).contiguous()
-    return all(torch.equal(multiply(rows[:n]), F.linear(rows[:n], vectors)) for n in COMPARED_ROWS)
+    rows = row.expand(max(COMPARED_ROWS), -1).contiguous()
+    expected = {n: F.linear(rows[:n], vectors) for n in COMPARED_ROWS}
+
+    def is_exact(way: Way) -> bool:
+        multiply = padded(way, way.store(vectors))
+        return all(torch.equal(multiply(rows[:n]), expected[n]) for n in COMPARED_ROWS)
+
+    return [name for name in usable if name == "torch" or is_exact(WAYS[name])]
 
 
 def make_plan(times: dict[str, list[float]]) -> list[str]:
@@ -201,12 +207,13 @@ def time_ways(weight: Tensor, ways: Mapping[str, Product], numbers: Sequence[int
 
     def seconds(multiply: Linear, x: Tensor) -> float:
         spent = []
-        for _ in range(1 + TIMED_RUNS):
+        multiply(x)  # may compile
+        for _ in range(TIMED_RUNS):
             others.sum()
             began = time.perf_counter()
             multiply(x)
             spent.append(time.perf_counter() - began)
-        return min(spent[1:])
+        return min(spent)
 
     times = {}
     for name, product in ways.items():
@@ -275,28 +282,27 @@ def in_blocks(multiply: Linear, numbers: Sequence[int]) -> Linear:
 
 def find_blocks(weight: Tensor, usable: Sequence[str]) -> tuple[str, list[int]]:
     """Return the fastest way that keeps a row's bits, and for which numbers of rows. ``ValueError`` if none does."""
-    most = max(2 * REFERENCE_ROWS, min(MOST_ROWS, LARGEST_TRIAL // weight.numel()))
-
-    timed = [number for number in (FEW_ROWS, FEW, MANY) if number <= most]
+    numbers = usual_numbers(max(2 * REFERENCE_ROWS, min(MOST_ROWS, LARGEST_TRIAL // weight.numel())))
+    timed = (FEW_ROWS, FEW, numbers[-1])
 
     def experiment() -> tuple[str, list[int]]:
         held: dict[str, list[int]] = {}
         for name in ranked(time_ways(weight, {name: whole(name) for name in usable}, timed)):
-            held[name] = numbers_that_hold(WAYS[name], weight, usual_numbers(most))
-            if held[name][-1:] == [most]:
+            held[name] = numbers_that_hold(WAYS[name], weight, numbers)
+            if held[name][-1:] == numbers[-1:]:
                 break  # it loses nothing to blocks, and the others are slower
         kept = {name: partial(in_blocks_of, name, numbers) for name, numbers in held.items() if numbers}
         name = ranked(time_ways(weight, kept, timed))[0] if len(kept) > 1 else next(iter(kept), "")
         return name, held.get(name, [])
 
-    name, numbers = remembered(f"invariant by {' '.join(usable)}: {describe(weight)}", experiment)
-    if not numbers:
+    name, held = remembered(f"invariant by {' '.join(usable)}: {describe(weight)}", experiment)
+    if not held:
         raise ValueError(
             f"batch_invariant=True cannot be kept on this CPU ({cpu()['model name']}): no product with a weight of "
             f"{describe(weight)} gives a row the same bits in every batch (tried: {', '.join(usable)}); "
             "leave batch_invariant off, or try another dtype"
         )
-    return name, numbers
+    return name, held
 
 
 def numbers_that_hold(way: Way, weight: Tensor, numbers: Sequence[int]) -> list[int]:

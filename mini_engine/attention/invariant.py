@@ -28,6 +28,7 @@ from mini_engine.findings import cpu, remembered
 from mini_engine.invariant.probe import opposite_terms, rows_that_hold, usual_numbers
 
 TILE = 128  # keys in a tile, and at most as many queries in an item
+ENLARGED = 1 << 12  # makes scores out of the rounding of opposite terms
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,13 @@ def query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> 
 def numbers_that_hold(kv_heads: int, head_dim: int, dtype: torch.dtype, numbers: Sequence[int]) -> list[int]:
     """Try the kernel as ``InvariantAttention`` calls it: for one tile (twice, if that is one unit) and for three.
 
-    Every key is there twice, with opposite values, so what comes out is rounding alone; the log-sum-exp tells the rest.
+    Every score is a sum of opposite terms, so it is rounding alone, made large enough to change the weights. And every
+    key is there twice, with opposite values. The log-sum-exp shows the scores' order of additions, the output that of
+    the values.
     """
-    scale, values = opposite_terms(TILE, head_dim, dtype)  # [TILE], [D, TILE]
-    row, direction = torch.randn(2, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
-    keys = scale[:, None] * direction * 0.05  # [TILE, D]; scores of a few units, so that many keys count
+    row, vectors = opposite_terms(head_dim, TILE // 2, dtype)  # [D], [TILE / 2, D]; their products are 0
+    of_pair, values = opposite_terms(TILE, head_dim, dtype)  # [TILE] with one number for each pair, [D, TILE]
+    row, keys = row * ENLARGED, vectors[of_pair.unique(return_inverse=True)[1]]  # [TILE, D]
 
     def attend(x: Tensor, pairs: int) -> Tensor:
         shape = (pairs, kv_heads, -1, -1)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-THREADS = (1, 2, 3, 4, 8)
+THREADS = (1, 2, 4, 8)  # and as many as are in use
 REFERENCE_ROWS = 16
 
 Rows = Callable[[Tensor], Tensor]  # [M, K] -> [M, ...]
@@ -57,8 +57,8 @@ def opposite_terms(size: int, count: int, dtype: torch.dtype) -> tuple[Tensor, T
 
 
 @torch.inference_mode()
-def rows_that_hold(compute: Rows, row: Tensor, numbers: Sequence[int], threads: Sequence[int] = THREADS) -> list[int]:
-    """Return those of ``numbers`` of rows for which ``row`` [K] has the same bits at every place, on all ``threads``.
+def rows_that_hold(compute: Rows, row: Tensor, numbers: Sequence[int]) -> list[int]:
+    """Return those of ``numbers`` of rows for which ``row`` [K] has the same bits at every place, on all ``THREADS``.
 
     ``compute`` maps [M, K] to [M, ..., out]; everything but the last dimension must be equal. What the bits are
     compared with is the first place of ``REFERENCE_ROWS`` rows on one thread.
@@ -66,7 +66,7 @@ def rows_that_hold(compute: Rows, row: Tensor, numbers: Sequence[int], threads: 
     with thread_count(1):
         reference = compute(row.expand(REFERENCE_ROWS, -1).contiguous()).flatten(0, -2)[0].clone()
     held = list(numbers)
-    for count in threads:
+    for count in {*THREADS, torch.get_num_threads()}:
         with thread_count(count):
             held = [n for n in held if bool((compute(row.expand(n, -1).contiguous()) == reference).all())]
     return held
