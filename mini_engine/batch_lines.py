@@ -77,7 +77,7 @@ class LineReader:
             ids, params = self.request(raw.decode("utf-8"))
         except UnicodeDecodeError as error:
             wrong = (
-                f"byte {error.start} of the line is {raw[error.start]:#04x}, which is no UTF-8; save the file as such"
+                f"byte {error.start} of the line is {raw[error.start]:#04x}, which is not UTF-8; save the file as UTF-8"
             )
         except RecursionError:
             wrong = "the line is nested too deeply to be read; give fewer brackets within brackets"

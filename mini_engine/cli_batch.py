@@ -9,7 +9,7 @@ Owns: the window of requests that are in the engine, what Ctrl-C does, the summa
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -290,20 +290,27 @@ def how_to_go_on(file: str, output: Path | None, written: int) -> str:
     )
 
 
-def run_file(engine: Engine, reader: LineReader, file: str, output: Path | None, resume: bool, ordered: bool) -> None:
-    """Answer the requests of ``file``. Raises ``ValueError`` for files that cannot be read or written."""
-    with requests_of(file) as stream, answers_to(output, resume) as (answers, done), Interrupt() as interrupt:
+def run_file(
+    load: Callable[[], tuple[Engine, LineReader]], file: str, output: Path | None, resume: bool, ordered: bool
+) -> None:
+    """Answer the requests of ``file``. Raises ``ValueError`` for files that cannot be read or written.
+
+    ``load`` is called when both are open: a model takes long to load.
+    """
+    with requests_of(file) as stream, answers_to(output, resume) as (answers, done):
+        engine, reader = load()
         writer = AnswerWriter(answers, str(output or "standard output"), ordered)
-        run = BatchRun(engine, reader.lines(interrupt.reading(stream), done), writer, interrupt)
-        try:
-            run.run(progress=sys.stderr.isatty())
-        except KeyboardInterrupt:
-            run.is_cut = True
-        except ValueError:  # it says how to go on
-            raise
-        except BaseException:
-            typer.secho(how_to_go_on(file, output, writer.num_written), fg="yellow", err=True)
-            raise
+        with Interrupt() as interrupt:
+            run = BatchRun(engine, reader.lines(interrupt.reading(stream), done), writer, interrupt)
+            try:
+                run.run(progress=sys.stderr.isatty())
+            except KeyboardInterrupt:
+                run.is_cut = True
+            except ValueError:  # it says how to go on
+                raise
+            except BaseException:
+                typer.secho(how_to_go_on(file, output, writer.num_written), fg="yellow", err=True)
+                raise
     skipped = f"{len(done)} answered before, " if done else ""
     typer.secho(skipped + run.summary(), dim=True, err=True)
     if run.is_cut:
@@ -378,8 +385,9 @@ def batch(
             frequency_penalty=frequency_penalty, presence_penalty=presence_penalty, min_new_tokens=min_new_tokens,
             seed=seed, stop=stop, logprobs=logprobs,
         )  # fmt: skip
-        if file != "-" and (not Path(file).exists() or Path(file).is_dir()):
-            raise ValueError(f"{file} cannot be read (it is no file); give a text file, a request on each line")
-        driver, tokenizer = start(model, engine, config)
-        served = Engine(driver, tokenizer.backend_tokenizer)
-        run_file(served, LineReader(tokenizer, base, chat, think), file, output, resume, ordered)
+
+        def load() -> tuple[Engine, LineReader]:
+            driver, tokenizer = start(model, engine, config)
+            return Engine(driver, tokenizer.backend_tokenizer), LineReader(tokenizer, base, chat, think)
+
+        run_file(load, file, output, resume, ordered)

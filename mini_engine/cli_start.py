@@ -59,17 +59,17 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str
         text = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, enable_thinking=think
         )
-    except Exception as error:  # a template is a program of whoever made the checkpoint
+    except Exception as error:  # the checkpoint's template is a program and may raise anything
         raise ValueError(f"the checkpoint's chat template fails ({error}); leave out --chat, or mend it") from error
     return encode_text(tokenizer, cast(str, text))
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return the ids of ``text``. Raises ``ValueError`` for what is no text: a byte that is no UTF-8, half a pair."""
+    """Return the ids of ``text``. Raises ``ValueError`` for half a surrogate pair: a byte that was not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"the text has {text[error.start]!r} at {error.start}, which is no character; is it UTF-8?"
+            f"the text has {text[error.start]!r} at {error.start}, which is not a character; is the text UTF-8?"
         ) from error
     return list(tokenizer.encode(text, add_special_tokens=False))

@@ -99,7 +99,8 @@ class EngineConfig:
     kernel as rows of one matrix in decode steps, and the decode rows of a step in few calls where they lie suitably
     (``attention/strided.py``): on a CPU several times faster in bfloat16, other bits now and then.
     ``batch_invariant``: off by default. On, the bits of a request's logits do not depend on what shares its batch, on
-    how its prompt was cut into chunks or on the thread count. A model is refused where this machine cannot keep that.
+    how its prompt was cut into chunks or on the thread count; they are not those of transformers, so weights
+    may be packed. A model is refused where this machine cannot keep that.
     ``max_running_requests``: how many requests share a step; 1 is one after the other.
     ``max_tokens_per_step``: rows of a step, so that a long prompt is computed in chunks between others' tokens;
     ``None`` computes every prompt whole.

@@ -131,7 +131,7 @@ class GreedyDriver:
             raise ValueError("the prompt has 0 tokens; give at least 1")
         other = [token for token in prompt_ids if not isinstance(token, Integral)]
         if other:
-            raise ValueError(f"the prompt holds {other[0]!r}, which is no token id; encode the text with the tokenizer")
+            raise ValueError(f"the prompt holds {other[0]!r}, which is not a token id; encode the text first")
         wrong = [token for token in prompt_ids if not 0 <= token < cfg.vocab_size]
         if wrong:
             raise ValueError(

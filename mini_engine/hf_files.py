@@ -55,7 +55,7 @@ class ConfigFile(Strict):
 
 
 class GenerationFile(Strict):
-    """``generation_config.json``; what is no default of a request here is refused in ``check_generation``."""
+    """``generation_config.json``; ``check_generation`` refuses what a request here has no default for."""
 
     eos_token_id: TokenId | list[TokenId] | None = None
 

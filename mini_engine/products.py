@@ -29,8 +29,8 @@ FEW_ROWS = 4
 ONE, FEW, MANY = 1, 16, 128  # numbers of rows that are timed: a decode step alone, of some requests, a prefill
 CLEARLY_FASTER = 0.9  # the time of what replaces the usual choice; less would be noise
 LARGEST_PIECE = 1 << 23  # elements of a weight; a larger one is computed piece by piece, so that trying it is quick
-LARGEST_TRIAL = 1 << 27  # rows times elements of the largest product that is tried
-MOST_ROWS = 128  # of a block; where a weight is large, 40 rows take no longer each than 128
+BLOCKS = [*usual_numbers(64), 96, 128]  # numbers of rows that are tried
+QUICK_TO_TRY = 1 << 22  # elements of a weight; a larger one is tried with few rows
 COMPARED_ROWS = (1, 2, 3, 4, 5, 7, 16, 33, 64)
 SMALL_WEIGHT = 1 << 20  # bytes; below, a model's weights stay in the caches
 EMPTIES_CACHES = 1 << 24  # bytes
@@ -97,9 +97,7 @@ def make_projections(config: EngineConfig) -> Projections:
     fault = onednn_fault(getattr(torch, config.dtype))
     if fault is not None and is_packed:
         warnings.warn(f"linear='packed' needs oneDNN; F.linear is used for {config.dtype}: {fault}", stacklevel=2)
-    usable = ["torch"] if fault is not None else ["onednn", "torch"]
-    if is_packed and fault is None:
-        usable = ["packed", *usable]
+    usable = ("packed", "onednn", "torch") if fault is None else ("torch",)
     return InvariantProjections(usable) if config.batch_invariant else FastProjections(usable)
 
 
@@ -282,7 +280,7 @@ def in_blocks(multiply: Linear, numbers: Sequence[int]) -> Linear:
 
 def find_blocks(weight: Tensor, usable: Sequence[str]) -> tuple[str, list[int]]:
     """Return the fastest way that keeps a row's bits, and for which numbers of rows. ``ValueError`` if none does."""
-    numbers = usual_numbers(max(2 * REFERENCE_ROWS, min(MOST_ROWS, LARGEST_TRIAL // weight.numel())))
+    numbers = BLOCKS if weight.numel() <= QUICK_TO_TRY else usual_numbers(2 * REFERENCE_ROWS)
     timed = (FEW_ROWS, FEW, numbers[-1])
 
     def experiment() -> tuple[str, list[int]]:

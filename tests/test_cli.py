@@ -281,8 +281,8 @@ def test_bench_sampler_compares_with_every_peer_and_ends_in_json() -> None:
 @pytest.mark.parametrize(
     ("command", "given", "code", "words"),
     [
-        ("chat", b"\xff\xfe\n", 0, "which is no character"),
-        ("generate a\\xff", None, 2, "which is no character"),
+        ("chat", b"\xff\xfe\n", 0, "which is not a character"),
+        ("generate a\\xff", None, 2, "which is not a character"),
         ("generate hi --max-new-tokens 2 >&-", None, 2, "standard output is closed"),
         ("chat <&-", None, 0, "Ask something"),
     ],

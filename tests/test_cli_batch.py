@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from mini_engine import cli_batch
 from mini_engine.batch_lines import AnswerWriter, Line, answered
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.cli import app
@@ -155,6 +156,24 @@ def test_an_interrupted_run_keeps_its_answers_and_goes_on(tmp_path, ordered):
     indices = [json.loads(line)["line"] for line in after.splitlines()]
     assert sorted(indices) == list(range(6_000))
     assert not ordered or indices == sorted(indices)
+
+
+@pytest.mark.parametrize(
+    ("file", "output", "message"),
+    [
+        ("nowhere.jsonl", "out.jsonl", "nowhere.jsonl cannot be read"),
+        (".", "out.jsonl", "cannot be read"),
+        ("requests.jsonl", "full.jsonl", "has something in it; add --resume"),
+        ("requests.jsonl", "no/such/folder/out.jsonl", "cannot be written"),
+    ],
+)
+def test_files_are_opened_before_the_model_is_loaded(tmp_path, monkeypatch, file, output, message):
+    monkeypatch.setattr(cli_batch, "start", lambda *_: pytest.fail("the model was loaded"))
+    (tmp_path / "requests.jsonl").write_text("Once\n")
+    (tmp_path / "full.jsonl").write_text("{}\n")
+    result = CliRunner().invoke(app, ["batch", str(tmp_path / file), "--output", str(tmp_path / output)])
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 def test_a_full_disk_and_a_closed_pipe_are_one_line(tmp_path):

@@ -1069,7 +1069,7 @@ def test_a_spoilt_row_is_an_error_on_every_path(spoilt: float) -> None:
 
 @pytest.mark.parametrize("prompt", ["abc", [None], [1.5], [1, "2"]])
 def test_a_prompt_that_holds_no_token_ids_is_refused(prompt: Sequence[Any]) -> None:
-    with pytest.raises(ValueError, match="is no token id"):
+    with pytest.raises(ValueError, match="is not a token id"):
         make_driver().check_request(prompt, 4)
     (answer,) = make_engine().generate([prompt], SamplingParams(max_new_tokens=2))[0]
     assert (answer.finish_reason, answer.token_ids) == ("error", [])

@@ -156,7 +156,7 @@ def test_blocks_have_only_numbers_of_rows_that_hold() -> None:
 def test_where_no_way_holds_the_model_is_refused(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
     monkeypatch.setattr(products, "numbers_that_hold", lambda way, weight, numbers: [])
     with pytest.raises(
-        ValueError, match=r"cannot be kept on this CPU.*24 x 16 float32.*onednn, torch.*leave batch_inv"
+        ValueError, match=r"cannot be kept on this CPU.*24 x 16 float32.*packed, onednn, torch.*leave batch_inv"
     ):
         make_projections(EngineConfig(batch_invariant=True)).linear(torch.randn(24, 16))
 
@@ -242,4 +242,4 @@ def test_a_build_without_onednn_falls_back_and_says_so(monkeypatch: pytest.Monke
     assert torch.equal(linear(x), x @ weight.T)
     with pytest.warns(UserWarning, match="linear='packed' needs oneDNN"):
         family = make_projections(EngineConfig(linear="packed", batch_invariant=True))
-    assert family == InvariantProjections(["torch"])
+    assert family == InvariantProjections(("torch",))

@@ -67,7 +67,7 @@ class AutoBackend(GrammarBackend):
 
 
 def backend_name(name: str) -> str:
-    """Return ``name``. Raises ``ValueError`` for a name that nobody knows."""
+    """Return ``name``. Raises ``ValueError`` for an unknown name."""
     known = ["none", "auto", *BUILT_IN, *sorted(REGISTRY.factories)]
     if name not in known:
         raise ValueError(

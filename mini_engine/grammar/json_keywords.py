@@ -44,8 +44,8 @@ OF_TYPE: dict[str, list[str]] = {
 }
 OF_ANY_TYPE = ["type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not"]
 KNOWN = {*OF_ANY_TYPE, *(keyword for keywords in OF_TYPE.values() for keyword in keywords)}
-IDENTITIES = ("$id", "id")  # of no consequence but for references
-# Words that some draft gives a meaning, and that are not computed.
+IDENTITIES = ("$id", "id")  # they matter to references alone
+# Keywords of some draft that are not computed.
 REFUSED = frozenset(
     "contains minContains maxContains unevaluatedItems unevaluatedProperties dependentSchemas if then else "
     "divisibleBy disallow extends $dynamicRef $recursiveRef contentEncoding contentMediaType contentSchema".split()
@@ -107,8 +107,8 @@ def check_keywords(schema: Any, place: Place) -> list[str]:
     """Return the places of the keywords that say nothing about values here: annotations, by the specification.
 
     These are words of no vocabulary (``x-order``, ``readonly``), formats that are not known, and keywords about other
-    types than the schema's own. Raises ``GrammarError`` for what is no schema, ``UnsupportedKeywordError`` for a
-    keyword that is not computed and for a word of ``LONG`` letters that is ``SIMILAR`` to a keyword.
+    types than the schema's own. Raises ``GrammarError`` if ``schema`` is not a schema, ``UnsupportedKeywordError`` for
+    a keyword that is not computed, and for a word that looks like a misspelled one (``foreign_words``).
     """
     if not isinstance(schema, Mapping):
         raise place.error(f"a schema is an object, this one of type {type_of(schema)}; a list belongs to prefixItems")
@@ -129,9 +129,9 @@ def foreign_words(schema: Mapping[str, Any], place: Place) -> list[str]:
     Raises ``UnsupportedKeywordError`` for a word of ``LONG`` letters that is ``SIMILAR`` to a keyword.
     """
     foreign = [keyword for keyword in schema if keyword not in KNOWN | REFUSED | ANNOTATIONS]
-    for keyword in foreign:  # x-… and _… are nobody's mistakes
+    for keyword in foreign:  # words with other characters, such as x-order, are not misspelled keywords
         if len(keyword) >= LONG and keyword.isalpha() and (meant := get_close_matches(keyword, KNOWN, 1, SIMILAR)):
-            raise place.refusal(keyword, f"is no keyword, and {meant[0]} is; write that, or remove it")
+            raise place.refusal(keyword, f"is not a keyword; did you mean {meant[0]}? Correct or remove it")
     is_unknown = isinstance(schema.get("format"), str) and schema["format"] not in [*FORMATS, *NOT_WRITTEN]
     return [*foreign, "format"] if is_unknown else foreign
 
@@ -148,7 +148,7 @@ def types_of(schema: Mapping[str, Any], place: Place) -> tuple[str, ...] | None:
 
 
 def limits_of(schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """Return what bounds a number, a length or a count, by keyword. Raises ``GrammarError`` for what is no limit.
+    """Return what bounds a number, a length or a count, by keyword. Raises ``GrammarError`` for other values.
 
     In draft 4, ``exclusiveMinimum`` is a boolean that says what ``minimum`` means.
     """

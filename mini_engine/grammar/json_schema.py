@@ -73,12 +73,12 @@ class Conversion:
 
 
 def parse_schema(text: str) -> Mapping[str, Any] | bool:
-    """Read a schema. Raises ``GrammarError`` with the place for what is no JSON, and for a name given twice."""
+    """Read a schema. Raises ``GrammarError`` with the place if it is not JSON, and for a name given twice."""
     try:
         schema = json.loads(text, object_pairs_hook=unique_members, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise GrammarError(f"the JSON Schema is no JSON: {error.msg} at {where}") from error
+        raise GrammarError(f"the JSON Schema is not JSON: {error.msg} at {where}") from error
     except RecursionError as error:
         raise GrammarError(f"the JSON Schema nests too deep; {MAX_DEPTH} levels are allowed") from error
     except ValueError as error:  # also a number of thousands of digits
@@ -99,7 +99,7 @@ def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def refuse_constant(text: str) -> None:
     """Raise ``GrammarError`` for ``NaN`` and ``Infinity``, which Python would read."""
-    raise GrammarError(f"the JSON Schema holds {text}, which is no JSON")
+    raise GrammarError(f"the JSON Schema holds {text}, which is not JSON")
 
 
 def convert(schema: Mapping[str, Any] | bool, whitespace: Whitespace = "spaced") -> Conversion:

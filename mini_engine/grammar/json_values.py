@@ -227,7 +227,8 @@ def magnitudes_between(low: Decimal, above_low: bool, high: Decimal | None, belo
 def digits_between(low: tuple[str, bool], high: tuple[str, bool] | None, count: int) -> Node | None:
     """Return the tree of a point and up to ``count`` digits that continue a number between two bounds, or nothing.
 
-    A bound is the digits of a fraction without zeros at its end, and whether it is excluded. ``None`` is no bound.
+    A bound is a pair: the digits after the point, without zeros at the end, and whether the bound itself is excluded.
+    ``None`` means that there is no upper bound.
     """
     tails = [Concat((DIGIT_NODES[digit], tail)) for digit, tail in next_digits(low, high, count)]
     options: list[Node] = [Concat((literal("."), either(tails)))] if tails else []
@@ -304,7 +305,7 @@ class Punctuation:
     def constant(self, value: Any, levels: int = MAX_DEPTH) -> Node:
         """Return the tree of one JSON value, as ``json.dumps`` spells it but for the white space.
 
-        Raises ``GrammarError`` for what is no JSON value, or nests deeper than ``levels``.
+        Raises ``GrammarError`` for a value that JSON does not have, and for one that nests deeper than ``levels``.
         """
         if not levels:
             raise GrammarError(f"a constant nests deeper than {MAX_DEPTH} levels; flatten it")
@@ -325,7 +326,7 @@ PUNCTUATIONS: dict[Whitespace, Punctuation] = {
 
 
 def scalar(value: Any) -> Node:
-    """Return the tree of a string, number, boolean or null. Raises ``GrammarError`` for what is none of them."""
+    """Return the tree of a string, number, boolean or null. Raises ``GrammarError`` for another value."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()  # half of a surrogate pair is a character in Python, and no text

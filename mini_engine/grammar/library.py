@@ -154,7 +154,7 @@ def read_json(kind: GrammarKind, text: str) -> Any:
 def map_schema(schema: Any, change: Change, path: str = "") -> Any:
     """Return the schema after ``change(schema, path)`` of every schema inside it and, last, of itself.
 
-    ``path`` is a JSON pointer. Raises what ``change`` raises, and ``GrammarError`` for what is no schema.
+    ``path`` is a JSON pointer. Raises what ``change`` raises, and ``GrammarError`` if a part is not a schema.
     """
     if isinstance(schema, bool):
         return schema

@@ -37,7 +37,7 @@ class GrammarService:
         clock: Callable[[], float],
         gather: Gather | None = None,
     ) -> None:
-        """Serve as ``config`` says. Raises ``ValueError`` for a backend that nobody knows."""
+        """Serve as ``config`` says. Raises ``ValueError`` for an unknown backend."""
         self.config, self.tokenizer, self.vocab_size = config, tokenizer, vocabulary.size
         self.stop_ids, self.clock, self.gather = vocabulary.eos_token_ids, clock, gather
         self.backend_name = backend_name(config.grammar_backend)
@@ -167,7 +167,7 @@ class GrammarService:
     def check_logprobs(self, params: SamplingParams) -> None:
         """Raise ``ValueError`` if log-probabilities of forced tokens are wanted and might never be computed.
 
-        A preempted request may find its tokens in the prefix cache, and their rows are computed by nobody then.
+        A preempted request may find its tokens in the prefix cache; then nothing computes their rows again.
         """
         may_skip_rows = self.config.preemption and self.config.prefix_cache is not None
         if may_skip_rows and self.config.jump_forward and params.logprobs is not None and self.needs_no_logits(params):

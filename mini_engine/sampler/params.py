@@ -260,7 +260,7 @@ def grammar_text(kind: str, value: object) -> str | None:
         try:
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{kind} is {value!r}, which is no JSON ({error})") from error
+            raise ValueError(f"{kind} is {value!r}, which is not JSON ({error})") from error
     if value is not None and not isinstance(value, str):
         forms = {"json_schema": "a mapping, JSON text or a pydantic model", "structural_tag": "a mapping or JSON text"}
         raise ValueError(f"{kind} is {value!r}; it must be {forms.get(kind, 'text')}")
