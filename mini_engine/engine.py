@@ -304,7 +304,7 @@ class Engine:
         if tokens:
             logits = self.driver.logits(hidden[skip:], None)[: len(tokens)]
             ids = torch.tensor(tokens, device=logits.device)
-            table = token_logprobs(logits.float().log_softmax(-1), ids, [wanted] * len(tokens))
+            table = token_logprobs(logits.double().log_softmax(-1), ids, [wanted] * len(tokens))
         output.prompt_logprobs = [*known, *table]
 
     def report_forced(self, batch: ScheduledBatch, hidden: Tensor, inputs: BatchInputs) -> None:

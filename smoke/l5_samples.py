@@ -13,7 +13,7 @@ from smoke.cases import ModelCase, embedded_case, random_case, random_ids, rando
 from smoke.check import Failure, Registry, Values
 from smoke.compare import bitwise, differences
 from smoke.l4_state_driver import make_params
-from smoke.l5_engine import MOST_STEPS, alone, build_engine, entries_of, poison_freed_pages, table_of
+from smoke.l5_engine import MOST_STEPS, alone, build_engine, entries_of, poison_freed_pages, table_of, unlike
 from smoke.specs import distribution
 
 REGISTRY = Registry()
@@ -236,8 +236,9 @@ def samples_verdict(seed: int, got: Values) -> list[Failure]:
                 where, run = f"{name}, {wanted}, {load}", got[f"{name}, {wanted}, {load}"]
                 parts = ["ids", "prompt_logprobs", "finish_reason", *(["logprobs"] if "logprobs" in wishes else [])]
                 want = [{part: runs[index][part] for part in parts} for index in best]
-                have = [{part: sample[part] for part in parts} for sample in run["samples"]]
-                failures += differences(want, have, None, f"{where}, samples {best}")
+                failures += differences(len(want), len(run["samples"]), None, f"{where}, samples")
+                for each, sample in zip(want, run["samples"], strict=False):
+                    failures += unlike(each, sample, f"{where}, samples {best}")
                 failures += differences(0, run["pages not free"], None, f"{where}, pages that are not free at the end")
                 if "preemption" in options and not run["preempted"]:
                     failures.append(Failure(where, "preemptions", "some", "none"))
@@ -377,7 +378,7 @@ def orphans_verdict(seed: int, got: Values) -> list[Failure]:
             want = {part: got["alone"][index][part] for part in ("ids", "prompt_logprobs", "finish_reason")}
             if index == 0 and "abort" in what:
                 want = {"finish_reason": ["abort"]}
-            failures += differences(want, {part: sample[part] for part in want}, None, f"{name}, sample {index}")
+            failures += unlike(want, sample, f"{name}, sample {index}")
     failures += differences([[["error", True, []]]] * 3, got["refused"], None, "refused requests, [reason, why, ids]")
     return failures + differences(False, got["work after refusals"], None, "work is left after refusals")
 

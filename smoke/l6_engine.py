@@ -13,7 +13,7 @@ from smoke.cases import ModelCase, random_case, random_ids
 from smoke.check import Failure, Registry, Values
 from smoke.compare import differences
 from smoke.l4_state_driver import make_params
-from smoke.l5_engine import agreement, alone, answer, build_engine, poison_freed_pages
+from smoke.l5_engine import agreement, alone, answer, build_engine, poison_freed_pages, unlike
 from smoke.specs import peer
 
 REGISTRY = Registry()
@@ -108,7 +108,7 @@ def like_lonely(run: Values, cold: Values, visits: Sequence[Visit], where: str) 
         failures += agreement(request, case)
         if visit.aborted is not None and request["finish_reason"] == ["abort"]:
             want = {"ids": want["ids"][: len(request["ids"])]}
-        failures += differences(want, {part: request[part] for part in want}, None, case)
+        failures += unlike(want, request, case)
     total, free, cached = run["pages"]
     failures += differences(total, free + cached, None, f"{where}, free and cached pages at the end")
     return failures + differences(0, run["locked"], None, f"{where}, locked pages at the end")

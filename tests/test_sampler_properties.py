@@ -513,3 +513,6 @@ def test_ranks_are_those_of_logits_that_differ_in_their_last_bit() -> None:
     order = [5, 30, *(token for token in range(40) if token not in (3, 5, 30)), 3]
     assert [entry.token_id for entry in entries] == [5, *order]
     assert [entry.rank for entry in entries] == [1, *range(1, 41)]
+    (_, table) = prompt_logprobs(base[None].repeat(2, 1), [0, 30], 2)
+    assert table is not None
+    assert [(entry.token_id, entry.rank) for entry in table] == [(30, 2), (5, 1), (30, 2)]

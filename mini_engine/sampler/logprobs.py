@@ -27,8 +27,8 @@ def token_logprobs(logprobs: Tensor, token_ids: Tensor, counts: Sequence[int]) -
     If the chosen token is one of the likeliest, it stands in its list twice.
     ``logprobs`` [R, V], ``token_ids`` [R]; a count of -1 asks for the whole vocabulary. The order, and so the rank, is
     that of the filters: larger first, the lowest id among equals. vLLM gives all equals the worst rank of them, so
-    there even a greedy token can have rank 2. Logits that differ in their last bit become equals in a table of float32,
-    so the sampler gives one of float64.
+    there even a greedy token can have rank 2. Rows are float64: rounded to float32, logits that differ in their last
+    bit become equals.
     """
     vocab_size = logprobs.shape[1]
     wanted = [vocab_size if count == -1 else min(count, vocab_size) for count in counts]
@@ -56,5 +56,5 @@ def prompt_logprobs(logits: Tensor, prompt_ids: Sequence[int], count: int) -> li
     if len(prompt_ids) == 1:
         return [None]
     following = torch.tensor(prompt_ids[1:], device=logits.device)
-    table = logits[:-1].float().log_softmax(-1)
+    table = logits[:-1].double().log_softmax(-1)
     return [None, *token_logprobs(table, following, [count] * len(following))]
