@@ -92,12 +92,12 @@ class EngineConfig:
     ``device``: a torch device name.
     ``page_size``: tokens in one page of the KV pool.
     ``linear``: "torch" is off, the bits of transformers. "packed" stores each weight as the product needs it that is
-    fastest on this machine, mostly packed for oneDNN (``products.py``), computes with fewer operations (``fused.py``)
-    and reads a sequence where it lies (``attention/consecutive.py``): on a CPU faster, by how much depends on the CPU,
-    with the same bits in bfloat16, in float32 others for large products.
+    fastest on this machine, mostly packed for oneDNN (``fast/products.py``), computes with fewer operations
+    (``fast/fused.py``) and reads a sequence where it lies (``fast/attention/consecutive.py``): on a CPU faster, by how
+    much depends on the CPU, with the same bits in bfloat16, in float32 others for large products.
     ``attention``: "torch" is off, transformers' own call. "grouped" hands the query heads of one key-value head to the
     kernel as rows of one matrix in decode steps, and the decode rows of a step in few calls where they lie suitably
-    (``attention/strided.py``): on a CPU several times faster in bfloat16, other bits now and then.
+    (``fast/attention/strided.py``): on a CPU several times faster in bfloat16, other bits now and then.
     ``batch_invariant``: off by default. On, the bits of a request's logits do not depend on what shares its batch, on
     how its prompt was cut into chunks or on the thread count; they are not those of transformers, so weights
     may be packed. A model is refused where this machine cannot keep that.
@@ -118,7 +118,7 @@ class EngineConfig:
     ``jump_forward``: text that the grammar forces is appended without a forward pass for each token.
     ``kernels``: "torch" is off. "triton" computes everything between the matrix products, attention and sampling with
     the kernels of ``mini_engine/kernels``: on NVIDIA GPUs, or anywhere in Triton's interpreter (TRITON_INTERPRET=1).
-    "numba" computes what lies between the products in loops compiled for the CPU (``mini_engine/compiled``), in
+    "numba" computes what lies between the products in loops compiled for the CPU (``mini_engine/fast/compiled``), in
     float32, equal to "torch" but for rounding: with ``linear="packed"`` the fastest way for a small model.
     ``num_pages``: size of the KV pool; ``None`` gives room for ``max_running_requests`` of the longest requests, but no
     more than ``DEFAULT_POOL_TOKENS`` tokens or one longest request.

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
-from mini_engine.attention.cascade import CascadeAttention, find_cascade
-from mini_engine.attention.consecutive import ConsecutiveAttention
 from mini_engine.attention.dense import AttentionKernel, grouped_attention, sdpa_attention
-from mini_engine.attention.invariant import InvariantAttention
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.ragged import StepCache
-from mini_engine.attention.strided import StridedAttention, find_grids
 from mini_engine.config import EngineConfig
+from mini_engine.fast.attention.cascade import CascadeAttention, find_cascade
+from mini_engine.fast.attention.consecutive import ConsecutiveAttention
+from mini_engine.fast.attention.ragged import StepCache
+from mini_engine.fast.attention.strided import StridedAttention, find_grids
+from mini_engine.invariant.attention import InvariantAttention
 from mini_engine.model import Attention, Qwen3
 
 FinishReason = Literal["stop", "length"]

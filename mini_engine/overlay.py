@@ -1,12 +1,9 @@
 """Run the engine with modules of another folder in place of its own: a student's, over the reference.
 
-Owns: the import rule "``work/attention/dense.py`` stands in for ``mini_engine.attention.dense``", and the entry point
-of ``mini-engine``, which has to install the rule before any other module of the engine is imported. Must not know:
-lessons, checks, commands. Imports nothing of the engine, for the same reason.
+Owns: the import rule "``work/attention/dense.py`` stands in for ``mini_engine.attention.dense``". Must not know:
+lessons, checks, commands. Imports nothing of the engine: the rule comes before any other module is imported.
 """
 
-import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -16,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 PACKAGE = "mini_engine"
+ENTRY = "mini_engine.__main__"  # installs the rule, so it is imported before
 
 
 class OverlayFinder(MetaPathFinder):
@@ -40,8 +38,8 @@ def module_name(file: str) -> str:
 
 
 def loaded_modules() -> list[str]:
-    """Return the modules of the engine that are imported, this one apart."""
-    return [name for name in sys.modules if name.startswith(PACKAGE + ".") and name != __name__]
+    """Return the modules of the engine that are imported, apart from this one and the entry point."""
+    return [name for name in sys.modules if name.startswith(PACKAGE + ".") and name not in (__name__, ENTRY)]
 
 
 def install_overlay(folder: Path, files: Sequence[str]) -> None:
@@ -68,30 +66,3 @@ def overlay_files(folder: Path) -> list[str]:
     if not files:
         raise ValueError(f"{folder} holds no module of the engine; `python -m smoke start L1` writes the first ones")
     return files
-
-
-def main() -> None:
-    """Run the command line, after laying the folder of ``--engine`` over the engine."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--engine", type=Path)
-    folder = parser.parse_known_args()[0].engine  # the command line reads it again, and shows it in its help
-    if folder is not None:
-        try:
-            install_overlay(folder.resolve(), overlay_files(folder.resolve()))
-        except ValueError as error:
-            sys.exit(f"error: {error}")
-    check_streams()
-    from mini_engine.cli import app
-
-    app()
-
-
-def check_streams() -> None:
-    """Read nothing where standard input is closed, and end with one line where the other streams are. Mutates sys."""
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115  it is for the whole process
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdout is None:
-        print("error: standard output is closed; give it a terminal, a file or a pipe", file=sys.stderr)
-        sys.exit(2)

@@ -249,10 +249,10 @@ THREADS = (1, 2, 4, 8)
 @torch.no_grad()
 def invariant_probe(seed: int) -> Values:
     """Compute every sequence alone and whole, then all together in random ways and thread counts."""
-    from mini_engine.attention.invariant import InvariantAttention
     from mini_engine.config import EngineConfig, ModelConfig
+    from mini_engine.fast.products import make_projections
+    from mini_engine.invariant.attention import InvariantAttention
     from mini_engine.model import Qwen3
-    from mini_engine.products import make_projections
 
     case = random_case("GQA 6:2, tied", seed)
     values: Values = {}

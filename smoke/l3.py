@@ -26,8 +26,8 @@ def build_driver(
     from mini_engine.attention import dense
     from mini_engine.config import EngineConfig, ModelConfig
     from mini_engine.driver import GreedyDriver
+    from mini_engine.fast.products import make_projections
     from mini_engine.model import Qwen3
-    from mini_engine.products import make_projections
 
     cache, weights = options.pop("use_kv_cache", True), options.pop("weights", None) or case.weights(dtype)
     engine = EngineConfig(dtype=dtype, **options)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def build_engine(case: ModelCase, *, eos: Sequence[int] = (), with_text: bool = 
     """Build the candidate's engine as the command line does."""
     from mini_engine.config import EngineConfig, ModelConfig
     from mini_engine.engine import Engine
-    from mini_engine.startup import build_model, make_driver
+    from mini_engine.llm import build_model, make_driver
 
     config = EngineConfig(**options)
     model = build_model(ModelConfig.from_hf(case.hf_config), case.weights("float32"), config)

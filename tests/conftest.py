@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mini_engine.products import onednn_fault
+from mini_engine.fast.products import onednn_fault
 
 
 def skip_without_bfloat16(dtype: str | torch.dtype) -> None:

@@ -9,8 +9,8 @@ from mini_engine.async_engine import AsyncEngine
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
+from mini_engine.llm import load_driver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.startup import load_driver
 
 TEXTS = ["Once upon a time there was a fox named Mila", "A bear went", "Tell me a story about an owl.", "The", "Who?"]
 CONFIG = EngineConfig(batch_invariant=True, max_running_requests=4, max_tokens_per_step=16, preemption=True)

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from mini_engine.bench import ablate
-from mini_engine.bench.grammar_loads import (
+from mini_engine.bench.grammar.loads import (
     GRAMMARS,
     JUMP_SCHEMAS,
     STEP_SCHEMAS,
@@ -18,9 +18,9 @@ from mini_engine.bench.grammar_loads import (
     questions,
     tiny_tokenizer,
 )
-from mini_engine.bench.grammar_masks import MaskRow, Times, forget_masks, mask_goals, walk
-from mini_engine.bench.grammar_steps import StepRow, TimedStep, decode_steps, share_of, spellings, step_goals, step_row
-from mini_engine.cli import app
+from mini_engine.bench.grammar.masks import MaskRow, Times, forget_masks, mask_goals, walk
+from mini_engine.bench.grammar.steps import StepRow, TimedStep, decode_steps, share_of, spellings, step_goals, step_row
+from mini_engine.cli.app import app
 from mini_engine.grammar.backends import make_backend
 from mini_engine.grammar.base import GrammarOptions
 from mini_engine.grammar.tokens import TokenTable

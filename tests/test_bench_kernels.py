@@ -9,11 +9,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mini_engine.bench import ablate, kernels_attention, kernels_cases, kernels_engine, kernels_sampling, serving
-from mini_engine.bench import kernels as bench
-from mini_engine.bench.kernels_timer import LEAST_CALLS, MOST_CALLS, DeviceTimer, HostTimer, Sample, num_sets
+from mini_engine.bench import ablate, serving
+from mini_engine.bench.kernels import attention as kernels_attention
+from mini_engine.bench.kernels import cases as kernels_cases
+from mini_engine.bench.kernels import command as bench
+from mini_engine.bench.kernels import engine as kernels_engine
+from mini_engine.bench.kernels import sampling as kernels_sampling
+from mini_engine.bench.kernels.timer import LEAST_CALLS, MOST_CALLS, DeviceTimer, HostTimer, Sample, num_sets
 from mini_engine.checkpoint import TINY_MODEL
-from mini_engine.cli import app
+from mini_engine.cli.app import app
 from mini_engine.config import EngineConfig
 from mini_engine.kernels import launch
 from mini_engine.sampler import filters
@@ -464,7 +468,7 @@ def test_without_triton_the_way_to_it_is_named(monkeypatch):
 
 def test_the_command_line_loads_no_kernels():
     code = (
-        "import sys, mini_engine.cli; "
+        "import sys, mini_engine.cli.app; "
         "print([name for name in sys.modules if name.startswith('mini_engine.kernels')])"
     )  # fmt: skip
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

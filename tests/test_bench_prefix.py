@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mini_engine.bench.prefix import LOADS, OFF, ON, Served, TreeFigures, chain, goals, make_rows, measure_tree
-from mini_engine.cli import app
+from mini_engine.cli.app import app
 
 
 def drawer(seed):

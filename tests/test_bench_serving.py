@@ -27,12 +27,12 @@ from mini_engine.bench.workload import (
     percentile,
     shortened,
 )
-from mini_engine.cli import app
+from mini_engine.cli.app import app
 from mini_engine.config import EngineConfig
+from mini_engine.llm import load_driver
 from mini_engine.outputs import StepOutput
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import RequestTimes
-from mini_engine.startup import load_driver
 
 FIGURES = Figures(100.0, 200.0, 1.0, 2.0, 0.1, 0.2, 0.3, 0.4, 0.5, 1000, 0, 10, 0.001, 0.002, 0.03, 0.04)
 

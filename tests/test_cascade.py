@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mini_engine.attention.cascade import LEAST_SHARED, CascadeAttention, find_cascade
 from mini_engine.attention.dense import grouped_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
-from mini_engine.attention.ragged import StepCache
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
+from mini_engine.fast.attention.cascade import LEAST_SHARED, CascadeAttention, find_cascade
+from mini_engine.fast.attention.ragged import StepCache
+from mini_engine.llm import load_driver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.startup import load_driver
 from tests.test_strided import chunk_at, make_pool
 
 PAGE = 8

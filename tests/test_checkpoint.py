@@ -12,7 +12,7 @@ from transformers import AutoConfig, GenerationConfig, Qwen3ForCausalLM
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.checkpoint import load_config, load_eos_ids, load_tokenizer, load_weights, resolve_folder
 from mini_engine.config import EngineConfig
-from mini_engine.startup import load_model
+from mini_engine.llm import load_model
 
 WEIGHTS = "model.safetensors"
 

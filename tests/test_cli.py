@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import mini_engine
 from mini_engine.checkpoint import TINY_MODEL
-from mini_engine.cli import app
+from mini_engine.cli.app import app
 
 PROMPT = "Once upon a time there was a fox"
 
@@ -291,7 +291,7 @@ def test_bytes_that_are_no_text_and_closed_streams_are_one_line(
     command: str, given: bytes | None, code: int, words: str
 ) -> None:
     """In a shell, since only a process of its own can be without a stream."""
-    line = f"{sys.executable} -c 'from mini_engine.overlay import main; main()' {command}".replace(
+    line = f"{sys.executable} -c 'from mini_engine.__main__ import main; main()' {command}".replace(
         "a\\xff", "$'a\\xff'"
     )
     done = subprocess.run(["bash", "-c", line], input=given, capture_output=True, timeout=120, check=False)

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from mini_engine import cli_batch
-from mini_engine.batch_lines import AnswerWriter, Line, answered
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
-from mini_engine.cli import app
+from mini_engine.cli import batch as cli_batch
+from mini_engine.cli.app import app
+from mini_engine.cli.batch_lines import AnswerWriter, Line, answered
+from mini_engine.llm import load_driver
 from mini_engine.outputs import RequestOutput
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.startup import load_driver
 
 TOKENIZER = load_tokenizer(TINY_MODEL)
 

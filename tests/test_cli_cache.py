@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from mini_engine.bench.reuse import edge_tokens
 from mini_engine.checkpoint import TINY_MODEL
-from mini_engine.cli import app
-from mini_engine.cli_cache import LABEL_WIDTH, QUESTIONS, STORIES, drawn, shortened, tree_edges
+from mini_engine.cli.app import app
+from mini_engine.cli.cache import LABEL_WIDTH, QUESTIONS, STORIES, drawn, shortened, tree_edges
 from mini_engine.radix_cache import RadixCache
 
 TOKENIZER = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))

@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner, Result
 
-from mini_engine.cli import app
+from mini_engine.cli.app import app
 
 SCHEMA = {
     "type": "object",

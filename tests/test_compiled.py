@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from mini_engine import startup
+from mini_engine import llm as startup
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
@@ -25,18 +25,18 @@ from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
 from mini_engine.bench import ablate, forward, serving
 from mini_engine.bench import machine as bench_machine
-from mini_engine.cli import app
-from mini_engine.compiled import attention as compiled_attention
-from mini_engine.compiled import loops
-from mini_engine.compiled.attention import CompiledAttention
-from mini_engine.compiled.model import CompiledQwen3
+from mini_engine.cli.app import app
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.engine import Engine
+from mini_engine.fast.compiled import attention as compiled_attention
+from mini_engine.fast.compiled import loops
+from mini_engine.fast.compiled.attention import CompiledAttention
+from mini_engine.fast.compiled.model import CompiledQwen3
+from mini_engine.fast.products import make_projections
+from mini_engine.llm import load_driver
 from mini_engine.model import Qwen3, rotary_frequencies, rotary_table
-from mini_engine.products import make_projections
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.startup import load_driver
 from tests.test_fused import SHAPES, weights_of
 
 NUMBA = EngineConfig(kernels="numba", linear="packed")
@@ -401,7 +401,7 @@ def test_loops_compile_where_nothing_can_be_kept(monkeypatch):
 
 
 def test_the_command_line_loads_no_numba():
-    code = "import sys, mini_engine.cli; print('numba' in sys.modules)"
+    code = "import sys, mini_engine.cli.app; print('numba' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
 

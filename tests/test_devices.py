@@ -13,8 +13,8 @@ import torch
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer, weight_shapes
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.engine import Engine
+from mini_engine.llm import build_model, load_driver, make_driver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.startup import build_model, load_driver, make_driver
 from tests.pretend_gpu import PretendGpu, device_of
 
 SCHEMA = json.dumps({"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]})
@@ -103,7 +103,8 @@ def interpreted_bench():
     if not importlib.import_module("mini_engine.kernels.launch").INTERPRETED:
         pytest.skip("kernels are compiled here: there is a GPU, which needs no pretence")
     bench, cases, engine = (
-        importlib.import_module(f"mini_engine.bench.{name}") for name in ("kernels", "kernels_cases", "kernels_engine")
+        importlib.import_module(f"mini_engine.bench.{name}")
+        for name in ("kernels.command", "kernels.cases", "kernels.engine")
     )
     shape, device = cases.SHAPES["toy"], torch.device("cuda")
     return bench, engine, cases.Setting(shape, cases.TOY, device, torch.float32, compiled=False)

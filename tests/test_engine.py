@@ -27,6 +27,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.detokenizer import Detokenizer
 from mini_engine.driver import GreedyDriver
 from mini_engine.engine import Engine
+from mini_engine.llm import build_model, kernels_module, load_model
 from mini_engine.model import Qwen3
 from mini_engine.outputs import Delta, Laps, RequestOutput
 from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
@@ -37,7 +38,6 @@ from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabu
 from mini_engine.sampler.sampler import Sampler
 from mini_engine.scheduler.policy import POLICIES
 from mini_engine.scheduler.request import RequestState
-from mini_engine.startup import build_model, kernels_module, load_model
 
 TRACES = int(os.environ.get("MINI_ENGINE_TRACES", "25"))
 TOKENIZER = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))

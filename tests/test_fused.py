@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mini_engine import products
-from mini_engine.attention.consecutive import ConsecutiveAttention
 from mini_engine.attention.dense import DenseAttention, grouped_attention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.ragged import StepCache, first_slots
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
-from mini_engine.fused import FusedQwen3
+from mini_engine.fast import products
+from mini_engine.fast.attention.consecutive import ConsecutiveAttention
+from mini_engine.fast.attention.ragged import StepCache, first_slots
+from mini_engine.fast.fused import FusedQwen3
+from mini_engine.fast.products import make_projections
 from mini_engine.linear import Linear, TorchProjections
+from mini_engine.llm import build_model, load_model
 from mini_engine.model import Qwen3
-from mini_engine.products import make_projections
-from mini_engine.startup import build_model, load_model
 from mini_engine.viz.trace import trace_forward
 from tests.conftest import skip_without_bfloat16
 

@@ -38,9 +38,9 @@ TABLE = TokenTable.from_tokenizer(TOKENIZER, V, frozenset({STOP, OTHER_STOP}))
 SPECIAL = [token for token, spelling in enumerate(TABLE.token_bytes) if not spelling and token not in TABLE.stop_ids]
 BYTE = {spelling[0]: token for token, spelling in enumerate(TABLE.token_bytes) if len(spelling) == 1}
 CLASSES = {
-    "xgrammar": ("xgrammar_backend", "XGrammarBackend"),
-    "llguidance": ("llguidance_backend", "LLGuidanceBackend"),
-    "outlines": ("outlines_backend", "OutlinesBackend"),
+    "xgrammar": ("libraries.xgrammar", "XGrammarBackend"),
+    "llguidance": ("libraries.llguidance", "LLGuidanceBackend"),
+    "outlines": ("libraries.outlines", "OutlinesBackend"),
 }
 BACKENDS = list(CLASSES)
 BOTH = ["xgrammar", "llguidance"]  # those with grammars beyond regular ones
@@ -673,8 +673,8 @@ def test_a_missing_library_is_an_error_that_says_how_to_install_it(name, monkeyp
 
 
 def test_numbers_that_backends_cannot_use():
-    from mini_engine.grammar.llguidance_backend import LLGuidanceBackend
-    from mini_engine.grammar.xgrammar_backend import XGrammarBackend
+    from mini_engine.grammar.libraries.llguidance import LLGuidanceBackend
+    from mini_engine.grammar.libraries.xgrammar import XGrammarBackend
 
     with pytest.raises(ValueError, match="threads is 0"):
         XGrammarBackend(TABLE, threads=0)

@@ -19,8 +19,8 @@ from mini_engine.grammar.tokens import TokenTable
 
 pytest.importorskip("xgrammar")
 pytest.importorskip("llguidance")
-from mini_engine.grammar.llguidance_backend import EVERY_SPELLING, LLGuidanceBackend, LLGuidanceGrammar
-from mini_engine.grammar.xgrammar_backend import XGrammarBackend, XGrammarGrammar
+from mini_engine.grammar.libraries.llguidance import EVERY_SPELLING, LLGuidanceBackend, LLGuidanceGrammar
+from mini_engine.grammar.libraries.xgrammar import XGrammarBackend, XGrammarGrammar
 
 pytestmark = pytest.mark.filterwarnings("ignore:Possible .*set:FutureWarning")  # Python's, of [[ and &&
 TOKENIZER = Tokenizer.from_file(str(Path(mini_engine.tiny.__file__).parent / "model" / "tokenizer.json"))

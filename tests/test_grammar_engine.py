@@ -28,6 +28,7 @@ from mini_engine.grammar.base import REGISTRY, GrammarBackend, GrammarObject, ch
 from mini_engine.grammar.json_schema import parse_schema, schema_node
 from mini_engine.grammar.regex import parse_regex
 from mini_engine.grammar.tokens import TokenTable
+from mini_engine.llm import build_model
 from mini_engine.model import Qwen3
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.sampler.driver import SamplingDriver
@@ -36,7 +37,6 @@ from mini_engine.sampler.params import GrammarKind, SamplingParams
 from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary
 from mini_engine.sampler.processors.registry import REGISTRY as PROCESSORS
 from mini_engine.sampler.sampler import Sampler
-from mini_engine.startup import build_model
 from mini_engine.tiny import corpus
 from tests.test_engine import (
     EOS,

@@ -438,7 +438,7 @@ RANK = """
     from mini_engine.grammar.fsm import FsmBackend
     from mini_engine.grammar.ranks import make_gather
     from mini_engine.sampler.params import SamplingParams
-    from mini_engine.startup import load_driver
+    from mini_engine.llm import load_driver
 
     rank, file = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)

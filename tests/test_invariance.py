@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mini_engine import startup
+from mini_engine import llm as startup
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.attention.dense import eager_attention, grouped_attention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
-from mini_engine.products import make_projections
-from mini_engine.startup import build_model
+from mini_engine.fast.products import make_projections
+from mini_engine.llm import build_model
 
 # (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
 SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]

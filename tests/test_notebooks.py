@@ -57,7 +57,7 @@ def shifted(chunks, page_size, device="cpu"):
 driver.pack_batch = shifted
 """,
     ("L3_driver", "the end of the text is not noticed"): """
-from mini_engine import startup
+from mini_engine import llm as startup
 startup.load_eos_ids = lambda folder: frozenset()
 """,
     ("L4_sampler", "top-p removes the token that reaches p"): """

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mini_engine.attention import invariant
+from mini_engine.invariant import attention as invariant
 from mini_engine.invariant.probe import (
     REFERENCE_ROWS,
     THREADS,

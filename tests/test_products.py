@@ -8,10 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mini_engine import findings, products
 from mini_engine.config import EngineConfig
-from mini_engine.linear import TorchProjections
-from mini_engine.products import (
+from mini_engine.fast import products
+from mini_engine.fast.products import (
     WAYS,
     FastProjections,
     InvariantProjections,
@@ -21,6 +20,8 @@ from mini_engine.products import (
     onednn_fault,
     onednn_linear,
 )
+from mini_engine.invariant import findings
+from mini_engine.linear import TorchProjections
 from tests.conftest import skip_without_bfloat16
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mini_engine.cli import app
+from mini_engine.cli.app import app
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 PYTHON = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.config import EngineConfig
+from mini_engine.llm import load_model
 from mini_engine.sampler.batch import BUILT_IN, SamplingBatch, SamplingRequest
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.head import LogitsHead
@@ -28,7 +29,6 @@ from mini_engine.sampler.processors.registry import (
 )
 from mini_engine.sampler.processors.thinking import MODELS
 from mini_engine.sampler.sampler import Sampler
-from mini_engine.startup import load_model
 
 VOCABULARY = Vocabulary(20, frozenset({0}))
 THINK, ANSWER, BREAK = 1, 2, 3

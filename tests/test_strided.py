@@ -11,13 +11,13 @@ from mini_engine.attention.dense import grouped_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.ragged import StepCache
-from mini_engine.attention.strided import DecodeRow, StridedAttention, cheapest, find_grids
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.engine import Engine
+from mini_engine.fast.attention.ragged import StepCache
+from mini_engine.fast.attention.strided import DecodeRow, StridedAttention, cheapest, find_grids
+from mini_engine.fast.pages import PlacedAllocator
+from mini_engine.llm import load_driver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.scheduler.pages import PlacedAllocator
-from mini_engine.startup import load_driver
 
 CONFIG = ModelConfig(32, 64, 2, 6, 2, 16, 64, 4096, 1e4, 1e-6, True)
 

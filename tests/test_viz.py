@@ -19,9 +19,9 @@ from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
 from mini_engine.driver import GreedyDriver
+from mini_engine.fast.products import make_projections
+from mini_engine.llm import load_driver, load_model
 from mini_engine.model import rms_norm
-from mini_engine.products import make_projections
-from mini_engine.startup import load_driver, load_model
 from mini_engine.viz import batching, decoding, distribution, forward, paging, peer, tokens, trace
 from mini_engine.viz import difference as differ
 from mini_engine.viz.batching import BatchCost, Cost

@@ -22,9 +22,9 @@ from mini_engine.grammar.base import GrammarOptions, TokenRefusedError
 from mini_engine.grammar.fsm import FsmBackend
 from mini_engine.grammar.regex import parse_regex
 from mini_engine.grammar.tokens import TokenTable
+from mini_engine.llm import load_driver
 from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.startup import load_driver
 from mini_engine.viz import (
     grammar,
     grammar_automata,

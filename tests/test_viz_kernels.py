@@ -17,9 +17,10 @@ import torch
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from mini_engine.bench import kernels as bench
-from mini_engine.bench import kernels_attention, kernels_cases
-from mini_engine.bench.kernels_timer import Sample
+from mini_engine.bench.kernels import attention as kernels_attention
+from mini_engine.bench.kernels import cases as kernels_cases
+from mini_engine.bench.kernels import command as bench
+from mini_engine.bench.kernels.timer import Sample
 from mini_engine.config import ModelConfig
 from mini_engine.grammar import masks
 from mini_engine.kernels.launch import INTERPRETED

@@ -10,11 +10,11 @@ from mini_engine.attention.allocator import pages_needed
 from mini_engine.bench import reuse
 from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.config import EngineConfig
+from mini_engine.llm import load_driver
 from mini_engine.outputs import RequestOutput, StepOutput
 from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import RequestTimes
-from mini_engine.startup import load_driver
 from mini_engine.viz import caching, prefixes
 from mini_engine.viz.caching import Box, Cell, Edge, Film, Frame, Served, Visit
 from mini_engine.viz.figure import Figure

@@ -10,9 +10,9 @@ import torch
 from matplotlib.patches import Rectangle
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
+from mini_engine.llm import load_driver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.trace import SamplingTrace
-from mini_engine.startup import load_driver
 from mini_engine.viz import drawing, peer, sampling, sliders
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.sampling import Draws, MixedRow

@@ -10,10 +10,10 @@ from matplotlib.patches import Rectangle
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
+from mini_engine.llm import load_driver
 from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import RequestTimes
-from mini_engine.startup import load_driver
 from mini_engine.viz import scheduling, serving
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.serving import Arrival, Job, LoadPoint, Piece, Run, Stay, StepCost, StreamLine

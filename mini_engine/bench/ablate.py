@@ -19,16 +19,16 @@ import typer
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from mini_engine.bench.grammar_loads import large_tokenizer, tiny_tokenizer
+from mini_engine.bench.grammar.loads import large_tokenizer, tiny_tokenizer
 from mini_engine.bench.machine import SHAPES, chosen, machine, make_checkpoint
 from mini_engine.bench.serving import EngineSystem, Models, median_figures, run_once
 from mini_engine.bench.workload import Figures, Run, describe, figures, make_jobs
 from mini_engine.checkpoint import TINY_MODEL, load_config
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
+from mini_engine.llm import make_driver
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.startup import make_driver
 from mini_engine.tiny.corpus import IM_END
 
 ENGINE_OPTIONS = [field.name for field in fields(EngineConfig)]

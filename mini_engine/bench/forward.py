@@ -31,7 +31,7 @@ from mini_engine.bench.machine import machine, make_checkpoint, names_in, peak_r
 from mini_engine.bench.peers import TokenClock
 from mini_engine.config import Dtype, EngineConfig
 from mini_engine.driver import GreedyDriver
-from mini_engine.startup import load_model, make_driver
+from mini_engine.llm import load_model, make_driver
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "off": {},

@@ -38,10 +38,10 @@ from mini_engine.bench.workload import Answer, Figures, Job, Run, describe, figu
 from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.config import DEFAULT_POOL_TOKENS, Dtype, EngineConfig
 from mini_engine.engine import Engine
+from mini_engine.llm import load_model, make_driver
 from mini_engine.model import Qwen3
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.startup import load_model, make_driver
 
 TOKENS_PER_STEP = 512
 # Changes to EngineConfig.serving(); None is the engine with every option off.

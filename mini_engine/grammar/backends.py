@@ -14,9 +14,9 @@ from mini_engine.sampler.params import GrammarKind
 
 BUILT_IN = {
     "fsm": "mini_engine.grammar.fsm:FsmBackend",
-    "xgrammar": "mini_engine.grammar.xgrammar_backend:XGrammarBackend",
-    "llguidance": "mini_engine.grammar.llguidance_backend:LLGuidanceBackend",
-    "outlines": "mini_engine.grammar.outlines_backend:OutlinesBackend",
+    "xgrammar": "mini_engine.grammar.libraries.xgrammar:XGrammarBackend",
+    "llguidance": "mini_engine.grammar.libraries.llguidance:LLGuidanceBackend",
+    "outlines": "mini_engine.grammar.libraries.outlines:OutlinesBackend",
 }
 
 

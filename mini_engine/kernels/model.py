@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.config import ModelConfig
-from mini_engine.fused import FusedLayer, FusedQwen3
+from mini_engine.fast.fused import FusedLayer, FusedQwen3
 from mini_engine.kernels.registry import KernelSet
 from mini_engine.linear import Linear, TorchProjections
 from mini_engine.model import Attention, rotary_table

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
-from mini_engine.attention.cascade import CascadeAttention
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
-from mini_engine.attention.strided import StridedAttention
 from mini_engine.config import EngineConfig
 from mini_engine.driver import GreedyDriver
+from mini_engine.fast.attention.cascade import CascadeAttention
+from mini_engine.fast.attention.strided import StridedAttention
 from mini_engine.model import Qwen3
 from mini_engine.sampler.batch import SampledRequest, SamplingBatch, SamplingRequest
 from mini_engine.sampler.head import LogitsHead

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mini_engine.attention.allocator import pages_needed
+from mini_engine.fast.pages import PlacedAllocator
 from mini_engine.scheduler.budget import GrowthEstimate
-from mini_engine.scheduler.pages import PlacedAllocator
 from mini_engine.scheduler.policy import Policy
 from mini_engine.scheduler.prefix_cache import NullPrefixCache, PrefixCache, PrefixHit
 from mini_engine.scheduler.request import FinishReason, Request, RequestState

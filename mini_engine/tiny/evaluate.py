@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
 from mini_engine.driver import GreedyDriver
-from mini_engine.startup import load_driver
+from mini_engine.llm import load_driver
 from mini_engine.tiny import corpus
 from mini_engine.tiny.corpus import Task
 

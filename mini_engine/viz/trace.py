@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mini_engine import model as model_module
 from mini_engine.attention import dense
-from mini_engine.fused import FusedQwen3
+from mini_engine.fast.fused import FusedQwen3
 from mini_engine.linear import Linear, Projections, TorchProjections
 from mini_engine.model import Attention, Layer, Qwen3
 

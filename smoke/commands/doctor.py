@@ -27,8 +27,8 @@ def print_invariance() -> None:
     The embedded model is tried in both dtypes; other models that were loaded on this machine are listed too.
     """
     from mini_engine.config import EngineConfig
-    from mini_engine.findings import findings, path
-    from mini_engine.startup import load_driver
+    from mini_engine.invariant.findings import findings, path
+    from mini_engine.llm import load_driver
 
     for dtype in ("float32", "bfloat16"):
         try:

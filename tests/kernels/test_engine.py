@@ -10,8 +10,8 @@ from mini_engine.attention.allocator import pages_needed
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.engine import Engine
 from mini_engine.kernels.launch import INTERPRETED
+from mini_engine.llm import build_model, load_driver, make_driver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.startup import build_model, load_driver, make_driver
 from tests.kernels.conftest import DEVICE
 
 # Tiny in the interpreter, which needs milliseconds for every program.

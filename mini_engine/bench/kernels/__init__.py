@@ -1,0 +1,1 @@
+"""``mini-engine bench kernels``."""

@@ -1,0 +1,127 @@
+"""Beside L2's plain path: decode rows that begin with the same pages read those once.
+
+Owns: finding rows with common first pages, attention over the two parts, and their merging. Must not know: requests,
+caches, why pages are shared.
+
+With a prefix cache many sequences lie on the same pages at first and on their own after that. A softmax over all keys
+is the weighted mean of softmaxes over parts of them, the weights being exp(log-sum-exp). So the queries of all rows go
+to the common keys together, as rows of one matrix, and to their own keys in one padded call; then both are merged.
+Source: cascade attention (FlashInfer), Hydragen.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import torch
+from torch import Tensor
+
+from mini_engine.attention.dense import AttentionKernel
+from mini_engine.attention.metadata import AttentionMetadata, slots_of
+from mini_engine.attention.pool import KVPool
+from mini_engine.fast.attention.ragged import StepCache, attend_alone, length_mask
+
+LEAST_SHARED = 64  # tokens; for fewer, a second call costs more than it saves
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """Rows that begin alike: ``rows`` [n] of the cascade's N, and the ``slots`` [S] of their common keys."""
+
+    rows: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """The sequences ``members`` [N] of a step that share a prefix with others: which ones, and what is their own.
+
+    ``rows`` [N]: their packed rows. ``own_slots`` [N * L]: the slots of each one's own keys, padded with the zero slot.
+    ``mask`` [N, 1, 1, L]: 0 for a key, ``ragged.HIDDEN`` for padding.
+    """
+
+    members: list[int]
+    rows: Tensor
+    prefixes: list[SharedPrefix]
+    own_slots: Tensor
+    mask: Tensor
+
+
+def find_cascade(metadata: AttentionMetadata, pool: KVPool) -> Cascade | None:
+    """Return the cascade of a step's decode rows; ``None`` if none would save more reading than padding costs."""
+    size, kv_lens = metadata.page_size, metadata.seq_lens_kv.tolist()
+    table = metadata.block_table.tolist()
+    members, own, prefixes = list[int](), list[list[int]](), list[SharedPrefix]()
+    for group in alike(table, [i for i, (start, end) in enumerate(metadata.query_ranges) if end - start == 1]):
+        # The newest token's page may be full and still is its own: a row keeps at least one key for the second call.
+        most = (min(kv_lens[i] for i in group) - 1) // size
+        pages = common_pages([table[i][:most] for i in group])
+        shared = len(pages) * size
+        if shared >= LEAST_SHARED:
+            rows = torch.arange(len(members), len(members) + len(group))
+            prefixes.append(SharedPrefix(rows, torch.tensor(slots_of(pages, 0, shared, size))))
+            own += [slots_of(table[i], shared, kv_lens[i], size) for i in group]
+            members += group
+    longest = max(map(len, own), default=0)
+    if not members or longest * len(members) > sum(kv_lens[i] for i in members):
+        return None
+    padded = [[*slots, *[pool.zero_slot] * (longest - len(slots))] for slots in own]
+    mask = length_mask([len(slots) for slots in own], pool.keys[0].dtype)
+    starts = torch.tensor([metadata.query_ranges[i][0] for i in members])
+    return Cascade(members, starts, prefixes, torch.tensor(padded).flatten(), mask)
+
+
+def alike(table: Sequence[Sequence[int]], sequences: Sequence[int]) -> list[list[int]]:
+    """Return the groups of two and more ``sequences`` whose first page is the same one."""
+    groups = defaultdict(list)
+    for index in sequences:
+        groups[table[index][0]].append(index)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def common_pages(tables: Sequence[Sequence[int]]) -> list[int]:
+    """Return the pages with which all ``tables`` begin."""
+    return [pages[0] for pages in takewhile(lambda pages: len(set(pages)) == 1, zip(*tables, strict=True))]
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Attend without causality. ``q`` [B, Hkv, R, D], ``k``, ``v`` [B, Hkv, L, D] -> float32 out, log-sum-exp."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)
+    return out.float(), lse  # [B, Hkv, R, D], [B, Hkv, R]
+
+
+class CascadeAttention:
+    """``PagedAttention`` that reads common prefixes once: same signature, same values to rounding."""
+
+    def __init__(self, cache: StepCache, cascade: Cascade, kernel: AttentionKernel) -> None:
+        """Bind the step's part of the cache, its cascade, and the kernel for all other sequences."""
+        self.cache, self.cascade, self.kernel = cache, cascade, kernel
+        self.others = sorted(set(range(len(cache.metadata.query_ranges))) - set(cascade.members))
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
+        self.cache.write(layer, k, v)
+        rows = self.cascade.rows
+        out = torch.empty_like(q).index_copy_(0, rows, self.attend(layer, q[rows], k.shape[1]))
+        attend_alone(layer, q, out, self.cache, self.others, self.kernel)
+        return out
+
+    def attend(self, layer: int, q: Tensor, num_kv_heads: int) -> Tensor:
+        """Attend for the decode rows. ``q`` [N, Hq, D] -> [N, Hq, D]."""
+        count, _, dim = q.shape
+        grouped = q.view(count, num_kv_heads, -1, dim)  # [N, Hkv, R, D]: the query heads of one key-value head
+        keys, values = (
+            own.view(num_kv_heads, count, -1, dim).transpose(0, 1)  # [N, Hkv, L, D]
+            for own in self.cache.pool.gather(layer, self.cascade.own_slots)
+        )
+        out, lse = flash(grouped, keys, values, self.cascade.mask)
+        for prefix in self.cascade.prefixes:
+            keys, values = self.cache.pool.gather(layer, prefix.slots)  # [Hkv, S, D] each
+            together = grouped[prefix.rows].transpose(0, 1)  # [Hkv, n, R, D]
+            common, weight = flash(together.reshape(1, num_kv_heads, -1, dim), keys[None], values[None])
+            common = common.view(together.shape).transpose(0, 1)  # [n, Hkv, R, D]
+            weight = weight.view(together.shape[:3]).transpose(0, 1)  # [n, Hkv, R]
+            share = torch.sigmoid(weight - lse[prefix.rows])[..., None]  # exp(a) / (exp(a) + exp(b))
+            out[prefix.rows] = torch.lerp(out[prefix.rows], common, share)
+        return out.view(q.shape).to(q.dtype)

@@ -1,0 +1,91 @@
+"""The fused forward pass with a loop for everything between two matrix products.
+
+Owns: the order of the operations. Must not know: batches, how an operation is computed. ``model.Qwen3`` is the oracle.
+
+As in ``kernels/model.py`` the residual stream is one array that every block's output is added to, in the same loop that
+norms the sum for the next block.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mini_engine.config import ModelConfig
+from mini_engine.fast.compiled import loops
+from mini_engine.fast.compiled.loops import Floats
+from mini_engine.fast.fused import FusedLayer, FusedQwen3
+from mini_engine.linear import Projections
+from mini_engine.model import Attention
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The norm weights of a layer as arrays; they share the tensors' memory."""
+
+    heads: Floats  # [Hq + Hkv, D]
+    post_attention: Floats  # [H]
+    next: Floats  # [H]: what begins the next layer, or the final norm
+
+
+class Shared:
+    """Memory for one matrix, as a tensor for torch and as an array for the loops."""
+
+    def __init__(self, *shape: int) -> None:
+        """Allocate float32 numbers that are not set yet."""
+        self.tensor = torch.empty(shape)
+        self.array: Floats = self.tensor.numpy()
+
+
+class Room:
+    """The memory of one step that every layer uses again."""
+
+    def __init__(self, rows: int, config: ModelConfig) -> None:
+        """Allocate it for T = ``rows``."""
+        dim = config.head_dim
+        self.cos, self.sin = np.empty((2, rows, dim // 2), np.float32)
+        self.x = Shared(rows, config.hidden_size)  # normed: what the next product is of
+        self.q = Shared(rows, config.num_attention_heads, dim)
+        self.k = Shared(rows, config.num_key_value_heads, dim)
+        self.product = Shared(rows, config.intermediate_size)  # silu(gate) * up
+
+
+class CompiledQwen3(FusedQwen3):
+    """``FusedQwen3`` in float32 on the CPU, its small operations compiled: same call, same values to rounding."""
+
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], projections: Projections) -> None:
+        """Stack and hand over the weights as ``FusedQwen3`` does. Consumes the dictionary."""
+        super().__init__(config, weights, projections)
+        following = [layer.input_norm for layer in self.fused[1:]] + [self.final_norm]
+        self.norms = [
+            Norms(own.qk_norm.numpy(), own.post_attention_norm.numpy(), after.numpy())
+            for own, after in zip(self.fused, following, strict=True)
+        ]
+
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
+        eps = self.config.rms_norm_eps
+        residual = F.embedding(input_ids, self.embedding).numpy()  # [T, H], fresh memory
+        room = Room(len(input_ids), self.config)
+        loops.rotary_table(positions.numpy(), self.frequencies.numpy(), room.cos, room.sin)
+        loops.rms_norm(residual, self.fused[0].input_norm.numpy(), eps, room.x.array)
+        for index, (layer, norms) in enumerate(zip(self.fused, self.norms, strict=True)):
+            out = self.attend(index, layer, norms, room, attention)
+            loops.add_rms_norm(out.numpy(), residual, norms.post_attention, eps, room.x.array)
+            loops.silu_and_mul(layer.gate_up_proj(room.x.tensor).numpy(), room.product.array)
+            out = layer.down_proj(room.product.tensor)
+            loops.add_rms_norm(out.numpy(), residual, norms.next, eps, room.x.array)
+        return room.x.tensor
+
+    def attend(self, index: int, layer: FusedLayer, norms: Norms, room: Room, attention: Attention) -> Tensor:
+        """Compute ``Qwen3.attention_block`` of the normed rows ``room.x`` [T, H] -> [T, H]."""
+        cfg = self.config
+        num_heads, num_kv_heads = cfg.num_attention_heads, cfg.num_key_value_heads
+        heads = layer.qkv_proj(room.x.tensor).view(-1, num_heads + 2 * num_kv_heads, cfg.head_dim)
+        loops.norm_and_rotate(
+            heads.numpy(), norms.heads, room.cos, room.sin, cfg.rms_norm_eps, room.q.array, room.k.array
+        )
+        v = heads.narrow(1, num_heads + num_kv_heads, num_kv_heads)  # [T, Hkv, D], a view
+        return layer.o_proj(attention(index, room.q.tensor, room.k.tensor, v).view(-1, num_heads * cfg.head_dim))

@@ -1,0 +1,1 @@
+"""Grammar backends that adapt a library."""

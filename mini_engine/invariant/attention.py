@@ -1,0 +1,252 @@
+"""Beside L2's plain path: paged attention whose bits do not depend on the batch, on chunks or on threads.
+
+Owns: the split plan and the merge. Must not know: projections, requests.
+
+A sum of floats depends on its order, and a fused kernel chooses the order by the shape of its input. So the shape is
+fixed here. The keys of a sequence are cut into tiles of ``TILE`` positions, aligned to position 0 whatever the chunk;
+each tile is a batch entry of its own, always ``TILE`` keys wide, with padding masked; and the partial results are
+merged in tile order by their log-sum-exp, as FlashDecoding does (Dao et al., 2023) but with a fixed tile *size* instead
+of a fixed number of tiles. Query rows are padded to a number of rows for which an experiment on this machine found the
+same bits at every place: beneath the kernel lies a BLAS, which has other orders for some numbers of rows.
+
+Measured: the plain path differs in nearly every row between "alone" and "in a batch", this one in none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mini_engine.attention.metadata import AttentionMetadata
+from mini_engine.attention.pool import KVPool
+from mini_engine.fast.attention.ragged import additive_mask
+from mini_engine.invariant.findings import cpu, remembered
+from mini_engine.invariant.probe import opposite_terms, rows_that_hold, usual_numbers
+
+TILE = 128  # keys in a tile, and at most as many queries in an item
+ENLARGED = 1 << 12  # makes scores out of the rounding of opposite terms
+
+
+@dataclass(frozen=True)
+class Item:
+    """Up to ``TILE`` consecutive queries of one sequence: packed rows ``start`` … ``start + q_len - 1``.
+
+    ``slots`` [kv_len] are those of the keys that the last of these queries sees.
+    """
+
+    start: int
+    q_len: int
+    slots: Tensor
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles that hold this item's keys, the last one partly filled."""
+        return -(-len(self.slots) // TILE)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Items of equal ``q_len``, most tiles first, laid out for one kernel call over S (item, tile) pairs.
+
+    The pairs are ordered by tile and then by item, so the items that have a tile t are always the first
+    ``items_per_tile[t]`` ones.
+
+    With a single pair and a single key-value head there would be one unit of work. The kernel then runs outside any
+    parallel region and the BLAS beneath it splits rows among threads, which changes bits; so that pair is listed twice
+    and the second result is not read.
+    """
+
+    rows: Tensor | slice  # [G * q_len] packed rows, item after item
+    slots: Tensor  # [S * TILE] slots of the keys, pair after pair
+    owner: Tensor | slice  # [S] the item of each pair
+    mask: Tensor  # [S, 1, R, TILE] 0 or HIDDEN; R query rows of one key-value head, padded as ``query_rows`` tells
+    items_per_tile: list[int]
+
+
+def make_items(metadata: AttentionMetadata, longest: int) -> list[Item]:
+    """Cut every sequence's queries into items of at most ``longest``; each sees the keys up to its own last query."""
+    items = []
+    for (start, end), slots in zip(metadata.query_ranges, metadata.kv_slots, strict=True):
+        for first in range(start, end, longest):
+            last = min(first + longest, end)
+            items.append(Item(first, last - first, slots[: len(slots) - (end - last)]))
+    return items
+
+
+def make_group(items: Sequence[Item], pool: KVPool, num_attention_heads: int, numbers: Sequence[int]) -> Group:
+    """Lay out ``items`` of equal q_len; see ``Group``. Padding keys read the pool's zero slot and are masked.
+
+    ``numbers``: the numbers of query rows that there may be.
+    """
+    num_kv_heads, dtype = pool.keys[0].shape[0], pool.keys[0].dtype
+    items = sorted(items, key=lambda item: -item.num_tiles)
+    items_per_tile = [sum(item.num_tiles > tile for item in items) for tile in range(items[0].num_tiles)]
+    pairs = [(number, tile) for tile, count in enumerate(items_per_tile) for number in range(count)]
+    if len(pairs) * num_kv_heads == 1:
+        pairs *= 2
+    owner, tile = torch.tensor(pairs).unbind(1)  # [S] each
+    slots = pad_sequence([item.slots for item in items], batch_first=True, padding_value=pool.zero_slot)
+    slots = F.pad(slots, (0, -slots.shape[1] % TILE), value=pool.zero_slot).unflatten(1, (-1, TILE))
+    kv_lens = torch.tensor([len(item.slots) for item in items])
+    mask = tile_masks(kv_lens[owner], tile, items[0].q_len, num_attention_heads // num_kv_heads, dtype)
+    missing = next(number for number in numbers if number >= mask.shape[1]) - mask.shape[1]
+    return Group(
+        rows=index([row for item in items for row in range(item.start, item.start + item.q_len)]),
+        slots=slots[owner, tile].flatten(),  # of [G, tiles, TILE]
+        owner=index([number for number, _ in pairs]),
+        mask=F.pad(mask, (0, 0, 0, missing))[:, None],  # rows that pad see every key; nobody reads them
+        items_per_tile=items_per_tile,
+    )
+
+
+def index(rows: list[int]) -> Tensor | slice:
+    """Return ``rows`` as an index; a slice where they are consecutive, since that one copies nothing."""
+    consecutive = rows == list(range(rows[0], rows[0] + len(rows)))
+    return slice(rows[0], rows[0] + len(rows)) if consecutive else torch.tensor(rows)
+
+
+def tile_masks(kv_lens: Tensor, tiles: Tensor, q_len: int, heads_per_kv: int, dtype: torch.dtype) -> Tensor:
+    """Return the additive causal masks of tiles, given the keys of their items -> [S, q_len * heads_per_kv, TILE].
+
+    ``kv_lens`` and ``tiles`` [S] int64. Query i of head h is row i * heads_per_kv + h.
+    """
+    keys = tiles[:, None] * TILE + torch.arange(TILE)  # [S, TILE] positions
+    queries = kv_lens[:, None] - q_len + torch.arange(q_len)  # [S, q_len]
+    is_later = keys[:, None] > queries[:, :, None]  # [S, q_len, TILE]
+    return additive_mask(is_later, dtype).repeat_interleave(heads_per_kv, 1)
+
+
+def query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[int]:
+    """Return the numbers of query rows for which the kernel gives a row the same bits everywhere on this machine.
+
+    Raises ``ValueError`` if there is none that holds the query heads of one key-value head.
+    """
+    shape = f"{heads} query heads, {kv_heads} key-value heads of {head_dim}, {str(dtype).removeprefix('torch.')}"
+    numbers: list[int] = remembered(
+        f"invariant attention: {shape}",
+        lambda: numbers_that_hold(kv_heads, head_dim, dtype, usual_numbers(TILE * heads // kv_heads)),
+    )
+    if not numbers or numbers[-1] < heads // kv_heads:
+        raise ValueError(
+            f"batch_invariant=True cannot be kept on this CPU ({cpu()['model name']}): attention with {shape} gives a "
+            "row other bits in other batches; leave batch_invariant off, or try another dtype"
+        )
+    return numbers
+
+
+def numbers_that_hold(kv_heads: int, head_dim: int, dtype: torch.dtype, numbers: Sequence[int]) -> list[int]:
+    """Try the kernel as ``InvariantAttention`` calls it: for one tile (twice, if that is one unit) and for three.
+
+    Every score is a sum of opposite terms, so it is rounding alone, made large enough to change the weights. And every
+    key is there twice, with opposite values. The log-sum-exp shows the scores' order of additions, the output that of
+    the values.
+    """
+    row, vectors = opposite_terms(head_dim, TILE // 2, dtype)  # [D], [TILE / 2, D]; their products are 0
+    of_pair, values = opposite_terms(TILE, head_dim, dtype)  # [TILE] with one number for each pair, [D, TILE]
+    row, keys = row * ENLARGED, vectors[of_pair.unique(return_inverse=True)[1]]  # [TILE, D]
+
+    def attend(x: Tensor, pairs: int) -> Tensor:
+        shape = (pairs, kv_heads, -1, -1)
+        out, lse = kernel(
+            x.expand(*shape), keys.expand(*shape).contiguous(), values.T.expand(*shape).contiguous(),
+            torch.zeros(pairs, 1, len(x), TILE, dtype=dtype),
+        )  # fmt: skip
+        return torch.cat((out.float(), lse.float()[..., None]), dim=-1).permute(2, 0, 1, 3)  # [R, S, Hkv, D + 1]
+
+    for pairs in (2 if kv_heads == 1 else 1, 3):
+        numbers = rows_that_hold(lambda x, pairs=pairs: attend(x, pairs), row, numbers)  # type: ignore[misc]
+    return list(numbers)
+
+
+def kernel(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Attend over one tile of keys per pair. ``q`` [S, Hkv, R, D], ``keys``, ``values`` [S, Hkv, TILE, D].
+
+    Returns out [S, Hkv, R, D] and the log-sum-exp of the scores [S, Hkv, R].
+    """
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, attn_mask=mask)  # type: ignore[no-any-return]
+
+
+class InvariantAttention:
+    """``PagedAttention`` with a fixed order of additions: same signature, same values to rounding."""
+
+    def __init__(self, pool: KVPool, metadata: AttentionMetadata, num_attention_heads: int) -> None:
+        """Plan the step once, for all layers."""
+        self.pool, self.metadata = pool, metadata
+        num_kv_heads, _, head_dim = pool.keys[0].shape
+        numbers = query_rows(num_attention_heads, num_kv_heads, head_dim, pool.keys[0].dtype)
+        longest = min(TILE, numbers[-1] // (num_attention_heads // num_kv_heads))
+        by_length = sorted(make_items(metadata, longest), key=lambda item: item.q_len)
+        self.groups = [
+            make_group(list(items), pool, num_attention_heads, numbers)
+            for _, items in groupby(by_length, key=lambda item: item.q_len)
+        ]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
+        self.pool.write(layer, k, v, self.metadata.slot_mapping)
+        out = torch.empty_like(q)
+        for group in self.groups:
+            out[group.rows] = self.attend(layer, q[group.rows], group, num_kv_heads=k.shape[1])
+        return out
+
+    def attend(self, layer: int, q: Tensor, group: Group, num_kv_heads: int) -> Tensor:
+        """Attend for one group. ``q`` [G * q_len, Hq, D] -> [G * q_len, Hq, D]."""
+        count, pairs = group.items_per_tile[0], group.mask.shape[0]  # G, S
+        q_rows = pack_query_rows(q, count, num_kv_heads, padded=group.mask.shape[2])  # [G, Hkv, R, D]
+        keys, values = self.pool.gather(layer, group.slots)  # [Hkv, S * TILE, D]
+        out, lse = kernel(
+            q_rows[group.owner],  # [S, Hkv, R, D]
+            keys.view(num_kv_heads, pairs, TILE, -1).transpose(0, 1),  # [S, Hkv, TILE, D]
+            values.view(num_kv_heads, pairs, TILE, -1).transpose(0, 1),
+            group.mask,
+        )  # out [S, Hkv, R, D], lse [S, Hkv, R]
+        merged = merge_tiles(out, lse, group.items_per_tile)  # [G, Hkv, R, D]
+        return unpack_query_rows(merged, q)
+
+
+def pack_query_rows(q: Tensor, count: int, num_kv_heads: int, padded: int) -> Tensor:
+    """Put the query heads of one key-value head, for all queries of an item, into rows of one matrix.
+
+    ``q`` [G * q_len, Hq, D] -> [G, Hkv, padded, D], zeros in the rows beyond q_len * Hq / Hkv.
+    """
+    total, num_heads, head_dim = q.shape
+    rows = q.reshape(count, total // count, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    rows = rows.transpose(1, 2).flatten(2, 3)  # [G, Hkv, q_len * Hq / Hkv, D]
+    return F.pad(rows, (0, 0, 0, padded - rows.shape[2]))
+
+
+def unpack_query_rows(rows: Tensor, q: Tensor) -> Tensor:
+    """Undo ``pack_query_rows``: ``rows`` [G, Hkv, R, D] -> the shape and dtype of ``q`` [G * q_len, Hq, D]."""
+    count, num_kv_heads, _, _ = rows.shape
+    q_len, heads_per_kv = q.shape[0] // count, q.shape[1] // num_kv_heads
+    rows = rows[:, :, : q_len * heads_per_kv].reshape(count, num_kv_heads, q_len, heads_per_kv, -1)
+    return rows.transpose(1, 2).reshape(q.shape).to(q.dtype)
+
+
+def merge_tiles(out: Tensor, lse: Tensor, items_per_tile: Sequence[int]) -> Tensor:
+    """Merge softmax-weighted sums over disjoint keys, tile after tile, in float32.
+
+    ``out`` [S, Hkv, R, D] and ``lse`` [S, Hkv, R] ordered as in ``Group`` -> [G, Hkv, R, D]. With ``m`` the largest
+    log-sum-exp so far, a tile's weight is exp(lse - m); a tile that a row cannot see weighs exactly 0, so further
+    masked tiles change no bit.
+    """
+    count = items_per_tile[0]
+    merged, top = out[:count].float(), lse[:count]
+    if len(items_per_tile) == 1:
+        return merged
+    total = torch.ones_like(top)
+    top = top.clone()
+    first = count
+    for n in items_per_tile[1:]:
+        new_out, new_lse = out[first : first + n], lse[first : first + n]
+        new_top = torch.maximum(top[:n], new_lse)
+        keep, add = torch.exp(top[:n] - new_top), torch.exp(new_lse - new_top)
+        merged[:n] = merged[:n] * keep[..., None] + new_out * add[..., None]
+        total[:n] = total[:n] * keep + add
+        top[:n] = new_top
+        first += n
+    return merged / total[..., None]
