@@ -1,22 +1,111 @@
-"""From the name of a model to a driver that is ready to run.
+"""The composition root: from the name of a model to an engine that is ready to run.
 
-Owns: the order of loading. Must not know: prompts, commands.
+``LLM`` is the short way in: texts, chats or ids go in, answers come out. It is an ``Engine`` over a ``SamplingDriver``
+over a model, and the functions here build these three.
 """
 
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from importlib import import_module
+from numbers import Integral
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Self
 
 from torch import Tensor
 
-from mini_engine.checkpoint import load_config, load_eos_ids, load_weights, resolve_folder
+from mini_engine.checkpoint import load_config, load_eos_ids, load_tokenizer, load_weights, resolve_folder
 from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.engine import Engine
 from mini_engine.fast.fused import FusedQwen3
 from mini_engine.fast.products import make_projections
 from mini_engine.invariant.attention import query_rows
 from mini_engine.model import Qwen3
+from mini_engine.outputs import Delta, RequestOutput
+from mini_engine.prompts import Prompt, encode_prompt, is_chat
 from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.sampler.params import SamplingParams
+
+
+class LLM:
+    """A model, its tokenizer and an engine.
+
+    ``LLM()`` runs the embedded model; ``LLM("folder")`` and ``LLM("Qwen/Qwen3-0.6B")`` run a checkpoint. Without a
+    ``config`` the engine is set up for many requests at a time: ``EngineConfig.serving(**options)``. With
+    ``config=EngineConfig()`` every option is off.
+    """
+
+    def __init__(self, model: str | Path | None = None, *, config: EngineConfig | None = None, **options: Any) -> None:
+        """Load ``model`` and its tokenizer; shows a progress bar on a terminal.
+
+        Raises ``ValueError`` for a faulty checkpoint, for an unknown or invalid option, and for ``config`` and options
+        together.
+        """
+        if config is not None and options:
+            raise ValueError(f"both config and {', '.join(options)} are given; put all options into config")
+        unknown = options.keys() - {each.name for each in fields(EngineConfig)}
+        if unknown:
+            raise ValueError(f"{min(unknown)} is not an option of EngineConfig; see help(EngineConfig)")
+        folder = resolve_folder(model)
+        self.tokenizer = load_tokenizer(folder)
+        driver = load_driver(folder, config or EngineConfig.serving(**options))
+        self.engine = Engine(driver, self.tokenizer.backend_tokenizer)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        think: bool = True,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer all ``prompts``, many at a time, and return the answers in the order of the prompts.
+
+        A prompt is a text, a chat (a list of messages) or a list of token ids; a single one need not stand in a list.
+        ``params`` are for all prompts, or a list with those of each; ``None`` is greedy. With ``n`` answers for each
+        prompt, those of one prompt follow one another. ``think``: let a model that can think do so, in chats.
+        ``progress``: show a bar; by default on a terminal, if there is more than one prompt.
+
+        An answer to a prompt that cannot be encoded or run has ``finish_reason`` "error" and says why in ``error``; the
+        others go on. Raises ``ValueError`` if there are not as many ``params`` as prompts.
+        """
+        each: Sequence[Prompt] = [prompts] if is_single(prompts) else prompts  # type: ignore[assignment, list-item]
+        own_params = [params or SamplingParams()] * len(each) if not isinstance(params, Sequence) else list(params)
+        if len(own_params) != len(each):
+            raise ValueError(f"{len(each)} prompts and {len(own_params)} parameters; give one for all or one for each")
+        ids, refused = dict[int, list[int]](), dict[int, list[RequestOutput]]()
+        for place, prompt in enumerate(each):
+            try:
+                ids[place] = encode_prompt(self.tokenizer, prompt, think)
+            except ValueError as error:
+                refused[place] = [RequestOutput(f"refused {place}", [], finish_reason="error", error=str(error))]
+        shown = sys.stderr.isatty() and len(ids) > 1 if progress is None else progress
+        answered = self.engine.generate(list(ids.values()), [own_params[place] for place in ids], shown)
+        answers = refused | dict(zip(ids, answered, strict=True))
+        return [answer for place in range(len(each)) for answer in answers[place]]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, think: bool = True) -> Iterator[Delta]:
+        """Yield what is new of one answer as it comes: ``delta.text`` can be printed at once.
+
+        Closing the iterator ends the request. Raises ``ValueError`` for a prompt that cannot be run.
+        """
+        return self.engine.stream(encode_prompt(self.tokenizer, prompt, think), params or SamplingParams())
+
+    def close(self) -> None:
+        """End what still runs."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_single(prompts: Any) -> bool:
+    """Whether this is one prompt and not a list of prompts."""
+    return isinstance(prompts, str) or is_chat(prompts) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
 
 
 def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qwen3:

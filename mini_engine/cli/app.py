@@ -16,6 +16,7 @@ import typer
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
+from mini_engine import __version__
 from mini_engine.bench.ablate import bench_ablate
 from mini_engine.bench.batch import bench_batch
 from mini_engine.bench.forward import bench_forward
@@ -29,19 +30,34 @@ from mini_engine.cli import options
 from mini_engine.cli.batch import batch
 from mini_engine.cli.cache import show_cache
 from mini_engine.cli.options import make_config, make_params
-from mini_engine.cli.start import encode_chat, encode_text, input_errors, start
+from mini_engine.cli.start import input_errors, start
 from mini_engine.cli.tables import print_logprobs, print_trace
 from mini_engine.outputs import table_as_json
+from mini_engine.prompts import encode_chat, encode_text
 from mini_engine.sampler.driver import FinishReason, SampledStep, SamplingDriver
 from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.trace import SamplingTrace
 
-app = typer.Typer(
-    help="Run a Qwen3 model with the engine of this course.", no_args_is_help=True, pretty_exceptions_enable=False
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 bench = typer.Typer(help="Measure the engine beside a peer, in the same process.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+
+
+def show_version(asked: bool) -> None:
+    """Print the version and end, if it was asked for."""
+    if asked:
+        typer.echo(f"mini-engine {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Run a Qwen3 model with the engine of this course."""
+
+
 app.command("batch")(batch)
 app.command("cache")(show_cache)
 bench.command("forward")(bench_forward)

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 from transformers import PreTrainedTokenizerBase
 
-from mini_engine.cli.start import encode_chat
 from mini_engine.outputs import RequestOutput, table_as_json
+from mini_engine.prompts import encode_chat
 from mini_engine.sampler.params import SamplingParams
 
 PROMPT_KEYS = ("prompt", "messages", "token_ids")

@@ -16,9 +16,10 @@ from rich.tree import Tree
 from transformers import PreTrainedTokenizerBase
 
 from mini_engine.cli import options
-from mini_engine.cli.start import encode_chat, input_errors, start
+from mini_engine.cli.start import input_errors, start
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
+from mini_engine.prompts import encode_chat
 from mini_engine.radix_cache import EVICTIONS, Node, RadixCache
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.policy import POLICIES

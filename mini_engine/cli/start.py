@@ -1,4 +1,4 @@
-"""What every command begins with: errors shown in one line, the engine that is asked for, the model, the prompt's ids.
+"""What every command begins with: errors shown in one line, the engine that is asked for, the model.
 
 Owns: how input errors look and what is checked before anything runs. Must not know: commands.
 """
@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import typer
 from transformers import PreTrainedTokenizerBase
@@ -49,27 +48,3 @@ def start(
     check_engine(engine)
     folder = resolve_folder(model)
     return load_driver(folder, config), load_tokenizer(folder)
-
-
-def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], think: bool) -> list[int]:
-    """Render a conversation with the tokenizer's chat template and encode it, ready for the assistant's turn."""
-    if not tokenizer.chat_template:
-        raise ValueError("this checkpoint's tokenizer has no chat template; leave out --chat")
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=think
-        )
-    except Exception as error:  # the checkpoint's template is a program and may raise anything
-        raise ValueError(f"the checkpoint's chat template fails ({error}); leave out --chat, or mend it") from error
-    return encode_text(tokenizer, cast(str, text))
-
-
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return the ids of ``text``. Raises ``ValueError`` for half a surrogate pair: a byte that was not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"the text has {text[error.start]!r} at {error.start}, which is not a character; is the text UTF-8?"
-        ) from error
-    return list(tokenizer.encode(text, add_special_tokens=False))
