@@ -28,7 +28,7 @@ from smoke.grade.authorship import TELLING_NODES, normal_form
 from smoke.manifest import ENGINE, ROOT, Lesson, load_manifest, parse_manifest
 from smoke.starter import functions_of, starter_files
 
-PARTS = ("README.md", "LICENSE", "pyproject.toml", ".gitignore", "lessons", "mini_engine", "smoke", "notebooks")
+PARTS = ("README.md", "LICENSE", "pyproject.toml", ".gitignore", "docs", "lessons", "mini_engine", "smoke", "notebooks")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_checkpoints", ".DS_Store", "*.egg-info", ".*_cache")
 KEPT_KEYS = ("id", "slug", "title", "goal")
 
