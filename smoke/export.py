@@ -25,7 +25,7 @@ import typer
 
 from smoke.bank import bank_files, read_entries
 from smoke.grade.authorship import TELLING_NODES, normal_form
-from smoke.manifest import ENGINE, ROOT, Lesson, load_manifest, parse_manifest
+from smoke.manifest import COURSE, ENGINE, ROOT, Lesson, load_manifest, parse_manifest
 from smoke.starter import functions_of, starter_files
 
 PARTS = ("README.md", "LICENSE", "pyproject.toml", ".gitignore", "docs", "lessons", "mini_engine", "smoke", "notebooks")
@@ -53,6 +53,8 @@ def export(folder: Path, upto: str, sealed: bool) -> list[Lesson]:
     Raises ``ValueError`` for a folder that is not empty or an unknown lesson, and, leaving nothing behind, if a
     solution is still there.
     """
+    if COURSE != ROOT:
+        raise ValueError(f"export copies a checkout and {ROOT} is not one; run it in a clone of the repository")
     last = load_manifest().lesson(upto)
     later = [lesson for lesson in load_manifest().written if lesson.number > last.number]
     emptied = [last, *later] if sealed else later

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-MANIFEST = ROOT / "lessons" / "manifest.toml"
+# Where the texts lie: beside the package in a checkout, inside of it in a wheel.
+COURSE = ROOT if (ROOT / "lessons" / "manifest.toml").is_file() else Path(__file__).resolve().parent
+MANIFEST = COURSE / "lessons" / "manifest.toml"
 ENGINE = ROOT / "mini_engine"
 
 LESSON_KEYS = {"id", "slug", "title", "goal", "hours", "files", "needed_earlier", "task", "option"}
@@ -98,8 +100,13 @@ class Lesson:
 
     @property
     def text_file(self) -> str:
-        """The lesson's text, relative to the repository."""
+        """The lesson's text, relative to ``COURSE``."""
         return f"lessons/{self.slug}.md"
+
+    @property
+    def page(self) -> str:
+        """The lesson's text as a reader finds it: relative in a checkout, absolute elsewhere."""
+        return self.text_file if COURSE == ROOT else str(COURSE / self.text_file)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def explain(result: Result, check: Check, passed: Collection[str] = ()) -> str:
         parts += describe(failure)
     if len(result.failures) > MAX_FAILURES:
         parts.append(f"  and       {len(result.failures) - MAX_FAILURES} more differences")
-    parts.append(f"  read      {lesson.text_file} {check.section}")
+    parts.append(f"  read      {lesson.page} {check.section}")
     fitting = [] if is_slip(result) else fitting_pitfalls(check.id, passed)
     for pitfall in fitting[:MAX_PITFALLS]:
         parts.append(f"  perhaps   {pitfall.id}: {pitfall.symptom}")

@@ -11,9 +11,7 @@ from smoke.commands.exits import Exit, stop
 from smoke.commands.progress import TaskArgument
 from smoke.commands.run import EngineOption
 from smoke.example import fences
-from smoke.manifest import load_manifest
-
-ROOT = Path(__file__).parents[2]
+from smoke.manifest import COURSE, ROOT, load_manifest
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def example_command(task: TaskArgument, engine: EngineOption = Path("work")) -> None:
     """Run a lesson's code blocks, up to those of a task in section 5, on your modules over the reference."""
     chosen = load_manifest().task(task)
-    page = ROOT / load_manifest().lesson(chosen.lesson_id).text_file
+    page = COURSE / load_manifest().lesson(chosen.lesson_id).text_file
     if not any(fence.task == chosen.id and fence.info == "python" for fence in fences(page.read_text())):
         raise ValueError(f"the example of {chosen.id} is in words and has no code; it is in {page.name}, section 5")
     overlay_files(engine)  # refuses a folder without modules before a process is started

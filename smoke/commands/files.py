@@ -10,11 +10,11 @@ import typer
 from smoke.check import checks_of
 from smoke.commands.exits import Exit, stop
 from smoke.commands.run import EngineOption, LessonArgument
-from smoke.manifest import ENGINE, ROOT, Lesson, load_manifest
+from smoke.manifest import COURSE, ENGINE, Lesson, load_manifest
 from smoke.starter import starter_files
 from smoke.work import Work
 
-COMPANION = ROOT / "lessons" / "AGENTS.md"  # how an AI assistant may help; it lies beside the code it is about
+COMPANION = COURSE / "lessons" / "AGENTS.md"  # how an AI assistant may help; it lies beside the code it is about
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +37,7 @@ def start_command(
     typer.echo(f"{chosen.id} {chosen.title}. {chosen.goal}\n")
     for task in chosen.tasks:
         typer.echo(f"  {task.id}  {task.title:<34} {task.points:>3} points")
-    typer.echo(f"\nread     {chosen.text_file}")
+    typer.echo(f"\nread     {chosen.page}")
     for file in chosen.files:
         typer.echo(f"edit     {into / file}")
     option = "" if into == Path("work") else f" --engine {into}"

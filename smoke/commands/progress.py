@@ -40,7 +40,7 @@ def status_command(engine: EngineOption = Path("work")) -> None:
     taken = sum(work.load().get("hints", {}).values())
     if unfinished:
         lesson, task = min(unfinished, key=lambda pair: not work.has(pair[0]))  # one that was begun comes first
-        typer.echo(f"next: {task.id} {task.title}, {lesson.text_file} §5")
+        typer.echo(f"next: {task.id} {task.title}, {lesson.page} §5")
     else:
         typer.echo("everything that is written passes")
     if taken:

@@ -17,7 +17,7 @@ from smoke.check import Failure, Result
 from smoke.grade.scoring import Mode
 from smoke.grade.submissions import Submission
 from smoke.grade.worker import ModeRun
-from smoke.manifest import ENGINE, ROOT, Lesson, load_manifest
+from smoke.manifest import COURSE, ENGINE, ROOT, Lesson, load_manifest
 
 SEED_RANGE = 1_000_000
 # Folders and files that no result depends on: what they say may be improved in the middle of a run.
@@ -103,7 +103,7 @@ def write(file: Path, value: Mapping[str, Any]) -> None:
 def course_digest() -> str:
     """Return a hash of what decides a result: results of other checks, or of another model, are no results of these."""
     whole = hashlib.sha256()
-    for folder in (ROOT / "smoke", ENGINE, ROOT / "lessons"):
+    for folder in (ROOT / "smoke", ENGINE, COURSE / "lessons"):
         for file in sorted([*folder.rglob("*.py"), *folder.rglob("*.toml"), *folder.rglob("*.safetensors")]):
             if BESIDE.isdisjoint(file.relative_to(ROOT).parts):
                 whole.update(file.relative_to(ROOT).as_posix().encode())
