@@ -5,7 +5,7 @@ options, other requests. What this driver computes with every option off is what
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal
@@ -14,19 +14,14 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
-from mini_engine.attention.dense import AttentionKernel, grouped_attention, sdpa_attention
-from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
+from mini_engine.attention.metadata import AttentionMetadata, BatchInputs, SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig
-from mini_engine.fast.attention.cascade import CascadeAttention, find_cascade
-from mini_engine.fast.attention.consecutive import ConsecutiveAttention
-from mini_engine.fast.attention.ragged import StepCache
-from mini_engine.fast.attention.strided import StridedAttention, find_grids
-from mini_engine.invariant.attention import InvariantAttention
 from mini_engine.model import Attention, Qwen3
 
 FinishReason = Literal["stop", "length"]
+AttentionFactory = Callable[[KVPool, AttentionMetadata], Attention]  # makes the attention object of one step
 
 
 @dataclass(frozen=True)
@@ -59,12 +54,19 @@ class GreedyDriver:
         eos_token_ids: frozenset[int] = frozenset(),
         *,
         use_kv_cache: bool = True,
-        kernel: AttentionKernel | None = None,
+        attention: AttentionFactory | None = None,
     ) -> None:
-        """Drive ``model``; stop after any of ``eos_token_ids``. ``kernel`` overrides ``config.attention``."""
+        """Drive ``model``; stop after any of ``eos_token_ids``. ``attention``: L2's plain one if it is not given.
+
+        Raises ``ValueError`` for a configuration that the plain one does not compute.
+        """
+        if attention is None and (config.batch_invariant or config.attention != "torch"):
+            raise ValueError(
+                f"batch_invariant={config.batch_invariant} and attention={config.attention!r} need an attention of "
+                "their own; build the driver with mini_engine.llm.make_driver, or give it one of fast.select"
+            )
         self.model, self.config, self.eos_token_ids = model, config, eos_token_ids
-        self.use_kv_cache = use_kv_cache
-        self.kernel = kernel or (grouped_attention if config.attention == "grouped" else sdpa_attention)
+        self.use_kv_cache, self.make_attention = use_kv_cache, attention or PagedAttention
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> Generation:
         """Generate until an end-of-sequence id or ``max_new_tokens``. Raises ``ValueError`` as ``steps`` does."""
@@ -107,18 +109,8 @@ class GreedyDriver:
         return self.model(batch.input_ids, batch.positions, attention, batch.logit_rows)
 
     def attention(self, batch: BatchInputs, pool: KVPool) -> Attention:
-        """Choose the attention object that the configuration asks for."""
-        if self.config.batch_invariant:
-            return InvariantAttention(pool, batch.metadata, self.model.config.num_attention_heads)
-        if self.config.attention == self.config.linear == "torch":
-            return PagedAttention(pool, batch.metadata, self.kernel)
-        cache = StepCache(pool, batch.metadata)
-        if self.config.attention == "grouped":
-            if (cascade := find_cascade(batch.metadata, pool)) is not None:
-                return CascadeAttention(cache, cascade, self.kernel)
-            if grids := find_grids(cache):
-                return StridedAttention(cache, grids, self.kernel)
-        return ConsecutiveAttention(cache, self.kernel)
+        """Return the attention object of one step."""
+        return self.make_attention(pool, batch.metadata)
 
     def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raise ``ValueError``, naming value, limit and remedy, for a request that cannot be run.

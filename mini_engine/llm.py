@@ -20,6 +20,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.engine import Engine
 from mini_engine.fast.fused import FusedQwen3
 from mini_engine.fast.products import make_projections
+from mini_engine.fast.select import select_attention
 from mini_engine.invariant.attention import query_rows
 from mini_engine.model import Qwen3
 from mini_engine.outputs import Delta, RequestOutput
@@ -126,18 +127,23 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineC
     return kind(config, weights, make_projections(engine))
 
 
-def make_driver(model: Qwen3, engine: EngineConfig, eos_token_ids: frozenset[int] = frozenset()) -> SamplingDriver:
+def make_driver(
+    model: Qwen3, engine: EngineConfig, eos_token_ids: frozenset[int] = frozenset(), **parts: Any
+) -> SamplingDriver:
     """Return the driver of a model that ``build_model`` made for the same ``engine``.
 
+    ``parts``: another ``sampler`` or ``head``, as ``SamplingDriver`` takes them; not with Triton kernels.
     Raises ``ValueError`` if ``batch_invariant`` is asked for and this machine cannot keep it.
     """
-    kind: type[SamplingDriver] = SamplingDriver
-    if engine.batch_invariant and engine.kernels == "torch":
-        cfg = model.config
-        query_rows(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, model.embedding.dtype)
     if engine.kernels != "torch":
-        kind = kernels_module(engine.kernels).KernelDriver
-    return kind(model, engine, eos_token_ids)
+        driver: SamplingDriver = kernels_module(engine.kernels).make_kernel_driver(
+            model, engine, eos_token_ids, **parts
+        )
+        return driver
+    cfg = model.config
+    if engine.batch_invariant:
+        query_rows(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, model.embedding.dtype)
+    return SamplingDriver(model, engine, eos_token_ids, attention=select_attention(engine, cfg), **parts)
 
 
 # kernels -> the module with their driver, the library's name, and the extra of ours that installs it

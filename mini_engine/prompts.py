@@ -30,13 +30,15 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Chat, think: bool)
     that fails.
     """
     if not tokenizer.chat_template:
-        raise ValueError("this checkpoint's tokenizer has no chat template; give a text")
+        raise ValueError("this checkpoint's tokenizer has no chat template; give a text (leave out --chat)")
     try:
         text = tokenizer.apply_chat_template(
             [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, enable_thinking=think
         )
     except Exception as error:  # the checkpoint's template is a program and may raise anything
-        raise ValueError(f"the checkpoint's chat template fails ({error}); give a text, or correct it") from error
+        raise ValueError(
+            f"the checkpoint's chat template fails ({error}); correct it, or give a text (leave out --chat)"
+        ) from error
     return encode_text(tokenizer, cast(str, text))
 
 

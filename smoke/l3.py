@@ -4,6 +4,7 @@ Owns: probes that call ``mini_engine.driver`` and what they must give: the ids, 
 ``generate(do_sample=False)``. Needs L1 and L2 and no later lesson.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,16 +25,19 @@ def build_driver(
 ) -> Any:
     """Build the candidate's driver. ``options`` go to ``EngineConfig``, except ``use_kv_cache`` and ``weights``."""
     from mini_engine.attention import dense
+    from mini_engine.attention.paged import PagedAttention
     from mini_engine.config import EngineConfig, ModelConfig
     from mini_engine.driver import GreedyDriver
     from mini_engine.fast.products import make_projections
+    from mini_engine.fast.select import select_attention
     from mini_engine.model import Qwen3
 
     cache, weights = options.pop("use_kv_cache", True), options.pop("weights", None) or case.weights(dtype)
     engine = EngineConfig(dtype=dtype, **options)  # type: ignore[arg-type]
     model = Qwen3(ModelConfig.from_hf(case.hf_config), weights, make_projections(engine))
-    kernel_function = getattr(dense, f"{kernel}_attention")
-    return GreedyDriver(model, engine, frozenset(eos), use_kv_cache=cache, kernel=kernel_function)
+    plain = partial(PagedAttention, kernel=getattr(dense, f"{kernel}_attention"))
+    attention = select_attention(engine, model.config) if engine.batch_invariant else plain
+    return GreedyDriver(model, engine, frozenset(eos), use_kv_cache=cache, attention=attention)
 
 
 def run(driver: Any, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:

@@ -29,7 +29,8 @@ def build_driver(case: ModelCase, *, eos: Sequence[int] = (), **options: Any) ->
 
     plain = l3.build_driver(case, eos=eos, **options)
     sampler = Sampler(generator=torch.Generator().manual_seed(0))
-    return SamplingDriver(plain.model, plain.config, frozenset(eos), sampler=sampler)
+    attention = plain.make_attention
+    return SamplingDriver(plain.model, plain.config, frozenset(eos), sampler=sampler, attention=attention)
 
 
 def make_params(wishes: dict[str, Any]) -> Any:

@@ -192,7 +192,7 @@ def test_a_checkpoint_without_a_chat_template_says_so(untied: Path, tmp_path: Pa
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     result = invoke("generate", "hi", "--chat", "--model", str(folder))
     assert result.exit_code == 2
-    assert "no chat template; leave out --chat" in result.stderr
+    assert "no chat template; give a text (leave out --chat)" in result.stderr
 
 
 def test_no_option_and_temperature_0_are_the_greedy_text() -> None:

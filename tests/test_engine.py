@@ -21,13 +21,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mini_engine import detokenizer
+from mini_engine import detokenizer, llm
 from mini_engine.checkpoint import TINY_MODEL, load_eos_ids
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.detokenizer import Detokenizer
-from mini_engine.driver import GreedyDriver
 from mini_engine.engine import Engine
-from mini_engine.llm import build_model, kernels_module, load_model
+from mini_engine.llm import build_model, load_model
 from mini_engine.model import Qwen3
 from mini_engine.outputs import Delta, Laps, RequestOutput
 from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
@@ -88,8 +87,7 @@ def make_model(name: str, dtype: str, invariant: bool, linear: str = "torch", ke
 def make_driver(name: str = "embedded", config: EngineConfig = INVARIANT, **parts: Any) -> SamplingDriver:
     model = make_model(name, config.dtype, config.batch_invariant, config.linear, config.kernels)
     parts.setdefault("sampler", Sampler(generator=torch.Generator().manual_seed(5)))
-    kind = SamplingDriver if config.kernels == "torch" else kernels_module(config.kernels).KernelDriver
-    return kind(model, config, EOS if name == "embedded" else frozenset({5}), **parts)
+    return llm.make_driver(model, config, EOS if name == "embedded" else frozenset({5}), **parts)
 
 
 def make_engine(name: str = "embedded", config: EngineConfig = INVARIANT, text: bool = True, **parts: Any) -> Engine:
@@ -131,7 +129,7 @@ def test_with_everything_off_ids_and_logits_are_those_of_the_greedy_driver(name:
     model = make_model(name, dtype, False)
     engine = make_engine(name, config)
     for prompt in prompts:
-        expected = list(GreedyDriver(model, config, engine.driver.eos_token_ids).steps(prompt, 24))
+        expected = list(llm.make_driver(model, config, engine.driver.eos_token_ids).steps(prompt, 24))
         got = list(engine.stream(prompt, SamplingParams(max_new_tokens=24)))
         assert [delta.token_id for delta in got] == [step.token_id for step in expected]
         assert all(torch.equal(d.logits, s.logits) for d, s in zip(got, expected, strict=True))
@@ -139,7 +137,7 @@ def test_with_everything_off_ids_and_logits_are_those_of_the_greedy_driver(name:
     check_idle(engine)
     answers = engine.generate(prompts, SamplingParams(max_new_tokens=24))  # queued, one after the other
     for (answer,), prompt in zip(answers, prompts, strict=True):
-        driver = GreedyDriver(model, config, engine.driver.eos_token_ids)
+        driver = llm.make_driver(model, config, engine.driver.eos_token_ids)
         assert answer.token_ids == driver.generate(prompt, 24).token_ids
 
 

@@ -22,7 +22,7 @@ from mini_engine.fast.attention.ragged import StepCache, first_slots
 from mini_engine.fast.fused import FusedQwen3
 from mini_engine.fast.products import make_projections
 from mini_engine.linear import Linear, TorchProjections
-from mini_engine.llm import build_model, load_model
+from mini_engine.llm import build_model, load_model, make_driver
 from mini_engine.model import Qwen3
 from mini_engine.viz.trace import trace_forward
 from tests.conftest import skip_without_bfloat16
@@ -136,7 +136,7 @@ def peer_logits(model: Qwen3ForCausalLM, ids: list[int], prompt: int) -> Tensor:
 def test_packed_prefill_and_decode_beside_transformers(shape: tuple[int, ...], dtype: str) -> None:
     """In bfloat16 the very bits; in float32 the values, and so the greedy ids of a model without near-ties."""
     engine = EngineConfig(dtype=dtype, linear="packed")
-    driver = GreedyDriver(build_model(*weights_of(shape, dtype), engine), engine)
+    driver = make_driver(build_model(*weights_of(shape, dtype), engine), engine)
     ids = torch.randint(0, shape[-1], (90,), generator=torch.Generator().manual_seed(2)).tolist()
     got, expected = teacher_forced(driver, ids, 60), peer_logits(peer(shape, dtype), ids, 60)
     if dtype == "bfloat16":
@@ -224,17 +224,18 @@ def test_each_option_gets_its_own_model_and_attention(untied) -> None:
         (EngineConfig(linear="packed"), FusedQwen3, ConsecutiveAttention),
         (EngineConfig(linear="packed", attention="grouped"), FusedQwen3, ConsecutiveAttention),
     ):
-        driver = GreedyDriver(load_model(untied, engine), engine)
+        driver = make_driver(load_model(untied, engine), engine)
         pool = KVPool(driver.model.config, 3, 4, torch.float32)
         assert type(driver.model) is model
         assert type(driver.attention(together, pool)) is attention
-        assert driver.attention(together, pool).kernel is driver.kernel
+        kernel = grouped_attention if engine.attention == "grouped" else sdpa_attention
+        assert driver.attention(together, pool).kernel is kernel
         assert type(driver.attention(scattered, pool)) is attention
 
 
 def test_scattered_pages_give_the_logits_of_consecutive_ones(untied) -> None:
     engine = EngineConfig(linear="packed")
-    driver = GreedyDriver(load_model(untied, engine), engine)
+    driver = make_driver(load_model(untied, engine), engine)
     rows = []
     for pages in ([0, 1, 2], [2, 0, 1]):
         pool = KVPool(driver.model.config, 3, 4, torch.float32)

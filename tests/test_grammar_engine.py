@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from mini_engine import llm
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.engine import Engine
 from mini_engine.grammar.automaton import compile_node
@@ -104,7 +105,7 @@ def make_model(name: str, dtype: str, invariant: bool) -> Qwen3:
 def make_driver(name: str, config: EngineConfig, **parts: Any) -> SamplingDriver:
     model = make_model(name, config.dtype, config.batch_invariant)
     parts.setdefault("sampler", Sampler(generator=torch.Generator().manual_seed(5)))
-    return SamplingDriver(model, config, EOS if name == "embedded" else frozenset({STOP}), **parts)
+    return llm.make_driver(model, config, EOS if name == "embedded" else frozenset({STOP}), **parts)
 
 
 def serving(**changes: Any) -> EngineConfig:
@@ -750,7 +751,7 @@ def test_a_request_that_this_engine_cannot_serve_is_refused_alone() -> None:
     )
     without = Engine(make_driver("embedded", serving()), None)
     assert "need a tokenizer and this engine has none" in refused(without, bound)
-    driver = SamplingDriver(make_model("embedded", "float32", True), serving(), frozenset())
+    driver = llm.make_driver(make_model("embedded", "float32", True), serving(), frozenset())
     assert "this model has none; give it eos_token_ids" in refused(Engine(driver, TOKENIZER), bound)
     assert "has no ebnf, only json_schema, regex" in refused(make_engine(), SamplingParams(ebnf='root ::= "a"'))
     assert "has no structural_tag" in refused(make_engine(), SamplingParams(structural_tag={}))

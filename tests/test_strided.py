@@ -203,7 +203,9 @@ def test_an_engine_with_many_requests_takes_the_grid_and_keeps_the_answers(monke
         load_driver(None, GROUPED).complete(ids, own)[0].token_ids for ids, own in zip(prompts, params, strict=True)
     ]
     found = []
-    monkeypatch.setattr("mini_engine.driver.find_grids", lambda *args: found.append(find_grids(*args)) or found[-1])
+    monkeypatch.setattr(
+        "mini_engine.fast.select.find_grids", lambda *args: found.append(find_grids(*args)) or found[-1]
+    )
     engine = Engine(load_driver(None, GROUPED))
     names = [engine.add_request(ids, own) for ids, own in zip(prompts, params, strict=True)]
     assert [output.token_ids for output in answers(engine, names)] == alone

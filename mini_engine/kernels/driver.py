@@ -6,7 +6,7 @@ Owns: putting model, attention and sampler together. Must not know: prompts, che
 import torch
 from torch import Tensor
 
-from mini_engine.attention.metadata import BatchInputs
+from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.kernels.attention import KernelAttention
@@ -17,19 +17,16 @@ from mini_engine.model import Attention
 from mini_engine.sampler.driver import SamplingDriver
 
 
-class KernelDriver(SamplingDriver):
-    """``SamplingDriver`` whose steps are computed by kernels; everything that is decided is decided as there."""
+def make_kernel_driver(
+    model: KernelQwen3, config: EngineConfig, eos_token_ids: frozenset[int] = frozenset()
+) -> SamplingDriver:
+    """Return L4's driver with the attention and the sampler of the model's kernels."""
 
-    model: KernelQwen3
+    def attention(pool: KVPool, metadata: AttentionMetadata) -> Attention:
+        heads = model.config.num_attention_heads
+        return KernelAttention(pool, metadata, model.kernels, heads, config.batch_invariant)
 
-    def __init__(self, model: KernelQwen3, config: EngineConfig, eos_token_ids: frozenset[int] = frozenset()) -> None:
-        """Drive ``model`` with its own kernels."""
-        super().__init__(model, config, eos_token_ids, sampler=KernelSampler(model.kernels))
-
-    def attention(self, batch: BatchInputs, pool: KVPool) -> Attention:
-        """Return the kernels' attention for one step."""
-        heads, invariant = self.model.config.num_attention_heads, self.config.batch_invariant
-        return KernelAttention(pool, batch.metadata, self.model.kernels, heads, invariant)
+    return SamplingDriver(model, config, eos_token_ids, sampler=KernelSampler(model.kernels), attention=attention)
 
 
 def build_kernel_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineConfig) -> KernelQwen3:

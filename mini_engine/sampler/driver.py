@@ -15,14 +15,10 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
-from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
-from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig
-from mini_engine.driver import GreedyDriver
-from mini_engine.fast.attention.cascade import CascadeAttention
-from mini_engine.fast.attention.strided import StridedAttention
+from mini_engine.driver import AttentionFactory, GreedyDriver
 from mini_engine.model import Qwen3
 from mini_engine.sampler.batch import SampledRequest, SamplingBatch, SamplingRequest
 from mini_engine.sampler.head import LogitsHead
@@ -109,10 +105,10 @@ class SamplingDriver(GreedyDriver):
         *,
         sampler: Sampler | None = None,
         head: LogitsHead | None = None,
-        kernel: AttentionKernel | None = None,
+        attention: AttentionFactory | None = None,
     ) -> None:
         """Drive ``model``; without a ``sampler`` or a ``head`` the plain ones are used."""
-        super().__init__(model, config, eos_token_ids, kernel=kernel)
+        super().__init__(model, config, eos_token_ids, attention=attention)
         self.sampler, self.head = sampler or Sampler(), head or LogitsHead()
         self.vocabulary = Vocabulary(model.config.vocab_size, eos_token_ids)
 
@@ -195,13 +191,13 @@ class SamplingDriver(GreedyDriver):
     def hidden_states(self, batch: BatchInputs, pool: KVPool) -> Tensor:
         """Run all layers of one packed step -> [T, H]. Writes the step's slots of ``pool``.
 
-        Reading across gaps in the pool, a sequence can catch its neighbour's NaN: the plain path tells whose it is.
+        An attention in which a sequence can catch its neighbour's NaN has a ``fallback``, in which it cannot.
         """
         attention = self.attention(batch, pool)
         hidden = self.model.hidden_states(batch.input_ids, batch.positions, attention)
-        if isinstance(attention, StridedAttention | CascadeAttention) and not bool(hidden.isfinite().all()):
-            plain = PagedAttention(pool, batch.metadata, self.kernel)
-            hidden = self.model.hidden_states(batch.input_ids, batch.positions, plain)
+        fallback = getattr(attention, "fallback", None)
+        if fallback is not None and not bool(hidden.isfinite().all()):
+            hidden = self.model.hidden_states(batch.input_ids, batch.positions, fallback)
         return hidden
 
     @torch.inference_mode()

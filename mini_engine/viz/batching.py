@@ -81,7 +81,8 @@ def run_together(
 
 def with_page_size(driver: GreedyDriver, page_size: int) -> GreedyDriver:
     """Return a driver of the same model with another page size."""
-    return GreedyDriver(driver.model, replace(driver.config, page_size=page_size), kernel=driver.kernel)
+    config = replace(driver.config, page_size=page_size)
+    return GreedyDriver(driver.model, config, attention=driver.make_attention)
 
 
 def measure_padding(driver: GreedyDriver, name: str, sequences: Sequence[tuple[int, int]]) -> BatchCost:

@@ -118,7 +118,11 @@ class MeasuredDriver(GreedyDriver):
     def __init__(self, driver: GreedyDriver, *, use_kv_cache: bool) -> None:
         """Share the model and the options of ``driver``, with or without a KV cache."""
         super().__init__(
-            driver.model, driver.config, driver.eos_token_ids, use_kv_cache=use_kv_cache, kernel=driver.kernel
+            driver.model,
+            driver.config,
+            driver.eos_token_ids,
+            use_kv_cache=use_kv_cache,
+            attention=driver.make_attention,
         )
         self.costs: list[StepCost] = []
 

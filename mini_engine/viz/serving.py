@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
+from mini_engine.fast.select import select_attention
 from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
@@ -71,7 +72,9 @@ class StepClock:
 
 def with_options(driver: SamplingDriver, **options: Any) -> SamplingDriver:
     """Return a driver of the same model with other options."""
-    return SamplingDriver(driver.model, replace(driver.config, **options), driver.eos_token_ids)
+    config = replace(driver.config, **options)
+    attention = select_attention(config, driver.model.config)
+    return SamplingDriver(driver.model, config, driver.eos_token_ids, attention=attention)
 
 
 def serve(

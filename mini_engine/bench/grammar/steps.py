@@ -21,6 +21,7 @@ from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine, Entry
 from mini_engine.grammar.base import GrammarObject
 from mini_engine.grammar.service import GrammarService
+from mini_engine.llm import make_driver
 from mini_engine.model import Qwen3
 from mini_engine.outputs import RequestOutput, StepOutput
 from mini_engine.sampler.driver import SamplingDriver
@@ -112,7 +113,7 @@ class Served:
         config = replace(self.config, **changes)
         stop = self.tokenizer.token_to_id(IM_END)
         assert stop is not None, "both vocabularies have it"
-        return TimedEngine(SamplingDriver(self.model, config, frozenset({stop})), self.tokenizer)
+        return TimedEngine(make_driver(self.model, config, frozenset({stop})), self.tokenizer)
 
     def generate(
         self, engine: TimedEngine, prompts: Sequence[list[int]], params: Sequence[SamplingParams]

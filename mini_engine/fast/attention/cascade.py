@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import AttentionMetadata, slots_of
+from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
 from mini_engine.fast.attention.ragged import StepCache, attend_alone, length_mask
 
@@ -97,6 +98,7 @@ class CascadeAttention:
     def __init__(self, cache: StepCache, cascade: Cascade, kernel: AttentionKernel) -> None:
         """Bind the step's part of the cache, its cascade, and the kernel for all other sequences."""
         self.cache, self.cascade, self.kernel = cache, cascade, kernel
+        self.fallback = PagedAttention(cache.pool, cache.metadata, kernel)  # see ``fast.select.grouped``
         self.others = sorted(set(range(len(cache.metadata.query_ranges))) - set(cascade.members))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -3,10 +3,13 @@
 Owns: putting model and attention together. Must not know: prompts, checkpoints.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch
+from mini_engine.attention.dense import sdpa_attention
+from mini_engine.attention.metadata import AttentionMetadata, SequenceChunk, pack_batch
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.fast.compiled.attention import CompiledAttention
@@ -16,13 +19,16 @@ from mini_engine.model import Attention
 from mini_engine.sampler.driver import SamplingDriver
 
 
-class KernelDriver(SamplingDriver):
-    """``SamplingDriver`` whose steps are computed by loops; everything that is decided is decided as there."""
+def make_kernel_driver(
+    model: CompiledQwen3, config: EngineConfig, eos_token_ids: frozenset[int] = frozenset(), **parts: Any
+) -> SamplingDriver:
+    """Return L4's driver with the loops' attention; with ``batch_invariant`` it is all theirs."""
+    kernel = None if config.batch_invariant else sdpa_attention
 
-    def attention(self, batch: BatchInputs, pool: KVPool) -> Attention:
-        """Return the loops' attention for one step; with ``batch_invariant`` it is all theirs."""
-        kernel = None if self.config.batch_invariant else self.kernel
-        return CompiledAttention(pool, batch.metadata, self.model.config.num_attention_heads, kernel)
+    def attention(pool: KVPool, metadata: AttentionMetadata) -> Attention:
+        return CompiledAttention(pool, metadata, model.config.num_attention_heads, kernel)
+
+    return SamplingDriver(model, config, eos_token_ids, attention=attention, **parts)
 
 
 def build_kernel_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineConfig) -> CompiledQwen3:
