@@ -233,6 +233,13 @@ def test_each_option_gets_its_own_model_and_attention(untied) -> None:
         assert type(driver.attention(scattered, pool)) is attention
 
 
+@pytest.mark.parametrize("options", [{"batch_invariant": True}, {"attention": "grouped"}], ids=str)
+def test_a_driver_refuses_options_that_the_attention_it_has_does_not_compute(untied, options) -> None:
+    engine = EngineConfig(**options)
+    with pytest.raises(ValueError, match=r"need an attention of their own; build the driver with .*make_driver"):
+        GreedyDriver(load_model(untied, engine), engine)
+
+
 def test_scattered_pages_give_the_logits_of_consecutive_ones(untied) -> None:
     engine = EngineConfig(linear="packed")
     driver = make_driver(load_model(untied, engine), engine)
