@@ -105,12 +105,8 @@ class GreedyDriver:
     @torch.inference_mode()
     def forward(self, batch: BatchInputs, pool: KVPool) -> Tensor:
         """Run one packed step -> logits [N, V] of every sequence's last row. Writes the step's slots of ``pool``."""
-        attention = self.attention(batch, pool)
+        attention = self.make_attention(pool, batch.metadata)
         return self.model(batch.input_ids, batch.positions, attention, batch.logit_rows)
-
-    def attention(self, batch: BatchInputs, pool: KVPool) -> Attention:
-        """Return the attention object of one step."""
-        return self.make_attention(pool, batch.metadata)
 
     def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raise ``ValueError``, naming value, limit and remedy, for a request that cannot be run.

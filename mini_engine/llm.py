@@ -5,7 +5,8 @@ over a model, and the functions here build these three.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib import import_module
 from numbers import Integral
@@ -13,20 +14,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
+from tokenizers import Tokenizer
 from torch import Tensor
 
+from mini_engine.attention.allocator import PageAllocator
 from mini_engine.checkpoint import load_config, load_eos_ids, load_tokenizer, load_weights, resolve_folder
 from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.constraints import Constraints
 from mini_engine.engine import Engine
 from mini_engine.fast.fused import FusedQwen3
+from mini_engine.fast.pages import PlacedAllocator
 from mini_engine.fast.products import make_projections
 from mini_engine.fast.select import select_attention
+from mini_engine.grammar.service import GrammarService
 from mini_engine.invariant.attention import query_rows
 from mini_engine.model import Qwen3
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.prompts import Prompt, encode_prompt, is_chat
+from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.scheduler.scheduler import Allocator
 
 
 class LLM:
@@ -51,7 +59,7 @@ class LLM:
         folder = resolve_folder(model)
         self.tokenizer = load_tokenizer(folder)
         driver = load_driver(folder, config or EngineConfig.serving(**options))
-        self.engine = Engine(driver, self.tokenizer.backend_tokenizer)
+        self.engine = make_engine(driver, self.tokenizer.backend_tokenizer)
 
     def generate(
         self,
@@ -144,6 +152,41 @@ def make_driver(
     if engine.batch_invariant:
         query_rows(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, model.embedding.dtype)
     return SamplingDriver(model, engine, eos_token_ids, attention=select_attention(engine, cfg), **parts)
+
+
+def make_engine(
+    driver: SamplingDriver,
+    tokenizer: Tokenizer | None = None,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    constraints: Constraints | None = None,
+) -> Engine:
+    """Return an engine with all parts that ``driver.config`` asks for; without a ``tokenizer`` there is no text.
+
+    ``clock`` returns seconds. ``constraints``: others than the grammars of ``grammar_backend``. Raises ``ValueError``
+    for an unknown grammar backend.
+    """
+    config = driver.config
+    if constraints is None and config.grammar_backend != "none":
+        constraints = GrammarService(config, tokenizer, driver.vocabulary, clock)
+    return Engine(
+        driver,
+        tokenizer,
+        clock=clock,
+        allocator=make_allocator(config),
+        prefix_cache=None if config.prefix_cache is None else RadixCache(config.page_size, config.eviction),
+        constraints=constraints,
+    )
+
+
+def make_allocator(config: EngineConfig) -> Callable[[int], Allocator]:
+    """Return what makes the allocator of a pool of so many pages.
+
+    The faster forms of attention read a sequence in place where its pages follow one another, so pages are placed.
+    """
+    if (config.linear, config.attention, config.kernels) == ("torch", "torch", "torch"):
+        return PageAllocator
+    return lambda num_pages: PlacedAllocator(num_pages, num_pages // config.max_running_requests)
 
 
 # kernels -> the module with their driver, the library's name, and the extra of ours that installs it

@@ -1,18 +1,23 @@
 """L5: what the engine reports: of a token, of a step, of a whole request.
 
-Owns: the values. Must not know: how they come about.
+Owns: the values, and the log of the newest steps. Must not know: how they come about.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import wraps
 from math import isfinite
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from torch import Tensor
 
-from mini_engine.grammar.base import GrammarStats
+from mini_engine.constraints import GrammarStats
 from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.scheduler.request import FinishReason, RequestTimes
+from mini_engine.scheduler.scheduler import ScheduledBatch, Scheduler
+
+LOGGED_STEPS = 65_536  # the log forgets older ones
 
 
 @dataclass(frozen=True, slots=True)  # the log keeps one for every token
@@ -57,18 +62,70 @@ class StepOutput:
     forced: dict[str, int] = field(default_factory=dict)
 
 
-class Laps:
-    """A stopwatch: seconds from one mark to the next, by name."""
+class StepLog(deque[StepOutput]):
+    """The newest steps that computed something, without logits, which would keep memory alive. Times the step."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Start now."""
-        self.clock, self.began, self.seconds = clock, clock(), dict[str, float]()
-        self.last = self.began
+        """Begin empty; ``clock`` returns seconds."""
+        super().__init__(maxlen=LOGGED_STEPS)
+        self.clock, self.num_steps = clock, 0
 
-    def mark(self, name: str) -> None:
-        """End the lap ``name`` here, or one more part of it. Mutates."""
+    def begin(self) -> None:
+        """Begin a step. Mutates."""
+        self.began = self.last = self.clock()
+        self.seconds: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        """Note the seconds since the last mark under ``phase``. Mutates."""
         now = self.clock()
-        self.seconds[name], self.last = self.seconds.get(name, 0.0) + now - self.last, now
+        self.seconds[phase], self.last = now - self.last, now
+
+    def end(
+        self, batch: ScheduledBatch, scheduler: Scheduler, deltas: list[Delta], forced: dict[str, int], compiling: int
+    ) -> StepOutput:
+        """Return what the step did, and keep it if it computed something. Mutates."""
+        output = StepOutput(
+            number=self.num_steps,
+            began=self.began,
+            seconds=self.seconds,
+            deltas=deltas,
+            chunks=[(chunk.request.request_id, chunk.start, chunk.num_tokens) for chunk in batch.chunks],
+            copied={chunk.request.request_id: chunk.num_copied for chunk in batch.chunks if chunk.num_copied},
+            preempted=[request.request_id for request in batch.preempted],
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_pages_used=scheduler.allocator.num_pages - scheduler.allocator.num_free,
+            num_tokens_held=sum(request.num_computed_tokens for request in scheduler.running),
+            num_compiling=compiling,
+            forced=forced,
+        )
+        self.num_steps += 1
+        if batch.chunks:
+            self.append(replace(output, deltas=[without_logits(delta) for delta in deltas]))
+        return output
+
+
+class Logged(Protocol):
+    """Whatever has a log."""
+
+    log: StepLog
+
+
+L = TypeVar("L", bound=Logged)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def phase(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
+    """Let a method be a phase of the step: the log notes its seconds under its name."""
+
+    @wraps(method)
+    def timed(self: L, *args: P.args, **kwargs: P.kwargs) -> T:
+        result = method(self, *args, **kwargs)
+        self.log.mark(method.__name__)
+        return result
+
+    return cast(Callable[Concatenate[L, P], T], timed)
 
 
 @dataclass

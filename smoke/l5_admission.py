@@ -256,7 +256,7 @@ def shelved_probe(seed: int) -> Values:
         available = [scheduler.num_available]
         scheduler.admit(None, [])
         own = [page for r in requests for page in r.pages[len(r.hit.pages) :]]
-        free = [page for page, is_free in enumerate(scheduler.allocator.is_free) if is_free]
+        free = [page for page in range(scheduler.allocator.num_pages) if scheduler.allocator.is_free(page)]
         values[name] = {
             "admitted": [r.request_id for r in scheduler.running],
             "computed": {r.request_id: r.num_computed_tokens for r in requests},
@@ -304,7 +304,7 @@ def allocate_probe(seed: int) -> Values:
             shelf.insert(list(range(6)), scheduler.allocator.allocate(6))
             before = scheduler.num_available
             pages = scheduler.allocate(count)
-            free = [page for page, is_free in enumerate(scheduler.allocator.is_free) if is_free]
+            free = [page for page in range(scheduler.allocator.num_pages) if scheduler.allocator.is_free(page)]
             values[f"{count} of 4 free and 6 cached pages, surplus {surplus}"] = {
                 "pages": len(pages),
                 "every page in one place": sorted([*pages, *free, *shelf.pages.values()]) == list(range(10)),

@@ -324,10 +324,10 @@ REGISTRY.add(
 )
 
 
-# L5.I: grammars -----------------------------------------------------------------------------------------------------
+# L5.I: constraints --------------------------------------------------------------------------------------------------
 
 WORD = text.in_bytes("fox")
-# What the grammar allows, the ids that come, and wishes.
+# What is allowed (-1: an error), the ids that come, and wishes.
 GUIDED: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
     "it ends the answer": ([*WORD, EOS[0]], [*WORD, EOS[0]], {"ignore_eos": True}),
     "it goes on at the limit": ([*WORD, *WORD], WORD, {"max_new_tokens": len(WORD)}),
@@ -337,55 +337,78 @@ GUIDED: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
 }
 
 
-def one_text(allowed: list[int]) -> Any:
-    """Return a grammar of one text: its tokens, and then it has ended. It is complete all the time."""
-    from mini_engine.grammar.base import GrammarStats, TokenRefusedError
+def one_text(texts: dict[str, list[int]]) -> Any:
+    """Return constraints that allow each request one text, by its id, and then end it. It is complete all the time."""
+    from mini_engine.constraints import ConstraintError, GrammarStats, NoConstraints
 
-    class OneText:
+    class OneText(NoConstraints):
         def __init__(self) -> None:
-            self.finished, self.stats, self.left = False, GrammarStats(), list(allowed)
+            self.left, self.waiting, self.over = texts, set[str](), list[str]()
 
-        def accept_token(self, token_id: int) -> None:
-            wanted = self.left.pop(0)
+        @property
+        def num_waiting(self) -> int:  # type: ignore[override]
+            return len(self.waiting)
+
+        def check(self, params: Any) -> None:
+            pass
+
+        def submit(self, request: Any) -> bool:
+            if request.params.grammar is not None:
+                self.waiting.add(request.request_id)
+            return request.params.grammar is not None
+
+        def drop(self, request: Any) -> bool:
+            known = request.request_id in self.waiting
+            self.waiting.discard(request.request_id)
+            return known
+
+        def accept(self, request: Any, token_id: int) -> bool:
+            left = self.left[request.request_id]
+            wanted = left.pop(0)
             if wanted < 0:
-                raise KeyError("broken")
+                raise ConstraintError("it is broken")
             if token_id != wanted:
-                raise TokenRefusedError(f"the grammar wants {wanted}")
+                raise ConstraintError(f"the grammar wants {wanted}")
+            return not left
 
-        def is_terminated(self) -> bool:
-            return not self.left
-
-        def is_complete(self) -> bool:
-            return True
+        def finish(self, request: Any) -> Any:
+            self.over.append(request.request_id)
+            return GrammarStats(num_masks=7), request.matched is None or not self.left.get(request.request_id, [1])
 
     return OneText()
 
 
-def grammars_probe(seed: int) -> Values:
-    """Give requests with grammars their tokens, and abort one whose grammar is not there yet."""
-    engine = build_engine(embedded_case(), eos=EOS, with_text=True, num_pages=8, grammar_backend="fsm")
+def limits_probe(seed: int) -> Values:
+    """Give requests that are limited their tokens, and abort one whose constraint is not ready yet."""
+    texts: dict[str, list[int]] = {}
+    constraints = one_text(texts)
+    engine = build_engine(embedded_case(), eos=EOS, with_text=True, num_pages=8, constraints=constraints)
     values: Values = {}
     for case, (allowed, ids, wishes) in GUIDED.items():
         name = start(engine, [5, 6, 7], {"max_new_tokens": 20, **wishes})
-        grammar = engine.entries[name].grammar = one_text(allowed)
+        texts[name] = list(allowed)
         for token in ids:
             if not is_over(engine, name):
                 give(engine, name, token)
-        complete = engine.entries[name].output.is_grammar_complete
+        output = engine.entries[name].output
         values[case] = {
-            "last delta": taken_deltas(engine)[-1], "complete": complete, "over": grammar.finished,
-            "pages not free": pages_left(engine), **outcome(engine, name),
-        }  # fmt: skip
+            "last delta": taken_deltas(engine)[-1],
+            "complete": output.is_grammar_complete,
+            "cost": output.grammar_stats is not None and output.grammar_stats.num_masks,
+            "over": constraints.over.count(name),
+            "pages not free": pages_left(engine),
+            **outcome(engine, name),
+        }
     name = str(engine.add_request([5], make_params({"max_new_tokens": 5, "regex": "a+"})))
     engine.abort(name)
     values["aborted before it was there"] = {
-        "waits": engine.grammars.is_waiting, "deltas": taken_deltas(engine), **outcome(engine, name)
+        "waits": bool(engine.has_work), "deltas": taken_deltas(engine), **outcome(engine, name)
     }  # fmt: skip
     engine.close()
     return values
 
 
-def grammars_spec(seed: int) -> Values:
+def limits_spec(seed: int) -> Values:
     """Tell each case: ids, text, id and text of the last delta, reason, error, what matched, whether it is whole."""
     cases: dict[str, tuple[list[int], str, str, str, str | None, Any, bool]] = {
         "it ends the answer": ([*WORD, EOS[0]], "fox", "", "stop", None, EOS[0], True),
@@ -393,14 +416,14 @@ def grammars_spec(seed: int) -> Values:
         "it refuses a token": (
             [WORD[0], WORD[0] + 1], "f", "", "error", f"the grammar wants {WORD[1]}", None, True
         ),
-        "it breaks": (WORD[:2], "f", "", "error", "its grammar raised KeyError('broken')", None, True),
+        "it breaks": (WORD[:2], "f", "", "error", "it is broken", None, True),
         "a stop string cuts the answer": (WORD, "fo", "", "stop", None, "x", False),
     }  # fmt: skip
     values: Values = {}
     for case, (ids, told, last, reason, error, matched, complete) in cases.items():
         values[case] = {
             "last delta": {"id": ids[-1], "text": last, "finish_reason": reason, "error": error},
-            "complete": complete, "over": True, "pages not free": 0,
+            "complete": complete, "cost": 7, "over": 1, "pages not free": 0,
             "ids": ids, "text": told, "matched": matched, "finish_reason": reason, "error": error,
         }  # fmt: skip
     values["aborted before it was there"] = {
@@ -411,10 +434,10 @@ def grammars_spec(seed: int) -> Values:
 
 
 REGISTRY.add(
-    "L5.I.grammars",
+    "L5.I.limits",
     "finish_reason is asked about every token, and one that it refuses ends its request; leave is told of every end, "
-    "and report_grammar when the reason is final.",
-    grammars_probe,
-    bitwise(grammars_spec),
+    "and report_constraint when the reason is final.",
+    limits_probe,
+    bitwise(limits_spec),
     needs=BY_HAND,
 )

@@ -40,15 +40,21 @@ class Plan:
 
 
 def build_engine(
-    case: ModelCase, *, eos: Sequence[int] = (), gather: Any = None, with_text: bool = False, **options: Any
+    case: ModelCase,
+    *,
+    eos: Sequence[int] = (),
+    gather: Any = None,
+    with_text: bool = False,
+    constraints: Any = None,
+    **options: Any,
 ) -> Any:
     """Build the candidate's engine; ``options`` are those of L3's driver, ``gather`` sees the product of the head."""
-    from mini_engine.engine import Engine
+    from mini_engine.llm import make_engine
     from mini_engine.sampler.head import LogitsHead
 
     driver = l4_state_driver.build_driver(case, eos=eos, **options)
     driver.head = LogitsHead(gather=gather)
-    return Engine(driver, text.tokenizer() if with_text else None)
+    return make_engine(driver, text.tokenizer() if with_text else None, constraints=constraints)
 
 
 def few_pages(plans: Sequence[Plan], page_size: int) -> int:

@@ -63,7 +63,7 @@ def room_probe(seed: int) -> Values:
         before = {who: list(request.pages) for who, request in requests.items()}
         gone = scheduler.make_room()
         pages = [page for request in requests.values() for page in request.pages]
-        free = [page for page, is_free in enumerate(scheduler.allocator.is_free) if is_free]
+        free = [page for page in range(scheduler.allocator.num_pages) if scheduler.allocator.is_free(page)]
         values[name] = {
             **state_of(scheduler, requests),
             "sent back": sorted(request.request_id for request in gone),

@@ -231,7 +231,7 @@ def page_worlds(seed: int) -> dict[str, tuple[World, bool]]:
 def books(scheduler: Any, shelf: Any, batch: Any | None) -> list[Any]:
     """Tell who has which page now: free, in the cache, and each running request's own; then what lacks one."""
     own = {r.request_id: list(map(int, r.pages[len(r.hit.pages) :])) for r in scheduler.running}
-    free = [page for page, is_free in enumerate(scheduler.allocator.is_free) if is_free]
+    free = [page for page in range(scheduler.allocator.num_pages) if scheduler.allocator.is_free(page)]
     cached = sorted(map(int, shelf.pages.values())) if shelf else []
     faults = [f"{r.request_id} waits and holds pages" for r in scheduler.waiting if r.pages]
     for request in scheduler.running:

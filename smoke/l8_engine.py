@@ -37,12 +37,11 @@ def tiny_case(seed: int, vocab_size: int = 70) -> ModelCase:
 def build_engine(case: ModelCase, *, eos: Sequence[int] = (), with_text: bool = False, **options: Any) -> Any:
     """Build the candidate's engine as the command line does."""
     from mini_engine.config import EngineConfig, ModelConfig
-    from mini_engine.engine import Engine
-    from mini_engine.llm import build_model, make_driver
+    from mini_engine.llm import build_model, make_driver, make_engine
 
     config = EngineConfig(**options)
     model = build_model(ModelConfig.from_hf(case.hf_config), case.weights("float32"), config)
-    return Engine(make_driver(model, config, frozenset(eos)), text.tokenizer() if with_text else None)
+    return make_engine(make_driver(model, config, frozenset(eos)), text.tokenizer() if with_text else None)
 
 
 def run(engine: Any, given: Sequence[list[int]], wishes: Sequence[dict[str, Any]]) -> list[Values]:

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 import torch
 
+from mini_engine import llm
 from mini_engine.async_engine import AsyncEngine
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
-from mini_engine.engine import Engine
 from mini_engine.llm import load_driver
 from mini_engine.sampler.params import SamplingParams
 
@@ -22,7 +22,7 @@ def tokenizer():
 
 
 def make_engine(tokenizer, config=CONFIG):
-    return Engine(load_driver(None, config), tokenizer.backend_tokenizer)
+    return llm.make_engine(load_driver(None, config), tokenizer.backend_tokenizer)
 
 
 def params_of(index):

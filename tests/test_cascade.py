@@ -10,10 +10,9 @@ from mini_engine.attention.dense import grouped_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.config import EngineConfig
-from mini_engine.engine import Engine
 from mini_engine.fast.attention.cascade import LEAST_SHARED, CascadeAttention, find_cascade
 from mini_engine.fast.attention.ragged import StepCache
-from mini_engine.llm import load_driver
+from mini_engine.llm import load_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
 from tests.test_strided import chunk_at, make_pool
 
@@ -107,9 +106,9 @@ def test_an_engine_with_a_prefix_cache_uses_it_and_answers_the_same():
     stem = list(range(50, 150))
     prompts = [[*stem, *range(300 + i, 310 + 2 * i)] for i in range(6)]
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
-    plain = [answer.token_ids for (answer,) in Engine(driver).generate(prompts, params)]
+    plain = [answer.token_ids for (answer,) in make_engine(driver).generate(prompts, params)]
     driver = load_driver(engine=replace(config, prefix_cache="radix", wait_for_prefix=32))
     used, choose = [], driver.attention
     driver.attention = lambda batch, pool: used.append(choose(batch, pool)) or used[-1]
-    assert [answer.token_ids for (answer,) in Engine(driver).generate(prompts, params)] == plain
+    assert [answer.token_ids for (answer,) in make_engine(driver).generate(prompts, params)] == plain
     assert sum(isinstance(attention, CascadeAttention) for attention in used) >= 10

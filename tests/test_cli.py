@@ -133,7 +133,8 @@ def test_a_students_modules_run_in_place_of_the_engines_own(tmp_path: Path) -> N
 
 def test_an_open_task_of_a_students_engine_is_one_line(tmp_path: Path) -> None:
     source = (Path(mini_engine.__file__).parent / "driver.py").read_text()
-    edited = source.replace("attention = self.attention(batch, pool)", 'raise NotImplementedError("L3.B: One step")')
+    line = "attention = self.make_attention(pool, batch.metadata)"
+    edited = source.replace(line, 'raise NotImplementedError("L3.B: One step")')
     (tmp_path / "driver.py").write_text(edited)
     result = run_command("--engine", str(tmp_path))
     assert result.returncode == 1

@@ -28,13 +28,12 @@ from mini_engine.bench import machine as bench_machine
 from mini_engine.cli.app import app
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
-from mini_engine.engine import Engine
 from mini_engine.fast.compiled import attention as compiled_attention
 from mini_engine.fast.compiled import loops
 from mini_engine.fast.compiled.attention import CompiledAttention
 from mini_engine.fast.compiled.model import CompiledQwen3
 from mini_engine.fast.products import make_projections
-from mini_engine.llm import load_driver
+from mini_engine.llm import load_driver, make_engine
 from mini_engine.model import Qwen3, rotary_frequencies, rotary_table
 from mini_engine.sampler.params import SamplingParams
 from tests.test_fused import SHAPES, weights_of
@@ -332,7 +331,7 @@ def test_no_request_waits_for_the_compiler(batch_invariant, monkeypatch):
     assert before["attend"] == 1
     monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 50_000)
     for prompts in ([[1, 2, 3] * 30, [4], [5, 6]], [[7]]):
-        Engine(driver).generate(prompts, SamplingParams(max_new_tokens=4, prompt_logprobs=0))
+        make_engine(driver).generate(prompts, SamplingParams(max_new_tokens=4, prompt_logprobs=0))
     assert {name: len(getattr(loops, name).signatures) for name in names} == before
 
 
@@ -342,7 +341,9 @@ def test_greedy_answers_are_those_of_torch():
     params = SamplingParams(max_new_tokens=40)
     found = {}
     for changes in ({}, {"kernels": "numba", "linear": "packed"}):
-        engine = Engine(load_driver(engine=EngineConfig(**changes, max_running_requests=32, max_tokens_per_step=512)))
+        engine = make_engine(
+            load_driver(engine=EngineConfig(**changes, max_running_requests=32, max_tokens_per_step=512))
+        )
         found[str(changes)] = [samples[0].token_ids for samples in engine.generate(prompts, params)]
     plain, compiled = found.values()
     assert compiled == plain

@@ -12,8 +12,7 @@ import torch
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer, weight_shapes
 from mini_engine.config import EngineConfig, ModelConfig
-from mini_engine.engine import Engine
-from mini_engine.llm import build_model, load_driver, make_driver
+from mini_engine.llm import build_model, load_driver, make_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
 from tests.pretend_gpu import PretendGpu, device_of
 
@@ -56,7 +55,7 @@ def run(device: str, options: dict, names: list[str]) -> list[list[list[int]]]:
     with PretendGpu() if device == "cuda" else nullcontext():
         config = EngineConfig(device=device, grammar_backend="fsm", page_size=8, **options)
         tokenizer = load_tokenizer(TINY_MODEL)
-        engine = Engine(load_driver(engine=config), tokenizer.backend_tokenizer)
+        engine = make_engine(load_driver(engine=config), tokenizer.backend_tokenizer)
         engine.driver.sampler.generator.manual_seed(5)
         if device == "cuda":
             assert all(
@@ -83,7 +82,7 @@ def run_kernels(device: str, params: list[SamplingParams]) -> list[list[int]]:
             for name, shape in weight_shapes(SMALL).items()
         }
         config = EngineConfig(device=device, kernels="triton", page_size=4, max_running_requests=8)
-        engine = Engine(make_driver(build_model(SMALL, weights, config), config, frozenset({60})))
+        engine = make_engine(make_driver(build_model(SMALL, weights, config), config, frozenset({60})))
         engine.driver.sampler.generator.manual_seed(5)
         answers = engine.generate([[3, 5, 7, 9, 2, i] for i in range(len(params))], params)
     assert [each.error for samples in answers for each in samples] == [None] * len(params)
@@ -141,7 +140,7 @@ def test_what_serves_on_a_gpu_is_for_gpus():
         with pytest.raises(ValueError, match=f"{name}='{value}' is for CPUs and the device is 'cuda:1'"):
             EngineConfig(device="cuda:1", **{name: value})
     with PretendGpu():
-        engine = Engine(load_driver(engine=EngineConfig.serving(device="cuda", num_pages=40)))
+        engine = make_engine(load_driver(engine=EngineConfig.serving(device="cuda", num_pages=40)))
         answers = engine.generate([[5, 6, 7], [8, 9, 10, 11]], SamplingParams(max_new_tokens=4, ignore_eos=True))
     assert [len(samples[0].token_ids) for samples in answers] == [4, 4]
 

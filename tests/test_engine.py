@@ -28,7 +28,7 @@ from mini_engine.detokenizer import Detokenizer
 from mini_engine.engine import Engine
 from mini_engine.llm import build_model, load_model
 from mini_engine.model import Qwen3
-from mini_engine.outputs import Delta, Laps, RequestOutput
+from mini_engine.outputs import Delta, RequestOutput, StepLog
 from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
 from mini_engine.sampler.driver import SampledStep, SamplingDriver
 from mini_engine.sampler.head import LogitsHead
@@ -91,7 +91,7 @@ def make_driver(name: str = "embedded", config: EngineConfig = INVARIANT, **part
 
 
 def make_engine(name: str = "embedded", config: EngineConfig = INVARIANT, text: bool = True, **parts: Any) -> Engine:
-    return Engine(make_driver(name, config, **parts), TOKENIZER if text else None)
+    return llm.make_engine(make_driver(name, config, **parts), TOKENIZER if text else None)
 
 
 def serving(**changes: object) -> EngineConfig:
@@ -947,7 +947,7 @@ def test_the_event_log_says_what_was_done_and_when() -> None:
     """A clock that ticks once a look: all times are whole numbers that can be checked by hand."""
     ticks = iter(range(10_000))
     driver = make_driver(config=serving(max_tokens_per_step=5, max_running_requests=2))
-    engine = Engine(driver, TOKENIZER, clock=lambda: float(next(ticks)))
+    engine = llm.make_engine(driver, TOKENIZER, clock=lambda: float(next(ticks)))
     names = [engine.add_request(prompt, SamplingParams(max_new_tokens=3)) for prompt in ([5] * 4, [6] * 3, [7])]
     steps = []
     while engine.scheduler.has_work:
@@ -1021,11 +1021,13 @@ def test_serving_turns_on_what_a_server_wants_and_takes_changes() -> None:
     assert EngineConfig.serving(max_running_requests=2, linear="torch").max_running_requests == 2
 
 
-def test_a_lap_in_two_parts_is_their_sum() -> None:
-    laps = Laps(iter([10.0, 13.0, 14.0, 20.0]).__next__)
-    for name in ("update", "sample", "update"):
-        laps.mark(name)
-    assert laps.seconds == {"update": 3.0 + 6.0, "sample": 1.0}
+def test_the_log_times_the_phases_of_a_step() -> None:
+    log = StepLog(iter([10.0, 13.0, 14.0, 20.0]).__next__)
+    log.begin()
+    log.mark("schedule")
+    log.mark("forward")
+    log.mark("update")
+    assert (log.began, log.seconds) == (10.0, {"schedule": 3.0, "forward": 1.0, "update": 6.0})
 
 
 def test_a_tokenizer_that_cannot_decode_one_answer_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1061,7 +1063,7 @@ def test_a_spoilt_row_is_an_error_on_every_path(spoilt: float) -> None:
     with pytest.raises(ValueError, match=r"token 3 cannot be chosen.*maximum"):
         list(driver.steps([1, 2, 3], 4))
     assert driver.complete([1, 2, 3], SamplingParams(max_new_tokens=4))[0].finish_reason == "error"
-    (answer,) = Engine(driver).generate([[1, 2, 3]], SamplingParams(max_new_tokens=4))[0]
+    (answer,) = llm.make_engine(driver).generate([[1, 2, 3]], SamplingParams(max_new_tokens=4))[0]
     assert (answer.finish_reason, answer.token_ids) == ("error", [])
 
 

@@ -227,10 +227,10 @@ def test_each_option_gets_its_own_model_and_attention(untied) -> None:
         driver = make_driver(load_model(untied, engine), engine)
         pool = KVPool(driver.model.config, 3, 4, torch.float32)
         assert type(driver.model) is model
-        assert type(driver.attention(together, pool)) is attention
+        assert type(driver.make_attention(pool, together.metadata)) is attention
         kernel = grouped_attention if engine.attention == "grouped" else sdpa_attention
-        assert driver.attention(together, pool).kernel is kernel
-        assert type(driver.attention(scattered, pool)) is attention
+        assert driver.make_attention(pool, together.metadata).kernel is kernel
+        assert type(driver.make_attention(pool, scattered.metadata)) is attention
 
 
 @pytest.mark.parametrize("options", [{"batch_invariant": True}, {"attention": "grouped"}], ids=str)

@@ -114,7 +114,7 @@ def serving(**changes: Any) -> EngineConfig:
 
 
 def make_engine(name: str = "embedded", config: EngineConfig | None = None, **parts: Any) -> Engine:
-    return Engine(make_driver(name, config or serving(), **parts), TOKENIZER)
+    return llm.make_engine(make_driver(name, config or serving(), **parts), TOKENIZER)
 
 
 def answer_of(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> RequestOutput:
@@ -238,7 +238,7 @@ def test_with_a_backend_and_no_grammar_ids_and_logits_are_those_without(name: st
             got, expected = list(on.stream(prompt, params)), list(off.stream(prompt, params))
             assert [d.token_id for d in got] == [d.token_id for d in expected]
             assert all(torch.equal(a.logits, b.logits) for a, b in zip(got, expected, strict=True))
-        assert not {"store", "queue", "table"} & set(vars(on.grammars))
+        assert not {"store", "queue", "table"} & set(vars(on.constraints))
 
 
 class AllowAll(GrammarObject):
@@ -437,7 +437,7 @@ def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None
     for seed in range(NUM_TRACES):
         trace = Trace(seed).run()
         preempted += trace.num_preemptions
-        hits += trace.engine.grammars.store.stats.num_hits
+        hits += trace.engine.constraints.store.stats.num_hits
         for planned in trace.planned:
             check_planned(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
             assert planned.output is not None
@@ -749,10 +749,10 @@ def test_a_request_that_this_engine_cannot_serve_is_refused_alone() -> None:
     assert "no grammar backend; set grammar_backend='auto'" in refused(
         make_engine(config=serving(grammar_backend="none")), bound
     )
-    without = Engine(make_driver("embedded", serving()), None)
+    without = llm.make_engine(make_driver("embedded", serving()), None)
     assert "need a tokenizer and this engine has none" in refused(without, bound)
     driver = llm.make_driver(make_model("embedded", "float32", True), serving(), frozenset())
-    assert "this model has none; give it eos_token_ids" in refused(Engine(driver, TOKENIZER), bound)
+    assert "this model has none; give it eos_token_ids" in refused(llm.make_engine(driver, TOKENIZER), bound)
     assert "has no ebnf, only json_schema, regex" in refused(make_engine(), SamplingParams(ebnf='root ::= "a"'))
     assert "has no structural_tag" in refused(make_engine(), SamplingParams(structural_tag={}))
     for unread in (
@@ -761,14 +761,14 @@ def test_a_request_that_this_engine_cannot_serve_is_refused_alone() -> None:
         Tokenizer(models.WordLevel({"once": 0}, unk_token="once")),
     ):
         unread.pre_tokenizer = pre_tokenizers.Whitespace()
-        engine = Engine(make_driver("embedded", serving()), unread)
+        engine = llm.make_engine(make_driver("embedded", serving()), unread)
         assert "grammars need a byte-level tokenizer" in refused(engine, bound)
 
 
 def test_a_thought_needs_the_token_that_ends_it() -> None:
     raw = json.loads(TOKENIZER.to_str())
     raw["added_tokens"] = [token for token in raw["added_tokens"] if token["content"] != corpus.THINK_END]
-    engine = Engine(make_driver("embedded", serving()), Tokenizer.from_str(json.dumps(raw)))
+    engine = llm.make_engine(make_driver("embedded", serving()), Tokenizer.from_str(json.dumps(raw)))
     assert "needs a tokenizer with the token </think>" in refused(engine, SamplingParams(regex="a", reasoning=True))
 
 
@@ -781,7 +781,7 @@ def test_a_registered_backend_goes_before_a_built_in_one(monkeypatch: pytest.Mon
     monkeypatch.setitem(REGISTRY.factories, "fsm", AllowAllBackend)
     engine = make_engine()
     assert not is_valid_text(answer_of(engine, PROMPTS[1], SamplingParams(json_schema=PERSON, max_new_tokens=9)).text)
-    assert isinstance(engine.grammars.store.backend, AllowAllBackend)
+    assert isinstance(engine.constraints.store.backend, AllowAllBackend)
     with pytest.raises(ValueError, match="register another name"):
         REGISTRY.register("none")
 

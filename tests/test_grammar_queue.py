@@ -133,7 +133,7 @@ def finish(engine: Engine, *names: str) -> list[RequestOutput]:
 
 def settle(engine: Engine) -> None:
     """Wait until no compile is under way."""
-    step_until(engine, lambda: time.sleep(0.001) is None and not engine.grammars.store.pending)
+    step_until(engine, lambda: time.sleep(0.001) is None and not engine.constraints.store.pending)
 
 
 # ---- waiting ----
@@ -179,7 +179,7 @@ def test_identical_compiles_in_flight_are_one_and_states_are_apart(gates: Gates)
     gates.open()
     outputs = finish(engine, *names)
     assert gates.compiled == {("regex", SLOW.regex): 1}
-    assert engine.grammars.store.stats.num_shared == 3
+    assert engine.constraints.store.stats.num_shared == 3
     for output, own in zip(outputs, params, strict=True):
         assert_like(output, alone("embedded", PROMPT, own, gated()))
     settle(engine)
@@ -220,7 +220,7 @@ def test_a_stream_waits_for_its_grammar_and_others_run_along(gates: Gates) -> No
 def test_closing_a_stream_that_waits_for_its_grammar_aborts_it(gates: Gates) -> None:
     engine = make_engine(config=gated())
     stream = engine.stream(PROMPT, SLOW)
-    assert engine.grammars.is_waiting
+    assert engine.constraints.num_waiting
     stream.close()
     check_idle(engine)
     with pytest.raises(ValueError, match="has a regex and this engine has no grammar backend"):
@@ -241,7 +241,7 @@ def test_a_time_out_ends_one_request_and_its_late_result_serves_the_next(gates: 
     )  # fmt: skip
     assert (lost.token_ids, lost.is_grammar_complete) == ([], None)
     assert kept.finish_reason == "length"
-    assert engine.grammars.queue.num_timeouts == 1
+    assert engine.constraints.queue.num_timeouts == 1
     second = engine.add_request(PROMPT, SLOW)  # while the first one's compile still runs
     (output,) = finish(engine, second)
     assert output.finish_reason == "error"
@@ -274,7 +274,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(
     count = gates.compiled.total()
     assert answer_of(engine, PROMPT, SamplingParams(**changes)).error == answers[1][0].error
     assert gates.compiled.total() in (count, count + 1)  # tried anew: a failure is not remembered
-    assert engine.grammars.store.kept.keys() == {("regex", BOUND.regex)}
+    assert engine.constraints.store.kept.keys() == {("regex", BOUND.regex)}
     check_idle(engine)
 
 
@@ -353,7 +353,7 @@ def test_an_engine_that_is_dropped_gives_up_what_waits(gates: Gates, monkeypatch
     engine.add_request(PROMPT, SLOW)
     engine.add_request(PROMPT, SamplingParams(regex="slow[0-9]{5}"))
     step_until(engine, lambda: gates.compiled.total() == 1)
-    threads = list(engine.grammars.store.pool._threads)
+    threads = list(engine.constraints.store.pool._threads)
     engine.close()
     engine.close()
     assert not engine.has_work
@@ -433,11 +433,12 @@ RANK = """
     from tokenizers import Tokenizer
     from mini_engine.checkpoint import TINY_MODEL
     from mini_engine.config import EngineConfig
-    from mini_engine.engine import Engine
     from mini_engine.grammar.base import register_grammar_backend
     from mini_engine.grammar.fsm import FsmBackend
     from mini_engine.grammar.ranks import make_gather
     from mini_engine.sampler.params import SamplingParams
+    from mini_engine import llm
+    from mini_engine.grammar.service import GrammarService
     from mini_engine.llm import load_driver
 
     rank, file = int(sys.argv[1]), sys.argv[2]
@@ -454,7 +455,9 @@ RANK = """
 
     config = EngineConfig(max_running_requests=4, grammar_backend="uneven", grammar_timeout_s=4.0)
     tokenizer = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
-    engine = Engine(load_driver(None, config), tokenizer, gather=make_gather())
+    driver = load_driver(None, config)
+    grammars = GrammarService(config, tokenizer, driver.vocabulary, gather=make_gather())
+    engine = llm.make_engine(driver, tokenizer, constraints=grammars)
     asked = [SamplingParams(max_new_tokens=4, regex=f"{letter}[a-z]{{20}}") for letter in "abcde"]
     names = [engine.add_request([5], params) for params in asked]
     names += [engine.add_request([5], SamplingParams(max_new_tokens=40, ignore_eos=True))]

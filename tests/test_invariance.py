@@ -93,7 +93,7 @@ def run(driver: GreedyDriver, prompts: list[list[int]], sizes: list[list[int]], 
         chunks = [SequenceChunk(prompts[i][done[i] : done[i] + next(cuts[i])], done[i], pages[i]) for i in picked]
         batch = pack_batch(chunks, case.page_size)
         with torch.inference_mode():
-            logits = driver.model(batch.input_ids, batch.positions, driver.attention(batch, pool))
+            logits = driver.model(batch.input_ids, batch.positions, driver.make_attention(pool, batch.metadata))
         for i, part in zip(picked, logits.split([len(c.token_ids) for c in chunks]), strict=True):
             outputs[i].append(part)
             done[i] += len(part)

@@ -180,7 +180,7 @@ class World:
         owned = [page for request in scheduler.running for page in request.pages]
         assert len(set(owned)) == len(owned)
         assert len(owned) + scheduler.allocator.num_free == scheduler.allocator.num_pages
-        assert not any(scheduler.allocator.is_free[page] for page in owned), "a page is free and in use"
+        assert not any(scheduler.allocator.is_free(page) for page in owned), "a page is free and in use"
         places = Counter(names([*scheduler.waiting, *scheduler.running]))
         assert places == Counter(dict.fromkeys(self.living, 1)), "a request is lost, in two places, or not gone"
         running = set(map(id, scheduler.running))

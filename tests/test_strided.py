@@ -12,11 +12,10 @@ from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig, ModelConfig
-from mini_engine.engine import Engine
 from mini_engine.fast.attention.ragged import StepCache
 from mini_engine.fast.attention.strided import DecodeRow, StridedAttention, cheapest, find_grids
 from mini_engine.fast.pages import PlacedAllocator
-from mini_engine.llm import load_driver
+from mini_engine.llm import load_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
 
 CONFIG = ModelConfig(32, 64, 2, 6, 2, 16, 64, 4096, 1e4, 1e-6, True)
@@ -172,7 +171,7 @@ def test_allocator_owns_every_page_once():
             owned.append(pages)
         flat = [page for pages in owned for page in pages]
         assert len(flat) == len(set(flat)) == 50 - allocator.num_free
-        assert all(not allocator.is_free[page] for page in flat)
+        assert all(not allocator.is_free(page) for page in flat)
 
 
 def test_allocator_refuses_a_double_free():
@@ -206,7 +205,7 @@ def test_an_engine_with_many_requests_takes_the_grid_and_keeps_the_answers(monke
     monkeypatch.setattr(
         "mini_engine.fast.select.find_grids", lambda *args: found.append(find_grids(*args)) or found[-1]
     )
-    engine = Engine(load_driver(None, GROUPED))
+    engine = make_engine(load_driver(None, GROUPED))
     names = [engine.add_request(ids, own) for ids, own in zip(prompts, params, strict=True)]
     assert [output.token_ids for output in answers(engine, names)] == alone
     assert sum(len(grids) == 1 and len(grids[0].rows) == 3 for grids in found) >= 25, "most steps decode three rows"
@@ -220,7 +219,7 @@ def test_a_request_with_nan_in_its_cache_ends_alone():
     prompts = [list(range(20, 25)), list(range(20, 120))]
     params = SamplingParams(max_new_tokens=40, ignore_eos=True)
     alone = load_driver(None, GROUPED).complete(prompts[0], params)[0].token_ids
-    engine = Engine(load_driver(None, GROUPED))
+    engine = make_engine(load_driver(None, GROUPED))
     names = [engine.add_request(ids, params) for ids in prompts]
     for _ in range(5):
         engine.step()

@@ -15,14 +15,13 @@ from matplotlib.patches import Circle, FancyArrowPatch
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
-from mini_engine.engine import Engine
 from mini_engine.grammar.automaton import Dfa, compile_node
 from mini_engine.grammar.backends import BUILT_IN, make_backend
 from mini_engine.grammar.base import GrammarOptions, TokenRefusedError
 from mini_engine.grammar.fsm import FsmBackend
 from mini_engine.grammar.regex import parse_regex
 from mini_engine.grammar.tokens import TokenTable
-from mini_engine.llm import load_driver
+from mini_engine.llm import load_driver, make_engine
 from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.viz import (
@@ -291,7 +290,7 @@ def answer(driver, tokenizer):
 def test_a_followed_answer_is_the_engines_with_the_distributions_of_transformers(driver, tokenizer, answer):
     prompt, params, steps = answer
     ids = [step.token_id for step in steps]
-    engine = Engine(serving.with_options(driver, grammar_backend="xgrammar"), tokenizer.backend_tokenizer)
+    engine = make_engine(serving.with_options(driver, grammar_backend="xgrammar"), tokenizer.backend_tokenizer)
     assert ids == engine.generate([prompt], params)[0][0].token_ids
     jsonschema.validate(json.loads(tokenizer.decode(ids[:-1])), PERSON)
     logits = peer.Peer(TINY_MODEL).logits([*prompt, *ids])[len(prompt) - 1 :]
@@ -384,7 +383,7 @@ def test_probabilities_of_texts_by_brute_force_over_spellings(driver, tokenizer,
     assert sum(made.masked) == pytest.approx(1)
     assert made.distance == pytest.approx(sum(abs(free[w] / mass - masked[w]) for w in words) / 2, rel=1e-3)
     greedy = SamplingParams(max_new_tokens=9, regex="|".join(words))
-    engine = Engine(serving.with_options(driver, grammar_backend="fsm"), tokenizer.backend_tokenizer)
+    engine = make_engine(serving.with_options(driver, grammar_backend="fsm"), tokenizer.backend_tokenizer)
     assert made.greedy == engine.generate([prompt], greedy)[0][0].text
 
 

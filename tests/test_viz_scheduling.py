@@ -9,8 +9,7 @@ from matplotlib.patches import Rectangle
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
-from mini_engine.engine import Engine
-from mini_engine.llm import load_driver
+from mini_engine.llm import load_driver, make_engine
 from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import RequestTimes
@@ -106,7 +105,7 @@ def test_served_requests_have_the_answers_of_a_lonely_engine(tiny):
     arrivals = [Arrival(3, prompts[0], wanted(6)), Arrival(0, prompts[1], wanted(3, n=2, temperature=1.0, seed=3)),
                 Arrival(40, prompts[2], wanted(4))]  # fmt: skip
     run = serving.serve("x", driver, tokenizer, arrivals, max_running_requests=3, max_tokens_per_step=4, num_pages=9)
-    alone = Engine(driver, tokenizer)
+    alone = make_engine(driver, tokenizer)
     expected = [alone.generate([a.prompt_ids], a.params)[0] for a in (arrivals[1], arrivals[0], arrivals[2])]
     assert [o.token_ids for o in run.outputs.values()] == [o.token_ids for samples in expected for o in samples]
     assert list(run.labels.values()) == ["a1", "a2", "b", "c"], "in the order in which they came"
@@ -223,7 +222,7 @@ def test_measured_cost_is_that_of_the_steps(tiny, monkeypatch):
             entry = step(0, [("r", 0, len(prompt))])
             self.log.append(replace(entry, seconds={"forward": part, "sample": part}))
 
-    monkeypatch.setattr(serving, "Engine", FakeEngine)
+    monkeypatch.setattr(serving, "make_engine", FakeEngine)
     made = serving.measure_cost(tiny[0], (1, 10, 50))
     assert (made.fixed, made.per_row) == pytest.approx((2e-3, 3e-5))
 

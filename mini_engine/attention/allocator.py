@@ -4,6 +4,7 @@ Owns: the free list. Must not know: what is stored in a page. Pure Python, so it
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 
 class PageAllocator:
@@ -25,8 +26,14 @@ class PageAllocator:
         """Pages that can be allocated now."""
         return len(self._free)
 
-    def allocate(self, count: int) -> list[int]:
+    def is_free(self, page: int) -> bool:
+        """Whether nobody owns ``page``."""
+        return page not in self._owned
+
+    def allocate(self, count: int, after: int | None = None) -> list[int]:
         """Take ``count`` pages from the free list and return them. Mutates; takes nothing when it raises.
+
+        Any page will do, so ``after``, the last page that the owner has, changes nothing here.
 
         Raises ``ValueError`` if fewer than ``count`` pages are free: ask ``num_free`` first.
         """
@@ -39,14 +46,14 @@ class PageAllocator:
         self._owned.update(pages)
         return pages
 
-    def free(self, pages: list[int]) -> None:
+    def free(self, pages: Sequence[int]) -> None:
         """Give ``pages`` back. Mutates; gives back nothing when it raises.
 
         Raises ``ValueError`` for a page that is not owned, so a double free is an error and not two owners later on.
         """
         wrong = [page for page in pages if page not in self._owned]
         if wrong or len(set(pages)) != len(pages):
-            raise ValueError(f"pages {wrong or pages} are freed twice or were never allocated")
+            raise ValueError(f"pages {wrong or list(pages)} are freed twice or were never allocated")
         self._owned.difference_update(pages)
         self._free.extend(pages)
 

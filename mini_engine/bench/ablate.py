@@ -25,8 +25,7 @@ from mini_engine.bench.serving import EngineSystem, Models, median_figures, run_
 from mini_engine.bench.workload import Figures, Run, describe, figures, make_jobs
 from mini_engine.checkpoint import TINY_MODEL, load_config
 from mini_engine.config import EngineConfig
-from mini_engine.engine import Engine
-from mini_engine.llm import make_driver
+from mini_engine.llm import make_driver, make_engine
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.tiny.corpus import IM_END
@@ -235,7 +234,7 @@ class GrammarSystem(EngineSystem):
 
     def open(self) -> None:
         """Make the engine. Its grammar is compiled again, as the first request of a server waits for it."""
-        self.engine = Engine(self.driver, self.tokenizer)
+        self.engine = make_engine(self.driver, self.tokenizer)
 
 
 def make_system(models: Models, config: EngineConfig, params: SamplingParams, seed: int) -> tuple[EngineSystem, int]:

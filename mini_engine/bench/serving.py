@@ -38,7 +38,7 @@ from mini_engine.bench.workload import Answer, Figures, Job, Run, describe, figu
 from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.config import DEFAULT_POOL_TOKENS, Dtype, EngineConfig
 from mini_engine.engine import Engine
-from mini_engine.llm import load_model, make_driver
+from mini_engine.llm import load_model, make_driver, make_engine
 from mini_engine.model import Qwen3
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
@@ -83,7 +83,7 @@ class EngineSystem:
 
     def open(self) -> None:
         """Make the engine with its KV pool."""
-        self.engine = Engine(self.driver)
+        self.engine = make_engine(self.driver)
 
     def close(self) -> None:
         """Drop the engine."""

@@ -25,6 +25,7 @@ from mini_engine.cli.batch_lines import AnswerWriter, Line, LineReader, answered
 from mini_engine.cli.start import input_errors, start
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
+from mini_engine.llm import make_engine
 from mini_engine.outputs import RequestOutput, StepOutput, best
 from mini_engine.radix_cache import EVICTIONS, RadixCache
 from mini_engine.scheduler.policy import POLICIES
@@ -388,6 +389,6 @@ def batch(
 
         def load() -> tuple[Engine, LineReader]:
             driver, tokenizer = start(model, engine, config)
-            return Engine(driver, tokenizer.backend_tokenizer), LineReader(tokenizer, base, chat, think)
+            return make_engine(driver, tokenizer.backend_tokenizer), LineReader(tokenizer, base, chat, think)
 
         run_file(load, file, output, resume, ordered)

@@ -19,6 +19,7 @@ from mini_engine.cli import options
 from mini_engine.cli.start import input_errors, start
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
+from mini_engine.llm import make_engine
 from mini_engine.prompts import encode_chat
 from mini_engine.radix_cache import EVICTIONS, Node, RadixCache
 from mini_engine.sampler.params import SamplingParams
@@ -181,7 +182,7 @@ def show_cache(
             wait_for_prefix=page_size if wait else None,
         )  # fmt: skip
         driver, tokenizer = start(model, engine, config)
-        served = Engine(driver)
+        served = make_engine(driver)
         run(served, read_prompts(prompts or [], file, tokenizer), SamplingParams(max_new_tokens=max_new_tokens), steps)
     cache = served.scheduler.cache
     assert isinstance(cache, RadixCache), "the configuration asks for one"

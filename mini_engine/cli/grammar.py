@@ -14,7 +14,7 @@ import torch
 import typer
 from transformers import PreTrainedTokenizerBase
 
-from mini_engine.engine import Engine
+from mini_engine.llm import make_engine
 from mini_engine.outputs import RequestOutput
 from mini_engine.sampler.driver import FinishReason, SampledGeneration, SampledStep, SamplingDriver
 from mini_engine.sampler.params import SamplingParams
@@ -93,7 +93,7 @@ def stream_valid(
 
     Log-probabilities of a forced token come a step later than the token, which is kept back until then.
     """
-    engine = Engine(driver, tokenizer.backend_tokenizer)
+    engine = make_engine(driver, tokenizer.backend_tokenizer)
     name = engine.add_request(prompt_ids, params)
     output = engine.entries[name].output
     steps: list[SampledStep] = []
@@ -120,7 +120,7 @@ def complete_valid(
     driver: SamplingDriver, tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], params: SamplingParams
 ) -> list[SampledGeneration]:
     """Generate several answers that keep to their grammar. Raises ``ValueError`` if one of them cannot be run."""
-    (answers,) = Engine(driver, tokenizer.backend_tokenizer).generate([prompt_ids], params)
+    (answers,) = make_engine(driver, tokenizer.backend_tokenizer).generate([prompt_ids], params)
     for answer in answers:
         if answer.error is not None:
             raise ValueError(answer.error)

@@ -1,4 +1,4 @@
-"""L5: pages for many requests, each request's one after the other where that is possible.
+"""Pages for many requests, each request's one after the other where that is possible.
 
 Owns: the free pages and where a request begins. Must not know: what is stored in a page, why somebody wants one.
 
@@ -22,7 +22,7 @@ class PlacedAllocator:
             raise ValueError(f"num_pages is {num_pages}; a pool needs at least 1 page")
         self.num_pages, self.spacing = num_pages, max(spacing, 1)
         self.num_free = num_pages
-        self.is_free = [True] * num_pages
+        self.free_pages = [True] * num_pages
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
         """Take ``count`` pages: those behind page ``after``, or a place of their own if it is ``None``. Mutates.
@@ -36,16 +36,20 @@ class PlacedAllocator:
         if count == 0:
             return []  # most steps of most requests; looking for nothing would go through all pages
         pages = self.run(count, after + 1) if after is not None else self.place(count)
-        pages = pages or [page for page, free in enumerate(self.is_free) if free][:count]
+        pages = pages or [page for page, free in enumerate(self.free_pages) if free][:count]
         for page in pages:
-            self.is_free[page] = False
+            self.free_pages[page] = False
         self.num_free -= count
         return pages
+
+    def is_free(self, page: int) -> bool:
+        """Whether nobody owns ``page``."""
+        return self.free_pages[page]
 
     def run(self, count: int, first: int) -> list[int]:
         """Return ``count`` pages from ``first`` on if all of them are free, else none."""
         pages = range(first, first + count)
-        return list(pages) if pages.stop <= self.num_pages and all(self.is_free[page] for page in pages) else []
+        return list(pages) if pages.stop <= self.num_pages and all(self.free_pages[page] for page in pages) else []
 
     def place(self, count: int) -> list[int]:
         """Return a free run of ``count`` pages: at a place with room to grow, at any place, anywhere; else none."""
@@ -56,7 +60,7 @@ class PlacedAllocator:
 
     def longest(self, count: int) -> list[int]:
         """Return the first ``count`` pages of the longest free run, where most room to grow is; none if it is short."""
-        free = [page for page, is_free in enumerate(self.is_free) if is_free]
+        free = [page for page, is_free in enumerate(self.free_pages) if is_free]
         # Pages that follow one another are as far from their place in the list as each other.
         runs = [[page for _, page in run] for _, run in groupby(enumerate(free), lambda pair: pair[1] - pair[0])]
         best = max(runs, key=len, default=[])
@@ -67,9 +71,9 @@ class PlacedAllocator:
 
         Raises ``ValueError`` for a page that is free already or given twice.
         """
-        wrong = [page for page in pages if self.is_free[page]]
+        wrong = [page for page in pages if self.free_pages[page]]
         if wrong or len(set(pages)) != len(pages):
             raise ValueError(f"pages {wrong or list(pages)} are freed twice or were never allocated")
         for page in pages:
-            self.is_free[page] = True
+            self.free_pages[page] = True
         self.num_free += len(pages)

@@ -18,6 +18,7 @@ from typing import Self, get_args
 from torch import Tensor
 
 from mini_engine.config import Whitespace
+from mini_engine.constraints import ConstraintError, GrammarStats
 from mini_engine.grammar.masks import allocate_bitmask, apply_bitmask, apply_bitmask_on_cpu
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKey, GrammarKind
@@ -50,28 +51,8 @@ class TooManyStatesError(GrammarError):
         self.limit = limit
 
 
-class TokenRefusedError(ValueError):
+class TokenRefusedError(ConstraintError):
     """A token that the grammar does not allow here; the state is what it was."""
-
-
-@dataclass
-class GrammarStats:
-    """What a grammar cost its request. Times in seconds. ``compile_s``: also when another request's compile was shared.
-
-    ``mask_s`` is summed over ``num_masks`` filled rows. ``num_forced_tokens``: appended without a forward pass of their
-    own. ``backend``: which one compiled it. ``ignored``: the places of a schema's keywords that say nothing about which
-    values are valid. ``narrowed``: the places where a schema allows any JSON, and ``fsm`` writes what nests less deep.
-    """
-
-    kind: GrammarKind | None = None
-    compile_s: float = 0.0
-    is_cache_hit: bool = False
-    num_masks: int = 0
-    mask_s: float = 0.0
-    num_forced_tokens: int = 0
-    backend: str | None = None
-    ignored: Sequence[str] = ()
-    narrowed: Sequence[str] = ()
 
 
 class GrammarObject(ABC):

@@ -1,10 +1,11 @@
-"""L7: everything that the engine asks about grammars.
+"""L7: the constraints of an engine with grammars.
 
-Owns: what is checked when a request comes, and the parts that serve it: backend, store, queue, thoughts, jumps. Must
-not know: batches, pages, text that is shown.
+Owns: each request's grammar, what is checked when a request comes, and the parts that serve it: backend, store, queue,
+thoughts, jumps. Must not know: batches, pages, text that is shown.
 """
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import takewhile
 
@@ -12,36 +13,45 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from mini_engine.config import EngineConfig
+from mini_engine.constraints import ConstraintError, GrammarStats
 from mini_engine.grammar.backends import backend_name, make_backend
-from mini_engine.grammar.base import GrammarObject, GrammarOptions, TokenRefusedError
+from mini_engine.grammar.base import GrammarObject, GrammarOptions
 from mini_engine.grammar.jump import JumpForward
 from mini_engine.grammar.queue import Gather, GrammarQueue
 from mini_engine.grammar.reasoner import ReasonerGrammar
 from mini_engine.grammar.rows import make_mask
 from mini_engine.grammar.store import GrammarStore
 from mini_engine.grammar.tokens import TokenTable
-from mini_engine.sampler.params import GrammarKey, SamplingParams
+from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.base import Vocabulary
+from mini_engine.scheduler.request import Request
 
 THINK_END = "</think>"
 
 
 class GrammarService:
-    """Serves the grammars of one engine. Backend and threads come into being with the first request that needs them."""
+    """Serves the grammars of one engine: L5's ``Constraints``. Backend and threads are created when first needed.
+
+    A request's grammar is kept here until the request ends, and not with its pages: a preemption does not touch it.
+    """
 
     def __init__(
         self,
         config: EngineConfig,
         tokenizer: Tokenizer | None,
         vocabulary: Vocabulary,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.perf_counter,
         gather: Gather | None = None,
     ) -> None:
-        """Serve as ``config`` says. Raises ``ValueError`` for an unknown backend."""
+        """Serve as ``config`` says. Raises ``ValueError`` for an unknown backend.
+
+        ``gather``: how several processes that serve one model agree whose grammars are ready (``grammar.ranks``).
+        """
         self.config, self.tokenizer, self.vocab_size = config, tokenizer, vocabulary.size
         self.stop_ids, self.clock, self.gather = vocabulary.eos_token_ids, clock, gather
         self.backend_name = backend_name(config.grammar_backend)
-        self.thinking: set[str] = set()  # of those who wait: whose grammars begin after a thought
+        self.grammars: dict[str, GrammarObject] = {}  # of the requests that have begun
+        self.thinking: dict[str, bool] = {}  # of those that wait: whether the grammar begins after a thought
 
     @cached_property
     def table(self) -> TokenTable:
@@ -72,21 +82,13 @@ class GrammarService:
         """How many requests wait for their grammars."""
         return len(self.queue.waiting) if "queue" in vars(self) else 0  # asking must not bring it into being
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether any request waits for its grammar."""
-        return self.num_waiting > 0
-
-    def check(self, key: GrammarKey, params: SamplingParams) -> None:
+    def check(self, params: SamplingParams) -> None:
         """Raise ``ValueError`` for a grammar that this engine cannot serve for such a request, whatever it says."""
-        if self.backend_name == "none":
-            raise ValueError(
-                f"the request has a {key[0]} and this engine has no grammar backend; set grammar_backend='auto' or "
-                "another one in EngineConfig"
-            )
+        if params.grammar is None:
+            return
         if not self.stop_ids:
             raise ValueError("a grammar ends with an end-of-sequence id and this model has none; give it eos_token_ids")
-        self.store.backend.check_kind(key[0])
+        self.store.backend.check_kind(params.grammar[0])
         if params.reasoning:
             self.think_end()
         self.check_logprobs(params)
@@ -98,18 +100,20 @@ class GrammarService:
             raise ValueError(f"reasoning=True needs a tokenizer with the token {THINK_END}; leave it out")
         return int(token)
 
-    def submit(self, request_id: str, key: GrammarKey, reasoning: bool) -> None:
-        """Let a request wait for its grammar. Mutates."""
-        self.queue.submit(request_id, key)
-        if reasoning:
-            self.thinking.add(request_id)
+    def submit(self, request: Request) -> bool:
+        """Let a request with a grammar wait for it; return whether it has one. Mutates."""
+        if request.params.grammar is None:
+            return False
+        self.queue.submit(request.request_id, request.params.grammar)
+        self.thinking[request.request_id] = request.params.reasoning
+        return True
 
-    def poll(self, wait_s: float) -> tuple[list[tuple[str, GrammarObject]], dict[str, str]]:
+    def admit(self, wait_s: float) -> tuple[list[str], dict[str, str]]:
         """Return whose grammars are ready, and who failed and why, waiting up to ``wait_s`` for the first. Mutates."""
         ready, failed = self.queue.poll(wait_s)
-        wrapped = [(name, self.begin(grammar, name in self.thinking)) for name, grammar in ready]
-        self.thinking -= {*failed, *(name for name, _ in ready)}
-        return wrapped, failed
+        for name, grammar in ready:
+            self.grammars[name] = self.begin(grammar, self.thinking.pop(name))
+        return [name for name, _ in ready], failed
 
     def begin(self, grammar: GrammarObject, reasoning: bool) -> GrammarObject:
         """Return the grammar as a request begins with it: behind a thought if it thinks."""
@@ -118,40 +122,68 @@ class GrammarService:
         grammar.maybe_init_reasoning(reasoning)
         return grammar
 
-    def drop(self, request_id: str) -> None:
-        """Forget a request that waits, or that failed. Mutates."""
-        self.thinking.discard(request_id)
-        self.queue.drop(request_id)
+    def drop(self, request: Request) -> bool:
+        """Forget a request that waits for its grammar, or whose grammar failed; return whether it did. Mutates."""
+        if self.thinking.pop(request.request_id, None) is None:
+            return False
+        self.queue.drop(request.request_id)
+        return True
 
     def close(self) -> None:
         """Compile nothing any more; what is under way ends, and its threads after it."""
         if "store" in vars(self):  # closing must not bring it into being
             self.store.close()
 
-    def mask(self, grammars: Sequence[GrammarObject | None]) -> Callable[[Tensor], None] | None:
-        """Return what masks the rows of a step, ``None`` if there is nothing to mask."""
-        return make_mask(grammars, self.stop_ids) if any(grammar is not None for grammar in grammars) else None
+    def mask(self, requests: Sequence[Request]) -> Callable[[Tensor], None] | None:
+        """Return what masks a step's rows, one for each of ``requests``; ``None`` if there is nothing to mask."""
+        if not self.grammars:
+            return None
+        return make_mask([self.grammars.get(request.request_id) for request in requests], self.stop_ids)
 
-    def accept(self, grammar: GrammarObject, token_id: int) -> bool:
-        """Take a token into ``grammar`` and return whether it was the last. Raises ``TokenRefusedError``. Mutates."""
+    def accept(self, request: Request, token_id: int) -> bool:
+        """Take a token into the request's grammar; return whether it was the last. Mutates.
+
+        Raises ``ConstraintError``.
+        """
+        grammar = self.grammars.get(request.request_id)
+        if grammar is None:
+            return False
         try:
             grammar.accept_token(token_id)
-        except TokenRefusedError:  # a backend whose mask and acceptance differ
+        except ConstraintError:  # a backend whose mask and acceptance differ
             raise
-        except Exception as error:  # another one is anybody's code
-            raise TokenRefusedError(f"its grammar raised {error!r}") from error
+        except Exception as error:  # a backend is anybody's code
+            raise ConstraintError(f"its grammar raised {error!r}") from error
         return grammar.is_terminated()
 
-    def forced_tokens(self, grammar: GrammarObject, output_ids: Sequence[int], params: SamplingParams) -> list[int]:
-        """Return the tokens that must follow, if ``jump_forward`` is on and the request does without logits for them.
+    def forced(self, request: Request) -> Iterator[int]:
+        """Yield the tokens that must follow, if ``jump_forward`` is on and the request does without logits for them.
 
-        Never the last one that it may have, nor one that stops it: the model is asked for those.
+        Never the last token that the answer may have, nor one that stops it: the model is asked for those. Those that
+        are taken are counted in the grammar's ``stats``. Raises ``ConstraintError``.
         """
-        if not (self.config.jump_forward and self.needs_no_logits(params)):
-            return []
-        forced = self.jumps.tokens(grammar, output_ids, params.max_new_tokens - len(output_ids) - 1)
-        forced = self.jumps.settled(grammar, output_ids, forced) if forced else []
-        return list(takewhile(lambda token: token not in params.stop_token_ids, forced))
+        grammar, params = self.grammars.get(request.request_id), request.params
+        if grammar is None or not self.config.jump_forward or not self.needs_no_logits(params):
+            return
+        try:
+            most = params.max_new_tokens - request.num_output_tokens - 1
+            tokens = self.jumps.tokens(grammar, request.output_ids, most)
+            tokens = self.jumps.settled(grammar, request.output_ids, tokens) if tokens else []
+        except Exception as error:  # a backend is anybody's code
+            raise ConstraintError(f"its grammar raised {error!r}") from error
+        for token in takewhile(lambda token: token not in params.stop_token_ids, tokens):
+            grammar.stats.num_forced_tokens += 1
+            yield token
+
+    def finish(self, request: Request) -> tuple[GrammarStats, bool] | None:
+        """Forget a request that has ended; return what its grammar cost and whether its text is whole. Mutates."""
+        grammar = self.grammars.pop(request.request_id, None)
+        if grammar is None:
+            return None
+        grammar.finished = True
+        # A stop string, or a stop token that does not end the grammar, leaves less text than the grammar has seen.
+        is_cut = request.matched is not None and not grammar.is_terminated()
+        return grammar.stats, grammar.is_complete() and not is_cut
 
     def needs_no_logits(self, params: SamplingParams) -> bool:
         """Whether tokens may be appended to an answer before their logits are computed, which is in the next step.

@@ -23,11 +23,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
-from mini_engine.fast.attention.ragged import additive_mask
 from mini_engine.invariant.findings import cpu, remembered
 from mini_engine.invariant.probe import opposite_terms, rows_that_hold, usual_numbers
 
 TILE = 128  # keys in a tile, and at most as many queries in an item
+HIDDEN = -1e30  # finite, since 0 times infinity is NaN; its weight is exactly 0
 ENLARGED = 1 << 12  # makes scores out of the rounding of opposite terms
 
 
@@ -117,7 +117,8 @@ def tile_masks(kv_lens: Tensor, tiles: Tensor, q_len: int, heads_per_kv: int, dt
     keys = tiles[:, None] * TILE + torch.arange(TILE)  # [S, TILE] positions
     queries = kv_lens[:, None] - q_len + torch.arange(q_len)  # [S, q_len]
     is_later = keys[:, None] > queries[:, :, None]  # [S, q_len, TILE]
-    return additive_mask(is_later, dtype).repeat_interleave(heads_per_kv, 1)
+    mask = torch.zeros(is_later.shape, dtype=dtype).masked_fill_(is_later, HIDDEN)
+    return mask.repeat_interleave(heads_per_kv, 1)
 
 
 def query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[int]:

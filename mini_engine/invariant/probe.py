@@ -12,6 +12,7 @@ computed is rounding alone. With ordinary data the last step, the rounding to bf
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ REFERENCE_ROWS = 16
 Rows = Callable[[Tensor], Tensor]  # [M, K] -> [M, ...]
 
 
+@cache  # asked for every product
 def usual_rows(rows: int) -> int:
     """Return the least usual number of rows from ``rows`` on: 1, 2, 4, 6, 8, then four for each power of two."""
     if rows <= 2 or 4 < rows <= 6:  # oneDNN multiplies six float32 rows at a time

@@ -193,7 +193,7 @@ class SamplingDriver(GreedyDriver):
 
         An attention in which a sequence can catch its neighbour's NaN has a ``fallback``, in which it cannot.
         """
-        attention = self.attention(batch, pool)
+        attention = self.make_attention(pool, batch.metadata)
         hidden = self.model.hidden_states(batch.input_ids, batch.positions, attention)
         fallback = getattr(attention, "fallback", None)
         if fallback is not None and not bool(hidden.isfinite().all()):

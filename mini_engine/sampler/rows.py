@@ -1,13 +1,18 @@
-"""L5: a sampling batch that follows the requests from step to step, so that no past is replayed without need.
+"""L5: sampling state that is kept from step to step, so that no history is replayed without need.
 
-Owns: which request is which row. Must not know: why a request is in a step or not.
+Owns: which request is which row, and whose code is at fault when sampling raises. Must not know: why a request is in a
+step or not.
 """
 
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
 
 from mini_engine.sampler.batch import SampledRequest, SamplingBatch
 from mini_engine.sampler.processors.base import Vocabulary
+from mini_engine.sampler.sampler import NO_TOKEN, SamplerOutput
 
 Sampled = TypeVar("Sampled", bound=SampledRequest)
 
@@ -21,27 +26,31 @@ class SampledRows(Generic[Sampled]):
         self.requests: list[Sampled] = []
         self.batch = SamplingBatch([], [], {}, device)
 
-    def follow(self, requests: Sequence[Sampled]) -> list[Sampled]:
-        """Make the rows those of ``requests``, and return them in the order of the rows. Mutates.
+    def follow(self, requests: Sequence[Sampled]) -> None:
+        """Make the rows those of ``requests``, in their order. Mutates.
 
-        Rows that stay keep their order and state; a request that was not here last time is built from its history,
-        which is the same state: that is what makes preemption invisible.
+        Rows that stay keep their state. A request that was not here last time is built from its history, which gives
+        the same state: that is what makes preemption invisible.
         """
         wanted = set(map(id, requests))
-        keep = [row for row, request in enumerate(self.requests) if id(request) in wanted]
-        if len(keep) < len(self.requests):
-            self.batch.filter(keep)
-            self.requests = [self.requests[row] for row in keep]
+        self.keep([row for row, request in enumerate(self.requests) if id(request) in wanted])
         present = set(map(id, self.requests))
         new = [request for request in requests if id(request) not in present]
         if new:
             self.batch.merge(SamplingBatch.from_requests(new, self.vocabulary, self.device))
             self.requests += new
-        return self.requests
+        place = {id(request): row for row, request in enumerate(self.requests)}
+        self.keep([place[id(request)] for request in requests])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep ``rows``, in that order. Mutates."""
+        if list(rows) != list(range(len(self.requests))):
+            self.batch.filter(rows)
+            self.requests = [self.requests[row] for row in rows]
 
     def forget(self, request: Sampled) -> None:
-        """Drop a row: what was appended to its request's output since the last step, it has not seen. Mutates."""
-        self.follow([other for other in self.requests if other is not request])
+        """Drop a row: it has not seen what was appended to its request's output since the last step. Mutates."""
+        self.keep([row for row, other in enumerate(self.requests) if other is not request])
 
     def clear(self) -> None:
         """Forget all rows; those that come back are built from their histories. Mutates."""
@@ -49,8 +58,62 @@ class SampledRows(Generic[Sampled]):
 
     def cumulate(self, token_ids: Sequence[int | None]) -> None:
         """Take the newest token of every row into account; a row with ``None`` is dropped. Mutates."""
-        keep = [row for row, token in enumerate(token_ids) if token is not None]
-        if len(keep) < len(self.requests):
-            self.batch.filter(keep)
-            self.requests = [self.requests[row] for row in keep]
+        self.keep([row for row, token in enumerate(token_ids) if token is not None])
         self.batch.cumulate([token for token in token_ids if token is not None])
+
+
+class HasRows(Protocol):
+    """Whatever samples rows."""
+
+    rows: SampledRows[Any]
+
+
+S = TypeVar("S", bound=HasRows)
+Sample = Callable[[S, Sequence[Any], Tensor], SamplerOutput]
+
+
+def isolating(sample: Sample[S]) -> Sample[S]:
+    """Wrap ``sample(requests, logits [N, V])``: requests whose own code raises fail alone, the others are sampled.
+
+    A request's own code is its logits processors and its grammar; each suspect is sampled alone to find which one
+    raises. Everything else, ``KeyboardInterrupt`` for example, is raised again: no row has changed, so the step can be
+    repeated.
+    """
+
+    @wraps(sample)
+    def isolated(self: S, requests: Sequence[Any], logits: Tensor) -> SamplerOutput:
+        try:
+            return sample(self, requests, logits)
+        except BaseException as error:
+            self.rows.clear()  # they may have taken in a token that no request has
+            faults = find_faults(self, requests, logits) if isinstance(error, Exception) else {}
+            if not faults:
+                raise
+        rest = [row for row in range(len(requests)) if row not in faults]
+        return spread(isolated(self, [requests[row] for row in rest], logits[rest]), rest, faults)
+
+    def find_faults(self: S, requests: Sequence[Any], logits: Tensor) -> dict[int, str]:
+        faults = {}
+        for row, request in enumerate(requests):
+            processors = ", ".join(request.params.logits_processors or ())
+            if processors or request.params.grammar is not None:
+                try:
+                    sample(self, [request], logits[row : row + 1])
+                except Exception as error:
+                    culprit = f"logits processors ({processors})" if processors else "grammar"
+                    faults[row] = f"its {culprit} raised {error!r}"
+                self.rows.clear()
+        return faults
+
+    return isolated
+
+
+def spread(sampled: SamplerOutput, rows: Sequence[int], faults: dict[int, str]) -> SamplerOutput:
+    """Return what was sampled for ``rows`` as the output of all rows, of which the others have ``faults``."""
+    order = {row: index for index, row in enumerate(rows)}
+    places = [order.get(row) for row in range(len(rows) + len(faults))]
+    return SamplerOutput(
+        [NO_TOKEN if place is None else sampled.token_ids[place] for place in places],
+        [None if place is None else sampled.logprobs[place] for place in places],
+        {rows[place]: reason for place, reason in sampled.errors.items()} | faults,
+    )

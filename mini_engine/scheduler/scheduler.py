@@ -9,9 +9,9 @@ then chunks of running prompts, then new requests. A chunk that does not reach t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from mini_engine.attention.allocator import pages_needed
-from mini_engine.fast.pages import PlacedAllocator
+from mini_engine.attention.allocator import PageAllocator, pages_needed
 from mini_engine.scheduler.budget import GrowthEstimate
 from mini_engine.scheduler.policy import Policy
 from mini_engine.scheduler.prefix_cache import NullPrefixCache, PrefixCache, PrefixHit
@@ -45,6 +45,30 @@ class ScheduledBatch:
     def num_tokens(self) -> int:
         """Rows of the step."""
         return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def sampling(self) -> list[Request]:
+        """The requests that get a token in this step, in packing order."""
+        return [chunk.request for chunk in self.chunks if chunk.samples]
+
+
+class Allocator(Protocol):
+    """What hands out the pages: L2's ``PageAllocator``, or one that places them for speed."""
+
+    num_pages: int
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be allocated now."""
+
+    def is_free(self, page: int) -> bool:
+        """Whether nobody owns ``page``."""
+
+    def allocate(self, count: int, after: int | None = None) -> list[int]:
+        """Take ``count`` pages; ``after`` is the last page that their owner has, if it has any. Mutates."""
+
+    def free(self, pages: Sequence[int]) -> None:
+        """Give pages back. Mutates."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +126,10 @@ class Scheduler:
         limits: SchedulerLimits,
         policy: Policy,
         cache: PrefixCache | None = None,
+        allocator: Allocator | None = None,
     ) -> None:
-        """Own ``num_pages`` pages of ``page_size`` tokens."""
-        self.allocator = PlacedAllocator(num_pages, num_pages // limits.max_running_requests)
+        """Own ``num_pages`` pages of ``page_size`` tokens, which ``allocator`` hands out."""
+        self.allocator: Allocator = allocator or PageAllocator(num_pages)
         self.page_size, self.limits, self.policy = page_size, limits, policy
         self.cache = cache or NullPrefixCache()
         self.growth = GrowthEstimate(limits.preemption)

@@ -73,7 +73,7 @@ def run_together(
         live = [n for n, ids in enumerate(sequences) if start < len(ids)]
         chunks = [SequenceChunk(sequences[n][start : start + step], start, pages[n]) for n in live]
         batch = pack_batch(chunks, size)
-        logits = driver.model(batch.input_ids, batch.positions, driver.attention(batch, pool))
+        logits = driver.model(batch.input_ids, batch.positions, driver.make_attention(pool, batch.metadata))
         for n, (first, end) in zip(live, batch.metadata.query_ranges, strict=True):
             parts[n].append(logits[first:end])
     return [torch.cat(part) for part in parts]

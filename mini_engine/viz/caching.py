@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from typing import Any, Literal
 
-from mini_engine.engine import Engine
+from mini_engine.llm import make_engine
 from mini_engine.radix_cache import Node, RadixCache, RadixStats
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
@@ -270,7 +270,7 @@ def serve_all(
     **options: Any,
 ) -> Served:
     """Run ``prompts``, all there at once, in an engine with these options, and watch its pages. Times are real."""
-    engine = Engine(with_options(driver, **options))
+    engine = make_engine(with_options(driver, **options))
     added = enumerate(zip(prompts, params, strict=True))
     labels = {engine.add_request(ids, own): sample_labels(number, 1)[0] for number, (ids, own) in added}
     named, in_use, kept = list[int](), list[int](), list[int]()

@@ -17,13 +17,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mini_engine.engine import Engine
 from mini_engine.grammar.backends import BUILT_IN, make_backend
 from mini_engine.grammar.base import GrammarBackend, GrammarObject, GrammarOptions
 from mini_engine.grammar.fsm import CompiledGrammar, FsmBackend
 from mini_engine.grammar.jump import JumpForward
 from mini_engine.grammar.masks import unpack_allowed
+from mini_engine.grammar.service import GrammarService
 from mini_engine.grammar.tokens import TokenTable
+from mini_engine.llm import make_engine
 from mini_engine.outputs import RequestOutput, StepOutput
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import GrammarKey, SamplingParams
@@ -109,9 +110,11 @@ def follow_answer(
     driver: SamplingDriver, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams
 ) -> list[MaskedStep]:
     """Answer greedily or not under the grammar of ``params`` -> a step for every token, the end included."""
-    engine = Engine(with_options(driver, grammar_backend="fsm"), tokenizer)
+    bound = with_options(driver, grammar_backend="fsm")
+    grammars = GrammarService(bound.config, tokenizer, bound.vocabulary)
+    engine = make_engine(bound, tokenizer, constraints=grammars)
     assert params.grammar is not None, "there is nothing to follow"
-    grammar = engine.grammars.store.backend.compile(params.grammar)
+    grammar = grammars.store.backend.compile(params.grammar)
     steps = []
     for delta in engine.stream(prompt_ids, params):
         if delta.token_id is not None:
@@ -172,9 +175,11 @@ def answer_with_jumps(
     jump: Literal["off", "on", "naive"],
 ) -> Jumps:
     """Answer with jump-forward, without it, or with jumps that hold nothing back."""
-    engine = Engine(with_options(driver, grammar_backend="fsm", jump_forward=jump != "off"), tokenizer)
+    bound = with_options(driver, grammar_backend="fsm", jump_forward=jump != "off")
+    grammars = GrammarService(bound.config, tokenizer, bound.vocabulary)
     if jump == "naive":
-        engine.grammars.jumps = NaiveJumps(tokenizer, engine.grammars.table)
+        grammars.jumps = NaiveJumps(tokenizer, grammars.table)
+    engine = make_engine(bound, tokenizer, constraints=grammars)
     request = engine.add_request(prompt_ids, params)
     output = engine.entries[request].output
     deltas = [delta for delta in engine.deltas_of(request) if delta.token_id is not None]

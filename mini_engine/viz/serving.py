@@ -20,6 +20,7 @@ from mini_engine.attention.allocator import pages_needed
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.fast.select import select_attention
+from mini_engine.llm import make_engine
 from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
@@ -90,7 +91,7 @@ def serve(
     ``static``: as before continuous batching. A batch is let in when the one before has ended, and never joined.
     """
     clock = StepClock()
-    engine = Engine(with_options(driver, **options), tokenizer, clock)
+    engine = make_engine(with_options(driver, **options), tokenizer, clock=clock)
     pending = deque(sorted(arrivals, key=lambda arrival: arrival.step))
     labels: dict[str, str] = {}
     number = 0
@@ -271,7 +272,7 @@ class StepCost:
 
 def measure_cost(driver: SamplingDriver, widths: Sequence[int], repeats: int = 3) -> StepCost:
     """Fit a line through the times of steps that compute prompts of these lengths, the best of some runs of each."""
-    engine = Engine(with_options(driver, max_tokens_per_step=None))
+    engine = make_engine(with_options(driver, max_tokens_per_step=None))
     best = []
     for width in widths:
         for _ in range(repeats + 1):  # the first one warms up

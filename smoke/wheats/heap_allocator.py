@@ -19,7 +19,11 @@ class PageAllocator:
         """Pages that can be allocated now."""
         return len(self._heap)
 
-    def allocate(self, count: int) -> list[int]:
+    def is_free(self, page: int) -> bool:
+        """Whether nobody owns ``page``."""
+        return not self._owned[page]
+
+    def allocate(self, count: int, after: int | None = None) -> list[int]:
         """Take the ``count`` lowest free pages."""
         if count < 0 or count > self.num_free:
             raise ValueError(f"cannot allocate {count} pages: {self.num_free} are free")

@@ -10,7 +10,7 @@ from mini_engine.attention.allocator import pages_needed
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.engine import Engine
 from mini_engine.kernels.launch import INTERPRETED
-from mini_engine.llm import build_model, load_driver, make_driver
+from mini_engine.llm import build_model, load_driver, make_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
 from tests.kernels.conftest import DEVICE
 
@@ -41,7 +41,7 @@ def random_weights(config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.T
 def tiny_engine(**options: object) -> Engine:
     config = EngineConfig(**{"device": DEVICE, "page_size": 4, "max_running_requests": 8, **options})
     model = build_model(TINY, random_weights(TINY, getattr(torch, config.dtype)), config)
-    return Engine(make_driver(model, config, frozenset({60})))
+    return make_engine(make_driver(model, config, frozenset({60})))
 
 
 def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
@@ -53,7 +53,7 @@ def test_greedy_answers_are_those_of_torch():
     params = SamplingParams(max_new_tokens=NEW_TOKENS)
     found = {
         kernels: answers(
-            Engine(load_driver(engine=EngineConfig(kernels=kernels, device=DEVICE, max_running_requests=100))),
+            make_engine(load_driver(engine=EngineConfig(kernels=kernels, device=DEVICE, max_running_requests=100))),
             prompts, params,
         )
         for kernels in ("torch", "triton")

@@ -18,15 +18,13 @@ from tqdm import tqdm
 
 from mini_engine.bench.grammar.loads import JUMP_SCHEMAS, STEP_SCHEMAS, questions
 from mini_engine.config import EngineConfig
-from mini_engine.engine import Engine, Entry
-from mini_engine.grammar.base import GrammarObject
 from mini_engine.grammar.service import GrammarService
-from mini_engine.llm import make_driver
+from mini_engine.llm import make_driver, make_engine
 from mini_engine.model import Qwen3
 from mini_engine.outputs import RequestOutput, StepOutput
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.scheduler.request import FinishReason
+from mini_engine.scheduler.request import Request
 from mini_engine.tiny.corpus import IM_END
 
 PLAIN = "no grammar"
@@ -36,23 +34,23 @@ JUMP_TOKENS = 160  # at most of an answer
 
 
 class TimedService(GrammarService):
-    """The engine's grammars; ``spent`` takes the seconds of polls and masks."""
+    """The engine's grammars; ``spent`` takes the seconds of polls, masks and accepted tokens."""
 
-    def __init__(self, spent: dict[str, float], *parts: Any) -> None:
+    def __init__(self, *parts: Any) -> None:
         """Serve as ``GrammarService(*parts)`` does."""
         super().__init__(*parts)
-        self.spent = spent
+        self.spent = dict.fromkeys(PARTS, 0.0)
 
-    def poll(self, wait_s: float) -> tuple[list[tuple[str, GrammarObject]], dict[str, str]]:
+    def admit(self, wait_s: float) -> tuple[list[str], dict[str, str]]:
         """Poll, timed."""
         began = self.clock()
-        answer = super().poll(wait_s)
+        answer = super().admit(wait_s)
         self.spent["poll"] += self.clock() - began
         return answer
 
-    def mask(self, grammars: Sequence[GrammarObject | None]) -> Callable[[Tensor], None] | None:
+    def mask(self, requests: Sequence[Request]) -> Callable[[Tensor], None] | None:
         """Return what masks the rows, timed when it does."""
-        mask = super().mask(grammars)
+        mask = super().mask(requests)
         if mask is None:
             return None
 
@@ -62,6 +60,13 @@ class TimedService(GrammarService):
             self.spent["mask"] += self.clock() - began
 
         return timed
+
+    def accept(self, request: Request, token_id: int) -> bool:
+        """Take a token into its grammar, timed. Mutates."""
+        began = self.clock()
+        is_last = super().accept(request, token_id)
+        self.spent["accept"] += self.clock() - began
+        return is_last
 
 
 @dataclass(frozen=True)
@@ -73,30 +78,27 @@ class TimedStep:
     parts: dict[str, float]
 
 
-class TimedEngine(Engine):
-    """An engine that notes what its steps spend on grammars. "accept" contains the check of a request's end."""
+class TimedEngine:
+    """An engine whose steps are timed, with what they spend on grammars."""
 
     def __init__(self, driver: SamplingDriver, tokenizer: Tokenizer) -> None:
-        """Serve as ``Engine`` does."""
-        super().__init__(driver, tokenizer)
-        self.spent = dict.fromkeys(PARTS, 0.0)
-        self.grammars = TimedService(self.spent, driver.config, tokenizer, driver.vocabulary, self.clock)
+        """Serve as ``make_engine`` does."""
+        self.grammars = TimedService(driver.config, tokenizer, driver.vocabulary) if has_grammars(driver) else None
+        self.engine = make_engine(driver, tokenizer, constraints=self.grammars)
         self.timed: list[TimedStep] = []
 
-    def step(self) -> StepOutput:
+    def step(self) -> None:
         """Step, timed. Mutates."""
-        self.spent.update(dict.fromkeys(PARTS, 0.0))
-        began = self.clock()
-        output = super().step()
-        self.timed.append(TimedStep(output, self.clock() - began, dict(self.spent)))
-        return output
+        spent = dict.fromkeys(PARTS, 0.0) if self.grammars is None else self.grammars.spent
+        spent.update(dict.fromkeys(PARTS, 0.0))
+        began = self.engine.clock()
+        output = self.engine.step()
+        self.timed.append(TimedStep(output, self.engine.clock() - began, dict(spent)))
 
-    def finish_reason(self, entry: Entry, token_id: int) -> FinishReason | None:
-        """Take a token into its grammar, timed. Mutates."""
-        began = self.clock()
-        reason = super().finish_reason(entry, token_id)
-        self.spent["accept"] += self.clock() - began
-        return reason
+
+def has_grammars(driver: SamplingDriver) -> bool:
+    """Whether the engine of a driver compiles grammars."""
+    return driver.config.grammar_backend != "none"
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,13 @@ class Served:
         """Serve requests that are there at once, their grammars compiled. Raises ``ValueError`` for one that failed."""
         engine.timed.clear()
         for key in {own.grammar for own in params if own.grammar is not None}:
+            assert engine.grammars is not None, "an engine without grammars gets no such request"
             if engine.grammars.store.cached(key) is None:
                 engine.grammars.store.compile(key).result()
-        names = [engine.add_request(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
-        while engine.has_work:
+        names = [engine.engine.add_request(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+        while engine.engine.has_work:
             engine.step()
-        outputs = [engine.take_output(name) for name in names]
+        outputs = [engine.engine.take_output(name) for name in names]
         faults = [output.error for output in outputs if output.error is not None]
         if faults:
             raise ValueError(f"a request of the benchmark failed: {faults[0]}")
@@ -183,7 +186,7 @@ def measure_steps(
             params = [plain] * rows if name == PLAIN else bound
             steps[name].append(decode_steps(served.generate(engine, prompts, params)[1], rows))
     for engine in engines.values():
-        engine.close()
+        engine.engine.close()
     return [step_row(served.name, rows, name, steps) for name in engines]
 
 
@@ -279,7 +282,7 @@ def measure_jumps(
                 runs.append([answer_all(served, engine, prompts, params) for engine in engines])
             rows.append(jump_row(served, backend, schema, runs[1:]))
         for engine in engines:
-            engine.close()
+            engine.engine.close()
     return rows
 
 

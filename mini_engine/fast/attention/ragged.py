@@ -58,18 +58,13 @@ class StepCache:
         return keys.narrow(1, first, self.lengths[sequence]), values.narrow(1, first, self.lengths[sequence])
 
 
-def additive_mask(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what is added to scores: ``HIDDEN`` where ``is_hidden`` and 0 elsewhere, same shape."""
-    return torch.zeros(is_hidden.shape, dtype=dtype).masked_fill_(is_hidden, HIDDEN)
-
-
 def length_mask(lengths: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return the additive mask of rows with ``lengths`` keys each, the longest having L -> [N, 1, 1, L].
 
     0 for a row's keys, ``HIDDEN`` for what follows them.
     """
     is_beyond = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]  # [N, L]
-    return additive_mask(is_beyond, dtype)[:, None, None]
+    return torch.zeros(is_beyond.shape, dtype=dtype).masked_fill_(is_beyond, HIDDEN)[:, None, None]
 
 
 def attend_alone(
