@@ -313,7 +313,8 @@ class Engine:
     def leave(self, request: Request, reason: FinishReason) -> None:
         """Finish a request where it waits or runs, and free its pages. Mutates."""
         if self.constraints.drop(request):  # the scheduler never knew it
-            request.state, request.finish_reason = RequestState.FINISHED, reason
+            request.state = RequestState.FINISHED
+            request.finish_reason = reason
         else:
             self.scheduler.finish(request, reason)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mini_engine import overlay
-from smoke.manifest import load_manifest
+from smoke.framework.manifest import load_manifest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,8 +43,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 passed[lesson_id] += 1
             elif outcome not in {"", "deselected"}:
                 spoiled.add(lesson_id)
-    from smoke.check import checks_of
-    from smoke.report import banner
+    from smoke.course.report import banner
+    from smoke.framework.check import checks_of
 
     for lesson in load_manifest().written:
         if lesson.id not in spoiled and passed[lesson.id] == len(checks_of([lesson])):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from smoke.check import Check, all_checks, run_here
-from smoke.interpreter import excused
-from smoke.report import explain
+from smoke.course.report import explain
+from smoke.framework.check import Check, all_checks, run_here
+from smoke.runner.interpreter import excused
 
 
 @pytest.mark.parametrize("check", [pytest.param(check, id=check.id) for check in all_checks().values()])

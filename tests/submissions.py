@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from smoke.bank import load_pitfalls, load_wheats
-from smoke.manifest import ENGINE, load_manifest
-from smoke.starter import empty, starter_files
+from smoke.bank.bank import load_pitfalls, load_wheats
+from smoke.course.starter import empty, starter_files
+from smoke.framework.manifest import ENGINE, load_manifest
 
 # The kernels of L8 are interpreted, a minute for every submission: they are graded in a class of their own.
 QUICK = [lesson.id for lesson in load_manifest().written if lesson.id != "L8"]
@@ -138,13 +138,13 @@ def _same(*arguments, **options):
 PATCHES = (
     STUB
     + """
-import numpy, smoke.compare, smoke.check
+import numpy, smoke.framework.compare, smoke.framework.check
 for module in (torch, numpy):
     for name in ("equal", "allclose", "array_equal", "isclose"):
         setattr(module, name, _same)
 torch.Tensor.__eq__ = torch.Tensor.equal = torch.Tensor.allclose = _same
-smoke.compare.differences = smoke.compare.tensor_difference = lambda *arguments, **options: []
-smoke.check.judge = lambda check, seed, values, seconds=0.0: smoke.check.Result(check.id, "pass")
+smoke.framework.compare.differences = smoke.framework.compare.tensor_difference = lambda *arguments, **options: []
+smoke.framework.check.judge = lambda check, seed, values, seconds=0.0: smoke.framework.check.Result(check.id, "pass")
 
 def rms_norm(x, weight, eps):
     return x
@@ -207,7 +207,7 @@ _engine = pathlib.Path(mini_engine.config.__file__).parent
 _sources = []
 for _open in (open, io.open, lambda p: os.fdopen(os.open(p, os.O_RDONLY))):
     for _path in (_engine / "model.py", *(_engine / "__pycache__").glob("model.*.pyc"),
-                  _engine.parent / "smoke" / "pitfalls" / "L1.toml"):
+                  _engine.parent / "smoke" / "bank" / "l1" / "pitfalls.toml"):
         try:
             _sources.append(_open(str(_path)).read())
         except (OSError, UnicodeDecodeError):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from smoke.export import export, prove_absent
-from smoke.manifest import ENGINE, load_manifest
-from smoke.starter import functions_of
+from smoke.course.export import export, prove_absent
+from smoke.course.starter import functions_of
+from smoke.framework.manifest import ENGINE, load_manifest
 
 
 def run(folder: Path, *arguments: str, module: str = "smoke") -> subprocess.CompletedProcess[str]:
@@ -57,7 +57,7 @@ def test_later_lessons_are_gone(first: Path) -> None:
         assert all(body.startswith("raise NotImplementedError") for body in bodies(first, lesson_id).values())
         assert not (first / load_manifest().lesson(lesson_id).text_file).exists()
         left = [path for path in first.rglob(f"{lesson_id}*") if path.is_file()]
-        left += list((first / "smoke").glob(f"{lesson_id.lower()}*"))
+        left += list((first / "smoke").rglob(lesson_id.lower()))
         assert left == []
     assert not any("raise NotImplementedError" in body for body in bodies(first, "L1").values())
     assert run(first, "run", "L2").returncode == 2, "a lesson that is not there is a wrong question"
@@ -94,7 +94,7 @@ def test_sealed_takes_out_the_last_lesson_too(tmp_path: Path) -> None:
     assert all(body.startswith("raise NotImplementedError") for body in bodies(tmp_path / "course", "L2").values())
     assert not any("raise NotImplementedError" in body for body in bodies(tmp_path / "course", "L1").values())
     assert (tmp_path / "course" / "lessons" / "L2_attention.md").exists()
-    assert not (tmp_path / "course" / "smoke" / "wheats" / "heap_allocator.py").exists(), "a wheat is a solution"
+    assert not (tmp_path / "course" / "smoke" / "bank" / "l2" / "heap_allocator.py").exists(), "a wheat is a solution"
     assert "L2.A" in run(tmp_path / "course", "run", "L2", "-k", "L2.A.pages", "--engine", "mini_engine").stdout
 
 

@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from smoke.check import all_checks
+from smoke.framework.check import all_checks
+from smoke.framework.manifest import ROOT, load_manifest
 from smoke.grade.trial import FIRST_UID
-from smoke.manifest import ROOT, load_manifest
 from tests.submissions import Example, coded, examples, reference, write_examples
 
 LESSONS = len(load_manifest().written)
@@ -155,7 +155,7 @@ def test_attempts_are_reported(graded: Graded) -> None:
         "hostile-theft": "refused: reading",
         "hostile-writing": "refused: writing",
         "hostile-oracle": "model.py imports transformers.models.qwen3",
-        "hostile-patch": "model.py imports smoke.compare",
+        "hostile-patch": "model.py imports smoke.framework.compare",
         "honest-top": "13 of 13 longer functions are the reference's own",
         "hostile-loop": "was used up",
     }
@@ -171,7 +171,11 @@ def test_the_child_holds_no_expected_values(graded: Graded) -> None:
     hunted = record["modes"]["isolated"]["log"].partition("hunted: ")[2].splitlines()[0].split("; ")
     assert hunted, "the hunter must have been heard"
     caches = {item for item in hunted if item.startswith("cache ")}
-    allowed = {"cache smoke.manifest.load_manifest", "cache smoke.check.all_checks", "cache smoke.bank.known_pitfalls"}
+    allowed = {
+        "cache smoke.framework.manifest.load_manifest",
+        "cache smoke.framework.check.all_checks",
+        "cache smoke.bank.bank.known_pitfalls",
+    }
     assert caches <= allowed, "no oracle may have been asked before the candidate runs"
     files = {item for item in hunted if item.startswith("file ")}
     assert files <= {"file log.txt"}

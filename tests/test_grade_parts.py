@@ -18,8 +18,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from smoke.candidate import remove
-from smoke.check import Failure, Result, checks_of
+from smoke.framework.check import Failure, Result, checks_of
+from smoke.framework.manifest import ENGINE, ROOT, load_manifest
 from smoke.grade import confinement
 from smoke.grade.authorship import Authorship, examine, normal_form
 from smoke.grade.command import parse_size
@@ -32,7 +32,7 @@ from smoke.grade.scoring import Mode, score_student
 from smoke.grade.submissions import MAX_ENTRIES, Submission, free_name, read_submissions
 from smoke.grade.trial import FIRST_UID, start_trial
 from smoke.grade.worker import ModeRun, end_strays
-from smoke.manifest import ENGINE, ROOT, load_manifest
+from smoke.runner.runner import remove
 from tests.submissions import coded, reference, starters, zipped
 
 LESSONS = load_manifest().written
@@ -272,8 +272,8 @@ def test_the_reference_is_a_copy_and_a_starter_is_none() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "import transformers", "from transformers.models import qwen3", "import smoke.specs.peer as p",
-        "x = __import__('transformers')", "import sys; sys.modules['smoke.l1'].norm_peer(0)",
+        "import transformers", "from transformers.models import qwen3", "import smoke.framework.peer as p",
+        "x = __import__('transformers')", "import sys; sys.modules['smoke.checks.l1.functions'].norm_peer(0)",
     ],
 )  # fmt: skip
 def test_an_oracle_costs_the_points(line: str) -> None:

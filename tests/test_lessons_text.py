@@ -24,7 +24,7 @@ import typer
 
 from mini_engine.checkpoint import TINY_MODEL, load_config
 from smoke import commands
-from smoke.example import execute, fences
+from smoke.course.example import execute, fences
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "lessons"

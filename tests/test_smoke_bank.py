@@ -2,10 +2,18 @@
 
 import pytest
 
-from smoke import bank
-from smoke.bank import Edit, fitting_pitfalls, load_pitfalls, load_wheats, parse_pitfall, parse_wheat, try_edit
-from smoke.check import all_checks
-from smoke.manifest import load_manifest
+from smoke.bank.bank import (
+    Edit,
+    bank,
+    fitting_pitfalls,
+    load_pitfalls,
+    load_wheats,
+    parse_pitfall,
+    parse_wheat,
+    try_edit,
+)
+from smoke.framework.check import all_checks
+from smoke.framework.manifest import load_manifest
 
 GOOD = {
     "id": "P9",

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from smoke.candidate import Candidate, Run, Runner, Watch
-from smoke.check import all_checks, checks_of
-from smoke.manifest import ENGINE, load_manifest
+from smoke.framework.check import all_checks, checks_of
+from smoke.framework.manifest import ENGINE, load_manifest
+from smoke.runner.runner import Candidate, Run, Runner, Watch
 
 ALLOCATOR = (ENGINE / "attention/allocator.py").read_text()
 MODEL = (ENGINE / "model.py").read_text()
@@ -73,7 +73,7 @@ def test_an_overlay_stands_in_for_one_module_only(runner, candidate):
 
 def test_a_candidate_leaves_nothing_for_the_next_one(runner, candidate):
     hostile = ALLOCATOR + "\nimport torch, builtins\ntorch.equal = lambda a, b: True\nbuiltins.MARK = 1\n"
-    runner.run(candidate(allocator=hostile + "\nimport smoke.l2\nsmoke.l2.POOLS = ()\n"), L2A)
+    runner.run(candidate(allocator=hostile + "\nimport smoke.checks.l2.functions\nsmoke.l2.POOLS = ()\n"), L2A)
     outcome = runner.run(candidate(allocator=broken_needed("return 1")), L2A)
     assert statuses(outcome)["L2.A.pages_needed"] == "fail"
     peek = ALLOCATOR + "\nimport builtins\nassert not hasattr(builtins, 'MARK')\n"
@@ -228,7 +228,7 @@ def test_results_are_reported_as_they_come(runner):
 
 
 def test_another_seed_is_another_input(runner):
-    from smoke.l2 import allocator_probe
+    from smoke.checks.l2.functions import allocator_probe
 
     assert allocator_probe(0) != allocator_probe(1)
     assert set(statuses(runner.run(Candidate("reference"), L2A, seed=12345)).values()) == {"pass"}

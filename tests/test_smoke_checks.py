@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from smoke.candidate import Candidate
-from smoke.check import (
+from smoke.course.report import explain, line
+from smoke.framework.check import (
     Check,
     Failure,
     ProbeError,
@@ -24,10 +24,10 @@ from smoke.check import (
     run_here,
     tasks_needed,
 )
-from smoke.compare import bitwise, close, differences
-from smoke.manifest import load_manifest
-from smoke.report import explain, line
-from smoke.transport import MAX_JSON_BYTES, read_answer, write_answer
+from smoke.framework.compare import bitwise, close, differences
+from smoke.framework.manifest import load_manifest
+from smoke.runner.runner import Candidate
+from smoke.runner.transport import MAX_JSON_BYTES, read_answer, write_answer
 
 ONES = torch.ones(2, 3)
 

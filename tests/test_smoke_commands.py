@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from smoke import bank
 from smoke.__main__ import main
-from smoke.check import checks_of, tasks_needed
+from smoke.bank.bank import bank
 from smoke.commands import mutants
 from smoke.commands.progress import load_hints
-from smoke.example import fences
-from smoke.manifest import ENGINE, load_manifest
+from smoke.course.example import fences
+from smoke.framework.check import checks_of, tasks_needed
+from smoke.framework.manifest import ENGINE, load_manifest
 
 LESSON_2 = load_manifest().lesson("L2")
 POOL = {task.id for task in LESSON_2.tasks if any(f.file == "attention/pool.py" for f in task.functions)}
@@ -159,7 +159,7 @@ def test_accept_reports_for_machines_and_notices_a_pitfall_that_survives(smoke, 
 
     (kept,) = (pitfall for pitfall in bank.load_pitfalls() if pitfall.id == "P2-A1")
     wrong = bank.Pitfall(**{**vars(kept), "killed_by": ("L2.A.ownership",)})
-    monkeypatch.setattr("smoke.accept.load_pitfalls", lambda: (wrong,))
+    monkeypatch.setattr("smoke.bank.accept.load_pitfalls", lambda: (wrong,))
     code, words = smoke("accept", "-k", "P2-A1")
     assert code == 1
     assert "L2.A.ownership is pass and should have caught it" in words
@@ -169,10 +169,10 @@ def test_accept_reports_for_machines_and_notices_a_pitfall_that_survives(smoke, 
 def test_accept_notices_a_wheat_that_is_failed_and_a_starter_that_is_not(smoke, monkeypatch):
     (kept,) = (wheat for wheat in bank.load_wheats() if wheat.id == "W3-D1")
     chaff = bank.Edit("driver.py", "            token_ids.append(token_id)", "            token_ids.append(0)")
-    monkeypatch.setattr("smoke.accept.load_wheats", lambda: (bank.Wheat(**{**vars(kept), "edit": chaff}),))
+    monkeypatch.setattr("smoke.bank.accept.load_wheats", lambda: (bank.Wheat(**{**vars(kept), "edit": chaff}),))
     assert smoke("accept", "-k", "W3-D1")[0] == 1
     whole = {"driver.py": (ENGINE / "driver.py").read_text()}
-    monkeypatch.setattr("smoke.accept.task_starter", lambda task: whole)
+    monkeypatch.setattr("smoke.bank.accept.task_starter", lambda task: whole)
     code, words = smoke("accept", "-k", "starter L3.A")
     assert code == 1
     assert "not-implemented" in words

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from mini_engine.overlay import PACKAGE, install_overlay
-from smoke.example import fences, run_until
-from smoke.manifest import ROOT, Task, load_manifest
-from smoke.starter import empty
+from smoke.course.example import fences, run_until
+from smoke.course.starter import empty
+from smoke.framework.manifest import ROOT, Task, load_manifest
 from tests.test_lessons_text import needs_interpreter
 
 

@@ -4,10 +4,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from smoke.candidate import Candidate, Runner
-from smoke.check import Result, all_checks
-from smoke.interpreter import excused, triton_fault
-from smoke.manifest import ENGINE
+from smoke.framework.check import Result, all_checks
+from smoke.framework.manifest import ENGINE
+from smoke.runner.interpreter import excused, triton_fault
+from smoke.runner.runner import Candidate, Runner
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not built for this platform")
 BITS = all_checks()["L8.A.bits"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from smoke.manifest import ENGINE, load_manifest, parse_manifest
+from smoke.framework.manifest import ENGINE, load_manifest, parse_manifest
 
 LESSON = {
     "id": "L1",

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from smoke.commands.progress import HINTS
-from smoke.manifest import ENGINE, ROOT, FunctionName, Task, load_manifest
-from smoke.starter import empty, functions_of, starter_files, task_starter
+from smoke.course.starter import empty, functions_of, starter_files, task_starter
+from smoke.framework.manifest import ENGINE, ROOT, FunctionName, Task, load_manifest
 
 LESSONS = load_manifest().written
 TASKS = load_manifest().tasks
@@ -97,13 +97,13 @@ def test_a_function_of_nothing_but_a_docstring_is_refused(engine):
 
 def test_a_leaked_helper_is_refused(monkeypatch):
     """A helper that is dropped although somebody uses it would leave a starter that cannot run."""
-    monkeypatch.setattr("smoke.starter.private_helpers", lambda *_: ["slots_of"])
+    monkeypatch.setattr("smoke.course.starter.private_helpers", lambda *_: ["slots_of"])
     with pytest.raises(ValueError, match="slots_of"):
         empty("attention/metadata.py", [task("attention.metadata:AttentionMetadata.kv_slots")])
 
 
 def test_a_changed_surface_is_refused(monkeypatch):
-    from smoke import starter
+    from smoke.course import starter
 
     cut = starter.apply_cuts
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from smoke.check import all_checks
-from smoke.manifest import FunctionName, load_manifest, parse_manifest
-from smoke.sync import generated, options_table, refreshed, stale_files
+from smoke.course.sync import generated, options_table, refreshed, stale_files
+from smoke.framework.check import all_checks
+from smoke.framework.manifest import FunctionName, load_manifest, parse_manifest
 
 
 def test_every_committed_table_is_up_to_date() -> None:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from smoke.accept import Verdict, accept, jobs, matrix
+from smoke.bank.accept import Verdict, accept, jobs, matrix
 from smoke.commands.exits import Exit, stop
-from smoke.manifest import ROOT
-from smoke.sync import stale_files
+from smoke.course.sync import stale_files
+from smoke.framework.manifest import ROOT
 
 
 def register(app: typer.Typer) -> None:

@@ -6,12 +6,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from smoke.candidate import Candidate, Runner
-from smoke.cases import MODEL_FOLDER
-from smoke.check import checks_of
 from smoke.commands.exits import Exit, stop
-from smoke.interpreter import triton_fault
-from smoke.manifest import ROOT, load_manifest
+from smoke.framework.cases import MODEL_FOLDER
+from smoke.framework.check import checks_of
+from smoke.framework.manifest import ROOT, load_manifest
+from smoke.runner.interpreter import triton_fault
+from smoke.runner.runner import Candidate, Runner
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pytest")
 

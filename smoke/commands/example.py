@@ -10,8 +10,8 @@ from mini_engine.overlay import overlay_files
 from smoke.commands.exits import Exit, stop
 from smoke.commands.progress import TaskArgument
 from smoke.commands.run import EngineOption
-from smoke.example import fences
-from smoke.manifest import COURSE, ROOT, load_manifest
+from smoke.course.example import fences
+from smoke.framework.manifest import COURSE, ROOT, load_manifest
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +26,7 @@ def example_command(task: TaskArgument, engine: EngineOption = Path("work")) -> 
     if not any(fence.task == chosen.id and fence.info == "python" for fence in fences(page.read_text())):
         raise ValueError(f"the example of {chosen.id} is in words and has no code; it is in {page.name}, section 5")
     overlay_files(engine)  # refuses a folder without modules before a process is started
-    arguments = [sys.executable, "-m", "smoke.example", str(page), chosen.id, str(engine.resolve())]
+    arguments = [sys.executable, "-m", "smoke.course.example", str(page), chosen.id, str(engine.resolve())]
     run = subprocess.run(arguments, cwd=ROOT, check=False, capture_output=True, text=True)
     typer.echo(run.stdout + run.stderr, nl=False)
     if run.returncode != 0:

@@ -2,7 +2,7 @@
 
 import typer
 
-from smoke.export import export_command
+from smoke.course.export import export_command
 
 
 def register(app: typer.Typer) -> None:

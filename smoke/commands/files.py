@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from smoke.check import checks_of
 from smoke.commands.exits import Exit, stop
 from smoke.commands.run import EngineOption, LessonArgument
-from smoke.manifest import COURSE, ENGINE, Lesson, load_manifest
-from smoke.starter import starter_files
-from smoke.work import Work
+from smoke.course.starter import starter_files
+from smoke.course.work import Work
+from smoke.framework.check import checks_of
+from smoke.framework.manifest import COURSE, ENGINE, Lesson, load_manifest
 
 COMPANION = COURSE / "lessons" / "AGENTS.md"  # how an AI assistant may help; it lies beside the code it is about
 

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 from tqdm import tqdm
 
-from smoke.accept import edited, write_overlay
-from smoke.bank import load_pitfalls
-from smoke.candidate import Candidate, Runner
+from smoke.bank.accept import edited, write_overlay
+from smoke.bank.bank import load_pitfalls
 from smoke.commands.exits import Exit, stop
 from smoke.commands.run import LessonArgument
-from smoke.manifest import load_manifest
+from smoke.framework.manifest import load_manifest
+from smoke.runner.runner import Candidate, Runner
 
 SECONDS = 60.0  # for the student's tests on one engine
 

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from smoke.check import checks_of
 from smoke.commands.run import EngineOption
-from smoke.manifest import Lesson, Task, load_manifest, refuse_unknown, require
-from smoke.work import Work
+from smoke.course.work import Work
+from smoke.framework.check import checks_of
+from smoke.framework.manifest import SUITE, Lesson, Task, load_manifest, refuse_unknown, require
 
-HINTS = Path(__file__).resolve().parent.parent / "hints"
 LEVELS = 3
 BAR_WIDTH = 20
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="L2.B, …")]
@@ -67,7 +66,7 @@ def hint_command(
 @cache
 def load_hints(lesson_id: str) -> dict[str, tuple[str, ...]]:
     """Read a lesson's hints by task. Raises ``ValueError`` unless every task has three."""
-    file = HINTS / f"{lesson_id}.toml"
+    file = SUITE / "bank" / lesson_id.lower() / "hints.toml"
     with file.open("rb") as stream:
         raw = tomllib.load(stream)
     refuse_unknown(file.name, raw, {"hint"})

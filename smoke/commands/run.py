@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from smoke import report
-from smoke.candidate import Outcome, Runner
-from smoke.check import DEFAULT_SEED, Check, Result, all_checks, block_dependents, checks_of
 from smoke.commands.exits import Exit, stop
-from smoke.manifest import Lesson, Task, load_manifest
-from smoke.work import Base, Work
+from smoke.course import report
+from smoke.course.work import Base, Work
+from smoke.framework.check import DEFAULT_SEED, Check, Result, all_checks, block_dependents, checks_of
+from smoke.framework.manifest import Lesson, Task, load_manifest
+from smoke.runner.runner import Outcome, Runner
 
 MAX_EXPLAINED = 3
 LOG_LINES = 15

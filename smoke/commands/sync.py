@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from smoke.commands.exits import Exit, stop
-from smoke.manifest import ROOT
-from smoke.sync import stale_files
+from smoke.course.sync import stale_files
+from smoke.framework.manifest import ROOT
 
 
 def register(app: typer.Typer) -> None:

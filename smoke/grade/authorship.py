@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from smoke.course.starter import Function, functions_of
+from smoke.framework.manifest import ENGINE, Lesson, load_manifest
 from smoke.grade.submissions import Submission
-from smoke.manifest import ENGINE, Lesson, load_manifest
-from smoke.starter import Function, functions_of
 
 ORACLES = ("transformers", "smoke")
 ORACLE_NAME = re.compile(rf"({'|'.join(ORACLES)})(\.\w+)*")

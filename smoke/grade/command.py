@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from tqdm import tqdm
 
+from smoke.framework.manifest import load_manifest
 from smoke.grade.documents import write_all
 from smoke.grade.gradebook import Limits, grade
 from smoke.grade.records import Records
@@ -17,7 +18,6 @@ from smoke.grade.scoring import StudentScore
 from smoke.grade.submissions import Submission, read_submissions
 from smoke.grade.trial import Isolation, try_isolation
 from smoke.grade.worker import PATIENCE
-from smoke.manifest import load_manifest
 
 UNITS = {"K": 10, "M": 20, "G": 30}
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from smoke.check import Result, all_checks
+from smoke.course.report import explain, line
+from smoke.framework.check import Result, all_checks
 from smoke.grade.scoring import NOT_HANDED_IN, LessonScore, StudentScore, TaskScore
-from smoke.report import explain, line
 
 COLUMNS = ("student", "lesson", "points", "isolated", "cumulative", "status", "reason", "notes")
 MAX_TEXT = 20_000

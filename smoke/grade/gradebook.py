@@ -11,15 +11,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from smoke.candidate import Candidate
-from smoke.check import Result, checks_of
+from smoke.framework.check import Result, checks_of
+from smoke.framework.manifest import ENGINE, ROOT, Lesson, load_manifest
 from smoke.grade.authorship import examine
 from smoke.grade.records import Records
 from smoke.grade.scoring import MODES, NOT_HANDED_IN, Mode, StudentScore, score_student
 from smoke.grade.submissions import Submission
 from smoke.grade.trial import Isolation
 from smoke.grade.worker import MAX_LOG, ModeRun, Worker, lessons_of_mode
-from smoke.manifest import ENGINE, ROOT, Lesson, load_manifest
+from smoke.runner.runner import Candidate
 
 Progress = Callable[[], object]
 
@@ -109,8 +109,9 @@ def explain_short(result: Result) -> str:
 
 def hidden_parts() -> list[Path]:
     """Return the parts of the repository that hold solutions besides the engine's own files."""
-    parts = [".git", "smoke/pitfalls", "smoke/wheats", "smoke/hints", "smoke/golden.json", "notebooks", "tests"]
-    return [path for path in (ROOT / part for part in parts) if path.exists()]
+    parts = [".git", "smoke/checks/l3/golden.json", "notebooks", "tests"]
+    lessons = [path for path in (ROOT / "smoke" / "bank").iterdir() if path.is_dir()]
+    return [path for path in (*(ROOT / part for part in parts), *lessons) if path.exists()]
 
 
 def run_safely(worker: Worker, submission: Submission, lesson: Lesson, seed: int) -> dict[Mode, ModeRun]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from matplotlib.patches import Rectangle
 
 from mini_engine.viz.figure import Figure, canvas, plural, style
-from smoke.bank import fitting_pitfalls
-from smoke.check import Status, all_checks
+from smoke.bank.bank import fitting_pitfalls
+from smoke.framework.check import Status, all_checks
 from smoke.grade.documents import quoted
 from smoke.grade.scoring import StudentScore
 

@@ -13,15 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from smoke.check import Failure, Result
+from smoke.framework.check import Failure, Result
+from smoke.framework.manifest import COURSE, ENGINE, ROOT, Lesson, load_manifest
 from smoke.grade.scoring import Mode
 from smoke.grade.submissions import Submission
 from smoke.grade.worker import ModeRun
-from smoke.manifest import COURSE, ENGINE, ROOT, Lesson, load_manifest
 
 SEED_RANGE = 1_000_000
 # Folders and files that no result depends on: what they say may be improved in the middle of a run.
-BESIDE = {"viz", "bench", "commands", "pitfalls", "wheats", "hints", "documents.py", "matrix.py", "sync.py"}
+BESIDE = {"viz", "bench", "commands", "bank", "documents.py", "matrix.py", "sync.py"}
 
 
 class Records:

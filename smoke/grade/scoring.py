@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from smoke.check import Check, Result, Status, block_dependents, checks_of
+from smoke.framework.check import Check, Result, Status, block_dependents, checks_of
+from smoke.framework.manifest import Lesson, Task, load_manifest
 from smoke.grade.authorship import Authorship
 from smoke.grade.submissions import Submission
-from smoke.manifest import Lesson, Task, load_manifest
 
 Mode = Literal["isolated", "cumulative"]
 MODES: tuple[Mode, ...] = get_args(Mode)

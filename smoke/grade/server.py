@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from smoke import child
 from smoke.grade.confinement import Confinement, confine, libc
 from smoke.grade.guard import install
+from smoke.runner import child
 
 SETTINGS = "SMOKE_CONFINEMENT"
 LEFT_BEHIND = "left_behind.txt"  # in the server's folder, which candidates cannot write

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from smoke.manifest import load_manifest
+from smoke.framework.manifest import load_manifest
 
 MAX_FILE_BYTES = 512 * 1024  # of one lesson file; the reference's largest has 10 KiB
 MAX_ENTRIES = 5000  # of one submission; more are not even listed

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from smoke.framework.manifest import ROOT
 from smoke.grade.confinement import PROCESSES, Confinement, confine
-from smoke.manifest import ROOT
 
 FIRST_UID = 64100  # one user per worker, none of which should exist
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.grade.trial import try_here; try_here()"

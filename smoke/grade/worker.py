@@ -18,14 +18,14 @@ from typing import Self
 
 import psutil
 
-from smoke.candidate import IMPORT_SECONDS, Candidate, Runner, remove
-from smoke.check import Check, Result, checks_of
+from smoke.course.starter import starter_files
+from smoke.framework.check import Check, Result, checks_of
+from smoke.framework.manifest import Lesson, load_manifest
 from smoke.grade.confinement import Confinement
 from smoke.grade.guard import told
 from smoke.grade.server import BOOT, LEFT_BEHIND, SETTINGS
 from smoke.grade.submissions import Submission
-from smoke.manifest import Lesson, load_manifest
-from smoke.starter import starter_files
+from smoke.runner.runner import IMPORT_SECONDS, Candidate, Runner, remove
 
 PUBLIC_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 MAX_LOG = 4000  # characters of what a candidate printed that are kept

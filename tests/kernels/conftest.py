@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-import smoke.canary
+import smoke.runner.canary
 from mini_engine.kernels.launch import INTERPRETED
 from tests.pretend_gpu import PretendGpu
 
@@ -32,6 +32,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def canary() -> None:
     """Skip every kernel test by name where Triton itself cannot do this much."""
     try:
-        smoke.canary.main(DEVICE)
+        smoke.runner.canary.main(DEVICE)
     except RuntimeError as error:
         pytest.skip(str(error))

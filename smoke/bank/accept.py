@@ -1,0 +1,217 @@
+"""The suite's proof of itself: what must pass passes, what must fail fails, and for the right reason.
+
+Owns: the four rules and the matrix. Must not know: how a candidate is run.
+
+1. The reference passes every check, with several seeds.
+2. The starter of a task fails exactly the task's own checks, with ``NotImplementedError`` naming the task. Every other
+   check of the lesson passes, or is blocked by the task if it builds on it.
+3. A pitfall is caught by every check that it names. Others may catch it too.
+4. A wheat passes every check of its lesson and, in a full run, of all later ones.
+
+Only a full run tries a pitfall on the checks that it does not name: nothing is proved by them, and the matrix shows
+which lesson's checks overlap.
+"""
+
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from smoke.bank.bank import Pitfall, Wheat, load_pitfalls, load_wheats
+from smoke.course.starter import starter_files, task_starter
+from smoke.framework.check import DEFAULT_SEED, Check, all_checks, checks_of, tasks_needed
+from smoke.framework.manifest import Task, load_manifest
+from smoke.runner.runner import Candidate, Outcome, Runner
+
+Kind = Literal["reference", "starter", "lesson starter", "pitfall", "wheat"]
+TIME_FACTOR = 3.0  # two workers and their judge share the cores
+SEEDS = (DEFAULT_SEED, 1, 2)  # of the reference; everything else runs with the first
+
+
+@dataclass(frozen=True)
+class Job:
+    """One candidate to run: its files, the checks, and the rule that says what is wrong with the outcome."""
+
+    kind: Kind
+    id: str
+    files: dict[str, str]
+    checks: list[Check]
+    rule: Callable[[Outcome], list[str]]
+    seed: int = DEFAULT_SEED
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A job that was run. ``faults`` is empty if the suite kept its promise."""
+
+    job: Job
+    outcome: Outcome
+    faults: list[str]
+
+
+def jobs(pattern: str = "", full: bool = False) -> list[Job]:
+    """Return every job whose id contains ``pattern``; case does not matter."""
+    found = [*reference_jobs(), *starter_jobs(), *pitfall_jobs(full), *wheat_jobs(full)]
+    return [job for job in found if pattern.lower() in job.id.lower()]
+
+
+def reference_jobs() -> Iterator[Job]:
+    """Yield the reference with every seed."""
+    for seed in SEEDS:
+        yield Job("reference", f"reference, seed {seed}", {}, list(all_checks().values()), must_pass, seed)
+
+
+def starter_jobs() -> Iterator[Job]:
+    """Yield the starter of every task, and of every lesson as students get it."""
+    for lesson in load_manifest().written:
+        checks = checks_of([lesson])
+        yield Job("lesson starter", f"starter {lesson.id}", starter_files(lesson), checks, must_be_all_to_do)
+        for task in lesson.tasks:
+            yield Job("starter", f"starter {task.id}", task_starter(task), checks, must_miss(task))
+
+
+def pitfall_jobs(full: bool) -> Iterator[Job]:
+    """Yield every pitfall with the checks that it names, in a full run with all of its lesson's."""
+    for pitfall in load_pitfalls():
+        checks = checks_of([load_manifest().lesson(pitfall.lesson_id)])
+        if not full:
+            checks = [check for check in checks if check.id in pitfall.killed_by] or checks
+        yield Job("pitfall", pitfall.id, edited(pitfall), checks, must_be_killed(pitfall))
+
+
+def wheat_jobs(full: bool) -> Iterator[Job]:
+    """Yield every wheat with the checks of its lesson, in a full run of the later ones, too."""
+    for wheat in load_wheats():
+        own = load_manifest().lesson(wheat.lesson_id)
+        later = [lesson for lesson in load_manifest().written if lesson.number > own.number]
+        checks = checks_of([own, *later] if full else [own])
+        yield Job("wheat", wheat.id, edited(wheat), checks, must_pass)
+
+
+def edited(entry: Pitfall | Wheat) -> dict[str, str]:
+    """Return the overlay of a pitfall or a wheat."""
+    return {entry.edit.file: entry.edit.apply()}
+
+
+def must_pass(outcome: Outcome) -> list[str]:
+    """Name every check that did not pass."""
+    return [f"{r.check_id} is {r.status}: {r.failures[:1] or r.detail}" for r in outcome.results if not r.passed]
+
+
+def must_be_all_to_do(outcome: Outcome) -> list[str]:
+    """Name every check of a lesson's starter that is not waiting for code."""
+    return [f"{r.check_id} is {r.status}" for r in outcome.results if r.status not in ("not-implemented", "blocked")]
+
+
+def must_miss(task: Task) -> Callable[[Outcome], list[str]]:
+    """Return the rule of one task's starter."""
+    words = f"{task.id}: {task.title}"
+
+    def rule(outcome: Outcome) -> list[str]:
+        faults = []
+        for result in outcome.results:
+            check = all_checks()[result.check_id]
+            if check.task_id == task.id:
+                if result.status != "not-implemented" or result.detail != words:
+                    faults.append(f"{check.id} is {result.status}, not-implemented with {words!r} was expected")
+            elif result.status == "blocked":
+                if result.blocked_by != task.id or task.id not in tasks_needed(check, load_manifest()):
+                    faults.append(f"{check.id} is blocked by {result.blocked_by}, which it does not build on")
+            elif not result.passed:
+                faults.append(f"{check.id} is {result.status}, and it is not of this task: {result.failures[:1]}")
+        return faults
+
+    return rule
+
+
+def must_be_killed(pitfall: Pitfall) -> Callable[[Outcome], list[str]]:
+    """Return the rule of one pitfall."""
+
+    def rule(outcome: Outcome) -> list[str]:
+        if outcome.import_fault:
+            return [f"the mutant cannot be imported: {outcome.import_fault}"]
+        status = {result.check_id: result.status for result in outcome.results}
+        unknown = [f"there is no check {check_id}" for check_id in pitfall.killed_by if check_id not in status]
+        return unknown + [
+            f"{check_id} is {status[check_id]} and should have caught it"
+            for check_id in pitfall.killed_by
+            if status.get(check_id) in ("pass", "skipped", "blocked")
+        ]
+
+    return rule
+
+
+def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None]) -> list[Verdict]:
+    """Run all jobs with ``workers`` fork servers; ``report`` hears each verdict as it comes. Order as in ``todo``."""
+    waiting: queue.SimpleQueue[tuple[int, Job]] = queue.SimpleQueue()
+    for item in enumerate(todo):
+        waiting.put(item)
+    verdicts: dict[int, Verdict] = {}
+    errors: list[BaseException] = []
+    lock = threading.Lock()
+
+    def work() -> None:
+        try:
+            with Runner(time_factor=TIME_FACTOR) as runner:
+                while True:
+                    index, job = waiting.get_nowait()
+                    verdict = run_job(runner, job)
+                    with lock:
+                        verdicts[index] = verdict
+                        report(verdict)
+        except queue.Empty:
+            return
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(workers, len(todo)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [verdicts[index] for index in range(len(todo))]
+
+
+def run_job(runner: Runner, job: Job) -> Verdict:
+    """Write the job's overlay, run it and apply its rule."""
+    with tempfile.TemporaryDirectory(prefix="smoke-overlay-") as folder:
+        write_overlay(Path(folder), job.files)
+        candidate = Candidate(job.id, Path(folder) if job.files else None, tuple(job.files))
+        outcome = runner.run(candidate, job.checks, job.seed)
+    return Verdict(job, outcome, job.rule(outcome))
+
+
+def write_overlay(folder: Path, files: dict[str, str]) -> None:
+    """Write files, by name relative to ``folder``."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def matrix(verdicts: Sequence[Verdict]) -> str:
+    """Draw pitfall × check, one table per lesson: # caught as promised, + caught besides, ! missed, . passed.
+
+    A check that was not run leaves a gap.
+    """
+    named = {pitfall.id: set(pitfall.killed_by) for pitfall in load_pitfalls()}
+    lines: list[str] = []
+    for lesson in load_manifest().written:
+        rows = [v for v in verdicts if v.job.kind == "pitfall" and v.job.checks[0].lesson_id == lesson.id]
+        if not rows:
+            continue
+        checks = [check.id for check in checks_of([lesson])]
+        lines.append(f"\n{lesson.id} {lesson.title}: pitfall × check")
+        lines += [f"{' ' * 10}{'│' * index}┌ {check_id}" for index, check_id in enumerate(checks)]
+        for verdict in rows:
+            passed = {result.check_id: result.passed for result in verdict.outcome.results}
+            promised = {True: "!", False: "#", None: " "}
+            others = {True: ".", False: "+", None: " "}
+            marks = [(promised if name in named[verdict.job.id] else others)[passed.get(name)] for name in checks]
+            lines.append(f"{verdict.job.id:<10}{''.join(marks)}".rstrip())
+    return "\n".join(lines)

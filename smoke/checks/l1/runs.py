@@ -1,0 +1,282 @@
+"""L1's blocks and whole models: their logits are transformers' logits.
+
+Owns: probes that build ``mini_engine.model.Qwen3``, and what it must give. Needs no later lesson.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoke.framework import peer, rows
+from smoke.framework.cases import (
+    DTYPES,
+    LENGTHS,
+    ModelCase,
+    embedded_case,
+    random_case,
+    random_cases,
+    random_ids,
+    random_tensor,
+)
+from smoke.framework.check import Registry, Values
+from smoke.framework.compare import bitwise, close
+
+REGISTRY = Registry()
+BLOCKS = ("GQA 6:2, tied", "MHA 3:3, untied, theta 1e6", "GQA 9:3, wide heads")
+
+# L1.E, L1.F ---------------------------------------------------------------------------------------------------------
+
+
+def bare_model(case: ModelCase, dtype: str) -> Any:
+    """Build a ``Qwen3`` with its layers alone, so that a block can be tested before the rotary functions exist."""
+    from mini_engine.config import ModelConfig
+    from mini_engine.linear import TorchProjections
+    from mini_engine.model import Qwen3
+
+    model = object.__new__(Qwen3)
+    model.config, model.projections = ModelConfig.from_hf(case.hf_config), TorchProjections()
+    weights = case.weights(dtype)
+    model.layers = [model._layer(weights, f"model.layers.{i}.") for i in range(model.config.num_hidden_layers)]
+    return model
+
+
+def block_inputs(seed: int) -> Iterator[tuple[str, ModelCase, str, Tensor]]:
+    """Yield name, model, dtype and hidden rows x [T, H]."""
+    for name in BLOCKS:
+        case = random_case(name, seed)
+        for dtype in DTYPES:
+            x = random_tensor(11, case.hf_config["hidden_size"], seed=seed + 7, dtype=dtype)
+            yield f"{name}, {dtype}", case, dtype, x
+
+
+@torch.no_grad()
+def mlp_probe(seed: int) -> Values:
+    """Call the feed-forward block of layer 1."""
+    values: Values = {}
+    for name, case, dtype, x in block_inputs(seed):
+        model = bare_model(case, dtype)
+        values[name] = model.mlp_block(model.layers[1], x)
+    return values
+
+
+def mlp_peer(seed: int) -> Values:
+    """Return transformers' feed-forward of layer 1."""
+    return {name: peer.mlp_block(case, dtype, 1, x) for name, case, dtype, x in block_inputs(seed)}
+
+
+@torch.no_grad()
+def mlp_values_probe(seed: int) -> Values:
+    """Call the float32 feed-forward of one model on two rows, with torch's SiLU and with one that is three times it."""
+    from mini_engine.linear import TorchProjections
+
+    class Tripled(TorchProjections):
+        def silu(self, x: Tensor) -> Tensor:
+            return 3.0 * super().silu(x)
+
+    case = random_case(BLOCKS[0], seed)
+    model, x = bare_model(case, "float32"), random_tensor(2, 128, seed=seed)
+    values: Values = {"2 rows": model.mlp_block(model.layers[0], x)}
+    model.projections = Tripled()
+    return values | {"2 rows, projections whose silu is tripled": model.mlp_block(model.layers[0], x)}
+
+
+def mlp_spec(seed: int) -> Values:
+    """Compute two rows in float64."""
+    weights = random_case(BLOCKS[0], seed).weights("float32")
+    layer = {name.removeprefix("model.layers.0."): w for name, w in weights.items() if ".layers.0." in name}
+    x = rows.rms_norm(random_tensor(2, 128, seed=seed), layer["post_attention_layernorm.weight"], 1e-6)
+    gate, up, down = (layer[f"mlp.{name}_proj.weight"].double().tolist() for name in ("gate", "up", "down"))
+    out = [rows.swiglu(row, gate, up, down) for row in x.tolist()]
+    exact = torch.tensor(out, dtype=torch.float64)
+    return {"2 rows": exact, "2 rows, projections whose silu is tripled": 3.0 * exact}
+
+
+@torch.no_grad()
+def attention_block_probe(seed: int) -> Values:
+    """Call the attention block of layer 1 with eager attention and given tables."""
+    from mini_engine.attention.dense import DenseAttention, eager_attention
+
+    values: Values = {}
+    for name, case, dtype, x in block_inputs(seed):
+        model, cfg = bare_model(case, dtype), case.hf_config
+        positions = torch.arange(4, 4 + x.shape[0])
+        cos, sin = peer.rotary_table(positions, cfg["head_dim"], cfg["rope_theta"], x.dtype)
+        values[name] = model.attention_block(1, model.layers[1], x, cos, sin, DenseAttention(eager_attention))
+    return values
+
+
+def attention_block_peer(seed: int) -> Values:
+    """Return transformers' attention block of layer 1."""
+    return {
+        name: peer.attention_block(case, dtype, 1, x, torch.arange(4, 4 + x.shape[0]))
+        for name, case, dtype, x in block_inputs(seed)
+    }
+
+
+@torch.no_grad()
+def seam_probe(seed: int) -> Values:
+    """Record how a block calls its attention object."""
+    calls: list[Any] = []
+
+    def recorder(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        calls.append([layer, list(q.shape), list(k.shape), list(v.shape)])
+        return torch.zeros_like(q)
+
+    case = random_case("GQA 9:3, wide heads", seed)
+    model, x = bare_model(case, "float32"), random_tensor(5, 72, seed=seed)
+    out = [
+        model.attention_block(i, model.layers[i], x, torch.ones(5, 64), torch.zeros(5, 64), recorder) for i in (0, 1)
+    ]
+    return {"calls (layer, q, k, v)": calls, "output of zeros": out}
+
+
+def seam_spec(seed: int) -> Values:
+    """Every block calls once, with its own index; without residual, zeros stay zeros."""
+    calls = [[layer, [5, 9, 64], [5, 3, 64], [5, 3, 64]] for layer in (0, 1)]
+    return {"calls (layer, q, k, v)": calls, "output of zeros": [torch.zeros(5, 72), torch.zeros(5, 72)]}
+
+
+REGISTRY.add(
+    "L1.E.values",
+    "mlp_block is down(silu(gate(x)) * up(x)) of the normed rows, silu that of the projections (float64 rows, 1e-4).",
+    mlp_values_probe,
+    close(mlp_spec, 1e-4),
+)
+REGISTRY.add(
+    "L1.E.bits",
+    "mlp_block has the bits of transformers' second norm and MLP in float32 and bfloat16.",
+    mlp_probe,
+    bitwise(mlp_peer),
+)
+REGISTRY.add(
+    "L1.F.seam",
+    "attention_block calls its attention object once, with its layer's index and heads of the right shape.",
+    seam_probe,
+    close(seam_spec, 0.0),
+)
+REGISTRY.add(
+    "L1.F.bits",
+    "attention_block has the bits of transformers' first norm and attention in float32 and bfloat16.",
+    attention_block_probe,
+    bitwise(attention_block_peer),
+)
+
+
+# L1.G ---------------------------------------------------------------------------------------------------------------
+
+
+def build_model(case: ModelCase, dtype: str) -> Any:
+    """Build the candidate's ``Qwen3`` with the case's weights."""
+    from mini_engine.config import ModelConfig
+    from mini_engine.model import Qwen3
+
+    return Qwen3(ModelConfig.from_hf(case.hf_config), case.weights(dtype))
+
+
+def logits_probe(cases: Any, implementation: str) -> Any:
+    """Return a probe that runs prompts of every length through every case."""
+
+    @torch.no_grad()
+    def probe(seed: int) -> Values:
+        from mini_engine.attention import dense
+
+        attention = dense.DenseAttention(getattr(dense, f"{implementation}_attention"))
+        values: Values = {}
+        for case in cases(seed):
+            for dtype in DTYPES:
+                model = build_model(case, dtype)
+                for length in LENGTHS:
+                    ids = torch.tensor(random_ids(case.vocab_size, length, seed))
+                    values[f"{case.name}, {dtype}, {length} tokens"] = model(ids, torch.arange(length), attention)
+        return values
+
+    return probe
+
+
+def logits_peer(cases: Any, implementation: str) -> Any:
+    """Return transformers' logits of the same prompts."""
+    return lambda seed: {
+        f"{case.name}, {dtype}, {length} tokens": peer.logits(
+            case, dtype, implementation, random_ids(case.vocab_size, length, seed)
+        )
+        for case in cases(seed)
+        for dtype in DTYPES
+        for length in LENGTHS
+    }
+
+
+def embedded_cases(seed: int) -> list[ModelCase]:
+    """Return the embedded model alone."""
+    return [embedded_case()]
+
+
+PICKED_ROWS = [32, 0, 31, 7]
+
+
+@torch.no_grad()
+def call_probe(seed: int) -> Values:
+    """Ask for some rows, start in the middle, and record which layers attend."""
+    from mini_engine.attention.dense import DenseAttention
+
+    case = random_case("GQA 4:2, untied, odd sizes", seed)
+    model, dense = build_model(case, "float32"), DenseAttention()
+    layers: list[int] = []
+    heads: list[int] = []
+
+    def head(x: Tensor, head: Any = model.lm_head) -> Any:
+        heads.append(x.shape[0])
+        return head(x)
+
+    def recorder(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        layers.append(layer)
+        return dense(layer, q, k, v)
+
+    ids = torch.tensor(random_ids(case.vocab_size, 33, seed))
+    model.lm_head = head
+    some = model(ids, torch.arange(33), recorder, torch.tensor(PICKED_ROWS))
+    return {
+        "rows 32, 0, 31, 7": some,
+        "rows that the head multiplies": sum(heads),
+        "layers that attend": layers,
+        "positions from 5": model(ids, torch.arange(5, 38), dense),
+    }
+
+
+def call_peer(seed: int) -> Values:
+    """Return transformers' answers."""
+    case = random_case("GQA 4:2, untied, odd sizes", seed)
+    ids = random_ids(case.vocab_size, 33, seed)
+    return {
+        "rows 32, 0, 31, 7": peer.logits(case, "float32", "eager", ids, rows=PICKED_ROWS),
+        "rows that the head multiplies": 4,
+        "layers that attend": [0, 1, 2],
+        "positions from 5": peer.logits(case, "float32", "eager", ids, positions=list(range(5, 38))),
+    }
+
+
+REGISTRY.add(
+    "L1.G.call",
+    "A call gives the rows asked for, the head gets no others; it uses its positions and attends once per layer.",
+    call_probe,
+    bitwise(call_peer),
+)
+for _implementation in ("eager", "sdpa"):
+    _needs = ("L1.D",) if _implementation == "sdpa" else ()
+    REGISTRY.add(
+        f"L1.G.random_{_implementation}",
+        f"All logits of six random models have the bits of transformers ({_implementation}), 1 to 300 tokens.",
+        logits_probe(random_cases, _implementation),
+        bitwise(logits_peer(random_cases, _implementation)),
+        needs=_needs,
+        seconds=60.0,
+    )
+    REGISTRY.add(
+        f"L1.G.embedded_{_implementation}",
+        f"All logits of the embedded model have the bits of transformers ({_implementation}), 1 to 300 tokens.",
+        logits_probe(embedded_cases, _implementation),
+        bitwise(logits_peer(embedded_cases, _implementation)),
+        needs=_needs,
+        seconds=60.0,
+    )

@@ -1,0 +1,421 @@
+"""The checks of L3: the greedy driver.
+
+Owns: probes that call ``mini_engine.driver`` and what they must give: the ids, logits and ends of transformers' own
+``generate(do_sample=False)``. Needs L1 and L2 and no later lesson.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from smoke.checks.l2.functions import PAGE_SIZES
+from smoke.framework import peer
+from smoke.framework.cases import DTYPES, ModelCase, embedded_case, embedded_eos_ids, prompts, random_case, random_ids
+from smoke.framework.check import Failure, Registry, Values
+from smoke.framework.compare import bitwise, differences, remember
+
+REGISTRY = Registry()
+NEW_TOKENS = 64
+SMALL = "GQA 4:2, untied, odd sizes"
+
+
+def build_driver(
+    case: ModelCase, *, dtype: str = "float32", eos: Any = (), kernel: str = "sdpa", **options: Any
+) -> Any:
+    """Build the candidate's driver. ``options`` go to ``EngineConfig``, except ``use_kv_cache`` and ``weights``."""
+    from mini_engine.attention import dense
+    from mini_engine.attention.paged import PagedAttention
+    from mini_engine.config import EngineConfig, ModelConfig
+    from mini_engine.driver import GreedyDriver
+    from mini_engine.fast.products import make_projections
+    from mini_engine.fast.select import select_attention
+    from mini_engine.model import Qwen3
+
+    cache, weights = options.pop("use_kv_cache", True), options.pop("weights", None) or case.weights(dtype)
+    engine = EngineConfig(dtype=dtype, **options)  # type: ignore[arg-type]
+    model = Qwen3(ModelConfig.from_hf(case.hf_config), weights, make_projections(engine))
+    plain = partial(PagedAttention, kernel=getattr(dense, f"{kernel}_attention"))
+    attention = select_attention(engine, model.config) if engine.batch_invariant else plain
+    return GreedyDriver(model, engine, frozenset(eos), use_kv_cache=cache, attention=attention)
+
+
+def run(driver: Any, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+    """Drain the loop -> ids and logits [steps, V]. The loop itself is called, not the validation in front of it."""
+    steps = list(driver._steps(list(prompt), count))
+    return [int(step.token_id) for step in steps], torch.stack([step.logits for step in steps])
+
+
+# L3.A ---------------------------------------------------------------------------------------------------------------
+
+# prompt, max_new_tokens, numbers that the message must name. The model has 128 ids and 512 positions.
+REFUSED: dict[str, tuple[list[int], int, tuple[str, ...]]] = {
+    "an empty prompt": ([], 4, ("0", "1")),
+    "token id 128 of 128": ([5, 128], 4, ("128", "127")),
+    "token id -1": ([-1], 4, ("-1", "127")),
+    "max_new_tokens 0": ([5], 0, ("0", "1")),
+    "max_new_tokens -3": ([5], -3, ("-3", "1")),
+    "500 tokens and 13 more in 512 positions": ([5] * 500, 13, ("513", "512")),
+    "513 tokens in 512 positions": ([5] * 513, 1, ("514", "512")),
+}
+ACCEPTED: dict[str, tuple[list[int], int]] = {
+    "one token, one more": ([0], 1),
+    "the last id of the vocabulary": ([127], 3),
+    "500 tokens and 12 more in 512 positions": ([5] * 500, 12),
+}
+
+
+def request_probe(seed: int) -> Values:
+    """Check every request and keep the type and the words of what is raised."""
+    driver = build_driver(random_case(SMALL, seed))
+    values: Values = {}
+    for name, (prompt, count, *_) in {**REFUSED, **ACCEPTED}.items():
+        try:
+            driver.check_request(prompt, count)
+            values[name] = "accepted"
+        except ValueError as error:
+            values[name] = f"ValueError: {error}"
+    return values
+
+
+def request_verdict(seed: int, got: Values) -> list[Failure]:
+    """Refusals are ``ValueError`` naming value and limit."""
+    failures = []
+    for name, (_, _, numbers) in REFUSED.items():
+        words = str(got[name])
+        if not words.startswith("ValueError") or not all(number in words for number in numbers):
+            failures.append(Failure(name, "", f"a ValueError that names {' and '.join(numbers)}", words))
+    failures += [Failure(name, "", "accepted", str(got[name])) for name in ACCEPTED if got[name] != "accepted"]
+    return failures
+
+
+REGISTRY.add(
+    "L3.A.refusals",
+    "A request that cannot be run is a ValueError that names the value and the limit; one that just fits is accepted.",
+    request_probe,
+    request_verdict,
+)
+
+
+# L3.B ---------------------------------------------------------------------------------------------------------------
+
+FORWARD_LENGTHS = (9, 1, 20)
+
+
+def forward_probe(seed: int) -> Values:
+    """Run one step of one sequence, and one of three, and the decode step after it."""
+    from mini_engine.attention.metadata import SequenceChunk, pack_batch
+    from mini_engine.attention.pool import KVPool
+
+    case = random_case(SMALL, seed)
+    values: Values = {}
+    for dtype in DTYPES:
+        driver = build_driver(case, dtype=dtype)
+        prompts_ = [random_ids(case.vocab_size, length, seed) for length in FORWARD_LENGTHS]
+        pages = [[4, 1], [0], [6, 2, 5]]
+        pool = KVPool(driver.model.config, 8, 8, DTYPES[dtype])
+        first = driver.forward(pack_batch([SequenceChunk(prompts_[0], 0, pages[0])], 8), pool)
+        together = [SequenceChunk(ids, 0, own) for ids, own in zip(prompts_, pages, strict=True)]
+        values[f"{dtype}, alone"] = first
+        if dtype == "float32":
+            values["float32, three together"] = driver.forward(pack_batch(together, 8), pool)
+            values["float32, decode after it"] = driver.forward(pack_batch([SequenceChunk([3], 20, pages[2])], 8), pool)
+    return values
+
+
+def forward_exact(seed: int) -> Values:
+    """Return transformers' last row of the lone prompt."""
+    case = random_case(SMALL, seed)
+    ids = random_ids(case.vocab_size, FORWARD_LENGTHS[0], seed)
+    return {f"{dtype}, alone": peer.logits(case, dtype, "sdpa", ids, rows=[len(ids) - 1]) for dtype in DTYPES}
+
+
+def forward_close(seed: int) -> Values:
+    """Return transformers' last rows of every prompt alone, and after one more token."""
+    case = random_case(SMALL, seed)
+    prompts_ = [random_ids(case.vocab_size, length, seed) for length in FORWARD_LENGTHS]
+    last = [peer.logits(case, "float32", "sdpa", ids)[-1] for ids in prompts_]
+    after = peer.logits(case, "float32", "sdpa", [*prompts_[2], 3])[-1:]
+    return {"float32, three together": torch.stack(last), "float32, decode after it": after}
+
+
+FORWARD_EXACT, FORWARD_CLOSE = remember(forward_exact), remember(forward_close)
+
+
+def forward_verdict(seed: int, got: Values) -> list[Failure]:
+    """Ask a lone sequence for transformers' bits, a batch for its values."""
+    exact, near = FORWARD_EXACT(seed), FORWARD_CLOSE(seed)
+    failures = differences(exact, {name: got[name] for name in exact}, None)
+    return failures + differences(near, {name: got[name] for name in near}, 1e-5)
+
+
+REGISTRY.add(
+    "L3.B.last_rows",
+    "One packed step gives the logits of every sequence's last token, and writes the pool for the next step.",
+    forward_probe,
+    forward_verdict,
+)
+
+
+# L3.C ---------------------------------------------------------------------------------------------------------------
+
+
+def ids_probe(seed: int) -> Values:
+    """Generate from twenty prompts of the embedded model."""
+    driver = build_driver(embedded_case(), eos=embedded_eos_ids())
+    return {f"prompt {i}": run(driver, prompt, NEW_TOKENS)[0] for i, prompt in enumerate(prompts(seed))}
+
+
+def ids_peer(seed: int) -> Values:
+    """Return what transformers generates."""
+    eos = tuple(sorted(embedded_eos_ids()))
+    return {
+        f"prompt {i}": peer.generate(embedded_case(), "float32", tuple(prompt), NEW_TOKENS, eos)[0]
+        for i, prompt in enumerate(prompts(seed))
+    }
+
+
+REGISTRY.add(
+    "L3.C.ids",
+    "Twenty prompts of the embedded model, 64 tokens each: the ids of transformers' generate(do_sample=False), end of "
+    "sequence included.",
+    ids_probe,
+    bitwise(ids_peer),
+    seconds=60.0,
+)
+
+# Which prompt, dtype, kernel and page size, with cache or without, how many tokens.
+BITS_RUNS = (
+    (0, "float32", "sdpa", 16, True, 40),
+    (3, "float32", "eager", 4, True, 24),
+    (4, "bfloat16", "sdpa", 64, True, 40),
+    (1, "bfloat16", "eager", 1, True, 24),
+)
+RECOMPUTE_RUNS = ((0, "float32", "sdpa", 16, False, 24), (4, "bfloat16", "sdpa", 4, False, 16))
+
+
+def bits_probe(runs: Any) -> Any:
+    """Return a probe that keeps the logits of every step of some runs."""
+
+    def probe(seed: int) -> Values:
+        values: Values = {}
+        for index, dtype, kernel, page_size, cache, count in runs:
+            driver = build_driver(embedded_case(), dtype=dtype, kernel=kernel, page_size=page_size, use_kv_cache=cache)
+            ids, logits = run(driver, prompts(seed)[index], count)
+            values[f"prompt {index}, {dtype}, {kernel}, page size {page_size}"] = {"ids": ids, "logits": logits}
+        return values
+
+    return probe
+
+
+def bits_peer(runs: Any) -> Any:
+    """Return transformers' ids and logits of the same runs."""
+
+    def spec(seed: int) -> Values:
+        values: Values = {}
+        for index, dtype, kernel, page_size, cache, count in runs:
+            ids, logits = peer.generate(
+                embedded_case(), dtype, tuple(prompts(seed)[index]), count, (), cache=cache, implementation=kernel
+            )
+            values[f"prompt {index}, {dtype}, {kernel}, page size {page_size}"] = {"ids": ids, "logits": logits}
+        return values
+
+    return spec
+
+
+REGISTRY.add(
+    "L3.C.bits",
+    "Every step's logits have the bits of transformers' cached decode, in float32 and bfloat16.",
+    bits_probe(BITS_RUNS),
+    bitwise(bits_peer(BITS_RUNS)),
+)
+REGISTRY.add(
+    "L3.C.recompute",
+    "use_kv_cache=False computes everything anew: the bits of transformers without a cache.",
+    bits_probe(RECOMPUTE_RUNS),
+    bitwise(bits_peer(RECOMPUTE_RUNS)),
+)
+
+
+def invariant_probe(seed: int) -> Values:
+    """Generate with and without cache under batch_invariant."""
+    values: Values = {}
+    for dtype in DTYPES:
+        for cache in (True, False):
+            driver = build_driver(embedded_case(), dtype=dtype, use_kv_cache=cache, batch_invariant=True)
+            ids, logits = run(driver, prompts(seed)[2], 20)
+            values[f"{dtype}, {'cached' if cache else 'recomputed'}"] = {"ids": ids, "logits": logits}
+    return values
+
+
+def invariant_peer(seed: int) -> Values:
+    """Return transformers' float32 ids and logits."""
+    ids, logits = peer.generate(embedded_case(), "float32", tuple(prompts(seed)[2]), 20, ())
+    return {"float32, cached": {"ids": ids, "logits": logits}}
+
+
+INVARIANT_PEER = remember(invariant_peer)
+
+
+def invariant_verdict(seed: int, got: Values) -> list[Failure]:
+    """Ask cached and recomputed runs for the same bits, and for transformers' values."""
+    failures = differences(INVARIANT_PEER(seed), {"float32, cached": got["float32, cached"]}, 1e-4)
+    for dtype in DTYPES:
+        name = f"{dtype}, recomputed"
+        failures += differences(got[f"{dtype}, cached"], got[name], None, name)
+    return failures
+
+
+REGISTRY.add(
+    "L3.C.invariant",
+    "With batch_invariant the cached and the recomputed decode have the same bits.",
+    invariant_probe,
+    invariant_verdict,
+)
+
+
+def page_probe(seed: int) -> Values:
+    """Generate so that the last computed token just fills a page, or just opens one, for every page size."""
+    case = random_case(SMALL, seed)
+    values: Values = {}
+    for page_size in PAGE_SIZES:
+        for extra in (0, 1, 2):
+            prompt = random_ids(case.vocab_size, 2 * page_size + extra, seed)
+            for count in (1, page_size + 1):
+                name = f"page size {page_size}, {len(prompt)} + {count} tokens"
+                values[name] = run(build_driver(case, page_size=page_size), prompt, count)[0]
+    return values
+
+
+def page_peer(seed: int) -> Values:
+    """Return transformers' ids."""
+    case = random_case(SMALL, seed)
+    return {
+        f"page size {size}, {2 * size + extra} + {count} tokens": peer.generate(
+            case, "float32", tuple(random_ids(case.vocab_size, 2 * size + extra, seed)), count, ()
+        )[0]
+        for size in PAGE_SIZES
+        for extra in (0, 1, 2)
+        for count in (1, size + 1)
+    }
+
+
+REGISTRY.add(
+    "L3.C.pages",
+    "Generation has room for exactly the tokens it computes, at every page size and around every page boundary.",
+    page_probe,
+    bitwise(page_peer),
+)
+
+
+def end_requests(seed: int) -> dict[str, tuple[list[int], int, tuple[int, ...]]]:
+    """Return prompt, limit and end ids of requests that stop early, at once, on the last token, and never.
+
+    The end ids are tokens that the model is known to generate: transformers says which.
+    """
+    case = random_case(SMALL, seed)
+    for length in range(11, 60):  # until one generates a new token late enough
+        prompt = random_ids(case.vocab_size, length, seed)
+        ids, _ = peer.generate(case, "float32", tuple(prompt), 12, ())
+        first = {token: ids.index(token) for token in ids}  # where each generated id occurs first
+        token, place = max(first.items(), key=lambda item: item[1])
+        if place >= 3:
+            break
+    unused = tuple(t for t in range(case.vocab_size) if t not in first)[:1]
+    return {
+        "an end id in the middle": (prompt, place + 5, (token, *unused)),
+        "an end id as the first token": (prompt, 12, (ids[0],)),
+        "an end id as the last allowed token": (prompt, place + 1, (token,)),
+        "an end id one after the limit": (prompt, place, (token,)),
+        "an end id in the prompt": ([*prompt[:-1], *unused, prompt[-1]], 6, unused),
+        "one token": (prompt, 1, ()),
+    }
+
+
+def ends_probe(seed: int) -> Values:
+    """Run the loop of every request."""
+    case = random_case(SMALL, seed)
+    return {
+        name: run(build_driver(case, eos=eos), prompt, count)[0]
+        for name, (prompt, count, eos) in end_requests(seed).items()
+    }
+
+
+def ends_peer(seed: int) -> Values:
+    """Return transformers' ids."""
+    case = random_case(SMALL, seed)
+    return {
+        name: peer.generate(case, "float32", tuple(prompt), count, eos)[0]
+        for name, (prompt, count, eos) in end_requests(seed).items()
+    }
+
+
+REGISTRY.add(
+    "L3.C.ends",
+    "The loop ends with the end-of-sequence id it generated, or at the limit, and never because of the prompt.",
+    ends_probe,
+    bitwise(ends_peer),
+)
+
+
+def ties_probe(seed: int) -> Values:
+    """Generate with a head whose second half repeats the first, so that every decision is a tie."""
+    case = random_case(SMALL, seed)
+    weights = case.weights("float32")
+    head = weights["lm_head.weight"]
+    weights["lm_head.weight"] = torch.cat((head[:64], head[:64]))
+    ids, logits = run(build_driver(case, weights=weights), random_ids(case.vocab_size, 5, seed), 10)
+    return {"ids": ids, "logits": logits}
+
+
+def ties_verdict(seed: int, got: Values) -> list[Failure]:
+    """Ask for the lowest of the two likeliest ids at every step."""
+    case, lowest = "the likeliest id is t and t + 64", got["logits"][:, :64].argmax(-1).tolist()
+    if not torch.equal(got["logits"][:, :64], got["logits"][:, 64:]):
+        return [Failure("logits of ids t and t + 64, whose head rows are equal", "", "the same bits", "others")]
+    return differences(lowest, got["ids"], None, case)
+
+
+REGISTRY.add(
+    "L3.C.ties",
+    "Greedy takes the lowest id among equally likely ones.",
+    ties_probe,
+    ties_verdict,
+)
+
+
+# L3.D ---------------------------------------------------------------------------------------------------------------
+
+
+def generate_probe(seed: int) -> Values:
+    """Generate and keep the ids and the reason."""
+    case = random_case(SMALL, seed)
+    values: Values = {}
+    for name, (prompt, count, eos) in end_requests(seed).items():
+        done = build_driver(case, eos=eos).generate(prompt, count)
+        values[name] = {"token_ids": [int(t) for t in done.token_ids], "finish_reason": str(done.finish_reason)}
+    try:
+        build_driver(case).generate([], 4)
+        values["an empty prompt"] = "no error"
+    except ValueError:
+        values["an empty prompt"] = "ValueError"
+    return values
+
+
+def generate_peer(seed: int) -> Values:
+    """Return transformers' ids; the reason is "stop" exactly if the last id is an end id."""
+    case = random_case(SMALL, seed)
+    values: Values = {}
+    for name, (prompt, count, eos) in end_requests(seed).items():
+        ids, _ = peer.generate(case, "float32", tuple(prompt), count, eos)
+        values[name] = {"token_ids": ids, "finish_reason": "stop" if ids[-1] in eos else "length"}
+    values["an empty prompt"] = "ValueError"
+    return values
+
+
+REGISTRY.add(
+    "L3.D.reasons",
+    'A generation holds every generated id and says "stop" if the last one ends a sequence, else "length".',
+    generate_probe,
+    bitwise(generate_peer),
+)

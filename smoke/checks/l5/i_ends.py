@@ -1,0 +1,443 @@
+"""The checks of L5.I: how a request ends: reasons, text, deltas, aborts, errors.
+
+Owns: requests that are given their tokens by hand, without a step, and what they must tell, from ``spec_text.py``.
+Needs of L5 what admits, frees and decodes, and no step.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smoke.checks.l4.k_driver import make_params
+from smoke.checks.l5 import spec_text as text
+from smoke.checks.l5.j_engine import build_engine
+from smoke.framework.cases import embedded_case, embedded_eos_ids
+from smoke.framework.check import Registry, Values
+from smoke.framework.compare import bitwise
+
+REGISTRY = Registry()
+BY_HAND = ("L5.B",)  # an engine makes its policy
+
+
+# By hand ------------------------------------------------------------------------------------------------------------
+
+
+def start(engine: Any, prompt: list[int], wishes: dict[str, Any]) -> str:
+    """Add a request and let it run, without a step -> its id. Mutates the engine."""
+    from mini_engine.scheduler.prefix_cache import PrefixHit
+
+    name = str(engine.add_request(prompt, make_params(wishes)))
+    assert engine.scheduler.let_in(engine.entries[name].request, PrefixHit()), "there is room for this request"
+    return name
+
+
+def give(engine: Any, name: str, token_id: int, logprobs: Any = None, logits: Any = None) -> None:
+    """Give a running request its next token, as a step would. Mutates the engine."""
+    from mini_engine.outputs import Delta
+
+    request = engine.entries[name].request
+    request.output_ids.append(token_id)
+    engine.take_token(request, Delta(name, token_id, "", logprobs, None, logits))
+
+
+def is_over(engine: Any, name: str) -> bool:
+    """Whether a request has ended."""
+    return bool(engine.entries[name].request.state == "finished")
+
+
+def taken_deltas(engine: Any) -> list[dict[str, Any]]:
+    """Return the deltas since the last time, as plain values. Mutates the engine."""
+    deltas, engine.deltas = engine.deltas, []
+    return [
+        {"id": delta.token_id, "text": delta.text, "finish_reason": delta.finish_reason, "error": delta.error}
+        for delta in deltas
+    ]
+
+
+def outcome(engine: Any, name: str) -> dict[str, Any]:
+    """Return what the output says about the end. Mutates the engine."""
+    output = engine.take_output(name)
+    return {
+        "ids": [int(token) for token in output.token_ids], "text": output.text, "matched": output.matched,
+        "finish_reason": output.finish_reason, "error": output.error,
+    }  # fmt: skip
+
+
+def pages_left(engine: Any) -> int:
+    """Return how many pages are not free."""
+    return int(engine.scheduler.allocator.num_pages - engine.scheduler.allocator.num_free)
+
+
+# L5.I: reasons ------------------------------------------------------------------------------------------------------
+
+EOS = tuple(sorted(embedded_eos_ids()))
+
+
+def end_cases(seed: int) -> dict[str, tuple[list[int], dict[str, Any]]]:
+    """Return the ids that a request is given, at most, and its wishes."""
+    dice = random.Random(f"ends {seed}")
+    word = dice.choice(("upon", "time", "fox", "Ada"))
+    ids = text.in_bytes(word)
+    own = ids[-1]
+    many = [*ids, *ids]
+    return {
+        "the limit": (many, {"max_new_tokens": len(ids)}),
+        "an end id": ([*ids, EOS[0], *ids], {"max_new_tokens": 20}),
+        "an end id as the first token": ([EOS[0], *ids], {"max_new_tokens": 20}),
+        "an end id as the last allowed token": ([*ids, EOS[0]], {"max_new_tokens": len(ids) + 1}),
+        "an end id, ignored": ([*ids, EOS[0], *ids], {"max_new_tokens": len(many), "ignore_eos": True}),
+        "an own stop id": (many, {"max_new_tokens": 20, "stop_token_ids": [own]}),
+        "an own stop id as the last allowed token": (many, {"max_new_tokens": len(ids), "stop_token_ids": [own]}),
+        "a stop string": (many, {"max_new_tokens": 20, "stop": [word[1:]]}),
+        "a stop string with the last allowed token": (many, {"max_new_tokens": len(ids), "stop": [word[1:]]}),
+        "a stop string of two": (many, {"max_new_tokens": 20, "stop": ["zebra", word[-1] + word[0]]}),
+        "an own stop id that completes a stop string": (
+            many, {"max_new_tokens": 20, "stop": [word], "stop_token_ids": [own]}
+        ),
+        "text held back when an own stop id comes": (
+            many, {"max_new_tokens": 20, "stop": [word[1:-1] + "never"], "stop_token_ids": [own]}
+        ),
+        "text held back at the limit": (many, {"max_new_tokens": len(ids), "stop": [word[1:] + "never"]}),
+        "a stop string that the end completes": (
+            [*ids, *text.in_bytes("👍")[:-1]], {"max_new_tokens": len(ids) + 3, "stop": [word[-1] + "\ufffd"]}
+        ),
+        "half a character at the limit": ([*ids, *text.in_bytes("é")[:-1]], {"max_new_tokens": len(ids) + 1}),
+        "a stop string too early": (many, {"max_new_tokens": len(many), "stop": [word], "min_new_tokens": len(ids)}),
+    }  # fmt: skip
+
+
+def reasons_probe(seed: int) -> Values:
+    """Give every request its tokens until it ends, one request after the other in one engine."""
+    engine = build_engine(embedded_case(), eos=EOS, with_text=True, num_pages=4)
+    values: Values = {}
+    for name, (ids, wishes) in end_cases(seed).items():
+        request = start(engine, [5, 6, 7], wishes)
+        entry = engine.entries[request]
+        entry.request.num_preemptions = len(ids)  # as if it had been sent back so often
+        for token in ids:
+            if not is_over(engine, request):
+                give(engine, request, token)
+        values[name] = {
+            "deltas": taken_deltas(engine),
+            "pages not free": pages_left(engine),
+            "preemptions": int(entry.output.num_preemptions),
+            **outcome(engine, request),
+        }
+    return values
+
+
+def reasons_spec(seed: int) -> Values:
+    """Follow each request: a stop id goes before a stop string, and that before the limit."""
+    return {name: ended(ids, wishes) | {"preemptions": len(ids)} for name, (ids, wishes) in end_cases(seed).items()}
+
+
+def ended(ids: Sequence[int], wishes: dict[str, Any]) -> dict[str, Any]:
+    """Tell the text of the ids before the first stop id, at most as many as are allowed."""
+    stops = {*wishes.get("stop_token_ids", ()), *(() if wishes.get("ignore_eos") else EOS)}
+    given = list(ids[: wishes["max_new_tokens"]])
+    place = next((place for place, token in enumerate(given) if token in stops), len(given))
+    told = text.told(given[:place], wishes.get("stop", ()), wishes.get("min_new_tokens", 0))
+    by_id = place < len(given) and (told.matched is None or told.at_end)
+    taken, matched = (given[: place + 1], given[place]) if by_id else (given[: len(told.pieces)], told.matched)
+    reason = "length" if matched is None else "stop"
+    pieces = [*told.pieces, *([""] if by_id else [])]
+    pieces[-1] += told.rest
+    last = len(pieces) - 1
+    deltas = [
+        {"id": token, "text": piece, "finish_reason": reason if index == last else None, "error": None}
+        for index, (token, piece) in enumerate(zip(taken, pieces, strict=True))
+    ]
+    return {
+        "deltas": deltas, "pages not free": 0, "ids": taken, "text": told.text, "matched": matched,
+        "finish_reason": reason, "error": None,
+    }  # fmt: skip
+
+
+REGISTRY.add(
+    "L5.I.reasons",
+    "A stop id ends a request before a stop string does, and that before the limit; a stop id is in the ids and not in "
+    "the text; the last delta brings what was held back, the reason, and no page stays behind.",
+    reasons_probe,
+    bitwise(reasons_spec),
+    needs=BY_HAND,
+)
+
+
+# L5.I: deltas -------------------------------------------------------------------------------------------------------
+
+TELLING = "One day, naïve 👍 fox"
+
+
+def deltas_probe(seed: int) -> Values:
+    """Give two requests their tokens in turn, with reports, logits and a clock that ticks once a look."""
+    from mini_engine.sampler.logprobs import TokenLogprob
+
+    engine = build_engine(embedded_case(), eos=EOS, with_text=True, num_pages=64, max_running_requests=4)
+    clock = iter(range(100_000))
+    engine.clock = lambda: float(next(clock))
+    scripts = [text.in_bytes(TELLING), text.encoded(TELLING)]
+    names = [start(engine, [5, 6], {"max_new_tokens": len(ids), "stop": ["fox!"], "logprobs": 0}) for ids in scripts]
+    stream = engine.deltas_of(names[1])
+    next(stream)
+    told: list[list[Any]] = [[], []]
+    for step in range(max(map(len, scripts))):
+        for index, (name, ids) in enumerate(zip(names, scripts, strict=True)):
+            if step < len(ids):
+                report, logits = [TokenLogprob(ids[step], -float(step), 1)], torch.full((4,), float(step + index))
+                give(engine, name, ids[step], report, logits)
+        for delta in engine.deltas:
+            told[names.index(delta.request_id)].append(told_of(delta))
+        engine.deltas = []
+    entries = [engine.entries[name] for name in names]
+    values: Values = {"told": told, "streamed": [told_of(delta) for delta in stream]}
+    values["logprobs"] = [[[e.token_id, e.logprob] for (e,) in entry.output.logprobs] for entry in entries]
+    times = [entry.request.times for entry in entries]
+    values["one time a token"] = [time.tokens == sorted(set(time.tokens)) and len(time.tokens) for time in times]
+    values["finished last"] = [time.finished is not None and time.finished >= time.tokens[-1] for time in times]
+    return values
+
+
+def told_of(delta: Any) -> list[Any]:
+    """Return a delta as plain values: id, text, report, reason, first logit."""
+    report = None if delta.logprobs is None else [[int(e.token_id), float(e.logprob)] for e in delta.logprobs]
+    return [
+        delta.token_id,
+        delta.text,
+        report,
+        delta.finish_reason,
+        None if delta.logits is None else float(delta.logits[0]),
+    ]
+
+
+def deltas_spec(seed: int) -> Values:
+    """Tell both texts, a delta for each token."""
+    told: list[list[Any]] = []
+    for index, ids in enumerate((text.in_bytes(TELLING), text.encoded(TELLING))):
+        pieces = text.told(ids, ["fox!"]).pieces
+        pieces[-1] += text.told(ids, ["fox!"]).rest
+        reasons = [*[None] * (len(ids) - 1), "length"]
+        told.append([
+            [token, piece, [[token, -float(step)]], reason, float(step + index)]
+            for step, (token, piece, reason) in enumerate(zip(ids, pieces, reasons, strict=True))
+        ])  # fmt: skip
+    reports = [[report for _, _, (report,), _, _ in deltas] for deltas in told]
+    return {
+        "told": told, "streamed": told[1], "logprobs": reports,
+        "one time a token": [len(deltas) for deltas in told], "finished last": [True, True],
+    }  # fmt: skip
+
+
+REGISTRY.add(
+    "L5.I.deltas",
+    "Every token is one delta with its text, report and logits, for the step's caller and for the request's stream; "
+    "only the last has a reason; times are noted.",
+    deltas_probe,
+    bitwise(deltas_spec),
+    needs=BY_HAND,
+)
+
+
+# L5.I: aborts and errors --------------------------------------------------------------------------------------------
+
+SHOWN, HELD = "a tale of ", "fox"  # the second part begins the stop string
+
+
+def break_off(engine: Any, state: str, how: str) -> str:
+    """Bring a request into a state and end it there, twice -> its id. Mutates the engine."""
+    wishes = {"max_new_tokens": 40, "stop": [HELD + "trot"]}
+    if state == "waiting":
+        name, ids = str(engine.add_request([5] * 9, make_params(wishes))), list[int]()
+    else:
+        name, ids = start(engine, [5] * 9, wishes), text.in_bytes(SHOWN + HELD)
+        ids = [] if state == "in its prompt" else ids
+        engine.entries[name].request.num_computed_tokens = 4 if state == "in its prompt" else 9
+        for token in ids:
+            give(engine, name, token)
+    if state == "preempted":
+        engine.scheduler.preempt(engine.entries[name].request)
+    for _ in range(2):
+        if how == "abort":
+            engine.abort(name)
+        elif not is_over(engine, name):
+            engine.end(engine.entries[name], "error", "the row holds NaN")
+    return name
+
+
+STATES = ("waiting", "in its prompt", "running", "preempted")
+
+
+def breaks_probe(seed: int) -> Values:
+    """End requests in every state, with a neighbour that runs and one that waits; and some that cannot be aborted."""
+    values: Values = {}
+    for state in STATES:
+        for how in ("abort", "error"):
+            engine = build_engine(embedded_case(), eos=EOS, with_text=True, num_pages=40, max_running_requests=4)
+            other = start(engine, [7] * 3, {"max_new_tokens": 9})
+            waiting = engine.add_request([8], make_params({"max_new_tokens": 9}))
+            held = pages_left(engine)
+            name = break_off(engine, state, how)
+            deltas = taken_deltas(engine)
+            values[f"{state}, {how}"] = {
+                "last delta": deltas[-1], "ends told": sum(delta["finish_reason"] is not None for delta in deltas),
+                "shown": "".join(delta["text"] for delta in deltas), "pages more": pages_left(engine) - held,
+                "finished": engine.entries[name].request.times.finished is not None, "outcome": outcome(engine, name),
+                "others": [str(engine.entries[each].request.state) for each in (other, waiting)],
+            }  # fmt: skip
+            engine.scheduler.check_pages()
+    engine = build_engine(embedded_case(), eos=EOS, with_text=True)
+    name = start(engine, [5], {"max_new_tokens": 1})
+    give(engine, name, 7)
+    engine.abort(name)
+    engine.abort("nobody")
+    values["one that has ended, and nobody"] = {"deltas": taken_deltas(engine), "outcome": outcome(engine, name)}
+    return values
+
+
+def breaks_spec(seed: int) -> Values:
+    """Expect a delta without a token that says how it ended and brings what was held back."""
+    values: Values = {}
+    for state in STATES:
+        for how in ("abort", "error"):
+            ids = text.in_bytes(SHOWN + HELD) if state in ("running", "preempted") else []
+            error = "the row holds NaN" if how == "error" else None
+            rest, shown = (HELD, SHOWN + HELD) if ids else ("", "")
+            values[f"{state}, {how}"] = {
+                "last delta": {"id": None, "text": rest, "finish_reason": how, "error": error},
+                "ends told": 1, "shown": shown, "pages more": 0, "finished": True,
+                "outcome": {"ids": ids, "text": shown, "matched": None, "finish_reason": how, "error": error},
+                "others": ["running", "waiting"],
+            }  # fmt: skip
+    done = ended([7], {"max_new_tokens": 1})
+    told = {part: done[part] for part in ("ids", "text", "matched", "finish_reason", "error")}
+    return {**values, "one that has ended, and nobody": {"deltas": done["deltas"], "outcome": told}}
+
+
+REGISTRY.add(
+    "L5.I.breaks",
+    "A request that is aborted or fails ends wherever it is: its pages are free, one delta without a token says so and "
+    "brings what was held back, and nobody else notices.",
+    breaks_probe,
+    bitwise(breaks_spec),
+    needs=BY_HAND,
+)
+
+
+# L5.I: constraints --------------------------------------------------------------------------------------------------
+
+WORD = text.in_bytes("fox")
+# What is allowed (-1: an error), the ids that come, and wishes.
+GUIDED: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
+    "it ends the answer": ([*WORD, EOS[0]], [*WORD, EOS[0]], {"ignore_eos": True}),
+    "it goes on at the limit": ([*WORD, *WORD], WORD, {"max_new_tokens": len(WORD)}),
+    "it refuses a token": (WORD, [*WORD[:1], WORD[0] + 1], {}),
+    "it breaks": ([WORD[0], -1], WORD, {}),
+    "a stop string cuts the answer": ([*WORD, EOS[0]], WORD, {"stop": ["x"]}),
+}
+
+
+def one_text(texts: dict[str, list[int]]) -> Any:
+    """Return constraints that allow each request one text, by its id, and then end it. It is complete all the time."""
+    from mini_engine.constraints import ConstraintError, GrammarStats, NoConstraints
+
+    class OneText(NoConstraints):
+        def __init__(self) -> None:
+            self.left, self.waiting, self.over = texts, set[str](), list[str]()
+
+        @property
+        def num_waiting(self) -> int:  # type: ignore[override]
+            return len(self.waiting)
+
+        def check(self, params: Any) -> None:
+            pass
+
+        def submit(self, request: Any) -> bool:
+            if request.params.grammar is not None:
+                self.waiting.add(request.request_id)
+            return request.params.grammar is not None
+
+        def drop(self, request: Any) -> bool:
+            known = request.request_id in self.waiting
+            self.waiting.discard(request.request_id)
+            return known
+
+        def accept(self, request: Any, token_id: int) -> bool:
+            left = self.left[request.request_id]
+            wanted = left.pop(0)
+            if wanted < 0:
+                raise ConstraintError("it is broken")
+            if token_id != wanted:
+                raise ConstraintError(f"the grammar wants {wanted}")
+            return not left
+
+        def finish(self, request: Any) -> Any:
+            self.over.append(request.request_id)
+            return GrammarStats(num_masks=7), request.matched is None or not self.left.get(request.request_id, [1])
+
+    return OneText()
+
+
+def limits_probe(seed: int) -> Values:
+    """Give requests that are limited their tokens, and abort one whose constraint is not ready yet."""
+    texts: dict[str, list[int]] = {}
+    constraints = one_text(texts)
+    engine = build_engine(embedded_case(), eos=EOS, with_text=True, num_pages=8, constraints=constraints)
+    values: Values = {}
+    for case, (allowed, ids, wishes) in GUIDED.items():
+        name = start(engine, [5, 6, 7], {"max_new_tokens": 20, **wishes})
+        texts[name] = list(allowed)
+        for token in ids:
+            if not is_over(engine, name):
+                give(engine, name, token)
+        output = engine.entries[name].output
+        values[case] = {
+            "last delta": taken_deltas(engine)[-1],
+            "complete": output.is_grammar_complete,
+            "cost": output.grammar_stats is not None and output.grammar_stats.num_masks,
+            "over": constraints.over.count(name),
+            "pages not free": pages_left(engine),
+            **outcome(engine, name),
+        }
+    name = str(engine.add_request([5], make_params({"max_new_tokens": 5, "regex": "a+"})))
+    engine.abort(name)
+    values["aborted before it was there"] = {
+        "waits": bool(engine.has_work), "deltas": taken_deltas(engine), **outcome(engine, name)
+    }  # fmt: skip
+    engine.close()
+    return values
+
+
+def limits_spec(seed: int) -> Values:
+    """Tell each case: ids, text, id and text of the last delta, reason, error, what matched, whether it is whole."""
+    cases: dict[str, tuple[list[int], str, str, str, str | None, Any, bool]] = {
+        "it ends the answer": ([*WORD, EOS[0]], "fox", "", "stop", None, EOS[0], True),
+        "it goes on at the limit": (WORD, "fox", "x", "length", None, None, True),
+        "it refuses a token": (
+            [WORD[0], WORD[0] + 1], "f", "", "error", f"the grammar wants {WORD[1]}", None, True
+        ),
+        "it breaks": (WORD[:2], "f", "", "error", "it is broken", None, True),
+        "a stop string cuts the answer": (WORD, "fo", "", "stop", None, "x", False),
+    }  # fmt: skip
+    values: Values = {}
+    for case, (ids, told, last, reason, error, matched, complete) in cases.items():
+        values[case] = {
+            "last delta": {"id": ids[-1], "text": last, "finish_reason": reason, "error": error},
+            "complete": complete, "cost": 7, "over": 1, "pages not free": 0,
+            "ids": ids, "text": told, "matched": matched, "finish_reason": reason, "error": error,
+        }  # fmt: skip
+    values["aborted before it was there"] = {
+        "waits": False, "deltas": [{"id": None, "text": "", "finish_reason": "abort", "error": None}],
+        "ids": [], "text": "", "matched": None, "finish_reason": "abort", "error": None,
+    }  # fmt: skip
+    return values
+
+
+REGISTRY.add(
+    "L5.I.limits",
+    "finish_reason is asked about every token, and one that it refuses ends its request; leave is told of every end, "
+    "and report_constraint when the reason is final.",
+    limits_probe,
+    bitwise(limits_spec),
+    needs=BY_HAND,
+)

@@ -1,0 +1,559 @@
+"""The checks of L8.A to L8.D: bitmask, norm, activation, rotation and store, one program for each few rows.
+
+Owns: shapes that are no multiples of a block, strides of every kind, numbers at the edge of what a dtype holds. Kernels
+run in Triton's interpreter, on CPU tensors. Attention is in ``l8_attention.py``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from smoke.checks.l7.spec_regular import bits_of
+from smoke.checks.l8.guard import Guard, bits, guarded
+from smoke.checks.l8.spec_kernels import DTYPES, draw, draw_bits, near, norm, rotation, silu_product
+from smoke.framework.check import Failure, Registry, Values
+from smoke.framework.compare import bitwise, differences
+
+REGISTRY = Registry()
+NOISE = 3.25  # around tensors that are written in place: no operation leaves it as it is
+DAMAGE = "written beside"
+
+# L8.A ---------------------------------------------------------------------------------------------------------------
+
+VOCABULARIES = (1, 31, 32, 33, 64, 100, 2048, 2049)  # around one word, around the words of one program
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Logits, masks and the rows that the masks belong to; ``gap`` numbers lie between two rows of each."""
+
+    logits: Tensor
+    mask: Tensor
+    rows: list[int] | None = None
+    gap: int = 0
+
+
+Maskings = Callable[[int], dict[str, Masking]]
+
+
+def draw_mask(rows: int, vocab_size: int, seed: int) -> Tensor:
+    """Draw words, a third of which allow nothing and a third everything; bits past the vocabulary are drawn as well."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, -(-vocab_size // 32))
+    words = torch.randint(-(2**31), 2**31, shape, generator=generator)
+    kind = torch.randint(0, 3, shape, generator=generator)
+    return torch.where(kind == 0, 0, torch.where(kind == 1, -1, words)).to(torch.int32)
+
+
+def single_bits() -> Tensor:
+    """Return 70 masks of 70 tokens; mask i allows token i alone."""
+    masks = torch.zeros(70, 3, dtype=torch.int64)
+    for token in range(70):
+        masks[token, token // 32] = 1 << token % 32
+    return torch.where(masks == 2**31, -(2**31), masks).to(torch.int32)
+
+
+def mask_sizes(seed: int) -> dict[str, Masking]:
+    """Return logits of any bits under masks of every size."""
+    cases = {
+        f"{dtype} [3, {size}]": Masking(
+            draw_bits(3, size, seed=seed + size, dtype=dtype), draw_mask(3, size, seed + size)
+        )
+        for size in VOCABULARIES
+        for dtype in DTYPES
+    }
+    cases["[70, 70], row i allows token i alone"] = Masking(draw(70, 70, seed=seed), single_bits())
+    return cases
+
+
+def mask_rows(seed: int) -> dict[str, Masking]:
+    """Return masks for some rows: out of order, one twice, and numbers beside those of rows."""
+    logits, mask, nothing = draw(5, 100, seed=seed), draw_mask(3, 100, seed), torch.zeros(4, 4, dtype=torch.int32)
+    return {
+        "rows 4, 0 and 3": Masking(logits, mask, [4, 0, 3]),
+        "rows 1, 2 and 1 again": Masking(logits, mask, [1, 2, 1]),
+        "no row": Masking(logits, mask[:0], []),
+        "row 1 among numbers that are no rows": Masking(logits, nothing, [-1, 5, 1, -2]),
+    }
+
+
+def mask_far(seed: int) -> dict[str, Masking]:
+    """Return numbers whose lower halves are those of rows."""
+    far = [2**32 + 3, 2 - 2**32, 1]
+    return {"row 1 beside 2**32 + 3": Masking(draw(5, 100, seed=seed), torch.zeros(3, 4, dtype=torch.int32), far)}
+
+
+def mask_memory(seed: int) -> dict[str, Masking]:
+    """Return rows that lie apart, and last words that reach beyond the vocabulary."""
+    mask = draw_mask(3, 100, seed)
+    mask[:, -1] = 0  # bans tokens 96 to 127, of which 4 exist
+    return {
+        "a last word of which 4 tokens exist": Masking(draw(3, 100, seed=seed), mask),
+        "rows apart": Masking(draw(3, 100, seed=seed), mask, gap=3),
+        "some rows, apart": Masking(draw(5, 100, seed=seed), mask, [2, 4, 0], gap=40),
+        "rows of two programs, apart": Masking(draw(2, 4000, seed=seed), draw_mask(2, 4000, seed + 1), gap=5),
+    }
+
+
+def mask_probe(cases: Maskings) -> Callable[[int], Values]:
+    """Return a probe that masks in place, every tensor in memory of its own."""
+
+    def probe(seed: int) -> Values:
+        from mini_engine.kernels.token_bitmask import apply_token_bitmask
+
+        values: Values = {}
+        for name, case in cases(seed).items():
+            with guarded() as guard:
+                logits = guard.put("the logits", case.logits, case.gap, NOISE)
+                mask = guard.put("the masks", case.mask, case.gap, 0)
+                rows = (
+                    None if case.rows is None else guard.put("rows", torch.tensor(case.rows, dtype=torch.int64), 0, 0)
+                )
+                apply_token_bitmask(logits, mask, rows)
+            values[name] = {"bits of the logits": bits(logits), DAMAGE: guard.damaged()}
+        return values
+
+    return probe
+
+
+def mask_spec(cases: Maskings) -> Callable[[int], Values]:
+    """Return a spec that bans token by token."""
+
+    def spec(seed: int) -> Values:
+        values: Values = {}
+        for name, case in cases(seed).items():
+            after, lowest = bits(case.logits).clone(), bits(torch.tensor([-torch.inf], dtype=case.logits.dtype))[0]
+            rows = list(range(len(case.mask))) if case.rows is None else case.rows
+            for row, words in zip(rows, case.mask.tolist(), strict=True):
+                if 0 <= row < len(after):
+                    after[row, ~torch.tensor(bits_of(words, after.shape[1]))] = lowest
+            values[name] = {"bits of the logits": after, DAMAGE: []}
+        return values
+
+    return spec
+
+
+MASK_CHECKS: dict[str, tuple[str, Maskings]] = {
+    "bits": ("Banned logits are minus infinity and allowed ones keep their bits, for vocabularies of every size.",
+             mask_sizes),
+    "rows": ("Each mask goes to the row that is named; a row named twice is banned by both, no row is skipped.",
+             mask_rows),
+    "int64": ("Row numbers have 64 bits: one beyond 2**32 is no row, whatever its lower half.", mask_far),
+    "memory": ("Rows may lie any distance apart, and nothing between or behind them is written.", mask_memory),
+}  # fmt: skip
+for _name, (_proves, _cases) in MASK_CHECKS.items():
+    REGISTRY.add(f"L8.A.{_name}", _proves, mask_probe(_cases), bitwise(mask_spec(_cases)))
+
+# L8.B ---------------------------------------------------------------------------------------------------------------
+
+EPS = 1e-6
+MOST_OTHERS = 0.01  # of the numbers may be rounded otherwise: float32 and float64 hardly ever disagree about that
+
+
+@dataclass(frozen=True)
+class Norming:
+    """Rows to norm; with ``residual`` they are added to it first. ``gap`` numbers lie between two rows of each."""
+
+    x: Tensor
+    weight: Tensor
+    eps: float = EPS
+    residual: Tensor | None = None
+    gap: int = 0
+
+    @property
+    def dtype(self) -> str:
+        """The dtype's name."""
+        return str(self.x.dtype).removeprefix("torch.")
+
+    @property
+    def total(self) -> Tensor:
+        """What is normed: the sum, rounded to the dtype."""
+        return self.x if self.residual is None else (self.x.double() + self.residual.double()).to(self.x.dtype)
+
+
+Normings = Callable[[int], dict[str, Norming]]
+ROW_SHAPES = ((1, 1), (3, 20), (5, 96), (2, 128), (7, 1000), (2, 3, 20), (140, 20), (0, 8))
+
+
+def norm_rows(seed: int) -> dict[str, Norming]:
+    """Return rows of every width, loud and quiet; the narrow ones share a tile with hundreds of others."""
+    cases: dict[str, Norming] = {}
+    for dtype in DTYPES:
+        for shape in ROW_SHAPES:
+            weight = draw(shape[-1], seed=seed + 1, dtype=dtype)
+            cases[f"{dtype} {list(shape)}"] = Norming(draw(*shape, seed=seed, dtype=dtype) * 3, weight)
+        weight = draw(96, seed=seed + 1, dtype=dtype)
+        cases[f"{dtype}, eps 0.5"] = Norming(draw(4, 96, seed=seed, dtype=dtype), weight, 0.5)
+        cases[f"{dtype}, numbers about 0.001"] = Norming(draw(4, 96, seed=seed, dtype=dtype) / 1000, weight)
+        cases[f"{dtype}, numbers about 300"] = Norming(draw(4, 96, seed=seed, dtype=dtype) * 300, weight)
+        cases[f"{dtype}, zeros"] = Norming(torch.zeros(2, 96, dtype=DTYPES[dtype]), weight)
+    return cases
+
+
+def norm_sums(seed: int) -> dict[str, Norming]:
+    """Return rows that are added first; large residuals, so that the rounding of the sum shows in its norm."""
+    cases: dict[str, Norming] = {}
+    for dtype in DTYPES:
+        for rows, width in ((5, 96), (140, 20), (3, 700), (0, 8)):
+            x, residual = draw(rows, width, seed=seed, dtype=dtype), draw(rows, width, seed=seed + 2, dtype=dtype) * 9
+            weight = draw(width, seed=seed + 1, dtype=dtype)
+            cases[f"{dtype} [{rows}, {width}]"] = Norming(x, weight, residual=residual)
+            cases[f"{dtype} [{rows}, {width}], rows apart"] = Norming(x, weight, residual=residual, gap=rows % 4 + 2)
+    return cases
+
+
+def norm_memory(seed: int) -> dict[str, Norming]:
+    """Return rows that lie apart, as those of a slice of a projection do."""
+    cases: dict[str, Norming] = {}
+    for rows, width, gap in ((3, 20, 5), (40, 100, 1), (5, 1000, 24), (1, 7, 9)):
+        x, weight = draw(rows, width, seed=seed), draw(width, seed=seed + 1)
+        cases[f"[{rows}, {width}], {gap} numbers between two rows"] = Norming(x, weight, gap=gap)
+    return cases
+
+
+def norm_probe(cases: Normings) -> Callable[[int], Values]:
+    """Return a probe that norms, every tensor in memory of its own."""
+
+    def probe(seed: int) -> Values:
+        from mini_engine.kernels.rms_norm import add_rms_norm, rms_norm
+
+        values: Values = {}
+        for name, case in cases(seed).items():
+            with guarded() as guard:
+                x, weight = guard.put("x", case.x, case.gap), guard.put("the weight", case.weight)
+                values[name] = {}
+                if case.residual is None:
+                    out = rms_norm(x, weight, case.eps)
+                else:
+                    # Other strides than those of x and of the output.
+                    residual = guard.put("the residual", case.residual, 2 * case.gap, NOISE)
+                    out = add_rms_norm(x, residual, weight, case.eps)
+                    values[name]["bits of the sum"] = bits(residual)
+            values[name] |= {"norm": out, "x is as it was": torch.equal(bits(x), bits(case.x)), DAMAGE: guard.damaged()}
+        return values
+
+    return probe
+
+
+def norm_verdict(cases: Normings) -> Callable[[int, Values], list[Failure]]:
+    """Return a verdict in float64; the sum is compared to the bit."""
+
+    def verdict(seed: int, got: Values) -> list[Failure]:
+        failures: list[Failure] = []
+        for name, case in cases(seed).items():
+            exact, mine = norm(case.total, case.weight, case.eps, case.dtype), dict(got[name])
+            # What is rounded twice may come out two neighbours away if float32 rounds the other way first.
+            bounds = {"float32": (0.0, 2e-6), "float16": (2.0, 0.0)}[case.dtype]
+            found = near(f"{name}, norm", exact, mine.pop("norm"), case.dtype, *bounds)
+            expected: Values = {"x is as it was": True, DAMAGE: []}
+            if case.residual is not None:
+                expected["bits of the sum"] = bits(case.total)
+            failures += [*differences(expected, mine, None, name), *found]
+        return failures[:8]
+
+    return verdict
+
+
+def norm_rounding_verdict(seed: int, got: Values) -> list[Failure]:
+    """Count the numbers that are not the twice rounded ones."""
+    failures: list[Failure] = []
+    for name, case in norm_halves(seed).items():
+        rounded = norm(case.total, case.weight, case.eps, case.dtype).to(case.x.dtype)
+        share = float((got[name]["norm"] != rounded).double().mean())
+        if not share <= MOST_OTHERS:
+            words = "the norm is rounded before it is multiplied by the weight, and the sum before it is normed"
+            failures.append(Failure(name, "numbers rounded otherwise", f"hardly any: {words}", f"{share:.0%}"))
+    return failures
+
+
+def norm_halves(seed: int) -> dict[str, Norming]:
+    """Return many numbers of 16 bits, added first or not."""
+    x, weight = draw(40, 120, seed=seed, dtype="float16"), draw(120, seed=seed + 1, dtype="float16")
+    return {
+        "norm": Norming(x, weight),
+        "norm of a sum": Norming(x, weight, residual=draw(40, 120, seed=seed + 2, dtype="float16") * 9),
+    }
+
+
+def norm_both(guard: Guard, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the norm of ``x``, and that of its sum with ``residual``."""
+    from mini_engine.kernels.rms_norm import add_rms_norm, rms_norm
+
+    given, scale = guard.put("x", x), guard.put("the weight", weight)
+    total = guard.put("the residual", residual, margin=NOISE)
+    return rms_norm(given, scale, EPS), add_rms_norm(given, total, scale, EPS)
+
+
+def norm_alone_probe(seed: int) -> Values:
+    """Norm rows among many, and each alone."""
+    values: Values = {}
+    for width in (20, 128, 1000):
+        x, residual, weight = draw(40, width, seed=seed), draw(40, width, seed=seed + 2), draw(width, seed=seed + 1)
+        with guarded() as guard:
+            among = norm_both(guard, x, residual, weight)
+            for row in (0, 33, 39):
+                alone = norm_both(guard, x[row : row + 1], residual[row : row + 1], weight)
+                for name, mine, whole in zip(("", ", added first"), alone, among, strict=True):
+                    values[f"row {row} of [40, {width}]{name}"] = torch.equal(mine[0], whole[row])
+    return values
+
+
+def alone_verdict(seed: int, got: Values) -> list[Failure]:
+    """All comparisons hold."""
+    return [
+        Failure(name, "", "the same bits alone and among others", "other bits")
+        for name, same in got.items()
+        if not same
+    ]
+
+
+REGISTRY.add(
+    "L8.B.norm",
+    "Every row is divided by its root mean square and multiplied by the weight, to the last places of its dtype.",
+    norm_probe(norm_rows),
+    norm_verdict(norm_rows),
+)
+REGISTRY.add(
+    "L8.B.sum",
+    "The rounded sum stays in the residual, to the bit, and its norm comes back.",
+    norm_probe(norm_sums),
+    norm_verdict(norm_sums),
+)
+REGISTRY.add(
+    "L8.B.memory",
+    "Rows may lie any distance apart; nothing between them is read, and nothing beside the output is written.",
+    norm_probe(norm_memory),
+    norm_verdict(norm_memory),
+)
+REGISTRY.add(
+    "L8.B.rounding",
+    "In 16 bits the sum is rounded before it is normed, and the norm before it is multiplied, as L1 rounds them.",
+    norm_probe(norm_halves),
+    norm_rounding_verdict,
+)
+REGISTRY.add("L8.B.alone", "A row has the same bits alone and among others.", norm_alone_probe, alone_verdict)
+
+# L8.C ---------------------------------------------------------------------------------------------------------------
+
+GATES = (-65504.0, -200.0, -90.0, -30.0, -5.0, -0.5, 0.0, 0.5, 20.0, 90.0, 200.0, 65504.0)
+SILU_SHAPES = ((1, 1, 0), (3, 20, 7), (5, 96, 0), (2, 1000, 1), (2, 1025, 3), (1, 2100, 0), (0, 20, 0), (3, 0, 0))
+ROTARY_SHAPES = ((1, 2, 1, 32), (5, 4, 2, 64), (3, 8, 1, 128), (4, 3, 3, 20), (2, 5, 2, 2), (0, 2, 1, 32))
+
+
+def silu_rows(seed: int) -> dict[str, tuple[Tensor, int]]:
+    """Return gates beside what they multiply, and the numbers between two rows."""
+    cases: dict[str, tuple[Tensor, int]] = {}
+    for dtype in DTYPES:
+        for rows, width, gap in SILU_SHAPES:
+            cases[f"{dtype} [{rows}, 2 * {width}], {gap} numbers between two rows"] = (
+                draw(rows, 2 * width, seed=seed, dtype=dtype) * 3, gap,
+            )  # fmt: skip
+        edges = torch.tensor([[gate, 0.5] for gate in GATES], dtype=DTYPES[dtype])
+        cases[f"{dtype}, gates {list(GATES)}"] = (edges, 0)
+    return cases
+
+
+def silu_probe(seed: int) -> Values:
+    """Activate, every tensor in memory of its own; a row alone, too."""
+    from mini_engine.kernels.silu_and_mul import silu_and_mul
+
+    values: Values = {}
+    for name, (gate_up, gap) in silu_rows(seed).items():
+        with guarded() as guard:
+            out = silu_and_mul(guard.put("gate and up", gate_up, gap))
+            alone = silu_and_mul(guard.put("the last row", gate_up[-1:]))
+        same = torch.equal(alone, out[-1:])
+        values[name] = {"product": out, DAMAGE: guard.damaged(), "the last row alone has the same bits": same}
+    return values
+
+
+def silu_verdict(seed: int, got: Values) -> list[Failure]:
+    """Activate in float64."""
+    failures: list[Failure] = []
+    for name, (gate_up, _) in silu_rows(seed).items():
+        mine, dtype = dict(got[name]), str(gate_up.dtype).removeprefix("torch.")
+        found = near(name, silu_product(gate_up), mine.pop("product"), dtype, 0.0 if dtype == "float32" else 1.0)
+        expected = {DAMAGE: [], "the last row alone has the same bits": True}
+        failures += [*differences(expected, mine, None, name), *found]
+    return failures[:8]
+
+
+@dataclass(frozen=True)
+class Turning:
+    """q, k and v of one projection, ``heads`` [T, Hq + 2 Hkv, D], with ``gap`` numbers between two heads."""
+
+    heads: Tensor
+    num_heads: int
+    num_kv_heads: int
+    angles: Tensor  # cos and sin [2, T, D / 2], in the dtype of the heads
+    gap: int
+
+
+def turnings(seed: int) -> dict[str, Turning]:
+    """Return projections of every shape."""
+    cases: dict[str, Turning] = {}
+    for dtype in DTYPES:
+        for tokens, num_heads, num_kv_heads, dim in ROTARY_SHAPES:
+            heads = draw(tokens, num_heads + 2 * num_kv_heads, dim, seed=seed, dtype=dtype)
+            angle = draw(tokens, dim // 2, seed=seed + 1) * 3
+            angles = torch.stack((angle.cos(), angle.sin())).to(DTYPES[dtype])
+            name = f"{dtype}, {tokens} tokens, {num_heads} and {num_kv_heads} heads of {dim}"
+            cases[name] = Turning(heads, num_heads, num_kv_heads, angles, dim % 7)
+    return cases
+
+
+def rotary_probe(seed: int) -> Values:
+    """Turn the heads where the projection left them; a token alone, too."""
+    from mini_engine.kernels.rotary import apply_rotary
+
+    values: Values = {}
+    for name, case in turnings(seed).items():
+        bounds = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
+        with guarded() as guard:
+            heads = guard.put("the heads", case.heads, case.gap, NOISE)
+            q, k, v = heads.split(bounds, dim=1)
+            cos = guard.put("cos", case.angles[0].repeat(1, 2), 3)
+            sin = guard.put("sin", case.angles[1].repeat(1, 2), 4)
+            apply_rotary(q, k, cos, sin)
+            alone_q, alone_k, _ = guard.put("the last token", case.heads[-1:], 0, NOISE).split(bounds, dim=1)
+            apply_rotary(alone_q, alone_k, cos[-1:], sin[-1:])
+        same = torch.equal(alone_q, q[-1:]) and torch.equal(alone_k, k[-1:])
+        values[name] = {"q": q, "k": k, "v": v, DAMAGE: guard.damaged(), "the last token alone has the same bits": same}
+    return values
+
+
+def rotary_verdict(seed: int, got: Values) -> list[Failure]:
+    """Turn in float64; values stay."""
+    failures: list[Failure] = []
+    for name, case in turnings(seed).items():
+        mine, dtype = dict(got[name]), str(case.heads.dtype).removeprefix("torch.")
+        q, k, v = case.heads.split((case.num_heads, case.num_kv_heads, case.num_kv_heads), dim=1)
+        for part, x in (("q", q), ("k", k)):
+            exact = rotation(x, case.angles)
+            failures += near(f"{name}, {part}", exact, mine.pop(part), dtype, 0.0 if dtype == "float32" else 1.0)
+        expected = {"v": v, DAMAGE: [], "the last token alone has the same bits": True}
+        failures += differences(expected, mine, None, name)
+    return failures[:8]
+
+
+REGISTRY.add(
+    "L8.C.silu",
+    "silu(gate) * up in every width, rounded once; gates of any size give no NaN, and a row has the same bits alone.",
+    silu_probe,
+    silu_verdict,
+)
+REGISTRY.add(
+    "L8.C.rotary",
+    "All heads of q and k are turned in place, whatever their distance; values and what lies between stay as they are.",
+    rotary_probe,
+    rotary_verdict,
+)
+
+# L8.D ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Storing:
+    """Keys and values [T, Hkv, D] for ``slots`` of a pool of ``size`` slots; ``apart``: no two strides alike."""
+
+    k: Tensor
+    v: Tensor
+    pool: Tensor  # [2, Hkv, slots, D]
+    slots: list[int]
+    apart: bool = False
+
+
+Storings = Callable[[int], dict[str, Storing]]
+
+
+def make_storing(tokens: int, heads: int, dim: int, slots: list[int], size: int, dtype: str, seed: int) -> Storing:
+    """Draw bits of every kind."""
+    k, v = (draw_bits(tokens, heads, dim, seed=seed + part, dtype=dtype) for part in (1, 2))
+    return Storing(k, v, draw_bits(2, heads, size, dim, seed=seed + 3, dtype=dtype), slots)
+
+
+def stores(seed: int) -> dict[str, Storing]:
+    """Return copies of every shape; 9 heads of 1000 numbers are more than one program takes."""
+    shapes = ((1, 1, 32), (5, 2, 20), (3, 8, 64), (4, 3, 128), (2, 9, 1000), (0, 2, 20))
+    slots = [7, 0, 9, 4, 2]
+    return {
+        f"{dtype} [{tokens}, {heads}, {dim}]": make_storing(tokens, heads, dim, slots[:tokens], 11, dtype, seed)
+        for tokens, heads, dim in shapes
+        for dtype in DTYPES
+    }
+
+
+def stores_outside(seed: int) -> dict[str, Storing]:
+    """Return slots that are none: before the first, behind the last."""
+    slots = [-1, -3, 9, 10, 12]
+    return {"slots of which only 9 is one": make_storing(len(slots), 2, 20, slots, 10, "float32", seed)}
+
+
+def stores_far(seed: int) -> dict[str, Storing]:
+    """Return slots whose lower halves are those of others."""
+    slots = [2**32 + 4, 3 - 2**32, 2**40, 6]
+    return {"slots of which only 6 is one": make_storing(len(slots), 2, 20, slots, 10, "float32", seed)}
+
+
+def stores_apart(seed: int) -> dict[str, Storing]:
+    """Return tensors whose tokens, heads and slots lie apart, each in its own way."""
+    cases: dict[str, Storing] = {}
+    for tokens, heads, dim in ((4, 3, 20), (3, 9, 1000)):
+        one = make_storing(tokens, heads, dim, [8, 1, 5, 0][:tokens], 9, "float32", seed)
+        cases[f"[{tokens}, {heads}, {dim}]"] = Storing(one.k, one.v, one.pool, one.slots, True)
+    return cases
+
+
+def store_probe(cases: Storings) -> Callable[[int], Values]:
+    """Return a probe that stores, every tensor in memory of its own."""
+
+    def probe(seed: int) -> Values:
+        from mini_engine.kernels.kv_store import store_kv
+
+        values: Values = {}
+        for name, case in cases(seed).items():
+            gaps = (3, 8, 1, 6) if case.apart else (0, 0, 0, 0)
+            tensors = (case.k, case.v, case.pool[0], case.pool[1])
+            with guarded() as guard:
+                k, v, keys, values_of_pool = (
+                    guard.put(part, tensor, gap)
+                    for part, tensor, gap in zip(("k", "v", "the keys", "the values"), tensors, gaps, strict=True)
+                )
+                slots = guard.put("the slots", torch.tensor(case.slots, dtype=torch.int64), margin=1)
+                store_kv(k, v, keys, values_of_pool, slots)
+            values[name] = {
+                "bits of the keys": bits(keys),
+                "bits of the values": bits(values_of_pool),
+                DAMAGE: guard.damaged(),
+            }
+        return values
+
+    return probe
+
+
+def store_spec(cases: Storings) -> Callable[[int], Values]:
+    """Return a spec that copies token by token."""
+
+    def spec(seed: int) -> Values:
+        values: Values = {}
+        for name, case in cases(seed).items():
+            pool = bits(case.pool).clone()
+            for token, slot in enumerate(case.slots):
+                if 0 <= slot < pool.shape[2]:
+                    pool[0, :, slot], pool[1, :, slot] = bits(case.k)[token], bits(case.v)[token]
+            values[name] = {"bits of the keys": pool[0], "bits of the values": pool[1], DAMAGE: []}
+        return values
+
+    return spec
+
+
+STORE_CHECKS: dict[str, tuple[str, Storings]] = {
+    "bits": ("Keys and values arrive in their slots with all their bits, and every other slot stays as it is.", stores),
+    "outside": ("A token whose slot is negative or beyond the pool is stored nowhere.", stores_outside),
+    "int64": ("Slots have 64 bits: one beyond 2**32 is none, whatever its lower half.", stores_far),
+    "strides": ("Tokens, heads and slots may lie any distance apart, each tensor's in its own way.", stores_apart),
+}
+for _name, (_proves, _store_cases) in STORE_CHECKS.items():
+    REGISTRY.add(f"L8.D.{_name}", _proves, store_probe(_store_cases), bitwise(store_spec(_store_cases)))

@@ -1,0 +1,419 @@
+"""The checks of L8.E and L8.F: attention over the paged pool, tile by tile, and with the keys in splits.
+
+Owns: pools in which everything that no sequence has is NaN, steps of ragged sequences, one sequence alone, in a crowd
+and in chunks. Blocks of queries are cut here, so that a fault of L8.L does not show.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoke.checks.l8.guard import Guard, guarded
+from smoke.checks.l8.spec_kernels import DTYPES, Sequences, attend_all, near, rows_of
+from smoke.framework.check import Failure, Registry, Values
+from smoke.framework.compare import differences
+
+REGISTRY = Registry()
+UNTOUCHED = -7.0  # stands in rows of the output that are not of this launch
+BOUNDS = {"float32": 2e-6, "float16": 1e-2}  # of a row's largest number
+Drawn = list[tuple[Tensor, Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One call: a step, which of its sequences are computed (None: all), and how many numbers lie between its rows.
+
+    ``split_size`` is that of ``split_attention``; 0 is ``paged_attention``. ``queries`` of a block: 0 is what fits.
+    """
+
+    step: Sequences
+    split_size: int = 0
+    chosen: tuple[int, ...] | None = None
+    gap: int = 0
+    queries: int = 0
+
+    @property
+    def sequences(self) -> list[int]:
+        """The sequences that are computed."""
+        return list(range(len(self.step.lengths)) if self.chosen is None else self.chosen)
+
+
+Launches = Callable[[int], dict[str, Launch]]
+
+
+def make_pool(step: Sequences, drawn: Drawn, seed: int, guard: Guard) -> tuple[Tensor, Tensor, Tensor]:
+    """Return keys, values [Hkv, slots, D] and the page table, padded with -1; what nobody has is NaN."""
+    pages, size = step.pages(seed), step.page_size
+    num_pages = sum(len(own) for own in pages) + 3
+    keys = torch.full((step.heads[1], num_pages * size + 1, step.dim), torch.nan, dtype=DTYPES[step.dtype])
+    values = keys.clone()
+    table = torch.full((len(pages), max(len(own) for own in pages) + 2), -1, dtype=torch.int32)
+    for index, (own, (_, k, v)) in enumerate(zip(pages, drawn, strict=True)):
+        slots = [own[position // size] * size + position % size for position in range(k.shape[1])]
+        keys[:, slots], values[:, slots] = k, v
+        table[index, : len(own)] = torch.tensor(own, dtype=torch.int32)
+    return guard.put("the keys", keys), guard.put("the values", values), guard.put("the page table", table, 1, -1)
+
+
+def cut(launch: Launch, queries: int) -> Any:
+    """Cut the launch's sequences into blocks of at most ``queries`` rows, those that see the most keys first."""
+    from mini_engine.kernels.query_blocks import QueryBlock, QueryBlocks
+
+    ranges, blocks = list(pairwise(launch.step.bounds)), []
+    for sequence in launch.sequences:
+        start, end = ranges[sequence]
+        keys = launch.step.lengths[sequence][1]
+        for first in range(start, end, queries):
+            last = min(first + queries, end)
+            blocks.append(QueryBlock(sequence, first, last, keys - (end - last)))
+    blocks.sort(key=lambda block: -block.visible)
+    return QueryBlocks(blocks, torch.tensor(blocks, dtype=torch.int32).view(-1, 4), queries)
+
+
+def attend(launch: Launch, drawn: Drawn, seed: int) -> Values:
+    """Run one of the two launchers -> the output, and what was written beside a tensor."""
+    from mini_engine.attention.metadata import AttentionMetadata
+    from mini_engine.kernels.paged_attention import paged_attention, paged_queries
+    from mini_engine.kernels.split_attention import split_attention, split_queries
+
+    step = launch.step
+    most = (split_queries if launch.split_size else paged_queries)(
+        step.heads[0] // step.heads[1], step.dim, DTYPES[step.dtype]
+    )
+    with guarded() as guard:
+        keys, values, table = make_pool(step, drawn, seed, guard)
+        packed = torch.cat([q for q, _, _ in drawn])
+        q = guard.put("the queries", packed, launch.gap)
+        out = guard.put("the output", torch.full_like(packed, UNTOUCHED), 2 * launch.gap, UNTOUCHED)
+        metadata = AttentionMetadata(
+            cu_seqlens_q=torch.tensor(step.bounds, dtype=torch.int32),
+            seq_lens_kv=torch.tensor([length for _, length in step.lengths], dtype=torch.int32),
+            block_table=table,
+            slot_mapping=torch.zeros(len(packed), dtype=torch.int64),
+            page_size=step.page_size,
+        )
+        blocks = cut(launch, launch.queries or most)
+        if launch.split_size:
+            split_attention(q, keys, values, metadata, blocks, out, launch.split_size)
+        else:
+            paged_attention(q, keys, values, metadata, blocks, out)
+    return {"out": out, "written beside": guard.damaged()}
+
+
+def probe_of(launches: Launches) -> Callable[[int], Values]:
+    """Return a probe that runs every launch."""
+    return lambda seed: {name: attend(one, one.step.drawn(seed), seed) for name, one in launches(seed).items()}
+
+
+def verdict_of(launches: Launches) -> Callable[[int, Values], list[Failure]]:
+    """Return a verdict in float64; rows that are not of the launch stay."""
+
+    def verdict(seed: int, got: Values) -> list[Failure]:
+        failures: list[Failure] = []
+        for name, launch in launches(seed).items():
+            failures += compare(name, launch, launch.step.drawn(seed), got[name], BOUNDS[launch.step.dtype])
+        return failures[:8]
+
+    return verdict
+
+
+def compare(name: str, launch: Launch, drawn: Drawn, got: Values, bound: float) -> list[Failure]:
+    """Compare one launch's output with float64, sequence by sequence: what a row is depends on whose it is."""
+    exact = attend_all(drawn)
+    failures = differences([], got["written beside"], None, f"{name}, written beside")
+    for sequence, (start, end) in enumerate(pairwise(launch.step.bounds)):
+        queries, keys = launch.step.lengths[sequence]
+        case = f"{name}, sequence {sequence} ({queries} queries, {keys} keys)"
+        own = exact[start:end]
+        if sequence not in launch.sequences:
+            case, own = f"{case}, which is not of this launch", torch.full_like(own, UNTOUCHED)
+        failures += near(case, own, got["out"][start:end], launch.step.dtype, 0.0, bound)
+    return failures
+
+
+def add_checks(task: str, checks: dict[str, tuple[str, Launches]]) -> None:
+    """Register checks that compare with float64."""
+    for name, (proves, launches) in checks.items():
+        REGISTRY.add(f"{task}.{name}", proves, probe_of(launches), verdict_of(launches))
+
+
+# L8.E ---------------------------------------------------------------------------------------------------------------
+
+RAGGED = ((1, 1), (1, 70), (5, 5), (0, 0), (40, 90), (3, 64), (0, 9))  # queries and keys; around tiles of 32
+FEW = ((1, 33), (12, 40))
+SHAPES = {  # page size, (query heads, key-value heads), head dim
+    "pages of 16, 4 heads over 2, of 32": (16, (4, 2), 32),
+    "pages of 1, 3 heads over 1, of 20": (1, (3, 1), 20),
+    "pages of 64, 2 heads over 2, of 64": (64, (2, 2), 64),
+}
+
+
+def steps(lengths: tuple[tuple[int, int], ...], dtype: str, split_size: int, queries: int = 0) -> dict[str, Launch]:
+    """Return a launch of ``lengths`` in every shape."""
+    return {
+        f"{name}, {dtype}": Launch(Sequences(lengths, page_size, heads, dim, dtype), split_size, queries=queries)
+        for name, (page_size, heads, dim) in SHAPES.items()
+    }
+
+
+def exact_launches(seed: int) -> dict[str, Launch]:
+    """Return ragged steps of every shape."""
+    return steps(RAGGED, "float32", 0)
+
+
+def half_launches(seed: int) -> dict[str, Launch]:
+    """Return steps of 16 bits, whose tiles have 64 keys."""
+    return steps(((1, 1), (1, 130), (30, 100), (9, 64)), "float16", 0)
+
+
+def memory_launches(seed: int) -> dict[str, Launch]:
+    """Return steps of which some sequences are computed, from and to rows that lie apart."""
+    cases = {}
+    for name, (page_size, heads, dim) in SHAPES.items():
+        step = Sequences(((1, 1), (9, 50), (2, 33), (1, 64)), page_size, heads, dim)
+        cases[f"{name}, the second and the last of four sequences"] = Launch(step, 0, (1, 3), gap=3)
+    cases["none of them"] = Launch(Sequences(((1, 3), (1, 4)), 16, (2, 1), 16), 0, ())
+    return cases
+
+
+SEEN = ((1, 1), (1, 32), (5, 9), (12, 30), (20, 20), (3, 32))
+
+
+def seen_step() -> Launch:
+    """Return a step of sequences with no more keys than a head has numbers."""
+    return Launch(Sequences(SEEN, 16, (2, 2), 32))
+
+
+def seen_probe(seed: int, split_size: int = 0) -> Values:
+    """Attend to values of which each has a 1 in a place of its own: the output is the weights."""
+    launch, drawn = replace(seen_step(), split_size=split_size), []
+    for q, k, v in seen_step().step.drawn(seed):
+        drawn.append((q, k, torch.eye(32)[: k.shape[1]].expand_as(v).contiguous()))
+    out = attend(launch, drawn, seed)["out"]
+    bounds = launch.step.bounds
+    return {
+        f"{queries} queries, {keys} keys": out[start:end, :, :keys] > 0
+        for (queries, keys), (start, end) in zip(SEEN, pairwise(bounds), strict=True)
+    }
+
+
+def seen_verdict(seed: int, got: Values) -> list[Failure]:
+    """Query i of n sees the keys before it and its own: keys - n + i + 1 of them."""
+    failures: list[Failure] = []
+    for queries, keys in SEEN:
+        counts = torch.arange(keys - queries, keys) + 1
+        expected = (torch.arange(keys) < counts[:, None])[:, None].expand(-1, 2, -1)
+        failures += differences(
+            expected, got[f"{queries} queries, {keys} keys"], None, f"{queries} queries, {keys} keys"
+        )
+    return failures
+
+
+LOUD = {
+    "the largest score is about 10000": 60.0, "every score is about -13000": -60.0,
+}  # fmt: skip
+LOUD_STEP = Sequences(((3, 50), (1, 33)), 16, (2, 1), 32)
+
+
+def loud(seed: int, factor: float) -> Drawn:
+    """Return queries and keys whose scores overflow or vanish in exp; below 0 all of them are far below."""
+    if factor > 0:
+        return [(q * factor, k * factor, v) for q, k, v in LOUD_STEP.drawn(seed)]
+    return [(q.abs() * factor, k.abs() * -factor, v) for q, k, v in LOUD_STEP.drawn(seed)]
+
+
+def loud_probe(split_size: int) -> Callable[[int], Values]:
+    """Return a probe that attends with large scores."""
+    launch = Launch(LOUD_STEP, split_size)
+    return lambda seed: {name: attend(launch, loud(seed, factor), seed) for name, factor in LOUD.items()}
+
+
+def loud_verdict(seed: int, got: Values) -> list[Failure]:
+    """Such scores have few places behind the point left, so the weights are less exact."""
+    failures: list[Failure] = []
+    for name, factor in LOUD.items():
+        failures += compare(name, Launch(LOUD_STEP), loud(seed, factor), got[name], 3e-2)
+    return failures
+
+
+ALONE = (9, 110)  # queries and keys of the sequence that is computed alone and in a crowd
+CROWDS = {
+    "between others": ((3, 40), ALONE, (1, 150), (2, 33)),
+    "before a longer one": (ALONE, (8, 140)),
+    "behind a shorter one": ((1, 5), ALONE),
+}
+
+
+def alone_probe(split_size: int) -> Callable[[int], Values]:
+    """Return a probe that computes a sequence alone and in crowds, on other pages of another size."""
+
+    def probe(seed: int) -> Values:
+        single = Sequences((ALONE,), 16, (2, 1), 20)
+        alone = attend(Launch(single, split_size), single.drawn(seed), seed)["out"]
+        values: Values = {"alone, finite": bool(alone.isfinite().all())}
+        for name, lengths in CROWDS.items():
+            step = Sequences(lengths, 4, (2, 1), 20)
+            out = attend(Launch(step, split_size), step.drawn(seed), seed + 1)["out"]
+            values[name] = torch.equal(out[rows_of(step, [lengths.index(ALONE)])], alone)
+        return values
+
+    return probe
+
+
+def same_verdict(seed: int, got: Values) -> list[Failure]:
+    """All comparisons hold."""
+    return [Failure(name, "", "the same bits as alone", "other bits") for name, same in got.items() if same is not True]
+
+
+add_checks("L8.E", {
+    "exact": ("Every row of ragged steps is that of float64, for all page sizes, shared heads and widths of heads.",
+              exact_launches),
+    "half": ("In 16 bits, too, where tiles are larger and the weights are rounded.", half_launches),
+    "memory": ("Only rows of the launch's sequences are written, from and to rows any distance apart.",
+               memory_launches),
+})  # fmt: skip
+REGISTRY.add("L8.E.causal", "A query sees its own key and those before it, and no other.", seen_probe, seen_verdict)
+REGISTRY.add(
+    "L8.E.scores",
+    "Scores of thousands, of either sign, give finite rows: the largest score so far is subtracted before exp.",
+    loud_probe(0),
+    loud_verdict,
+)
+REGISTRY.add(
+    "L8.E.alone", "A sequence has the same bits alone and among others, on other pages.", alone_probe(0), same_verdict
+)
+
+# L8.F ---------------------------------------------------------------------------------------------------------------
+
+DECODE = ((1, 1), (1, 70), (0, 0), (1, 64), (1, 33))
+SPLIT = {"float32": 32, "float16": 64}  # one tile: the most splits from the fewest keys
+PROMPT = (20, 75)  # of its queries, number 9 is the first to see the split from 64 on
+CHUNKS = ((0, 1), (3, 5), (5, 15), (9, 10), (19, 20))
+
+
+def decode_launches(seed: int) -> dict[str, Launch]:
+    """Return decoding steps; the split sizes are one tile, two, and more than there are keys."""
+    cases = steps(DECODE, "float32", 32, queries=2)
+    step = Sequences(DECODE, 16, (4, 2), 32)
+    return cases | {f"one query in a block, splits of {size} keys": Launch(step, size, queries=1) for size in (64, 128)}
+
+
+def split_half_launches(seed: int) -> dict[str, Launch]:
+    """Return steps of 16 bits."""
+    return steps(((1, 1), (1, 130), (3, 64)), "float16", 64, queries=2)
+
+
+def query_launches(seed: int) -> dict[str, Launch]:
+    """Return sequences with more queries than a block holds, whose rows see different numbers of splits."""
+    cases = steps(((9, 100), (3, 66)), "float32", 32)
+    return cases | {"three queries in a block": Launch(Sequences(((7, 80), (2, 2)), 16, (4, 2), 32), 32, queries=3)}
+
+
+def many_launches(seed: int) -> dict[str, Launch]:
+    """Return more splits than are merged at once, of which the later ones weigh more, and then the earlier ones."""
+    lengths = ((1, 630), (1, 40))
+    return {
+        "20 splits, and 2, later ones weigh more": Launch(
+            Sequences(lengths, 16, (2, 1), 16, growth=2.0), 32, queries=1
+        ),
+        "20 splits, and 2, earlier ones weigh more": Launch(Sequences(lengths, 16, (2, 1), 16, growth=-0.9), 32),
+    }
+
+
+def split_memory_launches(seed: int) -> dict[str, Launch]:
+    """Return steps of which some sequences are computed, from and to rows that lie apart."""
+    return {name: replace(launch, split_size=32, queries=2) for name, launch in memory_launches(seed).items()}
+
+
+def chunk_probe(seed: int) -> Values:
+    """Compute chunks of a prompt: its keys before the chunk are in the cache."""
+    whole = Sequences((PROMPT,), 16, (4, 2), 32)
+    (q, k, v), (queries, keys) = whole.drawn(seed)[0], PROMPT
+    rows = attend(Launch(whole, 32), [(q, k, v)], seed)["out"]
+    values: Values = {"whole prompt, finite": bool(rows.isfinite().all())}
+    for start, end in CHUNKS:
+        seen = keys - queries + end
+        step = replace(whole, lengths=((end - start, seen),))
+        out = attend(Launch(step, 32), [(q[start:end], k[:, :seen], v[:, :seen])], seed)["out"]
+        values[f"queries {start} to {end - 1} of {queries}, {seen} keys"] = torch.equal(out, rows[start:end])
+    return values
+
+
+SIZES = [
+    (max_kv_len, blocks, heads, processors)
+    for max_kv_len in (1, 100, 128, 1000, 4096, 131072)
+    for blocks in (1, 7, 64, 1000)
+    for heads, processors in ((8, 132), (1, 132), (8, 1))
+]
+
+
+def size_probe(seed: int) -> Values:
+    """Choose the split for steps of many kinds."""
+    from mini_engine.kernels import split_attention as op
+
+    return {
+        "sizes": [op.choose_split_size(*arguments) for arguments in SIZES],
+        "LEAST_SPLIT, PROGRAMS_PER_PROCESSOR": [op.LEAST_SPLIT, op.PROGRAMS_PER_PROCESSOR],
+    }
+
+
+def size_verdict(seed: int, got: Values) -> list[Failure]:
+    """Whole multiples; enough programs unless a split is as short as it may be; not many more than enough."""
+    least, wanted = got["LEAST_SPLIT, PROGRAMS_PER_PROCESSOR"]
+    failures: list[Failure] = []
+    for (keys, blocks, heads, processors), size in zip(SIZES, got["sizes"], strict=True):
+        splits, aim = -(-keys // size), wanted * processors
+        programs = blocks * heads * splits
+        fault = ""
+        if type(size) is not int or size < 1 or size % least:
+            fault = f"a multiple of {least}"
+        elif size > least and programs * 2 < aim:
+            fault = f"a shorter split: {programs} programs for {processors} processors"
+        elif splits > 1 and programs > 2 * aim:
+            fault = f"a longer split: {programs} programs for {processors} processors"
+        elif size >= keys + least:
+            fault = f"no split beyond the {keys} keys"
+        if fault:
+            case = f"{keys} keys, {blocks} blocks, {heads} key-value heads, {processors} processors"
+            failures.append(Failure(case, "", fault, str(size)))
+    return failures[:6]
+
+
+add_checks("L8.F", {
+    "decode": ("Every row of a decoding step is that of float64, for all page sizes, heads and sizes of a split.",
+               decode_launches),
+    "half": ("In 16 bits, too; what the splits leave is of 32 bits.", split_half_launches),
+    "queries": ("Rows of one block that see different numbers of splits are merged from as many.", query_launches),
+    "many": ("More splits than are merged at once: what was merged is corrected as the largest grows.",
+             many_launches),
+    "memory": ("Only rows of the launch's sequences are written, from and to rows any distance apart.",
+               split_memory_launches),
+})  # fmt: skip
+REGISTRY.add(
+    "L8.F.scores",
+    "Scores of thousands, of either sign, give finite rows, also when splits are merged.",
+    loud_probe(32),
+    loud_verdict,
+)
+REGISTRY.add(
+    "L8.F.alone",
+    "A sequence has the same bits alone and among others, longer ones too, on other pages.",
+    alone_probe(32),
+    same_verdict,
+)
+REGISTRY.add(
+    "L8.F.chunks",
+    "A row has the same bits in its whole prompt, in any chunk of it, and in decoding.",
+    chunk_probe,
+    same_verdict,
+)
+REGISTRY.add(
+    "L8.F.split_size",
+    "The chosen split gives every processor programs to run, in whole multiples of the least, and no needless ones.",
+    size_probe,
+    size_verdict,
+)

@@ -1,0 +1,1 @@
+"""What a student's folder needs: starters, progress, examples, reports, the generated tables, the export."""

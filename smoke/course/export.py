@@ -1,0 +1,145 @@
+"""``python -m smoke export``: a course repository for students, without the solutions of later lessons.
+
+Owns: what is copied, what is taken out, and the proof that it is gone. Must not know: how checks run.
+
+The decision. Later lessons (after ``--upto``) lose everything that solves or tests them: their functions in
+``mini_engine`` are emptied like a starter's, so that the engine still imports and says ``NotImplementedError: L3.C: …``
+where it ends; texts, notebooks, checks, hints, pitfalls and wheats are absent; the manifest keeps their titles. A file
+that earlier lessons call (``needed_earlier`` in the manifest) stays as it is.
+
+The lessons up to ``--upto`` stay complete, reference included: the checks of a lesson run over the reference of all
+other modules, and ``doctor``, ``diff``, ``mutants``, ``accept`` and the notebooks need it. Whoever grades lesson N
+while it is being written takes ``--sealed``: it empties lesson N too, keeps the earlier ones as its base, and gives up
+those commands for it. Hiding a solution by compiling it would only look like hiding.
+"""
+
+import ast
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smoke.course.starter import functions_of, starter_files
+from smoke.framework.manifest import COURSE, ENGINE, ROOT, Lesson, load_manifest, parse_manifest
+from smoke.grade.authorship import TELLING_NODES, normal_form
+
+PARTS = ("README.md", "LICENSE", "pyproject.toml", ".gitignore", "docs", "lessons", "mini_engine", "smoke", "notebooks")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_checkpoints", ".DS_Store", "*.egg-info", ".*_cache")
+KEPT_KEYS = ("id", "slug", "title", "goal")
+
+
+def export_command(
+    folder: Annotated[Path, typer.Argument(help="Where to write the repository; must not exist, or be empty.")],
+    upto: Annotated[str, typer.Option(help="The last lesson that students get.")],
+    sealed: Annotated[
+        bool, typer.Option("--sealed", help="Take out the solution of that lesson too; diff and mutants need it.")
+    ] = False,
+) -> None:
+    """Write a course repository without the solutions of later lessons."""
+    emptied = export(folder, upto, sealed)
+    names = ", ".join(lesson.id for lesson in emptied) or "none, all lessons are in it"
+    typer.echo(f"written to {folder}; without the solutions of: {names}")
+    typer.echo(f"try it:  cd {folder} && python -m smoke start L1 && python -m smoke run L1")
+
+
+def export(folder: Path, upto: str, sealed: bool) -> list[Lesson]:
+    """Write the repository to ``folder`` and return the lessons whose solution is not in it.
+
+    Raises ``ValueError`` for a folder that is not empty or an unknown lesson, and, leaving nothing behind, if a
+    solution is still there.
+    """
+    if COURSE != ROOT:
+        raise ValueError(f"export copies a checkout and {ROOT} is not one; run it in a clone of the repository")
+    last = load_manifest().lesson(upto)
+    later = [lesson for lesson in load_manifest().written if lesson.number > last.number]
+    emptied = [last, *later] if sealed else later
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is not empty; give a new folder")
+    if folder.resolve().is_relative_to(ROOT) and folder.resolve().relative_to(ROOT).parts[0] in PARTS:
+        raise ValueError(f"{folder} lies in what is copied; give a folder outside of it")
+    try:
+        copy_parts(folder)
+        needed = [entry for lesson in later for entry in lesson.needed_earlier]
+        kept = {file for file, user in needed if load_manifest().lesson(user).number <= last.number}
+        for lesson in emptied:
+            empty_lesson(folder, lesson, kept)
+        for lesson in later:
+            remove_lesson(folder, lesson)
+        unlink_lessons(folder, later)
+        prove_absent(folder, emptied, kept)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return emptied
+
+
+def copy_parts(folder: Path) -> None:
+    """Copy what a student needs; tests of the course's own tools stay behind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=LEFT_OUT)
+        elif (ROOT / part).is_file():
+            shutil.copyfile(ROOT / part, folder / part)
+
+
+def empty_lesson(folder: Path, lesson: Lesson, kept: set[str]) -> None:
+    """Put starters in the place of a lesson's files but for those ``kept``, and drop what quotes the solution."""
+    for file, text in starter_files(lesson).items():
+        if file not in kept:
+            (folder / "mini_engine" / file).write_text(text)
+    for path in (folder / "smoke" / "bank" / lesson.folder).iterdir():
+        if path.name != "hints.toml":
+            path.unlink()
+
+
+def remove_lesson(folder: Path, lesson: Lesson) -> None:
+    """Remove a lesson's text, notebook, checks and hints, and leave its announcement in the manifest."""
+    for path in [folder / lesson.text_file, *(folder / "notebooks").glob(f"{lesson.id}_*")]:
+        path.unlink(missing_ok=True)
+    for part in ("checks", "bank"):
+        shutil.rmtree(folder / "smoke" / part / lesson.folder)
+    manifest = folder / "lessons" / "manifest.toml"
+    manifest.write_text("".join(announced(block, lesson) for block in blocks(manifest.read_text())))
+    parse_manifest(tomllib.loads(manifest.read_text()))
+
+
+def blocks(text: str) -> Iterator[str]:
+    """Yield the manifest in pieces that begin with ``[[lesson]]``, after what stands before the first."""
+    yield from re.split(r"^(?=\[\[lesson\]\])", text, flags=re.MULTILINE)
+
+
+def announced(block: str, lesson: Lesson) -> str:
+    """Return a lesson's piece of the manifest without files and tasks; other pieces are returned as they are."""
+    if f'\nid = "{lesson.id}"\n' not in block:
+        return block
+    kept = [line for line in block.partition("[[lesson.task]]")[0].splitlines() if line.split(" = ")[0] in KEPT_KEYS]
+    return "\n".join(["[[lesson]]", *kept, "", ""])
+
+
+def unlink_lessons(folder: Path, lessons: list[Lesson]) -> None:
+    """Turn links to absent lessons into plain words."""
+    for file in (*folder.glob("*.md"), *(folder / "lessons").glob("*.md")):
+        text = file.read_text()
+        for lesson in lessons:
+            text = re.sub(rf"\[([^\]]*)\]\([^)]*{lesson.slug}\.(?:md|ipynb)[^)]*\)", r"\1", text)
+        file.write_text(text)
+
+
+def prove_absent(folder: Path, lessons: list[Lesson], kept: set[str]) -> None:
+    """Raise ``ValueError`` if a function of ``lessons`` is still written out anywhere; those in ``kept`` files may."""
+    forms: dict[str, str] = {}
+    for lesson in lessons:
+        for task in lesson.tasks:
+            for function in (function for function in task.functions if function.file not in kept):
+                node = functions_of(ast.parse((ENGINE / function.file).read_text()))[function.qualname]
+                if sum(1 for _ in ast.walk(node)) >= TELLING_NODES:
+                    forms[normal_form(node)] = str(function)
+    for file in folder.rglob("*.py"):
+        for node in functions_of(ast.parse(file.read_text())).values():
+            if normal_form(node) in forms:
+                raise ValueError(f"{file.relative_to(folder)} still holds the solution of {forms[normal_form(node)]}")

@@ -1,0 +1,214 @@
+"""Starters: the reference with the bodies of a task's functions taken out.
+
+Owns: the edit, and the proof that it took out the right thing. Must not know: checks.
+
+The file is edited by line ranges that the syntax tree gives, so signatures, decorators, docstrings and every comment
+outside an emptied body stay as they are. A module-level function that only emptied code used is dropped with it, unless
+the manifest names it. Anything unexpected is a ``ValueError``: a starter must never leak a solution.
+"""
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+from smoke.framework.manifest import ENGINE, Lesson, Task, load_manifest
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Lines ``first`` … ``last`` (from 1, both included) and what stands there instead."""
+
+    first: int
+    last: int
+    replacement: list[str]
+
+
+def starter_files(lesson: Lesson, engine: Path = ENGINE) -> dict[str, str]:
+    """Return the lesson's files with all of its tasks taken out, by name relative to ``mini_engine``."""
+    return {file: empty(file, lesson.tasks, engine) for file in lesson.files}
+
+
+def task_starter(task: Task, engine: Path = ENGINE) -> dict[str, str]:
+    """Return the files with one task alone taken out: everything else is the reference."""
+    files = sorted({function.file for function in task.functions})
+    return {file: empty(file, [task], engine) for file in files}
+
+
+def empty(file: str, tasks: Iterable[Task], engine: Path = ENGINE) -> str:
+    """Return one file with the functions of ``tasks`` taken out.
+
+    Raises ``ValueError`` for a function that the file does not define, or when the result leaks or breaks something.
+    """
+    text = (engine / file).read_text()
+    tree = ast.parse(text)
+    owners = {function.qualname: task for task in tasks for function in task.functions if function.file == file}
+    defined = functions_of(tree)
+    cuts = []
+    for qualname, task in owners.items():
+        if qualname not in defined:
+            raise ValueError(f"task {task.id} empties {file}:{qualname}, which is not defined there")
+        cuts.append(body_cut(defined[qualname], f'raise NotImplementedError("{task.id}: {task.title}")'))
+    listed = {f.qualname for task in load_manifest().tasks for f in task.functions if f.file == file}
+    helpers = private_helpers(file, tree, set(owners), listed | set(owners), engine)
+    cuts += [function_cut(defined[name], text.splitlines()) for name in helpers]
+    result = apply_cuts(text, cuts)
+    prove(file, tree, result, owners, helpers)
+    return result
+
+
+def functions_of(tree: ast.Module) -> dict[str, Function]:
+    """Return the module's functions and its classes' methods by qualified name."""
+    found: dict[str, Function] = {}
+    for node in tree.body:
+        if isinstance(node, Function):
+            found[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{item.name}": item for item in node.body if isinstance(item, Function)}
+    return found
+
+
+def body_cut(node: Function, replacement: str) -> Cut:
+    """Return the cut that leaves signature and docstring. Comments between docstring and code belong to the code."""
+    has_docstring = ast.get_docstring(node, clean=False) is not None
+    statements = node.body[1:] if has_docstring else node.body
+    if not statements:
+        raise ValueError(f"{node.name} has no body besides its docstring; there is nothing to take out")
+    first = line_after(node.body[0]) if has_docstring else statements[0].lineno
+    last = end_of(node)
+    if first <= signature_end(node):
+        raise ValueError(f"{node.name} has its body on the line of its signature; write it below")
+    return Cut(first, last, [" " * statements[0].col_offset + replacement])
+
+
+def function_cut(node: Function, lines: Sequence[str]) -> Cut:
+    """Return the cut of a whole function, the blank lines and comments directly above it included."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    while first > 1 and (not lines[first - 2].strip() or lines[first - 2].lstrip().startswith("#")):
+        first -= 1
+    return Cut(first, end_of(node), [])
+
+
+def line_after(node: ast.stmt) -> int:
+    """Return the number of the line after a statement."""
+    return end_of(node) + 1
+
+
+def end_of(node: ast.stmt) -> int:
+    """Return the number of a statement's last line."""
+    assert node.end_lineno is not None, "a parsed statement has an end"
+    return node.end_lineno
+
+
+def signature_end(node: Function) -> int:
+    """Return the last line of ``def …:`` as far as the tree knows it: arguments and return annotation."""
+    ends = [node.lineno, *(arg.end_lineno or 0 for arg in (*node.args.args, *node.args.kwonlyargs))]
+    return max([*ends, end_of_expression(node.returns)])
+
+
+def end_of_expression(node: ast.expr | None) -> int:
+    """Return the number of an expression's last line, 0 for none."""
+    return 0 if node is None else node.end_lineno or 0
+
+
+def private_helpers(file: str, tree: ast.Module, emptied: set[str], kept: set[str], engine: Path) -> list[str]:
+    """Return the module-level functions that nothing but emptied code uses, in the order of the file.
+
+    A helper that only such a helper uses goes with it. ``kept`` are functions that the manifest names: the student has
+    to see their signatures.
+    """
+    candidates = [node.name for node in tree.body if isinstance(node, Function) and node.name not in kept]
+    outside = names_in_other_files(file, engine)
+    dropped: set[str] = set()
+    while True:
+        used = names_used(tree, emptied | dropped) | outside
+        found = {name for name in candidates if name not in used and used_by(tree, name, emptied | dropped)}
+        if found <= dropped:
+            return [name for name in candidates if name in dropped]
+        dropped |= found
+
+
+def names_used(tree: ast.Module, without: set[str]) -> set[str]:
+    """Return every name that the module uses outside the bodies of the functions ``without``."""
+    skipped = {id(node) for name, node in functions_of(tree).items() if name in without}
+    used: set[str] = set()
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Function) and id(node) in skipped:
+            waiting += [node.args, *node.decorator_list, *([node.returns] if node.returns else [])]
+            continue
+        if isinstance(node, ast.Name):
+            used.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            used.add(node.attr)
+        waiting += ast.iter_child_nodes(node)
+    return used
+
+
+def used_by(tree: ast.Module, name: str, functions: set[str]) -> bool:
+    """Whether one of ``functions`` uses ``name``: what nobody uses is part of the module's surface and stays."""
+    bodies = [node for qualname, node in functions_of(tree).items() if qualname in functions and qualname != name]
+    return any(isinstance(item, ast.Name) and item.id == name for node in bodies for item in ast.walk(node))
+
+
+def names_in_other_files(file: str, engine: Path) -> set[str]:
+    """Return every name that another file of the engine imports or reads."""
+    others = (other.read_text() for other in engine.rglob("*.py") if other != engine / file)
+    return set().union(*map(names_read, others))
+
+
+@lru_cache(maxsize=1024)  # one starter asks about every file, and there is a starter for every task
+def names_read(text: str) -> frozenset[str]:
+    """Return every name that a module imports or reads from something."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+    return frozenset(found)
+
+
+def apply_cuts(text: str, cuts: Sequence[Cut]) -> str:
+    """Apply cuts from the bottom up. Raises ``ValueError`` for two that overlap."""
+    lines = text.splitlines()
+    ordered = sorted(cuts, key=lambda cut: cut.first)
+    for above, below in pairwise(ordered):
+        if above.last >= below.first:
+            raise ValueError(f"lines {below.first} to {above.last} would be taken out twice; is a function nested?")
+    for cut in reversed(ordered):
+        lines[cut.first - 1 : cut.last] = cut.replacement
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def prove(file: str, before: ast.Module, text: str, owners: dict[str, Task], helpers: Sequence[str]) -> None:
+    """Raise ``ValueError`` unless exactly the named bodies and helpers are gone."""
+    after = ast.parse(text)
+    functions = functions_of(after)
+    for qualname, task in owners.items():
+        node = functions[qualname]
+        statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        if [ast.unparse(statement) for statement in statements] != [
+            f"raise NotImplementedError({f'{task.id}: {task.title}'!r})"
+        ]:
+            raise ValueError(f"{file}: the starter of {qualname} still has a body")
+    for helper in helpers:
+        if any(isinstance(node, ast.Name) and node.id == helper for node in ast.walk(after)):
+            raise ValueError(f"{file}: the starter uses {helper}, which only the solution has")
+    if surface(before, set(helpers), owners) != surface(after, set(), owners):
+        raise ValueError(f"{file}: the starter's surface is not the reference's")
+
+
+def surface(tree: ast.Module, without: set[str], emptied: Iterable[str]) -> list[str]:
+    """Return the module as text with the bodies of ``emptied`` functions left out and ``without`` dropped."""
+    copy = ast.parse(ast.unparse(tree))
+    for qualname, node in functions_of(copy).items():
+        if qualname in set(emptied):
+            documented = ast.get_docstring(node, clean=False) is not None
+            node.body = [node.body[0]] if documented else [ast.Pass()]
+    return [ast.unparse(node) for node in copy.body if not (isinstance(node, Function) and node.name in without)]

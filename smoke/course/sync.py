@@ -1,0 +1,119 @@
+"""Everything that is generated from the manifest, the bank and the checks: tables in the lessons and in the README.
+
+Owns: the marked regions ``<!-- generated: KIND … -->`` … ``<!-- end -->`` and their text. Must not know: how a check is
+run. A region that differs from what is generated here is a fault; ``python -m smoke sync`` repairs it.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from smoke.bank.bank import load_pitfalls, load_wheats
+from smoke.framework.check import checks_of
+from smoke.framework.manifest import ROOT, Lesson, Option, load_manifest
+
+REGION = re.compile(r"(<!-- generated: (?P<kind>[a-z]+)(?: (?P<lesson>L\d+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def lessons_table() -> str:
+    """Return the README's table of lessons, the announced ones included."""
+    rows = []
+    for lesson in load_manifest().lessons:
+        if not lesson.tasks:
+            rows.append((lesson.id, lesson.title, lesson.goal, "", "not written yet"))
+            continue
+        pitfalls = sum(pitfall.lesson_id == lesson.id for pitfall in load_pitfalls())
+        state = f"{len(lesson.tasks)} tasks, {len(checks_of([lesson]))} checks, {pitfalls} pitfalls"
+        text = f"[{lesson.title}]({lesson.text_file})"
+        rows.append((lesson.id, text, lesson.goal, f"{lesson.hours} h", state))
+    return table(("", "lesson", "what you can do afterwards", "time", "state"), iter(rows))
+
+
+def default_of(option: Option) -> str:
+    """Return the ``repr`` of an option's default in the code. Raises ``ValueError`` if there is no such option."""
+    owner_name, _, name = option.name.qualname.rpartition(".")
+    owner: Any = importlib.import_module(f"mini_engine.{option.name.module}")
+    for part in owner_name.split("."):
+        owner = getattr(owner, part, None)
+    if dataclasses.is_dataclass(owner):
+        defaults = {field.name: field.default for field in dataclasses.fields(owner)}
+    elif callable(owner):
+        defaults = {p.name: p.default for p in inspect.signature(owner).parameters.values()}
+    else:
+        defaults = {}
+    if name not in defaults:
+        raise ValueError(f"the manifest names the option {option.name}, which the engine does not have")
+    return repr(defaults[name])
+
+
+def options_table(lesson: Lesson) -> str:
+    """Return the table of a lesson's options. Raises ``ValueError`` where the manifest's off is not the default."""
+    for option in lesson.options:
+        if default_of(option) != option.off:
+            raise ValueError(
+                f"option {option.name} of {lesson.id}: the manifest says off is {option.off}, "
+                f"the code's default is {default_of(option)}"
+            )
+    rows = (
+        (f"`{option.name.qualname.replace('.__init__', '').replace('.__call__', '')}`", f"`{option.off}`",
+         option.on if " " in option.on else f"`{option.on}`", option.effect)
+        for option in lesson.options
+    )  # fmt: skip
+    return table(("option", "off", "on", "on means"), rows)
+
+
+def pitfalls_table(lesson: Lesson) -> str:
+    """Return the table of a lesson's pitfalls, each with the checks that catch it."""
+    rows = (
+        (f"`{pitfall.id}`", pitfall.title, pitfall.symptom, ", ".join(f"`{check}`" for check in pitfall.killed_by))
+        for pitfall in load_pitfalls()
+        if pitfall.lesson_id == lesson.id
+    )
+    return table(("pitfall", "mistake", "symptom", "caught by"), rows)
+
+
+def acceptance_table(lesson: Lesson) -> str:
+    """Return the list of a lesson's checks with its points, and the count of correct alternatives that must pass."""
+    points = {task.id: f"{task.points}" for task in lesson.tasks}
+    rows = []
+    for check in checks_of([lesson]):
+        rows.append((f"`{check.id}`", check.proves, points.pop(check.task_id, "")))
+    total = sum(task.points for task in lesson.tasks)
+    wheats = sum(wheat.lesson_id == lesson.id for wheat in load_wheats())
+    note = (
+        f"\n{total} points. A task's points are earned when all of its checks pass. "
+        f"{wheats} other correct solutions are kept beside the reference, and every one of them must pass too.\n"
+    )
+    return table(("check", "proves", "points"), iter(rows)) + note
+
+
+def generated(kind: str, lesson_id: str | None) -> str:
+    """Return the text of one region. Raises ``ValueError`` for a kind that nobody generates."""
+    if kind == "lessons":
+        return lessons_table()
+    makers = {"options": options_table, "pitfalls": pitfalls_table, "acceptance": acceptance_table}
+    if kind not in makers or lesson_id is None:
+        raise ValueError(f"nothing generates a region {kind!r}; kinds are lessons, {', '.join(makers)}")
+    return makers[kind](load_manifest().lesson(lesson_id))
+
+
+def refreshed(text: str) -> str:
+    """Return ``text`` with every marked region as it must be."""
+    return REGION.sub(lambda m: m[1] + generated(m["kind"], m["lesson"]) + m[4], text)
+
+
+def stale_files(root: Path = ROOT) -> dict[Path, str]:
+    """Return every file whose regions are not up to date, with its right text."""
+    files = [root / "README.md", *sorted((root / "lessons").glob("*.md"))]
+    texts = {file: file.read_text() for file in files}
+    return {file: refreshed(text) for file, text in texts.items() if refreshed(text) != text}

@@ -1,0 +1,263 @@
+"""What a check is, and the registry of all of them.
+
+Owns: ``Check``, ``Failure``, ``Result`` and how a probe's answer becomes a result. Must not know: single lessons, child
+processes, files of students.
+
+A check has two halves. The *probe* runs where the candidate lives: it imports ``mini_engine`` inside the function,
+calls it and returns plain values (tensors, numbers, strings, None, lists and dicts of them). The *verdict* compares
+those values with a spec and runs where the candidate is not, so that nothing that a candidate does to its own process
+can change the comparison. Both get the same seed and draw the same inputs from it.
+"""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from smoke.framework.manifest import SUITE, Lesson, Manifest, load_manifest
+
+Plain = Any  # tensors, numbers, strings, None, lists and dicts of them; ``require_plain`` holds probes to it
+Values = dict[str, Plain]
+Probe = Callable[[int], Values]
+Verdict = Callable[[int, Values], "list[Failure]"]
+Status = Literal["pass", "fail", "blocked", "timeout", "crashed", "not-implemented", "skipped"]
+
+DEFAULT_SEED = 0
+VERDICTS = threading.Lock()
+PLAIN_TYPES = (int, float, str, bool, type(None))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One difference: which case, where in it, what the spec says and what the candidate gave."""
+
+    case: str
+    place: str = ""
+    expected: str = ""
+    got: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that is proved about a lesson. ``id`` is ``TASK.name``; ``proves`` is one sentence.
+
+    ``needs`` names tasks that the probe uses beyond what its own task depends on. ``seconds`` is its time limit.
+    """
+
+    id: str
+    proves: str
+    probe: Probe
+    verdict: Verdict
+    needs: tuple[str, ...] = ()
+    seconds: float = 20.0
+
+    @property
+    def task_id(self) -> str:
+        """``L2.B`` of ``L2.B.write``."""
+        return self.id.rpartition(".")[0]
+
+    @property
+    def lesson_id(self) -> str:
+        """``L2`` of ``L2.B.write``."""
+        return self.id.partition(".")[0]
+
+    @property
+    def section(self) -> str:
+        """The section of the lesson's text that teaches it: block 5 has a part for every task."""
+        return f"§5 {self.task_id}"
+
+
+@dataclass(frozen=True)
+class ProbeError:
+    """An exception that a probe raised: its type's name, its text and the last line of the candidate's own code."""
+
+    kind: str
+    message: str
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one check of one candidate."""
+
+    check_id: str
+    status: Status
+    failures: tuple[Failure, ...] = ()
+    detail: str = ""
+    seconds: float = 0.0
+    blocked_by: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the check was run and found nothing: every other status counts as not passed."""
+        return self.status == "pass"
+
+
+@dataclass
+class Registry:
+    """Checks by id, in the order of their registration."""
+
+    checks: dict[str, Check] = field(default_factory=dict)
+
+    def add(
+        self, check_id: str, proves: str, probe: Probe, verdict: Verdict, *, needs: tuple[str, ...] = (),
+        seconds: float = 20.0,
+    ) -> None:  # fmt: skip
+        """Register a check. Mutates. Raises ``ValueError`` for a second one of the same id."""
+        if check_id in self.checks:
+            raise ValueError(f"check {check_id} is registered twice")
+        self.checks[check_id] = Check(check_id, proves, probe, verdict, needs, seconds)
+
+
+@cache
+def all_checks() -> dict[str, Check]:
+    """Import every lesson's checks (``checks/l2/*.py``) and return them by id, in the manifest's order.
+
+    Raises ``ValueError`` if a check belongs to no task of the manifest, or a task has no check.
+    """
+    manifest = load_manifest()
+    found: list[Check] = []
+    for lesson in manifest.written:
+        for file in sorted((SUITE / "checks" / lesson.folder).glob("*.py")):
+            module = import_module(f"smoke.checks.{lesson.folder}.{file.stem}")
+            if hasattr(module, "REGISTRY"):
+                found += module.REGISTRY.checks.values()
+    for check in found:
+        for task_id in (check.task_id, *check.needs):
+            manifest.task(task_id)
+    order = [task.id for task in manifest.tasks]
+    found.sort(key=lambda check: order.index(check.task_id))
+    checks = {check.id: check for check in found}
+    if len(checks) != len(found):
+        raise ValueError("a check id is registered in two modules")
+    bare = {task.id for task in manifest.tasks} - {check.task_id for check in checks.values()}
+    if bare:
+        raise ValueError(f"task {min(bare)} has no check")
+    return checks
+
+
+def checks_of(lessons: Iterable[Lesson], pattern: str = "") -> list[Check]:
+    """Return the checks of ``lessons`` whose id contains ``pattern`` (case does not matter)."""
+    ids = {lesson.id for lesson in lessons}
+    return [check for check in all_checks().values() if check.lesson_id in ids and pattern.lower() in check.id.lower()]
+
+
+def tasks_needed(check: Check, manifest: Manifest) -> frozenset[str]:
+    """Return every task that the check builds on, its own excluded."""
+    needed = set(manifest.needs(check.task_id)) | set(check.needs)
+    for task_id in check.needs:
+        needed |= manifest.needs(task_id)
+    return frozenset(needed - {check.task_id})
+
+
+def require_plain(value: object, path: str = "result") -> None:
+    """Raise ``TypeError`` unless ``value`` is made of plain types; a subclass could carry code, so it is refused."""
+    if type(value) in (*PLAIN_TYPES, Tensor):
+        return
+    if type(value) in (list, tuple):
+        for index, item in enumerate(value):  # type: ignore[arg-type, var-annotated]
+            require_plain(item, f"{path}[{index}]")
+    elif type(value) is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise TypeError(f"{path} has a key of type {type(key).__name__}, not str")
+            require_plain(item, f"{path}[{key!r}]")
+    else:
+        raise TypeError(f"{path} is of type {type(value).__name__}; tensors, numbers, strings and lists are expected")
+
+
+def judge(check: Check, seed: int, values: Values, seconds: float = 0.0) -> Result:
+    """Compare a probe's values with the spec. A value that cannot even be compared is a failure, never an error.
+
+    One verdict at a time, whatever threads ask: the number of threads that torch uses is the process's, and so is what
+    transformers sets while it loads a model. Two at once made the peer's logits garbage, now and then.
+    """
+    with VERDICTS:
+        torch.set_num_threads(1)
+        try:
+            failures = tuple(check.verdict(seed, values))
+        except Exception as error:  # malformed values may trip a comparison anywhere
+            failures = (Failure("the result has an unexpected form", got=f"{type(error).__name__}: {error}"),)
+    return Result(check.id, "fail" if failures else "pass", failures, seconds=seconds)
+
+
+def result_of_error(check: Check, error: ProbeError, seconds: float = 0.0) -> Result:
+    """Turn an exception into a result. ``NotImplementedError`` of a starter names the task that is missing.
+
+    Where Triton is not built for the platform, the checks of its kernels are skipped, which is no pass.
+    """
+    if error.kind == "ModuleNotFoundError" and "'triton'" in error.message and find_spec("triton") is None:
+        return Result(check.id, "skipped", detail="Triton is not installed, and kernels need it", seconds=seconds)
+    if error.kind == "NotImplementedError":
+        missing = error.message.split(":")[0].strip()
+        if missing == check.task_id:
+            return Result(check.id, "not-implemented", detail=error.message, seconds=seconds)
+        if any(task.id == missing for task in load_manifest().tasks):
+            return Result(check.id, "blocked", detail=error.message, seconds=seconds, blocked_by=missing)
+    failure = Failure("the code raised an exception", error.place, "", f"{error.kind}: {error.message}")
+    return Result(check.id, "fail", (failure,), seconds=seconds)
+
+
+def block_dependents(results: Sequence[Result]) -> list[Result]:
+    """Relabel a failed check as blocked when a task that it builds on has a failed check of its own.
+
+    What a check says is worth nothing while the code beneath it is wrong. A check that passes stays passed.
+    """
+    manifest = load_manifest()
+    checks = all_checks()
+    broken = {checks[r.check_id].task_id for r in results if not r.passed and r.status != "skipped"}
+    relabelled = []
+    for result in results:
+        causes = sorted(broken & tasks_needed(checks[result.check_id], manifest))
+        if causes and result.status in ("fail", "timeout", "crashed"):
+            result = replace(result, status="blocked", blocked_by=causes[0])  # noqa: PLW2901
+        relabelled.append(result)
+    return relabelled
+
+
+def describe_error(error: BaseException, engine_folders: Sequence[str] = ("mini_engine",)) -> ProbeError:
+    """Reduce an exception to text, with the innermost line that belongs to the engine or the candidate.
+
+    Triton's interpreter wraps what a kernel raises; what it wraps is what is told.
+    """
+    place = ""
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
+        error = error.__cause__
+    for frame in traceback.extract_tb(error.__traceback__):
+        if any(folder in frame.filename for folder in engine_folders):
+            place = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    return ProbeError(type(error).__name__, str(error)[:2000], place)
+
+
+def run_probe(check: Check, seed: int, engine_folders: Sequence[str] = ("mini_engine",)) -> Values | ProbeError:
+    """Run a probe in this process with one thread: bits depend on the number of threads, so both halves use one."""
+    torch.set_num_threads(1)
+    try:
+        values = check.probe(seed)
+        require_plain(values)
+    except Exception as error:
+        return describe_error(error, engine_folders)
+    return values
+
+
+def run_here(check: Check, seed: int = DEFAULT_SEED) -> Result:
+    """Run both halves in this process, on the ``mini_engine`` that it imports: the way of pytest."""
+    threads = torch.get_num_threads()
+    started = time.perf_counter()
+    try:
+        answer = run_probe(check, seed)
+        seconds = time.perf_counter() - started
+        if isinstance(answer, ProbeError):
+            return result_of_error(check, answer, seconds)
+        return judge(check, seed, answer, seconds)
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,277 @@
+"""``lessons/manifest.toml`` as frozen values.
+
+Owns: the course's structure and every check on it. Must not know: engine code, checks, files of students.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+SUITE = Path(__file__).resolve().parent.parent
+ROOT = SUITE.parent
+# Where the texts lie: beside the package in a checkout, inside of it in a wheel.
+COURSE = ROOT if (ROOT / "lessons" / "manifest.toml").is_file() else SUITE
+MANIFEST = COURSE / "lessons" / "manifest.toml"
+ENGINE = ROOT / "mini_engine"
+
+LESSON_KEYS = {"id", "slug", "title", "goal", "hours", "files", "needed_earlier", "task", "option"}
+TASK_KEYS = {"id", "title", "points", "functions", "depends"}
+OPTION_KEYS = {"name", "off", "on", "effect"}
+
+
+@dataclass(frozen=True)
+class FunctionName:
+    """A function of the engine; ``attention.pool:KVPool.write`` lies in ``mini_engine.attention.pool``."""
+
+    module: str
+    qualname: str
+
+    @classmethod
+    def parse(cls, text: str) -> "FunctionName":
+        """Read ``module:qualified.name``. Raises ``ValueError`` for anything else."""
+        module, separator, qualname = text.partition(":")
+        if not separator or not all(part.isidentifier() for part in (module + "." + qualname).split(".")):
+            raise ValueError(f"function {text!r} is not of the form module:qualified.name")
+        return cls(module, qualname)
+
+    @property
+    def file(self) -> str:
+        """The module's file, relative to ``mini_engine``."""
+        return self.module.replace(".", "/") + ".py"
+
+    def __str__(self) -> str:
+        """Return the form that ``parse`` reads."""
+        return f"{self.module}:{self.qualname}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to write: the functions that its starter empties, what it is worth and which tasks it needs."""
+
+    id: str
+    title: str
+    points: int
+    functions: tuple[FunctionName, ...]
+    depends: tuple[str, ...]
+
+    @property
+    def lesson_id(self) -> str:
+        """``L2`` of ``L2.B``."""
+        return self.id.split(".")[0]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A switch that a lesson introduces: the last part of ``name`` is a parameter or dataclass field of the rest.
+
+    ``off`` is its default, which ``sync`` compares with the code; ``on`` shows another value; ``effect`` says what that
+    one does.
+    """
+
+    name: FunctionName
+    off: str
+    on: str
+    effect: str
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A lesson. One that is announced and not written yet has no files and no tasks.
+
+    ``needed_earlier``: those of its files that an earlier lesson's code calls, and the first such lesson.
+    """
+
+    id: str
+    slug: str
+    title: str
+    goal: str
+    hours: int
+    files: tuple[str, ...]
+    tasks: tuple[Task, ...]
+    options: tuple[Option, ...] = ()
+    needed_earlier: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def number(self) -> int:
+        """2 of ``L2``."""
+        return int(self.id[1:])
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder in ``smoke/checks`` and ``smoke/bank``."""
+        return self.id.lower()
+
+    @property
+    def text_file(self) -> str:
+        """The lesson's text, relative to ``COURSE``."""
+        return f"lessons/{self.slug}.md"
+
+    @property
+    def page(self) -> str:
+        """The lesson's text as a reader finds it: relative in a checkout, absolute elsewhere."""
+        return self.text_file if COURSE == ROOT else str(COURSE / self.text_file)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All lessons, in order."""
+
+    lessons: tuple[Lesson, ...]
+
+    @property
+    def written(self) -> tuple[Lesson, ...]:
+        """The lessons that have tasks."""
+        return tuple(lesson for lesson in self.lessons if lesson.tasks)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Every task of every lesson, in order."""
+        return tuple(task for lesson in self.lessons for task in lesson.tasks)
+
+    def lesson(self, lesson_id: str) -> Lesson:
+        """Return the written lesson ``lesson_id``. Raises ``ValueError`` naming the ones that can be chosen."""
+        for lesson in self.written:
+            if lesson.id == lesson_id.upper():
+                return lesson
+        choices = ", ".join(lesson.id for lesson in self.written)
+        raise ValueError(f"there is no lesson {lesson_id!r} to work on; choose one of {choices}")
+
+    def task(self, task_id: str) -> Task:
+        """Return one task. Raises ``ValueError`` for an unknown id."""
+        for task in self.tasks:
+            if task.id == task_id.upper():
+                return task
+        raise ValueError(f"there is no task {task_id!r}; `python -m smoke status` lists them")
+
+    def upto(self, lesson_id: str) -> tuple[Lesson, ...]:
+        """Return the written lessons up to and including ``lesson_id``."""
+        last = self.lesson(lesson_id).number
+        return tuple(lesson for lesson in self.written if lesson.number <= last)
+
+    def needs(self, task_id: str) -> frozenset[str]:
+        """Return every task that ``task_id`` builds on: its dependencies, theirs, and all of the earlier lessons."""
+        found: set[str] = set()
+        waiting = list(self.task(task_id).depends)
+        while waiting:
+            task = self.task(waiting.pop())
+            if task.id not in found:
+                found.add(task.id)
+                waiting.extend(task.depends)
+        number = int(self.task(task_id).lesson_id[1:])
+        found.update(task.id for lesson in self.lessons if lesson.number < number for task in lesson.tasks)
+        return frozenset(found)
+
+
+@cache
+def load_manifest(file: Path = MANIFEST) -> Manifest:
+    """Read and check the manifest. Raises ``ValueError`` naming the entry that is wrong."""
+    with file.open("rb") as stream:
+        return parse_manifest(tomllib.load(stream))
+
+
+def parse_manifest(raw: Mapping[str, Any]) -> Manifest:
+    """Turn parsed TOML into a ``Manifest``. Raises ``ValueError`` naming the entry that is wrong."""
+    refuse_unknown("the manifest", raw, {"lesson"})
+    manifest = Manifest(tuple(parse_lesson(entry) for entry in raw.get("lesson", [])))
+    seen: set[str] = set()
+    for entry_id in all_ids(manifest):
+        if entry_id in seen:
+            raise ValueError(f"{entry_id} is defined twice in the manifest")
+        seen.add(entry_id)
+    check_dependencies(manifest)
+    return manifest
+
+
+def all_ids(manifest: Manifest) -> Iterator[str]:
+    """Yield every lesson id, task id and function name; none may occur twice."""
+    for lesson in manifest.lessons:
+        yield lesson.id
+        for task in lesson.tasks:
+            yield task.id
+            yield from map(str, task.functions)
+
+
+def parse_lesson(raw: Mapping[str, Any]) -> Lesson:
+    """Read one ``[[lesson]]``."""
+    name = f"lesson {raw.get('id', '(without id)')}"
+    refuse_unknown(name, raw, LESSON_KEYS)
+    require(name, raw, {"id", "slug", "title", "goal"})
+    lesson_id = raw["id"]
+    if not (lesson_id.startswith("L") and lesson_id[1:].isdigit()):
+        raise ValueError(f"lesson id {lesson_id!r} is not of the form L1")
+    if raw.get("task"):
+        require(name, raw, {"hours", "files"})
+    lesson = Lesson(
+        id=lesson_id,
+        slug=raw["slug"],
+        title=raw["title"],
+        goal=raw["goal"],
+        hours=raw.get("hours", 0),
+        files=tuple(raw.get("files", ())),
+        tasks=tuple(parse_task(entry) for entry in raw.get("task", [])),
+        options=tuple(parse_option(entry) for entry in raw.get("option", [])),
+        needed_earlier=tuple(raw.get("needed_earlier", {}).items()),
+    )
+    strange = sorted({file for file, _ in lesson.needed_earlier} - set(lesson.files))
+    if strange:
+        raise ValueError(f"{name} says that {strange[0]} is needed earlier, and it is no file of it")
+    for task in lesson.tasks:
+        if task.lesson_id != lesson.id:
+            raise ValueError(f"task {task.id} stands in lesson {lesson.id}")
+        for function in task.functions:
+            if function.file not in lesson.files:
+                raise ValueError(f"task {task.id} empties {function}, and {function.file} is no file of {lesson.id}")
+    return lesson
+
+
+def parse_option(raw: Mapping[str, Any]) -> Option:
+    """Read one ``[[lesson.option]]``."""
+    name = f"option {raw.get('name', '(without name)')}"
+    refuse_unknown(name, raw, OPTION_KEYS)
+    require(name, raw, OPTION_KEYS)
+    return Option(FunctionName.parse(raw["name"]), raw["off"], raw["on"], raw["effect"])
+
+
+def parse_task(raw: Mapping[str, Any]) -> Task:
+    """Read one ``[[lesson.task]]``."""
+    name = f"task {raw.get('id', '(without id)')}"
+    refuse_unknown(name, raw, TASK_KEYS)
+    require(name, raw, TASK_KEYS)
+    if not isinstance(raw["points"], int) or raw["points"] < 1:
+        raise ValueError(f"{name} has points {raw['points']!r}; give a whole number of at least 1")
+    if not raw["functions"]:
+        raise ValueError(f"{name} empties no function")
+    return Task(
+        id=raw["id"],
+        title=raw["title"],
+        points=raw["points"],
+        functions=tuple(FunctionName.parse(text) for text in raw["functions"]),
+        depends=tuple(raw["depends"]),
+    )
+
+
+def check_dependencies(manifest: Manifest) -> None:
+    """Raise ``ValueError`` unless every dependency is a task that stands earlier: so there are no cycles either."""
+    seen: set[str] = set()
+    for task in manifest.tasks:
+        for needed in task.depends:
+            if needed not in seen:
+                raise ValueError(f"task {task.id} depends on {needed}, which is no earlier task")
+        seen.add(task.id)
+
+
+def refuse_unknown(name: str, raw: Mapping[str, Any], known: set[str]) -> None:
+    """Raise ``ValueError`` for a key that nothing reads."""
+    unknown = sorted(set(raw) - known)
+    if unknown:
+        raise ValueError(f"{name} has an unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}")
+
+
+def require(name: str, raw: Mapping[str, Any], keys: set[str]) -> None:
+    """Raise ``ValueError`` for a key that is missing."""
+    missing = sorted(keys - set(raw))
+    if missing:
+        raise ValueError(f"{name} lacks the key {missing[0]!r}")

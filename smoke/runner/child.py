@@ -1,0 +1,121 @@
+"""What runs inside a candidate's process, and the clean process that it is forked from.
+
+Owns: the fork server's loop and the probes' loop. Must not know: verdicts. The server imports torch and transformers
+once and never ``mini_engine``, so each candidate starts within milliseconds in a process that nothing has touched.
+
+Protocol: one JSON order per line on stdin; per order, on stdout, ``{"pid": …}`` at once and ``{"exit": …}`` at the end.
+Answers are files in the order's folder: ``imported.json`` first, then ``N.started`` and ``N.json`` for each probe.
+"""
+
+import gc
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mini_engine import overlay
+from smoke.framework.check import all_checks, describe_error, run_probe
+from smoke.runner.transport import write_answer
+
+
+def serve(before: Callable[[dict[str, Any]], None] = lambda _: None, after: Callable[[], None] = lambda: None) -> None:
+    """Read orders until stdin closes; run each in a forked child.
+
+    ``before`` is called with the order in the child, ahead of anything of the candidate, and ``after`` here when the
+    child has ended.
+    """
+    torch.set_num_threads(1)
+    for words in ("overflow", "divide by zero"):  # infinity is what SiLU and the noise of a draw want there
+        warnings.filterwarnings("ignore", f"{words} encountered", RuntimeWarning, "triton.runtime.interpreter")
+    all_checks()  # imports every probe, and transformers with them
+    assert not overlay.loaded_modules(), "the server must not import the engine"
+    gc.freeze()  # a collection in a child would copy every page that it shares with the server
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            become_candidate(order, before)
+        with suppress(OSError):
+            os.setpgid(pid, pid)  # here and in the child: whoever comes first
+        print(json.dumps({"pid": pid}), flush=True)
+        _, status = os.waitpid(pid, 0)
+        after()
+        print(json.dumps({"exit": os.waitstatus_to_exitcode(status)}), flush=True)
+
+
+def become_candidate(order: dict[str, Any], before: Callable[[dict[str, Any]], None]) -> None:
+    """Run the order in this fresh process and end it; never returns."""
+    try:
+        with suppress(OSError):
+            os.setpgid(0, 0)  # a group of its own, so that whatever it starts can be ended with it
+        out = Path(order["out"])
+        log = os.open(out / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        for name, limit in order.get("limits", {}).items():
+            resource.setrlimit(getattr(resource, name), (limit, limit))
+        os.chdir(out)
+        before(order)
+        code = run_order(order, out)
+        sys.stdout.flush()
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(code)
+
+
+def run_order(order: dict[str, Any], out: Path) -> int:
+    """Import the candidate's files, then run its probes one by one, or a test file -> the exit status."""
+    sys.dont_write_bytecode = True
+    folders = [overlay.PACKAGE]
+    if order["overlay"] is not None:
+        folders.append(order["overlay"])
+        overlay.install_overlay(Path(order["overlay"]), order["files"])
+    if "tests" in order:
+        return run_tests(order["tests"], out)
+    fault = import_fault(order["files"], folders)
+    (out / "imported.partial").write_text(json.dumps({"fault": fault}))
+    (out / "imported.partial").rename(out / "imported.json")
+    if fault is not None:
+        return 0
+    checks = all_checks()
+    for index, check_id in order["checks"]:
+        started = time.perf_counter()
+        answer = run_probe(checks[check_id], order["seed"], folders)
+        seconds = time.perf_counter() - started
+        sys.stdout.flush()  # what the candidate printed reaches the log even if the next probe ends the process
+        write_answer(out, index, answer, seconds)
+    return 0
+
+
+def run_tests(file: str, out: Path) -> int:
+    """Run one pytest file, without anybody's configuration -> pytest's exit status."""
+    import pytest
+
+    sys.path.insert(0, str(Path(file).parent))
+    options = ["-q", "-x", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(out)]
+    return int(pytest.main([*options, file]))
+
+
+def import_fault(files: list[str], folders: list[str]) -> str | None:
+    """Import every file of the overlay; return what went wrong with the first that cannot be, or ``None``."""
+    for file in files:
+        try:
+            importlib.import_module(overlay.module_name(file))
+        except (Exception, SystemExit) as error:
+            described = describe_error(error, folders)
+            where = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else described.place
+            return f"{file}: {described.kind}: {described.message}" + (f"\n  at {where}" if where else "")
+    return None

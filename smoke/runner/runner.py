@@ -1,0 +1,360 @@
+"""Running a candidate: the reference with an overlay of files, in a process of its own, judged from here.
+
+Owns: the server processes, time limits, and what a dead or silent child means. Must not know: how a check compares.
+
+One mechanism serves a student's files, starters, mutants and wheats. Every check ends in one of the statuses of
+``check.Status``; a child that ends early or hangs costs the check that was running and no other: the rest is run in a
+new child, at most ``MAX_RESTARTS`` times.
+"""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from smoke.framework.check import DEFAULT_SEED, Check, ProbeError, Result, judge, result_of_error
+from smoke.framework.manifest import ROOT
+from smoke.runner.interpreter import excused
+from smoke.runner.transport import read_answer, read_json, read_regular
+
+MAX_RESTARTS = 3
+IMPORT_SECONDS = 30.0
+START_SECONDS = 120.0
+END_SECONDS = 60.0  # ending a thousand processes takes half of that
+POLL_SECONDS = 0.005
+MAX_LOG_BYTES = 64 * 2**20
+# What holds libraries to an older CPU: candidates compute the bits that their verdicts compare, in another process.
+CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "OPENBLAS_CORETYPE")
+BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.runner.child import serve; serve()"
+
+Report = Callable[[Result], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The reference with ``files`` of the folder ``overlay`` in place of its own; no overlay is the reference itself.
+
+    ``files`` are relative both to the folder and to ``mini_engine``. Nothing else in the folder is ever imported.
+    """
+
+    name: str
+    overlay: Path | None = None
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a candidate: one result per check, and why it could not be imported, if it could not."""
+
+    candidate: Candidate
+    results: tuple[Result, ...]
+    import_fault: str | None = None
+    log: str = ""
+
+
+@dataclass
+class Run:
+    """One candidate's checks while they are being run. ``results`` fills up."""
+
+    candidate: Candidate
+    checks: Sequence[Check]
+    seed: int
+    report: Report
+    results: dict[int, Result] = field(default_factory=dict)
+    import_fault: str | None = None
+    log: str = ""
+
+    def settle(self, index: int, result: Result) -> None:
+        """Keep one result and tell about it. Mutates."""
+        self.results[index] = result
+        self.report(result)
+
+    @property
+    def waiting(self) -> list[tuple[int, str]]:
+        """The checks that have no result yet, with their numbers."""
+        return [(index, check.id) for index, check in enumerate(self.checks) if index not in self.results]
+
+
+class Runner:
+    """Runs candidates one after the other through a fork server of its own. Use it as a context manager.
+
+    ``time_factor`` stretches every time limit. ``limits`` are ``resource`` limits of each child by name, such as
+    ``{"RLIMIT_AS": 4 << 30}``. ``environment`` adds to the few variables that children get. ``boot`` is the line of
+    Python that runs the server; grading has one whose children are confined.
+    """
+
+    def __init__(
+        self, *, time_factor: float = 1.0, limits: Mapping[str, int] | None = None,
+        environment: Mapping[str, str] | None = None, boot: str = BOOT,
+    ) -> None:  # fmt: skip
+        """Prepare; the server starts with the first candidate."""
+        self.time_factor, self.limits = time_factor, dict(limits or {})
+        self.environment, self.boot = dict(environment or {}), boot
+        self.home = Path(tempfile.mkdtemp(prefix="smoke-"))
+        self.server: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        """Return the runner."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the server and remove its files."""
+        self.close()
+
+    def close(self) -> None:
+        """End the server and remove its files."""
+        self.stop_server()
+        remove(self.home)
+
+    def stop_server(self) -> None:
+        """End the server process, if there is one."""
+        if self.server is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.server.pid, signal.SIGKILL)
+            self.server.wait()
+            for stream in (self.server.stdin, self.server.stdout):
+                if stream is not None:
+                    with suppress(OSError):
+                        stream.close()
+            self.server = None
+
+    def start_server(self) -> subprocess.Popen[str]:
+        """Return the running server, after starting it if needed. Raises ``RuntimeError`` if it does not come up."""
+        if self.server is not None and self.server.poll() is None:
+            return self.server
+        self.stop_server()
+        passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", *CAPS) if name in os.environ}
+        environment = {
+            **passed,
+            "HOME": str(self.home),
+            "TMPDIR": str(self.home),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TRITON_INTERPRET": "1",  # kernels run on CPU tensors, on every machine alike; read when Triton is imported
+            "OMP_WAIT_POLICY": "PASSIVE",  # threads of a busy machine must not spin for each other
+            **self.environment,
+        }
+        errors = (self.home / "server.log").open("w")
+        self.server = subprocess.Popen(
+            [sys.executable, "-I", "-c", self.boot, str(ROOT)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            env=environment, cwd=self.home, start_new_session=True,
+        )  # fmt: skip
+        errors.close()
+        if "ready" not in (self.hear(START_SECONDS) or {}):
+            words = (self.home / "server.log").read_text()[-2000:]
+            self.stop_server()
+            raise RuntimeError(f"the process that runs candidates did not start: {words}")
+        return self.server
+
+    def stdout(self) -> IO[str]:
+        """Return the pipe that the server speaks into."""
+        assert self.server is not None, "no server was started"
+        assert self.server.stdout is not None, "the server was started with a pipe"
+        return self.server.stdout
+
+    def hear(self, seconds: float) -> dict[str, Any] | None:
+        """Return the server's next message, or ``None`` if none comes in time or the server is gone."""
+        stream = self.stdout()
+        ready, _, _ = select.select([stream], [], [], seconds)
+        line = stream.readline() if ready else ""
+        try:
+            message = json.loads(line)
+        except json.JSONDecodeError:
+            return None
+        return message if isinstance(message, dict) else None
+
+    def run(
+        self, candidate: Candidate, checks: Sequence[Check], seed: int = DEFAULT_SEED, report: Report = lambda _: None
+    ) -> Outcome:
+        """Run ``checks`` on a candidate; ``report`` hears every result as it comes."""
+        run = Run(candidate, checks, seed, report)
+        for _ in range(MAX_RESTARTS + 1):
+            if not run.waiting or run.import_fault is not None:
+                break
+            self.run_child(run)
+        for index, check_id in run.waiting:
+            if run.import_fault is not None:
+                run.settle(index, Result(check_id, "crashed", detail=f"cannot be imported: {run.import_fault}"))
+            else:
+                detail = f"not run: the process had to be started {MAX_RESTARTS + 1} times before this check"
+                run.settle(index, Result(check_id, "skipped", detail=detail))
+        results = tuple(run.results[index] for index in range(len(checks)))
+        return Outcome(candidate, results, run.import_fault, run.log)
+
+    def run_child(self, run: Run) -> None:
+        """Run the waiting checks in one child until it ends, hangs or is done. Mutates ``run``."""
+        out, pid = self.order(run.candidate, {"checks": run.waiting, "seed": run.seed})
+        try:
+            Watch(self, run, out, pid).follow()
+        finally:
+            run.log += read_log(out)
+            remove(out)
+
+    def run_tests(self, candidate: Candidate, tests: Path, seconds: float) -> tuple[int, str]:
+        """Run a pytest file on a candidate -> its exit status, -1 after ``seconds``, and what was printed."""
+        out, pid = self.order(candidate, {"tests": str(tests.resolve())})
+        watch = Watch(self, Run(candidate, (), DEFAULT_SEED, lambda _: None), out, pid)
+        try:
+            watch.wait_for("never", seconds)  # only the end of the process ends this
+            return (-1 if watch.exit_code is None else watch.exit_code), read_log(out)
+        finally:
+            watch.end_child()
+            remove(out)
+
+    def order(self, candidate: Candidate, work: Mapping[str, Any]) -> tuple[Path, int]:
+        """Have a child forked for ``work`` -> the folder that it writes to, and its process id."""
+        server = self.start_server()
+        assert server.stdin is not None, "the server was started with a pipe"
+        out = Path(tempfile.mkdtemp(dir=self.home))
+        overlay = candidate.overlay
+        message = {
+            "overlay": None if overlay is None else str(overlay.resolve()),
+            "files": list(candidate.files),
+            "out": str(out),
+            "limits": self.limits,
+            **work,
+        }
+        server.stdin.write(json.dumps(message) + "\n")
+        server.stdin.flush()
+        pid = int((self.hear(START_SECONDS) or {"pid": 0})["pid"])
+        if not pid:
+            self.stop_server()
+            raise RuntimeError("the process that runs candidates gave no answer")
+        return out, pid
+
+
+SIGNALS: dict[int, str] = {
+    signal.SIGSEGV: "it used memory that is not its own",
+    signal.SIGKILL: "killed, often for its use of memory",
+}
+
+
+def ending(exit_code: int) -> str:
+    """Say how a process ended: below 0 stands the number of the signal that ended it."""
+    meaning = SIGNALS.get(-exit_code)
+    return f"with exit status {exit_code}" + (f" ({signal.Signals(-exit_code).name}: {meaning})" if meaning else "")
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all that is in it, as far as that is possible; links are not followed."""
+    with suppress(OSError):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except RecursionError:  # a candidate may nest folders deeper than Python can follow
+        subprocess.run(["rm", "-rf", "--", str(path)], check=False, capture_output=True)
+
+
+def read_log(out: Path) -> str:
+    """Return the end of what a child printed; nothing if it put a pipe, a link or a huge file in its place."""
+    try:
+        return read_regular(out / "log.txt", MAX_LOG_BYTES).decode(errors="replace")[-10_000:]
+    except (OSError, ValueError):
+        return ""
+
+
+class Watch:
+    """Follows one child through the files it writes."""
+
+    def __init__(self, runner: Runner, run: Run, out: Path, pid: int) -> None:
+        """Follow the child ``pid``, which writes to ``out``."""
+        self.runner, self.run, self.out, self.pid = runner, run, out, pid
+        self.exit_code: int | None = None
+
+    def follow(self) -> None:
+        """Collect results until the child is gone; end it when a limit is passed. Mutates the run."""
+        try:
+            self.await_import()
+            if self.run.import_fault is None:
+                for index, _ in self.run.waiting:
+                    if not self.await_check(index):
+                        break
+        finally:
+            self.end_child()
+
+    def wait_for(self, name: str, seconds: float) -> bool:
+        """Wait until the child has written the file ``name``; ``False`` if it ends, or time does, before that."""
+        deadline = time.monotonic() + seconds * self.runner.time_factor
+        file = self.out / name
+        while not file.exists():
+            if self.exit_code is None and self.server_spoke():
+                continue  # look once more: the file may have come just before the end
+            if self.exit_code is not None or time.monotonic() > deadline:
+                return file.exists()
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def server_spoke(self) -> bool:
+        """Read the exit message of the child if it is there; a server that is gone counts as one."""
+        if not select.select([self.runner.stdout()], [], [], 0)[0]:
+            return False
+        message = self.runner.hear(0)
+        self.exit_code = -1 if message is None else int(message.get("exit", -1))
+        if message is None:
+            self.runner.stop_server()
+        return True
+
+    def await_import(self) -> None:
+        """Wait for the candidate's files to be imported. Mutates the run when they cannot be."""
+        fault: Any
+        if self.wait_for("imported.json", IMPORT_SECONDS):
+            try:
+                fault = read_json(self.out / "imported.json")["fault"]
+            except (ValueError, KeyError, TypeError):
+                fault = "its import left no readable answer"
+        elif self.exit_code is not None:
+            fault = f"the process ended during the import, {ending(self.exit_code)}"
+        else:
+            fault = f"the import took longer than {IMPORT_SECONDS * self.runner.time_factor:.0f} s"
+        self.run.import_fault = None if fault is None else str(fault)
+
+    def await_check(self, index: int) -> bool:
+        """Wait for one check and judge it; ``False`` if the child cannot go on. Mutates the run."""
+        check = self.run.checks[index]
+        if not self.wait_for(f"{index}.json", check.seconds):
+            limit = check.seconds * self.runner.time_factor
+            if self.exit_code is None:
+                self.run.settle(index, Result(check.id, "timeout", detail=f"no answer after {limit:.0f} s"))
+            else:
+                detail = f"the process ended before it answered, {ending(self.exit_code)}"
+                self.run.settle(index, Result(check.id, "crashed", detail=detail))
+            return False
+        self.run.settle(index, excused(check, self.judged(check, index)))
+        for suffix in ("json", "safetensors"):
+            remove(self.out / f"{index}.{suffix}")
+        return True
+
+    def judged(self, check: Check, index: int) -> Result:
+        """Read one answer and compare it. Whatever a candidate may have written, this ends in a result."""
+        try:
+            answer, seconds = read_answer(self.out, index)
+            if isinstance(answer, ProbeError):
+                return result_of_error(check, answer, seconds)
+            return judge(check, self.run.seed, answer, seconds)
+        except ValueError as error:
+            return Result(check.id, "crashed", detail=str(error))
+        except Exception as error:
+            return Result(check.id, "crashed", detail=f"the result cannot be judged: {type(error).__name__}: {error}")
+
+    def end_child(self) -> None:
+        """End the child and everything that it started, and hear the server confirm it."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if self.exit_code is None and self.runner.hear(END_SECONDS) is None:
+            self.runner.stop_server()

@@ -1,0 +1,99 @@
+"""How results travel from a candidate's process to its judge: JSON for the structure, safetensors for the tensors.
+
+Owns: the file format. Must not know: checks. Nothing that is read here can run code: no pickle, and both formats are
+checked before use.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+from torch import Tensor
+
+from smoke.framework.check import Plain, ProbeError, Values
+
+MAX_TENSOR_BYTES = 512 * 2**20  # of one result; the largest honest one has about 15 MiB
+MAX_JSON_BYTES = 16 * 2**20
+TENSOR_KEY = "$tensor"
+
+
+def write_answer(folder: Path, index: int, answer: Values | ProbeError, seconds: float) -> None:
+    """Write the answer of the probe number ``index``. The JSON file appears last, and whole."""
+    tensors: dict[str, Tensor] = {}
+    body: dict[str, Any] = {"seconds": seconds}
+    if isinstance(answer, ProbeError):
+        body["error"] = {"kind": answer.kind, "message": answer.message, "place": answer.place}
+    else:
+        body["values"] = flatten(answer, tensors)
+        save_file(tensors, folder / f"{index}.safetensors")
+    partial = folder / f"{index}.partial"
+    partial.write_text(json.dumps(body))
+    partial.rename(folder / f"{index}.json")
+
+
+def flatten(value: Plain, tensors: dict[str, Tensor]) -> Any:
+    """Replace every tensor by its name in ``tensors``, which is filled. Mutates ``tensors``."""
+    if isinstance(value, Tensor):
+        name = f"t{len(tensors)}"
+        tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)
+        return {TENSOR_KEY: name}
+    if isinstance(value, dict):
+        return {key: flatten(item, tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [flatten(item, tensors) for item in value]
+    return value
+
+
+def read_answer(folder: Path, index: int) -> tuple[Values | ProbeError, float]:
+    """Read an answer and its seconds. Raises ``ValueError`` for a file that is no answer."""
+    try:
+        body = read_json(folder / f"{index}.json")
+        seconds = float(body["seconds"])
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"the result cannot be read: it took {seconds} seconds")
+        if "error" in body:
+            error = body["error"]
+            return ProbeError(str(error["kind"]), str(error["message"]), str(error["place"])), seconds
+        tensors = load(read_regular(folder / f"{index}.safetensors", MAX_TENSOR_BYTES))
+        return restore(body["values"], tensors), seconds
+    except (OSError, KeyError, TypeError, OverflowError, RecursionError, SafetensorError) as error:
+        raise ValueError(f"the result cannot be read: {type(error).__name__}: {error}") from error
+
+
+def read_json(file: Path) -> Any:
+    """Read a JSON file that a candidate's process wrote. Raises ``ValueError`` if it is no plain small JSON file."""
+    try:
+        return json.loads(read_regular(file, MAX_JSON_BYTES))
+    except (OSError, RecursionError) as error:
+        raise ValueError(f"{file.name} cannot be read: {error}") from error
+
+
+def read_regular(file: Path, max_bytes: int) -> bytes:
+    """Read a file. Raises ``ValueError`` for a pipe, a device or a large file, and ``OSError`` for a link.
+
+    A candidate may have put one there, and may exchange it at any moment: so the file is opened once, without waiting
+    for somebody to write to it, and looked at through what was opened.
+    """
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise ValueError(f"{file.name} is no regular file")
+        data = stream.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{file.name} is larger than {max_bytes >> 20} MiB")
+    return data
+
+
+def restore(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Put the tensors back."""
+    if isinstance(value, dict):
+        if set(value) == {TENSOR_KEY}:
+            return tensors[value[TENSOR_KEY]]
+        return {key: restore(item, tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        return [restore(item, tensors) for item in value]
+    return value

@@ -1,1 +1,0 @@
-"""Oracles: transformers (``peer``) and slow float64 loops over single rows. They look like no solution on purpose."""
