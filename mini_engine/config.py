@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 Dtype = Literal["float32", "bfloat16"]
-LinearKind = Literal["torch", "packed"]
-AttentionKind = Literal["torch", "grouped"]
-KernelKind = Literal["torch", "triton", "numba"]
+Compute = Literal["reference", "packed", "fast", "compiled", "triton"]
 PrefixCacheKind = Literal["radix"]
 Whitespace = Literal["spaced", "compact", "any"]
 DEFAULT_POOL_TOKENS = 16_384
@@ -91,13 +89,18 @@ class EngineConfig:
     ``dtype``: "float32" or "bfloat16"; weights are converted when they are loaded.
     ``device``: a torch device name.
     ``page_size``: tokens in one page of the KV pool.
-    ``linear``: "torch" is off, the bits of transformers. "packed" stores each weight as the product needs it that is
-    fastest on this machine, mostly packed for oneDNN (``fast/products.py``), computes with fewer operations
-    (``fast/fused.py``) and reads a sequence where it lies (``fast/attention/consecutive.py``): on a CPU faster, by how
-    much depends on the CPU, with the same bits in bfloat16, in float32 others for large products.
-    ``attention``: "torch" is off, transformers' own call. "grouped" hands the query heads of one key-value head to the
-    kernel as rows of one matrix in decode steps, and the decode rows of a step in few calls where they lie suitably
-    (``fast/attention/strided.py``): on a CPU several times faster in bfloat16, other bits now and then.
+    ``compute``: how things are computed; each with ``batch_invariant`` off or on.
+    "reference" is off: the calls and so the bits of transformers.
+    "packed" stores each weight as the product needs it that is fastest on this machine (``fast/products.py``), computes
+    with fewer operations (``fast/fused.py``) and reads a sequence where it lies (``fast/attention/consecutive.py``):
+    on a CPU faster, with the same bits in bfloat16, in float32 others for large products.
+    "fast" is "packed", and attention hands the query heads of one key-value head to the kernel as rows of one matrix,
+    the decode rows of a step in few calls (``fast/attention/strided.py``): on a CPU several times faster in bfloat16,
+    other bits now and then. With ``batch_invariant`` attention is the invariant one, as with "packed".
+    "compiled" has packed weights too, and computes what lies between the products in loops compiled for the CPU
+    (``fast/compiled``), in float32, equal to "reference" but for rounding: the fastest way for a small model.
+    "triton" computes everything between the matrix products, attention and sampling with the kernels of
+    ``mini_engine/kernels``: on NVIDIA GPUs, or anywhere in Triton's interpreter (TRITON_INTERPRET=1).
     ``batch_invariant``: off by default. On, the bits of a request's logits do not depend on what shares its batch, on
     how its prompt was cut into chunks or on the thread count; they are not those of transformers, so weights
     may be packed. A model is refused where this machine cannot keep that.
@@ -116,10 +119,6 @@ class EngineConfig:
     takes it. ``json_whitespace``: "spaced" as
     ``json.dumps`` writes it, "compact", or "any". ``grammar_timeout_s``: a request whose grammar takes longer fails.
     ``jump_forward``: text that the grammar forces is appended without a forward pass for each token.
-    ``kernels``: "torch" is off. "triton" computes everything between the matrix products, attention and sampling with
-    the kernels of ``mini_engine/kernels``: on NVIDIA GPUs, or anywhere in Triton's interpreter (TRITON_INTERPRET=1).
-    "numba" computes what lies between the products in loops compiled for the CPU (``mini_engine/fast/compiled``), in
-    float32, equal to "torch" but for rounding: with ``linear="packed"`` the fastest way for a small model.
     ``num_pages``: size of the KV pool; ``None`` gives room for ``max_running_requests`` of the longest requests, but no
     more than ``DEFAULT_POOL_TOKENS`` tokens or one longest request.
     """
@@ -127,8 +126,7 @@ class EngineConfig:
     dtype: Dtype = "float32"
     device: str = "cpu"
     page_size: int = 16
-    linear: LinearKind = "torch"
-    attention: AttentionKind = "torch"
+    compute: Compute = "reference"
     batch_invariant: bool = False
     max_running_requests: int = 1
     max_tokens_per_step: int | None = None
@@ -145,19 +143,18 @@ class EngineConfig:
     json_whitespace: Whitespace = "spaced"
     grammar_timeout_s: float = 60.0
     jump_forward: bool = False
-    kernels: KernelKind = "torch"
 
     @classmethod
     def serving(cls, **changes: Any) -> Self:
         """Return what a server wants: many requests, chunked prompts, preemption, fast weights; ``changes`` on top."""
-        on_cpu = is_cpu(str(changes.get("device", "cpu")))
-        kernels = changes.get("kernels", "torch")
-        packed = on_cpu and kernels != "triton"  # which has products of its own
-        # All kernels have an attention of their own, and so has invariance.
-        grouped = packed and kernels == "torch" and not changes.get("batch_invariant", False)
-        fast = {"linear": "packed" if packed else "torch", "attention": "grouped" if grouped else "torch"}
+        compute = "fast" if is_cpu(str(changes.get("device", "cpu"))) else "reference"
         many = {"max_running_requests": 32, "max_tokens_per_step": 512, "preemption": True, "grammar_backend": "auto"}
-        return cls(**{**fast, **many, **changes})
+        return cls(**{"compute": compute, **many, **changes})
+
+    @property
+    def packs_weights(self) -> bool:
+        """Whether weights are stored for the product that is fastest on this machine."""
+        return self.compute in ("packed", "fast", "compiled")
 
     def __post_init__(self) -> None:
         """Check every option. Raises ``ValueError`` naming the value, the limit and the remedy."""
@@ -181,47 +178,27 @@ class EngineConfig:
         check_ways_to_compute(self)
 
 
-KINDS: dict[str, Any] = {"dtype": Dtype, "linear": LinearKind, "attention": AttentionKind, "kernels": KernelKind}
+KINDS: dict[str, Any] = {"dtype": Dtype, "compute": Compute}
 
 
 def check_ways_to_compute(config: EngineConfig) -> None:
-    """Raise ``ValueError`` for ways to compute that exclude one another, or that the device does not have."""
-    on_cpu, with_kernels = is_cpu(config.device), config.kernels == "triton"
-    check_compiled_loops(config)
-    if config.batch_invariant and config.attention != "torch":
+    """Raise ``ValueError`` for a way to compute that the device or the dtype does not have."""
+    on_cpu = is_cpu(config.device)
+    if config.packs_weights and not on_cpu:
         raise ValueError(
-            f"batch_invariant=True has an attention of its own and attention is {config.attention!r}; "
-            "leave attention='torch'"
+            f"compute={config.compute!r} is for CPUs and the device is {config.device!r}; use compute='reference' "
+            "there, or 'triton'"
         )
-    for name in ("linear", "attention") if with_kernels else ():
-        if getattr(config, name) != "torch":
-            raise ValueError(
-                f"kernels='triton' has its own way and {name} is {getattr(config, name)!r}; leave {name}='torch'"
-            )
-    for name in ("linear", "attention") if not on_cpu else ():
-        if getattr(config, name) != "torch":
-            raise ValueError(
-                f"{name}={getattr(config, name)!r} is for CPUs and the device is {config.device!r}; "
-                f"use {name}='torch' there, or kernels='triton'"
-            )
-    if config.batch_invariant and not on_cpu and not with_kernels:
+    if config.compute == "compiled" and config.dtype != "float32":
+        raise ValueError(
+            f"compute='compiled' computes in float32 and dtype is {config.dtype!r}; set dtype='float32', or "
+            "compute='fast'"
+        )
+    if config.batch_invariant and not on_cpu and config.compute != "triton":
         raise ValueError(
             f"torch keeps batch_invariant=True on CPUs only and the device is {config.device!r}; "
-            "set kernels='triton', use device='cpu' or leave it off"
+            "set compute='triton', use device='cpu' or leave it off"
         )
-
-
-def check_compiled_loops(config: EngineConfig) -> None:
-    """Raise ``ValueError`` if ``kernels="numba"`` is asked for where its loops do not go."""
-    if config.kernels != "numba":
-        return
-    for name, wanted in (("device", "cpu"), ("dtype", "float32"), ("attention", "torch")):
-        value = getattr(config, name)
-        if value != wanted and not (name == "device" and is_cpu(value)):
-            raise ValueError(
-                f"kernels='numba' computes in float32 on CPUs, with an attention of its own, and {name} is {value!r}; "
-                f"set {name}={wanted!r}, or leave kernels='torch'"
-            )
 
 
 def check_grammar_options(config: EngineConfig) -> None:

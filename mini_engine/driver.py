@@ -60,9 +60,9 @@ class GreedyDriver:
 
         Raises ``ValueError`` for a configuration that the plain one does not compute.
         """
-        if attention is None and (config.batch_invariant or config.attention != "torch"):
+        if attention is None and (config.batch_invariant or config.compute == "fast"):
             raise ValueError(
-                f"batch_invariant={config.batch_invariant} and attention={config.attention!r} need an attention of "
+                f"batch_invariant={config.batch_invariant} and compute={config.compute!r} need an attention of "
                 "their own; build the driver with mini_engine.llm.make_driver, or give it one of fast.select"
             )
         self.model, self.config, self.eos_token_ids = model, config, eos_token_ids

@@ -128,10 +128,10 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineC
 
     Consumes the dictionary. Raises ``ValueError`` if kernels are asked for and their library is not installed.
     """
-    if engine.kernels != "torch":
-        model: Qwen3 = kernels_module(engine.kernels).build_kernel_model(config, weights, engine)
+    if engine.compute in KERNEL_MODULES:
+        model: Qwen3 = kernels_module(engine.compute).build_kernel_model(config, weights, engine)
         return model
-    kind = FusedQwen3 if engine.linear == "packed" else Qwen3
+    kind = FusedQwen3 if engine.packs_weights else Qwen3
     return kind(config, weights, make_projections(engine))
 
 
@@ -143,8 +143,8 @@ def make_driver(
     ``parts``: another ``sampler`` or ``head``, as ``SamplingDriver`` takes them; not with Triton kernels.
     Raises ``ValueError`` if ``batch_invariant`` is asked for and this machine cannot keep it.
     """
-    if engine.kernels != "torch":
-        driver: SamplingDriver = kernels_module(engine.kernels).make_kernel_driver(
+    if engine.compute in KERNEL_MODULES:
+        driver: SamplingDriver = kernels_module(engine.compute).make_kernel_driver(
             model, engine, eos_token_ids, **parts
         )
         return driver
@@ -184,31 +184,32 @@ def make_allocator(config: EngineConfig) -> Callable[[int], Allocator]:
 
     The faster forms of attention read a sequence in place where its pages follow one another, so pages are placed.
     """
-    if (config.linear, config.attention, config.kernels) == ("torch", "torch", "torch"):
-        return PageAllocator
-    return lambda num_pages: PlacedAllocator(num_pages, num_pages // config.max_running_requests)
+    if config.packs_weights:
+        return lambda num_pages: PlacedAllocator(num_pages, num_pages // config.max_running_requests)
+    return PageAllocator
 
 
-# kernels -> the module with their driver, the library's name, and the extra of ours that installs it
+# compute -> the module with its model and driver, the library's name, and the extra of ours that installs it
 KERNEL_MODULES = {
-    "triton": ("mini_engine.kernels.driver", "Triton, which is not installed (it is built for Linux alone)", "kernels"),
-    "numba": ("mini_engine.fast.compiled.driver", "Numba, which is not installed", "compiled"),
+    "triton": ("mini_engine.kernels.driver", "Triton (built for Linux alone)", "triton", "kernels"),
+    "compiled": ("mini_engine.fast.compiled.driver", "Numba", "numba", "compiled"),
 }
 
 
-def kernels_module(kernels: str) -> ModuleType:
-    """Import the driver of ``kernels``, and with it their library, which an engine without them does without.
+def kernels_module(compute: str) -> ModuleType:
+    """Import what computes with kernels, and with it their library, which an engine without them does without.
 
     Raises ``ValueError`` if the library is not installed.
     """
-    module, library, extra = KERNEL_MODULES[kernels]
+    module, title, library, extra = KERNEL_MODULES[compute]
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != kernels:
+        if error.name != library:
             raise
         raise ValueError(
-            f"kernels={kernels!r} needs {library}; pip install 'mini-engine[{extra}]', or leave kernels='torch'"
+            f"compute={compute!r} needs {title}, which is not installed; pip install 'mini-engine[{extra}]', or choose "
+            "another way to compute"
         ) from None
 
 

@@ -201,6 +201,7 @@ def test_unknown_names_are_refused(option, value):
     assert CliRunner().invoke(app, ["bench", "grammar", option, value]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_grammars_can_be_ablated():
     arguments = ["bench", "ablate", "--option", "jump_forward", "--requests", "2", "--rounds", "1"]
     result = CliRunner().invoke(app, arguments)

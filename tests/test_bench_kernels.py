@@ -398,11 +398,8 @@ def test_kernels_are_ablated_with_the_driver_that_uses_them(monkeypatch):
 
     monkeypatch.setattr(serving, "warm_up", lambda system: None)
     models = serving.Models(TINY_MODEL)
-    off, on, needs = ablate.TRIALS["kernels"]
-    drivers = [
-        models.system(EngineConfig.serving(**{**needs, "device": "cpu", "kernels": value}))[0].driver
-        for value in (off, on)
-    ]
+    off, on, needs = ablate.trial("compute", "reference,triton")
+    drivers = [models.system(EngineConfig.serving(**{**needs, "compute": value}))[0].driver for value in (off, on)]
     assert [type(driver.sampler) is KernelSampler for driver in drivers] == [False, True]
     assert drivers[0].model is not drivers[1].model
 
@@ -416,7 +413,9 @@ def message(result):
 def test_kernels_are_not_ablated_where_none_runs(base, monkeypatch):
     """The references stand in for kernels on a CPU, and the conclusion was once about them."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    text = message(CliRunner().invoke(app, ["bench", "ablate", "--option", "kernels", *base]))
+    text = message(
+        CliRunner().invoke(app, ["bench", "ablate", "--option", "compute", "--values", "reference,triton", *base])
+    )
     assert "measures no kernel" in text
 
 
@@ -425,6 +424,7 @@ def test_kernels_are_not_ablated_where_none_runs(base, monkeypatch):
 interpreted = pytest.mark.skipif(not launch.INTERPRETED, reason="toys run in Triton's interpreter; here is a GPU")
 
 
+@pytest.mark.slow
 @interpreted
 def test_toys_run_in_the_interpreter_and_say_that_their_times_mean_nothing():
     result = CliRunner().invoke(app, ["bench", "kernels", "--seed", "3"])
@@ -441,7 +441,7 @@ def test_toys_run_in_the_interpreter_and_say_that_their_times_mean_nothing():
         assert row["ratios"].keys() == case.peers.keys() | ({"torch"} if case.is_reference_timed else set())
         assert all(ratio for ratio in row["ratios"].values()), "every peer runs on a CPU, too"
     assert [(row["system"], row["same_ids"]) for row in report["engine"]] == [
-        ("transformers", 1.0), ("torch", 1.0), ("triton", 1.0)
+        ("transformers", 1.0), ("reference", 1.0), ("triton", 1.0)
     ]  # fmt: skip
 
 
@@ -466,6 +466,7 @@ def test_without_triton_the_way_to_it_is_named(monkeypatch):
     assert "mini-engine[kernels]" in message(CliRunner().invoke(app, ["bench", "kernels"]))
 
 
+@pytest.mark.slow
 def test_the_command_line_loads_no_kernels():
     code = (
         "import sys, mini_engine.cli.app; "

@@ -121,11 +121,11 @@ def test_goals_say_what_was_reached() -> None:
     load = {"workload": "ragged", "running": 32, "arrivals": "all at once"}
     rows = [row(serving.SERVING, 2.6, 0.9, sample_share=0.08), row("packed+invariant", 0.99)]
     assert goals("0.6b", "bfloat16", load, rows, weight_bytes=3000) == [
-        Goal("packed+grouped / transformers static >= 2.5", 2.6, True),
-        Goal("packed+grouped / transformers continuous >= 1", 0.9, False),
+        Goal("fast / transformers static >= 2.5", 2.6, True),
+        Goal("fast / transformers continuous >= 1", 0.9, False),
         Goal("packed+invariant / transformers static >= 1", 0.99, False),
-        Goal("scheduling + sampling of a step of packed+grouped <= 0.1", pytest.approx(0.11), False),
-        Goal("memory of packed+grouped / (weights + KV pool) <= 1.15", (5000 + 1000) / (3000 + 2000), False),
+        Goal("scheduling + sampling of a step of fast <= 0.1", pytest.approx(0.11), False),
+        Goal("memory of fast / (weights + KV pool) <= 1.15", (5000 + 1000) / (3000 + 2000), False),
     ]
 
 
@@ -134,9 +134,9 @@ def test_goals_say_what_was_reached() -> None:
 )
 def test_goal_at_equal_lengths(shape: str, dtype: str, least: float | None) -> None:
     load = {"workload": "equal", "running": 16, "arrivals": "all at once"}
-    rows = [row(serving.SERVING, 1.9), row("packed+numba", 2.1), row("packed", 3.0)]
+    rows = [row(serving.SERVING, 1.9), row("compiled", 2.1), row("packed", 3.0)]
     found = [goal for goal in goals(shape, dtype, load, rows, 3000) if "/ trans" in goal.text]
-    reached = {"packed+grouped": 1.9, "packed+numba": 2.1} if least else {}
+    reached = {"fast": 1.9, "compiled": 2.1} if least else {}
     expected = [(f"{name} / transformers static >= {least:g}", least < ratio) for name, ratio in reached.items()]
     assert [(goal.text, goal.reached) for goal in found] == expected
 
@@ -333,6 +333,7 @@ def short_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "EQUAL_OUTPUT", 9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_lengths")
 def test_bench_serving_reports_every_system_and_ends_in_json() -> None:
     report = report_of(invoke("serving", *SHORT))
@@ -352,13 +353,14 @@ def test_bench_serving_reports_every_system_and_ends_in_json() -> None:
     assert rows["packed"]["figures"]["steps"] >= max(job.new_tokens for job in jobs)
     assert report["weight_bytes"] == 4_791_040
     assert {goal["text"].split(" >= ")[0] for goal in report["goals"] if ">=" in goal["text"]} == {
-        "packed+grouped / transformers static",
-        "packed+grouped / transformers continuous",
+        "fast / transformers static",
+        "fast / transformers continuous",
         "packed+invariant / transformers static",
-        "packed+numba+invariant / transformers static",
+        "compiled+invariant / transformers static",
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_lengths")
 def test_bench_serving_with_arrivals_and_chosen_systems() -> None:
     result = invoke(
@@ -375,6 +377,7 @@ def test_bench_serving_with_arrivals_and_chosen_systems() -> None:
     assert report["command"].endswith("--system 'packed'")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_lengths")
 def test_a_peer_that_cannot_run_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: ContinuousPeer) -> None:
@@ -410,6 +413,7 @@ def test_bench_ablate_compares_both_values_and_ends_in_json() -> None:
     assert "max_running_requests=3 instead of 1" in report["conclusion"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_lengths")
 def test_bench_ablate_of_a_sampling_option_sees_other_ids() -> None:
     assert report_of(invoke("ablate", "--option", "temperature", *SHORT))["changed_ids"] > 0
@@ -417,6 +421,7 @@ def test_bench_ablate_of_a_sampling_option_sees_other_ids() -> None:
     assert (report["changed_ids"], report["off"]["value"], report["on"]["value"]) == (0, None, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_lengths")
 def test_bench_ablate_with_a_base_and_several_answers() -> None:
     base = ("--base", "temperature=0.8", "--base", "seed=1")
@@ -430,14 +435,14 @@ def test_bench_ablate_with_a_base_and_several_answers() -> None:
     [
         (("--option", "turbo"), ("turbo", "max_running_requests", "temperature")),
         (
-            ("--option", "attention", "--base", "batch_invariant=True"),
-            ("batch_invariant", "leave", "attention='torch'"),
+            ("--option", "batch_invariant", "--base", "device=cuda", "--base", "compute=reference"),
+            ("batch_invariant", "set compute='triton'"),
         ),
         (("--option", "page_size", "--values", "0,16"), ("page_size is 0",)),
         (("--option", "num_pages"), ("num_pages", "give two")),
-        (("--option", "linear", "--values", "torch"), ("1 values",)),
-        (("--option", "linear", "--base", "speed=9"), ("speed=9", "NAME=VALUE")),
-        (("--option", "linear", "--model", "7b"), ("7b",)),
+        (("--option", "compute", "--values", "packed"), ("1 values",)),
+        (("--option", "compute", "--base", "speed=9"), ("speed=9", "NAME=VALUE")),
+        (("--option", "compute", "--model", "7b"), ("7b",)),
     ],
 )
 def test_bench_ablate_refuses_what_makes_no_experiment(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

@@ -108,7 +108,7 @@ def test_an_engine_with_a_prefix_cache_uses_it_and_answers_the_same():
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
     plain = [answer.token_ids for (answer,) in make_engine(driver).generate(prompts, params)]
     driver = load_driver(engine=replace(config, prefix_cache="radix", wait_for_prefix=32))
-    used, choose = [], driver.attention
-    driver.attention = lambda batch, pool: used.append(choose(batch, pool)) or used[-1]
+    used, choose = [], driver.make_attention
+    driver.make_attention = lambda pool, metadata: used.append(choose(pool, metadata)) or used[-1]
     assert [answer.token_ids for (answer,) in make_engine(driver).generate(prompts, params)] == plain
     assert sum(isinstance(attention, CascadeAttention) for attention in used) >= 10

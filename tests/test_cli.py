@@ -78,7 +78,7 @@ def test_a_prompt_can_come_from_standard_input() -> None:
         (["a", "--max-new-tokens", "5000"], "the model has 2048; shorten the prompt"),
         (["a", "--model", "no/such/folder"], "no/such/folder is not a folder"),
         (["a", "--dtype", "int8"], "dtype is 'int8'; choose one of float32, bfloat16"),
-        (["a", "--linear", "fast"], "linear is 'fast'; choose one of torch, packed"),
+        (["a", "--compute", "quick"], "compute is 'quick'; choose one of reference, packed, fast, compiled, triton"),
         (["a", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["a", "--no-think"], "--no-think only means something with --chat"),
     ],
@@ -106,7 +106,7 @@ def test_a_conversation_remembers_forgets_and_survives_a_turn_that_is_too_long()
     assert too_long.stdout.strip()
 
 
-@pytest.mark.parametrize("options", [["--linear", "packed"], ["--batch-invariant"], ["--dtype", "bfloat16"]])
+@pytest.mark.parametrize("options", [["--compute", "packed"], ["--batch-invariant"], ["--dtype", "bfloat16"]])
 def test_the_options_keep_the_text_readable(options: list[str]) -> None:
     """Other bits, the same story: the first words do not hang on the last bit of a logit."""
     plain = invoke("generate", PROMPT, "--max-new-tokens", "8").stdout
@@ -131,6 +131,7 @@ def test_a_students_modules_run_in_place_of_the_engines_own(tmp_path: Path) -> N
     assert "running the modules" not in reference.stderr
 
 
+@pytest.mark.slow
 def test_an_open_task_of_a_students_engine_is_one_line(tmp_path: Path) -> None:
     source = (Path(mini_engine.__file__).parent / "driver.py").read_text()
     line = "attention = self.make_attention(pool, batch.metadata)"
@@ -167,7 +168,7 @@ def test_bench_forward_reports_every_system_and_ends_in_json() -> None:
     report = json.loads(result.stdout.splitlines()[-1])
     rows = {row["system"]: row for row in report["rows"]}
     assert list(rows) == [
-        "transformers", "off", "packed", "packed+grouped", "invariant", "packed+invariant", "packed+numba"
+        "transformers", "off", "packed", "fast", "invariant", "packed+invariant", "compiled"
     ]  # fmt: skip
     assert rows["transformers"]["decode_ratio"] == 1.0
     assert rows["off"]["same_ids_as_peer"]
@@ -279,6 +280,7 @@ def test_bench_sampler_compares_with_every_peer_and_ends_in_json() -> None:
     assert all(row["seconds"] > 0 and min(row["ratios"].values()) > 0 for row in report["rows"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "given", "code", "words"),
     [

@@ -45,7 +45,7 @@ def test_answers_are_those_of_the_lonely_run_in_the_order_of_the_lines(tmp_path,
     ]
     reports, told = run(tmp_path, asked, "--batch-invariant", "--max-new-tokens", "12", *cache)
     driver = load_driver(engine=None)
-    alone = load_driver(engine=type(driver.config)(batch_invariant=True, linear="packed"))
+    alone = load_driver(engine=type(driver.config)(batch_invariant=True, compute="packed"))
     ids = TOKENIZER.encode("Once upon a time", add_special_tokens=False)
     expected = alone.complete(ids, SamplingParams(max_new_tokens=12))[0]
     assert reports[0]["answers"][0]["token_ids"] == expected.token_ids
@@ -127,6 +127,7 @@ def write_requests(file, count, longest=1):
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [[], ["--ordered"]])
 def test_an_interrupted_run_keeps_its_answers_and_goes_on(tmp_path, ordered):
     file, output = write_requests(tmp_path / "requests.jsonl", 6_000, longest=4), tmp_path / "answers.jsonl"
@@ -176,6 +177,7 @@ def test_files_are_opened_before_the_model_is_loaded(tmp_path, monkeypatch, file
     assert message in result.stderr
 
 
+@pytest.mark.slow
 def test_a_full_disk_and_a_closed_pipe_are_one_line(tmp_path):
     file = write_requests(tmp_path / "requests.jsonl", 2_000)
     with open("/dev/full", "wb") as full:
@@ -288,6 +290,7 @@ def test_the_benchmark_counts_every_line():
     assert rows[1]["ratio"] == pytest.approx(rows[1]["seconds_per_line"] / rows[0]["seconds_per_line"])
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     """The long answers that have begun would take many seconds more."""
     file, output = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"

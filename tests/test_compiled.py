@@ -38,7 +38,7 @@ from mini_engine.model import Qwen3, rotary_frequencies, rotary_table
 from mini_engine.sampler.params import SamplingParams
 from tests.test_fused import SHAPES, weights_of
 
-NUMBA = EngineConfig(kernels="numba", linear="packed")
+NUMBA = EngineConfig(compute="compiled")
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
@@ -303,10 +303,10 @@ def test_what_a_thread_raises_is_raised(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("options", [{}, {"linear": "packed"}, {"linear": "packed", "batch_invariant": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"batch_invariant": True}], ids=str)
 def test_the_compiled_model_computes_what_the_plain_one_computes(shape, options):
     config, weights = weights_of(shape, "float32")
-    engine = EngineConfig(**options, kernels="numba")
+    engine = EngineConfig(**options, compute="compiled")
     plain = Qwen3(config, dict(weights), make_projections(engine))
     compiled = startup.build_model(config, weights, engine)
     assert type(compiled) is CompiledQwen3
@@ -326,7 +326,9 @@ def test_no_request_waits_for_the_compiler(batch_invariant, monkeypatch):
     assert {"attend", "rms_norm", "exponential"} <= set(names)
     for name in names:  # other tests may have called them with other types
         monkeypatch.setattr(loops, name, numba.njit(getattr(loops, name).py_func))
-    driver = load_driver(engine=EngineConfig(kernels="numba", batch_invariant=batch_invariant, max_running_requests=4))
+    driver = load_driver(
+        engine=EngineConfig(compute="compiled", batch_invariant=batch_invariant, max_running_requests=4)
+    )
     before = {name: len(getattr(loops, name).signatures) for name in names}
     assert before["attend"] == 1
     monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 50_000)
@@ -340,7 +342,7 @@ def test_greedy_answers_are_those_of_torch():
     prompts = [[rng.randrange(1019) for _ in range(rng.randint(1, 200))] for _ in range(100)]
     params = SamplingParams(max_new_tokens=40)
     found = {}
-    for changes in ({}, {"kernels": "numba", "linear": "packed"}):
+    for changes in ({}, {"compute": "compiled"}):
         engine = make_engine(
             load_driver(engine=EngineConfig(**changes, max_running_requests=32, max_tokens_per_step=512))
         )
@@ -362,19 +364,17 @@ def test_the_greedy_driver_is_that_of_the_loops():
     ("changes", "remedy"),
     [
         ({"dtype": "bfloat16"}, "set dtype='float32'"),
-        ({"device": "cuda"}, "set device='cpu'"),
-        ({"attention": "grouped"}, "set attention='torch'"),
+        ({"device": "cuda"}, "use compute='reference' there"),
     ],
 )
 def test_what_the_loops_cannot_do_is_refused_with_the_remedy(changes, remedy):
     with pytest.raises(ValueError, match=remedy):
-        EngineConfig(kernels="numba", **changes)
+        EngineConfig(compute="compiled", **changes)
 
 
-def test_a_server_over_loops_has_packed_weights_and_their_attention():
-    config = EngineConfig.serving(kernels="numba")
-    assert (config.linear, config.attention) == ("packed", "torch")
-    assert EngineConfig.serving(kernels="numba", batch_invariant=True).batch_invariant
+def test_a_server_over_loops_has_packed_weights():
+    assert EngineConfig.serving(compute="compiled").packs_weights
+    assert EngineConfig.serving(compute="compiled", batch_invariant=True).batch_invariant
 
 
 def test_without_numba_the_way_to_it_is_named(monkeypatch):
@@ -401,6 +401,7 @@ def test_loops_compile_where_nothing_can_be_kept(monkeypatch):
     assert kept == [True, False]
 
 
+@pytest.mark.slow
 def test_the_command_line_loads_no_numba():
     code = "import sys, mini_engine.cli.app; print('numba' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -409,7 +410,7 @@ def test_the_command_line_loads_no_numba():
 
 def test_the_command_generates_with_loops():
     command = ["generate", "Once", "--max-new-tokens", "8", "--json"]
-    plain, compiled = (CliRunner().invoke(app, [*command, *more]) for more in ([], ["--kernels", "numba"]))
+    plain, compiled = (CliRunner().invoke(app, [*command, *more]) for more in ([], ["--compute", "compiled"]))
     assert compiled.exit_code == 0, compiled.output
     ids = [json.loads(run.stdout)["token_ids"] for run in (plain, compiled)]
     assert ids[0] == ids[1]
@@ -419,24 +420,23 @@ def test_the_command_generates_with_loops():
 
 
 def test_ablation_of_loops_has_what_they_need():
-    off, on, needs = ablate.trial("kernels", "torch,numba")
-    sides = [ablate.settings("kernels", value, needs)[0] for value in (off, on)]
-    assert [side.kernels for side in sides] == ["torch", "numba"]
-    assert {side.attention for side in sides} == {"torch"}
+    off, on, needs = ablate.trial("compute", "reference,compiled")
+    sides = [ablate.settings("compute", value, needs)[0] for value in (off, on)]
+    assert [side.compute for side in sides] == ["reference", "compiled"]
     ablate.check_kernels_run(sides)
 
 
 @pytest.mark.parametrize(("dtype", "there"), [("float32", True), ("bfloat16", False)])
 def test_loops_are_measured_in_float32_alone(dtype, there):
     names = serving.chosen_systems(None, "tiny", dtype)
-    over_loops = ("packed+numba", "packed+numba+invariant")
+    over_loops = ("compiled", "compiled+invariant")
     assert [name in names for name in over_loops] == [there, there]
-    assert all(serving.serving_config(name, "float32", 4).kernels == "numba" for name in over_loops)
+    assert all(serving.serving_config(name, "float32", 4).compute == "compiled" for name in over_loops)
 
 
 def test_benchmarks_run_without_numba_and_say_what_they_leave_out(monkeypatch, capsys):
     monkeypatch.setattr(bench_machine, "find_spec", lambda name: None)
     assert bench_machine.names_in("float32", forward.SYSTEMS) == [
-        "off", "packed", "packed+grouped", "invariant", "packed+invariant"
+        "off", "packed", "fast", "invariant", "packed+invariant"
     ]  # fmt: skip
-    assert capsys.readouterr().out == "left out, as Numba is not installed: packed+numba\n"
+    assert capsys.readouterr().out == "left out, as Numba is not installed: compiled\n"

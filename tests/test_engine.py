@@ -75,9 +75,9 @@ SMALL = Qwen3Config(
 
 
 @cache
-def make_model(name: str, dtype: str, invariant: bool, linear: str = "torch", kernels: str = "torch") -> Qwen3:
+def make_model(name: str, dtype: str, invariant: bool, compute: str = "reference") -> Qwen3:
     """The embedded model, or a small random one whose ids are the first of the same tokenizer's."""
-    engine = EngineConfig(dtype=dtype, batch_invariant=invariant, linear=linear, kernels=kernels)
+    engine = EngineConfig(dtype=dtype, batch_invariant=invariant, compute=compute)
     if name == "embedded":
         return load_model(TINY_MODEL, engine)
     weights = {k: v.to(getattr(torch, dtype)) for k, v in make_state().items()}
@@ -85,7 +85,7 @@ def make_model(name: str, dtype: str, invariant: bool, linear: str = "torch", ke
 
 
 def make_driver(name: str = "embedded", config: EngineConfig = INVARIANT, **parts: Any) -> SamplingDriver:
-    model = make_model(name, config.dtype, config.batch_invariant, config.linear, config.kernels)
+    model = make_model(name, config.dtype, config.batch_invariant, config.compute)
     parts.setdefault("sampler", Sampler(generator=torch.Generator().manual_seed(5)))
     return llm.make_driver(model, config, EOS if name == "embedded" else frozenset({5}), **parts)
 
@@ -217,7 +217,7 @@ def assert_like(output: RequestOutput, expected: Expected) -> None:
 
 
 def alone(name: str, prompt: Sequence[int], params: SamplingParams, config: EngineConfig = INVARIANT) -> Expected:
-    kept = {option: getattr(config, option) for option in ("dtype", "batch_invariant", "linear", "kernels")}
+    kept = {option: getattr(config, option) for option in ("dtype", "batch_invariant", "compute")}
     config = EngineConfig(**kept)
     return lonely(list(make_driver(name, config).stream(prompt, replace(params, stop=()))), params)
 
@@ -365,6 +365,7 @@ def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None
     assert all(finished.values()), finished
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 4, 8])
 def test_matrix_at_other_thread_counts(threads: int) -> None:
     """The lonely run has one thread, the batch has several: what a thread computes depends on their number."""
@@ -376,10 +377,12 @@ def test_matrix_at_other_thread_counts(threads: int) -> None:
             check_equal(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
 
 
-@pytest.mark.parametrize("changes", [{}, {"kernels": "numba", "dtype": "float32"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"compute": "packed"}, {"compute": "fast"}, {"compute": "compiled", "dtype": "float32"}], ids=str
+)
 def test_matrix_with_packed_weights(changes: dict[str, str]) -> None:
     for seed in range(4):
-        trace = Trace(seed, linear="packed", **changes).run()
+        trace = Trace(seed, **changes).run()
         for planned in trace.planned:
             check_equal(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
 
@@ -1013,12 +1016,11 @@ def test_counts_of_the_configuration_are_counts(field_name: str, value: object) 
 
 def test_serving_turns_on_what_a_server_wants_and_takes_changes() -> None:
     assert EngineConfig.serving() == EngineConfig(
-        linear="packed", attention="grouped", max_running_requests=32, max_tokens_per_step=512, preemption=True,
-        grammar_backend="auto",
-    )  # fmt: skip
-    assert EngineConfig.serving(device="cuda").linear == "torch"
-    assert EngineConfig.serving(batch_invariant=True).attention == "torch"
-    assert EngineConfig.serving(max_running_requests=2, linear="torch").max_running_requests == 2
+        compute="fast", max_running_requests=32, max_tokens_per_step=512, preemption=True, grammar_backend="auto"
+    )
+    assert EngineConfig.serving(device="cuda").compute == "reference"
+    assert EngineConfig.serving(batch_invariant=True).compute == "fast"
+    assert EngineConfig.serving(max_running_requests=2, compute="reference").max_running_requests == 2
 
 
 def test_the_log_times_the_phases_of_a_step() -> None:

@@ -39,6 +39,7 @@ def bodies(folder: Path, lesson_id: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_lesson_one_can_be_worked_on(first: Path) -> None:
     """Red for the right reason, and green with a solution: all by the exported folder's own commands."""
     started = run(first, "start", "L1")
@@ -87,6 +88,7 @@ def test_text_does_not_link_to_absent_lessons(first: Path) -> None:
     assert "L1_model.md" in (first / "lessons" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_sealed_takes_out_the_last_lesson_too(tmp_path: Path) -> None:
     names = [lesson.id for lesson in export(tmp_path / "course", "L2", sealed=True)]
     written = [lesson.id for lesson in load_manifest().written]
@@ -98,6 +100,7 @@ def test_sealed_takes_out_the_last_lesson_too(tmp_path: Path) -> None:
     assert "L2.A" in run(tmp_path / "course", "run", "L2", "-k", "L2.A.pages", "--engine", "mini_engine").stdout
 
 
+@pytest.mark.slow
 def test_what_an_earlier_lesson_calls_stays(tmp_path: Path) -> None:
     """L5's scheduler calls a file of L6: without it an export up to L5 could not run a single request."""
     names = [lesson.id for lesson in export(tmp_path / "course", "L5", sealed=False)]

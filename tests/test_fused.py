@@ -1,4 +1,4 @@
-"""What ``linear="packed"`` puts beside the plain path: the fused model and attention without copies, each against its
+"""What ``compute="packed"`` puts beside the plain path: the fused model and attention without copies, each against its
 oracle, and both against transformers."""
 
 import copy
@@ -70,7 +70,7 @@ def close(got: Tensor, expected: Tensor) -> None:
 def test_the_fused_model_computes_what_the_plain_one_computes(
     shape: tuple[int, ...], dtype: str, batch_invariant: bool
 ) -> None:
-    engine = EngineConfig(dtype=dtype, linear="packed", batch_invariant=batch_invariant)
+    engine = EngineConfig(dtype=dtype, compute="packed", batch_invariant=batch_invariant)
     plain, fused = models(shape, engine)
     assert type(fused) is FusedQwen3
     generator = torch.Generator().manual_seed(1)
@@ -135,7 +135,7 @@ def peer_logits(model: Qwen3ForCausalLM, ids: list[int], prompt: int) -> Tensor:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packed_prefill_and_decode_beside_transformers(shape: tuple[int, ...], dtype: str) -> None:
     """In bfloat16 the very bits; in float32 the values, and so the greedy ids of a model without near-ties."""
-    engine = EngineConfig(dtype=dtype, linear="packed")
+    engine = EngineConfig(dtype=dtype, compute="packed")
     driver = make_driver(build_model(*weights_of(shape, dtype), engine), engine)
     ids = torch.randint(0, shape[-1], (90,), generator=torch.Generator().manual_seed(2)).tolist()
     got, expected = teacher_forced(driver, ids, 60), peer_logits(peer(shape, dtype), ids, 60)
@@ -149,7 +149,7 @@ def test_packed_prefill_and_decode_beside_transformers(shape: tuple[int, ...], d
 def test_no_tensor_that_was_stacked_or_packed_stays_alive(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without_bfloat16(dtype)  # nothing is packed there
     monkeypatch.setattr(products, "find_plan", lambda weight, usable: ["packed"] * 3)
-    engine = EngineConfig(dtype=dtype, linear="packed")
+    engine = EngineConfig(dtype=dtype, compute="packed")
     config, weights = weights_of((1024, 8, 8, 128, 1152, 64), dtype)
     originals = {name: weakref.ref(w) for name, w in weights.items() if "proj" in name}
     model = build_model(config, weights, engine)
@@ -221,19 +221,19 @@ def test_each_option_gets_its_own_model_and_attention(untied) -> None:
     together, scattered = (pack_batch([chunk(1, 8, pages)], 4) for pages in ([0, 1, 2], [0, 2, 1]))
     for engine, model, attention in (
         (EngineConfig(), Qwen3, PagedAttention),
-        (EngineConfig(linear="packed"), FusedQwen3, ConsecutiveAttention),
-        (EngineConfig(linear="packed", attention="grouped"), FusedQwen3, ConsecutiveAttention),
+        (EngineConfig(compute="packed"), FusedQwen3, ConsecutiveAttention),
+        (EngineConfig(compute="fast"), FusedQwen3, ConsecutiveAttention),
     ):
         driver = make_driver(load_model(untied, engine), engine)
         pool = KVPool(driver.model.config, 3, 4, torch.float32)
         assert type(driver.model) is model
         assert type(driver.make_attention(pool, together.metadata)) is attention
-        kernel = grouped_attention if engine.attention == "grouped" else sdpa_attention
+        kernel = grouped_attention if engine.compute == "fast" else sdpa_attention
         assert driver.make_attention(pool, together.metadata).kernel is kernel
         assert type(driver.make_attention(pool, scattered.metadata)) is attention
 
 
-@pytest.mark.parametrize("options", [{"batch_invariant": True}, {"attention": "grouped"}], ids=str)
+@pytest.mark.parametrize("options", [{"batch_invariant": True}, {"compute": "fast"}], ids=str)
 def test_a_driver_refuses_options_that_the_attention_it_has_does_not_compute(untied, options) -> None:
     engine = EngineConfig(**options)
     with pytest.raises(ValueError, match=r"need an attention of their own; build the driver with .*make_driver"):
@@ -241,7 +241,7 @@ def test_a_driver_refuses_options_that_the_attention_it_has_does_not_compute(unt
 
 
 def test_scattered_pages_give_the_logits_of_consecutive_ones(untied) -> None:
-    engine = EngineConfig(linear="packed")
+    engine = EngineConfig(compute="packed")
     driver = make_driver(load_model(untied, engine), engine)
     rows = []
     for pages in ([0, 1, 2], [2, 0, 1]):
@@ -252,5 +252,5 @@ def test_scattered_pages_give_the_logits_of_consecutive_ones(untied) -> None:
 
 
 def test_a_fused_model_has_no_blocks_to_trace(untied) -> None:
-    with pytest.raises(ValueError, match="load it with linear='torch'"):
-        trace_forward(load_model(untied, EngineConfig(linear="packed")), [1, 2, 3])
+    with pytest.raises(ValueError, match="load it with compute='reference'"):
+        trace_forward(load_model(untied, EngineConfig(compute="packed")), [1, 2, 3])

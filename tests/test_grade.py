@@ -21,6 +21,8 @@ from smoke.framework.manifest import ROOT, load_manifest
 from smoke.grade.trial import FIRST_UID
 from tests.submissions import Example, coded, examples, reference, write_examples
 
+pytestmark = pytest.mark.slow
+
 LESSONS = len(load_manifest().written)
 
 SEED = 7

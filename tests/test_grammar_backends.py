@@ -785,6 +785,7 @@ def test_drawn_patterns_mean_to_a_library_what_they_mean_to_re(name: str) -> Non
     assert kept > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fsm", *BOTH])
 def test_what_a_backend_takes_of_drawn_schemas_is_valid(name: str) -> None:
     """Texts written by walking the masks, texts of the tree, and mutants of both: nothing invalid is ever taken."""

@@ -173,6 +173,7 @@ def test_there_are_as_many_grammars_as_promised() -> None:
         Draft202012Validator.check_schema(schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "share", "jump"), [
     ("fsm", 0.6, False), ("fsm", 0.2, True), ("xgrammar", 0.1, False), ("llguidance", 0.1, False),
 ])  # fmt: skip
@@ -182,7 +183,7 @@ def test_every_generation_that_ends_is_valid(backend: str, share: float, jump: b
     if backend != "fsm":
         pytest.importorskip(backend)
     config = EngineConfig(
-        linear="packed", attention="grouped", max_running_requests=48, max_tokens_per_step=1024, preemption=True,
+        compute="fast", max_running_requests=48, max_tokens_per_step=1024, preemption=True,
         grammar_backend=backend, jump_forward=jump,
     )  # fmt: skip
     chosen = [GRAMMARS[index % len(GRAMMARS)] for index in range(count)]
@@ -206,7 +207,7 @@ def test_every_generation_that_ends_is_valid(backend: str, share: float, jump: b
 
 
 def test_without_grammars_hardly_any_is_valid() -> None:
-    engine = make_engine(config=EngineConfig(linear="packed", attention="grouped", max_running_requests=48))
+    engine = make_engine(config=EngineConfig(compute="fast", max_running_requests=48))
     params = [SamplingParams(temperature=1.5, seed=i, max_new_tokens=40) for i in range(48)]
     answers = engine.generate(prompts(48), params)
     valid = [is_valid(GRAMMARS[i % len(GRAMMARS)], answer.text) for i, (answer,) in enumerate(answers)]

@@ -147,6 +147,7 @@ def test_forced_tokens_never_stand_where_the_tokenizer_would_merge_them_with_wha
     assert apart <= 0.01 * count
 
 
+@pytest.mark.slow
 def test_of_two_hundred_records_ninety_nine_in_a_hundred_keep_their_spelling_and_half_the_passes_are_saved() -> None:
     cases = records(200)
     params = [
@@ -155,9 +156,7 @@ def test_of_two_hundred_records_ninety_nine_in_a_hundred_keep_their_spelling_and
     ]
     outputs, passes = {}, {}
     for jump in (False, True):
-        config = EngineConfig(
-            linear="packed", attention="grouped", max_running_requests=48, grammar_backend="fsm", jump_forward=jump
-        )
+        config = EngineConfig(compute="fast", max_running_requests=48, grammar_backend="fsm", jump_forward=jump)
         engine = make_engine(config=config)
         outputs[jump] = [answer for (answer,) in engine.generate([prompt for prompt, _ in cases], params)]
         passes[jump] = sum(len(step.chunks) for step in engine.log)

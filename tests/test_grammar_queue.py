@@ -472,6 +472,7 @@ RANK = """
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_with_different_compile_times_schedule_the_same_steps(tmp_path: Path) -> None:
     """Ready is who is ready on both, failed who failed on one."""
     script = tmp_path / "rank.py"

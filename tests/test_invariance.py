@@ -25,7 +25,7 @@ from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.fast.products import make_projections
-from mini_engine.llm import build_model
+from mini_engine.llm import build_model, load_driver
 
 # (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
 SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]
@@ -128,10 +128,10 @@ def _restore_threads() -> Iterator[None]:
     "options",
     [
         {"dtype": "float32"},
-        {"dtype": "float32", "linear": "packed"},
-        {"dtype": "float32", "linear": "packed", "kernels": "numba"},
+        {"dtype": "float32", "compute": "packed"},
+        {"dtype": "float32", "compute": "compiled"},
         {"dtype": "bfloat16"},
-        {"dtype": "bfloat16", "linear": "packed"},
+        {"dtype": "bfloat16", "compute": "packed"},
     ],
     ids=str,
 )
@@ -148,7 +148,7 @@ def test_logits_are_bitwise_the_same_in_any_packing_chunking_page_size_and_threa
     check()
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"kernels": "numba"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"compute": "compiled"}], ids=str)
 def test_the_plain_path_fails_the_same_test(options: dict[str, str]) -> None:
     """The negative control: without the option most rows change, so the test above is not vacuous."""
     if "dtype" in options and torch.backends.cpu.get_cpu_capability() != "AVX512":
@@ -203,6 +203,10 @@ def test_grouped_decode_attention_gives_the_same_values_and_chunks_the_same_bits
             assert torch.equal(grouped_attention(chunk, k, v), sdpa_attention(chunk, k, v))
 
 
-def test_grouped_attention_beside_invariance_is_refused() -> None:
-    with pytest.raises(ValueError, match="leave attention='torch'"):
-        EngineConfig(attention="grouped", batch_invariant=True)
+def test_fast_with_invariance_has_the_invariant_attention() -> None:
+    """So "fast" gives the bits of "packed" then."""
+    prompt, rows = [5, 6, 7, 8, 9], []
+    for compute in ("packed", "fast"):
+        driver = load_driver(engine=EngineConfig(compute=compute, batch_invariant=True))
+        rows.append([step.logits for step in driver.steps(prompt, 4)])
+    assert all(torch.equal(a, b) for a, b in zip(*rows, strict=True))

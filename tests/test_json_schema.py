@@ -499,6 +499,7 @@ SAME_CASES = {"iri": "uri", "iri-reference": "uri-reference", "uri-template": "u
 SAME_CASES |= {f"idn-{form}": form for form in ("email", "hostname")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_formats(form: str) -> None:
     schema = {"type": "string", "format": form}
@@ -774,6 +775,7 @@ def test_any_json_nests_so_deep() -> None:
 ENDS = [-10, -2.5, -1, -0.125, 0, 0.05, 0.5, 0.75, 1, 1.25, 9.9, 10, 123.456]
 
 
+@pytest.mark.slow
 def test_decimals_between_bounds_are_all_there_and_no_others() -> None:
     """Against exact arithmetic, for every decimal with up to three digits behind the point around the bounds."""
     rests = ".0 .1 .05 .050 .049 .051 .12 .125 .126 .25 .456 .457 .5 .50 .500 .501 .499 .75 .749 .751 .9 .89 .91"

@@ -254,6 +254,7 @@ def test_cells_call_the_engine_and_hold_no_algorithm(name):
             assert all(module.split(".")[0] == "mini_engine" for module in modules), f"cell {cell.id}: {modules}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_in_time_and_prints_no_warnings(name):
     notebook, seconds = executed(name)
@@ -263,6 +264,7 @@ def test_runs_in_time_and_prints_no_warnings(name):
     assert outputs[-1].text == f"{name[:2]}: all statements hold\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_figures_have_text_before_them_a_summary_and_a_picture(name):
     notebook, _ = executed(name)
@@ -279,6 +281,7 @@ def test_figures_have_text_before_them_a_summary_and_a_picture(name):
         assert second > first, "one figure a cell"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fault"), FAULTS)
 def test_a_planted_fault_fails_the_assertions(name, fault):
     notebook = read(name)

@@ -113,7 +113,7 @@ def test_the_plan_is_the_fastest_and_the_usual_one_where_it_is_as_good() -> None
     assert make_plan({"onednn": slow, "torch": [1.9, 1.0, 1.9]}) == ["onednn", "torch", "onednn"]
 
 
-@pytest.mark.parametrize("options", [{}, {"linear": "packed"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"compute": "packed"}], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_row_has_the_same_bits_in_every_number_of_rows(dtype: str, options: dict[str, str]) -> None:
     torch.manual_seed(0)
@@ -238,9 +238,9 @@ def test_another_cap_is_another_machine(monkeypatch: pytest.MonkeyPatch, no_find
 def test_a_build_without_onednn_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "onednn_fault", lambda dtype: "this torch build has no oneDNN")
     weight, x = torch.randn(8, 4), torch.randn(3, 4)
-    with pytest.warns(UserWarning, match="linear='packed' needs oneDNN; F.linear is used for float32"):
-        linear = make_projections(EngineConfig(linear="packed")).linear(weight)
+    with pytest.warns(UserWarning, match="compute='packed' needs oneDNN; F.linear is used for float32"):
+        linear = make_projections(EngineConfig(compute="packed")).linear(weight)
     assert torch.equal(linear(x), x @ weight.T)
-    with pytest.warns(UserWarning, match="linear='packed' needs oneDNN"):
-        family = make_projections(EngineConfig(linear="packed", batch_invariant=True))
+    with pytest.warns(UserWarning, match="compute='packed' needs oneDNN"):
+        family = make_projections(EngineConfig(compute="packed", batch_invariant=True))
     assert family == InvariantProjections(("torch",))

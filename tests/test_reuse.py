@@ -138,6 +138,7 @@ def check_any_load(seed: int, policy: str) -> tuple[Reuse, int]:
     return reuse, len(longer_first)
 
 
+@pytest.mark.slow
 def test_theorem_each_edge_is_computed_exactly_once_on_a_thousand_loads() -> None:
     runs = [check_tree_load(seed, "lpm") for seed in range(1000)]
     assert sum(run.num_evicted > 0 for run in runs) > 900, "the pool was meant to be too small for all"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from smoke.bank import bank
 from smoke.bank.bank import (
     Edit,
-    bank,
     fitting_pitfalls,
     load_pitfalls,
     load_wheats,

@@ -93,6 +93,7 @@ def test_nothing_is_written_beside_the_candidate(runner, candidate, tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["allocator.py", "attention"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -110,6 +111,7 @@ def test_a_candidate_that_cannot_be_imported_is_said_to_be_so(runner, candidate,
     assert set(statuses(outcome).values()) == {"crashed"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "status"),
     [

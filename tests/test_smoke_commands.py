@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from smoke.__main__ import main
-from smoke.bank.bank import bank
+from smoke.bank import bank
 from smoke.commands import mutants
 from smoke.commands.progress import load_hints
 from smoke.course.example import fences
@@ -86,6 +86,7 @@ def test_a_failure_is_explained(smoke, tmp_path):
         assert part in words
 
 
+@pytest.mark.slow
 def test_own_base_uses_earlier_lessons_and_reference_base_does_not(smoke, tmp_path):
     smoke("start", "L1")
     smoke("start", "L2")
@@ -166,6 +167,7 @@ def test_accept_reports_for_machines_and_notices_a_pitfall_that_survives(smoke, 
     assert "NOT ACCEPTED" in words
 
 
+@pytest.mark.slow
 def test_accept_notices_a_wheat_that_is_failed_and_a_starter_that_is_not(smoke, monkeypatch):
     (kept,) = (wheat for wheat in bank.load_wheats() if wheat.id == "W3-D1")
     chaff = bank.Edit("driver.py", "            token_ids.append(token_id)", "            token_ids.append(0)")
@@ -178,6 +180,7 @@ def test_accept_notices_a_wheat_that_is_failed_and_a_starter_that_is_not(smoke, 
     assert "not-implemented" in words
 
 
+@pytest.mark.slow
 def test_mutants_says_which_pitfalls_a_students_test_catches(smoke, tmp_path, monkeypatch):
     chosen = [p for p in bank.load_pitfalls() if p.id in ("P2-A1", "P2-B2")]
     monkeypatch.setattr(mutants, "load_pitfalls", lambda: chosen)
@@ -209,6 +212,7 @@ def test_doctor_says_that_the_machine_is_ready(smoke):
     assert "reference L1: 22 checks pass" in words
 
 
+@pytest.mark.slow
 def test_an_example_runs_on_the_students_modules(smoke, tmp_path):
     smoke("start", "L2")
     task = next(task.id for task in LESSON_2.tasks if task.id in POOL)

@@ -56,6 +56,7 @@ def overlaid(folder: Path, files: Sequence[str]) -> Iterator[None]:
         sys.meta_path[:] = finders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task_id", tasks_with_examples())
 def test_an_example_needs_no_later_task(task_id, tmp_path):
     task = load_manifest().task(task_id)

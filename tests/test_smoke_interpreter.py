@@ -39,12 +39,14 @@ def only_result(candidate):
     return result
 
 
+@pytest.mark.slow
 def test_where_triton_works_a_wrong_kernel_fails(wrong_kernel):
     if (fault := triton_fault()) is not None:
         pytest.skip(fault)
     assert only_result(wrong_kernel).status == "fail"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("broken_triton")
 def test_where_triton_is_broken_a_kernel_s_check_is_skipped_and_says_why(wrong_kernel):
     result = only_result(wrong_kernel)

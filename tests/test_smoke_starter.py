@@ -6,9 +6,8 @@ import shutil
 
 import pytest
 
-from smoke.commands.progress import HINTS
 from smoke.course.starter import empty, functions_of, starter_files, task_starter
-from smoke.framework.manifest import ENGINE, ROOT, FunctionName, Task, load_manifest
+from smoke.framework.manifest import ENGINE, ROOT, SUITE, FunctionName, Task, load_manifest
 
 LESSONS = load_manifest().written
 TASKS = load_manifest().tasks
@@ -65,7 +64,8 @@ def test_nothing_that_a_student_reads_names_a_helper_that_is_dropped(lesson):
     files = starter_files(lesson)
     kept = {name for text in files.values() for name in functions_of(ast.parse(text))}
     dropped = {name for file in files for name in functions_of(ast.parse((ENGINE / file).read_text()))} - kept
-    for text in ((ROOT / lesson.text_file).read_text(), (HINTS / f"{lesson.id}.toml").read_text(), *files.values()):
+    hints = (SUITE / "bank" / lesson.folder / "hints.toml").read_text()
+    for text in ((ROOT / lesson.text_file).read_text(), hints, *files.values()):
         assert not dropped & set(re.findall(r"(?<![\w.])\w+", text))
 
 

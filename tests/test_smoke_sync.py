@@ -32,7 +32,7 @@ def test_every_check_of_a_lesson_stands_in_its_acceptance_table() -> None:
 def test_an_off_value_that_is_not_the_default_is_refused() -> None:
     lesson = load_manifest().lesson("L1")
     wrong = replace(lesson.options[0], off="'packed'")
-    with pytest.raises(ValueError, match="the manifest says off is 'packed', the code's default is 'torch'"):
+    with pytest.raises(ValueError, match="the manifest says off is 'packed', the code's default is 'reference'"):
         options_table(replace(lesson, options=(wrong,)))
     gone = replace(lesson.options[0], name=FunctionName.parse("config:EngineConfig.lineer"))
     with pytest.raises(ValueError, match="which the engine does not have"):

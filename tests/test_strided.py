@@ -186,7 +186,7 @@ def test_allocator_refuses_a_double_free():
         PlacedAllocator(0, 1)
 
 
-GROUPED = EngineConfig(linear="packed", attention="grouped", page_size=4, max_running_requests=3, num_pages=72)
+GROUPED = EngineConfig(compute="fast", page_size=4, max_running_requests=3, num_pages=72)
 
 
 def answers(engine, names):

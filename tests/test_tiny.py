@@ -92,6 +92,7 @@ def test_control_tokens_are_hidden_when_decoding_and_think_tokens_are_not() -> N
     assert TOKENIZER.decode(ids, skip_special_tokens=True) == "<think>x</think>"
 
 
+@pytest.mark.slow
 def test_training_the_tokenizer_again_gives_the_committed_one() -> None:
     assert json.loads(train_tokenizer(SEED).to_str()) == json.loads((TINY_MODEL / "tokenizer.json").read_text())
 
@@ -105,6 +106,7 @@ def test_the_folder_is_small_float32_and_loads_in_transformers() -> None:
     assert model.generation_config.eos_token_id == TOKENIZER.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
 
 
+@pytest.mark.slow
 def test_batches_resume_where_they_stopped() -> None:
     tokenizer = TOKENIZER.backend_tokenizer
     phase = replace(PHASES[1], steps=1000)
@@ -176,6 +178,7 @@ def test_a_story_must_name_its_animal_outside_the_think_block() -> None:
     assert not evaluate.uses_name_and_animal(task, "There was a foxglove named Mila.")
 
 
+@pytest.mark.slow
 def test_the_embedded_model_is_as_good_as_its_readme_says() -> None:
     """A small draw of the committed figures; ``python -m mini_engine.tiny.evaluate`` measures them all."""
     for figure in evaluate.measure(TINY_MODEL, count=20, seed=123):

@@ -213,6 +213,7 @@ def test_figures_are_saved_as_pictures(figures, tmp_path):
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_engine_works_without_matplotlib():
     code = """
 import sys, pkgutil, importlib

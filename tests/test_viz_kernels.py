@@ -389,6 +389,7 @@ def test_relative_error_is_the_largest_of_a_row_and_the_mean_of_rows():
 # ----------------------------------------------------------------------------------------------------- kernels that run
 
 
+@pytest.mark.slow
 def test_viz_does_not_import_triton():
     code = """
 import importlib, pkgutil, sys
@@ -402,6 +403,7 @@ assert "triton" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "words"), [("", "2.5"), ("import triton", "restart the kernel")])
 def test_the_interpreter_is_chosen_before_triton_is_imported(first, words):
     code = f"""

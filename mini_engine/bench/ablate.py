@@ -43,18 +43,12 @@ PERSON = {
     "additionalProperties": False,
 }
 BOUND = {"grammar_backend": "fsm", "json_schema": PERSON, "ignore_eos": False}  # answers end where the grammar does
-# Kernels have products and attention of their own.
-WITH_KERNELS = {"linear": "torch", "attention": "torch", "device": "cuda"}
-# And where the two values are given, what the second needs.
-NEEDED_BY = {("kernels", "numba"): {"attention": "torch"}}
 CACHED = {"prefix_cache": "radix"}  # this load shares no beginnings: it shows the price, ``bench prefix`` the gain
 # option -> off and on, and what else both sides need for it to mean anything.
 TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "dtype": ("float32", "bfloat16", {}),
-    "linear": ("torch", "packed", {}),
-    "attention": ("torch", "grouped", {}),
-    "batch_invariant": (False, True, {"attention": "torch"}),
-    "kernels": ("torch", "triton", WITH_KERNELS),
+    "compute": ("reference", "fast", {}),
+    "batch_invariant": (False, True, {}),
     "page_size": (1, 16, {}),
     "max_running_requests": (1, 32, {}),
     "max_tokens_per_step": (None, 512, {}),
@@ -169,7 +163,7 @@ def trial(option: str, values: str | None) -> tuple[Any, Any, dict[str, Any]]:
     pair = parse_values(values)
     if len(pair) != 2:
         raise ValueError(f"--values is {values!r}, which is {len(pair)} values; give two, separated by a comma")
-    return pair[0], pair[1], NEEDED_BY.get((option, str(pair[1])), needs)
+    return pair[0], pair[1], needs
 
 
 def settings(option: str, value: Any, base: Mapping[str, Any]) -> tuple[EngineConfig, SamplingParams]:
@@ -184,11 +178,11 @@ def settings(option: str, value: Any, base: Mapping[str, Any]) -> tuple[EngineCo
 def check_kernels_run(sides: Sequence[EngineConfig]) -> None:
     """Raise ``ValueError`` for kernels where none runs at speed: references stand in, or an interpreter does."""
     for side in sides:
-        if side.kernels == "triton" and not (side.device.startswith("cuda") and torch.cuda.is_available()):
+        if side.compute == "triton" and not (side.device.startswith("cuda") and torch.cuda.is_available()):
             raise ValueError(
-                f"kernels='triton' on device {side.device!r} without an NVIDIA GPU measures no kernel; ablate it on a "
+                f"compute='triton' on device {side.device!r} without an NVIDIA GPU measures no kernel; ablate it on a "
                 "GPU, run `bench kernels` with TRITON_INTERPRET=1 to see that they are right, or ablate those of a CPU "
-                "with --values torch,numba"
+                "with --values reference,compiled"
             )
 
 
@@ -280,7 +274,7 @@ def parse_base(given: Sequence[str]) -> dict[str, Any]:
 
 def bench_ablate(
     option: Annotated[str, typer.Option(help="A field of EngineConfig or SamplingParams.")],
-    values: Annotated[str | None, typer.Option(help="Off and on, such as 1,32 or torch,packed.")] = None,
+    values: Annotated[str | None, typer.Option(help="Off and on, such as 1,32 or packed,fast.")] = None,
     base: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for both sides, any number of times.")] = None,
     model: Annotated[str, typer.Option(help="tiny: the embedded model. 0.6b: random weights.")] = "tiny",
     requests: Annotated[int, typer.Option(help="Requests of the ragged load; 0: 32, at 0.6b 8.", min=0)] = 0,

@@ -35,11 +35,11 @@ from mini_engine.llm import load_model, make_driver
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "off": {},
-    "packed": {"linear": "packed"},
-    "packed+grouped": {"linear": "packed", "attention": "grouped"},
+    "packed": {"compute": "packed"},
+    "fast": {"compute": "fast"},
     "invariant": {"batch_invariant": True},
-    "packed+invariant": {"linear": "packed", "batch_invariant": True},
-    "packed+numba": {"linear": "packed", "kernels": "numba"},
+    "packed+invariant": {"compute": "packed", "batch_invariant": True},
+    "compiled": {"compute": "compiled"},
 }
 PEER = "transformers"
 READ_ELEMENTS = 1 << 26  # 256 MiB

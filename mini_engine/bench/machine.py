@@ -67,7 +67,7 @@ def settled_rss() -> int:
 
 def names_in(dtype: str, systems: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
     """Return the ``systems`` (name -> options) that can run: compiled loops are float32 alone, and need Numba."""
-    over_loops = [name for name, options in systems.items() if (options or {}).get("kernels") == "numba"]
+    over_loops = [name for name, options in systems.items() if (options or {}).get("compute") == "compiled"]
     if dtype == "float32" and find_spec("numba") is not None:
         return list(systems)
     if dtype == "float32":

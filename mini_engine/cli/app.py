@@ -220,10 +220,8 @@ def generate(
     jump_forward: grammars.JumpForward = False,
     dtype: options.DtypeOption = "float32",
     device: options.Device = "cpu",
-    linear: options.LinearOption = "torch",
-    attention: options.AttentionOption = "torch",
+    compute: options.ComputeOption = "reference",
     batch_invariant: options.BatchInvariant = False,
-    kernels: options.KernelsOption = "torch",
     engine: options.Engine = None,
 ) -> None:
     """Continue PROMPT and stream the text: greedily, or as the sampling options say."""
@@ -241,7 +239,7 @@ def generate(
         )  # fmt: skip
         changes = grammars.engine_options(grammar, grammar_backend, jump_forward, params.num_samples)
         began = time.perf_counter()
-        config = make_config(dtype, device, linear, attention, batch_invariant, kernels=kernels, **changes)
+        config = make_config(dtype, device, compute, batch_invariant, **changes)
         driver, tokenizer = start(model, engine, config)
         driver.sampler.trace = SamplingTrace() if trace else None
         load_s = time.perf_counter() - began
@@ -277,10 +275,8 @@ def chat(
     seed: options.Seed = None,
     dtype: options.DtypeOption = "float32",
     device: options.Device = "cpu",
-    linear: options.LinearOption = "torch",
-    attention: options.AttentionOption = "torch",
+    compute: options.ComputeOption = "reference",
     batch_invariant: options.BatchInvariant = False,
-    kernels: options.KernelsOption = "torch",
     engine: options.Engine = None,
 ) -> None:
     """Talk with the model. /new forgets the conversation, /exit (or Ctrl-D) ends it."""
@@ -289,7 +285,7 @@ def chat(
             preset, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
             seed=seed,
         )  # fmt: skip
-        config = make_config(dtype, device, linear, attention, batch_invariant, kernels=kernels)
+        config = make_config(dtype, device, compute, batch_invariant)
         driver, tokenizer = start(model, engine, config)
         encode_chat(tokenizer, [{"role": "user", "content": ""}], think)  # a missing template shows now, not later
     opening = [{"role": "system", "content": system}] if system else []

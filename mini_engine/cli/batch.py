@@ -361,24 +361,30 @@ def batch(
     eviction: Annotated[str, typer.Option(help=f"With it, who goes first: {', '.join(EVICTIONS)}.")] = "lru",
     dtype: options.DtypeOption = "float32",
     device: options.Device = "cpu",
-    linear: options.ServingLinear = None,
-    attention: options.ServingAttention = None,
+    compute: options.ServingCompute = None,
     batch_invariant: options.BatchInvariant = False,
-    kernels: options.KernelsOption = "torch",
     engine: options.Engine = None,
 ) -> None:
     """Answer every request of FILE, many at a time, one JSON line for each as it ends. Ctrl-C loses nothing."""
     with input_errors():
         options.check_device(device)
-        chosen = {"linear": linear, "attention": attention, "grammar_backend": grammar_backend}
+        chosen = {"compute": compute, "grammar_backend": grammar_backend}
         config = EngineConfig.serving(
-            dtype=dtype, device=device, batch_invariant=batch_invariant, kernels=kernels,
-            max_running_requests=running, policy=policy, jump_forward=jump_forward,
-            max_tokens_per_step=tokens_per_step, preemption=preemption, page_size=page_size, num_pages=num_pages,
-            prefix_cache="radix" if prefix_cache else None, eviction=eviction,
+            dtype=dtype,
+            device=device,
+            batch_invariant=batch_invariant,
+            max_running_requests=running,
+            max_tokens_per_step=tokens_per_step,
+            policy=policy,
+            preemption=preemption,
+            page_size=page_size,
+            num_pages=num_pages,
+            prefix_cache="radix" if prefix_cache else None,
+            eviction=eviction,
             wait_for_prefix=32 if prefix_cache else None,
+            jump_forward=jump_forward,
             **{name: value for name, value in chosen.items() if value is not None},
-        )  # fmt: skip
+        )
         grammar = grammars.grammar_options(regex, json_schema, choices)
         base = options.make_params(
             preset, **grammar, reasoning=bool(grammar) and think, max_new_tokens=max_new_tokens, n=n, best_of=best_of,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 import torch
 import typer
 
-from mini_engine.config import AttentionKind, Dtype, EngineConfig, LinearKind
+from mini_engine.config import Compute, Dtype, EngineConfig
 from mini_engine.sampler.params import PRESETS, SamplingParams
 
 ENGINE_PANEL, SAMPLING_PANEL = "How the engine runs", "How tokens are chosen"
@@ -21,35 +21,16 @@ Model = Annotated[
 MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
 DtypeOption = Annotated[str, typer.Option(help="float32 or bfloat16.", rich_help_panel=ENGINE_PANEL)]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …", rich_help_panel=ENGINE_PANEL)]
-LinearOption = Annotated[
-    str,
-    typer.Option(
-        help="torch: the bits of transformers. packed: weights packed once, 2-3 times faster on a CPU.",
-        rich_help_panel=ENGINE_PANEL,
-    ),
-]
-AttentionOption = Annotated[
-    str,
-    typer.Option(
-        help="torch: the bits of transformers. grouped: faster decode steps in bfloat16.", rich_help_panel=ENGINE_PANEL
-    ),
-]
-ServingLinear = Annotated[
-    str | None, typer.Option("--linear", help="torch or packed; the faster if not given.", rich_help_panel=ENGINE_PANEL)
-]
-ServingAttention = Annotated[
+COMPUTE_HELP = (
+    "reference: the bits of transformers. packed: weights packed once, 2-3 times faster on a CPU. fast: packed, and "
+    "faster decode steps in bfloat16. compiled: compiled loops, fastest for a small model on a CPU. triton: the "
+    "course's kernels, on an NVIDIA GPU or with TRITON_INTERPRET=1."
+)
+ComputeOption = Annotated[str, typer.Option("--compute", help=COMPUTE_HELP, rich_help_panel=ENGINE_PANEL)]
+ServingCompute = Annotated[
     str | None,
-    typer.Option("--attention", help="torch or grouped; the faster if not given.", rich_help_panel=ENGINE_PANEL),
+    typer.Option("--compute", help=f"The fastest if not given. {COMPUTE_HELP}", rich_help_panel=ENGINE_PANEL),
 ]
-KernelsOption = Annotated[
-    str,
-    typer.Option(
-        "--kernels",
-        help="torch. numba: compiled loops, fastest for a small model on a CPU. triton: the course's kernels, on an "
-        "NVIDIA GPU or with TRITON_INTERPRET=1.",
-        rich_help_panel=ENGINE_PANEL,
-    ),
-]  # fmt: skip
 Engine = Annotated[
     Path | None,
     typer.Option(
@@ -102,9 +83,7 @@ BestOf = Annotated[int | None, typer.Option(help="Generate so many and show the 
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=SAMPLING_PANEL)]
 
 
-def make_config(
-    dtype: str, device: str, linear: str, attention: str, batch_invariant: bool, **changes: Any
-) -> EngineConfig:
+def make_config(dtype: str, device: str, compute: str, batch_invariant: bool, **changes: Any) -> EngineConfig:
     """Build the configuration, which checks the words, with ``changes`` to other options.
 
     Raises ``ValueError`` for a device that is not there.
@@ -113,8 +92,7 @@ def make_config(
     return EngineConfig(
         dtype=cast(Dtype, dtype),
         device=device,
-        linear=cast(LinearKind, linear),
-        attention=cast(AttentionKind, attention),
+        compute=cast(Compute, compute),
         batch_invariant=batch_invariant,
         **changes,
     )

@@ -87,16 +87,18 @@ def onednn_fault(dtype: torch.dtype) -> str | None:
 
 
 def make_projections(config: EngineConfig) -> Projections:
-    """Return the projections that ``config.linear`` and ``config.batch_invariant`` ask for.
+    """Return the projections that ``config.compute`` and ``config.batch_invariant`` ask for.
 
-    Where oneDNN cannot multiply in the dtype, ``linear="packed"`` computes with ``F.linear`` and a warning says so.
+    Where oneDNN cannot multiply in the dtype, packed weights are those of ``F.linear`` and a warning says so.
     """
-    is_packed = config.linear == "packed"
+    is_packed = config.packs_weights
     if not (is_packed or config.batch_invariant):
         return TorchProjections()
     fault = onednn_fault(getattr(torch, config.dtype))
     if fault is not None and is_packed:
-        warnings.warn(f"linear='packed' needs oneDNN; F.linear is used for {config.dtype}: {fault}", stacklevel=2)
+        warnings.warn(
+            f"compute={config.compute!r} needs oneDNN; F.linear is used for {config.dtype}: {fault}", stacklevel=2
+        )
     usable = ("packed", "onednn", "torch") if fault is None else ("torch",)
     return InvariantProjections(usable) if config.batch_invariant else FastProjections(usable)
 

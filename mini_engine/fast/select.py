@@ -20,9 +20,9 @@ def select_attention(config: EngineConfig, model: ModelConfig) -> AttentionFacto
     """Return what makes the attention object of each step, as ``config`` asks. Kernels have their own."""
     if config.batch_invariant:
         return partial(InvariantAttention, num_attention_heads=model.num_attention_heads)
-    if config.attention == "grouped":
+    if config.compute == "fast":
         return grouped
-    return consecutive if config.linear == "packed" else PagedAttention
+    return consecutive if config.packs_weights else PagedAttention
 
 
 def consecutive(pool: KVPool, metadata: AttentionMetadata) -> Attention:

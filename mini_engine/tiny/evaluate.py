@@ -89,7 +89,7 @@ def generate_answers(
 
 def measure(folder: Path, count: int, seed: int) -> list[Figure]:
     """Ask ``count`` prompts of each kind and count the right answers."""
-    driver = load_driver(folder, EngineConfig(linear="packed"))
+    driver = load_driver(folder, EngineConfig(compute="packed"))
     tokenizer = load_tokenizer(folder)
     kinds: list[tuple[str, Callable[..., Task], dict[str, tuple[Callable[[Task, str], bool], float]]]] = [
         ("stories", corpus.story_task, {"a story uses its name and animal": (uses_name_and_animal, 0.9)}),

@@ -96,7 +96,9 @@ def trace_forward(model: Qwen3, token_ids: Sequence[int], attention: Attention |
     Raises ``ValueError`` for a fused model, whose blocks are not the ones that are recorded.
     """
     if isinstance(model, FusedQwen3):
-        raise ValueError("a model with packed weights is fused and has no separate blocks; load it with linear='torch'")
+        raise ValueError(
+            "a model with packed weights is fused and has no separate blocks; load it with compute='reference'"
+        )
     recorder = RecordingAttention(attention or dense.DenseAttention())
     recording = RecordingModel(model)
     logits = recording(torch.tensor(token_ids), torch.arange(len(token_ids)), recorder)

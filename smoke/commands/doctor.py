@@ -32,7 +32,7 @@ def print_invariance() -> None:
 
     for dtype in ("float32", "bfloat16"):
         try:
-            load_driver(engine=EngineConfig(dtype=dtype, linear="packed", batch_invariant=True))
+            load_driver(engine=EngineConfig(dtype=dtype, compute="packed", batch_invariant=True))
         except ValueError as error:
             typer.echo(str(error))
     typer.echo(f"batch_invariant, as found on this machine (kept in {path()}):")

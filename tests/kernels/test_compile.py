@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import triton
 
 SHARED_MEMORY = 227 * 1024  # bytes that one block of an H200 may use
@@ -16,6 +17,7 @@ KERNELS = Path(__file__).parents[2] / "mini_engine" / "kernels"
 SCRIPT = Path(__file__).with_name("compile_for_gpu.py")
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_an_h200_and_next_to_nothing_spills():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, SCRIPT]

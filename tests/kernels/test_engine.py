@@ -1,7 +1,6 @@
 """The engine over kernels: what lesson 8 promises of whole answers."""
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -48,17 +47,18 @@ def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
     return [samples[0].token_ids for samples in engine.generate(prompts, params)]
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_those_of_torch():
     prompts = random_prompts(100, LONGEST_PROMPT, 1019)
     params = SamplingParams(max_new_tokens=NEW_TOKENS)
     found = {
-        kernels: answers(
-            make_engine(load_driver(engine=EngineConfig(kernels=kernels, device=DEVICE, max_running_requests=100))),
+        compute: answers(
+            make_engine(load_driver(engine=EngineConfig(compute=compute, device=DEVICE, max_running_requests=100))),
             prompts, params,
         )
-        for kernels in ("torch", "triton")
+        for compute in ("reference", "triton")
     }  # fmt: skip
-    assert found["triton"] == found["torch"]
+    assert found["triton"] == found["reference"]
 
 
 def logits_of(engine: Engine, prompts: list[list[int]], new_tokens: int) -> dict[str, list[torch.Tensor]]:
@@ -72,6 +72,7 @@ def logits_of(engine: Engine, prompts: list[list[int]], new_tokens: int) -> dict
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -87,8 +88,8 @@ def test_batch_invariant_logits_are_those_of_the_lonely_run(options):
     new_tokens = 4 if INTERPRETED else 40
     if "num_pages" in options and not INTERPRETED:
         options = {**options, "num_pages": pages_needed(2 * (30 + new_tokens), 4)}
-    together = logits_of(tiny_engine(kernels="triton", batch_invariant=True, **options), prompts, new_tokens)
-    lonely = tiny_engine(kernels="triton", batch_invariant=True)
+    together = logits_of(tiny_engine(compute="triton", batch_invariant=True, **options), prompts, new_tokens)
+    lonely = tiny_engine(compute="triton", batch_invariant=True)
     for prompt, rows in zip(prompts, together.values(), strict=True):
         (alone,) = logits_of(lonely, [prompt], new_tokens).values()
         assert len(rows) == len(alone) == new_tokens
@@ -99,8 +100,8 @@ def test_batch_invariant_logits_are_those_of_the_lonely_run(options):
 def test_without_invariance_the_batch_shows_in_the_bits():
     """The control: if this did not differ, the test above would show nothing."""
     prompts = random_prompts(4, 20, 60)
-    together = logits_of(tiny_engine(kernels="triton", max_tokens_per_step=7), prompts, 4)
-    lonely = tiny_engine(kernels="triton")
+    together = logits_of(tiny_engine(compute="triton", max_tokens_per_step=7), prompts, 4)
+    lonely = tiny_engine(compute="triton")
     alone = [row for prompt in prompts for rows in logits_of(lonely, [prompt], 4).values() for row in rows]
     assert not all(
         torch.equal(a, b) for a, b in zip(alone, [row for rows in together.values() for row in rows], strict=True)
@@ -121,8 +122,8 @@ SAMPLED = [
 def test_seeded_and_penalised_answers_are_those_of_torch():
     prompts = random_prompts(len(SAMPLED), 6, 60)
     found = []
-    for kernels in ("torch", "triton"):
-        engine = tiny_engine(kernels=kernels)
+    for compute in ("reference", "triton"):
+        engine = tiny_engine(compute=compute)
         found.append([one for samples in engine.generate(prompts, SAMPLED) for one in samples])
     for plain, ours in zip(*found, strict=True):
         assert ours.token_ids == plain.token_ids
@@ -136,15 +137,15 @@ def test_unseeded_rows_take_the_tokens_of_the_same_uniform_numbers():
     prompts = random_prompts(3, 6, 60)
     params = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.01, max_new_tokens=4, ignore_eos=True)
     found = []
-    for kernels in ("torch", "triton"):
-        engine = tiny_engine(kernels=kernels)
+    for compute in ("reference", "triton"):
+        engine = tiny_engine(compute=compute)
         engine.driver.sampler.generator.manual_seed(5)
         found.append(answers(engine, prompts, params))
     assert found[0] == found[1]
 
 
 def test_a_row_of_nan_ends_its_own_request_alone():
-    engine = tiny_engine(kernels="triton")
+    engine = tiny_engine(compute="triton")
     model = engine.driver.model
     head = model.lm_head
     model.lm_head = lambda x: head(x).index_fill_(0, torch.tensor([1], device=x.device), torch.nan)
@@ -159,7 +160,7 @@ def test_a_row_of_nan_ends_its_own_request_alone():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_on_a_gpu_the_equivalence_holds_in_both_dtypes(dtype):
     prompts = random_prompts(12, 90, 60)
-    options = {"dtype": dtype, "kernels": "triton", "batch_invariant": True}
+    options = {"dtype": dtype, "compute": "triton", "batch_invariant": True}
     together = logits_of(
         tiny_engine(**options, max_tokens_per_step=32, max_running_requests=6, prefix_cache="radix"), prompts, 60
     )
@@ -169,11 +170,7 @@ def test_on_a_gpu_the_equivalence_holds_in_both_dtypes(dtype):
         assert all(torch.equal(a, b) for a, b in zip(rows, alone, strict=True))
 
 
-def test_kernels_and_other_ways_to_compute_exclude_each_other():
-    for name, value in (("linear", "packed"), ("attention", "grouped")):
-        with pytest.raises(ValueError, match=f"kernels='triton' has its own way and {name} is '{value}'"):
-            EngineConfig(kernels="triton", **{name: value})
-    with pytest.raises(ValueError, match="set kernels='triton'"):
+def test_invariance_on_a_gpu_needs_kernels():
+    with pytest.raises(ValueError, match="set compute='triton'"):
         EngineConfig(batch_invariant=True, device="cuda")
-    assert EngineConfig(batch_invariant=True, device="cuda", kernels="triton").batch_invariant
-    assert replace(EngineConfig.serving(kernels="triton"), page_size=4).linear == "torch"
+    assert EngineConfig(batch_invariant=True, device="cuda", compute="triton").batch_invariant

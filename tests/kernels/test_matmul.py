@@ -125,6 +125,7 @@ print(len(codes), len(set(codes)))
 """
 
 
+@pytest.mark.slow
 def test_every_number_of_rows_runs_the_same_machine_code():
     """Triton compiles anew for a number that is 1 or a multiple of 16, and for another alignment of an address."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

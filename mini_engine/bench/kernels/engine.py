@@ -24,7 +24,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.llm import build_model, make_driver
 
 PEER = "transformers"
-SYSTEMS = ("torch", "triton")  # values of EngineConfig.kernels
+SYSTEMS = ("reference", "triton")  # values of EngineConfig.compute
 OVER_PEER = 2.0  # promised of "triton": tokens per second of decoding over those of transformers
 
 
@@ -82,11 +82,11 @@ def make_peer(shape: Shape, setting: Setting, positions: int, seed: int) -> Qwen
     return model.eval()
 
 
-def make_system(peer: Qwen3ForCausalLM, kernels: str, setting: Setting, batch: int, tokens: int) -> EngineSystem:
+def make_system(peer: Qwen3ForCausalLM, compute: str, setting: Setting, batch: int, tokens: int) -> EngineSystem:
     """Return the engine over the peer's weights, with room for ``batch`` requests of ``tokens`` tokens."""
     weights = {name: tensor.detach() for name, tensor in peer.state_dict().items() if name != "lm_head.weight"}
     config = EngineConfig.serving(
-        kernels=kernels, device=str(setting.device), dtype=str(setting.dtype).removeprefix("torch."),
+        compute=compute, device=str(setting.device), dtype=str(setting.dtype).removeprefix("torch."),
         page_size=setting.page_size, max_running_requests=batch, max_tokens_per_step=None, preemption=False,
         num_pages=batch * pages_needed(tokens, setting.page_size),
     )  # fmt: skip
@@ -152,9 +152,9 @@ def measure_engine(name: str, setting: Setting, seed: int) -> Iterator[EngineRow
     for batch in setting.sizes.engine_batches:
         jobs = [Job(source.choices(range(vocab), k=tokens), tokens) for _ in range(batch)]
         served = {PEER: serve_twice(lambda peak, jobs=jobs: with_peer(peer, jobs, peak), setting)}  # type: ignore[misc]
-        for kernels in SYSTEMS:
-            system = make_system(peer, kernels, setting, batch, 2 * tokens)
-            served[kernels] = serve_twice(
+        for compute in SYSTEMS:
+            system = make_system(peer, compute, setting, batch, 2 * tokens)
+            served[compute] = serve_twice(
                 lambda peak, system=system, jobs=jobs: with_engine(system, jobs, peak),  # type: ignore[misc]
                 setting,
             )

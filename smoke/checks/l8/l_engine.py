@@ -83,8 +83,8 @@ def off_probe(seed: int) -> Values:
     values: Values = {}
     given, eos = [prompts(seed)[0]], tuple(embedded_eos_ids())
     values["by default"] = run(build_engine(embedded_case(), eos=eos), given, [PLAIN])[0]
-    before = build_engine(embedded_case(), eos=eos, kernels="torch", batch_invariant=False)
-    other = build_engine(tiny_case(seed), kernels="triton")
+    before = build_engine(embedded_case(), eos=eos, compute="reference", batch_invariant=False)
+    other = build_engine(tiny_case(seed), compute="triton")
     values["over kernels"] = run(other, [[3, 1]], [{"max_new_tokens": 1}])[0]["ids"]
     values["beside an engine over kernels"] = run(before, given, [PLAIN])[0]
     return values
@@ -102,7 +102,7 @@ def off_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L8.L.off",
-    "With kernels='torch' the engine gives the bits of lesson 7 and of transformers, also beside one over kernels.",
+    "With compute='reference' the engine gives the bits of lesson 7 and of transformers, also beside one over kernels.",
     off_probe,
     off_verdict,
     needs=BENEATH,
@@ -114,7 +114,7 @@ REGISTRY.add(
 
 def greedy_probe(seed: int) -> Values:
     """Let two short prompts share the steps of the embedded model over kernels."""
-    engine = build_engine(embedded_case(), kernels="triton")
+    engine = build_engine(embedded_case(), compute="triton")
     return {"answers": run(engine, short_prompts(seed), [{"max_new_tokens": 2}] * 2)}
 
 
@@ -155,8 +155,8 @@ def invariant_probe(seed: int) -> Values:
     """Run two requests in chunks of 4 tokens, and each alone in one piece."""
     case, given = tiny_case(seed), invariant_prompts(seed)
     chunks: dict[str, Any] = {"max_running_requests": 2, "max_tokens_per_step": 4, "page_size": 4}
-    together = build_engine(case, kernels="triton", batch_invariant=True, **chunks)
-    lonely = build_engine(case, kernels="triton", batch_invariant=True)
+    together = build_engine(case, compute="triton", batch_invariant=True, **chunks)
+    lonely = build_engine(case, compute="triton", batch_invariant=True)
     return {"together": run(together, given, [TWO] * 2), "alone": [run(lonely, [ids], [TWO])[0] for ids in given]}
 
 
@@ -199,7 +199,7 @@ def sampled_prompts(seed: int) -> list[list[int]]:
 
 def sampled_probe(seed: int) -> Values:
     """Let requests with seeds, filters and penalties share the steps."""
-    engine = build_engine(tiny_case(seed), kernels="triton", max_running_requests=len(WISHES))
+    engine = build_engine(tiny_case(seed), compute="triton", max_running_requests=len(WISHES))
     return {"answers": run(engine, sampled_prompts(seed), [{**TWO, **wish} for wish in WISHES])}
 
 
@@ -235,7 +235,7 @@ def grammar_probe(seed: int) -> Values:
     """Run two requests with a grammar beside one without."""
     l7_engine.register_backend({})
     options = {"grammar_backend": "sentences", "max_running_requests": 4, "num_pages": 60}
-    engine = build_engine(tiny_case(seed, 1024), eos=STOPS, with_text=True, kernels="triton", **options)
+    engine = build_engine(tiny_case(seed, 1024), eos=STOPS, with_text=True, compute="triton", **options)
     return {"answers": l7_engine.drive(engine, GUESTS, seed)["answers"]}
 
 
