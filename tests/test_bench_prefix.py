@@ -60,6 +60,7 @@ def test_the_tree_is_measured_at_its_size():
     assert 0 < figures.bytes_per_token < 100
 
 
+@pytest.mark.slow
 def test_a_short_run_reports_every_system():
     arguments = ["bench", "prefix", "--load", "tree", "--rounds", "1", "--system", ON, "--system", OFF]
     result = CliRunner().invoke(app, arguments)

@@ -119,6 +119,7 @@ def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_students_modules_run_in_place_of_the_engines_own(tmp_path: Path) -> None:
     """A loop that always takes the unlikeliest token shows whose driver is running."""
     source = (Path(mini_engine.__file__).parent / "driver.py").read_text()

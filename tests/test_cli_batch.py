@@ -282,6 +282,7 @@ def test_a_file_cut_anywhere_goes_on(tmp_path_factory, places, dice, cut):
     assert file.read_bytes() == b"".join(raw.splitlines(keepends=True)[:whole])
 
 
+@pytest.mark.slow
 def test_the_benchmark_counts_every_line():
     result = CliRunner().invoke(app, ["bench", "batch", "--lines", "600", "--lines", "1200", "--rounds", "1"])
     assert result.exit_code == 0, result.output

@@ -319,6 +319,7 @@ def test_the_compiled_model_computes_what_the_plain_one_computes(shape, options)
         torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_no_request_waits_for_the_compiler(batch_invariant, monkeypatch):
     """What is compiled when the model is built serves chunks, decoding rows, one row and shared work."""

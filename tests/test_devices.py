@@ -129,6 +129,7 @@ def test_the_benchmark_of_kernels_on_a_gpu_mixes_no_devices():
     assert {row.part for row in rows} == set(bench.CASES)
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_engines_on_a_gpu_mixes_no_devices():
     _, engine, setting = interpreted_bench()
     with PretendGpu():

@@ -118,6 +118,7 @@ def test_what_an_earlier_lesson_calls_stays(tmp_path: Path) -> None:
     assert "L6." in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_leak_is_noticed(tmp_path: Path) -> None:
     """The proof must be able to fail: a renamed copy of a solution, in a file that nobody would look into."""
     export(tmp_path / "course", "L2", sealed=False)

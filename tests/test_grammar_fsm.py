@@ -484,6 +484,7 @@ def test_a_path_spells_a_text_of_the_language(pattern):
             assert re.fullmatch(pattern, spelled.decode(), re.ASCII), (pattern, spelled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", WALKED[:8])
 def test_rollback_is_the_same_as_a_shorter_path(pattern):
     draw = random.Random(7)

@@ -197,6 +197,7 @@ def assert_same(off: RequestOutput, on: RequestOutput) -> None:
     assert on.logprobs == off.logprobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["fsm", "xgrammar", "llguidance"])
 def test_greedy_records_are_the_same_with_and_without(backend: str) -> None:
     forced = 0
@@ -284,6 +285,7 @@ def test_reported_log_probabilities_are_as_many_as_the_tokens_however_a_request_
         assert len(on.logprobs) == len(on.token_ids)
 
 
+@pytest.mark.slow
 def test_what_bans_tokens_is_asked_before_they_are_appended() -> None:
     """A bad word, a list of allowed ids or a processor used to be passed over where the grammar forced a text."""
     full = answer_of(make_engine(), PROMPTS[0], PARAMS)

@@ -314,6 +314,7 @@ def change(value: Any, other: Any, rng: random.Random) -> Any:
     return other
 
 
+@pytest.mark.slow
 def test_whatever_matches_is_valid() -> None:
     """Mutants of texts that are in the language: most are not, and not one of those that are is invalid."""
     accepted = refused = valid_but_refused = 0

@@ -444,6 +444,7 @@ def drop_spent(batch: SamplingBatch) -> None:
             del batch.processors["min_new_tokens"]
 
 
+@pytest.mark.slow
 @repeat
 @given(worlds, st.integers(1, 4))
 def test_a_preempted_request_continues_as_if_nothing_had_happened(dice: random.Random, rows: int) -> None:

@@ -151,6 +151,7 @@ def test_every_task_has_three_hints():
         assert set(load_hints(lesson.id)) == {task.id for task in lesson.tasks}
 
 
+@pytest.mark.slow
 def test_accept_reports_for_machines_and_notices_a_pitfall_that_survives(smoke, monkeypatch):
     code, words = smoke("accept", "-k", "P2-A1", "--json")
     assert code == 0
@@ -206,6 +207,7 @@ def test_mutants_says_which_pitfalls_a_students_test_catches(smoke, tmp_path, mo
     assert "fails on the reference" in words
 
 
+@pytest.mark.slow
 def test_doctor_says_that_the_machine_is_ready(smoke):
     code, words = smoke("doctor")
     assert code == 0

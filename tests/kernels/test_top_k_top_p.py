@@ -24,6 +24,7 @@ def by_hand(logits, k, p, joint):
     return top_p_by_hand(top_k_by_hand(logits, k), p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 65, 150])
 @pytest.mark.parametrize("rows_of", [random, tied])
 @pytest.mark.parametrize("joint", [False, True])
