@@ -120,8 +120,8 @@ def choose_kernels(device: torch.device, dtype: torch.dtype, batch_invariant: bo
             continue
         if batch_invariant and not kernel.is_invariant_reference:
             raise ValueError(
-                f"batch_invariant=True with kernels='triton' needs the kernel of {name}, which cannot run: {fault}; "
-                "or leave kernels='torch', which is invariant on CPUs"
+                f"batch_invariant=True with compute='triton' needs the kernel of {name}, which cannot run: {fault}; "
+                "or choose compute='reference', which is invariant on CPUs"
             )
         left_out[fault].append(name)
     for fault, names in left_out.items():  # the same text every time, so Python shows it once

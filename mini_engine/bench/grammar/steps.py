@@ -83,7 +83,8 @@ class TimedEngine:
 
     def __init__(self, driver: SamplingDriver, tokenizer: Tokenizer) -> None:
         """Serve as ``make_engine`` does."""
-        self.grammars = TimedService(driver.config, tokenizer, driver.vocabulary) if has_grammars(driver) else None
+        has_grammars = driver.config.grammar_backend != "none"
+        self.grammars = TimedService(driver.config, tokenizer, driver.vocabulary) if has_grammars else None
         self.engine = make_engine(driver, tokenizer, constraints=self.grammars)
         self.timed: list[TimedStep] = []
 
@@ -94,11 +95,6 @@ class TimedEngine:
         began = self.engine.clock()
         output = self.engine.step()
         self.timed.append(TimedStep(output, self.engine.clock() - began, dict(spent)))
-
-
-def has_grammars(driver: SamplingDriver) -> bool:
-    """Whether the engine of a driver compiles grammars."""
-    return driver.config.grammar_backend != "none"
 
 
 @dataclass(frozen=True)
