@@ -8,6 +8,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mini_engine.fast.products import onednn_fault
 
+pytest.register_assert_rewrite("tests.support")  # so that their assertions say what they compared
+
 
 def skip_without_bfloat16(dtype: str | torch.dtype) -> None:
     """Skip a bfloat16 test where oneDNN has no such products, unless the CPU has AVX-512: there it must have them."""

@@ -39,3 +39,16 @@ def relative_error(got: Tensor, exact: Tensor) -> float:
     """Return the largest error over the largest exact number of its row, both [..., H]."""
     assert bool(got.isfinite().all()), "a value is not finite"
     return float(((got.double() - exact).abs().amax(-1) / exact.abs().amax(-1).clamp(min=1e-30)).max())
+
+
+def random_bits(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Draw any bits: infinities, subnormals and NaN of every payload among them."""
+    integers = {4: torch.int32, 2: torch.int16}[dtype.itemsize]
+    limits = torch.iinfo(integers)
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(limits.min, limits.max + 1, shape, generator=generator, dtype=torch.int64)
+    return bits.to(integers).view(dtype).to(DEVICE)
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.contiguous().view({4: torch.int32, 2: torch.int16}[x.dtype.itemsize])

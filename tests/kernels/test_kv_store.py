@@ -4,6 +4,10 @@ from torch import Tensor
 
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.kernels import kv_store as op
+from tests.kernels.cases import (
+    bits,
+    random_bits,
+)
 from tests.kernels.conftest import DEVICE
 
 DTYPES = [
@@ -12,19 +16,6 @@ DTYPES = [
     torch.bfloat16,
 ]  # a copy computes nothing, so the interpreter can do bfloat16 too
 FUNCTIONS = [op.store_kv, op.store_kv_reference]
-
-
-def random_bits(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Draw any bits: infinities, subnormals and NaN of every payload among them."""
-    integers = {4: torch.int32, 2: torch.int16}[dtype.itemsize]
-    limits = torch.iinfo(integers)
-    generator = torch.Generator().manual_seed(seed)
-    bits = torch.randint(limits.min, limits.max + 1, shape, generator=generator, dtype=torch.int64)
-    return bits.to(integers).view(dtype).to(DEVICE)
-
-
-def bits(x: Tensor) -> Tensor:
-    return x.contiguous().view({4: torch.int32, 2: torch.int16}[x.dtype.itemsize])
 
 
 def slots_of(*numbers: int) -> Tensor:

@@ -5,9 +5,8 @@ from torch import Tensor
 
 from mini_engine.grammar import masks
 from mini_engine.kernels import token_bitmask as op
-from tests.kernels.cases import strided
+from tests.kernels.cases import bits, random_bits, strided
 from tests.kernels.conftest import DEVICE
-from tests.kernels.test_kv_store import bits, random_bits
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]  # nothing is computed, so the interpreter can do bfloat16 too
 SIZES = [1, 31, 32, 33, 64, 100, 1000, 2048, 2049]

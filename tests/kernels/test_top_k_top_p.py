@@ -5,9 +5,7 @@ from mini_engine.kernels import top_k_top_p as op
 from mini_engine.sampler import filters
 from tests.kernels.cases import random, strided
 from tests.kernels.conftest import DEVICE
-from tests.kernels.filter_cases import BLOCK, floats, ints, lone, poison, same_bits, tied
-from tests.kernels.test_top_k import by_hand as top_k_by_hand
-from tests.kernels.test_top_p import by_hand as top_p_by_hand
+from tests.kernels.filter_cases import BLOCK, floats, ints, lone, poison, same_bits, tied, top_k_by_hand, top_p_by_hand
 
 K = (0, 5, 40, 100, 1, 12, 90)
 P = (0.9, 1.0, 0.5, 0.77, 0.3, 0.97, 0.999)

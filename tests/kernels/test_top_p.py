@@ -8,7 +8,16 @@ from mini_engine.kernels import top_p as op
 from mini_engine.sampler import filters
 from tests.kernels.cases import random, strided
 from tests.kernels.conftest import DEVICE
-from tests.kernels.filter_cases import BLOCK, WIDTHS, floats, lone, poison, same_bits, tied
+from tests.kernels.filter_cases import (
+    BLOCK,
+    WIDTHS,
+    floats,
+    lone,
+    poison,
+    same_bits,
+    tied,
+    top_p_by_hand,
+)
 
 OFTEN = (0.5, 1e-9, 0.9, 0.37, 0.999, 1.0)
 
@@ -18,26 +27,13 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(op, "BLOCK", BLOCK)
 
 
-def by_hand(logits, p):
-    """Keep tokens in the order of (falling logit, rising id) while the mass before them is below p, in float64."""
-    kept = logits.clone()
-    for row, share in enumerate(p.tolist()):
-        numbers = logits[row].cpu().numpy().astype(np.float64)
-        order = np.lexsort((np.arange(len(numbers)), -numbers))
-        masses = np.exp(numbers[order] - numbers.max())
-        before = np.concatenate(([0.0], masses.cumsum()[:-1])) / masses.sum()
-        if share < 1:
-            kept[row, torch.from_numpy(order[before >= share].copy()).to(logits.device)] = -torch.inf
-    return kept
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows_of", [random, tied])
 def test_the_nucleus_is_that_of_lesson_four_and_of_float64(width, rows_of, monkeypatch):
     poison(monkeypatch)
     logits, p = rows_of(6, width) * 2, floats(*OFTEN)
     got = op.apply_top_p(logits, p)
-    assert same_bits(got, by_hand(logits, p))
+    assert same_bits(got, top_p_by_hand(logits, p))
     assert torch.equal(got, filters.apply_top_p(logits, p))
 
 
@@ -71,7 +67,7 @@ def test_small_rows_with_many_equals(row, p):
     assume(np.abs(masses.cumsum() / masses.sum() - p).min() > 1e-6)  # float32 masses may fall on either side
     logits = floats(*row, dtype=torch.float32)[None]
     got = op.apply_top_p(logits, floats(p))
-    assert torch.equal(got, by_hand(logits, floats(p)))
+    assert torch.equal(got, top_p_by_hand(logits, floats(p)))
     assert torch.equal(got, filters.apply_top_p(logits, floats(p)))
 
 
@@ -88,4 +84,4 @@ def test_a_row_is_cut_alone_as_among_others_in_any_block_and_rows_may_lie_apart(
 
 def test_the_reference_is_lesson_four():
     logits, p = random(6, 80), floats(*OFTEN)
-    assert torch.equal(op.apply_top_p_reference(logits, p), by_hand(logits, p))
+    assert torch.equal(op.apply_top_p_reference(logits, p), top_p_by_hand(logits, p))

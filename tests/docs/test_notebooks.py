@@ -1,0 +1,293 @@
+"""The notebooks: they are clean in the repository, run from top to bottom, and fail when the engine is wrong."""
+
+import ast
+import base64
+import html
+import os
+import re
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NAMES = ["L1_model", "L2_attention", "L3_driver", "L4_sampler", "L5_scheduler", "L6_radix_cache", "L7_grammar",
+         "L8_kernels"]  # fmt: skip
+MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
+ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}  # a figure is drawn on one core
+
+# Code that runs in the kernel before the first cell. Every fault is a bug that engines have had.
+FAULTS = {
+    ("L1_model", "rotate_half without the minus sign"): """
+import torch
+from mini_engine import model
+model.rotate_half = lambda x: torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)
+""",
+    ("L1_model", "no causal mask"): """
+import torch
+from mini_engine.attention import dense
+dense.causal_mask = lambda q_len, kv_len, device="cpu": torch.ones(q_len, kv_len, dtype=torch.bool)
+""",
+    ("L1_model", "epsilon outside the square root"): """
+import torch
+from mini_engine import model
+model.rms_norm = lambda x, w, eps: w * (x.float() / (x.float().pow(2).mean(-1, keepdim=True).sqrt() + eps)).to(x.dtype)
+""",
+    ("L2_attention", "causal mask aligned top-left"): """
+import torch
+from mini_engine.attention import dense
+dense.causal_mask = lambda q_len, kv_len, device="cpu": torch.ones(q_len, kv_len, dtype=torch.bool).tril()
+""",
+    ("L2_attention", "slots that know only the first page"): """
+from mini_engine.attention import metadata
+metadata.slots_of = lambda pages, start, stop, size: [pages[0] * size + p % size for p in range(start, stop)]
+""",
+    ("L3_driver", "decode positions off by one"): """
+from dataclasses import replace
+from mini_engine import driver
+pack = driver.pack_batch
+def shifted(chunks, page_size, device="cpu"):
+    batch = pack(chunks, page_size, device)
+    return replace(batch, positions=batch.positions + (chunks[0].num_computed_tokens > 0))
+driver.pack_batch = shifted
+""",
+    ("L3_driver", "the end of the text is not noticed"): """
+from mini_engine import llm as startup
+startup.load_eos_ids = lambda folder: frozenset()
+""",
+    ("L4_sampler", "top-p removes the token that reaches p"): """
+import torch
+from mini_engine.sampler import sampler
+right = sampler.apply_top_p
+def too_few(logits, p):
+    kept = right(logits, p)
+    banned = kept == -torch.inf
+    several = (p < 1) & ((~banned).sum(-1) > 1)
+    least = kept.masked_fill(banned, torch.inf).argmin(-1, keepdim=True)
+    return torch.where(several[:, None], kept.scatter(-1, least, -torch.inf), kept)
+sampler.apply_top_p = too_few
+""",
+    ("L4_sampler", "the seed is hashed by products of primes"): """
+from mini_engine.sampler import draw
+draw.murmur3 = lambda seeds, positions, ids: (
+    (((seeds * 19349663) ^ (positions * 73856093)) * 8589934591) ^ (ids * 479001599)
+).remainder(1 << 24) * 256
+""",
+    ("L4_sampler", "one temperature for the whole batch"): """
+from mini_engine.sampler import sampler
+sampler.apply_temperature = lambda logits, temperature: logits / temperature[0]
+""",
+    ("L5_scheduler", "a stream shows the beginning of a stop string"): """
+from mini_engine.detokenizer import StopStrings
+StopStrings.held_back = lambda self, text, start: 0
+""",
+    ("L5_scheduler", "a preempted request forgets its output"): """
+from mini_engine.scheduler.scheduler import Scheduler
+preempt = Scheduler.preempt
+def forgetful(self, request):
+    preempt(self, request)
+    request.output_ids.clear()
+Scheduler.preempt = forgetful
+""",
+    ("L5_scheduler", "nobody joins a batch that runs"): """
+from mini_engine.scheduler.scheduler import Scheduler
+admit = Scheduler.admit
+Scheduler.admit = lambda self, budget, chunks: None if self.running else admit(self, budget, chunks)
+""",
+    ("L6_radix_cache", "nothing is found"): """
+from mini_engine.scheduler import scheduler
+from mini_engine.scheduler.prefix_cache import PrefixHit
+scheduler.match_prefix = lambda request, cache: PrefixHit()
+""",
+    ("L6_radix_cache", "nothing is left for others"): """
+from mini_engine.scheduler import scheduler
+from mini_engine.scheduler.scheduler import Scheduler
+Scheduler.share = lambda self, request: None
+""",
+    ("L6_radix_cache", "the most recently used goes in the order of the least"): """
+from mini_engine import radix_cache
+radix_cache.EVICTIONS["mru"] = radix_cache.EVICTIONS["lru"]
+""",
+    ("L7_grammar", "a token that goes over a border of the grammar is banned"): """
+import numpy as np
+from mini_engine.grammar.fsm import CompiledGrammar
+right = CompiledGrammar.mask
+def within_borders(self, state):
+    mask = right(self, state).copy()
+    for token, spelling in enumerate(self.table.token_bytes):
+        if len(spelling) > 1 and b'"' in spelling:
+            mask.view(np.uint32)[token // 32] &= ~np.uint32(1 << token % 32)
+    return mask
+CompiledGrammar.mask = within_borders
+""",
+    ("L7_grammar", "a forced token that could be longer is appended"): """
+from mini_engine.grammar.jump import JumpForward
+JumpForward.could_be_longer = lambda self, grammar, num_bytes: False
+JumpForward.settled = lambda self, grammar, output_ids, tokens: list(tokens)
+""",
+    ("L7_grammar", "special tokens are spelled as they look"): """
+from mini_engine.grammar.tokens import TokenTable
+right = TokenTable.from_tokenizer
+def spelled(tokenizer, vocab_size, stop_ids):
+    texts = list(right(tokenizer, vocab_size, stop_ids).token_bytes)
+    for number, token in tokenizer.get_added_tokens_decoder().items():
+        texts[number] = b"" if number in stop_ids else token.content.encode()
+    return TokenTable(tuple(texts), stop_ids)
+TokenTable.from_tokenizer = spelled
+""",
+    ("L8_kernels", "splits follow the batch after all"): """
+from mini_engine.viz.kernels_runs import interpret_kernels
+interpret_kernels()
+from mini_engine.kernels import split_attention
+right = split_attention.attend_piece
+def by_batch(q, keys, values, metadata, blocks, out, split_size):
+    right(q, keys, values, metadata, blocks, out, 128 if len(blocks.blocks) > 2 else split_size)
+split_attention.attend_piece = by_batch
+""",
+    ("L8_kernels", "the token that reaches p is cut too"): """
+import torch
+from mini_engine.viz.kernels_runs import interpret_kernels
+interpret_kernels()
+from mini_engine.kernels import top_p
+right = top_p.apply_top_p
+def too_few(logits, p):
+    kept = right(logits, p)
+    least = torch.where(kept == -torch.inf, torch.inf, kept).argmin(-1, keepdim=True)
+    return kept.scatter(-1, least, -torch.inf)
+top_p.apply_top_p = too_few
+""",
+    ("L8_kernels", "the up projection is activated instead of the gate"): """
+from mini_engine.viz.kernels_runs import interpret_kernels
+interpret_kernels()
+from mini_engine.kernels import silu_and_mul
+right = silu_and_mul.silu_and_mul
+silu_and_mul.silu_and_mul = lambda gate_up: right(gate_up.roll(gate_up.shape[-1] // 2, -1).contiguous())
+""",
+}
+
+
+def read(name: str) -> NotebookNode:
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def execute(notebook: NotebookNode) -> NotebookNode:
+    client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3")
+    client.execute(env=os.environ | ENVIRONMENT)
+    return notebook
+
+
+def kernel_seconds() -> float:
+    """Return the processor time of all ended child processes: unlike the clock, it does not count other programs."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+@cache
+def executed(name: str) -> tuple[NotebookNode, float]:
+    """The notebook with its outputs, and the processor seconds of its kernel; run once for all tests."""
+    start = kernel_seconds()
+    return execute(read(name)), kernel_seconds() - start
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def figures(notebook: NotebookNode) -> list[tuple[int, NotebookNode]]:
+    """The index of each cell that shows a figure, and its output."""
+    shown = [(i, out) for i, cell in enumerate(notebook.cells) for out in cell.get("outputs", []) if "data" in out]
+    return [(i, out.data) for i, out in shown if "text/html" in out.data]
+
+
+def test_every_notebook_is_tested():
+    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_repository_copy_is_clean(name):
+    raw = (FOLDER / f"{name}.ipynb").read_text()
+    notebook = read(name)
+    nbformat.validate(notebook)
+    assert len(raw.encode()) < MAX_BYTES
+    assert raw == nbformat.writes(notebook, indent=1) + "\n", "not in canonical form; save it with nbformat"
+    assert notebook.nbformat_minor >= 5
+    assert notebook.metadata == {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+    for cell in notebook.cells:
+        assert cell.metadata == {}
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_begins_with_a_prediction_and_ends_in_assertions(name):
+    cells = read(name).cells
+    kinds = [cell.cell_type for cell in cells[:3]]
+    assert kinds == ["markdown", "markdown", "code"]
+    assert cells[0].source.startswith(f"# {name[:2]}: ")
+    assert cells[1].source.startswith("## Predict first")
+    assert cells[1].source.count("?") >= 3
+    assert cells[2].id == "prediction"
+    assert cells[-1].id == "assertions"
+    asserted = [node for node in ast.walk(ast.parse(cells[-1].source)) if isinstance(node, ast.Assert)]
+    assert len(asserted) >= 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cells_call_the_engine_and_hold_no_algorithm(name):
+    forbidden = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.While, ast.Try)
+    for cell in code_cells(read(name)):
+        for node in ast.walk(ast.parse(cell.source)):
+            assert not isinstance(node, forbidden), f"cell {cell.id} defines {type(node).__name__}"
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert all(module.split(".")[0] == "mini_engine" for module in modules), f"cell {cell.id}: {modules}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_in_time_and_prints_no_warnings(name):
+    notebook, seconds = executed(name)
+    assert 0 < seconds < MAX_SECONDS
+    outputs = [out for cell in code_cells(notebook) for out in cell.outputs]
+    assert [out.text for out in outputs if out.output_type == "stream" and out.name == "stderr"] == []
+    assert outputs[-1].text == f"{name[:2]}: all statements hold\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_have_text_before_them_a_summary_and_a_picture(name):
+    notebook, _ = executed(name)
+    shown = figures(notebook)
+    assert len(shown) >= 5
+    for index, data in shown:
+        assert notebook.cells[index - 1].cell_type == "markdown", f"no text before {notebook.cells[index].id}"
+        summary = data["text/plain"]
+        assert re.search(r"\d", summary)
+        assert f"<p>{html.escape(summary)}</p>" in data["text/html"]
+        png = re.search(r'src="data:image/png;base64,([^"]+)"', data["text/html"])
+        assert base64.b64decode(png[1]).startswith(b"\x89PNG")
+    for (first, _), (second, _) in pairwise(shown):
+        assert second > first, "one figure a cell"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "fault"), FAULTS)
+def test_a_planted_fault_fails_the_assertions(name, fault):
+    notebook = read(name)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(FAULTS[name, fault]))
+    with pytest.raises(CellExecutionError) as error:
+        execute(notebook)
+    assert error.value.ename == "AssertionError"
+    failed = [cell.id for cell in code_cells(notebook) if any(o.output_type == "error" for o in cell.outputs)]
+    assert failed == ["assertions"]

@@ -1,0 +1,44 @@
+"""The README and the pages of docs/: their Python runs as it stands, and every command that they show exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mini_engine.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PYTHON = [
+    (page.name, block) for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+]
+COMMANDS = sorted(
+    {
+        command
+        for page in PAGES
+        for command in re.findall(r"^\$ mini-engine ((?:bench )?[a-z]+)", page.read_text(), re.MULTILINE)
+    }
+)
+
+
+def test_the_readme_is_short():
+    assert len(PAGES[0].read_text().splitlines()) <= 150
+    assert {name for name, _ in PYTHON} >= {"README.md", "USAGE.md"}
+
+
+@pytest.mark.parametrize(("page", "block"), PYTHON)
+def test_python_blocks_run(page, block, capsys):
+    exec(compile(block, page, "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out.count("\n") >= 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_exist(command):
+    assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []

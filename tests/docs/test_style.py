@@ -1,0 +1,50 @@
+"""The limits that keep the code readable and that no linter of ours counts: lines of a function, lines of a file."""
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(f for folder in ("mini_engine", "smoke") for f in (ROOT / folder).rglob("*.py"))
+LONGEST_FUNCTION, LONGEST_FILE = 40, 400
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from the first statement after the docstring to the last."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def code_lines(text: str) -> int:
+    """Lines that hold code: comments, blank lines and docstrings are free."""
+    ignored = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in ignored:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_functions_and_files_are_short(file: Path) -> None:
+    text = file.read_text()
+    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    long = [f"{f.name}: {body_lines(f)}" for f in functions if body_lines(f) > LONGEST_FUNCTION]
+    assert not long, f"functions over {LONGEST_FUNCTION} lines"
+    # Word lists and story templates are data; they are long and read like a table.
+    if file.name != "words.py":
+        assert code_lines(text) <= LONGEST_FILE
+
+
+def test_the_counters_count() -> None:
+    text = '"""Doc\nstring."""\n\n# comment\nX = (\n    1,\n)\n\ndef f():\n    """Doc."""\n    a = 1\n    return a\n'
+    function = ast.parse(text).body[-1]
+    assert isinstance(function, ast.FunctionDef)
+    assert body_lines(function) == 2
+    assert code_lines(text) == 6

@@ -1,0 +1,114 @@
+"""Attention over a common prefix and over the rest, merged: the values of the plain path, for every layout."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mini_engine.attention.dense import grouped_attention
+from mini_engine.attention.metadata import SequenceChunk, pack_batch
+from mini_engine.attention.paged import PagedAttention
+from mini_engine.config import EngineConfig
+from mini_engine.fast.attention.cascade import LEAST_SHARED, CascadeAttention, find_cascade
+from mini_engine.fast.attention.ragged import StepCache
+from mini_engine.llm import load_driver, make_engine
+from mini_engine.sampler.params import SamplingParams
+from tests.support.pools import chunk_at, make_pool
+
+PAGE = 8
+
+
+def tail(shared, own_pages, kv_len, new=1):
+    """A sequence of ``kv_len`` tokens that lies on the first ``shared`` pages of the pool and on pages of its own."""
+    return SequenceChunk([1] * new, kv_len - new, [*range(shared), *own_pages])
+
+
+def run_both(chunks, dtype=torch.float32, num_pages=80):
+    inputs = pack_batch(chunks, PAGE)
+    generator = torch.Generator().manual_seed(1)
+    rows = len(inputs.input_ids)
+    q, k, v = (torch.randn(rows, heads, 16, generator=generator).to(dtype) for heads in (6, 2, 2))
+    first, second = make_pool(num_pages, PAGE, dtype), make_pool(num_pages, PAGE, dtype)
+    plain = PagedAttention(first, inputs.metadata, grouped_attention)(1, q, k, v)
+    cascade = find_cascade(inputs.metadata, second)
+    assert cascade is not None, "this layout has a common prefix"
+    out = CascadeAttention(StepCache(second, inputs.metadata), cascade, grouped_attention)(1, q, k, v)
+    assert all(torch.equal(a, b) for a, b in zip(first.keys + first.values, second.keys + second.values, strict=True))
+    return plain, out, cascade
+
+
+LAYOUTS = {
+    "two alike": [tail(8, [20], 70), tail(8, [30, 31], 75)],
+    "the rest is one token": [tail(8, [20], 65), tail(8, [30], 65)],
+    "the shorter one ends with the prefix": [tail(8, [], 64), tail(10, [30], 85)],
+    "a stranger and a prompt between them": [
+        tail(10, [20], 83), chunk_at(40, 30, PAGE), tail(10, [30, 31, 25], 100), chunk_at(50, 40, PAGE, 9),
+        tail(10, [35], 81, 1),
+    ],
+    "a sequence of the prefix itself": [tail(12, [], 90), tail(11, [30], 90)],
+    "a prompt that begins alike": [tail(10, [20], 83), tail(10, [30, 31], 90, 7), tail(10, [32], 83)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_values_are_those_of_the_plain_path(name, dtype):
+    chunks = LAYOUTS[name]
+    if name == "the shorter one ends with the prefix":
+        chunks = [replace(chunks[0], pages=list(range(8))), chunks[1]]
+        with pytest.raises(AssertionError, match="common prefix"):
+            run_both(chunks, dtype)  # 56 tokens in common besides the newest one
+        chunks = [tail(9, [], 72), tail(10, [30], 85)]
+    plain, out, _ = run_both(chunks, dtype)
+    torch.testing.assert_close(out, plain, atol=1e-5 if dtype is torch.float32 else 2e-2, rtol=1e-5)
+
+
+def test_two_groups_and_who_is_in_them():
+    chunks = [tail(8, [20], 70), chunk_at(40, 80, PAGE), tail(8, [30], 66), chunk_at(40, 79, PAGE), chunk_at(60, 9, 8)]
+    plain, out, cascade = run_both(chunks)
+    assert [len(prefix.slots) for prefix in cascade.prefixes] == [64, 72]
+    assert cascade.members == [0, 2, 1, 3]
+    torch.testing.assert_close(out, plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [tail(8, [20], 70)],
+        [tail(7, [20], 60), tail(7, [30], 60)],  # 56 tokens: fewer than LEAST_SHARED
+        [tail(8, [20], 70), tail(8, [*range(30, 60)], 300), tail(8, [70], 66), tail(8, [71], 66)],  # padding costs more
+        [tail(8, [20, 21], 75, 9), tail(8, [30], 70)],  # one of the two is a prompt
+    ],
+)
+def test_no_cascade_where_it_would_not_help(chunks):
+    assert LEAST_SHARED == 64
+    assert find_cascade(pack_batch(chunks, PAGE).metadata, make_pool(80, PAGE)) is None
+
+
+def test_random_layouts():
+    dice = random.Random(0)
+    for _ in range(30):
+        shared, free = dice.randint(9, 14), random.Random(dice.random()).sample(range(20, 80), 60)
+        chunks = []
+        for _ in range(dice.randint(2, 8)):
+            own = dice.randint(1, 3)
+            pages = [free.pop() for _ in range(own)]
+            chunks.append(tail(shared, pages, (shared + own) * PAGE - dice.randint(0, PAGE - 1)))
+        plain, out, _ = run_both(chunks)
+        torch.testing.assert_close(out, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_an_engine_with_a_prefix_cache_uses_it_and_answers_the_same():
+    """Greedy, on the embedded model: the answers with common pages read once are those without the cache."""
+    config = EngineConfig.serving(prefix_cache=None)
+    driver = load_driver(engine=config)
+    stem = list(range(50, 150))
+    prompts = [[*stem, *range(300 + i, 310 + 2 * i)] for i in range(6)]
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    plain = [answer.token_ids for (answer,) in make_engine(driver).generate(prompts, params)]
+    driver = load_driver(engine=replace(config, prefix_cache="radix", wait_for_prefix=32))
+    used, choose = [], driver.make_attention
+    driver.make_attention = lambda pool, metadata: used.append(choose(pool, metadata)) or used[-1]
+    assert [answer.token_ids for (answer,) in make_engine(driver).generate(prompts, params)] == plain
+    assert sum(isinstance(attention, CascadeAttention) for attention in used) >= 10

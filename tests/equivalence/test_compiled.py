@@ -1,0 +1,443 @@
+"""Loops compiled for the CPU: each against float64, the model and its attention against the plain path, and the engine
+over them against the engine without."""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from mini_engine import llm as startup
+from mini_engine.attention.allocator import pages_needed
+from mini_engine.attention.dense import DenseAttention, sdpa_attention
+from mini_engine.attention.metadata import SequenceChunk, pack_batch
+from mini_engine.attention.paged import PagedAttention
+from mini_engine.attention.pool import KVPool
+from mini_engine.bench import ablate, forward, serving
+from mini_engine.bench import machine as bench_machine
+from mini_engine.cli.app import app
+from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.driver import GreedyDriver
+from mini_engine.fast.compiled import attention as compiled_attention
+from mini_engine.fast.compiled import loops
+from mini_engine.fast.compiled.attention import CompiledAttention
+from mini_engine.fast.compiled.model import CompiledQwen3
+from mini_engine.fast.products import make_projections
+from mini_engine.llm import load_driver, make_engine
+from mini_engine.model import Qwen3, rotary_frequencies, rotary_table
+from mini_engine.sampler.params import SamplingParams
+from tests.support.shapes import SHAPES, weights_of
+
+NUMBA = EngineConfig(compute="compiled")
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def near(got: np.ndarray, exact: np.ndarray, relative: float = 2e-6) -> None:
+    """At most ``relative`` of its row's largest from the float64 result; a NaN is near to nothing."""
+    assert got.dtype == np.float32
+    gap = np.abs(got.astype(np.float64) - exact)
+    assert (gap <= relative * np.abs(exact).max(-1, keepdims=True)).all(), gap.max()
+
+
+# Each loop
+
+
+@numba.njit  # not kept on disk: it would outlive a change of what it calls
+def exponentials(x, out):
+    for i in range(x.shape[0]):
+        out[i] = loops.exponential(x[i])
+
+
+def exponential(x: np.ndarray) -> np.ndarray:
+    out = np.full_like(x, np.nan)
+    exponentials(x, out)
+    return out
+
+
+def test_the_exponential_is_exact_to_a_unit_in_the_last_place_everywhere():
+    x = np.concatenate([np.linspace(-87, 88, 1 << 20), np.linspace(-1e-3, 1e-3, 1001)]).astype(np.float32)
+    exact = np.exp(x.astype(np.float64))
+    assert (np.abs(exponential(x) - exact) <= np.spacing(exact.astype(np.float32))).all()
+
+
+def test_the_exponential_at_the_ends():
+    x = np.array([-np.inf, -1e30, -87.1, 0.0, -0.0, 88.1, 1e30, np.inf, np.nan], np.float32)
+    got = exponential(x)
+    assert got[:5].tolist() == [0, 0, 0, 1, 1]
+    np.testing.assert_allclose(got[5:8], np.exp(88.0), rtol=1e-6)
+    assert np.isnan(got[8])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=70))
+def test_the_exponential_of_a_number_does_not_depend_on_where_it_stands(numbers):
+    x = np.array(numbers, np.float32)
+    alone = np.concatenate([exponential(x[i : i + 1]) for i in range(len(x))])
+    assert exponential(x).tobytes() == alone.tobytes()
+
+
+ROWS = [(1, 1), (1, 128), (3, 7), (16, 128), (5, 333), (130, 1024)]
+
+
+@pytest.mark.parametrize(("rows", "width"), ROWS)
+def test_norms(rows, width):
+    x, residual, weight = draw(rows, width), draw(rows, width, seed=1), draw(width, seed=2)
+
+    def exact(x):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight.astype(np.float64)
+
+    out = np.full_like(x, np.nan)
+    loops.rms_norm(x, weight, 1e-6, out)
+    near(out, exact(x.astype(np.float64)))
+    total = x + residual
+    loops.add_rms_norm(x, residual, weight, 1e-6, out)
+    assert np.array_equal(residual, total)
+    near(out, exact(total.astype(np.float64)))
+
+
+def test_a_row_of_zeros_and_one_of_nan_in_a_norm():
+    x, out = np.zeros((3, 20), np.float32), np.full((3, 20), 7, np.float32)
+    x[1, 4] = np.nan
+    loops.rms_norm(x, draw(20), 1e-6, out)
+    assert not out[[0, 2]].any()
+    assert np.isnan(out[1]).all()
+
+
+@pytest.mark.parametrize(("rows", "width"), ROWS)
+def test_silu_and_mul(rows, width):
+    gate_up = draw(rows, 2 * width) * 8
+    out = np.full((rows, width), np.nan, np.float32)
+    loops.silu_and_mul(gate_up, out)
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
+    exact = gate / (1 + np.exp(-gate)) * up
+    assert (np.abs(out - exact) <= 1e-6 * np.abs(exact) + 1e-30).all()
+
+
+def test_silu_far_from_zero_is_a_line_and_nothing():
+    gate_up = np.array([[1e4, -1e4, np.nan, 1, 1, 1]], np.float32)
+    out = np.empty((1, 3), np.float32)
+    loops.silu_and_mul(gate_up, out)
+    assert out[0, 0] == 1e4
+    assert abs(out[0, 1]) < 1e-30
+    assert np.isnan(out[0, 2])
+
+
+def test_the_rotary_table_is_that_of_the_model():
+    positions, frequencies = torch.tensor([0, 1, 77, 2047, 40_000]), rotary_frequencies(64, 1e6)
+    cos, sin = np.empty((2, 5, 32), np.float32)
+    loops.rotary_table(positions.numpy(), frequencies.numpy(), cos, sin)
+    for got, whole in zip((cos, sin), rotary_table(positions, frequencies, torch.float32), strict=True):
+        np.testing.assert_allclose(got, whole[:, :32].numpy(), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("rows", "num_heads", "num_kv_heads", "dim"), [(1, 1, 1, 2), (16, 6, 2, 32), (7, 5, 1, 24)])
+def test_heads_are_normed_and_turned(rows, num_heads, num_kv_heads, dim):
+    count = num_heads + num_kv_heads
+    heads, weights, angles = draw(rows, count + num_kv_heads, dim), draw(count, dim, seed=1), draw(rows, dim // 2)
+    q, k = (np.full((rows, n, dim), np.nan, np.float32) for n in (num_heads, num_kv_heads))
+    loops.norm_and_rotate(heads, weights, np.cos(angles), np.sin(angles), 1e-6, q, k)
+    x = heads[:, :count].astype(np.float64)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weights
+    turned = (x[..., : dim // 2] + 1j * x[..., dim // 2 :]) * np.exp(1j * angles.astype(np.float64))[:, None]
+    exact = np.concatenate([turned.real, turned.imag], -1)
+    near(np.concatenate([q, k], 1), exact)
+
+
+FLOATS = [None, *(numba.types.Array(numba.float32, ndim, "C") for ndim in (1, 2, 3))]  # by number of dimensions
+SLOTS, HEAD = numba.types.Array(numba.uintp, 1, "C"), numba.types.UniTuple(numba.boolean, 32)
+ARGUMENTS = {
+    "exponential": [numba.float32],
+    "inverse_rms": [FLOATS[1], numba.float64],
+    "rms_norm": [FLOATS[2], FLOATS[1], numba.float64, FLOATS[2]],
+    "add_rms_norm": [FLOATS[2], FLOATS[2], FLOATS[1], numba.float64, FLOATS[2]],
+    "silu_and_mul": [FLOATS[2], FLOATS[2]],
+    "rotary_table": [numba.types.Array(numba.int64, 1, "C"), FLOATS[1], FLOATS[2], FLOATS[2]],
+    "norm_and_rotate": [FLOATS[3], *[FLOATS[2]] * 3, numba.float64, FLOATS[3], FLOATS[3]],
+    "find_slots": [numba.types.Array(numba.int32, 2, "C"), numba.int64, numba.types.Array(numba.int32, 1, "C")],
+    "score": [FLOATS[2], FLOATS[2], SLOTS, HEAD, FLOATS[2]],
+    "softmax": [FLOATS[1], numba.int64],
+    "mix": [FLOATS[2], FLOATS[2], SLOTS, HEAD, FLOATS[2]],
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_no_loop_computes_in_float64(name):
+    """A whole number times a float32 is a float64 to the compiler: right, and half as fast."""
+    loop = numba.njit(getattr(loops, name).py_func)
+    loop.compile(tuple(ARGUMENTS[name]))
+    (compiled,) = loop.overloads.values()
+    types = compiled.type_annotation.typemap.items()
+    doubles = {variable for variable, kind in types if "float64" in str(kind) and not variable.startswith("$const")}
+    assert doubles <= {"eps", "arg.eps"}
+
+
+# Attention
+
+CONFIG = ModelConfig(32, 64, 2, 6, 2, 16, 64, 4096, 1e4, 1e-6, True)
+
+
+def make_pool(num_pages, page_size):
+    torch.manual_seed(0)
+    pool = KVPool(CONFIG, num_pages, page_size, torch.float32)
+    pool.poison(list(range(num_pages)))  # what is not this step's own must not be read
+    return pool
+
+
+def scattered(lengths_and_queries, page_size, seed=0):
+    """Sequences on pages in any order -> chunks, number of pages."""
+    needed = [pages_needed(length, page_size) for length, _ in lengths_and_queries]
+    pages = list(range(sum(needed) + 3))
+    random.Random(seed).shuffle(pages)
+    chunks = []
+    for (length, queries), count in zip(lengths_and_queries, needed, strict=True):
+        own, pages = pages[:count], pages[count:]
+        chunks.append(SequenceChunk([1] * queries, length - queries, own))
+    return chunks, sum(needed) + 3
+
+
+def run_both(lengths_and_queries, page_size, kernel=sdpa_attention):
+    """Attend with the plain path and with the loops, on equal pools -> both outputs; the pools end equal."""
+    chunks, num_pages = scattered(lengths_and_queries, page_size)
+    batch = pack_batch(chunks, page_size)
+    first, second = make_pool(num_pages, page_size), make_pool(num_pages, page_size)
+    for chunk in chunks:  # what was computed before
+        slots = [chunk.pages[p // page_size] * page_size + p % page_size for p in range(chunk.num_computed_tokens)]
+        past = torch.randn(2, len(slots), 16)
+        for pool in (first, second):
+            pool.keys[1][:, slots], pool.values[1][:, slots] = past, past.flip(0)
+    rows = len(batch.input_ids)
+    q, k, v = (torch.randn(rows, heads, 16) for heads in (6, 2, 2))
+    plain = PagedAttention(first, batch.metadata)(1, q, k, v)
+    found = CompiledAttention(second, batch.metadata, 6, kernel)(1, q, k, v)
+    for a, b in zip(first.keys + first.values, second.keys + second.values, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    return plain, found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.sampled_from([1, 1, 1, 2, 9])), min_size=1, max_size=6),
+    st.sampled_from([1, 4, 16, 64]),
+    st.booleans(),
+)
+def test_attention_is_that_of_the_plain_path_for_any_sequences_on_any_pages(wanted, page_size, all_rows):
+    sequences = [(max(length, queries), queries) for length, queries in wanted]
+    plain, found = run_both(sequences, page_size, None if all_rows else sdpa_attention)
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(("size", "relative"), [(3, 2e-6), (300, 1e-3)])  # scores of hundreds are rounded by 1e-5
+@pytest.mark.parametrize("dim", [20, 32, 128])
+def test_attention_against_float64(dim, size, relative):
+    rng = np.random.default_rng(3)
+    keys, values = (rng.standard_normal((2, 400, dim)).astype(np.float32) for _ in range(2))
+    q, out = draw(1, 8, dim, seed=4) * np.float32(size), np.full((1, 8, dim), np.nan, np.float32)
+    for length in (1, 2, 3, 4, 5, 127, 400):
+        pages = np.arange(400, dtype=np.int32)[None]
+        zero = np.zeros(1, np.int64)
+        slots = loops.find_slots(pages, 1, np.array([length]))
+        loops.attend(q, keys, values, zero, zero, np.array([length]), *slots, (False,) * dim, out)
+        for head in range(8):
+            own_keys, own_values = (pool[head // 4, :length].astype(np.float64) for pool in (keys, values))
+            scores = own_keys @ q[0, head] / np.sqrt(dim)
+            weights = np.exp(scores - scores.max())
+            near(out[0, head], weights / weights.sum() @ own_values, relative)
+
+
+def test_a_nan_reaches_the_rows_that_see_it_and_no_others():
+    chunks, num_pages = scattered([(9, 1), (5, 1)], 4)
+    batch, pool = pack_batch(chunks, 4), make_pool(num_pages, 4)
+    pool.fill(list(range(num_pages)), 0.5)
+    pool.keys[0][0, chunks[0].pages[1] * 4] = torch.nan  # a key of the first sequence, of the first key-value head
+    q, k, v = (torch.randn(2, heads, 16) for heads in (6, 2, 2))
+    out = CompiledAttention(pool, batch.metadata, 6, sdpa_attention)(0, q, k, v)
+    assert out[0, :3].isnan().all()
+    assert out[0, 3:].isfinite().all()
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_work_that_is_shared_among_threads_has_the_same_bits(threads, monkeypatch):
+    sequences = [(50, 1), (80, 30), (3, 1), (9, 9)]
+    before = torch.get_num_threads()
+    torch.manual_seed(1)
+    alone = run_both(sequences, 4, None)[1]
+    used = []
+    monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 0)
+    pool = ThreadPoolExecutor()
+    spied = SimpleNamespace(submit=lambda *args: used.append(args) or pool.submit(*args))
+    monkeypatch.setattr(compiled_attention, "workers", lambda: spied)
+    try:
+        torch.set_num_threads(threads)
+        torch.manual_seed(1)
+        assert torch.equal(run_both(sequences, 4, None)[1], alone)
+    finally:
+        torch.set_num_threads(before)
+    assert len(used) == threads - 1
+
+
+def test_what_a_thread_raises_is_raised(monkeypatch):
+    monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    chunks, num_pages = scattered([(50, 1), (8, 1)], 4)
+    attention = CompiledAttention(make_pool(num_pages, 4), pack_batch(chunks, 4).metadata, 6, None)
+    attention.shares[1] = attention.shares[1][:2]
+    with pytest.raises(TypeError):
+        attention(0, *(torch.randn(2, heads, 16) for heads in (6, 2, 2)))
+
+
+# Model and engine
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("options", [{}, {"batch_invariant": True}], ids=str)
+def test_the_compiled_model_computes_what_the_plain_one_computes(shape, options):
+    config, weights = weights_of(shape, "float32")
+    engine = EngineConfig(**options, compute="compiled")
+    plain = Qwen3(config, dict(weights), make_projections(engine))
+    compiled = startup.build_model(config, weights, engine)
+    assert type(compiled) is CompiledQwen3
+    for tokens in (1, 2, 3, 7, 33, 130):
+        ids = torch.randint(0, shape[-1], (tokens,), generator=torch.Generator().manual_seed(1))
+        with torch.inference_mode():
+            expected, got = (
+                m(ids, torch.arange(tokens) + 5, DenseAttention(sdpa_attention)) for m in (plain, compiled)
+            )
+        torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_no_request_waits_for_the_compiler(batch_invariant, monkeypatch):
+    """What is compiled when the model is built serves chunks, decoding rows, one row and shared work."""
+    names = [name for name in dir(loops) if hasattr(getattr(loops, name), "signatures")]
+    assert {"attend", "rms_norm", "exponential"} <= set(names)
+    for name in names:  # other tests may have called them with other types
+        monkeypatch.setattr(loops, name, numba.njit(getattr(loops, name).py_func))
+    driver = load_driver(
+        engine=EngineConfig(compute="compiled", batch_invariant=batch_invariant, max_running_requests=4)
+    )
+    before = {name: len(getattr(loops, name).signatures) for name in names}
+    assert before["attend"] == 1
+    monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 50_000)
+    for prompts in ([[1, 2, 3] * 30, [4], [5, 6]], [[7]]):
+        make_engine(driver).generate(prompts, SamplingParams(max_new_tokens=4, prompt_logprobs=0))
+    assert {name: len(getattr(loops, name).signatures) for name in names} == before
+
+
+def test_greedy_answers_are_those_of_torch():
+    rng = random.Random(0)
+    prompts = [[rng.randrange(1019) for _ in range(rng.randint(1, 200))] for _ in range(100)]
+    params = SamplingParams(max_new_tokens=40)
+    found = {}
+    for changes in ({}, {"compute": "compiled"}):
+        engine = make_engine(
+            load_driver(engine=EngineConfig(**changes, max_running_requests=32, max_tokens_per_step=512))
+        )
+        found[str(changes)] = [samples[0].token_ids for samples in engine.generate(prompts, params)]
+    plain, compiled = found.values()
+    assert compiled == plain
+
+
+def test_the_greedy_driver_is_that_of_the_loops():
+    driver = load_driver(engine=NUMBA)
+    assert isinstance(driver, GreedyDriver)
+    assert driver.generate([1, 2, 3], 20) == load_driver().generate([1, 2, 3], 20)
+
+
+# Options, and where there is no Numba
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"dtype": "bfloat16"}, "set dtype='float32'"),
+        ({"device": "cuda"}, "use compute='reference' there"),
+    ],
+)
+def test_what_the_loops_cannot_do_is_refused_with_the_remedy(changes, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        EngineConfig(compute="compiled", **changes)
+
+
+def test_a_server_over_loops_has_packed_weights():
+    assert EngineConfig.serving(compute="compiled").packs_weights
+    assert EngineConfig.serving(compute="compiled", batch_invariant=True).batch_invariant
+
+
+def test_without_numba_the_way_to_it_is_named(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'numba'", name="numba")
+
+    monkeypatch.setattr(startup, "import_module", missing)
+    with pytest.raises(ValueError, match=r"mini-engine\[compiled\]"):
+        load_driver(engine=NUMBA)
+
+
+def test_loops_compile_where_nothing_can_be_kept(monkeypatch):
+    kept: list[bool] = []
+
+    def njit(cache: bool = False, **options: object) -> Callable[..., object]:
+        kept.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return numba.njit(**options)
+
+    monkeypatch.setattr(loops, "njit", njit)
+    double = loops.compiled("contract")(lambda x: x * 2)
+    assert double(3) == 6
+    assert kept == [True, False]
+
+
+@pytest.mark.slow
+def test_the_command_line_loads_no_numba():
+    code = "import sys, mini_engine.cli.app; print('numba' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+def test_the_command_generates_with_loops():
+    command = ["generate", "Once", "--max-new-tokens", "8", "--json"]
+    plain, compiled = (CliRunner().invoke(app, [*command, *more]) for more in ([], ["--compute", "compiled"]))
+    assert compiled.exit_code == 0, compiled.output
+    ids = [json.loads(run.stdout)["token_ids"] for run in (plain, compiled)]
+    assert ids[0] == ids[1]
+
+
+# Benchmarks
+
+
+def test_ablation_of_loops_has_what_they_need():
+    off, on, needs = ablate.trial("compute", "reference,compiled")
+    sides = [ablate.settings("compute", value, needs)[0] for value in (off, on)]
+    assert [side.compute for side in sides] == ["reference", "compiled"]
+    ablate.check_kernels_run(sides)
+
+
+@pytest.mark.parametrize(("dtype", "there"), [("float32", True), ("bfloat16", False)])
+def test_loops_are_measured_in_float32_alone(dtype, there):
+    names = serving.chosen_systems(None, "tiny", dtype)
+    over_loops = ("compiled", "compiled+invariant")
+    assert [name in names for name in over_loops] == [there, there]
+    assert all(serving.serving_config(name, "float32", 4).compute == "compiled" for name in over_loops)
+
+
+def test_benchmarks_run_without_numba_and_say_what_they_leave_out(monkeypatch, capsys):
+    monkeypatch.setattr(bench_machine, "find_spec", lambda name: None)
+    assert bench_machine.names_in("float32", forward.SYSTEMS) == [
+        "off", "packed", "fast", "invariant", "packed+invariant"
+    ]  # fmt: skip
+    assert capsys.readouterr().out == "left out, as Numba is not installed: compiled\n"

@@ -1,0 +1,640 @@
+"""Grammars in the engine: off is off, neighbours change no bit, and nothing else in a request breaks its text.
+
+The oracle of the matrix is the driver of L4, one request at a time, with the grammar as a logits processor that tries
+every token's bytes: it knows no masks, no queue and no scheduler. The matrix runs a third of ``MINI_ENGINE_TRACES``.
+"""
+
+import json
+import math
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import pytest
+import torch
+from pydantic import BaseModel
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+
+from mini_engine import llm
+from mini_engine.config import EngineConfig
+from mini_engine.engine import Engine
+from mini_engine.grammar.base import REGISTRY, GrammarBackend, GrammarObject, check_rollback
+from mini_engine.outputs import Delta, RequestOutput
+from mini_engine.sampler.head import LogitsHead
+from mini_engine.sampler.params import GrammarKind, SamplingParams
+from mini_engine.tiny import corpus
+from tests.support.engines import (
+    EOS,
+    TOKENIZER,
+    TRACES,
+    _one_thread,  # noqa: F401
+    assert_like,
+    encode,
+)
+from tests.support.grammars import (
+    ASK,
+    PERSON,
+    PROMPTS,
+    STOP,
+    TABLE,
+    THINK,
+    THINK_END,
+    _oracle,  # noqa: F401
+    alone,
+    answer_of,
+    check_idle,
+    is_valid,
+    make_driver,
+    make_engine,
+    make_model,
+    question,
+    serving,
+)
+
+NUM_TRACES = -(-TRACES // 3)
+NEWLINE = encode("\n")[0]
+SPECIAL = {TOKENIZER.token_to_id(text) for text in ("<|endoftext|>", "<|im_start|>", corpus.THINK, corpus.THINK_END)}
+ANYTHING = r"[\s\S]*"
+SCHEMAS = [
+    PERSON,
+    {"type": "array", "items": {"enum": ["red", "green", 7, None]}, "minItems": 1, "maxItems": 4},
+    {"type": "object", "properties": {"ok": {"type": "boolean"}, "é": {"const": [1, {"a": "b"}]}}, "required": ["é"]},
+    {"type": "string", "pattern": "^[a-zà-ÿ]{2,5}$"},
+]
+REGEXES = [r"[a-z ]{3,20}\.", r"(yes|no|maybe), [A-Z][a-z]+", r"(霍格|霍比)[^\n]{2,4}", r"\d{1,3}(\.\d+)?", ANYTHING]
+
+
+# ---- the oracle: a grammar as a processor that tries every token ----
+
+
+# ---- off ----
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("embedded", "float32"), ("padded", "bfloat16")])
+def test_with_a_backend_and_no_grammar_ids_and_logits_are_those_without(name: str, dtype: str) -> None:
+    """The backend does not even come into being."""
+    params = SamplingParams(max_new_tokens=12)
+    for jump in (False, True):
+        on = make_engine(name, EngineConfig(dtype=dtype, grammar_backend="fsm", jump_forward=jump))
+        off = make_engine(name, EngineConfig(dtype=dtype))
+        for prompt in PROMPTS:
+            got, expected = list(on.stream(prompt, params)), list(off.stream(prompt, params))
+            assert [d.token_id for d in got] == [d.token_id for d in expected]
+            assert all(torch.equal(a.logits, b.logits) for a, b in zip(got, expected, strict=True))
+        assert not {"store", "queue", "table"} & set(vars(on.constraints))
+
+
+class AllowAll(GrammarObject):
+    """Bans nothing, special tokens included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[int] = []
+
+    def accept_token(self, token_id: int) -> None:
+        self.tokens.append(token_id)
+
+    def rollback(self, count: int) -> None:
+        check_rollback(count, len(self.tokens))
+        del self.tokens[len(self.tokens) - count :]
+
+    def is_terminated(self) -> bool:
+        return STOP in self.tokens
+
+    def is_complete(self) -> bool:
+        return True
+
+    def fill_vocab_mask(self, mask: Tensor, row: int) -> None:
+        assert (mask[row] == -1).all()
+
+    def copy(self) -> Self:
+        return type(self)()
+
+
+class AllowAllBackend(GrammarBackend):
+    name = "all"
+
+    def build(self, kind: GrammarKind, text: str) -> GrammarObject:
+        return AllowAll()
+
+
+@pytest.fixture
+def _own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY.factories, "all", AllowAllBackend)
+
+
+@pytest.mark.usefixtures("_own_backends")
+@pytest.mark.parametrize(
+    ("name", "dtype", "backend"),
+    [("embedded", "float32", "fsm"), ("embedded", "float32", "all"), ("padded", "bfloat16", "all")],
+)
+def test_a_grammar_that_allows_all_changes_no_bit(name: str, dtype: str, backend: str) -> None:
+    r"""``[\s\S]*`` bans special tokens and broken characters; the embedded model's greedy answers have none.
+
+    The random model's do, so it gets a grammar that bans nothing at all.
+    """
+    config = EngineConfig(dtype=dtype, grammar_backend=backend)
+    free = SamplingParams(max_new_tokens=20)
+    for prompt in PROMPTS:
+        expected = list(make_engine(name, EngineConfig(dtype=dtype)).stream(prompt, free))
+        got = list(make_engine(name, config).stream(prompt, replace(free, regex=ANYTHING)))
+        assert [d.token_id for d in got] == [d.token_id for d in expected]
+        assert all(torch.equal(a.logits, b.logits) for a, b in zip(got, expected, strict=True))
+        assert [d.finish_reason for d in got] == [d.finish_reason for d in expected]
+
+
+def test_rows_without_a_grammar_beside_rows_with_one_keep_their_bits() -> None:
+    """Also the log-probabilities after everything, which show what the mask of a neighbour would have done."""
+    for name, dtype in (("embedded", "float32"), ("padded", "bfloat16")):
+        config = serving(dtype=dtype)
+        free = SamplingParams(temperature=0.8, seed=3, max_new_tokens=10, logprobs=3, logprobs_mode="processed")
+        bound = replace(free, regex=r"[a-c]{30}")
+        engine = make_engine(name, config)
+        answers = engine.generate(PROMPTS * 2, [free, bound] * 4)
+        assert max(len(step.chunks) for step in engine.log) == 8
+        for index, ((answer,), prompt) in enumerate(zip(answers, PROMPTS * 2, strict=True)):
+            assert_like(answer, alone(name, prompt, [free, bound][index % 2], config))
+
+
+# ---- the matrix ----
+
+
+@dataclass
+class Planned:
+    prompt: list[int]
+    params: SamplingParams
+    arrives: int
+    aborted: int | None
+    deltas: list[Delta] = field(default_factory=list)
+    output: RequestOutput | None = None
+
+
+def make_params(dice: random.Random, size: int) -> SamplingParams:
+    def maybe(value: object, off: object, chance: float = 0.3) -> Any:
+        return value if dice.random() < chance else off
+
+    grammar: dict[str, Any] = {}
+    if dice.random() < 0.85:
+        grammar = dice.choice([{"json_schema": s} for s in SCHEMAS] + [{"regex": r} for r in REGEXES])
+        grammar = {**grammar, "reasoning": dice.random() < 0.15}
+    most = dice.randint(4, 30)
+    ignore_eos = bool(grammar) and not grammar["reasoning"] and dice.random() < 0.3
+    return SamplingParams(
+        temperature=maybe(dice.choice([0.5, 1.0, 1.5]), 0.0, 0.7),
+        top_k=maybe(dice.randint(1, 40), 0),
+        top_p=maybe(0.9, 1.0),
+        repetition_penalty=maybe(1.3, 1.0),
+        frequency_penalty=maybe(0.7, 0.0),
+        min_new_tokens=0 if ignore_eos else maybe(dice.randint(1, most), 0),
+        max_new_tokens=most,
+        ignore_eos=ignore_eos,
+        stop=maybe([dice.choice(["e", '": ', "a", ", ", "."])], (), 0.15),
+        stop_token_ids=maybe([dice.randrange(size)], ()),
+        logit_bias=maybe({dice.randrange(size): 5.0, STOP: dice.choice([-9.0, 9.0])}, None),
+        logits_processors=maybe({"no_repeat_ngram": {"ngram_size": 4, "window_size": None}}, None, 0.1),
+        seed=dice.randint(-(2**63), 2**63 - 1),
+        logprobs=maybe(dice.choice([0, 2]), None),
+        prompt_logprobs=maybe(0, None, 0.1),
+        logprobs_mode=dice.choice(["raw", "processed"]),
+        **grammar,
+    )
+
+
+class Trace:
+    """One seed: a model, a configuration, requests over time. ``run`` drives the engine and checks every step."""
+
+    def __init__(self, seed: int, **changes: Any) -> None:
+        dice = self.dice = random.Random(seed)
+        self.name, dtype = [("embedded", "float32"), ("padded", "bfloat16")][seed % 2]
+        self.tight = seed % 3 < 2
+        self.planned = []
+        for _ in range(dice.randint(4, 8)):
+            prompt = dice.choice([[dice.randrange(1024) for _ in range(dice.randint(1, 6))], *PROMPTS])
+            aborted = dice.randint(0, 30) if dice.random() < 0.15 else None
+            params = make_params(dice, 1024)
+            self.planned.append(Planned(prompt, params, dice.choice([0, 0, dice.randint(1, 9)]), aborted))
+        page_size = dice.choice([1, 4])
+        most = max(-(-(len(p.prompt) + p.params.max_new_tokens) // page_size) for p in self.planned)
+        self.config = serving(
+            dtype=dtype, page_size=page_size, num_pages=most if self.tight else most * 5,
+            max_tokens_per_step=dice.choice([3, 8, 40, None]), prefix_cache=dice.choice([None, "radix"]),
+        )  # fmt: skip
+        self.config = replace(self.config, **changes)
+        if self.config.jump_forward and self.config.prefix_cache:  # refused there: their rows may never be computed
+            for planned in self.planned:
+                planned.params = replace(planned.params, logprobs=None)
+
+    def run(self) -> "Trace":
+        self.engine = engine = make_engine(self.name, self.config)
+        allocator, free = engine.scheduler.allocator, engine.scheduler.allocator.free
+
+        def poison(pages: Sequence[int]) -> None:
+            free(pages)
+            engine.pool.poison(list(pages))  # whoever reads a page after it was given back reads NaN
+
+        engine.pool.poison(list(range(allocator.num_pages)))
+        allocator.free = poison  # type: ignore[method-assign]
+        self.num_preemptions, self.num_forced, names, step = 0, 0, {}, 0
+        while engine.has_work or len(names) < len(self.planned) or engine.deltas:
+            for planned in self.planned:
+                if planned.arrives == step:
+                    names[engine.add_request(planned.prompt, planned.params)] = planned
+            for name, planned in names.items():
+                if planned.aborted == step:
+                    engine.abort(name)
+            if self.tight:
+                engine.scheduler.growth.ratio = 0.0  # nobody is expected to grow, so pages run out soon
+            output = engine.step()
+            engine.scheduler.check_pages()
+            self.num_preemptions += len(output.preempted)
+            self.num_forced += sum(output.forced.values())
+            for delta in output.deltas:
+                names[delta.request_id].deltas.append(delta)
+            step += 1
+        for name, planned in names.items():
+            planned.output = engine.take_output(name)
+        check_idle(engine)
+        return self
+
+
+def check_planned(planned: Planned, expected: Any) -> None:
+    """All of it, bit for bit; of an aborted request what it had come to."""
+    output, tokens = planned.output, [d for d in planned.deltas if d.token_id is not None]
+    assert output is not None
+    assert "".join(delta.text for delta in planned.deltas) == output.text
+    assert [delta.token_id for delta in tokens] == output.token_ids
+    count = len(output.token_ids)
+    assert all(torch.equal(d.logits, row) for d, row in zip(tokens, expected.logits[:count], strict=True))
+    if output.finish_reason == "abort":
+        assert output.token_ids == expected.token_ids[:count]
+        assert output.logprobs == expected.logprobs[: len(output.logprobs)]
+        return
+    assert_like(output, expected)
+    if planned.params.grammar is not None and output.is_grammar_complete and not planned.params.reasoning:
+        assert is_valid(planned.params, output.text)
+
+
+def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None:
+    """Mixed batches, chunks, forced preemptions, shared prefixes: the grammar's state is where the tokens are."""
+    preempted, hits, ended = 0, 0, dict.fromkeys(("stop", "length", "abort", "error"), 0)
+    for seed in range(NUM_TRACES):
+        trace = Trace(seed).run()
+        preempted += trace.num_preemptions
+        hits += trace.engine.constraints.store.stats.num_hits
+        for planned in trace.planned:
+            check_planned(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
+            assert planned.output is not None
+            ended[str(planned.output.finish_reason)] += 1
+    assert preempted >= NUM_TRACES // 2, (
+        "the traces were meant to run out of pages"
+    )  # how often depends on the compiles
+    assert hits >= NUM_TRACES / 2
+    assert min(ended["stop"], ended["length"], ended["abort"]) > 0, ended
+
+
+def test_matrix_with_forced_text_is_bitwise_the_lonely_run_with_forced_text() -> None:
+    """The lonely run is an engine of one request that preempts nobody and caches nothing."""
+    preempted, forced = 0, 0
+    for seed in range(NUM_TRACES):
+        trace = Trace(seed, jump_forward=True).run()
+        preempted, forced = preempted + trace.num_preemptions, forced + trace.num_forced
+        config = EngineConfig(
+            dtype=trace.config.dtype, batch_invariant=True, grammar_backend="fsm", jump_forward=True,
+        )  # fmt: skip
+        for planned in trace.planned:
+            engine = make_engine(trace.name, config)
+            name = engine.add_request(planned.prompt, planned.params)
+            deltas: list[Delta] = []
+            while engine.has_work:
+                deltas += engine.step().deltas
+            expected, output = engine.take_output(name), planned.output
+            assert output is not None
+            tokens = [delta for delta in planned.deltas if delta.token_id is not None]
+            for got, one in zip(tokens, deltas, strict=False):
+                assert got.token_id == one.token_id
+                assert (got.logits is None) == (one.logits is None)
+                assert got.logits is None or torch.equal(got.logits, one.logits)
+            if output.finish_reason != "abort":
+                assert_like(output, expected)  # type: ignore[arg-type]
+                assert output.is_grammar_complete == expected.is_grammar_complete
+                assert len(output.logprobs) in (0, len(output.token_ids))
+    assert preempted >= NUM_TRACES // 2
+    assert forced >= 2 * NUM_TRACES
+
+
+# ---- the order of things ----
+
+
+def ask(params: SamplingParams, prompt: Sequence[int] = PROMPTS[0], **changes: Any) -> RequestOutput:
+    return answer_of(make_engine(config=serving(**changes)), prompt, params)
+
+
+@pytest.mark.parametrize("jump", [False, True])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_no_free_token_follows_a_finished_grammar(ignore_eos: bool, jump: bool) -> None:
+    """SGLang looks whether the grammar has ended before it takes the token in: with ``ignore_eos`` one more leaks."""
+    for regex in (r"[0-9]{2}", r"yes|no", r"x", r""):
+        for temperature in (0.0, 1.5):
+            params = SamplingParams(
+                regex=regex, ignore_eos=ignore_eos, max_new_tokens=20, temperature=temperature, seed=3
+            )
+            output = ask(params, jump_forward=jump)
+            assert output.finish_reason == "stop"
+            assert output.is_grammar_complete
+            assert is_valid(params, output.text)
+            assert output.matched in EOS
+            assert [token in EOS for token in output.token_ids] == [False] * (len(output.token_ids) - 1) + [True]
+
+
+def test_a_finished_grammar_goes_before_the_least_length_and_never_leaves_a_row_empty() -> None:
+    """Only stop tokens are left and all of them are banned: they come back, as in vLLM."""
+    for regex, text in ((r"[0-9]{2}", None), (r"yes", "yes"), (r"a{2,4}", "aaaa")):
+        output = ask(SamplingParams(regex=regex, min_new_tokens=15, max_new_tokens=20))
+        assert output.finish_reason == "stop"
+        assert text is None or output.text == text  # what may go on goes on: the least length is kept where it can be
+        assert re.fullmatch(regex, output.text)
+    output = ask(SamplingParams(regex=r"[a-c]*", min_new_tokens=15, max_new_tokens=40, logit_bias={STOP: 100}))
+    assert len(output.token_ids) == 16
+    with pytest.raises(ValueError, match="min_new_tokens is 2 and ignore_eos is True beside a regex"):
+        SamplingParams(regex="a*", min_new_tokens=2, ignore_eos=True)
+
+
+def test_the_least_length_and_ignored_ends_used_to_be_one_token_short() -> None:
+    """With ``ignore_eos`` no end-of-sequence id counts as an end, so ``min_new_tokens`` banned none; the grammar's text
+    ended with one all the same, after two of eight tokens. The two cannot both be kept, so they are refused together.
+    """
+    with pytest.raises(ValueError, match="leave ignore_eos out"):
+        SamplingParams(json_schema=PERSON, min_new_tokens=8, ignore_eos=True)
+
+
+def test_a_text_cut_by_length_is_not_complete() -> None:
+    for most in range(1, 15):
+        for jump in (False, True):
+            output = ask(SamplingParams(json_schema=PERSON, max_new_tokens=most), jump_forward=jump)
+            assert len(output.token_ids) == most
+            assert (output.finish_reason, output.is_grammar_complete) == ("length", is_valid_text(output.text))
+
+
+def is_valid_text(text: str) -> bool:
+    return is_valid(SamplingParams(json_schema=PERSON), text)
+
+
+@pytest.mark.parametrize("jump", [False, True])
+@pytest.mark.parametrize(
+    "stop", [{"stop": ["}"]}, {"stop": ['": 7']}, {"stop_token_ids": encode("}")}, {"stop": ["a", "zebra"]}]
+)
+def test_a_text_cut_by_a_stop_is_not_called_complete(stop: dict[str, Any], jump: bool) -> None:
+    """The grammar has seen the whole text and is complete; the text that is given out lacks its end."""
+    output = ask(SamplingParams(json_schema=PERSON, **stop), jump_forward=jump)
+    whole = ask(SamplingParams(json_schema=PERSON))
+    assert whole.is_grammar_complete
+    assert output.finish_reason == "stop"
+    assert whole.text.startswith(output.text)
+    assert not is_valid_text(output.text)
+    assert output.is_grammar_complete is False
+    assert output.matched not in EOS
+
+
+def test_nothing_that_a_request_asks_for_makes_its_text_invalid() -> None:
+    """Biases, lists of allowed ids, bad words and processors are obeyed inside the grammar, or end their row alone."""
+    digits = [encode(str(n))[0] for n in range(10)]
+    schema = {"json_schema": PERSON, "max_new_tokens": 40}
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({"logit_bias": {STOP: 100, encode("{")[0]: -100, encode(" the")[0]: 100}}, None),
+        ({"logit_bias": dict.fromkeys(digits[:9], -100)}, None),
+        ({"allowed_token_ids": [STOP, *digits]}, "after grammar the row allows no token"),
+        ({"allowed_token_ids": range(1024)}, None),
+        ({"bad_words": [[token] for token, text in enumerate(TABLE.token_bytes[:1024]) if b'"' in text]}, "allows no"),
+        ({"bad_words": [[digits[7]]]}, None),
+        ({"logits_processors": {"no_repeat_ngram": {"ngram_size": 3, "window_size": None}}}, None),
+        ({"logits_processors": {"disallowed_tokens": {"token_ids": encode("{")}}}, None),
+        ({"logits_processors": {"spoiler": {"after": 2}}}, "holds NaN"),
+        ({"logits_processors": {"thrower": {"after": 2, "place": "apply"}}}, "raised RuntimeError"),
+        ({"repetition_penalty": 2.0, "frequency_penalty": 2.0, "presence_penalty": 2.0}, None),
+        ({"temperature": 1e6, "seed": 4}, None),
+        ({"temperature": 2.0, "top_k": 1, "top_p": 0.01, "min_p": 1.0, "seed": 4}, None),
+    ]
+    params = [SamplingParams(**schema, **changes) for changes, _ in cases]
+    for jump in (False, True):
+        engine = make_engine(config=serving(jump_forward=jump, max_running_requests=32))
+        plain = replace(params[0], logit_bias=None)
+        answers = [a for (a,) in engine.generate([PROMPTS[0]] * (len(cases) + 1), [*params, plain])]
+        for answer, own, (changes, message) in zip(answers, params, cases, strict=False):
+            if message is not None:
+                assert answer.finish_reason == "error", changes
+                assert message in str(answer.error)
+            elif answer.finish_reason == "stop":
+                assert is_valid(own, answer.text), changes
+            else:
+                assert answer.finish_reason == "length", (changes, answer.error)
+                assert not answer.is_grammar_complete
+            banned = {word[0] for word in own.bad_words if len(word) == 1}
+            assert not banned & set(answer.token_ids), changes
+            assert own.allowed_token_ids is None or set(answer.token_ids) <= set(own.allowed_token_ids)
+        assert answers[-1].token_ids == alone("embedded", PROMPTS[0], plain, serving()).token_ids
+        check_idle(engine)
+
+
+def test_a_model_that_gives_nan_ends_that_row_alone_and_not_its_grammar() -> None:
+    calls = iter(range(100))
+
+    def fail_once(logits: Tensor) -> Tensor:
+        if next(calls) == 2:
+            logits[0] = math.nan
+        return logits
+
+    engine = make_engine(head=LogitsHead(gather=fail_once))
+    params = SamplingParams(json_schema=PERSON)
+    answers = [answer for (answer,) in engine.generate([PROMPTS[0], PROMPTS[0]], params)]
+    assert [answer.finish_reason for answer in answers] == ["error", "stop"]
+    assert "the model's own row of logits holds NaN" in str(answers[0].error)
+    assert is_valid(params, answers[1].text)
+    check_idle(engine)
+
+
+# ---- thoughts ----
+
+
+def test_a_thought_is_free_and_the_answer_behind_it_is_not() -> None:
+    prompt = question(ASK, think=True)
+    params = SamplingParams(json_schema=PERSON, reasoning=True, max_new_tokens=120)
+    for jump in (False, True):
+        output = ask(params, prompt, jump_forward=jump)
+        thought, answer = output.text.split(corpus.THINK_END)
+        assert output.token_ids[0] == THINK
+        assert "Mila" in thought or "fields" in thought
+        assert is_valid(params, answer)
+        assert json.loads(answer)["age"] == 7
+        assert output.is_grammar_complete
+        free = ask(SamplingParams(max_new_tokens=120), prompt)
+        end = free.token_ids.index(THINK_END) + 1
+        assert output.token_ids[:end] == free.token_ids[:end]  # greedy, and bit by bit what it is without a grammar
+    expected = alone("embedded", prompt, params, serving())
+    assert_like(ask(params, prompt), expected)
+
+
+def test_a_thought_that_never_ends_is_no_answer() -> None:
+    params = SamplingParams(json_schema=PERSON, reasoning=True, max_new_tokens=5)
+    output = ask(params, question(ASK, think=True))
+    assert (output.finish_reason, output.is_grammar_complete) == ("length", False)
+    output = ask(replace(params, logit_bias={STOP: 100}, max_new_tokens=9), question(ASK, think=True))
+    assert (output.finish_reason, output.is_grammar_complete) == ("stop", False)
+    assert output.matched == STOP
+
+
+@pytest.mark.parametrize("budget", [0, 3, 200])
+def test_a_budget_of_thought_is_kept_and_the_answer_is_valid(budget: int) -> None:
+    arguments = {"budget": budget, "start": THINK, "end": THINK_END, "newline": NEWLINE}
+    params = SamplingParams(
+        json_schema=PERSON, reasoning=True, max_new_tokens=150, logits_processors={"thinking_budget": arguments}
+    )
+    for jump in (False, True):
+        output = ask(params, question(ASK, think=True), jump_forward=jump)
+        used = output.token_ids.index(THINK_END) - output.token_ids.index(THINK) - 1
+        assert used <= budget + 1  # the line break
+        assert output.finish_reason == "stop"
+        assert is_valid(params, output.text.split(corpus.THINK_END)[1])
+
+
+def test_behind_a_closed_thought_the_answer_is_bound_from_its_first_token() -> None:
+    params = SamplingParams(json_schema=PERSON)
+    output = ask(params, question(ASK))
+    assert output.text.startswith("{")
+    assert is_valid(params, output.text)
+    bound = ask(params, question(ASK, think=True))  # the model would like to think, and may not
+    assert is_valid(params, bound.text)
+
+
+def test_the_samples_of_one_thought_part() -> None:
+    params = SamplingParams(json_schema=PERSON, reasoning=True, n=3, temperature=1.0, seed=2, max_new_tokens=120)
+    (answers,) = make_engine().generate([question(ASK, think=True)], params)
+    assert len({answer.text for answer in answers}) > 1
+    for answer in answers:
+        if answer.finish_reason == "stop":
+            assert is_valid(params, answer.text.split(corpus.THINK_END)[1]) == answer.is_grammar_complete
+
+
+# ---- what is accepted ----
+
+
+class Pet(BaseModel):
+    name: str
+    age: int
+
+
+def test_a_schema_may_be_a_mapping_text_or_a_pydantic_model() -> None:
+    text = json.dumps(PERSON, ensure_ascii=False)
+    assert (
+        SamplingParams(json_schema=PERSON).grammar == SamplingParams(json_schema=text).grammar == ("json_schema", text)
+    )
+    key = SamplingParams(json_schema=Pet).grammar
+    assert key is not None
+    assert json.loads(key[1]) == Pet.model_json_schema()
+    Pet.model_validate_json(ask(SamplingParams(json_schema=Pet)).text)
+    assert SamplingParams(structural_tag={"structures": []}).grammar == ("structural_tag", '{"structures": []}')
+    assert SamplingParams(json_schema={"const": "é"}).grammar == ("json_schema", '{"const": "é"}')  # as it is written
+    assert SamplingParams(regex="").grammar == ("regex", "")
+    assert SamplingParams().grammar is None
+    assert SamplingParams(regex="a", reasoning=True).for_ids == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "regex and ebnf are given; an answer has one grammar"),
+        ({"json_schema": {}, "structural_tag": "{}"}, "json_schema and structural_tag are given"),
+        ({"reasoning": True}, "reasoning is True without a grammar"),
+        ({"regex": "a", "reasoning": 1}, "reasoning is 1; it is True or False"),
+        ({"json_schema": 3}, "json_schema is 3; it must be a mapping, JSON text or a pydantic model"),
+        ({"json_schema": ["a"]}, "must be a mapping, JSON text or a pydantic model"),
+        ({"json_schema": {"const": {1, 2}}}, "which is not JSON"),
+        ({"json_schema": {"const": math.nan}}, "which is not JSON"),
+        ({"regex": b"a"}, "regex is b'a'; it must be text"),
+        ({"regex": {"a": 1}}, "must be text"),
+        ({"ebnf": 1}, "ebnf is 1; it must be text"),
+        ({"structural_tag": []}, "must be a mapping or JSON text"),
+    ],
+)
+def test_parameters_that_make_no_grammar_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SamplingParams(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grammar_backend": None}, "grammar_backend is None; give a name"),
+        ({"json_whitespace": "wide"}, "json_whitespace is 'wide'; choose one of spaced, compact, any"),
+        ({"grammar_timeout_s": 0}, "grammar_timeout_s is 0; it must be above 0 seconds"),
+        ({"grammar_timeout_s": math.nan}, "grammar_timeout_s is nan"),
+        ({"grammar_backend": "none", "jump_forward": True}, "jump_forward is set, but there are no grammars"),
+        ({"grammar_backend": "none", "json_whitespace": "any"}, "json_whitespace is set, but there are no grammars"),
+    ],
+)
+def test_options_of_the_engine_that_mean_nothing_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        EngineConfig(**{"grammar_backend": "fsm", **changes})
+
+
+def refused(engine: Engine, params: SamplingParams) -> str:
+    """The error of one request between two that run."""
+    free = SamplingParams(max_new_tokens=3)
+    first, (answer,), last = engine.generate([PROMPTS[2]] * 3, [free, params, free])
+    assert [first[0].finish_reason, answer.finish_reason, last[0].finish_reason] == ["length", "error", "length"]
+    assert not engine.has_work
+    with pytest.raises(ValueError, match=re.escape(str(answer.error))):
+        engine.stream(PROMPTS[2], params)
+    return str(answer.error)
+
+
+def test_a_request_that_this_engine_cannot_serve_is_refused_alone() -> None:
+    bound = SamplingParams(regex="a")
+    assert "no grammar backend; set grammar_backend='auto'" in refused(
+        make_engine(config=serving(grammar_backend="none")), bound
+    )
+    without = llm.make_engine(make_driver("embedded", serving()), None)
+    assert "need a tokenizer and this engine has none" in refused(without, bound)
+    driver = llm.make_driver(make_model("embedded", "float32", True), serving(), frozenset())
+    assert "this model has none; give it eos_token_ids" in refused(llm.make_engine(driver, TOKENIZER), bound)
+    assert "has no ebnf, only json_schema, regex" in refused(make_engine(), SamplingParams(ebnf='root ::= "a"'))
+    assert "has no structural_tag" in refused(make_engine(), SamplingParams(structural_tag={}))
+    for unread in (
+        Tokenizer(models.WordPiece({"[UNK]": 0, "once": 1, "##s": 2}, unk_token="[UNK]")),
+        Tokenizer(models.Unigram([("<unk>", 0.0), ("▁once", -1.0)], 0)),
+        Tokenizer(models.WordLevel({"once": 0}, unk_token="once")),
+    ):
+        unread.pre_tokenizer = pre_tokenizers.Whitespace()
+        engine = llm.make_engine(make_driver("embedded", serving()), unread)
+        assert "grammars need a byte-level tokenizer" in refused(engine, bound)
+
+
+def test_a_thought_needs_the_token_that_ends_it() -> None:
+    raw = json.loads(TOKENIZER.to_str())
+    raw["added_tokens"] = [token for token in raw["added_tokens"] if token["content"] != corpus.THINK_END]
+    engine = llm.make_engine(make_driver("embedded", serving()), Tokenizer.from_str(json.dumps(raw)))
+    assert "needs a tokenizer with the token </think>" in refused(engine, SamplingParams(regex="a", reasoning=True))
+
+
+def test_a_backend_that_nobody_knows_is_refused_when_the_engine_is_made() -> None:
+    with pytest.raises(ValueError, match="grammar_backend is 'lark'; choose one of none, auto, fsm, xgrammar"):
+        make_engine(config=serving(grammar_backend="lark"))
+
+
+def test_a_registered_backend_goes_before_a_built_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY.factories, "fsm", AllowAllBackend)
+    engine = make_engine()
+    assert not is_valid_text(answer_of(engine, PROMPTS[1], SamplingParams(json_schema=PERSON, max_new_tokens=9)).text)
+    assert isinstance(engine.constraints.store.backend, AllowAllBackend)
+    with pytest.raises(ValueError, match="register another name"):
+        REGISTRY.register("none")
+
+
+@pytest.mark.parametrize("backend", ["fsm", "xgrammar", "llguidance"])
+def test_white_space_of_json_is_the_engines(backend: str) -> None:
+    for whitespace, separators in (("spaced", (", ", ": ")), ("compact", (",", ":"))):
+        config = serving(grammar_backend=backend, json_whitespace=whitespace)
+        text = answer_of(make_engine(config=config), PROMPTS[0], SamplingParams(json_schema=PERSON)).text
+        assert text == json.dumps(json.loads(text), separators=separators)

@@ -1,0 +1,383 @@
+"""Forced text is appended without a forward pass for each token, and nobody can tell but by the clock.
+
+Oracles: the run without it, the tokenizer on the whole text, the log-probabilities of the whole text as a prompt.
+"""
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mini_engine.config import EngineConfig
+from mini_engine.engine import Engine
+from mini_engine.grammar.base import GrammarOptions
+from mini_engine.grammar.fsm import FsmBackend
+from mini_engine.grammar.json_schema import parse_schema, schema_node
+from mini_engine.grammar.jump import JumpForward
+from mini_engine.grammar.masks import unpack_allowed
+from mini_engine.grammar.regex import parse_regex
+from mini_engine.grammar.tokens import TokenTable
+from mini_engine.outputs import RequestOutput
+from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.sampler.sampler import Sampler
+from mini_engine.tiny import corpus, words
+from tests.support.engines import EOS, TOKENIZER, encode
+from tests.support.forms import GRAMMARS, TYPES
+from tests.support.grammars import (
+    ASK,
+    PERSON,
+    PROMPTS,
+    THINK_END,
+    _one_thread,  # noqa: F401
+    _oracle,  # noqa: F401
+    answer_of,
+    check_idle,
+    is_valid,
+    make_engine,
+    question,
+    serving,
+)
+from tests.support.schemas import sample
+
+PARAMS = SamplingParams(json_schema=PERSON, max_new_tokens=60)
+TABLE = TokenTable.from_tokenizer(TOKENIZER, TOKENIZER.get_vocab_size(), EOS)
+
+
+def records(count: int) -> list[tuple[list[int], dict[str, Any]]]:
+    """Prompts of the corpus, each with the schema of its answer."""
+    rng, cases = random.Random(7), []
+    for _ in range(count):
+        task = corpus.record_task(rng)
+        properties = {name: TYPES[name] for name in task.facts}
+        schema = {"type": "object", "properties": properties, "required": list(properties)}
+        cases.append((question(task.prompt), {**schema, "additionalProperties": False}))
+    return cases
+
+
+def is_canonical(output: RequestOutput) -> bool:
+    """Whether the tokens are those that the tokenizer takes for the text."""
+    return encode(output.text) == [token for token in output.token_ids if token not in EOS]
+
+
+# ---- spelling ----
+
+
+@pytest.mark.parametrize("whitespace", ["spaced", "compact", "any"])
+def test_forced_tokens_are_those_of_the_tokenizer(whitespace: Any) -> None:
+    """In place of the model stands a writer who spells as the tokenizer does: whatever differs is the jumps' fault."""
+    backend, rng = FsmBackend(TABLE, GrammarOptions(whitespace)), random.Random(0)
+    jumps = JumpForward(TOKENIZER, TABLE)
+    same, forced, num_tokens = [], 0, 0
+    for own in GRAMMARS * 4:
+        key = SamplingParams(**own).grammar
+        assert key is not None
+        node = parse_regex(key[1]) if key[0] == "regex" else schema_node(parse_schema(key[1]), whitespace)
+        ids = encode(text := sample(node, rng))
+        assert TOKENIZER.decode(ids) == text
+        grammar, written = backend.compile(key), list[int]()
+        while len(written) < len(ids) and written == ids[: len(written)]:
+            written.append(ids[len(written)])
+            grammar.accept_token(written[-1])
+            before = grammar.states[:]  # type: ignore[attr-defined]
+            jump = jumps.tokens(grammar, written, 1000)
+            jump = jumps.settled(grammar, written, jump) if jump else []
+            assert grammar.states == before  # type: ignore[attr-defined]
+            for token in jump:
+                grammar.accept_token(token)
+            written, forced = written + jump, forced + len(jump)
+        assert text.encode().startswith(b"".join(TABLE.token_bytes[token] for token in written))
+        same.append(written == ids)
+        num_tokens += len(ids)
+    assert all(same)
+    assert forced >= {"spaced": 0.2, "compact": 0.2, "any": 0.1}[whitespace] * num_tokens
+
+
+def test_whatever_word_follows_forced_text_the_tokenizer_would_have_spelled_it_so() -> None:
+    """``"resource(s|Names)": 1`` forced ``r|ce``, and the tokenizer writes ``r|c|es``."""
+    jumps, backend, rng, forced = JumpForward(TOKENIZER, TABLE), FsmBackend(TABLE), random.Random(3), 0
+    nouns = ["resource", *words.NAMES, *words.ANIMALS, *words.ADJECTIVES, *words.OBJECTS]
+    for _ in range(300):
+        begin = rng.choice(nouns)[: rng.randint(1, 9)]
+        ends = rng.sample([*"aeinorst", "s", "es", "ing", "Names", "ce", '"', " the"], 2)
+        pattern = f'\\{{"({begin}{ends[0]}|{begin}{ends[1]})": 1\\}}'
+        for end in ends:
+            ids = encode(f'{{"{begin}{end}": 1}}')
+            grammar, written = backend.compile(("regex", pattern)), list[int]()
+            while len(written) < len(ids) and written == ids[: len(written)]:
+                jump = jumps.tokens(grammar, written, 1000)
+                jump = jumps.settled(grammar, written, jump) if jump else []
+                forced += len(jump)
+                for token in jump or ids[len(written) :][:1]:
+                    grammar.accept_token(token)
+                    written.append(token)
+            assert written == ids, (pattern, end)
+    assert forced > 1000
+
+
+def test_forced_tokens_never_stand_where_the_tokenizer_would_merge_them_with_what_is_before() -> None:
+    """A writer who takes any token that is allowed: ``"`` before a forced ``: `` is half of a token. Then the model is
+    asked, which may know better how to go on.
+    """
+    backend, rng = FsmBackend(TABLE), random.Random(1)
+    jumps, apart, count = JumpForward(TOKENIZER, TABLE), 0, 0
+    for prompt_and_schema in records(60):
+        grammar, written = backend.compile(("json_schema", json.dumps(prompt_and_schema[1]))), list[int]()
+        while len(written) < 60 and not grammar.is_complete():
+            mask = grammar.allocate_vocab_mask(TABLE.vocab_size, 1)
+            grammar.fill_vocab_mask(mask, 0)
+            allowed = unpack_allowed(mask, TABLE.vocab_size)[0].nonzero().flatten().tolist()
+            quotes = [token for token in allowed if b'"' in TABLE.token_bytes[token]]
+            written.append(rng.choice(quotes if quotes and rng.random() < 0.4 else allowed))
+            grammar.accept_token(written[-1])
+            jump = jumps.tokens(grammar, written, 1000)
+            for token in jump:
+                grammar.accept_token(token)
+            try:
+                before = b"".join(TABLE.token_bytes[token] for token in written[-2:]).decode()
+            except UnicodeDecodeError:
+                before = ""
+            if jump and before:
+                count += 1
+                apart += encode(before + TOKENIZER.decode(jump)) != written[-2:] + jump
+            written += jump
+    assert count > 100
+    assert apart <= 0.01 * count
+
+
+@pytest.mark.slow
+def test_of_two_hundred_records_ninety_nine_in_a_hundred_keep_their_spelling_and_half_the_passes_are_saved() -> None:
+    cases = records(200)
+    params = [
+        SamplingParams(json_schema=schema, temperature=0.7 * (i % 2), seed=i, max_new_tokens=80)
+        for i, (_, schema) in enumerate(cases)
+    ]
+    outputs, passes = {}, {}
+    for jump in (False, True):
+        config = EngineConfig(compute="fast", max_running_requests=48, grammar_backend="fsm", jump_forward=jump)
+        engine = make_engine(config=config)
+        outputs[jump] = [answer for (answer,) in engine.generate([prompt for prompt, _ in cases], params)]
+        passes[jump] = sum(len(step.chunks) for step in engine.log)
+        assert sum(sum(step.forced.values()) for step in engine.log) == sum(
+            answer.grammar_stats.num_forced_tokens for answer in outputs[jump] if answer.grammar_stats is not None
+        )
+    for output, own in zip(outputs[True], params, strict=True):
+        assert output.finish_reason == "length" or is_valid(own, output.text)
+    plain, jumped = ([is_canonical(output) for output in outputs[jump]] for jump in (False, True))
+    kept = [after for before, after in zip(plain, jumped, strict=True) if before]
+    assert len(kept) >= 150
+    assert sum(kept) >= 0.99 * len(kept)
+    assert sum(jumped) >= 0.99 * len(jumped)
+    assert passes[True] <= 0.6 * passes[False]
+
+
+# ---- with and without ----
+
+
+def both(prompt: list[int], params: SamplingParams, **changes: Any) -> tuple[RequestOutput, RequestOutput]:
+    engines = [make_engine(config=serving(jump_forward=jump, **changes)) for jump in (False, True)]
+    off, on = (answer_of(engine, prompt, params) for engine in engines)
+    assert off.grammar_stats is not None
+    assert off.grammar_stats.num_forced_tokens == 0
+    return off, on
+
+
+def num_forced(output: RequestOutput) -> int:
+    assert output.grammar_stats is not None
+    return output.grammar_stats.num_forced_tokens
+
+
+def assert_same(off: RequestOutput, on: RequestOutput) -> None:
+    assert on.token_ids == off.token_ids
+    assert on.text == off.text
+    assert (on.finish_reason, on.matched, on.error) == (off.finish_reason, off.matched, off.error)
+    assert on.is_grammar_complete == off.is_grammar_complete
+    assert on.logprobs == off.logprobs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["fsm", "xgrammar", "llguidance"])
+def test_greedy_records_are_the_same_with_and_without(backend: str) -> None:
+    forced = 0
+    for prompt, schema in records(5):
+        off, on = both(prompt, SamplingParams(json_schema=schema, max_new_tokens=80), grammar_backend=backend)
+        assert_same(off, on)
+        forced += num_forced(on)
+    assert forced > 30
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_log_probabilities_of_forced_tokens_are_the_models(chunk: int | None) -> None:
+    """All of them, in order, as when the whole text is a prompt; pieces of a long jump come in several steps."""
+    params = replace(PARAMS, logprobs=2)
+    off, on = both(PROMPTS[0], params, max_tokens_per_step=chunk)
+    assert num_forced(on) > 5
+    assert_same(off, on)
+    whole = SamplingParams(max_new_tokens=1, prompt_logprobs=2)
+    oracle = answer_of(make_engine(config=serving(grammar_backend="none")), PROMPTS[0] + on.token_ids, whole)
+    assert oracle.prompt_logprobs is not None
+    assert len(on.logprobs) == len(on.token_ids)
+    for table, expected in zip(on.logprobs, oracle.prompt_logprobs[len(PROMPTS[0]) :], strict=True):
+        assert expected is not None
+        assert [(entry.token_id, entry.rank) for entry in table] == [(entry.token_id, entry.rank) for entry in expected]
+        # A prompt's are computed in float32, an answer's in float64.
+        assert [entry.logprob for entry in table] == pytest.approx([entry.logprob for entry in expected], abs=1e-5)
+    assert on.cumulative_logprob == pytest.approx(off.cumulative_logprob)
+
+
+def test_penalties_count_forced_tokens() -> None:
+    """Every token follows from its logits and the whole past: a row that is built anew chooses the same."""
+    params = replace(PARAMS, frequency_penalty=1.5, repetition_penalty=1.4, temperature=0.9, seed=5)
+    engine = make_engine(config=serving(jump_forward=True))
+    deltas = list(engine.stream(PROMPTS[0], params))
+    past: list[int] = []
+    behind_forced = 0
+    arguments = {"kind": "json_schema", "text": params.json_schema, "reasoning": False}
+    own = replace(params.for_ids, logits_processors={"zz_try_every_token": arguments})
+    for previous, delta in zip([None, *deltas], deltas, strict=False):
+        assert delta.token_id is not None
+        if delta.logits is not None:
+            row = SamplingBatch.from_requests([SamplingRequest(PROMPTS[0], own, past)], engine.driver.vocabulary)
+            assert Sampler()(delta.logits[None], row).token_ids == [delta.token_id]
+            behind_forced += previous is not None and previous.logits is None
+        past.append(delta.token_id)
+    assert behind_forced >= 2
+
+
+# ---- what ends a request inside forced text ----
+
+
+def test_stop_strings_inside_forced_text_cut_where_they_would_have() -> None:
+    off, on = both(PROMPTS[0], PARAMS)
+    assert_same(off, on)
+    pieces = {off.text[i : i + n] for n in (1, 3, 9) for i in range(0, len(off.text) - n, 4)}
+    for stop in sorted(pieces):
+        off, on = both(PROMPTS[0], replace(PARAMS, stop=[stop]))
+        assert_same(off, on)
+        assert on.matched == stop
+
+
+def test_stop_tokens_and_lengths_inside_forced_text_end_it_there() -> None:
+    full = answer_of(make_engine(), PROMPTS[0], PARAMS)
+    forced = 0
+    for count, token in enumerate(full.token_ids, start=1):
+        for changes in ({"max_new_tokens": count}, {"stop_token_ids": [token]}):
+            off, on = both(PROMPTS[0], replace(PARAMS, **changes))
+            assert_same(off, on)
+            assert len(on.token_ids) <= count
+            forced += num_forced(on)
+    assert forced > 30
+
+
+def test_reported_log_probabilities_are_as_many_as_the_tokens_however_a_request_ends() -> None:
+    """The rows of forced tokens are computed a step later: a stop string in them used to end the request before."""
+    text = answer_of(make_engine(), PROMPTS[0], PARAMS).text
+    for changes in (
+        *({"stop": [text[i : i + 2]]} for i in range(1, 20, 3)),
+        *({"max_new_tokens": count} for count in (1, 2, 4, 6, 9)),
+        *({"stop_token_ids": [token]} for token in encode(text)[:8]),
+        {"logprobs_mode": "processed"},
+    ):
+        off, on = both(PROMPTS[0], replace(PARAMS, **{"logprobs": 1, **changes}))
+        assert_same(off, on)
+        assert len(on.logprobs) == len(on.token_ids)
+
+
+@pytest.mark.slow
+def test_what_bans_tokens_is_asked_before_they_are_appended() -> None:
+    """A bad word, a list of allowed ids or a processor used to be passed over where the grammar forced a text."""
+    full = answer_of(make_engine(), PROMPTS[0], PARAMS)
+    for token in sorted(set(full.token_ids) - EOS)[::2]:
+        off, on = both(PROMPTS[0], replace(PARAMS, bad_words=[[token]]))
+        assert_same(off, on)
+        assert token not in on.token_ids
+        off, on = both(PROMPTS[0], replace(PARAMS, allowed_token_ids=[t for t in range(1024) if t != token]))
+        assert_same(off, on)
+        _, on = both(PROMPTS[0], replace(PARAMS, stop_token_ids=[token], min_new_tokens=20))
+        assert token not in on.token_ids[:20]
+    own = {"disallowed_tokens": {"token_ids": full.token_ids[:3]}}
+    assert_same(*both(PROMPTS[0], replace(PARAMS, logits_processors=own)))
+
+
+# ---- pages ----
+
+
+def step_to_pending(engine: Engine, name: str) -> int:
+    """Step until forced tokens wait for their forward pass; return how many."""
+    while True:
+        forced = engine.step().forced.get(name, 0)
+        if forced >= 2:
+            return forced
+
+
+@pytest.mark.parametrize(("prefix_cache", "logprobs"), [(None, None), (None, 1), ("radix", None)])
+def test_forced_tokens_that_wait_survive_a_preemption(prefix_cache: Any, logprobs: int | None) -> None:
+    """vLLM lost them once."""
+    params = replace(PARAMS, logprobs=logprobs)
+    off = answer_of(make_engine(), PROMPTS[0], params)
+    engine = make_engine(config=serving(jump_forward=True, prefix_cache=prefix_cache, page_size=1))
+    for most in (1, 2):
+        assert_same(off, answer_of(engine, PROMPTS[0], params))  # whose pages are there
+        name = engine.add_request(PROMPTS[0], params)
+        for _ in range(most):
+            step_to_pending(engine, name)
+        engine.scheduler.preempt(engine.entries[name].request)
+        while engine.has_work:
+            engine.step()
+        output = engine.take_output(name)
+        assert_same(off, output)
+        assert output.num_preemptions == 1
+        assert num_forced(output) > 0
+    check_idle(engine)
+
+
+def test_log_probabilities_that_might_never_be_computed_are_refused() -> None:
+    """A preempted request may find its own tokens in the prefix cache. It used to jump or not by the configuration."""
+    config = serving(jump_forward=True, prefix_cache="radix", page_size=1)
+    asked = replace(PARAMS, logprobs=1)
+    with pytest.raises(ValueError, match="logprobs is 1, and with jump_forward, preemption and prefix_cache all on"):
+        make_engine(config=config).add_request(PROMPTS[0], asked)
+    off = answer_of(make_engine(), PROMPTS[0], asked)
+    for change in ({"jump_forward": False}, {"preemption": False}, {"prefix_cache": None}):
+        assert_same(off, answer_of(make_engine(config=replace(config, **change)), PROMPTS[0], asked))
+    processed = replace(asked, logprobs_mode="processed")  # for which nobody jumps
+    answer_of(make_engine(config=config), PROMPTS[0], processed)
+
+
+def test_forced_text_is_shared_through_the_prefix_cache() -> None:
+    config = serving(jump_forward=True, prefix_cache="radix", page_size=4)
+    engine = make_engine(config=config)
+    first = answer_of(engine, PROMPTS[0], PARAMS)
+    second = answer_of(engine, PROMPTS[0] + first.token_ids[:10], replace(PARAMS, json_schema=None))
+    start = next(start for name, start, _ in engine.log[-len(second.token_ids)].chunks)
+    assert start >= len(PROMPTS[0]) + 4, "pages of the answer, forced tokens in them, are found"
+    off = answer_of(make_engine(), PROMPTS[0] + first.token_ids[:10], replace(PARAMS, json_schema=None))
+    assert second.token_ids == off.token_ids
+    check_idle(engine)
+
+
+# ---- thoughts ----
+
+
+def test_behind_a_thought_the_beginning_of_the_answer_is_forced_at_once() -> None:
+    """The marker that ends a thought has no bytes: it used to keep the first text of the answer from being forced."""
+    params = replace(PARAMS, reasoning=True, max_new_tokens=150)
+    prompt = question(ASK, think=True)
+    off, on = both(prompt, params)
+    assert_same(off, on)
+    engine = make_engine(config=serving(jump_forward=True))
+    deltas = list(engine.stream(prompt, params))
+    end = next(i for i, delta in enumerate(deltas) if delta.token_id == THINK_END)
+    assert all(delta.logits is not None for delta in deltas[: end + 1]), "a thought is never forced"
+    assert deltas[end + 1].logits is None
+    assert json.loads(on.text.split(corpus.THINK_END)[1])["name"] == "Mila"
+
+
+def test_the_deltas_of_forced_tokens_are_marked_and_have_their_text() -> None:
+    engine = make_engine(config=serving(jump_forward=True))
+    deltas = list(engine.stream(PROMPTS[0], PARAMS))
+    assert "".join(delta.text for delta in deltas) == answer_of(make_engine(), PROMPTS[0], PARAMS).text
+    assert sum(delta.logits is None for delta in deltas) == sum(sum(step.forced.values()) for step in engine.log)
+    assert len(engine.log) < len(deltas)

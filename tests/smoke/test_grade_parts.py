@@ -1,0 +1,539 @@
+"""The parts of grading, without running any submission: reading, authorship, scores, records, documents."""
+
+import ast
+import ctypes
+import gzip
+import io
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from smoke.framework.check import Failure, Result, checks_of
+from smoke.framework.manifest import ENGINE, ROOT, load_manifest
+from smoke.grade import confinement
+from smoke.grade.authorship import Authorship, examine, normal_form
+from smoke.grade.command import parse_size
+from smoke.grade.confinement import LANDLOCK_CREATE, PROCESSES, libc
+from smoke.grade.documents import fenced, gradescope, one_line, report, write_csv, write_junit
+from smoke.grade.gradebook import run_safely
+from smoke.grade.guard import MARK, is_solution, told
+from smoke.grade.records import Records
+from smoke.grade.scoring import Mode, score_student
+from smoke.grade.submissions import MAX_ENTRIES, Submission, free_name, read_submissions
+from smoke.grade.trial import FIRST_UID, start_trial
+from smoke.grade.worker import ModeRun, end_strays
+from smoke.runner.runner import remove
+from tests.smoke.submissions import coded, reference, starters, zipped
+
+LESSONS = load_manifest().written
+TOTAL = 100 * len(LESSONS)  # points
+MODES: tuple[Mode, Mode] = ("isolated", "cumulative")
+
+
+def passed(lesson_id: str) -> list[Result]:
+    """Return a pass of every check of a lesson."""
+    return [Result(check.id, "pass") for check in checks_of([load_manifest().lesson(lesson_id)])]
+
+
+def scored(changes: dict[str, Result], authorships: dict[str, Authorship] | None = None):
+    """Score a student whose checks pass but for ``changes``, the same in both modes."""
+    results = {
+        (lesson.id, mode): [changes.get(r.check_id, r) for r in passed(lesson.id)]
+        for lesson in LESSONS
+        for mode in MODES
+    }
+    return score_student(Submission("ada", {}), results, {}, authorships or {})
+
+
+def points(student, mode: Mode) -> list[int]:
+    return [score.earned for score in student.of_mode(mode)]
+
+
+# Reading ------------------------------------------------------------------------------------------------------------
+
+
+LAYOUTS = ["", "work/", "mini_engine/", "work/mini_engine/", "hw1/", "hw1/work/", "hw1/ada/work/mini_engine/"]
+
+
+def write_submission(place: Path, name: str, files: dict[str, bytes], form: str) -> None:
+    """Hand ``files`` in as a folder, a zip or a tar."""
+    if form == "zip":
+        (place / f"{name}.zip").write_bytes(zipped(files))
+    elif form == "folder":
+        for file, data in files.items():
+            (place / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (place / name / file).write_bytes(data)
+    else:
+        with tarfile.open(place / f"{name}.{form}", "w:gz" if "gz" in form else "w") as archive:
+            for file, data in files.items():
+                info = tarfile.TarInfo(f"./{file}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("prefix", LAYOUTS)
+@pytest.mark.parametrize("form", ["folder", "zip", "tar", "tar.gz", "tgz"])
+def test_files_are_found_wherever_students_put_them(tmp_path: Path, prefix: str, form: str) -> None:
+    write_submission(tmp_path, "ada", coded({"attention/pool.py": "POOL", "driver.py": "DRIVER"}, prefix), form)
+    (submission,) = read_submissions(tmp_path)
+    assert submission == Submission("ada", {"attention/pool.py": "POOL", "driver.py": "DRIVER"})
+
+
+@pytest.mark.parametrize("form", ["folder", "zip", "tar.gz"])
+def test_what_lies_beside_the_folder_hides_nothing(tmp_path: Path, form: str) -> None:
+    beside = {"README.md": b"", "essay.pdf": b"%PDF", ".vscode/settings.json": b"{}", "Thumbs.db": b"\0"}
+    write_submission(tmp_path, "ada", {"hw1/driver.py": b"DRIVER", **beside}, form)
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {"driver.py": "DRIVER"}
+    assert set(submission.ignored) == {"README.md", "essay.pdf"}
+    assert submission.faults == ()
+
+
+def test_a_folder_per_lesson_tells_files_of_one_name_apart(tmp_path: Path) -> None:
+    files = {"L1_model/model.py": b"MODEL", "L3/driver.py": b"GREEDY", "l4-sampler/driver.py": b"SAMPLING",
+             "L4 again/sampler/draw.py": b"DRAW", "L2/pool.py": b"POOL"}  # fmt: skip
+    write_submission(tmp_path, "ada", files, "zip")
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {"model.py": "MODEL", "driver.py": "GREEDY", "sampler/driver.py": "SAMPLING",
+                                "sampler/draw.py": "DRAW", "attention/pool.py": "POOL"}  # fmt: skip
+    assert submission.faults == ()
+
+
+def test_what_cannot_be_a_submission_is_one_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / "notes.txt").touch()
+    (tmp_path / "bob.py").write_text("x = 1")
+    (tmp_path / "cid.rar").write_bytes(b"Rar!")
+    (tmp_path / "dan.tar.gz").write_bytes(b"no gzip")
+    (tmp_path / "eve.zip").write_bytes(b"no zip")
+    (tmp_path / "fay.tgz").write_bytes(gzip.compress(b"no tar"))
+    os.mkfifo(tmp_path / "gus.zip")
+    found = {submission.name: submission for submission in read_submissions(tmp_path)}
+    assert list(found) == ["ada", "bob", "cid", "dan", "eve", "fay", "gus"]
+    assert all(not submission.files and len(submission.faults) == 1 for submission in found.values())
+    assert "none of its 1 files is a file of the course" in found["ada"].faults[0]
+    assert "put the lesson's files into one" in found["bob"].faults[0]
+
+
+def test_folders_nested_deeper_than_python_can_follow(tmp_path: Path) -> None:
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / "driver.py").write_text("DRIVER")
+    deepest = os.open(tmp_path / "ada", os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("x", dir_fd=deepest)
+        deeper = os.open("x", os.O_RDONLY, dir_fd=deepest)
+        os.close(deepest)
+        deepest = deeper
+    os.close(deepest)
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {"driver.py": "DRIVER"}
+    remove(tmp_path / "ada")
+    assert not (tmp_path / "ada").exists()
+
+
+def test_a_tar_can_neither_climb_out_nor_link_nor_swell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(tmp_path / "ada.tar", "w") as archive:
+        for name in ("../driver.py", "/model.py"):
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            archive.addfile(info, io.BytesIO(b"BAD"))
+        link = tarfile.TarInfo("attention/pool.py")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {}
+    assert len(submission.faults) == 1
+    monkeypatch.setattr("smoke.grade.submissions.MAX_ARCHIVE_BYTES", 5)
+    (submission,) = read_submissions(tmp_path)
+    assert "unpacks to more than" in submission.faults[0]
+
+
+def test_a_file_that_was_handed_in_twice_is_told(tmp_path: Path) -> None:
+    (tmp_path / "ada.zip").write_bytes(zipped({"driver.py": b"TOP", "work/driver.py": b"WORK", "notes.txt": b""}))
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {"driver.py": "TOP"}
+    assert "handed in 2 times" in submission.faults[0]
+    assert set(submission.ignored) == {"work/driver.py", "notes.txt"}
+
+
+def test_a_zip_cannot_climb_out_link_or_lie_about_its_size(tmp_path: Path) -> None:
+    """Nothing is unpacked, so a path is only a name; a link and a bomb are refused with a reason."""
+    place = tmp_path / "in" / "deep"
+    place.mkdir(parents=True)
+    link = zipfile.ZipInfo("model.py")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(place / "ada.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("../../escaped.py", "raise SystemExit")
+        archive.writestr("../driver.py", "raise SystemExit")
+        archive.writestr(link, "/etc/passwd")
+        archive.writestr("driver.py", "#" * 10_000_000)
+    data = (place / "ada.zip").read_bytes().replace((10_000_000).to_bytes(4, "little"), (100).to_bytes(4, "little"))
+    (place / "bob.zip").write_bytes(data)
+    ada, bob = read_submissions(place)
+    assert ada.files == bob.files == {}
+    assert any("model.py" in fault and "no regular file" in fault for fault in ada.faults)
+    assert any("driver.py" in fault and "512 KiB" in fault for fault in ada.faults)
+    assert any("driver.py" in fault for fault in bob.faults), "a stated size that is a lie is not believed"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["ada.zip", "bob.zip", "deep", "in"]
+
+
+def test_many_entries_and_broken_names(tmp_path: Path) -> None:
+    (tmp_path / "a b;$(x).zip").write_bytes(zipped({f"x{i}.txt": b"" for i in range(MAX_ENTRIES + 10)}))
+    (tmp_path / "=1+1").mkdir()
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop" / "again").symlink_to(tmp_path / "loop")
+    (tmp_path / "elsewhere").symlink_to(ENGINE)
+    found = read_submissions(tmp_path)
+    assert [submission.name for submission in found] == ["_1+1", "a_b_x_", "elsewhere", "loop"]
+    assert len(found[1].ignored) == MAX_ENTRIES
+    assert "links are not followed" in found[2].faults[0]
+
+
+def test_names_never_collide() -> None:
+    assert free_name("../../etc", set()) == "_.._etc"
+    assert free_name("Ada", {"ada"}) == "Ada-2"
+    assert free_name("...", set()) == "unnamed"
+
+
+def test_no_submission_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").touch()
+    with pytest.raises(ValueError, match="one folder or archive per student"):
+        read_submissions(tmp_path)
+
+
+class Stumbling:
+    """A worker whose second submission makes it fail."""
+
+    def __init__(self) -> None:
+        self.runner, self.stopped = self, 0
+
+    def stop_server(self) -> None:
+        self.stopped += 1
+
+    def run(self, submission: Submission, lessons: object, seed: int) -> ModeRun:
+        if submission.name == "bob":
+            raise RecursionError("too deep")
+        return ModeRun(tuple(passed("L3")))
+
+
+def test_what_the_grader_stumbles_over_stays_with_its_submission() -> None:
+    worker, lesson = Stumbling(), load_manifest().lesson("L3")
+    files = {"driver.py": "x = 1"}
+    runs = {name: run_safely(worker, Submission(name, files), lesson, 0) for name in ("ada", "bob", "cid")}  # type: ignore[arg-type]
+    assert runs["ada"] == runs["cid"]
+    assert all(result.passed for result in runs["ada"]["isolated"].results)
+    for mode in MODES:
+        assert {result.status for result in runs["bob"][mode].results} == {"crashed"}
+        assert [result.check_id for result in runs["bob"][mode].results] == [r.check_id for r in passed("L3")]
+        assert "RecursionError: too deep" in runs["bob"][mode].notes[0]
+    assert worker.stopped == 1
+
+
+def test_source_that_cannot_be_walked_is_remarked() -> None:
+    deep = "def rms_norm(x):\n    return " + "-" * 3000 + "x\n"
+    found = examine(Submission("ada", {"model.py": deep}), load_manifest().lesson("L1"))
+    assert found.oracles == ()
+
+
+# Authorship ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_recognised_under_other_names() -> None:
+    ours = ast.parse(
+        "def f(x, n):\n    'Say.'\n    total: int = 0  # why\n    for i in range(n): total += x[i]\n    return total"
+    ).body[0]
+    theirs = ast.parse("def f(a, m):\n    s = 0\n    for k in range(m):\n        s += a[k]\n    return s").body[0]
+    other = ast.parse("def f(a, m):\n    s = 1\n    for k in range(m):\n        s += a[k]\n    return s").body[0]
+    assert isinstance(ours, ast.FunctionDef)
+    assert isinstance(theirs, ast.FunctionDef)
+    assert isinstance(other, ast.FunctionDef)
+    assert normal_form(ours) == normal_form(theirs)
+    assert normal_form(ours) != normal_form(other)
+
+
+def test_the_reference_is_a_copy_and_a_starter_is_none() -> None:
+    for lesson in LESSONS:
+        copied = examine(Submission("ada", reference(lesson.id)), lesson)
+        assert len(copied.copied) == copied.compared > 0
+        assert copied.withheld == "", "copying is told, not punished"
+        assert not examine(Submission("bob", starters(lesson.id)), lesson).copied
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import transformers", "from transformers.models import qwen3", "import smoke.framework.peer as p",
+        "x = __import__('transformers')", "import sys; sys.modules['smoke.checks.l1.functions'].norm_peer(0)",
+    ],
+)  # fmt: skip
+def test_an_oracle_costs_the_points(line: str) -> None:
+    found = examine(Submission("ada", {"driver.py": line}), load_manifest().lesson("L3"))
+    assert "points withheld: driver.py" in found.withheld
+
+
+def test_words_about_an_oracle_cost_nothing() -> None:
+    """The reference's own docstrings speak of transformers."""
+    text = '"""As transformers does."""\nimport ctypes\nNAME = "the smoke test"\n'
+    found = examine(Submission("ada", {"driver.py": text}), load_manifest().lesson("L3"))
+    assert found.withheld == ""
+    assert found.remarkable == ("driver.py imports ctypes",)
+
+
+@pytest.mark.parametrize("text", ["def f(:", "\0", "(" * 100_000, "x = " + "-" * 50_000 + "1"])
+def test_source_that_cannot_be_parsed_is_no_error(text: str) -> None:
+    assert examine(Submission("ada", {"driver.py": text}), load_manifest().lesson("L3")).copied == ()
+
+
+# Scores -------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_passed() -> None:
+    student = scored({})
+    assert points(student, "isolated") == points(student, "cumulative") == [100] * len(LESSONS)
+    assert student.total("isolated") == (TOTAL, TOTAL)
+    assert all(score.reason == "" for score in student.scores)
+
+
+@pytest.mark.parametrize("status", ["fail", "blocked", "timeout", "crashed", "not-implemented", "skipped"])
+def test_only_a_pass_earns_points(status: str) -> None:
+    """One check of a task with another status costs the whole task, and the reason says so."""
+    check = checks_of([load_manifest().lesson("L1")], "L1.A")[0]
+    student = scored({check.id: Result(check.id, status, detail="because")})  # type: ignore[arg-type]
+    assert points(student, "isolated") == [90, *[100] * (len(LESSONS) - 1)]
+    assert student.scores[0].reason == f"L1.A {status}: because"
+
+
+def test_a_missing_result_is_a_zero_with_a_reason() -> None:
+    student = score_student(Submission("ada", {}), {}, {}, {})
+    assert student.total("isolated") == (0, TOTAL)
+    assert student.scores[0].tasks[0].status == "skipped"
+    assert "it was not run" in student.scores[0].reason
+
+
+def test_cumulative_failures_are_blocked_by_the_earlier_lesson() -> None:
+    """The same wrong L1.A and wrong L3.C: alone, L3 is judged for itself; over the own L1 it says nothing yet."""
+    wrong = {
+        check.id: Result(check.id, "fail", (Failure("case"),))
+        for name in ("L1.A", "L3.C")
+        for check in checks_of(LESSONS, name)
+    }
+    student = scored(wrong)
+    by_mode = {mode: student.of_mode(mode)[2].tasks[2] for mode in MODES}
+    assert by_mode["isolated"].status == "fail"
+    assert by_mode["cumulative"].status == "blocked"
+    assert {result.blocked_by for result in by_mode["cumulative"].results} == {"L1.A"}
+
+
+def test_an_oracle_in_l1_costs_every_later_cumulative_score() -> None:
+    student = scored({}, {"L1": Authorship(oracles=("model.py imports transformers",))})
+    assert points(student, "isolated") == [0, *[100] * (len(LESSONS) - 1)]
+    assert points(student, "cumulative") == [0] * len(LESSONS)
+    assert "withheld" in student.of_mode("cumulative")[2].reason
+
+
+# Records ------------------------------------------------------------------------------------------------------------
+
+
+def test_records_hold_until_something_changes(tmp_path: Path) -> None:
+    records = Records(tmp_path, "5", {"timeout": 60})
+    lesson, later = load_manifest().lesson("L1"), load_manifest().lesson("L2")
+    ada = Submission("ada", {"model.py": "MODEL", "driver.py": "DRIVER"})
+    run = ModeRun((Result("L1.A.bits", "fail", (Failure("case", got="x"),), "why", 0.5),), None, ("seen",), "log")
+    records.save(ada, lesson, {"isolated": run, "cumulative": run})
+    assert records.load(ada, lesson) == {"isolated": run, "cumulative": run}
+    assert records.load(Submission("ada", {"model.py": "MODEL", "driver.py": "OTHER"}), lesson), "L1 knows no driver"
+    assert records.load(Submission("ada", {"model.py": "OTHER"}), lesson) is None
+    assert records.load(ada, later) is None
+    assert Records(tmp_path, "5", {"timeout": 60}).load(ada, lesson)
+    assert Records(tmp_path, "6", {"timeout": 60}).load(ada, lesson) is None
+    assert Records(tmp_path, "5", {"timeout": 61}).load(ada, lesson) is None
+    records.file(ada, lesson).write_text('{"key": ')
+    assert records.load(ada, lesson) is None, "half a record is none"
+
+
+def test_an_empty_file_is_not_a_missing_one() -> None:
+    assert Submission("ada", {"model.py": ""}).digest(("model.py",)) != Submission("ada", {}).digest(("model.py",))
+    assert Submission("ada", {"model.py": "missing"}).digest(("model.py",)) != Submission("ada", {}).digest(
+        ("model.py",)
+    )
+
+
+def test_auto_draws_a_seed_and_keeps_it_until_the_run_is_finished(tmp_path: Path) -> None:
+    first = Records(tmp_path, "auto", {})
+    again = Records(tmp_path, "auto", {})
+    assert (again.seed, again.resumed) == (first.seed, True)
+    again.mark(finished=True)
+    seeds = set()
+    for _ in range(5):
+        fresh = Records(tmp_path, "auto", {})
+        assert not fresh.resumed
+        fresh.mark(finished=True)
+        seeds.add(fresh.seed)
+    assert len(seeds) > 1, "a fresh run draws a fresh seed"
+    with pytest.raises(ValueError, match="--seed x"):
+        Records(tmp_path, "x", {})
+
+
+# Documents ----------------------------------------------------------------------------------------------------------
+
+
+def hostile_words() -> Result:
+    """Return a failure whose text tries to be a part of whatever it is printed in."""
+    text = "```\n# Grade: 300 of 300\n| a | b |\n<script>\x00\x1b[31m\ufffe"
+    return Result("L1.A.bits", "fail", (Failure("case", "", "1", text),), detail=f"=1+1 {text}")
+
+
+def test_words_of_a_submission_stay_words(tmp_path: Path) -> None:
+    student = scored({"L1.A.bits": hostile_words()})
+    page = report(student, ["seed: 1"])
+    headings = [line for line in page.splitlines() if line.startswith("# ")]
+    inside = page.split("text\n", 1)[1]
+    assert headings[0] == f"# ada: {TOTAL - 10} of {TOTAL} points"
+    assert all(heading in inside for heading in headings[1:]), "what looks like a heading is inside a block of code"
+    assert fenced("a ```` b").startswith("`````text")
+    write_csv(tmp_path / "grades.csv", [student])
+    assert "\x1b" not in page + (tmp_path / "grades.csv").read_text()
+    write_junit(tmp_path / "junit.xml", [student])
+    ElementTree.parse(tmp_path / "junit.xml")
+    assert json.loads(json.dumps(gradescope(student, [])))["score"] == TOTAL - 10
+    assert one_line("=cmd()|x") == "'=cmd()|x"
+
+
+def test_sizes() -> None:
+    assert (parse_size("512M"), parse_size("2g"), parse_size("1GiB")) == (2**29, 2**31, 2**30)
+    for wrong in ("2", "G", "0G", "-1G", "2T"):
+        with pytest.raises(ValueError, match="--mem"):
+            parse_size(wrong)
+
+
+# The guard ----------------------------------------------------------------------------------------------------------
+
+
+def test_solutions_are_recognised_by_their_place() -> None:
+    files = ("model.py", "attention/pool.py")
+    for path in (
+        "/course/mini_engine/model.py",
+        "/venv/lib/mini_engine/attention/pool.py",
+        "/course/mini_engine/__pycache__/model.cpython-311.pyc",
+        "/course/mini_engine/attention/__pycache__/pool.cpython-312.opt-1.pyc",
+    ):
+        assert is_solution(path, files, "/own"), path
+    for path in (
+        "/own/mini_engine/model.py",
+        "/course/mini_engine/driver.py",
+        "/x/model.py",
+        "/course/mini_engine/a/model.py",
+    ):
+        assert not is_solution(path, files, "/own"), path
+
+
+def test_what_a_hook_told_is_found_in_a_log() -> None:
+    assert told(f"printed\n{MARK}refused: a\n{MARK}refused: a\n more\n{MARK}refused: b\n") == [
+        "refused: a",
+        "refused: b",
+    ]
+
+
+# Confinement --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uid", [None, FIRST_UID])
+def test_a_confined_process_is_confined(uid: int | None) -> None:
+    """Also without another user: what this system offers is at least closed to a file that everybody may write.
+
+    The trial itself is tried here; what it says of this machine is printed in every report.
+    """
+    if uid is not None and os.geteuid() != 0:
+        uid = None
+    done = start_trial(uid, read_all=uid is not None)
+    facts = json.loads(done.stdout)
+    kernel_has_landlock = libc().syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1) >= 1
+    assert facts["writes_refused"] is kernel_has_landlock
+    assert facts["programs_refused"] is kernel_has_landlock
+    if os.geteuid() == 0:
+        assert facts["network_closed"] is True
+        assert facts["processes_limited"] is (uid is not None)
+
+
+AS_NOBODY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from smoke.grade import confinement, trial
+uid = int(sys.argv[2])
+folder = Path(sys.argv[4])
+if os.geteuid() == 0:
+    os.chown(folder, uid, uid)
+    confinement.become(uid, read_all=True)
+if sys.argv[3] == "old":
+    confinement.kernel = lambda: (5, 13)
+left = confinement.leave_network()
+confinement.leave_network = lambda: left
+fits = trial.count_forks(confinement.PROCESSES)
+confinement.confine(confinement.Confinement(None, False, 2**30, 60), folder)
+limited = trial.count_forks(confinement.PROCESSES)
+print(fits, limited, left)
+"""
+
+
+@pytest.mark.parametrize("kernel", ["this", "old"])
+def test_processes_are_limited_without_root_where_they_are_counted_anew(kernel: str) -> None:
+    """Whoever grades as a user of many processes has candidates with a count, and so a limit, of their own."""
+    with tempfile.TemporaryDirectory(prefix="smoke-") as name:  # pytest's folders are closed to other users
+        words = [str(ROOT), str(FIRST_UID + 40), kernel, name]
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, *words], capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    fits, limited, has_own_users = done.stdout.split()
+    assert int(fits) == PROCESSES, "this test's user has too many processes of its own"
+    is_counted_anew = has_own_users == "True" and kernel == "this" and confinement.kernel() >= (5, 14)
+    assert int(limited) == (PROCESSES - 1 if is_counted_anew else PROCESSES)
+
+
+def test_orphans_of_any_session_are_ended() -> None:
+    """A server that forks a process which flees to its own session gets it back and ends it."""
+    code = (
+        "import os, sys, time; sys.path.insert(0, sys.argv[1]); from smoke.grade import server\n"
+        "server.libc().prctl(server.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    for _ in range(3):\n"
+        "        if os.fork() == 0:\n"
+        "            os.setsid(); time.sleep(100)\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0); print(server.end_orphans(), server.end_orphans())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split() == ["3", "0"], done.stderr
+
+
+def test_what_outlived_its_server_is_ended(tmp_path: Path) -> None:
+    """It is known by the HOME that it was started with, and nothing else is."""
+    sleep = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(100)"]
+
+    def started(home: Path) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(sleep, env={"HOME": str(home)}, stdout=subprocess.PIPE, start_new_session=True)
+        assert process.stdout is not None, "the process was started with a pipe"
+        assert process.stdout.readline() == b"1\n"
+        return process
+
+    strays, other = [started(tmp_path / "server") for _ in range(2)], started(tmp_path / "server-2")
+    assert end_strays(tmp_path / "server") >= 2
+    assert [stray.wait(10) for stray in strays] == [-signal.SIGKILL, -signal.SIGKILL]
+    assert end_strays(tmp_path / "server") == 0
+    assert other.poll() is None, "another server's candidate must live"
+    other.kill()
+    other.wait()

@@ -1,0 +1,35 @@
+"""Small models of many shapes, and random weights for them."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mini_engine.config import ModelConfig
+
+# (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
+SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]
+
+
+@cache
+def peer(shape: tuple[int, ...], dtype: str) -> Qwen3ForCausalLM:
+    """A random transformers model whose norm weights are not all 1, and differ between queries and keys."""
+    hidden, heads, kv_heads, head_dim, inner, vocab = shape
+    config = Qwen3Config(
+        vocab_size=vocab, hidden_size=hidden, num_hidden_layers=3, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=head_dim, intermediate_size=inner, tie_word_embeddings=False,
+        max_position_embeddings=512, initializer_range=0.15,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        parameter.data = parameter.data.to(getattr(torch, dtype))  # model.to() would also round the rotary table
+    return model.eval()
+
+
+def weights_of(shape: tuple[int, ...], dtype: str) -> tuple[ModelConfig, dict[str, Tensor]]:
+    model = peer(shape, dtype)
+    return ModelConfig.from_hf(model.config.to_dict()), {k: v.clone() for k, v in model.state_dict().items()}

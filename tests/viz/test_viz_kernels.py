@@ -1,0 +1,721 @@
+"""What L8's figures show agrees with counted operations, exact fractions, sorts and numpy; figures draw their data."""
+
+import math
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from mini_engine.bench.kernels import attention as kernels_attention
+from mini_engine.bench.kernels import cases as kernels_cases
+from mini_engine.bench.kernels import command as bench
+from mini_engine.bench.kernels.timer import Sample
+from mini_engine.config import ModelConfig
+from mini_engine.grammar import masks
+from mini_engine.kernels.launch import INTERPRETED
+from mini_engine.viz import kernels, kernels_charts, kernels_numbers, kernels_runs, kernels_work
+from mini_engine.viz.figure import Figure, style
+from mini_engine.viz.kernels_runs import ALONE, KEPT, OUTSIDE, TOGETHER, Divergence, MaskedBlock, Search, SearchPass
+from mini_engine.viz.kernels_work import H200, DecodeLaunch, Operation, Roof
+from tests.support.figures import (
+    bar_lengths,
+    check_titles_and_legends,
+    checked_texts,
+    figure_functions,
+    texts,
+    titles_of,
+)
+
+SMALL = ModelConfig(
+    vocab_size=70, hidden_size=6, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
+    intermediate_size=5, max_position_embeddings=64, rope_theta=1e4, rms_norm_eps=1e-6, tie_word_embeddings=True,
+)  # fmt: skip
+SEQUENCES = [(1, 7), (3, 5), (2, 2)]  # new tokens, keys
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="a compiled kernel cannot be watched")
+
+
+# ------------------------------------------------------------------------------------------------- operations and bytes
+
+
+class Machine:
+    """Counts every operation on its numbers and every number that is read from memory or written to it, once each."""
+
+    def __init__(self) -> None:
+        self.flops, self.touched = 0, set()
+
+    def number(self, value: float) -> "Number":
+        return Number(self, value)
+
+    def memory(self, name: str, *shape: int) -> "Memory":
+        return Memory(self, name, np.arange(1.0, 1 + math.prod(shape)).reshape(shape) / math.prod(shape))
+
+    @property
+    def counts(self) -> Counter:
+        return Counter(name for name, _ in self.touched)
+
+
+class Number:
+    def __init__(self, machine: Machine, value: float) -> None:
+        self.machine, self.value = machine, value
+
+    def result(self, value: float) -> "Number":
+        self.machine.flops += 1
+        return Number(self.machine, value)
+
+    def __add__(self, other: "Number | float") -> "Number":
+        return self.result(self.value + getattr(other, "value", other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: "Number") -> "Number":
+        return self.result(self.value - other.value)
+
+    def __mul__(self, other: "Number") -> "Number":
+        return self.result(self.value * other.value)
+
+    def __truediv__(self, other: "Number | float") -> "Number":
+        return self.result(self.value / getattr(other, "value", other))
+
+    def __neg__(self) -> "Number":
+        return self.result(-self.value)
+
+    def exp(self) -> "Number":
+        return self.result(math.exp(self.value))
+
+    def rsqrt(self) -> "Number":
+        return self.result(self.value**-0.5)
+
+
+class Memory:
+    def __init__(self, machine: Machine, name: str, array: np.ndarray) -> None:
+        self.machine, self.name, self.array = machine, name, array
+
+    def __getitem__(self, place: tuple[int, ...]) -> Number:
+        self.machine.touched.add((self.name, place))
+        return Number(self.machine, float(self.array[place]))
+
+    def __setitem__(self, place: tuple[int, ...], number: Number) -> None:
+        self.machine.touched.add((self.name, place))
+
+
+def run_norm(machine: Machine, rows: int, width: int, weight: str, *, add: bool) -> None:
+    x, residual, out = (machine.memory(f"{name} {weight}", rows, width) for name in ("x", "residual", "out"))
+    scale = machine.memory(f"weight {weight}", width)
+    read_sum = machine.memory(f"sum {weight}", rows, width)
+    for row in range(rows):
+        numbers = []
+        for column in range(width):
+            number = x[row, column]
+            if add:
+                number = number + residual[row, column]
+                read_sum[row, column] = number
+            numbers.append(number)
+        total = 0.0
+        for number in numbers:
+            total = number * number + total
+        factor = (total / width + 1e-6).rsqrt()
+        for column, number in enumerate(numbers):
+            out[row, column] = number * factor * scale[(column,)]
+
+
+def run_product(machine: Machine, rows: int, depth: int, columns: int) -> None:
+    x, weight, out = (machine.memory(name, *shape) for name, shape in
+                      (("x", (rows, depth)), ("weight", (columns, depth)), ("out", (rows, columns))))  # fmt: skip
+    for row in range(rows):
+        for column in range(columns):
+            total = machine.number(0.0)
+            for place in range(depth):
+                total = total + x[row, place] * weight[column, place]
+            out[row, column] = total
+
+
+def run_rotary(machine: Machine, rows: int, heads: int, dim: int) -> None:
+    x, cos, sin = (machine.memory(name, *shape) for name, shape in
+                   (("x", (rows, heads, dim)), ("cos", (rows, dim)), ("sin", (rows, dim))))  # fmt: skip
+    out = machine.memory("out", rows, heads, dim)
+    for row in range(rows):
+        for head in range(heads):
+            for place in range(dim // 2):
+                first, second = x[row, head, place], x[row, head, place + dim // 2]
+                c, s = cos[row, place], sin[row, place]
+                out[row, head, place] = first * c - second * s
+                out[row, head, place + dim // 2] = second * c + first * s
+
+
+def run_silu(machine: Machine, rows: int, inner: int) -> None:
+    gate, up, out = (machine.memory(name, rows, inner) for name in ("gate", "up", "out"))
+    for place in np.ndindex(rows, inner):
+        out[place] = gate[place] / ((-gate[place]).exp() + 1.0) * up[place]
+
+
+def run_attention(machine: Machine, sequences: list[tuple[int, int]], heads: int, kv_heads: int, dim: int) -> None:
+    """The two products alone: of the softmax nothing is counted, here as there."""
+    for number, (new, length) in enumerate(sequences):
+        q, out = (machine.memory(f"{name} {number}", new, heads, dim) for name in ("q", "out"))
+        keys, values = (machine.memory(f"{name} {number}", length, kv_heads, dim) for name in ("k", "v"))
+        for row in range(new):
+            for head in range(heads):
+                sums = [machine.number(0.0) for _ in range(dim)]
+                for key in range(length - new + row + 1):
+                    score = machine.number(0.0)
+                    for place in range(dim):
+                        score = score + q[row, head, place] * keys[key, head * kv_heads // heads, place]
+                    for place in range(dim):
+                        sums[place] = sums[place] + score * values[key, head * kv_heads // heads, place]
+                for place, total in enumerate(sums):
+                    out[row, head, place] = total
+
+
+def run_sampling(machine: Machine, rows: int, vocab: int) -> None:
+    logits, peak = machine.memory("logits", rows, vocab), machine.number(1.0)
+    for row in range(rows):
+        total = machine.number(0.0)
+        for token in range(vocab):
+            total = total + (logits[row, token] - peak).exp()
+
+
+ROWS = sum(new for new, _ in SEQUENCES)
+COUNTED = {
+    "add_rms_norm": (lambda m: run_norm(m, ROWS, 6, "own", add=True), 6),
+    "q, k, v projection": (lambda m: run_product(m, ROWS, 6, 8 * 4), 3),
+    "rms_norm of q and k": (
+        lambda m: [run_norm(m, ROWS * n, 4, kind, add=False) for n, kind in ((4, "q"), (2, "k"))],
+        3,
+    ),
+    "apply_rotary": (lambda m: run_rotary(m, ROWS, 6, 4), 3),
+    "attention": (lambda m: run_attention(m, SEQUENCES, 4, 2, 4), 3),
+    "output projection": (lambda m: run_product(m, ROWS, 16, 6), 3),
+    "gate, up projection": (lambda m: run_product(m, ROWS, 6, 10), 3),
+    "silu_and_mul": (lambda m: run_silu(m, ROWS, 5), 3),
+    "down projection": (lambda m: run_product(m, ROWS, 5, 6), 3),
+    "language model head": (lambda m: run_product(m, len(SEQUENCES), 6, 70), 1),
+    "sampling": (lambda m: run_sampling(m, len(SEQUENCES), 70), 1),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_operations_and_bytes_are_those_that_a_counting_machine_does(name):
+    """Every operation is run number by number on a machine that counts. bfloat16 but for the logits."""
+    operation = next(own for own in kernels_work.step_operations(SMALL, SEQUENCES) if own.name == name)
+    run, count = COUNTED[name]
+    machine = Machine()
+    run(machine)
+    assert operation.num_flops == machine.flops
+    assert operation.num_bytes == len(machine.touched) * (4 if name == "sampling" else 2)
+    assert operation.count == count
+
+
+def test_what_only_copies_has_no_operations():
+    copies = {own.name: own for own in kernels_work.step_operations(SMALL, SEQUENCES) if own.num_flops == 0}
+    assert {*copies} | {*COUNTED} == {own.name for own in kernels_work.step_operations(SMALL, SEQUENCES)}
+    store = 2 * 2 * (2 * ROWS * 2 * 4) + 8 * ROWS  # keys and values of 2 heads, read and written; a slot for each row
+    assert copies["store_kv"].num_bytes == store
+    assert copies["apply_token_bitmask"].num_bytes == 3 * (3 * 4 + 70 * 4)  # no token of 70 is one in 512
+    assert copies["store_kv"].intensity == 0
+
+
+@pytest.mark.parametrize("new", [1, 300])
+def test_bytes_are_those_of_the_benchmark(new):
+    """The benchmark states the same least bytes, but for attention, where it leaves out what is small."""
+    shape, cpu = kernels_cases.SHAPES["0.6b"], torch.device("cpu")
+    setting = kernels_cases.Setting(shape, kernels_cases.TOY, cpu, torch.bfloat16)
+    own = {each.name: each for each in kernels_work.step_operations(kernels_work.QWEN3_0_6B, [(new, new)])}
+    for name, case in [
+        ("add_rms_norm", kernels_cases.add_norm_case(setting, new)),
+        ("apply_rotary", kernels_cases.rotary_case(setting, new)),
+        ("silu_and_mul", kernels_cases.silu_case(setting, new)),
+        ("store_kv", kernels_cases.store_case(setting, new)),
+        ("attention", kernels_attention.prefill_case(setting, 1, new)),
+    ]:
+        assert own[name].num_bytes == case.num_bytes, name
+    assert own["attention"].num_flops == kernels_attention.prefill_case(setting, 1, new).num_flops
+    assert own["apply_token_bitmask"].num_bytes == pytest.approx(kernels_cases.bitmask_case(setting, 1).num_bytes, 1e-5)
+
+
+def test_roof_and_least_time():
+    roof = Roof("toy", 100.0, 1000.0)
+    assert roof.ridge == 10
+    assert [roof.attainable(x) for x in (0.5, 10, 20)] == [50, 1000, 1000]
+    assert Operation("memory", 100, 200, 3).least_seconds(roof) == pytest.approx(6)
+    assert Operation("arithmetic", 4000, 200, 2).least_seconds(roof) == pytest.approx(8)
+    assert pytest.approx(206, abs=0.1) == H200.ridge
+
+
+# ----------------------------------------------------------------------------------------------- programs on processors
+
+
+def fullest_processor(launch: DecodeLaunch) -> int:
+    """Deal the programs out one by one, each to whoever has the fewest."""
+    loads = [0] * kernels_work.PROCESSORS
+    for _ in range(launch.batch * 8):
+        for _ in range(0, launch.context, launch.split_size):
+            loads[loads.index(min(loads))] += 1
+    return max(loads)
+
+
+@pytest.mark.parametrize("size", [(1, 4096, 4096), (1, 4096, 128), (20, 4096, 4096), (64, 5000, 1408), (3, 100, 64)])
+def test_waves_and_share_of_a_launch(size):
+    launch = DecodeLaunch(*size)
+    waves = fullest_processor(launch)
+    assert launch.num_waves == waves
+    splits = len(range(0, launch.context, launch.split_size))
+    per_key = 2 * 128 * 2  # key and value, 128 numbers of 2 bytes
+    partial = 2 * launch.batch * 16 * splits * 129 * 4
+    assert launch.num_bytes == launch.batch * 8 * launch.context * per_key
+    seconds = waves * min(launch.split_size, launch.context) * per_key / (4.8e12 / 132) + partial / 4.8e12
+    assert launch.bandwidth_share == pytest.approx(launch.num_bytes / seconds / 4.8e12)
+
+
+@pytest.mark.parametrize(("batch", "context"), [(1, 4096), (4, 32_768), (64, 100)])
+def test_launches_have_every_number_of_splits_that_whole_tiles_give(batch, context):
+    launches = kernels_work.split_launches(batch, context)
+    whole = {len(range(0, context, size)) for size in range(64, context + 64, 64)}
+    assert {own.num_splits for own in launches if own.split_size % 64 == 0} == whole
+    assert [own.split_size for own in launches if own.split_size % 64] == [32, 16]
+    assert all(a.num_splits < b.num_splits for a, b in pairwise(launches))
+    assert launches[0].num_splits == 1
+
+
+@pytest.mark.parametrize(("batch", "context"), [(1, 4096), (7, 9000), (64, 32_768)])
+def test_the_engine_keeps_every_processor_busy(batch, context):
+    chosen = kernels_runs.engine_launch(batch, context)
+    assert chosen.num_programs >= kernels_work.PROCESSORS
+    assert chosen.split_size % 128 == 0
+
+
+def report(sizes: dict[str, float], comparable: bool = True) -> dict:
+    rows = [asdict(bench.Row("decode", "split_attention", size, 1, 1, 1, 1, 1, 1, share, 0.1, {}, None))
+            for size, share in sizes.items()]  # fmt: skip
+    rows.append(asdict(bench.Row("norm", "rms_norm", "64 x 1024", 1, 1, 1, 1, 1, 1, 0.9, 0.0, {}, None)))
+    return {"comparable": comparable, "rows": rows, "limits": asdict(bench.Limits(4.2e12, 7e14)),
+            "machine": {"device": "Some GPU"}}  # fmt: skip
+
+
+def test_a_report_of_the_benchmark_is_read():
+    """The rows are the benchmark's own, of a made-up time, with the sizes that its cases have."""
+    setting = kernels_cases.Setting(
+        kernels_cases.SHAPES["0.6b"], kernels_cases.TOY, torch.device("cpu"), torch.bfloat16
+    )
+    case = kernels_attention.decode_case(setting, 16, 4096)
+    row = bench.make_row(case, Sample(1e-4, 1e-4, 1e-4, 1e-5, 10), {}, bench.Limits(4e12, 7e14))
+    made = report({"1 x 32768, GQA 2": 0.5}) | {"rows": [asdict(row), *report({"1 x 32768, GQA 2": 0.5})["rows"]]}
+    shares = kernels_work.measured_shares(made)
+    assert shares == {(16, 4096): pytest.approx(16 * 4096 * 8 * 512 / 1e-4 / 4e12), (1, 32_768): 0.5}
+    assert kernels_work.measured_roof(made) == Roof("Some GPU (measured)", 4.2e12, 7e14)
+
+
+def test_reports_without_what_is_wanted_are_refused():
+    for read in (kernels_work.measured_shares, kernels_work.measured_roof):
+        with pytest.raises(ValueError, match="without a GPU"):
+            read(report({"1 x 4096, GQA 2": 0.5}, comparable=False))
+    with pytest.raises(ValueError, match="--parts decode"):
+        kernels_work.measured_shares(report({}))
+
+
+# ------------------------------------------------------------------------------------------------------ rounded numbers
+
+
+def rounded(value: Fraction, bits: int) -> Fraction:
+    """Round to ``bits`` significant bits, to nearest, ties to even, in exact arithmetic."""
+    if value == 0:
+        return value
+    exponent = math.floor(math.log2(abs(float(value)))) - bits + 1
+    unit = Fraction(2) ** exponent
+    return round(value / unit) * unit  # Python rounds halves of fractions to even
+
+
+def tree(numbers: list[Fraction], bits: int) -> Fraction:
+    while len(numbers) > 1:
+        half = len(numbers) // 2
+        numbers = [rounded(a + b, bits) for a, b in zip(numbers[:half], numbers[half:], strict=True)]
+    return numbers[0]
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 8), (torch.float32, 24)])
+@pytest.mark.parametrize("block", [1, 4, 16, 64])
+def test_sums_are_rounded_at_every_addition(dtype, bits, block):
+    """The oracle adds fractions and rounds each sum; every bit agrees."""
+    dice = random.Random(block)
+    numbers = [dice.uniform(-1, 3) for _ in range(64)]
+    total = Fraction(0)
+    exact = [rounded(Fraction(number), bits) for number in numbers]
+    for start in range(0, 64, block):
+        total = rounded(total + tree(exact[start : start + block], bits), bits)
+    got = kernels_numbers.blocked_sum(torch.tensor([numbers], dtype=torch.float64), block, dtype)
+    assert got.tolist() == [float(total)]
+
+
+def test_a_bfloat16_sum_stands_still():
+    ones = torch.ones(1, 1024, dtype=torch.float64)
+    assert float(kernels_numbers.blocked_sum(ones, 1, torch.bfloat16)) == 256
+    assert float(kernels_numbers.blocked_sum(ones, 1024, torch.bfloat16)) == 1024
+
+
+@pytest.mark.parametrize("tile", [1, 4, 16, 64])
+def test_online_softmax_ends_where_softmax_does(tile):
+    scores = torch.randn(3, 64, generator=torch.Generator().manual_seed(tile), dtype=torch.float64) * 4
+    steps = list(kernels_numbers.online_softmax(scores, tile))
+    seen = [scores[:, : tile * (number + 1)] for number in range(len(steps))]
+    assert len(steps) == 64 // tile
+    for step, part in zip(steps, seen, strict=True):
+        assert step.top.tolist() == part.max(-1).values.tolist()
+        wanted = part.logsumexp(-1) - part.max(-1).values
+        torch.testing.assert_close(step.total.double().log(), wanted, rtol=0, atol=1e-6)
+    for (before, after), part in zip(pairwise(steps), seen[1:], strict=True):
+        torch.testing.assert_close(after.keep, (before.top - after.top).exp())
+        fresh = (part[:, -tile:] - after.top[:, None]).exp().sum(-1)
+        torch.testing.assert_close(after.added.double(), fresh, rtol=1e-6, atol=0)
+    assert steps[0].keep.tolist() == [0, 0, 0]
+
+
+def test_errors_of_exact_sums_are_zero_and_those_of_bfloat16_fall_with_the_block(monkeypatch):
+    monkeypatch.setattr(kernels_numbers, "LENGTH", 256)
+    for error in kernels_numbers.OPERATIONS.values():
+        assert error(16, torch.float64, 0) < 1e-14
+        small, large = error(1, torch.bfloat16, 0), error(256, torch.bfloat16, 0)
+        assert 1e-1 > small > large > 1e-4
+        assert error(1, torch.float32, 0) < 2e-6
+
+
+def test_relative_error_is_the_largest_of_a_row_and_the_mean_of_rows():
+    exact = torch.tensor([[1.0, -4.0], [2.0, 0.0]])
+    assert kernels_numbers.relative_error(exact + torch.tensor([[0.0, 1.0], [1.0, 0.1]]), exact) == pytest.approx(0.375)
+
+
+# ----------------------------------------------------------------------------------------------------- kernels that run
+
+
+@pytest.mark.slow
+def test_viz_does_not_import_triton():
+    code = """
+import importlib, pkgutil, sys
+import mini_engine.viz
+for module in pkgutil.iter_modules(mini_engine.viz.__path__, "mini_engine.viz.kernels"[:-7]):
+    if "kernels" in module.name:
+        importlib.import_module(module.name)
+assert len([name for name in sys.modules if name.startswith("mini_engine.viz.kernels")]) == 5
+assert "triton" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "words"), [("", "2.5"), ("import triton", "restart the kernel")])
+def test_the_interpreter_is_chosen_before_triton_is_imported(first, words):
+    code = f"""
+{first}
+from mini_engine.viz import kernels_runs
+kernels_runs.interpret_kernels()
+import torch
+from mini_engine.kernels.silu_and_mul import silu_and_mul
+print(silu_and_mul(torch.tensor([[100.0, 0.025]])).item())
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment,
+                          check=False)  # fmt: skip
+    assert words in done.stdout + done.stderr
+    assert (done.returncode == 0) == (not first)
+
+
+@pytest.fixture(scope="module")
+def divergence() -> list[Divergence]:
+    return kernels_runs.batch_divergence(batches=(1, 2, 4), context=384)
+
+
+def test_only_splits_that_follow_the_batch_change_bits(divergence):
+    chosen, fixed = divergence
+    assert chosen.split_sizes == (128, 256, 384)
+    assert fixed.split_sizes == (256, 256, 256)
+    assert not bool(fixed.ulps.any())
+    assert [bool(row.any()) for row in chosen.ulps] == [False, True, True]
+    assert int(chosen.ulps.median()) < 100, "the last bits, not another result"
+
+
+def test_the_first_row_is_right():
+    """Against attention in float64 over the same numbers, drawn here once more."""
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(1, 4, 16, generator=generator)[0].double()
+    keys, values = torch.randn(2, 2, 112, 16, generator=generator)[:, :, :100].double()
+    exact = torch.stack([
+        (keys[head // 2] @ q[head] / 4).softmax(-1) @ values[head // 2] for head in range(4)
+    ]).flatten()  # fmt: skip
+    got = kernels_runs.first_row(2, 100, 32, seed=3)
+    torch.testing.assert_close(got.double(), exact, rtol=0, atol=1e-6)
+
+
+def test_ulps_count_the_numbers_in_between():
+    a = np.float32([1.0, -1.0, 0.0, 2.0, 3.0])
+    b = a.copy()
+    for _ in range(3):
+        b = np.nextafter(b, np.float32(-10), dtype=np.float32)
+    assert kernels_runs.ulps_apart(torch.from_numpy(a), torch.from_numpy(b)).tolist() == [3] * 5
+    assert kernels_runs.ulps_apart(torch.tensor([0.0]), torch.tensor([-0.0])).tolist() == [0]
+
+
+def row_of(seed: int, width: int = 300) -> Tensor:
+    return torch.randn(width, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def key(number: float) -> int:
+    """The place of a float32 in their order."""
+    bits = struct.unpack("<i", struct.pack("<f", number + 0.0))[0]
+    return bits if bits >= 0 else bits ^ 0x7FFFFFFF
+
+
+@interpreted
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 7}, {"top_k": 250}, {"top_p": 0.1}, {"top_p": 0.97}])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_search_closes_on_the_cut_that_a_sort_finds(options, seed):
+    row = row_of(seed)
+    ordered = row.double().sort(descending=True).values
+    if "top_k" in options:
+        kept = options["top_k"]
+    else:
+        probs = ordered.softmax(-1)
+        kept = int((probs.cumsum(-1) - probs < options["top_p"]).sum())
+    search = kernels_runs.search_cut(row, **options)
+    assert int(search.kept.sum()) == kept
+    assert search.cut == float(ordered[kept - 1]) == float(row[search.kept].min())
+    assert 1 <= len(search.passes) <= 16
+    for own in search.passes:
+        assert own.low <= search.cut <= own.high
+        assert own.low < own.high
+        quarters = [key(own.low) + (n * (key(own.high) - key(own.low)) + 3) // 4 for n in (1, 3)]
+        assert [key(own.probes[0]), key(own.probes[2])] == quarters
+        assert own.candidates == sum(own.low <= number <= own.high for number in row.tolist())
+    for wide, narrow in pairwise(search.passes):
+        edges = [wide.low, *wide.probes, math.nextafter(wide.high, math.inf)]
+        part = sum(narrow.low >= edge for edge in edges)
+        assert narrow.high < edges[part], "one of the four parts, and no more"
+
+
+def test_searches_that_cannot_be_are_refused():
+    wanted = "give one of both" if INTERPRETED else "TRITON_INTERPRET=1"
+    for options in ({}, {"top_k": 3, "top_p": 0.5}):
+        with pytest.raises(ValueError, match=wanted):
+            kernels_runs.search_cut(row_of(0), **options)
+
+
+def test_places_of_a_block_are_what_the_mask_says():
+    allowed = torch.zeros(1, 300, dtype=torch.bool)
+    allowed[0, [1, 40, 41, 299]] = True
+    allowed[0, 96:160] = True
+    block = kernels_runs.bitmask_block(masks.pack_allowed(allowed)[0], 300)
+    bits = allowed[0].tolist() + [None] * (2048 - 300)
+    for place, (kind, bit) in enumerate(zip(block.kinds.flatten().tolist(), bits, strict=True)):
+        word = [other for other in bits[place // 32 * 32 : place // 32 * 32 + 32] if other is not None]
+        wanted = OUTSIDE if bit is None else KEPT if bit else ALONE if any(word) else TOGETHER
+        assert kind == wanted, place
+    assert [block.count(kind) for kind in (KEPT, OUTSIDE)] == [68, 1748]
+    with pytest.raises(ValueError, match=r"65 words.*mask\[:64\]"):
+        kernels_runs.bitmask_block(torch.zeros(65, dtype=torch.int32), 2080)
+
+
+def test_this_machine_is_measured():
+    roof = kernels_runs.measure_roof()
+    assert 1e8 < roof.bytes_per_s < 1e13
+    assert 1e8 < roof.flops_per_s < 1e14
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+STEPS = {
+    "decode, 1 × 4096": kernels_work.step_operations(kernels_work.QWEN3_0_6B, [(1, 4096)]),
+    "decode, 64 × 4096": kernels_work.step_operations(kernels_work.QWEN3_0_6B, [(1, 4096)] * 64),
+    "prefill, 1 × 2048": kernels_work.step_operations(kernels_work.QWEN3_0_6B, [(2048, 2048)]),
+}
+ROOFS = [H200, Roof("this machine (measured)", 9e9, 4e10)]
+PAIRS = [(batch, context) for context in (4096, 32_768) for batch in (1, 4, 16, 64)]
+CURVES = {own: kernels_work.split_launches(*own) for own in PAIRS}
+CHOSEN = {own: kernels_runs.engine_launch(*own) for own in PAIRS}
+TABLES = {
+    "Whole": [DecodeLaunch(batch, context, context) for batch in (1, 20) for context in (4096, 8192)],
+    "Split": [kernels_runs.engine_launch(batch, context) for batch in (1, 20) for context in (4096, 8192)],
+}
+ERRORS = {name: {"float32": [1e-6, 2e-7, 1e-8], "bfloat16": [0.5, 0.02, 0.003]} for name in ("A", "B", "C")}
+ULPS = [
+    Divergence("Chosen", (1, 4), (128, 64), torch.tensor([[0, 0, 0, 0, 0], [0, 1, 3, 15, 200]])),
+    Divergence("Fixed", (1, 4), (64, 64), torch.zeros(2, 5, dtype=torch.int64)),
+]
+SCORES = [0.0, 1.0, 3.0, -2.0, 2.0, 2.5, 4.0]
+SEARCH = Search("top_k = 2", torch.tensor([3.0, -1.0, 2.0, 0.0]), (
+    SearchPass(-math.inf, 3.0, (-1e9, 0.0, 1.0), 4), SearchPass(1.0, 3.0, (1.5, 2.0, 2.5), 2),
+    SearchPass(2.0, 2.4, (2.1, 2.2, 2.3), 1)), 2.0, torch.tensor([True, False, True, False]))  # fmt: skip
+BLOCK = MaskedBlock(torch.tensor([[TOGETHER] * 32, [ALONE, KEPT] * 16, [ALONE] * 3 + [OUTSIDE] * 29]), 67)
+FIGURES = ["roofline", "split_scaling", "program_table", "error_chart", "divergence_chart", "softmax_walk",
+           "search_chart", "block_picture"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Figure]:
+    walk = list(kernels_numbers.online_softmax(torch.tensor([[*SCORES, -math.inf]], dtype=torch.float64), 2))
+    return {
+        "roofline": kernels.roofline(STEPS, ROOFS),
+        "split_scaling": kernels.split_scaling(CURVES, CHOSEN, {(1, 4096): 0.5, (64, 32_768): 0.82}),
+        "program_table": kernels.program_table(TABLES),
+        "error_chart": kernels_charts.error_chart(ERRORS, [1, 16, 256]),
+        "divergence_chart": kernels_charts.divergence_chart(ULPS),
+        "softmax_walk": kernels_charts.softmax_walk(SCORES, walk, "Walk"),
+        "search_chart": kernels_charts.search_chart(SEARCH),
+        "block_picture": kernels_charts.block_picture(BLOCK),
+    }
+
+
+def test_every_figure_function_is_tested(figures):
+    modules = (kernels, kernels_charts, kernels_work, kernels_numbers, kernels_runs)
+    assert figure_functions(*modules) == set(FIGURES) == set(figures)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_text_is_large_enough_and_inside_the_figure(figures, name):
+    checked_texts(figures[name], more=titles_of(figures[name]))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_titles_and_legends_fit(figures, name):
+    check_titles_and_legends(figures[name])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_series_differ_in_more_than_colour(figures, name):
+    for axes in figures[name].figure.axes:
+        labelled = [line for line in axes.lines if not line.get_label().startswith("_")]
+        assert len({(line.get_linestyle(), line.get_marker()) for line in labelled}) == len(labelled)
+
+
+def written(figure: Figure, **wanted: str) -> list:
+    """Return the texts of a figure with this gid."""
+    return [text for axes in figure.figure.axes for text in axes.texts if text.get_gid() == wanted["gid"]]
+
+
+def test_texts_of_the_roofline_do_not_overlap(figures):
+    canvas = figures["roofline"].figure
+    with style():
+        canvas.draw_without_rendering()
+    boxes = [text.get_window_extent() for axes in canvas.axes for text in axes.texts]
+    for index, one in enumerate(boxes):
+        assert not any(one.overlaps(other) for other in boxes[index + 1 :])
+
+
+def test_roofline_stands_on_the_roof_and_writes_least_times(figures):
+    top, _, bottom, _ = figures["roofline"].figure.axes
+    roofs = [line for line in top.lines if line.get_gid() == "roof"]
+    assert roofs[0].get_xdata().tolist()[1] == pytest.approx(206, abs=0.1)
+    assert roofs[0].get_ydata().tolist()[1:] == [989, 989]
+    assert roofs[1].get_ydata().tolist()[1:] == pytest.approx([0.04, 0.04])
+    for title, operations in STEPS.items():
+        (line,) = (line for line in bottom.lines if line.get_gid() == title)
+        for x, operation in zip(line.get_xdata(), operations, strict=True):
+            assert x == pytest.approx(operation.num_flops / operation.num_bytes or kernels.NOTHING)
+        (points,) = (line for line in top.lines if line.get_gid() == title)
+        for x, y in zip(points.get_xdata(), points.get_ydata(), strict=True):
+            assert y == pytest.approx(min(989, 4.8 * x))
+        shown = [float(text.get_text().replace(",", "")) for text in written(figures["roofline"], gid=title)]
+        wanted = [1e6 * own.count * max(own.num_bytes / 4.8e12, own.num_flops / 989e12) for own in operations]
+        assert shown == pytest.approx(wanted, abs=0.051)
+    assert "decode, 1 × 4096: 13 of 13 operations are limited by memory; at least 0.35 ms" in (
+        figures["roofline"].summary
+    )
+    assert "prefill, 1 × 2048: 8 of 13 operations are limited by memory" in figures["roofline"].summary
+
+
+def test_split_scaling_draws_model_choice_and_measurement(figures):
+    for axes, context in zip(figures["split_scaling"].figure.axes, (4096, 32_768), strict=True):
+        curves = [line for line in axes.lines if not line.get_label().startswith("_")]
+        for line, batch in zip(curves, (1, 4, 16, 64), strict=True):
+            assert line.get_xdata().tolist() == [own.num_splits for own in CURVES[batch, context]]
+            assert line.get_ydata().tolist() == [100 * own.bandwidth_share for own in CURVES[batch, context]]
+        marks = [line for line in axes.lines if line.get_gid() == "chosen"]
+        wanted = [CHOSEN[batch, context] for batch in (1, 4, 16, 64)]
+        assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in marks] == [
+            (own.num_splits, 100 * own.bandwidth_share) for own in wanted
+        ]
+    measured = [[(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if line.get_gid() == "measured"]
+                for axes in figures["split_scaling"].figure.axes]  # fmt: skip
+    assert measured == [[(CHOSEN[1, 4096].num_splits, 50)], [(CHOSEN[64, 32_768].num_splits, 82)]]
+    assert (
+        "1 sequence of 4096 keys: 8 programs without splits, at most 6% of the bandwidth; 32 splits of 128: 256 "
+        in (figures["split_scaling"].summary)
+    )
+    assert "measured" not in kernels.split_scaling(CURVES, CHOSEN).summary
+
+
+def test_program_table_writes_programs_bytes_and_waves(figures):
+    whole, split = figures["program_table"].figure.axes
+    assert [text.get_text() for text in whole.texts] == [
+        "8 × 2 MiB\n1 wave, 6%", "8 × 4 MiB\n1 wave, 6%", "160 × 2 MiB\n2 waves, 61%", "160 × 4 MiB\n2 waves, 61%",
+    ]  # fmt: skip
+    assert split.texts[0].get_text() == "256 × 64 KiB\n2 waves, 94%"
+    assert "Whole: in 2 of 4 cases fewer programs than 132 processors" in figures["program_table"].summary
+
+
+def test_error_chart_draws_every_line(figures):
+    for axes, curves in zip(figures["error_chart"].figure.axes, ERRORS.values(), strict=False):
+        assert [line.get_ydata().tolist() for line in axes.lines[:2]] == [*curves.values()]
+        assert axes.lines[2].get_ydata()[0] == pytest.approx(float(torch.finfo(torch.bfloat16).eps) / 4)
+    assert "A: in float32 1.0e-06 with blocks of 1 and 1.0e-08 with 256; in bfloat16" in figures["error_chart"].summary
+
+
+def test_divergence_chart_draws_distances_and_counts(figures):
+    for axes, own in zip(figures["divergence_chart"].figure.axes, ULPS, strict=True):
+        assert axes.images[0].get_array().tolist() == own.ulps.tolist()
+        colors = [axes.images[0].cmap(axes.images[0].norm(value)) for value in (0, 1, 2, 3, 4, 15, 16, 10**9)]
+        assert [colors.index(color) for color in colors] == [0, 1, 2, 2, 4, 4, 6, 6]
+    assert "4 of 5 differ" in texts(figures["divergence_chart"])
+    assert "0, 4 of 5 elements differ from the row alone, by up to 200 numbers." in figures["divergence_chart"].summary
+
+
+def test_softmax_walk_marks_where_the_sum_is_rescaled(figures):
+    top, bottom = figures["softmax_walk"].figure.axes
+    bars = {gid: [bar.get_height() for bar in bottom.patches if bar.get_gid() == gid] for gid in ("kept", "added")}
+    e = math.exp
+    assert bars["added"] == pytest.approx([1 + e(-1), 1 + e(-5), e(-1) + e(-0.5), 1])
+    sums = [1 + e(-1)]
+    for added, keep in ((1 + e(-5), e(-2)), (e(-1) + e(-0.5), 1), (1, e(-1))):
+        sums.append(sums[-1] * keep + added)
+    assert bars["kept"] == pytest.approx([0, sums[0] * e(-2), sums[1], sums[2] * e(-1)])
+    assert [text.get_text() for text in written(figures["softmax_walk"], gid="rescaled")] == ["× 0.14", "× 0.37"]
+    raised = [(line.get_xdata()[0], line.get_ydata()[0]) for line in top.lines if line.get_gid() == "raised"]
+    assert raised == [(2, 3.0), (6, 4.0)]
+    assert figures["softmax_walk"].summary.endswith(f"the largest is 4 and the sum {sums[-1]:.4g}.")
+
+
+def test_search_chart_draws_intervals_probes_and_candidates(figures):
+    left, right, _, counts = figures["search_chart"].figure.axes
+    assert left.lines[0].get_ydata().tolist() == [3, 2, 0, -1]
+    boxes = [patch for patch in right.patches if isinstance(patch, Rectangle)]
+    assert [(box.get_y(), box.get_y() + box.get_height()) for box in boxes] == [
+        pytest.approx(own) for own in ((-2, 3), (1, 3), (2, 2.4))
+    ]
+    probes = [line.get_ydata() for line in right.lines if line.get_gid() == "probe"]
+    assert [list(own) for own in probes] == [[0.0, 1.0], [1.5, 2.0, 2.5], [2.1, 2.2, 2.3]]
+    assert bar_lengths(counts, horizontal=False) == [4, 2, 1]
+    assert figures["search_chart"].summary == (
+        "top_k = 2: 3 passes over 4 logits; candidates 4, 2, 1; the cut is 2 and 2 are kept."
+    )
+
+
+def test_block_picture_draws_every_place(figures):
+    (axes,) = figures["block_picture"].figure.axes
+    assert axes.images[0].get_array().tolist() == BLOCK.kinds.T.tolist()
+    hatched = {"///": torch.zeros(32, 3, dtype=torch.bool), "...": torch.zeros(32, 3, dtype=torch.bool)}
+    for box in axes.patches:
+        start, column = round(box.get_y()), round(box.get_x())
+        hatched[box.get_hatch()][start : start + round(box.get_height()), column] = True
+    assert torch.equal(hatched["///"], BLOCK.kinds.T == ALONE)
+    assert torch.equal(hatched["..."], BLOCK.kinds.T == OUTSIDE)
+    assert figures["block_picture"].summary == (
+        "A block of 96 places for 67 tokens. Banned, stored with all 32 of its word: 32. "
+        "Banned, stored one by one: 19. Allowed, left alone: 16. No token: masked off: 29."
+    )

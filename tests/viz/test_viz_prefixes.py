@@ -1,0 +1,460 @@
+"""What L6's figures show agrees with trees and runs by hand and with brute force; the figures draw what is given."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from matplotlib.patches import Rectangle
+
+from mini_engine.attention.allocator import pages_needed
+from mini_engine.bench import reuse
+from mini_engine.checkpoint import TINY_MODEL
+from mini_engine.config import EngineConfig
+from mini_engine.llm import load_driver
+from mini_engine.outputs import RequestOutput, StepOutput
+from mini_engine.radix_cache import RadixCache
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.scheduler.request import RequestTimes
+from mini_engine.viz import caching, prefixes
+from mini_engine.viz.caching import Box, Cell, Edge, Film, Frame, Served, Visit
+from mini_engine.viz.figure import Figure
+from mini_engine.viz.prefixes import HitCurves
+from mini_engine.viz.serving import Run
+from tests.support.figures import check_titles_and_legends, checked_texts, figure_functions, texts, titles_of
+
+
+def small_film() -> Film:
+    """Pages of 2 letters: grow, cut and hang, lock, evict a leaf and the tail of another."""
+    cache = RadixCache(page_size=2)
+    film = Film(cache)
+    cache.insert(list(b"aabbcc"), [0, 1, 2])
+    film.shoot("one")
+    cache.insert(list(b"aaddeeff"), [9, 3, 4, 5])
+    film.shoot("two")
+    hit = cache.match(list(b"aabb"))
+    cache.lock(hit)
+    film.shoot("lock")
+    assert cache.evict(3) == [2, 4, 5]
+    film.shoot("evict")
+    cache.insert(list(b"xx"), [7])
+    film.shoot("other")
+    return film
+
+
+FILM = small_film()
+BOXES = [
+    [Box(0, 0, None, (0, 1, 2), ("aa", "bb", "cc"), "new")],
+    [
+        Box(0, 0, None, (0,), ("aa",), "kept"),
+        Box(1, 0, 0, (1, 2), ("bb", "cc"), "kept"),
+        Box(1, 1, 0, (3, 4, 5), ("dd", "ee", "ff"), "new"),
+    ],
+    [
+        Box(0, 0, None, (0,), ("aa",), "kept", locks=1),
+        Box(1, 0, 0, (1,), ("bb",), "kept", locks=1),
+        Box(2, 0, 0, (2,), ("cc",), "kept"),
+        Box(1, 1, 0, (3, 4, 5), ("dd", "ee", "ff"), "kept"),
+    ],
+    [
+        Box(0, 0, None, (0,), ("aa",), "kept", locks=1),
+        Box(1, 0, 0, (1,), ("bb",), "kept", locks=1),
+        Box(1, 1, 0, (3,), ("dd",), "kept"),
+        Box(2, 0, 0, (2,), ("cc",), "evicted"),
+        Box(2, 1, 1, (4, 5), ("ee", "ff"), "evicted"),
+    ],
+    [
+        Box(0, 0, None, (0,), ("aa",), "kept", locks=1),
+        Box(1, 0, 0, (1,), ("bb",), "kept", locks=1),
+        Box(1, 1, 0, (3,), ("dd",), "kept"),
+        Box(0, 2, None, (7,), ("xx",), "new"),
+    ],
+]  # fmt: skip
+
+
+def by_place(boxes):
+    return sorted(boxes, key=lambda box: (box.row, box.start))
+
+
+def served(name, times, steps, pages, pool=12) -> Served:
+    """``times``: seconds to the first token; ``steps``: chunks of each step; ``pages``: named, in use, kept."""
+    log = [StepOutput(i, float(i), {}, [], chunks, {}, [], running, 0, 0, 0)
+           for i, (running, chunks) in enumerate(steps)]  # fmt: skip
+    outputs = {key: RequestOutput(key, [0] * 10, [1], times=RequestTimes(1.0, tokens=[1.0 + own]))
+               for key, own in zip("pqr", times, strict=True)}  # fmt: skip
+    run = Run(name, log, outputs, dict(zip("pqr", "abc", strict=True)), EngineConfig(page_size=4), pool)
+    return Served(run, *map(list, zip(*pages, strict=True)), None)
+
+
+COLD = served(
+    "cold", (0.010, 0.020, 0.090), [(3, [("p", 0, 10), ("q", 0, 10)]), (1, [("r", 0, 10), ("p", 10, 1)])],
+    [(9, 9, 0), (3, 3, 0)],
+)  # fmt: skip
+WARM = served(
+    "warm", (0.010, 0.012, 0.014),
+    [(1, [("p", 0, 10)]), (3, [("q", 8, 2), ("r", 8, 2), ("p", 10, 1)]), (0, [("q", 10, 1)])],
+    [(3, 3, 0), (9, 5, 1), (0, 0, 4)],
+)  # fmt: skip
+CURVES = {
+    "low": HitCurves((4, 8, 12), {"lpm": (0.5, 0.5, 0.5), "fcfs": (0.1, 0.3, 0.5)}, 0.5, 11),
+    "high": HitCurves((4, 8), {"lpm": (0.8, 0.8), "fcfs": (0.0, 0.2)}, 0.8, 40),
+}
+PROMPTS = [[1, 1, 2, 2, 9], [1, 1, 3], [1, 1, 2, 2, 8]]
+VISITS = [[Visit(0, 0), Visit(2, 4), Visit(1, 2)], [Visit(0, 0), Visit(1, 2), Visit(2, 2)]]
+CELLS = [
+    [
+        Cell(0, 0, "first"), Cell(0, 1, "first"), Cell(0, 2, "first"),
+        Cell(1, 0, "found"), Cell(1, 1, "found"), Cell(1, 3, "first"),
+        Cell(2, 0, "found"), Cell(2, 4, "first"),
+    ],
+    [
+        Cell(0, 0, "first"), Cell(0, 1, "first"), Cell(0, 2, "first"),
+        Cell(1, 0, "found"), Cell(1, 4, "first"),
+        Cell(2, 0, "found"), Cell(2, 1, "again"), Cell(2, 3, "first"),
+    ],
+]  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- a tree, event by event
+
+
+def test_a_frame_has_every_node_with_its_whole_path():
+    a, b, d = (97, 97), (98, 98), (100, 100)
+    edges = {edge.path: edge for edge in FILM.frames[3].edges}
+    assert edges == {
+        (None, a): Edge((None, a), (0,), ("aa",), 1),
+        (None, a, b): Edge((None, a, b), (1,), ("bb",), 1),
+        (None, a, d): Edge((None, a, d), (3,), ("dd",), 0),
+    }
+    assert [frame.caption for frame in FILM.frames] == ["one", "two", "lock", "evict", "other"]
+
+
+def test_boxes_of_a_tree_by_hand():
+    made = caching.boxes(FILM.frames)
+    assert made == [by_place(own) for own in BOXES]
+
+
+def test_trees_of_two_keys_stay_apart():
+    cache = RadixCache(page_size=2)
+    film = Film(cache)
+    for key, page in ((None, 0), ("b", 1)):
+        cache.insert(list(b"aa"), [page], key)
+        film.shoot("one more")
+    assert [(box.row, box.start, box.pages) for box in caching.boxes(film.frames)[1]] == [
+        (0, 0, (0,)), (1, 0, (1,)),
+    ]  # fmt: skip
+
+
+def test_what_was_evicted_and_came_back_between_two_frames_is_new():
+    cache = RadixCache(page_size=2)
+    film = Film(cache)
+    cache.insert(list(b"aabb"), [0, 1])
+    cache.insert(list(b"aacc"), [0, 2])
+    film.shoot("before")
+    cache.evict(3)
+    cache.insert(list(b"aacc"), [5, 6])
+    film.shoot("after")
+    assert caching.boxes(film.frames)[1] == [
+        Box(0, 0, None, (5, 6), ("aa", "cc"), "new"),
+        Box(1, 1, 0, (1,), ("bb",), "evicted"),
+    ], "an edge lies in one line, and what is gone hangs below it"
+
+
+def random_film(seed: int) -> Film:
+    dice = random.Random(seed)
+    cache, free = RadixCache(dice.choice([1, 2])), iter(range(10_000))
+    film, hits = Film(cache), []
+    for _ in range(25):
+        tokens = [97 + dice.randrange(2) for _ in range(dice.randint(1, 9))]
+        action = dice.choice(["insert", "insert", "lock", "unlock", "evict"])
+        if action == "insert":
+            cache.insert(tokens, [next(free) for _ in tokens])
+        elif action == "lock":
+            hits.append(cache.match(tokens))
+            cache.lock(hits[-1])
+        elif action == "unlock" and hits:
+            cache.unlock(hits.pop())
+        else:
+            cache.evict(dice.randint(1, 4))
+        film.shoot(action)
+    return film
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_boxes_of_random_trees_are_the_tree(seed):
+    film = random_film(seed)
+    known: dict[int, tuple] = {}
+    for frame, boxes in zip(film.frames, caching.boxes(film.frames), strict=True):
+        nodes = {edge.pages: edge for edge in frame.edges}
+        now = {box.pages: box for box in boxes if box.state != "evicted"}
+        assert set(now) == set(nodes), "a box for every node"
+        for pages, box in now.items():
+            edge = nodes[pages]
+            assert (box.start, box.locks, box.texts) == (len(edge.path) - 1 - len(pages), edge.locks, edge.texts)
+            assert box.state == ("kept" if pages[0] in known else "new")
+        held = {page for pages in nodes for page in pages}
+        gone = [page for box in boxes if box.state == "evicted" for page in box.pages]
+        assert sorted(gone) == sorted(set(known) - held)
+        assert all(known[page] == box.start + i for box in boxes if box.state == "evicted"
+                   for i, page in enumerate(box.pages))  # fmt: skip
+        for one, other in pairwise(boxes):
+            assert one.row < other.row or one.start + len(one.pages) <= other.start, "two boxes in one place"
+        lines = sorted({box.row for box in boxes})
+        assert lines == list(range(len(lines))), "a line is empty"
+        for box in boxes:
+            ends = {(other.start + len(other.pages), other.row) for other in boxes}
+            assert box.parent_row is None if box.start == 0 else (box.start, box.parent_row) in ends
+        known = {page: box.start + i for box in now.values() for i, page in enumerate(box.pages)}
+
+
+# ------------------------------------------------------------------------------------------ one request after the other
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+def test_visits_find_what_the_measured_run_did_not_compute(policy):
+    for seed in range(15):
+        prompts = reuse.tree_load(caching.dice(seed), 4, 20)
+        pages = max(pages_needed(len(prompt), 4) for prompt in prompts)
+        for room in (pages, 3 * pages, 20 * pages):
+            run = reuse.run_load(prompts, 4, policy, num_pages=room)
+            made = caching.visits(run.chunks)
+            assert [visit.prompt for visit in made] == run.order
+            assert sorted(run.order) == list(range(20))
+            assert sum(len(prompts[visit.prompt]) - visit.found for visit in made) == run.num_computed
+            if policy == "lpm" or room == 20 * pages:  # nothing is missed that was evicted: as if all were kept
+                assert [visit.found for visit in made] == found_if_all_is_kept(prompts, run.order, 4)
+
+
+def found_if_all_is_kept(prompts: list[list[int]], order: list[int], page_size: int) -> list[int]:
+    """Brute force, prompt by prompt: the tokens of the whole pages, but for the last token, that an earlier one had."""
+    kept, found = set[tuple[int, ...]](), []
+    for index in order:
+        ends = range(page_size, len(prompts[index]) + 1, page_size)
+        found.append(max((end for end in ends if end < len(prompts[index]) and tuple(prompts[index][:end]) in kept),
+                         default=0))  # fmt: skip
+        kept |= {tuple(prompts[index][:end]) for end in ends}
+    return found
+
+
+def test_pages_by_hand():
+    assert caching.page_cells(PROMPTS, 2, VISITS) == CELLS
+
+
+def test_eviction_loads_are_what_they_are_called():
+    loads = caching.eviction_loads(4, num_prompts=80)
+    own = [prompt[-1] for prompts in loads.values() for prompt in prompts]
+    assert len(set(own)) == len(own) == 240, "the last token is nobody else's"
+    hot, turns, topics = ([tuple(prompt[:-1]) for prompt in prompts] for prompts in loads.values())
+    assert sorted({len(prompt) for prompt in hot}) == [12, 32]
+    many = [prompt for prompt in hot if len(prompt) == 32]
+    assert len(set(many)) == 1 < 20 < len(many) < 50
+    assert len({prompt for prompt in hot if len(prompt) == 12}) == 80 - len(many)
+    assert turns == turns[:8] * 10
+    assert len(set(turns)) == 8
+    quarters = [set(topics[i : i + 20]) for i in range(0, 80, 20)]
+    assert [len(quarter) for quarter in quarters] == [4] * 4
+    assert len(set.union(*quarters)) == 16
+    distinct = [{prompt[0] for prompt in prompts} for prompts in (set(hot), set(turns), set(topics))]
+    assert [len(firsts) for firsts in distinct] == [len(set(hot)), 8, 16], "documents share no beginning"
+
+
+# ------------------------------------------------------------------------------------------------- runs of the engine
+
+
+def test_served_counts_shared_pages_once():
+    driver = load_driver(TINY_MODEL, EngineConfig(batch_invariant=True))
+    begin = list(range(100, 120))  # 20 tokens: five pages of 4
+    prompts = [[*begin, 5, 6], [*begin, 7], [*begin, 8, 9, 10]]
+    params = [SamplingParams(max_new_tokens=length, ignore_eos=True) for length in (3, 4, 3)]
+    options = {"max_running_requests": 3, "page_size": 4, "num_pages": 30}
+    cold = caching.serve_all("cold", driver, prompts, params, **options)
+    warm = caching.serve_all("warm", driver, prompts, params, **options, prefix_cache="radix", wait_for_prefix=4)
+    # All prompts in the first step. The first and the third request end in the third step.
+    assert (cold.named, cold.in_use, cold.kept) == ([18, 18, 6, 0], [18, 18, 6, 0], [0, 0, 0, 0])
+    assert (cold.num_prompt, cold.num_computed, cold.stats) == (66, 66, None)
+    # The first alone; then the others find its 20 tokens, five pages. Each leaves one page more when it ends.
+    assert (warm.named, warm.in_use, warm.kept) == ([6, 18, 12, 6, 0], [6, 8, 7, 6, 0], [0, 0, 1, 2, 8])
+    assert warm.num_computed == 22 + 1 + 3
+    assert warm.stats.num_tokens_hit == 40
+    for run in (cold, warm):
+        assert len(run.ttft_s) == 3
+        assert all(seconds > 0 for seconds in run.ttft_s)
+        assert [len(output.token_ids) for output in run.run.outputs.values()] == [3, 4, 3]
+
+
+def test_served_numbers_by_hand():
+    assert (COLD.num_prompt, COLD.num_computed) == (30, 30)
+    assert (WARM.num_prompt, WARM.num_computed) == (30, 14)
+    assert WARM.ttft_s == pytest.approx([0.010, 0.012, 0.014])
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+FIGURES = ["tree_film", "page_map", "hit_rate_chart", "first_token_chart", "memory_chart"]
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Figure]:
+    return {
+        "tree_film": prefixes.tree_film(FILM.frames),
+        "page_map": prefixes.page_map(["lpm", "fcfs"], CELLS),
+        "hit_rate_chart": prefixes.hit_rate_chart(CURVES),
+        "first_token_chart": prefixes.first_token_chart([COLD, WARM]),
+        "memory_chart": prefixes.memory_chart([COLD, WARM]),
+    }
+
+
+def test_every_figure_function_is_tested(figures):
+    assert figure_functions(prefixes) == set(FIGURES) == set(figures)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_text_is_large_enough_and_inside_the_figure(figures, name):
+    checked_texts(figures[name], more=titles_of(figures[name]))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_titles_of_neighbours_do_not_touch_and_legends_fit(figures, name):
+    check_titles_and_legends(figures[name])
+    assert len(figures[name].figure.legends) == 1
+
+
+def gray(color) -> float:
+    red, green, blue = color[:3]
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_fills_differ_in_grey_and_lines_in_more_than_colour(figures, name):
+    for axes in figures[name].figure.axes:
+        fills = sorted({gray(p.get_facecolor()) for p in axes.patches if p.get_fill()})
+        assert all(b - a > 0.08 for a, b in pairwise(fills)), fills
+        labelled = [line for line in axes.lines if not line.get_label().startswith("_")]
+        assert len({(line.get_linestyle(), line.get_marker()) for line in labelled}) == len(labelled)
+
+
+def rectangles(axes, kind=None):
+    return sorted(
+        (p.get_x(), p.get_y(), p.get_width()) for p in axes.patches
+        if isinstance(p, Rectangle) and kind in (None, p.get_gid())
+    )  # fmt: skip
+
+
+def test_film_draws_every_box_as_wide_as_its_pages(figures):
+    panels = figures["tree_film"].figure.axes
+    assert len(panels) == 6
+    for axes, boxes in zip(panels, BOXES, strict=False):
+        half, gap = prefixes.BOX_HEIGHT / 2, prefixes.GAP
+        for state in ("new", "kept", "evicted"):
+            wanted = [
+                (box.start + gap / 2, box.row - half, len(box.pages) - gap) for box in boxes if box.state == state
+            ]
+            assert rectangles(axes, state) == [pytest.approx(own) for own in sorted(wanted)]
+        struck = [line for line in axes.lines if line.get_gid() == "struck"]
+        assert len(struck) == 2 * sum(box.state == "evicted" for box in boxes)
+        thick = sorted((p.get_x(), p.get_y()) for p in axes.patches if p.get_linewidth() > 2)
+        assert thick == sorted((box.start + gap / 2, box.row - half) for box in boxes if box.locks)
+        words = {(t.get_text(), round(t.get_position()[0], 6), round(t.get_position()[1])) for t in axes.texts}
+        assert words == {
+            (word, box.start + i + 0.5, box.row) for box in boxes
+            for i, pair in enumerate(zip(box.texts, map(str, box.pages), strict=True)) for word in pair
+        }  # fmt: skip
+    assert not panels[5].axison
+    assert not panels[5].patches
+
+
+def test_film_hangs_every_box_where_its_parent_ends(figures):
+    for axes, boxes in zip(figures["tree_film"].figure.axes, BOXES, strict=False):
+        branches = sorted(list(zip(*line.get_data(), strict=True))[:2] for line in axes.lines
+                          if line.get_gid() == "branch")  # fmt: skip
+        assert branches == sorted(
+            [(box.start, box.row if box.parent_row is None else box.parent_row), (box.start, box.row)] for box in boxes
+        )
+
+
+def test_film_says_what_changed_and_its_legend_only_what_is_there(figures):
+    assert figures["tree_film"].summary == (
+        "1. one: 1 node, 3 pages held, 0 locked; new 'aabbcc'. 2. two: 3 nodes, 6 pages held, 0 locked; new 'ddeeff'. "
+        "3. lock: 4 nodes, 6 pages held, 2 locked. 4. evict: 3 nodes, 3 pages held, 2 locked; evicted 'cc', 'eeff'. "
+        "5. other: 4 nodes, 4 pages held, 2 locked; new 'xx'."
+    )
+    labels = [text.get_text() for text in figures["tree_film"].figure.legends[0].get_texts()]
+    assert labels == ["new", "was there", "locked", "evicted (struck through)"]
+    first = prefixes.tree_film(FILM.frames[:2]).figure.legends[0]
+    assert [text.get_text() for text in first.get_texts()] == ["new", "was there"]
+
+
+def test_film_can_begin_later():
+    late = prefixes.tree_film(FILM.frames, since=3)
+    assert late.figure.axes[0].get_title(loc="left") == "4. evict\n3 pages held, 2 locked"
+    assert len(rectangles(late.figure.axes[0], "evicted")) == 2, "what the frame left out had is known"
+    assert late.summary.startswith("4. evict")
+
+
+def test_film_of_an_empty_tree():
+    assert prefixes.tree_film([Frame("nothing", ())]).summary == "1. nothing: 0 nodes, 0 pages held, 0 locked."
+
+
+def test_page_map_draws_a_cell_for_every_page(figures):
+    panels = figures["page_map"].figure.axes
+    titles = ("lpm: 5 pages computed, 0 again", "fcfs: 5 pages computed, 1 again")
+    for axes, cells, title in zip(panels, CELLS, titles, strict=True):
+        for kind in ("found", "first", "again"):
+            assert rectangles(axes, kind) == sorted((c.visit + 0.5, c.line, 1) for c in cells if c.kind == kind)
+        assert axes.get_title(loc="left") == title
+        assert (*axes.get_xlim(), *axes.get_ylim()) == (0.5, 3.5, 5, 0)
+    assert figures["page_map"].summary.endswith(
+        "fcfs: 3 requests; of their pages 5 are computed for the first time, 1 again, 2 are found."
+    )
+
+
+def test_hit_rates_are_drawn_in_percent_beside_the_bound(figures):
+    for axes, curves in zip(figures["hit_rate_chart"].figure.axes, CURVES.values(), strict=True):
+        for name, rates in curves.rates.items():
+            (line,) = [line for line in axes.lines if line.get_label() == name]
+            assert list(line.get_xdata()) == list(curves.pages)
+            assert list(line.get_ydata()) == pytest.approx([100 * rate for rate in rates])
+        (bound,) = [line for line in axes.lines if line.get_gid() == "bound"]
+        assert set(bound.get_ydata()) == {100 * curves.bound}
+        assert axes.get_ylim()[1] > 80, "no panel cuts off its bound"
+        trees = [set(line.get_xdata()) for line in axes.lines if line.get_gid() == "tree"]
+        assert trees == ([{11}] if curves.tree == 11 else [])
+    assert figures["hit_rate_chart"].summary == (
+        "low: bound 50.0%; lpm 50.0% with 4 pages, the bound from 4 on; fcfs 10.0% with 4 pages, the bound from 12 on. "
+        "high: bound 80.0%; lpm 80.0% with 4 pages, the bound from 4 on; fcfs 0.0% with 4 pages, 20.0% with 8."
+    )
+
+
+def test_first_tokens_and_their_median(figures):
+    left, right = figures["first_token_chart"].figure.axes
+    times = [sorted(line.get_xdata()) for line in left.lines if line.get_gid() == "request"]
+    assert times == [pytest.approx([10, 20, 90]), pytest.approx([10, 12, 14])]
+    assert [line.get_xdata()[0] for line in left.lines if line.get_gid() == "median"] == pytest.approx([20, 12])
+    assert [t.get_text() for t in left.texts] == ["20 ms", "12 ms"]
+    bars = {kind: [(p.get_x(), p.get_width()) for p in right.patches if p.get_gid() == kind]
+            for kind in ("first", "found")}  # fmt: skip
+    assert bars == {"first": [(0, 30), (0, 14)], "found": [(30, 0), (14, 16)]}
+    assert [t.get_text() for t in right.texts] == ["30", "14"]
+    assert [t.get_text() for t in left.get_yticklabels()] == ["cold", "warm"]
+    assert figures["first_token_chart"].summary.endswith(
+        "warm: 3 requests, the first token after 12 ms (median), 10 to 14 ms; 14 of 30 prompt tokens computed."
+    )
+
+
+def test_memory_is_stacked_and_beside_it_what_it_would_be(figures):
+    cold, warm = figures["memory_chart"].figure.axes
+    for axes, own in ((cold, COLD), (warm, WARM)):
+        drawn = {patch.get_gid(): patch.get_data() for patch in axes.patches}
+        assert drawn["in use"].values.tolist() == own.in_use
+        assert drawn["kept"].baseline.tolist() == own.in_use
+        assert (drawn["kept"].values - drawn["kept"].baseline).tolist() == own.kept
+        assert drawn["named"].values.tolist() == own.named
+        assert drawn["named"].edges.tolist() == list(range(len(own.named) + 1))
+        (pool,) = [line for line in axes.lines if line.get_gid() == "pool"]
+        assert set(pool.get_ydata()) == {12}
+    assert warm.get_xlim() == (0, 3)
+    assert "warm: 3 steps, at most 3 requests at once" in texts(figures["memory_chart"])
+    assert figures["memory_chart"].summary == (
+        "cold: 2 steps, at most 3 requests at once; they have 9 pages at most, and without sharing would need 9; the "
+        "pool has 12. warm: 3 steps, at most 3 requests at once; they have 5 pages at most, and without sharing would "
+        "need 9; the pool has 12."
+    )

@@ -1,0 +1,486 @@
+"""L4's measurements agree with other ways to compute them, and L4's figures hold the data they are given."""
+
+import math
+import struct
+from itertools import accumulate, pairwise
+
+import mmh3
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+
+from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
+from mini_engine.llm import load_driver
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.sampler.trace import SamplingTrace
+from mini_engine.viz import drawing, peer, sampling, sliders
+from mini_engine.viz.figure import Figure, style
+from mini_engine.viz.sampling import Draws, MixedRow
+from tests.support.figures import bar_lengths, checked_texts, figure_functions, texts
+
+V = 40
+LOGITS = torch.randn(V, generator=torch.Generator().manual_seed(3)) * 2.5
+NAMES = ["␣a", "␣fox", "$x$", ".", "⏎"]
+
+
+def softmax(values: list[float]) -> list[float]:
+    weights = [math.exp(value) for value in values]
+    return [weight / sum(weights) for weight in weights]
+
+
+def cut(probs: list[float], ids: set[int]) -> list[float]:
+    """Keep ``ids`` and scale what is left to a mass of 1."""
+    mass = sum(probs[i] for i in ids)
+    return [p / mass if i in ids else 0.0 for i, p in enumerate(probs)]
+
+
+def by_size(probs: list[float]) -> list[int]:
+    return sorted(range(len(probs)), key=lambda i: (-probs[i], i))
+
+
+def top_k(probs: list[float], k: int) -> set[int]:
+    return set(by_size(probs)[:k])
+
+
+def top_p(probs: list[float], p: float) -> set[int]:
+    order = by_size(probs)
+    before = [0.0, *accumulate(probs[i] for i in order)]
+    return {i for i, mass in zip(order, before, strict=False) if mass < p and probs[i] > 0}
+
+
+def heated(temperature: float) -> list[float]:
+    return softmax([value / temperature for value in LOGITS.tolist()])
+
+
+# ------------------------------------------------------------------------------------------------------- measurements
+
+
+def test_next_logits_are_those_of_the_last_position(untied):
+    ids = [7, 100, 3, 3, 58]
+    torch.testing.assert_close(
+        sampling.next_logits(load_driver(untied), ids), peer.Peer(untied).logits(ids)[-1], rtol=1e-4, atol=1e-4
+    )
+    assert sampling.likeliest(LOGITS, 4) == by_size(LOGITS.tolist())[:4]
+
+
+def test_traced_stages_are_those_of_a_row_computed_by_hand():
+    params = SamplingParams(temperature=1.5, top_k=12, top_p=0.8, min_p=0.25, presence_penalty=1.0)
+    stages = sampling.trace_row(LOGITS, params, [1, 2])
+    assert [s.name for s in stages] == ["logits", "penalties", "temperature", "top-k", "top-p", "min-p"]
+    expected = heated(1.5)
+    assert stages[2].probs.tolist() == pytest.approx(expected, rel=1e-5), "the output is empty: nothing to penalise"
+    expected = cut(expected, top_k(expected, 12))
+    assert stages[3].probs.tolist() == pytest.approx(expected, rel=1e-5)
+    expected = cut(expected, top_p(expected, 0.8))
+    assert stages[4].probs.tolist() == pytest.approx(expected, rel=1e-5)
+    expected = cut(expected, {i for i, p in enumerate(expected) if p >= 0.25 * max(expected)})
+    assert stages[5].probs.tolist() == pytest.approx(expected, rel=1e-5)
+    assert 1 < stages[5].support < stages[4].support < stages[3].support == 12
+
+
+def test_survivors_are_counted_after_all_stages():
+    even, sharp = torch.zeros(8), torch.tensor([9.0, 0, 0, 0, 0, 0, 0, 0])
+    settings = {
+        "k": SamplingParams(temperature=1.0, top_k=3),
+        "p": SamplingParams(temperature=1.0, top_p=0.8),
+        "both": SamplingParams(temperature=1.0, top_k=6, top_p=0.45),
+    }
+    counts = sampling.count_survivors([even, sharp], settings)
+    assert counts == {"k": [3, 3], "p": [7, 1], "both": [3, 1]}
+
+
+def test_temperature_sweep_and_entropy():
+    rows = sampling.sweep_temperature(LOGITS, [0.5, 1.0, 4.0])
+    for row, temperature in zip(rows, (0.5, 1.0, 4.0), strict=True):
+        assert row.tolist() == pytest.approx(heated(temperature))
+    probs = heated(1.0)
+    assert float(sampling.entropy_bits(rows)[1]) == pytest.approx(-sum(p * math.log2(p) for p in probs))
+    assert sampling.entropy_bits(torch.tensor([[0.25] * 4, [1.0, 0, 0, 0]])).tolist() == pytest.approx([2.0, 0.0])
+
+
+def test_filters_in_any_order_agree_with_sets_computed_by_hand():
+    heat, k, p = {"temperature": 1.5}, {"top_k": 12}, {"top_p": 0.8}
+    hot, own = heated(1.5), heated(1.0)
+    first = cut(hot, top_k(hot, 12))
+    joint = cut(hot, top_k(hot, 12) & top_p(hot, 0.8))
+    for order, expected in (
+        ([heat, k, p], cut(first, top_p(first, 0.8))),
+        ([heat, p, k], joint),
+        ([heat, k | p], joint),
+        ([k, heat, p], cut(first, top_p(first, 0.8))),
+        ([p, heat], cut(hot, top_p(own, 0.8))),
+        ([{"min_p": 0.2}], cut(own, {i for i, share in enumerate(own) if share >= 0.2 * max(own)})),
+    ):
+        assert sampling.apply_in_order(LOGITS, order).tolist() == pytest.approx(expected, rel=1e-4), order
+    assert joint != pytest.approx(cut(first, top_p(first, 0.8)), rel=1e-4), "the orders differ here"
+
+
+def test_penalties_in_any_order_agree_with_formulas():
+    cool = {"temperature": 0.5}
+    counts = {3: 2, 8: 1}
+    before = [(x - 0.7 * counts.get(i, 0)) / 0.5 for i, x in enumerate(LOGITS.tolist())]
+    after = [x / 0.5 - 0.7 * counts.get(i, 0) for i, x in enumerate(LOGITS.tolist())]
+    seen = {5, *counts}
+    divided = [(x / 1.3 if x > 0 else x * 1.3) / 0.5 if i in seen else x / 0.5 for i, x in enumerate(LOGITS.tolist())]
+    for order, expected in (
+        ([{"frequency_penalty": 0.7}, cool], before),
+        ([cool, {"frequency_penalty": 0.7}], after),
+        ([{"repetition_penalty": 1.3}, cool], divided),
+        ([cool, {"repetition_penalty": 1.3}], divided),
+    ):
+        made = sampling.apply_in_order(LOGITS, order, [5], [3, 8, 3])
+        assert made.tolist() == pytest.approx(softmax(expected), rel=1e-4), order
+
+
+def noise(hashed: float) -> float:
+    return -math.log(-math.log(hashed))
+
+
+@pytest.mark.parametrize("chunk", [7, 1024])
+def test_seeded_draws_are_those_of_another_hash_library(monkeypatch, chunk):
+    monkeypatch.setattr(sampling, "ROWS_AT_ONCE", chunk)
+    probs = heated(1.5)
+    allowed = top_k(probs, 6)
+    chosen = []
+    for position in range(60):
+        scores = {
+            i: math.log(probs[i]) + noise(mmh3.hash(struct.pack("<QII", 42, position, i), 0, signed=False) / 0xFFFFFFFF)
+            for i in allowed
+        }
+        chosen.append(max(scores, key=scores.__getitem__))
+    for count in (1, 2, 3, 60):
+        draws = sampling.draw_many("x", LOGITS, SamplingParams(temperature=1.5, top_k=6, seed=42), count)
+        assert draws.counts.tolist() == [chosen[:count].count(i) for i in range(V)]
+        assert draws.total == count
+
+
+def test_unseeded_draws_follow_the_target():
+    target = torch.tensor(heated(1.5))
+    draws = sampling.draw_many("x", LOGITS, SamplingParams(temperature=1.5), 3000)
+    assert sampling.chi_square(draws, target).p_value > 1e-3
+    again = sampling.draw_many("x", LOGITS, SamplingParams(temperature=1.5), 3000, generator_seed=1)
+    assert not torch.equal(draws.counts, again.counts)
+
+
+def test_the_old_hash_is_the_formula_and_fails():
+    target = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05, 0.0])
+    expected = [0] * 6
+    for position in range(200):
+        step = (42 * 19349663) ^ (position * 73856093)
+        scores = []
+        for i, p in enumerate(target.tolist()[:5]):
+            low = ((step * 8589934591) ^ (i * 479001599)) & 0xFFFFFF
+            scores.append(math.log(p) + (noise(low / 2**24) if low else -math.inf))
+        expected[scores.index(max(scores))] += 1
+    assert sampling.draw_old_hash("old", target.log(), 42, 200).counts.tolist() == expected
+    assert sampling.chi_square(sampling.draw_old_hash("old", target.log(), 42, 20_000), target).p_value < 1e-100
+
+
+def test_binomial_band_by_exact_sums():
+    low, high = sampling.binomial_band(torch.tensor([0.3, 0.0, 1.0, 0.02]), 50, level=0.9)
+    for p, least, most in zip((0.3, 0.02), low[[0, 3]].tolist(), high[[0, 3]].tolist(), strict=True):
+        below = [0.0, *accumulate(math.comb(50, k) * p**k * (1 - p) ** (50 - k) for k in range(51))]
+        assert below[least] < 0.05 <= below[least + 1], "fewer than the least come in less than 5 % of all cases"
+        assert below[most] < 0.95 <= below[most + 1] + 1e-12
+    assert (int(low[1]), int(high[1])) == (0, 0)
+    assert (int(low[2]), int(high[2])) == (50, 50)
+
+
+def test_chi_square_of_known_tables():
+    half = sampling.chi_square(Draws("x", torch.tensor([60, 40])), torch.tensor([0.5, 0.5]))
+    assert (half.statistic, half.degrees) == pytest.approx((4.0, 1))
+    assert half.p_value == pytest.approx(math.erfc(math.sqrt(4 / 2)))  # one degree: two tails of the normal
+    target = torch.tensor([0.5, 0.46, 0.01, 0.01, 0.02, 0.0])
+    pooled = sampling.chi_square(Draws("x", torch.tensor([50, 46, 0, 4, 0, 0])), target)
+    assert (pooled.statistic, pooled.degrees) == pytest.approx((0.0, 2), abs=1e-5), "three rare tokens are one bin of 4"
+    assert sampling.chi_square(Draws("x", torch.tensor([50, 46, 1, 1, 1, 1])), target).p_value == 0.0
+
+
+def test_penalised_logits_follow_the_text_and_leave_the_logits_alone():
+    rows = list(torch.randn(5, V, generator=torch.Generator().manual_seed(1)))
+    kept = [row.clone() for row in rows]
+    text = [4, 9, 4, 4, 2]
+    made = sampling.penalised_logits(rows, [9], text, {
+        "none": SamplingParams(), "repetition": SamplingParams(repetition_penalty=1.5),
+        "frequency": SamplingParams(frequency_penalty=0.5), "presence": SamplingParams(presence_penalty=0.5),
+    })  # fmt: skip
+    assert list(made) == ["none", "repetition", "frequency", "presence"]
+    for step, row in enumerate(kept):
+        for token in range(V):
+            raw, count = float(row[token]), text[:step].count(token)
+            seen = count > 0 or token == 9
+            repeated = raw if not seen else raw / 1.5 if raw > 0 else raw * 1.5
+            expected = [raw, repeated, raw - 0.5 * count, raw - 0.5 * (count > 0)]
+            assert [float(t[step, token]) for t in made.values()] == pytest.approx(expected, abs=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(rows, kept, strict=True))
+
+
+def test_kinds_of_thought():
+    arguments = {"budget": 2, "start": 90, "end": 91, "newline": 7}
+    spent = sampling.thought_kinds([1, 90], [5, 6, 7, 91, 3, 4], arguments)
+    assert spent == ["thought", "thought", "forced", "forced", "answer", "answer"]
+    assert sampling.thought_kinds([1, 90], [5, 91, 3], arguments) == ["thought", "thought", "answer"]
+    assert sampling.thought_kinds([1], [5, 90, 6, 6, 7], arguments) == ["answer", "answer", *["thought"] * 2, "forced"]
+
+
+def test_thinking_prompt_ends_with_an_open_block():
+    tokenizer = load_tokenizer(TINY_MODEL)
+    arguments = sampling.think_arguments(tokenizer, 5)
+    ids = sampling.think_ids(tokenizer, "Hello!")
+    assert tokenizer.decode(ids) == "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n<think>"
+    assert ids[-1] == arguments["start"]
+    texts_of = [tokenizer.decode([arguments[name]]) for name in ("start", "end", "newline")]
+    assert texts_of == ["<think>", "</think>", "\n"]
+    assert arguments["budget"] == 5
+
+
+def test_a_row_without_bypass_loses_its_tail():
+    for row in sampling.mix_rows(32_000, range(3)):
+        assert row.kept == 32_000
+        assert row.kept_without_bypass == 1 + int((row.excess[:-1] <= 0).sum())
+        assert row.kept_without_bypass < 32_000 - 100
+    p = torch.tensor([0.7, 0.4], dtype=torch.float64)
+    rows = torch.stack((LOGITS, -LOGITS))
+    for made, row, share in zip(sampling.top_p_without_bypass(rows, p), rows, p.tolist(), strict=True):
+        kept = top_p(softmax(row.tolist()), share)
+        assert {i for i in range(V) if made[i] > -torch.inf} == kept
+        assert all(made[i] == row[i] for i in kept)
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+TARGET = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0, 0.0])
+DRAWS = [
+    Draws("right", torch.tensor([410, 290, 205, 95, 0, 0])),
+    Draws("wrong", torch.tensor([600, 200, 110, 90, 0, 0])),
+]
+ORDERS = {"one\n(two lines)": torch.tensor([0.6, 0.4, 0.0, 0.0]), "two": torch.tensor([0.5, 0.25, 0.125, 0.125])}
+PENALISED = {
+    "none": torch.tensor([2.0, -1.0, 4.0, 3.0]),
+    "repetition": torch.tensor([2.0, -1.5, 3.0, 2.0]),
+    "presence": torch.tensor([2.0, -1.5, 3.5, 2.5]),
+}
+STRIPS = [drawing.Strip("first", NAMES, ["p", "q", "p", "r", "r"]), drawing.Strip("second", ["word"] * 40, ["q"] * 40)]
+LOGPROBS = [-math.log(2), -math.log(8), 0.0, -math.log(64), -math.log(1024)]
+
+
+def stages():
+    """A raw distribution, one with a token less, and one with two tokens less."""
+    trace = SamplingTrace()
+    for name, probs in (
+        ("logits", [0.5, 0.2, 0.15, 0.05, 0.06, 0.04]),
+        ("top-k", [0.5, 0.3, 0.15, 0.05, 0.0, 0.0]),
+        ("top-p", [0.625, 0.375, 0.0, 0.0, 0.0, 0.0]),
+    ):
+        trace.note(name, torch.tensor([probs]).log())
+    return trace.stages(0)
+
+
+def all_figures() -> dict[str, Figure]:
+    return {
+        "stage_bars": drawing.stage_bars(stages(), [0, 1, 2], NAMES[:3]),
+        "survivors_chart": drawing.survivors_chart({"k": [4] * 5, "p": [1, 2, 9, 1, 1]}, [0.1, 1, 3, 0, 0], NAMES),
+        "temperature_sweep": drawing.temperature_sweep(
+            [0.5, 1.0, 2.0], sampling.sweep_temperature(LOGITS[:6], [0.5, 1.0, 2.0]), [4, 0], NAMES[:2]
+        ),
+        "order_table": drawing.order_table(ORDERS, [0, 1, 2], NAMES[:3], "Title"),
+        "draw_histogram": drawing.draw_histogram(TARGET, DRAWS, [0, 1, 2, 3], NAMES[:4]),
+        "penalty_chart": drawing.penalty_chart(PENALISED, [0, 2], "fox"),
+        "token_strips": drawing.token_strips(STRIPS, ["p", "q", "r"]),
+        "surprise_chart": drawing.surprise_chart(NAMES, LOGPROBS, [1, 5, 1, 6, 21]),
+        "mixing_chart": drawing.mixing_chart(
+            [MixedRow(torch.linspace(-1e-5, 1e-6, 50, dtype=torch.float64), 50, 46)] * 2
+        ),
+    }
+
+
+FIGURES = ["stage_bars", "survivors_chart", "temperature_sweep", "order_table", "draw_histogram", "penalty_chart",
+           "token_strips", "surprise_chart", "mixing_chart"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def figures():
+    return all_figures()
+
+
+def test_every_figure_function_is_tested(figures):
+    assert figure_functions(drawing) == set(FIGURES) == set(figures)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_text_is_large_enough_and_inside_the_figure(figures, name):
+    checked_texts(figures[name])
+
+
+@pytest.mark.parametrize("name", [n for n in FIGURES if n not in {"token_strips", "order_table"}])
+def test_axes_are_labelled(figures, name):
+    canvas = figures[name].figure
+    labels = " ".join(axes.get_xlabel() + axes.get_ylabel() for axes in canvas.axes)
+    shared = " ".join(text.get_text() for text in (canvas._supxlabel, canvas._supylabel) if text)
+    assert any(unit in labels + shared for unit in ("(%)", "(bits)", "(nats)", "(millionths)")), (
+        "a label names its unit"
+    )
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_two_series_differ_by_colour_alone(figures, name):
+    for axes in figures[name].figure.axes:
+        filled = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_fill()]
+        looks = {(patch.get_facecolor()[:3], patch.get_hatch() or "") for patch in filled}
+        assert len({color for color, _ in looks}) == len({hatch for _, hatch in looks}) == len(looks), looks
+        labelled = [line for line in axes.lines if not line.get_label().startswith("_")]
+        assert len({(line.get_linestyle(), line.get_marker()) for line in labelled}) == len(labelled)
+
+
+def test_stage_bars_show_what_is_kept_and_what_is_removed(figures):
+    raw, top_k_panel, top_p_panel = figures["stage_bars"].figure.axes
+    kept, removed = ([box.get_width() for box in container.patches] for container in top_k_panel.containers[:2])
+    assert kept == pytest.approx([50, 30, 15, 5], abs=1e-4)
+    assert removed == pytest.approx([0, 0, 0, 10], abs=1e-4), "two of the others are removed, one stays"
+    assert [box.get_x() for box in top_k_panel.containers[1].patches] == pytest.approx(kept), "removed beside kept"
+    kept, removed = ([box.get_width() for box in container.patches] for container in top_p_panel.containers[:2])
+    assert kept == pytest.approx([62.5, 37.5, 0, 0], abs=1e-4)
+    assert removed == pytest.approx([0, 0, 15, 5], abs=1e-4)
+    assert [label.get_text() for label in raw.get_yticklabels()] == [*NAMES[:3], "all others"]
+    assert "2. top-p, 20.0% cut\n2 tokens, 0.95 bits" in texts(figures["stage_bars"])
+    summary = figures["stage_bars"].summary
+    assert summary.startswith("Logits: 6 tokens, 2.02 bits; the likeliest is '␣a' with 50.0%. Top-k: 4 tokens")
+    assert "10.0% of the mass cut" in summary
+    assert "Top-p: 2 tokens, 0.95 bits, 20.0% of the mass cut; the likeliest is '␣a' with 62.5%." in summary
+
+
+def test_survivors_chart_draws_every_count(figures):
+    top, bottom = figures["survivors_chart"].figure.axes
+    assert bar_lengths(top, horizontal=False) == [0.1, 1, 3, 0, 0]
+    assert [line.get_ydata().tolist() for line in bottom.lines] == [[4] * 5, [1, 2, 9, 1, 1]]
+    assert "k leaves 4 to 4 tokens, 0 times a single one. p leaves 1 to 9 tokens, 3 times a single one." in (
+        figures["survivors_chart"].summary
+    )
+    assert [label.get_text() for label in bottom.get_xticklabels()] == NAMES
+
+
+def test_temperature_layers_stack_to_one_hundred(figures):
+    top, bottom = figures["temperature_sweep"].figure.axes
+    probs = [softmax([x / t for x in LOGITS[:6].tolist()]) for t in (0.5, 1.0, 2.0)]
+    edges = [layer.get_paths()[0].vertices for layer in top.collections]
+    for row, temperature in zip(probs, (0.5, 1.0, 2.0), strict=True):
+        heights = [sorted(y for x, y in layer if x == temperature) for layer in edges]
+        tops = [100 * row[4], 100 * (row[4] + row[0]), 100.0]
+        assert [max(ys) for ys in heights] == pytest.approx(tops)
+        assert [min(ys) for ys in heights] == pytest.approx([0.0, *tops[:2]], abs=1e-6)
+    assert bottom.lines[0].get_ydata().tolist() == pytest.approx([-sum(p * math.log2(p) for p in row) for row in probs])
+    assert f"At temperature 1: '␣a' has {probs[1][4]:.1%}" in figures["temperature_sweep"].summary
+
+
+def test_order_table_has_a_number_for_each_token_that_is_left(figures):
+    (axes,) = figures["order_table"].figure.axes
+    cells = {(t.get_position(), t.get_text()) for t in axes.texts}
+    assert cells == {
+        ((0.5, 0.5), "60.0"), ((1.5, 0.5), "40.0"), ((3.6, 0.5), "2"),
+        ((0.5, 1.5), "50.0"), ((1.5, 1.5), "25.0"), ((2.5, 1.5), "12.5"), ((3.6, 1.5), "4"),
+    }  # fmt: skip
+    hatched = [(round(p.get_x(), 2), round(p.get_y(), 2)) for p in axes.patches if p.get_hatch()]
+    assert hatched == [(2.04, 0.08)]
+    assert "one (two lines): 2 tokens left, '␣a' with 60.0%, 0.97 bits. two: 4 tokens left" in (
+        figures["order_table"].summary
+    )
+
+
+def test_histogram_marks_what_lies_outside_its_band(figures):
+    right, wrong = figures["draw_histogram"].figure.axes
+    for axes, draws in zip((right, wrong), DRAWS, strict=True):
+        bars = [patch for patch in axes.patches if not patch.get_hatch()]
+        assert [bar.get_height() for bar in bars] == pytest.approx([float(c) / 10 for c in draws.counts[:4]])
+        (segments,) = [c.get_segments() for c in axes.collections]
+        low, high = sampling.binomial_band(TARGET[:4], 1000)
+        assert [s[0][1] for s in segments] == pytest.approx([float(x) / 10 for x in low])
+        assert [s[1][1] for s in segments] == pytest.approx([float(x) / 10 for x in high])
+    assert [p.get_x() + 0.4 for p in right.patches if p.get_hatch()] == []
+    assert [p.get_x() + 0.4 for p in wrong.patches if p.get_hatch()] == pytest.approx([0, 1, 2])
+    assert "right: 1000 draws, 0 of 4 tokens outside their band, chi-square 1.0 with 3" in (
+        figures["draw_histogram"].summary
+    )
+
+
+def test_penalty_chart_holds_logits_and_differences(figures):
+    top, bottom = figures["penalty_chart"].figure.axes
+    assert bar_lengths(top, horizontal=False) == [2.0, 4.0, 2.0, 3.0, 2.0, 3.5]
+    lines = [line for line in bottom.lines if not line.get_label().startswith("_")]
+    assert [line.get_ydata().tolist() for line in lines] == [[0, 0.5, 1, 1], [0, 0.5, 0.5, 0.5]]
+    assert [label.get_text() for label in top.get_xticklabels()] == ["step 0\nseen 0×", "step 2\nseen 1×"]
+    assert "'fox' came at 2 steps of 4. Taken away: repetition: 0.00 at the first step, 1.00 at the last, 1.00" in (
+        figures["penalty_chart"].summary
+    )
+
+
+def test_strips_hold_every_token_in_its_kind_and_order(figures):
+    (axes,) = figures["token_strips"].figure.axes
+    words = sorted((t.get_position()[1], t.get_position()[0], t.get_text()) for t in axes.texts if t.get_gid())
+    assert [word for _, _, word in words] == [*NAMES, *["word"] * 40]
+    assert [patch.get_hatch() for patch in axes.patches] == ["", "///", "", "...", "...", *["///"] * 40]
+    assert len({y for y, _, _ in words}) == 3, "160 characters take two lines"
+    canvas = figures["token_strips"].figure
+    with style():
+        canvas.draw_without_rendering()
+    for text, patch in zip([t for t in axes.texts if t.get_gid()], axes.patches, strict=True):
+        inner, outer = text.get_window_extent(), patch.get_window_extent()
+        assert outer.x0 - 2 <= inner.x0, text
+        assert inner.x1 <= outer.x1 + 2, text
+    for left, right in pairwise(patch.get_bbox() for patch in axes.patches):
+        assert left.x1 < right.x0 or right.y0 > left.y0, "boxes of one line stand beside each other"
+    assert "first: 2 p, 1 q, 2 r. second: 0 p, 40 q, 0 r." in figures["token_strips"].summary
+
+
+def test_surprise_is_in_bits_and_coloured_by_rank(figures):
+    text, bars = figures["surprise_chart"].figure.axes
+    heights = sorted((patch.get_x(), patch.get_height()) for patch in bars.patches)
+    assert [height for _, height in heights] == pytest.approx([1, 3, 0, 6, 10])
+    assert [patch.get_hatch() for patch in text.patches] == ["", "///", "", "...", "xxx"]
+    for axes in (text, bars):
+        placed = sorted(axes.patches, key=lambda patch: patch.get_x())
+        assert [patch.get_hatch() for patch in placed] == ["", "///", "", "...", "xxx"]
+    assert figures["surprise_chart"].summary == (
+        "2 of 5 tokens were the likeliest. The text costs 20.0 bits in all, 4.00 a token. The least expected is '⏎' "
+        "with 10.0 bits, rank 21."
+    )
+    assert [drawing.rank_kind(rank) for rank in (1, 2, 5, 6, 20, 21, 1024)] == [
+        "rank 1", "rank 2 to 5", "rank 2 to 5", "rank 6 to 20", "rank 6 to 20", "rank above 20", "rank above 20",
+    ]  # fmt: skip
+
+
+def test_mixing_chart_draws_the_sum_and_the_losses(figures):
+    left, right = figures["mixing_chart"].figure.axes
+    curve = left.lines[0]
+    assert curve.get_xdata().tolist() == list(range(1, 51))
+    assert curve.get_ydata().tolist() == pytest.approx(torch.linspace(-10, 1, 50).tolist(), abs=1e-4)
+    assert bar_lengths(right, horizontal=False) == [4, 4, 0, 0]
+    assert "they keep 50 tokens or more; without it they lose 4 to 4." in figures["mixing_chart"].summary
+
+
+# ------------------------------------------------------------------------------------------------------------- sliders
+
+
+def test_moving_a_slider_draws_the_stages_at_its_new_position():
+    ids = sampling.likeliest(LOGITS, 3)
+    *controls, picture = sliders.stage_sliders(LOGITS, [1], ids, NAMES[:3]).children
+    by_name = {widget.description: widget for widget in controls}
+    assert list(by_name) == ["temperature", "top_k", "top_p", "min_p"]
+    shown = [picture.value]
+    by_name["top_k"].value = 2
+    shown.append(picture.value)
+    by_name["temperature"].value = 3.0
+    shown.append(picture.value)
+    expected = [SamplingParams(temperature=temperature, top_k=top_k, top_p=0.8, min_p=0.1)
+                for temperature, top_k in ((0.8, 16), (0.8, 2), (3.0, 2))]  # fmt: skip
+    assert shown == [
+        drawing.stage_bars(sampling.trace_row(LOGITS, params, [1]), ids, NAMES[:3])._repr_html_() for params in expected
+    ]
+    assert len(set(shown)) == 3
+    assert all("<img" in html for html in shown)
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_every_end_of_every_slider_is_a_valid_parameter(end):
+    positions = {name: limits[end] for name, limits in sliders.RANGES.items()}
+    figure = sliders.draw_stages(LOGITS, positions | {"top_k": int(positions["top_k"])}, [1], [0, 1], NAMES[:2])
+    assert figure.summary.startswith("Logits: 40 tokens")

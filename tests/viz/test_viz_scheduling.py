@@ -1,0 +1,411 @@
+"""L5's measurements agree with logs written by hand and with brute force, and L5's figures draw what they are given."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from matplotlib.patches import Rectangle
+
+from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
+from mini_engine.config import EngineConfig
+from mini_engine.llm import load_driver, make_engine
+from mini_engine.outputs import Delta, RequestOutput, StepOutput
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.scheduler.request import RequestTimes
+from mini_engine.viz import scheduling, serving
+from mini_engine.viz.figure import Figure, style
+from mini_engine.viz.serving import Arrival, Job, LoadPoint, Piece, Run, Stay, StepCost, StreamLine
+from tests.support.figures import checked_texts, figure_functions, texts
+
+
+def step(number, chunks, copied=(), preempted=(), pages=0, held=0):
+    return StepOutput(number, float(number), {}, [], chunks, dict(copied), list(preempted), 0, 0, pages, held)
+
+
+# p has a prompt of 5 tokens in two chunks; q's prompt of 3 is copied from it later; p is sent back in step 4.
+LOG = [
+    step(0, [("p", 0, 4)], pages=1, held=4),
+    step(1, [("p", 4, 1)], pages=2, held=5),
+    step(2, [("p", 5, 1), ("q", 2, 1)], copied={"q": 2}, pages=3, held=9),
+    step(3, [("p", 6, 1), ("q", 3, 1)], pages=3, held=11),
+    step(4, [("q", 4, 1)], preempted=["p"], pages=2, held=5),
+    step(5, [("q", 5, 1), ("p", 0, 4)], pages=2, held=4),
+    step(6, [("p", 4, 4)], pages=2, held=8),
+    step(7, [("p", 8, 1)], pages=3, held=9),
+]
+OUTPUTS = {
+    "p": RequestOutput("p", [0] * 5, [1] * 5, finish_reason="length", times=RequestTimes(0.0), num_preemptions=1),
+    "q": RequestOutput("q", [0] * 3, [1] * 4, finish_reason="stop", times=RequestTimes(0.5)),
+    "no": RequestOutput("no", [0] * 3, finish_reason="error"),
+}
+CONFIG = EngineConfig(max_running_requests=2, max_tokens_per_step=5, page_size=4)
+RUN = Run("by hand", LOG, OUTPUTS, {"p": "a", "q": "b", "no": "c"}, CONFIG, num_pages=3)
+PIECES = {
+    "p": [
+        Piece("prompt", 0, 1, 4), Piece("prompt", 1, 1, 1), Piece("decode", 2, 2, 2), Piece("waiting", 4, 1, 0),
+        Piece("again", 5, 1, 4), Piece("again", 6, 1, 4), Piece("decode", 7, 1, 1),
+    ],
+    "q": [Piece("waiting", 1, 1, 0), Piece("copied", 2, 1, 2), Piece("decode", 3, 3, 3)],
+    "no": [],
+}  # fmt: skip
+FULL = Run("none waits", LOG[:4], OUTPUTS, RUN.labels, replace(CONFIG, max_tokens_per_step=None), num_pages=4)
+CURVES = {  # within a decade, where a logarithmic axis would label its minor ticks, too
+    "fcfs": [LoadPoint(1.0, 0.06, 0.1, 0.002), LoadPoint(2.0, 0.5, 0.9, 0.004)],
+    "shortest": [LoadPoint(1.0, 0.06, 0.1, 0.002), LoadPoint(2.0, 0.2, 1.5, 0.003)],
+}
+LINES = [
+    StreamLine("Once", "", "Once", "", False),
+    StreamLine("␣up", "Once", "", " up", False),
+    StreamLine("!", "Once", " ", "up!", True),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_driver(TINY_MODEL, EngineConfig(batch_invariant=True)), load_tokenizer(TINY_MODEL).backend_tokenizer
+
+
+def wanted(length, **options):
+    return SamplingParams(max_new_tokens=length, ignore_eos=True, **options)
+
+
+# ------------------------------------------------------------------------------------------------- what the log tells
+
+
+def test_timeline_of_a_log_by_hand():
+    assert serving.timeline(RUN) == PIECES
+
+
+def test_rows_are_counted_by_what_they_were_for():
+    assert serving.rows_per_step(RUN) == {
+        "decode": [0, 0, 1, 2, 1, 1, 0, 1], "prompt": [4, 1, 1, 0, 0, 0, 0, 0], "again": [0, 0, 0, 0, 0, 4, 4, 0],
+    }  # fmt: skip
+
+
+def test_a_request_takes_the_lowest_free_place():
+    # p leaves place 0 in step 4; in step 5 it comes back to it, for q is still in place 1.
+    assert serving.stays(RUN) == [Stay("p", 0, 0, 4, 2), Stay("q", 1, 2, 4, 1), Stay("p", 0, 5, 3, 2)]
+    assert serving.idle_share(RUN) == pytest.approx(5 / 16)
+
+
+def test_samples_are_numbered():
+    assert serving.sample_labels(2, 1) == ["c"]
+    assert serving.sample_labels(2, 3) == ["c1", "c2", "c3"]
+    assert serving.sample_labels(26, 1) == ["26"]
+    assert serving.sample_labels(30, 2) == ["30 1", "30 2"]
+
+
+# ------------------------------------------------------------------------------------------------- runs of the engine
+
+
+def test_served_requests_have_the_answers_of_a_lonely_engine(tiny):
+    driver, tokenizer = tiny
+    prompts = [[5, 9, 300, 41], [7] * 9, [12, 99]]
+    arrivals = [Arrival(3, prompts[0], wanted(6)), Arrival(0, prompts[1], wanted(3, n=2, temperature=1.0, seed=3)),
+                Arrival(40, prompts[2], wanted(4))]  # fmt: skip
+    run = serving.serve("x", driver, tokenizer, arrivals, max_running_requests=3, max_tokens_per_step=4, num_pages=9)
+    alone = make_engine(driver, tokenizer)
+    expected = [alone.generate([a.prompt_ids], a.params)[0] for a in (arrivals[1], arrivals[0], arrivals[2])]
+    assert [o.token_ids for o in run.outputs.values()] == [o.token_ids for samples in expected for o in samples]
+    assert list(run.labels.values()) == ["a1", "a2", "b", "c"], "in the order in which they came"
+    assert [o.times.added for o in run.outputs.values()] == [0.0, 0.0, 3.0, 40.0]
+    assert (run.num_pages, run.config.max_tokens_per_step) == (9, 4)
+    began = [entry.began for entry in run.log]
+    assert 40.0 in began, "time goes on when nobody is there"
+    assert began == sorted(set(began))
+    waits = {run.labels[r]: [p for p in own if p.kind == "waiting"] for r, own in serving.timeline(run).items()}
+    assert waits["c"] == []
+    assert [p.tokens for p in serving.timeline(run)[next(iter(run.outputs))] if p.kind == "prompt"] == [4, 4, 1]
+
+
+def test_a_static_batch_ends_with_its_longest_answer(tiny):
+    driver, tokenizer = tiny
+    lengths = [3, 7, 2, 5, 4]
+    arrivals = [Arrival(0, [5, 9 + i], wanted(length)) for i, length in enumerate(lengths)]
+    static = serving.serve("x", driver, tokenizer, arrivals, static=True, max_running_requests=2)
+    assert len(static.log) == 7 + 5 + 4
+    assert serving.idle_share(static) == pytest.approx(1 - sum(lengths) / 32)
+    assert {stay.step for stay in serving.stays(static)} == {0, 7, 12}
+    joined = serving.serve("x", driver, tokenizer, arrivals, max_running_requests=2)
+    # By hand: place 0 has 3 and 2 steps, then 5 of the fourth; place 1 has 7, then 4 of the fifth.
+    assert len(joined.log) == 11
+    assert [o.token_ids for o in static.outputs.values()] == [o.token_ids for o in joined.outputs.values()]
+
+
+def test_stream_lines_hold_what_was_decoded_and_not_shown(tiny):
+    _, tokenizer = tiny
+    ids = tokenizer.encode("Once upon a time").ids
+    pieces = [tokenizer.decode(ids[: i + 1])[len(tokenizer.decode(ids[:i])) :] for i in range(len(ids))]
+    shown = ["", pieces[0], *[""] * (len(ids) - 2)]
+    deltas = [Delta("r", None, "")]
+    deltas += [Delta("r", token, text) for token, text in zip(ids, shown, strict=True)]
+    deltas[-1] = replace(deltas[-1], finish_reason="stop")
+    lines = serving.stream_lines(deltas, tokenizer)
+    assert len(lines) == len(ids), "the start of a stream has no line"
+    assert lines[0] == StreamLine(pieces[0].replace(" ", "␣"), "", "", pieces[0], False)
+    assert (lines[1].before, lines[1].new, lines[1].held) == ("", pieces[0], pieces[1])
+    assert (lines[-1].before, lines[-1].held) == (pieces[0], "".join(pieces[1:]))
+    assert [line.cut for line in lines] == [False] * (len(ids) - 1) + [True]
+
+
+# --------------------------------------------------------------------------------------------------- without a model
+
+
+def test_simulated_times_by_hand():
+    cost = StepCost(fixed=1.0, per_row=0.1)
+    config = EngineConfig(max_running_requests=2, max_tokens_per_step=3)
+    jobs = [Job(0.0, 4, 2), Job(0.5, 1, 2), Job(20.0, 2, 1)]
+    first, second, third = serving.simulate(jobs, cost, config)
+    # 3 rows of the first until 1.3; its last row and the second's only one until 2.5; two decodes until 3.7.
+    assert (first.started, second.started) == (0.0, 1.3)
+    assert first.tokens == pytest.approx([2.5, 3.7])
+    assert second.tokens == pytest.approx([2.5, 3.7])
+    assert first.finished == first.tokens[-1]
+    assert (third.started, third.tokens) == (20.0, pytest.approx([21.2])), "nothing happens until it comes"
+    assert third.tpot_s is None
+
+
+def test_simulated_policies_differ_in_who_waits():
+    jobs = [Job(0.0, 8, 1), Job(0.1, 8, 5), Job(0.1, 2, 1)]
+    cost, config = StepCost(1.0, 0.0), EngineConfig(max_running_requests=1)
+    order = {}
+    for policy in ("fcfs", "shortest", "lof"):
+        times = serving.simulate(jobs, cost, replace(config, policy=policy))
+        order[policy] = sorted(range(3), key=[t.started for t in times].__getitem__)
+    assert order == {"fcfs": [0, 1, 2], "shortest": [0, 2, 1], "lof": [0, 1, 2]}
+    jobs[1], jobs[2] = replace(jobs[1], num_output=1), replace(jobs[2], num_output=5)
+    times = serving.simulate(jobs, cost, replace(config, policy="lof"))
+    assert [t.started for t in times] == [0.0, 6.0, 1.0]
+
+
+def test_poisson_jobs_have_their_rate_and_their_lengths():
+    jobs = serving.poisson_jobs(4.0, 2000, (10, 1000), (8, 8))
+    gaps = [b.arrival_s - a.arrival_s for a, b in zip([Job(0.0, 1, 1), *jobs], jobs, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    assert mean == pytest.approx(0.25, rel=4 / math.sqrt(2000)), "four standard errors of an exponential"
+    spread = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps))
+    assert spread == pytest.approx(mean, rel=0.15), "an exponential's deviation is its mean"
+    assert all(10 <= job.num_prompt <= 1000 and job.num_output == 8 for job in jobs)
+    short = sum(job.num_prompt <= 100 for job in jobs) / 2000
+    assert short == pytest.approx(0.5, abs=0.05), "log-uniform: half lie below the geometric mean"
+    slow = serving.poisson_jobs(1.0, 2000, (10, 1000), (8, 8))
+    assert [job.arrival_s for job in slow] == pytest.approx([4 * job.arrival_s for job in jobs])
+    assert [job.num_prompt for job in slow] == [job.num_prompt for job in jobs]
+
+
+def test_load_point_and_capacity_by_hand():
+    times = [RequestTimes(0.0, tokens=[first, first + 3 * gap]) for first, gap in ((1.0, 0.1), (2.0, 0.3))]
+    times.append(RequestTimes(5.0, tokens=[8.0]))
+    point = serving.load_point(2.0, times)
+    assert point.ttft_mean == pytest.approx(2.0)
+    assert point.ttft_p99 == pytest.approx(2.98), "between the second and the third, 98 % of the way"
+    assert point.tpot_mean == pytest.approx(0.6), "a single token has no gap"
+    jobs = [Job(7.0, 3, 1), Job(9.0, 3, 1)]
+    assert serving.capacity(jobs, StepCost(1.0, 0.5), EngineConfig()) == pytest.approx(2 / 5), "two steps of 2.5 s"
+
+
+def test_measured_cost_is_that_of_the_steps(tiny, monkeypatch):
+    true = StepCost(2e-3, 3e-5)
+
+    class FakeEngine:
+        def __init__(self, driver):
+            assert driver.config.max_tokens_per_step is None
+            self.log = []
+
+        def generate(self, prompts, params):
+            (prompt,) = prompts
+            assert params.max_new_tokens == 1
+            before = sum(entry.chunks[0][2] == len(prompt) for entry in self.log)
+            slow = (1.0, 0.5, 0.0, 0.1)[before]  # the first run warms up; of the others the best counts
+            part = (true(len(prompt)) + slow) / 2
+            entry = step(0, [("r", 0, len(prompt))])
+            self.log.append(replace(entry, seconds={"forward": part, "sample": part}))
+
+    monkeypatch.setattr(serving, "make_engine", FakeEngine)
+    made = serving.measure_cost(tiny[0], (1, 10, 50))
+    assert (made.fixed, made.per_row) == pytest.approx((2e-3, 3e-5))
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+def all_figures() -> dict[str, Figure]:
+    return {
+        "request_gantt": scheduling.request_gantt(RUN),
+        "occupancy_chart": scheduling.occupancy_chart([RUN, FULL]),
+        "rows_chart": scheduling.rows_chart([RUN, FULL]),
+        "places_chart": scheduling.places_chart([RUN, FULL]),
+        "load_chart": scheduling.load_chart(CURVES, 1.8),
+        "stream_chart": scheduling.stream_chart(LINES, ["up!"]),
+    }
+
+
+FIGURES = ["request_gantt", "occupancy_chart", "rows_chart", "places_chart", "load_chart", "stream_chart"]
+
+
+@pytest.fixture(scope="module")
+def figures():
+    return all_figures()
+
+
+def test_every_figure_function_is_tested(figures):
+    assert figure_functions(scheduling) == set(FIGURES) == set(figures)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_text_is_large_enough_and_inside_the_figure(figures, name):
+    for text in checked_texts(figures[name]):
+        assert "mathdefault" not in text.get_text(), "a tick label that needs the mathematics that the style turns off"
+
+
+def test_titles_of_neighbours_do_not_touch(figures):
+    canvas = figures["load_chart"].figure
+    with style():
+        canvas.draw_without_rendering()
+    boxes = [axes._left_title.get_window_extent() for axes in canvas.axes]
+    assert all(left.x1 + 4 < right.x0 for left, right in pairwise(boxes))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_axes_are_labelled(figures, name):
+    labels = " ".join(axes.get_xlabel() + axes.get_ylabel() for axes in figures[name].figure.axes)
+    assert any(unit in labels for unit in ("step", "requests a second", "token"))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_two_series_differ_by_colour_alone(figures, name):
+    for axes in figures[name].figure.axes:
+        filled = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_fill()]
+        looks = {(patch.get_facecolor()[:3], patch.get_hatch() or "") for patch in filled}
+        assert len({color for color, _ in looks}) == len({hatch for _, hatch in looks}) == len(looks), looks
+        labelled = [line for line in axes.lines if not line.get_label().startswith("_")]
+        assert len({(line.get_linestyle(), line.get_marker()) for line in labelled}) == len(labelled)
+
+
+def gray(color) -> float:
+    red, green, blue = color[:3]
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def test_fills_side_by_side_differ_in_grey(figures):
+    for name in ("request_gantt", "rows_chart", "places_chart"):
+        for axes in figures[name].figure.axes:
+            fills = sorted({gray(p.get_facecolor()) for p in axes.patches})
+            assert all(b - a > 0.1 for a, b in pairwise(fills)), (name, fills)
+
+
+def bars(axes, kind=None):
+    """(line, left, width) of the bars of one kind, from top to bottom."""
+    return sorted(
+        (round(p.get_y() + p.get_height() / 2), p.get_x(), p.get_width())
+        for p in axes.patches if kind is None or p.get_gid() == kind
+    )  # fmt: skip
+
+
+def test_gantt_draws_every_piece_where_it_was(figures):
+    (axes,) = figures["request_gantt"].figure.axes
+    assert bars(axes, "prompt") == [(0, 0, 1), (0, 1, 1)]
+    assert bars(axes, "again") == [(0, 5, 1), (0, 6, 1)]
+    assert bars(axes, "copied") == [(1, 2, 1)]
+    assert bars(axes, "decode") == [(0, 2, 2), (0, 7, 1), (1, 3, 3)]
+    assert len(axes.patches) == 8, "and no bar more"
+    waits = [(line.get_ydata()[0], *line.get_xdata()) for line in axes.lines if line.get_gid() == "waiting"]
+    assert waits == [(0, 4, 5), (1, 1, 2)]
+    marks = {(line.get_marker(), x, y) for line in axes.lines for x, y in zip(*line.get_data(), strict=True)
+             if line.get_marker() in "v|"}  # fmt: skip
+    assert marks == {("v", 4, 0), ("|", 8, 0), ("|", 6, 1)}, "sent back and the two ends"
+    numbers = {(t.get_position(), t.get_text()) for t in axes.texts}
+    assert numbers == {((0.5, 0), "4"), ((1.5, 0), "1"), ((5.5, 0), "4"), ((6.5, 0), "4"), ((2.5, 1), "2")}
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
+    summary = figures["request_gantt"].summary
+    assert summary == (
+        "8 steps. a: waits 1 step, prompt in chunks of 4, 1, sent back 1 time, 5 tokens, ends by length. b: waits "
+        "1 step, copies 2 tokens, 4 tokens, ends by stop. c: waits 0 steps, 0 tokens, ends by error."
+    )
+
+
+def test_a_long_run_has_no_numbers_that_would_not_fit():
+    long = replace(RUN, log=[*LOG, *(step(i, [("p", i, 1)]) for i in range(9, 70))])
+    (axes,) = scheduling.request_gantt(long).figure.axes
+    assert len(axes.texts) == 0
+    assert bars(axes, "decode")[1] == (0, 7, 62)
+
+
+def test_the_legend_names_what_is_drawn_and_nothing_else(figures):
+    shown = {text.get_text() for text in figures["request_gantt"].figure.legends[0].get_texts()}
+    assert {"computed again", "prompt copied from its sibling", "sent back", "end"} < shown
+    plain = scheduling.request_gantt(replace(FULL, log=LOG[:2], outputs={"p": OUTPUTS["p"]}))
+    assert [t.get_text() for t in plain.figure.legends[0].get_texts()] == ["prompt (its tokens)", "end"]
+
+
+def test_occupancy_is_that_of_every_step(figures):
+    top, bottom = figures["occupancy_chart"].figure.axes
+    waste, held, outline = (patch.get_data() for patch in top.patches)
+    assert held.values.tolist() == [4, 5, 9, 11, 5, 4, 8, 9]
+    assert waste.baseline.tolist() == held.values.tolist()
+    assert waste.values.tolist() == outline.values.tolist() == [4, 8, 12, 12, 8, 8, 8, 12]
+    assert outline.edges.tolist() == list(range(9))
+    pool, back = top.lines
+    assert set(pool.get_ydata()) == {12}
+    assert (list(back.get_xdata()), list(back.get_ydata())) == ([4], [12])
+    assert set(bottom.lines[0].get_ydata()) == {16}
+    assert list(bottom.lines[1].get_xdata()) == []
+    assert figures["occupancy_chart"].summary.startswith(
+        "by hand: 8 steps, on average 2.2 of 3 pages in use, at most 3; 23.6% of the slots in them are empty; 1 time "
+        "somebody was sent back."
+    )
+    assert "none waits: 4 steps, on average 2.2 of 4 pages" in figures["occupancy_chart"].summary
+
+
+def test_rows_are_stacked_under_the_budget(figures):
+    top, bottom = figures["rows_chart"].figure.axes
+    decode, prompt, again = top.containers
+    assert [bar.get_height() for bar in decode] == [0, 0, 1, 2, 1, 1, 0, 1]
+    assert [(bar.get_y(), bar.get_height()) for bar in prompt][:3] == [(0, 4), (0, 1), (1, 1)]
+    assert [(bar.get_y(), bar.get_height()) for bar in again][5:7] == [(1, 4), (0, 4)]
+    assert [bar.get_x() + 0.45 for bar in decode] == pytest.approx([i + 0.5 for i in range(8)])
+    assert [set(line.get_ydata()) for line in top.lines] == [{5}]
+    assert list(bottom.lines) == [], "no budget, no line"
+    assert "by hand: 8 steps with 20 rows (6 decode, 6 prompt, 8 again); the largest step has 5, on average they " in (
+        figures["rows_chart"].summary
+    )
+
+
+def test_places_show_who_was_where_and_when_nobody_was(figures):
+    top, _ = figures["places_chart"].figure.axes
+    assert bars(top, "prompt") == [(0, 0, 2), (0, 5, 2), (1, 2, 1)]
+    assert bars(top, "decode") == [(0, 2, 2), (0, 7, 1), (1, 3, 3)]
+    background = [bar for bar in bars(top) if bar not in bars(top, "prompt") + bars(top, "decode")]
+    assert background == [(0, 0, 8), (1, 0, 8)]
+    assert {(t.get_position(), t.get_text()) for t in top.texts} == {((2, 0), "a"), ((4, 1), "b"), ((6.5, 0), "a")}
+    assert "by hand: 8 steps, 31% of the places idle" in texts(figures["places_chart"])
+    assert "9 new tokens in 8 steps, 1.12 a step; 31.2% of the 2 places are idle." in figures["places_chart"].summary
+
+
+def test_load_chart_has_a_line_for_each_policy(figures):
+    mean, unlucky, between = figures["load_chart"].figure.axes
+    for axes, field, scale in ((mean, "ttft_mean", 1), (unlucky, "ttft_p99", 1), (between, "tpot_mean", 1e3)):
+        for line, (name, points) in zip(axes.lines, CURVES.items(), strict=False):
+            assert line.get_label() == name
+            assert line.get_xdata().tolist() == [1.0, 2.0]
+            assert line.get_ydata().tolist() == pytest.approx([scale * getattr(p, field) for p in points])
+        assert set(axes.lines[-1].get_xdata()) == {1.8}
+    assert (
+        "shortest: at 56% of the capacity the first token comes after 60 ms on average and 99 of 100 after 100 ms, "
+        "then one every 2.0 ms; at 111% of the capacity the first token comes after 200 ms on average and 99 of 100 "
+        "after 1500 ms, then one every 3.0 ms."
+    ) in figures["load_chart"].summary
+
+
+def test_stream_chart_marks_what_is_shown_held_back_and_cut(figures):
+    (axes,) = figures["stream_chart"].figure.axes
+    assert bars(axes, "new") == [(0, 0, 4), (2, 4, 1)]
+    assert bars(axes, "held") == [(1, 4, 3)]
+    assert bars(axes, "cut") == [(2, 5, 3)]
+    for row, text in enumerate(("Once", "Once up", "Once up!")):
+        letters = sorted((t.get_position()[0], t.get_text()) for t in axes.texts if t.get_position()[1] == row)
+        assert letters == [(i + 0.5, letter) for i, letter in enumerate(text)]
+    assert figures["stream_chart"].summary == (
+        "3 tokens. After 1 of them text is held back, 3 characters at most. Shown in the end: 'Once '."
+    )
