@@ -27,14 +27,8 @@ from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabu
 from mini_engine.sampler.sampler import Sampler
 
 TRACES = int(os.environ.get("MINI_ENGINE_TRACES", "25"))
-
-
 TOKENIZER = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
-
-
 EOS = load_eos_ids(TINY_MODEL)
-
-
 BEGINNINGS = [
     "Once upon a time there was a little",
     "The",
@@ -42,8 +36,6 @@ BEGINNINGS = [
     "Record: name",
     "She had a red ball",
 ]
-
-
 INVARIANT = EngineConfig(batch_invariant=True)
 
 

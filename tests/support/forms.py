@@ -3,11 +3,7 @@
 from typing import Any
 
 TEXT, INT = {"type": "string"}, {"type": "integer"}
-
-
 WORD = {"type": "string", "minLength": 1, "maxLength": 8}
-
-
 TYPES = {
     "name": TEXT,
     "age": INT,
@@ -85,8 +81,6 @@ SCHEMAS: list[dict[str, Any]] = [
     of_type("object", additionalProperties=INT),
     of_type("object", properties={"id": INT}, required=["id"], additionalProperties=False, description="text"),
 ]
-
-
 REGEXES = [
     r"[a-z]{3,9}",
     r"[A-Z][a-z]+( [A-Z][a-z]+)?",
@@ -131,6 +125,4 @@ REGEXES = [
     r"a|ab|abc|[x-z]+",
     r"Once upon a time[a-z ,]{0,20}\.",
 ]
-
-
 GRAMMARS: list[dict[str, Any]] = [{"json_schema": schema} for schema in SCHEMAS] + [{"regex": text} for text in REGEXES]

@@ -42,17 +42,9 @@ from tests.support.engines import (
 from tests.support.engines import make_model as make_small_model
 
 STOP = 1021
-
-
 THINK, THINK_END = (TOKENIZER.token_to_id(text) for text in (corpus.THINK, corpus.THINK_END))
-
-
 PADDED = 1056  # columns of a head whose tokenizer has 1,024 ids
-
-
 TABLE = TokenTable.from_tokenizer(TOKENIZER, PADDED, frozenset({STOP}))
-
-
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0}},
@@ -68,8 +60,6 @@ def question(text: str, think: bool = False) -> list[int]:
 
 
 ASK = "Write this as JSON. Mila is 7 years old."
-
-
 PROMPTS = [question(ASK), question("Tell me a story about a fox named Mila."), encode("Once upon a time"), [5]]
 
 

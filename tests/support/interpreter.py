@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-
-
 FOLDER = ROOT / "lessons"
 
 

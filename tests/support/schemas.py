@@ -12,8 +12,6 @@ from mini_engine.grammar.json_values import FORMATS, type_of
 from mini_engine.grammar.syntax import Chars, Choice, Concat, Node, Repeat
 
 NUM_SCHEMAS, NUM_SAMPLES, NUM_MUTANTS = 360, 8, 40
-
-
 INT = {"type": "integer"}
 
 
