@@ -225,10 +225,10 @@ class Engine:
             self.pool.fill(own, 0.0)  # so that no NaN is left for whoever comes next
         tokens = {r.request_id: token for r, token in zip(requests, sampled.token_ids, strict=True)}
         self.scheduler.update(batch, tokens)
-        for row, request in enumerate(requests):
+        for row, (request, its_logits) in enumerate(zip(requests, logits.unbind(), strict=True)):
             if row not in sampled.errors:
                 name = request.request_id
-                self.take_token(request, Delta(name, tokens[name], "", sampled.logprobs[row], None, logits[row]))
+                self.take_token(request, Delta(name, tokens[name], "", sampled.logprobs[row], None, its_logits))
         for request in requests:
             if request.state is not RequestState.FINISHED:
                 self.append_forced(request)
