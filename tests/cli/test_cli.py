@@ -161,6 +161,7 @@ def test_help_names_every_command() -> None:
     assert all(command in text for command in ("generate", "chat", "bench"))
 
 
+@pytest.mark.slow
 def test_bench_forward_reports_every_system_and_ends_in_json() -> None:
     result = invoke(
         "bench", "forward", "--workload", "tiny float32", "--prompt", "9", "--new-tokens", "6", "--rounds", "1"

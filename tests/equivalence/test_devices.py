@@ -89,6 +89,7 @@ def run_kernels(device: str, params: list[SamplingParams]) -> list[list[int]]:
     return [samples[0].token_ids for samples in answers]
 
 
+@pytest.mark.slow
 def test_an_engine_over_kernels_on_a_gpu_mixes_no_devices(monkeypatch):
     """Interpreted on both sides: the launchers around the kernels are what is looked at."""
     interpreted_bench()

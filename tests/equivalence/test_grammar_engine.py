@@ -295,6 +295,7 @@ def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None
     assert min(ended["stop"], ended["length"], ended["abort"]) > 0, ended
 
 
+@pytest.mark.slow
 def test_matrix_with_forced_text_is_bitwise_the_lonely_run_with_forced_text() -> None:
     """The lonely run is an engine of one request that preempts nobody and caches nothing."""
     preempted, forced = 0, 0

@@ -65,6 +65,7 @@ def is_canonical(output: RequestOutput) -> bool:
 # ---- spelling ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whitespace", ["spaced", "compact", "any"])
 def test_forced_tokens_are_those_of_the_tokenizer(whitespace: Any) -> None:
     """In place of the model stands a writer who spells as the tokenizer does: whatever differs is the jumps' fault."""
@@ -95,6 +96,7 @@ def test_forced_tokens_are_those_of_the_tokenizer(whitespace: Any) -> None:
     assert forced >= {"spaced": 0.2, "compact": 0.2, "any": 0.1}[whitespace] * num_tokens
 
 
+@pytest.mark.slow
 def test_whatever_word_follows_forced_text_the_tokenizer_would_have_spelled_it_so() -> None:
     """``"resource(s|Names)": 1`` forced ``r|ce``, and the tokenizer writes ``r|c|es``."""
     jumps, backend, rng, forced = JumpForward(TOKENIZER, TABLE), FsmBackend(TABLE), random.Random(3), 0
@@ -259,6 +261,7 @@ def test_stop_strings_inside_forced_text_cut_where_they_would_have() -> None:
         assert on.matched == stop
 
 
+@pytest.mark.slow
 def test_stop_tokens_and_lengths_inside_forced_text_end_it_there() -> None:
     full = answer_of(make_engine(), PROMPTS[0], PARAMS)
     forced = 0
@@ -271,6 +274,7 @@ def test_stop_tokens_and_lengths_inside_forced_text_end_it_there() -> None:
     assert forced > 30
 
 
+@pytest.mark.slow
 def test_reported_log_probabilities_are_as_many_as_the_tokens_however_a_request_ends() -> None:
     """The rows of forced tokens are computed a step later: a stop string in them used to end the request before."""
     text = answer_of(make_engine(), PROMPTS[0], PARAMS).text

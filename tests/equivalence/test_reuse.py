@@ -164,6 +164,7 @@ def test_depth_first_by_weight_on_the_smallest_load_that_tells() -> None:
     assert run_load([[1, 1, 10], [1, 1, 11], [1, 0, 12], [1, 0, 13]], 1, "dfs-weight").num_computed == 7
 
 
+@pytest.mark.slow
 def test_theorem_depth_first_by_weight() -> None:
     for seed in range(300):
         check_tree_load(seed, "dfs-weight")

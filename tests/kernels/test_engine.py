@@ -97,6 +97,7 @@ def test_batch_invariant_logits_are_those_of_the_lonely_run(options):
             assert torch.equal(row, expected), f"step {step} differs by {(row - expected).abs().max()}"
 
 
+@pytest.mark.slow
 def test_without_invariance_the_batch_shows_in_the_bits():
     """The control: if this did not differ, the test above would show nothing."""
     prompts = random_prompts(4, 20, 60)

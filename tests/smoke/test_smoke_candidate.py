@@ -51,6 +51,7 @@ def test_the_reference_passes(runner):
     assert set(statuses(runner.run(Candidate("reference"), L2A)).values()) == {"pass"}
 
 
+@pytest.mark.slow
 def test_libraries_are_held_to_the_same_cpu_on_both_sides(monkeypatch):
     """Under AVX2, candidates computed with AVX-512, and honest ones failed for their bits."""
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")

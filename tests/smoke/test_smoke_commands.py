@@ -97,6 +97,7 @@ def test_own_base_uses_earlier_lessons_and_reference_base_does_not(smoke, tmp_pa
     assert "waits for L1" in words
 
 
+@pytest.mark.slow
 def test_a_candidate_that_cannot_be_imported_has_its_own_status(smoke, tmp_path):
     smoke("start", "L3")
     (tmp_path / "work/driver.py").write_text("def broken(:")

@@ -405,6 +405,7 @@ def assert_same_batch(batch: SamplingBatch, requests: list[SamplingRequest], siz
     assert Sampler()(logits, batch) == Sampler()(logits, fresh)
 
 
+@pytest.mark.slow
 @settings(parent=repeat, max_examples=150)
 @given(worlds, st.lists(st.sampled_from(["filter", "merge", "cumulate", "cumulate"]), max_size=9))
 def test_a_batch_whose_rows_came_and_went_is_the_batch_built_from_the_histories(
