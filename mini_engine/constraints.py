@@ -93,7 +93,7 @@ class NoConstraints:
         return False
 
     def admit(self, wait_s: float) -> tuple[list[str], dict[str, str]]:
-        """Return nobody: no request waits."""
+        """Return no request: none waits."""
         return [], {}
 
     def drop(self, request: Request) -> bool:

@@ -45,7 +45,7 @@ IDLE_S = 0.005  # how long a step waits for a constraint when there is nothing e
 class Entry:
     """Everything that the engine keeps about one request beside the scheduler's part.
 
-    ``unread``: the deltas that its stream has not given out yet, ``None`` if nobody streams it.
+    ``unread``: the deltas that its stream has not given out yet, ``None`` without a stream.
     """
 
     request: Request
@@ -325,7 +325,7 @@ class Engine:
             entry.output.grammar_stats, entry.output.is_grammar_complete = report
 
     def close(self) -> None:
-        """Abort what has not ended and give up constraints that nobody has begun to compile. Mutates."""
+        """Abort what has not ended and give up compiles that have not begun. Mutates."""
         for name in list(self.entries):
             self.abort(name)
         self.constraints.close()
@@ -436,7 +436,7 @@ def check_parts(config: EngineConfig, prefix_cache: PrefixCache | None, constrai
 
 
 def default_pages(config: EngineConfig, model: ModelConfig) -> int:
-    """Return how many pages a pool has whose size nobody chose: for all that may run, within a limit."""
+    """Return the default size of the pool in pages: room for all requests that may run, within a limit."""
     longest = model.max_position_embeddings
     tokens = min(config.max_running_requests * longest, max(DEFAULT_POOL_TOKENS, longest))
     return pages_needed(tokens, config.page_size)

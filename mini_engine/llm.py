@@ -189,7 +189,7 @@ def make_allocator(config: EngineConfig) -> Callable[[int], Allocator]:
     return PageAllocator
 
 
-# compute -> the module with its model and driver, the library's name, and the extra of ours that installs it
+# compute -> the module with its model and driver, its library in words and as a module, the extra that installs it
 KERNEL_MODULES = {
     "triton": ("mini_engine.kernels.driver", "Triton (built for Linux alone)", "triton", "kernels"),
     "compiled": ("mini_engine.fast.compiled.driver", "Numba", "numba", "compiled"),

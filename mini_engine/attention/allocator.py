@@ -27,7 +27,7 @@ class PageAllocator:
         return len(self._free)
 
     def is_free(self, page: int) -> bool:
-        """Whether nobody owns ``page``."""
+        """Whether ``page`` has no owner."""
         return page not in self._owned
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:

@@ -43,7 +43,7 @@ class PlacedAllocator:
         return pages
 
     def is_free(self, page: int) -> bool:
-        """Whether nobody owns ``page``."""
+        """Whether ``page`` has no owner."""
         return self.free_pages[page]
 
     def run(self, count: int, first: int) -> list[int]:

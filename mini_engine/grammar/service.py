@@ -152,7 +152,7 @@ class GrammarService:
             grammar.accept_token(token_id)
         except ConstraintError:  # a backend whose mask and acceptance differ
             raise
-        except Exception as error:  # a backend is anybody's code
+        except Exception as error:  # a backend may be foreign code
             raise ConstraintError(f"its grammar raised {error!r}") from error
         return grammar.is_terminated()
 
@@ -169,7 +169,7 @@ class GrammarService:
             most = params.max_new_tokens - request.num_output_tokens - 1
             tokens = self.jumps.tokens(grammar, request.output_ids, most)
             tokens = self.jumps.settled(grammar, request.output_ids, tokens) if tokens else []
-        except Exception as error:  # a backend is anybody's code
+        except Exception as error:  # a backend may be foreign code
             raise ConstraintError(f"its grammar raised {error!r}") from error
         for token in takewhile(lambda token: token not in params.stop_token_ids, tokens):
             grammar.stats.num_forced_tokens += 1

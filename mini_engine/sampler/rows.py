@@ -32,15 +32,14 @@ class SampledRows(Generic[Sampled]):
         Rows that stay keep their state. A request that was not here last time is built from its history, which gives
         the same state: that is what makes preemption invisible.
         """
-        wanted = set(map(id, requests))
-        self.keep([row for row, request in enumerate(self.requests) if id(request) in wanted])
-        present = set(map(id, self.requests))
-        new = [request for request in requests if id(request) not in present]
+        known = {id(request): row for row, request in enumerate(self.requests)}
+        self.keep([known[id(request)] for request in requests if id(request) in known])
+        new = [request for request in requests if id(request) not in known]
         if new:
             self.batch.merge(SamplingBatch.from_requests(new, self.vocabulary, self.device))
             self.requests += new
-        place = {id(request): row for row, request in enumerate(self.requests)}
-        self.keep([place[id(request)] for request in requests])
+            place = {id(request): row for row, request in enumerate(self.requests)}
+            self.keep([place[id(request)] for request in requests])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep ``rows``, in that order. Mutates."""

@@ -62,7 +62,7 @@ class Allocator(Protocol):
         """Pages that can be allocated now."""
 
     def is_free(self, page: int) -> bool:
-        """Whether nobody owns ``page``."""
+        """Whether ``page`` has no owner."""
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
         """Take ``count`` pages; ``after`` is the last page that their owner has, if it has any. Mutates."""

@@ -20,7 +20,7 @@ class PageAllocator:
         return len(self._heap)
 
     def is_free(self, page: int) -> bool:
-        """Whether nobody owns ``page``."""
+        """Whether ``page`` has no owner."""
         return not self._owned[page]
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
