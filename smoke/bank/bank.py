@@ -3,12 +3,15 @@
 Owns: the files ``l*/pitfalls.toml`` and ``l*/wheats.toml`` and the overlays that they stand for. Must not know: how
 candidates are run.
 
-A fault is an exact replacement in one file of the reference. Its text must occur there exactly once: when the reference
-changes under a pitfall, the bank says so instead of testing nothing.
+A fault is a replacement in one function of the reference, named ``file.py:function`` or ``file.py:Class.method``. Its
+text must occur there exactly once, whatever the layout of its lines. When the reference changes under a pitfall, the
+bank says so instead of testing nothing.
 """
 
+import ast
+import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,26 +20,81 @@ from typing import Any
 from smoke.framework.manifest import ENGINE, Lesson, load_manifest, refuse_unknown, require
 
 FOLDER = Path(__file__).resolve().parent
-PITFALL_KEYS = {"id", "task", "title", "symptom", "file", "find", "replace", "killed_by", "source"}
-WHEAT_KEYS = {"id", "lesson", "title", "why", "file", "find", "replace", "module"}
+PITFALL_KEYS = {"id", "task", "title", "symptom", "at", "find", "replace", "killed_by", "source"}
+WHEAT_KEYS = {"id", "lesson", "title", "why", "at", "find", "replace", "module"}
+DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A replacement in one engine file, or with ``find`` empty a whole file in its place."""
+    """A replacement in one engine file, or with ``find`` empty a whole file in its place.
+
+    ``name``: the function, method or class that holds ``find``; empty for the whole file.
+    """
 
     file: str
+    name: str
     find: str
     replace: str
 
+    @classmethod
+    def at(cls, place: str, find: str, replace: str) -> "Edit":
+        """Return the edit at ``place``: ``file.py``, or ``file.py:name`` with the dotted name of a definition."""
+        file, _, name = place.partition(":")
+        return cls(file, name, find, replace)
+
     def apply(self) -> str:
-        """Return the file's new text. Raises ``ValueError`` unless ``find`` occurs exactly once."""
+        """Return the file's new text. Raises ``ValueError`` unless ``find`` occurs exactly once in ``name``."""
         if not self.find:
             return self.replace
+        place = f"{self.file}:{self.name}" if self.name else self.file
         text = (ENGINE / self.file).read_text()
-        if text.count(self.find) != 1:
-            raise ValueError(f"{self.file} holds {self.find.strip()!r} {text.count(self.find)} times, not once")
-        return text.replace(self.find, self.replace)
+        found = find_definition(text, self.name) if self.name else (0, len(text))
+        if found is None:
+            raise ValueError(f"there is no {place}")
+        start, end = found
+        shared = shared_margin(self.find, self.replace)
+        matches = list(re.finditer(any_layout(self.find[shared:]), text[start:end]))
+        if len(matches) != 1:
+            raise ValueError(f"{place} holds {self.find.strip()!r} {len(matches)} times, not once")
+        first, last = (start + edge for edge in matches[0].span())
+        return text[:first] + self.replace[shared:] + text[last:]
+
+
+def find_definition(text: str, name: str) -> tuple[int, int] | None:
+    """Return where the definition ``name`` begins, decorators included, and ends in ``text``; ``None`` if nowhere."""
+    body: Sequence[ast.stmt] = ast.parse(text).body
+    for part in name.split("."):
+        node = next((each for each in body if isinstance(each, DEFINITION) and each.name == part), None)
+        if node is None:
+            return None
+        body = node.body
+    first = min(each.lineno for each in (node, *node.decorator_list))  # type: ignore[union-attr]
+    lines = text.splitlines(keepends=True)
+    start = len("".join(lines[: first - 1]))
+    return start, start + len("".join(lines[first - 1 : node.end_lineno]))  # type: ignore[union-attr]
+
+
+def shared_margin(find: str, replace: str) -> int:
+    """Return how many characters of white space both texts begin with."""
+    pairs = zip(find, replace, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b or not a.isspace()), 0)
+
+
+def any_layout(find: str) -> str:
+    """Return the pattern of ``find`` however its lines are broken: white space may differ, also a bracket's last comma.
+
+    White space before the first and after the last word must be as it is: an edit may move a line.
+    """
+    margin, words, end = re.match(r"(\s*)(.*?)(\s*)$", find, re.DOTALL).groups()  # type: ignore[union-attr]
+    parts = [re.escape(margin)]
+    words = re.sub(r",(\s*[)\]}])", r"\1", words)
+    for gap, word in re.findall(r"(\s*)(\w+|[^\w\s])", words):
+        if word in ")]}":
+            parts.append(r"(?:\s*,)?")
+        is_gap_needed = bool(gap) and parts[-1][-1:].isalnum() and word[0].isalnum()
+        parts += [r"\s+" if is_gap_needed else r"\s*" if len(parts) > 1 else "", re.escape(word)]
+    return "".join(parts) + re.escape(end)
 
 
 @dataclass(frozen=True)
@@ -121,11 +179,11 @@ def parse_pitfall(raw: Mapping[str, Any]) -> Pitfall:
     refuse_unknown(name, raw, PITFALL_KEYS)
     require(name, raw, PITFALL_KEYS)
     task = load_manifest().task(raw["task"])
-    if raw["file"] not in load_manifest().lesson(task.lesson_id).files:
-        raise ValueError(f"{name}: {raw['file']} is no file of {task.lesson_id}")
+    edit = Edit.at(raw["at"], raw["find"], raw["replace"])
+    if edit.file not in load_manifest().lesson(task.lesson_id).files:
+        raise ValueError(f"{name}: {edit.file} is not a file of {task.lesson_id}")
     if not raw["killed_by"] or any(not check_id.startswith(task.lesson_id) for check_id in raw["killed_by"]):
         raise ValueError(f"{name}: killed_by must name checks of {task.lesson_id}")
-    edit = Edit(raw["file"], raw["find"], raw["replace"])
     return Pitfall(raw["id"], task.id, raw["title"], raw["symptom"], edit, tuple(raw["killed_by"]), raw["source"])
 
 
@@ -133,14 +191,14 @@ def parse_wheat(raw: Mapping[str, Any]) -> Wheat:
     """Read one ``[[wheat]]``: a replacement, or a whole module that lies beside it."""
     name = f"wheat {raw.get('id', '(without id)')}"
     refuse_unknown(name, raw, WHEAT_KEYS)
-    require(name, raw, {"id", "lesson", "title", "why", "file"})
+    require(name, raw, {"id", "lesson", "title", "why", "at"})
     if "module" in raw:
-        edit = Edit(raw["file"], "", (FOLDER / str(raw["lesson"]).lower() / raw["module"]).read_text())
+        edit = Edit.at(raw["at"], "", (FOLDER / str(raw["lesson"]).lower() / raw["module"]).read_text())
     else:
         require(name, raw, {"find", "replace"})
-        edit = Edit(raw["file"], raw["find"], raw["replace"])
-    if raw["file"] not in load_manifest().lesson(raw["lesson"]).files:
-        raise ValueError(f"{name}: {raw['file']} is no file of {raw['lesson']}")
+        edit = Edit.at(raw["at"], raw["find"], raw["replace"])
+    if edit.file not in load_manifest().lesson(raw["lesson"]).files:
+        raise ValueError(f"{name}: {edit.file} is not a file of {raw['lesson']}")
     try_edit(name, edit)
     return Wheat(raw["id"], raw["lesson"], raw["title"], raw["why"], edit)
 

@@ -20,7 +20,7 @@ GOOD = {
     "task": "L2.A",
     "title": "t",
     "symptom": "s",
-    "file": "attention/allocator.py",
+    "at": "attention/allocator.py:pages_needed",
     "find": "return -(-num_tokens // page_size)",
     "replace": "return num_tokens // page_size",
     "killed_by": ["L2.A.pages_needed"],
@@ -43,9 +43,11 @@ def test_every_task_has_a_pitfall():
     ("change", "names"),
     [
         ({"find": "no such text"}, "0 times"),
-        ({"find": "self._free"}, "times, not once"),
+        ({"at": "attention/allocator.py", "find": "self._free"}, "times, not once"),
+        ({"at": "attention/allocator.py:PageAllocator"}, "PageAllocator holds .* 0 times"),
+        ({"at": "attention/allocator.py:gone"}, "there is no attention/allocator.py:gone"),
         ({"replace": "return ("}, "P9"),
-        ({"file": "model.py"}, r"model\.py is no file of L2"),
+        ({"at": "model.py"}, r"model\.py is not a file of L2"),
         ({"killed_by": []}, "killed_by"),
         ({"killed_by": ["L1.A.bits"]}, "killed_by"),
         ({"task": "L2.Z"}, r"L2\.Z"),
@@ -66,7 +68,7 @@ def test_a_changed_engine_makes_the_bank_wrong_and_leaves_students_their_suggest
     bank.load_pitfalls.cache_clear()
     bank.known_pitfalls.cache_clear()
     assert [pitfall.id for pitfall in fitting_pitfalls("L1.A.bits")] == suggested != []
-    with pytest.raises(ValueError, match=r"P1-A1: model\.py holds .* 0 times"):
+    with pytest.raises(ValueError, match=r"P1-A1: there is no model\.py:rms_norm"):
         load_pitfalls()
 
 
@@ -76,7 +78,7 @@ def test_a_pitfall_without_a_source_is_refused():
 
 
 def test_a_wheat_with_a_stale_edit_is_refused():
-    wheat = {"id": "W9", "lesson": "L2", "title": "t", "why": "w", "file": "attention/allocator.py"}
+    wheat = {"id": "W9", "lesson": "L2", "title": "t", "why": "w", "at": "attention/allocator.py:pages_needed"}
     parse_wheat(wheat | {"find": GOOD["find"], "replace": GOOD["find"]})
     with pytest.raises(ValueError, match="0 times"):
         parse_wheat(wheat | {"find": "gone", "replace": ""})
@@ -90,9 +92,37 @@ def test_ids_are_unique():
 
 
 def test_an_edit_replaces_exactly_its_text():
-    text = Edit(GOOD["file"], GOOD["find"], GOOD["replace"]).apply()
+    text = Edit.at(GOOD["at"], GOOD["find"], GOOD["replace"]).apply()
     assert GOOD["replace"] in text
     assert GOOD["find"] not in text
+
+
+@pytest.mark.parametrize(
+    ("reference", "find", "replace", "edited"),
+    [
+        (
+            "def f():\n    return g(\n        a,\n        b,\n    )\n",
+            "g(a, b)",
+            "g(b, a)",
+            "def f():\n    return g(b, a)\n",
+        ),
+        ("def f():\n    return g(a,b)\n", "g(\n    a,\n    b,\n)", "g(b)", "def f():\n    return g(b)\n"),
+        ("x = 1\n\n\ndef f():\n    x = 1\n", "    x = 1", "    x = 2", "x = 1\n\n\ndef f():\n    x = 2\n"),
+        ("@cache\ndef f():\n    pass\n", "@cache\n", "", "def f():\n    pass\n"),
+    ],
+)
+def test_an_edit_finds_its_text_however_the_lines_are_laid_out(tmp_path, monkeypatch, reference, find, replace, edited):
+    monkeypatch.setattr(bank, "ENGINE", tmp_path)
+    (tmp_path / "file.py").write_text(reference)
+    assert Edit.at("file.py:f", find, replace).apply() == edited
+
+
+@pytest.mark.parametrize("text", ["return not a", "g(a, c)", "g(a b)"])
+def test_an_edit_does_not_find_other_words(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(bank, "ENGINE", tmp_path)
+    (tmp_path / "file.py").write_text("def f():\n    return nota, g(a, b)\n")
+    with pytest.raises(ValueError, match="0 times, not once"):
+        Edit.at("file.py:f", text, "").apply()
 
 
 def test_what_passed_rules_pitfalls_out():

@@ -172,7 +172,7 @@ def test_accept_reports_for_machines_and_notices_a_pitfall_that_survives(smoke, 
 @pytest.mark.slow
 def test_accept_notices_a_wheat_that_is_failed_and_a_starter_that_is_not(smoke, monkeypatch):
     (kept,) = (wheat for wheat in bank.load_wheats() if wheat.id == "W3-D1")
-    chaff = bank.Edit("driver.py", "            token_ids.append(token_id)", "            token_ids.append(0)")
+    chaff = bank.Edit.at("driver.py", "            token_ids.append(token_id)", "            token_ids.append(0)")
     monkeypatch.setattr("smoke.bank.accept.load_wheats", lambda: (bank.Wheat(**{**vars(kept), "edit": chaff}),))
     assert smoke("accept", "-k", "W3-D1")[0] == 1
     whole = {"driver.py": (ENGINE / "driver.py").read_text()}
