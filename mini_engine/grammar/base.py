@@ -176,7 +176,7 @@ BackendFactory = Callable[[TokenTable, GrammarOptions], GrammarBackend]
 
 @dataclass
 class Registry:
-    """Backends by name: one's own are found before the built-in ones of the same name."""
+    """Backends by name: registered ones are found before the built-in ones of the same name."""
 
     factories: dict[str, BackendFactory] = field(default_factory=dict)
 

@@ -387,7 +387,7 @@ class Reader:
     # --- whether two alternatives exclude each other ---
 
     def is_invalid(self, written: Facts, other: Facts) -> bool:
-        """Whether what is written for one alternative is never valid under another, as far as can be told. Mutates."""
+        """Whether what is written for one alternative is certainly never valid under another. Mutates."""
         self.count(other.place)
         if other.is_narrow:
             return False

@@ -209,7 +209,7 @@ def names_of(schema: Mapping[str, Any], keyword: str, place: Place) -> list[str]
 
 
 def bound_of(schema: Mapping[str, Any], keyword: str, place: Place) -> int | float:
-    """Return a bound of integers. Raises ``GrammarError`` if it is no number, or has too many digits."""
+    """Return a bound of integers. Raises ``GrammarError`` if it is not a number, or has too many digits."""
     value: int | float = schema[keyword]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (isinstance(value, float) and not math.isfinite(value)):

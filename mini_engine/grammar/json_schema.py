@@ -424,7 +424,7 @@ def check_names(facts: Facts, names: Iterable[str]) -> None:
 
 
 def holds(value: Any, facts: Facts) -> bool:
-    """Whether a constant is valid, as far as can be told: within bounds, of a length, with patterns, in formats.
+    """Whether a constant is valid, as far as it can be decided: within bounds, of a length, with patterns, in formats.
 
     Raises ``UnsupportedKeywordError`` for an array or object that something more is said about.
     """

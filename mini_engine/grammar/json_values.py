@@ -331,19 +331,21 @@ def scalar(value: Any) -> Node:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()  # half of a surrogate pair is a character in Python, and no text
     except (TypeError, ValueError) as error:
-        raise GrammarError(f"a constant is no JSON value: {error}; write null, a boolean, number or string") from error
+        raise GrammarError(
+            f"a constant is not a JSON value: {error}; write null, a boolean, number or string"
+        ) from error
     return literal(text)
 
 
 def name(key: Any) -> Node:
-    """Return the tree of the name of one member. Raises ``GrammarError`` if it is no string."""
+    """Return the tree of the name of one member. Raises ``GrammarError`` if it is not a string."""
     if not isinstance(key, str):
         raise GrammarError(f"the name of a member is {key!r}, and names are strings in JSON")
     return scalar(key)
 
 
 def type_of(value: Any) -> str:
-    """Return the JSON type of a value. A boolean is no integer, and 1.0 is one."""
+    """Return the JSON type of a value. A boolean is not an integer, and 1.0 is one."""
     if isinstance(value, bool) or value is None:
         return "null" if value is None else "boolean"
     if isinstance(value, int | float):

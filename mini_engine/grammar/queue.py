@@ -7,7 +7,7 @@ tensors.
                                              └──► failed: a reason; ends that request alone
 
 A request leaves when *its* grammar is there, in the order in which they came among those that are ready: a slow schema
-holds nobody else back. Parallel to SGLang's ``grammar_manager.py``.
+holds no other request back. Parallel to SGLang's ``grammar_manager.py``.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Store(Protocol[Grammar]):
         """Return a copy of what was compiled before."""
 
     def compile(self, key: GrammarKey) -> Future[Grammar]:
-        """Begin to compile, or join whoever compiles the same."""
+        """Begin to compile, or join a compile of the same grammar that is running."""
 
     def copy_of(self, grammar: Grammar) -> Grammar:
         """Return a copy of what a compile brought: it is kept, and others wait for it too."""
@@ -116,7 +116,7 @@ class GrammarQueue(Generic[Grammar]):
     def drop(self, request_id: str) -> None:
         """Remove a request, if it is here. Mutates.
 
-        A compile that nobody waits for and that has not begun is given up; one that runs ends, and its grammar is kept.
+        A compile that no request waits for is dropped, unless it has begun: then its grammar is kept.
         """
         entry = self.waiting.pop(request_id, None)
         if entry is not None and entry.future is not None and not self.is_awaited(entry.future):

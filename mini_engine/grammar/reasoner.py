@@ -57,7 +57,7 @@ class ReasonerGrammar(GrammarObject):
         return not self.is_thinking and self.inner.is_terminated()
 
     def is_complete(self) -> bool:
-        """Whether the answer is valid as it stands; a thought is no answer."""
+        """Whether the answer is valid as it stands; a thought is not an answer."""
         return not self.is_thinking and self.inner.is_complete()
 
     def fill_vocab_mask(self, mask: Tensor, row: int) -> None:

@@ -183,9 +183,11 @@ class Reader:
             )
         if self.cautious and added & re.IGNORECASE:
             raise GrammarError("(?i:…) in a pattern ignores case, which validators do differently; write [aA] instead")
-        on = [(before or bool(added & flag)) and not removed & flag for before, flag in
-              ((self.ignore_case, re.IGNORECASE), (self.dot_all, re.DOTALL))]  # fmt: skip
-        return Reader(on[0], on[1], self.cautious)
+
+        def is_on(before: bool, flag: int) -> bool:
+            return (before or bool(added & flag)) and not removed & flag
+
+        return Reader(is_on(self.ignore_case, re.IGNORECASE), is_on(self.dot_all, re.DOTALL), self.cautious)
 
     def chars(self, items: Sequence[Any], negated: bool) -> Chars:
         """Read the members of a character class."""
@@ -200,7 +202,7 @@ class Reader:
         return Chars(complement(ranges) if negated else merge_ranges(ranges))
 
     def category(self, name: Any, wide: bool) -> Ranges:
-        r"""Return what ``\d`` and its like hold; ``wide``: all that anybody might take to be in it."""
+        r"""Return what ``\d`` and its like hold; ``wide``: everything that some dialect counts among it."""
         kind = str(name).removeprefix("CATEGORY_")
         if kind.startswith("NOT_"):
             inner = kind.removeprefix("NOT_")

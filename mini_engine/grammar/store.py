@@ -59,10 +59,10 @@ class GrammarStore:
         return copied
 
     def compile(self, key: GrammarKey) -> Future[GrammarObject]:
-        """Begin to compile, or join whoever compiles the same; the future's result is to be copied. Mutates.
+        """Begin to compile, or join a compile of the same grammar; copy the future's result before use. Mutates.
 
-        A compile that fails is forgotten: the next request tries anew, and nobody is given somebody else's failure.
-        Whoever joins is counted in ``stats`` (``num_shared``).
+        A compile that fails is forgotten: the next request tries anew, and no request is given the failure of another.
+        A request that joins is counted in ``stats`` (``num_shared``).
         """
         with self.lock:
             future = self.pending.get(key)
@@ -81,7 +81,7 @@ class GrammarStore:
         return grammar
 
     def settle(self, key: GrammarKey, done: Future[GrammarObject]) -> None:
-        """Keep what was compiled, also when nobody waits for it any more; count it, or its failure. Mutates."""
+        """Keep what was compiled, also if no request waits for it any more. Count it, or its failure. Mutates."""
         with self.lock:
             self.pending.pop(key, None)
             if done.cancelled():

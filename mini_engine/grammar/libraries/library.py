@@ -39,7 +39,7 @@ Change = Callable[[dict[str, Any], str], Mapping[str, Any]]
 ONE_SCHEMA = frozenset("items additionalProperties contains not if then else propertyNames".split())
 LIST_OF_SCHEMAS = frozenset("allOf anyOf oneOf prefixItems".split())
 NAMED_SCHEMAS = frozenset("properties patternProperties $defs definitions".split())
-# What is no part of a message: the time and the line in the library's own source, and the text that it made of ours.
+# Left out of a message: the time and the line in the library's own source, and the text that it made of ours.
 NOT_TO_CLIENTS = re.compile(
     r"\[\d\d:\d\d:\d\d\] \S+?:\d+: |Check failed: \([^\n]*?\) is false: "
     r"|^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?|\n(?: +\d+ \| |<state>).*",

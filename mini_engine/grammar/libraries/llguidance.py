@@ -217,7 +217,7 @@ def with_format(schema: dict[str, Any], path: str) -> dict[str, Any]:
 def plain_escapes(text: str) -> str:
     r"""Write characters instead of ``\u00e9`` and ``\U0001f600``, whose zeros the library's converter loses.
 
-    Raises ``UnicodeEncodeError`` for half a surrogate pair, which is no character.
+    Raises ``UnicodeEncodeError`` for half a surrogate pair, which is not a character.
     """
 
     def character(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""L7: what of JSON Schema the xgrammar library keeps, and how it is told.
+"""L7: which parts of JSON Schema the xgrammar library keeps, and how a schema is handed to it.
 
 Owns: which schemas and expressions it is given, and in which words. Must not know: grammars, tokens.
 
