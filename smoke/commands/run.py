@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from smoke.bank.alike import Alike
 from smoke.commands.exits import Exit, stop
 from smoke.course import report
 from smoke.course.work import Base, Work
@@ -14,6 +15,7 @@ from smoke.framework.manifest import Lesson, Task, load_manifest
 from smoke.runner.runner import Outcome, Runner
 
 MAX_EXPLAINED = 3
+WRONG = ("fail", "timeout", "crashed", "skipped")
 LOG_LINES = 15
 
 LessonArgument = Annotated[str, typer.Argument(metavar="LESSON", help="L1, L2, …")]
@@ -44,7 +46,8 @@ def run_command(
     last = load_manifest().lesson(lesson)
     lessons = load_manifest().upto(last.id) if upto else (last,)
     with Runner(time_factor=time_factor) as runner:
-        outcomes = [run_lesson(runner, each, Work(engine), as_base(base), pattern, seed) for each in lessons]
+        alike = Alike(runner)
+        outcomes = [run_lesson(alike, each, Work(engine), as_base(base), pattern, seed) for each in lessons]
     if any(outcome.import_fault for outcome in outcomes):
         stop(Exit.CANNOT_IMPORT)
     stop(Exit.PASSED if all(r.passed for outcome in outcomes for r in outcome.results) else Exit.CHECK_FAILED)
@@ -59,30 +62,44 @@ def as_base(text: str) -> Base:
     raise ValueError(f"--base is {text!r}; choose reference or own")
 
 
-def run_lesson(runner: Runner, lesson: Lesson, work: Work, base: Base, pattern: str, seed: int) -> Outcome:
+def run_lesson(alike: Alike, lesson: Lesson, work: Work, base: Base, pattern: str, seed: int) -> Outcome:
     """Run one lesson, print it and remember it. Raises ``ValueError`` if there is nothing to run."""
     candidate = work.candidate(lesson, base)
     checks = checks_of([lesson], pattern)
     if not checks:
         raise ValueError(f"no check of {lesson.id} has {pattern!r} in its id")
     typer.echo(f"{lesson.id} {lesson.title}: {candidate.name}")
-    outcome = runner.run(candidate, checks, seed)
+    outcome = alike.runner.run(candidate, checks, seed)
     results = block_dependents(outcome.results)
     if seed == DEFAULT_SEED and base == "reference" and outcome.import_fault is None:
         work.remember(lesson, results)
-    typer.echo("\n".join(summary(lesson, results, checks, outcome)))
+    explained = explanations(alike, results, outcome, seed)
+    typer.echo("\n".join(summary(lesson, results, checks, outcome, explained)))
     return outcome
 
 
-def summary(lesson: Lesson, results: list[Result], checks: list[Check], outcome: Outcome) -> list[str]:
+def explanations(alike: Alike, results: list[Result], outcome: Outcome, seed: int) -> list[str]:
+    """Return what helps with the first results that are wrong. Mutates ``alike``."""
+    passed = {result.check_id for result in results if result.passed}
+    texts = []
+    for result in [result for result in results if result.status in WRONG][:MAX_EXPLAINED]:
+        check = all_checks()[result.check_id]
+        answer = outcome.answers.get(check.id)
+        pitfalls = [] if answer is None else alike.pitfalls(check, seed, answer, passed)
+        texts.append(report.explain(result, check, pitfalls))
+    return texts
+
+
+def summary(
+    lesson: Lesson, results: list[Result], checks: list[Check], outcome: Outcome, explained: list[str]
+) -> list[str]:
     """Return everything that is printed about one lesson."""
     if outcome.import_fault is not None:
         return ["", f"cannot be imported: {outcome.import_fault}"]
     lines = [report.line(result) for result in results]
-    wrong = [r for r in results if r.status in ("fail", "timeout", "crashed", "skipped")]
-    passed = {result.check_id for result in results if result.passed}
-    for result in wrong[:MAX_EXPLAINED]:
-        lines += ["", report.explain(result, all_checks()[result.check_id], passed)]
+    wrong = [result for result in results if result.status in WRONG]
+    for text in explained:
+        lines += ["", text]
     if len(wrong) > MAX_EXPLAINED:
         lines += ["", f"{len(wrong) - MAX_EXPLAINED} more do not pass; begin with these."]
     printed = outcome.log.strip().splitlines()
@@ -115,13 +132,14 @@ def watch_command(
     chosen, work = load_manifest().lesson(lesson), Work(engine)
     seen = ""
     with Runner(time_factor=time_factor) as runner:
+        alike = Alike(runner)
         try:
             while True:
                 digest = work.digest(chosen.files)
                 if digest != seen:
                     seen = digest
                     typer.echo("\n" + "─" * 80)
-                    run_lesson(runner, chosen, work, as_base(base), pattern, DEFAULT_SEED)
+                    run_lesson(alike, chosen, work, as_base(base), pattern, DEFAULT_SEED)
                     typer.echo("\nwaiting for a change …")
                 time.sleep(0.3)
         except KeyboardInterrupt:

@@ -3,9 +3,9 @@
 Owns: text. Must not know: how a check was run.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from smoke.bank.bank import fitting_pitfalls
+from smoke.bank.bank import Pitfall
 from smoke.framework.check import Check, Failure, Result
 from smoke.framework.manifest import Lesson, load_manifest
 
@@ -13,9 +13,7 @@ MARKS = {
     "pass": "PASS", "fail": "FAIL", "blocked": "blocked", "timeout": "TIMEOUT", "crashed": "CRASHED",
     "not-implemented": "to do", "skipped": "skipped",
 }  # fmt: skip
-SLIPS = ("NameError:", "UnboundLocalError:", "SyntaxError:", "ImportError:", "ModuleNotFoundError:")
 MAX_FAILURES = 3
-MAX_PITFALLS = 3
 
 
 def line(result: Result) -> str:
@@ -28,8 +26,8 @@ def line(result: Result) -> str:
     return f"{result.check_id:<22} {MARKS[result.status]:<8} {reason.splitlines()[0] if reason else ''}".rstrip()
 
 
-def explain(result: Result, check: Check, passed: Collection[str] = ()) -> str:
-    """Return everything that helps with a check that did not pass; ``passed`` names those of the same run that did."""
+def explain(result: Result, check: Check, alike: Sequence[Pitfall] = ()) -> str:
+    """Return what helps with a check that did not pass. ``alike``: the pitfalls that gave the same values."""
     lesson = load_manifest().lesson(check.lesson_id)
     parts = [f"{check.id}  {MARKS[result.status]}", f"  checked   {check.proves}"]
     if result.detail:
@@ -41,18 +39,10 @@ def explain(result: Result, check: Check, passed: Collection[str] = ()) -> str:
     if len(result.failures) > MAX_FAILURES:
         parts.append(f"  and       {len(result.failures) - MAX_FAILURES} more differences")
     parts.append(f"  read      {lesson.page} {check.section}")
-    fitting = [] if is_slip(result) else fitting_pitfalls(check.id, passed)
-    for pitfall in fitting[:MAX_PITFALLS]:
-        parts.append(f"  perhaps   {pitfall.id}: {pitfall.symptom}")
-    if fitting[MAX_PITFALLS:]:
-        parts.append(f"  or        {', '.join(pitfall.id for pitfall in fitting[MAX_PITFALLS:])}: see section 10")
+    for pitfall in alike:
+        parts.append(f"  same as   {pitfall.id}: {pitfall.title}: {pitfall.symptom}")
     parts.append(f"  hint      python -m smoke hint {check.task_id}")
     return "\n".join(parts)
-
-
-def is_slip(result: Result) -> bool:
-    """Whether a name or an import is wrong, which is no pitfall of the lesson."""
-    return any(failure.got.startswith(SLIPS) for failure in result.failures)
 
 
 def describe(failure: Failure) -> list[str]:

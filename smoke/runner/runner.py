@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from smoke.framework.check import DEFAULT_SEED, Check, ProbeError, Result, judge, result_of_error
+from smoke.framework.check import DEFAULT_SEED, Check, ProbeError, Result, Values, judge, result_of_error
 from smoke.framework.manifest import ROOT
 from smoke.runner.interpreter import excused
 from smoke.runner.transport import read_answer, read_json, read_regular
@@ -38,6 +38,7 @@ MAX_LOG_BYTES = 64 * 2**20
 CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "OPENBLAS_CORETYPE")
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.runner.child import serve; serve()"
 
+Answer = Values | ProbeError
 Report = Callable[[Result], None]
 
 
@@ -55,12 +56,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a candidate: one result per check, and why it could not be imported, if it could not."""
+    """What became of a candidate: one result per check, and why it could not be imported, if it could not.
+
+    ``answers``: what the probes of the failed checks returned, by check id.
+    """
 
     candidate: Candidate
     results: tuple[Result, ...]
     import_fault: str | None = None
     log: str = ""
+    answers: Mapping[str, Answer] = field(default_factory=dict)
 
 
 @dataclass
@@ -74,6 +79,7 @@ class Run:
     results: dict[int, Result] = field(default_factory=dict)
     import_fault: str | None = None
     log: str = ""
+    answers: dict[str, Answer] = field(default_factory=dict)
 
     def settle(self, index: int, result: Result) -> None:
         """Keep one result and tell about it. Mutates."""
@@ -193,7 +199,7 @@ class Runner:
                 detail = f"not run: the process had to be started {MAX_RESTARTS + 1} times before this check"
                 run.settle(index, Result(check_id, "skipped", detail=detail))
         results = tuple(run.results[index] for index in range(len(checks)))
-        return Outcome(candidate, results, run.import_fault, run.log)
+        return Outcome(candidate, results, run.import_fault, run.log, run.answers)
 
     def run_child(self, run: Run) -> None:
         """Run the waiting checks in one child until it ends, hangs or is done. Mutates ``run``."""
@@ -345,12 +351,16 @@ class Watch:
         try:
             answer, seconds = read_answer(self.out, index)
             if isinstance(answer, ProbeError):
-                return result_of_error(check, answer, seconds)
-            return judge(check, self.run.seed, answer, seconds)
+                result = result_of_error(check, answer, seconds)
+            else:
+                result = judge(check, self.run.seed, answer, seconds)
         except ValueError as error:
             return Result(check.id, "crashed", detail=str(error))
         except Exception as error:
             return Result(check.id, "crashed", detail=f"the result cannot be judged: {type(error).__name__}: {error}")
+        if result.status == "fail":
+            self.run.answers[check.id] = answer
+        return result
 
     def end_child(self) -> None:
         """End the child and everything that it started, and hear the server confirm it."""

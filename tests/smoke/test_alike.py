@@ -1,0 +1,66 @@
+"""A pitfall is named only where it gives what the candidate gave."""
+
+import pytest
+import torch
+
+from smoke.bank.alike import Alike, is_alike
+from smoke.bank.bank import load_pitfalls
+from smoke.framework.check import ProbeError, all_checks
+from smoke.framework.manifest import ENGINE
+from smoke.runner.runner import Candidate, Runner
+
+
+@pytest.fixture(scope="module")
+def alike():
+    with Runner() as runner:
+        yield Alike(runner)
+
+
+def named(alike, tmp_path, check_id, text):
+    """The ids of the pitfalls that are named for a model.py with this text, and the check's status."""
+    (tmp_path / "model.py").write_text(text)
+    check = all_checks()[check_id]
+    outcome = alike.runner.run(Candidate("work", tmp_path, ("model.py",)), [check], 0)
+    found = alike.pitfalls(check, 0, outcome.answers[check_id]) if outcome.answers else []
+    return [pitfall.id for pitfall in found], outcome.results[0].status
+
+
+def with_norm(result):
+    """The text of model.py with another ``rms_norm``; the right one is ``right_norm``."""
+    text = (ENGINE / "model.py").read_text()
+    return text.replace("def rms_norm(", f"def rms_norm(x, weight, eps):\n    return {result}\n\n\ndef right_norm(")
+
+
+@pytest.mark.parametrize("pitfall_id", ["P1-A1", "P1-A3", "P1-B4"])
+def test_a_mistake_of_the_bank_is_recognised(alike, tmp_path, pitfall_id):
+    (pitfall,) = (each for each in load_pitfalls() if each.id == pitfall_id)
+    ids, status = named(alike, tmp_path, pitfall.killed_by[-1], pitfall.edit.apply())
+    assert status == "fail"
+    assert pitfall_id in ids
+
+
+def test_another_mistake_is_not_taken_for_one_of_the_bank(alike, tmp_path):
+    """Twice the right result fails the same check as the bank's mistakes do, and has other values."""
+    text = with_norm("2 * right_norm(x, weight, eps)")
+    assert named(alike, tmp_path, "L1.A.values", text) == ([], "fail")
+
+
+def test_a_wrong_name_is_not_taken_for_a_pitfall(alike, tmp_path):
+    text = with_norm("INFINITY")
+    assert named(alike, tmp_path, "L1.A.values", text) == ([], "fail")
+
+
+def test_a_correct_file_names_nothing(alike, tmp_path):
+    assert named(alike, tmp_path, "L1.A.values", (ENGINE / "model.py").read_text()) == ([], "pass")
+
+
+def test_answers_are_alike_by_value_and_errors_by_type_text_and_function():
+    one, near, far = (torch.tensor([1.0, x]) for x in (2.0, 2.0 + 1e-6, 2.1))
+    assert is_alike({"x": one}, {"x": near})
+    assert not is_alike({"x": one}, {"x": far})
+    assert not is_alike(None, {"x": one})
+    error = ProbeError("IndexError", "out of range", "model.py:3 in rotate: return x[9]")
+    assert is_alike(error, ProbeError("IndexError", "out of range", "model.py:7 in rotate: y = x[9]"))
+    assert not is_alike(error, ProbeError("IndexError", "out of range", "model.py:3 in norm: return x[9]"))
+    assert not is_alike(error, ProbeError("IndexError", "another", "model.py:3 in rotate: return x[9]"))
+    assert not is_alike(error, {"x": one})
