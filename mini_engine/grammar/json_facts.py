@@ -189,7 +189,7 @@ def has_identity(value: Any) -> bool:
 
 
 @dataclass
-class Reader:
+class SchemaReader:
     """Reads the parts of one schema. ``ignored``: the places of what says nothing about which values are valid."""
 
     root: Any

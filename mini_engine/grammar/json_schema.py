@@ -25,7 +25,7 @@ from typing import Any
 
 from mini_engine.config import Whitespace
 from mini_engine.grammar.base import GrammarError
-from mini_engine.grammar.json_facts import Facts, Parts, Reader
+from mini_engine.grammar.json_facts import Facts, Parts, SchemaReader
 from mini_engine.grammar.json_keywords import BOUNDS, ELSEWHERE, NothingValidError, Place, counts_of
 from mini_engine.grammar.json_values import (
     FORMATS,
@@ -230,14 +230,14 @@ class Converter:
 
     root: Mapping[str, Any] | bool
     punctuation: Punctuation
-    reader: Reader = field(init=False)
+    reader: SchemaReader = field(init=False)
     narrowed: dict[str, None] = field(default_factory=dict, init=False)
     any_json: dict[int, Node] = field(default_factory=dict, init=False)
     sizes: dict[str, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Say who writes which type."""
-        self.reader = Reader(self.root)
+        self.reader = SchemaReader(self.root)
         self.writers: dict[str, Callable[[Facts], Node]] = {
             "null": null,
             "boolean": boolean,

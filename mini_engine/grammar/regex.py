@@ -55,7 +55,7 @@ def parse_regex(pattern: str) -> Node:
     Raises ``GrammarError`` with the place for a mistake, and with the reason for what is not regular.
     """
     flags, branches = read(pattern)
-    reader = Reader(bool(flags & re.IGNORECASE), bool(flags & re.DOTALL))
+    reader = PatternReader(bool(flags & re.IGNORECASE), bool(flags & re.DOTALL))
     try:
         return Choice(tuple(reader.sequence(strip_anchors(items)[0]) for items in branches))
     except RecursionError as error:
@@ -78,7 +78,10 @@ def parse_pattern(pattern: str) -> Node:
         raise GrammarError(
             f"pattern {shorten(pattern)} ignores case, which validators do differently; write [aA] instead"
         )
-    reader, around = Reader(ignore_case=False, dot_all=bool(flags & re.DOTALL), cautious=True), Repeat(ANY, 0, None)
+    reader, around = (
+        PatternReader(ignore_case=False, dot_all=bool(flags & re.DOTALL), cautious=True),
+        Repeat(ANY, 0, None),
+    )
     options = []
     for items in branches:
         inner, at_begin, at_end = strip_anchors(items)
@@ -141,7 +144,7 @@ def strip_anchors(items: list[Any]) -> tuple[list[Any], bool, bool]:
 
 
 @dataclass(frozen=True)
-class Reader:
+class PatternReader:
     """Turns the parser's items into nodes. ``cautious``: leave out what Python and JavaScript do not agree about."""
 
     ignore_case: bool
@@ -175,7 +178,7 @@ class Reader:
         )
         raise GrammarError(f"{where} cannot be turned into an automaton; write the expression without them")
 
-    def with_flags(self, added: int, removed: int) -> "Reader":
+    def with_flags(self, added: int, removed: int) -> "PatternReader":
         """Return the reader for a group such as ``(?i:…)``."""
         if added & re.UNICODE:
             raise GrammarError(
@@ -187,7 +190,7 @@ class Reader:
         def is_on(before: bool, flag: int) -> bool:
             return (before or bool(added & flag)) and not removed & flag
 
-        return Reader(is_on(self.ignore_case, re.IGNORECASE), is_on(self.dot_all, re.DOTALL), self.cautious)
+        return PatternReader(is_on(self.ignore_case, re.IGNORECASE), is_on(self.dot_all, re.DOTALL), self.cautious)
 
     def chars(self, items: Sequence[Any], negated: bool) -> Chars:
         """Read the members of a character class."""

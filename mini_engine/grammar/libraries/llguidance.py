@@ -98,7 +98,7 @@ class LLGuidanceGrammar(LibraryGrammar):
         return bytes(self.matcher.compute_ff_bytes())
 
 
-class Vocabulary:
+class LibraryTokens:
     """The vocabulary as the library wants to see it. An id without bytes needs a name of its own, and is special."""
 
     bos_token_id = None
@@ -130,7 +130,7 @@ class LLGuidanceBackend(GrammarBackend):
         self.gbnf_to_lark = import_library("llguidance.gbnf_to_lark").gbnf_to_lark
         self.fill = import_library("llguidance.numpy").fill_next_token_bitmask
         self.tokenizer = self.library.LLTokenizer(
-            self.library.TokenizerWrapper(Vocabulary(table)),
+            self.library.TokenizerWrapper(LibraryTokens(table)),
             n_vocab=table.vocab_size,
             eos_token=sorted(table.stop_ids),
         )
