@@ -10,8 +10,8 @@ from mini_engine.overlay import overlay_files
 from smoke.commands.exits import Exit, stop
 from smoke.commands.progress import TaskArgument
 from smoke.commands.run import EngineOption
-from smoke.course.example import fences
-from smoke.framework.manifest import COURSE, ROOT, load_manifest
+from smoke.course.example import fences, pages_until
+from smoke.framework.manifest import ROOT, load_manifest
 
 
 def register(app: typer.Typer) -> None:
@@ -20,13 +20,14 @@ def register(app: typer.Typer) -> None:
 
 
 def example_command(task: TaskArgument, engine: EngineOption = Path("work")) -> None:
-    """Run a lesson's code blocks, up to those of a task in section 5, on your modules over the reference."""
+    """Run a lesson's code blocks, up to those of a task's page, on your modules over the reference."""
     chosen = load_manifest().task(task)
-    page = COURSE / load_manifest().lesson(chosen.lesson_id).text_file
-    if not any(fence.task == chosen.id and fence.info == "python" for fence in fences(page.read_text())):
-        raise ValueError(f"the example of {chosen.id} is in words and has no code; it is in {page.name}, section 5")
+    lesson = load_manifest().lesson(chosen.lesson_id)
+    pages = pages_until(lesson, chosen)
+    if not any(fence.info == "python" for fence in fences(pages[-1].read_text())):
+        raise ValueError(f"the example of {chosen.id} is in words and has no code; read {lesson.page(chosen)}")
     overlay_files(engine)  # refuses a folder without modules before a process is started
-    arguments = [sys.executable, "-m", "smoke.course.example", str(page), chosen.id, str(engine.resolve())]
+    arguments = [sys.executable, "-m", "smoke.course.example", str(engine.resolve()), *map(str, pages)]
     run = subprocess.run(arguments, cwd=ROOT, check=False, capture_output=True, text=True)
     typer.echo(run.stdout + run.stderr, nl=False)
     if run.returncode != 0:

@@ -37,7 +37,7 @@ def start_command(
     typer.echo(f"{chosen.id} {chosen.title}. {chosen.goal}\n")
     for task in chosen.tasks:
         typer.echo(f"  {task.id}  {task.title:<34} {task.points:>3} points")
-    typer.echo(f"\nread     {chosen.page}")
+    typer.echo(f"\nread     {chosen.page()}")
     for file in chosen.files:
         typer.echo(f"edit     {into / file}")
     option = "" if into == Path("work") else f" --engine {into}"

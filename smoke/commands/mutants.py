@@ -33,7 +33,9 @@ def mutants_command(
         raise ValueError(f"{mine} is no file")
     pitfalls = [p for p in load_pitfalls() if p.lesson_id == chosen.id and pattern.lower() in p.id.lower()]
     if not pitfalls:
-        stop(Exit.USAGE, f"no pitfall of {chosen.id} has {pattern!r} in its id; section 10 of the lesson lists them")
+        stop(
+            Exit.USAGE, f"no pitfall of {chosen.id} has {pattern!r} in its id; `smoke pitfalls {chosen.id}` lists them"
+        )
     with Runner() as runner, tempfile.TemporaryDirectory(prefix="smoke-mutants-") as folder:
         code, words = runner.run_tests(Candidate("reference"), mine, SECONDS)
         if code != 0:

@@ -1,4 +1,4 @@
-"""``status`` and ``hint``: where a student stands, and a word of help."""
+"""``status``, ``hint`` and ``pitfalls``: where a student stands, a word of help, and what others got wrong."""
 
 import tomllib
 from functools import cache
@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from smoke.commands.run import EngineOption
+from smoke.bank.bank import known_pitfalls
+from smoke.commands.run import EngineOption, LessonArgument
 from smoke.course.work import Work
 from smoke.framework.check import checks_of
 from smoke.framework.manifest import SUITE, Lesson, Task, load_manifest, refuse_unknown, require
@@ -21,6 +22,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("status")(status_command)
     app.command("hint")(hint_command)
+    app.command("pitfalls")(pitfalls_command)
 
 
 def status_command(engine: EngineOption = Path("work")) -> None:
@@ -39,7 +41,7 @@ def status_command(engine: EngineOption = Path("work")) -> None:
     taken = sum(work.load().get("hints", {}).values())
     if unfinished:
         lesson, task = min(unfinished, key=lambda pair: not work.has(pair[0]))  # one that was begun comes first
-        typer.echo(f"next: {task.id} {task.title}, {lesson.page} §5")
+        typer.echo(f"next: {task.id} {task.title}, {lesson.page(task)}")
     else:
         typer.echo("everything that is written passes")
     if taken:
@@ -61,6 +63,28 @@ def hint_command(
         work.take_hint(chosen, shown)
     if shown < LEVELS:
         typer.echo("Ask again for the next one.")
+
+
+def pitfalls_command(
+    lesson: LessonArgument,
+    engine: EngineOption = Path("work"),
+    everything: Annotated[bool, typer.Option("--all", help="Also those of tasks that are not green yet.")] = False,
+) -> None:
+    """List the known mistakes of the tasks that are green: what they look like, and which checks catch them."""
+    chosen, work = load_manifest().lesson(lesson), Work(engine)
+    passed = work.passed(chosen)
+    hidden = 0
+    for task in chosen.tasks:
+        pitfalls = [pitfall for pitfall in known_pitfalls() if pitfall.task_id == task.id]
+        if not everything and not {check.id for check in checks_of([chosen]) if check.task_id == task.id} <= passed:
+            hidden += len(pitfalls)
+            continue
+        typer.echo(f"{task.id} {task.title}")
+        for pitfall in pitfalls:
+            typer.echo(f"  {pitfall.id:<7} {pitfall.title}: {pitfall.symptom}")
+            typer.echo(f"          caught by {', '.join(pitfall.killed_by)}")
+    if hidden:
+        typer.echo(f"{hidden} more belong to tasks that are not green yet; --all lists them")
 
 
 @cache

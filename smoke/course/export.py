@@ -99,8 +99,9 @@ def empty_lesson(folder: Path, lesson: Lesson, kept: set[str]) -> None:
 
 def remove_lesson(folder: Path, lesson: Lesson) -> None:
     """Remove a lesson's text, notebook, checks and hints, and leave its announcement in the manifest."""
-    for path in [folder / lesson.text_file, *(folder / "notebooks").glob(f"{lesson.id}_*")]:
-        path.unlink(missing_ok=True)
+    shutil.rmtree(folder / lesson.text_folder)
+    for path in (folder / "notebooks").glob(f"{lesson.id}_*"):
+        path.unlink()
     for part in ("checks", "bank"):
         shutil.rmtree(folder / "smoke" / part / lesson.folder)
     manifest = folder / "lessons" / "manifest.toml"
@@ -123,10 +124,10 @@ def announced(block: str, lesson: Lesson) -> str:
 
 def unlink_lessons(folder: Path, lessons: list[Lesson]) -> None:
     """Turn links to absent lessons into plain words."""
-    for file in (*folder.glob("*.md"), *(folder / "lessons").glob("*.md")):
+    for file in (*folder.glob("*.md"), *(folder / "lessons").rglob("*.md")):
         text = file.read_text()
         for lesson in lessons:
-            text = re.sub(rf"\[([^\]]*)\]\([^)]*{lesson.slug}\.(?:md|ipynb)[^)]*\)", r"\1", text)
+            text = re.sub(rf"\[([^\]]*)\]\([^)]*{lesson.slug}(?:/\w+\.md|\.ipynb)[^)]*\)", r"\1", text)
         file.write_text(text)
 
 

@@ -38,7 +38,7 @@ def explain(result: Result, check: Check, alike: Sequence[Pitfall] = ()) -> str:
         parts += describe(failure)
     if len(result.failures) > MAX_FAILURES:
         parts.append(f"  and       {len(result.failures) - MAX_FAILURES} more differences")
-    parts.append(f"  read      {lesson.page} {check.section}")
+    parts.append(f"  read      {lesson.page(load_manifest().task(check.task_id))}")
     for pitfall in alike:
         parts.append(f"  same as   {pitfall.id}: {pitfall.title}: {pitfall.symptom}")
     parts.append(f"  hint      python -m smoke hint {check.task_id}")

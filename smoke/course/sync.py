@@ -1,4 +1,4 @@
-"""Everything that is generated from the manifest, the bank and the checks: tables in the lessons and in the README.
+"""Everything that is generated from the manifest and the checks: tables in the lessons and in the README.
 
 Owns: the marked regions ``<!-- generated: KIND … -->`` … ``<!-- end -->`` and their text. Must not know: how a check is
 run. A region that differs from what is generated here is a fault; ``python -m smoke sync`` repairs it.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smoke.bank.bank import load_pitfalls, load_wheats
+from smoke.bank.bank import load_pitfalls
 from smoke.framework.check import checks_of
 from smoke.framework.manifest import ROOT, Lesson, Option, load_manifest
 
@@ -72,39 +72,13 @@ def options_table(lesson: Lesson) -> str:
     return table(("option", "off", "on", "on means"), rows)
 
 
-def pitfalls_table(lesson: Lesson) -> str:
-    """Return the table of a lesson's pitfalls, each with the checks that catch it."""
-    rows = (
-        (f"`{pitfall.id}`", pitfall.title, pitfall.symptom, ", ".join(f"`{check}`" for check in pitfall.killed_by))
-        for pitfall in load_pitfalls()
-        if pitfall.lesson_id == lesson.id
-    )
-    return table(("pitfall", "mistake", "symptom", "caught by"), rows)
-
-
-def acceptance_table(lesson: Lesson) -> str:
-    """Return the list of a lesson's checks with its points, and the count of correct alternatives that must pass."""
-    points = {task.id: f"{task.points}" for task in lesson.tasks}
-    rows = []
-    for check in checks_of([lesson]):
-        rows.append((f"`{check.id}`", check.proves, points.pop(check.task_id, "")))
-    total = sum(task.points for task in lesson.tasks)
-    wheats = sum(wheat.lesson_id == lesson.id for wheat in load_wheats())
-    note = (
-        f"\n{total} points. A task's points are earned when all of its checks pass. "
-        f"{wheats} other correct solutions are kept beside the reference, and every one of them must pass too.\n"
-    )
-    return table(("check", "proves", "points"), iter(rows)) + note
-
-
 def generated(kind: str, lesson_id: str | None) -> str:
-    """Return the text of one region. Raises ``ValueError`` for a kind that nobody generates."""
+    """Return the text of one region. Raises ``ValueError`` for an unknown kind."""
     if kind == "lessons":
         return lessons_table()
-    makers = {"options": options_table, "pitfalls": pitfalls_table, "acceptance": acceptance_table}
-    if kind not in makers or lesson_id is None:
-        raise ValueError(f"nothing generates a region {kind!r}; kinds are lessons, {', '.join(makers)}")
-    return makers[kind](load_manifest().lesson(lesson_id))
+    if kind != "options" or lesson_id is None:
+        raise ValueError(f"nothing generates a region {kind!r}; kinds are lessons and options")
+    return options_table(load_manifest().lesson(lesson_id))
 
 
 def refreshed(text: str) -> str:
@@ -114,6 +88,6 @@ def refreshed(text: str) -> str:
 
 def stale_files(root: Path = ROOT) -> dict[Path, str]:
     """Return every file whose regions are not up to date, with its right text."""
-    files = [root / "README.md", *sorted((root / "lessons").glob("*.md"))]
+    files = [root / "README.md", *sorted((root / "lessons").rglob("*.md"))]
     texts = {file: file.read_text() for file in files}
     return {file: refreshed(text) for file, text in texts.items() if refreshed(text) != text}

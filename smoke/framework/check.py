@@ -70,11 +70,6 @@ class Check:
         """``L2`` of ``L2.B.write``."""
         return self.id.partition(".")[0]
 
-    @property
-    def section(self) -> str:
-        """The section of the lesson's text that teaches it: block 5 has a part for every task."""
-        return f"§5 {self.task_id}"
-
 
 @dataclass(frozen=True)
 class ProbeError:

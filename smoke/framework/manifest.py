@@ -3,6 +3,7 @@
 Owns: the course's structure and every check on it. Must not know: engine code, checks, files of students.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ class Task:
         """``L2`` of ``L2.B``."""
         return self.id.split(".")[0]
 
+    @property
+    def page_name(self) -> str:
+        """``B_the_kv_pool.md`` of L2.B, The KV pool."""
+        return f"{self.id.split('.')[1]}_{re.sub('[^a-z0-9]+', '_', self.title.lower()).strip('_')}.md"
+
 
 @dataclass(frozen=True)
 class Option:
@@ -105,14 +111,26 @@ class Lesson:
         return self.id.lower()
 
     @property
-    def text_file(self) -> str:
-        """The lesson's text, relative to ``COURSE``."""
-        return f"lessons/{self.slug}.md"
+    def text_folder(self) -> str:
+        """The folder of the lesson's pages, relative to ``COURSE``."""
+        return f"lessons/{self.slug}"
 
     @property
-    def page(self) -> str:
-        """The lesson's text as a reader finds it: relative in a checkout, absolute elsewhere."""
-        return self.text_file if COURSE == ROOT else str(COURSE / self.text_file)
+    def text_file(self) -> str:
+        """The lesson's first page, relative to ``COURSE``."""
+        return f"{self.text_folder}/README.md"
+
+    def pages(self, course: Path = COURSE) -> list[Path]:
+        """Return the lesson's pages in the order of reading: the story, extra pages, the tasks, the reference."""
+        tasks = [task.page_name for task in self.tasks]
+        names = {path.name for path in (course / self.text_folder).glob("*.md")}
+        more = sorted(names - {"README.md", "reference.md", *tasks})
+        return [course / self.text_folder / name for name in ("README.md", *more, *tasks, "reference.md")]
+
+    def page(self, task: Task | None = None) -> str:
+        """Return the page of a task, or the first one, as a reader finds it: relative in a checkout, else absolute."""
+        file = self.text_file if task is None else f"{self.text_folder}/{task.page_name}"
+        return file if COURSE == ROOT else str(COURSE / file)
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,8 @@ def test_no_line_of_a_later_solution_is_left(first: Path) -> None:
 
 def test_text_does_not_link_to_absent_lessons(first: Path) -> None:
     for file in (first / "README.md", first / "lessons" / "README.md"):
-        assert "L2_attention.md" not in file.read_text()
-    assert "L1_model.md" in (first / "lessons" / "README.md").read_text()
+        assert "L2_attention/" not in file.read_text()
+    assert "L1_model/README.md" in (first / "lessons" / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_sealed_takes_out_the_last_lesson_too(tmp_path: Path) -> None:
     assert names == written[1:]
     assert all(body.startswith("raise NotImplementedError") for body in bodies(tmp_path / "course", "L2").values())
     assert not any("raise NotImplementedError" in body for body in bodies(tmp_path / "course", "L1").values())
-    assert (tmp_path / "course" / "lessons" / "L2_attention.md").exists()
+    assert (tmp_path / "course" / "lessons" / "L2_attention" / "README.md").exists()
     assert not (tmp_path / "course" / "smoke" / "bank" / "l2" / "heap_allocator.py").exists(), "a wheat is a solution"
     assert "L2.A" in run(tmp_path / "course", "run", "L2", "-k", "L2.A.pages", "--engine", "mini_engine").stdout
 

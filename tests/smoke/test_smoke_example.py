@@ -1,4 +1,4 @@
-"""The worked examples of section 5: each holds as soon as its own task is written, and needs no later one.
+"""The worked examples of the tasks' pages: each holds as soon as its own task is written, and needs no later one.
 
 A student writes the tasks of a lesson in order and computes each example before going on. So every example is run here
 as ``python -m smoke example`` runs it, on an engine in which the lesson's later tasks are as empty as in ``work/``.
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from mini_engine.overlay import PACKAGE, install_overlay
-from smoke.course.example import fences, run_until
+from smoke.course.example import fences, pages_until, run_pages
 from smoke.course.starter import empty
-from smoke.framework.manifest import ROOT, Task, load_manifest
+from smoke.framework.manifest import Task, load_manifest
 from tests.support.interpreter import needs_interpreter
 
 
@@ -23,9 +23,10 @@ def tasks_with_examples() -> list[str]:
     """Return every task that others follow and whose example is code."""
     found = []
     for lesson in load_manifest().written:
-        blocks = fences((ROOT / lesson.text_file).read_text())
-        with_code = {block.task for block in blocks if block.info == "python"}
-        found += [task.id for task in lesson.tasks[:-1] if task.id in with_code]
+        for task in lesson.tasks[:-1]:
+            page = pages_until(lesson, task)[-1]
+            if any(fence.info == "python" for fence in fences(page.read_text())):
+                found.append(task.id)
     return found
 
 
@@ -61,17 +62,18 @@ def overlaid(folder: Path, files: Sequence[str]) -> Iterator[None]:
 def test_an_example_needs_no_later_task(task_id, tmp_path):
     task = load_manifest().task(task_id)
     lesson = load_manifest().lesson(task.lesson_id)
-    needs_interpreter(f"{lesson.slug}.md")
+    pages = pages_until(lesson, task)
+    needs_interpreter(pages)
     later = lesson.tasks[lesson.tasks.index(task) + 1 :]
     with overlaid(tmp_path, write_emptied(later, tmp_path)):
-        assert run_until(ROOT / lesson.text_file, task_id), f"while {[t.id for t in later]} are still to be written"
+        assert run_pages(pages), f"while {[t.id for t in later]} are still to be written"
 
 
 def test_an_example_that_needs_a_later_task_is_noticed(tmp_path, capsys):
     """L3.A's example once asked the driver for its steps, which L3.C writes."""
     page = tmp_path / "page.md"
     block = "from mini_engine.driver import GreedyDriver\nGreedyDriver._steps(None, [], 1)\n"
-    page.write_text(f"### L3.A Refuse\n```python\n{block}```\n")
+    page.write_text(f"# L3.A · Refuse\n```python\n{block}```\n")
     with overlaid(tmp_path, write_emptied([load_manifest().task("L3.C")], tmp_path)):
-        assert not run_until(page, "L3.A")
+        assert not run_pages([page])
     assert "NotImplementedError: L3.C" in capsys.readouterr().err

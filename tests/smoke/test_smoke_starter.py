@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from smoke.course.starter import empty, functions_of, starter_files, task_starter
-from smoke.framework.manifest import ENGINE, ROOT, SUITE, FunctionName, Task, load_manifest
+from smoke.framework.manifest import ENGINE, SUITE, FunctionName, Task, load_manifest
 
 LESSONS = load_manifest().written
 TASKS = load_manifest().tasks
@@ -65,7 +65,7 @@ def test_nothing_that_a_student_reads_names_a_helper_that_is_dropped(lesson):
     kept = {name for text in files.values() for name in functions_of(ast.parse(text))}
     dropped = {name for file in files for name in functions_of(ast.parse((ENGINE / file).read_text()))} - kept
     hints = (SUITE / "bank" / lesson.folder / "hints.toml").read_text()
-    for text in ((ROOT / lesson.text_file).read_text(), hints, *files.values()):
+    for text in (*(page.read_text() for page in lesson.pages()), hints, *files.values()):
         assert not dropped & set(re.findall(r"(?<![\w.])\w+", text))
 
 
