@@ -163,7 +163,7 @@ def test_no_solution_is_shown(lesson):
 @by_lesson
 def test_a_lesson_has_its_sections(lesson):
     assert [title for title in headings(story(lesson)) if title in IN_STORY] == IN_STORY
-    assert headings(reference(lesson)) == IN_REFERENCE
+    assert [title for title in headings(reference(lesson)) if title in IN_REFERENCE] == IN_REFERENCE
 
 
 @by_page
