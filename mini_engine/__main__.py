@@ -19,7 +19,7 @@ def main() -> None:
     folder = parser.parse_known_args()[0].engine  # the command line reads it again, and shows it in its help
     if folder is not None:
         try:
-            install_overlay(folder.resolve(), overlay_files(folder.resolve()))
+            install_overlay(folder.resolve(), overlay_files(folder.resolve()), fill=True)
         except ValueError as error:
             sys.exit(f"error: {error}")
     check_streams()

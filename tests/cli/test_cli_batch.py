@@ -35,7 +35,7 @@ def run(tmp_path, lines, *arguments):
 
 
 @pytest.mark.parametrize("cache", [[], ["--prefix-cache", "--page-size", "4"]])
-def test_answers_are_those_of_the_lonely_run_in_the_order_of_the_lines(tmp_path, cache):
+def test_answers_are_those_of_a_run_alone_in_the_order_of_the_lines(tmp_path, cache):
     asked = [
         "Once upon a time",
         "",
@@ -76,12 +76,8 @@ def test_a_faulty_line_has_its_error_in_its_place(tmp_path):
     ]
     reports, told = run(tmp_path, asked, "--max-new-tokens", "3")
     errors = [report["answers"][0].get("error") for report in reports]
-    for error, part in zip(
-        errors[:-1],
-        ["'tempature'", "no JSON object", "temperature", "prompt is 3", "exactly one", "99999", "0 tokens", "stop",
-         "max_new_tokens", "'a'"],
-        strict=True,
-    ):  # fmt: skip
+    parts = ["'tempature'", "not a JSON object", "temperature", "prompt is 3", "exactly one", "99999", "0 tokens"]
+    for error, part in zip(errors[:-1], [*parts, "stop", "max_new_tokens", "'a'"], strict=True):
         assert error is not None
         assert part in error
     assert errors[-1] is None
@@ -115,15 +111,13 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(tmp_path):
 def command(*arguments, **options):
     """Start the command in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "mini_engine", "batch", *map(str, arguments)], env=environment, text=True,
-        stderr=subprocess.PIPE, **options,
-    )  # fmt: skip
+    line = [sys.executable, "-m", "mini_engine", "batch", *map(str, arguments)]
+    return subprocess.Popen(line, env=environment, text=True, stderr=subprocess.PIPE, **options)
 
 
 def write_requests(file, count, longest=1):
-    file.write_text("".join(json.dumps({"token_ids": [i % 900 + 1], "max_new_tokens": i % longest + 1}) + "\n"
-                            for i in range(count)))  # fmt: skip
+    requests = ({"token_ids": [i % 900 + 1], "max_new_tokens": i % longest + 1} for i in range(count))
+    file.write_text("".join(json.dumps(request) + "\n" for request in requests))
     return file
 
 
@@ -245,7 +239,7 @@ def test_what_is_not_an_answer_is_neither_cut_nor_gone_on_with(tmp_path):
         other.write_text(text)
         result = CliRunner().invoke(app, ["batch", str(file), "--output", str(other)])
         assert (result.exit_code, other.read_text()) == (2, text)
-        with pytest.raises(ValueError, match="is no answer") if text != '{"lin' else pytest.MonkeyPatch.context():
+        with pytest.raises(ValueError, match="is not an answer") if text != '{"lin' else pytest.MonkeyPatch.context():
             answered(other)
     assert other.read_text() == ""  # torn before its first key: an answer
 
@@ -262,7 +256,7 @@ def test_answers_of_another_file_are_refused(tmp_path):
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, unique=True), st.randoms(), st.integers(0, 3_000))
-def test_a_file_cut_anywhere_goes_on(tmp_path_factory, places, dice, cut):
+def test_a_file_cut_anywhere_goes_on(tmp_path_factory, places, random, cut):
     """Answers in any order of ending: --ordered brings theirs; a file torn at any byte keeps its whole lines."""
     params = SamplingParams()
     lines = [Line(index, f"{index:x}", [1], params) for index in sorted(places)]
@@ -271,7 +265,7 @@ def test_a_file_cut_anywhere_goes_on(tmp_path_factory, places, dice, cut):
         writer = AnswerWriter(stream, "answers", ordered=True)
         for line in lines:
             writer.expect(line)
-        for line in dice.sample(lines, len(lines)):
+        for line in random.sample(lines, len(lines)):
             writer.write(line, [RequestOutput("", [], text="a" * line.index, finish_reason="stop")])
     raw = file.read_bytes()
     assert [json.loads(line)["line"] for line in raw.splitlines()] == sorted(places)

@@ -3,8 +3,6 @@ over them against the engine without."""
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -400,13 +398,6 @@ def test_loops_compile_where_nothing_can_be_kept(monkeypatch):
     double = loops.compiled("contract")(lambda x: x * 2)
     assert double(3) == 6
     assert kept == [True, False]
-
-
-@pytest.mark.slow
-def test_the_command_line_loads_no_numba():
-    code = "import sys, mini_engine.cli.app; print('numba' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False"
 
 
 def test_the_command_generates_with_loops():
