@@ -248,9 +248,8 @@ def test_a_seed_repeats_a_text_and_another_one_changes_it() -> None:
     def sampled(*options: str) -> str:
         return invoke("generate", PROMPT, "--preset", "creative", "--max-new-tokens", "40", *options).stdout
 
-    assert sampled("--seed", "7") == sampled("--seed", "7")
-    assert len({sampled("--seed", str(seed)) for seed in range(4)}) > 1
-    assert len({sampled() for _ in range(4)}) > 1
+    assert sampled("--seed", "7") == sampled("--seed", "7") != sampled("--seed", "8")
+    assert len({sampled() for _ in range(3)}) > 1
 
 
 def test_samples_are_printed_one_by_one_and_reported_as_json() -> None:

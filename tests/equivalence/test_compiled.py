@@ -225,7 +225,7 @@ def run_both(lengths_and_queries, page_size, kernel=sdpa_attention):
     return plain, found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 90), st.sampled_from([1, 1, 1, 2, 9])), min_size=1, max_size=6),
     st.sampled_from([1, 4, 16, 64]),
