@@ -117,13 +117,17 @@ class Answers:
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command that has an option for each field of its parameters that are groups (dataclasses)."""
-    signature = inspect.signature(command)
-    groups = {name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)}
+    parameters = inspect.signature(command).parameters
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in parameters.items() if is_dataclass(each.annotation)
+    }
     keyword, flat = inspect.Parameter.KEYWORD_ONLY, list[inspect.Parameter]()
-    for name, each in signature.parameters.items():
-        members = fields(groups[name]) if name in groups else ()
-        flat += [inspect.Parameter(f.name, keyword, default=f.default, annotation=f.type) for f in members]
-        flat += [] if name in groups else [each.replace(kind=keyword)]
+    for name, each in parameters.items():
+        if name in groups:
+            members = fields(groups[name])
+            flat += [inspect.Parameter(f.name, keyword, default=f.default, annotation=f.type) for f in members]
+        else:
+            flat.append(each.replace(kind=keyword))
 
     def run(**given: Any) -> None:
         built = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}

@@ -238,7 +238,7 @@ def test_attention_is_that_of_the_plain_path_for_any_sequences_on_any_pages(want
 
 
 @pytest.mark.parametrize(("size", "relative"), [(3, 2e-6), (300, 1e-3)])  # scores of hundreds are rounded by 1e-5
-@pytest.mark.parametrize("dim", [20, 32, 128])
+@pytest.mark.parametrize("dim", [20, pytest.param(32, marks=pytest.mark.slow), 128])  # each is compiled
 def test_attention_against_float64(dim, size, relative):
     rng = np.random.default_rng(3)
     keys, values = (rng.standard_normal((2, 400, dim)).astype(np.float32) for _ in range(2))
