@@ -1,7 +1,6 @@
 """The entry point of ``mini-engine`` and ``python -m mini_engine``.
 
-Owns: laying the folder of ``--engine`` over the engine before any of its modules is imported, and closed streams. Must
-not know: commands.
+It lays the folder of ``--engine`` over the engine before any module of the engine is imported.
 """
 
 import argparse
