@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-# Triton reads this when it is imported, once. With a GPU the kernels are compiled, else they run in its interpreter.
+# Triton reads this when it is imported, once. With a GPU the kernels are compiled, otherwise interpreted.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -25,7 +25,7 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 BEGIN_WITH = ("test_notebooks.py", "test_grade.py")  # the longest
-BY_LESSON = re.compile(r".*/test_(lessons|notebooks)\.py::\w+\[L\d")
+BY_LESSON = re.compile(r".*/(test_lessons|test_notebooks)\.py::\w+\[(L\d)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,6 +41,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFileOrLesson(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             of_lesson = BY_LESSON.match(nodeid)
-            return of_lesson[0] if of_lesson else super()._split_scope(nodeid)
+            return " ".join(of_lesson.groups()) if of_lesson else super()._split_scope(nodeid)
 
     return ByFileOrLesson(config, log) if config.getvalue("dist") == "loadfile" else None

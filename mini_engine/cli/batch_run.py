@@ -256,7 +256,7 @@ def answers_to(output: Path | None, resume: bool) -> Iterator[tuple[BinaryIO, di
         raise ValueError(f"{output} has something in it; add --resume to go on with it, or write to another file")
     try:
         done = answered(output) if resume and output.exists() else {}
-        stream = open(output, "ab")  # noqa: SIM115 - closed below, where an error that was told is not told again
+        stream = open(output, "ab")  # noqa: SIM115 - closed below, where a second error is passed over
     except OSError as error:
         raise ValueError(f"{output} cannot be written ({error}); give another --output") from error
     try:
