@@ -1,8 +1,8 @@
 """Grammars in the engine: off is off, neighbours change no bit, and nothing else in a request breaks its text.
 
 The oracle of the matrix is the driver of L4, one request at a time, with the grammar as a logits processor that tries
-every token's bytes: it knows no masks, no queue and no scheduler. The matrix runs a third of ``MINI_ENGINE_TRACES``, and
-at least 9 of them.
+every token's bytes: it knows no masks, no queue and no scheduler. The matrix runs a third of ``MINI_ENGINE_TRACES``,
+and at least 9 of them.
 """
 
 import json
