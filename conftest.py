@@ -1,12 +1,14 @@
 """Before any test is imported: how kernels run in this process, and how many threads it uses."""
 
 import os
+import re
 import tempfile
+from typing import Any
 
 import pytest
 import torch
 
-# Triton reads this when it is imported, once. With a GPU the kernels are compiled, else they run in its interpreter.
+# Triton reads this when it is imported, once. With a GPU the kernels are compiled, otherwise interpreted.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -22,9 +24,23 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     torch.set_num_threads(threads)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
-TAKES_MINUTES = ("test_grade.py", "test_notebooks.py")
+BEGIN_WITH = ("test_notebooks.py", "test_grade.py")  # the longest
+BY_LESSON = re.compile(r".*/(test_lessons|test_notebooks)\.py::\w+\[(L\d)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take minutes, so that no process is left alone with one of them at the end."""
-    items.sort(key=lambda item: item.path.name not in TAKES_MINUTES)
+    """Begin with the files that take longest, so that no process is left alone with one of them at the end."""
+    items.sort(key=lambda item: item.path.name not in BEGIN_WITH)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With -n a process takes a whole file, whose fixtures are made once; of the two longest it takes one lesson."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrLesson(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            of_lesson = BY_LESSON.match(nodeid)
+            return " ".join(of_lesson.groups()) if of_lesson else super()._split_scope(nodeid)
+
+    return ByFileOrLesson(config, log) if config.getvalue("dist") == "loadfile" else None

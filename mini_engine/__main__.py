@@ -1,7 +1,6 @@
 """The entry point of ``mini-engine`` and ``python -m mini_engine``.
 
-Owns: laying the folder of ``--engine`` over the engine before any of its modules is imported, and closed streams. Must
-not know: commands.
+It lays the folder of ``--engine`` over the engine before any module of the engine is imported.
 """
 
 import argparse
@@ -19,7 +18,7 @@ def main() -> None:
     folder = parser.parse_known_args()[0].engine  # the command line reads it again, and shows it in its help
     if folder is not None:
         try:
-            install_overlay(folder.resolve(), overlay_files(folder.resolve()))
+            install_overlay(folder.resolve(), overlay_files(folder.resolve()), fill=True)
         except ValueError as error:
             sys.exit(f"error: {error}")
     check_streams()

@@ -1,35 +1,95 @@
 """Run the engine with modules of another folder in place of its own: a student's, over the reference.
 
-Owns: the import rule "``work/attention/dense.py`` stands in for ``mini_engine.attention.dense``". Must not know:
-lessons, checks, commands. Imports nothing of the engine: the rule comes before any other module is imported.
+``work/attention/dense.py`` stands in for ``mini_engine.attention.dense``. The rule has to come before any module of the
+engine is imported, so this module imports none.
 """
 
+import ast
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 PACKAGE = "mini_engine"
 ENTRY = "mini_engine.__main__"  # installs the rule, so it is imported before
+REFERENCE = Path(__file__).parent
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class OverlayFinder(MetaPathFinder):
     """Finds ``mini_engine.attention.pool`` in ``FOLDER/attention/pool.py`` if that is one of ``files``."""
 
-    def __init__(self, folder: Path, files: Sequence[str]) -> None:
-        """Serve ``files``, relative to ``folder``; every other module comes from the engine."""
-        self.folder = folder
-        self.modules = {module_name(file): folder / file for file in files}
+    def __init__(self, folder: Path, files: Sequence[str], fill: bool = False) -> None:
+        """Serve ``files``, relative to ``folder``; every other module comes from the engine. ``fill``: see below."""
+        self.folder, self.fill = folder, fill
+        self.files = {module_name(file): file for file in files}
+        self.filled = set[str]()  # the tasks that are not written yet, in the modules imported so far
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the overlay's spec of a module, or ``None`` to let the engine's own be found."""
-        file = self.modules.get(fullname)
-        return None if file is None else spec_from_file_location(fullname, file)
+        file = self.files.get(fullname)
+        if file is None:
+            return None
+        own = self.folder / file
+        loader = FillingLoader(fullname, own, REFERENCE / file, self.filled) if self.fill else None
+        return spec_from_file_location(fullname, own, loader=loader)
+
+
+class FillingLoader(SourceFileLoader):
+    """Loads a student's module in which functions that are not written yet have the reference's bodies."""
+
+    def __init__(self, fullname: str, own: Path, reference: Path, filled: set[str]) -> None:
+        """Load ``own``; add to ``filled`` the tasks that came from ``reference``."""
+        super().__init__(fullname, str(own))
+        self.own, self.reference, self.filled = own, reference, filled
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code. It is compiled anew: as bytecode in the cache it would be taken for the student's file."""
+        tree = ast.parse(self.own.read_bytes(), str(self.own))
+        self.filled |= fill(tree, ast.parse(self.reference.read_bytes()))
+        code: CodeType = compile(tree, str(self.own), "exec")
+        return code
+
+
+def fill(own: ast.Module, reference: ast.Module) -> set[str]:
+    """Give the open functions of ``own`` the bodies that ``reference`` has; return their tasks. Mutates ``own``."""
+    mine, theirs = functions_of(own), functions_of(reference)
+    tasks = {name: open_task(node) for name, node in mine.items() if name in theirs and not open_task(theirs[name])}
+    still_open = {name: task for name, task in tasks.items() if task is not None}
+    for name in still_open:
+        mine[name].body = theirs[name].body
+    if still_open:  # what the bodies use
+        imports = [node for node in reference.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        helpers = [node for name, node in theirs.items() if "." not in name and name not in mine]
+        own.body = [*imports, *own.body, *helpers]
+    return set(still_open.values())
+
+
+def functions_of(tree: ast.Module) -> dict[str, Function]:
+    """Return the functions of a module and the methods of its classes by their qualified names."""
+    found = {node.name: node for node in tree.body if isinstance(node, Function)}
+    for owner in tree.body:
+        if isinstance(owner, ast.ClassDef):
+            found |= {f"{owner.name}.{node.name}": node for node in owner.body if isinstance(node, Function)}
+    return found
+
+
+def open_task(node: Function) -> str | None:
+    """Return "L3.B" for a function that a starter left open: ``raise NotImplementedError("L3.B: One step")``.
+
+    Not for a Triton kernel, which Triton compiles from the text of its file.
+    """
+    if any("jit" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return None
+    match node.body[1:] if ast.get_docstring(node) is not None else node.body:
+        case [ast.Raise(exc=ast.Call(func=ast.Name(id="NotImplementedError"), args=[ast.Constant(value=str(text))]))]:
+            return text.partition(":")[0]
+    return None
 
 
 def module_name(file: str) -> str:
@@ -42,27 +102,26 @@ def loaded_modules() -> list[str]:
     return [name for name in sys.modules if name.startswith(PACKAGE + ".") and name not in (__name__, ENTRY)]
 
 
-def install_overlay(folder: Path, files: Sequence[str]) -> None:
-    """Put the finder first. Mutates ``sys.meta_path``.
+def install_overlay(folder: Path, files: Sequence[str], fill: bool = False) -> None:
+    """Put the finder first. ``fill``: what is not written yet is the reference's. Mutates ``sys.meta_path``.
 
     Raises ``ValueError`` if a module of the engine was imported before: it would go on using the engine's own ones.
     """
     loaded = loaded_modules()
     if loaded:
         raise ValueError(f"{loaded[0]} is imported already; an overlay has to come first, in a fresh process")
-    sys.meta_path.insert(0, OverlayFinder(folder, files))
+    sys.meta_path.insert(0, OverlayFinder(folder, files, fill))
 
 
-def installed_folder() -> Path | None:
-    """Return the folder of the overlay in force, ``None`` without one."""
-    return next((finder.folder for finder in sys.meta_path if isinstance(finder, OverlayFinder)), None)
+def installed() -> OverlayFinder | None:
+    """Return the overlay in force, ``None`` without one."""
+    return next((finder for finder in sys.meta_path if isinstance(finder, OverlayFinder)), None)
 
 
 def overlay_files(folder: Path) -> list[str]:
     """Return the files of ``folder`` that stand for a module of the engine. Raises ``ValueError`` if there is none."""
-    engine = Path(__file__).parent
     found = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.py")) if folder.is_dir() else []
-    files = [file for file in found if (engine / file).is_file()]
+    files = [file for file in found if (REFERENCE / file).is_file()]
     if not files:
         raise ValueError(f"{folder} holds no module of the engine; `python -m smoke start L1` writes the first ones")
     return files

@@ -1,326 +1,70 @@
-"""``mini-engine batch``: a file of requests through the engine, many at a time; each answer is written as it ends.
+"""``mini-engine batch``: a file of requests through the engine, many at a time; each answer is written as it ends."""
 
-Owns: the window of requests that are in the engine, what Ctrl-C does, the summary. Must not know: the format of a line
-(``batch_lines``), how a step is made.
-
-    file ──► LineReader ──► a window of requests in the engine ──► AnswerWriter ──► file
-"""
-
-import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, BinaryIO, Self
+from typing import Annotated
 
 import typer
-from tqdm import tqdm
 
-from mini_engine.cli import grammar as grammars
 from mini_engine.cli import options
-from mini_engine.cli.batch_lines import AnswerWriter, Line, LineReader, answered
+from mini_engine.cli.batch_lines import LineReader
+from mini_engine.cli.batch_run import LEAST_WINDOW, run_file
+from mini_engine.cli.grammar import Grammar
+from mini_engine.cli.options import Answers, Drawing, Shaping, make_params, with_groups
 from mini_engine.cli.start import input_errors, start
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.llm import make_engine
-from mini_engine.outputs import RequestOutput, StepOutput, best
-from mini_engine.radix_cache import EVICTIONS, RadixCache
+from mini_engine.radix_cache import EVICTIONS
 from mini_engine.scheduler.policy import POLICIES
 
-LEAST_WINDOW, WINDOWS = 128, 4  # requests in the engine: so many, or so many times those that run
-INTERRUPTED = 130  # the exit code of a command that Ctrl-C has ended
 
+@dataclass(frozen=True)
+class Serving:
+    """How many requests at a time are computed."""
 
-class Interrupt:
-    """Ctrl-C: the first asks for an end (``asked``), the second raises ``KeyboardInterrupt``, as does any in a read."""
+    running: Annotated[int, typer.Option(help="So many requests share a step.")] = 32
+    tokens_per_step: Annotated[int, typer.Option(help="Rows of a step; longer prompts are computed in chunks.")] = 512
+    policy: Annotated[
+        str, typer.Option(help=f"Who of the next {LEAST_WINDOW} or more lines is let in first: {', '.join(POLICIES)}.")
+    ] = "fcfs"
+    preemption: Annotated[bool, typer.Option(help="Start on an estimate; send back when pages run out.")] = True
+    page_size: Annotated[int, typer.Option(help="Tokens in a page.")] = 16
+    num_pages: Annotated[int | None, typer.Option(help="Pages in the pool.")] = None
+    prefix_cache: Annotated[bool, typer.Option(help="Keep what was computed for requests that begin alike.")] = False
+    eviction: Annotated[str, typer.Option(help=f"With it, who goes first: {', '.join(EVICTIONS)}.")] = "lru"
+    dtype: options.DtypeOption = "float32"
+    device: options.Device = "cpu"
+    compute: options.ServingCompute = None
+    batch_invariant: options.BatchInvariant = False
+    engine: options.Engine = None
 
-    def __init__(self) -> None:
-        """Nobody has asked yet."""
-        self.asked = self.in_read = False
-
-    def __enter__(self) -> Self:
-        """Take over SIGINT. Mutates."""
-        self.before = signal.signal(signal.SIGINT, self.on_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Give SIGINT back. Mutates."""
-        signal.signal(signal.SIGINT, self.before)
-
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Note the first one. Mutates."""
-        if self.asked or self.in_read:  # a read that waits for its line would go on waiting
-            self.asked = True
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def reading(self, stream: BinaryIO) -> Iterator[bytes]:
-        """Yield the lines of ``stream`` until it ends or somebody asks for an end. Mutates."""
-        while not self.asked:
-            try:
-                self.in_read = True
-                raw = stream.readline()
-            except KeyboardInterrupt:
-                return
-            finally:
-                self.in_read = False
-            if not raw:
-                return
-            yield raw
-
-
-@dataclass
-class Tally:
-    """What a run has done so far."""
-
-    lines: int = 0
-    tokens: int = 0
-    errors: int = 0
-    steps: int = 0
-    rows: int = 0
-    seconds: float = 0.0
-
-    def add_step(self, step: StepOutput) -> None:
-        """Count a step. Mutates."""
-        if step.chunks:
-            self.steps += 1
-            self.rows += sum(size for _, _, size in step.chunks)
-            self.seconds += sum(step.seconds.values())
-
-    def add_answers(self, answers: list[RequestOutput]) -> None:
-        """Count the answers of a line. Mutates."""
-        self.lines += 1
-        self.tokens += sum(len(answer.token_ids) for answer in answers)
-        self.errors += sum(answer.finish_reason == "error" for answer in answers)
-
-
-@dataclass
-class Flight:
-    """A line in the engine: the names of its samples, and of those that have not ended."""
-
-    line: Line
-    names: list[str]
-    left: set[str]
-
-
-@dataclass
-class BatchRun:
-    """Keeps a window of ``lines`` in ``engine`` and hands every answer to ``writer``."""
-
-    engine: Engine
-    lines: Iterator[Line]
-    writer: AnswerWriter
-    interrupt: Interrupt
-    tally: Tally = field(default_factory=Tally)
-    flights: dict[str, Flight] = field(default_factory=dict)  # by the name of every sample that has not ended
-    is_over: bool = False  # no line is left to be let in
-    is_cut: bool = False  # because of Ctrl-C
-
-    def run(self, progress: bool) -> None:
-        """Answer every line. Raises ``ValueError`` if an answer cannot be written. Mutates."""
-        with tqdm(disable=not progress, unit="line") as bar:
-            while not self.is_over or self.flights:
-                if not self.is_over:
-                    self.fill()
-                if self.interrupt.asked and not self.is_cut:
-                    self.cut()
-                if self.flights:
-                    self.step()
-                bar.update(self.tally.lines - bar.n)
-
-    def fill(self) -> None:
-        """Let lines in until the window is full or none is left. Mutates."""
-        window = max(LEAST_WINDOW, WINDOWS * self.engine.driver.config.max_running_requests)
-        while len(self.flights) < window:
-            line = next(self.lines, None)
-            if line is None:
-                self.is_over = True
-                return
-            self.writer.expect(line)
-            self.let_in(line)
-
-    def let_in(self, line: Line) -> None:
-        """Give a line to the engine; answer it at once if that cannot be. Mutates."""
-        error = line.error
-        if error is None:
-            try:
-                names = self.engine.add_samples(line.prompt_ids, line.params)
-            except NotImplementedError:  # a student's engine with a task still open
-                raise
-            except Exception as fault:  # what a line asks for may break whatever looks at it
-                error = f"the request cannot be run ({type(fault).__name__}: {fault})"
-            else:
-                entries = self.engine.entries
-                left = {name for name in names if entries[name].output.finish_reason is None}
-                flight = Flight(line, names, left)
-                self.flights.update(dict.fromkeys(left, flight))
-                if not left:
-                    self.land(flight)
-                return
-        self.answer(line, [RequestOutput("", [], finish_reason="error", error=error)])
-
-    def step(self) -> None:
-        """Step the engine, and answer the lines that it ends. Mutates."""
-        step = self.engine.step()
-        self.tally.add_step(step)
-        for name in [delta.request_id for delta in step.deltas if delta.finish_reason is not None]:
-            flight = self.flights.pop(name, None)
-            if flight is not None:
-                flight.left.discard(name)
-                if not flight.left:
-                    self.land(flight)
-
-    def land(self, flight: Flight) -> None:
-        """Take the answers of a line out of the engine and write them. Mutates."""
-        answers = [self.engine.take_output(name) for name in flight.names]
-        self.answer(flight.line, best(answers, flight.line.params.n))
-
-    def answer(self, line: Line, answers: list[RequestOutput]) -> None:
-        """Write and count the answers of a line. Mutates."""
-        self.writer.write(line, answers)
-        self.tally.add_answers(answers)
-
-    def cut(self) -> None:
-        """Give up the lines that nothing was computed for, and let no more in; the others go on. Mutates.
-
-        In the order of the file only what lies behind the last line that runs can be given up: no gap is left.
-        """
-        self.is_over = self.is_cut = True
-        flights = list({flight.line.index: flight for flight in self.flights.values()}.values())
-        running = [flight.line.index for flight in flights if self.has_begun(flight)]
-        last = max(running, default=-1) if self.writer.ordered else -1
-        for flight in flights:
-            if flight.line.index > last and not self.has_begun(flight):
-                self.give_up(flight)
-        typer.secho(
-            f"\ninterrupted: {len({id(flight) for flight in self.flights.values()})} lines that have begun go on to "
-            "their end; Ctrl-C again stops at once", fg="yellow", err=True,
-        )  # fmt: skip
-
-    def has_begun(self, flight: Flight) -> bool:
-        """Whether anything was computed for a line."""
-        return any(self.engine.entries[name].request.times.started is not None for name in flight.names)
-
-    def give_up(self, flight: Flight) -> None:
-        """Take a line back out of the engine. Mutates."""
-        for name in flight.names:
-            self.engine.abort(name)
-            self.engine.take_output(name)
-            self.flights.pop(name, None)
-        self.writer.forget(flight.line)
-
-    def summary(self) -> str:
-        """Return one line about the whole run."""
-        tally = self.tally
-        text = (
-            f"{tally.lines} requests, {tally.tokens} tokens in {tally.seconds:.2f} s "
-            f"({tally.tokens / max(tally.seconds, 1e-9):.0f} per second), {tally.steps} steps of "
-            f"{tally.rows / max(tally.steps, 1):.1f} rows"
+    def config(self, grammar: Grammar) -> EngineConfig:
+        """Build the configuration. Raises ``ValueError`` as it does, and for a device that is not there."""
+        options.check_device(self.device)
+        chosen = {"compute": self.compute, "grammar_backend": grammar.grammar_backend}
+        return EngineConfig.serving(
+            dtype=self.dtype,
+            device=self.device,
+            batch_invariant=self.batch_invariant,
+            max_running_requests=self.running,
+            max_tokens_per_step=self.tokens_per_step,
+            policy=self.policy,
+            preemption=self.preemption,
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            prefix_cache="radix" if self.prefix_cache else None,
+            eviction=self.eviction,
+            wait_for_prefix=32 if self.prefix_cache else None,
+            jump_forward=grammar.jump_forward,
+            **{name: value for name, value in chosen.items() if value is not None},
         )
-        cache = self.engine.scheduler.cache
-        if isinstance(cache, RadixCache):
-            text += f", {cache.stats.hit_rate:.0%} of the tokens from the prefix cache"
-        return text + (f"; {tally.errors} ended with an error" if tally.errors else "")
 
 
-@contextmanager
-def requests_of(file: str) -> Iterator[BinaryIO]:
-    """Open the file of requests, "-" for standard input. Raises ``ValueError`` if that cannot be."""
-    if file == "-":
-        if sys.stdin is None:
-            raise ValueError("standard input is closed; give a file of requests, or open it")
-        yield sys.stdin.buffer
-        return
-    try:
-        stream = open(file, "rb")  # noqa: SIM115 - closed below, and errors of reading are not errors of opening
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read ({error}); give a text file, a request on each line") from error
-    with stream:
-        yield stream
-
-
-@contextmanager
-def answers_to(output: Path | None, resume: bool) -> Iterator[tuple[BinaryIO, dict[int, str]]]:
-    """Open the file of answers, ``None`` for standard output -> it, and which lines it has answers for.
-
-    Raises ``ValueError`` for a file that has something and is not to be gone on with, and one that cannot be opened.
-    """
-    if output is None:
-        if resume:
-            raise ValueError("--resume goes on with a file and there is none; give it as --output FILE")
-        if sys.stdout is None:
-            raise ValueError("standard output is closed; give --output FILE, or open it")
-        try:
-            yield sys.stdout.buffer, {}
-        except BaseException:
-            silence(sys.stdout)
-            raise
-        return
-    if output.is_file() and output.stat().st_size and not resume:
-        raise ValueError(f"{output} has something in it; add --resume to go on with it, or write to another file")
-    try:
-        done = answered(output) if resume and output.exists() else {}
-        stream = open(output, "ab")  # noqa: SIM115 - closed below, where an error that was told is not told again
-    except OSError as error:
-        raise ValueError(f"{output} cannot be written ({error}); give another --output") from error
-    try:
-        yield stream, done
-    finally:
-        with suppress(OSError):
-            stream.close()
-
-
-def silence(stream: Any) -> None:
-    """Let what is left in the buffer of ``stream`` go nowhere, or Python would complain of it at exit."""
-    with suppress(OSError, ValueError):
-        stream.flush()
-        return
-    with suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def how_to_go_on(file: str, output: Path | None, written: int) -> str:
-    """Return what to do after an interrupted run."""
-    if output is None:
-        return f"{written} lines are answered; next time give --output FILE, which --resume can go on with"
-    return (
-        f"{written} lines of this run are in {output}; go on with: mini-engine batch {file} --output {output} --resume"
-    )
-
-
-def run_file(
-    load: Callable[[], tuple[Engine, LineReader]], file: str, output: Path | None, resume: bool, ordered: bool
-) -> None:
-    """Answer the requests of ``file``. Raises ``ValueError`` for files that cannot be read or written.
-
-    ``load`` is called when both are open: a model takes long to load.
-    """
-    with requests_of(file) as stream, answers_to(output, resume) as (answers, done):
-        engine, reader = load()
-        writer = AnswerWriter(answers, str(output or "standard output"), ordered)
-        with Interrupt() as interrupt:
-            run = BatchRun(engine, reader.lines(interrupt.reading(stream), done), writer, interrupt)
-            try:
-                run.run(progress=sys.stderr.isatty())
-            except KeyboardInterrupt:
-                run.is_cut = True
-            except ValueError:  # it says how to go on
-                raise
-            except BaseException:
-                typer.secho(how_to_go_on(file, output, writer.num_written), fg="yellow", err=True)
-                raise
-    skipped = f"{len(done)} answered before, " if done else ""
-    typer.secho(skipped + run.summary(), dim=True, err=True)
-    if run.is_cut:
-        typer.secho(how_to_go_on(file, output, writer.num_written), fg="yellow", err=True)
-        raise typer.Exit(INTERRUPTED)
-
-
+@with_groups
 def batch(
     file: Annotated[str, typer.Argument(help="Requests, one on each line; '-' is standard input.")],
+    *,
     output: Annotated[Path | None, typer.Option(help="File of the answers; standard output if not given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Skip the lines that --output has answers for.")] = False,
     ordered: Annotated[bool, typer.Option("--ordered", help="Write answers in the order of FILE.")] = False,
@@ -328,73 +72,23 @@ def batch(
     max_new_tokens: options.MaxNewTokens = 200,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap texts in the chat template.")] = False,
     think: Annotated[bool, typer.Option(help="In chats: let the model think before it answers.")] = False,
-    logprobs: options.LogprobsOption = None,
-    n: options.Samples = 1,
-    best_of: options.BestOf = None,
-    preset: options.Preset = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    min_new_tokens: options.MinNewTokens = None,
-    seed: options.Seed = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="A string that ends an answer; several times for more.")
     ] = None,
-    regex: grammars.Regex = None,
-    json_schema: grammars.JsonSchema = None,
-    choices: grammars.Choices = None,
-    grammar_backend: grammars.Backend = None,
-    jump_forward: grammars.JumpForward = False,
-    running: Annotated[int, typer.Option(help="So many requests share a step.")] = 32,
-    tokens_per_step: Annotated[int, typer.Option(help="Rows of a step; longer prompts are computed in chunks.")] = 512,
-    policy: Annotated[
-        str, typer.Option(help=f"Who of the next {LEAST_WINDOW} or more lines is let in first: {', '.join(POLICIES)}.")
-    ] = "fcfs",
-    preemption: Annotated[bool, typer.Option(help="Start on an estimate; send back when pages run out.")] = True,
-    page_size: Annotated[int, typer.Option(help="Tokens in a page.")] = 16,
-    num_pages: Annotated[int | None, typer.Option(help="Pages in the pool.")] = None,
-    prefix_cache: Annotated[bool, typer.Option(help="Keep what was computed for requests that begin alike.")] = False,
-    eviction: Annotated[str, typer.Option(help=f"With it, who goes first: {', '.join(EVICTIONS)}.")] = "lru",
-    dtype: options.DtypeOption = "float32",
-    device: options.Device = "cpu",
-    compute: options.ServingCompute = None,
-    batch_invariant: options.BatchInvariant = False,
-    engine: options.Engine = None,
+    answers: Answers,
+    drawing: Drawing,
+    shaping: Shaping,
+    grammar: Grammar,
+    serving: Serving,
 ) -> None:
     """Answer every request of FILE, many at a time, one JSON line for each as it ends. Ctrl-C loses nothing."""
     with input_errors():
-        options.check_device(device)
-        chosen = {"compute": compute, "grammar_backend": grammar_backend}
-        config = EngineConfig.serving(
-            dtype=dtype,
-            device=device,
-            batch_invariant=batch_invariant,
-            max_running_requests=running,
-            max_tokens_per_step=tokens_per_step,
-            policy=policy,
-            preemption=preemption,
-            page_size=page_size,
-            num_pages=num_pages,
-            prefix_cache="radix" if prefix_cache else None,
-            eviction=eviction,
-            wait_for_prefix=32 if prefix_cache else None,
-            jump_forward=jump_forward,
-            **{name: value for name, value in chosen.items() if value is not None},
-        )
-        grammar = grammars.grammar_options(regex, json_schema, choices)
-        base = options.make_params(
-            preset, **grammar, reasoning=bool(grammar) and think, max_new_tokens=max_new_tokens, n=n, best_of=best_of,
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
-            frequency_penalty=frequency_penalty, presence_penalty=presence_penalty, min_new_tokens=min_new_tokens,
-            seed=seed, stop=stop, logprobs=logprobs,
-        )  # fmt: skip
+        config = serving.config(grammar)
+        limits = grammar.params(thinks=think)
+        base = make_params(answers, drawing, shaping, max_new_tokens=max_new_tokens, stop=stop, **limits)
 
         def load() -> tuple[Engine, LineReader]:
-            driver, tokenizer = start(model, engine, config)
+            driver, tokenizer = start(model, serving.engine, config)
             return make_engine(driver, tokenizer.backend_tokenizer), LineReader(tokenizer, base, chat, think)
 
         run_file(load, file, output, resume, ordered)

@@ -1,7 +1,5 @@
 """The two files of ``mini-engine batch``: requests, a line each, and answers, a line each.
 
-Owns: the format of requests and answers, which answers a file holds already. Must not know: how a step is made.
-
 A line is a prompt, or a JSON object with "prompt", "messages" or "token_ids" and any sampling parameter:
 
     {"prompt": "Once upon a time", "max_new_tokens": 30, "stop": ["."], "temperature": 0.8, "seed": 1}
@@ -72,7 +70,7 @@ class LineReader:
                     )
 
     def line(self, index: int, digest: str, raw: bytes) -> Line:
-        """Read one line; whatever is wrong with it becomes its error."""
+        """Read one line; what is wrong with it becomes its error."""
         try:
             ids, params = self.request(raw.decode("utf-8"))
         except UnicodeDecodeError as error:
@@ -83,7 +81,7 @@ class LineReader:
             wrong = "the line is nested too deeply to be read; give fewer brackets within brackets"
         except ValueError as error:
             wrong = str(error)
-        except Exception as error:  # a line is anybody's, and so is a chat template
+        except Exception as error:  # lines and chat templates come from outside
             wrong = f"the line cannot be read ({type(error).__name__}: {error})"
         else:
             return Line(index, digest, ids, params)
@@ -96,7 +94,7 @@ class LineReader:
         try:
             given: dict[str, Any] = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"this is no JSON object ({error}); a line that begins with {{ must be one") from error
+            raise ValueError(f"this is not a JSON object ({error}); a line that begins with {{ must be one") from error
         unknown = sorted(set(given) - set(PARAMETERS) - set(PROMPT_KEYS))
         if unknown:
             raise ValueError(
@@ -139,17 +137,21 @@ def is_turn(value: Any) -> bool:
 def report(line: Line, answers: Iterable[RequestOutput]) -> dict[str, Any]:
     """Return the JSON form of a line's answers."""
     return {
-        "line": line.index, "digest": line.digest, "prompt_tokens": len(line.prompt_ids),
+        "line": line.index,
+        "digest": line.digest,
+        "prompt_tokens": len(line.prompt_ids),
         "answers": [report_answer(answer) for answer in answers],
-    }  # fmt: skip
+    }
 
 
 def report_answer(answer: RequestOutput) -> dict[str, Any]:
     """Return the JSON form of an answer: the text, how it ended, what was asked about it, what it had to wait."""
     known: dict[str, Any] = {
-        "text": answer.text, "token_ids": answer.token_ids, "finish_reason": answer.finish_reason,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
         "matched": answer.matched,
-    }  # fmt: skip
+    }
     if answer.error is not None:
         known["error"] = answer.error
     if answer.logprobs:
@@ -169,7 +171,7 @@ def report_answer(answer: RequestOutput) -> dict[str, Any]:
 def answered(file: Path) -> dict[int, str]:
     """Return place and digest of the lines that ``file`` has answers for; a torn last line is cut off. Mutates it.
 
-    Raises ``ValueError`` for a line that is no answer: ``file`` may be something else.
+    Raises ``ValueError`` for a line that is not an answer: ``file`` may be something else.
     """
     done: dict[int, str] = {}
     whole = 0
@@ -183,7 +185,7 @@ def answered(file: Path) -> dict[int, str]:
                 whole += len(raw)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise ValueError(
-                    f"line {number} of {file} is no answer of this command; give the file that it was writing, or "
+                    f"line {number} of {file} is not an answer of this command; give the file that it was writing, or "
                     "leave out --resume and write to another one"
                 ) from error
     if whole < file.stat().st_size:
@@ -233,7 +235,7 @@ class AnswerWriter:
             self.put(text)
 
     def put(self, text: bytes) -> None:
-        """Write one line and flush it. Raises ``ValueError`` if there is no room or nobody who reads. Mutates."""
+        """Write one line and flush it. Raises ``ValueError`` if there is no room, or no reader. Mutates."""
         try:
             self.stream.write(text)
             self.stream.flush()

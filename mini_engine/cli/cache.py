@@ -1,7 +1,4 @@
-"""``mini-engine cache``: run prompts through an engine with the radix cache and show the tree that they leave.
-
-Owns: the prompts it runs by default, and how a tree and its figures look in a terminal. Must not know: how it grows.
-"""
+"""``mini-engine cache``: run prompts through an engine with the radix cache and show the tree that they leave."""
 
 import json
 from collections.abc import Sequence
@@ -64,7 +61,7 @@ def tree_edges(cache: RadixCache, tokenizer: PreTrainedTokenizerBase) -> list[Ed
 
 
 def root_of(node: Node) -> Node:
-    """Go up as far as it goes."""
+    """Return the root of the tree that ``node`` is in."""
     while node.parent is not None:
         node = node.parent
     return node
@@ -74,10 +71,14 @@ def figures(engine: Engine, cache: RadixCache, edges: Sequence[Edge]) -> dict[st
     """Return what the cache did and what it looks like now."""
     stats = cache.stats
     return {
-        **asdict(stats), "hit_rate": stats.hit_rate, "num_nodes": len(edges),
-        "depth": max((edge.depth + 1 for edge in edges), default=0), "num_pages_cached": cache.num_pages,
-        "num_pages_locked": cache.num_pages - cache.num_evictable, "num_pages": engine.scheduler.allocator.num_pages,
-    }  # fmt: skip
+        **asdict(stats),
+        "hit_rate": stats.hit_rate,
+        "num_nodes": len(edges),
+        "depth": max((edge.depth + 1 for edge in edges), default=0),
+        "num_pages_cached": cache.num_pages,
+        "num_pages_locked": cache.num_pages - cache.num_evictable,
+        "num_pages": engine.scheduler.allocator.num_pages,
+    }
 
 
 def shortened(text: str) -> str:
@@ -157,38 +158,56 @@ def run(engine: Engine, prompts: Sequence[tuple[list[int], str]], params: Sampli
         done += 1
 
 
-def show_cache(
+@dataclass(frozen=True)
+class Sharing:
+    """How the prompts share the pool."""
+
+    eviction: Annotated[str, typer.Option(help=f"Who goes first: {', '.join(EVICTIONS)}.")] = "lru"
+    policy: Annotated[str, typer.Option(help=f"Who is let in first: {', '.join(POLICIES)}.")] = "lpm"
+    page_size: Annotated[int, typer.Option(help="Tokens in a page; edges are cut between pages.")] = 4
+    num_pages: Annotated[int | None, typer.Option(help="Pages in the pool; few make it evict.")] = None
+    running: Annotated[int, typer.Option(help="So many requests at a time.")] = 2
+    wait: Annotated[bool, typer.Option(help="Wait for a beginning that another request is just computing.")] = True
+
+    def config(self) -> EngineConfig:
+        """Build the configuration, which checks every option."""
+        return EngineConfig(
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            max_running_requests=self.running,
+            max_tokens_per_step=64,
+            policy=self.policy,
+            preemption=True,
+            prefix_cache="radix",
+            eviction=self.eviction,
+            wait_for_prefix=self.page_size if self.wait else None,
+        )
+
+
+@options.with_groups
+def cache(
     prompts: Annotated[
         list[str] | None, typer.Argument(help="What to run; some stories and chats if not given.")
     ] = None,
+    *,
     file: Annotated[Path | None, typer.Option(help="More prompts, one on each line.")] = None,
     model: options.Model = None,
     max_new_tokens: options.MaxNewTokens = 12,
-    eviction: Annotated[str, typer.Option(help=f"Who goes first: {', '.join(EVICTIONS)}.")] = "lru",
-    policy: Annotated[str, typer.Option(help=f"Who is let in first: {', '.join(POLICIES)}.")] = "lpm",
-    page_size: Annotated[int, typer.Option(help="Tokens in a page; edges are cut between pages.")] = 4,
-    num_pages: Annotated[int | None, typer.Option(help="Pages in the pool; few make it evict.")] = None,
-    running: Annotated[int, typer.Option(help="So many requests at a time.")] = 2,
-    wait: Annotated[bool, typer.Option(help="Wait for a beginning that another request is just computing.")] = True,
+    sharing: Sharing,
     steps: Annotated[int | None, typer.Option(min=0, help="Stop after so many steps and show what is locked.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a drawing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a drawing.")] = False,
     engine: options.Engine = None,
 ) -> None:
     """Run PROMPTS with the radix cache and draw the tree: text, pages, uses and last use of every edge."""
     with input_errors():
-        config = EngineConfig(
-            page_size=page_size, num_pages=num_pages, max_running_requests=running, max_tokens_per_step=64,
-            policy=policy, preemption=True, prefix_cache="radix", eviction=eviction,
-            wait_for_prefix=page_size if wait else None,
-        )  # fmt: skip
-        driver, tokenizer = start(model, engine, config)
+        driver, tokenizer = start(model, engine, sharing.config())
         served = make_engine(driver)
         run(served, read_prompts(prompts or [], file, tokenizer), SamplingParams(max_new_tokens=max_new_tokens), steps)
-    cache = served.scheduler.cache
-    assert isinstance(cache, RadixCache), "the configuration asks for one"
-    edges = tree_edges(cache, tokenizer)
-    known = figures(served, cache, edges)
-    if json_output:
+    tree = served.scheduler.cache
+    assert isinstance(tree, RadixCache), "the configuration asks for one"
+    edges = tree_edges(tree, tokenizer)
+    known = figures(served, tree, edges)
+    if as_json:
         typer.echo(json.dumps({**known, "edges": [asdict(edge) for edge in edges]}))
         return
     Console(highlight=False).print(drawn(edges))

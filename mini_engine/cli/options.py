@@ -1,8 +1,11 @@
-"""The options that commands share, and what they build: an engine's configuration, a request's sampling parameters.
+"""The options that commands share, in groups, and what they build: an engine's configuration, a request's parameters.
 
-Owns: names and help of options, and the checks that only make sense on a command line. Must not know: commands.
+A command has a parameter for each group, and ``with_groups`` makes an option of each of the group's fields.
 """
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -15,87 +18,125 @@ from mini_engine.sampler.params import PRESETS, SamplingParams
 ENGINE_PANEL, SAMPLING_PANEL = "How the engine runs", "How tokens are chosen"
 
 
+def engine_option(*names: str, help: str) -> Any:
+    """Return an option under the heading of the engine's."""
+    return typer.Option(*names, help=help, rich_help_panel=ENGINE_PANEL)
+
+
+def sampling_option(*names: str, help: str) -> Any:
+    """Return an option under the heading of the sampler's."""
+    return typer.Option(*names, help=help, rich_help_panel=SAMPLING_PANEL)
+
+
 Model = Annotated[
     str | None, typer.Option(help="Checkpoint folder or hub id of a dense Qwen3; the embedded model if not given.")
 ]
 MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
-DtypeOption = Annotated[str, typer.Option(help="float32 or bfloat16.", rich_help_panel=ENGINE_PANEL)]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …", rich_help_panel=ENGINE_PANEL)]
+DtypeOption = Annotated[str, engine_option(help="float32 or bfloat16.")]
+Device = Annotated[str, engine_option(help="cpu, cuda, cuda:1, …")]
 COMPUTE_HELP = (
     "reference: the bits of transformers. packed: weights packed once, 2-3 times faster on a CPU. fast: packed, and "
     "faster decode steps in bfloat16. compiled: compiled loops, fastest for a small model on a CPU. triton: the "
     "course's kernels, on an NVIDIA GPU or with TRITON_INTERPRET=1."
 )
-ComputeOption = Annotated[str, typer.Option("--compute", help=COMPUTE_HELP, rich_help_panel=ENGINE_PANEL)]
-ServingCompute = Annotated[
-    str | None,
-    typer.Option("--compute", help=f"The fastest if not given. {COMPUTE_HELP}", rich_help_panel=ENGINE_PANEL),
-]
+ComputeOption = Annotated[str, engine_option("--compute", help=COMPUTE_HELP)]
+ServingCompute = Annotated[str | None, engine_option("--compute", help=f"The fastest if not given. {COMPUTE_HELP}")]
 Engine = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder whose modules stand in for the engine's own, such as your work/.", rich_help_panel=ENGINE_PANEL
-    ),
+    Path | None, engine_option(help="Folder whose modules stand in for the engine's own, such as your work/.")
 ]
-BatchInvariant = Annotated[
-    bool, typer.Option(help="Bits that do not depend on batch, chunks or threads.", rich_help_panel=ENGINE_PANEL)
-]
-
-Preset = Annotated[
-    str | None,
-    typer.Option(help=f"Start from {', '.join(PRESETS)}; other options change it.", rich_help_panel=SAMPLING_PANEL),
-]
-Temperature = Annotated[
-    float | None,
-    typer.Option(
-        help="0: always the likeliest token. 1: the model's own distribution.", rich_help_panel=SAMPLING_PANEL
-    ),
-]
-TopK = Annotated[int | None, typer.Option(help="Only the k likeliest tokens can come.", rich_help_panel=SAMPLING_PANEL)]
-TopP = Annotated[
-    float | None,
-    typer.Option(
-        help="Only the likeliest tokens that together reach this probability.", rich_help_panel=SAMPLING_PANEL
-    ),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(help="Nothing less likely than this share of the likeliest token.", rich_help_panel=SAMPLING_PANEL),
-]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option(help="Above 1: seen tokens become less likely.", rich_help_panel=SAMPLING_PANEL)
-]
-FrequencyPenalty = Annotated[
-    float | None, typer.Option(help="Taken off a logit for every time the token came.", rich_help_panel=SAMPLING_PANEL)
-]
-PresencePenalty = Annotated[
-    float | None, typer.Option(help="Taken off a logit once the token came.", rich_help_panel=SAMPLING_PANEL)
-]
-MinNewTokens = Annotated[
-    int | None, typer.Option(help="No end of the text before this many tokens.", rich_help_panel=SAMPLING_PANEL)
-]
-LogprobsOption = Annotated[
-    int | None, typer.Option("--logprobs", help="Report each token's log-probability and that many alternatives.")
-]
-Trace = Annotated[bool, typer.Option("--trace", help="Print, for every token, the distribution after every stage.")]
-Samples = Annotated[int, typer.Option("--n", help="So many answers, generated side by side.")]
-BestOf = Annotated[int | None, typer.Option(help="Generate so many and show the --n likeliest.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=SAMPLING_PANEL)]
+BatchInvariant = Annotated[bool, engine_option(help="Bits that do not depend on batch, chunks or threads.")]
 
 
-def make_config(dtype: str, device: str, compute: str, batch_invariant: bool, **changes: Any) -> EngineConfig:
-    """Build the configuration, which checks the words, with ``changes`` to other options.
+@dataclass(frozen=True)
+class Computing:
+    """How one request at a time is computed."""
 
-    Raises ``ValueError`` for a device that is not there.
-    """
-    check_device(device)
-    return EngineConfig(
-        dtype=cast(Dtype, dtype),
-        device=device,
-        compute=cast(Compute, compute),
-        batch_invariant=batch_invariant,
-        **changes,
-    )
+    dtype: DtypeOption = "float32"
+    device: Device = "cpu"
+    compute: ComputeOption = "reference"
+    batch_invariant: BatchInvariant = False
+    engine: Engine = None
+
+    def config(self, **changes: Any) -> EngineConfig:
+        """Build the configuration, which checks the words, with ``changes`` to other options.
+
+        Raises ``ValueError`` for a device that is not there.
+        """
+        check_device(self.device)
+        return EngineConfig(
+            dtype=cast(Dtype, self.dtype),
+            device=self.device,
+            compute=cast(Compute, self.compute),
+            batch_invariant=self.batch_invariant,
+            **changes,
+        )
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a token is drawn. ``None``: not given."""
+
+    preset: Annotated[
+        str | None, sampling_option(help=f"Start from {', '.join(PRESETS)}; other options change it.")
+    ] = None
+    temperature: Annotated[
+        float | None, sampling_option(help="0: always the likeliest token. 1: the model's own distribution.")
+    ] = None
+    top_k: Annotated[int | None, sampling_option(help="Only the k likeliest tokens can come.")] = None
+    top_p: Annotated[
+        float | None, sampling_option(help="Only the likeliest tokens that together reach this probability.")
+    ] = None
+    min_p: Annotated[
+        float | None, sampling_option(help="Nothing less likely than this share of the likeliest token.")
+    ] = None
+    seed: Annotated[int | None, sampling_option(help="The same seed gives the same text.")] = None
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """What changes logits before a token is drawn. ``None``: not given."""
+
+    repetition_penalty: Annotated[float | None, sampling_option(help="Above 1: seen tokens become less likely.")] = None
+    frequency_penalty: Annotated[
+        float | None, sampling_option(help="Taken off a logit for every time the token came.")
+    ] = None
+    presence_penalty: Annotated[float | None, sampling_option(help="Taken off a logit once the token came.")] = None
+    min_new_tokens: Annotated[int | None, sampling_option(help="No end of the text before this many tokens.")] = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How many answers there are and what is reported of them. ``None``: not given."""
+
+    logprobs: Annotated[
+        int | None, typer.Option(help="Report each token's log-probability and that many alternatives.")
+    ] = None
+    n: Annotated[int, typer.Option("--n", help="So many answers, generated side by side.")] = 1
+    best_of: Annotated[int | None, typer.Option(help="Generate so many and show the --n likeliest.")] = None
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that has an option for each field of its parameters that are groups (dataclasses)."""
+    parameters = inspect.signature(command).parameters
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in parameters.items() if is_dataclass(each.annotation)
+    }
+    keyword, flat = inspect.Parameter.KEYWORD_ONLY, list[inspect.Parameter]()
+    for name, each in parameters.items():
+        if name in groups:
+            members = fields(groups[name])
+            flat += [inspect.Parameter(f.name, keyword, default=f.default, annotation=f.type) for f in members]
+        else:
+            flat.append(each.replace(kind=keyword))
+
+    def run(**given: Any) -> None:
+        built = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        command(**given, **built)
+
+    run.__doc__ = command.__doc__
+    run.__annotations__ = {each.name: each.annotation for each in flat}
+    run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    return run
 
 
 def check_device(device: str) -> None:
@@ -108,12 +149,15 @@ def check_device(device: str) -> None:
         ) from error
 
 
-def make_params(preset: str | None, **given: Any) -> SamplingParams:
+def make_params(*groups: Drawing | Shaping | Answers, **given: Any) -> SamplingParams:
     """Build the parameters from the options that were given (``None`` means not given).
 
-    Raises ``ValueError`` for an option that greedy decoding would ignore, beside the errors of ``SamplingParams``.
+    Raises ``ValueError`` for an option that greedy decoding would ignore, and as ``SamplingParams`` does.
     """
+    for group in groups:
+        given |= vars(group)
     changes = {name: value for name, value in given.items() if value is not None}
+    preset = changes.pop("preset", None)
     params = SamplingParams.preset(preset, **changes) if preset else SamplingParams(**changes)
     for name in ("top_k", "top_p", "min_p", "seed"):
         if params.is_greedy and name in changes:

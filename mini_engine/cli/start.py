@@ -1,7 +1,4 @@
-"""What every command begins with: errors shown in one line, the engine that is asked for, the model.
-
-Owns: how input errors look and what is checked before anything runs. Must not know: commands.
-"""
+"""What every command begins with: errors shown in one line, the engine that is asked for, the model."""
 
 import warnings
 from collections.abc import Iterator
@@ -14,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from mini_engine.checkpoint import load_tokenizer, resolve_folder
 from mini_engine.config import EngineConfig
 from mini_engine.llm import load_driver
-from mini_engine.overlay import installed_folder
+from mini_engine.overlay import installed
 from mini_engine.sampler.driver import SamplingDriver
 
 
@@ -34,11 +31,15 @@ def input_errors() -> Iterator[None]:
 
 def check_engine(folder: Path | None) -> None:
     """Raise ``ValueError`` unless the modules that are running are those that ``--engine`` asks for."""
-    running = installed_folder()
+    overlay = installed()
+    running = overlay.folder if overlay is not None else None
     if (folder and folder.resolve()) != running:
         raise ValueError(f"--engine is {folder}, but the modules of {running or 'the engine itself'} are running")
-    if running is not None:
+    if overlay is not None:
         typer.secho(f"running the modules of {running}", dim=True, err=True)
+    if overlay is not None and overlay.filled:
+        tasks = ", ".join(sorted(overlay.filled))
+        typer.secho(f"not written yet, so the reference's own: {tasks}", dim=True, err=True)
 
 
 def start(

@@ -1,7 +1,6 @@
 """The tables that commands print: log-probabilities of tokens, the stages of the sampler.
 
-Owns: columns and their format. Must not know: how the figures come about. Tables go to standard error, where everything
-goes that is not generated text.
+Tables go to standard error, as everything does that is not generated text.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from mini_engine.sampler.driver import SampledStep
 from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.sampler.trace import SamplingTrace
 
@@ -39,9 +37,9 @@ def show(table: Table) -> None:
     Console(stderr=True, highlight=False, markup=False).print(table)
 
 
-def print_trace(trace: SamplingTrace, tokenizer: PreTrainedTokenizerBase, step: SampledStep) -> None:
-    """Print what every stage did to the row that ``step`` was chosen from."""
-    table = make_table(f"-> {token_text(tokenizer, step.token_id)}", ["stage", "tokens", "bits", "kept", "likeliest"])
+def print_trace(trace: SamplingTrace, tokenizer: PreTrainedTokenizerBase, token_id: int) -> None:
+    """Print what every stage did to the row that ``token_id`` was chosen from."""
+    table = make_table(f"-> {token_text(tokenizer, token_id)}", ["stage", "tokens", "bits", "kept", "likeliest"])
     for stage in trace.stages(0):
         likeliest = "  ".join(f"{token_text(tokenizer, token)} {prob:.3f}" for token, prob in stage.top)
         table.add_row(stage.name, str(stage.support), f"{stage.entropy:.2f}", f"{stage.kept:.1%}", likeliest)

@@ -35,7 +35,7 @@ def run(tmp_path, lines, *arguments):
 
 
 @pytest.mark.parametrize("cache", [[], ["--prefix-cache", "--page-size", "4"]])
-def test_answers_are_those_of_the_lonely_run_in_the_order_of_the_lines(tmp_path, cache):
+def test_answers_are_those_of_a_run_alone_in_the_order_of_the_lines(tmp_path, cache):
     asked = [
         "Once upon a time",
         "",
@@ -43,7 +43,7 @@ def test_answers_are_those_of_the_lonely_run_in_the_order_of_the_lines(tmp_path,
         {"token_ids": [352, 289, 256], "stop_token_ids": [13]},
         {"messages": [{"role": "user", "content": "Who is Ida?"}], "n": 2, "temperature": 1.0, "seed": 1},
     ]
-    reports, told = run(tmp_path, asked, "--batch-invariant", "--max-new-tokens", "12", *cache)
+    reports, said = run(tmp_path, asked, "--batch-invariant", "--max-new-tokens", "12", *cache)
     driver = load_driver(engine=None)
     alone = load_driver(engine=type(driver.config)(batch_invariant=True, compute="packed"))
     ids = TOKENIZER.encode("Once upon a time", add_special_tokens=False)
@@ -56,8 +56,8 @@ def test_answers_are_those_of_the_lonely_run_in_the_order_of_the_lines(tmp_path,
     assert (third["finish_reason"], third["matched"]) in [("stop", 13), ("length", None)]
     assert [len(report["answers"]) for report in reports] == [1, 1, 1, 2]
     assert [report["line"] for report in reports] == [0, 2, 3, 4]  # the empty line counts
-    assert "4 requests" in told
-    assert ("prefix cache" in told) == bool(cache)
+    assert "4 requests" in said
+    assert ("prefix cache" in said) == bool(cache)
 
 
 def test_a_faulty_line_has_its_error_in_its_place(tmp_path):
@@ -74,18 +74,14 @@ def test_a_faulty_line_has_its_error_in_its_place(tmp_path):
         {"prompt": "x", "logit_bias": {"a": 1}},
         "Once",
     ]
-    reports, told = run(tmp_path, asked, "--max-new-tokens", "3")
+    reports, said = run(tmp_path, asked, "--max-new-tokens", "3")
     errors = [report["answers"][0].get("error") for report in reports]
-    for error, part in zip(
-        errors[:-1],
-        ["'tempature'", "no JSON object", "temperature", "prompt is 3", "exactly one", "99999", "0 tokens", "stop",
-         "max_new_tokens", "'a'"],
-        strict=True,
-    ):  # fmt: skip
+    parts = ["'tempature'", "not a JSON object", "temperature", "prompt is 3", "exactly one", "99999", "0 tokens"]
+    for error, part in zip(errors[:-1], [*parts, "stop", "max_new_tokens", "'a'"], strict=True):
         assert error is not None
         assert part in error
     assert errors[-1] is None
-    assert "10 ended with an error" in told
+    assert "10 ended with an error" in said
 
 
 def test_stop_strings_end_answers_and_are_not_shown(tmp_path):
@@ -115,15 +111,13 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(tmp_path):
 def command(*arguments, **options):
     """Start the command in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "mini_engine", "batch", *map(str, arguments)], env=environment, text=True,
-        stderr=subprocess.PIPE, **options,
-    )  # fmt: skip
+    line = [sys.executable, "-m", "mini_engine", "batch", *map(str, arguments)]
+    return subprocess.Popen(line, env=environment, text=True, stderr=subprocess.PIPE, **options)
 
 
 def write_requests(file, count, longest=1):
-    file.write_text("".join(json.dumps({"token_ids": [i % 900 + 1], "max_new_tokens": i % longest + 1}) + "\n"
-                            for i in range(count)))  # fmt: skip
+    requests = ({"token_ids": [i % 900 + 1], "max_new_tokens": i % longest + 1} for i in range(count))
+    file.write_text("".join(json.dumps(request) + "\n" for request in requests))
     return file
 
 
@@ -135,11 +129,11 @@ def test_an_interrupted_run_keeps_its_answers_and_goes_on(tmp_path, ordered):
     while not (output.exists() and output.read_bytes().count(b"\n") > 50):
         assert process.poll() is None, process.stderr.read()
     process.send_signal(signal.SIGINT)
-    told = process.communicate(timeout=120)[1]
+    said = process.communicate(timeout=120)[1]
     first = output.read_bytes()
     assert process.returncode == 130
-    assert int(re.search(r"interrupted: (\d+) lines that have begun", told)[1]) <= 32  # of a window of 128
-    assert f"mini-engine batch {file} --output {output} --resume" in told
+    assert int(re.search(r"interrupted: (\d+) lines that have begun", said)[1]) <= 32  # of a window of 128
+    assert f"mini-engine batch {file} --output {output} --resume" in said
     assert first.endswith(b"\n")
     indices = [json.loads(line)["line"] for line in first.splitlines()]
     assert 50 < len(indices) < 6_000
@@ -182,17 +176,17 @@ def test_a_full_disk_and_a_closed_pipe_are_one_line(tmp_path):
     file = write_requests(tmp_path / "requests.jsonl", 2_000)
     with open("/dev/full", "wb") as full:
         process = command(file, stdout=full)
-        told = process.communicate(timeout=120)[1]
+        said = process.communicate(timeout=120)[1]
     assert process.returncode == 2
-    assert "No space left" in told
-    assert len(told.strip().splitlines()) == 1
+    assert "No space left" in said
+    assert len(said.strip().splitlines()) == 1
     process = command(file, stdout=subprocess.PIPE)
     assert json.loads(process.stdout.readline())["line"] == 0
     process.stdout.close()
-    told = process.stderr.read()
+    said = process.stderr.read()
     assert process.wait(timeout=120) == 2
-    assert "Broken pipe" in told
-    assert len(told.strip().splitlines()) == 1
+    assert "Broken pipe" in said
+    assert len(said.strip().splitlines()) == 1
 
 
 def test_only_line_feeds_end_lines_and_a_bad_byte_is_its_own_lines_error(tmp_path):
@@ -231,11 +225,11 @@ def test_a_line_with_a_schema_is_answered_and_options_of_generate_hold(tmp_path)
     assert all(len(table) == 2 for table in reports[1]["answers"][0]["logprobs"])
     assert reports[2]["answers"][0]["text"] in "ab"
     banned = {"prompt": "Once", "allowed_token_ids": [300], "logprobs": 2, "logprobs_mode": "processed"}
-    (told,), _ = run(tmp_path, [banned], "--max-new-tokens", "1")  # JSON has no minus infinity
-    assert [entry["logprob"] for entry in told["answers"][0]["logprobs"][0]] == [0.0, 0.0, None]
-    (told,), _ = run(tmp_path, ["Once"], "--choices", "yes,no", "--chat")
-    assert told["answers"][0]["text"] in ("yes", "no")
-    assert told["prompt_tokens"] > 1
+    (said,), _ = run(tmp_path, [banned], "--max-new-tokens", "1")  # JSON has no minus infinity
+    assert [entry["logprob"] for entry in said["answers"][0]["logprobs"][0]] == [0.0, 0.0, None]
+    (said,), _ = run(tmp_path, ["Once"], "--choices", "yes,no", "--chat")
+    assert said["answers"][0]["text"] in ("yes", "no")
+    assert said["prompt_tokens"] > 1
 
 
 def test_what_is_not_an_answer_is_neither_cut_nor_gone_on_with(tmp_path):
@@ -245,7 +239,7 @@ def test_what_is_not_an_answer_is_neither_cut_nor_gone_on_with(tmp_path):
         other.write_text(text)
         result = CliRunner().invoke(app, ["batch", str(file), "--output", str(other)])
         assert (result.exit_code, other.read_text()) == (2, text)
-        with pytest.raises(ValueError, match="is no answer") if text != '{"lin' else pytest.MonkeyPatch.context():
+        with pytest.raises(ValueError, match="is not an answer") if text != '{"lin' else pytest.MonkeyPatch.context():
             answered(other)
     assert other.read_text() == ""  # torn before its first key: an answer
 
@@ -262,7 +256,7 @@ def test_answers_of_another_file_are_refused(tmp_path):
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, unique=True), st.randoms(), st.integers(0, 3_000))
-def test_a_file_cut_anywhere_goes_on(tmp_path_factory, places, dice, cut):
+def test_a_file_cut_anywhere_goes_on(tmp_path_factory, places, random, cut):
     """Answers in any order of ending: --ordered brings theirs; a file torn at any byte keeps its whole lines."""
     params = SamplingParams()
     lines = [Line(index, f"{index:x}", [1], params) for index in sorted(places)]
@@ -271,7 +265,7 @@ def test_a_file_cut_anywhere_goes_on(tmp_path_factory, places, dice, cut):
         writer = AnswerWriter(stream, "answers", ordered=True)
         for line in lines:
             writer.expect(line)
-        for line in dice.sample(lines, len(lines)):
+        for line in random.sample(lines, len(lines)):
             writer.write(line, [RequestOutput("", [], text="a" * line.index, finish_reason="stop")])
     raw = file.read_bytes()
     assert [json.loads(line)["line"] for line in raw.splitlines()] == sorted(places)

@@ -274,12 +274,10 @@ def experiment(lesson):
 
 
 @by_lesson
-def test_whole_experiment_is_short_self_contained_and_asserts(lesson):
-    needs_interpreter(lesson.pages())
+def test_whole_experiment_is_short_and_asserts(lesson):
     block = experiment(lesson)
     assert block.text.count("\n") <= 15
     assert isinstance(ast.parse(block.text).body[-1], ast.Assert)
-    run(block, {"__name__": "experiment"}, lesson.pages()[-1])
 
 
 def shifted(batch):
@@ -307,9 +305,11 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @by_lesson
-def test_whole_experiment_fails_on_a_faulty_engine(lesson, monkeypatch):
+def test_whole_experiment_is_self_contained_and_fails_on_a_faulty_engine(lesson, monkeypatch):
     needs_interpreter(lesson.pages())
+    run(experiment(lesson), {"__name__": "experiment"}, lesson.pages()[-1])
     module_name, attribute, fault = FAULTS[lesson.id]
     module = importlib.import_module(module_name)
     right = getattr(module, attribute)

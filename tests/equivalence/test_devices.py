@@ -68,7 +68,10 @@ def run(device: str, options: dict, names: list[str]) -> list[list[list[int]]]:
     return [[each.token_ids for each in samples] for samples in answers]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "options",
+    ["chunks and pressure", *(pytest.param(name, marks=pytest.mark.slow) for name in ("as it is", "prefix cache"))],
+)
 def test_an_engine_on_a_gpu_mixes_no_devices(options):
     names = list(PARAMS)
     assert run("cuda", OPTIONS[options], names) == run("cpu", OPTIONS[options], names)

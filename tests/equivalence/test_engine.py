@@ -1,7 +1,7 @@
 """The engine against the lonely run: whatever shares its steps, a request gets the tokens, bits and text it gets alone.
 
 The oracle is the driver of L4, which knows no scheduler, with the stop strings looked for in what it generated. The
-matrix of random traces runs ``MINI_ENGINE_TRACES`` of them, 25 without that variable; before a release run
+matrix of random traces runs ``MINI_ENGINE_TRACES`` of them, 10 without that variable; before a release run
 
     MINI_ENGINE_TRACES=200 pytest tests/equivalence/test_engine.py -k matrix
 """

@@ -1,7 +1,8 @@
 """Grammars in the engine: off is off, neighbours change no bit, and nothing else in a request breaks its text.
 
 The oracle of the matrix is the driver of L4, one request at a time, with the grammar as a logits processor that tries
-every token's bytes: it knows no masks, no queue and no scheduler. The matrix runs a third of ``MINI_ENGINE_TRACES``.
+every token's bytes: it knows no masks, no queue and no scheduler. The matrix runs a third of ``MINI_ENGINE_TRACES``,
+and at least 9 of them.
 """
 
 import json
@@ -54,7 +55,7 @@ from tests.support.grammars import (
     serving,
 )
 
-NUM_TRACES = -(-TRACES // 3)
+NUM_TRACES = max(9, -(-TRACES // 3))
 NEWLINE = encode("\n")[0]
 SPECIAL = {TOKENIZER.token_to_id(text) for text in ("<|endoftext|>", "<|im_start|>", corpus.THINK, corpus.THINK_END)}
 ANYTHING = r"[\s\S]*"

@@ -120,6 +120,7 @@ SAMPLED = [
 ]
 
 
+@pytest.mark.slow
 def test_seeded_and_penalised_answers_are_those_of_torch():
     prompts = random_prompts(len(SAMPLED), 6, 60)
     found = []
@@ -134,6 +135,7 @@ def test_seeded_and_penalised_answers_are_those_of_torch():
         assert [entry.logprob for entry in ours] == pytest.approx([entry.logprob for entry in plain], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_unseeded_rows_take_the_tokens_of_the_same_uniform_numbers():
     prompts = random_prompts(3, 6, 60)
     params = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.01, max_new_tokens=4, ignore_eos=True)

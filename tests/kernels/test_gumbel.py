@@ -53,6 +53,7 @@ def test_the_draws_are_those_of_lesson_four(width, monkeypatch):
     assert torch.equal(got, op.draw_seeded_reference(logits, seeds, positions))
 
 
+@pytest.mark.slow
 def test_a_token_is_drawn_as_often_as_it_is_likely_and_a_banned_one_never():
     logits = torch.tensor([2.0, 1.0, -torch.inf, 0.5, -1.0], device=DEVICE)
     rows = 100

@@ -43,6 +43,7 @@ def test_the_token_is_the_one_that_lesson_four_draws(rows_of, joint):
     assert torch.equal(op.sample_top_k_top_p_reference(logits, k, p, min_p, uniform, joint), got)
 
 
+@pytest.mark.slow
 def test_every_share_is_as_wide_as_its_probability():
     """Shares are swept with evenly spaced numbers instead of drawn: each is hit as often as it is wide, to one."""
     logits = torch.tensor([2.0, 1.5, -torch.inf, 1.5, 0.7, 0.0, -1.0, 1.5, -torch.inf], device=DEVICE)

@@ -59,7 +59,13 @@ def rows_to_search():
     yield "alone", x[:1]
 
 
-@pytest.mark.parametrize(("name", "x"), list(rows_to_search()))
+SLOW = ("shifted", "negative")  # interpreted, each takes seconds
+by_row = pytest.mark.parametrize(
+    ("name", "x"), [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] in SLOW)) for row in rows_to_search()]
+)
+
+
+@by_row
 def test_the_cut_of_a_count_is_what_a_sort_finds(name, x):
     order = np.sort(x.cpu().numpy())[::-1]
     for target in {1, len(x) // 2 or 1, len(x) - 1 or 1, len(x)}:
@@ -69,7 +75,7 @@ def test_the_cut_of_a_count_is_what_a_sort_finds(name, x):
             assert above == int((order > cut).sum())
 
 
-@pytest.mark.parametrize(("name", "x"), list(rows_to_search()))
+@by_row
 def test_the_cut_of_a_mass_is_what_a_sort_finds_and_no_block_size_changes_it(name, x):
     order = np.sort(x.cpu().numpy())[::-1]
     weights = np.exp(order.astype(np.float64) - order[0]) * 2.0**40

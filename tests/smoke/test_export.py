@@ -16,10 +16,10 @@ from smoke.framework.manifest import ENGINE, load_manifest
 def run(folder: Path, *arguments: str, module: str = "smoke") -> subprocess.CompletedProcess[str]:
     """Run a command of the exported repository, with nothing of this one on the path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,7 @@ def bodies(folder: Path, lesson_id: str) -> dict[str, str]:
 @pytest.mark.slow
 def test_lesson_one_can_be_worked_on(first: Path) -> None:
     """Red for the right reason, and green with a solution: all by the exported folder's own commands."""
+    assert run(first, "run", "L2").returncode == 2, "a lesson that is not there is a wrong question"
     started = run(first, "start", "L1")
     assert started.returncode == 0, started.stderr
     red = run(first, "run", "L1", "-k", "L1.A")
@@ -61,7 +62,6 @@ def test_later_lessons_are_gone(first: Path) -> None:
         left += list((first / "smoke").rglob(lesson_id.lower()))
         assert left == []
     assert not any("raise NotImplementedError" in body for body in bodies(first, "L1").values())
-    assert run(first, "run", "L2").returncode == 2, "a lesson that is not there is a wrong question"
 
 
 def test_no_line_of_a_later_solution_is_left(first: Path) -> None:

@@ -74,6 +74,7 @@ def test_a_lesson_from_start_to_diff(smoke, tmp_path):
     assert "index_copy_" in (work / "attention/pool.py.bak").read_text()
 
 
+@pytest.mark.slow
 def test_a_failure_is_explained(smoke, tmp_path):
     smoke("start", "L2")
     work = tmp_path / "work"

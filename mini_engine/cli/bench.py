@@ -1,0 +1,22 @@
+"""``mini-engine bench``: one command for each benchmark."""
+
+import typer
+
+from mini_engine.bench.ablate import bench_ablate
+from mini_engine.bench.batch import bench_batch
+from mini_engine.bench.forward import bench_forward
+from mini_engine.bench.grammar.command import bench_grammar
+from mini_engine.bench.kernels.command import bench_kernels
+from mini_engine.bench.prefix import bench_prefix
+from mini_engine.bench.sampler import bench_sampler
+from mini_engine.bench.serving import bench_serving
+
+bench = typer.Typer(help="Measure the engine beside a peer, in the same process.", no_args_is_help=True)
+bench.command("forward")(bench_forward)
+bench.command("sampler")(bench_sampler)
+bench.command("serving")(bench_serving)
+bench.command("ablate")(bench_ablate)
+bench.command("prefix")(bench_prefix)
+bench.command("grammar")(bench_grammar)
+bench.command("kernels")(bench_kernels)
+bench.command("batch")(bench_batch)
