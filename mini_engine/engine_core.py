@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator
-from mini_engine.attention.metadata import SequenceChunk, pack_batch, slots_of
+from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch, slots_of
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig
 from mini_engine.constraints import ConstraintError, Constraints, NoConstraints
@@ -33,8 +33,7 @@ from mini_engine.scheduler.policy import make_policy
 from mini_engine.scheduler.prefix_cache import PrefixCache
 from mini_engine.scheduler.request import FinishReason, Request, RequestState, RequestTimes
 from mini_engine.scheduler.scheduler import Allocator, ScheduledBatch, ScheduledChunk, Scheduler, SchedulerLimits
-from mini_engine.scheduler.sharing import SharingLimits
-from mini_engine.scoring import score_given
+from mini_engine.scoring import score_forced, score_prompt
 
 IDLE_S = 0.005  # how long a step without other work waits for a constraint
 
@@ -74,10 +73,7 @@ class EngineCore:
         config, model = driver.config, driver.model
         check_parts(config, prefix_cache, constraints)
         num_pages = config.pool_pages(model.config)
-        sharing = SharingLimits(config.wait_for_prefix, config.wait_below_match)
-        limits = SchedulerLimits(
-            config.max_running_requests, config.max_tokens_per_step, config.preemption, config.max_steps_waited, sharing
-        )
+        limits = SchedulerLimits.from_config(config)
         policy = make_policy(config.policy, config.policy_seed)
         self.driver, self.tokenizer, self.clock = driver, tokenizer, clock
         self.pool = KVPool(model.config, num_pages, config.page_size, model.embedding.dtype, config.device)
@@ -180,8 +176,7 @@ class EngineCore:
                 self.copy_prefix(chunk, chunk.copied_from)
         inputs = pack_batch([packed(c) for c in batch.chunks], self.scheduler.page_size, self.driver.config.device)
         hidden = self.driver.hidden_states(inputs, self.pool)  # [T, H]
-        outputs = [self.entries[chunk.request.request_id].output for chunk in batch.chunks]
-        score_given(batch, outputs, inputs.metadata.query_ranges, hidden, self.driver.logits)
+        self.score_given(batch, inputs, hidden)
         rows = [row for row, chunk in enumerate(batch.chunks) if chunk.samples]
         return self.driver.logits(hidden, inputs.logit_rows[rows])
 
@@ -193,6 +188,14 @@ class EngineCore:
         output, known = (self.entries[r.request_id].output for r in (chunk.request, source))
         if known.prompt_logprobs is not None and len(known.prompt_logprobs) > len(output.prompt_logprobs or ()):
             output.prompt_logprobs = list(known.prompt_logprobs)
+
+    def score_given(self, batch: ScheduledBatch, inputs: BatchInputs, hidden: Tensor) -> None:
+        """Report log-probabilities of prompt tokens and forced tokens where asked. ``hidden`` [T, H]. Mutates."""
+        for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
+            if chunk.request.params.prompt_logprobs is not None or chunk.request.params.logprobs is not None:
+                output, rows = self.entries[chunk.request.request_id].output, hidden[slice(*query_range)]
+                score_prompt(chunk, output, rows, self.driver.logits)
+                score_forced(chunk, output, rows, self.driver.logits)
 
     @phase
     @isolating

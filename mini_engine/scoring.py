@@ -3,36 +3,16 @@
 Row i of a chunk predicts the token after it, so the last row predicts the first token of the next chunk.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from mini_engine.outputs import RequestOutput
 from mini_engine.sampler.logprobs import TokenLogprob, token_logprobs
-from mini_engine.scheduler.scheduler import ScheduledBatch, ScheduledChunk
+from mini_engine.scheduler.scheduler import ScheduledChunk
 
 Head = Callable[[Tensor, None], Tensor]  # hidden states [n, H], all rows of them -> logits [n, V]
-
-
-def score_given(
-    batch: ScheduledBatch,
-    outputs: Sequence[RequestOutput],
-    query_ranges: Sequence[tuple[int, int]],
-    hidden: Tensor,
-    head: Head,
-) -> None:
-    """Score prompt tokens and forced tokens of every chunk whose request asks for log-probabilities. Mutates.
-
-    ``outputs`` and ``query_ranges``: those of the chunks, in the order of ``batch``. ``hidden`` [T, H]: the rows of the
-    step; those of a chunk are ``hidden[start:end]`` of its range.
-    """
-    for chunk, output, query_range in zip(batch.chunks, outputs, query_ranges, strict=True):
-        params = chunk.request.params
-        if params.prompt_logprobs is not None or params.logprobs is not None:
-            rows = hidden[slice(*query_range)]
-            score_prompt(chunk, output, rows, head)
-            score_forced(chunk, output, rows, head)
 
 
 def score_prompt(chunk: ScheduledChunk, output: RequestOutput, hidden: Tensor, head: Head) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
+from mini_engine.config import EngineConfig
 from mini_engine.scheduler.budget import GrowthEstimate
 from mini_engine.scheduler.policy import Policy
 from mini_engine.scheduler.prefix_cache import NullPrefixCache, PrefixCache, PrefixHit
@@ -80,6 +81,14 @@ class SchedulerLimits:
     preemption: bool = False
     max_steps_waited: int = 256
     sharing: SharingLimits = field(default_factory=SharingLimits)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> "SchedulerLimits":
+        """Return the limits that ``config`` sets."""
+        sharing = SharingLimits(config.wait_for_prefix, config.wait_below_match)
+        return cls(
+            config.max_running_requests, config.max_tokens_per_step, config.preemption, config.max_steps_waited, sharing
+        )
 
 
 class WaitingHits(Mapping[str, PrefixHit]):
