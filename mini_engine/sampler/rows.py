@@ -26,7 +26,7 @@ class SampledRows(Generic[Sampled]):
         self.requests: list[Sampled] = []
         self.batch = SamplingBatch([], [], {}, device)
 
-    def follow(self, requests: Sequence[Sampled]) -> None:
+    def sync(self, requests: Sequence[Sampled]) -> None:
         """Make the rows those of ``requests``, in their order. Mutates.
 
         Rows that stay keep their state. A request that was not here last time is built from its history, which gives
