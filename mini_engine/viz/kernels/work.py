@@ -15,10 +15,18 @@ from typing import Any
 from mini_engine.config import ModelConfig
 
 QWEN3_0_6B = ModelConfig(
-    vocab_size=151_936, hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
-    head_dim=128, intermediate_size=3072, max_position_embeddings=40_960, rope_theta=1e6, rms_norm_eps=1e-6,
+    vocab_size=151_936,
+    hidden_size=1024,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=3072,
+    max_position_embeddings=40_960,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
     tie_word_embeddings=True,
-)  # fmt: skip
+)
 HALF, FLOAT, WORD, INDEX = 2, 4, 4, 8  # bytes of a bfloat16, a float32, 32 mask bits and a slot's or a token's number
 ALLOWED_SHARE = 1 / 512  # of the vocabulary, by the grammar's mask
 PROCESSORS = 132  # streaming multiprocessors of an H200

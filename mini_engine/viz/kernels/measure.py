@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.metadata import AttentionMetadata
-from mini_engine.viz.kernels_work import PROCESSORS, DecodeLaunch, Roof
+from mini_engine.viz.kernels.work import PROCESSORS, DecodeLaunch, Roof
 
 SWITCH = "TRITON_INTERPRET"
 COPY_BYTES, PRODUCT_SIZE, REPEATS = 64 << 20, 1024, 5

@@ -217,8 +217,12 @@ def sort_layers(
         for column in rounds:
             wanted = {}
             for node in layers[column]:
-                around = [lines[side, other] for other in near.get((node, column), [])
-                          for side in (column - 1, column + 1) if (side, other) in lines]  # fmt: skip
+                around = [
+                    lines[side, other]
+                    for other in near.get((node, column), [])
+                    for side in (column - 1, column + 1)
+                    if (side, other) in lines
+                ]
                 wanted[node] = sum(around) / len(around) if around else lines[column, node]
             if sweep < SWEEPS:
                 layers[column].sort(key=wanted.__getitem__)

@@ -28,8 +28,8 @@ from mini_engine.llm import make_engine
 from mini_engine.outputs import RequestOutput, StepOutput
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import GrammarKey, SamplingParams
-from mini_engine.viz.sampling import next_logits
-from mini_engine.viz.serving import with_options
+from mini_engine.viz.sampling.measure import next_logits
+from mini_engine.viz.scheduling.measure import with_options
 
 MOST_PREFIXES = 2_000  # forward passes of one exact enumeration
 
@@ -91,7 +91,7 @@ class MaskedStep:
         return int(self.allowed.sum())
 
     @property
-    def wish(self) -> int:
+    def preferred(self) -> int:
         """The token that the model alone would take."""
         return int(self.logprobs.argmax())
 
@@ -145,8 +145,10 @@ class Jumps:
     @property
     def lengths(self) -> list[int]:
         """Tokens of the answer after each forward pass."""
-        return [sum(delta.token_id is not None for step in self.log[: i + 1] for delta in step.deltas)
-                for i in range(len(self.log))]  # fmt: skip
+        return [
+            sum(delta.token_id is not None for step in self.log[: i + 1] for delta in step.deltas)
+            for i in range(len(self.log))
+        ]
 
     @property
     def num_rows(self) -> int:
