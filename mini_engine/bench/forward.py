@@ -28,7 +28,7 @@ from tqdm import tqdm
 from transformers import Qwen3ForCausalLM
 
 from mini_engine.bench.machine import machine, make_checkpoint, names_in, peak_rss
-from mini_engine.bench.peers import TokenClock
+from mini_engine.bench.peers import TokenClock, generate_greedily
 from mini_engine.config import Dtype, EngineConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.llm import load_model, make_driver
@@ -85,10 +85,7 @@ def time_peer(model: Qwen3ForCausalLM, prompt: Sequence[int], new_tokens: int) -
     clock = TokenClock()
     ids = torch.tensor([prompt])
     began = time.perf_counter()
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens, streamer=clock,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+    out = generate_greedily(model, ids, new_tokens, clock)
     return timing(began, clock.times[1:], prompt, out[0, len(prompt) :].tolist())
 
 

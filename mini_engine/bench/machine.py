@@ -29,10 +29,14 @@ def machine(threads: int) -> dict[str, Any]:
     """Describe where the figures were taken."""
     names = [line.split(":")[1].strip() for line in cpu_info() if line.startswith("model name")]
     return {
-        "cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "threads": threads,
-        "capability": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
-        "torch": torch.__version__, "transformers": transformers.__version__,
-    }  # fmt: skip
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
 
 
 def cpu_info() -> list[str]:
@@ -90,9 +94,17 @@ def make_checkpoint(shape: str, folder: Path, seed: int) -> Path:
         return TINY_MODEL
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=151_936, hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
-        head_dim=128, intermediate_size=3072, tie_word_embeddings=True, max_position_embeddings=4096,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, dtype="bfloat16",
-    )  # fmt: skip
+        vocab_size=151_936,
+        hidden_size=1024,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        dtype="bfloat16",
+    )
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     return folder

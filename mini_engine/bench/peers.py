@@ -36,6 +36,25 @@ class TokenClock(BaseStreamer):
         """Do nothing at the end."""
 
 
+def generate_greedily(
+    model: Qwen3ForCausalLM, ids: torch.Tensor, new_tokens: int, clock: TokenClock, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Call ``generate`` on ``ids`` [N, T] without an end-of-sequence id -> ids [N, T + new_tokens].
+
+    ``mask`` [N, T]: 0 for padding; by default nothing is padded.
+    """
+    out: torch.Tensor = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids) if mask is None else mask,
+        do_sample=False,
+        max_new_tokens=new_tokens,
+        streamer=clock,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out
+
+
 class StaticPeer:
     """``generate`` over whoever has come, by arrival, at most ``size`` at a time; the longest answer ends a batch."""
 
@@ -70,20 +89,15 @@ class StaticPeer:
         ids = torch.tensor([[0] * pad + job.prompt_ids for pad, job in zip(pads, jobs, strict=True)])
         mask = torch.arange(longest) >= torch.tensor(pads)[:, None]
         clock, started = TokenClock(), time.perf_counter()
-        out = self.model.generate(
-            ids, attention_mask=mask.long(), do_sample=False, max_new_tokens=max(job.new_tokens for job in jobs),
-            streamer=clock, eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
+        out = generate_greedily(self.model, ids, max(job.new_tokens for job in jobs), clock, mask.long())
         times = clock.times[1:]
         return [
             Answer(
                 row[longest:][: job.new_tokens].tolist(),
-                RequestTimes(
-                    began + job.arrival_s, started, times[job.new_tokens - 1], times[: job.new_tokens]
-                ),
+                RequestTimes(began + job.arrival_s, started, times[job.new_tokens - 1], times[: job.new_tokens]),
             )
             for row, job in zip(out, jobs, strict=True)
-        ]  # fmt: skip
+        ]
 
 
 class ContinuousPeer:
@@ -99,9 +113,12 @@ class ContinuousPeer:
         self.model = model
         # No sharing of equal prompts: there are none, and looking for them costs.
         self.config = ContinuousBatchingConfig(
-            page_size=PAGE_TOKENS, num_blocks=pages_needed(pool_tokens, PAGE_TOKENS), max_requests_per_batch=size,
-            max_batch_tokens=tokens_per_step, allow_block_sharing=False,
-        )  # fmt: skip
+            page_size=PAGE_TOKENS,
+            num_blocks=pages_needed(pool_tokens, PAGE_TOKENS),
+            max_requests_per_batch=size,
+            max_batch_tokens=tokens_per_step,
+            allow_block_sharing=False,
+        )
         self.manager: Any = None
 
     def open(self) -> None:

@@ -87,8 +87,12 @@ def unshared(draw: Callable[[int], list[int]]) -> Load:
 
 
 LOADS: dict[str, Callable[[Callable[[int], list[int]]], Load]] = {
-    "shared": shared_prompt, "chat": chats, "tree": thoughts, "few-shot": few_shot, "unshared": unshared,
-}  # fmt: skip
+    "shared": shared_prompt,
+    "chat": chats,
+    "tree": thoughts,
+    "few-shot": few_shot,
+    "unshared": unshared,
+}
 
 
 @dataclass(frozen=True)
@@ -159,13 +163,19 @@ def make_rows(load: str, rounds: Sequence[dict[str, Served]]) -> list[Row]:
         each, base = [one[name] for one in rounds], [one[OFF] for one in rounds]
         rates = [one.output_tokens / one.seconds for one in each]
         starts = [percentile(one.ttft, 50) for one in each]
-        rows.append(Row(
-            load=load, system=name, output_tokens_per_s=middle(rates), ttft_p50=middle(starts),
-            ttft_p99=middle([percentile(one.ttft, 99) for one in each]),
-            speedup=middle([r / (b.output_tokens / b.seconds) for r, b in zip(rates, base, strict=True)]),
-            ttft_speedup=middle([percentile(b.ttft, 50) / s for s, b in zip(starts, base, strict=True)]),
-            hit_rate=each[-1].hit_rate, evicted=each[-1].evicted,
-        ))  # fmt: skip
+        rows.append(
+            Row(
+                load=load,
+                system=name,
+                output_tokens_per_s=middle(rates),
+                ttft_p50=middle(starts),
+                ttft_p99=middle([percentile(one.ttft, 99) for one in each]),
+                speedup=middle([r / (b.output_tokens / b.seconds) for r, b in zip(rates, base, strict=True)]),
+                ttft_speedup=middle([percentile(b.ttft, 50) / s for s, b in zip(starts, base, strict=True)]),
+                hit_rate=each[-1].hit_rate,
+                evicted=each[-1].evicted,
+            )
+        )
     return rows
 
 

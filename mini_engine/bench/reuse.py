@@ -163,7 +163,9 @@ def tree_load(source: random.Random, page_size: int, leaves: int, depth: int = 3
 def gap_table(rows: Iterable[Reuse]) -> str:
     """Return runs of a load as lines of text: how far each is from the bound."""
     head = f"{'policy':<12}{'running':>8}{'pages':>7}{'computed':>10}{'least':>8}{'hit rate':>10}{'bound':>8}{'gap':>8}"
-    return "\n".join([head, *(
+    lines = [
         f"{r.policy:<12}{r.running:>8}{r.num_pages:>7}{r.num_computed:>10}{r.num_least:>8}{r.hit_rate:>10.1%}"
-        f"{r.best_hit_rate:>8.1%}{r.gap:>8.1%}" for r in rows
-    )])  # fmt: skip
+        f"{r.best_hit_rate:>8.1%}{r.gap:>8.1%}"
+        for r in rows
+    ]
+    return "\n".join([head, *lines])

@@ -40,10 +40,16 @@ MIXES: dict[str, dict[str, Any]] = {
     "seeded top-k top-p": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 1},
     "flat top-p": {"temperature": 2.0, "top_p": 0.99},
     "everything": {
-        "temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1,
-        "frequency_penalty": 0.2, "presence_penalty": 0.1, "logprobs": 5,
+        "temperature": 0.8,
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.1,
+        "logprobs": 5,
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

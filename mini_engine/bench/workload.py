@@ -139,9 +139,11 @@ def lap_figures(steps: Sequence[StepOutput]) -> dict[str, float]:
     schedule = sum(step.seconds.get("schedule", 0.0) + step.seconds.get("update", 0.0) for step in steps)
     sample = sum(step.seconds.get("sample", 0.0) for step in steps)
     return {
-        "schedule_s": schedule / len(steps), "sample_s": sample / len(steps),
-        "schedule_share": schedule / total, "sample_share": sample / total,
-    }  # fmt: skip
+        "schedule_s": schedule / len(steps),
+        "sample_s": sample / len(steps),
+        "schedule_share": schedule / total,
+        "sample_share": sample / total,
+    }
 
 
 def paged_waste(steps: Iterable[StepOutput], page_size: int) -> float:
@@ -177,6 +179,10 @@ def describe(workload: str, count: int, running: int, rate: float) -> dict[str, 
     """Return what the load was, for the report."""
     prompt, output = (RAGGED_PROMPT, RAGGED_OUTPUT) if workload == "ragged" else (EQUAL_PROMPT, EQUAL_OUTPUT)
     return {
-        "workload": workload, "requests": count, "running": running, "prompt_tokens": prompt, "output_tokens": output,
+        "workload": workload,
+        "requests": count,
+        "running": running,
+        "prompt_tokens": prompt,
+        "output_tokens": output,
         "arrivals": f"Poisson, {rate:g} per second" if rate else "all at once",
-    }  # fmt: skip
+    }

@@ -93,11 +93,16 @@ def measure(folder: Path, count: int, seed: int) -> list[Figure]:
     tokenizer = load_tokenizer(folder)
     kinds: list[tuple[str, Callable[..., Task], dict[str, tuple[Callable[[Task, str], bool], float]]]] = [
         ("stories", corpus.story_task, {"a story uses its name and animal": (uses_name_and_animal, 0.9)}),
-        ("records", corpus.record_task, {
-            "a record is valid JSON": (parses, 0.98), "a record has every field right": (every_field_right, 0.8),
-        }),
+        (
+            "records",
+            corpus.record_task,
+            {
+                "a record is valid JSON": (parses, 0.98),
+                "a record has every field right": (every_field_right, 0.8),
+            },
+        ),
         ("facts", corpus.facts_task, {"a fact is given back": (gives_the_fact, 0.5)}),
-    ]  # fmt: skip
+    ]
     figures = []
     for name, make, questions in kinds:
         rng = random.Random(f"evaluate/{seed}/{name}")

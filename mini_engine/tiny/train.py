@@ -185,9 +185,14 @@ def run(out: Path, phases: Sequence[Phase], seed: int) -> None:
 
 
 def run_phase(
-    model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], tokenizer: Tokenizer, phase: Phase,
-    progress: Progress, state_file: Path, seed: int,
-) -> None:  # fmt: skip
+    model: Qwen3ForCausalLM,
+    optimizers: list[torch.optim.Optimizer],
+    tokenizer: Tokenizer,
+    phase: Phase,
+    progress: Progress,
+    state_file: Path,
+    seed: int,
+) -> None:
     """Take the remaining steps of one phase. Mutates the model, the optimisers and the progress."""
     name = f"phase {progress.phase + 1}"
     # The first phase's blocks are named by the seed alone.

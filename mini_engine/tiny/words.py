@@ -45,10 +45,23 @@ OBJECTS = tuple(
 )
 
 PLACES = (
-    "the forest", "a quiet valley", "a big garden", "an old barn", "a village by the sea", "the mountains",
-    "a meadow", "a house on a hill", "the north", "a small town", "a cave near the river", "an apple orchard",
-    "a tree house", "a farm", "a green park", "the reeds by the lake",
-)  # fmt: skip
+    "the forest",
+    "a quiet valley",
+    "a big garden",
+    "an old barn",
+    "a village by the sea",
+    "the mountains",
+    "a meadow",
+    "a house on a hill",
+    "the north",
+    "a small town",
+    "a cave near the river",
+    "an apple orchard",
+    "a tree house",
+    "a farm",
+    "a green park",
+    "the reeds by the lake",
+)
 
 CITIES = tuple(
     "Oslo Paris Rome Berlin Madrid Lisbon Vienna Prague Dublin Athens Cairo Lima Quito Tokyo Osaka Seoul Delhi Mumbai "

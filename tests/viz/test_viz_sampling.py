@@ -138,7 +138,7 @@ def noise(hashed: float) -> float:
 
 @pytest.mark.parametrize("chunk", [7, 1024])
 def test_seeded_draws_are_those_of_another_hash_library(monkeypatch, chunk):
-    monkeypatch.setattr(sampling, "ROWS_AT_ONCE", chunk)
+    monkeypatch.setattr(sampling.measure, "ROWS_AT_ONCE", chunk)
     probs = heated(1.5)
     allowed = top_k(probs, 6)
     chosen = []

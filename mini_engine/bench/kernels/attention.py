@@ -89,12 +89,19 @@ def decode_case(setting: Setting, batch: int, context: int) -> Case:
         peers["flex attention"] = flex_peer(batch, context)
     kv_bytes = 2 * batch * context * shape.kv_heads * shape.head_dim * setting.dtype.itemsize
     return Case(
-        "decode", "split_attention", f"{batch} x {context}, GQA {group}",
+        "decode",
+        "split_attention",
+        f"{batch} x {context}, GQA {group}",
         lambda seed: paged_inputs(setting, batch, 1, context, queries, seed),
-        returning(split_attention, split_size), reference, kv_bytes,
-        4 * batch * shape.q_heads * context * shape.head_dim,
-        peers, DECODE_GOAL if kv_bytes >= LARGE_BYTES else None, TOLERANCE, is_reference_timed=False,
-    )  # fmt: skip
+        returning(split_attention, split_size),
+        reference,
+        num_bytes=kv_bytes,
+        num_flops=4 * batch * shape.q_heads * context * shape.head_dim,
+        peers=peers,
+        goal=DECODE_GOAL if kv_bytes >= LARGE_BYTES else None,
+        tolerance=TOLERANCE,
+        is_reference_timed=False,
+    )
 
 
 def flex_peer(batch: int, context: int) -> Function:
@@ -130,9 +137,16 @@ def prefill_case(setting: Setting, batch: int, length: int) -> Case:
 
     pairs = batch * shape.q_heads * length * (length + 1) // 2
     return Case(
-        "prefill", "paged_attention", f"{batch} x {length}, GQA {group}",
-        lambda seed: paged_inputs(setting, batch, length, length, queries, seed), returning(paged_attention), reference,
-        2 * batch * length * (shape.q_heads + shape.kv_heads) * shape.head_dim * setting.dtype.itemsize,
-        4 * pairs * shape.head_dim,
-        {"SDPA flash": flash}, PREFILL_GOAL, TOLERANCE, is_reference_timed=False,
-    )  # fmt: skip
+        "prefill",
+        "paged_attention",
+        f"{batch} x {length}, GQA {group}",
+        lambda seed: paged_inputs(setting, batch, length, length, queries, seed),
+        returning(paged_attention),
+        reference,
+        num_bytes=2 * batch * length * (shape.q_heads + shape.kv_heads) * shape.head_dim * setting.dtype.itemsize,
+        num_flops=4 * pairs * shape.head_dim,
+        peers={"SDPA flash": flash},
+        goal=PREFILL_GOAL,
+        tolerance=TOLERANCE,
+        is_reference_timed=False,
+    )

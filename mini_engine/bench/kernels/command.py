@@ -90,14 +90,20 @@ def make_row(case: "Case", own: Sample, peers: dict[str, Sample | None], limits:
     """Turn times into figures."""
     num_bytes, num_flops = case.num_bytes / own.median, case.num_flops / own.median
     return Row(
-        part=case.part, operation=case.name, size=case.size,
-        us=own.median * 1e6, us_p10=own.p10 * 1e6, us_p90=own.p90 * 1e6, host_us=own.host * 1e6,
-        bytes_per_s=num_bytes, flops_per_s=num_flops,
+        part=case.part,
+        operation=case.name,
+        size=case.size,
+        us=own.median * 1e6,
+        us_p10=own.p10 * 1e6,
+        us_p90=own.p90 * 1e6,
+        host_us=own.host * 1e6,
+        bytes_per_s=num_bytes,
+        flops_per_s=num_flops,
         bandwidth_share=num_bytes / limits.bytes_per_s if limits else None,
         matmul_share=num_flops / limits.flops_per_s if limits else None,
         ratios={name: None if peer is None else peer.median / own.median for name, peer in peers.items()},
         goal=case.goal,
-    )  # fmt: skip
+    )
 
 
 class Bench:
@@ -177,10 +183,13 @@ def describe_device(device: torch.device) -> dict[str, Any]:
         return {"device": "Triton's interpreter, times not comparable", "triton": triton}
     properties = torch.cuda.get_device_properties(device)
     return {
-        "device": properties.name, "processors": properties.multi_processor_count,
-        "memory_bytes": properties.total_memory, "capability": f"{properties.major}.{properties.minor}",
-        "cuda": torch.version.cuda, "triton": triton,
-    }  # fmt: skip
+        "device": properties.name,
+        "processors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "cuda": torch.version.cuda,
+        "triton": triton,
+    }
 
 
 def make_setting(model: str, device: torch.device, dtype: torch.dtype, quick: bool) -> "Setting":
@@ -301,10 +310,16 @@ def bench_kernels(
         promised += import_module("mini_engine.bench.kernels.engine").engine_goals(engine_rows)
     print_end(promised, bench)
     report = {
-        "command": command, "machine": where, "comparable": on_gpu, "limits": asdict(limits) if limits else None,
-        "rows": [asdict(row) for row in rows], "engine": [asdict(row) for row in engine_rows],
-        "failed": bench.failed, "unavailable": bench.unavailable, "goals": promised,
-    }  # fmt: skip
+        "command": command,
+        "machine": where,
+        "comparable": on_gpu,
+        "limits": asdict(limits) if limits else None,
+        "rows": [asdict(row) for row in rows],
+        "engine": [asdict(row) for row in engine_rows],
+        "failed": bench.failed,
+        "unavailable": bench.unavailable,
+        "goals": promised,
+    }
     typer.echo(json.dumps(report))
     if bench.failed:
         raise typer.Exit(1)

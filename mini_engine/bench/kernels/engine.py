@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.bench.kernels.cases import Setting, Shape
-from mini_engine.bench.peers import TokenClock
+from mini_engine.bench.peers import TokenClock, generate_greedily
 from mini_engine.bench.serving import EngineSystem
 from mini_engine.bench.workload import Job
 from mini_engine.config import EngineConfig, ModelConfig
@@ -71,11 +71,17 @@ class EngineRow:
 def make_peer(shape: Shape, setting: Setting, positions: int, seed: int) -> Qwen3ForCausalLM:
     """Make a model with random weights on the device."""
     config = Qwen3Config(
-        vocab_size=shape.vocab, hidden_size=shape.hidden, num_hidden_layers=shape.layers, head_dim=shape.head_dim,
-        num_attention_heads=shape.q_heads, num_key_value_heads=shape.kv_heads, intermediate_size=shape.inner,
-        tie_word_embeddings=True, max_position_embeddings=positions,
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        head_dim=shape.head_dim,
+        num_attention_heads=shape.q_heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.inner,
+        tie_word_embeddings=True,
+        max_position_embeddings=positions,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )  # fmt: skip
+    )
     torch.manual_seed(seed)
     with setting.device:
         model: Qwen3ForCausalLM = AutoModelForCausalLM.from_config(config, dtype=setting.dtype)
@@ -86,10 +92,15 @@ def make_system(peer: Qwen3ForCausalLM, compute: str, setting: Setting, batch: i
     """Return the engine over the peer's weights, with room for ``batch`` requests of ``tokens`` tokens."""
     weights = {name: tensor.detach() for name, tensor in peer.state_dict().items() if name != "lm_head.weight"}
     config = EngineConfig.serving(
-        compute=compute, device=str(setting.device), dtype=str(setting.dtype).removeprefix("torch."),
-        page_size=setting.page_size, max_running_requests=batch, max_tokens_per_step=None, preemption=False,
+        compute=compute,
+        device=str(setting.device),
+        dtype=str(setting.dtype).removeprefix("torch."),
+        page_size=setting.page_size,
+        max_running_requests=batch,
+        max_tokens_per_step=None,
+        preemption=False,
         num_pages=batch * pages_needed(tokens, setting.page_size),
-    )  # fmt: skip
+    )
     model = build_model(ModelConfig.from_hf(peer.config.to_dict()), weights, config)
     return EngineSystem(make_driver(model, config))
 
@@ -111,10 +122,7 @@ def with_peer(peer: Qwen3ForCausalLM, jobs: list[Job], peak: Callable[[], int]) 
     """Serve ``jobs``, all of one length, in one call of ``generate``."""
     ids = torch.tensor([job.prompt_ids for job in jobs], device=peer.device)
     clock, began = TokenClock(), time.perf_counter()
-    out = peer.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=jobs[0].new_tokens, streamer=clock,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+    out = generate_greedily(peer, ids, jobs[0].new_tokens, clock)
     answers = out[:, ids.shape[1] :].tolist()
     return Generated(began, [clock.times[1:] for _ in jobs], answers, peak())
 
@@ -172,21 +180,24 @@ def engine_rows(name: str, batch: int, served: dict[str, Generated]) -> list[Eng
     peer = served[PEER]
     return [
         EngineRow(
-            name, system, batch, run.tokens_per_s, run.decode_tokens_per_s,
-            run.decode_tokens_per_s / peer.decode_tokens_per_s, run.peak_bytes,
-            common_share(run.token_ids, peer.token_ids),
+            shape=name,
+            system=system,
+            batch=batch,
+            tokens_per_s=run.tokens_per_s,
+            decode_tokens_per_s=run.decode_tokens_per_s,
+            decode_ratio=run.decode_tokens_per_s / peer.decode_tokens_per_s,
+            peak_bytes=run.peak_bytes,
+            same_ids=common_share(run.token_ids, peer.token_ids),
         )
         for system, run in served.items()
-    ]  # fmt: skip
+    ]
 
 
 def engine_goals(rows: list[EngineRow]) -> list[tuple[str, float, bool]]:
     """Return what was promised of the engine with kernels, what was reached and whether that is enough."""
-    return [
-        (
-            f"engine {row.shape}, batch {row.batch}: decoding over transformers >= {OVER_PEER:g}",
-            row.decode_ratio, row.decode_ratio >= OVER_PEER,
-        )
-        for row in rows
-        if row.system == "triton"
-    ]  # fmt: skip
+    promised = []
+    for row in rows:
+        if row.system == "triton":
+            text = f"engine {row.shape}, batch {row.batch}: decoding over transformers >= {OVER_PEER:g}"
+            promised.append((text, row.decode_ratio, row.decode_ratio >= OVER_PEER))
+    return promised

@@ -42,10 +42,8 @@ class Sample:
     @classmethod
     def of(cls, device: list[float], host: list[float]) -> "Sample":
         """Reduce the seconds of every call."""
-        return cls(
-            statistics.median(device), percentile(device, 10), percentile(device, 90), statistics.median(host),
-            len(device),
-        )  # fmt: skip
+        tenths = percentile(device, 10), percentile(device, 90)
+        return cls(statistics.median(device), *tenths, statistics.median(host), len(device))
 
 
 class Timer(Protocol):
