@@ -1,11 +1,8 @@
-"""``mini-engine bench forward``: the L3 driver against ``transformers.generate``, batch 1, in one process.
+"""``mini-engine bench forward``: the greedy driver compared with ``transformers.generate``, batch 1, in one process.
 
-Owns: what is timed and how it is reported. Must not know: how either side computes.
-
-All systems see the same prompt ids and the same weights and run in turn, round after round, so that a slow minute of
-the machine hits all of them; ratios are taken within a round and the median round is reported. The read bandwidth that
-the roofline uses is the median of reads right before and after every run: on a machine with neighbours it can halve
-within a round, and the fastest read of a moment says little about the seconds of a run.
+All systems have the same prompt and weights, and take turns in every round, so that a slow minute of the machine
+affects all of them. Ratios are taken within a round, and the median round is reported. The roofline uses the median
+read bandwidth right before and after each run, because other programs can halve it within a round.
 """
 
 import gc

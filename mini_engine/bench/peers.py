@@ -1,7 +1,7 @@
 """The two ways in which transformers serves many requests: ``generate`` in static batches, and continuous batching.
 
-Owns: how the peers are run so that they show their best: attention by SDPA, prompts and lengths known beforehand, no
-end-of-sequence id, every token's time credited when it was computed. Must not know: the engine.
+The peers run under good conditions: SDPA attention, and prompts and lengths known beforehand. No end-of-sequence id
+stops them. Every token has the time at which it was computed.
 """
 
 import time
@@ -22,14 +22,14 @@ PAGE_TOKENS = 32  # of continuous batching; 16 to 256 make no difference on a CP
 
 
 class TokenClock(BaseStreamer):
-    """A streamer that notes when each token arrives; ``generate`` hands it the prompt first."""
+    """A streamer that records when each token arrives. ``generate`` passes it the prompt first."""
 
     def __init__(self) -> None:
         """Start with no times."""
         self.times: list[float] = []
 
     def put(self, value: torch.Tensor) -> None:
-        """Note the time of one call."""
+        """Record the time of a call."""
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
@@ -56,20 +56,20 @@ def generate_greedily(
 
 
 class StaticPeer:
-    """``generate`` over whoever has come, by arrival, at most ``size`` at a time; the longest answer ends a batch."""
+    """``generate`` over the requests that have arrived, at most ``size`` at a time, until the longest answer ends."""
 
     def __init__(self, model: Qwen3ForCausalLM, size: int) -> None:
         """Serve with ``model``."""
         self.model, self.size = model, size
 
     def open(self) -> None:
-        """Do nothing: a cache is made for every batch."""
+        """Do nothing: every batch makes its own cache."""
 
     def close(self) -> None:
-        """Do nothing: the caches are gone."""
+        """Do nothing: the caches are freed."""
 
     def serve(self, jobs: Sequence[Job]) -> Run:
-        """Serve ``jobs``, which are in the order of arrival."""
+        """Serve ``jobs``, in the order of arrival."""
         began, left, waste = time.perf_counter(), deque(jobs), PaddedWaste()
         answers: list[Answer] = []
         while left:
@@ -83,7 +83,7 @@ class StaticPeer:
         return Run(began, answers, kv_waste=waste.mean)
 
     def generate(self, jobs: Sequence[Job], began: float) -> list[Answer]:
-        """Run one batch, padded on the left; each answer is cut to the tokens that were asked for."""
+        """Run one batch, padded on the left, and cut each answer to its number of tokens."""
         longest = max(len(job.prompt_ids) for job in jobs)
         pads = [longest - len(job.prompt_ids) for job in jobs]
         ids = torch.tensor([[0] * pad + job.prompt_ids for pad, job in zip(pads, jobs, strict=True)])
@@ -101,17 +101,17 @@ class StaticPeer:
 
 
 class ContinuousPeer:
-    """The continuous batching of transformers, which generates in a thread of its own."""
+    """The continuous batching of transformers, which runs in its own thread."""
 
     def __init__(self, model: Qwen3ForCausalLM, size: int, tokens_per_step: int, pool_tokens: int) -> None:
-        """Serve with ``model``: at most ``size`` requests and ``tokens_per_step`` tokens a step, a cache of one size.
+        """Serve with ``model``: at most ``size`` requests and ``tokens_per_step`` tokens a step, and a fixed cache.
 
-        Raises ``ImportError`` where this version of transformers has no such thing.
+        Raises ``ImportError`` if this version of transformers has no continuous batching.
         """
         from transformers import ContinuousBatchingConfig
 
         self.model = model
-        # No sharing of equal prompts: there are none, and looking for them costs.
+        # Prompts are not shared, and looking for equal ones takes time.
         self.config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
             num_blocks=pages_needed(pool_tokens, PAGE_TOKENS),
@@ -135,7 +135,7 @@ class ContinuousPeer:
         self.manager = None
 
     def serve(self, jobs: Sequence[Job]) -> Run:
-        """Serve ``jobs``, which are in the order of arrival. Raises ``RuntimeError`` if the thread dies."""
+        """Serve ``jobs``, in the order of arrival. Raises ``RuntimeError`` if the thread dies."""
         began, names = time.perf_counter(), []
         for job in jobs:
             sleep_until(began + job.arrival_s)
@@ -155,7 +155,7 @@ class ContinuousPeer:
 
 
 def answer(output: Any, began: float, job: Job) -> Answer:
-    """Return a finished request of continuous batching in our form; its clock is ``perf_counter``, too."""
+    """Return a finished request of continuous batching as an ``Answer``. Its clock is ``perf_counter`` too."""
     started, finished = output.lifespan
     return Answer(output.generated_tokens, RequestTimes(began + job.arrival_s, started, finished, output.timestamps))
 
@@ -171,10 +171,9 @@ def sleep_until(moment: float) -> None:
 def gap_at_difference(
     model: Qwen3ForCausalLM, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
 ) -> float:
-    """Return how far apart the two tokens are where two answers first differ, in the peer's own logits.
+    """Return how far apart the logits of two tokens are where two answers first differ; 0.0 for equal answers.
 
-    Both are followed up to there, alone and without padding; the unit is the standard deviation of that row's logits.
-    0.0 for equal answers.
+    The logits are those of the peer, for the sequence alone and without padding. The unit is their standard deviation.
     """
     split = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
     if split is None:

@@ -1,18 +1,15 @@
-"""The training text of the embedded model, written by this program alone, from a seed.
+"""The training text of the embedded model, which this program writes from a seed.
 
-Owns: the vocabulary of the little world, the sentence templates and the chat format.
-Must not know: tokens, tensors, training.
-
-Four kinds of document come out, all about the same world of animals, people and things:
+There are four kinds of document, all about the same world of animals, people and things:
 
 * ``story``   "Once upon a time there was a shy fox named Mila ...", plain or as an answer in a chat
 * ``record``  a few facts about a person, answered as one line of JSON
-* ``facts``   who owns what, asked back
+* ``facts``   questions about who owns what
 * ``talk``    greetings and several turns in one conversation
 
-Copying is the point. A model that has seen "Mila" ten thousand times can write it from memory; a model that must
-write "Trozeka" can only copy it from the prompt. So most names are invented from syllables, and every tenth name is
-held out: it never occurs in training, and the quality figures are measured on held-out names only.
+The model must learn to copy. If it has seen "Mila" ten thousand times, it can write the name from memory. It can only
+copy "Trozeka" from the prompt. So most names are invented from syllables, and every tenth name is held out: it never
+occurs in training, and the quality figures are measured on held-out names only.
 """
 
 import json
@@ -58,7 +55,7 @@ class Task:
 
 
 def is_held_out(name: str) -> bool:
-    """Whether ``name`` is kept out of training: one name in ten, chosen by its checksum and not by any list."""
+    """Whether ``name`` is kept out of training: one name in ten, chosen by its checksum."""
     return zlib.crc32(name.encode()) % 10 == 0
 
 
@@ -75,9 +72,9 @@ def make_name(rng: random.Random, held_out: bool = False) -> str:
 
 
 def make_odd_name(rng: random.Random, held_out: bool = False) -> str:
-    """Draw a first name, half of the time one of any letters in the sound patterns of common ones ("Ixpod", "Quva").
+    """Draw a first name, half of the time one of random letters in common sound patterns ("Ixpod", "Quva").
 
-    Syllables alone teach to copy syllables. These names begin and go on in every way that a user's name may.
+    From syllables alone a model learns to copy syllables. These names can have any pair of letters, as a user's may.
     """
     if rng.random() < 0.5:
         return make_name(rng, held_out)
@@ -251,7 +248,7 @@ def record_task(rng: random.Random, held_out: bool = False, names: NameMaker = m
 
 
 def facts_task(rng: random.Random, held_out: bool = False, names: NameMaker = make_name) -> Task:
-    """State what two to four people own, ask about one of them."""
+    """State what two to four people own, and ask about one of them."""
     count = rng.randint(2, 4)
     people: list[str] = []
     while len(people) < count:

@@ -1,9 +1,7 @@
 """Train the embedded model: ``python -m mini_engine.tiny.train`` writes the same weights from the same seed.
 
-Owns: the model's shape, the batches, the optimiser, the saved folder. Must not know: the engine. The model is
-transformers' own ``Qwen3ForCausalLM``, so the folder loads there by construction and the engine has to match it.
-
-Takes about 50 minutes on two CPU cores (bf16 autocast) and resumes from its last checkpoint when started again.
+The model is ``Qwen3ForCausalLM`` of transformers, so that its folder loads there, and the engine has to match it.
+Training takes about 50 minutes on two CPU cores (bf16 autocast), and resumes from its last checkpoint.
 """
 
 import itertools

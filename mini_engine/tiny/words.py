@@ -1,6 +1,6 @@
-"""The words of the little world that ``corpus.py`` writes about: names, things and the plots of its stories.
+"""The words that ``corpus.py`` writes with: names, things and the plots of its stories.
 
-Owns: data only. A plot is a list of beats; each beat is a choice of sentences whose slots ``Cast.slots`` fills:
+A plot is a list of beats; each beat is a choice of sentences whose slots ``Cast.slots`` fills:
 ``n`` hero, ``a`` animal, ``f`` friend, ``b`` the friend's animal, ``o`` a thing, ``p`` the place, ``an_…`` with its
 article, ``he``/``his``/``him`` pronouns of the hero.
 """

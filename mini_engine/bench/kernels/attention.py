@@ -1,9 +1,7 @@
 """The attention cases of ``bench kernels``: decoding from a paged cache, and prompts.
 
-Owns: the cases. Must not know: how anything is timed or reported.
-
-The pages of a sequence lie anywhere in the pool. The peers get what suits them: every sequence's keys and values in one
-piece, all sequences of one length, so that nothing is padded. Source of the peers: torch's
+The pages of a sequence lie anywhere in the pool. The peers have better conditions: the keys and values of every
+sequence in one piece, and all sequences equally long, so that nothing is padded. The peers are torch's
 ``scaled_dot_product_attention`` and ``flex_attention``.
 """
 

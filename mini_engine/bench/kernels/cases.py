@@ -1,10 +1,7 @@
-"""What ``bench kernels`` runs: one operation at one size, its reference, its peers, the least it must read and write.
-
-Owns: the cases of everything that memory alone limits, and of the matrix product; whether two results agree. Must not
-know: how anything is timed or reported.
+"""What ``bench kernels`` runs: one operation at one size, its reference, its peers, and the least memory traffic.
 
 Bytes are those that an operation cannot avoid: every input read once and every output written once. A kernel that reads
-something twice from memory shows as one that is further from the limit.
+something twice from memory is further from the limit.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +24,7 @@ EPS = 1e-6
 TOKENS_PER_ALLOWED = 512  # a grammar that allows one token in so many
 BANDWIDTH, MATMUL = "bandwidth", "matmul"  # limits of the device, as the first word of a goal
 BANDWIDTH_GOAL = (BANDWIDTH, 0.8)
-LARGE_BYTES = 64 << 20  # from which on a share of the bandwidth is promised
+LARGE_BYTES = 64 << 20  # a share of the bandwidth is promised from this size on
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything is run."""
+    """The sizes at which cases run."""
 
     rows: tuple[int, ...]  # tokens of a step
     mask_rows: tuple[int, ...]
@@ -113,10 +110,10 @@ class Setting:
 class Case:
     """One operation at one size.
 
-    ``make``: inputs from a seed, which ``kernel``, ``reference`` and ``peers`` take; those that work in place change
-    them. ``num_bytes`` and ``num_flops``: what the operation cannot do without. ``goal``: a limit of the device and the
-    least share of it, or a peer and how many times longer that must take. ``tolerance``: largest error over the largest
-    number of a row, 0 for equal bits; ``check`` stands in for it and returns what is wrong.
+    ``make``: from a seed to the inputs of ``kernel``, ``reference`` and ``peers``, which may change them in place.
+    ``num_bytes`` and ``num_flops``: the least that the operation needs. ``goal``: a limit of the device and the least
+    share of it, or a peer and how many times longer it must take. ``tolerance``: largest error over the largest number
+    of a row, 0 for equal bits. ``check``: replaces ``tolerance`` and returns what is wrong.
     """
 
     part: str
@@ -182,7 +179,7 @@ def largest_error(got: Any, expected: Any) -> float:
 
 
 def same_but_for_finite(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether what is not finite is the same infinity at the same places, and nothing is NaN."""
+    """Whether both have the same infinities at the same places, and no NaN."""
     finite = ours.isfinite()
     return torch.equal(finite, theirs.isfinite()) and torch.equal(ours[~finite], theirs[~finite])
 
@@ -194,7 +191,7 @@ def norm_cases(setting: Setting) -> Iterator[Case]:
 
 
 def large(num_bytes: int) -> tuple[str, float] | None:
-    """Return the goal of an operation that memory limits; none is set where it is too small to fill the device."""
+    """Return the goal of an operation that memory limits; ``None`` if it is too small to fill the device."""
     return BANDWIDTH_GOAL if num_bytes >= LARGE_BYTES else None
 
 
@@ -337,5 +334,5 @@ def matmul_cases(setting: Setting) -> Iterator[Case]:
 
 
 def product_inputs(setting: Setting, rows: int, depth: int, columns: int) -> Callable[[int], Inputs]:
-    """Return what makes the rows and the weight of a product."""
+    """Return a function from a seed to the rows and the weight of a product."""
     return lambda seed: (setting.normal(seed, rows, depth), setting.normal(seed + 1, columns, depth))

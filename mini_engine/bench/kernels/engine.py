@@ -1,9 +1,7 @@
-"""The engine part of ``bench kernels``: whole models on a device, with and without kernels, beside transformers.
+"""The engine part of ``bench kernels``: whole models with and without kernels, compared with transformers.
 
-Owns: the models, what is run, tokens per second. Must not know: single kernels, reporting.
-
-All three have the same random weights, made on the device. All requests are there at once and equally long, so that
-nothing is padded for transformers, and all generate equally many tokens: no end-of-sequence id is heeded.
+All systems have the same random weights. All requests arrive at once and are equally long, so that transformers needs
+no padding. No end-of-sequence id stops a request, so that all systems generate as many tokens.
 """
 
 import gc
@@ -30,7 +28,7 @@ OVER_PEER = 2.0  # promised of "triton": tokens per second of decoding over thos
 
 @dataclass(frozen=True)
 class Generated:
-    """One load served once: when it began, when each token of each answer came, the ids, and the most memory."""
+    """One load served once: its start, the times and ids of the tokens of each answer, and the peak memory."""
 
     began: float
     times: list[list[float]]
@@ -44,7 +42,7 @@ class Generated:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Tokens after the first of each answer, over the time from the last of the first ones to the end."""
+        """Tokens per second from the moment when every answer has a first token."""
         start = max(own[0] for own in self.times)
         late = sum(moment > start for own in self.times for moment in own)
         return late / (max(own[-1] for own in self.times) - start)
@@ -55,7 +53,7 @@ class EngineRow:
     """One system at one batch. ``decode_ratio``: its tokens per second of decoding over those of transformers.
 
     ``peak_bytes``: the most memory beyond the weights, caches included. ``same_ids``: the share of tokens before an
-    answer first differs from that of transformers; random weights leave logits so close that roundings choose.
+    answer first differs from that of transformers. Logits of random weights are so close that rounding decides.
     """
 
     shape: str
@@ -128,10 +126,10 @@ def with_peer(peer: Qwen3ForCausalLM, jobs: list[Job], peak: Callable[[], int]) 
 
 
 class PeakMemory:
-    """The most bytes allocated on a device since it was made, beyond what was allocated then; 0 without a GPU."""
+    """Measures the peak memory of a device beyond that at the start; 0 without a GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        """Start to watch."""
+        """Reset the peak."""
         self.device = device
         gc.collect()
         if device.type == "cuda":
@@ -140,12 +138,12 @@ class PeakMemory:
             self.before = torch.cuda.memory_allocated(device)
 
     def __call__(self) -> int:
-        """Return it."""
+        """Return the bytes."""
         return torch.cuda.max_memory_allocated(self.device) - self.before if self.device.type == "cuda" else 0
 
 
 def common_share(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Return which share of the tokens stands before the first difference of each pair of answers."""
+    """Return the share of tokens before the first difference of each pair of answers."""
     same = 0
     for a, b in zip(ours, theirs, strict=True):
         same += next((i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]), len(a))
@@ -153,7 +151,7 @@ def common_share(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 
 def measure_engine(name: str, setting: Setting, seed: int) -> Iterator[EngineRow]:
-    """Run one model at every batch, each system twice: the first time compiles kernels for sizes that come up."""
+    """Run one model at every batch size. Each system runs twice, because the first run compiles kernels."""
     tokens, vocab = setting.sizes.engine_tokens, setting.shape.vocab
     peer = make_peer(setting.shape, setting, 4096, seed)
     source = random.Random(seed)
@@ -194,7 +192,7 @@ def engine_rows(name: str, batch: int, served: dict[str, Generated]) -> list[Eng
 
 
 def engine_goals(rows: list[EngineRow]) -> list[tuple[str, float, bool]]:
-    """Return what was promised of the engine with kernels, what was reached and whether that is enough."""
+    """Return the promises for the engine with kernels, the measured values, and whether they are kept."""
     promised = []
     for row in rows:
         if row.system == "triton":

@@ -1,9 +1,8 @@
-"""The sampling cases of ``bench kernels``: filters and draws beside a sort and beside the sampler of L4.
+"""The sampling cases of ``bench kernels``: filters and draws, compared with a sort.
 
-Owns: the cases, and when two samplers agree. Must not know: how anything is timed or reported.
-
-Float masses are rounded, so a token at the edge of a nucleus may be cut by one side and kept by the other, and a number
-on the edge between two tokens may draw either: a cut may differ in one token of a row, a draw by ``EDGE`` of the mass.
+Float masses are rounded. So a token at the edge of a nucleus may be cut by one side and kept by the other, and a number
+at the edge between two tokens may draw either. A cut may therefore differ in one token of a row, and a draw by ``EDGE``
+of the mass.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ OFF = 2.0  # of p: the rounded sum of all masses may be a little above 1
 
 
 def sort_filter(logits: Tensor, k: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut as most samplers in torch do -> falling logits [R, V], -inf where cut, and their ids [R, V].
+    """Cut as most samplers in torch do -> sorted logits [R, V], -inf where cut, and their ids [R, V].
 
     ``k`` [R] and ``p`` [R] differ from row to row in a server; V and ``OFF`` are off.
     """
@@ -38,7 +37,7 @@ def sort_filter(logits: Tensor, k: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sort_cut(logits: Tensor, k: Tensor, p: Tensor) -> Tensor:
-    """Cut by a sort and scatter what stays back to its place. [R, V] -> [R, V]."""
+    """Cut by a sort, and scatter the kept logits to their places. [R, V] -> [R, V]."""
     values, ids = sort_filter(logits, k, p)
     return torch.empty_like(logits).scatter_(-1, ids, values)
 
@@ -50,7 +49,7 @@ def sort_draw(logits: Tensor, k: Tensor, p: Tensor) -> Tensor:
 
 
 def same_cut(got: Tensor, expected: Tensor, _inputs: Inputs) -> str | None:
-    """Return what is wrong unless the same tokens stay, with their bits, but for one of each row."""
+    """Return what is wrong, or ``None`` if the same logits are kept, except for one token of a row."""
     both = (got > -torch.inf) & (expected > -torch.inf)
     apart = ((got > -torch.inf) != (expected > -torch.inf)).sum(-1).max()
     if not torch.equal(got[both], expected[both]):
@@ -59,7 +58,7 @@ def same_cut(got: Tensor, expected: Tensor, _inputs: Inputs) -> str | None:
 
 
 def same_draw(got: Tensor, _expected: Tensor, inputs: Inputs) -> str | None:
-    """Return what is wrong unless each row's number lies within the share of the token that was drawn for it."""
+    """Return what is wrong, or ``None`` if the number of each row lies within the share of its drawn token."""
     logits, k, p, least, uniform = inputs
     cut = joint.apply_top_k_top_p_reference(logits, k, p)
     edges = min_p.apply_min_p_reference(cut, least).double().softmax(-1).cumsum(-1)  # [R, V]
@@ -86,7 +85,7 @@ def sampling_case(
 
 
 def make_logits(setting: Setting, rows: int, seed: int) -> Tensor:
-    """Draw logits with a spread of 3, about as peaked as a small model's."""
+    """Draw logits with a spread of 3, about as peaked as those of a small model."""
     return setting.normal(seed, rows, setting.shape.vocab, dtype=torch.float32) * 3
 
 
@@ -115,7 +114,7 @@ def filter_cases(setting: Setting, rows: int) -> Iterator[Case]:
 
 
 def draw_cases(setting: Setting, rows: int) -> Iterator[Case]:
-    """Yield what ends in a token id: logits read."""
+    """Yield the operations that return token ids: logits read."""
     vocab, device, num_bytes = setting.shape.vocab, setting.device, rows * setting.shape.vocab * torch.float32.itemsize
     k = torch.full((rows,), min(K, vocab // 2), device=device)
     p = torch.full((rows,), P, dtype=torch.float64, device=device)

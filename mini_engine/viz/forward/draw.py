@@ -162,7 +162,7 @@ def curve_sentence(curve: ErrorCurve, stages: Sequence[str]) -> str:
 
 @style()
 def difference_chart(differences: Sequence[Difference], title: str) -> Figure:
-    """Draw the largest logit difference of every comparison as a bar, with rows and choices changed beside it."""
+    """Draw the largest logit difference of every comparison as a bar, and write how many rows and choices change."""
     figure = canvas(0.52 * len(differences) + 1.5)
     axes = figure.subplots()
     at = np.arange(len(differences))[::-1]

@@ -1,9 +1,7 @@
-"""L8 by arithmetic, without a GPU: what each operation reads, writes and computes, and how programs fill a GPU.
-
-Owns: formulas. Must not know: pictures, kernels, anything measured.
+"""What each operation of a step reads, writes and computes, and how programs fill a GPU: arithmetic, without a GPU.
 
 Bytes are those that an operation cannot avoid: inputs read once, outputs written once. An addition, a multiplication, a
-division, a reciprocal root and an exponential are one floating-point operation each; of attention only the two products
+division, a reciprocal root and an exponential are one floating-point operation each. Of attention only the two products
 count, as in the benchmark.
 """
 
@@ -36,7 +34,7 @@ DECODE_SIZE = re.compile(r"(\d+) x (\d+), GQA \d+")  # how the benchmark writes 
 
 @dataclass(frozen=True)
 class Roof:
-    """What a device does at most: bytes per second of its memory, floating-point operations per second of a product."""
+    """The limits of a device: bytes per second of its memory, floating-point operations per second of a product."""
 
     name: str
     bytes_per_s: float
@@ -70,15 +68,15 @@ class Operation:
         return self.num_flops / self.num_bytes
 
     def least_seconds(self, roof: Roof) -> float:
-        """Return what all of its runs take at least on a device."""
+        """Return the least seconds that all its runs take on a device."""
         return self.count * max(self.num_bytes / roof.bytes_per_s, self.num_flops / roof.flops_per_s)
 
 
 def step_operations(config: ModelConfig, sequences: Sequence[tuple[int, int]]) -> list[Operation]:
     """Return the operations of one step in bfloat16, in the order of the forward pass.
 
-    ``sequences``: of each its new tokens and its keys, those of the new tokens included. One row of logits for each.
-    Left out is what comes once and is small: the rows of the embedding and the norm before the first layer.
+    ``sequences``: new tokens and keys of each, the keys of the new tokens included. Each has one row of logits. The
+    embedding and the norm before the first layer are left out: they come once and are small.
     """
     rows, layers, hidden = sum(new for new, _ in sequences), config.num_hidden_layers, config.hidden_size
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -138,7 +136,7 @@ def bitmask_bytes(rows: int, vocab: int) -> int:
 
 
 def sampling_work(rows: int, vocab: int) -> tuple[int, int]:
-    """Read each logit; subtract the peak, take the exponential, add up. Passes for a cut find the row in the cache."""
+    """Read each logit; subtract the maximum, exponentiate, add up. Passes for a cut read the row from the cache."""
     return 3 * rows * vocab, rows * vocab * FLOAT
 
 
@@ -168,7 +166,7 @@ class DecodeLaunch:
 
     @property
     def num_waves(self) -> int:
-        """Programs of the processor that has most of them, as they are dealt out evenly."""
+        """Most programs of one processor, if they are distributed evenly."""
         return -(-self.num_programs // PROCESSORS)
 
     @property
@@ -188,25 +186,26 @@ class DecodeLaunch:
 
     @property
     def bandwidth_share(self) -> float:
-        """Useful bytes over those that the memory could have moved meanwhile: an upper bound, by a simple model.
+        """Useful bytes over those that the memory could have moved in the same time: an upper bound.
 
-        Every processor has an equal share of the bandwidth and can use it up with one program; the step lasts as long
-        as the fullest processor reads, then the merge runs at full speed. Latencies and launches cost nothing here.
+        In this model every processor has an equal share of the bandwidth and can use all of it with one program. The
+        step lasts as long as the processor with most programs reads. Then the merge runs at full speed. Latencies and
+        launches cost nothing.
         """
         moved_meanwhile = self.num_waves * PROCESSORS * self.bytes_per_program + self.merge_bytes
         return self.num_bytes / moved_meanwhile
 
 
 def split_launches(batch: int, context: int, least: int = 16) -> list[DecodeLaunch]:
-    """Return a launch for each number of splits that whole tiles give, from one split up. Splits have ``least`` keys.
+    """Return a launch for each number of splits that whole tiles give, from one split up.
 
-    Below one tile the sizes are halved: what a smaller tile would give.
+    Splits have at least ``least`` keys. Below one tile the sizes are halved, as with a smaller tile.
     """
     sizes = [TILE * n for n in range(-(-context // TILE), 0, -1)]
     while sizes[-1] // 2 >= least:
         sizes.append(sizes[-1] // 2)
     found = {launch.num_splits: launch for launch in (DecodeLaunch(batch, context, size) for size in sizes)}
-    return [found[count] for count in sorted(found)]  # of sizes with as many splits the smallest: the most even one
+    return [found[count] for count in sorted(found)]  # the smallest size for each count: the most even splits
 
 
 def measured_shares(report: Mapping[str, Any]) -> dict[tuple[int, int], float]:

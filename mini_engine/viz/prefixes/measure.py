@@ -1,7 +1,4 @@
-"""What happened in a radix cache: its tree event by event, who found what, runs with the pages that they held.
-
-Owns: the experiments of L6 and the loads for them. Must not know: pictures.
-"""
+"""What a prefix cache did: which pages were found or computed, and how many pages each run held."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -26,23 +23,23 @@ CellKind = Literal["found", "first", "again"]
 
 @dataclass(frozen=True)
 class Visit:
-    """A request that was let in: the index of its prompt, and how many of its tokens were in the cache."""
+    """An admitted request: the index of its prompt, and how many of its tokens were in the cache."""
 
     prompt: int
     found: int
 
 
 def visits(chunks: Iterable[tuple[str, int, int]]) -> list[Visit]:
-    """Read a run's ``chunks``, such as those of ``bench.reuse.run_load``: who was let in when, and what it found.
+    """Return the admissions of a run in order, from its ``chunks``, such as those of ``bench.reuse.run_load``.
 
-    For runs of one request at a time, each prompt computed whole: what lies before a chunk was in the cache.
+    The run must have one request at a time and no chunked prompts. Then all tokens before a chunk were in the cache.
     """
     return [Visit(int(name), start) for name, start, _ in chunks]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A page of a prompt when it was needed: in which visit, and in which line the page is drawn."""
+    """A page of a prompt in the visit that needed it. ``line``: where the page is drawn."""
 
     visit: int
     line: int
@@ -50,9 +47,9 @@ class Cell:
 
 
 def page_cells(prompts: Sequence[Sequence[int]], page_size: int, orders: Sequence[Sequence[Visit]]) -> list[list[Cell]]:
-    """Return for each run what became of every page of every prompt; a last page may be filled in part.
+    """Return for each run, for every page of every prompt, whether it was found or computed.
 
-    Lines are numbered in the order in which the first run needs them, and are the same for all runs.
+    A last page may be filled in part. A page has the same line in all runs; the first run numbers the lines.
     """
     lines: dict[tuple[int, ...], int] = {}
     runs = []
@@ -75,10 +72,10 @@ HOT, COLD, ROUND, TOPIC = 8, 3, 4, 4  # pages of a document
 
 
 def eviction_loads(page_size: int, num_prompts: int = 120) -> dict[str, list[list[int]]]:
-    """Return three loads by name, each of documents with one token behind them that no other prompt has.
+    """Return three loads by name. A prompt is a document and one more token that no other prompt has.
 
-    A hot document among others that nobody asks for twice; eight documents by turns; four at a time, and every quarter
-    of the load four others.
+    In the first load one hot document comes again and again between documents that come once. In the second, eight
+    documents take turns. In the third, four documents are in use at a time, and every quarter of the load has others.
     """
     source, own = rng(1), count()
     hot = [source.random() < 0.4 for _ in range(num_prompts)]
@@ -97,7 +94,7 @@ def eviction_loads(page_size: int, num_prompts: int = 120) -> dict[str, list[lis
 
 
 def rng(seed: int) -> random.Random:
-    """Return a source of random numbers that is the same everywhere."""
+    """Return a random generator that gives the same numbers on every machine."""
     return random.Random(seed)
 
 
@@ -108,8 +105,9 @@ def rng(seed: int) -> random.Random:
 class Served:
     """A run of the engine, and the pages after each of its steps.
 
-    ``named``: entries in the block tables of running requests, what they would need alone; ``in_use``: the different
-    pages among them; ``kept``: pages that only the cache holds. ``stats`` is ``None`` without a cache.
+    ``named``: entries in the block tables of running requests, which is what they would need without sharing.
+    ``in_use``: the different pages among them. ``kept``: pages that only the cache holds. ``stats``: ``None`` without a
+    cache.
     """
 
     run: Run
@@ -142,7 +140,7 @@ def serve_all(
     params: Sequence[SamplingParams],
     **options: Any,
 ) -> Served:
-    """Run ``prompts``, all there at once, in an engine with these options, and watch its pages. Times are real."""
+    """Run ``prompts``, which all arrive at once, in an engine with these options, and record its pages."""
     engine = make_engine(with_options(driver, **options))
     added = enumerate(zip(prompts, params, strict=True))
     labels = {engine.add_request(ids, own): sample_labels(number, 1)[0] for number, (ids, own) in added}

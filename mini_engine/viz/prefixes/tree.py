@@ -15,7 +15,10 @@ BoxState = Literal["kept", "new", "evicted"]
 
 @dataclass(frozen=True)
 class Edge:
-    """A node as it was. ``path`` names its last page: all tokens from the root on. ``texts``: of each of its pages."""
+    """A node after an event.
+
+    ``path``: of its last page, which is the tokens of every page from the root on. ``texts``: of each of its pages.
+    """
 
     path: Path
     pages: tuple[int, ...]
@@ -23,7 +26,7 @@ class Edge:
     locks: int
 
     def cells(self) -> Iterator[tuple[Path, int, str]]:
-        """Go through its pages: path, number and text of each."""
+        """Yield the path, number and text of each of its pages."""
         above = len(self.path) - len(self.pages)
         for index, (page, text) in enumerate(zip(self.pages, self.texts, strict=True)):
             yield self.path[: above + index + 1], page, text
@@ -38,15 +41,15 @@ class Frame:
 
 
 class Film:
-    """Keeps what the tree of a cache looks like after each event that it is told of."""
+    """Records the tree of a cache after each event."""
 
     def __init__(self, cache: RadixCache, decode: Callable[[list[int]], str] | None = None) -> None:
-        """Film ``cache``. ``decode`` makes text of tokens; without it they are the letters of a text."""
+        """Record ``cache``. ``decode`` turns tokens into text; by default a token is the code of a letter."""
         self.cache, self.frames = cache, list[Frame]()
         self.decode = decode or letters
 
     def shoot(self, caption: str) -> None:
-        """Keep the tree as it is now. Mutates."""
+        """Record the tree as it is now. Mutates."""
         self.frames.append(Frame(caption, tuple(self.edge(node) for _, node in self.cache.descend())))
 
     def edge(self, node: Node) -> Edge:
@@ -66,9 +69,9 @@ def letters(tokens: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Box:
-    """A node, or what was evicted of one, in its place: ``start`` pages from the root, in line ``row``.
+    """A node, or the evicted part of one, in its place: ``start`` pages from the root, in line ``row``.
 
-    ``parent_row``: the line of what it hangs from; ``None`` below a root.
+    ``parent_row``: the line of its parent; ``None`` below a root.
     """
 
     start: int
@@ -81,9 +84,9 @@ class Box:
 
 
 def boxes(frames: Sequence[Frame]) -> list[list[Box]]:
-    """Return the boxes of every frame: its nodes, and what the frame before had beyond them.
+    """Return the boxes of every frame: its nodes, and what was evicted since the frame before.
 
-    Branches keep the order in which they were first seen, so that a tree changes as little as possible.
+    Branches keep the order in which they first appeared, so that a tree changes as little as possible.
     """
     seen: dict[Path, int] = {}
     for frame in frames:
@@ -101,7 +104,7 @@ def place(before: Frame, now: Frame, seen: dict[Path, int]) -> list[Box]:
         (edge, "new" if all(known.get(path) != page for path, page, _ in edge.cells()) else "kept")
         for edge in now.edges
     ]
-    for edge in before.edges:  # an evicted stretch is always the end of an edge
+    for edge in before.edges:  # evicted pages are always the end of an edge
         gone = sum(path not in held for path, _, _ in edge.cells())
         if gone:
             drawn.append((replace(edge, pages=edge.pages[-gone:], texts=edge.texts[-gone:], locks=0), "evicted"))
@@ -115,9 +118,9 @@ def place(before: Frame, now: Frame, seen: dict[Path, int]) -> list[Box]:
 
 
 def lines_of(edges: Sequence[Edge], seen: dict[Path, int]) -> dict[Path, int]:
-    """Return the line of every page, by path: the first branch goes on in its parent's line, others come below it.
+    """Return the line of every page, by path. The first child stays in the line of its parent, others come below.
 
-    First is what goes on within an edge, which must lie in one line, and then what was first seen first.
+    A page that continues an edge comes first, because an edge must lie in one line. Then comes the one seen first.
     """
     inner = {path for edge in edges for path, _, _ in list(edge.cells())[1:]}
     below: dict[Path, list[Path]] = {}

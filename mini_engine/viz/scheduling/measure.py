@@ -1,9 +1,6 @@
-"""Run many requests and read off the event log what happened to each of them; and simulate runs without a model.
+"""Run many requests, and read in the event log what happened to each of them.
 
-Owns: the experiments of L5. Must not know: pictures.
-
-Time is counted in steps, so that a run is the same on every machine. Only the simulation has seconds, and they come
-from a formula.
+Time is counted in steps, so that a run is the same on every machine.
 """
 
 from collections import deque
@@ -30,7 +27,7 @@ PieceKind = Literal["waiting", "prompt", "copied", "again", "decode"]
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes before step ``step``."""
+    """A request that arrives before step ``step``."""
 
     step: int
     prompt_ids: Sequence[int]
@@ -39,7 +36,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Run:
-    """What an engine did: the log of its steps and the answers, by request id in the order of arrival.
+    """The log of an engine's steps, and the answers by request id in the order of arrival.
 
     ``labels``: request id -> its name in figures. ``num_pages``: of the pool.
     """
@@ -53,14 +50,14 @@ class Run:
 
 
 class StepClock:
-    """A clock that shows the number of the step."""
+    """A clock whose time is the number of the step."""
 
     def __init__(self) -> None:
         """Begin with step 0."""
         self.now = 0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return float(self.now)
 
 
@@ -81,7 +78,7 @@ def serve(
 ) -> Run:
     """Run all ``arrivals`` in an engine with these options, and return what it did.
 
-    ``static``: as before continuous batching. A batch is let in when the one before has ended, and never joined.
+    ``static``: use static batches. A batch starts when the one before has ended, and no request joins it later.
     """
     clock = StepClock()
     engine = make_engine(with_options(driver, **options), tokenizer, clock=clock)
@@ -94,7 +91,7 @@ def serve(
             samples = engine.add_samples(coming.prompt_ids, coming.params)
             labels |= dict(zip(samples, sample_labels(number, len(samples)), strict=True))
             number += 1
-        engine.step()  # without requests nothing happens in it, and it is not logged
+        engine.step()  # without requests it does nothing, and is not logged
         clock.now += 1
     outputs = {request_id: engine.take_output(request_id) for request_id in labels}
     return Run(name, list(engine.log), outputs, labels, engine.driver.config, engine.scheduler.allocator.num_pages)
@@ -107,7 +104,7 @@ def sample_labels(number: int, count: int) -> list[str]:
 
 
 def num_let_in(pending: Sequence[Arrival], now: int, engine: Engine, static: bool) -> int:
-    """Return how many of the pending requests the engine is told of before this step."""
+    """Return how many of the pending requests are given to the engine before this step."""
     if static and engine.scheduler.has_work:
         return 0
     due = sum(arrival.step <= now for arrival in pending)
@@ -119,7 +116,10 @@ def num_let_in(pending: Sequence[Arrival], now: int, engine: Engine, static: boo
 
 @dataclass(frozen=True)
 class Piece:
-    """``length`` steps from ``step`` on in which one request did the same. ``tokens``: computed in them, or copied."""
+    """``length`` steps from ``step`` on in which one request did the same thing.
+
+    ``tokens``: computed in these steps, or copied.
+    """
 
     kind: PieceKind
     step: int
@@ -138,7 +138,7 @@ def chunk_kinds(run: Run) -> list[dict[str, tuple[PieceKind, int]]]:
             if request_id in step.copied:
                 kind = "copied"
             elif start < reached[request_id]:
-                kind = "again"  # it was sent back, and its keys and values were thrown away
+                kind = "again"  # it was preempted, and its keys and values were dropped
             elif start >= len(run.outputs[request_id].prompt_ids):
                 kind = "decode"
             kinds[-1][request_id] = kind, count
@@ -147,16 +147,17 @@ def chunk_kinds(run: Run) -> list[dict[str, tuple[PieceKind, int]]]:
 
 
 def timeline(run: Run) -> dict[str, list[Piece]]:
-    """Return what each request did from its arrival to its last step. Equal waits and decodes in a row are one piece.
+    """Return what each request did from its arrival to its last step.
 
-    A chunk of a prompt is a piece of its own. A copied one counts the tokens that were copied, not its single row.
+    Waiting or decoding for several steps is one piece. Each chunk of a prompt is one piece. A copied chunk counts the
+    copied tokens, not its single row.
     """
     kinds = chunk_kinds(run)
     pieces: dict[str, list[Piece]] = {}
     for request_id, output in run.outputs.items():
         own: list[Piece] = []
         here = [i for i, step in enumerate(kinds) if request_id in step]
-        added = output.times.added if output.times is not None else 0.0  # a refused one has no times, and no steps
+        added = output.times.added if output.times is not None else 0.0  # a refused request has no times
         first = next((i for i, step in enumerate(run.log) if step.began >= added), len(run.log))
         for index in range(first, here[-1] + 1 if here else first):
             kind, tokens = kinds[index].get(request_id, ("waiting", 0))
@@ -169,7 +170,7 @@ def timeline(run: Run) -> dict[str, list[Piece]]:
 
 
 def rows_per_step(run: Run) -> dict[str, list[int]]:
-    """Return the rows of every step that were decodes, prompts (those of a copied one too) and computed again."""
+    """Return the rows of every step by purpose: decodes, prompts (copied ones included), and computed again."""
     kinds = chunk_kinds(run)
     names = {"decode": ("decode",), "prompt": ("prompt", "copied"), "again": ("again",)}
     return {
@@ -180,7 +181,10 @@ def rows_per_step(run: Run) -> dict[str, list[int]]:
 
 @dataclass(frozen=True)
 class Stay:
-    """A request in one place of the batch, ``length`` steps from ``step`` on, the first ``prompt`` for its prompt."""
+    """A request in one place of the batch for ``length`` steps from ``step`` on.
+
+    ``prompt``: how many of them, at the beginning, computed its prompt.
+    """
 
     request_id: str
     place: int
@@ -190,7 +194,10 @@ class Stay:
 
 
 def stays(run: Run) -> list[Stay]:
-    """Return who was in which place of the batch: a request takes the lowest free one and leaves it when it waits."""
+    """Return which request was in which place of the batch.
+
+    A request takes the lowest free place, and leaves it when it waits.
+    """
     kinds, taken, found = chunk_kinds(run), dict[int, str](), list[Stay]()
     open_stays: dict[str, Stay] = {}
     for index, step in enumerate(kinds):
@@ -209,7 +216,7 @@ def stays(run: Run) -> list[Stay]:
 
 
 def idle_share(run: Run) -> float:
-    """Return the share of places and steps in which nobody was."""
+    """Return the share of places and steps without a request."""
     cells = run.config.max_running_requests * len(run.log)
     return 1 - sum(stay.length for stay in stays(run)) / cells
 
@@ -219,9 +226,9 @@ def idle_share(run: Run) -> float:
 
 @dataclass(frozen=True)
 class StreamLine:
-    """One delta of a stream: its token's text, what was shown before, what it shows, and what is decoded but held back.
+    """One delta of a stream: the text of its token, the text shown before, the new text, and the text held back.
 
-    ``cut``: the text that is held back will never be shown, because a stop string was found in it.
+    ``cut``: the text that is held back is never shown, because it contains a stop string.
     """
 
     token: str
@@ -232,7 +239,7 @@ class StreamLine:
 
 
 def stream_lines(deltas: Iterable[Delta], tokenizer: Tokenizer) -> list[StreamLine]:
-    """Return what a reader of a stream saw, delta by delta, beside the text that the tokens make."""
+    """Return what a reader of a stream saw, delta by delta, and what was held back."""
     lines: list[StreamLine] = []
     token_ids: list[int] = []
     shown = ""

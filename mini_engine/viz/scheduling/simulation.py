@@ -1,4 +1,7 @@
-"""Simulated runs: the scheduler with a formula for the time of a step in place of the model."""
+"""Simulated runs: the real scheduler, with a formula for the time of a step in place of the model.
+
+Only here do times have seconds.
+"""
 
 import random
 from collections import deque
@@ -32,11 +35,11 @@ class StepCost:
 
 
 def measure_cost(driver: SamplingDriver, widths: Sequence[int], repeats: int = 3) -> StepCost:
-    """Fit a line through the times of steps that compute prompts of these lengths, the best of some runs of each."""
+    """Fit a line through the times of steps with prompts of these lengths. Each time is the best of some runs."""
     engine = make_engine(with_options(driver, max_tokens_per_step=None))
     best = []
     for width in widths:
-        for _ in range(repeats + 1):  # the first one warms up
+        for _ in range(repeats + 1):  # the first run warms up
             engine.generate([[1] * width], SamplingParams(max_new_tokens=1))
         times = [sum(step.seconds.values()) for step in list(engine.log)[-repeats:]]
         best.append(min(times))
@@ -46,7 +49,7 @@ def measure_cost(driver: SamplingDriver, widths: Sequence[int], repeats: int = 3
 
 @dataclass(frozen=True)
 class Job:
-    """A request of which only the lengths matter. ``arrival_s``: when it comes."""
+    """A request of which only the lengths matter. ``arrival_s``: its arrival in seconds."""
 
     arrival_s: float
     num_prompt: int
@@ -54,9 +57,9 @@ class Job:
 
 
 def poisson_jobs(rate: float, count: int, prompt: tuple[int, int], output: tuple[int, int], seed: int = 0) -> list[Job]:
-    """Draw ``count`` jobs that come at random, ``rate`` a second; lengths between two limits, short ones more often.
+    """Draw ``count`` jobs that arrive at random, ``rate`` a second. Their lengths are log-uniform between two limits.
 
-    The same seed makes the same jobs at every rate, only closer together.
+    At another rate the same seed gives the same jobs, closer together or further apart.
     """
     source = random.Random(seed)
     now, jobs = 0.0, []
@@ -68,7 +71,7 @@ def poisson_jobs(rate: float, count: int, prompt: tuple[int, int], output: tuple
 
 
 def simulate(jobs: Sequence[Job], cost: StepCost, config: EngineConfig) -> list[RequestTimes]:
-    """Let the scheduler run ``jobs``, with a formula in place of the model -> the times of each job, in their order."""
+    """Let the scheduler run ``jobs`` with ``cost`` in place of the model -> the times of each job, in their order."""
     policy = make_policy(config.policy, config.policy_seed)
     longest = max(job.num_prompt + job.num_output for job in jobs)
     limits = SchedulerLimits(
@@ -113,7 +116,7 @@ def simulate_step(scheduler: Scheduler, cost: StepCost, now: float) -> float:
 
 @dataclass(frozen=True)
 class LoadPoint:
-    """Seconds at one rate: of the first token (mean, and what 99 of 100 stay below), and between the others (mean)."""
+    """Seconds at one rate: to the first token (mean, 99th percentile), and between the other tokens (mean)."""
 
     rate: float
     ttft_mean: float
@@ -129,6 +132,6 @@ def load_point(rate: float, times: Sequence[RequestTimes]) -> LoadPoint:
 
 
 def capacity(jobs: Sequence[Job], cost: StepCost, config: EngineConfig) -> float:
-    """Return how many such jobs a second the engine ends when it is never idle."""
+    """Return how many of these jobs a second the engine finishes when it is never idle."""
     at_once = [replace(job, arrival_s=0.0) for job in jobs]
     return len(jobs) / max(times.finished or 0.0 for times in simulate(at_once, cost, config))
