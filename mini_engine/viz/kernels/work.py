@@ -213,23 +213,11 @@ def measured_shares(report: Mapping[str, Any]) -> dict[tuple[int, int], float]:
 
     Raises ``ValueError`` for a report without a GPU, or without decode steps.
     """
-    check_report(report)
+    if not report.get("comparable"):
+        raise ValueError("the report was made without a GPU; run `mini-engine bench kernels` where there is one")
     sizes = {row["size"]: row["bandwidth_share"] for row in report["rows"] if row["part"] == "decode"}
     found = {DECODE_SIZE.fullmatch(size): share for size, share in sizes.items()}
     shares = {(int(size[1]), int(size[2])): share for size, share in found.items() if size}
     if not shares:
         raise ValueError("the report has no decode steps; run `mini-engine bench kernels --parts decode`")
     return shares
-
-
-def measured_roof(report: Mapping[str, Any]) -> Roof:
-    """Read the limits that ``mini-engine bench kernels`` measured. Raises ``ValueError`` for a report without a GPU."""
-    check_report(report)
-    limits = report["limits"]
-    return Roof(f"{report['machine']['device']} (measured)", limits["bytes_per_s"], limits["flops_per_s"])
-
-
-def check_report(report: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for a report of Triton's interpreter, whose times mean nothing."""
-    if not report.get("comparable"):
-        raise ValueError("the report was made without a GPU; run `mini-engine bench kernels` where there is one")
