@@ -129,7 +129,8 @@ def measure(workload: str, dtype: Dtype, folder: Path, prompt_len: int, new_toke
     systems = {PEER: partial(time_peer, peer)} | {name: partial(time_driver, own) for name, own in drivers.items()}
     runs: dict[str, list[Timing]] = {name: [] for name in systems}
     at_best: dict[str, list[float]] = {name: [] for name in systems}
-    read, block = weight_bytes(peer), torch.ones(READ_ELEMENTS)
+    read = weight_bytes(peer)
+    block = torch.ones(READ_ELEMENTS)
     for _ in tqdm(range(rounds + 1), desc=workload, unit="round"):
         for name, run in systems.items():
             before = read_times(block)

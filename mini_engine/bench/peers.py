@@ -70,7 +70,9 @@ class StaticPeer:
 
     def serve(self, jobs: Sequence[Job]) -> Run:
         """Serve ``jobs``, in the order of arrival."""
-        began, left, waste = time.perf_counter(), deque(jobs), PaddedWaste()
+        began = time.perf_counter()
+        left = deque(jobs)
+        waste = PaddedWaste()
         answers: list[Answer] = []
         while left:
             sleep_until(began + left[0].arrival_s)
@@ -88,7 +90,8 @@ class StaticPeer:
         pads = [longest - len(job.prompt_ids) for job in jobs]
         ids = torch.tensor([[0] * pad + job.prompt_ids for pad, job in zip(pads, jobs, strict=True)])
         mask = torch.arange(longest) >= torch.tensor(pads)[:, None]
-        clock, started = TokenClock(), time.perf_counter()
+        clock = TokenClock()
+        started = time.perf_counter()
         out = generate_greedily(self.model, ids, max(job.new_tokens for job in jobs), clock, mask.long())
         times = clock.times[1:]
         return [
@@ -136,7 +139,8 @@ class ContinuousPeer:
 
     def serve(self, jobs: Sequence[Job]) -> Run:
         """Serve ``jobs``, in the order of arrival. Raises ``RuntimeError`` if the thread dies."""
-        began, names = time.perf_counter(), []
+        began = time.perf_counter()
+        names = []
         for job in jobs:
             sleep_until(began + job.arrival_s)
             names.append(

@@ -125,7 +125,9 @@ class Row:
 
 def serve(system: System, load: Load) -> Served:
     """Serve a load wave by wave. A request continues the answer that this system gave."""
-    began, ttft, prompts = time.perf_counter(), list[float](), 0
+    began = time.perf_counter()
+    ttft = list[float]()
+    prompts = 0
     before: list[list[int]] = []
     output = 0
     system.open()
@@ -158,7 +160,8 @@ def make_rows(load: str, rounds: Sequence[dict[str, Served]]) -> list[Row]:
 
     rows = []
     for name in rounds[0]:
-        each, base = [one[name] for one in rounds], [one[OFF] for one in rounds]
+        each = [one[name] for one in rounds]
+        base = [one[OFF] for one in rounds]
         rates = [one.output_tokens / one.seconds for one in each]
         starts = [percentile(one.ttft, 50) for one in each]
         rows.append(
@@ -195,7 +198,8 @@ class TreeFigures:
 
 def measure_tree(seed: int, repeats: int = 15) -> TreeFigures:
     """Time the radix tree and its plain peer on the same prompts; the median of ``repeats`` over all prompts."""
-    source, pages = random.Random(seed), count()
+    source = random.Random(seed)
+    pages = count()
     stems = [source.choices(range(150_000), k=1024) for _ in range(4)]
     prompts = [stems[i % 4] + source.choices(range(150_000), k=PROMPT_TOKENS - 1024) for i in range(32)]
     tracemalloc.start()
@@ -205,7 +209,8 @@ def measure_tree(seed: int, repeats: int = 15) -> TreeFigures:
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert cache.total_size > TREE_TOKENS, f"the tree holds {cache.total_size} tokens"
-    chains, ids = dict[tuple[Any, ...], int](), count(1)
+    chains = dict[tuple[Any, ...], int]()
+    ids = count(1)
     for prompt in prompts:
         chain(chains, prompt, lambda: next(ids))
     # Equal numbers in other objects, as in a new request.

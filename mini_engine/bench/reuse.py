@@ -123,14 +123,16 @@ def run_load(
         scheduler.add(Request(str(arrival), list(prompt), SamplingParams(max_new_tokens=new_tokens), arrival))
     chunks = run_steps(scheduler)
     lengths = {str(index): len(prompt) for index, prompt in enumerate(prompts)}
-    least, computed = least_tokens(prompts, page_size), computed_tokens(chunks, lengths)
+    least = least_tokens(prompts, page_size)
+    computed = computed_tokens(chunks, lengths)
     evicted = cache.stats.num_pages_evicted
     return Reuse(policy, running, pages, sum(lengths.values()), least, computed, evicted, chunks)
 
 
 def run_steps(scheduler: Scheduler) -> list[Chunk]:
     """Step until the work is done, and return what was computed. Mutates."""
-    fresh, chunks = count(-1, -1), list[Chunk]()
+    fresh = count(-1, -1)
+    chunks = list[Chunk]()
     while scheduler.has_work:
         batch = scheduler.schedule()
         chunks += [(chunk.request.request_id, chunk.start, chunk.num_tokens) for chunk in batch.chunks]

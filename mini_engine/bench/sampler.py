@@ -100,7 +100,8 @@ def transformers_sampler(params: SamplingParams) -> Callable[[Tensor, Tensor], T
 
 def time_call(call: Callable[[], object], least_s: float = 0.02) -> float:
     """Return the seconds of one call, the mean of as many as fill ``least_s``."""
-    calls, began = 0, time.perf_counter()
+    calls = 0
+    began = time.perf_counter()
     while True:
         call()
         calls += 1
@@ -117,7 +118,8 @@ def measure(mix: str, rows: int, vocab: int, rounds: int, seed: int) -> SamplerR
     params = SamplingParams(**MIXES[mix])
     requests = [SamplingRequest([0], params, row.tolist()) for row in history]
     batch = SamplingBatch.from_requests(requests, Vocabulary(vocab))
-    sampler, peer = Sampler(generator=generator), transformers_sampler(params)
+    sampler = Sampler(generator=generator)
+    peer = transformers_sampler(params)
 
     def step() -> None:
         batch.cumulate(sampler(logits, batch).token_ids)

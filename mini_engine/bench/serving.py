@@ -76,7 +76,8 @@ class EngineSystem:
 
     def __init__(self, driver: SamplingDriver, params: SamplingParams | None = None) -> None:
         """Serve with ``driver``. ``params`` apply to every request, except ``max_new_tokens``."""
-        self.driver, self.params = driver, params or SamplingParams(ignore_eos=True)
+        self.driver = driver
+        self.params = params or SamplingParams(ignore_eos=True)
         self.engine: Engine | None = None
 
     def open(self) -> None:
@@ -90,7 +91,9 @@ class EngineSystem:
     def serve(self, jobs: Sequence[Job]) -> Run:
         """Serve ``jobs``, in the order of arrival. Raises ``ValueError`` for one that cannot be run."""
         assert self.engine is not None, "open it first"
-        engine, left, names = self.engine, deque(jobs), list[tuple[str, Job]]()
+        engine = self.engine
+        left = deque(jobs)
+        names = list[tuple[str, Job]]()
         began = time.perf_counter()
         while left or engine.has_work:
             while left and began + left[0].arrival_s <= time.perf_counter():
@@ -222,7 +225,8 @@ class Bench:
         except Exception as error:  # whatever another library raises
             self.unavailable[CONTINUOUS] = f"{type(error).__name__}: {error}"
             return
-        self.systems[CONTINUOUS], self.model_bytes[CONTINUOUS] = system, self.model_bytes[STATIC]
+        self.systems[CONTINUOUS] = system
+        self.model_bytes[CONTINUOUS] = self.model_bytes[STATIC]
 
     @property
     def weight_bytes(self) -> int:
@@ -321,7 +325,8 @@ def print_rows(rows: Sequence[Row]) -> None:
         f"{'TTFT p50':>10}{'p99 s':>8}{'TPOT p50':>10}{'p99 ms':>8}{'queue p50':>11}{'p99 s':>8}"
     )
     for row in rows:
-        own, other = row.figures, "-" if row.over_continuous is None else f"{row.over_continuous:.2f}"
+        own = row.figures
+        other = "-" if row.over_continuous is None else f"{row.over_continuous:.2f}"
         typer.echo(
             f"{row.system:24}{own.output_tokens_per_s:10.1f}{row.over_static:9.2f}{other:>10}"
             f"{own.total_tokens_per_s:10.1f}{own.ttft_p50:10.3f}{own.ttft_p99:8.3f}"
@@ -389,7 +394,8 @@ def bench_serving(
         f"--requests {requests} --running {running} --rounds {rounds} --seed {seed}"
         + "".join(f" --system '{name}'" for name in system or ())
     )
-    load, where = describe(workload, requests, running, rate), machine(torch.get_num_threads())
+    load = describe(workload, requests, running, rate)
+    where = machine(torch.get_num_threads())
     typer.echo(f"{command}\n{json.dumps(where)}\n{json.dumps(load)}")
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as scratch:

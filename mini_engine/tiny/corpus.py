@@ -136,7 +136,8 @@ class Cast:
 
 def make_cast(rng: random.Random, held_out: bool = False, names: NameMaker = make_name) -> Cast:
     """Draw a hero and a friend with different names and different animals."""
-    name, animal = names(rng, held_out), rng.choice(ANIMALS)
+    name = names(rng, held_out)
+    animal = rng.choice(ANIMALS)
     return Cast(
         name=name,
         animal=animal,
@@ -167,7 +168,8 @@ def tell_story(rng: random.Random, cast: Cast, plot: Plot) -> str:
 
 def story_task(rng: random.Random, held_out: bool = False, names: NameMaker = make_name) -> Task:
     """Ask for a story about an animal with a name, sometimes with a place or a thing, and tell it."""
-    cast, plot = make_cast(rng, held_out, names), rng.choice(PLOTS)
+    cast = make_cast(rng, held_out, names)
+    plot = rng.choice(PLOTS)
     slots = cast.slots()
     ask = rng.choice(
         (
@@ -288,7 +290,8 @@ def render_turn(task: Task, mode: str) -> str:
 
 def follow_up(rng: random.Random, task: Task) -> Task:
     """Ask about a story that was told one turn earlier."""
-    name, animal = task.facts["name"], str(task.facts["animal"])
+    name = task.facts["name"]
+    animal = str(task.facts["animal"])
     prompt, answer = rng.choice(
         (
             ("Who is the story about?", f"The story is about {name} the {animal}."),

@@ -26,7 +26,9 @@ from mini_engine.tiny.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokeniz
 SEED = 0
 TOKENS_PER_STEP = 8192
 STEPS_PER_BLOCK = 100  # the corpus is drawn block by block, each from its own seed, so that a run can resume
-MUON_LR, ADAM_LR, WARMUP = 0.02, 3e-3, 100
+MUON_LR = 0.02
+ADAM_LR = 3e-3
+WARMUP = 100
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,8 @@ def run(out: Path, phases: Sequence[Phase], seed: int) -> None:
     progress = Progress.load(state_file, model, optimizers)
     for index in range(progress.phase, len(phases)):
         if index > progress.phase:
-            progress, optimizers = Progress(index, 0), make_optimizers(model)
+            progress = Progress(index, 0)
+            optimizers = make_optimizers(model)
         run_phase(model, optimizers, tokenizer, phases[index], progress, state_file, seed)
     save_model(model, tokenizer, out)
     steps = sum(phase.steps for phase in phases)

@@ -72,7 +72,8 @@ class Figure:
 
     def _repr_html_(self) -> str:
         """Return the picture with the summary beneath it and as the text for screen readers."""
-        text, data = html.escape(self.summary), base64.b64encode(self.png()).decode()
+        text = html.escape(self.summary)
+        data = base64.b64encode(self.png()).decode()
         width = round(self.figure.get_figwidth() * 100)
         return f'<img width="{width}" alt="{text}" src="data:image/png;base64,{data}"/><p>{text}</p>'
 

@@ -74,7 +74,8 @@ def decode_cases(setting: Setting) -> Iterator[Case]:
 
 def decode_case(setting: Setting, batch: int, context: int) -> Case:
     """Return the step of ``batch`` sequences with ``context`` keys each."""
-    shape, group = setting.shape, setting.shape.q_heads // setting.shape.kv_heads
+    shape = setting.shape
+    group = setting.shape.q_heads // setting.shape.kv_heads
     queries = split_queries(group, shape.head_dim, setting.dtype)
     split_size = choose_split_size(context, batch, shape.kv_heads, num_processors(setting.device))
 
@@ -124,7 +125,8 @@ def prefill_cases(setting: Setting) -> Iterator[Case]:
 
 def prefill_case(setting: Setting, batch: int, length: int) -> Case:
     """Return the prefill of ``batch`` prompts. Operations: two products over the pairs that the causal mask leaves."""
-    shape, group = setting.shape, setting.shape.q_heads // setting.shape.kv_heads
+    shape = setting.shape
+    group = setting.shape.q_heads // setting.shape.kv_heads
     queries = paged_queries(group, shape.head_dim, setting.dtype)
 
     def flash(q: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:

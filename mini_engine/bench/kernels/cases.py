@@ -135,7 +135,8 @@ class Case:
         """Assert that kernel and reference agree: on what they return, and on the inputs that they change."""
         inputs = self.make(seed)
         others = tuple(copied(each) for each in inputs) if self.in_place else inputs
-        got, expected = self.kernel(*inputs), self.reference(*others)
+        got = self.kernel(*inputs)
+        expected = self.reference(*others)
         if self.check is not None:
             fault = self.check(got, expected, inputs)
         else:
@@ -298,7 +299,8 @@ def store_case(setting: Setting, rows: int) -> Case:
 
 def bitmask_case(setting: Setting, rows: int) -> Case:
     """Ban all but a few tokens of ``rows`` rows of logits: the mask read, the banned logits written."""
-    vocab, words = setting.shape.vocab, num_words(setting.shape.vocab)
+    vocab = setting.shape.vocab
+    words = num_words(setting.shape.vocab)
     allowed = max(1, vocab // TOKENS_PER_ALLOWED)
     num_bytes = rows * (words * torch.int32.itemsize + (vocab - allowed) * torch.float32.itemsize)
 
@@ -315,7 +317,8 @@ def bitmask_case(setting: Setting, rows: int) -> Case:
 
 def matmul_cases(setting: Setting) -> Iterator[Case]:
     """Yield products of few and of many rows with the largest matrix of a layer."""
-    columns, depth = 2 * setting.shape.inner, setting.shape.hidden
+    columns = 2 * setting.shape.inner
+    depth = setting.shape.hidden
     for rows in setting.sizes.product_rows:
         num_bytes = (rows * depth + columns * depth + rows * columns) * setting.dtype.itemsize
         yield Case(

@@ -37,7 +37,8 @@ CASES = {
 ENGINE = "engine"
 PARTS = (*CASES, ENGINE)
 MODELS = ("0.6b", "4b")
-COPY_BYTES, PRODUCT_SIZE = 1 << 30, 8192
+COPY_BYTES = 1 << 30
+PRODUCT_SIZE = 8192
 REFERENCE = "torch"
 GOALS = {"bandwidth": "bandwidth_share", "matmul": "matmul_share"}  # limits and the figures that are shares of them
 
@@ -243,6 +244,13 @@ ENGINE_HEAD = (
 )
 
 
+def limits_line(limits: Limits | None) -> str:
+    """Return what is known of the device."""
+    if limits is None:
+        return "interpreter, not comparable: the times show that the kernels run, and nothing else"
+    return f"copy {limits.bytes_per_s / 1e9:.0f} GB/s, product {limits.flops_per_s / 1e12:.0f} TFLOP/s"
+
+
 def row_line(row: Row) -> str:
     """Return one line of the table of operations."""
     shares = ["-" if share is None else f"{share:.0%}" for share in (row.bandwidth_share, row.matmul_share)]
@@ -294,12 +302,9 @@ def bench_kernels(
     on_gpu = device.type == "cuda"
     timer: Timer = device_timer(device, quick) if on_gpu else HostTimer()
     limits = measure_limits(timer, device, dtype) if on_gpu else None
-    typer.echo(
-        f"copy {limits.bytes_per_s / 1e9:.0f} GB/s, product {limits.flops_per_s / 1e12:.0f} TFLOP/s"
-        if limits
-        else "interpreter, not comparable: the times show that the kernels run, and nothing else"
-    )
-    setting, bench = make_setting(models[-1], device, dtype, quick), Bench(timer, limits, seed)
+    typer.echo(limits_line(limits))
+    setting = make_setting(models[-1], device, dtype, quick)
+    bench = Bench(timer, limits, seed)
     rows: list[Row] = printed(run_cases(bench, names, setting), ROW_HEAD, row_line)
     engine_rows = printed(run_engine(bench, models, setting), ENGINE_HEAD, engine_line) if ENGINE in names else []
     promised = [row.promised for row in rows if row.promised is not None]

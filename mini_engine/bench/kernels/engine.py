@@ -119,7 +119,8 @@ def with_engine(system: EngineSystem, jobs: list[Job], peak: Callable[[], int]) 
 def with_peer(peer: Qwen3ForCausalLM, jobs: list[Job], peak: Callable[[], int]) -> Generated:
     """Serve ``jobs``, all of one length, in one call of ``generate``."""
     ids = torch.tensor([job.prompt_ids for job in jobs], device=peer.device)
-    clock, began = TokenClock(), time.perf_counter()
+    clock = TokenClock()
+    began = time.perf_counter()
     out = generate_greedily(peer, ids, jobs[0].new_tokens, clock)
     answers = out[:, ids.shape[1] :].tolist()
     return Generated(began, [clock.times[1:] for _ in jobs], answers, peak())

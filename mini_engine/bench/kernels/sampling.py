@@ -16,8 +16,11 @@ from mini_engine.kernels import argmax, gumbel, min_p, penalties, sample, top_k,
 from mini_engine.kernels import top_k_top_p as joint
 
 SORT = "sort"
-SORT_GOAL, SORT_GOAL_ROWS = (SORT, 3.0), 64
-K, P, MIN_P = 50, 0.9, 0.05
+SORT_GOAL = (SORT, 3.0)
+SORT_GOAL_ROWS = 64
+K = 50
+P = 0.9
+MIN_P = 0.05
 SEEN = 512  # tokens of a request that penalties apply to
 EDGE = 1e-4
 OFF = 2.0  # of p: the rounded sum of all masses may be a little above 1
@@ -115,7 +118,9 @@ def filter_cases(setting: Setting, rows: int) -> Iterator[Case]:
 
 def draw_cases(setting: Setting, rows: int) -> Iterator[Case]:
     """Yield the operations that return token ids: logits read."""
-    vocab, device, num_bytes = setting.shape.vocab, setting.device, rows * setting.shape.vocab * torch.float32.itemsize
+    vocab = setting.shape.vocab
+    device = setting.device
+    num_bytes = rows * setting.shape.vocab * torch.float32.itemsize
     k = torch.full((rows,), min(K, vocab // 2), device=device)
     p = torch.full((rows,), P, dtype=torch.float64, device=device)
     least = torch.zeros(rows, device=device)  # off

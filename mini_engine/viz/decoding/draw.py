@@ -78,7 +78,8 @@ def probability_bars(distributions: Sequence[StepDistribution], taken: Sequence[
     labels = ["taken", "runner-up", f"places 3 to {k}", "all other tokens"]
     figure = canvas(4.3)
     axes = figure.subplots()
-    at, bottom = np.arange(len(table)), np.zeros(len(table))
+    at = np.arange(len(table))
+    bottom = np.zeros(len(table))
     looks = [(color, hatch, "white") for color, hatch in zip(COLORS[:3], HATCHES[:3], strict=True)]
     for part, label, (color, hatch, edge) in zip(parts, labels, [*looks, ("white", "", FAINT)], strict=True):
         look: Look = {"color": color, "hatch": hatch, "edgecolor": edge, "linewidth": 0.5}

@@ -89,7 +89,8 @@ def closest_steps(distributions: Sequence[StepDistribution], count: int) -> list
 def contrasting_steps(distributions: Sequence[StepDistribution], count: int) -> list[int]:
     """Return up to ``count`` steps, in order, whose top probabilities spread evenly from the lowest to the highest."""
     top = [d.probabilities[0] for d in distributions]
-    low, high = min(top), max(top)
+    low = min(top)
+    high = max(top)
     picked: set[int] = set()
     for index in range(min(count, len(top))):
         target = low + (high - low) * index / max(1, count - 1)

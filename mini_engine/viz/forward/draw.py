@@ -55,7 +55,8 @@ def residual_sizes(trace: ForwardTrace, tokens: Sequence[str]) -> Figure:
 
 def residual_summary(stages: Sequence[str], stream: np.ndarray, added: np.ndarray, tokens: Sequence[str]) -> str:
     """Say what ``residual_sizes`` shows. ``stream`` [stages, T], ``added`` [stages - 1, T]."""
-    median, largest = np.median(stream, 1), int(np.median(added, 1).argmax())
+    median = np.median(stream, 1)
+    largest = int(np.median(added, 1).argmax())
     token = int(stream[-1].argmax())
     return (
         f"The median token enters layer 0 with a root mean square of {median[0]:.2f} and leaves the last block with "
@@ -68,7 +69,8 @@ def residual_summary(stages: Sequence[str], stream: np.ndarray, added: np.ndarra
 @style()
 def attention_overview(trace: ForwardTrace) -> Figure:
     """Draw the attention weights of every head of every layer as small pictures, query by key."""
-    layers, heads = len(trace.weights), trace.weights[0].shape[0]
+    layers = len(trace.weights)
+    heads = trace.weights[0].shape[0]
     figure = canvas(1.42 * layers + 0.9)
     grid = figure.subplots(layers, heads, squeeze=False)
     for layer, row in enumerate(grid):

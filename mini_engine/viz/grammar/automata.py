@@ -93,7 +93,8 @@ def join_chains(arrows: Sequence[Arrow]) -> list[Arrow]:
     for arrow in arrows:
         if arrow.source in inner:
             continue
-        data, target = list(arrow.data), arrow.target
+        data = list(arrow.data)
+        target = arrow.target
         while arrow.is_forced and target in inner:
             data += out[target].data
             target = out[target].target
@@ -238,7 +239,8 @@ def spread(wanted: Sequence[float]) -> list[float]:
     """Return the lines nearest to ``wanted`` that keep its order and are at least 1 apart."""
     blocks: list[tuple[float, int]] = []  # mean of wanted - index, and how many share it
     for index, line in enumerate(wanted):
-        mean, count = line - index, 1
+        mean = line - index
+        count = 1
         while blocks and blocks[-1][0] > mean:
             before, many = blocks.pop()
             mean, count = (mean * count + before * many) / (count + many), count + many

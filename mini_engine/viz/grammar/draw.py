@@ -93,7 +93,8 @@ def mask_picture(masks: Tensor, spellings: Sequence[bytes], visited: Sequence[in
     picture.set(xlabel="tokens, in the order of their bytes; ticks: where a first byte begins", ylabel="state")
     picture.set_title(f"{num_states} states × {size} tokens: dark is allowed")
     bars.barh(np.arange(num_states) + 0.5, counts, 0.8, color=COLORS[0], gid="count")
-    left, lines = np.full(len(visited), 0.75), np.array(visited) + 0.5
+    left = np.full(len(visited), 0.75)
+    lines = np.array(visited) + 0.5
     dots(bars, left, lines, MARKERS[9], 6, "black", label="visited by the answer", gid="visited", clip_on=False)
     bars.set_xscale("log")
     bars.set(xlim=(0.6, 2 * size), xlabel="tokens allowed", title="How many")

@@ -42,7 +42,8 @@ def mask_chart(steps: Sequence[MaskedStep], taken: Sequence[str], preferred: Seq
     """
     figure = canvas(6.4)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
-    counts, size = [step.num_allowed for step in steps], len(steps[0].allowed)
+    counts = [step.num_allowed for step in steps]
+    size = len(steps[0].allowed)
     top.bar(range(len(steps)), counts, 0.8, color=COLORS[0])
     top.set_yscale("log")
     top.yaxis.set_major_formatter("{x:.0f}")
@@ -79,7 +80,8 @@ def mask_chart(steps: Sequence[MaskedStep], taken: Sequence[str], preferred: Seq
 
 def draw_kept(axes: Axes, steps: Sequence[MaskedStep]) -> None:
     """Draw, for every step, how much probability is allowed, and the share of the taken token before and after."""
-    at, kept = np.arange(len(steps)), np.array([100 * step.kept for step in steps])
+    at = np.arange(len(steps))
+    kept = np.array([100 * step.kept for step in steps])
     axes.bar(at, kept, 0.8, color=PALE, gid="kept")
     axes.bar(at, 100 - kept, 0.8, bottom=kept, linewidth=0.8, gid="cut", **REMOVED)
     before = [100 * float(step.before[step.token_id]) for step in steps]

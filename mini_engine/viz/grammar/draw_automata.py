@@ -161,7 +161,8 @@ class AutomatonPicture:
     def draw_loop(self, axes: Axes, arrow: Arrow) -> None:
         """Draw an arrow from a state to itself, above it."""
         x, y = self.spot(self.own.places[arrow.source])
-        high, wide = y - RADIUS - 1.25 * LOOP, 0.22
+        high = y - RADIUS - 1.25 * LOOP
+        wide = 0.22
         low = y - RADIUS + 0.03
         corners = [(x - 0.09, low), (x - wide, high), (x + wide, high), (x + 0.09, low)]
         self.stroke(axes, arrow, Path(corners, [Path.MOVETO] + [Path.CURVE4] * 3))

@@ -32,7 +32,8 @@ MOST_PREFIXES = 2_000  # forward passes of one exact enumeration
 
 def allowed_tokens(grammar: GrammarObject, vocab_size: int) -> Tensor:
     """Return which tokens are allowed next -> bool [V], for any backend."""
-    mask, row = grammar.allocate_vocab_mask(vocab_size, 1), torch.zeros(1, vocab_size)
+    mask = grammar.allocate_vocab_mask(vocab_size, 1)
+    row = torch.zeros(1, vocab_size)
     grammar.fill_vocab_mask(mask, 0)
     grammar.apply_vocab_mask(row, mask)
     return row[0] == 0
@@ -217,7 +218,8 @@ def enumerate_language(
     table = TokenTable.from_tokenizer(tokenizer, vocabulary.size, vocabulary.eos_token_ids)
     start = FsmBackend(table).compile(("regex", "|".join(map(re.escape, texts))))
     free, masked = dict.fromkeys(texts, 0.0), dict.fromkeys(texts, 0.0)
-    greedy, num_prefixes = "", 0
+    greedy = ""
+    num_prefixes = 0
     todo: list[tuple[list[int], GrammarObject, float, float, bool]] = [([], start, 0.0, 0.0, True)]
     while todo:
         ids, grammar, log_free, log_masked, is_greedy = todo.pop()
@@ -295,7 +297,8 @@ def time_once(
     compile_s = perf_counter() - began
     fills = []
     for _ in range(2):
-        grammar, times = compiled.copy(), []
+        grammar = compiled.copy()
+        times = []
         mask = grammar.allocate_vocab_mask(backend.table.vocab_size, 1)
         for token in [*tokens, None]:
             began = perf_counter()

@@ -105,7 +105,8 @@ def draw_sums(axes: Axes, steps: Sequence[TileStep], edges: np.ndarray, raised: 
     totals = [float(step.total) for step in steps]
     kept = np.array([before * float(step.keep) for before, step in zip([0.0, *totals[:-1]], steps, strict=True)])
     added = [float(step.added) for step in steps]
-    starts, widths = edges[:-1], np.diff(edges)
+    starts = edges[:-1]
+    widths = np.diff(edges)
     box: Look = {"align": "edge", "linewidth": 1.5}
     axes.bar(starts, kept, widths, color=PALE, edgecolor="white", label="kept of the sum before", gid="kept", **box)
     axes.bar(starts, added, widths, bottom=kept, **bar_look(1), label="added by this tile", gid="added", **box)

@@ -156,7 +156,8 @@ def draw_splits(
 ) -> None:
     """Draw the curve of one batch, with a ring at the choice of the engine and a dot at its measured share."""
     color, marker = COLORS[index], MARKERS[index]
-    x, y = [own.num_splits for own in launches], [100 * own.bandwidth_share for own in launches]
+    x = [own.num_splits for own in launches]
+    y = [100 * own.bandwidth_share for own in launches]
     axes.plot(x, y, linestyle=LINES[index], color=color, gid=f"{launches[0].batch}")
     ring: Look = {"markerfacecolor": "none", "markeredgewidth": 2, "gid": "chosen"}
     dots(axes, chosen.num_splits, 100 * chosen.bandwidth_share, marker, 13 - 2 * index, color, **ring)

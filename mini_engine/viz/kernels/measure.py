@@ -20,7 +20,9 @@ from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.viz.kernels.work import PROCESSORS, DecodeLaunch, Roof
 
 SWITCH = "TRITON_INTERPRET"
-COPY_BYTES, PRODUCT_SIZE, REPEATS = 64 << 20, 1024, 5
+COPY_BYTES = 64 << 20
+PRODUCT_SIZE = 1024
+REPEATS = 5
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 4, 2, 16, 16  # of the attention whose bits are compared
 OUTSIDE, KEPT, ALONE, TOGETHER = range(4)  # what the kernel does with a place of a masked block
 
@@ -44,7 +46,8 @@ def device() -> torch.device:
 
 def measure_roof() -> Roof:
     """Measure the bandwidth of a copy and the rate of a float32 product on this CPU, with the threads of torch."""
-    source, a = torch.zeros(COPY_BYTES, dtype=torch.uint8), torch.ones(PRODUCT_SIZE, PRODUCT_SIZE)
+    source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
+    a = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE)
     target, product = torch.empty_like(source), torch.empty_like(a)
     copied, multiplied = [], []
     for _ in range(REPEATS):
@@ -105,7 +108,8 @@ def first_row(batch: int, context: int, split_size: int, seed: int) -> Tensor:
     from mini_engine.kernels import split_attention
     from mini_engine.kernels.query_blocks import cut_queries, whole_sequences
 
-    pages, where = -(-context // PAGE_SIZE), device()
+    pages = -(-context // PAGE_SIZE)
+    where = device()
     each = [torch.Generator().manual_seed(seed + number) for number in range(batch)]
     q = torch.cat([torch.randn(1, HEADS, HEAD_DIM, generator=own) for own in each])
     slots = pages * PAGE_SIZE

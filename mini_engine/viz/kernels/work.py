@@ -78,7 +78,9 @@ def step_operations(config: ModelConfig, sequences: Sequence[tuple[int, int]]) -
     ``sequences``: new tokens and keys of each, the keys of the new tokens included. Each has one row of logits. The
     embedding and the norm before the first layer are left out: they come once and are small.
     """
-    rows, layers, hidden = sum(new for new, _ in sequences), config.num_hidden_layers, config.hidden_size
+    rows = sum(new for new, _ in sequences)
+    layers = config.num_hidden_layers
+    hidden = config.hidden_size
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     inner = config.intermediate_size
     return [

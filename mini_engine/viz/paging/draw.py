@@ -100,7 +100,8 @@ def page_summary(pages: Mapping[str, Sequence[int]], lengths: Mapping[str, int],
 @style()
 def slot_map(batch: BatchInputs) -> Figure:
     """Draw the packed rows of a step above the pages they touch, with a line from each row to its slot."""
-    size, slots = batch.metadata.page_size, batch.metadata.slot_mapping.tolist()
+    size = batch.metadata.page_size
+    slots = batch.metadata.slot_mapping.tolist()
     touched = sorted({slot // size for slot in slots})
     lefts = {page: order * (size + 0.6) for order, page in enumerate(touched)}
     width = max(len(slots), len(touched) * (size + 0.6) - 0.6)
@@ -194,7 +195,8 @@ def mask_legend() -> list[Patch]:
 @style()
 def mask_alignment(q_len: int, kv_len: int) -> Figure:
     """Draw the mask of a chunk, and next to it the wrong one that ``is_causal=True`` of torch gives (top-left)."""
-    right, wrong = causal_mask(q_len, kv_len), torch.ones(q_len, kv_len, dtype=torch.bool).tril()
+    right = causal_mask(q_len, kv_len)
+    wrong = torch.ones(q_len, kv_len, dtype=torch.bool).tril()
     figure = canvas(0.3 * q_len + 2.1)
     pair = figure.subplots(1, 2)
     first = kv_len - q_len

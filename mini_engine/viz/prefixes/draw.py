@@ -163,7 +163,8 @@ def first_token_chart(served: Sequence[Served]) -> Figure:
 
 def draw_times(axes: Axes, line: int, times: Sequence[float]) -> None:
     """Draw one line of dots, spread a little so that equal ones can be seen, and their median. In milliseconds."""
-    middle, spread = median(times), 0.3 * (np.arange(len(times)) / max(len(times) - 1, 1) - 0.5)
+    middle = median(times)
+    spread = 0.3 * (np.arange(len(times)) / max(len(times) - 1, 1) - 0.5)
     dots(axes, times, line + 0.08 + spread, MARKERS[0], 6, COLORS[0], alpha=0.8, gid="request")
     axes.plot([middle] * 2, [line - 0.2, line + 0.36], color="black", linewidth=2.4, gid="median")
     axes.text(middle, line - 0.23, f"{middle:.0f} ms", ha="center", va="bottom", fontsize=10)

@@ -77,7 +77,8 @@ def eviction_loads(page_size: int, num_prompts: int = 120) -> dict[str, list[lis
     In the first load one hot document comes again and again between documents that come once. In the second, eight
     documents take turns. In the third, four documents are in use at a time, and every quarter of the load has others.
     """
-    source, own = rng(1), count()
+    source = rng(1)
+    own = count()
     hot = [source.random() < 0.4 for _ in range(num_prompts)]
     topics = [4 * (4 * i // num_prompts) + source.randrange(4) for i in range(num_prompts)]
     picks = {

@@ -45,7 +45,8 @@ class Film:
 
     def __init__(self, cache: RadixCache, decode: Callable[[list[int]], str] | None = None) -> None:
         """Record ``cache``. ``decode`` turns tokens into text; by default a token is the code of a letter."""
-        self.cache, self.frames = cache, list[Frame]()
+        self.cache = cache
+        self.frames = list[Frame]()
         self.decode = decode or letters
 
     def shoot(self, caption: str) -> None:
@@ -54,7 +55,9 @@ class Film:
 
     def edge(self, node: Node) -> Edge:
         """Return a node as it is now."""
-        above, top, size = list[int](), node, self.cache.page_size
+        above = list[int]()
+        top = node
+        size = self.cache.page_size
         while top.parent is not None:
             above, top = top.tokens + above, top.parent
         own = [node.tokens[i : i + size] for i in range(0, len(node.tokens), size)]
@@ -128,7 +131,8 @@ def lines_of(edges: Sequence[Edge], seen: dict[Path, int]) -> dict[Path, int]:
         {path for edge in edges for path, _, _ in edge.cells()}, key=lambda p: (p not in inner, seen[p])
     ):
         below.setdefault(path[:-1], []).append(path)
-    lines, rows = count(), dict[Path, int]()
+    lines = count()
+    rows = dict[Path, int]()
 
     def go(path: Path, row: int) -> None:
         rows[path] = row

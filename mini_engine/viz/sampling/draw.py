@@ -139,7 +139,8 @@ def temperature_sweep(
     most = math.log2(probs.shape[1])
     bottom.plot(temperatures, entropies, color=COLORS[0], marker=MARKERS[0], markersize=4)
     bottom.axhline(most, color=GRAY, linestyle=":", linewidth=1.2)
-    words, place = f"all {probs.shape[1]} tokens alike", (min(temperatures), most)
+    words = f"all {probs.shape[1]} tokens alike"
+    place = (min(temperatures), most)
     bottom.annotate(words, place, (6, -5), textcoords="offset points", va="top", fontsize=10)
     bottom.set(ylabel="entropy (bits)", xlabel="temperature (a factor without unit)", ylim=(0, None))
     for axes in (top, bottom):
@@ -218,7 +219,8 @@ def draw_histogram(
     """
     figure = canvas(1.75 * len(draws) + 1.2)
     panels = stacked(figure, len(draws), sharex=True, sharey=True)
-    at, sentences = np.arange(len(names)), []
+    at = np.arange(len(names))
+    sentences = []
     probs = target[list(token_ids)]
     wanted = 100 * np.asarray(probs)
     for axes, made in zip(panels, draws, strict=True):
@@ -260,7 +262,8 @@ def penalty_chart(logits: Mapping[str, Tensor], occurrences: Sequence[int], toke
     raw = next(iter(logits.values()))
     figure = canvas(6.4)
     top, bottom = figure.subplots(2, 1)
-    at, width = np.arange(len(occurrences)), 0.84 / len(logits)
+    at = np.arange(len(occurrences))
+    width = 0.84 / len(logits)
     handles: list[tuple[Any, ...]] = []
     for index, (name, values) in enumerate(logits.items()):
         heights = np.asarray(values[list(occurrences)])
@@ -293,7 +296,8 @@ def penalty_chart(logits: Mapping[str, Tensor], occurrences: Sequence[int], toke
 @style()
 def mixing_chart(rows: Sequence[MixedRow]) -> Figure:
     """Draw the running mass of a row with top_p 1.0 in float32, and what filters with and without a bypass leave."""
-    size, excess = len(rows[0].excess), 1e6 * np.asarray(rows[0].excess)
+    size = len(rows[0].excess)
+    excess = 1e6 * np.asarray(rows[0].excess)
     figure = canvas(4.6)
     left, right = figure.subplots(1, 2)
     rank = np.arange(1, size + 1)
@@ -303,7 +307,8 @@ def mixing_chart(rows: Sequence[MixedRow]) -> Figure:
     left.set(xlim=(int((excess < -3).sum()), size), ylim=(-3, 1.4 * max(excess.max(), 0.5)))
     left.set(xlabel="tokens so far, likeliest first", ylabel="running mass minus 1 (millionths)")
     left.set_title("Row 0: its float32 sum passes 1 too early")
-    at, lost = np.arange(len(rows)), [row.kept - row.kept_without_bypass for row in rows]
+    at = np.arange(len(rows))
+    lost = [row.kept - row.kept_without_bypass for row in rows]
     bars = right.bar(at + 0.2, lost, 0.4, color=COLORS[2], hatch="...", edgecolor="white", label="without the bypass")
     exact = right.bar(at - 0.2, [size - row.kept for row in rows], 0.4, color=COLORS[0], label="with it (the engine)")
     for drawn in (bars, exact):

@@ -80,9 +80,11 @@ def draw_strips(axes: Axes, strips: Sequence[Strip], kinds: Sequence[str], heigh
 def draw_strip(axes: Axes, strip: Strip, kinds: Sequence[str], top: float) -> None:
     """Draw the boxes of one strip downwards from ``top``, in inches. A token is as wide as it has characters."""
     for number, line in enumerate(wrap(strip.names)):
-        left, height = 0, top + number * STRIP_LINE
+        left = 0
+        height = top + number * STRIP_LINE
         for index in line:
-            name, kind = strip.names[index], kinds.index(strip.kinds[index])
+            name = strip.names[index]
+            kind = kinds.index(strip.kinds[index])
             look = {"facecolor": COLORS[kind], "hatch": HATCHES[kind], "edgecolor": "white", "alpha": 0.45}
             add_box(axes, left + 0.06, height, len(name) - 0.12, STRIP_LINE * 0.88, linewidth=0, **look)
             write(axes, left + len(name) / 2, height + STRIP_LINE * 0.44, name, family=MONO, gid="token")
@@ -122,7 +124,8 @@ def surprise_chart(names: Sequence[str], logprobs: Sequence[float], ranks: Seque
     bars.set_title("How unlikely each token was: 0 bits is certain, 1 bit one of two, 5 bits one of 32")
     bars.grid(axis="y")
     legend_below(figure, *kind_legend(list(RANKS)), ncols=len(RANKS))
-    first, rarest = sum(rank == 1 for rank in ranks), int(bits.argmax())
+    first = sum(rank == 1 for rank in ranks)
+    rarest = int(bits.argmax())
     return Figure(
         figure,
         f"{first} of {plural(len(names), 'token')} were the likeliest. The text costs {bits.sum():.1f} bits in all, "

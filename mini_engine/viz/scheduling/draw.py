@@ -132,7 +132,8 @@ def occupancy_chart(runs: Sequence[Run]) -> Figure:
     panels = stacked(figure, len(runs), sharex=True)
     empty: Look = {"facecolor": COLORS[1], "hatch": "xxx", "edgecolor": "white"}
     for axes, run in zip(panels, runs, strict=True):
-        size, edges = run.config.page_size, np.arange(len(run.log) + 1)
+        size = run.config.page_size
+        edges = np.arange(len(run.log) + 1)
         held = [step.num_tokens_held for step in run.log]
         used = [step.num_pages_used * size for step in run.log]
         axes.stairs(used, edges, baseline=held, fill=True, linewidth=0, **empty)
@@ -178,7 +179,8 @@ def rows_chart(runs: Sequence[Run]) -> Figure:
     tables = [rows_per_step(run) for run in runs]
     seen = [kind for kind in words if any(any(table[kind]) for table in tables)]
     for axes, run, table in zip(panels, runs, tables, strict=True):
-        at, below = np.arange(len(run.log)) + 0.5, np.zeros(len(run.log))
+        at = np.arange(len(run.log)) + 0.5
+        below = np.zeros(len(run.log))
         for kind in seen:
             color, hatch, _ = LOOKS[kind]
             axes.bar(at, table[kind], 0.9, bottom=below, color=color, hatch=hatch, edgecolor="white", linewidth=0.3)

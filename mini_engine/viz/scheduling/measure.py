@@ -198,7 +198,9 @@ def stays(run: Run) -> list[Stay]:
 
     A request takes the lowest free place, and leaves it when it waits.
     """
-    kinds, taken, found = chunk_kinds(run), dict[int, str](), list[Stay]()
+    kinds = chunk_kinds(run)
+    taken = dict[int, str]()
+    found = list[Stay]()
     open_stays: dict[str, Stay] = {}
     for index, step in enumerate(kinds):
         for request_id in [r for r in open_stays if r not in step]:

@@ -62,7 +62,8 @@ def poisson_jobs(rate: float, count: int, prompt: tuple[int, int], output: tuple
     At another rate the same seed gives the same jobs, closer together or further apart.
     """
     source = random.Random(seed)
-    now, jobs = 0.0, []
+    now = 0.0
+    jobs = []
     for _ in range(count):
         now += source.expovariate(1.0)
         lengths = [round(low * (high / low) ** source.random()) for low, high in (prompt, output)]
@@ -88,7 +89,8 @@ def simulate(jobs: Sequence[Job], cost: StepCost, config: EngineConfig) -> list[
         )
         for i, job in enumerate(jobs)
     ]
-    pending, now = deque(requests), 0.0
+    pending = deque(requests)
+    now = 0.0
     while pending or scheduler.has_work:
         if not scheduler.has_work:
             now = max(now, pending[0].times.added)
