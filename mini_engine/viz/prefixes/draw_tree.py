@@ -60,7 +60,9 @@ def tree_film(frames: Sequence[Frame], since: int = 0) -> Figure:
             axes.set_title(f"{number}. {frame.caption}\n{counts(own)}", fontsize=10)
     every = [box for own in drawn for box in own]
     states = {box.state for box in every} | ({"locked"} if any(box.locks for box in every) else set())
-    legend_below(figure, *[patch for state, patch in film_legend().items() if state in states], ncols=4)
+    handles = [patch for state, patch in film_legend().items() if state in states]
+    if handles:
+        legend_below(figure, *handles, ncols=4)
     return Figure(figure, " ".join(film_sentence(number, frame, own) for number, frame, own in shown))
 
 
