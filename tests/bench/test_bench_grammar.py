@@ -120,10 +120,19 @@ def test_fsm_forgets_its_masks_before_a_first_visit(tokenizer):
 
 def mask_row(**values):
     defaults = {
-        "vocab": 151_936, "grammar": "person", "backend": "fsm", "compile_ms": 9.0, "compile_over_xgrammar": 12.0,
-        "first_p50": 900.0, "first_p99": 2400.0, "first_max": 9000.0, "fill": 1.5, "raw_fill": None, "accept": 1.0,
+        "vocab": 151_936,
+        "grammar": "person",
+        "backend": "fsm",
+        "compile_ms": 9.0,
+        "compile_over_xgrammar": 12.0,
+        "first_p50": 900.0,
+        "first_p99": 2400.0,
+        "first_max": 9000.0,
+        "fill": 1.5,
+        "raw_fill": None,
+        "accept": 1.0,
         "raw_accept": None,
-    }  # fmt: skip
+    }
     return MaskRow(**(defaults | values))
 
 

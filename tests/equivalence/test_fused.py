@@ -23,7 +23,7 @@ from mini_engine.fast.products import make_projections
 from mini_engine.linear import Linear, TorchProjections
 from mini_engine.llm import build_model, load_model, make_driver
 from mini_engine.model import Qwen3
-from mini_engine.viz.trace import trace_forward
+from mini_engine.viz.forward.measure import trace_forward
 from tests.conftest import skip_without_bfloat16
 from tests.support.shapes import (
     SHAPES,

@@ -1,7 +1,4 @@
-"""What a greedy decode decided at every step, how sure it was, and what it cost.
-
-Owns: probabilities, entropies, the other way at a crossroads, timings. Must not know: pictures.
-"""
+"""What a greedy decode decided at every step, how sure it was, and what each step cost."""
 
 import math
 from collections.abc import Sequence
@@ -10,18 +7,21 @@ from time import perf_counter
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from mini_engine.attention.metadata import BatchInputs
 from mini_engine.attention.pool import KVPool
 from mini_engine.driver import GreedyDriver, GreedyStep
 
 TIMING_RUNS = 3
+CONTEXT_TOKENS = 6  # shown before a crossroads
+LABEL_LENGTH = 44  # characters
 CLOSE_BITS = 1.0  # below this gap the runner-up had more than half of the winner's probability
 
 
 @dataclass(frozen=True)
 class StepDistribution:
-    """The next-token distribution of one step, most likely token first.
+    """The next-token distribution of one step, likeliest token first.
 
     ``probabilities`` of ``token_ids``; the first one is what greedy takes. ``entropy_bits``: how open the choice was,
     0 for certain, 1 for a fair coin. ``gap_bits``: log2 of how many times likelier the first is than the second.
@@ -35,7 +35,10 @@ class StepDistribution:
 
 @dataclass(frozen=True)
 class Crossroads:
-    """A close call: at ``step`` the driver took ``taken`` and nearly took ``other``, both with what followed them."""
+    """A close call: at ``step`` the driver took ``taken[0]``, and ``other[0]`` was nearly as likely.
+
+    ``taken`` and ``other`` also hold the tokens that followed. ``probabilities``: of the two first tokens.
+    """
 
     step: int
     gap_bits: float
@@ -86,7 +89,8 @@ def closest_steps(distributions: Sequence[StepDistribution], count: int) -> list
 def contrasting_steps(distributions: Sequence[StepDistribution], count: int) -> list[int]:
     """Return up to ``count`` steps, in order, whose top probabilities spread evenly from the lowest to the highest."""
     top = [d.probabilities[0] for d in distributions]
-    low, high = min(top), max(top)
+    low = min(top)
+    high = max(top)
     picked: set[int] = set()
     for index in range(min(count, len(top))):
         target = low + (high - low) * index / max(1, count - 1)
@@ -112,8 +116,26 @@ def take_other_way(
     return Crossroads(step, distributions[step].gap_bits, (first, second), taken[step : step + length], other)
 
 
+def crossroads_texts(
+    tokenizer: PreTrainedTokenizerBase, generated: Sequence[int], crossroads: Sequence[Crossroads]
+) -> list[tuple[str, str, str]]:
+    """Return for every crossroads the words before it, the words taken and the other words."""
+    texts = []
+    for fork in crossroads:
+        before = tokenizer.decode(generated[max(0, fork.step - CONTEXT_TOKENS) : fork.step])
+        if fork.step > CONTEXT_TOKENS:
+            before = before.partition(" ")[2]  # the first word is cut
+        texts.append((before, *(tokenizer.decode(ids).strip() for ids in (fork.taken, fork.other))))
+    return [(one_line(before), one_line(taken), one_line(other)) for before, taken, other in texts]
+
+
+def one_line(text: str) -> str:
+    """Make line breaks visible and cut what is too long for a label."""
+    return text.replace("\n", "⏎")[:LABEL_LENGTH]
+
+
 class MeasuredDriver(GreedyDriver):
-    """The same driver that notes in ``costs`` what every step costs."""
+    """A driver that records the cost of every step in ``costs``."""
 
     def __init__(self, driver: GreedyDriver, *, use_kv_cache: bool) -> None:
         """Share the model and the options of ``driver``, with or without a KV cache."""

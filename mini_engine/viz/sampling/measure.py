@@ -1,10 +1,7 @@
 """What a sampler does to a distribution, stage by stage, and how often each token then comes.
 
-Owns: traces, sweeps, orders, counts of draws and their statistics, penalties along a text, forced tokens, a row beside
-a neighbour. Must not know: pictures (``drawing``).
-
-Three functions here are wrong on purpose and say so: ``apply_in_order`` can be given a wrong order, ``draw_old_hash``
-and ``top_p_without_bypass`` are faults that engines have had. They are here so that a notebook can show what they do.
+Three functions are wrong on purpose, so that a notebook can show the effect. ``apply_in_order`` accepts a wrong order.
+``draw_old_hash`` and ``top_p_without_bypass`` are bugs that real engines have had.
 """
 
 import math
@@ -73,10 +70,10 @@ def entropy_bits(probs: Tensor) -> Tensor:
 def apply_in_order(
     logits: Tensor, order: Sequence[Mapping[str, float]], prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()
 ) -> Tensor:
-    """Apply stages to ``logits`` [V] in any order, the engine's or a wrong one -> probabilities [V] float64.
+    """Apply stages to ``logits`` [V] in any order, also a wrong one -> probabilities [V] float64.
 
-    ``order``: one mapping per step, from the name of a parameter to its value. A step is one filter, "top_k" and
-    "top_p" together, both judging the same distribution, or any parameters of processors.
+    ``order``: one mapping per step, from the name of a parameter to its value. A step is one filter, or any parameters
+    of processors, or "top_k" and "top_p" together. In the last case both filters see the same distribution.
     """
     work = logits[None].float()
     for step in order:
@@ -119,7 +116,7 @@ class Draws:
 
 
 def draw_many(name: str, logits: Tensor, params: SamplingParams, count: int, generator_seed: int = 0) -> Draws:
-    """Let the sampler choose ``count`` tokens from ``logits`` [V]; row i is at position i, as a seeded draw needs."""
+    """Sample ``count`` tokens from ``logits`` [V]. Draw i is at position i, because a seeded draw depends on it."""
     sampler = Sampler(generator=torch.Generator().manual_seed(generator_seed))
     counts = torch.zeros(len(logits), dtype=torch.int64)
     for start in range(0, count, ROWS_AT_ONCE):
@@ -133,8 +130,8 @@ def draw_many(name: str, logits: Tensor, params: SamplingParams, count: int, gen
 def draw_old_hash(name: str, logits: Tensor, seed: int, count: int) -> Draws:
     """Draw ``count`` tokens from ``logits`` [V] at the positions 0, 1, ... by the hash that SGLang used first.
 
-    Everything else is as in ``draw_seeded``, so what comes out wrong is the fault of the hash: products of primes and
-    an exclusive or, of which the low 24 bits are taken. Neighbouring positions and ids do not become independent.
+    Everything else is as in ``draw_seeded``, so the hash alone causes the errors. It takes the low 24 bits of products
+    of primes and an exclusive or, and the hashes of neighbouring positions and ids are not independent.
     """
     ids = (logits > -torch.inf).nonzero()[:, 0]
     positions = torch.arange(count)[:, None]
@@ -146,7 +143,7 @@ def draw_old_hash(name: str, logits: Tensor, seed: int, count: int) -> Draws:
 
 
 def binomial_band(probs: Tensor, count: int, level: float = 0.999) -> tuple[Tensor, Tensor]:
-    """Return the least and the most often that tokens of ``probs`` [K] come in ``count`` draws, at that level [K]."""
+    """Return between how often and how often tokens of ``probs`` [K] come in ``count`` draws, at that level [K]."""
     times = torch.arange(count + 1, dtype=torch.float64)[:, None]
     below = Binomial(count, probs.double().clamp(0, 1)).log_prob(times).exp().cumsum(0).T.contiguous()  # [K, count + 1]
     tail = torch.full((len(probs), 1), (1 - level) / 2, dtype=torch.float64)
@@ -155,7 +152,7 @@ def binomial_band(probs: Tensor, count: int, level: float = 0.999) -> tuple[Tens
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """A goodness-of-fit test. ``p_value``: how often a right sampler would be at least as far off."""
+    """A goodness-of-fit test. ``p_value``: how often a correct sampler is at least as far off."""
 
     statistic: float
     degrees: int
@@ -163,9 +160,9 @@ class ChiSquare:
 
 
 def chi_square(draws: Draws, probs: Tensor) -> ChiSquare:
-    """Test ``draws`` against the target ``probs`` [V]. Tokens that are rarely expected count as one."""
+    """Test ``draws`` against the target ``probs`` [V]. All tokens that are rarely expected count as one."""
     if int(draws.counts[probs == 0].sum()):
-        return ChiSquare(math.inf, 0, 0.0)  # a token that cannot come has come
+        return ChiSquare(math.inf, 0, 0.0)  # a token with probability 0 was drawn
     expected = probs.double() * draws.total
     common = expected >= LEAST_EXPECTED
     bins = torch.cat((expected[common], expected[~common].sum()[None]))
@@ -183,10 +180,10 @@ def chi_square(draws: Draws, probs: Tensor) -> ChiSquare:
 def penalised_logits(
     rows: Sequence[Tensor], prompt_ids: Sequence[int], output_ids: Sequence[int], settings: Mapping[str, SamplingParams]
 ) -> dict[str, Tensor]:
-    """Return what each setting makes of the same logits at every step of one text -> name: [S, V].
+    """Return the logits of every step of one text under each setting -> name: [S, V].
 
-    ``rows``: the raw logits [V] of every step; the text is ``output_ids`` whatever a setting would have chosen. All
-    settings are rows of one batch, which is what the engine is for.
+    ``rows``: the raw logits [V] of every step. The text is ``output_ids`` under every setting. All settings are rows of
+    one batch.
     """
     requests = [SamplingRequest(prompt_ids, params) for params in settings.values()]
     batch = SamplingBatch.from_requests(requests, Vocabulary(len(rows[0])))
@@ -230,15 +227,15 @@ def thought_kinds(prompt_ids: Sequence[int], output_ids: Sequence[int], argument
     return kinds
 
 
-# --------------------------------------------------------------------------------------------- a row and its neighbour
+# ------------------------------------------------------------------------------------------- a row and another row
 
 
 @dataclass(frozen=True)
 class MixedRow:
-    """A row with top_p = 1.0 beside a row with 0.9.
+    """A row with top_p = 1.0 in one batch with a row with 0.9.
 
     ``excess`` [V] float64: its running mass in float32 minus 1, likeliest token first. ``kept``: how many of its V
-    tokens a correct filter leaves; ``kept_without_bypass``: how many one leaves that computes "off" as an identity.
+    tokens a correct filter keeps. ``kept_without_bypass``: how many a filter keeps that computes "off" as p = 1.
     """
 
     excess: Tensor
@@ -247,9 +244,9 @@ class MixedRow:
 
 
 def top_p_without_bypass(logits: Tensor, p: Tensor) -> Tensor:
-    """Filter as many sources do: any row below 1 sends all rows through. ``logits`` [R, V], ``p`` [R] -> [R, V].
+    """Filter all rows if one of them is below 1, as many sources do. ``logits`` [R, V], ``p`` [R] -> [R, V].
 
-    Wrong for a row with p = 1: float32 sums of many small numbers rise above 1, and what comes then is cut.
+    Wrong for a row with p = 1: a float32 sum of many small numbers rises above 1, and the tokens after that are cut.
     """
     values, ids = logits.sort(descending=True, dim=-1)
     before = F.pad(values.softmax(-1).cumsum(-1)[:, :-1], (1, 0))

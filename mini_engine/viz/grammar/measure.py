@@ -1,8 +1,4 @@
-"""What a mask does to a model's distributions, what it costs, and what it does to whole texts.
-
-Owns: answers followed mask by mask, jumps, exact probabilities of the texts of a small language, timings. Must not
-know: pictures (``grammar``, ``grammar_charts``).
-"""
+"""What a mask does to the distributions of a model and to whole texts, and what it costs."""
 
 import math
 import re
@@ -28,15 +24,16 @@ from mini_engine.llm import make_engine
 from mini_engine.outputs import RequestOutput, StepOutput
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import GrammarKey, SamplingParams
-from mini_engine.viz.sampling import next_logits
-from mini_engine.viz.serving import with_options
+from mini_engine.viz.sampling.measure import next_logits
+from mini_engine.viz.scheduling.measure import with_options
 
 MOST_PREFIXES = 2_000  # forward passes of one exact enumeration
 
 
 def allowed_tokens(grammar: GrammarObject, vocab_size: int) -> Tensor:
-    """Return what may come next -> bool [V], whatever the form of the backend's masks."""
-    mask, row = grammar.allocate_vocab_mask(vocab_size, 1), torch.zeros(1, vocab_size)
+    """Return which tokens are allowed next -> bool [V], for any backend."""
+    mask = grammar.allocate_vocab_mask(vocab_size, 1)
+    row = torch.zeros(1, vocab_size)
     grammar.fill_vocab_mask(mask, 0)
     grammar.apply_vocab_mask(row, mask)
     return row[0] == 0
@@ -53,7 +50,7 @@ def state_masks(compiled: CompiledGrammar) -> Tensor:
 
 @dataclass(frozen=True)
 class MaskedStep:
-    """One token of an answer: the model's distribution before it, and what the mask left of that.
+    """One token of an answer: the distribution of the model before it, and which tokens the mask allowed.
 
     ``logprobs`` [V] float64: of the model alone, natural logarithms. ``allowed`` [V] bool.
     """
@@ -65,7 +62,7 @@ class MaskedStep:
     @cached_property
     def log_kept(self) -> float:
         """Natural logarithm of the mass that is allowed."""
-        return min(0.0, float(self.logprobs[self.allowed].logsumexp(0)))  # a sum of all may come out above 1
+        return min(0.0, float(self.logprobs[self.allowed].logsumexp(0)))  # a rounded sum may be above 1
 
     @property
     def kept(self) -> float:
@@ -79,19 +76,19 @@ class MaskedStep:
 
     @property
     def divergence_bits(self) -> float:
-        """Kullback-Leibler divergence of the masked distribution from the model's, in bits.
+        """Kullback-Leibler divergence of the masked distribution from that of the model, in bits.
 
-        The mask only scales up what it leaves, so this is -log2 Z: how surprised the model is by the mask.
+        The mask only scales up what it leaves, so the divergence is -log2 Z.
         """
         return abs(self.log_kept) / math.log(2)
 
     @property
     def num_allowed(self) -> int:
-        """How many tokens may come."""
+        """How many tokens are allowed."""
         return int(self.allowed.sum())
 
     @property
-    def wish(self) -> int:
+    def preferred(self) -> int:
         """The token that the model alone would take."""
         return int(self.logprobs.argmax())
 
@@ -102,14 +99,14 @@ class MaskedStep:
 
     @property
     def after(self) -> Tensor:
-        """Probabilities behind the mask [V]."""
+        """Probabilities after the mask [V]."""
         return (self.logprobs - self.log_kept).exp() * self.allowed
 
 
 def follow_answer(
     driver: SamplingDriver, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams
 ) -> list[MaskedStep]:
-    """Answer greedily or not under the grammar of ``params`` -> a step for every token, the end included."""
+    """Answer under the grammar of ``params`` -> a step for every token, the end included."""
     bound = with_options(driver, grammar_backend="fsm")
     grammars = GrammarService(bound.config, tokenizer, bound.vocabulary)
     engine = make_engine(bound, tokenizer, constraints=grammars)
@@ -130,7 +127,7 @@ def follow_answer(
 
 @dataclass(frozen=True)
 class Jumps:
-    """An answer with its log. ``forced``: of each token, whether it was appended without asking the model."""
+    """An answer with its log. ``forced``: of each token, whether it was appended without the model."""
 
     name: str
     output: RequestOutput
@@ -145,8 +142,10 @@ class Jumps:
     @property
     def lengths(self) -> list[int]:
         """Tokens of the answer after each forward pass."""
-        return [sum(delta.token_id is not None for step in self.log[: i + 1] for delta in step.deltas)
-                for i in range(len(self.log))]  # fmt: skip
+        return [
+            sum(delta.token_id is not None for step in self.log[: i + 1] for delta in step.deltas)
+            for i in range(len(self.log))
+        ]
 
     @property
     def num_rows(self) -> int:
@@ -155,14 +154,14 @@ class Jumps:
 
 
 class NaiveJumps(JumpForward):
-    """Appends all that is forced, also a last token that could have been longer: wrong on purpose, to be seen."""
+    """Wrong on purpose: appends all forced tokens, also a last one that could have been longer."""
 
     def could_be_longer(self, grammar: GrammarObject, num_bytes: int) -> bool:
-        """Never ask."""
+        """Return False, which is wrong."""
         return False
 
     def settled(self, grammar: GrammarObject, output_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Leave nothing out."""
+        """Return all ``tokens``, which is wrong."""
         return list(tokens)
 
 
@@ -174,7 +173,7 @@ def answer_with_jumps(
     params: SamplingParams,
     jump: Literal["off", "on", "naive"],
 ) -> Jumps:
-    """Answer with jump-forward, without it, or with jumps that hold nothing back."""
+    """Answer with jump-forward, without it, or with the wrong jumps of ``NaiveJumps``."""
     bound = with_options(driver, grammar_backend="fsm", jump_forward=jump != "off")
     grammars = GrammarService(bound.config, tokenizer, bound.vocabulary)
     if jump == "naive":
@@ -191,11 +190,11 @@ def answer_with_jumps(
 
 @dataclass(frozen=True)
 class Language:
-    """The exact probabilities of the texts of a small language, all spellings of each added up.
+    """The exact probabilities of the texts of a small language. Those of all spellings of a text are added up.
 
-    ``mass``: how often the model alone gives one of them. ``conditioned``: of the answers that do, which. ``masked``:
-    the answers when every step is masked. ``greedy``: the text of masked greedy decoding. ``num_prefixes``: forward
-    passes that it took to find out.
+    ``mass``: how often the model alone gives one of the texts. ``conditioned``: the share of each text among these
+    answers. ``masked``: the share of each text when every step is masked. ``greedy``: the text of masked greedy
+    decoding. ``num_prefixes``: forward passes that the enumeration took.
     """
 
     texts: Sequence[str]
@@ -214,12 +213,13 @@ class Language:
 def enumerate_language(
     driver: SamplingDriver, tokenizer: Tokenizer, prompt_ids: Sequence[int], texts: Sequence[str]
 ) -> Language:
-    """Go through every spelling of every text. Raises ``ValueError`` if that takes too many forward passes."""
+    """Go through every spelling of every text. Raises ``ValueError`` if this takes too many forward passes."""
     vocabulary = driver.vocabulary
     table = TokenTable.from_tokenizer(tokenizer, vocabulary.size, vocabulary.eos_token_ids)
     start = FsmBackend(table).compile(("regex", "|".join(map(re.escape, texts))))
     free, masked = dict.fromkeys(texts, 0.0), dict.fromkeys(texts, 0.0)
-    greedy, num_prefixes = "", 0
+    greedy = ""
+    num_prefixes = 0
     todo: list[tuple[list[int], GrammarObject, float, float, bool]] = [([], start, 0.0, 0.0, True)]
     while todo:
         ids, grammar, log_free, log_masked, is_greedy = todo.pop()
@@ -265,7 +265,7 @@ class Timing:
 
 
 def installed_backends() -> list[str]:
-    """Return the built-in backends whose libraries are there."""
+    """Return the built-in backends whose libraries are installed."""
     library = {"outlines": "outlines_core"}
     return [name for name in BUILT_IN if name == "fsm" or find_spec(library.get(name, name)) is not None]
 
@@ -273,10 +273,10 @@ def installed_backends() -> list[str]:
 def time_backends(
     names: Sequence[str], table: TokenTable, answers: Mapping[str, tuple[GrammarKey, Sequence[int]]], repeats: int = 3
 ) -> list[Timing]:
-    """Compile every grammar in every backend and fill the masks along an answer, twice; the best of ``repeats``.
+    """Compile every grammar in every backend, and fill the masks along an answer twice; the best of ``repeats``.
 
-    ``answers``: name of a grammar -> the grammar, and the tokens of a text of it. Each repeat has a new backend, so
-    that nothing is found compiled.
+    ``answers``: name of a grammar -> the grammar, and the tokens of one of its texts. Each repeat makes a new backend,
+    so that nothing is cached.
     """
     timings = []
     for name, (key, tokens) in answers.items():
@@ -297,7 +297,8 @@ def time_once(
     compile_s = perf_counter() - began
     fills = []
     for _ in range(2):
-        grammar, times = compiled.copy(), []
+        grammar = compiled.copy()
+        times = []
         mask = grammar.allocate_vocab_mask(backend.table.vocab_size, 1)
         for token in [*tokens, None]:
             began = perf_counter()

@@ -1,7 +1,4 @@
-"""Look inside a forward pass without changing it.
-
-Owns: recorders that stand at the model's seams and blocks and pass on what they are given. Must not know: pictures.
-"""
+"""Record what a forward pass computes, without changing it, and compare two such records."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +18,11 @@ from mini_engine.model import Attention, Layer, Qwen3
 
 @dataclass(frozen=True)
 class ForwardTrace:
-    """What one forward pass of T tokens through L layers computed on its way.
+    """What one forward pass of T tokens through L layers computed.
 
     ``residual``: 2 L + 1 tensors [T, H], the stream after the embedding and after every block. ``updates``: 2 L tensors
-    [T, H], what every block added. ``stages``: the names of the 2 L + 1 places. ``weights``: L tensors [Hq, T, T], the
-    attention weights, query by key. ``logits`` [T, V].
+    [T, H], what every block added. ``weights``: L tensors [Hq, T, T], the attention weights, query by key. ``logits``
+    [T, V].
     """
 
     residual: list[Tensor]
@@ -40,7 +37,7 @@ class ForwardTrace:
 
 
 class RecordingModel(Qwen3):
-    """The same model, sharing its weights, that keeps the input and the output of every block."""
+    """A model that shares the weights of another and records the input and the output of every block."""
 
     def __init__(self, model: Qwen3) -> None:
         """Share everything that ``model`` holds."""
@@ -51,11 +48,11 @@ class RecordingModel(Qwen3):
     def attention_block(
         self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention
     ) -> Tensor:
-        """Run the model's own attention block and keep what went in and what came out."""
+        """Run the attention block of the model and record its input and output."""
         return self.keep(x, super().attention_block(index, layer, x, cos, sin, attention))
 
     def mlp_block(self, layer: Layer, x: Tensor) -> Tensor:
-        """Run the model's own MLP block and keep what went in and what came out."""
+        """Run the MLP block of the model and record its input and output."""
         return self.keep(x, super().mlp_block(layer, x))
 
     def keep(self, x: Tensor, update: Tensor) -> Tensor:
@@ -66,7 +63,7 @@ class RecordingModel(Qwen3):
 
 
 class RecordingAttention:
-    """Stands at the attention seam: keeps the weights of every layer, then lets ``inner`` compute the output."""
+    """An attention that records the weights of every layer and lets ``inner`` compute the output."""
 
     def __init__(self, inner: Attention) -> None:
         """Pass every call on to ``inner``."""
@@ -107,7 +104,7 @@ def trace_forward(model: Qwen3, token_ids: Sequence[int], attention: Attention |
 
 
 class RowByRow:
-    """A projection family that multiplies every row alone, as if each token came in a batch of its own."""
+    """Projections that multiply every row alone, as if each token were the only one of its batch."""
 
     def __init__(self, inner: Projections | None = None) -> None:
         """Call ``inner`` with one row at a time; default: ``F.linear``."""
@@ -124,13 +121,13 @@ class RowByRow:
 
 
 def fused_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Call torch's fused operator: the same formula as ``model.rms_norm``, rounded at other places."""
+    """Call the fused operator of torch: the formula of ``model.rms_norm``, rounded at other places."""
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 @contextmanager
 def fused_norms() -> Iterator[None]:
-    """Inside this context every model normalises with ``F.rms_norm``: a what-if, undone at the end."""
+    """Let every model normalise with ``F.rms_norm`` inside this context."""
     with mock.patch.object(model_module, "rms_norm", fused_rms_norm):
         yield
 
@@ -139,3 +136,28 @@ def strongest_head(trace: ForwardTrace, query: int, keys: Sequence[int]) -> tupl
     """Return (layer, head) of the head that puts most weight from token ``query`` on the tokens ``keys``."""
     weights = torch.stack(trace.weights)[:, :, query, list(keys)].sum(-1)  # [L, Hq]
     return divmod(int(weights.argmax()), weights.shape[1])
+
+
+@dataclass(frozen=True)
+class ErrorCurve:
+    """The relative difference of two residual streams at every stage: rms(a - b) / rms(a) over all tokens."""
+
+    name: str
+    errors: list[float]
+
+
+def error_curve(name: str, first: ForwardTrace, second: ForwardTrace) -> ErrorCurve:
+    """Compare two residual streams stage by stage."""
+    pairs = zip(first.residual, second.residual, strict=True)
+    return ErrorCurve(name, [relative_error(a, b) for a, b in pairs])
+
+
+def relative_error(first: Tensor, second: Tensor) -> float:
+    """Return rms(first - second) / rms(first), in float64."""
+    a, b = first.double(), second.double()
+    return float((a - b).pow(2).mean().sqrt() / a.pow(2).mean().sqrt())
+
+
+def root_mean_square(x: Tensor) -> Tensor:
+    """Return the size of each row's entries, [T, H] -> [T]."""
+    return x.float().pow(2).mean(dim=-1).sqrt()

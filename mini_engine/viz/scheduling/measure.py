@@ -1,22 +1,15 @@
-"""Run many requests and read off the event log what happened to each of them; and simulate runs without a model.
+"""Run many requests, and read in the event log what happened to each of them.
 
-Owns: the experiments of L5. Must not know: pictures.
-
-Time is counted in steps, so that a run is the same on every machine. Only the simulation has seconds, and they come
-from a formula.
+Time is counted in steps, so that a run is the same on every machine.
 """
 
-import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import linear_regression
 from typing import Any, Literal
 
-import numpy as np
 from tokenizers import Tokenizer
 
-from mini_engine.attention.allocator import pages_needed
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.fast.select import select_attention
@@ -24,9 +17,6 @@ from mini_engine.llm import make_engine
 from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.scheduler.policy import make_policy
-from mini_engine.scheduler.request import Request, RequestTimes
-from mini_engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from mini_engine.viz.tokens import visible
 
 PieceKind = Literal["waiting", "prompt", "copied", "again", "decode"]
@@ -37,7 +27,7 @@ PieceKind = Literal["waiting", "prompt", "copied", "again", "decode"]
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes before step ``step``."""
+    """A request that arrives before step ``step``."""
 
     step: int
     prompt_ids: Sequence[int]
@@ -46,7 +36,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Run:
-    """What an engine did: the log of its steps and the answers, by request id in the order of arrival.
+    """The log of an engine's steps, and the answers by request id in the order of arrival.
 
     ``labels``: request id -> its name in figures. ``num_pages``: of the pool.
     """
@@ -60,14 +50,14 @@ class Run:
 
 
 class StepClock:
-    """A clock that shows the number of the step."""
+    """A clock whose time is the number of the step."""
 
     def __init__(self) -> None:
         """Begin with step 0."""
         self.now = 0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return float(self.now)
 
 
@@ -88,7 +78,7 @@ def serve(
 ) -> Run:
     """Run all ``arrivals`` in an engine with these options, and return what it did.
 
-    ``static``: as before continuous batching. A batch is let in when the one before has ended, and never joined.
+    ``static``: use static batches. A batch starts when the one before has ended, and no request joins it later.
     """
     clock = StepClock()
     engine = make_engine(with_options(driver, **options), tokenizer, clock=clock)
@@ -101,7 +91,7 @@ def serve(
             samples = engine.add_samples(coming.prompt_ids, coming.params)
             labels |= dict(zip(samples, sample_labels(number, len(samples)), strict=True))
             number += 1
-        engine.step()  # without requests nothing happens in it, and it is not logged
+        engine.step()  # without requests it does nothing, and is not logged
         clock.now += 1
     outputs = {request_id: engine.take_output(request_id) for request_id in labels}
     return Run(name, list(engine.log), outputs, labels, engine.driver.config, engine.scheduler.allocator.num_pages)
@@ -114,7 +104,7 @@ def sample_labels(number: int, count: int) -> list[str]:
 
 
 def num_let_in(pending: Sequence[Arrival], now: int, engine: Engine, static: bool) -> int:
-    """Return how many of the pending requests the engine is told of before this step."""
+    """Return how many of the pending requests are given to the engine before this step."""
     if static and engine.scheduler.has_work:
         return 0
     due = sum(arrival.step <= now for arrival in pending)
@@ -126,7 +116,10 @@ def num_let_in(pending: Sequence[Arrival], now: int, engine: Engine, static: boo
 
 @dataclass(frozen=True)
 class Piece:
-    """``length`` steps from ``step`` on in which one request did the same. ``tokens``: computed in them, or copied."""
+    """``length`` steps from ``step`` on in which one request did the same thing.
+
+    ``tokens``: computed in these steps, or copied.
+    """
 
     kind: PieceKind
     step: int
@@ -145,7 +138,7 @@ def chunk_kinds(run: Run) -> list[dict[str, tuple[PieceKind, int]]]:
             if request_id in step.copied:
                 kind = "copied"
             elif start < reached[request_id]:
-                kind = "again"  # it was sent back, and its keys and values were thrown away
+                kind = "again"  # it was preempted, and its keys and values were dropped
             elif start >= len(run.outputs[request_id].prompt_ids):
                 kind = "decode"
             kinds[-1][request_id] = kind, count
@@ -154,16 +147,17 @@ def chunk_kinds(run: Run) -> list[dict[str, tuple[PieceKind, int]]]:
 
 
 def timeline(run: Run) -> dict[str, list[Piece]]:
-    """Return what each request did from its arrival to its last step. Equal waits and decodes in a row are one piece.
+    """Return what each request did from its arrival to its last step.
 
-    A chunk of a prompt is a piece of its own. A copied one counts the tokens that were copied, not its single row.
+    Waiting or decoding for several steps is one piece. Each chunk of a prompt is one piece. A copied chunk counts the
+    copied tokens, not its single row.
     """
     kinds = chunk_kinds(run)
     pieces: dict[str, list[Piece]] = {}
     for request_id, output in run.outputs.items():
         own: list[Piece] = []
         here = [i for i, step in enumerate(kinds) if request_id in step]
-        added = output.times.added if output.times is not None else 0.0  # a refused one has no times, and no steps
+        added = output.times.added if output.times is not None else 0.0  # a refused request has no times
         first = next((i for i, step in enumerate(run.log) if step.began >= added), len(run.log))
         for index in range(first, here[-1] + 1 if here else first):
             kind, tokens = kinds[index].get(request_id, ("waiting", 0))
@@ -176,7 +170,7 @@ def timeline(run: Run) -> dict[str, list[Piece]]:
 
 
 def rows_per_step(run: Run) -> dict[str, list[int]]:
-    """Return the rows of every step that were decodes, prompts (those of a copied one too) and computed again."""
+    """Return the rows of every step by purpose: decodes, prompts (copied ones included), and computed again."""
     kinds = chunk_kinds(run)
     names = {"decode": ("decode",), "prompt": ("prompt", "copied"), "again": ("again",)}
     return {
@@ -187,7 +181,10 @@ def rows_per_step(run: Run) -> dict[str, list[int]]:
 
 @dataclass(frozen=True)
 class Stay:
-    """A request in one place of the batch, ``length`` steps from ``step`` on, the first ``prompt`` for its prompt."""
+    """A request in one place of the batch for ``length`` steps from ``step`` on.
+
+    ``prompt``: how many of them, at the beginning, computed its prompt.
+    """
 
     request_id: str
     place: int
@@ -197,8 +194,13 @@ class Stay:
 
 
 def stays(run: Run) -> list[Stay]:
-    """Return who was in which place of the batch: a request takes the lowest free one and leaves it when it waits."""
-    kinds, taken, found = chunk_kinds(run), dict[int, str](), list[Stay]()
+    """Return which request was in which place of the batch.
+
+    A request takes the lowest free place, and leaves it when it waits.
+    """
+    kinds = chunk_kinds(run)
+    taken = dict[int, str]()
+    found = list[Stay]()
     open_stays: dict[str, Stay] = {}
     for index, step in enumerate(kinds):
         for request_id in [r for r in open_stays if r not in step]:
@@ -216,7 +218,7 @@ def stays(run: Run) -> list[Stay]:
 
 
 def idle_share(run: Run) -> float:
-    """Return the share of places and steps in which nobody was."""
+    """Return the share of places and steps without a request."""
     cells = run.config.max_running_requests * len(run.log)
     return 1 - sum(stay.length for stay in stays(run)) / cells
 
@@ -226,9 +228,9 @@ def idle_share(run: Run) -> float:
 
 @dataclass(frozen=True)
 class StreamLine:
-    """One delta of a stream: its token's text, what was shown before, what it shows, and what is decoded but held back.
+    """One delta of a stream: the text of its token, the text shown before, the new text, and the text held back.
 
-    ``cut``: the text that is held back will never be shown, because a stop string was found in it.
+    ``cut``: the text that is held back is never shown, because it contains a stop string.
     """
 
     token: str
@@ -239,7 +241,7 @@ class StreamLine:
 
 
 def stream_lines(deltas: Iterable[Delta], tokenizer: Tokenizer) -> list[StreamLine]:
-    """Return what a reader of a stream saw, delta by delta, beside the text that the tokens make."""
+    """Return what a reader of a stream saw, delta by delta, and what was held back."""
     lines: list[StreamLine] = []
     token_ids: list[int] = []
     shown = ""
@@ -256,115 +258,3 @@ def stream_lines(deltas: Iterable[Delta], tokenizer: Tokenizer) -> list[StreamLi
 
 
 # ------------------------------------------------------------------------------------------------- without a model
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """Seconds of a step: ``fixed`` however small it is, and ``per_row`` for every row."""
-
-    fixed: float
-    per_row: float
-
-    def __call__(self, rows: int) -> float:
-        """Return the seconds of a step of so many rows."""
-        return self.fixed + self.per_row * rows
-
-
-def measure_cost(driver: SamplingDriver, widths: Sequence[int], repeats: int = 3) -> StepCost:
-    """Fit a line through the times of steps that compute prompts of these lengths, the best of some runs of each."""
-    engine = make_engine(with_options(driver, max_tokens_per_step=None))
-    best = []
-    for width in widths:
-        for _ in range(repeats + 1):  # the first one warms up
-            engine.generate([[1] * width], SamplingParams(max_new_tokens=1))
-        times = [sum(step.seconds.values()) for step in list(engine.log)[-repeats:]]
-        best.append(min(times))
-    line = linear_regression(widths, best)
-    return StepCost(max(line.intercept, 0.0), max(line.slope, 0.0))  # a noisy machine may measure a falling line
-
-
-@dataclass(frozen=True)
-class Job:
-    """A request of which only the lengths matter. ``arrival_s``: when it comes."""
-
-    arrival_s: float
-    num_prompt: int
-    num_output: int
-
-
-def poisson_jobs(rate: float, count: int, prompt: tuple[int, int], output: tuple[int, int], seed: int = 0) -> list[Job]:
-    """Draw ``count`` jobs that come at random, ``rate`` a second; lengths between two limits, short ones more often.
-
-    The same seed makes the same jobs at every rate, only closer together.
-    """
-    source = random.Random(seed)
-    now, jobs = 0.0, []
-    for _ in range(count):
-        now += source.expovariate(1.0)
-        lengths = [round(low * (high / low) ** source.random()) for low, high in (prompt, output)]
-        jobs.append(Job(now / rate, *lengths))
-    return jobs
-
-
-def simulate(jobs: Sequence[Job], cost: StepCost, config: EngineConfig) -> list[RequestTimes]:
-    """Let the scheduler run ``jobs``, with a formula in place of the model -> the times of each job, in their order."""
-    policy = make_policy(config.policy, config.policy_seed)
-    longest = max(job.num_prompt + job.num_output for job in jobs)
-    limits = SchedulerLimits(
-        max_running_requests=config.max_running_requests, max_tokens_per_step=config.max_tokens_per_step,
-        preemption=config.preemption, max_steps_waited=config.max_steps_waited,
-    )  # fmt: skip
-    num_pages = config.num_pages or config.max_running_requests * pages_needed(longest, config.page_size)
-    scheduler = Scheduler(num_pages, config.page_size, limits, policy)
-    requests = [
-        Request(str(i), [0] * job.num_prompt, SamplingParams(max_new_tokens=job.num_output), i,
-                RequestTimes(job.arrival_s))
-        for i, job in enumerate(jobs)
-    ]  # fmt: skip
-    pending, now = deque(requests), 0.0
-    while pending or scheduler.has_work:
-        if not scheduler.has_work:
-            now = max(now, pending[0].times.added)
-        while pending and pending[0].times.added <= now:
-            scheduler.add(pending.popleft())
-        now = simulate_step(scheduler, cost, now)
-    return [request.times for request in requests]
-
-
-def simulate_step(scheduler: Scheduler, cost: StepCost, now: float) -> float:
-    """Schedule a step that begins at ``now``, note the times in its requests, and return when it ends. Mutates."""
-    batch = scheduler.schedule()
-    for chunk in batch.chunks:
-        chunk.request.times.started = now if chunk.request.times.started is None else chunk.request.times.started
-    end = now + cost(batch.num_tokens)
-    sampled = [chunk.request for chunk in batch.chunks if chunk.samples]
-    scheduler.update(batch, {request.request_id: 0 for request in sampled})
-    for request in sampled:
-        request.times.tokens.append(end)
-        if request.num_output_tokens == request.params.max_new_tokens:
-            request.times.finished = end
-            scheduler.finish(request, "length")
-    return end
-
-
-@dataclass(frozen=True)
-class LoadPoint:
-    """Seconds at one rate: of the first token (mean, and what 99 of 100 stay below), and between the others (mean)."""
-
-    rate: float
-    ttft_mean: float
-    ttft_p99: float
-    tpot_mean: float
-
-
-def load_point(rate: float, times: Sequence[RequestTimes]) -> LoadPoint:
-    """Reduce the times of all requests to the numbers of one point."""
-    first = [t.ttft_s for t in times if t.ttft_s is not None]
-    between = [t.tpot_s for t in times if t.tpot_s is not None]
-    return LoadPoint(rate, float(np.mean(first)), float(np.percentile(first, 99)), float(np.mean(between)))
-
-
-def capacity(jobs: Sequence[Job], cost: StepCost, config: EngineConfig) -> float:
-    """Return how many such jobs a second the engine ends when it is never idle."""
-    at_once = [replace(job, arrival_s=0.0) for job in jobs]
-    return len(jobs) / max(times.finished or 0.0 for times in simulate(at_once, cost, config))

@@ -1,10 +1,7 @@
-"""L8's arithmetic number by number: sums in blocks and dtypes, and the softmax that is corrected as it goes.
+"""The arithmetic of kernels, emulated in torch: sums in blocks and dtypes, and the online softmax.
 
-Owns: the emulations, in torch on the CPU. Must not know: pictures, Triton, models.
-
-What a kernel adds up in bfloat16 is emulated: torch rounds the result of every single bfloat16 addition and product to
-nearest, ties to even, as a register of that type would. Everything but the running sums is float64, so that an error is
-that of the sums alone.
+torch rounds the result of every bfloat16 addition and product to nearest, ties to even, as a register of that type
+does. Everything but the running sums is float64, so that only the sums cause errors.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +16,7 @@ ROWS, LENGTH, HEAD_DIM = 16, 4096, 32
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Add up the last axis as a block of threads does: halves onto each other, rounding each time. [..., n] -> [...].
+    """Add up the last axis as a block of threads does: one half to the other, rounding each time. [..., n] -> [...].
 
     ``n`` must be a power of 2.
     """
@@ -81,7 +78,8 @@ def sum_error(block: int, dtype: torch.dtype, seed: int) -> float:
 def norm_error(block: int, dtype: torch.dtype, seed: int) -> float:
     """Return the error of RMSNorm."""
     x = draw(seed, ROWS, LENGTH)
-    own, exact = blocked_sum(x * x, block, dtype), (x * x).sum(-1)
+    own = blocked_sum(x * x, block, dtype)
+    exact = (x * x).sum(-1)
     return relative_error(x * (own / LENGTH).rsqrt()[:, None], x * (exact / LENGTH).rsqrt()[:, None])
 
 
@@ -95,7 +93,7 @@ def softmax_error(block: int, dtype: torch.dtype, seed: int) -> float:
 def attention_error(block: int, dtype: torch.dtype, seed: int) -> float:
     """Return the error of attention, whose weighted values are summed in ``dtype`` too."""
     scores, values = draw(seed, ROWS, LENGTH), draw(seed + 1, LENGTH, HEAD_DIM)
-    values = values + 1  # a mean: sums of numbers that cancel would have nothing to be compared with
+    values = values + 1  # so that the sums do not cancel
     weighted = torch.zeros(ROWS, HEAD_DIM, dtype=dtype)
     for step, part in zip(online_softmax(scores, block, dtype), values.split(block), strict=True):
         products = step.weight[:, None, :] * part.T  # [R, D, block]
@@ -104,13 +102,13 @@ def attention_error(block: int, dtype: torch.dtype, seed: int) -> float:
 
 
 def draw(seed: int, *shape: int) -> Tensor:
-    """Draw normal numbers that bfloat16 holds exactly, as float64: an input adds no error."""
+    """Draw normal numbers that bfloat16 holds exactly, as float64, so that inputs have no error."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).bfloat16().double()
 
 
 def relative_error(got: Tensor, exact: Tensor) -> float:
-    """Return the largest error of a row over the row's largest number, the mean of all rows. [R, n] each."""
+    """Return the largest error of a row over its largest number, the mean of all rows. [R, n] each."""
     return float(((got - exact).abs().amax(-1) / exact.abs().amax(-1)).mean())
 
 

@@ -1,7 +1,4 @@
-"""Run the same requests in different batches, and count what padding would have cost.
-
-Owns: the experiments of L2. Must not know: pictures.
-"""
+"""Run the same requests in different batches, and count what padding would have cost."""
 
 import random
 from collections.abc import Sequence
@@ -21,7 +18,7 @@ TIMING_RUNS = 5
 
 @dataclass(frozen=True)
 class Cost:
-    """Work and memory of one step: packed ``rows``, query-key ``scores``, KV ``slots`` held, ``seconds`` measured."""
+    """Work and memory of one step: packed ``rows``, query-key ``scores``, KV ``slots`` held, measured ``seconds``."""
 
     rows: int
     scores: int
@@ -58,10 +55,10 @@ def scattered_pages(lengths: Sequence[int], page_size: int, seed: int | None) ->
 def run_together(
     driver: GreedyDriver, sequences: Sequence[Sequence[int]], chunk: int | None = None, seed: int | None = None
 ) -> list[Tensor]:
-    """Compute the logits of all positions of all ``sequences``, side by side -> one [tokens, V] per sequence.
+    """Compute the logits of all positions of all ``sequences`` in one batch -> one [tokens, V] per sequence.
 
-    ``chunk``: new tokens of a sequence per step (None: all at once). ``seed``: shuffle the pages. The driver's own
-    attention and page size are used; a sequence that is finished leaves the batch.
+    ``chunk``: new tokens of a sequence per step (``None``: all at once). ``seed``: shuffle the pages. A sequence leaves
+    the batch when it is finished.
     """
     size = driver.config.page_size
     pages, num_pages = scattered_pages([len(ids) for ids in sequences], size, seed)
@@ -95,7 +92,7 @@ def measure_padding(driver: GreedyDriver, name: str, sequences: Sequence[tuple[i
 
 
 def step_cost(driver: GreedyDriver, sequences: Sequence[tuple[int, int]]) -> Cost:
-    """Count the work of one step and time it: the best of several runs, on made-up tokens."""
+    """Count the work of one step on made-up tokens, and time it: the best of several runs."""
     size = driver.config.page_size
     pages, num_pages = scattered_pages([cached + new for cached, new in sequences], size, seed=None)
     batch = pack_batch(

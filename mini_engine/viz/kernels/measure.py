@@ -1,9 +1,7 @@
-"""What L8's kernels do, looked at while they run: bits in batches, passes of a search, places that a mask stores to.
+"""What the kernels of lesson 8 do, recorded while they run in Triton's interpreter.
 
-Owns: the runs and what is recorded of them. Must not know: pictures (``kernels``, ``kernels_charts``).
-
-Triton is imported inside functions: it reads ``TRITON_INTERPRET`` once, at its import, so ``interpret_kernels`` must
-come first.
+Triton reads ``TRITON_INTERPRET`` once, when it is imported. So Triton is imported inside functions, and
+``interpret_kernels`` must be called first.
 """
 
 import os
@@ -19,18 +17,20 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.metadata import AttentionMetadata
-from mini_engine.viz.kernels_work import PROCESSORS, DecodeLaunch, Roof
+from mini_engine.viz.kernels.work import PROCESSORS, DecodeLaunch, Roof
 
 SWITCH = "TRITON_INTERPRET"
-COPY_BYTES, PRODUCT_SIZE, REPEATS = 64 << 20, 1024, 5
+COPY_BYTES = 64 << 20
+PRODUCT_SIZE = 1024
+REPEATS = 5
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 4, 2, 16, 16  # of the attention whose bits are compared
-OUTSIDE, KEPT, ALONE, TOGETHER = range(4)  # what becomes of a place of a masked block
+OUTSIDE, KEPT, ALONE, TOGETHER = range(4)  # what the kernel does with a place of a masked block
 
 
 def interpret_kernels() -> None:
     """Let this process run kernels in Triton's interpreter, on CPU tensors. Mutates the environment.
 
-    Raises ``ValueError`` if Triton has been imported without it: then it compiles for GPUs until the process ends.
+    Raises ``ValueError`` if Triton has already been imported without it, because it then compiles for GPUs.
     """
     if os.environ.get(SWITCH) != "1" and "triton" in sys.modules:
         raise ValueError(f"Triton was imported before {SWITCH}=1 was set; restart the kernel and run this cell first")
@@ -45,8 +45,9 @@ def device() -> torch.device:
 
 
 def measure_roof() -> Roof:
-    """Measure what this machine's processor does at most, with torch's threads: a copy, and a product in float32."""
-    source, a = torch.zeros(COPY_BYTES, dtype=torch.uint8), torch.ones(PRODUCT_SIZE, PRODUCT_SIZE)
+    """Measure the bandwidth of a copy and the rate of a float32 product on this CPU, with the threads of torch."""
+    source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
+    a = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE)
     target, product = torch.empty_like(source), torch.empty_like(a)
     copied, multiplied = [], []
     for _ in range(REPEATS):
@@ -72,7 +73,7 @@ def engine_launch(batch: int, context: int) -> DecodeLaunch:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The output of one decoding row, in batches of ``batches`` sequences, against itself alone.
+    """The output of one decoding row in batches of ``batches`` sequences, compared with the row alone.
 
     ``ulps`` [B, Hq * D] int64: how many float32 numbers each element is away; ``split_sizes``: keys of a split.
     """
@@ -88,8 +89,8 @@ def batch_divergence(
 ) -> list[Divergence]:
     """Attend for one row in batches of several sizes, all sequences of ``context`` keys, with the engine's kernels.
 
-    The first has the split sizes that ``choose_split_size`` chooses for each batch and ``processors``, the second the
-    fixed size. One processor shows in small batches what 132 show in large ones.
+    The first result has the split sizes that ``choose_split_size`` chooses for each batch and ``processors``, the
+    second has the fixed size. With one processor, small batches show what large batches show with 132.
     """
     from mini_engine.kernels.split_attention import INVARIANT_SPLIT, choose_split_size
 
@@ -103,11 +104,12 @@ def batch_divergence(
 
 
 def first_row(batch: int, context: int, split_size: int, seed: int) -> Tensor:
-    """Return the attention of the first of ``batch`` decoding sequences [Hq * D] float32; it is always the same one."""
+    """Return the attention of the first of ``batch`` decoding sequences [Hq * D] float32. Its inputs never change."""
     from mini_engine.kernels import split_attention
     from mini_engine.kernels.query_blocks import cut_queries, whole_sequences
 
-    pages, where = -(-context // PAGE_SIZE), device()
+    pages = -(-context // PAGE_SIZE)
+    where = device()
     each = [torch.Generator().manual_seed(seed + number) for number in range(batch)]
     q = torch.cat([torch.randn(1, HEADS, HEAD_DIM, generator=own) for own in each])
     slots = pages * PAGE_SIZE
@@ -130,7 +132,7 @@ def first_row(batch: int, context: int, split_size: int, seed: int) -> Tensor:
 def ulps_apart(a: Tensor, b: Tensor) -> Tensor:
     """Return how many float32 numbers each element of ``a`` is away from that of ``b`` -> int64."""
     first, second = (
-        torch.where(bits < 0, torch.iinfo(torch.int32).min - bits, bits)  # so that they rise with the number
+        torch.where(bits < 0, torch.iinfo(torch.int32).min - bits, bits)  # ordered like the numbers
         for bits in (a.view(torch.int32).long(), b.view(torch.int32).long())
     )
     return (first - second).abs()
@@ -141,9 +143,9 @@ def ulps_apart(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SearchPass:
-    """One pass over a row: the cut lies from ``low`` to ``high``; ``probes`` are the numbers that it asks about.
+    """One pass over a row: the cut lies between ``low`` and ``high``. ``probes``: the numbers that the pass tests.
 
-    ``candidates``: the different numbers of the row in between.
+    ``candidates``: how many different numbers of the row lie in between.
     """
 
     low: float
@@ -154,7 +156,7 @@ class SearchPass:
 
 @dataclass(frozen=True)
 class Search:
-    """A filter's search on one row [V]: its passes, the cut that it ends at, and which tokens it keeps, bool [V]."""
+    """The search of a filter on one row [V]: its passes, the cut that it finds, and the kept tokens, bool [V]."""
 
     title: str
     row: Tensor
@@ -164,9 +166,9 @@ class Search:
 
 
 def search_cut(row: Tensor, *, top_k: int | None = None, top_p: float | None = None) -> Search:
-    """Watch the kernel of top-k or of top-p cut a row of logits [V].
+    """Record how the kernel of top-k or of top-p cuts a row of logits [V].
 
-    Raises ``ValueError`` unless one of both is given, and where kernels are compiled: a GPU lets nobody look in.
+    Raises ``ValueError`` unless exactly one of ``top_k`` and ``top_p`` is given, and if kernels are compiled.
     """
     from mini_engine.kernels import top_k as top_k_module
     from mini_engine.kernels import top_p as top_p_module
@@ -193,9 +195,9 @@ def search_cut(row: Tensor, *, top_k: int | None = None, top_p: float | None = N
 
 @contextmanager
 def watched_search() -> Iterator[list[tuple[float, float, list[float]]]]:
-    """Record low, high and the numbers probed of every pass of ``threshold.find_cut`` inside this context.
+    """Record low, high and the probes of every pass of ``threshold.find_cut`` inside this context.
 
-    A pass asks for the key of low, then for that of high, then for the numbers of its three probes.
+    A pass calls ``order_key`` for low and for high, and then ``number_of`` for its three probes.
     """
     from mini_engine.kernels import threshold
 
@@ -223,7 +225,7 @@ def watched_search() -> Iterator[list[tuple[float, float, list[float]]]]:
 
 @dataclass(frozen=True)
 class MaskedBlock:
-    """What one program of the bitmask kernel does with its places: ``kinds`` [WORDS, 32] of the four numbers above."""
+    """What one program of the bitmask kernel does with its places: ``kinds`` [WORDS, 32], the constants above."""
 
     kinds: Tensor
     vocab_size: int
@@ -234,9 +236,9 @@ class MaskedBlock:
 
 
 def bitmask_block(mask: Tensor, vocab_size: int) -> MaskedBlock:
-    """Let the kernel apply the first words of a mask, int32 [words], to a row of ``vocab_size`` logits, and see where.
+    """Apply the words of a mask, int32 [words], to a row of ``vocab_size`` logits, and return which places change.
 
-    Raises ``ValueError`` for more than one program can hold.
+    Raises ``ValueError`` for more words than one program holds.
     """
     from mini_engine.kernels import token_bitmask
 

@@ -1,8 +1,6 @@
-"""L2 in pictures: where the tokens of a ragged batch lie, what they may see, and what padding would cost.
+"""Pictures of a ragged batch: where its tokens lie, what they may see, and what padding would cost.
 
-Owns: drawings of pages, slots and masks. Must not know: models, logits, how anything was measured (``batching``).
-
-A sequence is called by a letter, and its token at position 5 is "a5".
+A sequence has a letter as its name; the token at position 5 of sequence "a" is "a5".
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,14 +9,29 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 from torch import Tensor
 
 from mini_engine.attention.dense import causal_mask
 from mini_engine.attention.metadata import BatchInputs
-from mini_engine.viz.batching import BatchCost
 from mini_engine.viz.difference import Difference
-from mini_engine.viz.figure import COLORS, FAINT, GRAY, HATCHES, Figure, canvas, plural, style
+from mini_engine.viz.figure import (
+    COLORS,
+    FAINT,
+    GRAY,
+    HATCHES,
+    Figure,
+    add_box,
+    bar_look,
+    canvas,
+    hide_frame,
+    legend_below,
+    plural,
+    style,
+    text_ground,
+    write,
+)
+from mini_engine.viz.paging.measure import BatchCost
 
 PAGES_PER_LINE = 5
 
@@ -30,24 +43,21 @@ def letter(index: int) -> str:
 
 def box(axes: Axes, left: float, bottom: float, text: str, color: str = "white", hatch: str = "") -> None:
     """Draw one slot as a unit box with a label that stays readable over the hatch."""
-    axes.add_patch(
-        Rectangle((left, bottom), 1, 1, facecolor=color, alpha=0.6, hatch=hatch, edgecolor="white", linewidth=0)
-    )
-    axes.add_patch(Rectangle((left, bottom), 1, 1, fill=False, edgecolor=FAINT, linewidth=0.8))
+    add_box(axes, left, bottom, 1, 1, facecolor=color, alpha=0.6, hatch=hatch, edgecolor="white", linewidth=0)
+    add_box(axes, left, bottom, 1, 1, fill=False, edgecolor=FAINT, linewidth=0.8)
     if text:
-        axes.text(left + 0.5, bottom + 0.5, text, ha="center", va="center", fontsize=10, bbox={
-            "facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8})  # fmt: skip
+        write(axes, left + 0.5, bottom + 0.5, text, bbox=text_ground(0.8, 0.75))
 
 
 def bare(axes: Axes, width: float, height: float) -> None:
-    """Set limits and drop ticks and frame: the boxes are their own scale."""
+    """Set the limits and hide ticks and frame."""
     axes.set(xlim=(-0.3, width + 0.3), ylim=(-0.3, height + 0.3), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
 
 
 @style()
 def page_map(pages: Mapping[str, Sequence[int]], lengths: Mapping[str, int], num_pages: int, page_size: int) -> Figure:
-    """Draw the pool page by page: which token of which sequence lies in which slot.
+    """Draw the pool page by page, with the token in each slot.
 
     ``pages``: the pages of every named sequence, in order; ``lengths``: its tokens in the cache.
     """
@@ -67,8 +77,8 @@ def page_map(pages: Mapping[str, Sequence[int]], lengths: Mapping[str, int], num
                 box(axes, left + offset, bottom, f"{name}{position}", COLORS[place], HATCHES[place])
             else:
                 box(axes, left + offset, bottom, "")
-        axes.add_patch(Rectangle((left, bottom), page_size, 1, fill=False, edgecolor="black" if name else GRAY,
-                                 linewidth=1.4, linestyle="-" if name else ":"))  # fmt: skip
+        edge = {"edgecolor": "black", "linestyle": "-"} if name else {"edgecolor": GRAY, "linestyle": ":"}
+        add_box(axes, left, bottom, page_size, 1, fill=False, linewidth=1.4, **edge)
     bare(axes, PAGES_PER_LINE * (page_size + 0.6) - 0.6, lines * 1.9 - 0.4)
     axes.set_title(f"The KV pool: {num_pages} pages of {page_size} slots; empty boxes hold no token")
     return Figure(figure, page_summary(pages, lengths, num_pages, page_size))
@@ -78,8 +88,9 @@ def page_summary(pages: Mapping[str, Sequence[int]], lengths: Mapping[str, int],
     """Say who owns which pages and how many slots are empty inside owned pages."""
     owned = sum(len(own) for own in pages.values())
     empty = owned * page_size - sum(lengths[name] for name in pages)
-    parts = "; ".join(f"{name} has {lengths[name]} tokens in pages {', '.join(map(str, own))}"
-                      for name, own in pages.items())  # fmt: skip
+    parts = "; ".join(
+        f"{name} has {lengths[name]} tokens in pages {', '.join(map(str, own))}" for name, own in pages.items()
+    )
     return (
         f"{parts}. {plural(num_pages - owned, 'page')} of {num_pages} are free. {plural(empty, 'slot')} of the "
         f"{owned * page_size} in owned pages are empty, always in a sequence's last page, fewer than {page_size} each."
@@ -89,7 +100,8 @@ def page_summary(pages: Mapping[str, Sequence[int]], lengths: Mapping[str, int],
 @style()
 def slot_map(batch: BatchInputs) -> Figure:
     """Draw the packed rows of a step above the pages they touch, with a line from each row to its slot."""
-    size, slots = batch.metadata.page_size, batch.metadata.slot_mapping.tolist()
+    size = batch.metadata.page_size
+    slots = batch.metadata.slot_mapping.tolist()
     touched = sorted({slot // size for slot in slots})
     lefts = {page: order * (size + 0.6) for order, page in enumerate(touched)}
     width = max(len(slots), len(touched) * (size + 0.6) - 0.6)
@@ -144,13 +156,13 @@ def packed_mask(batch: BatchInputs) -> Figure:
         mask = causal_mask(end - start, length)
         visible += int(mask.sum())
         mask_cells(axes, mask, left, start, index)
-        axes.add_patch(Rectangle((left, start), length, end - start, fill=False, edgecolor="black", linewidth=1.6))
+        add_box(axes, left, start, length, end - start, fill=False, edgecolor="black", linewidth=1.6)
         left += length
     axes.set(xlim=(0, left), ylim=(len(rows), 0), xlabel="key", ylabel="packed row: its query")
     axes.set_xticks(np.arange(left) + 0.5, columns, rotation=90)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
     axes.set_title("Who sees whom in a packed step")
-    figure.legend(handles=mask_legend(), loc="outside lower center", ncols=3)
+    legend_below(figure, *mask_legend(), ncols=3)
     inside = sum((end - start) * length for (start, end), length in zip(meta.query_ranges, lengths, strict=True))
     total = len(rows) * left
     return Figure(
@@ -166,8 +178,7 @@ def mask_cells(axes: Axes, mask: Tensor, left: int, top: int, index: int) -> Non
     for i, row in enumerate(mask.tolist()):
         for j, sees in enumerate(row):
             fill, hatch = (to_rgba(COLORS[index], 0.6), "") if sees else ("#f2f2f2", "////")
-            axes.add_patch(Rectangle((left + j, top + i), 1, 1, facecolor=fill, hatch=hatch, edgecolor="#b0b0b0",
-                                     linewidth=0.5))  # fmt: skip
+            add_box(axes, left + j, top + i, 1, 1, facecolor=fill, hatch=hatch, edgecolor="#b0b0b0", linewidth=0.5)
             if sees:
                 axes.plot(left + j + 0.5, top + i + 0.5, marker="o", markersize=4, color="black")
 
@@ -183,20 +194,20 @@ def mask_legend() -> list[Patch]:
 
 @style()
 def mask_alignment(q_len: int, kv_len: int) -> Figure:
-    """Draw the right mask of a chunk beside the one that aligns top-left, as ``is_causal=True`` of torch does."""
-    right, wrong = causal_mask(q_len, kv_len), torch.ones(q_len, kv_len, dtype=torch.bool).tril()
+    """Draw the mask of a chunk, and next to it the wrong one that ``is_causal=True`` of torch gives (top-left)."""
+    right = causal_mask(q_len, kv_len)
+    wrong = torch.ones(q_len, kv_len, dtype=torch.bool).tril()
     figure = canvas(0.3 * q_len + 2.1)
     pair = figure.subplots(1, 2)
     first = kv_len - q_len
-    for axes, mask, title in zip(
-        pair, (right, wrong), ("bottom-right: the engine", "top-left: is_causal=True of torch"), strict=True
-    ):
+    titles = ("bottom-right: the engine", "top-left: is_causal=True of torch")
+    for axes, mask, title in zip(pair, (right, wrong), titles, strict=True):
         mask_cells(axes, mask, 0, 0, 0)
         axes.set(xlim=(0, kv_len), ylim=(q_len, 0), title=title, xlabel="key position", ylabel="query position")
         axes.set_xticks(np.arange(kv_len) + 0.5, range(kv_len))
         axes.set_yticks(np.arange(q_len) + 0.5, range(first, kv_len))
         axes.set_aspect("equal")
-    figure.legend(handles=mask_legend()[:2], loc="outside lower center", ncols=2)
+    legend_below(figure, *mask_legend()[:2], ncols=2)
     return Figure(
         figure,
         f"{q_len} new tokens after {first} cached ones. Aligned bottom-right, the first new token (position {first}) "
@@ -209,16 +220,20 @@ def mask_alignment(q_len: int, kv_len: int) -> Figure:
 @style()
 def padding_cost(costs: Sequence[BatchCost]) -> Figure:
     """Draw, for several batches, what packing costs as a share of what padding to the longest would cost."""
-    measures = {"rows through the\nprojections": "rows", "query-key\nscores": "scores", "KV slots\nheld": "slots",
-                "measured\ntime": "seconds"}  # fmt: skip
+    measures = {
+        "rows through the\nprojections": "rows",
+        "query-key\nscores": "scores",
+        "KV slots\nheld": "slots",
+        "measured\ntime": "seconds",
+    }
     figure = canvas(4.6)
     axes = figure.subplots()
     width = 0.8 / len(costs)
     at = np.arange(len(measures))
     for index, cost in enumerate(costs):
         shares = [100 * getattr(cost.packed, field) / getattr(cost.padded, field) for field in measures.values()]
-        bars = axes.bar(at + (index - (len(costs) - 1) / 2) * width, shares, width * 0.94, color=COLORS[index],
-                        hatch=HATCHES[index], edgecolor="white", label=cost.name)  # fmt: skip
+        shift = (index - (len(costs) - 1) / 2) * width
+        bars = axes.bar(at + shift, shares, width * 0.94, **bar_look(index), label=cost.name)
         axes.bar_label(bars, fmt="%.0f %%", padding=2, fontsize=10)
     axes.axhline(100, color="black", linestyle="--", linewidth=1.2)
     axes.text(len(measures) - 0.5, 101, "padded to the longest", ha="right", va="bottom", fontsize=10)
@@ -226,7 +241,7 @@ def padding_cost(costs: Sequence[BatchCost]) -> Figure:
     axes.set(ylabel="cost of packing (% of padding)", ylim=(0, 128))
     axes.set_title("What packing costs where padding costs 100 %")
     axes.grid(axis="y")
-    figure.legend(loc="outside lower center", ncols=len(costs))
+    legend_below(figure, ncols=len(costs))
     return Figure(figure, " ".join(cost_sentence(cost) for cost in costs))
 
 
@@ -251,18 +266,17 @@ def bits_table(table: Mapping[str, Sequence[Difference]]) -> Figure:
     axes = figure.subplots()
     for column, differences in enumerate(table.values()):
         for row, difference in enumerate(differences):
-            differs = difference.rows_differing > 0
-            axes.add_patch(Rectangle((column, row), 1, 1, facecolor=COLORS[1] if differs else "white", alpha=0.55,
-                                     hatch="///" if differs else "", edgecolor="white", linewidth=0))  # fmt: skip
-            text = f"{difference.rows_differing} of {difference.rows} differ" if differs else "same bits"
-            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=10.5,
-                      bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5})  # fmt: skip
+            text = "same bits"
+            if difference.rows_differing:
+                look = {"facecolor": COLORS[1], "hatch": HATCHES[1], "edgecolor": "white", "alpha": 0.55}
+                add_box(axes, column, row, 1, 1, linewidth=0, **look)
+                text = f"{difference.rows_differing} of {difference.rows} differ"
+            write(axes, column + 0.5, row + 0.5, text, fontsize=10.5, bbox=text_ground(1.5, 0.8))
     axes.set(xlim=(0, len(table)), ylim=(len(ways), 0))
     axes.set_xticks(np.arange(len(table)) + 0.5, list(table))
     axes.set_yticks(np.arange(len(ways)) + 0.5, ways)
     axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    hide_frame(axes)
     axes.set_title("One request, run in two ways: how many rows of its logits differ", pad=12)
     for line in range(len(ways) + 1):
         axes.axhline(line, color=FAINT, linewidth=1)

@@ -1,9 +1,4 @@
-"""L7 by hand: a slider over the steps of an answer, redrawing what the mask does there.
-
-Owns: the widget. Must not know: how steps are measured (``grammar_runs``) or drawn (``grammar_charts``).
-
-A notebook is complete without it: executed without a reader, it shows the figure of its first position.
-"""
+"""A slider over the steps of an answer, with the effect of the mask below it."""
 
 from collections.abc import Sequence
 
@@ -11,12 +6,13 @@ import ipywidgets  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerBase
 
 from mini_engine.viz.figure import Figure
-from mini_engine.viz.grammar_charts import before_after
-from mini_engine.viz.grammar_runs import MaskedStep
+from mini_engine.viz.grammar.draw_answers import before_after
+from mini_engine.viz.grammar.measure import MaskedStep
 from mini_engine.viz.sliders import with_picture
 from mini_engine.viz.tokens import token_names
 
-NUM_WANTED, NUM_ALLOWED = 6, 4  # of the likeliest tokens without the mask, and of those behind it
+NUM_LIKELIEST = 6  # tokens shown of the distribution before the mask
+NUM_ALLOWED = 4  # and of the one after it
 
 
 def step_slider(steps: Sequence[MaskedStep], tokenizer: PreTrainedTokenizerBase, first: int = 0) -> ipywidgets.VBox:
@@ -28,9 +24,9 @@ def step_slider(steps: Sequence[MaskedStep], tokenizer: PreTrainedTokenizerBase,
 def draw_step(steps: Sequence[MaskedStep], tokenizer: PreTrainedTokenizerBase, number: int) -> Figure:
     """Draw the likeliest tokens of one step, before the mask and after it."""
     step = steps[number]
-    wanted = step.before.topk(NUM_WANTED).indices.tolist()
+    likeliest = step.before.topk(NUM_LIKELIEST).indices.tolist()
     allowed = step.after.topk(min(NUM_ALLOWED, step.num_allowed)).indices.tolist()
-    shown = list(dict.fromkeys([*wanted, *allowed]))
+    shown = list(dict.fromkeys([*likeliest, *allowed]))
     before = "".join(token_names(tokenizer, [own.token_id for own in steps[:number]]))[-30:]
     title = f"Step {number}, after {before}" if before else "Step 0, the beginning"
     return before_after(step, shown, token_names(tokenizer, shown), title)

@@ -1,16 +1,27 @@
-"""L3 in pictures: next-token distributions along a greedy decode, and what a KV cache saves.
-
-Owns: drawings of distributions and costs. Must not know: models, drivers, how anything was measured
-(``distribution``).
-"""
+"""Pictures of a greedy decode: the distribution of every step, close calls, and what a KV cache saves."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from mini_engine.viz.distribution import CLOSE_BITS, Crossroads, StepCost, StepDistribution
-from mini_engine.viz.figure import COLORS, FAINT, GRAY, HATCHES, MARKERS, Figure, canvas, plural, style
+from mini_engine.viz.decoding.measure import CLOSE_BITS, Crossroads, StepCost, StepDistribution
+from mini_engine.viz.figure import (
+    COLORS,
+    FAINT,
+    GRAY,
+    HATCHES,
+    MARKERS,
+    Figure,
+    Look,
+    bar_look,
+    canvas,
+    dots,
+    legend_below,
+    line_look,
+    plural,
+    style,
+)
 
 PANELS_PER_LINE = 3
 SURE_BITS = 0.5  # below this entropy a step is called nearly certain
@@ -60,23 +71,24 @@ def token_bars(axes: Axes, distribution: StepDistribution, names: Sequence[str])
 
 @style()
 def probability_bars(distributions: Sequence[StepDistribution], taken: Sequence[str]) -> Figure:
-    """Draw every step as one stacked bar: the taken token, the runner-up, the next ones, and all the rest."""
+    """Draw every step as a stacked bar: the taken token, the runner-up, the next ones, and all others."""
     table = np.array([d.probabilities for d in distributions])  # [steps, k]
     k = table.shape[1]
     parts = [table[:, 0], table[:, 1], table[:, 2:].sum(1), 1 - table.sum(1)]
     labels = ["taken", "runner-up", f"places 3 to {k}", "all other tokens"]
     figure = canvas(4.3)
     axes = figure.subplots()
-    at, bottom = np.arange(len(table)), np.zeros(len(table))
+    at = np.arange(len(table))
+    bottom = np.zeros(len(table))
     looks = [(color, hatch, "white") for color, hatch in zip(COLORS[:3], HATCHES[:3], strict=True)]
     for part, label, (color, hatch, edge) in zip(parts, labels, [*looks, ("white", "", FAINT)], strict=True):
-        axes.bar(at, 100 * part, 0.85, bottom=bottom, color=color, hatch=hatch, edgecolor=edge, linewidth=0.5,
-                 label=label)  # fmt: skip
+        look: Look = {"color": color, "hatch": hatch, "edgecolor": edge, "linewidth": 0.5}
+        axes.bar(at, 100 * part, 0.85, bottom=bottom, label=label, **look)
         bottom += 100 * part
     token_axis(axes, taken)
     axes.set(ylabel="probability (%)", ylim=(0, 100))
     axes.set_title("Who shared the probability at every step")
-    figure.legend(loc="outside lower center", ncols=4)
+    legend_below(figure, ncols=4)
     sure = int((table[:, 0] > 0.9).sum())
     return Figure(
         figure,
@@ -108,15 +120,15 @@ def uncertainty(distributions: Sequence[StepDistribution], taken: Sequence[str])
     )
     bottom.bar(at, gap, 0.8, color=COLORS[3], hatch=HATCHES[1], edgecolor="white")
     bottom.bar(close, gap[close], 0.8, color=COLORS[2])
-    bottom.plot(close, gap[close] + 0.6, MARKERS[4], color=COLORS[2], markersize=7,
-                label=f"close call: gap under {CLOSE_BITS:g} bit, less than twice as likely")  # fmt: skip
+    words = f"close call: gap under {CLOSE_BITS:g} bit, less than twice as likely"
+    dots(bottom, close, gap[close] + 0.6, MARKERS[4], 7, COLORS[2], label=words)
     bottom.axhline(CLOSE_BITS, color=GRAY, linewidth=1, linestyle="--")
     bottom.set(
         ylabel="top-2 gap (bits)",
         title="How many times likelier the winner was than the runner-up: 1 bit is twice, 10 bits is 1024 times",
     )
     if len(close):
-        figure.legend(loc="outside lower center")
+        legend_below(figure)
     token_axis(bottom, taken)
     for axes in (top, bottom):
         axes.grid(axis="y")
@@ -139,14 +151,12 @@ def crossroads_chart(crossroads: Sequence[Crossroads], texts: Sequence[tuple[str
     axes = figure.subplots()
     ticks = []
     for index, (fork, (before, taken, other)) in enumerate(zip(crossroads, texts, strict=True)):
-        rows = ((0.0, fork.probabilities[0], taken, 0, "taken"), (0.42, fork.probabilities[1], other, 1, "nearly"))
-        for shift, probability, text, kind, word in rows:
-            axes.barh(
-                index + shift, 100 * probability, 0.38, color=COLORS[kind], hatch=HATCHES[kind], edgecolor="white"
-            )
-            axes.text(
-                100 * probability + 1, index + shift, f"{probability:.1%} {word}: {text} …", va="center", fontsize=10.5
-            )
+        rows = ((0.0, taken, "taken"), (0.42, other, "nearly"))
+        for kind, (shift, text, word) in enumerate(rows):
+            share = fork.probabilities[kind]
+            axes.barh(index + shift, 100 * share, 0.38, **bar_look(kind))
+            words = f"{share:.1%} {word}: {text} …"
+            axes.text(100 * share + 1, index + shift, words, va="center", fontsize=10.5)
         ticks.append(f"step {fork.step}, gap {fork.gap_bits:.3f} bits\n…{before}")
     axes.set_yticks(np.arange(len(crossroads)) + 0.21, ticks)
     axes.set(xlim=(0, 150), ylim=(len(crossroads) - 0.35, -0.4), xlabel="probability (%)", xticks=[0, 25, 50, 75, 100])
@@ -164,18 +174,17 @@ def cache_cost(cached: Sequence[StepCost], recomputed: Sequence[StepCost]) -> Fi
     """Draw what every step costs with a KV cache and without: tokens fed to the model, and measured time."""
     figure = canvas(4.2)
     left, right = figure.subplots(1, 2)
-    runs = (("KV cache", cached, 0), ("recompute", recomputed, 1))
-    for name, costs, kind in runs:
-        style_of = {"color": COLORS[kind], "marker": MARKERS[kind], "markevery": max(1, len(costs) // 8),
-                    "linestyle": "-" if kind == 0 else "--"}  # fmt: skip
-        left.plot([cost.tokens for cost in costs], label=name, **style_of)
-        right.plot([1e3 * cost.seconds for cost in costs], label=name, **style_of)
+    runs = {"KV cache": cached, "recompute": recomputed}
+    for kind, (name, costs) in enumerate(runs.items()):
+        look = line_look(kind) | {"markevery": max(1, len(costs) // 8), "label": name}
+        left.plot([cost.tokens for cost in costs], **look)
+        right.plot([1e3 * cost.seconds for cost in costs], **look)
     left.set(ylabel="tokens fed to the model", xlabel="step", title="Work per step", ylim=(0, None))
     right.set(ylabel="time (ms, best of several runs)", xlabel="step", title="Time per step", ylim=(0, None))
     for axes in (left, right):
         axes.grid(axis="y")
         axes.legend()
-    sums = {name: (sum(c.tokens for c in costs), sum(c.seconds for c in costs)) for name, costs, _ in runs}
+    sums = {name: (sum(c.tokens for c in costs), sum(c.seconds for c in costs)) for name, costs in runs.items()}
     (tokens, seconds), (more_tokens, more_seconds) = sums["KV cache"], sums["recompute"]
     return Figure(
         figure,

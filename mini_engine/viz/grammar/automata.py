@@ -1,10 +1,8 @@
-"""Automata as diagrams: their edges in words, forced chains joined, and a place for every state.
+"""Automata as diagrams: labels of their edges, forced chains joined, and a place for every state.
 
-Owns: labels of bytes, compressed edges, a layered layout. Must not know: pictures (``grammar``), tokens.
-
-The layout is that of Sugiyama (1981) in its plainest form: a state stands one column right of the last state before
-it, edges over several columns get a place in each, columns are sorted by the mean place of their neighbours. Edges that
-lead back are drawn below everything.
+The layout is a plain form of Sugiyama's (1981). A state stands one column to the right of the last state before it. An
+edge over several columns gets a place in each of them. Columns are sorted by the mean place of their neighbours. Edges
+that lead back are drawn below everything.
 """
 
 from collections import defaultdict
@@ -15,15 +13,15 @@ import numpy as np
 
 from mini_engine.grammar.automaton import DEAD, START, Dfa
 
-SWEEPS = 12  # a dozen rounds settle graphs of this size
+SWEEPS = 12  # enough for graphs of this size
 ASCII = range(128)
-MANY = 64  # bytes of ASCII; so many are said by what is missing
+MANY = 64  # a set of more ASCII bytes is described by what is missing
 Spot = tuple[int, float]  # column, line
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """An edge. ``data``: what it reads, one set of bytes after the other; ``is_forced``: nothing else may come here."""
+    """An edge. ``data``: the sets of bytes that it reads, in order. ``is_forced``: nothing else is allowed here."""
 
     source: int
     target: int
@@ -32,7 +30,7 @@ class Arrow:
 
     @property
     def label(self) -> str:
-        """What it reads, in words: ``0-9``, ``né``, ``C3``."""
+        """What it reads, as text: ``0-9``, ``né``, ``C3``."""
         if len(self.data) == 1:
             return byte_set_label(self.data[0])
         return bytes_label(bytes(next(iter(one)) for one in self.data))
@@ -40,7 +38,10 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Diagram:
-    """States and edges with their places. ``ways``: where each arrow passes, its ends included, for those ahead."""
+    """States and edges with their places.
+
+    ``ways``: the places that each arrow passes, its ends included; empty for one that leads back.
+    """
 
     accepting: frozenset[int]
     arrows: tuple[Arrow, ...]
@@ -70,7 +71,7 @@ def diagram(dfa: Dfa, compressed: bool = False) -> Diagram:
 
 
 def arrows_of(dfa: Dfa) -> list[Arrow]:
-    """Return one arrow per pair of states, with all bytes that lead from the one to the other."""
+    """Return one arrow per pair of states, with all bytes that lead from one to the other."""
     arrows = []
     for state, row in enumerate(dfa.transitions):
         targets: dict[int, set[int]] = defaultdict(set)
@@ -82,7 +83,7 @@ def arrows_of(dfa: Dfa) -> list[Arrow]:
 
 
 def join_chains(arrows: Sequence[Arrow]) -> list[Arrow]:
-    """Join forced arrows that follow each other; a state stays where something else leads in, or there is a choice."""
+    """Join forced arrows that follow each other. A state stays if it has a choice, or another edge leads to it."""
     leading_in: dict[int, list[Arrow]] = defaultdict(list)
     for arrow in arrows:
         leading_in[arrow.target].append(arrow)
@@ -92,7 +93,8 @@ def join_chains(arrows: Sequence[Arrow]) -> list[Arrow]:
     for arrow in arrows:
         if arrow.source in inner:
             continue
-        data, target = list(arrow.data), arrow.target
+        data = list(arrow.data)
+        target = arrow.target
         while arrow.is_forced and target in inner:
             data += out[target].data
             target = out[target].target
@@ -125,7 +127,7 @@ def character_label(character: str) -> str:
 
 
 def byte_set_label(members: frozenset[int]) -> str:
-    """Write a set of bytes as ranges; nearly all of ASCII is said by what is missing: ``ASCII but "``."""
+    """Write a set of bytes as ranges, and most of ASCII by what is missing: ``ASCII but "``."""
     low, high = members & set(ASCII), members - set(ASCII)
     parts = [range_label(*run) for run in runs(low)]
     if len(low) > MANY:
@@ -135,7 +137,7 @@ def byte_set_label(members: frozenset[int]) -> str:
 
 
 def runs(members: Iterable[int]) -> list[tuple[int, int]]:
-    """Return first and last of every stretch of neighbours, in order."""
+    """Return the first and last number of every run of neighbours, in order."""
     found: list[tuple[int, int]] = []
     for member in sorted(members):
         if found and found[-1][1] == member - 1:
@@ -155,7 +157,7 @@ def range_label(first: int, last: int) -> str:
 
 
 def columns_of(arrows: Sequence[Arrow]) -> dict[int, int]:
-    """Return the column of every state: the longest way from the start that never turns back."""
+    """Return the column of every state: the length of the longest path from the start without edges that lead back."""
     after: dict[int, list[int]] = defaultdict(list)
     for arrow in arrows:
         after[arrow.source].append(arrow.target)
@@ -182,7 +184,7 @@ def columns_of(arrows: Sequence[Arrow]) -> dict[int, int]:
 
 
 def place(arrows: Sequence[Arrow], columns: Mapping[int, int]) -> tuple[dict[int, Spot], list[tuple[Spot, ...]]]:
-    """Give every state, and every arrow on its way, a line in each column -> places of states, ways of arrows."""
+    """Give every state, and every arrow that passes a column, a line in it -> places of states, ways of arrows."""
     layers: list[list[tuple[int, int]]] = [[] for _ in range(max(columns.values()) + 1)]  # (state, -1) or (-1, arrow)
     for state, column in columns.items():
         layers[column].append((state, -1))
@@ -211,14 +213,18 @@ def sort_layers(
     near: Mapping[tuple[tuple[int, int], int], list[tuple[int, int]]],
     lines: dict[tuple[int, tuple[int, int]], float],
 ) -> None:
-    """Bring every layer into the order of its neighbours' means, then as near to them as fits. Mutates ``lines``."""
+    """Sort every layer by the mean line of its neighbours, then move it close to them. Mutates ``lines``."""
     rounds = [*range(len(layers)), *reversed(range(len(layers)))]
     for sweep in range(2 * SWEEPS):
         for column in rounds:
             wanted = {}
             for node in layers[column]:
-                around = [lines[side, other] for other in near.get((node, column), [])
-                          for side in (column - 1, column + 1) if (side, other) in lines]  # fmt: skip
+                around = [
+                    lines[side, other]
+                    for other in near.get((node, column), [])
+                    for side in (column - 1, column + 1)
+                    if (side, other) in lines
+                ]
                 wanted[node] = sum(around) / len(around) if around else lines[column, node]
             if sweep < SWEEPS:
                 layers[column].sort(key=wanted.__getitem__)
@@ -226,14 +232,15 @@ def sort_layers(
                 lines[column, node] = line
     lowest = min(lines.values())
     for key, line in lines.items():
-        lines[key] = round(line - lowest, 2)  # a way that is straight but for a hundredth shall be straight
+        lines[key] = round(line - lowest, 2)  # nearly straight ways become straight
 
 
 def spread(wanted: Sequence[float]) -> list[float]:
-    """Return the lines nearest to ``wanted``, in the same order, of which neighbours are at least 1 apart."""
+    """Return the lines nearest to ``wanted`` that keep its order and are at least 1 apart."""
     blocks: list[tuple[float, int]] = []  # mean of wanted - index, and how many share it
     for index, line in enumerate(wanted):
-        mean, count = line - index, 1
+        mean = line - index
+        count = 1
         while blocks and blocks[-1][0] > mean:
             before, many = blocks.pop()
             mean, count = (mean * count + before * many) / (count + many), count + many

@@ -1,9 +1,7 @@
-"""L8 by arithmetic, without a GPU: what each operation reads, writes and computes, and how programs fill a GPU.
-
-Owns: formulas. Must not know: pictures, kernels, anything measured.
+"""What each operation of a step reads, writes and computes, and how programs fill a GPU: arithmetic, without a GPU.
 
 Bytes are those that an operation cannot avoid: inputs read once, outputs written once. An addition, a multiplication, a
-division, a reciprocal root and an exponential are one floating-point operation each; of attention only the two products
+division, a reciprocal root and an exponential are one floating-point operation each. Of attention only the two products
 count, as in the benchmark.
 """
 
@@ -15,10 +13,18 @@ from typing import Any
 from mini_engine.config import ModelConfig
 
 QWEN3_0_6B = ModelConfig(
-    vocab_size=151_936, hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
-    head_dim=128, intermediate_size=3072, max_position_embeddings=40_960, rope_theta=1e6, rms_norm_eps=1e-6,
+    vocab_size=151_936,
+    hidden_size=1024,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=3072,
+    max_position_embeddings=40_960,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
     tie_word_embeddings=True,
-)  # fmt: skip
+)
 HALF, FLOAT, WORD, INDEX = 2, 4, 4, 8  # bytes of a bfloat16, a float32, 32 mask bits and a slot's or a token's number
 ALLOWED_SHARE = 1 / 512  # of the vocabulary, by the grammar's mask
 PROCESSORS = 132  # streaming multiprocessors of an H200
@@ -28,7 +34,7 @@ DECODE_SIZE = re.compile(r"(\d+) x (\d+), GQA \d+")  # how the benchmark writes 
 
 @dataclass(frozen=True)
 class Roof:
-    """What a device does at most: bytes per second of its memory, floating-point operations per second of a product."""
+    """The limits of a device: bytes per second of its memory, floating-point operations per second of a product."""
 
     name: str
     bytes_per_s: float
@@ -62,17 +68,19 @@ class Operation:
         return self.num_flops / self.num_bytes
 
     def least_seconds(self, roof: Roof) -> float:
-        """Return what all of its runs take at least on a device."""
+        """Return the least seconds that all its runs take on a device."""
         return self.count * max(self.num_bytes / roof.bytes_per_s, self.num_flops / roof.flops_per_s)
 
 
 def step_operations(config: ModelConfig, sequences: Sequence[tuple[int, int]]) -> list[Operation]:
     """Return the operations of one step in bfloat16, in the order of the forward pass.
 
-    ``sequences``: of each its new tokens and its keys, those of the new tokens included. One row of logits for each.
-    Left out is what comes once and is small: the rows of the embedding and the norm before the first layer.
+    ``sequences``: new tokens and keys of each, the keys of the new tokens included. Each has one row of logits. The
+    embedding and the norm before the first layer are left out: they come once and are small.
     """
-    rows, layers, hidden = sum(new for new, _ in sequences), config.num_hidden_layers, config.hidden_size
+    rows = sum(new for new, _ in sequences)
+    layers = config.num_hidden_layers
+    hidden = config.hidden_size
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     inner = config.intermediate_size
     return [
@@ -130,7 +138,7 @@ def bitmask_bytes(rows: int, vocab: int) -> int:
 
 
 def sampling_work(rows: int, vocab: int) -> tuple[int, int]:
-    """Read each logit; subtract the peak, take the exponential, add up. Passes for a cut find the row in the cache."""
+    """Read each logit; subtract the maximum, exponentiate, add up. Passes for a cut read the row from the cache."""
     return 3 * rows * vocab, rows * vocab * FLOAT
 
 
@@ -160,7 +168,7 @@ class DecodeLaunch:
 
     @property
     def num_waves(self) -> int:
-        """Programs of the processor that has most of them, as they are dealt out evenly."""
+        """Most programs of one processor, if they are distributed evenly."""
         return -(-self.num_programs // PROCESSORS)
 
     @property
@@ -180,25 +188,26 @@ class DecodeLaunch:
 
     @property
     def bandwidth_share(self) -> float:
-        """Useful bytes over those that the memory could have moved meanwhile: an upper bound, by a simple model.
+        """Useful bytes over those that the memory could have moved in the same time: an upper bound.
 
-        Every processor has an equal share of the bandwidth and can use it up with one program; the step lasts as long
-        as the fullest processor reads, then the merge runs at full speed. Latencies and launches cost nothing here.
+        In this model every processor has an equal share of the bandwidth and can use all of it with one program. The
+        step lasts as long as the processor with most programs reads. Then the merge runs at full speed. Latencies and
+        launches cost nothing.
         """
         moved_meanwhile = self.num_waves * PROCESSORS * self.bytes_per_program + self.merge_bytes
         return self.num_bytes / moved_meanwhile
 
 
 def split_launches(batch: int, context: int, least: int = 16) -> list[DecodeLaunch]:
-    """Return a launch for each number of splits that whole tiles give, from one split up. Splits have ``least`` keys.
+    """Return a launch for each number of splits that whole tiles give, from one split up.
 
-    Below one tile the sizes are halved: what a smaller tile would give.
+    Splits have at least ``least`` keys. Below one tile the sizes are halved, as with a smaller tile.
     """
     sizes = [TILE * n for n in range(-(-context // TILE), 0, -1)]
     while sizes[-1] // 2 >= least:
         sizes.append(sizes[-1] // 2)
     found = {launch.num_splits: launch for launch in (DecodeLaunch(batch, context, size) for size in sizes)}
-    return [found[count] for count in sorted(found)]  # of sizes with as many splits the smallest: the most even one
+    return [found[count] for count in sorted(found)]  # the smallest size for each count: the most even splits
 
 
 def measured_shares(report: Mapping[str, Any]) -> dict[tuple[int, int], float]:
@@ -206,23 +215,11 @@ def measured_shares(report: Mapping[str, Any]) -> dict[tuple[int, int], float]:
 
     Raises ``ValueError`` for a report without a GPU, or without decode steps.
     """
-    check_report(report)
+    if not report.get("comparable"):
+        raise ValueError("the report was made without a GPU; run `mini-engine bench kernels` where there is one")
     sizes = {row["size"]: row["bandwidth_share"] for row in report["rows"] if row["part"] == "decode"}
     found = {DECODE_SIZE.fullmatch(size): share for size, share in sizes.items()}
     shares = {(int(size[1]), int(size[2])): share for size, share in found.items() if size}
     if not shares:
         raise ValueError("the report has no decode steps; run `mini-engine bench kernels --parts decode`")
     return shares
-
-
-def measured_roof(report: Mapping[str, Any]) -> Roof:
-    """Read the limits that ``mini-engine bench kernels`` measured. Raises ``ValueError`` for a report without a GPU."""
-    check_report(report)
-    limits = report["limits"]
-    return Roof(f"{report['machine']['device']} (measured)", limits["bytes_per_s"], limits["flops_per_s"])
-
-
-def check_report(report: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for a report of Triton's interpreter, whose times mean nothing."""
-    if not report.get("comparable"):
-        raise ValueError("the report was made without a GPU; run `mini-engine bench kernels` where there is one")

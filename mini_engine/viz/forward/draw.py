@@ -1,19 +1,28 @@
-"""L1 in pictures: what a forward pass computes, and where bits are lost on its way.
-
-Owns: drawings of traces and differences. Must not know: models, checkpoints.
-"""
+"""Pictures of a forward pass: sizes, attention weights, and where two runs begin to differ."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from mini_engine.viz.difference import Difference, ErrorCurve, root_mean_square
-from mini_engine.viz.figure import COLORS, FAINT, GRAY, HATCHES, LINES, MARKERS, Figure, canvas, plural, style
-from mini_engine.viz.trace import ForwardTrace
+from mini_engine.viz.difference import Difference
+from mini_engine.viz.figure import (
+    COLORS,
+    FAINT,
+    GRAY,
+    HATCHES,
+    Figure,
+    add_box,
+    bar_look,
+    canvas,
+    legend_below,
+    line_look,
+    plural,
+    style,
+)
+from mini_engine.viz.forward.measure import ErrorCurve, ForwardTrace, root_mean_square
 
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-9}  # relative error of rounding one number to the nearest
 ZERO = 1e-9  # where a difference of exactly 0 is drawn on a logarithmic axis
@@ -28,25 +37,26 @@ def residual_sizes(trace: ForwardTrace, tokens: Sequence[str]) -> Figure:
     figure = canvas(5.0)
     axes = figure.subplots()
     at = np.arange(len(stages))
-    axes.fill_between(at, stream.min(1), stream.max(1), color=COLORS[0], alpha=0.2, zorder=3,
-                      label="residual stream, all tokens")  # fmt: skip
-    axes.plot(at, np.median(stream, 1), color=COLORS[0], marker="o", zorder=4,
-              label="residual stream, median token")  # fmt: skip
+    axes.fill_between(
+        at, stream.min(1), stream.max(1), color=COLORS[0], alpha=0.2, zorder=3, label="residual stream, all tokens"
+    )
+    axes.plot(at, np.median(stream, 1), color=COLORS[0], marker="o", zorder=4, label="residual stream, median token")
     for first, name in enumerate(("attention", "MLP")):
-        axes.bar(at[1 + first :: 2], np.median(added, 1)[first::2], 0.55, color=COLORS[1 + first],
-                 hatch=HATCHES[1 + first], edgecolor="white", label=f"added by {name}, median token")  # fmt: skip
+        heights = np.median(added, 1)[first::2]
+        axes.bar(at[1 + first :: 2], heights, 0.55, **bar_look(1 + first), label=f"added by {name}, median token")
     axes.set(yscale="log", xlabel="place in the model", ylabel="root mean square of a token (log scale)")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(at, stages, rotation=45, ha="right")
     axes.set_title("The residual stream: every block adds to it, none replaces it")
     axes.grid(axis="y")
-    figure.legend(loc="outside lower center", ncols=2)
+    legend_below(figure, ncols=2)
     return Figure(figure, residual_summary(stages, stream, added, tokens))
 
 
 def residual_summary(stages: Sequence[str], stream: np.ndarray, added: np.ndarray, tokens: Sequence[str]) -> str:
     """Say what ``residual_sizes`` shows. ``stream`` [stages, T], ``added`` [stages - 1, T]."""
-    median, largest = np.median(stream, 1), int(np.median(added, 1).argmax())
+    median = np.median(stream, 1)
+    largest = int(np.median(added, 1).argmax())
     token = int(stream[-1].argmax())
     return (
         f"The median token enters layer 0 with a root mean square of {median[0]:.2f} and leaves the last block with "
@@ -59,7 +69,8 @@ def residual_summary(stages: Sequence[str], stream: np.ndarray, added: np.ndarra
 @style()
 def attention_overview(trace: ForwardTrace) -> Figure:
     """Draw the attention weights of every head of every layer as small pictures, query by key."""
-    layers, heads = len(trace.weights), trace.weights[0].shape[0]
+    layers = len(trace.weights)
+    heads = trace.weights[0].shape[0]
     figure = canvas(1.42 * layers + 0.9)
     grid = figure.subplots(layers, heads, squeeze=False)
     for layer, row in enumerate(grid):
@@ -89,7 +100,7 @@ def overview_summary(trace: ForwardTrace) -> str:
 
 
 def seen(weights: Tensor) -> np.ndarray:
-    """Return [T, T] weights with the future masked out, so that "may not see" is no colour of the scale."""
+    """Return [T, T] weights with the future masked out, so that a hidden key has no colour of the scale."""
     table = weights.float().numpy()
     return np.ma.masked_array(table, mask=np.triu(np.ones_like(table, dtype=bool), 1))
 
@@ -106,12 +117,10 @@ def attention_map(weights: Tensor, tokens: Sequence[str], title: str) -> Figure:
     axes.set_yticks(range(count), tokens)
     axes.set(xlabel="key: the token looked at", ylabel="query: the token that looks", title=title)
     best = int(weights[-1].argmax())
-    axes.add_patch(Rectangle((best - 0.5, count - 1.5), 1, 1, fill=False, edgecolor=COLORS[2], linewidth=2.5))
-    axes.annotate(
-        f"last token looks at {tokens[best]}: {float(weights[-1, best]):.0%}",
-        (best, count - 1.5), (count * 0.42, count * 0.2), color="black", fontsize=11,
-        arrowprops={"arrowstyle": "->", "color": COLORS[2], "linewidth": 1.5},
-    )  # fmt: skip
+    add_box(axes, best - 0.5, count - 1.5, 1, 1, fill=False, edgecolor=COLORS[2], linewidth=2.5)
+    words = f"last token looks at {tokens[best]}: {float(weights[-1, best]):.0%}"
+    arrow = {"arrowstyle": "->", "color": COLORS[2], "linewidth": 1.5}
+    axes.annotate(words, (best, count - 1.5), (count * 0.42, count * 0.2), fontsize=11, arrowprops=arrow)
     bar = figure.colorbar(image, ax=axes, shrink=0.7)
     bar.set_label("attention weight (each row sums to 1)")
     top = weights[-1].float().topk(min(3, count))
@@ -129,8 +138,7 @@ def error_growth(curves: Sequence[ErrorCurve], stages: Sequence[str]) -> Figure:
     axes = figure.subplots()
     for index, curve in enumerate(curves):
         values = [max(error, ZERO) for error in curve.errors]
-        axes.plot(values, color=COLORS[index], linestyle=LINES[index % len(LINES)], marker=MARKERS[index],
-                  label=curve.name)  # fmt: skip
+        axes.plot(values, **line_look(index), label=curve.name)
     for name, size in ROUNDING.items():
         axes.axhline(size, color=GRAY, linewidth=1, linestyle=(0, (1, 2)))
         axes.text(len(stages) - 0.7, size, f"one rounding\nto {name}", color=GRAY, va="center", fontsize=10)
@@ -142,7 +150,7 @@ def error_growth(curves: Sequence[ErrorCurve], stages: Sequence[str]) -> Figure:
     axes.minorticks_off()
     axes.set_title("Where the difference starts and how it grows")
     axes.grid(axis="y")
-    figure.legend(loc="outside lower center", ncols=2)
+    legend_below(figure, ncols=2)
     return Figure(figure, " ".join(curve_sentence(curve, stages) for curve in curves))
 
 
@@ -156,7 +164,7 @@ def curve_sentence(curve: ErrorCurve, stages: Sequence[str]) -> str:
 
 @style()
 def difference_chart(differences: Sequence[Difference], title: str) -> Figure:
-    """Draw the largest logit difference of every comparison as a bar, with rows and choices changed beside it."""
+    """Draw the largest logit difference of every comparison as a bar, and write how many rows and choices change."""
     figure = canvas(0.52 * len(differences) + 1.5)
     axes = figure.subplots()
     at = np.arange(len(differences))[::-1]
