@@ -11,7 +11,7 @@ Dtype = Literal["float32", "bfloat16"]
 Compute = Literal["reference", "packed", "fast", "compiled", "triton"]
 PrefixCacheKind = Literal["radix"]
 Whitespace = Literal["spaced", "compact", "any"]
-RopeType = Literal["linear", "dynamic", "yarn", "llama3"]
+RopeType = Literal["linear", "yarn", "llama3"]
 DEFAULT_POOL_TOKENS = 16_384
 OPTIONAL_COUNTS = ("max_tokens_per_step", "num_pages", "wait_for_prefix")
 
@@ -40,7 +40,7 @@ class ModelConfig:
     """The shape of a dense Qwen3 model. Names follow Hugging Face's ``Qwen3Config``.
 
     ``head_dim`` is independent of ``hidden_size / num_attention_heads``: Qwen3-0.6B has 16 heads of 128 over a hidden
-    size of 1024. ``rope_scaling`` is ``None`` where the rotary embedding is not scaled.
+    size of 1024. ``rope_scaling`` is ``None`` where the rotary embedding is not scaled within the model's positions.
     """
 
     vocab_size: int
@@ -71,11 +71,8 @@ class ModelConfig:
             raise ValueError(f"head_dim is {self.head_dim}; rotary embedding turns pairs, so it must be even")
         if not self.rope_theta > 0 or not self.rms_norm_eps >= 0:
             raise ValueError(f"rope_theta is {self.rope_theta} and rms_norm_eps {self.rms_norm_eps}; both are positive")
-        if self.rope_scaling is not None and (self.head_dim == 2 or self.rope_theta <= 1):
-            raise ValueError(
-                f"head_dim is {self.head_dim} and rope_theta {self.rope_theta}; a scaled rotary embedding needs a "
-                "head_dim above 2 and a rope_theta above 1"
-            )
+        if self.rope_scaling is not None and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta is {self.rope_theta}; a scaled rotary embedding needs one above 1")
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> Self:

@@ -79,12 +79,12 @@ class ConfigFile(Strict):
 
     @property
     def rope_scaling_fields(self) -> dict[str, Any] | None:
-        """The fields of ``config.RopeScaling``, ``None`` without scaling. ``check_rope`` comes first.
+        """The fields of ``config.RopeScaling``, ``None`` if nothing is scaled. ``check_rope`` comes first.
 
         As in transformers ``original_max_position_embeddings`` of the model itself goes before the rotary embedding's.
         """
         rope = self.rope
-        if rope.kind == "default":
+        if rope.kind in ("default", "dynamic"):
             return None
         fields = rope.model_dump(
             include={"original_max_position_embeddings", *ROPE_FIELDS[rope.kind]}, exclude_none=True
@@ -122,8 +122,9 @@ class IndexFile(Strict):
 Kind = TypeVar("Kind", bound=Strict)
 
 # The rope types that are computed, and the fields that each of them reads; ``NEEDED`` are those without a default.
-# ``longrope`` is missing: its frequencies change when a sequence grows long, and the keys in the cache were turned with
-# those for short sequences.
+# "dynamic" scales nothing within ``max_position_embeddings``, and the engine runs no longer sequences. Beyond them each
+# token would change the frequencies, and the keys in the cache would keep the old ones. For this reason "longrope" is
+# not computed.
 NEEDED = ("factor", "low_freq_factor", "high_freq_factor")
 ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "default": (),

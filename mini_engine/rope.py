@@ -22,8 +22,6 @@ def scaled_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     match scaling.rope_type:
         case "linear":
             return 1.0 / powers(dim, theta) / scaling.factor, 1.0
-        case "dynamic":
-            return 1.0 / powers(dim, dynamic_theta(config, scaling)), 1.0
         case "yarn":
             return yarn_frequencies(dim, theta, scaling), scaling.attention_factor
         case "llama3":
@@ -33,17 +31,6 @@ def scaled_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 def powers(head_dim: int, theta: float) -> Tensor:
     """Return ``theta ** (2i / D)`` -> [D / 2]: the positions in which pair i turns by one radian."""
     return theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-
-
-def dynamic_theta(config: ModelConfig, scaling: RopeScaling) -> float:
-    """Return the base for sequences within the model's positions, the only ones that the engine runs.
-
-    Beyond them the base would grow with the sequence. Keys in the cache were turned with a smaller base, so the answer
-    would depend on how its prompt was cut into chunks.
-    """
-    dim, length = config.head_dim, config.max_position_embeddings
-    growth = scaling.factor * length / length - (scaling.factor - 1)  # 1 but for rounding
-    return float(config.rope_theta * growth ** (dim / (dim - 2)))
 
 
 def yarn_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:

@@ -64,13 +64,13 @@ def near(got: Tensor, expected: Tensor, tolerance: float) -> None:
 
 OPTIONAL: dict[str, list[Parameters]] = {
     "linear": [{}],
-    "dynamic": [{}],
     "llama3": [{"low_freq_factor": low, "high_freq_factor": high} for low, high in ((1.0, 4.0), (1, 2), (0.5, 1.5))],
     "yarn": [
         {},
         {"beta_fast": 16, "beta_slow": 2.5},
         {"beta_fast": 1.0, "beta_slow": 1.0},
         {"truncate": False},
+        {"truncate": False, "beta_fast": 1.0, "beta_slow": 1.0},
         {"mscale": 1.0, "mscale_all_dim": 0.5},
         {"mscale": 0.7},
         {"attention_factor": 0.8},
@@ -216,13 +216,22 @@ def test_both_forms_of_a_config_are_read_as_transformers_reads_them(tmp_path: Pa
     assert torch.equal(got, peer_whole(Qwen3ForCausalLM.from_pretrained(folder), IDS))
 
 
-def test_without_scaling_there_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_scaling": None},
+        {"rope_scaling": {"type": "default", "rope_theta": 7e5}},
+        {"rope_scaling": {"type": "dynamic", "factor": 3.7, "rope_theta": 7e5}},
+    ],
+    ids=str,
+)
+def test_where_nothing_is_scaled_there_is_no_scaling(tmp_path: Path, changes: dict[str, object]) -> None:
     folder = random_checkpoint(tmp_path / "model")
-    for changes in ({}, {"rope_scaling": None}, {"rope_scaling": {"type": "default", "rope_theta": 7e5}}):
-        edit_config(folder, **changes)
-        config = load_config(folder)
-        assert config.rope_scaling is None
-        assert config.rope_theta == AutoConfig.from_pretrained(folder).rope_parameters["rope_theta"]
+    edit_config(folder, **changes)
+    config = load_config(folder)
+    assert config.rope_scaling is None
+    assert config.rope_theta == AutoConfig.from_pretrained(folder).rope_parameters["rope_theta"]
 
 
 def test_a_dynamic_model_takes_no_more_than_its_positions() -> None:
@@ -248,7 +257,7 @@ REFUSED: list[tuple[Parameters, str]] = [
     ({"rope_type": "linear", "factor": 0}, "rope_parameters is 0; input should be greater than 0"),
     ({"rope_type": "linear", "factor": "2"}, "rope_parameters is '2'"),
     ({"rope_type": "yarn", "factor": 2.0, "truncate": None}, "rope_parameters is None"),
-    ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "rope_theta 1.0; .* above 1"),
+    ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "rope_theta is 1.0; .* above 1"),
 ]
 
 

@@ -87,8 +87,12 @@ def read_schemas(place: Path, count: int, seed: int) -> list[tuple[str, str]]:
 
 
 def drawn(schemas: Sequence[Any], count: int, seed: int) -> Sequence[Any]:
-    """Return ``count`` of the schemas in the order of a draw, all in their own order if there are no more."""
-    return random.Random(seed).sample(schemas, count) if 0 < count < len(schemas) else schemas
+    """Return the first ``count`` of the schemas in a drawn order, so that a larger draw begins like a smaller one.
+
+    All of them, in their own order, for a ``count`` of 0 or if there are no more.
+    """
+    whole = not 0 < count < len(schemas)
+    return schemas if whole else random.Random(seed).sample(schemas, len(schemas))[:count]
 
 
 def schema_of(line: str) -> str:
