@@ -184,10 +184,12 @@ def validator_of(schema: Any) -> Any:
 
 
 def is_valid(text: bytes, validator: Any) -> bool:
-    """Whether a text is JSON and valid."""
+    """Whether a text is JSON and valid. One that the package cannot judge is not: a reference to elsewhere, say."""
+    from referencing.exceptions import Unresolvable
+
     try:
         return bool(validator.is_valid(json.loads(text)))
-    except ValueError:
+    except (ValueError, re.error, Unresolvable):
         return False
 
 
