@@ -32,8 +32,8 @@ class ModelCase:
 
     @property
     def hf_config(self) -> dict[str, Any]:
-        """The dictionary of ``config.json``."""
-        return dict(self.config)
+        """The dictionary of ``config.json``. An object in it stands in ``config`` as its items."""
+        return {key: dict(value) if isinstance(value, tuple) else value for key, value in self.config}
 
     @property
     def vocab_size(self) -> int:

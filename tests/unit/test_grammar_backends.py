@@ -3,7 +3,6 @@
 Oracles: trying every token on a copy, ``re.fullmatch``, ``jsonschema``, ``json.dumps``.
 """
 
-import codecs
 import datetime
 import importlib
 import json
@@ -20,6 +19,7 @@ import torch
 from tokenizers import Tokenizer
 
 import mini_engine.tiny
+from mini_engine.bench.grammar.coverage import is_utf8, random_text
 from mini_engine.grammar.backends import make_backend
 from mini_engine.grammar.base import (
     GrammarError,
@@ -151,36 +151,6 @@ def walk(grammar, seed, steps):
         grammar.accept_token(draw.choice(short if short and draw.random() < 0.5 else allowed))
         if grammar.is_terminated():
             return
-
-
-def is_utf8(text):
-    """Whether bytes can begin a text."""
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(text)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def random_text(grammar, draw, length=25):
-    """A random text of the grammar; none if no end was found in time."""
-    closing = [token for token, spelling in enumerate(TABLE.token_bytes) if spelling in {b'"', b"}", b"]", b","}]
-    text = b""
-    for step in range(200):
-        allowed = masked(grammar)
-        if STOP in allowed and (draw.random() < 0.4 or step > length):
-            return text
-        # Bytes that are no UTF-8 may come in xgrammar's own strings: see its module.
-        allowed = [
-            token for token in allowed if token not in TABLE.stop_ids and is_utf8(text + TABLE.token_bytes[token])
-        ]
-        if not allowed:
-            return text
-        near = [token for token in closing if token in allowed]
-        token = draw.choice(near if near and draw.random() < (0.3 if step < length else 0.8) else allowed)
-        grammar.accept_token(token)
-        text += TABLE.token_bytes[token]
-    return None
 
 
 @pytest.mark.parametrize(("name", "key"), GRAMMARS)
@@ -382,7 +352,7 @@ def test_forced_bytes_inside_a_character():
 def test_generated_json_is_valid(name, whitespace, schema):
     draw = random.Random(5)
     grammar = compiled(name, "json_schema", schema, whitespace=whitespace)
-    texts = [text for text in (random_text(grammar.copy(), draw) for _ in range(6)) if text is not None]
+    texts = [text for text in (random_text(grammar.copy(), TABLE, draw) for _ in range(6)) if text is not None]
     assert texts
     for text in texts:
         jsonschema.validate(json.loads(text), schema)
@@ -583,7 +553,7 @@ def test_schemas_of_pydantic(name):
         pair=(tuple[int, str], ...),
     )
     draw, grammar = random.Random(4), compiled(name, "json_schema", team.model_json_schema())
-    texts = [text for text in (random_text(grammar.copy(), draw, 50) for _ in range(5)) if text is not None]
+    texts = [text for text in (random_text(grammar.copy(), TABLE, draw, 50) for _ in range(5)) if text is not None]
     assert texts
     for text in texts:
         team.model_validate_json(text)
@@ -798,7 +768,7 @@ def test_what_a_backend_takes_of_drawn_schemas_is_valid(name: str) -> None:
             continue
         kept += 1
         dice = random.Random(seed)
-        found = [random_text(grammar.copy(), dice, 12) for _ in range(2)]
+        found = [random_text(grammar.copy(), TABLE, dice, 12) for _ in range(2)]
         walked = [text.decode() for text in found if text and is_text(text)]
         written += len(walked)
         for text in walked:

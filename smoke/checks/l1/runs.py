@@ -4,6 +4,7 @@ Owns: probes that build ``mini_engine.model.Qwen3``, and what it must give. Need
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -215,6 +216,12 @@ def embedded_cases(seed: int) -> list[ModelCase]:
 PICKED_ROWS = [32, 0, 31, 7]
 
 
+def scaled_case(case: ModelCase) -> ModelCase:
+    """Return the case with a rotary embedding that is scaled, and cosines and sines that are multiplied."""
+    yarn = (("rope_type", "yarn"), ("factor", 4.0))
+    return replace(case, config=(*case.config, ("rope_scaling", yarn)))
+
+
 @torch.no_grad()
 def call_probe(seed: int) -> Values:
     """Ask for some rows, start in the middle, and record which layers attend."""
@@ -234,6 +241,7 @@ def call_probe(seed: int) -> Values:
         return dense(layer, q, k, v)
 
     ids = torch.tensor(random_ids(case.vocab_size, 33, seed))
+    scaled = build_model(scaled_case(case), "bfloat16")
     model.lm_head = head
     some = model(ids, torch.arange(33), recorder, torch.tensor(PICKED_ROWS))
     return {
@@ -241,6 +249,7 @@ def call_probe(seed: int) -> Values:
         "rows that the head multiplies": sum(heads),
         "layers that attend": layers,
         "positions from 5": model(ids, torch.arange(5, 38), dense),
+        "a checkpoint with YaRN": scaled(ids, torch.arange(33), dense),
     }
 
 
@@ -253,12 +262,14 @@ def call_peer(seed: int) -> Values:
         "rows that the head multiplies": 4,
         "layers that attend": [0, 1, 2],
         "positions from 5": peer.logits(case, "float32", "eager", ids, positions=list(range(5, 38))),
+        "a checkpoint with YaRN": peer.logits(scaled_case(case), "bfloat16", "eager", ids),
     }
 
 
 REGISTRY.add(
     "L1.G.call",
-    "A call gives the rows asked for, the head gets no others; it uses its positions and attends once per layer.",
+    "A call gives the rows asked for, the head gets no others; it uses its positions and self.rotary, and attends once "
+    "per layer.",
     call_probe,
     bitwise(call_peer),
 )
