@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -262,7 +261,7 @@ class InvariantProjections:
         on where in the tensor it stands. ``torch.exp`` has no such seam.
         """
         wide = x.float()
-        return (wide / (1.0 + torch.exp(-wide))).to(x.dtype)
+        return (wide / wide.neg().exp_().add_(1.0)).to(x.dtype)
 
 
 def whole(name: str) -> Product:
@@ -285,17 +284,14 @@ def in_blocks(multiply: Linear, numbers: Sequence[int]) -> Linear:
     largest = numbers[-1]
     cuts = [block_sizes(rows, numbers) for rows in range(largest + 1)]
 
-    def block(x: Tensor, size: int) -> Tensor:
-        rows = x.shape[0]
-        return multiply(x) if rows == size else multiply(F.pad(x, (0, 0, 0, size - rows)))[:rows]
-
     def product(x: Tensor) -> Tensor:
         rows = x.shape[0]
         sizes = cuts[rows] if rows <= largest else [largest] * (rows // largest) + cuts[rows % largest]
-        if len(sizes) <= 1:
-            return block(x, sizes[0]) if sizes else multiply(x)
-        starts = accumulate(sizes, initial=0)
-        return torch.cat([block(x[start : start + size], size) for start, size in zip(starts, sizes, strict=False)])
+        missing = sum(sizes) - rows
+        if missing:
+            x = torch.constant_pad_nd(x, (0, 0, 0, missing))  # ``F.pad`` is the same behind a wrapper in Python
+        out = multiply(x) if len(sizes) < 2 else torch.cat([multiply(part) for part in x.split_with_sizes(sizes)])
+        return out.narrow(0, 0, rows) if missing else out
 
     return product
 

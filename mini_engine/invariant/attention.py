@@ -28,6 +28,7 @@ from mini_engine.invariant.findings import cpu, remembered
 from mini_engine.invariant.probe import Rows, opposite_terms, row_numbers, rows_that_hold
 
 TILE = 128  # keys in a tile, and at most as many queries in an item
+KEYS = torch.arange(TILE)
 HIDDEN = -1e30  # finite, since 0 times infinity is NaN; its weight is exactly 0
 ENLARGED = 1 << 12  # makes scores out of the rounding of opposite terms
 
@@ -81,7 +82,8 @@ def make_items(metadata: AttentionMetadata, longest: int) -> list[Item]:
 
 def tile_slots(metadata: AttentionMetadata, zero_slot: int) -> Tensor:
     """Return the slots of every sequence's keys, tile after tile -> [N, tiles, TILE]; padding is the zero slot."""
-    slots = pad_sequence(metadata.kv_slots, batch_first=True, padding_value=zero_slot)
+    own = metadata.kv_slots
+    slots = own[0][None] if len(own) == 1 else pad_sequence(own, batch_first=True, padding_value=zero_slot)
     return F.pad(slots, (0, -slots.shape[1] % TILE), value=zero_slot).view(len(slots), -1, TILE)
 
 
@@ -98,15 +100,15 @@ def make_group(
     pairs = [(number, tile) for tile, count in enumerate(items_per_tile) for number in range(count)]
     if len(pairs) * num_kv_heads == 1:
         pairs *= 2
-    columns = [(items[number].sequence, tile, number, first_hidden(items[number], tile)) for number, tile in pairs]
-    sequence, tile, owner, first = torch.tensor(columns).unbind(1)  # [S] each
+    places = [items[number].sequence * slots.shape[1] + tile for number, tile in pairs]
+    first = [first_hidden(items[number], tile) for number, tile in pairs]
     q_len, heads_per_kv = items[0].q_len, num_attention_heads // num_kv_heads
     padded = next(number for number in numbers if number >= q_len * heads_per_kv)
     return Group(
         rows=index([row for item in items for row in range(item.start, item.start + q_len)]),
-        slots=slots[sequence, tile].flatten(),
-        owner=owner,
-        mask=tile_masks(first, padded, heads_per_kv, dtype)[:, None],
+        slots=slots.view(-1, TILE).index_select(0, torch.tensor(places)).view(-1),
+        owner=torch.tensor([number for number, _ in pairs]),
+        mask=tile_masks(torch.tensor(first), query_of_row(padded, heads_per_kv), dtype),
         items_per_tile=items_per_tile,
     )
 
@@ -122,15 +124,19 @@ def index(rows: list[int]) -> Tensor | slice:
     return slice(rows[0], rows[0] + len(rows)) if consecutive else torch.tensor(rows)
 
 
-def tile_masks(first: Tensor, rows: int, heads_per_kv: int, dtype: torch.dtype) -> Tensor:
-    """Return the additive causal masks of S tiles -> [S, rows, TILE]: ``HIDDEN`` for keys after a query, 0 for others.
+@cache  # asked for in every step
+def query_of_row(rows: int, heads_per_kv: int) -> Tensor:
+    """Return the query of each row of a matrix whose row i * heads_per_kv + h is query i of head h -> [rows]."""
+    return torch.arange(rows) // heads_per_kv
 
-    ``first`` [S] as from ``first_hidden``. Query i of head h is row i * heads_per_kv + h; rows that pad go on so, and
-    are not read.
+
+def tile_masks(first: Tensor, query: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the additive causal masks of S tiles -> [S, 1, R, TILE]: ``HIDDEN`` for keys after a query, 0 for others.
+
+    ``first`` [S] as from ``first_hidden``; ``query`` [R] as from ``query_of_row``.
     """
-    query = torch.arange(rows) // heads_per_kv  # [rows]
-    is_later = torch.arange(TILE) >= (first[:, None] + query)[:, :, None]  # [S, rows, TILE]
-    return torch.zeros(is_later.shape, dtype=dtype).masked_fill_(is_later, HIDDEN)
+    is_later = KEYS >= (first[:, None] + query)[:, None, :, None]
+    return is_later.to(dtype).mul_(HIDDEN)
 
 
 @cache  # asked for in every step
@@ -239,39 +245,48 @@ def pack_query_rows(q: Tensor, count: int, num_kv_heads: int, padded: int) -> Te
     ``q`` [G * q_len, Hq, D] -> [G, Hkv, padded, D], zeros in the rows beyond q_len * Hq / Hkv.
     """
     total, num_heads, head_dim = q.shape
-    rows = q.view(count, total // count, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    rows = rows.transpose(1, 2).flatten(2, 3)  # [G, Hkv, q_len * Hq / Hkv, D]
-    missing = padded - rows.shape[2]
-    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
+    q_len, heads_per_kv = total // count, num_heads // num_kv_heads
+    if q_len == 1:
+        rows = q.view(count, num_kv_heads, heads_per_kv, head_dim)
+    else:
+        rows = q.view(count, q_len, num_kv_heads, heads_per_kv, head_dim).transpose(1, 2).flatten(2, 3)
+    missing = padded - q_len * heads_per_kv
+    return torch.constant_pad_nd(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def unpack_query_rows(rows: Tensor, q: Tensor) -> Tensor:
-    """Undo ``pack_query_rows``: ``rows`` [G, Hkv, R, D] -> the shape and dtype of ``q`` [G * q_len, Hq, D]."""
+    """Undo ``pack_query_rows``: ``rows`` [G, Hkv, R, D] -> the shape of ``q`` [G * q_len, Hq, D]."""
     count, num_kv_heads, _, head_dim = rows.shape
     q_len, heads_per_kv = q.shape[0] // count, q.shape[1] // num_kv_heads
-    rows = rows[:, :, : q_len * heads_per_kv].view(count, num_kv_heads, q_len, heads_per_kv, head_dim)
-    return rows.transpose(1, 2).reshape(q.shape).to(q.dtype)
+    rows = rows.narrow(2, 0, q_len * heads_per_kv)
+    if q_len > 1:
+        rows = rows.view(count, num_kv_heads, q_len, heads_per_kv, head_dim).transpose(1, 2)
+    return rows.reshape(q.shape)
 
 
 def merge_tiles(out: Tensor, lse: Tensor, owner: Tensor, items_per_tile: Sequence[int]) -> Tensor:
     """Merge softmax-weighted sums over disjoint keys, tile after tile, in float32.
 
-    ``out`` [S, Hkv, R, D] and ``lse`` [S, Hkv, R] ordered as in ``Group`` -> [G, Hkv, R, D]. With ``m`` the largest
-    log-sum-exp of a row's tiles, a tile's weight is exp(lse - m). A tile that a row cannot see weighs exactly 0, so
-    further masked tiles change no bit.
+    ``out`` [S, Hkv, R, D] and ``lse`` [S, Hkv, R] ordered as in ``Group`` -> [G, Hkv, R, D] in the dtype of ``out``.
+    With ``m`` the largest log-sum-exp of a row's tiles, a tile's weight is exp(lse - m). A tile that a row cannot see
+    weighs exactly 0, so further masked tiles change no bit.
     """
     count = items_per_tile[0]
     if len(items_per_tile) == 1:
-        return out[:count]
-    tops = lse.split_with_sizes(items_per_tile)
-    top = tops[0].clone()  # [G, Hkv, R]
-    for part in tops[1:]:
-        shared = top[: len(part)]
-        torch.maximum(shared, part, out=shared)
-    weights = (lse - (top if count == 1 else top.index_select(0, owner))).exp_()  # [S, Hkv, R]
-    merged, *others = (out.float() * weights[..., None]).split_with_sizes(items_per_tile)
+        return out.narrow(0, 0, count)
+    if count == 1:
+        top = lse.amax(0, keepdim=True)  # [1, Hkv, R]
+    else:
+        largest, *others = lse.split_with_sizes(items_per_tile)
+        largest = largest.clone()  # [G, Hkv, R]
+        for part in others:
+            shared = largest[: len(part)]
+            torch.maximum(shared, part, out=shared)
+        top = largest.index_select(0, owner)  # [S, Hkv, R]
+    weights = (lse - top).exp_()  # [S, Hkv, R]
     total, *other_weights = weights.split_with_sizes(items_per_tile)
+    merged, *others = (out * weights[..., None]).split_with_sizes(items_per_tile)  # float32
     for part, weight in zip(others, other_weights, strict=True):
-        merged[: len(part)] += part
-        total[: len(part)] += weight
-    return merged / total[..., None]
+        merged[: len(part)].add_(part)
+        total[: len(part)].add_(weight)
+    return merged.div_(total[..., None]).to(out.dtype)
