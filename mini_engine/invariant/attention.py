@@ -135,7 +135,7 @@ def tile_masks(first: Tensor, query: Tensor, dtype: torch.dtype) -> Tensor:
 
     ``first`` [S] as from ``first_hidden``; ``query`` [R] as from ``query_of_row``.
     """
-    is_later = KEYS >= (first[:, None] + query)[:, None, :, None]
+    is_later = (first[:, None] + query)[:, None, :, None] <= KEYS
     return is_later.to(dtype).mul_(HIDDEN)
 
 

@@ -110,7 +110,7 @@ def test_few_numbers_of_rows_are_tried() -> None:
 
 @pytest.mark.parametrize("planted_at", row_numbers(64))
 def test_a_dependence_at_any_one_number_that_is_tried_is_found(planted_at: int) -> None:
-    """In one row and in one of many outputs, so that a block of columns is as good as the whole weight."""
+    """It may show in the last row alone, in a few outputs, and on one number of threads."""
     row, weight = opposite_terms(64, 200, torch.bfloat16)
 
     def planted(x: Tensor) -> Tensor:
