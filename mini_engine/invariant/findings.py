@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-RECIPE = 3  # counts up when an experiment changes, so that older findings are not used
+RECIPE = 4  # counts up when an experiment changes, so that older findings are not used
 CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 
 
@@ -27,14 +28,19 @@ def remembered(name: str, experiment: Callable[[], Any]) -> Any:
     """Return what was found under ``name``; if nothing was, run ``experiment``, whose result must be JSON."""
     found = findings()
     if name not in found:
-        found[name] = experiment()
+        began = time.perf_counter()
+        result = experiment()
+        found[name] = {"result": result, "seconds": round(time.perf_counter() - began, 3)}
         save({**read(), **found})
-    return found[name]
+    return found[name]["result"]
 
 
 @cache
 def findings() -> dict[str, Any]:
-    """Return the findings that this process uses, by name: those on disk, and its own."""
+    """Return the findings that this process uses, by name: those on disk, and its own.
+
+    Each has the ``result`` of an experiment and the ``seconds`` that it took.
+    """
     return read()
 
 
