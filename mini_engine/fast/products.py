@@ -282,7 +282,7 @@ def in_blocks_of(name: str, numbers: Sequence[int], weight: Tensor) -> Linear:
 def in_blocks(multiply: Linear, numbers: Sequence[int]) -> Linear:
     """Return ``multiply`` over blocks of rows that each have one of ``numbers``, which are in order."""
     largest = numbers[-1]
-    cuts = [block_sizes(rows, numbers) for rows in range(largest + 1)]
+    cuts = all_block_sizes(tuple(numbers))
 
     def product(x: Tensor) -> Tensor:
         rows = x.shape[0]
@@ -294,6 +294,12 @@ def in_blocks(multiply: Linear, numbers: Sequence[int]) -> Linear:
         return out.narrow(0, 0, rows) if missing else out
 
     return product
+
+
+@cache  # asked for by every weight
+def all_block_sizes(numbers: tuple[int, ...]) -> list[list[int]]:
+    """Return ``block_sizes`` for every number of rows from 0 up to the largest of ``numbers``."""
+    return [block_sizes(rows, numbers) for rows in range(numbers[-1] + 1)]
 
 
 def block_sizes(rows: int, numbers: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Beside L2's plain path: paged attention whose bits do not depend on the batch, on chunks or on threads.
+"""Another form of L2's plain path: paged attention whose bits do not depend on the batch, on chunks or on threads.
 
 Owns: the split plan and the merge. Must not know: projections, requests.
 

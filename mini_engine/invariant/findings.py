@@ -3,7 +3,8 @@
 Owns: the file, and what makes two machines the same. Must not know: what the experiments are about.
 
 A finding holds for one CPU, for the versions of the libraries and for the variables that cap what they use. The name of
-the file is made of these, so another machine begins anew. A file that cannot be read or written costs time, no more.
+the file is made of these, so another machine has another file. Where the file cannot be read or written, the experiments run
+again.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""With ``batch_invariant=True`` a row's bits depend on its own sequence and on nothing else.
+"""With ``batch_invariant=True`` a row's bits depend on its own sequence alone.
 
 The oracle of every case is the same prompt alone, whole, in order, at two threads. A negative control shows that the
 plain path does not pass these tests, so they can fail.

@@ -1,4 +1,4 @@
-"""The experiments behind ``batch_invariant``: each planted dependence is found, and nothing else is."""
+"""The experiments behind ``batch_invariant``: each planted dependence is found, and only those are."""
 
 import numpy as np
 import pytest
