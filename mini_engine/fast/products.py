@@ -322,7 +322,8 @@ def find_blocks(weight: Tensor, usable: Sequence[str]) -> tuple[str, list[int]]:
     timed = (FEW_ROWS, FEW, numbers[-1])
 
     def likely_fastest_first() -> Iterator[str]:
-        untimed = ["torch"] if is_small or len(usable) == 1 else []  # its call is the shortest
+        has_short_call = is_small and weight.dtype == torch.float32  # in bfloat16 ``F.linear`` calls oneDNN as well
+        untimed = ["torch"] if has_short_call or len(usable) == 1 else []
         yield from untimed
         yield from ranked(time_ways(weight, {name: whole(name) for name in usable if name not in untimed}, timed))
 

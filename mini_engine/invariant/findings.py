@@ -2,8 +2,8 @@
 
 Owns: the file, and what makes two machines the same. Must not know: what the experiments are about.
 
-A finding holds for one CPU, for the versions of the libraries and for the variables that cap what they use. Its name is
-made of these, so another machine has another file. Where the file cannot be used, the experiments run again.
+A finding holds for one CPU, for the versions of the libraries and for the variables that cap what they use. The file is
+named after these, so another machine has another file. Where the file cannot be used, the experiments run again.
 """
 
 import contextlib
