@@ -189,7 +189,7 @@ def kernel(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tenso
 
     Returns out [S, Hkv, R, D] and the log-sum-exp of the scores [S, Hkv, R].
     """
-    return torch._scaled_dot_product_flash_attention_for_cpu(q, keys, values, attn_mask=mask)  # type: ignore[attr-defined, no-any-return]
+    return torch._scaled_dot_product_flash_attention_for_cpu(q, keys, values, attn_mask=mask)
 
 
 class InvariantAttention:
