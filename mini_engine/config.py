@@ -180,6 +180,12 @@ class EngineConfig:
         """Whether weights are stored for the product that is fastest on this machine."""
         return self.compute in ("packed", "fast", "compiled")
 
+    def pool_pages(self, model: ModelConfig) -> int:
+        """Return the number of pages of the KV pool for ``model``: ``num_pages`` or its default."""
+        longest = model.max_position_embeddings
+        tokens = min(self.max_running_requests * longest, max(DEFAULT_POOL_TOKENS, longest))
+        return self.num_pages or -(-tokens // self.page_size)
+
     def __post_init__(self) -> None:
         """Check every option. Raises ``ValueError`` naming the value, the limit and the remedy."""
         for name, kind in KINDS.items():

@@ -1,8 +1,7 @@
 """L1: the Qwen3 forward pass, from token ids to logits.
 
-Owns: the arithmetic between the embedding and the head. Must not know: batches, caches, pages, sampling. Everything
-that depends on how sequences are laid out comes in through two seams: the ``attention`` object of a call and the
-``projections`` of the constructor (``linear.py``).
+The model does not know batches, caches or pages. Everything that depends on how sequences are laid out comes in through
+two objects: the ``attention`` of a call and the ``projections`` of the constructor (``linear.py``).
 
 Shapes: ``T`` tokens in the step, ``R`` rows whose logits are wanted, ``H`` hidden size, ``Hq``/``Hkv`` query and
 key-value heads, ``D`` head dim, ``F`` intermediate size, ``V`` vocabulary.

@@ -1,8 +1,6 @@
-"""L5: log-probabilities of tokens that were given and not sampled: those of a prompt, and those that were forced.
+"""L5: log-probabilities of tokens that were given and not sampled: the prompt's tokens, and forced ones.
 
-Owns: which row of a chunk predicts which token. Must not know: how rows are computed, who asks.
-
-Row i of a chunk predicts the token after it, so its last row predicts the first token of the next chunk.
+Row i of a chunk predicts the token after it, so the last row predicts the first token of the next chunk.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,8 @@ Owns: which rows are masked, and what happens when nothing is left of one. Must 
 
 import time
 from collections.abc import Callable, Sequence, Set
-from functools import partial
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,14 +14,45 @@ from torch import Tensor
 from mini_engine.grammar.base import GrammarObject
 
 
-def make_mask(grammars: Sequence[GrammarObject | None], stop_ids: Set[int]) -> Callable[[Tensor], None] | None:
-    """Return what masks logits [N, V] with one grammar per row, ``None`` if no row has one.
+class BitmaskBy:
+    """A grammar whose bitmask ``compute(logits, mask)`` applies; everything else is the grammar's own."""
+
+    def __init__(self, grammar: GrammarObject, compute: Callable[[Tensor, Tensor], None]) -> None:
+        """Let ``compute`` stand in for the function of ``grammar``."""
+        self.grammar, self.compute = grammar, compute
+
+    def __getattr__(self, name: str) -> Any:
+        """Ask the grammar."""
+        return getattr(self.grammar, name)
+
+    def apply_vocab_mask(self, logits: Tensor, mask: Tensor) -> None:
+        """Write minus infinity over what ``mask`` bans; a boolean mask is the grammar's. Mutates ``logits`` [N, V]."""
+        (self.compute if mask.dtype == torch.int32 else self.grammar.apply_vocab_mask)(logits, mask)
+
+
+@dataclass(frozen=True)
+class GrammarMask:
+    """The last stage of a step: ``mask_rows`` with the ``grammars`` of ``rows``."""
+
+    rows: list[int]
+    grammars: Sequence[GrammarObject]
+    stop_ids: list[int]
+    operation: ClassVar[str] = "apply_token_bitmask"
+
+    def __call__(self, logits: Tensor, compute: Callable[[Tensor, Tensor], None] | None = None) -> None:
+        """Mask ``logits`` [N, V]. ``compute``: the kernel that applies bitmasks (L8). Mutates ``logits``."""
+        grammars: Any = self.grammars if compute is None else [BitmaskBy(each, compute) for each in self.grammars]
+        mask_rows(self.rows, grammars, self.stop_ids, logits)
+
+
+def make_mask(grammars: Sequence[GrammarObject | None], stop_ids: Set[int]) -> GrammarMask | None:
+    """Return the mask of logits [N, V] with one grammar per row, ``None`` if no row has one.
 
     A grammar that has terminated, or whose request is ``finished``, counts as none.
     """
     rows = [row for row, grammar in enumerate(grammars) if grammar is not None and not is_over(grammar)]
     active = [grammar for row in rows if (grammar := grammars[row]) is not None]
-    return partial(mask_rows, rows, active, sorted(stop_ids)) if rows else None
+    return GrammarMask(rows, active, sorted(stop_ids)) if rows else None
 
 
 def is_over(grammar: GrammarObject) -> bool:

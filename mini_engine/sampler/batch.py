@@ -1,14 +1,12 @@
 """L4: the sampling side of a batch: one parameter per row as tensors, processors with their past, flags.
 
-Owns: ``SamplingBatch`` and how it follows the batch. Must not know: the model, filters, the draw. Parallel to SGLang's
-``SamplingBatchInfo``.
-
-Why tensors of length N and never scalars: one row is greedy for a debugger, its neighbour samples at 0.7 for a user,
-and both are chosen by the same call.
+Parameters are tensors of length N and never scalars, because each row has its own: one is greedy, its neighbour samples
+at temperature 0.7, and one call chooses both tokens. SGLang's class for this is ``SamplingBatchInfo``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +39,7 @@ class SampledRequest(Protocol):
 
 @dataclass
 class SamplingRequest:
-    """The least that is a ``SampledRequest``."""
+    """A minimal ``SampledRequest``."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -115,25 +113,38 @@ class SamplingBatch:
         self.need_min_p = any(p.min_p > 0.0 for p in sampled)
         self.need_logprobs = any(p.logprobs is not None for p in self.params)
 
-    def process(self, logits: Tensor, note: Callable[[str, Tensor], None] | None = None) -> Tensor:
-        """Apply every processor in order. ``logits`` [N, V], float32 or shorter -> [N, V].
+    def process(
+        self,
+        logits: Tensor,
+        note: Callable[[str, Tensor], None] | None = None,
+        kernels: Mapping[str, Callable[..., None]] | None = None,
+    ) -> Tensor:
+        """Apply every stage in order. ``logits`` [N, V], float32 or shorter -> [N, V].
 
-        With nothing to apply the logits come back as they are; else the result is a float32 copy: the caller's tensor
-        is never written to. ``note`` is called with each stage's name and result.
+        Without stages the logits come back as they are. Otherwise the result is a float32 copy: the caller's tensor is
+        never written to. ``note`` is called with each stage's name and result. ``kernels``: as ``stages`` takes them.
         """
         if not self.processors and self.final_mask is None:
             return logits
         logits = logits.to(torch.float32, copy=True)
-        for name, apply in self.stages():
+        for name, apply in self.stages(kernels):
             apply(logits)
             if note is not None:
                 note(name, logits)
         return logits
 
-    def stages(self) -> list[tuple[str, Callable[[Tensor], None]]]:
-        """Return the name and the function of every stage that alters logits, in order."""
-        stages: list[tuple[str, Callable[[Tensor], None]]] = [(n, p.apply) for n, p in self.processors.items()]
-        return [*stages, ("grammar", self.final_mask)] if self.final_mask is not None else stages
+    def stages(
+        self, kernels: Mapping[str, Callable[..., None]] | None = None
+    ) -> list[tuple[str, Callable[[Tensor], None]]]:
+        """Return the name and the function of every stage that alters logits, in order.
+
+        ``kernels`` (L8): by the name of an operation, the function that computes it. A stage that declares this
+        ``operation`` uses that function in place of its own.
+        """
+        stages = [(name, with_kernel(p, p.apply, kernels or {})) for name, p in self.processors.items()]
+        if self.final_mask is None:
+            return stages
+        return [*stages, ("grammar", with_kernel(self.final_mask, self.final_mask, kernels or {}))]
 
     def cumulate(self, token_ids: Sequence[int]) -> None:
         """Take the newest token of every row [N] into account. Mutates."""
@@ -165,6 +176,14 @@ class SamplingBatch:
         self.pack()
 
 
+def with_kernel(
+    owner: object, apply: Callable[..., None], kernels: Mapping[str, Callable[..., None]]
+) -> Callable[[Tensor], None]:
+    """Return ``apply`` with the kernel of the operation that its ``owner`` declares; ``apply`` itself if none does."""
+    kernel = kernels.get(getattr(owner, "operation", None) or "")
+    return apply if kernel is None else partial(apply, compute=kernel)
+
+
 def stage_order(names: Iterable[str]) -> list[str]:
     """Return the names of processors in the order of the pipeline."""
     present = set(names)
@@ -193,5 +212,5 @@ def build_processors(requests: Sequence[SampledRequest], vocabulary: Vocabulary)
 
 
 def processor_arguments(name: str, params: SamplingParams) -> Mapping[str, Any] | None:
-    """Return what a processor is told: all parameters for a built-in one, its own arguments for a registered one."""
+    """Return the arguments of a processor: all parameters for a built-in one, its own for a registered one."""
     return vars(params) if name in BUILT_IN else (params.logits_processors or {}).get(name)

@@ -1,7 +1,5 @@
 """L4: repetition, frequency and presence penalties, from a table of the tokens that each request has seen.
 
-Owns: ``TokenTable``, the three penalties and their order. Must not know: parameters, filters, the draw.
-
 A dense count of shape [N, V] is the obvious state; at V = 151,936 it is 19 MB for 32 rows, read in every step. A
 request has seen a few hundred different tokens, so the table keeps those alone: a new token changes one entry per row,
 and a step gathers, changes and scatters the entries and nothing else. A row without penalties has no entries.
@@ -46,6 +44,19 @@ PENALTIES: tuple[tuple[str, float, Callable[[Tensor, Tensor, Tensor], Tensor]], 
     ("frequency_penalty", 0.0, frequency_penalty),
     ("presence_penalty", 0.0, presence_penalty),
 )
+
+
+def apply_penalties(logits: Tensor, rows: Tensor, token_ids: Tensor, counts: Tensor, *strengths: Tensor) -> None:
+    """Penalise K logits in the order of ``PENALTIES``: entry i is the token ``token_ids[i]`` of the row ``rows[i]``.
+
+    ``logits`` [N, V] float32; ``rows`` and ``token_ids`` [K] int64, no pair twice; ``counts`` [K] float32: how often
+    the token came in the output; ``strengths``: three [K] float32, those of the entry's row. A penalty that is off for
+    a row does not touch the row. Mutates ``logits``.
+    """
+    values = logits[rows, token_ids]  # [K]
+    for strength, (_, off, penalty) in zip(strengths, PENALTIES, strict=True):
+        values = torch.where(strength != off, penalty(values, counts, strength), values)
+    logits[rows, token_ids] = values
 
 
 class TokenTable:
@@ -103,6 +114,8 @@ class Penalties(LogitsProcessor[Mapping[str, float]]):
     Row i of the table belongs to the i-th row of ``states``.
     """
 
+    operation = "apply_penalties"
+
     def __init__(self, states: dict[int, Mapping[str, float]], table: TokenTable) -> None:
         """Penalise the rows of ``states`` for the tokens in ``table``."""
         super().__init__(states)
@@ -136,14 +149,16 @@ class Penalties(LogitsProcessor[Mapping[str, float]]):
         super().merge(other)
         self.table.merge(other.table)
 
-    def apply(self, logits: Tensor) -> None:
-        """Penalise in the order of ``PENALTIES``; a penalty that is off for a row does not touch the row."""
-        places, columns = (self.table.token_ids != EMPTY).nonzero(as_tuple=True)  # [K] each: the entries in use
-        rows = torch.tensor(list(self.states))[places].to(logits.device)
-        token_ids = self.table.token_ids[places, columns].to(logits.device)
-        counts = self.table.counts[places, columns].to(logits.device)
-        values = logits[rows, token_ids]  # [K]
-        for name, off, penalty in PENALTIES:
-            strengths = torch.tensor([state[name] for state in self.states.values()])[places].to(logits.device)
-            values = torch.where(strengths != off, penalty(values, counts, strengths), values)
-        logits[rows, token_ids] = values
+    def apply(self, logits: Tensor, compute: Callable[..., None] = apply_penalties) -> None:
+        """Penalise the tokens of the table. ``compute``: ``apply_penalties`` or its kernel. Mutates ``logits``."""
+        compute(logits, *(each.to(logits.device) for each in self.entries()))
+
+    def entries(self) -> list[Tensor]:
+        """Return what ``apply_penalties`` takes after the logits: [K] each, for the K entries of the table in use.
+
+        Rows of the batch, token ids, counts, and the three strengths.
+        """
+        places, columns = (self.table.token_ids != EMPTY).nonzero(as_tuple=True)
+        rows = torch.tensor(list(self.states))[places]
+        strengths = [torch.tensor([state[name] for state in self.states.values()])[places] for name, _, _ in PENALTIES]
+        return [rows, self.table.token_ids[places, columns], self.table.counts[places, columns], *strengths]

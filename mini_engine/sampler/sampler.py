@@ -1,18 +1,18 @@
 """L4: the sampler: from the logits of N rows to N token ids, each row by its own parameters.
 
-Owns: the order of the stages. Must not know: the model, requests, text.
-
     raw log-probabilities, if asked
     float32 copy -> penalties -> least length -> bias -> allowed ids -> bad words -> registered processors -> grammar
     greedy rows: argmax ───────────────────────────────────────────────────┐
     other rows:  temperature -> top-k -> top-p -> min-p -> softmax -> draw ┴-> token ids -> log-probabilities
 
-Every stage is a branch that is taken only if some row needs it. Greedy rows leave before the temperature: they are the
-argmax of the processed logits, the lowest id among equals, whatever shares the batch.
+A stage runs only if some row needs it. Greedy rows leave before the temperature: their token is the argmax of the
+processed logits, the lowest id among equals, whatever shares the batch.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -25,6 +25,7 @@ from mini_engine.sampler.logprobs import TokenLogprob, token_logprobs
 from mini_engine.sampler.trace import SamplingTrace
 
 FilterOrder = Literal["sequential", "joint"]
+Filter = tuple[str, Callable[[Tensor], Tensor]]  # the name of a filter, and the filter: [R, V] -> [R, V]
 NO_TOKEN = -1
 FLOAT32_MAX = torch.finfo(torch.float32).max
 CHUNK = 1 << 21  # logits that are filtered and drawn from at a time: 8 MB stay in the cache
@@ -32,9 +33,9 @@ CHUNK = 1 << 21  # logits that are filtered and drawn from at a time: 8 MB stay 
 
 @dataclass(frozen=True)
 class SamplerOutput:
-    """What a step chose. ``token_ids`` [N]: ``NO_TOKEN`` in the rows of ``errors``, which says why.
+    """The tokens of one step. ``token_ids`` [N]: ``NO_TOKEN`` in the rows of ``errors``, which gives the reason.
 
-    ``logprobs``: one list per row, chosen token first, or ``None`` where the row did not ask.
+    ``logprobs``: one list per row, the chosen token first; ``None`` for a row that did not ask.
     """
 
     token_ids: list[int]
@@ -43,7 +44,7 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Chooses one token for each row of a batch. Holds a generator for rows without a seed, and no past of any row."""
+    """Chooses one token for each row of a batch. Its only state is the generator of the rows without a seed."""
 
     def __init__(
         self,
@@ -51,9 +52,11 @@ class Sampler:
         generator: torch.Generator | None = None,
         trace: SamplingTrace | None = None,
     ) -> None:
-        """Sample with top-p after top-k ("sequential") or beside it ("joint"); unseeded rows use ``generator`` (CPU).
+        """Create a sampler whose rows without a seed draw from ``generator`` (on the CPU).
 
-        Raises ``ValueError`` for another word. Without a generator one is made and seeded by the operating system.
+        ``filter_order``: "sequential" applies top-p to what top-k has kept, "joint" applies both to the same
+        distribution. Without a ``generator``, a new one is seeded by the operating system. ``trace`` records the logits
+        after every stage. Raises ``ValueError`` for another ``filter_order``.
         """
         if filter_order not in get_args(FilterOrder):
             raise ValueError(f"filter_order is {filter_order!r}; choose one of {', '.join(get_args(FilterOrder))}")
@@ -64,56 +67,52 @@ class Sampler:
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
-        """Choose. ``logits`` [N, V], float32 or shorter, not written to. ``batch`` stays as it is: ``cumulate`` it."""
+        """Process, filter, draw. ``logits`` [N, V], float32 or shorter; neither they nor ``batch`` are changed.
+
+        Give the tokens to ``batch.cumulate`` afterwards.
+        """
         assert len(logits) == len(batch), f"{len(logits)} rows of logits for {len(batch)} requests"
-        if self.trace is not None:
-            self.trace.clear()
-            self.trace.note("logits", logits)
-        processed = batch.process(logits, self.trace.note if self.trace is not None else None)
+        processed = batch.process(logits, None if self.trace is None else self.trace.start(logits))
         peaks, chosen = processed.max(-1)  # [N] each: the lowest id among equals; NaN wins every comparison
-        spoilt = spoilt_rows(peaks.tolist(), batch)
-        errors = {row: diagnose(logits, batch, row) for row in spoilt}
-        final = processed
-        if not batch.all_greedy:
-            rows = [row for row in batch.random_rows if row not in errors]
-            final = processed.to(torch.float32, copy=True) if batch.need_logprobs else processed
-            for part in split_rows(rows, logits.shape[1]):
-                filtered = self.filter_rows(processed[part].float(), batch, part)
-                chosen[part] = self.draw(filtered, batch, part)
-                if batch.need_logprobs:
-                    final[part] = filtered
-        token_ids = chosen.tolist()
-        for row in errors:
-            token_ids[row] = NO_TOKEN
-        logprobs = report(logits, final, chosen, batch, errors)
-        return SamplerOutput(token_ids, logprobs, errors)
+        errors = find_errors(logits, batch, peaks)
+        if batch.all_greedy:
+            return make_output(logits, processed, chosen, batch, errors)
+        rows = [row for row in batch.random_rows if row not in errors]
+        final = processed.to(torch.float32, copy=True) if batch.need_logprobs else processed
+        for part in split_rows(rows, logits.shape[1]):
+            filtered = self.filter_rows(processed[part].float(), batch, part)
+            chosen[part] = self.draw(filtered, batch, part)
+            if batch.need_logprobs:
+                final[part] = filtered
+        return make_output(logits, final, chosen, batch, errors)
 
     def filter_rows(self, logits: Tensor, batch: SamplingBatch, rows: list[int]) -> Tensor:
-        """Scale and cut the distributions of the rows that are drawn. ``logits`` [R, V] float32 -> [R, V]."""
-        logits = apply_temperature(logits, batch.temperature[rows])
-        self.note("temperature", logits, rows)
-        if self.filter_order == "joint" and batch.need_top_k and batch.need_top_p:
-            logits = apply_joint(logits, batch.top_k[rows], batch.top_p[rows])
-            self.note("top-k and top-p", logits, rows)
-        else:
-            if batch.need_top_k:
-                logits = apply_top_k(logits, batch.top_k[rows])
-                self.note("top-k", logits, rows)
-            if batch.need_top_p:
-                logits = apply_top_p(logits, batch.top_p[rows])
-                self.note("top-p", logits, rows)
-        if batch.need_min_p:
-            logits = apply_min_p(logits, batch.min_p[rows])
-            self.note("min-p", logits, rows)
+        """Apply the ``filters`` to the rows that are drawn, and show each to the trace. ``logits`` [R, V] -> [R, V]."""
+        for name, apply in self.filters(batch, rows):
+            logits = apply(logits)
+            if self.trace is not None:
+                self.trace.note(name, logits, rows)
         return logits
 
-    def note(self, name: str, logits: Tensor, rows: list[int]) -> None:
-        """Show a stage to the trace, if there is one."""
-        if self.trace is not None:
-            self.trace.note(name, logits, rows)
+    def filters(self, batch: SamplingBatch, rows: list[int]) -> list[Filter]:
+        """Return the filters that some row needs, in order, with the parameters of ``rows`` [R].
+
+        Their names: "temperature", then "top-k" and "top-p" ("top-k and top-p" in the joint order), then "min-p".
+        """
+        filters: list[Filter] = [("temperature", partial(apply_temperature, temperature=batch.temperature[rows]))]
+        if self.filter_order == "joint" and batch.need_top_k and batch.need_top_p:
+            filters.append(("top-k and top-p", partial(apply_joint, k=batch.top_k[rows], p=batch.top_p[rows])))
+        else:
+            if batch.need_top_k:
+                filters.append(("top-k", partial(apply_top_k, k=batch.top_k[rows])))
+            if batch.need_top_p:
+                filters.append(("top-p", partial(apply_top_p, p=batch.top_p[rows])))
+        if batch.need_min_p:
+            filters.append(("min-p", partial(apply_min_p, min_p=batch.min_p[rows])))
+        return filters
 
     def draw(self, logits: Tensor, batch: SamplingBatch, rows: list[int]) -> Tensor:
-        """Draw one id per row of ``logits`` [R, V]: seeded rows from their noise, the others from the generator."""
+        """Draw one id per row of ``logits`` [R, V]: with a seed from its noise, without one from the generator."""
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
         seeded = [i for i, row in enumerate(rows) if batch.params[row].seed is not None]
         unseeded = [i for i, row in enumerate(rows) if batch.params[row].seed is None]
@@ -132,21 +131,25 @@ def split_rows(rows: list[int], vocab_size: int) -> list[list[int]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def spoilt_rows(peaks: list[float], batch: SamplingBatch) -> list[int]:
-    """Return the rows of which no token can be chosen; ``peaks`` [N] holds each row's largest logit."""
-    limit = FLOAT32_MAX * batch.least_temperature
-    if all(map(math.isfinite, peaks)) and -limit <= min(peaks, default=0.0) <= max(peaks, default=0.0) <= limit:
-        return []  # as a rule; looking at each row in turn costs more than the argmax
-    return [row for row, peak in enumerate(peaks) if not fits(peak, batch.params[row].temperature)]
+def find_errors(logits: Tensor, batch: SamplingBatch, peaks: Tensor) -> dict[int, str]:
+    """Return the rows from which no token can be chosen, each with the reason. ``logits`` [N, V]: the model's own.
+
+    ``peaks`` [N]: each row's largest logit after processing.
+    """
+    values, limit = peaks.tolist(), FLOAT32_MAX * batch.least_temperature
+    if all(map(math.isfinite, values)) and -limit <= min(values, default=0.0) <= max(values, default=0.0) <= limit:
+        return {}  # the usual case; looking at each row in turn costs more than the argmax
+    invalid = [row for row, peak in enumerate(values) if not fits(peak, batch.params[row].temperature)]
+    return {row: diagnose(logits, batch, row) for row in invalid}
 
 
 def fits(peak: float, temperature: float) -> bool:
-    """Whether a row's largest logit is finite and stays so when it is divided by the temperature, 0 for greedy."""
+    """Whether a row's largest logit is finite, also after division by the temperature; 0 is greedy."""
     return abs(peak) <= FLOAT32_MAX * min(temperature or 1.0, 1.0)
 
 
 def fault_of(logits: Tensor) -> str | None:
-    """Return what is wrong with a row of logits [V], ``None`` if a token can be chosen from it."""
+    """Return what is wrong with a row of logits [V]; ``None`` if a token can be chosen from it."""
     if bool(logits.isnan().any()):
         return "holds NaN"
     peak = float(logits.max())
@@ -156,7 +159,7 @@ def fault_of(logits: Tensor) -> str | None:
 
 
 def diagnose(logits: Tensor, batch: SamplingBatch, row: int) -> str:
-    """Find the stage that spoilt a row, by applying the stages one by one once more. ``logits`` [N, V]."""
+    """Return which stage made a row invalid: apply the stages to ``logits`` [N, V] again, one by one."""
     fault = fault_of(logits[row])
     if fault is not None:
         return f"the model's own row of logits {fault}; check the weights and the prompt's length"
@@ -170,11 +173,17 @@ def diagnose(logits: Tensor, batch: SamplingBatch, row: int) -> str:
     return f"its largest logit divided by the temperature {temperature} is beyond float32; check the weights"
 
 
-def report(
+def make_output(
     raw: Tensor, final: Tensor, chosen: Tensor, batch: SamplingBatch, errors: dict[int, str]
-) -> list[list[TokenLogprob] | None]:
-    """Return the log-probabilities of every row that asked for them, raw or after all stages. Tensors [N, V], [N]."""
-    lists: list[list[TokenLogprob] | None] = [None] * len(batch)
+) -> SamplerOutput:
+    """Return the output of a step: ``chosen`` [N] without the rows of ``errors``, and the log-probabilities asked for.
+
+    ``raw`` and ``final`` [N, V]: the logits before and after all stages.
+    """
+    token_ids = chosen.tolist()
+    for row in errors:
+        token_ids[row] = NO_TOKEN
+    logprobs: list[list[TokenLogprob] | None] = [None] * len(batch)
     for mode, logits in (("raw", raw), ("processed", final)) if batch.need_logprobs else ():
         rows = [
             row
@@ -185,5 +194,5 @@ def report(
             counts = [batch.params[row].logprobs or 0 for row in rows]
             table = token_logprobs(logits[rows].double().log_softmax(-1), chosen[rows], counts)
             for row, entries in zip(rows, table, strict=True):
-                lists[row] = entries
-    return lists
+                logprobs[row] = entries
+    return SamplerOutput(token_ids, logprobs, errors)

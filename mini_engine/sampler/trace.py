@@ -1,11 +1,10 @@
 """L4: the distribution after every stage of the sampler, for notebooks, ``--trace`` and debugging. Off by default.
 
-Owns: ``SamplingTrace`` and the figures of a stage. Must not know: what a stage does. It only copies what it is shown,
-so a sampler with a trace chooses the same tokens.
+A trace only copies logits, so a sampler with a trace chooses the same tokens.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,9 +34,11 @@ class SamplingTrace:
     top: int = 5
     records: list[tuple[str, list[int], Tensor]] = field(default_factory=list)
 
-    def clear(self) -> None:
-        """Forget the last call. Mutates."""
+    def start(self, logits: Tensor) -> Callable[[str, Tensor], None]:
+        """Forget the last call, note the model's own ``logits`` [N, V] and return ``note``. Mutates."""
         self.records = []
+        self.note("logits", logits)
+        return self.note
 
     def note(self, name: str, logits: Tensor, rows: Sequence[int] | None = None) -> None:
         """Copy ``logits`` [R, V], which are those of ``rows`` (all rows if not given). Mutates."""

@@ -1,7 +1,6 @@
 """L5: the scheduler: every step, who runs with how many tokens, and whose pages they lie on.
 
-Owns: the waiting and running requests, the page allocator, admission and preemption. Must not know: tensors, the model,
-text. Its whole state is plain Python, so ten thousand requests can be simulated without a model.
+Its whole state is plain Python, so ten thousand requests can be simulated without a model.
 
 One budget of tokens per step, spent in this order: a token for every running request that has nothing else pending,
 then chunks of running prompts, then new requests. A chunk that does not reach the end of what is known samples nothing.
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mini_engine.attention.allocator import PageAllocator, pages_needed
+from mini_engine.config import EngineConfig
 from mini_engine.scheduler.budget import GrowthEstimate
 from mini_engine.scheduler.policy import Policy
 from mini_engine.scheduler.prefix_cache import NullPrefixCache, PrefixCache, PrefixHit
@@ -36,7 +36,7 @@ class ScheduledChunk:
 
 @dataclass(frozen=True)
 class ScheduledBatch:
-    """What one step computes, in packing order, and which requests it sent back to wait."""
+    """What one step computes, in packing order, and the requests that it preempted."""
 
     chunks: list[ScheduledChunk]
     preempted: list[Request]
@@ -80,6 +80,14 @@ class SchedulerLimits:
     preemption: bool = False
     max_steps_waited: int = 256
     sharing: SharingLimits = field(default_factory=SharingLimits)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> "SchedulerLimits":
+        """Return the limits that ``config`` sets."""
+        sharing = SharingLimits(config.wait_for_prefix, config.wait_below_match)
+        return cls(
+            config.max_running_requests, config.max_tokens_per_step, config.preemption, config.max_steps_waited, sharing
+        )
 
 
 class WaitingHits(Mapping[str, PrefixHit]):
@@ -164,16 +172,16 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Choose the next step. Moves requests between waiting and running and gives out pages. Mutates.
 
-        Nobody is let in by a step that sends somebody back. Whoever waits afterwards has waited one step more. The
-        estimate decays with every step that computes something and sends nobody back.
+        A step that preempts admits no request. Requests that wait afterwards have waited one step more. The estimate
+        decays with every step that computes something and preempts no request.
         """
         preempted = self.make_room()
         budget = self.limits.max_tokens_per_step
         chunks: list[ScheduledChunk] = []
         # Stable: requests that decode first, then those with a prompt left, both in the order of admission.
         for request in sorted(self.running, key=lambda r: r.num_pending_tokens > 1):
-            budget = self.take(request, budget, chunks)
-        if not preempted:  # whoever was sent back would be let in again at once
+            budget = self.schedule_chunk(request, budget, chunks)
+        if not preempted:  # a preempted request would be admitted again at once
             self.admit(budget, chunks)
         if chunks and not preempted:
             self.growth.decay()
@@ -181,7 +189,7 @@ class Scheduler:
             request.steps_waited += 1
         return ScheduledBatch(chunks, preempted)
 
-    def take(self, request: Request, budget: int | None, chunks: list[ScheduledChunk]) -> int | None:
+    def schedule_chunk(self, request: Request, budget: int | None, chunks: list[ScheduledChunk]) -> int | None:
         """Schedule as many of a running request's tokens as ``budget`` allows; return what is left of it. Mutates.
 
         done | copied from a sibling | this step, noted in ``num_scheduled_tokens`` | later
@@ -263,15 +271,15 @@ class Scheduler:
             hit = match_prefix(request, self.cache)
             if could_share_soon(request, hit, self.running, self.page_size, self.limits.sharing):
                 continue
-            if not self.let_in(request, hit):
+            if not self.try_admit(request, hit):
                 return
-            budget = self.take(request, budget, chunks)
+            budget = self.schedule_chunk(request, budget, chunks)
 
     def has_aged(self, request: Request) -> bool:
         """Whether a request has waited so long that no policy may hold it back."""
         return request.steps_waited >= self.limits.max_steps_waited
 
-    def let_in(self, request: Request, hit: PrefixHit) -> bool:
+    def try_admit(self, request: Request, hit: PrefixHit) -> bool:
         """Start a waiting request if its expected pages are there, beside those promised to others. Mutates.
 
         Locking the hit comes first: pages that were evictable until then cannot be counted twice, as cached and free.
@@ -325,7 +333,7 @@ class Scheduler:
             self.share(request)
         hit = request.hit
         self.release(request)
-        if reason == "error":  # it may have left numbers that nobody should start from
+        if reason == "error":  # no request may start from what it has left
             self.allocator.free(self.cache.drop(hit))
         request.state, request.finish_reason = RequestState.FINISHED, reason
 

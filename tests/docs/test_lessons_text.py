@@ -303,7 +303,7 @@ FAULTS = {
     "L2": ("mini_engine.attention.metadata", "slots_of", lambda slots: slots[::-1]),
     "L3": ("mini_engine.driver", "pack_batch", shifted),
     "L4": ("mini_engine.sampler.draw", "gumbel", lambda noise: -noise),
-    "L5": ("mini_engine.engine", "packed", lambda chunk: replace(chunk, num_computed_tokens=0)),
+    "L5": ("mini_engine.engine_core", "packed", lambda chunk: replace(chunk, num_computed_tokens=0)),
     "L6": ("mini_engine.radix_cache", "hit_of", lambda hit: replace(hit, pages=hit.pages[::-1])),
     "L7": ("mini_engine.grammar.fsm", "pack_words", lambda words: words << 1),
     "L8": ("mini_engine.kernels.attention", "cut_queries", hide_last_key),

@@ -440,7 +440,7 @@ def drop_spent(batch: SamplingBatch) -> None:
     """Remove least lengths that are reached: a batch built now would not have them, and they do nothing."""
     least = batch.processors.get("min_new_tokens")
     if least is not None:
-        least.states = {row: state for row, state in least.states.items() if state.missing > 0}
+        least.states = {row: state for row, state in least.states.items() if state.remaining > 0}
         if not least.states:
             del batch.processors["min_new_tokens"]
 

@@ -1,7 +1,5 @@
 """L4: the one interface of everything that alters logits before the choice: penalties, bans, biases, custom rules.
 
-Owns: ``LogitsProcessor`` and how its rows follow the batch. Must not know: parameters, filters, the draw.
-
 SGLang's ``BatchedPenalizerOrchestrator`` and vLLM's ``LogitsProcessor`` (``v1/sample/logits_processor``) solve the
 same problem: a batch changes while every row carries a past. The verbs are four: ``apply`` to the logits, ``cumulate``
 the new tokens, ``filter`` to the rows that stay, ``merge`` with the rows of another batch.
@@ -47,6 +45,7 @@ class LogitsProcessor(ABC, Generic[State]):
     """
 
     is_argmax_invariant: ClassVar[bool] = False  # True: it never changes which logit is largest; greedy rows skip it
+    operation: ClassVar[str | None] = None  # of L8's kernels: ``apply`` takes the kernel as ``compute``
 
     def __init__(self, states: dict[int, State]) -> None:
         """Act on the rows of ``states``."""

@@ -1,7 +1,5 @@
 """L4: the four constraints a request can set by parameters: least length, bias, allowed ids, bad words.
 
-Owns: their states and what they do to the logits. Must not know: penalties, filters, grammars.
-
 All four write to a handful of known ids of their own rows, so a step costs as much as the ids they name.
 """
 
@@ -27,7 +25,7 @@ def stop_token_ids(own: Sequence[int], ignore_eos: bool, vocabulary: Vocabulary)
 class LeastLength:
     """How many tokens must still come before any of ``stop_ids`` may."""
 
-    missing: int
+    remaining: int
     stop_ids: list[int]
 
 
@@ -38,17 +36,17 @@ class MinNewTokens(LogitsProcessor[LeastLength]):
     def start(cls, history: History, arguments: Mapping[str, Any], vocabulary: Vocabulary) -> LeastLength | None:
         """``arguments``: ``min_new_tokens``, ``stop_token_ids`` and ``ignore_eos``."""
         stop_ids = stop_token_ids(arguments["stop_token_ids"], arguments["ignore_eos"], vocabulary)
-        missing = arguments["min_new_tokens"] - len(history.output_ids)
-        return LeastLength(missing, sorted(stop_ids)) if missing > 0 and stop_ids else None
+        remaining = arguments["min_new_tokens"] - len(history.output_ids)
+        return LeastLength(remaining, sorted(stop_ids)) if remaining > 0 and stop_ids else None
 
     def advance(self, state: LeastLength, token_id: int) -> LeastLength:
         """Count one token."""
-        return replace(state, missing=state.missing - 1)
+        return replace(state, remaining=state.remaining - 1)
 
     def apply(self, logits: Tensor) -> None:
         """Ban the stop ids of every row that is too short."""
         for row, state in self.states.items():
-            if state.missing > 0:
+            if state.remaining > 0:
                 logits[row, state.stop_ids] = -torch.inf
 
 

@@ -152,7 +152,7 @@ def take_probe(seed: int) -> Values:
     for name, person in TAKERS.items():
         for budget in BUDGETS:
             request, chunks = build_request(person), list[Any]()
-            rest = scheduler.take(request, budget, chunks)
+            rest = scheduler.schedule_chunk(request, budget, chunks)
             values[f"{name}, budget {budget}"] = {
                 "rest": rest, "chunks": chunk_list(chunks), "scheduled": request.num_scheduled_tokens,
                 "computed": request.num_computed_tokens,
@@ -160,7 +160,7 @@ def take_probe(seed: int) -> Values:
     for budget in (1, 12, 25):
         left, chunks = budget, []
         for person in shared_people(seed):
-            left = scheduler.take(build_request(person), left, chunks)
+            left = scheduler.schedule_chunk(build_request(person), left, chunks)
         values[f"six requests share {budget}"] = {"rest": left, "chunks": chunk_list(chunks)}
     return values
 
@@ -245,7 +245,7 @@ def rounds_probe(seed: int) -> Values:
         request = build_request(running(0, 23, 100))
         for budget in budgets:
             chunks: list[Any] = []
-            scheduler.take(request, budget, chunks)
+            scheduler.schedule_chunk(request, budget, chunks)
             log += chunk_list(chunks)
             scheduler.update(ScheduledBatch(chunks, []), tokens_for(chunks))
             log.append([request.num_computed_tokens, request.num_scheduled_tokens, list(request.output_ids)])

@@ -271,7 +271,7 @@ def again_probe(seed: int) -> Values:
         chunks: list[Any] = []
         if step:
             scheduler.make_room()
-            scheduler.take(request, 4, chunks)
+            scheduler.schedule_chunk(request, 4, chunks)
         else:
             scheduler.admit(4, chunks)
         log.append(chunk_list(chunks))

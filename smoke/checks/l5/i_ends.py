@@ -29,7 +29,7 @@ def start(engine: Any, prompt: list[int], wishes: dict[str, Any]) -> str:
     from mini_engine.scheduler.prefix_cache import PrefixHit
 
     name = str(engine.add_request(prompt, make_params(wishes)))
-    assert engine.scheduler.let_in(engine.entries[name].request, PrefixHit()), "there is room for this request"
+    assert engine.scheduler.try_admit(engine.entries[name].request, PrefixHit()), "there is room for this request"
     return name
 
 
@@ -261,7 +261,7 @@ def break_off(engine: Any, state: str, how: str) -> str:
         if how == "abort":
             engine.abort(name)
         elif not is_over(engine, name):
-            engine.end(engine.entries[name], "error", "the row holds NaN")
+            engine.finish(engine.entries[name], "error", "the row holds NaN")
     return name
 
 
@@ -435,7 +435,7 @@ def limits_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L5.I.limits",
-    "finish_reason is asked about every token, and one that it refuses ends its request; leave is told of every end, "
+    "finish_reason is asked about every token, and one that it refuses ends its request; release hears of every end, "
     "and report_constraint when the reason is final.",
     limits_probe,
     bitwise(limits_spec),

@@ -1,0 +1,343 @@
+"""L5: the step of the engine: requests go in, and each step gives tokens and text of many requests.
+
+The parts it puts together decide everything else: the scheduler chooses the batch, the driver computes the rows, the
+sampler chooses the tokens, and constraints limit the answers.
+
+    requests ──► Scheduler.schedule() ──► ScheduledBatch ──► pack_batch ──► hidden states of all rows
+                                                                                │ rows that sample
+       text ◄── Detokenizer ◄── Scheduler.update() ◄── token ids ◄── Sampler ◄──┘ logits
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from mini_engine.attention.allocator import PageAllocator
+from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch, slots_of
+from mini_engine.attention.pool import KVPool
+from mini_engine.config import EngineConfig
+from mini_engine.constraints import ConstraintError, Constraints, NoConstraints
+from mini_engine.detokenizer import Detokenizer
+from mini_engine.outputs import Delta, RequestOutput, StepLog, StepOutput, phase
+from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.sampler.rows import SampledRows, isolating
+from mini_engine.sampler.sampler import SamplerOutput
+from mini_engine.scheduler.policy import make_policy
+from mini_engine.scheduler.prefix_cache import PrefixCache
+from mini_engine.scheduler.request import FinishReason, Request, RequestState, RequestTimes
+from mini_engine.scheduler.scheduler import Allocator, ScheduledBatch, ScheduledChunk, Scheduler, SchedulerLimits
+from mini_engine.scoring import score_forced, score_prompt
+
+IDLE_S = 0.005  # how long a step without other work waits for a constraint
+
+
+@dataclass
+class Entry:
+    """What the engine keeps of one request.
+
+    ``unread``: deltas that the request's stream has not yielded yet; ``None`` without a stream.
+    """
+
+    request: Request
+    output: RequestOutput
+    detokenizer: Detokenizer | None
+    unread: deque[Delta] | None = None
+
+
+class EngineCore:
+    """Takes requests and computes them step by step. Not thread-safe: one caller steps it."""
+
+    def __init__(
+        self,
+        driver: SamplingDriver,
+        tokenizer: Tokenizer | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        allocator: Callable[[int], Allocator] = PageAllocator,
+        prefix_cache: PrefixCache | None = None,
+        constraints: Constraints | None = None,
+    ) -> None:
+        """Use the model, the sampler and the configuration of ``driver``; without a ``tokenizer`` there is no text.
+
+        ``clock`` returns seconds. ``allocator`` is called with the number of pages and returns the page allocator.
+        ``llm.make_engine`` builds every part that the configuration asks for. Raises ``ValueError`` if the
+        configuration asks for a prefix cache or for grammars and the part is not given.
+        """
+        config, model = driver.config, driver.model
+        check_parts(config, prefix_cache, constraints)
+        num_pages = config.pool_pages(model.config)
+        limits = SchedulerLimits.from_config(config)
+        policy = make_policy(config.policy, config.policy_seed)
+        self.driver, self.tokenizer, self.clock = driver, tokenizer, clock
+        self.pool = KVPool(model.config, num_pages, config.page_size, model.embedding.dtype, config.device)
+        self.scheduler = Scheduler(
+            num_pages, config.page_size, limits, policy, prefix_cache, allocator=allocator(num_pages)
+        )
+        self.rows: SampledRows[Request] = SampledRows(driver.vocabulary, config.device)
+        self.constraints: Constraints = constraints or NoConstraints()
+        self.entries: dict[str, Entry] = {}
+        self.log = StepLog(clock)
+        self.deltas: list[Delta] = []  # for the next StepOutput
+        self.forced: dict[str, int] = {}  # tokens that constraints have appended, also for the next StepOutput
+        self.arrivals = count()
+
+    def add_request(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        cache_key: str | None = None,
+        cache_priority: int = 0,
+        siblings: Sequence[Request] = (),
+    ) -> str:
+        """Queue a request and return its id. Raises ``ValueError`` for one that cannot be run; the others go on.
+
+        ``cache_key``: only requests with the same key share pages of the prefix cache. ``cache_priority``: with
+        ``eviction="priority"`` pages of a higher priority stay longer. ``siblings``: the requests with the same prompt
+        that share one prefill; ``Engine.add_samples`` fills the list.
+        """
+        # A caller may have chosen a number as an id: skip it.
+        arrival = next(n for n in self.arrivals if request_id is not None or str(n) not in self.entries)
+        name = str(arrival) if request_id is None else request_id
+        if name in self.entries:
+            raise ValueError(f"there is a request {name!r} already; give another id")
+        if params.num_samples > 1:
+            raise ValueError(f"{params.num_samples} samples are several requests; use generate")
+        if cache_priority < 0:
+            raise ValueError(f"cache_priority is {cache_priority}; the least is 0, and higher ones stay longer")
+        self.driver.check_params(prompt_ids, params.for_ids)
+        self.constraints.check(params)
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer and this engine has none; give stop_token_ids")
+        times = RequestTimes(self.clock())
+        request = Request(name, list(prompt_ids), params, arrival, times, siblings=siblings)
+        request.cache_key, request.cache_priority = cache_key, cache_priority
+        self.scheduler.check_fits(request)
+        if not self.constraints.submit(request):
+            self.scheduler.add(request)
+        text = Detokenizer(self.tokenizer, params.stop, params.min_new_tokens) if self.tokenizer else None
+        self.entries[name] = Entry(request, RequestOutput(name, list(prompt_ids), times=times), text)
+        return name
+
+    def abort(self, request_id: str) -> None:
+        """End a request at once, in any state. Does nothing for an unknown or finished request. Mutates."""
+        entry = self.entries.get(request_id)
+        if entry is not None and entry.request.state is not RequestState.FINISHED:
+            self.finish(entry, "abort")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs; one may wait for its constraint."""
+        return self.scheduler.has_work or self.constraints.num_waiting > 0
+
+    def step(self) -> StepOutput:
+        """Compute one batch: at most one sampled token for each running request. Mutates.
+
+        If no request waits or runs, the output is empty.
+        """
+        self.log.begin()
+        batch = self.schedule()
+        if batch.chunks:
+            logits = self.forward(batch)
+            sampled = self.sample(batch.sampling, logits)
+            self.update(batch, logits, sampled)
+        output = self.log.end(batch, self.scheduler, self.deltas, self.forced, self.constraints.num_waiting)
+        self.deltas, self.forced = [], {}
+        return output
+
+    @phase
+    def schedule(self) -> ScheduledBatch:
+        """Choose the requests of this step and their tokens. A request whose constraint is ready may start. Mutates."""
+        if self.constraints.num_waiting:
+            ready, failed = self.constraints.admit(0.0 if self.scheduler.has_work else IDLE_S)
+            for name in ready:
+                self.scheduler.add(self.entries[name].request)
+            for name, reason in failed.items():
+                self.finish(self.entries[name], "error", reason)
+        batch = self.scheduler.schedule()
+        for chunk in batch.chunks:
+            if chunk.request.times.started is None:
+                chunk.request.times.started = self.log.began
+        return batch
+
+    @phase
+    def forward(self, batch: ScheduledBatch) -> Tensor:
+        """Compute all rows of ``batch`` -> logits [N, V], one row for each request of ``batch.sampling``. Mutates."""
+        for chunk in batch.chunks:
+            if chunk.copied_from is not None:
+                self.copy_prefix(chunk, chunk.copied_from)
+        inputs = pack_batch([packed(c) for c in batch.chunks], self.scheduler.page_size, self.driver.config.device)
+        hidden = self.driver.hidden_states(inputs, self.pool)  # [T, H]
+        self.score_given(batch, inputs, hidden)
+        rows = [row for row, chunk in enumerate(batch.chunks) if chunk.samples]
+        return self.driver.logits(hidden, inputs.logit_rows[rows])
+
+    def copy_prefix(self, chunk: ScheduledChunk, source: Request) -> None:
+        """Copy what the sibling ``source`` has computed of their prompt to the chunk's request. Mutates."""
+        stretch = (chunk.start - chunk.num_copied, chunk.start, self.scheduler.page_size)
+        slots = [torch.tensor(slots_of(pages, *stretch)) for pages in (source.pages, chunk.request.pages)]
+        self.pool.copy(*(own.to(self.driver.config.device) for own in slots))
+        output, known = (self.entries[r.request_id].output for r in (chunk.request, source))
+        if known.prompt_logprobs is not None and len(known.prompt_logprobs) > len(output.prompt_logprobs or ()):
+            output.prompt_logprobs = list(known.prompt_logprobs)
+
+    def score_given(self, batch: ScheduledBatch, inputs: BatchInputs, hidden: Tensor) -> None:
+        """Report log-probabilities of prompt tokens and forced tokens where asked. ``hidden`` [T, H]. Mutates."""
+        for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
+            if chunk.request.params.prompt_logprobs is not None or chunk.request.params.logprobs is not None:
+                output, rows = self.entries[chunk.request.request_id].output, hidden[slice(*query_range)]
+                score_prompt(chunk, output, rows, self.driver.logits)
+                score_forced(chunk, output, rows, self.driver.logits)
+
+    @phase
+    @isolating
+    def sample(self, requests: Sequence[Request], logits: Tensor) -> SamplerOutput:
+        """Choose the next token of each of ``requests`` from its row of ``logits`` [N, V]. Mutates."""
+        self.rows.sync(requests)
+        self.rows.batch.final_mask = self.constraints.mask(requests)
+        output = self.driver.sampler(logits, self.rows.batch)
+        self.rows.cumulate([None if row in output.errors else token for row, token in enumerate(output.token_ids)])
+        return output
+
+    @phase
+    def update(self, batch: ScheduledBatch, logits: Tensor, sampled: SamplerOutput) -> None:
+        """Give each request its token, and end the requests that have an error. ``logits`` [N, V]. Mutates.
+
+        Pages that an error has freed are zeroed. At the end ``append_forced`` appends what constraints force.
+        """
+        requests = batch.sampling
+        for row, reason in sampled.errors.items():
+            pages = requests[row].pages
+            self.finish(self.entries[requests[row].request_id], "error", reason)
+            own = [page for page in pages if self.scheduler.allocator.is_free(page)]
+            self.pool.fill(own, 0.0)  # no NaN may reach the next owner of the page
+        tokens = {r.request_id: token for r, token in zip(requests, sampled.token_ids, strict=True)}
+        self.scheduler.update(batch, tokens)
+        for row, (request, its_logits) in enumerate(zip(requests, logits.unbind(), strict=True)):
+            if row not in sampled.errors:
+                name = request.request_id
+                self.take_token(request, Delta(name, tokens[name], "", sampled.logprobs[row], None, its_logits))
+        for request in requests:
+            if request.state is not RequestState.FINISHED:
+                self.append_forced(request)
+
+    def append_forced(self, request: Request) -> None:
+        """Append the tokens that a request's constraint forces after the newest one. Mutates."""
+        num_forced = 0
+        try:
+            for token in self.constraints.forced(request):
+                request.output_ids.append(token)
+                self.take_token(request, Delta(request.request_id, token, ""))
+                num_forced += 1
+                if request.state is RequestState.FINISHED:
+                    break
+        except ConstraintError as error:
+            self.finish(self.entries[request.request_id], "error", str(error))
+        if num_forced:
+            self.forced[request.request_id] = num_forced
+            self.rows.forget(request)  # it is built again from its history, with what was appended
+
+    def take_token(self, request: Request, delta: Delta) -> None:
+        """Give a new token to its request: note the time, decode the text, end the request if it was the last. Mutates.
+
+        ``finish_reason`` says whether it was. A token that it refuses ends the request with "error" and adds no text.
+        """
+        entry = self.entries[request.request_id]
+        assert delta.token_id is not None, "a delta without a token is made by finish()"
+        request.times.tokens.append(self.clock())
+        entry.output.token_ids.append(delta.token_id)
+        if delta.logprobs is not None:
+            entry.output.logprobs.append(delta.logprobs)
+        try:
+            reason, text = self.finish_reason(request, delta.token_id), ""
+        except ConstraintError as error:
+            self.finish(entry, "error", str(error), last=delta)
+            return
+        if reason == "stop":
+            request.matched = delta.token_id  # a stop token is in the ids and not in the text
+        elif entry.detokenizer is not None:
+            text = entry.detokenizer.add(delta.token_id)
+            request.matched = entry.detokenizer.matched
+            reason = "stop" if request.matched is not None else reason
+        entry.output.text += text
+        last = replace(delta, text=text) if text else delta
+        if reason is None:
+            self.report(entry, last)
+        else:
+            self.finish(entry, reason, last=last)
+
+    def finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
+        """Give the token to the request's constraint; return why the request ends, ``None`` if it goes on. Mutates.
+
+        The constraint comes first: a grammar that is complete ends its request in the same step, also with
+        ``ignore_eos``, so that no unmasked token follows. Raises ``ConstraintError``.
+        """
+        return "stop" if self.constraints.accept(request, token_id) else self.driver.finish_reason(request)
+
+    def report(self, entry: Entry, delta: Delta) -> None:
+        """Add a delta to the output of the step and to the request's stream. Mutates."""
+        self.deltas.append(delta)
+        if entry.unread is not None:
+            entry.unread.append(delta)
+
+    def finish(self, entry: Entry, reason: FinishReason, error: str | None = None, last: Delta | None = None) -> None:
+        """End a request: ``release`` it, fill in its output, report ``last`` with the rest of its text. Mutates.
+
+        Notes the time in ``times.finished``. Calls ``report_constraint`` once the reason is final.
+        """
+        request, output = entry.request, entry.output
+        self.release(request, reason)
+        request.error, request.times.finished = error, self.clock()
+        rest = entry.detokenizer.flush() if entry.detokenizer else ""
+        output.text += rest
+        if entry.detokenizer is not None and entry.detokenizer.matched is not None and reason == "length":
+            request.finish_reason, request.matched = "stop", entry.detokenizer.matched
+        output.finish_reason, output.matched, output.error = request.finish_reason, request.matched, error
+        output.num_preemptions = request.num_preemptions
+        self.report_constraint(entry)
+        last = last or Delta(request.request_id, None, "")
+        self.report(entry, replace(last, text=last.text + rest, finish_reason=request.finish_reason, error=error))
+
+    def release(self, request: Request, reason: FinishReason) -> None:
+        """Take a request out of the scheduler, or out of the constraints it waits for, and free its pages. Mutates."""
+        if self.constraints.drop(request):  # it has not reached the scheduler
+            request.state = RequestState.FINISHED
+            request.finish_reason = reason
+        else:
+            self.scheduler.finish(request, reason)
+
+    def report_constraint(self, entry: Entry) -> None:
+        """Add the report of a request's constraint to the output, after ``matched`` and the reason are set. Mutates."""
+        report = self.constraints.finish(entry.request)
+        if report is not None:
+            entry.output.grammar_stats, entry.output.is_grammar_complete = report
+
+    def close(self) -> None:
+        """Abort every request that has not ended, and cancel constraints that are not begun. Mutates."""
+        for name in list(self.entries):
+            self.abort(name)
+        self.constraints.close()
+
+
+def check_parts(config: EngineConfig, prefix_cache: PrefixCache | None, constraints: Constraints | None) -> None:
+    """Raise ``ValueError`` if ``config`` asks for a part that is not given."""
+    wants_cache = config.prefix_cache is not None and prefix_cache is None
+    if wants_cache or (config.grammar_backend != "none" and constraints is None):
+        raise ValueError(
+            f"prefix_cache={config.prefix_cache!r} and grammar_backend={config.grammar_backend!r} need parts of later "
+            "lessons; build the engine with mini_engine.llm.make_engine"
+        )
+
+
+def packed(chunk: ScheduledChunk) -> SequenceChunk:
+    """Return a scheduled chunk in the form that ``pack_batch`` takes."""
+    request = chunk.request
+    return SequenceChunk(request.tokens(chunk.start, chunk.start + chunk.num_tokens), chunk.start, request.pages)
