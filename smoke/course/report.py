@@ -10,9 +10,14 @@ from smoke.framework.check import Check, Failure, Result
 from smoke.framework.manifest import Lesson, load_manifest
 
 MARKS = {
-    "pass": "PASS", "fail": "FAIL", "blocked": "blocked", "timeout": "TIMEOUT", "crashed": "CRASHED",
-    "not-implemented": "to do", "skipped": "skipped",
-}  # fmt: skip
+    "pass": "PASS",
+    "fail": "FAIL",
+    "blocked": "blocked",
+    "timeout": "TIMEOUT",
+    "crashed": "CRASHED",
+    "not-implemented": "to do",
+    "skipped": "skipped",
+}
 SLIPS = ("NameError:", "UnboundLocalError:", "SyntaxError:", "ImportError:", "ModuleNotFoundError:")
 MAX_FAILURES = 3
 MAX_PITFALLS = 3

@@ -109,9 +109,15 @@ class Registry:
     checks: dict[str, Check] = field(default_factory=dict)
 
     def add(
-        self, check_id: str, proves: str, probe: Probe, verdict: Verdict, *, needs: tuple[str, ...] = (),
+        self,
+        check_id: str,
+        proves: str,
+        probe: Probe,
+        verdict: Verdict,
+        *,
+        needs: tuple[str, ...] = (),
         seconds: float = 20.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Register a check. Mutates. Raises ``ValueError`` for a second one of the same id."""
         if check_id in self.checks:
             raise ValueError(f"check {check_id} is registered twice")

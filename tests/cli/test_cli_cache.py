@@ -158,17 +158,20 @@ def test_the_worked_example_with_keys_and_markup() -> None:
     cache.lock(cache.match([0, 1]))
     edges = tree_edges(cache, Letters())
     assert [(e.text, e.depth, e.parent, e.num_pages, e.locks, e.cache_key) for e in edges] == [
-        ("ab", 0, None, 1, 0, "tenant"), ("ab", 0, None, 1, 2, None), ("cd", 1, 1, 1, 1, None),
+        ("ab", 0, None, 1, 0, "tenant"),
+        ("ab", 0, None, 1, 2, None),
+        ("cd", 1, 1, 1, 1, None),
         ("[red][red]", 1, 1, 1, 0, None),
-    ]  # fmt: skip
+    ]
     top = drawn(edges)
     (tenant, own) = top.children
     assert str(tenant.label) == "key 'tenant'"
     assert [str(child.label) for child in tenant.children] == ["'ab'  1 page, 0 uses, at 3"]
     assert str(own.label) == "'ab'  1 page, 1 use, at 6  locked 2 times"
     assert [str(child.label) for child in own.children] == [
-        "'cd'  1 page, 1 use, at 5  locked", "'[red][red]'  1 page, 0 uses, at 2",
-    ]  # fmt: skip
+        "'cd'  1 page, 1 use, at 5  locked",
+        "'[red][red]'  1 page, 0 uses, at 2",
+    ]
 
 
 def test_long_texts_lose_their_middle() -> None:

@@ -221,11 +221,13 @@ def long_penalty_cases(seed: int) -> list[Case]:
     alphabets = (range(5), range(30), range(VOCAB))
     cases = [
         Case(
-            f"60 tokens of {len(among)} ids", Past(draw(seed, "p", 1 + 8 * index), draw(seed, "o", 4 * index, among)),
-            strengths(1.0 + 0.2 * index, 0.4, 0.3 * index), draw(seed, f"f{index}", 60, among),
+            f"60 tokens of {len(among)} ids",
+            Past(draw(seed, "p", 1 + 8 * index), draw(seed, "o", 4 * index, among)),
+            strengths(1.0 + 0.2 * index, 0.4, 0.3 * index),
+            draw(seed, f"f{index}", 60, among),
         )
         for index, among in enumerate(alphabets)
-    ]  # fmt: skip
+    ]
     far = Case("90 different tokens", Past(tuple(everything[:30])), strengths(1.2, 0.5), tuple(everything[30:90]))
     off = Case("no penalty", Past((1, 2)), strengths(), draw(seed, "off", 60))
     return [cases[0], off, *cases[1:], far]
@@ -236,13 +238,20 @@ register(
     "L4.E.rows",
     "Every row gets its own penalties for its own past: repetition for prompt and output, the others for the output, "
     "in this order; other rows and other ids keep their bits.",
-    PENALTIES, "Penalties", penalty_cases, histories.penalised,
-)  # fmt: skip
+    PENALTIES,
+    "Penalties",
+    penalty_cases,
+    histories.penalised,
+)
 register(
     "L4.E.replay",
     "With up to 60 more tokens the table has counted what a replay of the whole past counts, to the bit.",
-    PENALTIES, "Penalties", long_penalty_cases, histories.penalised, (0, 1, 2, 30, 60),
-)  # fmt: skip
+    PENALTIES,
+    "Penalties",
+    long_penalty_cases,
+    histories.penalised,
+    (0, 1, 2, 30, 60),
+)
 
 
 # L4.F ---------------------------------------------------------------------------------------------------------------
@@ -339,24 +348,38 @@ register(
     "L4.F.min_new_tokens",
     "No end id and no own stop id can come before that many tokens were generated, whether they are counted one by one "
     "or found in a past; ignored end ids are free, and the prompt does not count.",
-    CONSTRAINTS, "MinNewTokens", length_cases, length_spec, range(6),
-)  # fmt: skip
+    CONSTRAINTS,
+    "MinNewTokens",
+    length_cases,
+    length_spec,
+    range(6),
+)
 register(
     "L4.F.logit_bias",
     "A bias is added to its ids in its row; what was banned stays banned.",
-    CONSTRAINTS, "LogitBias", bias_cases, histories.biased,
-)  # fmt: skip
+    CONSTRAINTS,
+    "LogitBias",
+    bias_cases,
+    histories.biased,
+)
 register(
     "L4.F.allowed",
     "Allowed ids keep their logits to the bit and every other id of the row is banned.",
-    CONSTRAINTS, "AllowedTokens", allowed_cases, histories.allowed_only,
-)  # fmt: skip
+    CONSTRAINTS,
+    "AllowedTokens",
+    allowed_cases,
+    histories.allowed_only,
+)
 register(
     "L4.F.bad_words",
     "The token that would complete a bad word in the output is banned, and only it; a word's beginning in the prompt "
     "does not count.",
-    CONSTRAINTS, "BadWords", bad_word_cases, histories.without_bad_words, range(25),
-)  # fmt: skip
+    CONSTRAINTS,
+    "BadWords",
+    bad_word_cases,
+    histories.without_bad_words,
+    range(25),
+)
 REGISTRY.add(
     "L4.F.tails",
     "Of an output, bad words need one token less than the longest of them has.",
@@ -418,10 +441,18 @@ register(
     "L4.J.thinking",
     "Once the open block holds its budget the line break and then the end marker are the only choices; a later block "
     "starts anew, and nothing else is touched.",
-    f"{PROCESSORS}.thinking", "ThinkingBudget", budget_cases, histories.within_budget, range(9),
-)  # fmt: skip
+    f"{PROCESSORS}.thinking",
+    "ThinkingBudget",
+    budget_cases,
+    histories.within_budget,
+    range(9),
+)
 register(
     "L4.J.ngrams",
     "Exactly the tokens that would repeat a sequence of n tokens of the window are banned, except whitelisted ones.",
-    f"{PROCESSORS}.ngram", "NoRepeatNGram", gram_cases, histories.without_repeats, range(21),
-)  # fmt: skip
+    f"{PROCESSORS}.ngram",
+    "NoRepeatNGram",
+    gram_cases,
+    histories.without_repeats,
+    range(21),
+)

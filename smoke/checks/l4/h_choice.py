@@ -35,7 +35,7 @@ FAULTS: dict[str, tuple[dict[str, Any], float | None, tuple[str, ...]]] = {
     "a third unseeded row": ({"temperature": 3.0}, None, ()),
     "everything banned": ({"allowed_token_ids": [5], "bad_words": [[5]]}, None, ("bad_words", "no token")),
     "a row with penalties": ({"repetition_penalty": 1.5, "temperature": 1.3, "seed": 9}, None, ()),
-}  # fmt: skip
+}
 
 
 def fault_logits(seed: int) -> Tensor:

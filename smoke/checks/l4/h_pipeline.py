@@ -23,18 +23,40 @@ from smoke.framework.compare import differences
 
 REGISTRY = Registry()
 EVERYTHING: dict[str, Any] = {
-    "temperature": 0.8, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3, "frequency_penalty": 0.4,
-    "presence_penalty": 0.2, "min_new_tokens": 20, "stop_token_ids": [6], "logit_bias": {4: 1.5, 9: -2.0},
-    "allowed_token_ids": list(range(1, VOCAB)), "bad_words": [[7], [1, 2]], "seed": 11,
+    "temperature": 0.8,
+    "top_k": 12,
+    "top_p": 0.9,
+    "min_p": 0.02,
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.4,
+    "presence_penalty": 0.2,
+    "min_new_tokens": 20,
+    "stop_token_ids": [6],
+    "logit_bias": {4: 1.5, 9: -2.0},
+    "allowed_token_ids": list(range(1, VOCAB)),
+    "bad_words": [[7], [1, 2]],
+    "seed": 11,
     "logits_processors": {"disallowed_tokens": {"token_ids": [8]}},
-}  # fmt: skip
+}
 PAST = Past((1, 2, 8, 2), (4, 9, 4, 1))
 # Every option at its off value; alias forms are turned into these by the parameters themselves.
 OFF: dict[str, Any] = {
-    "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0,
-    "presence_penalty": 0.0, "min_new_tokens": 0, "ignore_eos": False, "stop_token_ids": (), "logit_bias": None,
-    "allowed_token_ids": None, "bad_words": (), "logits_processors": None, "seed": None,
-}  # fmt: skip
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "min_new_tokens": 0,
+    "ignore_eos": False,
+    "stop_token_ids": (),
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": (),
+    "logits_processors": None,
+    "seed": None,
+}
 
 
 def make_sampler(seed: int = 0, **options: Any) -> Any:
@@ -246,15 +268,18 @@ ORDERS: dict[str, tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]] = {
     "frequency before temperature": ((2.0, 1.0, 0.5), (0, 0), {"temperature": 0.5, "frequency_penalty": 0.5}),
     "presence before temperature": ((2.0, 1.0, 0.5), (0, 0), {"temperature": 2.0, "presence_penalty": 0.5}),
     "bias before temperature": ((2.0, 1.0, 0.5), (), {"temperature": 0.5, "logit_bias": {1: 1.25}}),
-    "repetition before bias": ((1.0, 1.0, -0.5), (0, 2), {
-        "temperature": 1.0, "repetition_penalty": 1.9, "logit_bias": {0: 3.0, 2: 2.0}}),
+    "repetition before bias": (
+        (1.0, 1.0, -0.5),
+        (0, 2),
+        {"temperature": 1.0, "repetition_penalty": 1.9, "logit_bias": {0: 3.0, 2: 2.0}},
+    ),
     "bias before top-k": ((2.0, 1.0, 0.5), (), {"temperature": 1.0, "logit_bias": {2: 3.0}, "top_k": 1}),
     "allowed before top-k": ((2.0, 1.0, 0.5), (), {"temperature": 1.0, "allowed_token_ids": [1, 2], "top_k": 1}),
     "temperature before top-p": (log_row(0.5, 0.3, 0.2), (), {"temperature": 2.0, "top_p": 0.45}),
     "temperature before min-p": (log_row(0.5, 0.2, 0.3), (), {"temperature": 3.0, "min_p": 0.5}),
     "top-k before top-p": (log_row(0.5, 0.2, 0.15, 0.15), (), {"temperature": 1.0, "top_k": 2, "top_p": 0.6}),
     "top-p before min-p": (log_row(0.5, 0.2, 0.1, 0.1, 0.1), (), {"temperature": 1.0, "top_p": 0.65, "min_p": 0.3}),
-}  # fmt: skip
+}
 
 
 def order_cases(dtype: torch.dtype) -> tuple[Tensor, list[Line]]:

@@ -89,8 +89,15 @@ REGISTRY.add(
     close(chosen_spec, 1e-6),
 )
 
-PROMPTS = ((7, 5, "float32"), (12, 0, "float32"), (5, -1, "float32"), (2, 3, "float32"), (1, 4, "float32"),
-           (9, 45, "float32"), (8, 6, "bfloat16"))  # fmt: skip
+PROMPTS = (
+    (7, 5, "float32"),
+    (12, 0, "float32"),
+    (5, -1, "float32"),
+    (2, 3, "float32"),
+    (1, 4, "float32"),
+    (9, 45, "float32"),
+    (8, 6, "bfloat16"),
+)
 PROMPT_VOCABULARY = 40
 
 

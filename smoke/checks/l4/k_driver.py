@@ -185,8 +185,10 @@ def end_cases(seed: int) -> dict[str, tuple[list[int], dict[str, Any], tuple[int
     cases["an own stop id after an end id"] = (prompt, {"max_new_tokens": limit, "stop_token_ids": [token]}, (first,))
     cases["end ids ignored"] = (prompt, {"max_new_tokens": limit, "ignore_eos": True}, (token, first))
     cases["end ids ignored, an own stop id"] = (
-        prompt, {"max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": [token]}, (first,)
-    )  # fmt: skip
+        prompt,
+        {"max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": [token]},
+        (first,),
+    )
     return cases
 
 

@@ -118,8 +118,11 @@ def processed(row: Row, past: Past, options: Options, eos: Sequence[int]) -> Row
     row = penalised(row, past, options)
     row = long_enough(row, past, options, eos)
     stages: tuple[Callable[[Row, Past, Options], Row], ...] = (
-        biased, allowed_only, without_bad_words, without_disallowed,
-    )  # fmt: skip
+        biased,
+        allowed_only,
+        without_bad_words,
+        without_disallowed,
+    )
     for stage in stages:
         row = stage(row, past, options)
     return row

@@ -62,9 +62,13 @@ def draw_people(name: str, seed: int, count: int) -> list[Person]:
 # L5.A ---------------------------------------------------------------------------------------------------------------
 
 LENGTHS = (
-    "num_prompt_tokens", "num_output_tokens", "num_tokens", "num_pending_tokens", "max_computed_tokens",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "num_tokens",
+    "num_pending_tokens",
+    "max_computed_tokens",
     "is_computing_prompt",
-)  # fmt: skip
+)
 
 
 def length_people(seed: int) -> dict[str, Person]:

@@ -165,10 +165,13 @@ def random_probe(seed: int) -> Values:
 
     people = queue("random", seed, 20)
     policies = {
-        "no seed": make_policy("random"), "no seed, again": make_policy("random"),
-        "seed 7": make_policy("random", 7), "seed 7, again": make_policy("random", 7),
-        "seed 8": make_policy("random", seed=8), "seed 0": make_policy("random", 0),
-    }  # fmt: skip
+        "no seed": make_policy("random"),
+        "no seed, again": make_policy("random"),
+        "seed 7": make_policy("random", 7),
+        "seed 7, again": make_policy("random", 7),
+        "seed 8": make_policy("random", seed=8),
+        "seed 0": make_policy("random", 0),
+    }
     values: Values = {name: [] for name in policies}
     for _ in range(3):
         for name, policy in policies.items():

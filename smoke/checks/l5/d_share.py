@@ -154,9 +154,11 @@ def take_probe(seed: int) -> Values:
             request, chunks = build_request(person), list[Any]()
             rest = scheduler.take(request, budget, chunks)
             values[f"{name}, budget {budget}"] = {
-                "rest": rest, "chunks": chunk_list(chunks), "scheduled": request.num_scheduled_tokens,
+                "rest": rest,
+                "chunks": chunk_list(chunks),
+                "scheduled": request.num_scheduled_tokens,
                 "computed": request.num_computed_tokens,
-            }  # fmt: skip
+            }
     for budget in (1, 12, 25):
         left, chunks = budget, []
         for person in shared_people(seed):
@@ -174,9 +176,11 @@ def take_spec(seed: int) -> Values:
             chunks: Chunks = []
             count = naive.give_rows(person, 10**9 if budget is None else budget, chunks)
             values[f"{name}, budget {budget}"] = {
-                "rest": None if budget is None else budget - count, "chunks": chunks, "scheduled": count,
+                "rest": None if budget is None else budget - count,
+                "chunks": chunks,
+                "scheduled": count,
                 "computed": person.computed,
-            }  # fmt: skip
+            }
     for budget in (1, 12, 25):
         left, chunks = budget, []
         for person in shared_people(seed):

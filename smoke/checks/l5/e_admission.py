@@ -19,7 +19,7 @@ from smoke.checks.l5.d_share import (
     state_expected,
     state_of,
     waiting,
-)  # fmt: skip
+)
 from smoke.checks.l5.spec_scheduling import Chunks, Naive, Person, Rules, expected_pages, touched
 from smoke.checks.l5.spec_shelf import build_shelf
 from smoke.framework.check import Failure, Registry, Values
@@ -126,9 +126,15 @@ def drawn_cases(seed: int) -> dict[str, Case]:
             people.append(person)
         held = sum(person.pages for person in people)
         rules = Rules(
-            held + dice.randint(1, 25), size, dice.choice(["fcfs", "lof"]), dice.randint(1, 8), None, preemption,
-            dice.choice([5, 256]), dice.choice(RATIOS),
-        )  # fmt: skip
+            held + dice.randint(1, 25),
+            size,
+            dice.choice(["fcfs", "lof"]),
+            dice.randint(1, 8),
+            None,
+            preemption,
+            dice.choice([5, 256]),
+            dice.choice(RATIOS),
+        )
         dice.shuffle(people)
         found[f"state {number}"] = Case(rules, tuple(people), dice.choice([None, 0, 1, 5, 20]))
     return found

@@ -18,7 +18,7 @@ from smoke.checks.l5.d_share import (
     state_of,
     tokens_for,
     waiting,
-)  # fmt: skip
+)
 from smoke.checks.l5.spec_scheduling import Person, Rules, touched
 from smoke.checks.l5.spec_shelf import build_shelf
 from smoke.framework.check import Registry, Values
@@ -277,21 +277,29 @@ def again_probe(seed: int) -> Values:
         log.append(chunk_list(chunks))
         scheduler.update(ScheduledBatch(chunks, []), tokens_for(chunks))
     return {
-        "chunks": log, "output": list(map(int, request.output_ids)), "arrival": request.arrival,
-        "pages": len(request.pages), "preemptions": request.num_preemptions,
-    }  # fmt: skip
+        "chunks": log,
+        "output": list(map(int, request.output_ids)),
+        "arrival": request.arrival,
+        "pages": len(request.pages),
+        "preemptions": request.num_preemptions,
+    }
 
 
 def again_spec(seed: int) -> Values:
     """Worked out by hand: 9 tokens again, then one at a time."""
     return {
         "chunks": [
-            [["r1", 0, 4, False]], [["r1", 4, 4, False]], [["r1", 8, 1, True]], [["r1", 9, 1, True]],
+            [["r1", 0, 4, False]],
+            [["r1", 4, 4, False]],
+            [["r1", 8, 1, True]],
+            [["r1", 9, 1, True]],
             [["r1", 10, 1, True]],
         ],
         "output": [10_000, 10_001, 10_002, 10_003, 509, 510, 511],
-        "arrival": 1, "pages": 11, "preemptions": 1,
-    }  # fmt: skip
+        "arrival": 1,
+        "pages": 11,
+        "preemptions": 1,
+    }
 
 
 ENDS = ("stop", "length", "abort", "error")

@@ -220,12 +220,13 @@ def page_worlds(seed: int) -> dict[str, tuple[World, bool]]:
     """Draw worlds with and without preemption, and each with and without a prefix cache."""
     return {
         f"{policy}, preemption {preemption}, cache {shelved}": (
-            draw_world(f"pages {seed} {shelved}", policy, preemption, 40), shelved,
+            draw_world(f"pages {seed} {shelved}", policy, preemption, 40),
+            shelved,
         )
         for policy in ("fcfs", "lpm", "random")
         for preemption in (False, True)
         for shelved in (False, True)
-    }  # fmt: skip
+    }
 
 
 def books(scheduler: Any, shelf: Any, batch: Any | None) -> list[Any]:

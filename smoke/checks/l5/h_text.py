@@ -161,8 +161,9 @@ add_feed(
     "With every token come the characters that are complete by now: never a part of one, none later than possible, and "
     "no special token.",
     plain_writings,
-    "pieces", "rest",
-)  # fmt: skip
+    "pieces",
+    "rest",
+)
 
 
 def stray_writings(seed: int) -> list[Writing]:
@@ -173,12 +174,14 @@ def stray_writings(seed: int) -> list[Writing]:
     for _ in range(30):
         ids: list[int] = []
         for _ in range(dice.randint(1, 25)):
-            ids += dice.choice((
-                [dice.randrange(spec.tokenizer().get_vocab_size())],
-                [tokens[dice.randrange(256)]],
-                spec.in_bytes("👍".encode()[: dice.randint(1, 3)]),
-                spec.respelled(words(dice, 2), dice),
-            ))  # fmt: skip
+            ids += dice.choice(
+                (
+                    [dice.randrange(spec.tokenizer().get_vocab_size())],
+                    [tokens[dice.randrange(256)]],
+                    spec.in_bytes("👍".encode()[: dice.randint(1, 3)]),
+                    spec.respelled(words(dice, 2), dice),
+                )
+            )
         writings.append((ids, [], 0))
     return writings
 
@@ -188,8 +191,10 @@ add_feed(
     "Whatever the ids are, all pieces and the rest join to a decode of the whole; an unfinished character comes out at "
     "the end.",
     stray_writings,
-    "joined", "text", "taken",
-)  # fmt: skip
+    "joined",
+    "text",
+    "taken",
+)
 
 
 # Stop strings -------------------------------------------------------------------------------------------------------
@@ -230,15 +235,19 @@ add_feed(
     "A stop string ends the text with the token that completes it and cuts before it, wherever the borders of the "
     "tokens are and whether or not the tokenizer would spell it so.",
     stop_writings,
-    "joined", "text", "matched", "taken",
-)  # fmt: skip
+    "joined",
+    "text",
+    "matched",
+    "taken",
+)
 add_feed(
     "L5.H.stream",
     "No character of a stop string is ever shown, and every character that cannot begin one is shown at once; what was "
     "held back for nothing comes out.",
     stop_writings,
-    "pieces", "rest",
-)  # fmt: skip
+    "pieces",
+    "rest",
+)
 
 
 def least_writings(seed: int) -> list[Writing]:
@@ -259,8 +268,11 @@ add_feed(
     "A stop string that begins in a character of the first min_new_tokens tokens does not count, and nothing of it "
     "is held back.",
     least_writings,
-    "pieces", "rest", "text", "matched",
-)  # fmt: skip
+    "pieces",
+    "rest",
+    "text",
+    "matched",
+)
 
 
 # The end ------------------------------------------------------------------------------------------------------------

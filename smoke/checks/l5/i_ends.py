@@ -60,9 +60,12 @@ def outcome(engine: Any, name: str) -> dict[str, Any]:
     """Return what the output says about the end. Mutates the engine."""
     output = engine.take_output(name)
     return {
-        "ids": [int(token) for token in output.token_ids], "text": output.text, "matched": output.matched,
-        "finish_reason": output.finish_reason, "error": output.error,
-    }  # fmt: skip
+        "ids": [int(token) for token in output.token_ids],
+        "text": output.text,
+        "matched": output.matched,
+        "finish_reason": output.finish_reason,
+        "error": output.error,
+    }
 
 
 def pages_left(engine: Any) -> int:
@@ -94,18 +97,21 @@ def end_cases(seed: int) -> dict[str, tuple[list[int], dict[str, Any]]]:
         "a stop string with the last allowed token": (many, {"max_new_tokens": len(ids), "stop": [word[1:]]}),
         "a stop string of two": (many, {"max_new_tokens": 20, "stop": ["zebra", word[-1] + word[0]]}),
         "an own stop id that completes a stop string": (
-            many, {"max_new_tokens": 20, "stop": [word], "stop_token_ids": [own]}
+            many,
+            {"max_new_tokens": 20, "stop": [word], "stop_token_ids": [own]},
         ),
         "text held back when an own stop id comes": (
-            many, {"max_new_tokens": 20, "stop": [word[1:-1] + "never"], "stop_token_ids": [own]}
+            many,
+            {"max_new_tokens": 20, "stop": [word[1:-1] + "never"], "stop_token_ids": [own]},
         ),
         "text held back at the limit": (many, {"max_new_tokens": len(ids), "stop": [word[1:] + "never"]}),
         "a stop string that the end completes": (
-            [*ids, *text.in_bytes("👍")[:-1]], {"max_new_tokens": len(ids) + 3, "stop": [word[-1] + "\ufffd"]}
+            [*ids, *text.in_bytes("👍")[:-1]],
+            {"max_new_tokens": len(ids) + 3, "stop": [word[-1] + "\ufffd"]},
         ),
         "half a character at the limit": ([*ids, *text.in_bytes("é")[:-1]], {"max_new_tokens": len(ids) + 1}),
         "a stop string too early": (many, {"max_new_tokens": len(many), "stop": [word], "min_new_tokens": len(ids)}),
-    }  # fmt: skip
+    }
 
 
 def reasons_probe(seed: int) -> Values:
@@ -150,9 +156,14 @@ def ended(ids: Sequence[int], wishes: dict[str, Any]) -> dict[str, Any]:
         for index, (token, piece) in enumerate(zip(taken, pieces, strict=True))
     ]
     return {
-        "deltas": deltas, "pages not free": 0, "ids": taken, "text": told.text, "matched": matched,
-        "finish_reason": reason, "error": None,
-    }  # fmt: skip
+        "deltas": deltas,
+        "pages not free": 0,
+        "ids": taken,
+        "text": told.text,
+        "matched": matched,
+        "finish_reason": reason,
+        "error": None,
+    }
 
 
 REGISTRY.add(
@@ -218,15 +229,20 @@ def deltas_spec(seed: int) -> Values:
         pieces = text.told(ids, ["fox!"]).pieces
         pieces[-1] += text.told(ids, ["fox!"]).rest
         reasons = [*[None] * (len(ids) - 1), "length"]
-        told.append([
-            [token, piece, [[token, -float(step)]], reason, float(step + index)]
-            for step, (token, piece, reason) in enumerate(zip(ids, pieces, reasons, strict=True))
-        ])  # fmt: skip
+        told.append(
+            [
+                [token, piece, [[token, -float(step)]], reason, float(step + index)]
+                for step, (token, piece, reason) in enumerate(zip(ids, pieces, reasons, strict=True))
+            ]
+        )
     reports = [[report for _, _, (report,), _, _ in deltas] for deltas in told]
     return {
-        "told": told, "streamed": told[1], "logprobs": reports,
-        "one time a token": [len(deltas) for deltas in told], "finished last": [True, True],
-    }  # fmt: skip
+        "told": told,
+        "streamed": told[1],
+        "logprobs": reports,
+        "one time a token": [len(deltas) for deltas in told],
+        "finished last": [True, True],
+    }
 
 
 REGISTRY.add(
@@ -280,11 +296,14 @@ def breaks_probe(seed: int) -> Values:
             name = break_off(engine, state, how)
             deltas = taken_deltas(engine)
             values[f"{state}, {how}"] = {
-                "last delta": deltas[-1], "ends told": sum(delta["finish_reason"] is not None for delta in deltas),
-                "shown": "".join(delta["text"] for delta in deltas), "pages more": pages_left(engine) - held,
-                "finished": engine.entries[name].request.times.finished is not None, "outcome": outcome(engine, name),
+                "last delta": deltas[-1],
+                "ends told": sum(delta["finish_reason"] is not None for delta in deltas),
+                "shown": "".join(delta["text"] for delta in deltas),
+                "pages more": pages_left(engine) - held,
+                "finished": engine.entries[name].request.times.finished is not None,
+                "outcome": outcome(engine, name),
                 "others": [str(engine.entries[each].request.state) for each in (other, waiting)],
-            }  # fmt: skip
+            }
             engine.scheduler.check_pages()
     engine = build_engine(embedded_case(), eos=EOS, with_text=True)
     name = start(engine, [5], {"max_new_tokens": 1})
@@ -305,10 +324,13 @@ def breaks_spec(seed: int) -> Values:
             rest, shown = (HELD, SHOWN + HELD) if ids else ("", "")
             values[f"{state}, {how}"] = {
                 "last delta": {"id": None, "text": rest, "finish_reason": how, "error": error},
-                "ends told": 1, "shown": shown, "pages more": 0, "finished": True,
+                "ends told": 1,
+                "shown": shown,
+                "pages more": 0,
+                "finished": True,
                 "outcome": {"ids": ids, "text": shown, "matched": None, "finish_reason": how, "error": error},
                 "others": ["running", "waiting"],
-            }  # fmt: skip
+            }
     done = ended([7], {"max_new_tokens": 1})
     told = {part: done[part] for part in ("ids", "text", "matched", "finish_reason", "error")}
     return {**values, "one that has ended, and nobody": {"deltas": done["deltas"], "outcome": told}}
@@ -402,8 +424,10 @@ def limits_probe(seed: int) -> Values:
     name = str(engine.add_request([5], make_params({"max_new_tokens": 5, "regex": "a+"})))
     engine.abort(name)
     values["aborted before it was there"] = {
-        "waits": bool(engine.has_work), "deltas": taken_deltas(engine), **outcome(engine, name)
-    }  # fmt: skip
+        "waits": bool(engine.has_work),
+        "deltas": taken_deltas(engine),
+        **outcome(engine, name),
+    }
     engine.close()
     return values
 
@@ -413,23 +437,33 @@ def limits_spec(seed: int) -> Values:
     cases: dict[str, tuple[list[int], str, str, str, str | None, Any, bool]] = {
         "it ends the answer": ([*WORD, EOS[0]], "fox", "", "stop", None, EOS[0], True),
         "it goes on at the limit": (WORD, "fox", "x", "length", None, None, True),
-        "it refuses a token": (
-            [WORD[0], WORD[0] + 1], "f", "", "error", f"the grammar wants {WORD[1]}", None, True
-        ),
+        "it refuses a token": ([WORD[0], WORD[0] + 1], "f", "", "error", f"the grammar wants {WORD[1]}", None, True),
         "it breaks": (WORD[:2], "f", "", "error", "it is broken", None, True),
         "a stop string cuts the answer": (WORD, "fo", "", "stop", None, "x", False),
-    }  # fmt: skip
+    }
     values: Values = {}
     for case, (ids, told, last, reason, error, matched, complete) in cases.items():
         values[case] = {
             "last delta": {"id": ids[-1], "text": last, "finish_reason": reason, "error": error},
-            "complete": complete, "cost": 7, "over": 1, "pages not free": 0,
-            "ids": ids, "text": told, "matched": matched, "finish_reason": reason, "error": error,
-        }  # fmt: skip
+            "complete": complete,
+            "cost": 7,
+            "over": 1,
+            "pages not free": 0,
+            "ids": ids,
+            "text": told,
+            "matched": matched,
+            "finish_reason": reason,
+            "error": error,
+        }
     values["aborted before it was there"] = {
-        "waits": False, "deltas": [{"id": None, "text": "", "finish_reason": "abort", "error": None}],
-        "ids": [], "text": "", "matched": None, "finish_reason": "abort", "error": None,
-    }  # fmt: skip
+        "waits": False,
+        "deltas": [{"id": None, "text": "", "finish_reason": "abort", "error": None}],
+        "ids": [],
+        "text": "",
+        "matched": None,
+        "finish_reason": "abort",
+        "error": None,
+    }
     return values
 
 

@@ -97,8 +97,10 @@ def drive(
     free = engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_pages
     return {
         "requests": [answer(told[index], answers[index]) for index in range(len(plans))],
-        "steps": steps, "preempted": preempted, "all pages free": free,
-    }  # fmt: skip
+        "steps": steps,
+        "preempted": preempted,
+        "all pages free": free,
+    }
 
 
 def answer(deltas: Sequence[Any], output: Any) -> dict[str, Any]:
@@ -112,11 +114,14 @@ def answer(deltas: Sequence[Any], output: Any) -> dict[str, Any]:
         "text": "".join(delta.text for delta in deltas),
         "finish_reason": [str(delta.finish_reason) for delta in deltas if delta.finish_reason is not None],
         "output": {
-            "ids": [int(token) for token in output.token_ids], "text": output.text, "matched": output.matched,
-            "logprobs": [entries_of(entries) for entries in output.logprobs], "finish_reason": [output.finish_reason],
+            "ids": [int(token) for token in output.token_ids],
+            "text": output.text,
+            "matched": output.matched,
+            "logprobs": [entries_of(entries) for entries in output.logprobs],
+            "finish_reason": [output.finish_reason],
             "error": output.error,
         },
-    }  # fmt: skip
+    }
 
 
 def stacked(logits: Sequence[Tensor]) -> Tensor | None:
@@ -195,10 +200,14 @@ LOADS: dict[str, dict[str, Any]] = {
     "four at a time": {"max_running_requests": 4, "num_pages": 40},
     "chunks of up to 5 tokens": {"max_running_requests": 6, "max_tokens_per_step": 5, "page_size": 4, "num_pages": 90},
     "pages run out": {
-        "max_running_requests": 8, "max_tokens_per_step": 11, "page_size": 1, "num_pages": None, "preemption": True,
+        "max_running_requests": 8,
+        "max_tokens_per_step": 11,
+        "page_size": 1,
+        "num_pages": None,
+        "preemption": True,
         "policy": "shortest",
     },
-}  # fmt: skip
+}
 MODELS = (("the embedded model", "float32"), (l3.SMALL, "bfloat16"))
 
 

@@ -84,9 +84,12 @@ def script_plans() -> list[Plan]:
         ids = text.encoded(words) if spelling == "as encoded" else text.in_bytes(words)
         ids = ids[:-1] if spelling == "cut short" else ids
         wishes = {
-            "max_new_tokens": len(ids), "stop": stops, "min_new_tokens": least, "ignore_eos": True,
+            "max_new_tokens": len(ids),
+            "stop": stops,
+            "min_new_tokens": least,
+            "ignore_eos": True,
             "logits_processors": {"smoke_script": {"ids": ids}},
-        }  # fmt: skip
+        }
         plans.append(Plan(3 + index, wishes, index // 2))
     return plans
 
@@ -140,9 +143,13 @@ def scripts_spec(seed: int) -> Values:
         told = text.told(script, stops, least)
         ids = script[: len(told.pieces)]
         requests[f"script {index}"] = {
-            "ids": ids, "text": told.text, "finish_reason": ["length" if told.matched is None else "stop"],
-            "output's ids": ids, "output's text": told.text, "output's matched": told.matched,
-        }  # fmt: skip
+            "ids": ids,
+            "text": told.text,
+            "finish_reason": ["length" if told.matched is None else "stop"],
+            "output's ids": ids,
+            "output's text": told.text,
+            "output's matched": told.matched,
+        }
     return dict.fromkeys(SCRIPT_LOADS, requests)
 
 
@@ -386,9 +393,11 @@ def guided_probe(seed: int) -> Values:
 def guided_spec(seed: int) -> Values:
     """Expect a whole answer of each grammar, and neighbours that notice nothing."""
     each = {
-        "in the language": [True] * 3, "ends": [["stop", True, None]] * 3,
-        "a report for each token": [True] * 6, "the others answer as without": [True] * 3,
-    }  # fmt: skip
+        "in the language": [True] * 3,
+        "ends": [["stop", True, None]] * 3,
+        "a report for each token": [True] * 6,
+        "the others answer as without": [True] * 3,
+    }
     return dict.fromkeys(GUIDED_LOADS, each)
 
 

@@ -337,9 +337,14 @@ def orphans_probe(seed: int) -> Values:
     values: Values = {"alone": [alone(driver, prompt, orphan_wishes(index)) for index in range(3)]}
     for steps, what in MISHAPS:
         engine = build_engine(
-            case, batch_invariant=True, max_running_requests=4, max_tokens_per_step=6, page_size=4, num_pages=40,
+            case,
+            batch_invariant=True,
+            max_running_requests=4,
+            max_tokens_per_step=6,
+            page_size=4,
+            num_pages=40,
             policy="shortest" if "overtaken" in what else "fcfs",
-        )  # fmt: skip
+        )
         poison_freed_pages(engine)
         names = engine.add_samples(prompt, make_params(orphan_wishes(n=3)))
         for _ in range(steps):

@@ -307,11 +307,15 @@ def draw_world(seed: str, policy: str, preemption: bool, count: int) -> World:
         person.real = dice.choice([most, most if preemption else dice.randint(1, most)])
         people.append(person)
     rules = Rules(
-        int(touched(longest_prompt + longest_answer, size) * dice.choice([1.3, 1.7, 2.5])) + 1, size, policy,
+        int(touched(longest_prompt + longest_answer, size) * dice.choice([1.3, 1.7, 2.5])) + 1,
+        size,
+        policy,
         max_running=dice.choice([7, 32] if preemption else [3, 7, 32]),
         budget=dice.choice([7, 17, None] if preemption else [3, 7, 17, None]),
-        preemption=preemption, max_waited=dice.choice([30, 256] if preemption else [6, 30, 256]), ratio=LEAST,
-    )  # fmt: skip
+        preemption=preemption,
+        max_waited=dice.choice([30, 256] if preemption else [6, 30, 256]),
+        ratio=LEAST,
+    )
     return World(rules, tuple(people), *draw_times(dice, people))
 
 

@@ -52,9 +52,16 @@ def plant(page_size: int, trees: Trees) -> Any:
         while waiting:
             parent, twig = waiting.pop(0)
             node = Node(
-                next(cache.numbers), list(twig.tokens), list(twig.pages), parent, twig.created, twig.used, twig.uses,
-                twig.priority, twig.locks,
-            )  # fmt: skip
+                next(cache.numbers),
+                list(twig.tokens),
+                list(twig.pages),
+                parent,
+                twig.created,
+                twig.used,
+                twig.uses,
+                twig.priority,
+                twig.locks,
+            )
             parent.children[tuple(twig.tokens[:page_size])] = cache.nodes[node.number] = node
             if not twig.twigs:
                 cache.leaves[node.number] = node
@@ -89,23 +96,36 @@ def node_values(cache: Any, node: Any, parent: Any, path: list[int]) -> Values:
     while root.parent is not None:
         root = root.parent
     return {
-        "key": root.cache_key, "number": node.number, "tokens": list(node.tokens), "pages": list(node.pages),
-        "path": path, "parent": parent.number if parent.parent is not None else None,
-        "right parent": node.parent is parent, "root is registered": cache.roots.get(root.cache_key) is root,
+        "key": root.cache_key,
+        "number": node.number,
+        "tokens": list(node.tokens),
+        "pages": list(node.pages),
+        "path": path,
+        "parent": parent.number if parent.parent is not None else None,
+        "right parent": node.parent is parent,
+        "root is registered": cache.roots.get(root.cache_key) is root,
         "name": [list(name) for name, child in parent.children.items() if child is node],
-        "in nodes": cache.nodes.get(node.number) is node, "in leaves": cache.leaves.get(node.number) is node,
-        "children": len(node.children), "used": node.last_used, "created": node.created, "uses": node.num_uses,
-        "priority": node.priority, "locks": node.lock_count,
-    }  # fmt: skip
+        "in nodes": cache.nodes.get(node.number) is node,
+        "in leaves": cache.leaves.get(node.number) is node,
+        "children": len(node.children),
+        "used": node.last_used,
+        "created": node.created,
+        "uses": node.num_uses,
+        "priority": node.priority,
+        "locks": node.lock_count,
+    }
 
 
 def cache_values(cache: Any) -> Values:
     """Return the tree with the counters and registers beside it."""
     return {
-        "tree": tree_of(cache), "num_pages": cache.num_pages, "num_evictable": cache.num_evictable,
-        "nodes": sorted(cache.nodes), "leaves": sorted(cache.leaves),
+        "tree": tree_of(cache),
+        "num_pages": cache.num_pages,
+        "num_evictable": cache.num_evictable,
+        "nodes": sorted(cache.nodes),
+        "leaves": sorted(cache.leaves),
         "roots": sorted([str(key), len(root.children)] for key, root in cache.roots.items()),
-    }  # fmt: skip
+    }
 
 
 def tree_faults(values: Values, page_size: int, where: str) -> list[Failure]:
@@ -113,19 +133,25 @@ def tree_faults(values: Values, page_size: int, where: str) -> list[Failure]:
     nodes = values["tree"]
     pages = [page for node in nodes for page in node["pages"]]
     expected = {
-        "num_pages": len(set(pages)), "nodes": sorted(node["number"] for node in nodes),
+        "num_pages": len(set(pages)),
+        "nodes": sorted(node["number"] for node in nodes),
         "num_evictable": sum(len(node["pages"]) for node in nodes if node["locks"] == 0),
         "leaves": sorted(node["number"] for node in nodes if node["children"] == 0),
-    }  # fmt: skip
+    }
     got = {part: values[part] for part in expected}
     failures = differences(expected, got, None, f"{where}, a recount")
     failures += differences(len(set(pages)), len(pages), None, f"{where}, pages that lie in one node only")
     for node in nodes:
         place = f"{where}, the node of {node['path']}"
         shape = {
-            "tokens": len(node["pages"]) * page_size, "empty": False, "name": [node["tokens"][:page_size]],
-            "right parent": True, "root is registered": True, "in nodes": True, "in leaves": node["children"] == 0,
-        }  # fmt: skip
+            "tokens": len(node["pages"]) * page_size,
+            "empty": False,
+            "name": [node["tokens"][:page_size]],
+            "right parent": True,
+            "root is registered": True,
+            "in nodes": True,
+            "in leaves": node["children"] == 0,
+        }
         own = {**node, "tokens": len(node["tokens"]), "empty": not node["pages"]}
         failures += differences(shape, {part: own[part] for part in shape}, None, place)
     for key, children in values["roots"]:
@@ -290,9 +316,10 @@ def halves_probe(seed: int) -> Values:
         node = node_at(cache, 31)
         upper = cache.split(node, cut)
         values[cut_name(size, below, cut)] = {
-            "returned": [list(upper.tokens), list(upper.pages)], "left": [list(node.tokens), list(node.pages)],
+            "returned": [list(upper.tokens), list(upper.pages)],
+            "left": [list(node.tokens), list(node.pages)],
             "cache": cache_values(cache),
-        }  # fmt: skip
+        }
     return values
 
 
@@ -303,8 +330,9 @@ def halves_verdict(seed: int, got: Values) -> list[Failure]:
         where, values = cut_name(size, below, cut), got[cut_name(size, below, cut)]
         tokens, pages = distinct(size * CUT_PAGES, 2000), [31, 35, 33, 32, 34]
         expected = {
-            "returned": [tokens[: cut * size], pages[:cut]], "left": [tokens[cut * size :], pages[cut:]],
-        }  # fmt: skip
+            "returned": [tokens[: cut * size], pages[:cut]],
+            "left": [tokens[cut * size :], pages[cut:]],
+        }
         failures += differences(expected, {part: values[part] for part in expected}, None, where)
         failures += tree_faults(values["cache"], size, where)
         failures += differences(below_cut(size, below, cut), shape_of(values["cache"]["tree"]), None, where)
@@ -322,14 +350,21 @@ def below_cut(size: int, below: int, cut: int) -> list[list[Any]]:
     first, second = distinct(size * 2, 1000), distinct(size * CUT_PAGES, 2000)
     upper, lower = [*first, *second[: cut * size]], [*first, *second]
     rows: list[list[Any]] = [
-        ["None", first, [11, 10], []], ["None", upper, [31, 35, 33, 32, 34][:cut], first],
-        ["None", lower, [31, 35, 33, 32, 34][cut:], upper], ["None", [*first, *distinct(size, 5000)], [90], first],
+        ["None", first, [11, 10], []],
+        ["None", upper, [31, 35, 33, 32, 34][:cut], first],
+        ["None", lower, [31, 35, 33, 32, 34][cut:], upper],
+        ["None", [*first, *distinct(size, 5000)], [90], first],
         ["tenant", distinct(size * 3, 2000), [70, 71, 72], []],
-    ]  # fmt: skip
+    ]
     for index in range(below):
-        rows.append([
-            "None", [*lower, *distinct(size * 2, 3000 + 100 * index)], [60 + 2 * index, 61 + 2 * index], lower,
-        ])  # fmt: skip
+        rows.append(
+            [
+                "None",
+                [*lower, *distinct(size * 2, 3000 + 100 * index)],
+                [60 + 2 * index, 61 + 2 * index],
+                lower,
+            ]
+        )
     return sorted(rows)
 
 
@@ -348,7 +383,7 @@ def inherits_probe(seed: int) -> Values:
         values[f"{locks} locks"] = {
             "known": {pages: [node[part] for part in KNOWN] for pages, node in found.items()},
             "counters": [cache.num_pages, cache.num_evictable],
-        }  # fmt: skip
+        }
     return values
 
 
@@ -382,9 +417,12 @@ def number_probe(seed: int) -> Values:
             up = up.parent
         after = {str(node["pages"]): node["number"] for node in tree_of(cache)}
         values[f"cuts after {order} pages"] = {
-            "before": before, "after": after, "new": new, "way up from the old number": walked,
+            "before": before,
+            "after": after,
+            "new": new,
+            "way up from the old number": walked,
             "registered": [cache.nodes.get(number) is not None for number in new],
-        }  # fmt: skip
+        }
     return values
 
 

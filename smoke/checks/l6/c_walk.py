@@ -51,8 +51,12 @@ def relive(cache: Any, history: Sequence[Operation]) -> Values:
             snapshots.append(cache_values(cache))
     stats = cache.stats
     counted = (
-        stats.num_uses, stats.num_tokens, stats.num_tokens_hit, stats.num_pages_inserted, stats.num_pages_evicted,
-    )  # fmt: skip
+        stats.num_uses,
+        stats.num_tokens,
+        stats.num_tokens_hit,
+        stats.num_pages_inserted,
+        stats.num_pages_evicted,
+    )
     return {"told": told, "snapshots": snapshots, "statistics": dict(zip(STATISTICS, counted, strict=True))}
 
 
@@ -196,9 +200,11 @@ def longest_probe(seed: int) -> Values:
             hit = cache.match(given, key)
             as_tuple = cache.match(tuple(tokens), key)
             values[f"page size {size}, question {number}"] = {
-                "pages": list(hit.pages), "as a tuple": list(as_tuple.pages), "tokens": given,
+                "pages": list(hit.pages),
+                "as a tuple": list(as_tuple.pages),
+                "tokens": given,
                 "kinds": [isinstance(hit.pages, tuple), isinstance(hit.path, tuple)],
-            }  # fmt: skip
+            }
     return values
 
 
@@ -210,8 +216,11 @@ def longest_spec(seed: int) -> Values:
         for number, (key, tokens) in enumerate(questions(seed, size)):
             pages = prefixes.pages(prefixes.match(tokens, key))
             values[f"page size {size}, question {number}"] = {
-                "pages": pages, "as a tuple": pages, "tokens": tokens, "kinds": [True, True],
-            }  # fmt: skip
+                "pages": pages,
+                "as a tuple": pages,
+                "tokens": tokens,
+                "kinds": [True, True],
+            }
     return values
 
 

@@ -41,13 +41,20 @@ STORIES: dict[str, list[Step]] = {
     "a part, then all of it": [("lock", "a", 1), ("lock", "a", 6), ("unlock", "a", 1), ("unlock", "a", 6)],
     "nothing": [("lock", "c", 0), ("lock", "a", 0), ("unlock", "a", 0), ("unlock", "c", 0)],
     "ever shorter": [
-        *(("lock", "a", count) for count in (6, 5, 4, 2, 1)), *(("unlock", "a", count) for count in (6, 5, 4, 2, 1)),
+        *(("lock", "a", count) for count in (6, 5, 4, 2, 1)),
+        *(("unlock", "a", count) for count in (6, 5, 4, 2, 1)),
     ],
     "all of them": [
-        ("lock", "c", 2), ("lock", "b", 4), ("lock", "a", 5), ("unlock", "b", 4), ("lock", "b", 2),
-        ("unlock", "c", 2), ("unlock", "a", 5), ("unlock", "b", 2),
+        ("lock", "c", 2),
+        ("lock", "b", 4),
+        ("lock", "a", 5),
+        ("unlock", "b", 4),
+        ("lock", "b", 2),
+        ("unlock", "c", 2),
+        ("unlock", "a", 5),
+        ("unlock", "b", 2),
     ],
-}  # fmt: skip
+}
 
 
 def spelled(pages: Sequence[int], size: int) -> list[int]:
@@ -127,9 +134,12 @@ def later_cuts_probe(seed: int) -> Values:
             during = cache.num_evictable
             cache.unlock(hit)
             values[f"cuts by {way} after {cuts} pages"] = {
-                "taken": taken, "locked": locked, "evictable meanwhile": during, "cache": cache_values(cache),
+                "taken": taken,
+                "locked": locked,
+                "evictable meanwhile": during,
+                "cache": cache_values(cache),
                 "evictable at the end": cache.num_evictable,
-            }  # fmt: skip
+            }
     return values
 
 
@@ -143,9 +153,11 @@ def later_cuts_verdict(seed: int, got: Values) -> list[Failure]:
             ends = sorted({0, *cuts, 6})
             parts = {str([5, 0, 4, 1, 3, 2][a:b]): 1 for a, b in pairwise(ends)}
             expected = {
-                "taken": 6, "locked": parts | {f"[{50 + number}]": 0 for number in range(added)},
-                "evictable meanwhile": added, "evictable at the end": 6 + added,
-            }  # fmt: skip
+                "taken": 6,
+                "locked": parts | {f"[{50 + number}]": 0 for number in range(added)},
+                "evictable meanwhile": added,
+                "evictable at the end": 6 + added,
+            }
             failures += differences(expected, {part: values[part] for part in expected}, None, where)
             failures += tree_faults(values["cache"], 2, where)
     return failures[:8]

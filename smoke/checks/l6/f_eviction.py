@@ -38,9 +38,12 @@ def exact_probe(seed: int) -> Values:
             first = cache_values(cache)
             again = cache.evict(2)
             values[f"page size {size}, {count} pages"] = {
-                "gone": [sorted(got), sorted(again)], "evicted": cache.stats.num_pages_evicted, "left": first,
-                "left of that": cache_values(cache), "is a list": isinstance(got, list),
-            }  # fmt: skip
+                "gone": [sorted(got), sorted(again)],
+                "evicted": cache.stats.num_pages_evicted,
+                "left": first,
+                "left of that": cache_values(cache),
+                "is a list": isinstance(got, list),
+            }
     return values
 
 
@@ -52,9 +55,10 @@ def exact_verdict(seed: int, got: Values) -> list[Failure]:
         for count in range(12):
             where, values = f"page size {size}, evict({count})", got[f"page size {size}, {count} pages"]
             expected = {
-                "gone": [sorted(order[:count]), sorted(order[count : count + 2])], "is a list": True,
+                "gone": [sorted(order[:count]), sorted(order[count : count + 2])],
+                "is a list": True,
                 "evicted": min(count + 2, len(order)),
-            }  # fmt: skip
+            }
             failures += differences(expected, {part: values[part] for part in expected}, None, where)
             for name, gone in (("left", count), ("left of that", count + 2)):
                 failures += tree_faults(values[name], size, f"{where}, {name}")

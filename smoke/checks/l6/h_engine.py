@@ -70,10 +70,13 @@ def drive(engine: Any, visits: Sequence[Visit], *, squeeze: bool = False) -> Val
     whose = {f"{index}.{sample}": name for name, (index, sample) in names.items()}
     return {
         "requests": {place: answer(told[name], engine.take_output(name)) for place, name in whose.items()},
-        "chunks": chunks, "copied": copied, "preempted": sum(len(step.preempted) for step in engine.log),
+        "chunks": chunks,
+        "copied": copied,
+        "preempted": sum(len(step.preempted) for step in engine.log),
         "pages": [scheduler.allocator.num_pages, scheduler.allocator.num_free, scheduler.cache.num_pages],
-        "locked": scheduler.cache.num_pages - scheduler.cache.num_evictable, "statistics": statistics(scheduler.cache),
-    }  # fmt: skip
+        "locked": scheduler.cache.num_pages - scheduler.cache.num_evictable,
+        "statistics": statistics(scheduler.cache),
+    }
 
 
 def enter(engine: Any, visit: Visit) -> list[str]:
@@ -141,17 +144,29 @@ def warm_visits(case: ModelCase, seed: int) -> list[Visit]:
 LOADS: dict[str, dict[str, Any]] = {
     "one at a time": {"page_size": 4, "num_pages": 40},
     "chunks of up to 6 tokens": {
-        "page_size": 4, "num_pages": 70, "max_running_requests": 6, "max_tokens_per_step": 6, "wait_for_prefix": 8,
+        "page_size": 4,
+        "num_pages": 70,
+        "max_running_requests": 6,
+        "max_tokens_per_step": 6,
+        "wait_for_prefix": 8,
     },
     "pages run out": {
-        "page_size": 2, "num_pages": 26, "max_running_requests": 8, "preemption": True, "policy": "lpm",
+        "page_size": 2,
+        "num_pages": 26,
+        "max_running_requests": 8,
+        "preemption": True,
+        "policy": "lpm",
         "max_tokens_per_step": 13,
     },
     "pages of one token, the rarest used go first": {
-        "page_size": 1, "num_pages": 58, "max_running_requests": 4, "preemption": True, "policy": "dfs-weight",
+        "page_size": 1,
+        "num_pages": 58,
+        "max_running_requests": 4,
+        "preemption": True,
+        "policy": "dfs-weight",
         "eviction": "lfu",
     },
-}  # fmt: skip
+}
 
 
 RUNS = [*(("float32", load) for load in LOADS), ("bfloat16", "chunks of up to 6 tokens"), ("bfloat16", "pages run out")]
@@ -204,9 +219,19 @@ REGISTRY.add(
 def off_visits(case: ModelCase, seed: int) -> list[Visit]:
     """Return the same prompt again and again."""
     prompt = random_ids(case.vocab_size, 19, seed)
-    return [Visit(prompt, {"max_new_tokens": 6}), Visit([*prompt, 3], {"max_new_tokens": 5}, 1), Visit(prompt, {
-        "max_new_tokens": 8, "temperature": 0.8, "seed": 3,
-    }, 2)]  # fmt: skip
+    return [
+        Visit(prompt, {"max_new_tokens": 6}),
+        Visit([*prompt, 3], {"max_new_tokens": 5}, 1),
+        Visit(
+            prompt,
+            {
+                "max_new_tokens": 8,
+                "temperature": 0.8,
+                "seed": 3,
+            },
+            2,
+        ),
+    ]
 
 
 def off_probe(seed: int) -> Values:
@@ -255,9 +280,10 @@ REGISTRY.add(
 TURNS = (13, 1, 6, 2, 9)  # tokens that the user adds
 ANSWERS = (7, 4, 5, 1, 6)
 TALK_LOADS: dict[str, dict[str, Any]] = {
-    "pages of 1": {"page_size": 1}, "pages of 4": {"page_size": 4},
+    "pages of 1": {"page_size": 1},
+    "pages of 4": {"page_size": 4},
     "pages of 16, chunks of 5": {"page_size": 16, "max_tokens_per_step": 5},
-}  # fmt: skip
+}
 
 
 def talk_probe(seed: int) -> Values:
@@ -309,9 +335,11 @@ REGISTRY.add(
 
 STEM = 48
 ONCE_LOADS: dict[str, dict[str, Any]] = {
-    "they wait": {"wait_for_prefix": 16}, "they do not": {}, "not for so little": {"wait_for_prefix": 100},
+    "they wait": {"wait_for_prefix": 16},
+    "they do not": {},
+    "not for so little": {"wait_for_prefix": 100},
     "they wait, 24 rows a step": {"wait_for_prefix": 16, "max_tokens_per_step": 24},
-}  # fmt: skip
+}
 
 
 def once_visits(case: ModelCase, seed: int) -> list[Visit]:
@@ -327,9 +355,14 @@ def once_probe(seed: int) -> Values:
     case, values = random_case(l3.SMALL, seed), Values()
     for load, options in ONCE_LOADS.items():
         engine = build_engine(
-            case, batch_invariant=True, prefix_cache="radix", page_size=8, num_pages=80, max_running_requests=8,
+            case,
+            batch_invariant=True,
+            prefix_cache="radix",
+            page_size=8,
+            num_pages=80,
+            max_running_requests=8,
             **options,
-        )  # fmt: skip
+        )
         values[load] = drive(engine, once_visits(case, seed))
     values["alone"] = lonely(case, "float32", once_visits(case, seed))
     return values

@@ -88,10 +88,15 @@ def requests_of(guest: Guest, arrival: int) -> list[Any]:
     for sample in range(guest.samples):
         siblings.append(
             Request(
-                f"{guest.name}.{sample}", list(guest.prompt), params, arrival + sample, siblings=siblings,
-                cache_key=guest.key, cache_priority=guest.priority,
+                f"{guest.name}.{sample}",
+                list(guest.prompt),
+                params,
+                arrival + sample,
+                siblings=siblings,
+                cache_key=guest.key,
+                cache_priority=guest.priority,
             )
-        )  # fmt: skip
+        )
     return siblings
 
 
@@ -116,18 +121,23 @@ def run(world: World, squeeze: bool = False) -> Values:
                 scheduler.finish(request, "length")
         last = number % SNAPSHOTS == 0 or not scheduler.has_work
         step |= {
-            "after": holders(scheduler), "free": scheduler.allocator.num_free, "cached": scheduler.cache.num_pages,
-            "preempted": len(batch.preempted), "tree": short_tree(scheduler.cache) if last else None,
-        }  # fmt: skip
+            "after": holders(scheduler),
+            "free": scheduler.allocator.num_free,
+            "cached": scheduler.cache.num_pages,
+            "preempted": len(batch.preempted),
+            "tree": short_tree(scheduler.cache) if last else None,
+        }
         steps.append(step)
     stats = scheduler.cache.stats
     evicted = scheduler.cache.evict(world.num_pages + 1)
     scheduler.allocator.free(evicted)
     return {
-        "steps": steps, "free at the end": scheduler.allocator.num_free, "work": scheduler.has_work,
+        "steps": steps,
+        "free at the end": scheduler.allocator.num_free,
+        "work": scheduler.has_work,
         "hit": [stats.num_uses, stats.num_tokens, stats.num_tokens_hit],
         "evicted": stats.num_pages_evicted - len(evicted),
-    }  # fmt: skip
+    }
 
 
 def chunk_values(chunk: Any) -> list[Any]:
@@ -269,10 +279,16 @@ def draw_guests(dice: random.Random, count: int) -> Iterator[Guest]:
             prompt = prompt[: dice.randint(6, 30)]
         most = dice.randint(1, 14)
         guest = Guest(
-            f"r{index}", prompt, most, dice.choice([most, dice.randint(1, most)]), step,
-            dice.choice([None, None, None, "tenant"]), dice.choice([0, 0, 2]), dice.random() < 0.1,
+            f"r{index}",
+            prompt,
+            most,
+            dice.choice([most, dice.randint(1, most)]),
+            step,
+            dice.choice([None, None, None, "tenant"]),
+            dice.choice([0, 0, 2]),
+            dice.random() < 0.1,
             dice.choice([1, 1, 1, 1, 3]),
-        )  # fmt: skip
+        )
         talks.append(guest.tokens)
         step += dice.choice([0, 0, 1, 4])
         yield guest
@@ -300,7 +316,7 @@ def worlds(seed: int) -> dict[str, World]:
         "they wait for each other": World(
             guests(), 2, 80, "lpm", "fifo", {"max_running_requests": 8, "max_tokens_per_step": 9}, 3
         ),
-    }  # fmt: skip
+    }
 
 
 def worlds_probe(seed: int) -> Values:

@@ -82,10 +82,17 @@ def build(asker: Asker, name: str = "r0", siblings: Sequence[Any] = ()) -> Any:
     from mini_engine.scheduler.request import Request, RequestState
 
     return Request(
-        name, list(asker.prompt), SamplingParams(max_new_tokens=50, prompt_logprobs=asker.prompt_logprobs),
-        output_ids=list(asker.output), state=RequestState(asker.state), pages=list(asker.pages), siblings=siblings,
-        num_computed_tokens=asker.computed, cache_key=asker.key, cache_priority=asker.priority,
-    )  # fmt: skip
+        name,
+        list(asker.prompt),
+        SamplingParams(max_new_tokens=50, prompt_logprobs=asker.prompt_logprobs),
+        output_ids=list(asker.output),
+        state=RequestState(asker.state),
+        pages=list(asker.pages),
+        siblings=siblings,
+        num_computed_tokens=asker.computed,
+        cache_key=asker.key,
+        cache_priority=asker.priority,
+    )
 
 
 # What it starts from ------------------------------------------------------------------------------------------------
@@ -138,9 +145,11 @@ def match_probe(people: Mapping[str, Asker]) -> Probe:
             store, request = stored(), build(asker)
             hit = match_prefix(request, store)
             values[name] = {
-                "pages": list(hit.pages), "path": list(hit.path), "asked under": [key for _, key in store.asked],
+                "pages": list(hit.pages),
+                "path": list(hit.path),
+                "asked under": [key for _, key in store.asked],
                 "the request": [len(request.pages), len(request.hit.pages), request.num_computed_tokens],
-            }  # fmt: skip
+            }
         return values
 
     return probe
@@ -231,13 +240,14 @@ def share_probe(seed: int) -> Values:
 def left_by(request: Any, store: Store, duplicates: list[int]) -> Values:
     """Return what a request has and what the store holds."""
     return {
-        "to be freed": duplicates, "pages": list(request.pages), "hit": list(request.hit.pages),
+        "to be freed": duplicates,
+        "pages": list(request.pages),
+        "hit": list(request.hit.pages),
         "computed": request.num_computed_tokens,
         "cached": sorted(
-            [str(key), len(tokens), e.page, e.locks, e.priority]
-            for (key, tokens), e in store.prefixes.entries.items()
+            [str(key), len(tokens), e.page, e.locks, e.priority] for (key, tokens), e in store.prefixes.entries.items()
         ),
-    }  # fmt: skip
+    }
 
 
 def share_spec(seed: int) -> Values:
@@ -264,8 +274,9 @@ def share_spec(seed: int) -> Values:
             rows = [[str(key), len(tokens), e.page, e.locks, e.priority] for (key, tokens), e in entries.items()]
             once = {"pages": pages, "hit": taken, "computed": asker.computed, "cached": sorted(rows)}
             values[f"{name}, the cache {'takes nothing' if refuses else 'takes all'}"] = [
-                {"to be freed": sorted(freed), **once}, {"to be freed": [], **once},
-            ]  # fmt: skip
+                {"to be freed": sorted(freed), **once},
+                {"to be freed": [], **once},
+            ]
     return values
 
 

@@ -94,11 +94,13 @@ def unpack_cases(seed: int) -> dict[str, tuple[Tensor, int]]:
         full = draw_allowed(seed + size, 4, whole)
         for name, padding in {"0": torch.zeros_like(full), "1": torch.ones_like(full), "drawn": full}.items():
             cases[f"{size} tokens, bits behind the last are {name}"] = (
-                words(torch.cat([full[:, :size], padding[:, size:]], -1)), size,
-            )  # fmt: skip
+                words(torch.cat([full[:, :size], padding[:, size:]], -1)),
+                size,
+            )
         cases[f"{size} tokens, minus one and the sign bit"] = (
-            torch.tensor([[-1] * (whole // 32), [-(2**31)] * (whole // 32)], dtype=torch.int32), size,
-        )  # fmt: skip
+            torch.tensor([[-1] * (whole // 32), [-(2**31)] * (whole // 32)], dtype=torch.int32),
+            size,
+        )
         cases[f"{size} tokens, one row"] = (words(full[0]), size)
         cases[f"{size} tokens, two by two rows"] = (words(full).reshape(2, 2, -1), size)
     return cases
@@ -187,21 +189,32 @@ def misfits() -> dict[str, Tensor]:
     """Return what is no bitmask for logits [3, 40]."""
     fit = torch.zeros(3, 2, dtype=torch.int32)
     return {
-        "one word too few": fit[:, :1], "one word too many": torch.zeros(3, 3, dtype=torch.int32),
-        "one row for all": fit[:1], "one row too many": torch.zeros(4, 2, dtype=torch.int32), "without rows": fit[0],
-        "int64": fit.long(), "uint8": fit.to(torch.uint8), "float": fit.float(),
+        "one word too few": fit[:, :1],
+        "one word too many": torch.zeros(3, 3, dtype=torch.int32),
+        "one row for all": fit[:1],
+        "one row too many": torch.zeros(4, 2, dtype=torch.int32),
+        "without rows": fit[0],
+        "int64": fit.long(),
+        "uint8": fit.to(torch.uint8),
+        "float": fit.float(),
         "a word per token": torch.zeros(3, 40, dtype=torch.int32),
-    }  # fmt: skip
+    }
 
 
 def misfits_banned() -> dict[str, Tensor]:
     """Return what is no boolean mask for logits [3, 40]."""
     fit = torch.ones(3, 40, dtype=torch.bool)
     return {
-        "one column too few": fit[:, :-1], "one column for all": fit[:, :1], "one row for all": fit[:1],
-        "one row too many": torch.ones(4, 40, dtype=torch.bool), "without rows": fit[0], "int32": fit.int(),
-        "uint8": fit.to(torch.uint8), "float": fit.float(), "a bitmask": torch.zeros(3, 2, dtype=torch.int32),
-    }  # fmt: skip
+        "one column too few": fit[:, :-1],
+        "one column for all": fit[:, :1],
+        "one row for all": fit[:1],
+        "one row too many": torch.ones(4, 40, dtype=torch.bool),
+        "without rows": fit[0],
+        "int32": fit.int(),
+        "uint8": fit.to(torch.uint8),
+        "float": fit.float(),
+        "a bitmask": torch.zeros(3, 2, dtype=torch.int32),
+    }
 
 
 def misfit_probe(seed: int) -> Values:
@@ -210,8 +223,9 @@ def misfit_probe(seed: int) -> Values:
 
     values: Values = {}
     groups: list[tuple[str, Any, dict[str, Tensor]]] = [
-        ("bitmask", apply_bitmask, misfits()), ("boolean mask", apply_banned, misfits_banned())
-    ]  # fmt: skip
+        ("bitmask", apply_bitmask, misfits()),
+        ("boolean mask", apply_banned, misfits_banned()),
+    ]
     for form, apply, masks in groups:
         for name, mask in masks.items():
             logits = torch.ones(3, 40)

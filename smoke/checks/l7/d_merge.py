@@ -1,24 +1,15 @@
 """The checks of equal states that are merged (L7.D), and of the whole way from a tree to the smallest automaton.
 
-Owns: automata with many equal states. Trees and the verdict on their automata are in ``l7_automaton.py``. No model.
+Owns: automata with many equal states. Trees are in ``tree_cases.py``, the verdict on automata in ``c_automaton.py``. No
+model.
 """
 
 import random
 from collections.abc import Sequence
 
-from smoke.checks.l7.c_automaton import (
-    drawn,
-    form_faults,
-    language_faults,
-    loops,
-    node_of,
-    pieces,
-    repeats,
-    rows_of,
-    tables,
-    trimmed_faults,
-)
+from smoke.checks.l7.c_automaton import form_faults, language_faults, node_of, rows_of, tables, trimmed_faults
 from smoke.checks.l7.spec_regular import DEAD, Rows, Tree, has_text, leads_to_end, num_classes, told_apart, write
+from smoke.checks.l7.tree_cases import drawn, loops, pieces, repeats
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import differences
 
@@ -52,17 +43,20 @@ def to_merge(seed: int) -> dict[str, Automaton]:
     """Return automata: made by hand, chains whose states only a long text tells apart, and drawn ones."""
     dice = random.Random(f"merge {seed}")
     cases: dict[str, Automaton] = {
-        "one state": ([[0, DEAD]], [True]), "one state, no edge": ([[DEAD, DEAD]], [True]),
+        "one state": ([[0, DEAD]], [True]),
+        "one state, no edge": ([[DEAD, DEAD]], [True]),
         "all alike": ([[1, 2], [2, 0], [0, 1]], [True] * 3),
         "all accept, one has less": ([[1, 2], [2, DEAD], [0, 1]], [True] * 3),
         "an edge that is missing": ([[1, 2], [3, 3], [3, DEAD], [DEAD, DEAD]], [False, False, False, True]),
         "an edge that is missing, where others lead on": (
-            [[1, 2], [3, 4], [3, -1], [-1, -1], [3, 5], [3, 6], [3, 4]], [*[False] * 3, True, *[False] * 3],
+            [[1, 2], [3, 4], [3, -1], [-1, -1], [3, 5], [3, 6], [3, 4]],
+            [*[False] * 3, True, *[False] * 3],
         ),
-        "the start accepts": ([[1], [2], [1]], [True, False, True]), "the start does not": ([[1], [0]], [False, True]),
+        "the start accepts": ([[1], [2], [1]], [True, False, True]),
+        "the start does not": ([[1], [0]], [False, True]),
         "twins behind a choice": ([[1, 2], [3, -1], [4, -1], [-1, -1], [-1, -1]], [False, False, False, True, True]),
         "twins that lead to each other": ([[1, 2], [2, 3], [1, 3], [DEAD, DEAD]], [False, False, False, True]),
-    }  # fmt: skip
+    }
     for length in (5, 30):
         chain = [[state + 1, DEAD] for state in range(length)] + [[DEAD, DEAD]]
         cases[f"a chain of {length}"] = (chain, [False] * length + [True])

@@ -17,10 +17,7 @@ Walk = tuple[list[bytes], Rows]
 
 DIGITS = "0123456789"
 NUMBERS = table_of([{DIGITS: 1}, {DIGITS: 1, ",": 2}, {DIGITS: 1}])  # [0-9]+(,[0-9]+)*
-SPELLINGS = [
-    b"7", b"71", b",", b"7,", b",7", b"12,34,5", b",,", b"12,", b"a", b"", b"7a", b"7", b"", b"0", b"9", b"  ",
-    b"12,34,5",
-]  # fmt: skip
+SPELLINGS = b"7|71|,|7,|,7|12,34,5|,,|12,|a||7a|7||0|9|  |12,34,5".split(b"|")
 
 
 def small_walks(seed: int) -> dict[str, Walk]:
@@ -43,16 +40,22 @@ def small_walks(seed: int) -> dict[str, Walk]:
     ]
     twisted = table_of([{"a": 1, "b": 2}, {"a": 0}, {(0, 255): 2}])
     return {
-        "numbers": (SPELLINGS, NUMBERS), "words": (parts, words), "parts of characters": ([*halves, *parts], words),
-        "no tokens": ([], NUMBERS), "only empty ones": ([b"", b"", b""], NUMBERS), "one token": ([b"7,7"], NUMBERS),
-        "one token that may never come": ([b"x"], NUMBERS), "one byte": ([b"7"], NUMBERS),
+        "numbers": (SPELLINGS, NUMBERS),
+        "words": (parts, words),
+        "parts of characters": ([*halves, *parts], words),
+        "no tokens": ([], NUMBERS),
+        "only empty ones": ([b"", b"", b""], NUMBERS),
+        "one token": ([b"7,7"], NUMBERS),
+        "one token that may never come": ([b"x"], NUMBERS),
+        "one byte": ([b"7"], NUMBERS),
         "equal tokens": ([b"7"] * 40, NUMBERS),
         "the last state takes all": ([b"a", b"ab", b"aa", b"aab", b"b", b"bx", b"bxy", b"c", b"cb", b"cbb"], twisted),
-        "all single bytes": ([bytes([byte]) for byte in range(256)], twisted), "bytes 0 and 255": (
+        "all single bytes": ([bytes([byte]) for byte in range(256)], twisted),
+        "bytes 0 and 255": (
             [b"\x00", b"\xff", b"\x00\xff", b"\xff\x00", b"\x00\x00"],
             table_of([{0: 1, 255: 2}, {255: 1}, {0: 0, 255: 2}]),
         ),
-    }  # fmt: skip
+    }
 
 
 def drawn_walks(seed: int) -> dict[str, Walk]:
@@ -65,8 +68,9 @@ def drawn_walks(seed: int) -> dict[str, Walk]:
             tokens = [bytes(dice.choices(alphabet, k=dice.randint(0, longest))) for _ in range(count)]
             rows = [[dice.randrange(5) if dice.random() < share else DEAD for _ in range(256)] for _ in range(4)]
             walks[f"{share:.0%} of the bytes may come, {letters} letters, {count} tokens"] = (
-                tokens, [*rows, [dice.randrange(5) for _ in range(256)]],
-            )  # fmt: skip
+                tokens,
+                [*rows, [dice.randrange(5) for _ in range(256)]],
+            )
     return walks
 
 
@@ -103,8 +107,10 @@ def walk_probe(kind: str) -> Any:
             values[name] = [[int(token) for token in np.flatnonzero(row)] for row in found]
             values[f"{name}, form"] = [list(found[0].shape), str(found[0].dtype)]
             values[f"{name}, again, after the caller wrote into the answer"] = [
-                same, trie.allowed(transitions, 0).tolist() == found[0].tolist(), transitions.tolist() == rows,
-            ]  # fmt: skip
+                same,
+                trie.allowed(transitions, 0).tolist() == found[0].tolist(),
+                transitions.tolist() == rows,
+            ]
         return values
 
     return probe

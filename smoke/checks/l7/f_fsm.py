@@ -28,16 +28,24 @@ from smoke.framework.compare import bitwise
 REGISTRY = Registry()
 
 TAIL = (0x80, 0xBF)
-ANY_TEXT = table_of([
-    {(0, 0x7F): 0, (0xC2, 0xDF): 1, 0xE0: 2, (0xE1, 0xEF): 3, 0xED: 4, 0xF0: 5, (0xF1, 0xF3): 6, 0xF4: 7},
-    {TAIL: 0}, {(0xA0, 0xBF): 1}, {TAIL: 1}, {(0x80, 0x9F): 1}, {(0x90, 0xBF): 3}, {TAIL: 3}, {(0x80, 0x8F): 3},
-])  # fmt: skip
+ANY_TEXT = table_of(
+    [
+        {(0, 0x7F): 0, (0xC2, 0xDF): 1, 0xE0: 2, (0xE1, 0xEF): 3, 0xED: 4, 0xF0: 5, (0xF1, 0xF3): 6, 0xF4: 7},
+        {TAIL: 0},
+        {(0xA0, 0xBF): 1},
+        {TAIL: 1},
+        {(0x80, 0x9F): 1},
+        {(0x90, 0xBF): 3},
+        {TAIL: 3},
+        {(0x80, 0x8F): 3},
+    ]
+)
 WORDS = "y ye yes n no o es s t terday yesterday est er no"
 TEXTS = f"{WORDS} 0 1 2 3 4 5 6 7 8 9 , 1, ,2 12,3 1 12 ,, a a b ab é ét € yé a1, x 😀"
-PARTS = [
-    b"\xc3", b"\xa9", b"\xa9t", b"\xe2", b"\xe2\x82", b"\xac", b"\x82\xac", b"\xf0\x9f", b"\x98\x80", b"\xff", b"\x00",
-    b" ", b"\n", b"\xed", b"\xa0\x80", b"\xed\x9f\xbf", b"\xc0", b"\xf4\x8f\xbf\xbf",
-]  # fmt: skip
+PARTS = [  # of characters
+    bytes.fromhex(part)
+    for part in "c3 a9 a974 e2 e282 ac 82ac f09f 9880 ff 00 20 0a ed a080 ed9fbf c0 f48fbfbf".split()
+]
 STOP_IDS, UNSPELLED, NUM_PADDING = (2, 63), (2, 5, 31, 63), 4
 NOTHING = 5  # a special token
 
@@ -54,10 +62,12 @@ def languages() -> dict[str, Language]:
     """Return the languages of the checks. With 64 tokens, every bit of both words is a token."""
     tokens = vocabulary()
     automata: dict[str, tuple[Rows, list[bool]]] = {
-        "words": table_of_words(["yes", "no", "yesterday", "été"]), "numbers": (NUMBERS, [False, True, False]),
-        "any text": (ANY_TEXT, [True, *[False] * 7]), "pairs of a": (table_of([{"a": 1}, {"a": 0}]), [True, False]),
+        "words": table_of_words(["yes", "no", "yesterday", "été"]),
+        "numbers": (NUMBERS, [False, True, False]),
+        "any text": (ANY_TEXT, [True, *[False] * 7]),
+        "pairs of a": (table_of([{"a": 1}, {"a": 0}]), [True, False]),
         "as many 1s as you like, no end": (table_of([{"1": 0}, {}]), [False, True]),
-    }  # fmt: skip
+    }
     found: dict[str, Language] = {}
     for name, (rows, accepting) in automata.items():
         found[name] = Language(rows, accepting, tokens, frozenset(STOP_IDS))
@@ -234,17 +244,20 @@ def back(count: int, who: int = 0) -> Operation:
 def ends(seed: int) -> dict[str, History]:
     """Return answers that end where they may and where they may not, and what comes behind an end."""
     return {
-        "a word": ("words", tokens_of("yes", "stop")), "the other stop id": ("words", tokens_of("no", "stop 2")),
-        "too early": ("words", tokens_of("ye", "stop", "s", "stop")), "at once": ("words", tokens_of("stop", "stop 2")),
+        "a word": ("words", tokens_of("yes", "stop")),
+        "the other stop id": ("words", tokens_of("no", "stop 2")),
+        "too early": ("words", tokens_of("ye", "stop", "s", "stop")),
+        "at once": ("words", tokens_of("stop", "stop 2")),
         "a word that could go on": ("words", tokens_of("yes", "terday", "stop")),
-        "nothing": ("pairs of a", tokens_of("stop")), "twice": ("numbers", tokens_of("1", "stop", "stop")),
+        "nothing": ("pairs of a", tokens_of("stop")),
+        "twice": ("numbers", tokens_of("1", "stop", "stop")),
         "half a pair": ("pairs of a", tokens_of("a", "stop", "a", "stop")),
         "goes on behind its end": ("numbers", tokens_of("1", "stop", "2", ",", "stop 2")),
         "a comma before the end": ("numbers", tokens_of("1,", "stop", "2", "stop")),
         "never": ("as many 1s as you like, no end", tokens_of("1", "1", "stop")),
         "one stop id": ("numbers, one stop id", [*tokens_of("12", "stop 2", "stop")]),
         "no stop id": ("numbers, no stop id", [*tokens_of("1", ","), ("accept", 0, 2)]),
-    }  # fmt: skip
+    }
 
 
 def refusals(seed: int) -> dict[str, History]:
@@ -257,7 +270,7 @@ def refusals(seed: int) -> dict[str, History]:
         "ids that are no text, 64 tokens": ("any text, 64 tokens", [*strange, ("accept", 0, 64), ("accept", 0, 63)]),
         "half right": ("numbers", tokens_of("12", ",,", "a1,", ",2", ",,", "12,3")),
         "right only as a whole": ("words", tokens_of("es", "yesterday", "est", "stop")),
-    }  # fmt: skip
+    }
 
 
 def rollbacks(seed: int) -> dict[str, History]:
@@ -272,7 +285,7 @@ def rollbacks(seed: int) -> dict[str, History]:
         "all, the end too": ("words", [*tokens_of("no", "stop"), back(2), *tokens_of("yes", "stop"), back(3), back(0)]),
         "after a refused token": ("numbers", [*tokens_of("1", "a", ",", ","), back(1), *tokens_of("2"), back(1)]),
         "the end of nothing": ("pairs of a", [*stop, back(1), *tokens_of("a", "a", "stop"), back(2), back(1)]),
-    }  # fmt: skip
+    }
 
 
 def copies(seed: int) -> dict[str, History]:
@@ -289,7 +302,7 @@ def copies(seed: int) -> dict[str, History]:
         "back on one of them": ("numbers", [*tokens_of("1", ","), copy, back(2), *other([*tokens_of("2"), back(3)])]),
         "behind the end": ("words", [*no, copy, back(1), *other([*stop, back(1), back(2)])]),
         "two of them": ("words", [*tokens_of("y"), copy, copy, *other(tokens_of("es"), 2), back(1), back(1, 1)]),
-    }  # fmt: skip
+    }
 
 
 def parts(seed: int) -> dict[str, History]:
@@ -301,7 +314,7 @@ def parts(seed: int) -> dict[str, History]:
         "four bytes": ("any text", tokens_of(b"\xf0\x9f", b"\xc3", b"\x98\x80", b"\xf0\x9f\x98\x80", "stop")),
         "no text": ("any text", tokens_of(b"\xff", b"\xa9", b"\xc0", b"\xed", b"\xa0\x80", b"\xac", b"\x00")),
         "several numbers": ("numbers", tokens_of("12,3", ",2", "1,", "2", ",2", "1,", "stop")),
-    }  # fmt: skip
+    }
 
 
 def drawn_histories(seed: int) -> dict[str, History]:
@@ -363,8 +376,11 @@ def memo_probe(seed: int) -> Values:
 
 def memo_spec(seed: int) -> Values:
     """No mask is wrong; without a bound no state is walked twice, with one it is kept."""
-    return {f"{name}, {part}": value for name in ("as many as it likes", "three", "one")
-            for part, value in (("wrong masks", 0), ("kept", "few"))}  # fmt: skip
+    return {
+        f"{name}, {part}": value
+        for name in ("as many as it likes", "three", "one")
+        for part, value in (("wrong masks", 0), ("kept", "few"))
+    }
 
 
 REGISTRY.add(

@@ -228,22 +228,26 @@ A, ODD, BOTH = [(97, 97)], [(10, 10), (34, 34), (92, 92)], [(1, 1), (97, 98)]
 # Trees over raw characters, and the raw texts that they match.
 STRINGS: dict[str, tuple[Any, set[str]]] = {
     "one": (("chars", ODD), {"\n", '"', "\\"}),
-    "in a row": (("concat", [("chars", A), ("chars", ODD), ("chars", BOTH)]), {
-        f"a{odd}{last}" for odd in '\n"\\' for last in "\x01ab"
-    }),
-    "either": (("choice", [("chars", A), ("concat", [("chars", ODD), ("chars", ODD)])]), {
-        "a", *(a + b for a in '\n"\\' for b in '\n"\\')
-    }),
+    "in a row": (
+        ("concat", [("chars", A), ("chars", ODD), ("chars", BOTH)]),
+        {f"a{odd}{last}" for odd in '\n"\\' for last in "\x01ab"},
+    ),
+    "either": (
+        ("choice", [("chars", A), ("concat", [("chars", ODD), ("chars", ODD)])]),
+        {"a", *(a + b for a in '\n"\\' for b in '\n"\\')},
+    ),
     "0 to 2 of them": (("repeat", ("chars", ODD), 0, 2), {"", *'\n"\\', *(a + b for a in '\n"\\' for b in '\n"\\')}),
-    "exactly 3": (("repeat", ("choice", [("chars", A), ("chars", [(0, 0)])]), 3, 3), {
-        "".join(each) for each in product("a\0", repeat=3)
-    }),
-    "a repeat of a repeat": (("repeat", ("concat", [("repeat", ("chars", ODD[:1]), 1, 2), ("chars", A)]), 1, 2), {
-        one + two for one in ("\na", "\n\na") for two in ("", "\na", "\n\na")
-    }),
+    "exactly 3": (
+        ("repeat", ("choice", [("chars", A), ("chars", [(0, 0)])]), 3, 3),
+        {"".join(each) for each in product("a\0", repeat=3)},
+    ),
+    "a repeat of a repeat": (
+        ("repeat", ("concat", [("repeat", ("chars", ODD[:1]), 1, 2), ("chars", A)]), 1, 2),
+        {one + two for one in ("\na", "\n\na") for two in ("", "\na", "\n\na")},
+    ),
     "nothing at all": (("choice", []), set()),
     "the empty text": (("concat", []), {""}),
-}  # fmt: skip
+}
 
 
 def build_tree(form: Any) -> Any:
@@ -347,10 +351,12 @@ ODD_TEXTS = ["".join(each) for count in range(1, 4) for each in product('a"\\\n'
 # A schema, and the values of each of its properties, ``ABSENT`` where it may be; or the values of the whole.
 SCHEMAS: dict[str, tuple[dict[str, Any], list[Any] | dict[str, list[Any]]]] = {
     "bounds that are no integers": (
-        {"type": "integer", "minimum": -1.5, "exclusiveMaximum": 11.5}, list(range(-1, 12)),
+        {"type": "integer", "minimum": -1.5, "exclusiveMaximum": 11.5},
+        list(range(-1, 12)),
     ),
     "bounds that do not belong to the range": (
-        {"type": "integer", "exclusiveMinimum": -11, "exclusiveMaximum": 3}, list(range(-10, 3)),
+        {"type": "integer", "exclusiveMinimum": -11, "exclusiveMaximum": 3},
+        list(range(-10, 3)),
     ),
     "only negative integers": ({"type": "integer", "minimum": -120, "maximum": -9}, list(range(-120, -8))),
     "a pattern with quotes and backslashes": (
@@ -358,7 +364,8 @@ SCHEMAS: dict[str, tuple[dict[str, Any], list[Any] | dict[str, list[Any]]]] = {
         [text for text in ODD_TEXTS if re.fullmatch(r'a?["\\\n]{1,2}', text)],
     ),
     "a pattern about the value and not about its spelling": (
-        {"type": "string", "pattern": "^[\\n\\t]n?$"}, ["\n", "\t", "\nn", "\tn"],
+        {"type": "string", "pattern": "^[\\n\\t]n?$"},
+        ["\n", "\t", "\nn", "\tn"],
     ),
     "an object with two optional properties in front": (
         {
@@ -399,7 +406,7 @@ SCHEMAS: dict[str, tuple[dict[str, Any], list[Any] | dict[str, list[Any]]]] = {
             "out": [[], [0], [1], [0, 0], [0, 1], [1, 0], [1, 1]],
         },
     ),
-}  # fmt: skip
+}
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":")}
 
 

@@ -256,9 +256,12 @@ ENDS: dict[str, tuple[Guest, str, bool, list[str] | None]] = {
     "too few tokens": (Guest(3, {"max_new_tokens": 4}, PEOPLE), "length", False, None),
     "a stop string in the middle": (Guest(3, {**SOME, "stop": ["name"]}, PEOPLE), "stop", False, ['{"']),
     "bans that leave nothing, in the middle": (
-        Guest(3, {**SOME, "allowed_token_ids": [QUOTE, 50]}, PEOPLE), "error", False, [""],
+        Guest(3, {**SOME, "allowed_token_ids": [QUOTE, 50]}, PEOPLE),
+        "error",
+        False,
+        [""],
     ),
-}  # fmt: skip
+}
 
 
 def ends_probe(seed: int) -> Values:
@@ -378,11 +381,14 @@ FEW = {"max_new_tokens": MOST}
 THINKERS: dict[str, Guest] = {
     "the thought ends at once": Guest(3, {**FEW, "reasoning": True, "logit_bias": {THINK_END: 100.0}}, FRUIT),
     "drawn": Guest(
-        1, {**FEW, "reasoning": True, "logit_bias": {THINK_END: 60.0}, "temperature": 2.0, "seed": 3}, FRUIT, 1,
+        1,
+        {**FEW, "reasoning": True, "logit_bias": {THINK_END: 60.0}, "temperature": 2.0, "seed": 3},
+        FRUIT,
+        1,
     ),
     "the thought does not end": Guest(0, {"max_new_tokens": 9, "reasoning": True, "min_new_tokens": 9}, FRUIT),
     "no thought, and the marker is wished for": Guest(3, {**FEW, "logit_bias": {THINK_END: 100.0}}, FRUIT, 2),
-}  # fmt: skip
+}
 
 
 def thoughts_probe(seed: int) -> Values:

@@ -180,52 +180,38 @@ REGISTRY.add(
 # One by one ---------------------------------------------------------------------------------------------------------
 
 NAMES = "abcdefghijkl"  # a set has some order, and of so few as three the right one now and then
-ALL_COME: list[Order] = [["submit", name, name] for name in NAMES]
-ALL_END: list[Order] = [["finish", name] for name in reversed(NAMES)]
-STORIES: dict[str, list[Order]] = {
-    "the second is ready before the first": [
-        ["submit", "slow", "a"], ["submit", "quick", "b"], ["finish", "b"], ["poll"], ["finish", "a"], ["poll"],
-    ],
-    "the order of arrival and not of the compiles": [
-        *ALL_COME, *ALL_END, ["poll"],
-    ],
-    "known before: ready at the next poll, and not before": [
-        ["submit", "r0", "a"], ["finish", "a"], ["poll"], ["submit", "r1", "a"], ["poll"],
-    ],
-    "one is too late, the other in time": [
-        ["submit", "r0", "a"], ["tick", 1.0], ["submit", "r1", "b"], ["begin", "a"], ["begin", "b"],
-        ["tick", 6.9], ["poll"], ["tick", 0.1], ["poll"], ["finish", "b"], ["poll"],
-    ],
-    "late, and the same grammar later: it was kept": [
-        ["submit", "r0", "a"], ["begin", "a"], ["tick", TIMEOUT], ["poll"],
-        ["finish", "a"], ["submit", "r1", "a"], ["poll"],
-    ],
-    "late, while another waits for the same compile": [
-        ["submit", "r0", "a"], ["tick", TIMEOUT - 1], ["submit", "r1", "a"], ["tick", 1.0], ["poll"],
-        ["finish", "a"], ["poll"],
-    ],
-    "ready and overdue at once is ready": [["submit", "r0", "a"], ["finish", "a"], ["tick", 2 * TIMEOUT], ["poll"]],
-    "a kept grammar is never late": [
-        ["submit", "r0", "a"], ["finish", "a"], ["poll"], ["submit", "r1", "a"], ["tick", 2 * TIMEOUT], ["poll"],
-    ],
-    "gone before the compile began": [
-        ["submit", "r0", "a"], ["drop", "r0"], ["submit", "r1", "a"], ["finish", "a"], ["poll"],
-    ],
-    "gone while it runs": [
-        ["submit", "r0", "a"], ["begin", "a"], ["drop", "r0"], ["finish", "a"], ["submit", "r1", "a"], ["poll"],
-    ],
-    "one of two is gone": [["submit", "r0", "a"], ["submit", "r1", "a"], ["drop", "r0"], ["finish", "a"], ["poll"]],
-    "somebody unknown is gone": [["drop", "who"], ["submit", "r0", "a"], ["drop", "who"], ["finish", "a"], ["poll"]],
-    "a failure for all that wait, and none for who comes later": [
-        ["submit", "r0", "a"], ["submit", "r1", "a"], ["fail", "a"], ["submit", "r2", "a"], ["poll"],
-        ["finish", "a"], ["poll"],
-    ],
-}  # fmt: skip
+ALL_COME = ", ".join(f"submit {name} {name}" for name in NAMES)
+ALL_END = ", ".join(f"finish {name}" for name in reversed(NAMES))
+LATE = f"tick {TIMEOUT}"
+TWICE_LATE = f"tick {2 * TIMEOUT}"
+STORIES: dict[str, str] = {  # orders, split at commas
+    "the second is ready before the first": "submit slow a, submit quick b, finish b, poll, finish a, poll",
+    "the order of arrival and not of the compiles": f"{ALL_COME}, {ALL_END}, poll",
+    "known before: ready at the next poll, and not before": "submit r0 a, finish a, poll, submit r1 a, poll",
+    "one is too late, the other in time": "submit r0 a, tick 1, submit r1 b, begin a, begin b, "
+    "tick 6.9, poll, tick 0.1, poll, finish b, poll",
+    "late, and the same grammar later: it was kept": f"submit r0 a, begin a, {LATE}, poll, finish a, submit r1 a, poll",
+    "late, while another waits for the same compile": f"submit r0 a, tick {TIMEOUT - 1}, submit r1 a, tick 1, poll, "
+    "finish a, poll",
+    "ready and overdue at once is ready": f"submit r0 a, finish a, {TWICE_LATE}, poll",
+    "a kept grammar is never late": f"submit r0 a, finish a, poll, submit r1 a, {TWICE_LATE}, poll",
+    "gone before the compile began": "submit r0 a, drop r0, submit r1 a, finish a, poll",
+    "gone while it runs": "submit r0 a, begin a, drop r0, finish a, submit r1 a, poll",
+    "one of two is gone": "submit r0 a, submit r1 a, drop r0, finish a, poll",
+    "an unknown request is gone": "drop who, submit r0 a, drop who, finish a, poll",
+    "a failure for all that wait, and none for a later request": "submit r0 a, submit r1 a, fail a, submit r2 a, poll, "
+    "finish a, poll",
+}
+
+
+def orders_of(story: str) -> list[Order]:
+    """Split a story into its orders."""
+    return [[*order.split()] for order in story.split(", ")]
 
 
 def stories_probe(seed: int) -> Values:
     """Tell every story."""
-    return {name: live(story) for name, story in STORIES.items()}
+    return {name: live(orders_of(story)) for name, story in STORIES.items()}
 
 
 def stories_verdict(seed: int, got: Values) -> list[Failure]:
@@ -233,10 +219,9 @@ def stories_verdict(seed: int, got: Values) -> list[Failure]:
     failures = []
     for name, story in STORIES.items():
         desk, copies = Desk(TIMEOUT), set[str]()
-        for place, (order, seen) in enumerate(zip(story, got[name], strict=True)):
-            failures += judge_order(desk, order, seen, copies, f"{name}, order {place}: {' '.join(map(str, order))}")[
-                :1
-            ]
+        for place, (order, seen) in enumerate(zip(orders_of(story), got[name], strict=True)):
+            where = f"{name}, order {place}: {' '.join(map(str, order))}"
+            failures += judge_order(desk, order, seen, copies, where)[:1]
     return failures
 
 

@@ -98,26 +98,28 @@ REGISTRY.add(
 
 FOX = specs.token_bytes().index(b" fox")
 LIMITS: dict[str, tuple[Guest, str, str | None]] = {
-    **{
-        f"at most {most} tokens": (Guest(0, {"max_new_tokens": most}, ONE), "length", None)
-        for most in (1, 2, 3, 5, 9)
-    },
+    **{f"at most {most} tokens": (Guest(0, {"max_new_tokens": most}, ONE), "length", None) for most in (1, 2, 3, 5, 9)},
     "a stop string in forced text": (Guest(0, {"max_new_tokens": 48, "stop": ["time"]}, ONE), "stop", "Once upon a "),
     "a stop string across tokens": (Guest(3, {"max_new_tokens": 48, "stop": ['e":']}, PEOPLE), "stop", '{"nam'),
     "a stop token in forced text": (
-        Guest(0, {"max_new_tokens": 48, "stop_token_ids": [FOX]}, ONE), "stop", ONE[0].partition(" fox")[0],
+        Guest(0, {"max_new_tokens": 48, "stop_token_ids": [FOX]}, ONE),
+        "stop",
+        ONE[0].partition(" fox")[0],
     ),
     "a least length": (Guest(0, {"max_new_tokens": 48, "min_new_tokens": 30}, ONE), "stop", ONE[0]),
     "ignore_eos": (Guest(0, {"max_new_tokens": 48, "ignore_eos": True}, ONE), "stop", ONE[0]),
     "behind a thought": (
         Guest(0, {"max_new_tokens": 48, "reasoning": True, "logit_bias": {THINK_END: 100.0}}, ONE),
-        "stop", f"</think>{ONE[0]}",
+        "stop",
+        f"</think>{ONE[0]}",
     ),
     "a banned word inside": (Guest(0, {"max_new_tokens": 48, "bad_words": [[FOX]]}, ONE), "any", None),
     "a report of processed numbers": (
-        Guest(3, {"max_new_tokens": 48, "logprobs": 0, "logprobs_mode": "processed"}, FRUIT), "stop", None,
+        Guest(3, {"max_new_tokens": 48, "logprobs": 0, "logprobs_mode": "processed"}, FRUIT),
+        "stop",
+        None,
     ),
-}  # fmt: skip
+}
 
 
 def limits_probe(seed: int) -> Values:

@@ -236,8 +236,10 @@ class Jump:
 
 PEOPLE = tuple(
     json.dumps({"name": name, "age": age, "color": color})
-    for name in ("Mila", "Milo", "Zoe") for age in (7, 71) for color in ("red", "green", "grey")
-)  # fmt: skip
+    for name in ("Mila", "Milo", "Zoe")
+    for age in (7, 71)
+    for color in ("red", "green", "grey")
+)
 FRUIT = ('{"apple": 1}', '{"anise": 2}')
 LANGUAGES: dict[str, tuple[str, ...]] = {
     "one sentence": ("Once upon a time there was a little fox.",),

@@ -64,9 +64,11 @@ def write(tree: Tree) -> str:
     kind, *rest = tree
     if kind == "chars":
         codes = [[chr(a) if chr(a).isprintable() else f"\\u{a:04x}" for a in pair] for pair in rest[0]]
-        return "[" + "".join(a if a == b else f"{a}-{b}" for a, b in codes) + "]" if len(codes) != 1 else (
-            codes[0][0] if codes[0][0] == codes[0][1] else f"[{codes[0][0]}-{codes[0][1]}]"
-        )  # fmt: skip
+        return (
+            "[" + "".join(a if a == b else f"{a}-{b}" for a, b in codes) + "]"
+            if len(codes) != 1
+            else (codes[0][0] if codes[0][0] == codes[0][1] else f"[{codes[0][0]}-{codes[0][1]}]")
+        )
     if kind == "concat":
         return "".join(map(write, rest)) or "()"
     if kind == "choice":
@@ -341,12 +343,15 @@ def draw_operations(dice: random.Random, language: Language, count: int) -> list
         most = len(answers[who].tokens)
         operation = dice.choices(
             [
-                ("accept", who, dice.choice(allowed or [0])), ("accept", who, dice.randrange(size)),
-                ("accept", who, dice.choice([-1, -size, size, size + 40])), ("rollback", who, dice.randint(0, most)),
-                ("rollback", who, dice.choice([-1, most + 1])), ("copy", who if len(answers) < 5 else 0, 0),
+                ("accept", who, dice.choice(allowed or [0])),
+                ("accept", who, dice.randrange(size)),
+                ("accept", who, dice.choice([-1, -size, size, size + 40])),
+                ("rollback", who, dice.randint(0, most)),
+                ("rollback", who, dice.choice([-1, most + 1])),
+                ("copy", who if len(answers) < 5 else 0, 0),
             ],
             [12, 2, 1, 2, 1, 1],
-        )[0]  # fmt: skip
+        )[0]
         if operation[0] != "copy" or len(answers) < 5:
             history.append(operation)
             happen(answers, operation)

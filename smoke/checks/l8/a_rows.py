@@ -136,13 +136,17 @@ def mask_spec(cases: Maskings) -> Callable[[int], Values]:
 
 
 MASK_CHECKS: dict[str, tuple[str, Maskings]] = {
-    "bits": ("Banned logits are minus infinity and allowed ones keep their bits, for vocabularies of every size.",
-             mask_sizes),
-    "rows": ("Each mask goes to the row that is named; a row named twice is banned by both, no row is skipped.",
-             mask_rows),
+    "bits": (
+        "Banned logits are minus infinity and allowed ones keep their bits, for vocabularies of every size.",
+        mask_sizes,
+    ),
+    "rows": (
+        "Each mask goes to the row that is named; a row named twice is banned by both, no row is skipped.",
+        mask_rows,
+    ),
     "int64": ("Row numbers have 64 bits: one beyond 2**32 is no row, whatever its lower half.", mask_far),
     "memory": ("Rows may lie any distance apart, and nothing between or behind them is written.", mask_memory),
-}  # fmt: skip
+}
 for _name, (_proves, _cases) in MASK_CHECKS.items():
     REGISTRY.add(f"L8.A.{_name}", _proves, mask_probe(_cases), bitwise(mask_spec(_cases)))
 
@@ -348,8 +352,9 @@ def silu_rows(seed: int) -> dict[str, tuple[Tensor, int]]:
     for dtype in DTYPES:
         for rows, width, gap in SILU_SHAPES:
             cases[f"{dtype} [{rows}, 2 * {width}], {gap} numbers between two rows"] = (
-                draw(rows, 2 * width, seed=seed, dtype=dtype) * 3, gap,
-            )  # fmt: skip
+                draw(rows, 2 * width, seed=seed, dtype=dtype) * 3,
+                gap,
+            )
         edges = torch.tensor([[gate, 0.5] for gate in GATES], dtype=DTYPES[dtype])
         cases[f"{dtype}, gates {list(GATES)}"] = (edges, 0)
     return cases

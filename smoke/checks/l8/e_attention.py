@@ -214,8 +214,9 @@ def seen_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 LOUD = {
-    "the largest score is about 10000": 60.0, "every score is about -13000": -60.0,
-}  # fmt: skip
+    "the largest score is about 10000": 60.0,
+    "every score is about -13000": -60.0,
+}
 LOUD_STEP = Sequences(((3, 50), (1, 33)), 16, (2, 1), 32)
 
 
@@ -269,13 +270,20 @@ def same_verdict(seed: int, got: Values) -> list[Failure]:
     return [Failure(name, "", "the same bits as alone", "other bits") for name, same in got.items() if same is not True]
 
 
-add_checks("L8.E", {
-    "exact": ("Every row of ragged steps is that of float64, for all page sizes, shared heads and widths of heads.",
-              exact_launches),
-    "half": ("In 16 bits, too, where tiles are larger and the weights are rounded.", half_launches),
-    "memory": ("Only rows of the launch's sequences are written, from and to rows any distance apart.",
-               memory_launches),
-})  # fmt: skip
+add_checks(
+    "L8.E",
+    {
+        "exact": (
+            "Every row of ragged steps is that of float64, for all page sizes, shared heads and widths of heads.",
+            exact_launches,
+        ),
+        "half": ("In 16 bits, too, where tiles are larger and the weights are rounded.", half_launches),
+        "memory": (
+            "Only rows of the launch's sequences are written, from and to rows any distance apart.",
+            memory_launches,
+        ),
+    },
+)
 REGISTRY.add("L8.E.causal", "A query sees its own key and those before it, and no other.", seen_probe, seen_verdict)
 REGISTRY.add(
     "L8.E.scores",
@@ -383,16 +391,25 @@ def size_verdict(seed: int, got: Values) -> list[Failure]:
     return failures[:6]
 
 
-add_checks("L8.F", {
-    "decode": ("Every row of a decoding step is that of float64, for all page sizes, heads and sizes of a split.",
-               decode_launches),
-    "half": ("In 16 bits, too; what the splits leave is of 32 bits.", split_half_launches),
-    "queries": ("Rows of one block that see different numbers of splits are merged from as many.", query_launches),
-    "many": ("More splits than are merged at once: what was merged is corrected as the largest grows.",
-             many_launches),
-    "memory": ("Only rows of the launch's sequences are written, from and to rows any distance apart.",
-               split_memory_launches),
-})  # fmt: skip
+add_checks(
+    "L8.F",
+    {
+        "decode": (
+            "Every row of a decoding step is that of float64, for all page sizes, heads and sizes of a split.",
+            decode_launches,
+        ),
+        "half": ("In 16 bits, too; what the splits leave is of 32 bits.", split_half_launches),
+        "queries": ("Rows of one block that see different numbers of splits are merged from as many.", query_launches),
+        "many": (
+            "More splits than are merged at once: what was merged is corrected as the largest grows.",
+            many_launches,
+        ),
+        "memory": (
+            "Only rows of the launch's sequences are written, from and to rows any distance apart.",
+            split_memory_launches,
+        ),
+    },
+)
 REGISTRY.add(
     "L8.F.scores",
     "Scores of thousands, of either sign, give finite rows, also when splits are merged.",

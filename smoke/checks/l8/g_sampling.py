@@ -55,9 +55,18 @@ def odd_rows() -> dict[str, Tensor]:
     x[9, 130] = -math.nan  # with the bit of the sign
     x[10, [64, 127, 128]] = 0.5
     names = (
-        "equals in two blocks", "equals far apart", "-0.0 before 0.0", "0.0 before -0.0", "all equal", "all banned",
-        "one token, at the end", "two infinities", "NaN after infinity", "NaN with a sign", "equals at a border",
-    )  # fmt: skip
+        "equals in two blocks",
+        "equals far apart",
+        "-0.0 before 0.0",
+        "0.0 before -0.0",
+        "all equal",
+        "all banned",
+        "one token, at the end",
+        "two infinities",
+        "NaN after infinity",
+        "NaN with a sign",
+        "equals at a border",
+    )
     return {name: x[row : row + 1].clone() for row, name in enumerate(names)}
 
 
@@ -77,8 +86,10 @@ def largest_by_hand(rows: Tensor) -> Values:
     """Choose row by row."""
     ids = [first_largest(row) for row in rows.tolist()]
     return {
-        "values": rows[range(len(ids)), ids].float(), "ids": torch.tensor(ids), "written within bounds": True,
-    }  # fmt: skip
+        "values": rows[range(len(ids)), ids].float(),
+        "ids": torch.tensor(ids),
+        "written within bounds": True,
+    }
 
 
 def argmax_probe(seed: int) -> Values:
@@ -220,10 +231,13 @@ def draw_probe(seed: int) -> Values:
         none = op.draw_seeded(logits[:0], seeds[:0], positions[:0])
         narrow = [op.draw_seeded(logits[:2, :width].contiguous(), seeds[:2], positions[:2]) for width in (1, 65)]
     return {
-        "together": together, "in reverse order": backwards, "rows 0, 4 and 8 alone": torch.cat(alone),
-        "no rows": list(none.shape), "1 and 65 columns": torch.cat(narrow),
+        "together": together,
+        "in reverse order": backwards,
+        "rows 0, 4 and 8 alone": torch.cat(alone),
+        "no rows": list(none.shape),
+        "1 and 65 columns": torch.cat(narrow),
         "written within bounds": fresh.untouched(),
-    }  # fmt: skip
+    }
 
 
 def draw_spec(seed: int) -> Values:
@@ -234,9 +248,13 @@ def draw_spec(seed: int) -> Values:
         spec.seeded(logits[row, :width].tolist(), seeds[row], positions[row]) for width in (1, 65) for row in (0, 1)
     ]
     return {
-        "together": ids, "in reverse order": ids, "rows 0, 4 and 8 alone": ids[[0, 4, 8]], "no rows": [0],
-        "1 and 65 columns": torch.tensor(narrow), "written within bounds": True,
-    }  # fmt: skip
+        "together": ids,
+        "in reverse order": ids,
+        "rows 0, 4 and 8 alone": ids[[0, 4, 8]],
+        "no rows": [0],
+        "1 and 65 columns": torch.tensor(narrow),
+        "written within bounds": True,
+    }
 
 
 REGISTRY.add(

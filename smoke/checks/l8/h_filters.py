@@ -85,16 +85,18 @@ def want(rows: dict[str, Tensor], keep: Callable[[str, int, list[float]], Sequen
             kept[case][index, mask] = BANNED
     last = list(kept.values())[-2]
     return {
-        **{case: with_signs(logits) for case, logits in kept.items()}, "a row alone": with_signs(last[3:4]),
-        "no rows": [0, last.shape[1]], "written within bounds": True,
-    }  # fmt: skip
+        **{case: with_signs(logits) for case, logits in kept.items()},
+        "a row alone": with_signs(last[3:4]),
+        "no rows": [0, last.shape[1]],
+        "written within bounds": True,
+    }
 
 
 # Keys, masses, cuts -------------------------------------------------------------------------------------------------
 
-NUMBERS = (
-    -math.inf, -LARGEST, -1.5, -1e-38, -1e-45, -0.0, 0.0, 1e-45, 1e-38, 1.0, 1.0000001, 1.5, 2.0, 3.5, LARGEST, math.inf
-)  # fmt: skip
+NEGATIVE = (-math.inf, -LARGEST, -1.5, -1e-38, -1e-45, -0.0)
+POSITIVE = (0.0, 1e-45, 1e-38, 1.0, 1.0000001, 1.5, 2.0, 3.5, LARGEST, math.inf)
+NUMBERS = NEGATIVE + POSITIVE
 
 
 def numbers_of(seed: int) -> Tensor:
@@ -177,8 +179,14 @@ def mass_verdict(seed: int, got: Values) -> list[Failure]:
     if not bool(wrong.any()):
         return []
     place = int(wrong.nonzero()[0])
-    return [Failure(f"a logit {float(x[place]) - peak:.6g} from the peak", "", f"{exact[place]:.0f}",
-                    str(int(got["masses"][place])))]  # fmt: skip
+    return [
+        Failure(
+            f"a logit {float(x[place]) - peak:.6g} from the peak",
+            "",
+            f"{exact[place]:.0f}",
+            str(int(got["masses"][place])),
+        )
+    ]
 
 
 REGISTRY.add(

@@ -168,8 +168,10 @@ def both_cases(seed: int, joint: bool) -> dict[str, Both]:
     """Return rows with and without equals, and the vectors on which engines differ."""
     cases = {}
     for name, rows in (
-        ("one column", plain(7, 1, seed)), ("100 columns", plain(7, 100, seed + 1)), ("equals", tied(7, 100, seed + 2))
-    ):  # fmt: skip
+        ("one column", plain(7, 1, seed)),
+        ("100 columns", plain(7, 100, seed + 1)),
+        ("equals", tied(7, 100, seed + 2)),
+    ):
         p = [safe_p(row, k, p, joint) for row, k, p in zip(rows.tolist(), K, P, strict=True)]
         cases[name] = Both(rows, list(K), p)
     one = torch.tensor([[0.5, 0.2, 0.15, 0.15]]).log()
@@ -235,9 +237,11 @@ class Draws:
     def given(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the parameters as tensors."""
         return (
-            torch.tensor(self.k), torch.tensor(self.p, dtype=torch.float64), torch.tensor(self.min_p),
+            torch.tensor(self.k),
+            torch.tensor(self.p, dtype=torch.float64),
+            torch.tensor(self.min_p),
             torch.tensor(self.uniform, dtype=torch.float64),
-        )  # fmt: skip
+        )
 
 
 def filtered_draws(seed: int, joint: bool, equals: bool) -> Draws:
@@ -326,9 +330,13 @@ def shares_probe(seed: int) -> Values:
     import mini_engine.kernels.sample as op
 
     stairs = Draws(
-        torch.tensor(STAIRS).repeat(GRID, 1), [5] * GRID, [0.9] * GRID, [0.1] * GRID,
-        [(place + 0.5) / GRID for place in range(GRID)], [],
-    )  # fmt: skip
+        torch.tensor(STAIRS).repeat(GRID, 1),
+        [5] * GRID,
+        [0.9] * GRID,
+        [0.1] * GRID,
+        [(place + 0.5) / GRID for place in range(GRID)],
+        [],
+    )
     drawn = op.sample_top_k_top_p(stairs.rows, *stairs.given())
     draws = filtered_draws(seed, False, True)
     k, p, min_p, uniform = draws.given()

@@ -383,9 +383,10 @@ def cut_probe(seed: int) -> Values:
     for name, (blocks, queries) in packed(seed).items():
         cut = cut_queries((QueryBlock(*block) for block in blocks), queries, "cpu")
         values[name] = {
-            "blocks": [[int(number) for number in block] for block in cut.blocks], "table": cut.table,
+            "blocks": [[int(number) for number in block] for block in cut.blocks],
+            "table": cut.table,
             "queries": int(cut.queries),
-        }  # fmt: skip
+        }
     for queries in (0, -3):
         try:
             cut_queries([QueryBlock(0, 0, 2, 2)], queries, "cpu")

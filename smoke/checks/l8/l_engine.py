@@ -28,9 +28,15 @@ TOLERANCE = 2e-4  # of logits that other operations computed in another order
 def tiny_case(seed: int, vocab_size: int = 70) -> ModelCase:
     """Return a random model of one layer, two heads over one, and sizes that are multiples of little."""
     shape = {
-        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 20, "hidden_size": 36,
-        "intermediate_size": 44, "vocab_size": vocab_size, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 20,
+        "hidden_size": 36,
+        "intermediate_size": 44,
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": True,
+    }
     config = {**random_case("GQA 4:2, untied, odd sizes", seed).hf_config, **shape}
     return ModelCase(f"one layer, {vocab_size} ids", tuple(config.items()), seed + 77)
 

@@ -52,9 +52,7 @@ def near(case: str, exact: Tensor, got: Plain, dtype: str, ulps: float = 0.0, re
     if not isinstance(got, Tensor):
         return [Failure(case, "", f"a tensor {list(exact.shape)}", shorten(got))]
     if got.shape != exact.shape or got.dtype != kind:
-        return [
-            Failure(case, "shape and dtype", f"{list(exact.shape)}, {kind}", f"{list(got.shape)}, {got.dtype}")
-        ]  # fmt: skip
+        return [Failure(case, "shape and dtype", f"{list(exact.shape)}, {kind}", f"{list(got.shape)}, {got.dtype}")]
     if not exact.numel():
         return []
     rounded = exact.to(kind).double()
