@@ -90,8 +90,8 @@ def row_failures(name: str, case: FilterCase, kept: list[Collection[int] | None]
         return differences(case.logits, got, None, name)
     failures: list[Failure] = []
     for index, (ids, before, after) in enumerate(zip(kept, case.logits, got, strict=True)):
-        told = ", ".join(f"{key} {values[index]:.6g}" for key, values in case.parameters.items())
-        where = f"{name}, row {index}, {told}"
+        parameters = ", ".join(f"{key} {values[index]:.6g}" for key, values in case.parameters.items())
+        where = f"{name}, row {index}, {parameters}"
         if ids is None:
             failures += differences(before, after, None, f"{where} (off)")
             continue

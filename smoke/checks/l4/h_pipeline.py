@@ -111,9 +111,9 @@ REGISTRY.add(
 )
 
 
-def neighbours(wishes: dict[str, Any]) -> list[Line]:
+def neighbours(params: dict[str, Any]) -> list[Line]:
     """Put a row between two that turn everything on."""
-    return [Line(PAST, EVERYTHING), Line(PAST, wishes), Line(PAST, EVERYTHING)]
+    return [Line(PAST, EVERYTHING), Line(PAST, params), Line(PAST, EVERYTHING)]
 
 
 def alone_probe(seed: int) -> Values:
@@ -159,15 +159,15 @@ def mixed_lines(seed: int) -> list[Line]:
     lines = []
     for index in range(36):
         names = [name for name in EVERYTHING if name not in ("temperature", "seed") and rng.random() < 0.4]
-        wishes = {name: EVERYTHING[name] for name in names}
+        params = {name: EVERYTHING[name] for name in names}
         if index % 3:
-            wishes |= {"temperature": (0.5, 1.0, 1.7)[index % 4 % 3], "seed": seed + index * 10**9}
-        if "top_k" in wishes:
-            wishes["top_k"] = (1, 3, 9, VOCAB - 1, VOCAB + 5)[index % 5]
+            params |= {"temperature": (0.5, 1.0, 1.7)[index % 4 % 3], "seed": seed + index * 10**9}
+        if "top_k" in params:
+            params["top_k"] = (1, 3, 9, VOCAB - 1, VOCAB + 5)[index % 5]
         past = Past(
             tuple(rng.randrange(VOCAB) for _ in range(1 + index)), tuple(rng.randrange(10) for _ in range(index))
         )
-        lines.append(Line(past, wishes))
+        lines.append(Line(past, params))
     return lines
 
 
@@ -197,20 +197,20 @@ def mixed_rows(seed: int, dtype: str) -> tuple[Tensor, list[Row], list[Row]]:
     lines = mixed_lines(seed)
     logits = wide_logits(len(lines), seed, dtype)
     pairs = zip(logits.tolist(), lines, strict=True)
-    rows = [histories.processed(row, line.past, line.wishes, EOS) for row, line in pairs]
-    drawn = [histories.filtered(row, line.wishes) for row, line in zip(rows, lines, strict=True) if is_drawn(line)]
+    rows = [histories.processed(row, line.past, line.params, EOS) for row, line in pairs]
+    drawn = [histories.filtered(row, line.params) for row, line in zip(rows, lines, strict=True) if is_drawn(line)]
     return logits, rows, drawn
 
 
 def is_drawn(line: Line) -> bool:
     """Whether a row is not greedy."""
-    return bool(line.wishes.get("temperature"))
+    return bool(line.params.get("temperature"))
 
 
 def mixed_processed_verdict(seed: int, got: Values) -> list[Failure]:
     """Compare processed logits, supports and the caller's tensor."""
-    failures, names = [], [str(line.wishes) for line in mixed_lines(seed)]
-    drawn_names = [str(line.wishes) for line in mixed_lines(seed) if is_drawn(line)]
+    failures, names = [], [str(line.params) for line in mixed_lines(seed)]
+    drawn_names = [str(line.params) for line in mixed_lines(seed) if is_drawn(line)]
     for dtype, part in got.items():
         logits, rows, drawn = mixed_rows(seed, dtype)
         failures += differences(logits, part["the caller's logits"], None, f"{dtype}, the caller's logits")
@@ -230,7 +230,7 @@ def mixed_ids_verdict(seed: int, got: Values) -> list[Failure]:
         for row, line in zip(rows, lines, strict=True):
             position = len(line.past.prompt) + len(line.past.output) - 1
             if is_drawn(line):
-                expected.append(distribution.seeded(next(filtered), line.wishes["seed"], position))
+                expected.append(distribution.seeded(next(filtered), line.params["seed"], position))
             else:
                 expected.append(histories.greedy([torch.tensor(value).item() for value in row]))
         failures += differences(expected, part["together"], None, f"{dtype}, ids")
@@ -287,13 +287,13 @@ def order_cases(dtype: torch.dtype) -> tuple[Tensor, list[Line]]:
     logits = torch.full((len(ORDERS), VOCAB), -torch.inf, dtype=dtype)
     for row, (values, _, _) in enumerate(ORDERS.values()):
         logits[row, : len(values)] = torch.tensor(values, dtype=dtype)
-    return logits, [Line(Past((23,), output), wishes) for _, output, wishes in ORDERS.values()]
+    return logits, [Line(Past((23,), output), params) for _, output, params in ORDERS.values()]
 
 
 def order_probe(seed: int) -> Values:
     """Sample the rows and report the whole final distribution, by the log-probabilities that a row can ask for."""
     logits, lines = order_cases(torch.float32)
-    asked = [Line(line.past, {**line.wishes, "logprobs": -1, "logprobs_mode": "processed"}) for line in lines]
+    asked = [Line(line.past, {**line.params, "logprobs": -1, "logprobs_mode": "processed"}) for line in lines]
     values: Values = {}
     for order in ("sequential", "joint"):
         output = make_sampler(seed, filter_order=order)(logits, make_batch(asked))
@@ -310,13 +310,13 @@ def order_spec(seed: int) -> Values:
     logits, lines = order_cases(torch.float32)
     values: Values = {}
     for name, row, line in zip(ORDERS, logits.tolist(), lines, strict=True):
-        stages = histories.processed(row, line.past, line.wishes, EOS)
-        final = histories.filtered(stages, line.wishes)
+        stages = histories.processed(row, line.past, line.params, EOS)
+        final = histories.filtered(stages, line.params)
         values[f"{name}, sequential"] = torch.tensor(distribution.probabilities(final), dtype=torch.float64)
-        scaled = [value / line.wishes["temperature"] for value in stages]
-        whole = set(distribution.top_p_ids(scaled, line.wishes.get("top_p", 1.0)))
-        kept = distribution.only(scaled, whole & set(distribution.top_k_ids(scaled, line.wishes.get("top_k", 0))))
-        kept = distribution.only(kept, distribution.min_p_ids(kept, line.wishes.get("min_p", 0.0)))
+        scaled = [value / line.params["temperature"] for value in stages]
+        whole = set(distribution.top_p_ids(scaled, line.params.get("top_p", 1.0)))
+        kept = distribution.only(scaled, whole & set(distribution.top_k_ids(scaled, line.params.get("top_k", 0))))
+        kept = distribution.only(kept, distribution.min_p_ids(kept, line.params.get("min_p", 0.0)))
         values[f"{name}, joint"] = torch.tensor(distribution.probabilities(kept), dtype=torch.float64)
     return values
 

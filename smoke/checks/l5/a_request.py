@@ -48,13 +48,13 @@ def build_request(person: Person) -> Any:
 
 def draw_people(name: str, seed: int, count: int) -> list[Person]:
     """Draw requests that are anywhere between their beginning and their end."""
-    dice = random.Random(f"{name} {seed}")
+    rng = random.Random(f"{name} {seed}")
     people = []
     for index in range(count):
-        person = Person(f"r{index}", dice.randint(1, 30), dice.randint(1, 20), index)
-        person.outputs = dice.choice([0, 0, dice.randint(0, person.most - 1)])
-        person.computed = dice.choice([0, person.known - 1, dice.randrange(person.known)])
-        person.waited, person.state = dice.choice([0, 0, 1, 2, 5]), dice.choice(STATES)
+        person = Person(f"r{index}", rng.randint(1, 30), rng.randint(1, 20), index)
+        person.outputs = rng.choice([0, 0, rng.randint(0, person.most - 1)])
+        person.computed = rng.choice([0, person.known - 1, rng.randrange(person.known)])
+        person.waited, person.state = rng.choice([0, 0, 1, 2, 5]), rng.choice(STATES)
         people.append(person)
     return people
 
@@ -257,10 +257,8 @@ def decay_spec(seed: int) -> Values:
 
 def left_behind(seed: int) -> dict[str, list[Person]]:
     """Return who may be left after a preemption."""
-    dice = random.Random(f"left {seed}")
-    drawn = [
-        Person(f"r{i}", dice.randint(1, 9), dice.randint(200, 600), outputs=dice.randint(80, 150)) for i in range(6)
-    ]
+    rng = random.Random(f"left {seed}")
+    drawn = [Person(f"r{i}", rng.randint(1, 9), rng.randint(200, 600), outputs=rng.randint(80, 150)) for i in range(6)]
     return {
         "two, at their beginning": [Person("r0", 3, 100), Person("r1", 9, 150, outputs=5)],
         "one, far on": [Person("r0", 3, 400, outputs=333)],

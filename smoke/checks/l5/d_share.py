@@ -138,10 +138,10 @@ TAKERS = {
 
 def shared_people(seed: int) -> list[Person]:
     """Return who shares one budget."""
-    dice = random.Random(f"shared {seed}")
-    people = [running(index, dice.randint(1, 12)) for index in range(6)]
+    rng = random.Random(f"shared {seed}")
+    people = [running(index, rng.randint(1, 12)) for index in range(6)]
     for person in people:
-        person.computed = dice.randrange(person.prompt)
+        person.computed = rng.randrange(person.prompt)
     return people
 
 
@@ -230,12 +230,12 @@ def update_spec(seed: int) -> Values:
 
 def budgets_of_rounds(seed: int) -> dict[str, list[int | None]]:
     """Return the budgets of step after step."""
-    dice = random.Random(f"rounds {seed}")
+    rng = random.Random(f"rounds {seed}")
     return {
         "4 rows a step": [4] * 12,
         "23 rows, as long as the prompt": [23] * 4,
         "no limit": [None] * 4,
-        "drawn": [dice.randint(0, 6) for _ in range(30)],
+        "drawn": [rng.randint(0, 6) for _ in range(30)],
     }
 
 

@@ -80,13 +80,13 @@ def line_cases(seed: int) -> dict[str, Case]:
 
 def promise_cases(seed: int) -> dict[str, Case]:
     """Return many requests that need little now and more later; each must count what was promised just before."""
-    dice = random.Random(f"promises {seed}")
+    rng = random.Random(f"promises {seed}")
     found = {}
     for number in range(12):
-        size, preemption, ratio = dice.choice([1, 2, 4]), dice.random() < 0.5, dice.choice(RATIOS)
-        prompt, most = dice.randint(1, 4), dice.randint(10, 30)
+        size, preemption, ratio = rng.choice([1, 2, 4]), rng.random() < 0.5, rng.choice(RATIOS)
+        prompt, most = rng.randint(1, 4), rng.randint(10, 30)
         each = expected_pages(Person("r0", prompt, most), size, ratio, preemption)
-        pages = max(each * 3 + dice.choice([-1, 0, 1]), touched(prompt + most, size))
+        pages = max(each * 3 + rng.choice([-1, 0, 1]), touched(prompt + most, size))
         rules = Rules(pages, size, max_running=20, preemption=preemption, ratio=ratio)
         people = tuple(waiting(index, prompt, most) for index in range(6))
         name = f"six times {prompt} + {most} in {pages} pages of {size}"
@@ -114,29 +114,29 @@ def drawn_cases(seed: int) -> dict[str, Case]:
     """Draw states: some run, some wait, and the pool is about as large as what is promised."""
     found = {}
     for number in range(60):
-        dice = random.Random(f"admission {seed} {number}")
-        size, preemption = dice.choice([1, 2, 4]), dice.random() < 0.5
+        rng = random.Random(f"admission {seed} {number}")
+        size, preemption = rng.choice([1, 2, 4]), rng.random() < 0.5
         people = []
-        for index in range(dice.randint(2, 9)):
-            person = waiting(index, dice.randint(1, 9), dice.randint(1, 12), waited=dice.choice([0, 2, 5]))
-            person.outputs = dice.choice([0, 0, dice.randrange(person.most)])
-            if dice.random() < 0.4:
+        for index in range(rng.randint(2, 9)):
+            person = waiting(index, rng.randint(1, 9), rng.randint(1, 12), waited=rng.choice([0, 2, 5]))
+            person.outputs = rng.choice([0, 0, rng.randrange(person.most)])
+            if rng.random() < 0.4:
                 person.state, person.pages = "running", touched(person.known, size)
-                person.computed = dice.randrange(person.known)
+                person.computed = rng.randrange(person.known)
             people.append(person)
         held = sum(person.pages for person in people)
         rules = Rules(
-            held + dice.randint(1, 25),
+            held + rng.randint(1, 25),
             size,
-            dice.choice(["fcfs", "lof"]),
-            dice.randint(1, 8),
+            rng.choice(["fcfs", "lof"]),
+            rng.randint(1, 8),
             None,
             preemption,
-            dice.choice([5, 256]),
-            dice.choice(RATIOS),
+            rng.choice([5, 256]),
+            rng.choice(RATIOS),
         )
-        dice.shuffle(people)
-        found[f"state {number}"] = Case(rules, tuple(people), dice.choice([None, 0, 1, 5, 20]))
+        rng.shuffle(people)
+        found[f"state {number}"] = Case(rules, tuple(people), rng.choice([None, 0, 1, 5, 20]))
     return found
 
 
@@ -267,7 +267,7 @@ def shelved_probe(seed: int) -> Values:
             "admitted": [r.request_id for r in scheduler.running],
             "computed": {r.request_id: r.num_computed_tokens for r in requests},
             "locks": sum(shelf.holders.values()),
-            "told to the cache": shelf.records,
+            "reported to the cache": shelf.records,
             "pages in the cache": shelf.num_pages,
             "available before and after": [*available, scheduler.num_available],
             "every page in one place": sorted([*own, *free, *shelf.pages.values()]) == list(range(total)),
@@ -291,7 +291,9 @@ def shelved_spec(seed: int) -> Values:
             "admitted": case.admitted,
             "computed": case.computed,
             "locks": case.held,
-            "told to the cache": [[case.computed[who] // 2, len(case.queue[int(who[1:])][0])] for who in case.admitted],
+            "reported to the cache": [
+                [case.computed[who] // 2, len(case.queue[int(who[1:])][0])] for who in case.admitted
+            ],
             "pages in the cache": case.left,
             "available before and after": [case.free + cached, case.free + cached - own - sum(taken.values())],
             "every page in one place": True,

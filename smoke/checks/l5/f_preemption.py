@@ -31,24 +31,24 @@ def room_cases(seed: int) -> dict[str, Case]:
     """Return states before a step: newest tokens on page boundaries, and pools with nothing, just enough, more."""
     found = {}
     for number in range(40):
-        dice = random.Random(f"room {seed} {number}")
-        size = dice.choice([1, 1, 2, 4])
+        rng = random.Random(f"room {seed} {number}")
+        size = rng.choice([1, 1, 2, 4])
         people = []
-        for index in range(dice.randint(2, 8)):
-            person = running(index, dice.choice([1, 4, 4, 5, 9]), 20, outputs=dice.choice([0, 1, 1, 2, 6]))
-            person.waited = dice.choice([0, 3, 70])
-            decoding = person.outputs and dice.random() < 0.8
-            person.computed = person.known - 1 if decoding else dice.randrange(person.known)
+        for index in range(rng.randint(2, 8)):
+            person = running(index, rng.choice([1, 4, 4, 5, 9]), 20, outputs=rng.choice([0, 1, 1, 2, 6]))
+            person.waited = rng.choice([0, 3, 70])
+            decoding = person.outputs and rng.random() < 0.8
+            person.computed = person.known - 1 if decoding else rng.randrange(person.known)
             person.pages = touched(person.computed if decoding else person.known, size)
             people.append(person)
-        dice.shuffle(people)
+        rng.shuffle(people)
         arrivals = list(range(len(people)))  # the last that came is not the last that was let in
-        dice.shuffle(arrivals)
+        rng.shuffle(arrivals)
         for person, arrival in zip(people, arrivals, strict=True):
             person.arrival = arrival
         held = sum(person.pages for person in people)
         lacking = sum(touched(person.known, size) - person.pages for person in people)
-        free = dice.choice([0, 0, 1, lacking // 2, max(lacking - 1, 0), lacking, lacking + 3])
+        free = rng.choice([0, 0, 1, lacking // 2, max(lacking - 1, 0), lacking, lacking + 3])
         people.append(waiting(20, 3, 4))
         rules = Rules(held + free, size, preemption=True)
         found[f"{lacking} pages are lacking, {free} free, state {number}"] = Case(rules, tuple(people))

@@ -113,11 +113,11 @@ def step_spec(seed: int) -> Values:
     values: Values = {}
     for name, case in step_cases(seed).items():
         naive, people = case.naive()
-        told = naive.step()
+        planned = naive.step()
         values[name] = {
-            "chunks": told["chunks"],
-            "rows": sum(chunk[2] for chunk in told["chunks"]),
-            "sent back": sorted(told["preempted"]),
+            "chunks": planned["chunks"],
+            "rows": sum(chunk[2] for chunk in planned["chunks"]),
+            "sent back": sorted(planned["preempted"]),
             "still waiting": sorted(person.name for person in naive.waiting),
             "steps waited": {person.name: person.waited for person in people},
             "ratio": float(naive.ratio),
@@ -168,12 +168,12 @@ def stories(preemption: bool) -> Any:
 
 def runs_verdict(preemption: bool) -> Any:
     """Return the verdict of ``runs_probe``: every step as the rules have it, every token once, everybody finished."""
-    told = stories(preemption)
+    planned = stories(preemption)
 
     def verdict(seed: int, got: Values) -> list[Failure]:
         failures = []
         for name, world in worlds(seed, preemption).items():
-            story, steps = told(seed)[name], got[name]["steps"]
+            story, steps = planned(seed)[name], got[name]["steps"]
             failures += step_failures(name, story, steps)
             if got[name]["not finished"] or len(steps) >= world.most_steps:
                 who = got[name]["not finished"]
@@ -186,8 +186,8 @@ def runs_verdict(preemption: bool) -> Any:
 
 def step_failures(name: str, story: scheduling.Story, steps: list[Any]) -> list[Failure]:
     """Compare step by step, as far as the story goes, and return the first difference."""
-    for index, told in enumerate(story.steps):
-        expected = {"chunks": told["chunks"], "preempted": sorted(told["preempted"])}
+    for index, planned in enumerate(story.steps):
+        expected = {"chunks": planned["chunks"], "preempted": sorted(planned["preempted"])}
         if index >= len(steps):
             return [Failure(name, f"step {index}", str(expected), "there is no such step")]
         for part, want in expected.items():
@@ -250,10 +250,10 @@ def pages_probe(seed: int) -> Values:
     """Run every world and keep the books: after each choice of a step and after each update."""
     values: Values = {}
     for name, (world, shelved) in page_worlds(seed).items():
-        dice = random.Random(f"beginnings {name} {seed}")
+        rng = random.Random(f"beginnings {name} {seed}")
         requests = build_all(world)
         for request in requests.values():
-            start = dice.choice(BEGINNINGS) if shelved else []
+            start = rng.choice(BEGINNINGS) if shelved else []
             request.prompt_ids = [*start, *request.prompt_ids][: len(request.prompt_ids)]
         shelf = build_shelf(world.rules.page_size, surplus=1) if shelved else None
         scheduler = make_scheduler(world.rules, shelf)

@@ -24,11 +24,11 @@ BY_HAND = ("L5.B",)  # an engine makes its policy
 # By hand ------------------------------------------------------------------------------------------------------------
 
 
-def start(engine: Any, prompt: list[int], wishes: dict[str, Any]) -> str:
+def start(engine: Any, prompt: list[int], params: dict[str, Any]) -> str:
     """Add a request and let it run, without a step -> its id. Mutates the engine."""
     from mini_engine.scheduler.prefix_cache import PrefixHit
 
-    name = str(engine.add_request(prompt, make_params(wishes)))
+    name = str(engine.add_request(prompt, make_params(params)))
     assert engine.scheduler.let_in(engine.entries[name].request, PrefixHit()), "there is room for this request"
     return name
 
@@ -79,9 +79,9 @@ EOS = tuple(sorted(embedded_eos_ids()))
 
 
 def end_cases(seed: int) -> dict[str, tuple[list[int], dict[str, Any]]]:
-    """Return the ids that a request is given, at most, and its wishes."""
-    dice = random.Random(f"ends {seed}")
-    word = dice.choice(("upon", "time", "fox", "Ada"))
+    """Return the ids that a request is given, at most, and its parameters."""
+    rng = random.Random(f"ends {seed}")
+    word = rng.choice(("upon", "time", "fox", "Ada"))
     ids = text.in_bytes(word)
     own = ids[-1]
     many = [*ids, *ids]
@@ -118,8 +118,8 @@ def reasons_probe(seed: int) -> Values:
     """Give every request its tokens until it ends, one request after the other in one engine."""
     engine = build_engine(embedded_case(), eos=EOS, with_text=True, num_pages=4)
     values: Values = {}
-    for name, (ids, wishes) in end_cases(seed).items():
-        request = start(engine, [5, 6, 7], wishes)
+    for name, (ids, params) in end_cases(seed).items():
+        request = start(engine, [5, 6, 7], params)
         entry = engine.entries[request]
         entry.request.num_preemptions = len(ids)  # as if it had been sent back so often
         for token in ids:
@@ -136,20 +136,20 @@ def reasons_probe(seed: int) -> Values:
 
 def reasons_spec(seed: int) -> Values:
     """Follow each request: a stop id goes before a stop string, and that before the limit."""
-    return {name: ended(ids, wishes) | {"preemptions": len(ids)} for name, (ids, wishes) in end_cases(seed).items()}
+    return {name: ended(ids, params) | {"preemptions": len(ids)} for name, (ids, params) in end_cases(seed).items()}
 
 
-def ended(ids: Sequence[int], wishes: dict[str, Any]) -> dict[str, Any]:
+def ended(ids: Sequence[int], params: dict[str, Any]) -> dict[str, Any]:
     """Tell the text of the ids before the first stop id, at most as many as are allowed."""
-    stops = {*wishes.get("stop_token_ids", ()), *(() if wishes.get("ignore_eos") else EOS)}
-    given = list(ids[: wishes["max_new_tokens"]])
+    stops = {*params.get("stop_token_ids", ()), *(() if params.get("ignore_eos") else EOS)}
+    given = list(ids[: params["max_new_tokens"]])
     place = next((place for place, token in enumerate(given) if token in stops), len(given))
-    told = text.told(given[:place], wishes.get("stop", ()), wishes.get("min_new_tokens", 0))
-    by_id = place < len(given) and (told.matched is None or told.at_end)
-    taken, matched = (given[: place + 1], given[place]) if by_id else (given[: len(told.pieces)], told.matched)
+    streamed = text.streamed(given[:place], params.get("stop", ()), params.get("min_new_tokens", 0))
+    by_id = place < len(given) and (streamed.matched is None or streamed.at_end)
+    taken, matched = (given[: place + 1], given[place]) if by_id else (given[: len(streamed.pieces)], streamed.matched)
     reason = "length" if matched is None else "stop"
-    pieces = [*told.pieces, *([""] if by_id else [])]
-    pieces[-1] += told.rest
+    pieces = [*streamed.pieces, *([""] if by_id else [])]
+    pieces[-1] += streamed.rest
     last = len(pieces) - 1
     deltas = [
         {"id": token, "text": piece, "finish_reason": reason if index == last else None, "error": None}
@@ -159,7 +159,7 @@ def ended(ids: Sequence[int], wishes: dict[str, Any]) -> dict[str, Any]:
         "deltas": deltas,
         "pages not free": 0,
         "ids": taken,
-        "text": told.text,
+        "text": streamed.text,
         "matched": matched,
         "finish_reason": reason,
         "error": None,
@@ -192,17 +192,17 @@ def deltas_probe(seed: int) -> Values:
     names = [start(engine, [5, 6], {"max_new_tokens": len(ids), "stop": ["fox!"], "logprobs": 0}) for ids in scripts]
     stream = engine.deltas_of(names[1])
     next(stream)
-    told: list[list[Any]] = [[], []]
+    by_request: list[list[Any]] = [[], []]
     for step in range(max(map(len, scripts))):
         for index, (name, ids) in enumerate(zip(names, scripts, strict=True)):
             if step < len(ids):
                 report, logits = [TokenLogprob(ids[step], -float(step), 1)], torch.full((4,), float(step + index))
                 give(engine, name, ids[step], report, logits)
         for delta in engine.deltas:
-            told[names.index(delta.request_id)].append(told_of(delta))
+            by_request[names.index(delta.request_id)].append(plain_delta(delta))
         engine.deltas = []
     entries = [engine.entries[name] for name in names]
-    values: Values = {"told": told, "streamed": [told_of(delta) for delta in stream]}
+    values: Values = {"deltas": by_request, "streamed": [plain_delta(delta) for delta in stream]}
     values["logprobs"] = [[[e.token_id, e.logprob] for (e,) in entry.output.logprobs] for entry in entries]
     times = [entry.request.times for entry in entries]
     values["one time a token"] = [time.tokens == sorted(set(time.tokens)) and len(time.tokens) for time in times]
@@ -210,7 +210,7 @@ def deltas_probe(seed: int) -> Values:
     return values
 
 
-def told_of(delta: Any) -> list[Any]:
+def plain_delta(delta: Any) -> list[Any]:
     """Return a delta as plain values: id, text, report, reason, first logit."""
     report = None if delta.logprobs is None else [[int(e.token_id), float(e.logprob)] for e in delta.logprobs]
     return [
@@ -224,23 +224,23 @@ def told_of(delta: Any) -> list[Any]:
 
 def deltas_spec(seed: int) -> Values:
     """Tell both texts, a delta for each token."""
-    told: list[list[Any]] = []
+    by_request: list[list[Any]] = []
     for index, ids in enumerate((text.in_bytes(TELLING), text.encoded(TELLING))):
-        pieces = text.told(ids, ["fox!"]).pieces
-        pieces[-1] += text.told(ids, ["fox!"]).rest
+        pieces = text.streamed(ids, ["fox!"]).pieces
+        pieces[-1] += text.streamed(ids, ["fox!"]).rest
         reasons = [*[None] * (len(ids) - 1), "length"]
-        told.append(
+        by_request.append(
             [
                 [token, piece, [[token, -float(step)]], reason, float(step + index)]
                 for step, (token, piece, reason) in enumerate(zip(ids, pieces, reasons, strict=True))
             ]
         )
-    reports = [[report for _, _, (report,), _, _ in deltas] for deltas in told]
+    reports = [[report for _, _, (report,), _, _ in deltas] for deltas in by_request]
     return {
-        "told": told,
-        "streamed": told[1],
+        "deltas": by_request,
+        "streamed": by_request[1],
         "logprobs": reports,
-        "one time a token": [len(deltas) for deltas in told],
+        "one time a token": [len(deltas) for deltas in by_request],
         "finished last": [True, True],
     }
 
@@ -262,11 +262,11 @@ SHOWN, HELD = "a tale of ", "fox"  # the second part begins the stop string
 
 def break_off(engine: Any, state: str, how: str) -> str:
     """Bring a request into a state and end it there, twice -> its id. Mutates the engine."""
-    wishes = {"max_new_tokens": 40, "stop": [HELD + "trot"]}
+    params = {"max_new_tokens": 40, "stop": [HELD + "trot"]}
     if state == "waiting":
-        name, ids = str(engine.add_request([5] * 9, make_params(wishes))), list[int]()
+        name, ids = str(engine.add_request([5] * 9, make_params(params))), list[int]()
     else:
-        name, ids = start(engine, [5] * 9, wishes), text.in_bytes(SHOWN + HELD)
+        name, ids = start(engine, [5] * 9, params), text.in_bytes(SHOWN + HELD)
         ids = [] if state == "in its prompt" else ids
         engine.entries[name].request.num_computed_tokens = 4 if state == "in its prompt" else 9
         for token in ids:
@@ -297,7 +297,7 @@ def breaks_probe(seed: int) -> Values:
             deltas = taken_deltas(engine)
             values[f"{state}, {how}"] = {
                 "last delta": deltas[-1],
-                "ends told": sum(delta["finish_reason"] is not None for delta in deltas),
+                "ends reported": sum(delta["finish_reason"] is not None for delta in deltas),
                 "shown": "".join(delta["text"] for delta in deltas),
                 "pages more": pages_left(engine) - held,
                 "finished": engine.entries[name].request.times.finished is not None,
@@ -309,8 +309,11 @@ def breaks_probe(seed: int) -> Values:
     name = start(engine, [5], {"max_new_tokens": 1})
     give(engine, name, 7)
     engine.abort(name)
-    engine.abort("nobody")
-    values["one that has ended, and nobody"] = {"deltas": taken_deltas(engine), "outcome": outcome(engine, name)}
+    engine.abort("unknown")
+    values["an ended and an unknown one"] = {
+        "deltas": taken_deltas(engine),
+        "outcome": outcome(engine, name),
+    }
     return values
 
 
@@ -324,7 +327,7 @@ def breaks_spec(seed: int) -> Values:
             rest, shown = (HELD, SHOWN + HELD) if ids else ("", "")
             values[f"{state}, {how}"] = {
                 "last delta": {"id": None, "text": rest, "finish_reason": how, "error": error},
-                "ends told": 1,
+                "ends reported": 1,
                 "shown": shown,
                 "pages more": 0,
                 "finished": True,
@@ -332,8 +335,8 @@ def breaks_spec(seed: int) -> Values:
                 "others": ["running", "waiting"],
             }
     done = ended([7], {"max_new_tokens": 1})
-    told = {part: done[part] for part in ("ids", "text", "matched", "finish_reason", "error")}
-    return {**values, "one that has ended, and nobody": {"deltas": done["deltas"], "outcome": told}}
+    ended_before = {part: done[part] for part in ("ids", "text", "matched", "finish_reason", "error")}
+    return {**values, "an ended and an unknown one": {"deltas": done["deltas"], "outcome": ended_before}}
 
 
 REGISTRY.add(
@@ -349,7 +352,7 @@ REGISTRY.add(
 # L5.I: constraints --------------------------------------------------------------------------------------------------
 
 WORD = text.in_bytes("fox")
-# What is allowed (-1: an error), the ids that come, and wishes.
+# What is allowed (-1: an error), the ids that come, and parameters.
 GUIDED: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
     "it ends the answer": ([*WORD, EOS[0]], [*WORD, EOS[0]], {"ignore_eos": True}),
     "it goes on at the limit": ([*WORD, *WORD], WORD, {"max_new_tokens": len(WORD)}),
@@ -406,8 +409,8 @@ def limits_probe(seed: int) -> Values:
     constraints = one_text(texts)
     engine = build_engine(embedded_case(), eos=EOS, with_text=True, num_pages=8, constraints=constraints)
     values: Values = {}
-    for case, (allowed, ids, wishes) in GUIDED.items():
-        name = start(engine, [5, 6, 7], {"max_new_tokens": 20, **wishes})
+    for case, (allowed, ids, params) in GUIDED.items():
+        name = start(engine, [5, 6, 7], {"max_new_tokens": 20, **params})
         texts[name] = list(allowed)
         for token in ids:
             if not is_over(engine, name):
@@ -442,7 +445,7 @@ def limits_spec(seed: int) -> Values:
         "a stop string cuts the answer": (WORD, "fo", "", "stop", None, "x", False),
     }
     values: Values = {}
-    for case, (ids, told, last, reason, error, matched, complete) in cases.items():
+    for case, (ids, shown, last, reason, error, matched, complete) in cases.items():
         values[case] = {
             "last delta": {"id": ids[-1], "text": last, "finish_reason": reason, "error": error},
             "complete": complete,
@@ -450,7 +453,7 @@ def limits_spec(seed: int) -> Values:
             "over": 1,
             "pages not free": 0,
             "ids": ids,
-            "text": told,
+            "text": shown,
             "matched": matched,
             "finish_reason": reason,
             "error": error,

@@ -83,14 +83,14 @@ def script_plans() -> list[Plan]:
     for index, (words, spelling, stops, least) in enumerate(SCRIPTS):
         ids = text.encoded(words) if spelling == "as encoded" else text.in_bytes(words)
         ids = ids[:-1] if spelling == "cut short" else ids
-        wishes = {
+        params = {
             "max_new_tokens": len(ids),
             "stop": stops,
             "min_new_tokens": least,
             "ignore_eos": True,
             "logits_processors": {"smoke_script": {"ids": ids}},
         }
-        plans.append(Plan(3 + index, wishes, index // 2))
+        plans.append(Plan(3 + index, params, index // 2))
     return plans
 
 
@@ -111,7 +111,7 @@ def scripts_probe(seed: int) -> Values:
             engine = build_engine(case, with_text=True, **options)
             if "sent back" in load:
                 send_back(engine)
-            run = drive(engine, plans, given, squeeze="preemption" in options, dice=random.Random(seed))
+            run = drive(engine, plans, given, squeeze="preemption" in options, rng=random.Random(seed))
             values[load] = {
                 f"script {index}": {
                     **{part: request[part] for part in ("ids", "text", "finish_reason")},
@@ -139,16 +139,16 @@ def scripts_spec(seed: int) -> Values:
     """Tell every script."""
     requests: Values = {}
     for index, (plan, (_, _, stops, least)) in enumerate(zip(script_plans(), SCRIPTS, strict=True)):
-        script = plan.wishes["logits_processors"]["smoke_script"]["ids"]
-        told = text.told(script, stops, least)
-        ids = script[: len(told.pieces)]
+        script = plan.params["logits_processors"]["smoke_script"]["ids"]
+        streamed = text.streamed(script, stops, least)
+        ids = script[: len(streamed.pieces)]
         requests[f"script {index}"] = {
             "ids": ids,
-            "text": told.text,
-            "finish_reason": ["length" if told.matched is None else "stop"],
+            "text": streamed.text,
+            "finish_reason": ["length" if streamed.matched is None else "stop"],
             "output's ids": ids,
-            "output's text": told.text,
-            "output's matched": told.matched,
+            "output's text": streamed.text,
+            "output's matched": streamed.matched,
         }
     return dict.fromkeys(SCRIPT_LOADS, requests)
 
@@ -212,20 +212,20 @@ def failing_probe(seed: int) -> Values:
         for index, plan in enumerate(FAILING)
     ]
     given[3][2] = NAN_ID
-    wishes = [{**plan.wishes, "logit_bias": {**plan.wishes.get("logit_bias", {}), NAN_ID: -100.0}} for plan in FAILING]
-    plans = [replace(plan, wishes=own) for plan, own in zip(FAILING, wishes, strict=True)]
+    params = [{**plan.params, "logit_bias": {**plan.params.get("logit_bias", {}), NAN_ID: -100.0}} for plan in FAILING]
+    plans = [replace(plan, params=own) for plan, own in zip(FAILING, params, strict=True)]
     values: Values = {}
     with registered(smoke_breaking=breaking_processor()):
         engine = build_engine(
             case, weights=weights, batch_invariant=True, max_running_requests=5, page_size=4, num_pages=40
         )
         clean = watch_pool(engine)
-        run = drive(engine, plans, given, dice=random.Random(seed))
+        run = drive(engine, plans, given, rng=random.Random(seed))
         driver = l4_state_driver.build_driver(case, weights=weights, batch_invariant=True)
         for index, plan in enumerate(plans):
             values[f"request {index}"] = {"engine": run["requests"][index]}
             if index not in WHY:
-                values[f"request {index}"]["alone"] = alone(driver, given[index], plan.wishes)
+                values[f"request {index}"]["alone"] = alone(driver, given[index], plan.params)
     values["no NaN in the pool"] = clean
     values["all pages free"] = run["all pages free"]
     return values
@@ -250,7 +250,7 @@ def failing_verdict(seed: int, got: Values) -> list[Failure]:
     failures = differences([True] * len(clean), clean, None, "the pool holds no NaN, step by step")
     failures += differences(True, got["all pages free"], None, "all pages are free when all are done")
     for index, plan in enumerate(FAILING):
-        name, parts = f"request {index} {plan.wishes}", got[f"request {index}"]
+        name, parts = f"request {index} {plan.params}", got[f"request {index}"]
         if index not in WHY:
             failures += like_alone(parts["engine"], parts["alone"], plan, name)
             continue
@@ -283,7 +283,7 @@ def interrupted_probe(seed: int) -> Values:
     plans = [plan for plan in PLANS if plan.aborted is None]
     given = [plan.prompt(case, seed, index) for index, plan in enumerate(plans)]
     driver = l4_state_driver.build_driver(case, batch_invariant=True)
-    values: Values = {"alone": [alone(driver, p, plan.wishes) for p, plan in zip(given, plans, strict=True)]}
+    values: Values = {"alone": [alone(driver, p, plan.params) for p, plan in zip(given, plans, strict=True)]}
     for part in INTERRUPTED:
         engine = build_engine(case, batch_invariant=True, max_running_requests=6, max_tokens_per_step=9)
         interruptions = interrupt(engine, part)
@@ -324,7 +324,7 @@ def interrupted_verdict(seed: int, got: Values) -> list[Failure]:
         if got[f"{part}, interruptions"] < 4 and part != "cumulate":  # rows may be built anew in every step
             failures.append(Failure(f"{part}", "", "steps that go through this part", "few or none"))
         for index, plan in enumerate(plans):
-            where = f"{part} interrupted, request {index} {plan.wishes}"
+            where = f"{part} interrupted, request {index} {plan.params}"
             failures += like_alone(got[part][index], got["alone"][index], plan, where)
     return failures
 
@@ -361,14 +361,14 @@ def guided_probe(seed: int) -> Values:
     """Serve them, and once more only those without a grammar."""
     case, plans = embedded_case(), guided_plans()
     eos = sorted(embedded_eos_ids())
-    free = [replace(plan, wishes={**plan.wishes, "regex": None}) for plan in plans]
+    free = [replace(plan, params={**plan.params, "regex": None}) for plan in plans]
     values: Values = {}
     for load, options in GUIDED_LOADS.items():
         runs = []
         for each in (plans, free):
             engine = build_engine(case, eos=eos, with_text=True, batch_invariant=True, grammar_backend="fsm", **options)
             names = [
-                engine.add_request(plan.prompt(case, seed, index), make_params(plan.wishes))
+                engine.add_request(plan.prompt(case, seed, index), make_params(plan.params))
                 for index, plan in enumerate(each)
             ]
             for _ in range(MOST_STEPS):

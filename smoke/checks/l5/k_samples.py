@@ -185,14 +185,14 @@ def samples_probe(seed: int) -> Values:
         case = sample_case(name, seed)
         prompt, other = random_ids(case.vocab_size, PROMPT_TOKENS, seed), random_ids(case.vocab_size, 3, seed)
         driver = l4_state_driver.build_driver(case, dtype=dtype, batch_invariant=True)
-        for wanted, wishes in SAMPLES.items():
-            count = wishes.get("best_of", wishes["n"])
-            single = [{**wishes, "n": 1, "best_of": None, "seed": wishes["seed"] + i} for i in range(count)]
+        for wanted, params in SAMPLES.items():
+            count = params.get("best_of", params["n"])
+            single = [{**params, "n": 1, "best_of": None, "seed": params["seed"] + i} for i in range(count)]
             values[f"{name}, {wanted}, alone"] = [alone(driver, prompt, own) for own in single]
             for load, options in LOADS.items():
                 engine = build_engine(case, dtype=dtype, batch_invariant=True, **options)
                 poison_freed_pages(engine)
-                several = [make_params(wishes), make_params({"max_new_tokens": 12})]
+                several = [make_params(params), make_params({"max_new_tokens": 12})]
                 samples, _ = squeezed(engine, "preemption" in options).generate([prompt, other], several)
                 values[f"{name}, {wanted}, {load}"] = {
                     "samples": [sample_of(sample) for sample in samples],
@@ -230,12 +230,12 @@ def samples_verdict(seed: int, got: Values) -> list[Failure]:
     """Rank the lonely runs; the samples must be the best of them, in order, whatever the load."""
     failures = []
     for name, _ in CASES:
-        for wanted, wishes in SAMPLES.items():
+        for wanted, params in SAMPLES.items():
             runs = got[f"{name}, {wanted}, alone"]
-            best = ranked(runs, wishes)
+            best = ranked(runs, params)
             for load, options in LOADS.items():
                 where, run = f"{name}, {wanted}, {load}", got[f"{name}, {wanted}, {load}"]
-                parts = ["ids", "prompt_logprobs", "finish_reason", *(["logprobs"] if "logprobs" in wishes else [])]
+                parts = ["ids", "prompt_logprobs", "finish_reason", *(["logprobs"] if "logprobs" in params else [])]
                 want = [{part: runs[index][part] for part in parts} for index in best]
                 failures += differences(len(want), len(run["samples"]), None, f"{where}, samples")
                 for each, sample in zip(want, run["samples"], strict=False):
@@ -248,15 +248,15 @@ def samples_verdict(seed: int, got: Values) -> list[Failure]:
     return failures
 
 
-def ranked(runs: list[dict[str, Any]], wishes: dict[str, Any]) -> list[int]:
+def ranked(runs: list[dict[str, Any]], params: dict[str, Any]) -> list[int]:
     """Return which of the lonely runs come back: the likeliest n, in their order."""
-    if "best_of" not in wishes:
+    if "best_of" not in params:
         return list(range(len(runs)))
     sums = [
         sum(distribution.log_softmax(row)[token] for row, token in zip(run["logits"].tolist(), run["ids"], strict=True))
         for run in runs
     ]
-    return sorted(sorted(range(len(runs)), key=lambda index: -sums[index])[: wishes["n"]])
+    return sorted(sorted(range(len(runs)), key=lambda index: -sums[index])[: params["n"]])
 
 
 REGISTRY.add(
@@ -319,8 +319,8 @@ REGISTRY.add(
 # When somebody is missing -------------------------------------------------------------------------------------------
 
 
-def orphan_wishes(index: int = 0, n: int = 1) -> dict[str, Any]:
-    """Return what a sample wishes."""
+def orphan_params(index: int = 0, n: int = 1) -> dict[str, Any]:
+    """Return a sample's parameters."""
     return {"temperature": 1.1, "seed": 7 + index, "n": n, "max_new_tokens": 8, "prompt_logprobs": 0}
 
 
@@ -334,7 +334,7 @@ def orphans_probe(seed: int) -> Values:
     case = random_case(l3.SMALL, seed)
     prompt = random_ids(case.vocab_size, 15, seed)
     driver = l4_state_driver.build_driver(case, batch_invariant=True)
-    values: Values = {"alone": [alone(driver, prompt, orphan_wishes(index)) for index in range(3)]}
+    values: Values = {"alone": [alone(driver, prompt, orphan_params(index)) for index in range(3)]}
     for steps, what in MISHAPS:
         engine = build_engine(
             case,
@@ -346,7 +346,7 @@ def orphans_probe(seed: int) -> Values:
             policy="shortest" if "overtaken" in what else "fcfs",
         )
         poison_freed_pages(engine)
-        names = engine.add_samples(prompt, make_params(orphan_wishes(n=3)))
+        names = engine.add_samples(prompt, make_params(orphan_params(n=3)))
         for _ in range(steps):
             engine.step()
         happen(engine, names, what)
@@ -358,7 +358,7 @@ def orphans_probe(seed: int) -> Values:
         values[f"{what} after {steps} steps"] = [sample_of(output) for output in outputs]
     engine, values["refused"] = build_engine(case, num_pages=2), []
     for wrong in ([], [5] * 40, [5, case.vocab_size]):
-        answers = [engine.take_output(name) for name in engine.add_samples(wrong, make_params(orphan_wishes(n=3)))]
+        answers = [engine.take_output(name) for name in engine.add_samples(wrong, make_params(orphan_params(n=3)))]
         values["refused"].append([[a.finish_reason, a.error is not None, list(a.token_ids)] for a in answers])
     values["work after refusals"] = engine.scheduler.has_work
     return values

@@ -15,7 +15,7 @@ CLIP, SLACK = 4096, 20
 LPM_LIMIT, AGING = 128, 16
 Path = tuple[int, ...]
 Chunks = list[list[Any]]  # name, start, number of tokens, whether it samples
-Told = dict[str, list[Any]]  # a step: "chunks" and "preempted"
+StepPlan = dict[str, list[Any]]  # a step: "chunks" and "preempted"
 
 
 class Ambiguous(Exception):  # noqa: N818
@@ -189,7 +189,7 @@ class Naive:
         """Pages that nobody holds."""
         return self.rules.num_pages - sum(person.pages for person in self.running)
 
-    def step(self) -> Told:
+    def step(self) -> StepPlan:
         """Choose a step and return its chunks and who was sent back."""
         gone = self.make_room()
         rows = 10**9 if self.rules.budget is None else self.rules.budget
@@ -296,39 +296,39 @@ def draw_world(seed: str, policy: str, preemption: bool, count: int) -> World:
 
     With preemption answers are long and the estimate begins low, or hardly anybody would be sent back.
     """
-    dice = random.Random(f"world {seed} {policy} {preemption}")
+    rng = random.Random(f"world {seed} {policy} {preemption}")
     shapes = [(6, 120), (20, 70), (9, 90)] if preemption else [(6, 26), (20, 18), (30, 9)]
-    size, (longest_prompt, longest_answer) = dice.choice([1, 2, 4]), dice.choice(shapes)
+    size, (longest_prompt, longest_answer) = rng.choice([1, 2, 4]), rng.choice(shapes)
     people = []
     for index in range(count):
         # 0.7 of a multiple of 10 is a whole number, which floats may miss.
-        most = dice.choice([m for m in range(1, longest_answer + 1) if m % 10 != 1 or m == 1])
-        person = Person(f"r{index}", dice.randint(1, longest_prompt), most, index)
-        person.real = dice.choice([most, most if preemption else dice.randint(1, most)])
+        most = rng.choice([m for m in range(1, longest_answer + 1) if m % 10 != 1 or m == 1])
+        person = Person(f"r{index}", rng.randint(1, longest_prompt), most, index)
+        person.real = rng.choice([most, most if preemption else rng.randint(1, most)])
         people.append(person)
     rules = Rules(
-        int(touched(longest_prompt + longest_answer, size) * dice.choice([1.3, 1.7, 2.5])) + 1,
+        int(touched(longest_prompt + longest_answer, size) * rng.choice([1.3, 1.7, 2.5])) + 1,
         size,
         policy,
-        max_running=dice.choice([7, 32] if preemption else [3, 7, 32]),
-        budget=dice.choice([7, 17, None] if preemption else [3, 7, 17, None]),
+        max_running=rng.choice([7, 32] if preemption else [3, 7, 32]),
+        budget=rng.choice([7, 17, None] if preemption else [3, 7, 17, None]),
         preemption=preemption,
-        max_waited=dice.choice([30, 256] if preemption else [6, 30, 256]),
+        max_waited=rng.choice([30, 256] if preemption else [6, 30, 256]),
         ratio=LEAST,
     )
-    return World(rules, tuple(people), *draw_times(dice, people))
+    return World(rules, tuple(people), *draw_times(rng, people))
 
 
-def draw_times(dice: random.Random, people: Sequence[Person]) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+def draw_times(rng: random.Random, people: Sequence[Person]) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
     """Draw before which step each request comes, and before which a few are aborted."""
     arrivals: dict[int, list[str]] = {}
     aborts: dict[int, list[str]] = {}
     step = 0
     for person in people:
-        step += dice.choice([0, 0, 0, 1, 2])
+        step += rng.choice([0, 0, 0, 1, 2])
         arrivals.setdefault(step, []).append(person.name)
-        if dice.random() < 0.08:
-            aborts.setdefault(step + dice.randint(0, 30), []).append(person.name)
+        if rng.random() < 0.08:
+            aborts.setdefault(step + rng.randint(0, 30), []).append(person.name)
     return arrivals, aborts
 
 
@@ -339,7 +339,7 @@ class Story:
     ``whole`` is false if the story ends early because float rounding would have decided.
     """
 
-    steps: list[Told] = field(default_factory=list)
+    steps: list[StepPlan] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
     whole: bool = True
 
@@ -355,12 +355,12 @@ def tell(world: World) -> Story:
         if step > max(world.arrivals) and not naive.waiting and not naive.running:
             break
         try:
-            told = naive.step()
+            planned = naive.step()
         except Ambiguous:
             story.whole = False
             return story
-        story.steps.append(told)
-        naive.compute(told["chunks"])
+        story.steps.append(planned)
+        naive.compute(planned["chunks"])
         for person in list(naive.running):
             if person.outputs == person.real:
                 naive.leave(person.name)

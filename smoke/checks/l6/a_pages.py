@@ -218,7 +218,7 @@ def part_cases(seed: int) -> dict[str, Agreement]:
     """Return tokens that end or differ inside a page, and pages that are equal again behind one that is not."""
     cases: dict[str, Agreement] = {}
     for size in (2, 4, 16):
-        own, dice = distinct(size * 7), random.Random(f"parts {seed} {size}")
+        own, rng = distinct(size * 7), random.Random(f"parts {seed} {size}")
         for pages in range(1, 7):
             for name, extra in {"one token": 1, "all but one token": size - 1}.items():
                 case = f"page size {size}, {pages} of 7 pages and {name} of the next"
@@ -227,7 +227,7 @@ def part_cases(seed: int) -> dict[str, Agreement]:
     for size in PAGE_SIZES:
         own = distinct(size * 7)
         for wrong in range(1, 7):
-            place = size * wrong + dice.randrange(size)
+            place = size * wrong + rng.randrange(size)
             tokens = [*own[:place], -1, *own[place + 1 :], *distinct(size)]
             cases[f"page size {size}, page {wrong} of 0 to 6 differs at token {place}, the later ones do not"] = (
                 Agreement(size, own, tokens, 0)

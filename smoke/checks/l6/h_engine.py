@@ -24,20 +24,20 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Visit:
-    """A request of a run: its prompt, what it wishes, and before which steps it comes and is aborted."""
+    """A request of a run: its prompt, its parameters, and before which steps it comes and is aborted."""
 
     prompt: list[int]
-    wishes: dict[str, Any]
+    params: dict[str, Any]
     arrives: int = 0
     key: str | None = None
     aborted: int | None = None
 
     @property
     def single(self) -> list[dict[str, Any]]:
-        """The wishes of each sample alone."""
-        count = self.wishes.get("n", 1)
-        seeds = [{"seed": self.wishes["seed"] + index} if "seed" in self.wishes else {} for index in range(count)]
-        return [{**self.wishes, "n": 1, **seed} for seed in seeds]
+        """The parameters of each sample alone."""
+        count = self.params.get("n", 1)
+        seeds = [{"seed": self.params["seed"] + index} if "seed" in self.params else {} for index in range(count)]
+        return [{**self.params, "n": 1, **seed} for seed in seeds]
 
 
 def drive(engine: Any, visits: Sequence[Visit], *, squeeze: bool = False) -> Values:
@@ -46,21 +46,21 @@ def drive(engine: Any, visits: Sequence[Visit], *, squeeze: bool = False) -> Val
     ``squeeze`` lets requests in as if none would grow, so that pages run out.
     """
     names: dict[str, tuple[int, int]] = {}
-    told: dict[str, list[Any]] = {}
+    deltas: dict[str, list[Any]] = {}
     chunks: list[Any] = []
     copied = 0
     for number in range(MOST_STEPS):
         for index, visit in enumerate(visits):
             if visit.arrives == number:
                 for sample, name in enumerate(enter(engine, visit)):
-                    names[name], told[name] = (index, sample), []
+                    names[name], deltas[name] = (index, sample), []
         for name in [name for name, (index, _) in names.items() if visits[index].aborted == number]:
             engine.abort(name)
         engine.scheduler.growth.ratio = 0.0 if squeeze else engine.scheduler.growth.ratio
         output = engine.step()
         engine.scheduler.check_pages()
         for delta in output.deltas:
-            told[delta.request_id].append(delta)
+            deltas[delta.request_id].append(delta)
         chunks.append([[*names[name], start, count] for name, start, count in output.chunks])
         copied += sum(output.copied.values())
         arrived = {index for index, _ in names.values()}
@@ -69,7 +69,7 @@ def drive(engine: Any, visits: Sequence[Visit], *, squeeze: bool = False) -> Val
     scheduler = engine.scheduler
     whose = {f"{index}.{sample}": name for name, (index, sample) in names.items()}
     return {
-        "requests": {place: answer(told[name], engine.take_output(name)) for place, name in whose.items()},
+        "requests": {place: answer(deltas[name], engine.take_output(name)) for place, name in whose.items()},
         "chunks": chunks,
         "copied": copied,
         "preempted": sum(len(step.preempted) for step in engine.log),
@@ -81,7 +81,7 @@ def drive(engine: Any, visits: Sequence[Visit], *, squeeze: bool = False) -> Val
 
 def enter(engine: Any, visit: Visit) -> list[str]:
     """Give a visit to the engine and return the ids of its samples."""
-    params = make_params(visit.wishes)
+    params = make_params(visit.params)
     if params.n > 1:
         return list(engine.add_samples(visit.prompt, params))
     return [engine.add_request(visit.prompt, params, cache_key=visit.key)]
@@ -93,13 +93,13 @@ def statistics(cache: Any) -> list[int] | None:
     return None if stats is None else [stats.num_uses, stats.num_tokens_hit, stats.num_pages_evicted]
 
 
-def lonely(case: ModelCase, dtype: str, visits: Sequence[Visit]) -> Values:
+def reference_runs(case: ModelCase, dtype: str, visits: Sequence[Visit]) -> Values:
     """Run every sample alone and cold with L4's driver."""
     driver = l4_state_driver.build_driver(case, dtype=dtype, batch_invariant=True)
     return {
-        f"{index}.{sample}": alone(driver, visit.prompt, wishes)
+        f"{index}.{sample}": alone(driver, visit.prompt, params)
         for index, visit in enumerate(visits)
-        for sample, wishes in enumerate(visit.single)
+        for sample, params in enumerate(visit.single)
     }
 
 
@@ -108,7 +108,7 @@ def like_lonely(run: Values, cold: Values, visits: Sequence[Visit], where: str) 
     failures: list[Failure] = []
     for name, request in run["requests"].items():
         visit, want = visits[int(name.partition(".")[0])], cold[name]
-        case = f"{where}, request {name} {visit.wishes}"
+        case = f"{where}, request {name} {visit.params}"
         failures += agreement(request, case)
         if visit.aborted is not None and request["finish_reason"] == ["abort"]:
             want = {"ids": want["ids"][: len(request["ids"])]}
@@ -177,7 +177,7 @@ def warm_probe(seed: int) -> Values:
     case, values = random_case(l3.SMALL, seed), Values()
     visits = warm_visits(case, seed)
     for dtype in DTYPES:
-        values[f"{dtype}, alone"] = lonely(case, dtype, visits)
+        values[f"{dtype}, alone"] = reference_runs(case, dtype, visits)
     for dtype, load in RUNS:
         engine = build_engine(case, dtype=dtype, batch_invariant=True, prefix_cache="radix", **LOADS[load])
         poison_freed_pages(engine)
@@ -241,7 +241,7 @@ def off_probe(seed: int) -> Values:
     for dtype in DTYPES:
         driver = l4_state_driver.build_driver(case, dtype=dtype)
         values[dtype] = drive(build_engine(case, dtype=dtype, page_size=4), visits)
-        values[f"{dtype}, alone"] = {f"{i}.0": alone(driver, v.prompt, v.wishes) for i, v in enumerate(visits)}
+        values[f"{dtype}, alone"] = {f"{i}.0": alone(driver, v.prompt, v.params) for i, v in enumerate(visits)}
     return values
 
 
@@ -251,7 +251,7 @@ def off_verdict(seed: int, got: Values) -> list[Failure]:
     failures: list[Failure] = []
     for dtype in DTYPES:
         failures += like_lonely(got[dtype], got[f"{dtype}, alone"], visits, dtype)
-        want = [len(visit.prompt) + visit.wishes["max_new_tokens"] - 1 for visit in visits]
+        want = [len(visit.prompt) + visit.params["max_new_tokens"] - 1 for visit in visits]
         failures += differences(want, computed_by(got[dtype], len(visits)), None, f"{dtype}, tokens computed")
         failures += differences(got[dtype]["pages"][0], got[dtype]["pages"][1], None, f"{dtype}, free pages at the end")
     return failures
@@ -298,7 +298,7 @@ def talk_probe(seed: int) -> Values:
             said += random_ids(case.vocab_size, asked, seed + turn)
             visit = Visit(list(said), {"max_new_tokens": answered})
             run = drive(engine, [visit])
-            turns.append({"prompt": visit.prompt, "run": run, "alone": lonely(case, "float32", [visit])})
+            turns.append({"prompt": visit.prompt, "run": run, "alone": reference_runs(case, "float32", [visit])})
             said += run["requests"]["0.0"]["ids"]
         values[load] = turns
     return values
@@ -364,7 +364,7 @@ def once_probe(seed: int) -> Values:
             **options,
         )
         values[load] = drive(engine, once_visits(case, seed))
-    values["alone"] = lonely(case, "float32", once_visits(case, seed))
+    values["alone"] = reference_runs(case, "float32", once_visits(case, seed))
     return values
 
 

@@ -253,53 +253,53 @@ def named(locks: Mapping[tuple[str, int], int]) -> dict[str, int]:
 
 def replay(world: World, log: Values, where: str) -> Replay:
     """Replay a log to its first step with a fault."""
-    told = Replay(world, where)
+    replayed = Replay(world, where)
     for number, step in enumerate(log["steps"]):
-        told.step(number, step)
-        if told.failures:
-            return told
-    told.fail("work left at the end", False, log["work"])
-    told.fail("pages free after everything was evicted", world.num_pages, log["free at the end"])
-    return told
+        replayed.step(number, step)
+        if replayed.failures:
+            return replayed
+    replayed.fail("work left at the end", False, log["work"])
+    replayed.fail("pages free after everything was evicted", world.num_pages, log["free at the end"])
+    return replayed
 
 
 # Worlds -------------------------------------------------------------------------------------------------------------
 
 
-def draw_guests(dice: random.Random, count: int) -> Iterator[Guest]:
+def draw_guests(rng: random.Random, count: int) -> Iterator[Guest]:
     """Draw guests: stems that several begin with, talks that go on, keys, reports and samples."""
-    stems = [[dice.randrange(1, 4) for _ in range(dice.choice([5, 8, 13]))] for _ in range(3)]
+    stems = [[rng.randrange(1, 4) for _ in range(rng.choice([5, 8, 13]))] for _ in range(3)]
     talks: list[list[int]] = []
     step = 0
     for index in range(count):
-        prompt = [*dice.choice(stems), *(dice.randrange(1, 4) for _ in range(dice.randrange(5)))]
-        if talks and dice.random() < 0.4:
-            prompt = [*dice.choice(talks), *(dice.randrange(1, 4) for _ in range(dice.choice([1, 2, 6])))]
+        prompt = [*rng.choice(stems), *(rng.randrange(1, 4) for _ in range(rng.randrange(5)))]
+        if talks and rng.random() < 0.4:
+            prompt = [*rng.choice(talks), *(rng.randrange(1, 4) for _ in range(rng.choice([1, 2, 6])))]
         if len(prompt) > 30:
-            prompt = prompt[: dice.randint(6, 30)]
-        most = dice.randint(1, 14)
+            prompt = prompt[: rng.randint(6, 30)]
+        most = rng.randint(1, 14)
         guest = Guest(
             f"r{index}",
             prompt,
             most,
-            dice.choice([most, dice.randint(1, most)]),
+            rng.choice([most, rng.randint(1, most)]),
             step,
-            dice.choice([None, None, None, "tenant"]),
-            dice.choice([0, 0, 2]),
-            dice.random() < 0.1,
-            dice.choice([1, 1, 1, 1, 3]),
+            rng.choice([None, None, None, "tenant"]),
+            rng.choice([0, 0, 2]),
+            rng.random() < 0.1,
+            rng.choice([1, 1, 1, 1, 3]),
         )
         talks.append(guest.tokens)
-        step += dice.choice([0, 0, 1, 4])
+        step += rng.choice([0, 0, 1, 4])
         yield guest
 
 
 def worlds(seed: int) -> dict[str, World]:
     """Return worlds in which prompts come in chunks, pages run out, requests wait for each other and samples copy."""
-    dice = random.Random(f"worlds {seed}")
+    rng = random.Random(f"worlds {seed}")
 
     def guests() -> tuple[Guest, ...]:
-        return tuple(draw_guests(dice, 22))
+        return tuple(draw_guests(rng, 22))
 
     return {
         "one at a time": World(guests(), 4, 24),
@@ -356,14 +356,14 @@ REGISTRY.add(
 
 def bound_prompts(seed: int, size: int) -> list[list[int]]:
     """Draw prompts that branch again and again. None is the beginning of another: each ends with a token of its own."""
-    dice = random.Random(f"bound {seed} {size}")
+    rng = random.Random(f"bound {seed} {size}")
     prompts: list[list[int]] = []
     for index in range(40):
-        start = dice.choice(prompts) if prompts and dice.random() < 0.8 else []
-        kept = start[: dice.randrange(len(start))] if start else []
-        more = [dice.randrange(3) for _ in range(dice.randint(1, 12))]
+        start = rng.choice(prompts) if prompts and rng.random() < 0.8 else []
+        kept = start[: rng.randrange(len(start))] if start else []
+        more = [rng.randrange(3) for _ in range(rng.randint(1, 12))]
         prompts.append([*kept, *more, 100 + index])
-    dice.shuffle(prompts)
+    rng.shuffle(prompts)
     return prompts
 
 
@@ -388,10 +388,10 @@ def bound_verdict(seed: int, got: Values) -> list[Failure]:
         prompts = bound_prompts(seed, size)
         edges = {tuple(prompt[:end]) for prompt in prompts for end in range(size, len(prompt) + 1, size)}
         least = size * len(edges) + sum(len(prompt) % size for prompt in prompts)
-        told = replay(bound_world(seed, size), log, where)
-        failures += told.failures
+        replayed = replay(bound_world(seed, size), log, where)
+        failures += replayed.failures
         total = sum(len(prompt) for prompt in prompts)
-        failures += differences(least, sum(told.computed.values()), None, f"{where}, tokens computed of {total}")
+        failures += differences(least, sum(replayed.computed.values()), None, f"{where}, tokens computed of {total}")
         failures += differences([40, total, total - least], log["hit"], None, f"{where}, [requests, tokens, found]")
     return failures
 

@@ -229,11 +229,11 @@ def share_probe(seed: int) -> Values:
             store.lock(request.hit)
             request.pages = [*request.hit.pages, *request.pages]
             store.refuses = refuses
-            told = []
+            results = []
             for _ in range(2):
                 duplicates = share_pages(request, store, 4)
-                told.append(left_by(request, store, sorted(duplicates)))
-            values[f"{name}, the cache {'takes nothing' if refuses else 'takes all'}"] = told
+                results.append(left_by(request, store, sorted(duplicates)))
+            values[f"{name}, the cache {'takes nothing' if refuses else 'takes all'}"] = results
     return values
 
 
@@ -383,8 +383,8 @@ def meet_probe(group: str) -> Probe:
                 running = [build(other, f"r{index}") for index, other in enumerate(meeting.runs, 1)]
                 running += [other for other in siblings if other.state.value == "running"]
                 pages = tuple(range(meeting.found))
-                told = could_share_soon(request, PrefixHit(pages, pages), running, 4, SharingLimits(least, below))
-                values[meeting_name(name, least, below)] = bool(told)
+                results = could_share_soon(request, PrefixHit(pages, pages), running, 4, SharingLimits(least, below))
+                values[meeting_name(name, least, below)] = bool(results)
         return values
 
     return probe

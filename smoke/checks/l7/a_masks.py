@@ -298,21 +298,21 @@ def without_surrogates(first: int, last: int) -> Ranges:
 
 def small_ranges(seed: int) -> dict[str, Ranges]:
     """Return ranges that every character of can be looked at: single ones, and windows around every edge."""
-    dice = random.Random(f"ranges {seed}")
+    rng = random.Random(f"ranges {seed}")
     cases: dict[str, Ranges] = {"nothing": ()}
     for edge in EDGES:
         cases[name_of(((edge, edge),))] = ((edge, edge),)
         for _ in range(6):
-            first = max(0, edge - dice.choice([0, 1, 2, 63, 64, 65, 300, 5000]))
-            last = min(0x10FFFF, edge + dice.choice([0, 1, 2, 63, 64, 65, 300, 5000]))
+            first = max(0, edge - rng.choice([0, 1, 2, 63, 64, 65, 300, 5000]))
+            last = min(0x10FFFF, edge + rng.choice([0, 1, 2, 63, 64, 65, 300, 5000]))
             ranges = without_surrogates(first, last)
             cases[name_of(ranges)] = ranges
     for _ in range(60):
-        first = dice.choice([dice.randrange(0x900), dice.randrange(0x20000), dice.randrange(0x10FFFF)])
-        ranges = without_surrogates(first, min(0x10FFFF, first + dice.choice([1, 3, 64, 100, 4096, 9000])))
+        first = rng.choice([rng.randrange(0x900), rng.randrange(0x20000), rng.randrange(0x10FFFF)])
+        ranges = without_surrogates(first, min(0x10FFFF, first + rng.choice([1, 3, 64, 100, 4096, 9000])))
         cases[name_of(ranges)] = ranges
     for _ in range(10):
-        ends = sorted(dice.sample(range(0x1000), 8))
+        ends = sorted(rng.sample(range(0x1000), 8))
         ranges = tuple(pair for pair in zip(ends[::2], ends[1::2], strict=True))
         cases[name_of(ranges)] = ranges
     return cases
@@ -325,9 +325,9 @@ def name_of(ranges: Ranges) -> str:
 
 def large_ranges(seed: int) -> dict[str, Ranges]:
     """Return ranges whose characters are only counted."""
-    dice = random.Random(f"large {seed}")
+    rng = random.Random(f"large {seed}")
     cases = [without_surrogates(0, 0x10FFFF), ((0x80, 0xD7FF),), ((0xE000, 0x10FFFF),), ((0x10000, 0x10FFFF),)]
-    cases += [without_surrogates(*sorted(dice.sample(range(0x110000), 2))) for _ in range(30)]
+    cases += [without_surrogates(*sorted(rng.sample(range(0x110000), 2))) for _ in range(30)]
     return {name_of(ranges): ranges for ranges in cases}
 
 
@@ -392,11 +392,11 @@ def matches_one(sequence: Sequence[Sequence[int]], data: bytes) -> bool:
 def large_verdict(seed: int, got: Values) -> list[Failure]:
     """Count what is spelled, look for characters near every edge and for drawn ones, and count the sequences."""
     failures: list[Failure] = []
-    dice = random.Random(f"characters {seed}")
+    rng = random.Random(f"characters {seed}")
     near = {
         edge + step for edge in (*EDGES, 0x1000, 0xCFFF, 0x3FFFF, 0x40000, 0xFFFFF, 0x100000) for step in (-1, 0, 1)
     }
-    asked = sorted({*near, *(dice.randrange(0x110000) for _ in range(150))})
+    asked = sorted({*near, *(rng.randrange(0x110000) for _ in range(150))})
     codes = [code for code in asked if 0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF]
     for name, ranges in large_ranges(seed).items():
         sequences: Sequences = got[name]
@@ -417,13 +417,13 @@ def large_verdict(seed: int, got: Values) -> list[Failure]:
 
 def split_cases(seed: int) -> dict[str, tuple[int, int]]:
     """Return the first and last character of ranges whose characters all have the same length."""
-    dice = random.Random(f"split {seed}")
+    rng = random.Random(f"split {seed}")
     cases: dict[str, tuple[int, int]] = {}
     spans = [(0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)]
     for low, high in spans:
         picked = [(low, high), (low, low), (high, high), (low, low + 1), (high - 1, high), (low + 1, high - 1)]
-        starts = [dice.randrange(low, high - 64) for _ in range(10)]
-        picked += [(first, min(high, first + dice.choice([1, 60, 64, 130, 5000]))) for first in starts]
+        starts = [rng.randrange(low, high - 64) for _ in range(10)]
+        picked += [(first, min(high, first + rng.choice([1, 60, 64, 130, 5000]))) for first in starts]
         cases |= {f"U+{first:04X}…U+{last:04X}": (first, last) for first, last in picked}
     return {name: pair for name, pair in cases.items() if pair[1] - pair[0] < 70_000}
 

@@ -115,7 +115,7 @@ def language_faults(values: Values, tree: Tree, alphabet: str, longest: int) -> 
     return []
 
 
-def spelling_faults(values: Values, tree: Tree, dice: random.Random, walks: int = 60) -> list[Failure]:
+def spelling_faults(values: Values, tree: Tree, rng: random.Random, walks: int = 60) -> list[Failure]:
     """Walk at random: whatever is accepted is UTF-8, and matches."""
     rows, accepting = rows_of(values), values["accepting"]
     for _ in range(walks):
@@ -128,7 +128,7 @@ def spelling_faults(values: Values, tree: Tree, dice: random.Random, walks: int 
             live = [byte for byte in range(256) if rows[state][byte] != DEAD]
             if not live:
                 break
-            byte = dice.choice(live)
+            byte = rng.choice(live)
             data, state = data + bytes([byte]), rows[state][byte]
     return []
 
@@ -151,7 +151,7 @@ def language_verdict(trees: Trees, alphabet: str, longest: int) -> Callable[[int
 
     def verdict(seed: int, got: Values) -> list[Failure]:
         failures: list[Failure] = []
-        dice = random.Random(f"walks {seed}")
+        rng = random.Random(f"walks {seed}")
         for tree in trees(seed):
             values = got[write(tree)]
             if not has_text(tree):
@@ -160,7 +160,7 @@ def language_verdict(trees: Trees, alphabet: str, longest: int) -> Callable[[int
                 )
                 continue
             faults = language_faults(values, tree, alphabet, longest)
-            failures += faults or spelling_faults(values, tree, dice) + trimmed_faults(values, write(tree))
+            failures += faults or spelling_faults(values, tree, rng) + trimmed_faults(values, write(tree))
         return failures[:6]
 
     return verdict
@@ -174,7 +174,7 @@ Graph = list[list[int]]
 
 def skip_graphs(seed: int) -> dict[str, Graph]:
     """Return which states lead where without a byte: chains, circles, and drawn ones."""
-    dice = random.Random(f"skips {seed}")
+    rng = random.Random(f"skips {seed}")
     graphs: dict[str, Graph] = {
         "no skips": [[], [], []],
         "a chain": [[1], [2], [3], []],
@@ -185,8 +185,8 @@ def skip_graphs(seed: int) -> dict[str, Graph]:
         "a chain of 3000": [[state + 1] for state in range(2999)] + [[]],
     }
     for number in range(20):
-        size = dice.choice([3, 6, 12])
-        graphs[f"drawn {number}"] = [dice.sample(range(size), dice.choice([0, 1, 1, 2])) for _ in range(size)]
+        size = rng.choice([3, 6, 12])
+        graphs[f"drawn {number}"] = [rng.sample(range(size), rng.choice([0, 1, 1, 2])) for _ in range(size)]
     return graphs
 
 
@@ -228,7 +228,7 @@ Edges = list[list[tuple[tuple[int, int], int]]]
 
 def hand_made(seed: int) -> dict[str, tuple[Edges, Graph]]:
     """Return edges over bytes and skips of automata that no tree would give; the last state is the end."""
-    dice = random.Random(f"automata {seed}")
+    rng = random.Random(f"automata {seed}")
     found: dict[str, tuple[Edges, Graph]] = {
         "nothing but a skip": ([[], []], [[1], []]),
         "no way to the end": ([[((97, 97), 0)], []], [[], []]),
@@ -238,12 +238,12 @@ def hand_made(seed: int) -> dict[str, tuple[Edges, Graph]]:
         "the end goes on": ([[((97, 97), 1)], [((98, 98), 0)]], [[], []]),
     }
     for number in range(40):
-        size = dice.choice([2, 4, 6])
+        size = rng.choice([2, 4, 6])
         edges: Edges = [[] for _ in range(size)]
-        for _ in range(dice.choice([size, 2 * size])):
-            first, last = sorted(dice.choices(range(97, 103), k=2))
-            edges[dice.randrange(size)].append(((first, last), dice.randrange(size)))
-        skips = [dice.sample(range(size), dice.choice([0, 0, 0, 1, 2])) for _ in range(size)]
+        for _ in range(rng.choice([size, 2 * size])):
+            first, last = sorted(rng.choices(range(97, 103), k=2))
+            edges[rng.randrange(size)].append(((first, last), rng.randrange(size)))
+        skips = [rng.sample(range(size), rng.choice([0, 0, 0, 1, 2])) for _ in range(size)]
         found[f"drawn {number}"] = (edges, skips)
     return found
 

@@ -28,20 +28,20 @@ def ordered(rows: Rows, accepting: Sequence[bool]) -> Automaton:
     return [[number.get(after, DEAD) for after in rows[state]] for state in met], [accepting[state] for state in met]
 
 
-def draw_automaton(dice: random.Random, size: int, columns: int, copies: int) -> Automaton:
+def draw_automaton(rng: random.Random, size: int, columns: int, copies: int) -> Automaton:
     """Draw an automaton and put several copies in place of each state, so that many are equal."""
-    rows = [[dice.choice([DEAD, *range(size)]) for _ in range(columns)] for _ in range(size)]
-    ends = [dice.random() < 0.4 for _ in range(size)]
-    ends[dice.randrange(size)] = True
-    of = [state for state in range(size) for _ in range(dice.randint(1, copies))]
+    rows = [[rng.choice([DEAD, *range(size)]) for _ in range(columns)] for _ in range(size)]
+    ends = [rng.random() < 0.4 for _ in range(size)]
+    ends[rng.randrange(size)] = True
+    of = [state for state in range(size) for _ in range(rng.randint(1, copies))]
     twins = {state: [index for index, one in enumerate(of) if one == state] for state in range(size)}
-    blown = [[DEAD if after == DEAD else dice.choice(twins[after]) for after in rows[state]] for state in of]
+    blown = [[DEAD if after == DEAD else rng.choice(twins[after]) for after in rows[state]] for state in of]
     return ordered(blown, [ends[state] for state in of])
 
 
 def to_merge(seed: int) -> dict[str, Automaton]:
     """Return automata: made by hand, chains whose states only a long text tells apart, and drawn ones."""
-    dice = random.Random(f"merge {seed}")
+    rng = random.Random(f"merge {seed}")
     cases: dict[str, Automaton] = {
         "one state": ([[0, DEAD]], [True]),
         "one state, no edge": ([[DEAD, DEAD]], [True]),
@@ -64,7 +64,7 @@ def to_merge(seed: int) -> dict[str, Automaton]:
         cases[f"a circle of {2 * length} that repeats"] = (circle, [state % length == 0 for state in range(2 * length)])
     for number in range(25):
         cases[f"drawn {number}"] = draw_automaton(
-            dice, dice.choice([1, 2, 4, 7]), dice.choice([1, 2, 3]), dice.choice([1, 3, 5])
+            rng, rng.choice([1, 2, 4, 7]), rng.choice([1, 2, 3]), rng.choice([1, 3, 5])
         )
     return cases
 

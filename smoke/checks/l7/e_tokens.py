@@ -63,25 +63,25 @@ def drawn_walks(seed: int) -> dict[str, Walk]:
     walks: dict[str, Walk] = {}
     for share in (0.02, 0.1, 0.25, 0.5, 0.9, 1.0):
         for letters, longest, count in ((4, 9, 300), (40, 4, 500), (256, 3, 400)):
-            dice = random.Random(f"walks {seed} {share} {letters}")
-            alphabet = dice.sample(range(256), letters)
-            tokens = [bytes(dice.choices(alphabet, k=dice.randint(0, longest))) for _ in range(count)]
-            rows = [[dice.randrange(5) if dice.random() < share else DEAD for _ in range(256)] for _ in range(4)]
+            rng = random.Random(f"walks {seed} {share} {letters}")
+            alphabet = rng.sample(range(256), letters)
+            tokens = [bytes(rng.choices(alphabet, k=rng.randint(0, longest))) for _ in range(count)]
+            rows = [[rng.randrange(5) if rng.random() < share else DEAD for _ in range(256)] for _ in range(4)]
             walks[f"{share:.0%} of the bytes may come, {letters} letters, {count} tokens"] = (
                 tokens,
-                [*rows, [dice.randrange(5) for _ in range(256)]],
+                [*rows, [rng.randrange(5) for _ in range(256)]],
             )
     return walks
 
 
 def long_walks(seed: int) -> dict[str, Walk]:
     """Return tokens of up to 70 bytes, one of which may come to its end; the others fail at every depth."""
-    dice = random.Random(f"long {seed}")
-    word = "".join(dice.choices("abcdef", k=70))
+    rng = random.Random(f"long {seed}")
+    word = "".join(rng.choices("abcdef", k=70))
     tokens = [word[:end].encode() for end in (1, 2, 9, 33, 69, 70)] + [(word + "a").encode(), word[1:].encode()]
     for place in range(0, 70, 3):
         tokens.append((word[:place] + "-" + word[place + 1 :]).encode())
-    crowd = [bytes(dice.choices(b"uvwxyz", k=5)) for _ in range(400)]
+    crowd = [bytes(rng.choices(b"uvwxyz", k=5)) for _ in range(400)]
     rows, _ = table_of_words([word])
     return {"70 bytes": (tokens, rows), "70 bytes among many that may never come": ([*crowd, *tokens], rows)}
 
@@ -141,18 +141,18 @@ def levels_of(tokens: list[bytes]) -> list[list[bytes]]:
 
 def steps(seed: int) -> dict[str, tuple[list[bytes], Rows, int, list[int]]]:
     """Return vocabularies with a level and the states of its nodes; from one live node to all of them."""
-    dice = random.Random(f"steps {seed}")
+    rng = random.Random(f"steps {seed}")
     cases: dict[str, tuple[list[bytes], Rows, int, list[int]]] = {}
     for number in range(24):
-        alphabet = dice.sample(range(256), dice.choice([3, 12]))
-        tokens = [bytes(dice.choices(alphabet, k=dice.randint(1, 6))) for _ in range(dice.choice([30, 200]))]
-        rows = [[dice.choice([DEAD, 0, 1, 2]) for _ in range(256)] for _ in range(2)]
-        rows.append([dice.randrange(3) for _ in range(256)])
+        alphabet = rng.sample(range(256), rng.choice([3, 12]))
+        tokens = [bytes(rng.choices(alphabet, k=rng.randint(1, 6))) for _ in range(rng.choice([30, 200]))]
+        rows = [[rng.choice([DEAD, 0, 1, 2]) for _ in range(256)] for _ in range(2)]
+        rows.append([rng.randrange(3) for _ in range(256)])
         levels = levels_of(tokens)
-        depth = dice.randrange(len(levels) - 1)
-        share = dice.choice([0.0, 0.1, 0.2, 0.3, 0.6, 1.0])
-        states = [dice.randrange(3) if dice.random() < share else DEAD for _ in levels[depth]]
-        states[dice.randrange(len(states))] = dice.randrange(3)
+        depth = rng.randrange(len(levels) - 1)
+        share = rng.choice([0.0, 0.1, 0.2, 0.3, 0.6, 1.0])
+        states = [rng.randrange(3) if rng.random() < share else DEAD for _ in levels[depth]]
+        states[rng.randrange(len(states))] = rng.randrange(3)
         name = f"step {number}, level {depth}, {sum(state != DEAD for state in states)} of {len(states)} nodes live"
         cases[name] = (tokens, rows, depth, states)
     return cases
@@ -198,9 +198,9 @@ def sizes_probe(seed: int) -> Values:
 
 def large_walk(seed: int) -> Walk:
     """Return 20,000 tokens, and states in which a letter, an alphabet, half of the bytes and every byte may come."""
-    dice = random.Random(f"large {seed}")
+    rng = random.Random(f"large {seed}")
     letters = b"etaoinshrdlu ETAOIN.,0123456789"
-    tokens = [bytes(dice.choices(letters, k=dice.randint(1, 8))) for _ in range(20_000)]
+    tokens = [bytes(rng.choices(letters, k=rng.randint(1, 8))) for _ in range(20_000)]
     return tokens, table_of([{"e": 1}, {"etaoin": 2}, {(0, 0x40): 2, "e": 3}, {(0, 255): 3}])
 
 

@@ -213,10 +213,10 @@ def history_spec(histories: Histories) -> Callable[[int], Values]:
         values: Values = {}
         for name, (language_name, history) in histories(seed).items():
             answers = [Answer(languages()[language_name])]
-            seen: Values = {"before": answers[0].told()}
+            seen: Values = {"before": answers[0].observed()}
             for number, operation in enumerate(history, start=1):
                 raised = happen(answers, operation)
-                seen[step_name(number, operation)] = [raised, [answer.told() for answer in answers]]
+                seen[step_name(number, operation)] = [raised, [answer.observed() for answer in answers]]
             values[f"{name} ({language_name})"] = seen
         return values
 
@@ -319,8 +319,8 @@ def parts(seed: int) -> dict[str, History]:
 
 def drawn_histories(seed: int) -> dict[str, History]:
     """Draw a history for each language."""
-    dice = random.Random(f"histories {seed}")
-    return {f"drawn {name}": (name, draw_operations(dice, language, 30)) for name, language in languages().items()}
+    rng = random.Random(f"histories {seed}")
+    return {f"drawn {name}": (name, draw_operations(rng, language, 30)) for name, language in languages().items()}
 
 
 def fill_probe(seed: int) -> Values:
@@ -366,7 +366,7 @@ def memo_probe(seed: int) -> Values:
             for operation in way:
                 do(grammars, operation)
                 happen(answers, operation)
-                wrong += see(grammars[0], 3) != answers[0].told()
+                wrong += see(grammars[0], 3) != answers[0].observed()
                 largest = max(largest, len(compiled.masks))
         walks = "few" if compiled.trie.num_walks <= len(language.rows) else f"{compiled.trie.num_walks} walks"
         values[f"{name}, wrong masks"] = wrong

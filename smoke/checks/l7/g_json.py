@@ -46,13 +46,13 @@ def same_answers(case: str, want: dict[str, bool], tree: Tree) -> list[Failure]:
 
 def windows(seed: int) -> list[tuple[int, int]]:
     """Return ranges of integers: all small ones around zero, around powers of ten, and drawn ones."""
-    dice = random.Random(f"windows {seed}")
+    rng = random.Random(f"windows {seed}")
     found = [(low, high) for low in range(-12, 13, 3) for high in range(low, 13)]
     found += [(low, high) for low in (0, 1, 9, 10, 17, 95, 99) for high in (9, 10, 11, 99, 100, 101, 345, 999, 1000)]
     found += [(-345, -17), (-1000, -1), (-100, 100), (-10, -10), (100, 100), (990, 1010), (1000, 2999), (0, 0)]
     for _ in range(120):
-        low = dice.choice([1, -1]) * dice.randrange(10 ** dice.randint(1, 4))
-        found.append((low, low + dice.randrange(10 ** dice.randint(1, 3))))
+        low = rng.choice([1, -1]) * rng.randrange(10 ** rng.randint(1, 4))
+        found.append((low, low + rng.randrange(10 ** rng.randint(1, 3))))
     return [(low, high) for low, high in dict.fromkeys(found) if low <= high]
 
 
@@ -89,23 +89,23 @@ REGISTRY.add(
 
 def bounds(seed: int) -> list[tuple[int, int]]:
     """Return ranges whose integers nobody could write down."""
-    dice = random.Random(f"bounds {seed}")
+    rng = random.Random(f"bounds {seed}")
     wide = 10**15 - 1
     found = [(-wide, wide), (0, wide), (1, 2**63 - 1), (-(2**63), 2**63 - 1), (-wide, -1), (10**14, 10**15)]
     found += [(123_111, 126_050), (-5_000, -2_001)]
     found += [(999_999_999_999, 1_000_000_000_001), (123_456_789, 987_654_321), (-(10**30), 7 * 10**29)]
     for _ in range(20):
-        ends = sorted(dice.choice([1, -1]) * dice.randrange(10 ** dice.randint(6, 20)) for _ in range(2))
+        ends = sorted(rng.choice([1, -1]) * rng.randrange(10 ** rng.randint(6, 20)) for _ in range(2))
         found.append((ends[0], ends[1]))
     return found
 
 
 def spots(low: int, high: int, seed: int) -> dict[str, bool]:
     """Return texts and whether they are integers of the range: around ends and powers of ten, and what is none."""
-    dice = random.Random(f"spots {seed} {low} {high}")
+    rng = random.Random(f"spots {seed} {low} {high}")
     longest = len(str(max(abs(low), abs(high))))
     powers = [sign * 10**power for power in {1, longest // 2, longest - 1, longest} for sign in (1, -1)]
-    places = {low, high, 0, *powers, *(dice.randint(low, high) for _ in range(12))}
+    places = {low, high, 0, *powers, *(rng.randint(low, high) for _ in range(12))}
     places |= {round((low + high) / 2), low * 10, high * 10, low // 10, high // 10, -low, -high}
     numbers = {place + step for place in places for step in (-1, 0, 1)}
     answers = {str(number): low <= number <= high for number in sorted(numbers)}
@@ -200,7 +200,7 @@ def characters_verdict(seed: int, got: Values) -> list[Failure]:
     for name, ranges in SETS.items():
         want = {spelled(chr(code)) for first, last in ranges for code in range(first, last + 1)}
         failures += same_texts(name, want, got["sets"][name])
-    dice = random.Random(f"characters {seed}")
+    rng = random.Random(f"characters {seed}")
     codes = [
         *range(0x300),
         0xD7FF,
@@ -209,7 +209,7 @@ def characters_verdict(seed: int, got: Values) -> list[Failure]:
         0x10000,
         0x10FFFF,
         0x2028,
-        *(dice.randrange(0xD800) for _ in "x" * 50),
+        *(rng.randrange(0xD800) for _ in "x" * 50),
     ]
     right = {spelled(chr(code)): True for code in codes}
     halves = dict.fromkeys(["\ud800", "\udbff", "\udc00", "\udfff"], False)

@@ -37,10 +37,10 @@ STOPS = tuple(sorted(embedded_eos_ids()))
 
 @dataclass(frozen=True)
 class Guest:
-    """A request: which prompt, what it wishes, its sentences, and before which steps it comes and is aborted."""
+    """A request: which prompt, its parameters, its sentences, and before which steps it comes and is aborted."""
 
     prompt: int
-    wishes: dict[str, Any]
+    params: dict[str, Any]
     sentences: tuple[str, ...] = ()
     arrives: int = 0
     aborted: int | None = None
@@ -48,7 +48,7 @@ class Guest:
     def params(self) -> Any:
         """Build the parameters; the sentences are the text of a regex, which the backend reads in its own way."""
         grammar = {"regex": json.dumps(self.sentences)} if self.sentences else {}
-        return make_params({**self.wishes, **grammar})
+        return make_params({**self.params, **grammar})
 
 
 def register_backend(gates: dict[str, threading.Event]) -> None:
@@ -82,7 +82,7 @@ def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = Fa
 
     ``squeeze`` lets requests in as if none would grow, so that pages run out.
     """
-    given, names, told = prompts(seed), dict[str, int](), [list[Any]() for _ in guests]
+    given, names, deltas = prompts(seed), dict[str, int](), [list[Any]() for _ in guests]
     preempted, forced, waiting = 0, [0] * len(guests), list[int]()
     for number in range(MOST_STEPS):
         for index, guest in enumerate(guests):
@@ -95,18 +95,18 @@ def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = Fa
         engine.scheduler.check_pages()
         preempted, waiting = preempted + len(output.preempted), [*waiting, output.num_compiling]
         for delta in output.deltas:
-            told[names[delta.request_id]].append(delta)
+            deltas[names[delta.request_id]].append(delta)
         for name, count in output.forced.items():
             forced[names[name]] += count
         if len(names) == len(guests) and not engine.has_work and not engine.deltas:
             break
     outputs = {index: engine.take_output(name) for name, index in names.items()}
     free = engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_pages
-    answers = [told_of(told[index], outputs[index], forced[index]) for index in range(len(guests))]
+    answers = [plain_answer(deltas[index], outputs[index], forced[index]) for index in range(len(guests))]
     return {"answers": answers, "preempted": preempted, "all pages free": free, "waiting": waiting}
 
 
-def told_of(deltas: Sequence[Any], output: Any, forced: int) -> dict[str, Any]:
+def plain_answer(deltas: Sequence[Any], output: Any, forced: int) -> dict[str, Any]:
     """Return what a request was told, which of its tokens were sampled, and what became of its grammar."""
     raise_missing(output.error)
     tokens = [delta for delta in deltas if delta.token_id is not None]
@@ -136,14 +136,14 @@ def raise_missing(error: str | None) -> None:
 # What an answer must be ---------------------------------------------------------------------------------------------
 
 
-def choose(row: Sequence[float], past: Past, wishes: dict[str, Any], allowed: set[int]) -> int:
+def choose(row: Sequence[float], past: Past, params: dict[str, Any], allowed: set[int]) -> int:
     """Choose a token by the specs of all stages, the grammar after every other ban."""
-    processed = list(histories.processed(list(row), past, wishes, STOPS))
+    processed = list(histories.processed(list(row), past, params, STOPS))
     masked = [value if token in allowed else -torch.inf for token, value in enumerate(processed)]
-    if not wishes.get("temperature"):
+    if not params.get("temperature"):
         return histories.greedy(torch.tensor(masked, dtype=torch.float32).tolist())
     position = len(past.prompt) + len(past.output) - 1
-    return distribution.seeded(histories.filtered(masked, wishes), wishes["seed"], position)
+    return distribution.seeded(histories.filtered(masked, params), params["seed"], position)
 
 
 def judge_choices(guest: Guest, got: dict[str, Any], seed: int, case: str, sentences: Sequence[str]) -> list[Failure]:
@@ -157,7 +157,7 @@ def judge_choices(guest: Guest, got: dict[str, Any], seed: int, case: str, sente
             return [Failure(where, "", "a token that its grammar allows", str(token))]
         if got["sampled"][place]:
             want = choose(
-                got["logits"][sampled].tolist(), Past(tuple(prompt), tuple(ids[:place])), guest.wishes, allowed
+                got["logits"][sampled].tolist(), Past(tuple(prompt), tuple(ids[:place])), guest.params, allowed
             )
             if token != want:
                 return [Failure(where, "", f"token {want}, the specs' choice", f"token {token}")]
@@ -168,7 +168,7 @@ def judge_choices(guest: Guest, got: dict[str, Any], seed: int, case: str, sente
 def judge_whole(guest: Guest, got: dict[str, Any], seed: int, case: str) -> list[Failure]:
     """Ask an answer for one of its sentences and then one stop token, if it had room for them."""
     failures = judge_choices(guest, got, seed, case, guest.sentences)
-    if len(got["ids"]) == guest.wishes["max_new_tokens"] and got["ids"][-1] not in STOPS:  # in single letters
+    if len(got["ids"]) == guest.params["max_new_tokens"] and got["ids"][-1] not in STOPS:  # in single letters
         return failures + differences(["length"], got["finish_reason"], None, case) + agreement(got, case)
     want = {"finish_reason": ["stop"], "complete": True}
     failures += differences(want, {part: got[part] for part in want}, None, case)
@@ -208,7 +208,7 @@ def together_probe(seed: int) -> Values:
     for index, guest in enumerate(PLANS):
         if not guest.sentences and guest.aborted is None:
             engine = engine_of(grammar_backend="none")
-            values[f"alone {index}"] = drive(engine, [Guest(guest.prompt, guest.wishes)], seed)["answers"][0]
+            values[f"alone {index}"] = drive(engine, [Guest(guest.prompt, guest.params)], seed)["answers"][0]
     return values
 
 
@@ -218,7 +218,7 @@ def together_verdict(seed: int, got: Values) -> list[Failure]:
     for load, options in LOADS.items():
         run = got[load]
         for index, guest in enumerate(PLANS):
-            case, one = f"{load}, request {index} {guest.wishes}", run["answers"][index]
+            case, one = f"{load}, request {index} {guest.params}", run["answers"][index]
             if guest.aborted is not None:
                 failures += differences(["abort"], one["finish_reason"], None, case)
                 failures += judge_choices(guest, one, seed, case, guest.sentences) if guest.sentences else []
@@ -268,8 +268,8 @@ def ends_probe(seed: int) -> Values:
     """Run all guests together, with one that is free."""
     guests = [guest for guest, *_ in ENDS.values()]
     run = drive(engine_of(num_pages=90, max_running_requests=16), [*guests, Guest(0, {"max_new_tokens": 16})], seed)
-    lonely = drive(engine_of(grammar_backend="none"), [Guest(0, {"max_new_tokens": 16})], seed)
-    return {"run": run["answers"], "lonely": lonely["answers"][0]}
+    alone = drive(engine_of(grammar_backend="none"), [Guest(0, {"max_new_tokens": 16})], seed)
+    return {"run": run["answers"], "alone": alone["answers"][0]}
 
 
 def ends_verdict(seed: int, got: Values) -> list[Failure]:
@@ -288,7 +288,7 @@ def ends_verdict(seed: int, got: Values) -> list[Failure]:
             for place, token in enumerate(one["ids"])
         ]
         failures += differences([True] * len(allowed), allowed, None, f"{name}: tokens that the grammar allows")
-    return failures + differences(got["lonely"], got["run"][-1], None, "the free request beside them")
+    return failures + differences(got["alone"], got["run"][-1], None, "the free request beside them")
 
 
 REGISTRY.add(
@@ -387,7 +387,7 @@ THINKERS: dict[str, Guest] = {
         1,
     ),
     "the thought does not end": Guest(0, {"max_new_tokens": 9, "reasoning": True, "min_new_tokens": 9}, FRUIT),
-    "no thought, and the marker is wished for": Guest(3, {**FEW, "logit_bias": {THINK_END: 100.0}}, FRUIT, 2),
+    "no thought, and the marker has a bias": Guest(3, {**FEW, "logit_bias": {THINK_END: 100.0}}, FRUIT, 2),
 }
 
 
@@ -416,7 +416,7 @@ def thoughts_verdict(seed: int, got: Values) -> list[Failure]:
                 found = [ids, one["logits"], one["finish_reason"], one["complete"]]
                 failures += differences(want, found, None, f"{case}: ids, logits, reason, complete")
                 continue
-            start = 1 if guest.wishes.get("reasoning") else 0
+            start = 1 if guest.params.get("reasoning") else 0
             failures += differences([THINK_END] * start, ids[:start], None, f"{case}: the thought")
             failures += differences([["stop"], True], [one["finish_reason"], one["complete"]], None, case)
             text = specs.spelled(ids[start:-1]).decode(errors="replace")

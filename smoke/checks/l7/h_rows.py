@@ -144,28 +144,28 @@ def steps(seed: int) -> dict[str, Step]:
     """Return steps with every mixture of rows: free, constrained, over; vocabularies with and without padding bits."""
     found = {}
     for number in range(36):
-        dice = random.Random(f"rows {seed} {number}")
-        vocab, count = dice.choice([31, 32, 33, 64, 97]), dice.choice([1, 2, 3, 5, 8])
-        kinds = dice.choice(
+        rng = random.Random(f"rows {seed} {number}")
+        vocab, count = rng.choice([31, 32, 33, 64, 97]), rng.choice([1, 2, 3, 5, 8])
+        kinds = rng.choice(
             [["own"], ["own", "free"], ["own", "free", "over"], ["free", "over"], ["own", "own", "over"]]
         )
         toys: list[Toy | None] = []
         for _ in range(count):
-            kind = dice.choice(kinds)
-            allowed = frozenset(dice.sample(range(vocab), dice.choice([1, 2, 7, vocab - 1, vocab])))
-            over = {"terminated": dice.random() < 0.5} if kind == "over" else {}
+            kind = rng.choice(kinds)
+            allowed = frozenset(rng.sample(range(vocab), rng.choice([1, 2, 7, vocab - 1, vocab])))
+            over = {"terminated": rng.random() < 0.5} if kind == "over" else {}
             over = {**over, "finished": not over["terminated"]} if over else {}
-            toys.append(None if kind == "free" else Toy(allowed, dice.random() < 0.3, **over))
+            toys.append(None if kind == "free" else Toy(allowed, rng.random() < 0.3, **over))
         logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed * 100 + number))
         for row in range(count):  # what stood there before the masks
-            logits[row, dice.sample(range(vocab), 3)] = torch.tensor([NOTHING, 1e30, -0.0])
-            if toys[row] is None and dice.random() < 0.3:
-                logits[row] = dice.choice([NOTHING, torch.nan, 0.0])
+            logits[row, rng.sample(range(vocab), 3)] = torch.tensor([NOTHING, 1e30, -0.0])
+            if toys[row] is None and rng.random() < 0.3:
+                logits[row] = rng.choice([NOTHING, torch.nan, 0.0])
         for token in range(vocab):  # nothing that is asked here leaves a row empty
             for row, toy in enumerate(toys):
                 if toy is not None and token == min(toy.allowed):
                     logits[row, token] = 0.5
-        form = dice.choice(["bitmask", "bitmask", "booleans"])
+        form = rng.choice(["bitmask", "bitmask", "booleans"])
         found[f"step {number}: {count} rows, {vocab} ids, {form}"] = Step(tuple(toys), logits, form)
     return found
 
@@ -359,8 +359,8 @@ REGISTRY.add(
 # In the sampler -----------------------------------------------------------------------------------------------------
 
 ALLOWED = [3, 8, 11, 30]
-# What a row wishes, which would all lead it out of the grammar.
-WISHES: dict[str, dict[str, Any]] = {
+# Parameters of a row, each of which would lead it out of the grammar.
+TEMPTATIONS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "a bias of 100 outside": {"logit_bias": {5: 100.0, 6: 100.0}},
     "a bias of -100 inside": {"logit_bias": dict.fromkeys(ALLOWED, -100.0)},
@@ -374,27 +374,27 @@ DRAWS = 20
 
 
 def sampler_probe(seed: int) -> Values:
-    """Sample every wish under one grammar, beside the same without; report processed log-probabilities."""
+    """Sample with each of the parameters, with and without a grammar; report processed log-probabilities."""
     from mini_engine.grammar.rows import make_mask
     from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
     from mini_engine.sampler.params import SamplingParams
     from mini_engine.sampler.processors.base import Vocabulary
     from mini_engine.sampler.sampler import Sampler
 
-    told: dict[str, Any] = {"logprobs": len(ALLOWED) + 1, "logprobs_mode": "processed"}
-    params = [SamplingParams(**wishes, **told) for wishes in WISHES.values() for _ in range(2)]
-    values: dict[str, list[Any]] = {name: [] for name in WISHES}
+    report: dict[str, Any] = {"logprobs": len(ALLOWED) + 1, "logprobs_mode": "processed"}
+    requested = [SamplingParams(**params, **report) for params in TEMPTATIONS.values() for _ in range(2)]
+    values: dict[str, list[Any]] = {name: [] for name in TEMPTATIONS}
     for draw in range(DRAWS):
         logits = 4 * torch.randn(1, V, generator=torch.Generator().manual_seed(seed * DRAWS + draw))
-        logits = logits.repeat(len(params), 1)
-        requests = [SamplingRequest([1] * (draw + 1), each) for each in params]
+        logits = logits.repeat(len(requested), 1)
+        requests = [SamplingRequest([1] * (draw + 1), each) for each in requested]
         batch = SamplingBatch.from_requests(requests, Vocabulary(V, frozenset(STOPS)))
         grammars = [
-            build_toy(Toy(frozenset(ALLOWED)), "bitmask", []) if row % 2 == 0 else None for row in range(len(params))
+            build_toy(Toy(frozenset(ALLOWED)), "bitmask", []) if row % 2 == 0 else None for row in range(len(requested))
         ]
         batch.final_mask = make_mask(grammars, frozenset(STOPS))
         output = Sampler()(logits, batch)
-        for row, name in enumerate(WISHES):
+        for row, name in enumerate(TEMPTATIONS):
             entries = [[int(e.token_id), float(e.logprob)] for e in output.logprobs[2 * row] or []]
             values[name].append([int(output.token_ids[2 * row]), int(output.token_ids[2 * row + 1]), entries])
     return {"logits": logits, **values}
@@ -403,7 +403,7 @@ def sampler_probe(seed: int) -> Values:
 def sampler_verdict(seed: int, got: Values) -> list[Failure]:
     """Choose inside; the probabilities of what is inside sum to one, and what is outside has none."""
     failures = []
-    for name, wishes in WISHES.items():
+    for name, params in TEMPTATIONS.items():
         outside = 0
         for draw, (token, free, entries) in enumerate(got[name]):
             logits = 4 * torch.randn(1, V, generator=torch.Generator().manual_seed(seed * DRAWS + draw))[0]
@@ -412,7 +412,7 @@ def sampler_verdict(seed: int, got: Values) -> list[Failure]:
             outside += free not in ALLOWED
             if token not in ALLOWED:
                 failures.append(Failure(case, "the id", f"one of {ALLOWED}", str(token)))
-            if not wishes:
+            if not params:
                 failures += differences(int(inside.argmax()), token, None, case)
                 want = float(inside.log_softmax(-1)[token])
                 failures += differences(want, entries[0][1], 1e-4, f"{case}, its log-probability")

@@ -43,7 +43,7 @@ def together_probe(seed: int) -> Values:
         engine = engine_of(jump_forward=True, num_pages=longest, max_running_requests=6, **options)
         values[load] = drive(engine, list(PLANS.values()), seed, squeeze=engine.scheduler.limits.preemption)
     free = PLANS["free"]
-    values["alone"] = drive(engine_of(grammar_backend="none"), [Guest(free.prompt, free.wishes)], seed)["answers"][0]
+    values["alone"] = drive(engine_of(grammar_backend="none"), [Guest(free.prompt, free.params)], seed)["answers"][0]
     values["without"] = drive(engine_of(), [PLANS["one sentence"]], seed)
     return values
 
@@ -66,7 +66,7 @@ def together_verdict(seed: int, got: Values) -> list[Failure]:
             failures += differences([appended, appended], one["forced"], None, f"{case}: appended tokens, as counted")
             if not appended:
                 failures.append(Failure(case, "appended tokens", "some", "none"))
-            if "logprobs" in guest.wishes:
+            if "logprobs" in guest.params:
                 failures += judge_reports(guest, one, seed, case)
         if not run["all pages free"] or ("preemption" in options and not run["preempted"]):
             failures.append(Failure(load, "pages", "they run out, and are free at the end", str(run["preempted"])))
@@ -134,17 +134,17 @@ def limits_verdict(seed: int, got: Values) -> list[Failure]:
     for (name, (guest, reason, text)), one in zip(LIMITS.items(), got["answers"], strict=True):
         found = differences([reason], one["finish_reason"], None, name) if reason != "any" else []
         found += differences(text, one["text"], None, name) if text is not None else []
-        ids = one["ids"][1:] if guest.wishes.get("reasoning") else one["ids"]
+        ids = one["ids"][1:] if guest.params.get("reasoning") else one["ids"]
         allowed = [
             token in specs.allowed(guest.sentences, specs.spelled(ids[:place]), STOPS) or token == THINK_END
             for place, token in enumerate(ids)
         ]
         found += differences([True] * len(allowed), allowed, None, f"{name}: tokens that the grammar allows")
         if reason == "length":
-            found += differences(guest.wishes["max_new_tokens"], len(ids), None, f"{name}: tokens")
-        if "bad_words" in guest.wishes:
+            found += differences(guest.params["max_new_tokens"], len(ids), None, f"{name}: tokens")
+        if "bad_words" in guest.params:
             found += differences(0, ids.count(FOX), None, f"{name}: banned words")
-        if "logprobs_mode" in guest.wishes:
+        if "logprobs_mode" in guest.params:
             found += differences(len(ids), len(one["logprobs"]), None, f"{name}: reports")
         failures += found
     return failures

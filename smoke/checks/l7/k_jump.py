@@ -69,13 +69,13 @@ def automata(seed: int) -> dict[str, Automaton]:
         ),
     }
     for number in range(30):
-        dice = random.Random(f"automaton {seed} {number}")
-        count = dice.randint(2, 6)
+        rng = random.Random(f"automaton {seed} {number}")
+        count = rng.randint(2, 6)
         edges = [
-            {dice.choice([97, 98, 99]): dice.randrange(count) for _ in range(dice.choice([1, 1, 1, 2]))}
+            {rng.choice([97, 98, 99]): rng.randrange(count) for _ in range(rng.choice([1, 1, 1, 2]))}
             for _ in range(count)
         ]
-        accepting = [dice.random() < 0.25 for _ in range(count - 1)] + [True]
+        accepting = [rng.random() < 0.25 for _ in range(count - 1)] + [True]
         drawn = Automaton(tuple(edges), tuple(accepting))
         if all(drawn.words(state) for state in range(count)):
             found[f"drawn {number}"] = drawn
@@ -269,13 +269,13 @@ def jumps(seed: int) -> dict[str, Jump]:
     """Return places in every language: in canonical tokens, in single bytes and drawn; with and without a limit."""
     found = {}
     for name, sentences in LANGUAGES.items():
-        dice = random.Random(f"jump {seed} {name}")
-        ways = [spell(dice.choice(sentences)), spell_bytes(dice.choice(sentences)), drawn_way(sentences, dice)]
+        rng = random.Random(f"jump {seed} {name}")
+        ways = [spell(rng.choice(sentences)), spell_bytes(rng.choice(sentences)), drawn_way(sentences, rng)]
         if not specs.rests(sentences, specs.spelled(ways[0])):  # the tokenizer normalises it
             ways[0] = ways[1]
         for kind, ids in zip(("tokens", "bytes", "drawn tokens"), ways, strict=True):
-            for place in sorted({0, *dice.sample(range(len(ids) + 1), min(9, len(ids) + 1))}):
-                jump = Jump(sentences, tuple(ids[:place]), dice.choice([99, 99, 99, 0, 1, 2]))
+            for place in sorted({0, *rng.sample(range(len(ids) + 1), min(9, len(ids) + 1))}):
+                jump = Jump(sentences, tuple(ids[:place]), rng.choice([99, 99, 99, 0, 1, 2]))
                 found[f"{name}, {place} {kind}, at most {jump.most}"] = jump
     # Where it matters how far one looks back, there are several right answers.
     return {name: jump for name, jump in found.items() if not is_open(jump)}
@@ -288,11 +288,11 @@ def is_open(jump: Jump) -> bool:
     return len(spellings) > 1
 
 
-def drawn_way(sentences: Sequence[str], dice: random.Random) -> list[int]:
+def drawn_way(sentences: Sequence[str], rng: random.Random) -> list[int]:
     """Return tokens that spell a sentence in some way."""
     ids: list[int] = []
     while fitting := sorted(specs.allowed(sentences, specs.spelled(ids), ())):
-        ids.append(dice.choice(fitting))
+        ids.append(rng.choice(fitting))
     return ids
 
 

@@ -146,17 +146,17 @@ def texts(tree: Tree, alphabet: str, longest: int) -> Iterator[tuple[str, bool]]
             waiting.append((string + character, after))
 
 
-def draw_tree(dice: random.Random, depth: int, alphabet: str) -> Tree:
+def draw_tree(rng: random.Random, depth: int, alphabet: str) -> Tree:
     """Draw a tree. Some parts match nothing, some only the empty text."""
-    if depth == 0 or dice.random() < 0.15:
-        few = dice.sample(alphabet, dice.choice([1, 1, 1, 2, 2, 3]))
+    if depth == 0 or rng.random() < 0.15:
+        few = rng.sample(alphabet, rng.choice([1, 1, 1, 2, 2, 3]))
         return ("chars", tuple((code, code) for code in sorted(map(ord, few))))
-    kind = dice.choice(["concat", "concat", "choice", "choice", "repeat", "repeat"])
+    kind = rng.choice(["concat", "concat", "choice", "choice", "repeat", "repeat"])
     if kind == "repeat":
-        least = dice.choice([0, 0, 0, 1, 1, 2])
-        most = dice.choice([None, None, least, least + 1, least + 2])
-        return times(draw_tree(dice, depth - 1, alphabet), least, most)
-    parts = [draw_tree(dice, depth - 1, alphabet) for _ in range(dice.choice([0, 1, 2, 2, 2, 3]))]
+        least = rng.choice([0, 0, 0, 1, 1, 2])
+        most = rng.choice([None, None, least, least + 1, least + 2])
+        return times(draw_tree(rng, depth - 1, alphabet), least, most)
+    parts = [draw_tree(rng, depth - 1, alphabet) for _ in range(rng.choice([0, 1, 2, 2, 2, 3]))]
     return (kind, *parts)
 
 
@@ -306,7 +306,7 @@ class Answer:
         inside = 0 <= token < len(self.language.token_bytes)
         return inside and not self.has_ended and self.language.may_follow(self.state, token)
 
-    def told(self) -> list[Any]:
+    def observed(self) -> list[Any]:
         """Return whether it has ended, whether it is whole as it stands, and its mask."""
         size = len(self.language.token_bytes)
         mask = words_of([False] * size) if self.has_ended else self.language.mask(self.state)
@@ -334,20 +334,20 @@ def happen(answers: list[Answer], operation: Operation) -> str:
     return ""
 
 
-def draw_operations(dice: random.Random, language: Language, count: int) -> list[Operation]:
+def draw_operations(rng: random.Random, language: Language, count: int) -> list[Operation]:
     """Draw a history of several answers: tokens that may come, tokens that may not, ways back, copies."""
     answers, history, size = [Answer(language)], list[Operation](), len(language.token_bytes)
     for _ in range(count):
-        who = dice.randrange(len(answers))
+        who = rng.randrange(len(answers))
         allowed = [token for token in range(size) if answers[who].may_follow(token)]
         most = len(answers[who].tokens)
-        operation = dice.choices(
+        operation = rng.choices(
             [
-                ("accept", who, dice.choice(allowed or [0])),
-                ("accept", who, dice.randrange(size)),
-                ("accept", who, dice.choice([-1, -size, size, size + 40])),
-                ("rollback", who, dice.randint(0, most)),
-                ("rollback", who, dice.choice([-1, most + 1])),
+                ("accept", who, rng.choice(allowed or [0])),
+                ("accept", who, rng.randrange(size)),
+                ("accept", who, rng.choice([-1, -size, size, size + 40])),
+                ("rollback", who, rng.randint(0, most)),
+                ("rollback", who, rng.choice([-1, most + 1])),
                 ("copy", who if len(answers) < 5 else 0, 0),
             ],
             [12, 2, 1, 2, 1, 1],

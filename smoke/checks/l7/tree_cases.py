@@ -94,8 +94,8 @@ def loops(seed: int) -> list[Tree]:
 
 def drawn(seed: int) -> list[Tree]:
     """Draw trees, some of them without any text."""
-    dice = random.Random(f"trees {seed}")
-    return list({write(tree): tree for tree in (draw_tree(dice, 4, "abc") for _ in range(60))}.values())
+    rng = random.Random(f"trees {seed}")
+    return list({write(tree): tree for tree in (draw_tree(rng, 4, "abc") for _ in range(60))}.values())
 
 
 def wide(seed: int) -> list[Tree]:

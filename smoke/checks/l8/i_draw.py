@@ -246,7 +246,7 @@ class Draws:
 
 def filtered_draws(seed: int, joint: bool, equals: bool) -> Draws:
     """Return seven rows, each with filters of its own, and a point in the middle of one of its tokens' shares."""
-    dice = random.Random(f"draw {seed} {joint} {equals}")
+    rng = random.Random(f"draw {seed} {joint} {equals}")
     rows = (tied if equals else plain)(7, 100, seed + 5 + equals)
     p, min_p, uniform, ids = [], [], [], []
     for row, k, wanted, limit in zip(rows.tolist(), K, P, MIN_P, strict=True):
@@ -255,7 +255,7 @@ def filtered_draws(seed: int, joint: bool, equals: bool) -> Draws:
         min_p.append(limit if limit in (0.0, 1.0) else safe_limit(row, limit))
         row = spec.only(row, spec.min_p_ids(row, min_p[-1]))  # noqa: PLW2901
         masses = spec.probabilities(row)
-        point, token = dice.choice([pair for pair in spec.share_points(row, [0.5]) if masses[pair[1]] > SAFE])
+        point, token = rng.choice([pair for pair in spec.share_points(row, [0.5]) if masses[pair[1]] > SAFE])
         uniform.append(point)
         ids.append(token)
     return Draws(rows, list(K), p, min_p, uniform, ids)

@@ -92,10 +92,10 @@ def rows_probe(seed: int) -> Values:
     for dtype in DTYPES:
         x, weight = matrices(seed, 70, 27, 173, dtype)
         order = torch.randperm(70, generator=torch.Generator().manual_seed(seed))
-        spoilt = x.clone()
-        spoilt[:3], spoilt[4:] = math.nan, math.inf
+        invalid = x.clone()
+        invalid[:3], invalid[4:] = math.nan, math.inf
         with np.errstate(invalid="ignore"):  # the interpreter multiplies with NumPy
-            beside = invariant_matmul(spoilt, weight)[3].clone()
+            beside = invariant_matmul(invalid, weight)[3].clone()
         values[dtype] = {
             "all": invariant_matmul(x, weight),
             "beginnings": {str(n): invariant_matmul(x[:n], weight) for n in (1, 2, 15, 16, 17, 33, 63, 64, 65)},
@@ -286,12 +286,12 @@ def choose_verdict(seed: int, got: Values) -> list[Failure]:
         ),
     }
     failures = []
-    for case, (by, told) in expected.items():
+    for case, (by, reasons) in expected.items():
         if "refused" in got[case]:
             failures.append(Failure(case, "", "a choice", f"ValueError: {got[case]['refused']}"))
             continue
         failures += differences(by, got[case]["by"], None, case)
-        failures += judge_warnings(case, got[case]["warnings"], told, all_names.split())
+        failures += judge_warnings(case, got[case]["warnings"], reasons, all_names.split())
     case = "another order in the reference, invariant"
     words = got[case].get("refused", "")
     if "moody" not in words or WORDS["device"] not in words:
@@ -301,10 +301,10 @@ def choose_verdict(seed: int, got: Values) -> list[Failure]:
     )
 
 
-def judge_warnings(case: str, heard: list[str], told: list[Any], names: list[str]) -> list[Failure]:
+def judge_warnings(case: str, heard: list[str], reasons: list[Any], names: list[str]) -> list[Failure]:
     """Ask for one warning for each reason, with its operations and no others."""
-    failures = differences(len(told), len(heard), None, f"{case}, warnings, one for each reason")
-    for why, concerned in told:
+    failures = differences(len(reasons), len(heard), None, f"{case}, warnings, one for each reason")
+    for why, concerned in reasons:
         text = next((one for one in heard if why in one), "").replace(why, "")
         named = set(names) & set(re.findall(r"\w+", text))
         told_here = f"{case}, operations named in the warning {text!r} for the fault {why!r}"
@@ -364,14 +364,14 @@ def packed(seed: int) -> dict[str, tuple[list[tuple[int, int, int, int]], int]]:
     """Return blocks (sequence, start, end, visible) and the most rows of a block."""
     cases = {"no sequences": (list[tuple[int, int, int, int]](), 4)}
     for number in range(12):
-        dice = random.Random(f"cut {seed} {number}")
+        rng = random.Random(f"cut {seed} {number}")
         start, blocks = 0, []
-        for sequence in range(dice.randint(1, 6)):
-            rows = dice.choice([1, 1, 2, 7, 16, 33])
-            if dice.random() < 0.8:  # the others go to another launch
-                blocks.append((sequence, start, start + rows, rows + dice.choice([0, 0, 3, 100])))
+        for sequence in range(rng.randint(1, 6)):
+            rows = rng.choice([1, 1, 2, 7, 16, 33])
+            if rng.random() < 0.8:  # the others go to another launch
+                blocks.append((sequence, start, start + rows, rows + rng.choice([0, 0, 3, 100])))
             start += rows
-        cases[f"{len(blocks)} sequences, number {number}"] = (blocks, dice.choice([1, 2, 4, 16, 64]))
+        cases[f"{len(blocks)} sequences, number {number}"] = (blocks, rng.choice([1, 2, 4, 16, 64]))
     return cases
 
 

@@ -51,18 +51,18 @@ def build_engine(case: ModelCase, *, eos: Sequence[int] = (), with_text: bool = 
     return make_engine(make_driver(model, config, frozenset(eos)), text.tokenizer() if with_text else None)
 
 
-def run(engine: Any, given: Sequence[list[int]], wishes: Sequence[dict[str, Any]]) -> list[Values]:
+def run(engine: Any, given: Sequence[list[int]], params: Sequence[dict[str, Any]]) -> list[Values]:
     """Run requests together -> the ids, logits and errors of each."""
-    names = [engine.add_request(ids, make_params(wish)) for ids, wish in zip(given, wishes, strict=True)]
-    told: dict[str, list[Any]] = {name: [] for name in names}
+    names = [engine.add_request(ids, make_params(options)) for ids, options in zip(given, params, strict=True)]
+    deltas: dict[str, list[Any]] = {name: [] for name in names}
     for _ in range(MOST_STEPS):
         if not engine.has_work:
             break
         for delta in engine.step().deltas:
-            told[delta.request_id].append(delta)
+            deltas[delta.request_id].append(delta)
     answers = []
     for name in names:
-        tokens = [delta for delta in told[name] if delta.token_id is not None]
+        tokens = [delta for delta in deltas[name] if delta.token_id is not None]
         error = engine.take_output(name).error
         l7_engine.raise_missing(error)
         answers.append(
@@ -162,8 +162,8 @@ def invariant_probe(seed: int) -> Values:
     case, given = tiny_case(seed), invariant_prompts(seed)
     chunks: dict[str, Any] = {"max_running_requests": 2, "max_tokens_per_step": 4, "page_size": 4}
     together = build_engine(case, compute="triton", batch_invariant=True, **chunks)
-    lonely = build_engine(case, compute="triton", batch_invariant=True)
-    return {"together": run(together, given, [TWO] * 2), "alone": [run(lonely, [ids], [TWO])[0] for ids in given]}
+    invariant = build_engine(case, compute="triton", batch_invariant=True)
+    return {"together": run(together, given, [TWO] * 2), "alone": [run(invariant, [ids], [TWO])[0] for ids in given]}
 
 
 def invariant_verdict(seed: int, got: Values) -> list[Failure]:
@@ -185,7 +185,7 @@ REGISTRY.add(
     seconds=SECONDS,
 )
 
-WISHES: tuple[dict[str, Any], ...] = (
+SAMPLED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "seed": 7},
     {"temperature": 1.3, "seed": -5, "top_k": 9, "top_p": 0.8},
     {"temperature": 0.9, "seed": 2**40 + 7, "min_p": 0.1},
@@ -198,25 +198,25 @@ WISHES: tuple[dict[str, Any], ...] = (
 
 
 def sampled_prompts(seed: int) -> list[list[int]]:
-    """Draw a prompt for each wish, long enough that its tokens matter where they are penalised."""
-    lengths = [24 if "repetition_penalty" in wish else 3 for wish in WISHES]
+    """Draw a prompt for each set of parameters, long enough that its tokens matter where they are penalised."""
+    lengths = [24 if "repetition_penalty" in options else 3 for options in SAMPLED]
     return [random_ids(70, length, seed + index) for index, length in enumerate(lengths)]
 
 
 def sampled_probe(seed: int) -> Values:
     """Let requests with seeds, filters and penalties share the steps."""
-    engine = build_engine(tiny_case(seed), compute="triton", max_running_requests=len(WISHES))
-    return {"answers": run(engine, sampled_prompts(seed), [{**TWO, **wish} for wish in WISHES])}
+    engine = build_engine(tiny_case(seed), compute="triton", max_running_requests=len(SAMPLED))
+    return {"answers": run(engine, sampled_prompts(seed), [{**TWO, **options} for options in SAMPLED])}
 
 
 def sampled_verdict(seed: int, got: Values) -> list[Failure]:
-    """Choose every token anew from its logits, its past and its wishes."""
+    """Choose every token anew from its logits, its past and its parameters."""
     failures = []
-    for prompt, wish, answer in zip(sampled_prompts(seed), WISHES, got["answers"], strict=True):
-        failures += near(tiny_case(seed), prompt, answer, f"{wish}")
+    for prompt, options, answer in zip(sampled_prompts(seed), SAMPLED, got["answers"], strict=True):
+        failures += near(tiny_case(seed), prompt, answer, f"{options}")
         pasts = [Past(tuple(prompt), tuple(answer["ids"][:count])) for count in range(len(answer["ids"]))]
-        want = [choose(row, past, wish) for row, past in zip(answer["logits"].tolist(), pasts, strict=True)]
-        failures += differences([2, want], [len(answer["ids"]), answer["ids"]], None, f"{wish}, ids")
+        want = [choose(row, past, options) for row, past in zip(answer["logits"].tolist(), pasts, strict=True)]
+        failures += differences([2, want], [len(answer["ids"]), answer["ids"]], None, f"{options}, ids")
     return failures
 
 
