@@ -337,8 +337,8 @@ def samples_probe(seed: int) -> Values:
         alone = []
         for index in range(count):
             own = params["seed"] + index
-            alone = make_params({**single, "seed": own - 2**64 if own >= 2**63 else own})
-            done = answer_of(driver.complete(prompt, alone)[0])
+            request = make_params({**single, "seed": own - 2**64 if own >= 2**63 else own})
+            done = answer_of(driver.complete(prompt, request)[0])
             alone.append({"ids": done["ids"], "logits": done["logits"]})
         several = driver.complete(prompt, make_params(params))
         values[name] = {
@@ -399,8 +399,8 @@ def stuck_probe(seed: int) -> Values:
     values: Values = {f"sequence {index}": [] for index in range(len(STUCK))}
     for steps in driver.run([SamplingRequest(list(prompt), make_params(params)) for params in STUCK]):
         for step in steps:
-            told_error = "no token" in str(step.error) if step.error is not None else None
-            values[f"sequence {step.index}"].append([int(step.token_id), step.finish_reason, told_error])
+            named = "no token" in str(step.error) if step.error is not None else None
+            values[f"sequence {step.index}"].append([int(step.token_id), step.finish_reason, named])
     for index in (0, 2):
         values[f"sequence {index} alone"] = answer_of(driver.complete(prompt, make_params(STUCK[index]))[0])["ids"]
     return values

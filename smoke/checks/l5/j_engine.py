@@ -195,18 +195,12 @@ PLANS: tuple[Plan, ...] = (
         6,
     ),
 )
+SHORTEST_FIRST = {"max_running_requests": 8, "preemption": True, "policy": "shortest"}
 # What shares the steps, in how many pieces, and with how many pages: ``None`` are as few as the longest request needs.
 LOADS: dict[str, dict[str, Any]] = {
     "four at a time": {"max_running_requests": 4, "num_pages": 40},
     "chunks of up to 5 tokens": {"max_running_requests": 6, "max_tokens_per_step": 5, "page_size": 4, "num_pages": 90},
-    "pages run out": {
-        "max_running_requests": 8,
-        "max_tokens_per_step": 11,
-        "page_size": 1,
-        "num_pages": None,
-        "preemption": True,
-        "policy": "shortest",
-    },
+    "pages run out": {**SHORTEST_FIRST, "max_tokens_per_step": 11, "page_size": 1, "num_pages": None},
 }
 MODELS = (("the embedded model", "float32"), (l3.SMALL, "bfloat16"))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from smoke.checks.l4 import spec_distribution as spec
 from smoke.checks.l4.d_draw import EDGES, KNOWN, extreme_rows, triples
-from smoke.checks.l8.spec_kernel_rows import apart, gaps_of, guarded, poisoned, set_for_now, with_signs
+from smoke.checks.l8.guard import apart, followed_by, gaps_of, guarded, set_for_now, with_signs
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, close, differences
@@ -72,9 +72,9 @@ def odd_rows() -> dict[str, Tensor]:
 
 def largest_of(op: Any, rows: Tensor) -> Values:
     """Run the kernel over rows that lie apart, among numbers larger than all of theirs."""
-    with poisoned() as fresh:
+    with guarded(math.nan) as guard:
         values, ids = op.argmax(apart(rows, 1000.0))
-    return {"values": values, "ids": ids, "written within bounds": fresh.untouched()}
+    return {"values": values, "ids": ids, "written within bounds": not guard.damaged()}
 
 
 def first_largest(row: list[float]) -> int:
@@ -145,12 +145,12 @@ def hash_probe(seed: int) -> Values:
     """Hash the known triples and drawn ones."""
     import mini_engine.kernels.gumbel as op
 
-    with set_for_now(op, BLOCK=256), poisoned() as fresh:
+    with set_for_now(op, BLOCK=256), guarded(math.nan) as guard:
         known, drawn = (
             op.hash_tokens(*(torch.tensor(column) for column in zip(*rows, strict=True)))
             for rows in (list(KNOWN), triples(seed))
         )
-    return {"known triples": known, "drawn triples": drawn, "written within bounds": fresh.untouched()}
+    return {"known triples": known, "drawn triples": drawn, "written within bounds": not guard.damaged()}
 
 
 def hash_spec(seed: int) -> Values:
@@ -224,7 +224,7 @@ def draw_probe(seed: int) -> Values:
 
     logits, *rest = seeded_rows(seed)
     seeds, positions = (torch.tensor(column) for column in rest)
-    with set_for_now(op, BLOCK=BLOCK), poisoned() as fresh:
+    with set_for_now(op, BLOCK=BLOCK), guarded(math.nan) as guard:
         together = op.draw_seeded(apart(logits, 1000.0), seeds, positions)
         backwards = op.draw_seeded(logits.flip(0), seeds.flip(0), positions.flip(0)).flip(0)
         alone = [op.draw_seeded(*(part[i : i + 1] for part in (logits, seeds, positions))) for i in (0, 4, 8)]
@@ -236,7 +236,7 @@ def draw_probe(seed: int) -> Values:
         "rows 0, 4 and 8 alone": torch.cat(alone),
         "no rows": list(none.shape),
         "1 and 65 columns": torch.cat(narrow),
-        "written within bounds": fresh.untouched(),
+        "written within bounds": not guard.damaged(),
     }
 
 
@@ -348,7 +348,7 @@ def entries(seed: int, width: int) -> list[Tensor]:
     rows, token_ids = places // width, places % width
     counts = torch.randint(0, 5, (len(places),), generator=generator).float()
     columns = [rows, token_ids, counts, *torch.tensor(STRENGTHS)[rows].T.contiguous()]
-    return [guarded(column, behind) for column, behind in zip(columns, BEHIND, strict=True)]
+    return [followed_by(column, behind) for column, behind in zip(columns, BEHIND, strict=True)]
 
 
 def penalised(logits: Tensor, given: list[Tensor]) -> Tensor:

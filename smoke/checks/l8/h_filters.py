@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l4 import spec_distribution as spec
-from smoke.checks.l8.spec_kernel_rows import apart, poisoned, set_for_now, with_signs
+from smoke.checks.l8.guard import apart, guarded, set_for_now, with_signs
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
@@ -58,20 +58,20 @@ def small_blocks(*modules: Any) -> Iterator[Any]:
     with ExitStack() as stack:
         for module in modules:
             stack.enter_context(set_for_now(module, BLOCK=BLOCK))
-        yield stack.enter_context(poisoned())
+        yield stack.enter_context(guarded(math.nan))
 
 
 def run(op: Any, name: str, rows: dict[str, Tensor], given: Callable[[str], Sequence[Tensor]]) -> Values:
     """Filter every case in rows that lie apart among larger logits, then one row alone, and none."""
     filter_rows, values = getattr(op, name), Values()
-    with small_blocks(op) as fresh:
+    with small_blocks(op) as guard:
         for case, logits in rows.items():
             values[case] = with_signs(filter_rows(apart(logits, 1000.0), *given(case)))
         case, logits = list(rows.items())[-2]
         one = [part[3:4] for part in given(case)]
         values["a row alone"] = with_signs(filter_rows(logits[3:4], *one))
         values["no rows"] = list(filter_rows(logits[:0], *(part[:0] for part in one)).shape)
-        values["written within bounds"] = fresh.untouched()
+        values["written within bounds"] = not guard.damaged()
     return values
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l4 import spec_distribution as spec
+from smoke.checks.l8.guard import apart, with_signs
 from smoke.checks.l8.h_filters import BLOCK, MASS_ONE, plain, small_blocks, tied
-from smoke.checks.l8.spec_kernel_rows import apart, with_signs
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
@@ -185,14 +185,14 @@ def both_probe(seed: int) -> Values:
     import mini_engine.kernels.top_k_top_p as op
 
     values: Values = {}
-    with small_blocks(op) as fresh:
+    with small_blocks(op) as guard:
         for joint in (False, True):
             for name, case in both_cases(seed, joint).items():
                 given = torch.tensor(case.k), torch.tensor(case.p, dtype=torch.float64)
                 kept = op.apply_top_k_top_p(apart(case.rows, 1000.0), *given, joint)
                 values[f"{name}, joint {joint}"] = with_signs(kept)
         values["no rows"] = list(op.apply_top_k_top_p(torch.zeros(0, 5), given[0][:0], given[1][:0]).shape)
-        values["written within bounds"] = fresh.untouched()
+        values["written within bounds"] = not guard.damaged()
     return values
 
 
@@ -301,10 +301,10 @@ def draw_probe(seed: int) -> Values:
     import mini_engine.kernels.sample as op
 
     values: Values = {}
-    with small_blocks(op) as fresh:
+    with small_blocks(op) as guard:
         for name, (draws, joint) in draw_cases(seed).items():
             values[name] = op.sample_top_k_top_p(apart(draws.rows, 1000.0), *draws.given(), joint=joint)
-        values["written within bounds"] = fresh.untouched()
+        values["written within bounds"] = not guard.damaged()
     return values
 
 
