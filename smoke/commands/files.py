@@ -14,7 +14,7 @@ from smoke.course.work import Work
 from smoke.framework.check import checks_of
 from smoke.framework.manifest import COURSE, ENGINE, Lesson, load_manifest
 
-COMPANION = COURSE / "lessons" / "AGENTS.md"  # how an AI assistant may help; it lies beside the code it is about
+COMPANION = COURSE / "lessons" / "AGENTS.md"  # how an AI assistant may help; it lies next to the code it is about
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +60,7 @@ def reset_command(
     engine: EngineOption = Path("work"),
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Start a lesson anew. Your files stay beside the new ones, with .bak in their names."""
+    """Start a lesson anew. Your files stay next to the new ones, with .bak in their names."""
     chosen = load_manifest().lesson(lesson)
     present = [engine / file for file in chosen.files if (engine / file).is_file()]
     if present and not yes and not typer.confirm(f"replace {', '.join(map(str, present))}?"):

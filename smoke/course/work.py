@@ -1,4 +1,4 @@
-"""A student's folder: the lesson files in it and what is remembered beside them.
+"""A student's folder: the lesson files in it and what is remembered next to them.
 
 Owns: ``work/.smoke.json`` and the rules about missing files. Must not know: how checks are run.
 """

@@ -233,7 +233,7 @@ def block_dependents(results: Sequence[Result]) -> list[Result]:
 def describe_error(error: BaseException, engine_folders: Sequence[str] = ("mini_engine",)) -> ProbeError:
     """Reduce an exception to text, with the innermost line that belongs to the engine or the candidate.
 
-    Triton's interpreter wraps what a kernel raises; what it wraps is what is told.
+    Triton's interpreter wraps what a kernel raises; the wrapped exception is reported.
     """
     place = ""
     while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:

@@ -234,7 +234,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L2.D.chunked",
-    "Prompts cut into chunks of 1 to 40 tokens beside others, with stale pages poisoned, give the same logits "
+    "Prompts cut into chunks of 1 to 40 tokens among others, with stale pages poisoned, give the same logits "
     "(1e-5, same ids).",
     batch_probe((1, 1, 3, 7, 16, 40)),
     batch_verdict,

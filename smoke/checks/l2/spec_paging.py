@@ -100,7 +100,7 @@ class AllocatorModel:
         return ""
 
     def freed(self, kind: str, grant: int, answer: Any) -> str:
-        """Check the answer to a release. Pages of an old grant may be owned anew; then freeing them is no error."""
+        """Check the answer to a release. Pages of an old grant may be owned anew; then freeing them is not an error."""
         pages = self.grants[grant] if grant < len(self.grants) else None
         if pages is None:
             return ""

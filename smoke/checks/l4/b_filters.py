@@ -85,7 +85,7 @@ def filter_verdict(cases: Cases, keep: Keep) -> Verdict:
 
 
 def row_failures(name: str, case: FilterCase, kept: list[Collection[int] | None], got: Any) -> list[Failure]:
-    """Compare row by row: the caller's bits where the filter is off, else the support and the probabilities."""
+    """Compare row by row: the caller's bits where the filter is off, otherwise the support and the probabilities."""
     if not isinstance(got, Tensor) or got.shape != case.logits.shape:
         return differences(case.logits, got, None, name)
     failures: list[Failure] = []
@@ -305,7 +305,7 @@ def top_p_cases(seed: int) -> dict[str, FilterCase]:
 
 
 def boundary_cases(seed: int) -> dict[str, FilterCase]:
-    """Make masses that every format holds exactly, with p on the edge between two tokens and beside it."""
+    """Make masses that every format holds exactly, with p on the edge between two tokens and next to it."""
     four, scattered = torch.zeros(6, 4), torch.full((6, 40), -200.0)
     scattered[:, 3::5] = 1.5  # eight equals: 3, 8, 13, … 38
     above, below = 0.5 + 2.0**-20, 0.5 - 2.0**-20
@@ -335,7 +335,7 @@ def wide_cases(seed: int) -> dict[str, FilterCase]:
 
 
 def off_p_cases(seed: int) -> dict[str, FilterCase]:
-    """Put rows with p 1 beside others, whose rounded masses add up to more than 1."""
+    """Put rows with p 1 among others, whose rounded masses add up to more than 1."""
     rows, wide = mixed_rows(130, seed), random_tensor(5, 32000, seed=seed + 5) * 2.0
     return {
         "all off": FilterCase(rows, {"p": [1.0] * 8}),
@@ -352,7 +352,7 @@ for check_id, proves, top_p_set in (
         boundary_cases,
     ),
     ("L4.C.wide", "The nucleus is found whole, be it three tokens or thousands.", wide_cases),
-    ("L4.C.off", "A row with p 1 keeps its bits beside rows with a smaller p, also at 32,000 tokens.", off_p_cases),
+    ("L4.C.off", "A row with p 1 keeps its bits among rows with a smaller p, also at 32,000 tokens.", off_p_cases),
 ):
     REGISTRY.add(check_id, proves, filter_probe("apply_top_p", top_p_set), filter_verdict(top_p_set, top_p_keep))
 

@@ -144,7 +144,7 @@ def crowd(seed: int) -> tuple[Tensor, list[int], list[int]]:
 
 
 def seeded_probe(seed: int) -> Values:
-    """Draw together, alone, in reverse order, beside rows that were filtered, and for a crowd."""
+    """Draw together, alone, in reverse order, among rows that were filtered, and for many rows."""
     from mini_engine.sampler.draw import draw_seeded
 
     logits, seeds, positions = seeded_rows(seed)

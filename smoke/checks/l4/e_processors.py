@@ -1,7 +1,7 @@
 """The checks of L4's processors one by one: penalties (L4.E), constraints (L4.F), processors with a memory (L4.J).
 
 Owns: probes that start a processor from histories, feed it tokens and look at what it does to logits. Batches of rows
-that come and go are in ``l4_state_rows.py``. Nothing here builds ``SamplingParams`` or a batch: the tasks stay apart.
+that come and go are in ``g_rows.py``. Nothing here builds ``SamplingParams`` or a batch: the tasks stay apart.
 """
 
 import random
@@ -27,7 +27,7 @@ PROCESSORS = "mini_engine.sampler.processors"
 
 @dataclass(frozen=True)
 class Case:
-    """One row: its past, what its processor is told, and the tokens that come next."""
+    """One row: its past, the arguments of its processor, and the tokens that come next."""
 
     name: str
     past: Past

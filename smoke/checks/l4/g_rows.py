@@ -299,7 +299,7 @@ def members_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L4.G.processors",
-    "A batch has exactly the processors that its rows need, in the order of the pipeline, whoever brought them.",
+    "A batch has exactly the processors that its rows need, in the order of the pipeline, whichever row brought them.",
     members_probe,
     bitwise(members_spec),
 )

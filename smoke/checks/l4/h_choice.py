@@ -1,7 +1,7 @@
 """The checks of L4.H, second half: rows that cannot be sampled, the generator, seeds and reports.
 
-Owns: who is drawn by what, which rows end in an error, and what a row can ask to be told. The stages and their order
-are in ``l4_state_pipeline.py``.
+Owns: which rows are drawn and how, which rows end in an error, and what a row can ask to have reported.
+The stages and their order are in ``h_pipeline.py``.
 """
 
 import math
@@ -48,23 +48,23 @@ def fault_logits(seed: int) -> Tensor:
 
 
 def fault_probe(seed: int) -> Values:
-    """Sample sound and spoilt rows together, and the sound ones among themselves."""
+    """Sample valid and invalid rows together, and the valid ones among themselves."""
     logits, lines = fault_logits(seed), [Line(PAST, params) for params, _, _ in FAULTS.values()]
     output = make_sampler(seed)(logits, make_batch(lines))
     sound = [row for row, (_, _, words) in enumerate(FAULTS.values()) if not words]
     alone = make_sampler(seed)(logits[sound], make_batch([lines[row] for row in sound]))
     return {
         "ids": ids_of(output),
-        "ids without the spoilt rows": ids_of(alone),
+        "ids without the invalid rows": ids_of(alone),
         "errors": {name: str(output.errors[row]) for row, name in enumerate(FAULTS) if row in output.errors},
     }
 
 
 def fault_verdict(seed: int, got: Values) -> list[Failure]:
     """Spoilt rows say why; the others get what they get without them."""
-    sound = iter(got["ids without the spoilt rows"])
+    sound = iter(got["ids without the invalid rows"])
     expected = [-1 if words else next(sound) for _, _, words in FAULTS.values()]
-    failures = differences(expected, got["ids"], None, "ids, -1 in spoilt rows")
+    failures = differences(expected, got["ids"], None, "ids, -1 in invalid rows")
     failures += differences(
         [name for name, (_, _, words) in FAULTS.items() if words], list(got["errors"]), None, "rows with an error"
     )

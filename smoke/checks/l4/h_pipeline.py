@@ -1,7 +1,7 @@
 """The checks of L4.H: the whole sampler on mixed batches.
 
 Owns: what leaves a row alone, the order of the stages, and that rows do not depend on each other. What a single
-filter, draw or processor does is checked by its own task; errors, generator and reports are in ``l4_state_choice.py``.
+filter, draw or processor does is checked by its own task; errors, generator and reports are in ``h_choice.py``.
 """
 
 import math

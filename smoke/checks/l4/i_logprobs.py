@@ -102,7 +102,7 @@ PROMPT_VOCABULARY = 40
 
 
 def prompt_logits(length: int, dtype: str, seed: int) -> Tensor:
-    """Draw logits that are no log-probabilities: their masses sum to far more than 1."""
+    """Draw logits that are not log-probabilities: their masses sum to far more than 1."""
     return random_tensor(length, PROMPT_VOCABULARY, seed=seed + 710 + length, dtype=dtype) + 3.0
 
 

@@ -100,7 +100,7 @@ def head_probe(seed: int) -> Values:
 
 
 def join(rest: Tensor, part: Tensor) -> Tensor:
-    """Put the other rank's shard behind this one's."""
+    """Put the other rank's shard after this one's."""
     return torch.cat((part, rest), dim=-1)
 
 

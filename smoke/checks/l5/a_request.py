@@ -1,7 +1,7 @@
 """The checks of a request and its lengths (L5.A) and of the estimate of how long it becomes (L5.C).
 
 Owns: the way from a request in plain numbers to the candidate's, and probes that ask single requests. Policies are in
-``l5_policy.py``, single decisions of the scheduler in ``l5_scheduler.py``, whole steps in ``l5_step.py``. No model.
+``b_policy.py``, single decisions of the scheduler in ``d_share.py``, whole steps in ``g_step.py``. No model.
 """
 
 import random
@@ -207,13 +207,13 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.A.tokens",
-    "Every stretch of tokens comes out once and in order, also where it begins, ends or lies behind the prompt.",
+    "Every stretch of tokens comes out once and in order, also where it begins, ends or lies after the prompt.",
     tokens_probe,
     bitwise(tokens_spec),
 )
 REGISTRY.add(
     "L5.A.invariant",
-    "At least one token is pending and no number is negative, or else there is an AssertionError.",
+    "At least one token is pending and no number is negative, otherwise there is an AssertionError.",
     invariant_probe,
     bitwise(invariant_spec),
 )

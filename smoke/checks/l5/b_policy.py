@@ -160,7 +160,7 @@ def tree_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 def random_probe(seed: int) -> Values:
-    """Draw orders from several generators, while somebody else draws from Python's own."""
+    """Draw orders from several generators, while other code draws from Python's own."""
     from mini_engine.scheduler.policy import make_policy
 
     people = queue("random", seed, 20)
@@ -283,7 +283,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.B.tree",
-    "Depth first, the branch with the most waiting requests first, and a node's own requests behind its branches.",
+    "Depth first, the branch with the most waiting requests first, and a node's own requests after its branches.",
     tree_probe,
     tree_verdict,
 )

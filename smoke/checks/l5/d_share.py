@@ -1,7 +1,7 @@
 """The checks of the scheduler's rows (L5.D), and the states in which single decisions are asked for.
 
-Owns: schedulers that are put into a state by hand. Admission is in ``l5_admission.py``, pages that run out are in
-``l5_preemption.py``, whole steps in ``l5_step.py``. Waiting requests are ordered by a policy of these checks, so that
+Owns: schedulers that are put into a state by hand. Admission is in ``e_admission.py``, pages that run out are in
+``f_preemption.py``, whole steps in ``g_step.py``. Waiting requests are ordered by a policy of these checks, so that
 they need none of the candidate's.
 """
 
@@ -93,12 +93,12 @@ def tokens_for(chunks: Sequence[Any]) -> dict[str, int]:
 
 
 def running(name: int, prompt: int, most: int = 8, **more: Any) -> Person:
-    """Return somebody who runs; ``name`` is the arrival too."""
+    """Return a running request; ``name`` is the arrival too."""
     return Person(f"r{name}", prompt, most, name, state="running", **more)
 
 
 def waiting(name: int, prompt: int, most: int = 8, **more: Any) -> Person:
-    """Return somebody who waits."""
+    """Return a waiting request."""
     return Person(f"r{name}", prompt, most, name, **more)
 
 
@@ -132,7 +132,7 @@ TAKERS = {
     "a prompt of 10": running(0, 10),
     "a prompt of 10, 6 of it computed": running(0, 10, computed=6),
     "decoding": running(0, 10, outputs=3, computed=12),
-    "sent back and let in again: 4 and 6 tokens": running(0, 4, outputs=6, preemptions=1),
+    "preempted and let in again: 4 and 6 tokens": running(0, 4, outputs=6, preemptions=1),
 }
 
 
@@ -195,9 +195,9 @@ UPDATES: dict[str, tuple[Person, int, int, bool, int, int, int]] = {
     "the last chunk": (running(1, 20, computed=11), 11, 9, True, 0, 20, 1),
     "a whole prompt": (running(2, 5), 0, 5, True, 0, 5, 1),
     "decoding": (running(3, 5, outputs=2, computed=6), 6, 1, True, 0, 7, 3),
-    "sent back, all of it again": (running(4, 5, outputs=4), 0, 9, True, 0, 9, 5),
-    "sent back, a part of it": (running(5, 5, outputs=4), 0, 7, False, 0, 7, 4),
-    "behind 6 tokens copied from a sibling": (running(6, 9, computed=2), 8, 1, True, 6, 9, 1),
+    "preempted, all of it again": (running(4, 5, outputs=4), 0, 9, True, 0, 9, 5),
+    "preempted, a part of it": (running(5, 5, outputs=4), 0, 7, False, 0, 7, 4),
+    "after 6 tokens copied from a sibling": (running(6, 9, computed=2), 8, 1, True, 6, 9, 1),
     "ended meanwhile": (Person("r7", 5, arrival=7, outputs=1, computed=5, state="finished"), 5, 1, True, 0, 5, 1),
 }
 

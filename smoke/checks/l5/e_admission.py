@@ -1,6 +1,6 @@
 """The checks of L5.E: admission.
 
-Owns: states in which requests wait, and who must be let in by the rules. No policy of the candidate's is asked.
+Owns: states in which requests wait, and which of them the rules admit. The candidate's policies are not used.
 """
 
 import random
@@ -74,7 +74,7 @@ def line_cases(seed: int) -> dict[str, Case]:
             Rules(20, policy="lof"), (waiting(0, 3, 2), waiting(1, 3, 9), waiting(2, 3, 5))
         ),
         "nobody waits": Case(Rules(8), (busy,)),
-        "sent back, 4 and 5 tokens": Case(Rules(20, 4), (waiting(0, 4, 9, outputs=5, preemptions=1),), rows=30),
+        "preempted, 4 and 5 tokens": Case(Rules(20, 4), (waiting(0, 4, 9, outputs=5, preemptions=1),), rows=30),
     }
 
 
@@ -154,7 +154,7 @@ SIZES: dict[str, tuple[Rules, int, int, int]] = {
 
 
 def add_probe(seed: int) -> Values:
-    """Queue requests beside one that waits already."""
+    """Queue requests when one waits already."""
     values: Values = {}
     for name, (rules, prompt, most, _) in SIZES.items():
         scheduler = build_scheduler(rules)
@@ -169,7 +169,7 @@ def add_probe(seed: int) -> Values:
 
 
 def add_verdict(seed: int, got: Values) -> list[Failure]:
-    """Refuse what could never fit, with its pages and the pool's; whoever was refused does not wait."""
+    """Refuse what could never fit, with its pages and the pool's; a refused request does not wait."""
     failures = []
     for name, (rules, _, _, pages) in SIZES.items():
         words, queue = got[name]["words"], got[name]["waiting"]
@@ -185,9 +185,9 @@ def add_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 def siblings_probe(seed: int) -> Values:
-    """Let a sibling of somebody who computes the common prompt wait in front of others, with and without rows."""
+    """Let a sibling of a request that computes the common prompt wait in front of others, with and without rows."""
     values: Values = {}
-    for computed, name in ((4, "the prompt is being computed"), (10, "it waits for nobody")):
+    for computed, name in ((4, "the prompt is being computed"), (10, "it waits for none")):
         scheduler = build_scheduler(Rules(100))
         first = running(0, 10, computed=4, pages=10)
         people = [first, waiting(1, 10), waiting(2, 3), waiting(3, 4)]
@@ -202,9 +202,9 @@ def siblings_probe(seed: int) -> Values:
 
 
 def siblings_spec(seed: int) -> Values:
-    """Pass it over, and nobody else."""
+    """Pass over that request only."""
     values: Values = {}
-    for name, passed in (("the prompt is being computed", 1), ("it waits for nobody", 0)):
+    for name, passed in (("the prompt is being computed", 1), ("it waits for none", 0)):
         people = [running(0, 10, computed=4, pages=10), waiting(1, 10), waiting(2, 3), waiting(3, 4)]
         naive = Naive(Rules(100), people[1 + passed :], [people[0]])
         chunks: Chunks = []
@@ -246,7 +246,7 @@ SHELVES: dict[str, Shelved] = {
 
 
 def shelved_probe(seed: int) -> Values:
-    """Let requests in beside a prefix cache, and look at everybody's pages."""
+    """Admit requests with a prefix cache, and look at the pages of each."""
     values: Values = {}
     for name, case in SHELVES.items():
         total = case.free + sum(len(tokens) // 2 for tokens in case.cached)
@@ -321,9 +321,7 @@ def allocate_probe(seed: int) -> Values:
             }
     scheduler = build_scheduler(Rules(20))
     first = scheduler.allocate(3)
-    values["2 pages behind those that are there"] = [
-        page - first[-1] for page in scheduler.allocate(2, after=first[-1])
-    ]
+    values["2 pages after those that are there"] = [page - first[-1] for page in scheduler.allocate(2, after=first[-1])]
     return values
 
 
@@ -339,7 +337,7 @@ def allocate_spec(seed: int) -> Values:
                 "evicted": lacking > 0 if surplus else lacking,
                 "available": [10, 10 - count],
             }
-    return {**values, "2 pages behind those that are there": [1, 2]}
+    return {**values, "2 pages after those that are there": [1, 2]}
 
 
 REGISTRY.add(
@@ -356,12 +354,12 @@ REGISTRY.add(
 )
 register_admission(
     "L5.E.line",
-    "Admission goes in the policy's order until one does not fit, rows run out or enough run; nobody overtakes.",
+    "Admission goes in the policy's order until one does not fit, rows run out or enough run; no request overtakes.",
     line_cases,
 )
 register_admission(
     "L5.E.promises",
-    "What was promised to those who were let in just before counts for the next one, to the page.",
+    "Pages promised to the requests admitted just before count for the next one, to the page.",
     promise_cases,
 )
 register_admission(
@@ -376,7 +374,7 @@ register_admission(
 )
 REGISTRY.add(
     "L5.E.siblings",
-    "A request whose prompt a running sibling is computing is passed over and stops nobody; others are not.",
+    "A request whose prompt a running sibling is computing is passed over and stops no other; others are not.",
     siblings_probe,
     bitwise(siblings_spec),
 )

@@ -66,7 +66,7 @@ def room_probe(seed: int) -> Values:
         free = [page for page in range(scheduler.allocator.num_pages) if scheduler.allocator.is_free(page)]
         values[name] = {
             **state_of(scheduler, requests),
-            "sent back": sorted(request.request_id for request in gone),
+            "preempted": sorted(request.request_id for request in gone),
             "ratio": float(scheduler.growth.ratio),
             "every page in one place": sorted([*pages, *free]) == list(range(case.rules.num_pages)),
             "pages stay": all(r.pages[: len(before[who])] == before[who] for who, r in requests.items() if r.pages),
@@ -84,7 +84,7 @@ def room_spec(seed: int) -> Values:
         gone = naive.make_room()
         values[name] = {
             **state_expected(naive, people),
-            "sent back": sorted(gone),
+            "preempted": sorted(gone),
             "ratio": float(naive.ratio),
             "every page in one place": True,
             "pages stay": True,
@@ -155,14 +155,14 @@ def victims_spec(seed: int) -> Values:
 LEAVERS = {
     "runs": running(1, 5, outputs=2, computed=6, pages=7),
     "waits": waiting(2, 5),
-    "was sent back": Person("r3", 4, arrival=3, outputs=3, state="preempted", preemptions=1),
+    "was preempted": Person("r3", 4, arrival=3, outputs=3, state="preempted", preemptions=1),
     "is in the middle of its prompt": running(4, 9, computed=3, pages=9),
 }
 REASONS = ("stop", "length", "abort", "error")
 
 
 def others_than(person: Person) -> list[Person]:
-    """Return who else is there when somebody leaves."""
+    """Return the other requests that are there when one leaves."""
     return [running(0, 3, computed=2, pages=3), *(p for p in LEAVERS.values() if p is not person), waiting(9, 2)]
 
 
@@ -222,9 +222,9 @@ def shared_probe(seed: int) -> Values:
     values: Values = {}
     steps = {
         "before": lambda: None,
-        "one is sent back": lambda: scheduler.preempt(requests["r1"]),
+        "one is preempted": lambda: scheduler.preempt(requests["r1"]),
         "the other fails": lambda: scheduler.finish(requests["r0"], "error"),
-        "the one that was sent back is ended": lambda: scheduler.finish(requests["r1"], "abort"),
+        "the one that was preempted is ended": lambda: scheduler.finish(requests["r1"], "abort"),
     }
     for name, step in steps.items():
         step()
@@ -253,9 +253,9 @@ def shared_spec(seed: int) -> Values:
 
     return {
         "before": state(5, 2, [3, 3]),
-        "one is sent back": state(2, 1, [3, 0]),
+        "one is preempted": state(2, 1, [3, 0]),
         "the other fails": state(0, 0, [0, 0], cached=0),
-        "the one that was sent back is ended": state(0, 0, [0, 0], cached=0),
+        "the one that was preempted is ended": state(0, 0, [0, 0], cached=0),
     }
 
 
@@ -334,7 +334,7 @@ def offered_probe(seed: int) -> Values:
             longest.append(max(listener.offers, default=[[], 0]))
         before = len(listener.offers)
         scheduler.finish(request, reason)
-        # Offering after a decode as well is nobody's fault.
+        # Offering after a decode as well is not a mistake.
         last = listener.offers[before if reason == "error" else 0 :]
         values[reason] = [longest[0], longest[1], max(last, default=[[], 0])]
     return values
@@ -355,8 +355,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.F.room",
-    "In 40 drawn states everybody who stays gets the pages of the known tokens, as few as needed are sent back, the "
-    "ratio jumps, and every page is in one place.",
+    "In 40 drawn states every request that stays gets the pages of the known tokens, as few as needed are preempted, "
+    "the ratio jumps, and every page is in one place.",
     room_probe,
     close(room_spec, 1e-9),
 )
@@ -368,7 +368,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.F.finish",
-    "A request ends wherever it is, once, with the first reason; its own pages are free and nobody else is touched.",
+    "A request ends wherever it is, once, with the first reason; its pages are free and no other request is touched.",
     finish_probe,
     bitwise(finish_spec),
 )
@@ -380,7 +380,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.F.again",
-    "A request that was sent back keeps its output and its arrival and computes all of its tokens again.",
+    "A request that was preempted keeps its output and its arrival and computes all of its tokens again.",
     again_probe,
     bitwise(again_spec),
 )

@@ -87,7 +87,7 @@ def step_cases(seed: int) -> dict[str, Case]:
     }
     short = Rules(19, budget=9, preemption=True)
     edge = tuple(running(index, 5, 4, outputs=index, computed=4 + index, pages=4 + index) for index in (1, 2, 3))
-    found["no page for the newest tokens, and somebody waits"] = Case(short, (*edge, waiting(0, 1, 1)))
+    found["no page for the newest tokens, and one waits"] = Case(short, (*edge, waiting(0, 1, 1)))
     return found
 
 
@@ -100,7 +100,7 @@ def step_probe(seed: int) -> Values:
         values[name] = {
             "chunks": chunk_list(batch.chunks),
             "rows": batch.num_tokens,
-            "sent back": sorted(request.request_id for request in batch.preempted),
+            "preempted": sorted(request.request_id for request in batch.preempted),
             "still waiting": sorted(request.request_id for request in scheduler.waiting),
             "steps waited": {who: request.steps_waited for who, request in requests.items()},
             "ratio": float(scheduler.growth.ratio),
@@ -117,7 +117,7 @@ def step_spec(seed: int) -> Values:
         values[name] = {
             "chunks": planned["chunks"],
             "rows": sum(chunk[2] for chunk in planned["chunks"]),
-            "sent back": sorted(planned["preempted"]),
+            "preempted": sorted(planned["preempted"]),
             "still waiting": sorted(person.name for person in naive.waiting),
             "steps waited": {person.name: person.waited for person in people},
             "ratio": float(naive.ratio),
@@ -266,14 +266,14 @@ def pages_probe(seed: int) -> Values:
 
 
 def pages_verdict(seed: int, got: Values) -> list[Failure]:
-    """Every page is in one place at every moment, and in the end nobody has or holds one."""
+    """Every page is in one place at every moment, and in the end no request owns or holds one."""
     failures = []
     for name, (world, _) in page_worlds(seed).items():
         found = list(book_failures(name, world.rules.num_pages, got[name]["books"]))
         failures += found[:1]
         if not found and (got[name]["books"][-1][2] or got[name]["held"]):
             owned = f"{got[name]['books'][-1][2]} own pages, {got[name]['held']} locks"
-            failures.append(Failure(name, "at the end", "nobody owns or holds a page", owned))
+            failures.append(Failure(name, "at the end", "no request owns or holds a page", owned))
     return failures
 
 
@@ -291,7 +291,7 @@ def book_failures(name: str, num_pages: int, log: list[Any]) -> Iterator[Failure
             yield Failure(name, place, "pages for all that is computed", faults[0])
 
 
-# Nobody is forgotten ------------------------------------------------------------------------------------------------
+# None is forgotten --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,8 @@ def stream_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L5.G.step",
-    "One step: decodes, then chunks of running prompts, then new requests, within the rows; nobody comes back at once.",
+    "One step: decodes, then chunks of running prompts, then new requests, within the rows; no request "
+    "is preempted and admitted in the same step.",
     step_probe,
     close(step_spec, 1e-9),
 )
@@ -378,14 +379,14 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.G.preemption",
-    "The same where pages run out and requests are sent back.",
+    "The same where pages run out and requests are preempted.",
     runs_probe(True),
     runs_verdict(True),
     seconds=40.0,
 )
 REGISTRY.add(
     "L5.G.pages",
-    "In every step of twelve runs every page is free, cached or owned by one request, and at the end nobody has one.",
+    "In every step of twelve runs every page is free, cached or owned by one request, and at the end none is owned.",
     pages_probe,
     pages_verdict,
     seconds=40.0,

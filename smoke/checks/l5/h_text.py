@@ -280,7 +280,7 @@ add_feed(
 ENDS: dict[str, Writing] = {
     "held back for a stop string": (spec.in_bytes("xab"), ["abc"], 0),
     "an unfinished character": (spec.in_bytes("a👍")[:-1], [], 0),
-    "an unfinished character behind held text": (spec.in_bytes("xab👍")[:-2], ["ab👍"], 0),
+    "an unfinished character after held text": (spec.in_bytes("xab👍")[:-2], ["ab👍"], 0),
     "a stop string that only the end completes": (spec.in_bytes("ab👍")[:-1], ["b\ufffd"], 0),
     "after a stop string": (spec.in_bytes("xabc"), ["bc"], 0),
     "nothing left": (spec.in_bytes("xyz"), ["abc"], 0),

@@ -121,7 +121,7 @@ def reasons_probe(seed: int) -> Values:
     for name, (ids, params) in end_cases(seed).items():
         request = start(engine, [5, 6, 7], params)
         entry = engine.entries[request]
-        entry.request.num_preemptions = len(ids)  # as if it had been sent back so often
+        entry.request.num_preemptions = len(ids)  # as if it had been preempted so often
         for token in ids:
             if not is_over(engine, request):
                 give(engine, request, token)
@@ -342,7 +342,7 @@ def breaks_spec(seed: int) -> Values:
 REGISTRY.add(
     "L5.I.breaks",
     "A request that is aborted or fails ends wherever it is: its pages are free, one delta without a token says so and "
-    "brings what was held back, and nobody else notices.",
+    "brings what was held back, and no other request changes.",
     breaks_probe,
     bitwise(breaks_spec),
     needs=BY_HAND,

@@ -1,7 +1,7 @@
 """The checks of L5.J: the engine's step. Many requests share it, and each gets what it gets alone.
 
 Owns: runs of ``mini_engine.engine`` under many loads, and what they must give: transformers' bits with everything off,
-the bits of L4's lonely run under ``batch_invariant``, and everywhere the token that the specs choose from the logits,
+the bits of L4's run alone under ``batch_invariant``, and everywhere the token that the specs choose from the logits,
 the past and the parameters of its own request. Needs L1 to L4 and all of L5 but the shared prefill.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l3 import driver as l3
-from smoke.checks.l4 import k_driver as l4_state_driver
+from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4 import spec_distribution as distribution
 from smoke.checks.l4.k_driver import choose, make_params
 from smoke.checks.l4.spec_histories import Past
@@ -55,7 +55,7 @@ def build_engine(
     from mini_engine.llm import make_engine
     from mini_engine.sampler.head import LogitsHead
 
-    driver = l4_state_driver.build_driver(case, eos=eos, **options)
+    driver = l4.build_driver(case, eos=eos, **options)
     driver.head = LogitsHead(gather=gather)
     return make_engine(driver, text.tokenizer() if with_text else None, constraints=constraints)
 
@@ -68,7 +68,7 @@ def few_pages(plans: Sequence[Plan], page_size: int) -> int:
 def drive(
     engine: Any, plans: Sequence[Plan], given: Sequence[list[int]], *, squeeze: bool = False, rng: Any = None
 ) -> dict[str, Any]:
-    """Run all plans through the engine, step by step, and keep what each request was told and what each step did.
+    """Run all plans through the engine, step by step, and keep what each request was sent and what each step did.
 
     ``squeeze`` lets requests in as if none would grow, so that pages run out; ``rng`` shuffles the running requests.
     """
@@ -104,7 +104,7 @@ def drive(
 
 
 def answer(deltas: Sequence[Any], output: Any) -> dict[str, Any]:
-    """Return what a request was told and what its output holds, as plain values. The two must agree."""
+    """Return what a request was sent and what its output holds, as plain values. The two must agree."""
     tokens = [delta for delta in deltas if delta.token_id is not None]
     return {
         "ids": [int(delta.token_id) for delta in tokens],
@@ -152,7 +152,7 @@ def agreement(request: dict[str, Any], name: str) -> list[Failure]:
 def off_probe(seed: int) -> Values:
     """Stream requests that ask for nothing but a length, with the configuration that asks for nothing."""
     values: Values = {}
-    for index, dtype, count in l4_state_driver.OFF_RUNS:
+    for index, dtype, count in l4.OFF_RUNS:
         engine = build_engine(embedded_case(), dtype=dtype, eos=tuple(embedded_eos_ids()))
         deltas = list(engine.stream(prompts(seed)[index], make_params({"max_new_tokens": count})))
         ids, logits = [int(delta.token_id) for delta in deltas], stacked([delta.logits for delta in deltas])
@@ -164,7 +164,7 @@ REGISTRY.add(
     "L5.J.off",
     "With everything off the engine gives the ids and logits of L3 and of transformers, to the bit.",
     off_probe,
-    bitwise(l4_state_driver.off_peer),
+    bitwise(l4.off_peer),
     seconds=40.0,
 )
 
@@ -218,7 +218,7 @@ def load_options(load: str, plans: Sequence[Plan]) -> dict[str, Any]:
 
 
 def poison_freed_pages(engine: Any) -> None:
-    """Let whoever reads a page after it was given back read NaN. Mutates the engine."""
+    """Fill freed pages with NaN, so that a later read shows. Mutates the engine."""
     plain, pool = engine.scheduler.allocator.free, engine.pool
 
     def free(pages: Any) -> None:
@@ -234,7 +234,7 @@ def together_probe(seed: int) -> Values:
     for name, dtype in MODELS:
         case = model_case(name, seed)
         given = [plan.prompt(case, seed, index) for index, plan in enumerate(PLANS)]
-        driver = l4_state_driver.build_driver(case, dtype=dtype, batch_invariant=True)
+        driver = l4.build_driver(case, dtype=dtype, batch_invariant=True)
         for load in LOADS:
             engine = build_engine(case, dtype=dtype, batch_invariant=True, **load_options(load, PLANS))
             poison_freed_pages(engine)
@@ -257,7 +257,7 @@ def alone(driver: Any, prompt: list[int], params: dict[str, Any]) -> dict[str, A
 
 
 def together_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask every request under every load for its lonely run's bits, and that for transformers' logits of its ids."""
+    """Compare every request under every load with its run alone, and that with transformers' logits of its ids."""
     failures = []
     for name, dtype in MODELS:
         alone_runs = got[f"{name}, alone"]
@@ -283,7 +283,7 @@ def unlike(want: dict[str, Any], have: dict[str, Any], where: str) -> list[Failu
 
 
 def like_alone(request: dict[str, Any], alone_runs: dict[str, Any], plan: Plan, where: str) -> list[Failure]:
-    """Compare a request with its lonely run; one that was aborted with the beginning of it."""
+    """Compare a request with its run alone; an aborted one with the run's beginning."""
     failures = agreement(request, where)
     if request["finish_reason"] != ["abort"] or plan.aborted is None:
         return failures + unlike(alone_runs, request, where)
@@ -294,7 +294,7 @@ def like_alone(request: dict[str, Any], alone_runs: dict[str, Any], plan: Plan, 
 
 
 def anchored(case: ModelCase, alone_runs: Sequence[dict[str, Any]], seed: int) -> list[Failure]:
-    """Ask the lonely runs for transformers' logits of the same ids."""
+    """Compare the runs alone with transformers' logits of the same ids."""
     failures = []
     for index, (plan, run) in enumerate(zip(PLANS, alone_runs, strict=True)):
         prompt = plan.prompt(case, seed, index)
@@ -442,7 +442,7 @@ def right_end(request: dict[str, Any], plan: Plan, where: str) -> list[Failure]:
     ids, stops = request["ids"], plan.params.get("stop_token_ids", ())
     early = [place for place, token in enumerate(ids[:-1]) if token in stops]
     if early or len(ids) > plan.params["max_new_tokens"]:
-        return [Failure(where, "ids", "none behind the end", str(ids))]
+        return [Failure(where, "ids", "none after the end", str(ids))]
     if plan.aborted is not None and request["finish_reason"] == ["abort"]:
         return []
     reason = "stop" if ids and ids[-1] in stops else "length"

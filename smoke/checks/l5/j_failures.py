@@ -1,7 +1,7 @@
 """The checks of L5.J, continued: runs in which something ends early: stop strings, failing requests, interruptions.
 
-Owns: logits processors that say a script or break, models with a spoilt token, and what must come out: the text of
-``spec_text.py``, an error that hits nobody else, the lonely run.
+Owns: logits processors that say a script or break, models with an invalid token, and what must come out: the text of
+``spec_text.py``, an error that hits no other request, the run alone.
 """
 
 import random
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l3 import driver as l3
-from smoke.checks.l4 import k_driver as l4_state_driver
+from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4.k_driver import make_params
 from smoke.checks.l5 import spec_text as text
 from smoke.checks.l5.j_engine import MOST_STEPS, PLANS, Plan, alone, build_engine, drive, like_alone
@@ -96,7 +96,7 @@ def script_plans() -> list[Plan]:
 
 SCRIPT_LOADS: dict[str, dict[str, Any]] = {
     "one at a time": {},
-    "eight at a time, sent back now and then": {"max_running_requests": 8, "max_tokens_per_step": 9, "num_pages": 40},
+    "eight at a time, preempted now and then": {"max_running_requests": 8, "max_tokens_per_step": 9, "num_pages": 40},
     "pages run out": {"max_running_requests": 8, "page_size": 1, "num_pages": 30, "preemption": True},
 }
 
@@ -109,7 +109,7 @@ def scripts_probe(seed: int) -> Values:
     with registered(smoke_script=script_processor()):
         for load, options in SCRIPT_LOADS.items():
             engine = build_engine(case, with_text=True, **options)
-            if "sent back" in load:
+            if "preempted" in load:
                 send_back(engine)
             run = drive(engine, plans, given, squeeze="preemption" in options, rng=random.Random(seed))
             values[load] = {
@@ -164,7 +164,7 @@ REGISTRY.add(
 
 # L5.J: who fails, fails alone ----------------------------------------------------------------------------------------
 
-NAN_ID = 77  # a token whose embedding is spoilt in one of the models
+NAN_ID = 77  # a token whose embedding is NaN in one of the models
 
 
 def breaking_processor() -> Any:
@@ -190,7 +190,7 @@ FAILING: tuple[Plan, ...] = (
     PLANS[0],
     Plan(6, {"max_new_tokens": 9, "allowed_token_ids": [5], "bad_words": [[5, 5]]}),  # one token, then none is left
     PLANS[4],
-    Plan(7, {"max_new_tokens": 9, "temperature": 1.0, "seed": 3}, 1),  # its prompt holds the spoilt token
+    Plan(7, {"max_new_tokens": 9, "temperature": 1.0, "seed": 3}, 1),  # its prompt holds the NaN token
     Plan(5, {"max_new_tokens": 9, "logits_processors": {"smoke_breaking": {"after": 2}}}, 1),
     Plan(
         9, {"max_new_tokens": 9, "temperature": 1.0, "seed": 4, "logits_processors": {"smoke_breaking": {"after": 99}}}
@@ -202,7 +202,7 @@ WHY = {1: (1, "no token"), 3: (0, "NaN"), 4: (2, "a broken processor")}  # token
 
 
 def failing_probe(seed: int) -> Values:
-    """Run requests of which three fail, in a model with one spoilt token, and look for NaN in the pool."""
+    """Run requests of which three fail, in a model with one NaN token, and look for NaN in the pool."""
     case = random_case(l3.SMALL, seed)
     weights = case.weights("float32")
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
@@ -221,7 +221,7 @@ def failing_probe(seed: int) -> Values:
         )
         clean = watch_pool(engine)
         run = drive(engine, plans, given, rng=random.Random(seed))
-        driver = l4_state_driver.build_driver(case, weights=weights, batch_invariant=True)
+        driver = l4.build_driver(case, weights=weights, batch_invariant=True)
         for index, plan in enumerate(plans):
             values[f"request {index}"] = {"engine": run["requests"][index]}
             if index not in WHY:
@@ -274,7 +274,7 @@ REGISTRY.add(
 )
 
 
-INTERRUPTED = ("hidden_states", "sampler", "cumulate")  # before the layers, before the choice, and just behind it
+INTERRUPTED = ("hidden_states", "sampler", "cumulate")  # before the layers, before the choice, and just after it
 
 
 def interrupted_probe(seed: int) -> Values:
@@ -282,7 +282,7 @@ def interrupted_probe(seed: int) -> Values:
     case = random_case(l3.SMALL, seed)
     plans = [plan for plan in PLANS if plan.aborted is None]
     given = [plan.prompt(case, seed, index) for index, plan in enumerate(plans)]
-    driver = l4_state_driver.build_driver(case, batch_invariant=True)
+    driver = l4.build_driver(case, batch_invariant=True)
     values: Values = {"alone": [alone(driver, p, plan.params) for p, plan in zip(given, plans, strict=True)]}
     for part in INTERRUPTED:
         engine = build_engine(case, batch_invariant=True, max_running_requests=6, max_tokens_per_step=9)
@@ -318,7 +318,7 @@ def interrupt(engine: Any, part: str) -> list[int]:
 
 
 def interrupted_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask for the lonely runs' bits."""
+    """Compare with the runs alone, to the bit."""
     failures, plans = [], [plan for plan in PLANS if plan.aborted is None]
     for part in INTERRUPTED:
         if got[f"{part}, interruptions"] < 4 and part != "cumulate":  # rows may be built anew in every step
@@ -331,7 +331,7 @@ def interrupted_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L5.J.interrupted",
-    "A step that is interrupted is computed again: nobody loses a token, gains one or has one counted twice.",
+    "A step that is interrupted is computed again: no request loses a token, gains one or has one counted twice.",
     interrupted_probe,
     interrupted_verdict,
     seconds=30.0,
@@ -404,7 +404,7 @@ def guided_spec(seed: int) -> Values:
 REGISTRY.add(
     "L5.J.grammars",
     "A request with a grammar gets an answer of its language, with forced tokens and without, and its neighbours get "
-    "what they get beside others.",
+    "what they get together with others.",
     guided_probe,
     bitwise(guided_spec),
 )

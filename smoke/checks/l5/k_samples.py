@@ -1,6 +1,6 @@
 """The checks of L5.K: the samples of one prompt share one prefill, and no bit changes.
 
-Owns: probes of the copy and of whole runs with ``n`` and ``best_of``, and what they must give: the lonely run with the
+Owns: probes of the copy and of whole runs with ``n`` and ``best_of``, and what they must give: the run alone with the
 seed counted up, and a prompt that is computed once. Needs L1 to L4 and all of L5.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from smoke.checks.l3 import driver as l3
-from smoke.checks.l4 import k_driver as l4_state_driver
+from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4 import spec_distribution as distribution
 from smoke.checks.l4.k_driver import make_params
 from smoke.checks.l5.j_engine import MOST_STEPS, alone, build_engine, entries_of, poison_freed_pages, table_of, unlike
@@ -26,7 +26,7 @@ REGISTRY = Registry()
 # tokens it has generated. The first one asks.
 Sibling = tuple[str, int, int]
 FAMILIES: dict[str, tuple[int, list[Sibling]]] = {
-    "nobody else": (9, [("running", 0, 0)]),
+    "no other": (9, [("running", 0, 0)]),
     "the other waits": (9, [("running", 0, 0), ("waiting", 0, 0)]),
     "the other is at the prompt's end": (9, [("running", 0, 0), ("running", 9, 1)]),
     "the other is far beyond the prompt": (9, [("running", 0, 0), ("running", 14, 6)]),
@@ -69,7 +69,7 @@ def family_probe(seed: int) -> Values:
 
 
 def family_spec(seed: int) -> Values:
-    """Go through the tokens one by one: prompt tokens that somebody who runs has, and never the newest token."""
+    """Go through the tokens one by one: prompt tokens that a running request has, and never the newest token."""
     values: Values = {}
     for name, (length, ((_, computed, generated), *others)) in FAMILIES.items():
         running = {index: own for index, (state, own, _) in enumerate(others, 1) if state == "running"}
@@ -151,7 +151,7 @@ def copy_spec(seed: int) -> Values:
 REGISTRY.add(
     "L5.K.copy",
     "Keys and values of exactly the copied positions come from the source's pages into the own ones, in every layer; "
-    "the report about the prompt comes with them, as a list of its own.",
+    "the report about the prompt comes with them, as a separate list.",
     copy_probe,
     bitwise(copy_spec),
 )
@@ -179,12 +179,12 @@ def sample_case(name: str, seed: int) -> ModelCase:
 
 
 def samples_probe(seed: int) -> Values:
-    """Generate several samples beside another request, and each seed on its own with L4's driver."""
+    """Generate several samples together with another request, and each seed on its own with L4's driver."""
     values: Values = {}
     for name, dtype in CASES:
         case = sample_case(name, seed)
         prompt, other = random_ids(case.vocab_size, PROMPT_TOKENS, seed), random_ids(case.vocab_size, 3, seed)
-        driver = l4_state_driver.build_driver(case, dtype=dtype, batch_invariant=True)
+        driver = l4.build_driver(case, dtype=dtype, batch_invariant=True)
         for wanted, params in SAMPLES.items():
             count = params.get("best_of", params["n"])
             single = [{**params, "n": 1, "best_of": None, "seed": params["seed"] + i} for i in range(count)]
@@ -227,7 +227,7 @@ def sample_of(output: Any) -> dict[str, Any]:
 
 
 def samples_verdict(seed: int, got: Values) -> list[Failure]:
-    """Rank the lonely runs; the samples must be the best of them, in order, whatever the load."""
+    """Rank the runs alone; the samples must be the best of them, in order, whatever the load."""
     failures = []
     for name, _ in CASES:
         for wanted, params in SAMPLES.items():
@@ -249,7 +249,7 @@ def samples_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 def ranked(runs: list[dict[str, Any]], params: dict[str, Any]) -> list[int]:
-    """Return which of the lonely runs come back: the likeliest n, in their order."""
+    """Return which of the runs alone come back: the likeliest n, in their order."""
     if "best_of" not in params:
         return list(range(len(runs)))
     sums = [
@@ -316,7 +316,7 @@ REGISTRY.add(
 )
 
 
-# When somebody is missing -------------------------------------------------------------------------------------------
+# When a sibling is missing -------------------------------------------------------------------------------------------
 
 
 def orphan_params(index: int = 0, n: int = 1) -> dict[str, Any]:
@@ -325,15 +325,15 @@ def orphan_params(index: int = 0, n: int = 1) -> dict[str, Any]:
 
 
 # Steps before it happens, and what happens then: the first sample is aborted; or that, a step later the second one is
-# sent back, and the third overtakes it; or the second one is sent back and comes back beside the others.
-MISHAPS = (*((steps, "abort") for steps in range(7)), (1, "abort, overtaken"), (4, "sent back"), (8, "sent back"))
+# preempted, and the third overtakes it; or the second one is preempted and comes back beside the others.
+MISHAPS = (*((steps, "abort") for steps in range(7)), (1, "abort, overtaken"), (4, "preempted"), (8, "preempted"))
 
 
 def orphans_probe(seed: int) -> Values:
     """Let something happen to the samples while they wait, copy or run; and ask for what is refused."""
     case = random_case(l3.SMALL, seed)
     prompt = random_ids(case.vocab_size, 15, seed)
-    driver = l4_state_driver.build_driver(case, batch_invariant=True)
+    driver = l4.build_driver(case, batch_invariant=True)
     values: Values = {"alone": [alone(driver, prompt, orphan_params(index)) for index in range(3)]}
     for steps, what in MISHAPS:
         engine = build_engine(
@@ -376,7 +376,7 @@ def happen(engine: Any, names: list[str], what: str) -> None:
 
 
 def orphans_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask the samples that were left for their lonely runs; a refusal is one finished answer."""
+    """Compare the samples that were left with their runs alone; a refusal is one finished answer."""
     failures = []
     for steps, what in MISHAPS:
         name = f"{what} after {steps} steps"
@@ -391,7 +391,7 @@ def orphans_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L5.K.orphans",
-    "A sample whose source was aborted goes on with what it copied, or computes it; one that was sent back copies the "
+    "A sample whose source was aborted goes on with what it copied, or computes it; one that was preempted copies the "
     "prompt again and nothing else; a refused request is one finished answer that says why.",
     orphans_probe,
     orphans_verdict,

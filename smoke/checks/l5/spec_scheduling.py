@@ -128,7 +128,7 @@ def in_order(policy: str, waiting: Sequence[Person]) -> list[Person]:
 def walk_faults(order: Sequence[str], people: Mapping[str, Person], prefix: Path = ()) -> Iterator[str]:
     """Walk the tree along an order and yield what is not depth first, heaviest branch first.
 
-    Branches of equal weight may come in any order; a node's own requests come behind its branches, by arrival.
+    Branches of equal weight may come in any order; a node's own requests come after its branches, by arrival.
     """
     depth = len(prefix)
     below = [people[name] for name in order]
@@ -159,7 +159,7 @@ def walk_faults(order: Sequence[str], people: Mapping[str, Person], prefix: Path
 
 @dataclass(frozen=True)
 class Rules:
-    """What a scheduler is told."""
+    """What a scheduler is configured with."""
 
     num_pages: int
     page_size: int = 1
@@ -186,11 +186,11 @@ class Naive:
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages that no request holds."""
         return self.rules.num_pages - sum(person.pages for person in self.running)
 
     def step(self) -> StepPlan:
-        """Choose a step and return its chunks and who was sent back."""
+        """Choose a step and return its chunks and who was preempted."""
         gone = self.make_room()
         rows = 10**9 if self.rules.budget is None else self.rules.budget
         chunks: Chunks = []
@@ -247,7 +247,7 @@ class Naive:
         return next(person for person in left if person.arrival == latest)
 
     def let_in(self, rows: int, chunks: Chunks) -> None:
-        """Let requests in until one does not fit. Nobody overtakes it."""
+        """Admit requests until one does not fit. None overtakes it."""
         while self.waiting and rows and len(self.running) < self.rules.max_running:
             aged = [person for person in self.waiting if person.waited >= self.rules.max_waited]
             first = in_order("fcfs", aged)[0] if aged else in_order(self.rules.policy, self.waiting)[0]
@@ -294,7 +294,7 @@ class World:
 def draw_world(seed: str, policy: str, preemption: bool, count: int) -> World:
     """Draw a world in which pages are short, some requests stop early and some are aborted.
 
-    With preemption answers are long and the estimate begins low, or hardly anybody would be sent back.
+    With preemption answers are long and the estimate begins low, or hardly any request would be preempted.
     """
     rng = random.Random(f"world {seed} {policy} {preemption}")
     shapes = [(6, 120), (20, 70), (9, 90)] if preemption else [(6, 26), (20, 18), (30, 9)]
@@ -334,7 +334,7 @@ def draw_times(rng: random.Random, people: Sequence[Person]) -> tuple[dict[int, 
 
 @dataclass
 class Story:
-    """What happened: per step its chunks and who was sent back, then what became of each request.
+    """What happened: per step its chunks and who was preempted, then what became of each request.
 
     ``whole`` is false if the story ends early because float rounding would have decided.
     """

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from smoke.framework.cases import MODEL_FOLDER
 
-UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are no character
+UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are not a character
 
 
 @cache

@@ -1,8 +1,8 @@
 """The checks of pages that agree (L6.A) and of a node that is cut in two (L6.B).
 
 Owns: trees that are built by hand, because what grows them is a later task, and the way from the candidate's tree to
-plain values. Walks are in ``l6_walk.py``, growth in ``l6_growth.py``, locks in ``l6_locks.py``, eviction in
-``l6_eviction.py``. No model.
+plain values. Walks are in ``c_walk.py``, growth in ``d_growth.py``, locks in ``e_locks.py``, eviction in
+``f_eviction.py``. No model.
 """
 
 import random
@@ -117,7 +117,7 @@ def node_values(cache: Any, node: Any, parent: Any, path: list[int]) -> Values:
 
 
 def cache_values(cache: Any) -> Values:
-    """Return the tree with the counters and registers beside it."""
+    """Return the tree with its counters and registers."""
     return {
         "tree": tree_of(cache),
         "num_pages": cache.num_pages,
@@ -200,7 +200,7 @@ class Agreement:
 
 
 def agreeing(seed: int) -> dict[str, Agreement]:
-    """Return every number of agreeing pages at several starts, with something else or nothing behind them."""
+    """Return every number of agreeing pages at several starts, with something else or nothing after them."""
     cases: dict[str, Agreement] = {}
     for size in PAGE_SIZES:
         for total in (1, 2, 3, 5, 8):
@@ -215,7 +215,7 @@ def agreeing(seed: int) -> dict[str, Agreement]:
 
 
 def part_cases(seed: int) -> dict[str, Agreement]:
-    """Return tokens that end or differ inside a page, and pages that are equal again behind one that is not."""
+    """Return tokens that end or differ inside a page, and pages that are equal again after one that is not."""
     cases: dict[str, Agreement] = {}
     for size in (2, 4, 16):
         own, rng = distinct(size * 7), random.Random(f"parts {seed} {size}")
@@ -272,13 +272,13 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L6.A.agreement",
-    "Every number of agreeing pages is found, from any start, whatever comes behind them, and nothing is changed.",
+    "Every number of agreeing pages is found, from any start, whatever comes after them, and nothing is changed.",
     lambda seed: agreement_values(agreeing(seed)),
     bitwise(lambda seed: agreement_spec(agreeing(seed))),
 )
 REGISTRY.add(
     "L6.A.parts",
-    "Part of a page does not count, and neither do pages that agree again behind one that does not.",
+    "Part of a page does not count, and neither do pages that agree again after one that does not.",
     lambda seed: agreement_values(part_cases(seed)),
     bitwise(lambda seed: agreement_spec(part_cases(seed))),
 )

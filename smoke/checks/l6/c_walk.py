@@ -192,7 +192,7 @@ def questions(seed: int, size: int) -> list[tuple[str | None, list[int]]]:
 
 
 def longest_probe(seed: int) -> Values:
-    """Ask each question of a tree that nobody has asked before, in a list and in a tuple."""
+    """Ask each question of a fresh tree, with a list and with a tuple."""
     values: Values = {}
     for size in PAGE_SIZES:
         for number, (key, tokens) in enumerate(questions(seed, size)):

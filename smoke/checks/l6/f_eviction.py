@@ -1,4 +1,4 @@
-"""The checks of eviction (L6.F): who goes, how much of it, and what stays behind.
+"""The checks of eviction (L6.F): which pages go, how many, and what stays.
 
 Owns: histories that fill a cache and empty it again. The order of nodes must be the order of their pages, worked out
 one by one. No model.

@@ -1,7 +1,7 @@
 """The checks of the engine with a prefix cache (L6.H) and of prompts that are computed once (L6.I).
 
-Owns: visits that begin alike, and what they must give: the bits of L4's lonely, cold run, whatever was found in the
-cache, evicted, sent back or computed in chunks. Needs L1 to L5 and all of L6.
+Owns: visits that begin alike, and what they must give: the bits of L4's run alone from a cold cache,
+whatever was found in the cache, evicted, preempted or computed in chunks. Needs L1 to L5 and all of L6.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoke.checks.l3 import driver as l3
-from smoke.checks.l4 import k_driver as l4_state_driver
+from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4.k_driver import make_params
 from smoke.checks.l5.j_engine import agreement, alone, answer, build_engine, poison_freed_pages, unlike
 from smoke.framework import peer
@@ -95,7 +95,7 @@ def statistics(cache: Any) -> list[int] | None:
 
 def reference_runs(case: ModelCase, dtype: str, visits: Sequence[Visit]) -> Values:
     """Run every sample alone and cold with L4's driver."""
-    driver = l4_state_driver.build_driver(case, dtype=dtype, batch_invariant=True)
+    driver = l4.build_driver(case, dtype=dtype, batch_invariant=True)
     return {
         f"{index}.{sample}": alone(driver, visit.prompt, params)
         for index, visit in enumerate(visits)
@@ -104,7 +104,7 @@ def reference_runs(case: ModelCase, dtype: str, visits: Sequence[Visit]) -> Valu
 
 
 def like_lonely(run: Values, cold: Values, visits: Sequence[Visit], where: str) -> list[Failure]:
-    """Compare every sample with its lonely run, an aborted one with its beginning, and count the pages at the end."""
+    """Compare every sample with its reference run, an aborted one with its beginning, and count the pages."""
     failures: list[Failure] = []
     for name, request in run["requests"].items():
         visit, want = visits[int(name.partition(".")[0])], cold[name]
@@ -186,7 +186,7 @@ def warm_probe(seed: int) -> Values:
 
 
 def warm_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask every sample under every load for its lonely run's bits, and the lonely run for transformers' logits."""
+    """Compare every sample under every load with its reference run, and the reference run with transformers' logits."""
     case, failures = random_case(l3.SMALL, seed), list[Failure]()
     visits, totals = warm_visits(case, seed), [0, 0, 0]
     for dtype, load in RUNS:
@@ -205,8 +205,8 @@ def warm_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L6.H.warm",
-    "From a warm cache, in chunks, while pages are evicted and requests sent back, every answer has the logits, "
-    "log-probabilities and ids of its cold and lonely run, to the bit (under batch_invariant).",
+    "From a warm cache, in chunks, while pages are evicted and requests preempted, every answer has the logits, "
+    "log-probabilities and ids of its run alone from a cold cache, to the bit (under batch_invariant).",
     warm_probe,
     warm_verdict,
     needs=("L6.F", "L6.G", "L6.I"),
@@ -239,14 +239,14 @@ def off_probe(seed: int) -> Values:
     case, values = random_case(l3.SMALL, seed), Values()
     visits = off_visits(case, seed)
     for dtype in DTYPES:
-        driver = l4_state_driver.build_driver(case, dtype=dtype)
+        driver = l4.build_driver(case, dtype=dtype)
         values[dtype] = drive(build_engine(case, dtype=dtype, page_size=4), visits)
         values[f"{dtype}, alone"] = {f"{i}.0": alone(driver, v.prompt, v.params) for i, v in enumerate(visits)}
     return values
 
 
 def off_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask for the lonely runs' bits, and for every token of every prompt to be computed."""
+    """Compare with the reference runs, and ask that every token of every prompt was computed."""
     visits = off_visits(random_case(l3.SMALL, seed), seed)
     failures: list[Failure] = []
     for dtype in DTYPES:
@@ -305,7 +305,7 @@ def talk_probe(seed: int) -> Values:
 
 
 def talk_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask each turn for its cold run, and for no more tokens than lie behind the last whole page that was written."""
+    """Ask each turn for its cold run, and for no more tokens than lie after the last whole page that was written."""
     failures: list[Failure] = []
     for load, options in TALK_LOADS.items():
         size, written = options["page_size"], 0
@@ -323,7 +323,7 @@ def talk_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L6.H.talk",
-    "Each turn of a talk starts behind the last whole page of what was computed before, answers included, and is what "
+    "Each turn of a talk starts after the last whole page of what was computed before, answers included, and is what "
     "it is from cold.",
     talk_probe,
     talk_verdict,
@@ -391,7 +391,7 @@ def once_verdict(seed: int, got: Values) -> list[Failure]:
 REGISTRY.add(
     "L6.I.once",
     "Requests that come at once and wait compute their common beginning once; those of another key and with other "
-    "thresholds do not wait, and nobody waits for ever.",
+    "thresholds do not wait, and no request waits for ever.",
     once_probe,
     once_verdict,
     needs=("L6.F", "L6.G", "L6.H"),

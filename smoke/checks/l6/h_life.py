@@ -215,7 +215,7 @@ class Replay:
                 return
 
     def count_pages(self, case: str, step: Values) -> None:
-        """Ask that every page is free, cached or somebody's own."""
+        """Ask that every page is free, cached or owned by one request."""
         own = [page for pages, hit, _ in step["after"].values() for page in pages[len(hit) :]]
         self.fail(f"{case}, pages with one owner", len(own), len(set(own)))
         total = step["free"] + step["cached"] + len(own)
@@ -226,7 +226,7 @@ class Replay:
                 self.fail(f"{case}, {name}, computed tokens", f"at least {len(hit) * self.world.page_size}", computed)
 
     def look_at(self, case: str, step: Values) -> None:
-        """Ask the cache that its pages hold what they are found by, and are locked as often as somebody holds them."""
+        """Ask that cached pages hold the tokens they are found by, and have a lock for each request that holds them."""
         size = self.world.page_size
         by_key: dict[tuple[str, int], int] = {}
         for key, path, pages, locks in step["tree"]:
@@ -325,7 +325,7 @@ def worlds_probe(seed: int) -> Values:
 
 
 def worlds_verdict(seed: int, got: Values) -> list[Failure]:
-    """Replay every log; something must have been found, evicted and sent back, or nothing was proved."""
+    """Replay every log; something must have been found, evicted and preempted, or nothing was proved."""
     failures: list[Failure] = []
     for name, world in worlds(seed).items():
         failures += replay(world, got[name], name).failures
@@ -343,7 +343,7 @@ def worlds_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L6.H.places",
-    "Whatever is shared, copied, evicted or sent back, a request reads at every position what its own tokens wrote; "
+    "Whatever is shared, copied, evicted or preempted, a request reads at every position what its own tokens wrote; "
     "cached pages hold what they are found by, are locked as often as they are held, and none is lost.",
     worlds_probe,
     worlds_verdict,

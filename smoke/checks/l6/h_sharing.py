@@ -1,7 +1,7 @@
 """The checks of single decisions: what a request starts from and leaves behind (L6.H), and who waits (L6.I).
 
 Owns: requests that are put into a state by hand, and a prefix cache of these checks: they need none of the candidate's
-tree. Whole runs are in ``l6_life.py`` and ``l6_engine.py``. No model.
+tree. Whole runs are in ``h_life.py`` and ``h_engine.py``. No model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,7 +107,7 @@ LOOKERS: dict[str, Asker] = {
     "all of it is cached": Asker(LONG),
     "all but its last token": Asker([*LONG, 5]),
     "a prompt that ends with a page": Asker(LONG[:8]),
-    "one token behind a page": Asker(LONG[:9]),
+    "one token after a page": Asker(LONG[:9]),
     "a page less one token": Asker(LONG[:3]),
     "exactly one page": Asker(LONG[:4]),
     "one token": Asker(LONG[:1]),
@@ -156,7 +156,7 @@ def match_probe(people: Mapping[str, Asker]) -> Probe:
 
 
 def match_spec(people: Mapping[str, Asker]) -> Expected:
-    """Return a spec that takes a page if all of its tokens are cached and one token at least comes behind it."""
+    """Return a spec that takes a page if all of its tokens are cached and one token at least comes after it."""
 
     def spec(seed: int) -> Values:
         values: Values = {}
@@ -357,7 +357,7 @@ MEETINGS: dict[str, dict[str, Meeting]] = {
         "two siblings compute": Meeting(WAITS, 0, (), (Asker(LONG, computed=9), Asker(LONG, computed=3))),
         "a sibling decodes": Meeting(WAITS, 0, (), (Asker(LONG, [4], computed=24),)),
         "a sibling waits": Meeting(WAITS, 0, (), (WAITS,)),
-        "a sibling was sent back": Meeting(WAITS, 0, (), (Asker(LONG, [4], state="preempted"),)),
+        "a sibling was preempted": Meeting(WAITS, 0, (), (Asker(LONG, [4], state="preempted"),)),
         "a sibling of one that reports its prompt computes": Meeting(
             Asker(LONG, prompt_logprobs=2, state="waiting"), 0, (), (Asker(LONG, prompt_logprobs=2, computed=3),)
         ),
@@ -430,14 +430,15 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
 
 REGISTRY.add(
     "L6.I.enough",
-    "A request waits exactly if somebody computes enough whole pages of what both prompts begin with, beyond what it "
-    "has found in the cache, and it has not found much; one token at least is left for itself.",
+    "A request waits exactly if a running request computes enough whole pages of what both prompts begin with, beyond "
+    "what it has found in the cache, and it has not found much; one token at least is left for itself.",
     meet_probe("enough"),
     bitwise(meet_spec("enough")),
 )
 REGISTRY.add(
     "L6.I.whose",
-    "It waits for nobody of another key; one that reports on its prompt waits for no stranger, and others wait for it.",
+    "It does not wait for a request of another key. One that reports on its prompt waits for siblings "
+    "only; others wait for it.",
     meet_probe("whose"),
     bitwise(meet_spec("whose")),
 )

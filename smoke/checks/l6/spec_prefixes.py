@@ -75,7 +75,7 @@ class Prefixes:
         return names
 
     def lock(self, names: Sequence[Name]) -> int:
-        """Lock each page once more; return how many nobody had locked."""
+        """Lock each page once more; return how many were not locked before."""
         free = [name for name in names if self.entries[name].locks == 0]
         for name in names:
             self.entries[name].locks += 1
@@ -95,9 +95,9 @@ class Prefixes:
             self.statistics["hit"] += self.page_size
 
     def evict(self, count: int) -> list[int]:
-        """Give up one page after the other: of those that none goes on from and nobody locks, the first by the order.
+        """Give up one page after the other: of the unlocked ones with none after them, the first in the order.
 
-        Sorted by number, because whoever gets them does not care.
+        Sorted by number, because the order does not matter to the caller.
         """
         gone: list[int] = []
         while len(gone) < count:
@@ -153,7 +153,7 @@ class Chances:
 
 
 def draw_tokens(rng: random.Random, page_size: int) -> list[int]:
-    """Draw few different pages, so that much is shared, and lengths that are no whole pages."""
+    """Draw few different pages, so that much is shared, and lengths that are not whole pages."""
     pages = [[rng.randrange(2)] * (page_size - 1) + [rng.randrange(3)] for _ in range(rng.randrange(8))]
     tokens = [token for page in pages for token in page]
     return tokens[: len(tokens) - rng.choice([0, 0, 1, page_size // 2])]

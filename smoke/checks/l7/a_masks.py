@@ -1,7 +1,7 @@
 """The checks of masks (L7.A) and of characters as bytes (L7.B).
 
 Owns: numbers of tokens around a word's end, logits whose bits can be compared, ranges of characters around the lengths
-of UTF-8. Automata are in ``l7_automaton.py``, tokens and grammar objects in ``l7_tokens.py``. No model.
+of UTF-8. Automata are in ``c_automaton.py``, tokens and grammar objects in ``e_tokens.py``. No model.
 """
 
 import random
@@ -87,13 +87,13 @@ def pack_spec(cases: Cases) -> Callable[[int], Values]:
 
 
 def unpack_cases(seed: int) -> dict[str, tuple[Tensor, int]]:
-    """Return words with their number of tokens, the bits behind the last token all 0, all 1 or drawn."""
+    """Return words with their number of tokens, the bits after the last token all 0, all 1 or drawn."""
     cases: dict[str, tuple[Tensor, int]] = {}
     for size in SIZES:
         whole = -(-size // 32) * 32
         full = draw_allowed(seed + size, 4, whole)
         for name, padding in {"0": torch.zeros_like(full), "1": torch.ones_like(full), "drawn": full}.items():
-            cases[f"{size} tokens, bits behind the last are {name}"] = (
+            cases[f"{size} tokens, bits after the last are {name}"] = (
                 words(torch.cat([full[:, :size], padding[:, size:]], -1)),
                 size,
             )
@@ -186,7 +186,7 @@ def apply_spec(seed: int) -> Values:
 
 
 def misfits() -> dict[str, Tensor]:
-    """Return what is no bitmask for logits [3, 40]."""
+    """Return tensors that are not a bitmask for logits [3, 40]."""
     fit = torch.zeros(3, 2, dtype=torch.int32)
     return {
         "one word too few": fit[:, :1],
@@ -202,7 +202,7 @@ def misfits() -> dict[str, Tensor]:
 
 
 def misfits_banned() -> dict[str, Tensor]:
-    """Return what is no boolean mask for logits [3, 40]."""
+    """Return tensors that are not a boolean mask for logits [3, 40]."""
     fit = torch.ones(3, 40, dtype=torch.bool)
     return {
         "one column too few": fit[:, :-1],
@@ -254,13 +254,13 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L7.A.pack",
-    "Masks of every size pack to int32 [..., ceil(V / 32)], 0 behind the last token; banned ones are packed negated.",
+    "Masks of every size pack to int32 [..., ceil(V / 32)], 0 after the last token; banned ones are packed negated.",
     pack_probe(several),
     bitwise(pack_spec(several)),
 )
 REGISTRY.add(
     "L7.A.unpack",
-    "Words give back exactly their bits, in both polarities, whatever stands behind the last token.",
+    "Words give back exactly their bits, in both polarities, whatever stands after the last token.",
     unpack_probe,
     bitwise(unpack_spec),
 )

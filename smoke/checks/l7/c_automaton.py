@@ -277,7 +277,7 @@ def follow(edges: Edges, skips: Graph, byte: int | None, states: set[int]) -> se
 
 
 def sets_verdict(seed: int, got: Values) -> list[Failure]:
-    """Follow all states at once through every short byte string, and the table beside them."""
+    """Follow all states at once through every short byte string, and the table with them."""
     failures: list[Failure] = []
     for name, (edges, skips) in hand_made(seed).items():
         values, words = got[name], f"{name}: edges {edges}, skips {skips}"
@@ -382,7 +382,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L7.C.loops",
-    "Loops stay apart from what comes before, beside and behind them, and work inside each other.",
+    "Loops stay apart from what comes before, next to and after them, and work inside each other.",
     build_probe(loops),
     language_verdict(loops, "abc", 6),
 )

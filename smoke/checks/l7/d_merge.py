@@ -54,7 +54,7 @@ def to_merge(seed: int) -> dict[str, Automaton]:
         ),
         "the start accepts": ([[1], [2], [1]], [True, False, True]),
         "the start does not": ([[1], [0]], [False, True]),
-        "twins behind a choice": ([[1, 2], [3, -1], [4, -1], [-1, -1], [-1, -1]], [False, False, False, True, True]),
+        "twins after a choice": ([[1, 2], [3, -1], [4, -1], [-1, -1], [-1, -1]], [False, False, False, True, True]),
         "twins that lead to each other": ([[1, 2], [2, 3], [1, 3], [DEAD, DEAD]], [False, False, False, True]),
     }
     for length in (5, 30):

@@ -78,7 +78,7 @@ def languages() -> dict[str, Language]:
 
 
 def compiled_of(language: Language) -> Any:
-    """Return the candidate's automaton beside its vocabulary; the trie counts how often it is walked."""
+    """Return the candidate's automaton with its vocabulary; the trie counts how often it is walked."""
     import numpy as np
 
     from mini_engine.grammar.automaton import Dfa
@@ -242,7 +242,7 @@ def back(count: int, who: int = 0) -> Operation:
 
 
 def ends(seed: int) -> dict[str, History]:
-    """Return answers that end where they may and where they may not, and what comes behind an end."""
+    """Return answers that end where they may and where they may not, and what comes after an end."""
     return {
         "a word": ("words", tokens_of("yes", "stop")),
         "the other stop id": ("words", tokens_of("no", "stop 2")),
@@ -252,7 +252,7 @@ def ends(seed: int) -> dict[str, History]:
         "nothing": ("pairs of a", tokens_of("stop")),
         "twice": ("numbers", tokens_of("1", "stop", "stop")),
         "half a pair": ("pairs of a", tokens_of("a", "stop", "a", "stop")),
-        "goes on behind its end": ("numbers", tokens_of("1", "stop", "2", ",", "stop 2")),
+        "goes on after its end": ("numbers", tokens_of("1", "stop", "2", ",", "stop 2")),
         "a comma before the end": ("numbers", tokens_of("1,", "stop", "2", "stop")),
         "never": ("as many 1s as you like, no end", tokens_of("1", "1", "stop")),
         "one stop id": ("numbers, one stop id", [*tokens_of("12", "stop 2", "stop")]),
@@ -300,7 +300,7 @@ def copies(seed: int) -> dict[str, History]:
         "at the beginning": ("words", [copy, *tokens_of("no"), *other(tokens_of("ye", "s")), *tokens_of("stop")]),
         "on the way": ("words", [*tokens_of("ye"), copy, *tokens_of("s", "stop"), *other(tokens_of("s", "terday"))]),
         "back on one of them": ("numbers", [*tokens_of("1", ","), copy, back(2), *other([*tokens_of("2"), back(3)])]),
-        "behind the end": ("words", [*no, copy, back(1), *other([*stop, back(1), back(2)])]),
+        "after the end": ("words", [*no, copy, back(1), *other([*stop, back(1), back(2)])]),
         "two of them": ("words", [*tokens_of("y"), copy, copy, *other(tokens_of("es"), 2), back(1), back(1, 1)]),
     }
 
@@ -385,7 +385,7 @@ def memo_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L7.F.pack",
-    "Rows of every size pack to int32 words, the first token in the lowest bit, 0 behind the last token.",
+    "Rows of every size pack to int32 words, the first token in the lowest bit, 0 after the last token.",
     pack_probe,
     bitwise(pack_spec),
 )
@@ -409,7 +409,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L7.F.ends",
-    "A stop token is taken where the text is complete, and nothing behind it; complete stays complete.",
+    "A stop token is taken where the text is complete, and nothing after it; complete stays complete.",
     history_probe(ends),
     bitwise(history_spec(ends)),
 )

@@ -81,14 +81,14 @@ def integers_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.G.integers",
-    "The texts of a range of integers are its integers in digits: each one, none beside them, no -0, no leading zero.",
+    "The texts of a range of integers are its integers in digits: each one and no other, no -0, no leading zero.",
     integers_probe,
     integers_verdict,
 )
 
 
 def bounds(seed: int) -> list[tuple[int, int]]:
-    """Return ranges whose integers nobody could write down."""
+    """Return ranges with too many integers to list."""
     rng = random.Random(f"bounds {seed}")
     wide = 10**15 - 1
     found = [(-wide, wide), (0, wide), (1, 2**63 - 1), (-(2**63), 2**63 - 1), (-wide, -1), (10**14, 10**15)]
@@ -338,7 +338,7 @@ def members_verdict(seed: int, got: Values) -> list[Failure]:
 REGISTRY.add(
     "L7.G.members",
     "The members of an object are the required ones and any of the others, in order, with a comma between each two: "
-    "none in front, none behind, none doubled.",
+    "none in front, none after, none doubled.",
     members_probe,
     members_verdict,
 )

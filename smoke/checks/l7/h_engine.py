@@ -1,4 +1,4 @@
-"""The checks of the engine with grammars (L7.H to L7.J): whoever shares the step, an answer is in its own language.
+"""The checks of the engine with grammars (L7.H to L7.J): an answer is in its own language, whatever shares the step.
 
 Owns: a backend whose grammars are a few sentences, guests that come and go, and what their answers must be: at every
 step the token that the specs choose among the allowed ones, and with everything off the bits of an engine that knows no
@@ -78,7 +78,7 @@ def engine_of(gates: dict[str, threading.Event] | None = None, **options: Any) -
 
 
 def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = False) -> dict[str, Any]:
-    """Run guests through the engine, and keep what each was told.
+    """Run guests through the engine, and keep what each was sent.
 
     ``squeeze`` lets requests in as if none would grow, so that pages run out.
     """
@@ -107,7 +107,7 @@ def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = Fa
 
 
 def plain_answer(deltas: Sequence[Any], output: Any, forced: int) -> dict[str, Any]:
-    """Return what a request was told, which of its tokens were sampled, and what became of its grammar."""
+    """Return what a request was sent, which of its tokens were sampled, and what became of its grammar."""
     raise_missing(output.error)
     tokens = [delta for delta in deltas if delta.token_id is not None]
     plain = answer([delta for delta in deltas if delta.token_id is None or delta.logits is not None], output)
@@ -213,7 +213,7 @@ def together_probe(seed: int) -> Values:
 
 
 def together_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask the constrained for their sentences, the free ones for their lonely bits."""
+    """Ask the constrained for their sentences, the free ones for the bits of their runs alone."""
     failures = []
     for load, options in LOADS.items():
         run = got[load]
@@ -233,8 +233,8 @@ def together_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.H.together",
-    "Whoever shares the step, preempted or not, a constrained request gives a sentence of its own language, each token "
-    "the choice of the specs among the allowed ones, and a free one the bits that it has without grammars.",
+    "Whatever shares the step, preempted or not, a constrained request gives a sentence of its own language, each "
+    "token the choice of the specs among the allowed ones, and a free one the bits that it has without grammars.",
     together_probe,
     together_verdict,
     needs=("L7.J",),
@@ -288,7 +288,7 @@ def ends_verdict(seed: int, got: Values) -> list[Failure]:
             for place, token in enumerate(one["ids"])
         ]
         failures += differences([True] * len(allowed), allowed, None, f"{name}: tokens that the grammar allows")
-    return failures + differences(got["alone"], got["run"][-1], None, "the free request beside them")
+    return failures + differences(got["alone"], got["run"][-1], None, "the free request among them")
 
 
 REGISTRY.add(
@@ -359,7 +359,7 @@ def waiting_verdict(seed: int, got: Values) -> list[Failure]:
         failures += differences([[reason], []], [one["finish_reason"], one["ids"]], None, name)
         if words not in (one["output"]["error"] or ""):
             failures.append(Failure(name, "the reason", f"words with {words!r}", str(one["output"]["error"])))
-    failures += judge_whole(Guest(1, SOME, FRUIT), got["late"][1], seed, "beside the late one")
+    failures += judge_whole(Guest(1, SOME, FRUIT), got["late"][1], seed, "with the late one")
     failures += differences(0, got["waiting"][-1], None, "requests that wait at the end")
     if got["seconds"] > 8.0:
         failures.append(Failure("late", "seconds", "about 0.1", f"{got['seconds']:.1f}"))
@@ -427,7 +427,7 @@ def thoughts_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.I.engine",
-    "With reasoning the thought is free and the answer is not: it begins behind the marker, also after a preemption.",
+    "With reasoning the thought is free and the answer is not: it begins after the marker, also after a preemption.",
     thoughts_probe,
     thoughts_verdict,
     needs=("L7.H", "L7.J"),

@@ -223,7 +223,7 @@ def over_probe(seed: int) -> Values:
 
 
 def over_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask nobody who is over, and give no mask where there is nobody else."""
+    """Ask no ended grammar, and give no mask where there is no other."""
     failures = []
     for name, toys in OVER.items():
         live = [toy is not None and not toy.is_over for toy in toys]
@@ -280,7 +280,7 @@ def left_probe(seed: int) -> Values:
 
 
 def left_verdict(seed: int, got: Values) -> list[Failure]:
-    """Look which ids can be chosen, and that logits which nobody banned are what they were."""
+    """Look which ids can be chosen, and that logits which are not banned are what they were."""
     logits, failures = left_logits(seed), []
     together = got["together"]
     failures += differences(logits[1::2], together[1::2], None, "rows without a grammar")
@@ -328,7 +328,7 @@ REGISTRY.add(
 
 
 def stats_probe(seed: int) -> Values:
-    """Mask three steps with a slow grammar beside a quick one."""
+    """Mask three steps with a slow grammar and a quick one."""
     slow, quick = (build_toy(Toy(frozenset({1, 2})), "bitmask", [], seconds) for seconds in (0.05, 0.0))
     for grammars in ([slow, None, quick], [quick, slow], [None, quick]):
         masked(grammars, STOPS, torch.zeros(len(grammars), V))
@@ -338,7 +338,7 @@ def stats_probe(seed: int) -> Values:
 
 
 def stats_verdict(seed: int, got: Values) -> list[Failure]:
-    """Count the masks; 50 ms of sleep belong to whoever slept."""
+    """Count the masks; 50 ms of sleep count for the grammar that slept."""
     failures = differences([2, 3], [got["slow"][0], got["quick"][0]], None, "masks of the slow and the quick grammar")
     slow, quick = got["slow"][1], got["quick"][1]
     if not slow >= 0.1:

@@ -1,6 +1,6 @@
 """The checks of L7.I: a thought that nothing constrains, then a grammar that never saw it.
 
-Owns: a toy grammar that writes down what it is told, histories of tokens with and without end markers, and what a
+Owns: a toy grammar that writes down its calls, histories of tokens with and without end markers, and what a
 wrapper must be after each: what it is when the same tokens are counted from the beginning.
 """
 
@@ -107,7 +107,7 @@ class Story:
 
     @property
     def inside(self) -> list[int] | None:
-        """The tokens behind the first marker, ``None`` during the thought."""
+        """The tokens after the first marker, ``None`` during the thought."""
         if not self.thinks:
             return list(self.tokens)
         return self.tokens[self.tokens.index(MARK) + 1 :] if MARK in self.tokens else None

@@ -1,4 +1,4 @@
-"""The checks of L7.J's queue: requests that wait for grammars, while nobody waits for anybody else's.
+"""The checks of L7.J's queue: requests that wait for grammars, none of them for the grammar of another.
 
 Owns: a store whose futures are completed by hand, a clock that is set by hand, days of orders, ranks that report, and
 what must come of them by ``specs.grammar_queue``. No thread runs here but one, in the check of the wait.
@@ -71,7 +71,7 @@ class HandClock:
     """A clock that is set by hand."""
 
     def __init__(self) -> None:
-        """Start at 100 seconds: a deadline is no time since the beginning."""
+        """Start at 100 seconds: a deadline is not a time since the beginning."""
         self.now = 100.0
 
     def __call__(self) -> float:
@@ -133,7 +133,7 @@ def days_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 def judge_order(desk: Desk, order: Order, seen: list[Any], copies: set[str], case: str) -> list[Failure]:
-    """Carry out an order at the desk and compare; every grammar that is handed out is a copy of its own."""
+    """Carry out an order at the desk and compare; every grammar that is handed out is its own copy."""
     keys = {guest.name: guest.key for guest in desk.guests}
     what, rest = order[0], [str(each) for each in order[1:]]
     failures: list[Failure] = []
@@ -151,7 +151,7 @@ def judge_order(desk: Desk, order: Order, seen: list[Any], copies: set[str], cas
         for name, grammar in given if not failures else []:
             label, _, number = str(grammar).partition(", copy ")
             if label != keys[name] or not number or number in copies:
-                failures.append(Failure(case, name, f"a copy of its own of {keys[name]!r}", repr(grammar)))
+                failures.append(Failure(case, name, f"its own copy of {keys[name]!r}", repr(grammar)))
             copies.add(number)
         for name, reason in reasons if not failures else []:
             failures += judge_reason(case, name, keys[name], failed[name], reason)
@@ -163,7 +163,7 @@ def judge_order(desk: Desk, order: Order, seen: list[Any], copies: set[str], cas
 
 
 def judge_reason(case: str, name: str, key: str, why: str, reason: str) -> list[Failure]:
-    """Ask a reason for the words that somebody needs who reads it."""
+    """Look for the words in a reason that its reader needs."""
     words = [f"the regex {key!r} is wrong"] if why == "failed" else ["regex", f"{TIMEOUT:g}", "grammar_timeout_s"]
     missing = [word for word in words if word not in reason]
     return [Failure(f"{case}: the reason of {name}", "", f"a sentence with {missing[0]!r}", reason)] if missing else []
@@ -171,8 +171,8 @@ def judge_reason(case: str, name: str, key: str, why: str, reason: str) -> list[
 
 REGISTRY.add(
     "L7.J.days",
-    "A request leaves when its own grammar is there, with a copy of its own, or when it failed or took too long; "
-    "nobody else is held up, and a compile is given up with the last who waits for it.",
+    "A request leaves when its own grammar is there, with its own copy, or when it failed or took too long; "
+    "no other request is held up, and a compile is cancelled when no request waits for it any more.",
     days_probe,
     days_verdict,
 )
@@ -318,7 +318,7 @@ REGISTRY.add(
 
 
 def wait_probe(seed: int) -> Values:
-    """Poll with patience: while a thread finishes a compile, with somebody ready already, and with nobody there."""
+    """Poll with patience: while a thread finishes a compile, with a request ready already, and with none there."""
     values: Values = {}
     store = HandStore()
     queue = build_queue(store, time.monotonic)
@@ -344,7 +344,7 @@ def timed_poll(queue: Any, wait_s: float) -> list[Any]:
 
 
 def wait_verdict(seed: int, got: Values) -> list[Failure]:
-    """Be back before the patience is at its end: when there is somebody, or nothing to wait for."""
+    """Be back before the patience is at its end: when a request is ready, or there is nothing to wait for."""
     failures = []
     for name, ready in {"one ends": ["r1"], "no patience": [], "one is ready": ["r2"], "nobody waits": []}.items():
         failures += differences(ready, got[name][0], None, f"{name}: ready")
@@ -355,7 +355,7 @@ def wait_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.J.wait",
-    "A poll may wait for the first compile that ends, and does not if somebody is ready or nobody is there.",
+    "A poll may wait for the first compile that ends, and does not if a request is ready or none is there.",
     wait_probe,
     wait_verdict,
     seconds=30.0,

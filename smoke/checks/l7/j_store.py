@@ -161,7 +161,7 @@ def copies_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.J.copies",
-    "What the store keeps is never handed out: everybody gets a copy at the beginning, with statistics of its own.",
+    "What the store keeps is never handed out: every caller gets a copy at the beginning, with its own statistics.",
     copies_probe,
     copies_verdict,
 )
@@ -334,7 +334,7 @@ def quick_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.J.quick",
-    "A compile that is over before anybody looks is kept like every other and is not under way for ever.",
+    "A compile that ends before the store looks is kept like every other and does not stay under way.",
     quick_probe,
     quick_verdict,
     seconds=30.0,

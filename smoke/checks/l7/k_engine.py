@@ -17,7 +17,7 @@ from smoke.framework.compare import differences
 REGISTRY = Registry()
 ONE = LANGUAGES["one sentence"]
 LETTERS = LANGUAGES["letters beyond ASCII"]
-# Five foxes in a row, then a choice that the penalty decides: it must know of tokens that nobody sampled.
+# Five foxes in a row, then a choice that the penalty decides: it must know of forced tokens.
 FOXES = tuple(f"The fox, the fox, the fox, the fox, the fox and the {last}." for last in ("fox", "owl"))
 MOST = 26  # tokens, and so as few pages as make the requests wait for each other
 
@@ -108,7 +108,7 @@ LIMITS: dict[str, tuple[Guest, str, str | None]] = {
     ),
     "a least length": (Guest(0, {"max_new_tokens": 48, "min_new_tokens": 30}, ONE), "stop", ONE[0]),
     "ignore_eos": (Guest(0, {"max_new_tokens": 48, "ignore_eos": True}, ONE), "stop", ONE[0]),
-    "behind a thought": (
+    "after a thought": (
         Guest(0, {"max_new_tokens": 48, "reasoning": True, "logit_bias": {THINK_END: 100.0}}, ONE),
         "stop",
         f"</think>{ONE[0]}",

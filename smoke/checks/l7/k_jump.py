@@ -320,7 +320,7 @@ def tokens_verdict(seed: int, got: Values) -> list[Failure]:
     for name, jump in jumps(seed).items():
         want = specs.appended(jump.sentences, jump.ids, jump.most)
         num_taken += len(want)
-        text = f"{name}: tokens behind {specs.spelled(jump.ids).decode(errors='replace')!r}"
+        text = f"{name}: tokens after {specs.spelled(jump.ids).decode(errors='replace')!r}"
         failures += differences(words(want), words(got[name]["taken"]), None, text)
         failures += differences(want, got[name]["taken"], None, text) if not failures else []
         failures += differences(
@@ -359,7 +359,7 @@ SPELLINGS: dict[str, tuple[list[int], str]] = {
 
 
 def spellings_probe(seed: int) -> Values:
-    """Spell texts behind others."""
+    """Spell texts after others."""
     from mini_engine.grammar.jump import JumpForward
     from mini_engine.grammar.tokens import TokenTable
 
@@ -375,7 +375,7 @@ def spellings_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.K.spellings",
-    "Text behind text has the tokens of both together, if those of the first stay what they are.",
+    "Text after text has the tokens of both together, if those of the first stay what they are.",
     spellings_probe,
     spellings_verdict,
 )

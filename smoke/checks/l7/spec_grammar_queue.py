@@ -1,6 +1,6 @@
-"""Specs of L7's queue: who waits for which compile, by lists that are looked through from the beginning.
+"""Specs of L7's queue: which request waits for which compile, by lists that are searched from the start.
 
-Owns: a desk of waiting requests and the jobs that they wait for. Nobody computes anything here: orders say when a job
+Owns: a desk of waiting requests and the jobs that they wait for. Nothing is computed here: orders say when a job
 begins, ends or fails. Must not know: the engine, futures.
 """
 
@@ -55,7 +55,7 @@ class Desk:
         self.guests.append(Guest(name, key, self.now + self.timeout_s, job))
 
     def end(self, key: str, state: str) -> None:
-        """Begin, finish or fail the job under way, if there is one; what is finished is kept, whoever waits for it."""
+        """Begin, finish or fail the job under way, if there is one; what is finished is kept."""
         job = self.job(key)
         if job is not None:
             job.state = state

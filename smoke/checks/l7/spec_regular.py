@@ -266,7 +266,7 @@ def bits_of(words: Sequence[int], vocab_size: int) -> list[bool]:
 
 @dataclass(frozen=True)
 class Language:
-    """An automaton that is given, beside a vocabulary."""
+    """An automaton that is given, with a vocabulary."""
 
     rows: Rows
     accepting: Sequence[bool]

@@ -73,7 +73,7 @@ def characters(data: bytes) -> str:
 
 
 def canonical(ids: Sequence[int], text: str, look_back: int = LOOK_BACK) -> list[int]:
-    """Return the tokens in which the tokenizer spells ``text`` behind ``ids``, none if it merges the two."""
+    """Return the tokens in which the tokenizer spells ``text`` after ``ids``, none if it merges the two."""
     before = list(ids[-look_back:])
     special = [place for place, token in enumerate(before) if not token_bytes()[token]]
     before = before[special[-1] + 1 :] if special else before  # nothing merges with a special token

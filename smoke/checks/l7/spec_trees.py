@@ -12,7 +12,7 @@ MOST_TEXTS = 20_000
 
 
 class TooManyTextsError(ValueError):
-    """A tree matches more texts than anybody wants to see."""
+    """A tree matches more texts than a spec lists."""
 
 
 def plain(node: Any) -> Tree:

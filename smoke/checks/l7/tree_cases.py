@@ -50,7 +50,7 @@ def repeats(seed: int) -> list[Tree]:
 
 
 def loops(seed: int) -> list[Tree]:
-    """Return loops beside, before, behind and inside of each other."""
+    """Return loops next to, before, after and inside of each other."""
     star, plus, maybe = (lambda tree: times(tree, 0)), (lambda tree: times(tree, 1)), (lambda tree: times(tree, 0, 1))
     some = either(A, B)
     return [

@@ -46,7 +46,7 @@ Launches = Callable[[int], dict[str, Launch]]
 
 
 def make_pool(step: Sequences, drawn: Drawn, seed: int, guard: Guard) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys, values [Hkv, slots, D] and the page table, padded with -1; what nobody has is NaN."""
+    """Return keys, values [Hkv, slots, D] and the page table, padded with -1; slots without a key are NaN."""
     pages, size = step.pages(seed), step.page_size
     num_pages = sum(len(own) for own in pages) + 3
     keys = torch.full((step.heads[1], num_pages * size + 1, step.dim), torch.nan, dtype=DTYPES[step.dtype])
@@ -75,7 +75,7 @@ def cut(launch: Launch, queries: int) -> Any:
 
 
 def attend(launch: Launch, drawn: Drawn, seed: int) -> Values:
-    """Run one of the two launchers -> the output, and what was written beside a tensor."""
+    """Run one of the two launchers -> the output, and the tensors around which something was written."""
     from mini_engine.attention.metadata import AttentionMetadata
     from mini_engine.kernels.paged_attention import paged_attention, paged_queries
     from mini_engine.kernels.split_attention import split_attention, split_queries
@@ -101,7 +101,7 @@ def attend(launch: Launch, drawn: Drawn, seed: int) -> Values:
             split_attention(q, keys, values, metadata, blocks, out, launch.split_size)
         else:
             paged_attention(q, keys, values, metadata, blocks, out)
-    return {"out": out, "written beside": guard.damaged()}
+    return {"out": out, "written outside": guard.damaged()}
 
 
 def probe_of(launches: Launches) -> Callable[[int], Values]:
@@ -124,7 +124,7 @@ def verdict_of(launches: Launches) -> Callable[[int, Values], list[Failure]]:
 def compare(name: str, launch: Launch, drawn: Drawn, got: Values, bound: float) -> list[Failure]:
     """Compare one launch's output with float64, sequence by sequence: what a row is depends on whose it is."""
     exact = attend_all(drawn)
-    failures = differences([], got["written beside"], None, f"{name}, written beside")
+    failures = differences([], got["written outside"], None, f"{name}, written outside")
     for sequence, (start, end) in enumerate(pairwise(launch.step.bounds)):
         queries, keys = launch.step.lengths[sequence]
         case = f"{name}, sequence {sequence} ({queries} queries, {keys} keys)"
@@ -234,7 +234,7 @@ def loud_probe(split_size: int) -> Callable[[int], Values]:
 
 
 def loud_verdict(seed: int, got: Values) -> list[Failure]:
-    """Such scores have few places behind the point left, so the weights are less exact."""
+    """Such scores have few places after the point left, so the weights are less exact."""
     failures: list[Failure] = []
     for name, factor in LOUD.items():
         failures += compare(name, Launch(LOUD_STEP), loud(seed, factor), got[name], 3e-2)
@@ -245,7 +245,7 @@ ALONE = (9, 110)  # queries and keys of the sequence that is computed alone and 
 CROWDS = {
     "between others": ((3, 40), ALONE, (1, 150), (2, 33)),
     "before a longer one": (ALONE, (8, 140)),
-    "behind a shorter one": ((1, 5), ALONE),
+    "after a shorter one": ((1, 5), ALONE),
 }
 
 

@@ -29,7 +29,7 @@ WIDTHS = (1, 2, 63, 64, 65, 150)
 
 
 def plain_rows(seed: int) -> dict[str, Tensor]:
-    """Return rows of every width, negative ones among them: the largest is nowhere a zero that somebody made up."""
+    """Return rows of every width, negative ones among them: the largest is nowhere a zero of the padding."""
     rows = {}
     for width in WIDTHS:
         x = random_tensor(3, width, seed=seed + width) - torch.tensor([[0.0], [9.0], [3.0]])
@@ -78,7 +78,7 @@ def largest_of(op: Any, rows: Tensor) -> Values:
 
 
 def first_largest(row: list[float]) -> int:
-    """Return the first NaN, or else the first of the largest."""
+    """Return the first NaN; if there is none, the first of the largest."""
     return next((i for i, x in enumerate(row) if math.isnan(x)), row.index(max(row)))
 
 
@@ -342,7 +342,7 @@ def penalty_logits(seed: int, width: int) -> Tensor:
 
 
 def entries(seed: int, width: int) -> list[Tensor]:
-    """Return the entries of 2 V places, no pair twice, in no order, in memory with a trap behind."""
+    """Return the entries of 2 V places, no pair twice, in no order, in memory with a trap after."""
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(len(STRENGTHS) * width, generator=generator)[: 2 * width]
     rows, token_ids = places // width, places % width

@@ -290,9 +290,9 @@ def draw_cases(seed: int) -> dict[str, tuple[Draws, bool]]:
     late[:, 120] = 1.0
     total = 69 + math.e
     shares = [68.5 / total, (69 + math.e / 2) / total]
-    cases["a larger one behind equals that go"] = (unfiltered(late, shares, [68, 120], 70), False)
+    cases["a larger one after equals that go"] = (unfiltered(late, shares, [68, 120], 70), False)
     few = torch.tensor([[0.0, 0.0, 1.0, 0.0]]).repeat(3, 1)  # the largest stays, and the first equal
-    cases["equals before and behind a larger one"] = (unfiltered(few, [0.1, 0.5, 0.95], [0, 2, 2], 2), False)
+    cases["equals before and after a larger one"] = (unfiltered(few, [0.1, 0.5, 0.95], [0, 2, 2], 2), False)
     return cases
 
 

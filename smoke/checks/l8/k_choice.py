@@ -85,7 +85,7 @@ REGISTRY.add(
 
 
 def rows_probe(seed: int) -> Values:
-    """Multiply a batch, its beginnings, single rows of it, its rows in another order, and beside spoilt neighbours."""
+    """Multiply a batch, its beginnings, single rows, its rows in another order, and among NaN and infinity."""
     from mini_engine.kernels.matmul import invariant_matmul
 
     values: Values = {}
@@ -101,7 +101,7 @@ def rows_probe(seed: int) -> Values:
             "beginnings": {str(n): invariant_matmul(x[:n], weight) for n in (1, 2, 15, 16, 17, 33, 63, 64, 65)},
             "alone": {str(i): invariant_matmul(x[i : i + 1], weight) for i in (7, 63, 64, 69)},
             "in another order": invariant_matmul(x[order], weight),
-            "row 3 beside NaN and infinity": beside,
+            "row 3 among NaN and infinity": beside,
         }
     return values
 
@@ -117,7 +117,7 @@ def rows_verdict(seed: int, got: Values) -> list[Failure]:
         for i, part in values["alone"].items():
             failures += differences(whole[int(i)][None], part, None, f"{dtype}, row {i} alone")
         failures += differences(whole[order], values["in another order"], None, f"{dtype}, in another order")
-        name = "row 3 beside NaN and infinity"
+        name = "row 3 among NaN and infinity"
         failures += differences(whole[3], values[name], None, f"{dtype}, {name}")
     return failures + differences(sorted(DTYPES), sorted(got), None, "dtypes")
 

@@ -1,7 +1,7 @@
 """The checks of L8.L on whole answers: off is off to the bit, and on is the same engine.
 
 Owns: engines over kernels and what their answers must be: transformers' with everything off, transformers' values and
-the specs' choices with kernels, and the bits of a lonely run with ``batch_invariant``. Models are tiny and answers
+the specs' choices with kernels, and the bits of a run alone with ``batch_invariant``. Models are tiny and answers
 short: the interpreter needs milliseconds for every program.
 """
 
@@ -108,7 +108,7 @@ def off_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L8.L.off",
-    "With compute='reference' the engine gives the bits of lesson 7 and of transformers, also beside one over kernels.",
+    "With compute='reference' the engine gives the bits of lesson 7 and of transformers, also after one with kernels.",
     off_probe,
     off_verdict,
     needs=BENEATH,
@@ -172,13 +172,13 @@ def invariant_verdict(seed: int, got: Values) -> list[Failure]:
     for index, prompt in enumerate(invariant_prompts(seed)):
         where = f"request {index}"
         failures += near(tiny_case(seed), prompt, got["alone"][index], f"{where}, alone")
-        failures += differences(got["alone"][index], got["together"][index], None, f"{where}, in chunks beside another")
+        failures += differences(got["alone"][index], got["together"][index], None, f"{where}, in chunks with another")
     return failures
 
 
 REGISTRY.add(
     "L8.L.invariant",
-    "With batch_invariant an answer over kernels has the same bits alone and in chunks beside another.",
+    "With batch_invariant an answer over kernels has the same bits alone and in chunks together with another.",
     invariant_probe,
     invariant_verdict,
     needs=BENEATH,
@@ -238,7 +238,7 @@ GUESTS = (
 
 
 def grammar_probe(seed: int) -> Values:
-    """Run two requests with a grammar beside one without."""
+    """Run two requests with a grammar and one without."""
     l7_engine.register_backend({})
     options = {"grammar_backend": "sentences", "max_running_requests": 4, "num_pages": 60}
     engine = build_engine(tiny_case(seed, 1024), eos=STOPS, with_text=True, compute="triton", **options)
@@ -262,7 +262,7 @@ def grammar_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L8.L.grammar",
-    "A grammar's mask is written by the kernel: an answer is in its language, and a free one beside it unharmed.",
+    "A grammar's mask is written by the kernel: an answer is in its language, and one without a grammar is unchanged.",
     grammar_probe,
     grammar_verdict,
     needs=BENEATH,

@@ -138,7 +138,7 @@ class Sequences:
         return found
 
     def pages(self, seed: int) -> list[list[int]]:
-        """Return the pages of each sequence, in no order; some belong to nobody."""
+        """Return the pages of each sequence, in no order; some belong to none."""
         counts = [-(-keys // self.page_size) for _, keys in self.lengths]
         free = list(range(sum(counts) + 3))
         random.Random(f"pages {seed}").shuffle(free)
