@@ -75,7 +75,8 @@ def reset_command(
 
 def free_name(path: Path) -> Path:
     """Return ``path.bak``, or with a number if that is taken."""
-    candidate, number = path.with_name(path.name + ".bak"), 1
+    candidate = path.with_name(path.name + ".bak")
+    number = 1
     while candidate.exists():
         number += 1
         candidate = path.with_name(f"{path.name}.bak{number}")
@@ -88,7 +89,8 @@ def diff_command(
     force: Annotated[bool, typer.Option("--force", help="Show it although the lesson is not green.")] = False,
 ) -> None:
     """Compare your files with the reference, once all checks of the lesson pass."""
-    chosen, work = load_manifest().lesson(lesson), Work(engine)
+    chosen = load_manifest().lesson(lesson)
+    work = Work(engine)
     work.candidate(chosen, "reference")
     if not force and not work.is_green(chosen):
         stop(Exit.USAGE, f"{chosen.id} is not green yet: `python -m smoke run {chosen.id}` first, or --force")

@@ -38,7 +38,8 @@ def allocator_script(num_pages: int, length: int, seed: int) -> list[Operation]:
     script: list[Operation] = []
     held: dict[int, int] = {}
     released: list[int] = []
-    free, grants = num_pages, 0
+    free = num_pages
+    grants = 0
     for _ in range(length):
         choice = rng.random()
         if choice < 0.5:

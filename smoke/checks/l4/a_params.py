@@ -135,7 +135,9 @@ def forms_probe(seed: int) -> Values:
         params = build(dict(arguments))
         values[name] = params if isinstance(params, str) else plain(getattr(params, field))
         values[f"{name}, built anew"] = isinstance(params, str) or replace(params) == params
-    ids, word, given = [4, 5], [1, 2], {"x": {"a": 1}}
+    ids = [4, 5]
+    word = [1, 2]
+    given = {"x": {"a": 1}}
     params = build({"stop_token_ids": ids, "bad_words": [word], "logits_processors": given})
     ids.append(6)
     word.append(3)

@@ -46,7 +46,8 @@ def start(module: str, kind: str, rows: Sequence[tuple[Past, Mapping[str, Any]]]
     from mini_engine.sampler.processors.base import History, Vocabulary
 
     processor = getattr(import_module(module), kind)
-    states, pasts = {}, []
+    states = {}
+    pasts = []
     for row, (past, arguments) in enumerate(rows):
         history = History(list(past.prompt), list(past.output))
         state = processor.start(history, arguments, Vocabulary(VOCAB, frozenset(EOS)))
@@ -102,7 +103,8 @@ def expect(cases_of: Cases, spec: Spec, steps: Sequence[int]) -> Verdict:
 
     def verdict(seed: int, got: Values) -> list[Failure]:
         cases = cases_of(seed)
-        logits, failures = logits_of(cases, seed), []
+        logits = logits_of(cases, seed)
+        failures = []
         for step in steps:
             name = f"after {step} more tokens"
             rows = [
@@ -425,7 +427,8 @@ def gram_cases(seed: int) -> list[Case]:
     def arguments(size: int, **rest: Any) -> dict[str, Any]:
         return {"ngram_size": size, **rest}
 
-    prompt, future = draw(seed, "gram", 9, range(4)), draw(seed, "gram future", 20, range(4))
+    prompt = draw(seed, "gram", 9, range(4))
+    future = draw(seed, "gram future", 20, range(4))
     cases = [Case(f"size {size}", Past(prompt, prompt[:2]), arguments(size), future) for size in (1, 2, 3, 4)]
     cases += [
         Case(f"size {size}, window {window}", Past(prompt), arguments(size, window_size=window), future)

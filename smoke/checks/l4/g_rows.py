@@ -143,7 +143,8 @@ def script_probe(seed: int) -> Values:
     """Play scripts; after every operation apply the batch's stages to fresh logits, and those of a batch built anew."""
     values: Values = {}
     for number in SCRIPTS:
-        operations, batch = script(seed, number), None
+        operations = script(seed, number)
+        batch = None
         log: list[Any] = []
         for index, operation in enumerate(operations):
             batch = play(batch, operation)
@@ -164,7 +165,8 @@ def script_verdict(seed: int, got: Values) -> list[Failure]:
         operations = script(seed, number)
         for index, (kind, _) in enumerate(operations):
             lines = after(operations[: index + 1])
-            name, pair = f"script {number}, after operation {index} ({kind})", got[f"script {number}"][index]
+            name = f"script {number}, after operation {index} ({kind})"
+            pair = got[f"script {number}"][index]
             if not lines:
                 failures += differences([0, 0], pair, None, f"{name}, [rows, processors]")
                 continue
@@ -190,7 +192,8 @@ def columns_probe(seed: int) -> Values:
     """Play scripts and read the tensors and flags after every operation."""
     values: Values = {}
     for number in SCRIPTS:
-        batch, log = None, []
+        batch = None
+        log = []
         for operation in script(seed, number):
             batch = play(batch, operation)
             seeded = [row for row, params in enumerate(batch.params) if params.seed is not None]
@@ -272,7 +275,8 @@ def members_probe(seed: int) -> Values:
     """List the processors after every operation."""
     values: Values = {}
     for name, operations in MEMBERS.items():
-        batch, log = None, []
+        batch = None
+        log = []
         for operation in member_operations(operations):
             batch = play(batch, operation)
             log.append([str(stage) for stage, _ in batch.stages()])

@@ -49,7 +49,8 @@ def fault_logits(seed: int) -> Tensor:
 
 def fault_probe(seed: int) -> Values:
     """Sample valid and invalid rows together, and the valid ones among themselves."""
-    logits, lines = fault_logits(seed), [Line(PAST, params) for params, _, _ in FAULTS.values()]
+    logits = fault_logits(seed)
+    lines = [Line(PAST, params) for params, _, _ in FAULTS.values()]
     output = make_sampler(seed)(logits, make_batch(lines))
     sound = [row for row, (_, _, words) in enumerate(FAULTS.values()) if not words]
     alone = make_sampler(seed)(logits[sound], make_batch([lines[row] for row in sound]))
@@ -146,8 +147,10 @@ def advance_lines(seed: int) -> list[Line]:
 
 def advance_probe(seed: int) -> Values:
     """Sample the same flat logits ten times, advancing the batch in between."""
-    batch, logits = make_batch(advance_lines(seed)), torch.zeros(2, VOCAB)
-    sampler, log = make_sampler(), []
+    batch = make_batch(advance_lines(seed))
+    logits = torch.zeros(2, VOCAB)
+    sampler = make_sampler()
+    log = []
     for _ in range(10):
         log.append(ids_of(sampler(logits, batch)))
         batch.cumulate(log[-1])
@@ -156,7 +159,8 @@ def advance_probe(seed: int) -> Values:
 
 def advance_verdict(seed: int, got: Values) -> list[Failure]:
     """Hash seed, position and id."""
-    flat, rows = [0.0] * VOCAB, advance_lines(seed)
+    flat = [0.0] * VOCAB
+    rows = advance_lines(seed)
     lengths = [len(line.past.prompt) + len(line.past.output) for line in rows]
     expected = [
         [distribution.seeded(flat, rows[0].params["seed"], length + step - 1) for length in lengths]

@@ -209,7 +209,8 @@ def is_drawn(line: Line) -> bool:
 
 def mixed_processed_verdict(seed: int, got: Values) -> list[Failure]:
     """Compare processed logits, supports and the caller's tensor."""
-    failures, names = [], [str(line.params) for line in mixed_lines(seed)]
+    failures = []
+    names = [str(line.params) for line in mixed_lines(seed)]
     drawn_names = [str(line.params) for line in mixed_lines(seed) if is_drawn(line)]
     for dtype, part in got.items():
         logits, rows, drawn = mixed_rows(seed, dtype)
@@ -222,7 +223,8 @@ def mixed_processed_verdict(seed: int, got: Values) -> list[Failure]:
 
 def mixed_ids_verdict(seed: int, got: Values) -> list[Failure]:
     """Work out every id: the lowest of the likeliest, or the one whose noise wins."""
-    failures, lines = [], mixed_lines(seed)
+    failures = []
+    lines = mixed_lines(seed)
     for dtype, part in got.items():
         _, rows, drawn = mixed_rows(seed, dtype)
         filtered = iter(drawn)

@@ -117,8 +117,10 @@ def head_verdict(seed: int, got: Values) -> list[Failure]:
         for name, options in HEADS.items():
             for rows_name, rows in HEAD_ROWS.items():
                 product = (hidden if rows is None else hidden[rows]) @ weight.T
-                case, plain = f"{name}, {rows_name}, {dtype}", not {"scale", "soft_cap"} & set(options)
-                cap, values = options.get("soft_cap"), (product.double() * options.get("scale", 1.0)).tolist()
+                case = f"{name}, {rows_name}, {dtype}"
+                plain = not {"scale", "soft_cap"} & set(options)
+                cap = options.get("soft_cap")
+                values = (product.double() * options.get("scale", 1.0)).tolist()
                 if cap is not None:
                     values = [[cap * math.tanh(value / cap) for value in row] for row in values]
                 want = product if plain else torch.tensor(values, dtype=torch.float64)
@@ -280,9 +282,11 @@ def together_probe(seed: int) -> Values:
 
 def together_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for the same bits, transformers' logits of the same ids, and the ids that the specs choose from them."""
-    case, failures = random_case(l3.SMALL, seed), []
+    case = random_case(l3.SMALL, seed)
+    failures = []
     for index, (_, params) in enumerate(TOGETHER):
-        name, prompt = f"sequence {index}", together_prompt(case, seed, index)
+        name = f"sequence {index}"
+        prompt = together_prompt(case, seed, index)
         parts = got[name]
         ids, logits = parts["together"]["ids"], parts["together"]["logits"]
         failures += differences(parts["alone"], parts["together"], None, f"{name} {params}, as alone")
@@ -329,7 +333,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
 def samples_probe(seed: int) -> Values:
     """Generate several samples at once, and each seed on its own."""
     case = random_case(l3.SMALL, seed)
-    driver, prompt = build_driver(case, batch_invariant=True), random_ids(case.vocab_size, 6, seed)
+    driver = build_driver(case, batch_invariant=True)
+    prompt = random_ids(case.vocab_size, 6, seed)
     values: Values = {}
     for name, params in SAMPLES.items():
         count = params.get("best_of", params["n"])
@@ -395,7 +400,8 @@ def stuck_probe(seed: int) -> Values:
     from mini_engine.sampler.batch import SamplingRequest
 
     case = random_case(l3.SMALL, seed)
-    driver, prompt = build_driver(case, batch_invariant=True), random_ids(case.vocab_size, 7, seed)
+    driver = build_driver(case, batch_invariant=True)
+    prompt = random_ids(case.vocab_size, 7, seed)
     values: Values = {f"sequence {index}": [] for index in range(len(STUCK))}
     for steps in driver.run([SamplingRequest(list(prompt), make_params(params)) for params in STUCK]):
         for step in steps:

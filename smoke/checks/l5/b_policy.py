@@ -23,8 +23,11 @@ def queue(name: str, seed: int, count: int = 30) -> list[Person]:
     rng = random.Random(f"queue {name} {seed}")
     people = draw_people(f"{name} {seed}", seed, count)
     for person in people:
-        person.state, person.most, person.computed = "waiting", rng.choice([8, 8, 20, 21, 40]), 0
-        person.prompt, person.outputs = rng.choice([3, 3, 19, 20, 36, 50]), rng.choice([0, 0, 0, 3])
+        person.state = "waiting"
+        person.most = rng.choice([8, 8, 20, 21, 40])
+        person.computed = 0
+        person.prompt = rng.choice([3, 3, 19, 20, 36, 50])
+        person.outputs = rng.choice([0, 0, 0, 3])
         person.matched = rng.choice([0, 0, 1, 2, 5])
     rng.shuffle(people)
     return people

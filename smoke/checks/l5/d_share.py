@@ -151,7 +151,8 @@ def take_probe(seed: int) -> Values:
     values: Values = {}
     for name, person in TAKERS.items():
         for budget in BUDGETS:
-            request, chunks = build_request(person), list[Any]()
+            request = build_request(person)
+            chunks = list[Any]()
             rest = scheduler.take(request, budget, chunks)
             values[f"{name}, budget {budget}"] = {
                 "rest": rest,
@@ -160,7 +161,8 @@ def take_probe(seed: int) -> Values:
                 "computed": request.num_computed_tokens,
             }
     for budget in (1, 12, 25):
-        left, chunks = budget, []
+        left = budget
+        chunks = []
         for person in shared_people(seed):
             left = scheduler.take(build_request(person), left, chunks)
         values[f"six requests share {budget}"] = {"rest": left, "chunks": chunk_list(chunks)}
@@ -182,7 +184,8 @@ def take_spec(seed: int) -> Values:
                 "computed": person.computed,
             }
     for budget in (1, 12, 25):
-        left, chunks = budget, []
+        left = budget
+        chunks = []
         for person in shared_people(seed):
             left -= naive.give_rows(person, left, chunks)
         values[f"six requests share {budget}"] = {"rest": left, "chunks": chunks}
@@ -207,7 +210,8 @@ def update_probe(seed: int) -> Values:
     from mini_engine.scheduler.scheduler import ScheduledBatch, ScheduledChunk
 
     scheduler = build_scheduler(Rules(100, 4))
-    requests, chunks = {}, []
+    requests = {}
+    chunks = []
     for name, (person, start, count, samples, copied, *_) in UPDATES.items():
         request = requests[name] = build_request(person)
         request.num_scheduled_tokens = count
@@ -245,7 +249,8 @@ def rounds_probe(seed: int) -> Values:
 
     values: Values = {}
     for name, budgets in budgets_of_rounds(seed).items():
-        scheduler, log = build_scheduler(Rules(100, 4)), []
+        scheduler = build_scheduler(Rules(100, 4))
+        log = []
         request = build_request(running(0, 23, 100))
         for budget in budgets:
             chunks: list[Any] = []
@@ -261,9 +266,12 @@ def rounds_spec(seed: int) -> Values:
     """Compute one token after the other; the newest known one gives the next."""
     values: Values = {}
     for name, budgets in budgets_of_rounds(seed).items():
-        computed, output, log = 0, list[int](), list[list[Any]]()
+        computed = 0
+        output = list[int]()
+        log = list[list[Any]]()
         for budget in budgets:
-            start, known = computed, 23 + len(output)
+            start = computed
+            known = 23 + len(output)
             while computed < known and (budget is None or computed - start < budget):
                 computed += 1
             if computed > start:

@@ -83,7 +83,9 @@ def promise_cases(seed: int) -> dict[str, Case]:
     rng = random.Random(f"promises {seed}")
     found = {}
     for number in range(12):
-        size, preemption, ratio = rng.choice([1, 2, 4]), rng.random() < 0.5, rng.choice(RATIOS)
+        size = rng.choice([1, 2, 4])
+        preemption = rng.random() < 0.5
+        ratio = rng.choice(RATIOS)
         prompt, most = rng.randint(1, 4), rng.randint(10, 30)
         each = expected_pages(Person("r0", prompt, most), size, ratio, preemption)
         pages = max(each * 3 + rng.choice([-1, 0, 1]), touched(prompt + most, size))
@@ -115,7 +117,8 @@ def drawn_cases(seed: int) -> dict[str, Case]:
     found = {}
     for number in range(60):
         rng = random.Random(f"admission {seed} {number}")
-        size, preemption = rng.choice([1, 2, 4]), rng.random() < 0.5
+        size = rng.choice([1, 2, 4])
+        preemption = rng.random() < 0.5
         people = []
         for index in range(rng.randint(2, 9)):
             person = waiting(index, rng.randint(1, 9), rng.randint(1, 12), waited=rng.choice([0, 2, 5]))
@@ -174,7 +177,8 @@ def add_verdict(seed: int, got: Values) -> list[Failure]:
     for name, (rules, _, _, pages) in SIZES.items():
         words, queue = got[name]["words"], got[name]["waiting"]
         if pages <= rules.num_pages:
-            expected, right = "accepted", words == "accepted" and queue == ["r0", "r1"]
+            expected = "accepted"
+            right = words == "accepted" and queue == ["r0", "r1"]
         else:
             expected = f"a ValueError that names {pages} and {rules.num_pages} pages, and nothing queued"
             right = words.startswith("ValueError") and str(pages) in words and str(rules.num_pages) in words
@@ -228,7 +232,9 @@ class Shelved:
     left: int = 0  # pages on the shelf
 
 
-A, B, C = [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], [50, 51, 52]
+A = [1, 2, 3, 4, 5, 6, 7, 8]
+B = [1, 2, 3, 4, 9, 9]
+C = [50, 51, 52]
 # A of 8 tokens and at most 5 more needs 12 keys in the end, which is 6 pages; 3 of them can come from the cache, for
 # the newest token is always computed.
 SHELVES: dict[str, Shelved] = {

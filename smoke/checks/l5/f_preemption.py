@@ -265,7 +265,8 @@ def again_probe(seed: int) -> Values:
 
     person = running(1, 5, 20, outputs=4, computed=8, pages=9)
     scheduler, requests = Case(Rules(30, preemption=True), (person, waiting(2, 2))).scheduler()
-    request, log = requests["r1"], list[Any]()
+    request = requests["r1"]
+    log = list[Any]()
     scheduler.preempt(request)
     for step in range(5):
         chunks: list[Any] = []

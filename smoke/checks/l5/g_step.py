@@ -327,7 +327,8 @@ def stream_probe(seed: int) -> Values:
     """Run each stream until the one is through."""
     values: Values = {}
     for name, stream in STREAMS.items():
-        scheduler, poor = make_scheduler(stream.rules), build_request(stream.poor)
+        scheduler = make_scheduler(stream.rules)
+        poor = build_request(stream.poor)
         values[name] = "never"
         for step, people in stream_people(stream).items():
             for person in people:

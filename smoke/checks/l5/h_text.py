@@ -37,7 +37,8 @@ def feed(writing: Writing) -> dict[str, Any]:
     from mini_engine.detokenizer import Detokenizer
 
     ids, stops, least = writing
-    text, pieces = Detokenizer(spec.tokenizer(), stops, least), []
+    text = Detokenizer(spec.tokenizer(), stops, least)
+    pieces = []
     for token in ids:
         pieces.append(text.add(token))
         if text.matched is not None:
@@ -105,7 +106,8 @@ SEARCHES: tuple[tuple[str, list[str], int], ...] = (
 
 def searches(seed: int) -> dict[str, tuple[str, list[str], int]]:
     """Add drawn searches in texts of two letters, where beginnings and ends meet all the time."""
-    rng, drawn = random.Random(f"searches {seed}"), list(SEARCHES)
+    rng = random.Random(f"searches {seed}")
+    drawn = list(SEARCHES)
     for _ in range(120):
         text = "".join(rng.choice("ab") for _ in range(rng.randint(0, 9)))
         stops = ["".join(rng.choice("ab") for _ in range(rng.randint(1, 6))) for _ in range(rng.randint(1, 4))]
@@ -168,7 +170,8 @@ add_feed(
 
 def stray_writings(seed: int) -> list[Writing]:
     """Draw ids that spell half characters, stray bytes and anything else that a model may say."""
-    rng, tokens = random.Random(f"stray {seed}"), spec.byte_tokens()
+    rng = random.Random(f"stray {seed}")
+    tokens = spec.byte_tokens()
     writings: list[Writing] = [(spec.in_bytes("a" + "👍")[:-cut], [], 0) for cut in (1, 2, 3)]
     writings.append(([*spec.in_bytes(b"\xff"), *spec.in_bytes("abc")], [], 0))
     for _ in range(30):

@@ -49,7 +49,8 @@ def is_over(engine: Any, name: str) -> bool:
 
 def taken_deltas(engine: Any) -> list[dict[str, Any]]:
     """Return the deltas since the last time, as plain values. Mutates the engine."""
-    deltas, engine.deltas = engine.deltas, []
+    deltas = engine.deltas
+    engine.deltas = []
     return [
         {"id": delta.token_id, "text": delta.text, "finish_reason": delta.finish_reason, "error": delta.error}
         for delta in deltas
@@ -196,7 +197,8 @@ def deltas_probe(seed: int) -> Values:
     for step in range(max(map(len, scripts))):
         for index, (name, ids) in enumerate(zip(names, scripts, strict=True)):
             if step < len(ids):
-                report, logits = [TokenLogprob(ids[step], -float(step), 1)], torch.full((4,), float(step + index))
+                report = [TokenLogprob(ids[step], -float(step), 1)]
+                logits = torch.full((4,), float(step + index))
                 give(engine, name, ids[step], report, logits)
         for delta in engine.deltas:
             by_request[names.index(delta.request_id)].append(plain_delta(delta))
@@ -264,9 +266,11 @@ def break_off(engine: Any, state: str, how: str) -> str:
     """Bring a request into a state and end it there, twice -> its id. Mutates the engine."""
     params = {"max_new_tokens": 40, "stop": [HELD + "trot"]}
     if state == "waiting":
-        name, ids = str(engine.add_request([5] * 9, make_params(params))), list[int]()
+        name = str(engine.add_request([5] * 9, make_params(params)))
+        ids = list[int]()
     else:
-        name, ids = start(engine, [5] * 9, params), text.in_bytes(SHOWN + HELD)
+        name = start(engine, [5] * 9, params)
+        ids = text.in_bytes(SHOWN + HELD)
         ids = [] if state == "in its prompt" else ids
         engine.entries[name].request.num_computed_tokens = 4 if state == "in its prompt" else 9
         for token in ids:
@@ -368,7 +372,9 @@ def one_text(texts: dict[str, list[int]]) -> Any:
 
     class OneText(NoConstraints):
         def __init__(self) -> None:
-            self.left, self.waiting, self.over = texts, set[str](), list[str]()
+            self.left = texts
+            self.waiting = set[str]()
+            self.over = list[str]()
 
         @property
         def num_waiting(self) -> int:  # type: ignore[override]

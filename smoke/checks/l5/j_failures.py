@@ -103,7 +103,8 @@ SCRIPT_LOADS: dict[str, dict[str, Any]] = {
 
 def scripts_probe(seed: int) -> Values:
     """Have the model say every script, many at a time, and keep what is told with each token."""
-    case, plans = embedded_case(), script_plans()
+    case = embedded_case()
+    plans = script_plans()
     given = [plan.prompt(case, seed, index) for index, plan in enumerate(plans)]
     values: Values = {}
     with registered(smoke_script=script_processor()):
@@ -124,7 +125,8 @@ def scripts_probe(seed: int) -> Values:
 
 def send_back(engine: Any) -> None:
     """Preempt all but one of the running requests before every fifth step. Mutates the engine."""
-    plain, steps = engine.step, iter(range(1, 10_000))
+    plain = engine.step
+    steps = iter(range(1, 10_000))
 
     def step() -> Any:
         if next(steps) % 5 == 0:
@@ -233,7 +235,8 @@ def failing_probe(seed: int) -> Values:
 
 def watch_pool(engine: Any) -> list[bool]:
     """Note after every step whether the pool is free of NaN: a failed request's step computes all of it. Mutates."""
-    plain, clean = engine.step, list[bool]()
+    plain = engine.step
+    clean = list[bool]()
 
     def step() -> Any:
         output = plain()
@@ -250,7 +253,8 @@ def failing_verdict(seed: int, got: Values) -> list[Failure]:
     failures = differences([True] * len(clean), clean, None, "the pool holds no NaN, step by step")
     failures += differences(True, got["all pages free"], None, "all pages are free when all are done")
     for index, plan in enumerate(FAILING):
-        name, parts = f"request {index} {plan.params}", got[f"request {index}"]
+        name = f"request {index} {plan.params}"
+        parts = got[f"request {index}"]
         if index not in WHY:
             failures += like_alone(parts["engine"], parts["alone"], plan, name)
             continue
@@ -295,7 +299,10 @@ def interrupted_probe(seed: int) -> Values:
 def interrupt(engine: Any, part: str) -> list[int]:
     """Let every third call of a part raise, and each step be tried until it works. Mutates the engine."""
     owner = engine.rows if part == "cumulate" else engine.driver
-    plain, step, raised, calls = getattr(owner, part), engine.step, list[int](), list[int]()
+    plain = getattr(owner, part)
+    step = engine.step
+    raised = list[int]()
+    calls = list[int]()
 
     def now_and_then(*arguments: Any) -> Any:
         calls.append(1)
@@ -319,7 +326,8 @@ def interrupt(engine: Any, part: str) -> list[int]:
 
 def interrupted_verdict(seed: int, got: Values) -> list[Failure]:
     """Compare with the runs alone, to the bit."""
-    failures, plans = [], [plan for plan in PLANS if plan.aborted is None]
+    failures = []
+    plans = [plan for plan in PLANS if plan.aborted is None]
     for part in INTERRUPTED:
         if got[f"{part}, interruptions"] < 4 and part != "cumulate":  # rows may be built anew in every step
             failures.append(Failure(f"{part}", "", "steps that go through this part", "few or none"))
@@ -359,7 +367,8 @@ def guided_plans() -> list[Plan]:
 
 def guided_probe(seed: int) -> Values:
     """Serve them, and once more only those without a grammar."""
-    case, plans = embedded_case(), guided_plans()
+    case = embedded_case()
+    plans = guided_plans()
     eos = sorted(embedded_eos_ids())
     free = [replace(plan, params={**plan.params, "regex": None}) for plan in plans]
     values: Values = {}

@@ -57,7 +57,8 @@ def family_probe(seed: int) -> Values:
         siblings: list[Any] = []
         for index, (state, computed, generated) in enumerate(members):
             request = Request(str(index), list(range(length)), make_params({"max_new_tokens": 20}), siblings=siblings)
-            request.state, request.num_computed_tokens = RequestState(state), computed
+            request.state = RequestState(state)
+            request.num_computed_tokens = computed
             request.output_ids = list(range(generated))
             siblings.append(request)
         asking = siblings[0]
@@ -73,11 +74,13 @@ def family_spec(seed: int) -> Values:
     values: Values = {}
     for name, (length, ((_, computed, generated), *others)) in FAMILIES.items():
         running = {index: own for index, (state, own, _) in enumerate(others, 1) if state == "running"}
-        best, count = None, 0
+        best = None
+        count = 0
         for index, done in running.items():
             wanted = [p for p in range(length) if computed <= p < done and p < length + generated - 1]
             if len(wanted) > count:
-                best, count = index, len(wanted)
+                best = index
+                count = len(wanted)
         values[name] = [best, count]
     return values
 
@@ -115,7 +118,8 @@ def copy_probe(seed: int) -> Values:
     """Fill the pool with numbers, copy, and return all of it."""
     from mini_engine.scheduler.scheduler import ScheduledChunk
 
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     for name, (page_size, theirs, own, first, count) in COPIES.items():
         engine = build_engine(case, page_size=page_size, num_pages=10)
         prompt, params = (
@@ -137,7 +141,8 @@ def copy_probe(seed: int) -> Values:
 
 def copy_spec(seed: int) -> Values:
     """Copy position by position: page and place in it."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     for name, (size, theirs, own, first, count) in COPIES.items():
         pool = numbers(case, seed, size)
         for tensor in pool:
@@ -183,7 +188,8 @@ def samples_probe(seed: int) -> Values:
     values: Values = {}
     for name, dtype in CASES:
         case = sample_case(name, seed)
-        prompt, other = random_ids(case.vocab_size, PROMPT_TOKENS, seed), random_ids(case.vocab_size, 3, seed)
+        prompt = random_ids(case.vocab_size, PROMPT_TOKENS, seed)
+        other = random_ids(case.vocab_size, 3, seed)
         driver = l4.build_driver(case, dtype=dtype, batch_invariant=True)
         for wanted, params in SAMPLES.items():
             count = params.get("best_of", params["n"])
@@ -204,7 +210,8 @@ def samples_probe(seed: int) -> Values:
 
 def squeezed(engine: Any, squeeze: bool) -> Any:
     """Let requests in as if none would grow, if asked to, and have every step counted. Mutates the engine."""
-    step, steps = engine.step, iter(range(MOST_STEPS))
+    step = engine.step
+    steps = iter(range(MOST_STEPS))
 
     def counted() -> Any:
         if next(steps, None) is None:
@@ -234,7 +241,8 @@ def samples_verdict(seed: int, got: Values) -> list[Failure]:
             runs = got[f"{name}, {wanted}, alone"]
             best = ranked(runs, params)
             for load, options in LOADS.items():
-                where, run = f"{name}, {wanted}, {load}", got[f"{name}, {wanted}, {load}"]
+                where = f"{name}, {wanted}, {load}"
+                run = got[f"{name}, {wanted}, {load}"]
                 parts = ["ids", "prompt_logprobs", "finish_reason", *(["logprobs"] if "logprobs" in params else [])]
                 want = [{part: runs[index][part] for part in parts} for index in best]
                 failures += differences(len(want), len(run["samples"]), None, f"{where}, samples")
@@ -271,7 +279,8 @@ REGISTRY.add(
 
 def once_probe(seed: int) -> Values:
     """Generate samples and keep what every step computed and copied."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     for load, options in LOADS.items():
         if "preemption" in options:
             continue
@@ -293,7 +302,9 @@ def once_verdict(seed: int, got: Values) -> list[Failure]:
     """Count for every position of the prompt who computed it and who copied it."""
     failures = []
     for name, run in got.items():
-        length, computed, copied = run["length"], [0] * run["length"], 0
+        length = run["length"]
+        computed = [0] * run["length"]
+        copied = 0
         for step in run["steps"]:
             for _, first, rows in step["chunks"]:
                 for place in range(first, min(first + rows, length)):
@@ -356,7 +367,8 @@ def orphans_probe(seed: int) -> Values:
             engine.step()
         outputs = [engine.take_output(name) for name in names]
         values[f"{what} after {steps} steps"] = [sample_of(output) for output in outputs]
-    engine, values["refused"] = build_engine(case, num_pages=2), []
+    engine = build_engine(case, num_pages=2)
+    values["refused"] = []
     for wrong in ([], [5] * 40, [5, case.vocab_size]):
         answers = [engine.take_output(name) for name in engine.add_samples(wrong, make_params(orphan_params(n=3)))]
         values["refused"].append([[a.finish_reason, a.error is not None, list(a.token_ids)] for a in answers])

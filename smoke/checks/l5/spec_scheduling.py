@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-FIRST, LEAST, DECAY_STEPS = Fraction(7, 10), Fraction(98, 1000), 600
+FIRST = Fraction(7, 10)
+LEAST = Fraction(98, 1000)
+DECAY_STEPS = 600
 CLIP, SLACK = 4096, 20
 LPM_LIMIT, AGING = 128, 16
 Path = tuple[int, ...]
@@ -58,7 +60,8 @@ def touched(tokens: int, page_size: int) -> int:
 
 def most_computed(person: Person) -> int:
     """Generate to the very end and return how many tokens were fed."""
-    tokens, fed = person.prompt, 0
+    tokens = person.prompt
+    fed = 0
     for _ in range(person.most):
         fed = tokens  # everything known is fed, then one more is known
         tokens += 1
@@ -114,7 +117,8 @@ def in_order(policy: str, waiting: Sequence[Person]) -> list[Person]:
     """Take the best of what is left, again and again."""
     if policy == "lpm" and len(waiting) > LPM_LIMIT:
         policy = "fcfs"
-    left, order = list(waiting), []
+    left = list(waiting)
+    order = []
     while left:
         best = left[0]
         for person in left:
@@ -251,7 +255,9 @@ class Naive:
         while self.waiting and rows and len(self.running) < self.rules.max_running:
             aged = [person for person in self.waiting if person.waited >= self.rules.max_waited]
             first = in_order("fcfs", aged)[0] if aged else in_order(self.rules.policy, self.waiting)[0]
-            size, ratio, preemption = self.rules.page_size, self.ratio, self.rules.preemption
+            size = self.rules.page_size
+            ratio = self.ratio
+            preemption = self.rules.preemption
             promised = promised_pages(self.running, size, ratio, preemption)
             if expected_pages(first, size, ratio, preemption) + promised > self.free:
                 return
@@ -346,7 +352,8 @@ class Story:
 
 def tell(world: World) -> Story:
     """Live through a world by the rules."""
-    naive, story = Naive(world.rules), Story()
+    naive = Naive(world.rules)
+    story = Story()
     people = {p.name: Person(p.name, p.prompt, p.most, p.arrival, real=p.real) for p in world.people}
     for step in range(world.most_steps):
         naive.waiting += [people[name] for name in world.arrivals.get(step, [])]

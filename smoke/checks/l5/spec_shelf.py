@@ -22,7 +22,8 @@ class Shelf:
         self.hit_type, self.page_size, self.surplus = hit_type, page_size, surplus
         self.pages: dict[Beginning, int] = {}
         self.holders: Counter[int] = Counter()
-        self.evicted, self.records = 0, list[list[int]]()
+        self.evicted = 0
+        self.records = list[list[int]]()
 
     @property
     def num_pages(self) -> int:

@@ -79,7 +79,9 @@ class Streamed:
 
 def streamed(ids: Sequence[int], stops: Sequence[str] = (), least: int = 0) -> Streamed:
     """Tell the text of ``ids`` up to the token that completes a stop string; the first ``least`` tokens hold none."""
-    start, shown, pieces = 0, 0, list[str]()
+    start = 0
+    shown = 0
+    pieces = list[str]()
     for count in range(1, len(ids) + 1):
         text = whole_characters(ids[:count])
         start = begun_characters(ids[:count]) if count <= least else start
@@ -117,7 +119,8 @@ def in_bytes(text: str | bytes) -> list[int]:
 
 def respelled(text: str, rng: random.Random) -> list[int]:
     """Cut a text at random places and spell every piece in either way."""
-    ids, rest = list[int](), text
+    ids = list[int]()
+    rest = text
     while rest:
         piece, rest = rest[: (count := rng.randint(1, 6))], rest[count:]
         ids += rng.choice((encoded, in_bytes))(piece)

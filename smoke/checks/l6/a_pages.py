@@ -207,7 +207,8 @@ def agreeing(seed: int) -> dict[str, Agreement]:
             own = distinct(size * total)
             for agree in range(1, total + 1):
                 for start in (0, size, 3 * size):
-                    before, same = distinct(start, 900), own[: size * agree]
+                    before = distinct(start, 900)
+                    same = own[: size * agree]
                     for name, rest in {"nothing": [], "others": distinct(size * total + 1, 500)}.items():
                         case = f"page size {size}, {agree} of {total} pages from token {start} on, then {name}"
                         cases[case] = Agreement(size, own, before + same + rest, start)
@@ -218,7 +219,8 @@ def part_cases(seed: int) -> dict[str, Agreement]:
     """Return tokens that end or differ inside a page, and pages that are equal again after one that is not."""
     cases: dict[str, Agreement] = {}
     for size in (2, 4, 16):
-        own, rng = distinct(size * 7), random.Random(f"parts {seed} {size}")
+        own = distinct(size * 7)
+        rng = random.Random(f"parts {seed} {size}")
         for pages in range(1, 7):
             for name, extra in {"one token": 1, "all but one token": size - 1}.items():
                 case = f"page size {size}, {pages} of 7 pages and {name} of the next"
@@ -327,8 +329,10 @@ def halves_verdict(seed: int, got: Values) -> list[Failure]:
     """Join the halves again, and recount the tree."""
     failures: list[Failure] = []
     for size, below, cut in CUTS:
-        where, values = cut_name(size, below, cut), got[cut_name(size, below, cut)]
-        tokens, pages = distinct(size * CUT_PAGES, 2000), [31, 35, 33, 32, 34]
+        where = cut_name(size, below, cut)
+        values = got[cut_name(size, below, cut)]
+        tokens = distinct(size * CUT_PAGES, 2000)
+        pages = [31, 35, 33, 32, 34]
         expected = {
             "returned": [tokens[: cut * size], pages[:cut]],
             "left": [tokens[cut * size :], pages[cut:]],
@@ -348,7 +352,8 @@ def shape_of(tree: Sequence[Values]) -> list[list[Any]]:
 def below_cut(size: int, below: int, cut: int) -> list[list[Any]]:
     """Return the shape after the cut: the children hang under the lower half."""
     first, second = distinct(size * 2, 1000), distinct(size * CUT_PAGES, 2000)
-    upper, lower = [*first, *second[: cut * size]], [*first, *second]
+    upper = [*first, *second[: cut * size]]
+    lower = [*first, *second]
     rows: list[list[Any]] = [
         ["None", first, [11, 10], []],
         ["None", upper, [31, 35, 33, 32, 34][:cut], first],
@@ -411,7 +416,8 @@ def number_probe(seed: int) -> Values:
             part = cache.split(node, cut)
             new.append(part.number)
             node = part if order[0] == 4 else node
-        walked, up = [], cache.nodes[before["[31, 35, 33, 32, 34]"]]
+        walked = []
+        up = cache.nodes[before["[31, 35, 33, 32, 34]"]]
         while up.parent is not None:
             walked.append(list(up.pages))
             up = up.parent

@@ -108,7 +108,8 @@ def history_verdict(draw: Draw, order: str = "lru") -> Verdict:
     def verdict(seed: int, got: Values) -> list[Failure]:
         failures: list[Failure] = []
         for size, history in draw(seed).items():
-            where, values = f"page size {size}, {order}", got[f"page size {size}"]
+            where = f"page size {size}, {order}"
+            values = got[f"page size {size}"]
             prefixes = Prefixes(size, order)
             results, books = live(prefixes, history)
             failures += first_step(history, results, values["results"], where)
@@ -196,7 +197,8 @@ def longest_probe(seed: int) -> Values:
     values: Values = {}
     for size in PAGE_SIZES:
         for number, (key, tokens) in enumerate(questions(seed, size)):
-            cache, given = plant(size, draw_trees(seed, size)), list(tokens)
+            cache = plant(size, draw_trees(seed, size))
+            given = list(tokens)
             hit = cache.match(given, key)
             as_tuple = cache.match(tuple(tokens), key)
             values[f"page size {size}, question {number}"] = {

@@ -83,7 +83,8 @@ def cases_verdict(seed: int, got: Values) -> list[Failure]:
     """Do the same with a dict."""
     failures: list[Failure] = []
     for name, (tokens, pages, key, priority) in CASES.items():
-        prefixes, values = Prefixes(SIZE), got[name]
+        prefixes = Prefixes(SIZE)
+        values = got[name]
         for before in BEFORE:
             prefixes.insert(*before)
         hit = prefixes.pages(prefixes.insert(tokens, pages, key, priority))

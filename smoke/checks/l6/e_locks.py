@@ -89,7 +89,8 @@ def stories_verdict(seed: int, got: Values) -> list[Failure]:
     failures: list[Failure] = []
     for size in PAGE_SIZES:
         for name, steps in STORIES.items():
-            where, values = f"page size {size}, {name}", got[f"page size {size}, {name}"]
+            where = f"page size {size}, {name}"
+            values = got[f"page size {size}, {name}"]
             prefixes = Prefixes(size)
             for number, pages in enumerate(PROMPTS.values()):
                 prefixes.insert(spelled(pages, size), [10 * number + place for place in range(len(pages))], None, 0)
@@ -121,7 +122,8 @@ def later_cuts_probe(seed: int) -> Values:
     values: Values = {}
     for cuts in CUT_ORDERS:
         for way in ("match", "insert"):
-            cache, tokens = make_cache(2), distinct(12)
+            cache = make_cache(2)
+            tokens = distinct(12)
             cache.insert(tokens, [5, 0, 4, 1, 3, 2])
             hit = cache.match(tokens)
             taken = cache.lock(hit)
@@ -148,7 +150,8 @@ def later_cuts_verdict(seed: int, got: Values) -> list[Failure]:
     failures: list[Failure] = []
     for cuts in CUT_ORDERS:
         for way in ("match", "insert"):
-            where, values = f"cuts by {way} after {cuts} pages", got[f"cuts by {way} after {cuts} pages"]
+            where = f"cuts by {way} after {cuts} pages"
+            values = got[f"cuts by {way} after {cuts} pages"]
             added = len(cuts) if way == "insert" else 0
             ends = sorted({0, *cuts, 6})
             parts = {str([5, 0, 4, 1, 3, 2][a:b]): 1 for a, b in pairwise(ends)}

@@ -53,7 +53,8 @@ def exact_verdict(seed: int, got: Values) -> list[Failure]:
     failures: list[Failure] = []
     for size in PAGE_SIZES:
         for count in range(12):
-            where, values = f"page size {size}, evict({count})", got[f"page size {size}, {count} pages"]
+            where = f"page size {size}, evict({count})"
+            values = got[f"page size {size}, {count} pages"]
             expected = {
                 "gone": [sorted(order[:count]), sorted(order[count : count + 2])],
                 "is a list": True,
@@ -163,7 +164,8 @@ TENANTS = ("a", "b", None, "")
 
 def emptied_probe(seed: int) -> Values:
     """Fill and empty a cache for several keys, twice, with one of them locked the first time."""
-    cache, values = make_cache(2), Values()
+    cache = make_cache(2)
+    values = Values()
     for round_ in range(2):
         for number, key in enumerate(TENANTS):
             cache.insert(distinct(8), [10 * number + place for place in range(4)], key)

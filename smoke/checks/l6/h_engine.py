@@ -53,7 +53,8 @@ def drive(engine: Any, visits: Sequence[Visit], *, squeeze: bool = False) -> Val
         for index, visit in enumerate(visits):
             if visit.arrives == number:
                 for sample, name in enumerate(enter(engine, visit)):
-                    names[name], deltas[name] = (index, sample), []
+                    names[name] = (index, sample)
+                    deltas[name] = []
         for name in [name for name, (index, _) in names.items() if visits[index].aborted == number]:
             engine.abort(name)
         engine.scheduler.growth.ratio = 0.0 if squeeze else engine.scheduler.growth.ratio
@@ -123,7 +124,8 @@ def like_lonely(run: Values, cold: Values, visits: Sequence[Visit], where: str) 
 
 def warm_visits(case: ModelCase, seed: int) -> list[Visit]:
     """Return visits of two stems: equal prompts, longer ones, one token apart, keys, samples, reports, an abort."""
-    stem, other = random_ids(case.vocab_size, 21, seed), random_ids(case.vocab_size, 18, seed + 1)
+    stem = random_ids(case.vocab_size, 21, seed)
+    other = random_ids(case.vocab_size, 18, seed + 1)
     more = [random_ids(case.vocab_size, length, seed + 2) for length in (5, 3, 9, 6)]
     sampled = {"temperature": 1.1, "seed": 4, "top_k": 40}
     return [
@@ -174,7 +176,8 @@ RUNS = [*(("float32", load) for load in LOADS), ("bfloat16", "chunks of up to 6 
 
 def warm_probe(seed: int) -> Values:
     """Run all visits under every load, freed pages poisoned, and each alone."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     visits = warm_visits(case, seed)
     for dtype in DTYPES:
         values[f"{dtype}, alone"] = reference_runs(case, dtype, visits)
@@ -187,8 +190,10 @@ def warm_probe(seed: int) -> Values:
 
 def warm_verdict(seed: int, got: Values) -> list[Failure]:
     """Compare every sample under every load with its reference run, and the reference run with transformers' logits."""
-    case, failures = random_case(l3.SMALL, seed), list[Failure]()
-    visits, totals = warm_visits(case, seed), [0, 0, 0]
+    case = random_case(l3.SMALL, seed)
+    failures = list[Failure]()
+    visits = warm_visits(case, seed)
+    totals = [0, 0, 0]
     for dtype, load in RUNS:
         run = got[f"{dtype}, {load}"]
         failures += like_lonely(run, got[f"{dtype}, alone"], visits, f"{dtype}, {load}")
@@ -236,7 +241,8 @@ def off_visits(case: ModelCase, seed: int) -> list[Visit]:
 
 def off_probe(seed: int) -> Values:
     """Run them with the cache off, in plain arithmetic, and each alone with L4's driver."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     visits = off_visits(case, seed)
     for dtype in DTYPES:
         driver = l4.build_driver(case, dtype=dtype)
@@ -288,7 +294,8 @@ TALK_LOADS: dict[str, dict[str, Any]] = {
 
 def talk_probe(seed: int) -> Values:
     """Let a talk go on: each prompt is all that was said and a little more."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     for load, options in TALK_LOADS.items():
         engine = build_engine(case, batch_invariant=True, prefix_cache="radix", num_pages=120, **options)
         poison_freed_pages(engine)
@@ -308,9 +315,11 @@ def talk_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask each turn for its cold run, and for no more tokens than lie after the last whole page that was written."""
     failures: list[Failure] = []
     for load, options in TALK_LOADS.items():
-        size, written = options["page_size"], 0
+        size = options["page_size"]
+        written = 0
         for turn, values in enumerate(got[load]):
-            where, visit = f"{load}, turn {turn}", Visit(values["prompt"], {"max_new_tokens": ANSWERS[turn]})
+            where = f"{load}, turn {turn}"
+            visit = Visit(values["prompt"], {"max_new_tokens": ANSWERS[turn]})
             failures += like_lonely(values["run"], values["alone"], [visit], where)
             start = min(written, len(visit.prompt) - 1) // size * size
             rows = len(visit.prompt) + ANSWERS[turn] - 1 - start
@@ -352,7 +361,8 @@ def once_visits(case: ModelCase, seed: int) -> list[Visit]:
 
 def once_probe(seed: int) -> Values:
     """Let them come at once."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     for load, options in ONCE_LOADS.items():
         engine = build_engine(
             case,

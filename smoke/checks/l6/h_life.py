@@ -102,8 +102,10 @@ def requests_of(guest: Guest, arrival: int) -> list[Any]:
 
 def run(world: World, squeeze: bool = False) -> Values:
     """Run a world and log every step; ``squeeze`` lets requests in as if none would grow, so that pages run out."""
-    scheduler, guests = build_scheduler(world), {guest.name: guest for guest in world.guests}
-    steps, arrived = [], 0
+    scheduler = build_scheduler(world)
+    guests = {guest.name: guest for guest in world.guests}
+    steps = []
+    arrived = 0
     for number in range(MOST_STEPS):
         for guest in (guest for guest in world.guests if guest.arrives == number):
             for request in requests_of(guest, arrived):
@@ -209,7 +211,8 @@ class Replay:
     def read(self, case: str, pages: Sequence[int], tokens: Sequence[int]) -> None:
         """Ask every position for its beginning."""
         for position in range(len(tokens)):
-            want, got = tuple(tokens[: position + 1]), self.written.get(self.place(pages, position), ())
+            want = tuple(tokens[: position + 1])
+            got = self.written.get(self.place(pages, position), ())
             if want != got:
                 self.fail(f"{case}, position {position}", list(want), list(got))
                 return
@@ -384,7 +387,8 @@ def bound_verdict(seed: int, got: Values) -> list[Failure]:
     """Count the edges: different whole pages by all tokens up to their end, and each prompt's rest."""
     failures: list[Failure] = []
     for size in (1, 4):
-        where, log = f"page size {size}", got[f"page size {size}"]
+        where = f"page size {size}"
+        log = got[f"page size {size}"]
         prompts = bound_prompts(seed, size)
         edges = {tuple(prompt[:end]) for prompt in prompts for end in range(size, len(prompt) + 1, size)}
         least = size * len(edges) + sum(len(prompt) % size for prompt in prompts)

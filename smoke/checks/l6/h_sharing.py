@@ -23,7 +23,8 @@ class Store:
         """Start empty; ``asked`` notes what was looked for."""
         from mini_engine.scheduler.prefix_cache import PrefixHit
 
-        self.prefixes, self.hit_type = Prefixes(page_size), PrefixHit
+        self.prefixes = Prefixes(page_size)
+        self.hit_type = PrefixHit
         self.asked: list[list[Any]] = []
         self.refuses = False
 
@@ -142,7 +143,8 @@ def match_probe(people: Mapping[str, Asker]) -> Probe:
 
         values: Values = {}
         for name, asker in people.items():
-            store, request = stored(), build(asker)
+            store = stored()
+            request = build(asker)
             hit = match_prefix(request, store)
             values[name] = {
                 "pages": list(hit.pages),
@@ -224,7 +226,8 @@ def share_probe(seed: int) -> Values:
     values: Values = {}
     for name, asker in SHARERS.items():
         for refuses in (False, True):
-            store, request = stored(), build(asker)
+            store = stored()
+            request = build(asker)
             request.hit = store.match(asker.tokens[: 4 * asker.hit], asker.key)
             store.lock(request.hit)
             request.pages = [*request.hit.pages, *request.pages]
@@ -399,7 +402,8 @@ def meet_spec(group: str) -> Expected:
             for least, below in THRESHOLDS:
                 siblings = [sibling for sibling in meeting.siblings if sibling.state == "running"]
                 waits = bool(siblings) and all(is_computing(sibling) for sibling in siblings)
-                found, asks = 4 * meeting.found, meeting.asks
+                found = 4 * meeting.found
+                asks = meeting.asks
                 if least is not None and found <= below and asks.prompt_logprobs is None and not siblings:
                     for other in meeting.runs:
                         passed_on = min(common(asks.prompt, other.prompt), len(asks.tokens) - 1) // 4 * 4

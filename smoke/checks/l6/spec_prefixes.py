@@ -170,7 +170,9 @@ def draw_history(name: str, page_size: int, count: int, chances: Chances) -> lis
     operations: list[Operation] = []
     held = page = 0
     for _ in range(count):
-        kind, tokens, key = rng.choice(kinds), draw_tokens(rng, page_size), rng.choice([None, None, "a", ""])
+        kind = rng.choice(kinds)
+        tokens = draw_tokens(rng, page_size)
+        key = rng.choice([None, None, "a", ""])
         if kind == "insert":
             operations.append((kind, tokens, page, key, rng.choice([0, 0, 1, 2])))
             page += len(tokens) + 1

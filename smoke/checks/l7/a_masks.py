@@ -65,7 +65,8 @@ def pack_probe(cases: Cases) -> Callable[[int], Values]:
 
         values: Values = {}
         for name, allowed in cases(seed).items():
-            given, banned = allowed.clone(), ~allowed
+            given = allowed.clone()
+            banned = ~allowed
             values[name] = {"allowed": pack_allowed(given), "of banned": bitmask_of(banned)}
             values[f"{name}, given"] = [torch.equal(given, allowed), torch.equal(banned, ~allowed)]
         return values
@@ -162,7 +163,8 @@ def apply_probe(form: str) -> Callable[[int], Values]:
         values: Values = {}
         for name, (logits, allowed) in logits_cases(seed).items():
             packed = torch.zeros(0, 2, dtype=torch.int32) if not len(allowed) else words(allowed)
-            mask, wide = packed if form == "bitmask" else ~allowed, torch.nn.functional.pad(logits, (2, 3), value=1.5)
+            mask = packed if form == "bitmask" else ~allowed
+            wide = torch.nn.functional.pad(logits, (2, 3), value=1.5)
             mine, given = logits.clone(), mask.clone()
             returned = [apply(target, mask) for target in (mine, wide[:, 2:-3])]
             values[name] = {"bits": bits(mine), "bits of wider ones": bits(wide)}
@@ -176,7 +178,8 @@ def apply_spec(seed: int) -> Values:
     """Write minus infinity one by one."""
     values: Values = {}
     for name, (logits, allowed) in logits_cases(seed).items():
-        out, lowest = logits.clone(), torch.tensor(-torch.inf, dtype=logits.dtype)
+        out = logits.clone()
+        lowest = torch.tensor(-torch.inf, dtype=logits.dtype)
         for row, column in (~allowed).nonzero().tolist():
             out[row, column] = lowest
         wide = torch.nn.functional.pad(out, (2, 3), value=1.5)

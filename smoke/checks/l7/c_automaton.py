@@ -89,7 +89,8 @@ def form_faults(values: Values, name: str) -> list[Failure]:
     """Ask for a table whose entries are states, and classes that are its columns."""
     if "error" in values:
         return [Failure(name, "", "an automaton", values["error"])]
-    table, size = values["table"], len(values["accepting"])
+    table = values["table"]
+    size = len(values["accepting"])
     columns = table.shape[1] if table.dim() == 2 else -1
     if table.dim() != 2 or len(table) != size or not size:
         return [Failure(name, "table", f"[{size}, classes]", str(list(table.shape)))]
@@ -106,7 +107,9 @@ def language_faults(values: Values, tree: Tree, alphabet: str, longest: int) -> 
     faults = form_faults(values, name)
     if faults:
         return faults
-    rows, accepting, words = rows_of(values), values["accepting"], {True: "it matches", False: "it does not match"}
+    rows = rows_of(values)
+    accepting = values["accepting"]
+    words = {True: "it matches", False: "it does not match"}
     for string, expected in texts(tree, alphabet, longest):
         state = run(rows, string.encode())
         got = state != DEAD and accepting[state]
@@ -117,9 +120,11 @@ def language_faults(values: Values, tree: Tree, alphabet: str, longest: int) -> 
 
 def spelling_faults(values: Values, tree: Tree, rng: random.Random, walks: int = 60) -> list[Failure]:
     """Walk at random: whatever is accepted is UTF-8, and matches."""
-    rows, accepting = rows_of(values), values["accepting"]
+    rows = rows_of(values)
+    accepting = values["accepting"]
     for _ in range(walks):
-        data, state = b"", 0
+        data = b""
+        state = 0
         for _ in range(12):
             if accepting[state]:
                 string = data.decode(errors="replace")
@@ -129,13 +134,15 @@ def spelling_faults(values: Values, tree: Tree, rng: random.Random, walks: int =
             if not live:
                 break
             byte = rng.choice(live)
-            data, state = data + bytes([byte]), rows[state][byte]
+            data = data + bytes([byte])
+            state = rows[state][byte]
     return []
 
 
 def trimmed_faults(values: Values, name: str) -> list[Failure]:
     """Ask that every state is reached, and leads to an accepting one."""
-    rows, accepting = rows_of(values), values["accepting"]
+    rows = rows_of(values)
+    accepting = values["accepting"]
     failures = []
     lost = [state for state, leads in enumerate(leads_to_end(rows, accepting)) if not leads]
     if lost:
@@ -280,7 +287,8 @@ def sets_verdict(seed: int, got: Values) -> list[Failure]:
     """Follow all states at once through every short byte string, and the table with them."""
     failures: list[Failure] = []
     for name, (edges, skips) in hand_made(seed).items():
-        values, words = got[name], f"{name}: edges {edges}, skips {skips}"
+        values = got[name]
+        words = f"{name}: edges {edges}, skips {skips}"
         if not leads_on(edges, skips):
             failures += differences({"error": "GrammarError"}, values, None, f"{words}, without any text")
             continue
@@ -299,7 +307,9 @@ def leads_on(edges: Edges, skips: Graph) -> bool:
 
 def pair_faults(edges: Edges, skips: Graph, values: Values, words: str) -> list[Failure]:
     """Return the first byte string about which a table and the sets of states differ."""
-    rows, accepting, end = rows_of(values), values["accepting"], len(edges) - 1
+    rows = rows_of(values)
+    accepting = values["accepting"]
+    end = len(edges) - 1
     waiting = [(b"", follow(edges, skips, None, {0}), 0)]
     for data, states, state in waiting:  # grows on the way
         got = state != DEAD and accepting[state]
@@ -316,7 +326,8 @@ def classes_verdict(seed: int, got: Values) -> list[Failure]:
     failures: list[Failure] = []
     for name, (edges, _) in hand_made(seed).items():
         ranges = [pair for leads in edges for pair, _ in leads]
-        number, expected = 0, []
+        number = 0
+        expected = []
         for byte in range(256):
             if byte and any(byte in (first, last + 1) for first, last in ranges):
                 number += 1
@@ -329,7 +340,9 @@ def classes_verdict(seed: int, got: Values) -> list[Failure]:
 
 def limit_cases() -> dict[str, tuple[Tree, int, str]]:
     """Return trees with a limit and what is raised; a text of n characters needs n + 1 states."""
-    some, far, many = either(A, B), "TooManyStatesError", 200
+    some = either(A, B)
+    far = "TooManyStatesError"
+    many = 200
     return {
         "6 characters, 7 states": (text("abcdef"), 7, ""),
         "6 characters, 6 states": (text("abcdef"), 6, far),

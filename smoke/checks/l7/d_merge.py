@@ -77,7 +77,8 @@ def merge_probe(seed: int) -> Values:
 
     values: Values = {}
     for name, (rows, ends) in to_merge(seed).items():
-        given, accepting = np.array(rows, dtype=np.int32), np.array(ends, dtype=np.bool_)
+        given = np.array(rows, dtype=np.int32)
+        accepting = np.array(ends, dtype=np.bool_)
         values[name] = tables(*minimise(given, accepting), range(len(rows[0])))
         values[f"{name}, given"] = given.tolist() == rows and accepting.tolist() == ends
     return values
@@ -85,7 +86,8 @@ def merge_probe(seed: int) -> Values:
 
 def pair_fault(old: Automaton, new: Automaton) -> str:
     """Walk through both at once, and return the columns of a text about which they differ; empty if there is none."""
-    seen, waiting = {(0, 0)}, [(0, 0, "")]
+    seen = {(0, 0)}
+    waiting = [(0, 0, "")]
     for left, right, path in waiting:  # grows on the way
         ends = [state != DEAD and automaton[1][state] for state, automaton in ((left, old), (right, new))]
         if ends[0] != ends[1] or (left == DEAD) != (right == DEAD):
@@ -140,7 +142,8 @@ def compile_verdict(seed: int, got: Values) -> list[Failure]:
     """Read short texts, and look for two states that nothing tells apart."""
     failures: list[Failure] = []
     for tree in whole_trees(seed):
-        name, values = write(tree), got[write(tree)]
+        name = write(tree)
+        values = got[write(tree)]
         faults = language_faults(values, tree, "abc", 5) or trimmed_faults(values, name)
         if not faults:
             columns = [list(column) for column in dict.fromkeys(zip(*rows_of(values), strict=True))]

@@ -99,7 +99,8 @@ def walk_probe(kind: str) -> Any:
 
         values: Values = {}
         for name, (tokens, rows) in WALKS[kind](seed).items():
-            trie, transitions = TokenTrie(tuple(tokens)), np.array(rows, dtype=np.int32)
+            trie = TokenTrie(tuple(tokens))
+            transitions = np.array(rows, dtype=np.int32)
             found = [trie.allowed(transitions, state) for state in range(len(rows))]
             again = trie.allowed(transitions, 0)
             same = again.tolist() == found[0].tolist()
@@ -167,7 +168,8 @@ def follow_probe(seed: int) -> Values:
     values: Values = {}
     for name, (tokens, rows, depth, given) in steps(seed).items():
         levels = TokenTrie(tuple(tokens)).levels
-        states, transitions = np.array(given, dtype=np.int32), np.array(rows, dtype=np.int32)
+        states = np.array(given, dtype=np.int32)
+        transitions = np.array(rows, dtype=np.int32)
         after = follow(transitions, states, states != DEAD, levels[depth + 1])
         values[name] = [int(state) for state in after]
         values[f"{name}, given"] = states.tolist() == given and transitions.tolist() == rows
@@ -192,7 +194,8 @@ def sizes_probe(seed: int) -> Values:
     from mini_engine.grammar.trie import TokenTrie
 
     tokens, rows = large_walk(seed)
-    trie, transitions = TokenTrie(tuple(tokens)), np.array(rows, dtype=np.int32)
+    trie = TokenTrie(tuple(tokens))
+    transitions = np.array(rows, dtype=np.int32)
     return {f"state {state}": torch.from_numpy(trie.allowed(transitions, state).copy()) for state in range(len(rows))}
 
 

@@ -46,7 +46,9 @@ PARTS = [  # of characters
     bytes.fromhex(part)
     for part in "c3 a9 a974 e2 e282 ac 82ac f09f 9880 ff 00 20 0a ed a080 ed9fbf c0 f48fbfbf".split()
 ]
-STOP_IDS, UNSPELLED, NUM_PADDING = (2, 63), (2, 5, 31, 63), 4
+STOP_IDS = (2, 63)
+UNSPELLED = (2, 5, 31, 63)
+NUM_PADDING = 4
 NOTHING = 5  # a special token
 
 
@@ -188,7 +190,8 @@ def history_probe(histories: Histories) -> Callable[[int], Values]:
         values: Values = {}
         for name, (language_name, history) in histories(seed).items():
             language = languages()[language_name]
-            grammars, num_words = [grammar_of(language)], -(-len(language.token_bytes) // 32)
+            grammars = [grammar_of(language)]
+            num_words = -(-len(language.token_bytes) // 32)
             seen: Values = {"before": see(grammars[0], num_words)}
             for number, operation in enumerate(history, start=1):
                 raised = do(grammars, operation)
@@ -328,7 +331,8 @@ def fill_probe(seed: int) -> Values:
     values: Values = {}
     for name, language in languages().items():
         first = grammar_of(language)
-        size, twin = -(-len(language.token_bytes) // 32), first.copy()
+        size = -(-len(language.token_bytes) // 32)
+        twin = first.copy()
         seen = []
         mask = torch.zeros(4, size, dtype=torch.int32)
         for value in (-1, 0, GARBAGE):
@@ -359,10 +363,13 @@ def memo_probe(seed: int) -> Values:
     ways = [tokens_of("yes", "terday"), tokens_of("ye", "s", "t"), tokens_of("no"), tokens_of(b"\xc3", b"\xa9t")]
     values: Values = {}
     for name, most in {"as many as it likes": 0, "three": 3, "one": 1}.items():
-        compiled, wrong, largest = compiled_of(language), 0, 0
+        compiled = compiled_of(language)
+        wrong = 0
+        largest = 0
         compiled.most_masks = most or compiled.most_masks
         for way in ways * 10:
-            grammars, answers = [FsmGrammar(compiled)], [Answer(language)]
+            grammars = [FsmGrammar(compiled)]
+            answers = [Answer(language)]
             for operation in way:
                 do(grammars, operation)
                 happen(answers, operation)

@@ -124,7 +124,8 @@ def bounds_verdict(seed: int, got: Values) -> list[Failure]:
     """Try the spots, and ask for a tree that grows with the digits and not with the range."""
     failures = []
     for low, high in bounds(seed):
-        tree, case = got[f"{low} to {high}"], f"integers from {low} to {high}"
+        tree = got[f"{low} to {high}"]
+        case = f"integers from {low} to {high}"
         digits = len(str(abs(low))) + len(str(abs(high)))
         most = 160 * digits  # a few blocks for each digit of the ends, or one for each first digit
         if size_of(tree) > most:
@@ -224,7 +225,9 @@ REGISTRY.add(
     characters_verdict,
 )
 
-A, ODD, BOTH = [(97, 97)], [(10, 10), (34, 34), (92, 92)], [(1, 1), (97, 98)]
+A = [(97, 97)]
+ODD = [(10, 10), (34, 34), (92, 92)]
+BOTH = [(1, 1), (97, 98)]
 # Trees over raw characters, and the raw texts that they match.
 STRINGS: dict[str, tuple[Any, set[str]]] = {
     "one": (("chars", ODD), {"\n", '"', "\\"}),

@@ -82,8 +82,12 @@ def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = Fa
 
     ``squeeze`` lets requests in as if none would grow, so that pages run out.
     """
-    given, names, deltas = prompts(seed), dict[str, int](), [list[Any]() for _ in guests]
-    preempted, forced, waiting = 0, [0] * len(guests), list[int]()
+    given = prompts(seed)
+    names = dict[str, int]()
+    deltas = [list[Any]() for _ in guests]
+    preempted = 0
+    forced = [0] * len(guests)
+    waiting = list[int]()
     for number in range(MOST_STEPS):
         for index, guest in enumerate(guests):
             if guest.arrives == number:
@@ -93,7 +97,8 @@ def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = Fa
         engine.scheduler.growth.ratio = 0.0 if squeeze else engine.scheduler.growth.ratio
         output = engine.step()
         engine.scheduler.check_pages()
-        preempted, waiting = preempted + len(output.preempted), [*waiting, output.num_compiling]
+        preempted = preempted + len(output.preempted)
+        waiting = [*waiting, output.num_compiling]
         for delta in output.deltas:
             deltas[names[delta.request_id]].append(delta)
         for name, count in output.forced.items():
@@ -148,7 +153,9 @@ def choose(row: Sequence[float], past: Past, params: dict[str, Any], allowed: se
 
 def judge_choices(guest: Guest, got: dict[str, Any], seed: int, case: str, sentences: Sequence[str]) -> list[Failure]:
     """Ask every sampled token for the specs' choice among what is allowed, and every forced one to be allowed."""
-    prompt, ids, sampled = prompts(seed)[guest.prompt], got["ids"], 0
+    prompt = prompts(seed)[guest.prompt]
+    ids = got["ids"]
+    sampled = 0
     for place, token in enumerate(ids):
         said = specs.spelled(ids[:place])
         allowed = specs.allowed(sentences, said, STOPS)
@@ -218,7 +225,8 @@ def together_verdict(seed: int, got: Values) -> list[Failure]:
     for load, options in LOADS.items():
         run = got[load]
         for index, guest in enumerate(PLANS):
-            case, one = f"{load}, request {index} {guest.params}", run["answers"][index]
+            case = f"{load}, request {index} {guest.params}"
+            one = run["answers"][index]
             if guest.aborted is not None:
                 failures += differences(["abort"], one["finish_reason"], None, case)
                 failures += judge_choices(guest, one, seed, case, guest.sentences) if guest.sentences else []
@@ -303,7 +311,9 @@ REGISTRY.add(
 
 # Compiles that go wrong ---------------------------------------------------------------------------------------------
 
-SLOW, GONE, LATE = (("The owl said slow.",), ("The owl said gone.",), ("The owl said late.",))
+SLOW = ("The owl said slow.",)
+GONE = ("The owl said gone.",)
+LATE = ("The owl said late.",)
 WAITERS: tuple[Guest, ...] = (
     Guest(3, SOME, SLOW),
     Guest(1, SOME, FRUIT),
@@ -318,7 +328,9 @@ def waiting_probe(seed: int) -> Values:
     """Let one compile come late, one never, one be wrong, and one request go while it waits."""
     gates = {json.dumps(sentences): threading.Event() for sentences in (SLOW, GONE, LATE)}
     engine = engine_of(gates, num_pages=60, max_running_requests=4, grammar_timeout_s=10.0)
-    plain, num_steps, ends = engine.step, 0, list[list[Any]]()
+    plain = engine.step
+    num_steps = 0
+    ends = list[list[Any]]()
 
     def step() -> Any:
         """Open the slow gate when nothing is left but the one who waits for it."""
@@ -346,7 +358,8 @@ def waiting_probe(seed: int) -> Values:
 
 def waiting_verdict(seed: int, got: Values) -> list[Failure]:
     """End those alone whose grammars never come; the others do not wait for them."""
-    failures, run = [], got["run"]
+    failures = []
+    run = got["run"]
     for index in (0, 1, 5):
         failures += judge_whole(WAITERS[index], run[index], seed, f"request {index}")
     failures += differences("0", got["ends"][-1][0], None, "the request that ends last, whose grammar came last")
@@ -409,7 +422,8 @@ def thoughts_verdict(seed: int, got: Values) -> list[Failure]:
     failures = []
     for load in ("plenty", "few"):
         for (name, guest), one in zip(THINKERS.items(), got[load], strict=True):
-            case, ids = f"{name}, {load} of pages", one["ids"]
+            case = f"{name}, {load} of pages"
+            ids = one["ids"]
             if "not end" in name:
                 free = got["alone"]["answers"][0]
                 want = [free["ids"], free["logits"], free["finish_reason"], False]

@@ -246,7 +246,8 @@ REGISTRY.add(
 
 # Nothing left -------------------------------------------------------------------------------------------------------
 
-V, STOPS = 37, [4, 9]
+V = 37
+STOPS = [4, 9]
 # What the grammar allows, whether its text is complete, which ids were banned before it, and what can be chosen then.
 LEFT: dict[str, tuple[list[int], bool, list[int], list[int]]] = {
     "only the stop tokens, and these banned": ([4, 9], True, [4, 9], [4, 9]),
@@ -273,7 +274,8 @@ def left_logits(seed: int) -> Tensor:
 
 def left_probe(seed: int) -> Values:
     """Mask all cases together, and each alone."""
-    logits, toys = left_logits(seed), [Toy(frozenset(allowed), done) for allowed, done, _, _ in LEFT.values()]
+    logits = left_logits(seed)
+    toys = [Toy(frozenset(allowed), done) for allowed, done, _, _ in LEFT.values()]
     rows = [each for toy in toys for each in (build_toy(toy, "bitmask", []), None)]
     alone = [masked([build_toy(toy, "bitmask", [])], STOPS, logits[2 * i : 2 * i + 1]) for i, toy in enumerate(toys)]
     return {"together": masked(rows, STOPS, logits), "alone": alone}
@@ -281,7 +283,8 @@ def left_probe(seed: int) -> Values:
 
 def left_verdict(seed: int, got: Values) -> list[Failure]:
     """Look which ids can be chosen, and that logits which are not banned are what they were."""
-    logits, failures = left_logits(seed), []
+    logits = left_logits(seed)
+    failures = []
     together = got["together"]
     failures += differences(logits[1::2], together[1::2], None, "rows without a grammar")
     for index, (name, (allowed, done, banned, choice)) in enumerate(LEFT.items()):
@@ -407,7 +410,8 @@ def sampler_verdict(seed: int, got: Values) -> list[Failure]:
         outside = 0
         for draw, (token, free, entries) in enumerate(got[name]):
             logits = 4 * torch.randn(1, V, generator=torch.Generator().manual_seed(seed * DRAWS + draw))[0]
-            case, inside = f"{name}, draw {draw}", torch.full((V,), NOTHING)
+            case = f"{name}, draw {draw}"
+            inside = torch.full((V,), NOTHING)
             inside[ALLOWED] = logits[ALLOWED]
             outside += free not in ALLOWED
             if token not in ALLOWED:

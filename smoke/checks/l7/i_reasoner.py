@@ -121,7 +121,8 @@ class Story:
 
     def state(self) -> Values:
         """Return what is to be seen."""
-        said, mask = self.inside, torch.full((3, 2), 12345, dtype=torch.int32)
+        said = self.inside
+        mask = torch.full((3, 2), 12345, dtype=torch.int32)
         if said is not None:
             mask[1] = torch.tensor([sum(1 << t % 32 for t in self.allowed() if t // 32 == w) for w in (0, 1)])
         over = said is not None and said[-1:] == [STOP]
@@ -159,7 +160,9 @@ def ways_probe(seed: int) -> Values:
     values: Values = {}
     for name, (thinks, tokens) in WAYS.items():
         calls: list[str] = []
-        grammar, states, refused = build(thinks, calls), [], []
+        grammar = build(thinks, calls)
+        states = []
+        refused = []
         states.append(state(grammar))
         for place, token in enumerate(tokens):
             try:
@@ -175,7 +178,9 @@ def ways_spec(seed: int) -> Values:
     """Count from the beginning after each token."""
     values: Values = {}
     for name, (thinks, tokens) in WAYS.items():
-        story, refused, calls = Story(thinks), [], []
+        story = Story(thinks)
+        refused = []
+        calls = []
         states = [story.state()]
         for place, token in enumerate(tokens):
             calls += [] if story.inside is None else [f"accept {token}"]
@@ -209,7 +214,8 @@ def journeys(seed: int) -> dict[str, tuple[bool, list[list[Any]]]]:
     found = {}
     for number in range(60):
         rng = random.Random(f"journey {seed} {number}")
-        story, orders = Story(rng.random() < 0.8), []
+        story = Story(rng.random() < 0.8)
+        orders = []
         for _ in range(rng.randint(4, 18)):
             if rng.random() < 0.3:
                 count = rng.choice([0, 1, 1, 2, 3, len(story.tokens), len(story.tokens) + 1, -1])
@@ -243,7 +249,8 @@ def rollback_probe(seed: int) -> Values:
     """Travel, and look after each order."""
     values: Values = {}
     for name, (thinks, orders) in journeys(seed).items():
-        grammar, seen = build(thinks), []
+        grammar = build(thinks)
+        seen = []
         for order in orders:
             seen.append([follow(grammar, order), state(grammar)])
         values[name] = seen
@@ -254,7 +261,8 @@ def rollback_verdict(seed: int, got: Values) -> list[Failure]:
     """Take tokens off the list."""
     failures = []
     for name, (thinks, orders) in journeys(seed).items():
-        story, said = Story(thinks), []
+        story = Story(thinks)
+        said = []
         for (what, number), (went, seen) in zip(orders, got[name], strict=True):
             said.append(f"{what} {number}")
             if what == "rollback":

@@ -93,8 +93,10 @@ STATES = {"begin": "running", "finish": "done", "fail": "failed"}
 
 def live(day: Sequence[Order]) -> list[Any]:
     """Carry out a day's orders with the candidate's queue, and look after each."""
-    store, clock = HandStore(), HandClock()
-    queue, seen = build_queue(store, clock), list[Any]()
+    store = HandStore()
+    clock = HandClock()
+    queue = build_queue(store, clock)
+    seen = list[Any]()
     for what, *rest in day:
         answer = None
         if what == "submit":
@@ -121,7 +123,8 @@ def days_verdict(seed: int, got: Values) -> list[Failure]:
     """Live the same days at the desk."""
     failures = []
     for day in range(NUM_DAYS):
-        desk, said = Desk(TIMEOUT), list[str]()
+        desk = Desk(TIMEOUT)
+        said = list[str]()
         copies: set[str] = set()
         for order, seen in zip(orders(seed * NUM_DAYS + day, TIMEOUT), got[f"day {day}"], strict=True):
             said.append(" ".join(map(str, order)))
@@ -135,7 +138,8 @@ def days_verdict(seed: int, got: Values) -> list[Failure]:
 def judge_order(desk: Desk, order: Order, seen: list[Any], copies: set[str], case: str) -> list[Failure]:
     """Carry out an order at the desk and compare; every grammar that is handed out is its own copy."""
     keys = {guest.name: guest.key for guest in desk.guests}
-    what, rest = order[0], [str(each) for each in order[1:]]
+    what = order[0]
+    rest = [str(each) for each in order[1:]]
     failures: list[Failure] = []
     if what == "submit":
         desk.submit(*rest)
@@ -218,7 +222,8 @@ def stories_verdict(seed: int, got: Values) -> list[Failure]:
     """Tell them at the desk."""
     failures = []
     for name, story in STORIES.items():
-        desk, copies = Desk(TIMEOUT), set[str]()
+        desk = Desk(TIMEOUT)
+        copies = set[str]()
         for place, (order, seen) in enumerate(zip(orders_of(story), got[name], strict=True)):
             where = f"{name}, order {place}: {' '.join(map(str, order))}"
             failures += judge_order(desk, order, seen, copies, where)[:1]

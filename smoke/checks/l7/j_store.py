@@ -81,7 +81,8 @@ def build_store(log: list[str], at_once: bool = False) -> Any:
     from mini_engine.grammar.store import GrammarStore
     from mini_engine.grammar.tokens import TokenTable
 
-    clock, counter = HandClock(), counter_class()
+    clock = HandClock()
+    counter = counter_class()
 
     class Backend(GrammarBackend):
         """Takes ``SECONDS`` for each grammar."""
@@ -351,7 +352,8 @@ def late_probe(seed: int) -> Values:
     for name, begun in (("while it runs", True), ("before it began", False)):
         for way in ("late", "gone"):
             log: list[str] = []
-            store, clock = build_store(log), HandClock()
+            store = build_store(log)
+            clock = HandClock()
             queue: GrammarQueue[Any] = build_queue(store, clock)
             queue.submit("r0", ("regex", "a"))
             if begun:

@@ -34,7 +34,8 @@ class Automaton:
 
     def words(self, state: int, longest: int = LONGEST) -> set[bytes]:
         """Return every word up to a length that is accepted from ``state`` on."""
-        found, open_ends = set(), {(b"", state)}
+        found = set()
+        open_ends = {(b"", state)}
         for _ in range(longest + 1):
             found |= {word for word, place in open_ends if self.accepting[place]}
             open_ends = {
@@ -180,7 +181,8 @@ def build_sentences(sentences: Sequence[str], stops: Sequence[int] = ()) -> Any:
 
         def __init__(self, marks: Sequence[bytes] = (b"",), ended: bool = False) -> None:
             super().__init__()
-            self.marks, self.ended = list(marks), ended
+            self.marks = list(marks)
+            self.ended = ended
 
         def allowed(self) -> set[int]:
             return set() if self.ended else allowed_after(tuple(sentences), self.marks[-1], tuple(stops))
@@ -316,7 +318,8 @@ def tokens_probe(seed: int) -> Values:
 
 def tokens_verdict(seed: int, got: Values) -> list[Failure]:
     """Take canonical tokens as long as nothing longer could stand there."""
-    failures, num_taken = [], 0
+    failures = []
+    num_taken = 0
     for name, jump in jumps(seed).items():
         want = specs.appended(jump.sentences, jump.ids, jump.most)
         num_taken += len(want)

@@ -86,7 +86,9 @@ class Desk:
 
 def orders(seed: int, timeout_s: float) -> list[Order]:
     """Draw a day at the desk."""
-    rng, found, number = random.Random(f"desk {seed}"), list[Order](), 0
+    rng = random.Random(f"desk {seed}")
+    found = list[Order]()
+    number = 0
     keys = ["a", "b", "c", "d"][: rng.randint(1, 4)]
     kinds = ["submit"] * 4 + ["poll"] * 4 + ["finish", "finish", "fail", "begin", "begin", "tick", "drop"]
     for _ in range(rng.randint(8, 40)):

@@ -25,7 +25,8 @@ DEAD = -1
 
 def chars(members: str) -> Tree:
     """Return one character out of several; a hyphen between two of them is a range, first or last it is itself."""
-    ranges, rest = [], members
+    ranges = []
+    rest = members
     while rest:
         if len(rest) > 2 and rest[1] == "-":
             ranges.append((ord(rest[0]), ord(rest[2])))
@@ -204,7 +205,8 @@ def leads_to_end(rows: Rows, accepting: Sequence[bool]) -> list[bool]:
     """Return from which states some text leads to an accepting one: each state looks around on its own."""
     found = []
     for state in range(len(rows)):
-        seen, waiting = {state}, [state]
+        seen = {state}
+        waiting = [state]
         while waiting:
             new = {after for after in rows[waiting.pop()] if after != DEAD} - seen
             seen |= new
@@ -215,7 +217,8 @@ def leads_to_end(rows: Rows, accepting: Sequence[bool]) -> list[bool]:
 
 def reachable(rows: Rows) -> set[int]:
     """Return the states that some text leads to."""
-    seen, waiting = {0}, [0]
+    seen = {0}
+    waiting = [0]
     while waiting:
         new = {after for after in rows[waiting.pop()] if after != DEAD} - seen
         seen |= new
@@ -225,7 +228,8 @@ def reachable(rows: Rows) -> set[int]:
 
 def told_apart(rows: Rows, accepting: Sequence[bool]) -> list[list[bool]]:
     """Return which pairs of states some text tells apart, by filling in pairs until none is added; the last is dead."""
-    ends, size = [*accepting, False], len(rows) + 1
+    ends = [*accepting, False]
+    size = len(rows) + 1
     full = [*rows, [DEAD] * len(rows[0])]
     apart = [[ends[left] != ends[right] for right in range(size)] for left in range(size)]
     changed = True
@@ -336,7 +340,9 @@ def happen(answers: list[Answer], operation: Operation) -> str:
 
 def draw_operations(rng: random.Random, language: Language, count: int) -> list[Operation]:
     """Draw a history of several answers: tokens that may come, tokens that may not, ways back, copies."""
-    answers, history, size = [Answer(language)], list[Operation](), len(language.token_bytes)
+    answers = [Answer(language)]
+    history = list[Operation]()
+    size = len(language.token_bytes)
     for _ in range(count):
         who = rng.randrange(len(answers))
         allowed = [token for token in range(size) if answers[who].may_follow(token)]

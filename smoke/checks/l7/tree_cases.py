@@ -49,9 +49,23 @@ def repeats(seed: int) -> list[Tree]:
     return alone + [seq(A, times(tree, *pair), B) for tree in (A, B, either(A, B)) for pair in bounds]
 
 
+def star(tree: Tree) -> Tree:
+    """Return any number of ``tree``."""
+    return times(tree, 0)
+
+
+def plus(tree: Tree) -> Tree:
+    """Return one or more of ``tree``."""
+    return times(tree, 1)
+
+
+def maybe(tree: Tree) -> Tree:
+    """Return one ``tree`` or none."""
+    return times(tree, 0, 1)
+
+
 def loops(seed: int) -> list[Tree]:
     """Return loops next to, before, after and inside of each other."""
-    star, plus, maybe = (lambda tree: times(tree, 0)), (lambda tree: times(tree, 1)), (lambda tree: times(tree, 0, 1))
     some = either(A, B)
     return [
         seq(star(A), star(B)),

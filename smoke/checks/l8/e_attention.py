@@ -47,7 +47,8 @@ Launches = Callable[[int], dict[str, Launch]]
 
 def make_pool(step: Sequences, drawn: Drawn, seed: int, guard: Guard) -> tuple[Tensor, Tensor, Tensor]:
     """Return keys, values [Hkv, slots, D] and the page table, padded with -1; slots without a key are NaN."""
-    pages, size = step.pages(seed), step.page_size
+    pages = step.pages(seed)
+    size = step.page_size
     num_pages = sum(len(own) for own in pages) + 3
     keys = torch.full((step.heads[1], num_pages * size + 1, step.dim), torch.nan, dtype=DTYPES[step.dtype])
     values = keys.clone()
@@ -63,7 +64,8 @@ def cut(launch: Launch, queries: int) -> Any:
     """Cut the launch's sequences into blocks of at most ``queries`` rows, those that see the most keys first."""
     from mini_engine.kernels.query_blocks import QueryBlock, QueryBlocks
 
-    ranges, blocks = list(pairwise(launch.step.bounds)), []
+    ranges = list(pairwise(launch.step.bounds))
+    blocks = []
     for sequence in launch.sequences:
         start, end = ranges[sequence]
         keys = launch.step.lengths[sequence][1]
@@ -130,7 +132,8 @@ def compare(name: str, launch: Launch, drawn: Drawn, got: Values, bound: float) 
         case = f"{name}, sequence {sequence} ({queries} queries, {keys} keys)"
         own = exact[start:end]
         if sequence not in launch.sequences:
-            case, own = f"{case}, which is not of this launch", torch.full_like(own, UNTOUCHED)
+            case = f"{case}, which is not of this launch"
+            own = torch.full_like(own, UNTOUCHED)
         failures += near(case, own, got["out"][start:end], launch.step.dtype, 0.0, bound)
     return failures
 
@@ -190,7 +193,8 @@ def seen_step() -> Launch:
 
 def seen_probe(seed: int, split_size: int = 0) -> Values:
     """Attend to values of which each has a 1 in a place of its own: the output is the weights."""
-    launch, drawn = replace(seen_step(), split_size=split_size), []
+    launch = replace(seen_step(), split_size=split_size)
+    drawn = []
     for q, k, v in seen_step().step.drawn(seed):
         drawn.append((q, k, torch.eye(32)[: k.shape[1]].expand_as(v).contiguous()))
     out = attend(launch, drawn, seed)["out"]
@@ -340,7 +344,8 @@ def split_memory_launches(seed: int) -> dict[str, Launch]:
 def chunk_probe(seed: int) -> Values:
     """Compute chunks of a prompt: its keys before the chunk are in the cache."""
     whole = Sequences((PROMPT,), 16, (4, 2), 32)
-    (q, k, v), (queries, keys) = whole.drawn(seed)[0], PROMPT
+    (q, k, v) = whole.drawn(seed)[0]
+    (queries, keys) = PROMPT
     rows = attend(Launch(whole, 32), [(q, k, v)], seed)["out"]
     values: Values = {"whole prompt, finite": bool(rows.isfinite().all())}
     for start, end in CHUNKS:

@@ -212,9 +212,12 @@ def seeded_rows(seed: int) -> tuple[Tensor, list[int], list[int]]:
         logits[row, torch.randperm(130, generator=torch.Generator().manual_seed(seed + row))[3:]] = BANNED
     logits[5] = BANNED
     logits[5, 129] = -50.0
-    seeds, positions = [rng.randrange(-(2**63), 2**63) for _ in range(9)], [rng.randrange(5000) for _ in range(9)]
-    seeds[1], positions[2] = seeds[0], positions[0]  # the row 0 with another position, and with another seed
-    seeds[6:], positions[6:] = [7, 7 + 2**32, 7 - 2**63], [11, 11, 11]  # one low word
+    seeds = [rng.randrange(-(2**63), 2**63) for _ in range(9)]
+    positions = [rng.randrange(5000) for _ in range(9)]
+    seeds[1] = seeds[0]
+    positions[2] = positions[0]  # the row 0 with another position, and with another seed
+    seeds[6:] = [7, 7 + 2**32, 7 - 2**63]
+    positions[6:] = [11, 11, 11]  # one low word
     return logits, seeds, positions
 
 
@@ -300,7 +303,8 @@ def statistics_probe(seed: int) -> Values:
     """Draw from one distribution along positions, and along seeds."""
     import mini_engine.kernels.gumbel as op
 
-    logits, counter = torch.tensor(MASSES).log().repeat(DRAWS, 1), torch.arange(DRAWS)
+    logits = torch.tensor(MASSES).log().repeat(DRAWS, 1)
+    counter = torch.arange(DRAWS)
     return {
         "positions of seed 42": op.draw_seeded(logits, torch.full((DRAWS,), 42), counter),
         "seeds at one position": op.draw_seeded(logits, counter, torch.full((DRAWS,), 31)),
@@ -374,7 +378,8 @@ def penalties_probe(seed: int) -> Values:
     values: Values = {}
     with set_for_now(op, BLOCK=BLOCK):
         for width in (1, 50, 300):
-            logits, given = penalty_logits(seed, width), entries(seed, width)
+            logits = penalty_logits(seed, width)
+            given = entries(seed, width)
             lying_apart = apart(logits)
             op.apply_penalties(logits, *given)
             op.apply_penalties(lying_apart, *given)
@@ -407,7 +412,8 @@ def off_probe(seed: int) -> Values:
     """Penalise odd logits with strengths that are off, and without entries at all."""
     import mini_engine.kernels.penalties as op
 
-    logits, other = torch.tensor([ODD]), random_tensor(2, 9, seed=seed)
+    logits = torch.tensor([ODD])
+    other = random_tensor(2, 9, seed=seed)
     numbers = [torch.full((len(ODD),), x) for x in (3.0, 1.0, 0.0, 0.0)]
     op.apply_penalties(logits, torch.zeros(len(ODD), dtype=torch.int64), torch.arange(len(ODD)), *numbers)
     nothing = torch.zeros(0)

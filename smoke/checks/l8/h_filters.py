@@ -63,7 +63,8 @@ def small_blocks(*modules: Any) -> Iterator[Any]:
 
 def run(op: Any, name: str, rows: dict[str, Tensor], given: Callable[[str], Sequence[Tensor]]) -> Values:
     """Filter every case in rows that lie apart among larger logits, then one row alone, and none."""
-    filter_rows, values = getattr(op, name), Values()
+    filter_rows = getattr(op, name)
+    values = Values()
     with small_blocks(op) as guard:
         for case, logits in rows.items():
             values[case] = with_signs(filter_rows(apart(logits, 1000.0), *given(case)))
@@ -228,7 +229,8 @@ def searched(find_cut: Any, row: Tensor, target: int, by_mass: bool) -> list[flo
     from smoke.checks.l8.probes import cut_kernel
 
     cut, above = torch.full((1,), math.nan), torch.full((1,), -1)
-    peak, behind = row.max()[None].clone(), torch.full((BLOCK,), LARGEST)
+    peak = row.max()[None].clone()
+    behind = torch.full((BLOCK,), LARGEST)
     logits = torch.cat((row, behind))
     cut_kernel[(1,)](find_cut, logits, peak, torch.tensor([target]), cut, above, len(row), by_mass, BLOCK)
     return [float(cut[0]) + 0.0, int(above[0])]  # minus zero is zero

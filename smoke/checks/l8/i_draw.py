@@ -96,7 +96,8 @@ def above_probe(seed: int) -> Values:
 
     values: Values = {}
     for name, row, cut, limit in above_cases(seed):
-        mass, memory = torch.full((1,), -1), torch.cat((row, torch.full((BLOCK,), 1e30)))
+        mass = torch.full((1,), -1)
+        memory = torch.cat((row, torch.full((BLOCK,), 1e30)))
         given = [torch.tensor([row.max(), cut, limit])[i : i + 1].clone() for i in range(3)]
         mass_above_kernel[(1,)](mass_above, memory, *given, mass, len(row), BLOCK)
         values[name] = int(mass[0])
@@ -248,7 +249,10 @@ def filtered_draws(seed: int, joint: bool, equals: bool) -> Draws:
     """Return seven rows, each with filters of its own, and a point in the middle of one of its tokens' shares."""
     rng = random.Random(f"draw {seed} {joint} {equals}")
     rows = (tied if equals else plain)(7, 100, seed + 5 + equals)
-    p, min_p, uniform, ids = [], [], [], []
+    p = []
+    min_p = []
+    uniform = []
+    ids = []
     for row, k, wanted, limit in zip(rows.tolist(), K, P, MIN_P, strict=True):
         p.append(safe_p(row, k, wanted, joint))
         row = spec.only(row, both_ids(row, k, p[-1], joint))  # noqa: PLW2901
@@ -353,7 +357,8 @@ def shares_verdict(seed: int, got: Values) -> list[Failure]:
     ids = filtered_draws(seed, False, True).ids
     failures = differences(torch.tensor([ids[1], ids[3]]), got["rows 1 and 3 alone"], None, "rows 1 and 3 alone")
     failures += differences([0], got["no rows"], None, "no rows")
-    row, drawn = list(STAIRS), got["drawn"].tolist()
+    row = list(STAIRS)
+    drawn = got["drawn"].tolist()
     row = spec.only(row, both_ids(row, 5, 0.9, False))
     masses = spec.probabilities(spec.only(row, spec.min_p_ids(row, 0.1)))
     for token, mass in enumerate(masses):

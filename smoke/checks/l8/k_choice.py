@@ -29,7 +29,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 def matrices(seed: int, rows: int, columns: int, depth: int, dtype: str) -> tuple[Tensor, Tensor]:
     """Draw x [M, K] and weight [N, K]."""
-    x, weight = random_tensor(rows, depth, seed=seed + depth), random_tensor(columns, depth, seed=seed + depth + 1)
+    x = random_tensor(rows, depth, seed=seed + depth)
+    weight = random_tensor(columns, depth, seed=seed + depth + 1)
     return x.to(DTYPES[dtype]), weight.to(DTYPES[dtype])
 
 
@@ -66,7 +67,8 @@ def product_verdict(seed: int, got: Values) -> list[Failure]:
         failures += differences(torch.zeros(shape[:2]), got[f"empty {shape}"], None, f"empty {shape}")
     for dtype, torch_dtype in DTYPES.items():
         for shape in SHAPES:
-            case, (x, weight) = f"{shape} {dtype}", matrices(seed, *shape, dtype)
+            case = f"{shape} {dtype}"
+            (x, weight) = matrices(seed, *shape, dtype)
             exact = x.double() @ weight.double().T
             bound = shape[2] * 2.0**-24 * (x.double().abs() @ weight.double().abs().T)
             if dtype != "float32":
@@ -272,7 +274,8 @@ def choose_verdict(seed: int, got: Values) -> list[Failure]:
     few = {name: f"reference of {name}" for name in ("narrow", "elsewhere", "small")}
     mine = {**few, "narrow": "kernel of my narrow", "plain": "reference of my plain"}
     all_names = "plain narrow elsewhere small moody"
-    by_dtype, by_device = [WORDS["dtype"], ["narrow", "small"]], [WORDS["device"], ["elsewhere"]]
+    by_dtype = [WORDS["dtype"], ["narrow", "small"]]
+    by_device = [WORDS["device"], ["elsewhere"]]
     expected: dict[str, tuple[dict[str, str], list[Any]]] = {
         "torch.float32": (chosen({}), []),
         "torch.float32, invariant": (chosen({}), []),
@@ -365,7 +368,8 @@ def packed(seed: int) -> dict[str, tuple[list[tuple[int, int, int, int]], int]]:
     cases = {"no sequences": (list[tuple[int, int, int, int]](), 4)}
     for number in range(12):
         rng = random.Random(f"cut {seed} {number}")
-        start, blocks = 0, []
+        start = 0
+        blocks = []
         for sequence in range(rng.randint(1, 6)):
             rows = rng.choice([1, 1, 2, 7, 16, 33])
             if rng.random() < 0.8:  # the others go to another launch

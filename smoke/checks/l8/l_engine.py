@@ -87,7 +87,8 @@ PLAIN = {"max_new_tokens": 8}
 def off_probe(seed: int) -> Values:
     """Answer without kernels, by default and by name, and once more after another engine has run over kernels."""
     values: Values = {}
-    given, eos = [prompts(seed)[0]], tuple(embedded_eos_ids())
+    given = [prompts(seed)[0]]
+    eos = tuple(embedded_eos_ids())
     values["by default"] = run(build_engine(embedded_case(), eos=eos), given, [PLAIN])[0]
     before = build_engine(embedded_case(), eos=eos, compute="reference", batch_invariant=False)
     other = build_engine(tiny_case(seed), compute="triton")
@@ -100,7 +101,8 @@ def off_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for the bits of lesson 7, which are those of transformers."""
     eos = tuple(sorted(embedded_eos_ids()))
     ids, logits = peer.generate(embedded_case(), "float32", tuple(prompts(seed)[0]), PLAIN["max_new_tokens"], eos)
-    want, failures = {"ids": ids, "logits": logits, "error": None}, differences(1, len(got["over kernels"]), None, "on")
+    want = {"ids": ids, "logits": logits, "error": None}
+    failures = differences(1, len(got["over kernels"]), None, "on")
     for name in ("by default", "beside an engine over kernels"):
         failures += differences(want, got[name], None, name)
     return failures
@@ -159,7 +161,8 @@ def invariant_prompts(seed: int) -> list[list[int]]:
 
 def invariant_probe(seed: int) -> Values:
     """Run two requests in chunks of 4 tokens, and each alone in one piece."""
-    case, given = tiny_case(seed), invariant_prompts(seed)
+    case = tiny_case(seed)
+    given = invariant_prompts(seed)
     chunks: dict[str, Any] = {"max_running_requests": 2, "max_tokens_per_step": 4, "page_size": 4}
     together = build_engine(case, compute="triton", batch_invariant=True, **chunks)
     invariant = build_engine(case, compute="triton", batch_invariant=True)

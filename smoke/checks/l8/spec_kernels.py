@@ -27,7 +27,8 @@ def draw(*shape: int, seed: int, dtype: str = "float32") -> Tensor:
 def draw_bits(*shape: int, seed: int, dtype: str = "float32") -> Tensor:
     """Draw any bits: infinities, subnormals and NaN of every payload among them."""
     integers = torch.int32 if dtype == "float32" else torch.int16
-    limits, generator = torch.iinfo(integers), torch.Generator().manual_seed(seed)
+    limits = torch.iinfo(integers)
+    generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(limits.min, limits.max + 1, shape, generator=generator, dtype=torch.int64)
     return drawn.to(integers).view(DTYPES[dtype])
 
@@ -124,7 +125,8 @@ class Sequences:
 
     def drawn(self, seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return q [queries, Hq, D], k and v [Hkv, keys, D] of each; they depend on its lengths, not on its company."""
-        (num_heads, num_kv_heads), found = self.heads, []
+        (num_heads, num_kv_heads) = self.heads
+        found = []
         for queries, keys in self.lengths:
             stretch = 1 + self.growth * torch.linspace(0, 1, keys)[:, None]
             own = random.Random(f"{seed} {queries} {keys}").randrange(2**40)
