@@ -10,14 +10,9 @@ from smoke.framework.check import Check, Failure, Result
 from smoke.framework.manifest import Lesson, load_manifest
 
 MARKS = {
-    "pass": "PASS",
-    "fail": "FAIL",
-    "blocked": "blocked",
-    "timeout": "TIMEOUT",
-    "crashed": "CRASHED",
-    "not-implemented": "to do",
-    "skipped": "skipped",
-}
+    "pass": "PASS", "fail": "FAIL", "blocked": "blocked", "timeout": "TIMEOUT", "crashed": "CRASHED",
+    "not-implemented": "to do", "skipped": "skipped",
+}  # fmt: skip
 SLIPS = ("NameError:", "UnboundLocalError:", "SyntaxError:", "ImportError:", "ModuleNotFoundError:")
 MAX_FAILURES = 3
 MAX_PITFALLS = 3

@@ -239,17 +239,8 @@ def test_a_failure_says_what_where_and_what_next():
     check = all_checks()["L2.B.memory"]
     result = Result(check.id, "fail", (Failure("case", "row 1, column 2", "3", "4", "note"),))
     text = explain(result, check)
-    for words in (
-        "L2.B.memory",
-        "FAIL",
-        check.proves,
-        "row 1, column 2",
-        "expected  3",
-        "got       4",
-        "lessons/L2_attention.md §5 L2.B",
-        "P2-B",
-        "python -m smoke hint L2.B",
-    ):
+    for words in ("L2.B.memory", "FAIL", check.proves, "row 1, column 2", "expected  3", "got       4",
+                  "lessons/L2_attention.md §5 L2.B", "P2-B", "python -m smoke hint L2.B"):  # fmt: skip
         assert words in text
     assert line(Result(check.id, "blocked", blocked_by="L2.A")).endswith("waits for L2.A")
 
