@@ -21,19 +21,11 @@ def skip_without_bfloat16(dtype: str | torch.dtype) -> None:
 def random_checkpoint(folder: Path, **changes: object) -> Path:
     """Write a random 2-layer Qwen3 checkpoint to ``folder``."""
     shape = {
-        "vocab_size": 131,
-        "hidden_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 1,
-        "head_dim": 20,
-        "intermediate_size": 100,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.15,
-        "eos_token_id": 5,
+        "vocab_size": 131, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "num_key_value_heads": 1, "head_dim": 20, "intermediate_size": 100, "max_position_embeddings": 512,
+        "tie_word_embeddings": False, "initializer_range": 0.15, "eos_token_id": 5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
-    } | changes
+    } | changes  # fmt: skip
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**shape)).save_pretrained(folder)
     return folder

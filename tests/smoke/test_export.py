@@ -18,13 +18,8 @@ def run(folder: Path, *arguments: str, module: str = "smoke") -> subprocess.Comp
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
