@@ -6,7 +6,7 @@ read around it is NaN, what is written around it is noticed, and an output that 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 from unittest.mock import patch
@@ -56,9 +56,11 @@ def with_signs(x: Tensor) -> dict[str, Tensor]:
     return {"logits": x, "minus zeros": (x == 0) & x.signbit()}
 
 
-def set_for_now(module: Any, **constants: Any) -> AbstractContextManager[Any]:
+@contextmanager
+def set_for_now(module: Any, **constants: Any) -> Iterator[None]:
     """Set constants of a module until the context ends."""
-    return patch.multiple(module, create=True, **constants)
+    with patch.multiple(module, create=True, **constants):
+        yield
 
 
 class Guard:
