@@ -35,14 +35,17 @@ class Fence:
 
 def fences(text: str) -> Iterator[Fence]:
     """Yield the fenced blocks of a page, top to bottom."""
-    opened, body, task = None, list[str](), None
+    opened = None
+    body = list[str]()
+    task = None
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.startswith("```"):
             heading = HEADING.match(line) if opened is None else None
             task = heading[1] if heading else task
             body.append(line)
         elif opened is None:
-            opened, body = (line[3:].strip(), number), []
+            opened = (line[3:].strip(), number)
+            body = []
         else:
             assert line == "```", f"line {number}: a fence is opened inside the one of line {opened[1]}"
             yield Fence(opened[0], "".join(f"{row}\n" for row in body), opened[1], task)

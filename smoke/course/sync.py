@@ -65,10 +65,14 @@ def options_table(lesson: Lesson) -> str:
                 f"the code's default is {default_of(option)}"
             )
     rows = (
-        (f"`{option.name.qualname.replace('.__init__', '').replace('.__call__', '')}`", f"`{option.off}`",
-         option.on if " " in option.on else f"`{option.on}`", option.effect)
+        (
+            f"`{option.name.qualname.replace('.__init__', '').replace('.__call__', '')}`",
+            f"`{option.off}`",
+            option.on if " " in option.on else f"`{option.on}`",
+            option.effect,
+        )
         for option in lesson.options
-    )  # fmt: skip
+    )
     return table(("option", "off", "on", "on means"), rows)
 
 
@@ -92,13 +96,13 @@ def acceptance_table(lesson: Lesson) -> str:
     wheats = sum(wheat.lesson_id == lesson.id for wheat in load_wheats())
     note = (
         f"\n{total} points. A task's points are earned when all of its checks pass. "
-        f"{wheats} other correct solutions are kept beside the reference, and every one of them must pass too.\n"
+        f"{wheats} other correct solutions are kept with the reference, and each of them must pass too.\n"
     )
     return table(("check", "proves", "points"), iter(rows)) + note
 
 
 def generated(kind: str, lesson_id: str | None) -> str:
-    """Return the text of one region. Raises ``ValueError`` for a kind that nobody generates."""
+    """Return the text of one region. Raises ``ValueError`` for an unknown kind."""
     if kind == "lessons":
         return lessons_table()
     makers = {"options": options_table, "pitfalls": pitfalls_table, "acceptance": acceptance_table}

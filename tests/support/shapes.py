@@ -17,17 +17,44 @@ from mini_engine.driver import GreedyDriver
 SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]
 
 
+# For kernels in the interpreter, which needs milliseconds for every program.
+ONE_LAYER = ModelConfig(
+    vocab_size=61,
+    hidden_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=40,
+    max_position_embeddings=256,
+    rope_theta=1e4,
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=True,
+)
+
+
+def peer_config(shape: tuple[int, ...], **changes: Any) -> Qwen3Config:
+    """The transformers configuration of a shape; three layers and 512 positions unless ``changes`` say otherwise."""
+    hidden, heads, kv_heads, head_dim, inner, vocab = shape
+    options = {"num_hidden_layers": 3, "max_position_embeddings": 512} | changes
+    return Qwen3Config(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=inner,
+        tie_word_embeddings=False,
+        initializer_range=0.15,
+        **options,
+    )
+
+
 @cache
 def peer(shape: tuple[int, ...], dtype: str, rope: tuple[tuple[str, Any], ...] = ()) -> Qwen3ForCausalLM:
     """A random transformers model whose norm weights are not all 1, and differ between queries and keys."""
-    hidden, heads, kv_heads, head_dim, inner, vocab = shape
-    config = Qwen3Config(
-        vocab_size=vocab, hidden_size=hidden, num_hidden_layers=3, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, head_dim=head_dim, intermediate_size=inner, tie_word_embeddings=False,
-        max_position_embeddings=512, initializer_range=0.15, rope_parameters=dict(rope) or None,
-    )  # fmt: skip
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(peer_config(shape, rope_parameters=dict(rope) or None))
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)

@@ -220,8 +220,11 @@ def test_rollback_is_replay_across_the_end_too(name, key):
         for token in history:
             fresh.accept_token(token)
         assert (masked(grammar), grammar.is_terminated(), grammar.is_complete(), grammar.try_jump_forward()) == (
-            masked(fresh), fresh.is_terminated(), fresh.is_complete(), fresh.try_jump_forward()
-        )  # fmt: skip
+            masked(fresh),
+            fresh.is_terminated(),
+            fresh.is_complete(),
+            fresh.try_jump_forward(),
+        )
     for count in (-1, len(history) + 1):
         with pytest.raises(ValueError, match="rollback of"):
             grammar.rollback(count)
@@ -482,13 +485,23 @@ def test_a_keyword_that_would_be_ignored_is_refused(name, keyword, schema):
 def test_words_of_no_vocabulary_are_listed_and_change_nothing(name):
     """``x-guidance`` would have told llguidance to be lenient."""
     word = {"type": "string", "maxLength": 2, "x-guidance": {"lenient": True}, "nullable": True, "format": "color"}
-    schema = {"$id": "https://example.org/a", "type": "object", "properties": {"a/b": word}, "required": ["a/b"],
-              "additionalProperties": False, "readonly": True}  # fmt: skip
+    schema = {
+        "$id": "https://example.org/a",
+        "type": "object",
+        "properties": {"a/b": word},
+        "required": ["a/b"],
+        "additionalProperties": False,
+        "readonly": True,
+    }
     grammar = compiled(name, "json_schema", schema)
     inside = "/properties/a~1b"
     assert {*grammar.stats.ignored} == {
-        "/$id", "/readonly", f"{inside}/x-guidance", f"{inside}/nullable", f"{inside}/format"
-    }  # fmt: skip
+        "/$id",
+        "/readonly",
+        f"{inside}/x-guidance",
+        f"{inside}/nullable",
+        f"{inside}/format",
+    }
     for text, is_valid in (('{"a/b": "xy"}', True), ('{"a/b": "xyz"}', False), ('{"a/b": null}', False)):
         assert takes(grammar, text) == is_valid
 
@@ -819,9 +832,11 @@ def test_integers_that_llguidance_rounds_are_refused(schema: dict[str, object]) 
         make_backend("llguidance", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
 
 
-DATES = {"date": ["2021-02-29", "2020-02-28", "2021-13-01", "2021-1-1"],
-         "time": ["22:59:60Z", "24:00:00Z", "23:59:59Z", "12:00:00+24:00", "12:00:00.5Z", "12:00Z"],
-         "date-time": ["2021-02-29T00:00:00Z", "2020-02-28T23:59:59.25+01:00", "2020-02-29 23:59:59Z"]}  # fmt: skip
+DATES = {
+    "date": ["2021-02-29", "2020-02-28", "2021-13-01", "2021-1-1"],
+    "time": ["22:59:60Z", "24:00:00Z", "23:59:59Z", "12:00:00+24:00", "12:00:00.5Z", "12:00Z"],
+    "date-time": ["2021-02-29T00:00:00Z", "2020-02-28T23:59:59.25+01:00", "2020-02-29 23:59:59Z"],
+}
 
 
 @pytest.mark.parametrize("name", ["fsm", "llguidance", "auto"])

@@ -37,7 +37,8 @@ def bare_model(case: ModelCase, dtype: str) -> Any:
     from mini_engine.model import Qwen3
 
     model = object.__new__(Qwen3)
-    model.config, model.projections = ModelConfig.from_hf(case.hf_config), TorchProjections()
+    model.config = ModelConfig.from_hf(case.hf_config)
+    model.projections = TorchProjections()
     weights = case.weights(dtype)
     model.layers = [model._layer(weights, f"model.layers.{i}.") for i in range(model.config.num_hidden_layers)]
     return model
@@ -77,7 +78,8 @@ def mlp_values_probe(seed: int) -> Values:
             return 3.0 * super().silu(x)
 
     case = random_case(BLOCKS[0], seed)
-    model, x = bare_model(case, "float32"), random_tensor(2, 128, seed=seed)
+    model = bare_model(case, "float32")
+    x = random_tensor(2, 128, seed=seed)
     values: Values = {"2 rows": model.mlp_block(model.layers[0], x)}
     model.projections = Tripled()
     return values | {"2 rows, projections whose silu is tripled": model.mlp_block(model.layers[0], x)}
@@ -101,7 +103,8 @@ def attention_block_probe(seed: int) -> Values:
 
     values: Values = {}
     for name, case, dtype, x in block_inputs(seed):
-        model, cfg = bare_model(case, dtype), case.hf_config
+        model = bare_model(case, dtype)
+        cfg = case.hf_config
         positions = torch.arange(4, 4 + x.shape[0])
         cos, sin = peer.rotary_table(positions, cfg["head_dim"], cfg["rope_theta"], x.dtype)
         values[name] = model.attention_block(1, model.layers[1], x, cos, sin, DenseAttention(eager_attention))
@@ -126,7 +129,8 @@ def seam_probe(seed: int) -> Values:
         return torch.zeros_like(q)
 
     case = random_case("GQA 9:3, wide heads", seed)
-    model, x = bare_model(case, "float32"), random_tensor(5, 72, seed=seed)
+    model = bare_model(case, "float32")
+    x = random_tensor(5, 72, seed=seed)
     out = [
         model.attention_block(i, model.layers[i], x, torch.ones(5, 64), torch.zeros(5, 64), recorder) for i in (0, 1)
     ]
@@ -228,7 +232,8 @@ def call_probe(seed: int) -> Values:
     from mini_engine.attention.dense import DenseAttention
 
     case = random_case("GQA 4:2, untied, odd sizes", seed)
-    model, dense = build_model(case, "float32"), DenseAttention()
+    model = build_model(case, "float32")
+    dense = DenseAttention()
     layers: list[int] = []
     heads: list[int] = []
 
