@@ -7,7 +7,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = {  # file -> notebook, and the call that draws the figure
-    "sampling.png": ("L4_sampler", "drawing.stage_bars("),
+    "sampling.png": ("L4_sampler", "sampling.stage_bars("),
     "scheduling.png": ("L5_scheduler", "scheduling.request_gantt("),
 }
 

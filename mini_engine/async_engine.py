@@ -1,6 +1,6 @@
 """L5: the engine for servers: many coroutines wait for their own tokens while one thread steps the engine.
 
-Owns: who gets which delta, and that the engine is never touched while it steps. Must not know: HTTP.
+Nothing touches the engine while it steps.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class AsyncEngine:
     """
 
     def __init__(self, engine: Engine) -> None:
-        """Take over ``engine``; nobody else may step it from now on."""
+        """Take over ``engine``: only this object may step it from now on."""
         self.engine = engine
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self.lock = asyncio.Lock()
@@ -61,7 +61,7 @@ class AsyncEngine:
                 for delta in output.deltas:
                     if delta.request_id in self.queues:
                         self.queues[delta.request_id].put_nowait(delta)
-                await asyncio.sleep(0)  # whoever waits for the lock goes first
+                await asyncio.sleep(0)  # a coroutine that waits for the lock goes first
         except Exception as error:  # every request has a stream, and every stream raises it
             for queue in self.queues.values():
                 queue.put_nowait(error)

@@ -11,8 +11,28 @@ Dtype = Literal["float32", "bfloat16"]
 Compute = Literal["reference", "packed", "fast", "compiled", "triton"]
 PrefixCacheKind = Literal["radix"]
 Whitespace = Literal["spaced", "compact", "any"]
+RopeType = Literal["linear", "yarn", "llama3"]
 DEFAULT_POOL_TOKENS = 16_384
 OPTIONAL_COUNTS = ("max_tokens_per_step", "num_pages", "wait_for_prefix")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How a checkpoint stretches its rotary embedding (``rope.py``). Names follow ``rope_parameters`` of transformers.
+
+    Every type has ``factor``. "yarn" reads ``attention_factor``, ``beta_fast``, ``beta_slow`` and ``truncate``,
+    "llama3" ``low_freq_factor`` and ``high_freq_factor``, and both ``original_max_position_embeddings``.
+    """
+
+    rope_type: RopeType
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
 
 
 @dataclass(frozen=True)
@@ -20,7 +40,7 @@ class ModelConfig:
     """The shape of a dense Qwen3 model. Names follow Hugging Face's ``Qwen3Config``.
 
     ``head_dim`` is independent of ``hidden_size / num_attention_heads``: Qwen3-0.6B has 16 heads of 128 over a hidden
-    size of 1024.
+    size of 1024. ``rope_scaling`` is ``None`` where the rotary embedding is not scaled within the model's positions.
     """
 
     vocab_size: int
@@ -34,6 +54,7 @@ class ModelConfig:
     rope_theta: float
     rms_norm_eps: float
     tie_word_embeddings: bool
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         """Check that the sizes make a model. Raises ``ValueError`` naming the field."""
@@ -50,14 +71,16 @@ class ModelConfig:
             raise ValueError(f"head_dim is {self.head_dim}; rotary embedding turns pairs, so it must be even")
         if not self.rope_theta > 0 or not self.rms_norm_eps >= 0:
             raise ValueError(f"rope_theta is {self.rope_theta} and rms_norm_eps {self.rms_norm_eps}; both are positive")
+        if self.rope_scaling is not None and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta is {self.rope_theta}; a scaled rotary embedding needs one above 1")
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> Self:
         """Read the dictionary of a Hugging Face ``config.json``, of transformers 4 or 5.
 
         Raises ``ValueError`` for a field that is missing or of another type, and for anything that is not a plain dense
-        Qwen3: another architecture, scaled rotary embedding, other kinds of layers, biases, another activation or
-        quantised weights.
+        Qwen3: another architecture, a rotary embedding that is not computed, other kinds of layers, biases, another
+        activation or quantised weights.
         """
         if raw.get("model_type") != "qwen3":
             raise ValueError(
@@ -75,6 +98,7 @@ class ModelConfig:
             head_dim=file.head_dim or max(1, file.hidden_size // file.num_attention_heads),
             rope_theta=float(theta),
             tie_word_embeddings=bool(file.tie_word_embeddings),
+            rope_scaling=None if (fields := file.rope_scaling_fields) is None else RopeScaling(**fields),
         )
 
 

@@ -1,7 +1,4 @@
-"""L5: what the engine asks of whatever limits an answer, and the form that limits nothing. L7's grammars are the other.
-
-Owns: the interface, its null form, and what is reported at the end. Must not know: grammars, masks' forms.
-"""
+"""L5: the interface of what limits an answer, and its null form, which limits nothing. L7's grammars implement it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """L5: text out of token ids as they come: whole characters only, and never a part of a stop string.
 
-Owns: incremental decoding, the search for stop strings, what must be held back. Must not know: requests, batches.
-
 A byte-level token may end inside a character, and a stop string may begin in one token and end in another, or be
 spelled with other tokens than the tokenizer would use. So the search runs over text, never over ids.
 """

@@ -1,7 +1,7 @@
 """L3: the greedy driver, one request at a time, from prompt ids to output ids.
 
-Owns: the loop "prefill, take the likeliest token, feed it back" and when it ends. Must not know: text, sampling
-options, other requests. What this driver computes with every option off is what "off" means in all later lessons.
+It prefills, takes the likeliest token and feeds it back until the request ends. What it computes with every option off
+is what "off" means in all later lessons.
 """
 
 import math

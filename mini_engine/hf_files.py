@@ -4,6 +4,7 @@ Owns: names, types and bounds of the fields that the engine uses, and the values
 know: files, weights.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 # Far beyond any dense model; a larger number is a mistake that would take hours to fail.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Positive = Annotated[float, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
@@ -21,12 +23,29 @@ class Strict(BaseModel):
 
 
 class Rope(Strict):
-    """``rope_parameters`` or, in files of transformers 4, ``rope_scaling``."""
+    """``rope_parameters`` or, in files of transformers 4, ``rope_scaling``; ``check_rope`` refuses other fields."""
 
-    rope_theta: Annotated[float, Field(gt=0)] | None = None
+    model_config = ConfigDict(extra="allow")
+
+    rope_theta: Positive | None = None
     rope_type: str | None = None
     type: str | None = None
     partial_rotary_factor: float | None = None
+    factor: Positive | None = None
+    original_max_position_embeddings: Count | None = None
+    attention_factor: Positive | None = None
+    beta_fast: Positive | None = None
+    beta_slow: Positive | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+
+    @property
+    def kind(self) -> str:
+        """The type of scaling, ``"default"`` for none."""
+        return self.rope_type or self.type or "default"
 
 
 class ConfigFile(Strict):
@@ -41,17 +60,51 @@ class ConfigFile(Strict):
     max_position_embeddings: Count
     rms_norm_eps: Annotated[float, Field(ge=0)]
     head_dim: Count | None = None
-    rope_theta: Annotated[float, Field(gt=0)] | None = None
+    rope_theta: Positive | None = None
     rope_parameters: Rope | None = None
     rope_scaling: Rope | None = None
+    original_max_position_embeddings: Count | None = None
     tie_word_embeddings: bool | None = None
     layer_types: list[str] | None = None
     eos_token_id: TokenId | list[TokenId] | None = None
 
     @property
     def rope(self) -> Rope:
-        """The rotary embedding that transformers would compute: ``rope_scaling`` goes before ``rope_parameters``."""
-        return self.rope_scaling or self.rope_parameters or Rope()
+        """The rotary embedding that transformers would compute: ``rope_scaling`` goes before ``rope_parameters``.
+
+        One without fields counts as absent.
+        """
+        given = [rope for rope in (self.rope_scaling, self.rope_parameters) if rope is not None]
+        return next((rope for rope in given if rope.model_fields_set), Rope())
+
+    @property
+    def rope_scaling_fields(self) -> dict[str, Any] | None:
+        """The fields of ``config.RopeScaling``, ``None`` if nothing is scaled. ``check_rope`` comes first.
+
+        As in transformers ``original_max_position_embeddings`` of the model itself goes before the rotary embedding's.
+        """
+        rope = self.rope
+        if rope.kind in ("default", "dynamic"):
+            return None
+        fields = rope.model_dump(
+            include={"original_max_position_embeddings", *ROPE_FIELDS[rope.kind]}, exclude_none=True
+        )
+        fields = {"original_max_position_embeddings": self.max_position_embeddings} | fields
+        if self.original_max_position_embeddings is not None:
+            fields["original_max_position_embeddings"] = self.original_max_position_embeddings
+        if rope.kind == "yarn":
+            mscales = fields.pop("mscale", None), fields.pop("mscale_all_dim", None)
+            fields.setdefault("attention_factor", yarn_attention_factor(fields["factor"], *mscales))
+        return {"rope_type": rope.kind, **fields}
+
+
+def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+    """Return what YaRN multiplies cosines and sines with where the file does not say it."""
+
+    def grown(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    return grown(mscale) / grown(mscale_all_dim) if mscale and mscale_all_dim else grown(1)
 
 
 class GenerationFile(Strict):
@@ -68,6 +121,27 @@ class IndexFile(Strict):
 
 Kind = TypeVar("Kind", bound=Strict)
 
+# The rope types that are computed, and the fields that each of them reads; ``NEEDED`` are those without a default.
+# "dynamic" scales nothing within ``max_position_embeddings``, and the engine runs no longer sequences. Beyond them each
+# token would change the frequencies, and the keys in the cache would keep the old ones. For this reason "longrope" is
+# not computed.
+NEEDED = ("factor", "low_freq_factor", "high_freq_factor")
+ROPE_FIELDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": (
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
 # What changes logits, or the choice among them, and is not computed: field -> values that ask for nothing.
 NOT_COMPUTED: dict[str, tuple[object, ...]] = {
     "hidden_act": (None, "silu"),
@@ -109,12 +183,7 @@ def parse(kind: type[Kind], raw: Mapping[str, Any], file: str) -> Kind:
 
 def check_computed(raw: Mapping[str, Any], config: ConfigFile) -> None:
     """Raise ``ValueError`` if a Qwen3 config asks for something that the forward pass does not compute."""
-    rope_type = config.rope.rope_type or config.rope.type or "default"
-    if rope_type != "default" or config.rope.partial_rotary_factor not in NOT_COMPUTED["partial_rotary_factor"]:
-        raise ValueError(
-            f"config.json has rope type {rope_type!r}, partial_rotary_factor {config.rope.partial_rotary_factor}; "
-            "this engine computes only rope type 'default' over whole heads"
-        )
+    check_rope(config.rope)
     other = [kind for kind in config.layer_types or () if kind != "full_attention"]
     if other:
         raise ValueError(f"config.json has layer_types {other[0]!r}; this engine computes only 'full_attention'")
@@ -124,6 +193,30 @@ def check_computed(raw: Mapping[str, Any], config: ConfigFile) -> None:
             "there must be one for each layer"
         )
     refuse(raw, NOT_COMPUTED, "config.json", "this engine computes only")
+
+
+def check_rope(rope: Rope) -> None:
+    """Raise ``ValueError`` for a rotary embedding that is not computed, that lacks a field or has one too many."""
+    if rope.kind not in ROPE_FIELDS or rope.partial_rotary_factor not in NOT_COMPUTED["partial_rotary_factor"]:
+        raise ValueError(
+            f"config.json has rope type {rope.kind!r}, partial_rotary_factor {rope.partial_rotary_factor}; this engine "
+            f"computes only the rope types {', '.join(ROPE_FIELDS)}, over whole heads; run this model with transformers"
+        )
+    given, known = rope.model_dump(exclude_unset=True, exclude_none=True), ROPE_FIELDS[rope.kind]
+    missing = [name for name in NEEDED if name in known and name not in given]
+    if missing:
+        raise ValueError(f"config.json has rope type {rope.kind!r} without {missing[0]}; write it there")
+    unknown = sorted(given.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *known})
+    if unknown:
+        raise ValueError(
+            f"config.json has {unknown[0]} {given[unknown[0]]!r:.60}, which the rope type {rope.kind!r} does not read; "
+            "remove it there"
+        )
+    if rope.kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
+        raise ValueError(
+            f"config.json has high_freq_factor {given['high_freq_factor']} and low_freq_factor "
+            f"{given['low_freq_factor']}; the first must be larger"
+        )
 
 
 def check_generation(raw: Mapping[str, Any], file: str) -> None:

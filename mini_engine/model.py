@@ -1,8 +1,7 @@
 """L1: the Qwen3 forward pass, from token ids to logits.
 
-Owns: the arithmetic between the embedding and the head. Must not know: batches, caches, pages, sampling. Everything
-that depends on how sequences are laid out comes in through two seams: the ``attention`` object of a call and the
-``projections`` of the constructor (``linear.py``).
+The model does not know batches, caches or pages. Everything that depends on how sequences are laid out comes in through
+two objects: the ``attention`` of a call and the ``projections`` of the constructor (``linear.py``).
 
 Shapes: ``T`` tokens in the step, ``R`` rows whose logits are wanted, ``H`` hidden size, ``Hq``/``Hkv`` query and
 key-value heads, ``D`` head dim, ``F`` intermediate size, ``V`` vocabulary.
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from mini_engine.config import ModelConfig
 from mini_engine.linear import Linear, Projections, TorchProjections
+from mini_engine.rope import scaled_frequencies
 
 
 class Attention(Protocol):
@@ -103,7 +103,25 @@ class Qwen3:
         self.final_norm = weights.pop("model.norm.weight")  # [H]
         head = self.embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
         self.lm_head = self.projections.linear(head)  # [R, H] -> [R, V]
-        self.frequencies = rotary_frequencies(config.head_dim, config.rope_theta).to(self.embedding.device)
+        self.frequencies, self.rotary_factor = self._frequencies()
+
+    def _frequencies(self) -> tuple[Tensor, float]:
+        """Return the rotary frequencies [D / 2] of the checkpoint, and the factor of every cosine and sine."""
+        cfg = self.config
+        if cfg.rope_scaling is None:
+            return rotary_frequencies(cfg.head_dim, cfg.rope_theta).to(self.embedding.device), 1.0
+        frequencies, factor = scaled_frequencies(cfg)
+        return frequencies.to(self.embedding.device), factor
+
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return ``rotary_table`` of the checkpoint's frequencies. ``positions`` [T] -> cosine and sine, two [T, D].
+
+        With YaRN both are multiplied by a factor before they are cast to ``dtype``.
+        """
+        if self.rotary_factor == 1.0:
+            return rotary_table(positions, self.frequencies, dtype)
+        cos, sin = rotary_table(positions, self.frequencies, torch.float32)
+        return (cos * self.rotary_factor).to(dtype), (sin * self.rotary_factor).to(dtype)
 
     def _layer(self, weights: dict[str, Tensor], prefix: str) -> Layer:
         """Take the weights of one layer, whose names begin with ``prefix``, out of the dictionary."""
@@ -142,9 +160,12 @@ class Qwen3:
         return self.lm_head(x)
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
+        """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H].
+
+        Cosines and sines come from ``self.rotary``.
+        """
         x = F.embedding(input_ids, self.embedding)  # [T, H]
-        cos, sin = rotary_table(positions, self.frequencies, x.dtype)  # [T, D] each, the same for every layer
+        cos, sin = self.rotary(positions, x.dtype)  # [T, D] each, the same for every layer
         for index, layer in enumerate(self.layers):
             x = x + self.attention_block(index, layer, x, cos, sin, attention)
             x = x + self.mlp_block(layer, x)

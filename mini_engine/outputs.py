@@ -1,7 +1,4 @@
-"""L5: what the engine reports: of a token, of a step, of a whole request.
-
-Owns: the values, and the log of the newest steps. Must not know: how they come about.
-"""
+"""L5: what the engine reports of a token, of a step and of a whole request, and the log of the newest steps."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -106,7 +103,7 @@ class StepLog(deque[StepOutput]):
 
 
 class Logged(Protocol):
-    """Whatever has a log."""
+    """An object with a log."""
 
     log: StepLog
 

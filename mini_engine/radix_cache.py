@@ -1,6 +1,6 @@
 """L6: the radix cache: keys and values of token sequences that were computed before, found by their beginning.
 
-Owns: the tree, who may be evicted, its statistics. Must not know: requests, tensors, which pages are free.
+It holds page numbers only: it knows neither tensors nor which pages are free.
 
     root ─┬─ [system prompt: 32 pages] ─┬─ [question A: 2 pages] ── [answer A: 5 pages]
           │                             └─ [question B: 1 page ]
@@ -54,7 +54,7 @@ EVICTIONS: dict[str, Callable[[Node], Rank]] = {
 
 
 def register_eviction(name: str, rank: Callable[[Node], Rank]) -> None:
-    """Add an order of one's own. Raises ``ValueError`` if the name is taken."""
+    """Add an eviction order. Raises ``ValueError`` if the name is taken."""
     if name in EVICTIONS:
         raise ValueError(f"the eviction order {name!r} exists already; choose another name")
     EVICTIONS[name] = rank
@@ -172,7 +172,7 @@ class RadixCache:
         return evicted
 
     def drop(self, hit: PrefixHit) -> list[int]:
-        """Give up the nodes of ``hit`` from the last one upwards, as far as nobody needs them. Mutates.
+        """Give up the nodes of ``hit`` from the last one upwards, as far as no other request needs them. Mutates.
 
         Returns their pages, which the caller owns now. Nodes with children or locks stay, and those above them.
         """
@@ -291,7 +291,7 @@ class RadixCache:
 
     @property
     def evictable_size(self) -> int:
-        """Tokens in nodes that nobody locks."""
+        """Tokens in nodes that are not locked."""
         return self.num_evictable * self.page_size
 
     @property

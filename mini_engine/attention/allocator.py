@@ -1,7 +1,4 @@
-"""L2: who owns which page of the KV pool.
-
-Owns: the free list. Must not know: what is stored in a page. Pure Python, so its tests need no model.
-"""
+"""L2: which pages of the KV pool are free, and which are owned. Pure Python, so its tests need no model."""
 
 from collections import deque
 from collections.abc import Sequence

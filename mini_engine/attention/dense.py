@@ -1,7 +1,5 @@
 """L1: causal attention of one sequence over itself, and the two kernels that plain attention is built from.
 
-Owns: masks and softmax(q k^T) v. Must not know: caches, pages, batches.
-
 A *kernel* here is a function ``(q [Hq, Tq, D], k [Hkv, Tk, D], v [Hkv, Tk, D]) -> [Hq, Tq, D]``. The queries are the
 last ``Tq`` of the ``Tk`` positions, so ``Tq == Tk`` is a whole prompt and ``Tq == 1`` a decode step. Both kernels give
 the bits of transformers with the attention implementation of the same name.

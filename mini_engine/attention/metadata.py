@@ -1,7 +1,4 @@
-"""L2: how a ragged batch lies in memory.
-
-Owns: the step from "these tokens of these sequences" to packed tensors. Must not know: keys, values, attention
-arithmetic, or why these sequences were chosen.
+"""L2: how a ragged batch lies in memory: from "these tokens of these sequences" to packed tensors.
 
 Two sequences, the first in the middle of its prompt (3 new tokens after 2 cached), the second decoding (1 after 4):
 

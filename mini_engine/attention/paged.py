@@ -1,7 +1,7 @@
 """L2: attention of a packed, ragged batch over the paged pool, one sequence after the other.
 
-Owns: the loop over sequences. Must not know: how a kernel computes, who owns the pages. This is the plain path and the
-oracle of every faster one; with one sequence in the batch its bits are those of transformers.
+This is the plain path and the oracle of every faster one. With one sequence in the batch its bits are those of
+transformers.
 """
 
 import torch

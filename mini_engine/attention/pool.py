@@ -1,7 +1,6 @@
-"""L2: the memory that keys and values live in.
+"""L2: the memory of keys and values: one tensor for K and one for V per layer.
 
-Owns: one tensor for K and one for V per layer. Must not know: which request owns a page (``allocator``), or which
-pages make a sequence (``metadata``).
+Which request owns a page is the business of ``allocator``, which pages make a sequence that of ``metadata``.
 
 A *slot* is the place of one token: page p holds the slots p * page_size … (p + 1) * page_size - 1. The layout is
 ``[Hkv, slots, D]``, heads first, so that gathering a sequence is one ``index_select`` whose result goes into the

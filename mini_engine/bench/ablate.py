@@ -1,9 +1,7 @@
-"""``mini-engine bench ablate``: the smallest experiment that shows what one option does: the same load, off and on.
+"""``mini-engine bench ablate``: one load with one option off and on, and one sentence about the difference.
 
-Owns: the values that options are tried with, and the sentence at the end. Must not know: what an option does.
-
-Both sides have the same weights and requests and run in turn, round after round; ratios are taken within a round. What
-is not ablated is as in ``EngineConfig.serving()`` and greedy sampling, or as ``--base`` says.
+Both sides have the same weights and requests, and take turns in every round. Ratios are taken within a round. Other
+options are as in ``EngineConfig.serving()`` with greedy sampling, or as ``--base`` says.
 """
 
 import json
@@ -32,19 +30,16 @@ from mini_engine.tiny.corpus import IM_END
 
 ENGINE_OPTIONS = [field.name for field in fields(EngineConfig)]
 SAMPLING_OPTIONS = [field.name for field in fields(SamplingParams) if field.name != "max_new_tokens"]  # of the load
-SEEDED = {
-    "temperature": 0.8,
-    "seed": 1,
-}  # without a temperature nothing is drawn, without a seed no run is like another
+SEEDED = {"temperature": 0.8, "seed": 1}  # so that tokens are drawn, and runs can be repeated
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0}},
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-BOUND = {"grammar_backend": "fsm", "json_schema": PERSON, "ignore_eos": False}  # answers end where the grammar does
-CACHED = {"prefix_cache": "radix"}  # this load shares no beginnings: it shows the price, ``bench prefix`` the gain
-# option -> off and on, and what else both sides need for it to mean anything.
+BOUND = {"grammar_backend": "fsm", "json_schema": PERSON, "ignore_eos": False}  # answers end with the grammar
+CACHED = {"prefix_cache": "radix"}  # this load shares no prefixes and shows the cost; ``bench prefix`` shows the gain
+# option -> off and on, and the options that both sides need for it to have an effect.
 TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "dtype": ("float32", "bfloat16", {}),
     "compute": ("reference", "fast", {}),
@@ -73,18 +68,18 @@ TRIALS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "logprobs": (None, 5, {}),
     "prompt_logprobs": (None, 0, {}),
     "logprobs_mode": ("raw", "processed", {**SEEDED, "logprobs": 5}),
-    "grammar_backend": ("none", "fsm", {}),  # the price for requests without a grammar
+    "grammar_backend": ("none", "fsm", {}),  # the cost for requests without a grammar
     "json_whitespace": ("spaced", "any", BOUND),
     "jump_forward": (False, True, BOUND),
     "json_schema": (None, {"type": "array", "items": {"type": "string"}, "minItems": 64}, {"grammar_backend": "fsm"}),
     "regex": (None, "[a-z ]*", {"grammar_backend": "fsm"}),
 }
-CLEAR = 0.03  # a change of throughput below it is no finding
+CLEAR = 0.03  # a smaller change of throughput is not a finding
 
 
 @dataclass(frozen=True)
 class Side:
-    """One value of the option: the figures, medians over the rounds, and what its model took."""
+    """One value of the option: its figures, medians over the rounds, and the bytes of its model."""
 
     value: Any
     figures: Figures
@@ -93,7 +88,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Ablation:
-    """An option off and on. Ratios are on over off within a round, ``throughput_ratios`` of every round."""
+    """An option off and on. Ratios are on over off within a round; ``throughput_ratios`` has one for every round."""
 
     option: str
     off: Side
@@ -106,7 +101,7 @@ class Ablation:
 
     @property
     def conclusion(self) -> str:
-        """One sentence: what changed, by how much, and whether it was more than chance."""
+        """One sentence: what changed, by how much, and whether every round agrees."""
         ratios = self.throughput_ratios
         faster, slower = min(ratios) > 1 + CLEAR, max(ratios) < 1 - CLEAR
         verdict = "pays off" if faster else "costs" if slower else "makes no clear difference to the throughput"
@@ -119,7 +114,7 @@ class Ablation:
 
     @property
     def memory_change(self) -> str:
-        """How much more memory, weights included, the option takes; with a sign."""
+        """The change of memory, weights included, with a sign."""
         off, on = self.off.figures.memory_bytes, self.on.figures.memory_bytes
         if off is None or on is None:
             return "unknown"
@@ -127,7 +122,7 @@ class Ablation:
 
 
 def parse_values(text: str) -> list[Any]:
-    """Read values separated by commas: JSON, or else words, of which None, True and False mean what they say."""
+    """Read values separated by commas: JSON, or otherwise words, where None, True and False are constants."""
     try:
         return list(json.loads(f"[{text}]"))
     except json.JSONDecodeError:
@@ -135,7 +130,7 @@ def parse_values(text: str) -> list[Any]:
 
 
 def parse_word(word: str) -> Any:
-    """Read one value, a word if it is nothing else."""
+    """Read one value: a constant, JSON, or otherwise the word itself."""
     known = {"None": None, "True": True, "False": False}
     if word in known:
         return known[word]
@@ -146,7 +141,7 @@ def parse_word(word: str) -> Any:
 
 
 def trial(option: str, values: str | None) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the two values of an option and what it needs.
+    """Return the two values of an option, and the other options that it needs.
 
     Raises ``ValueError`` for an unknown option, and for values that are missing or not two.
     """
@@ -167,7 +162,7 @@ def trial(option: str, values: str | None) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def settings(option: str, value: Any, base: Mapping[str, Any]) -> tuple[EngineConfig, SamplingParams]:
-    """Return what one side runs with. Raises the ``ValueError`` of whatever cannot be combined."""
+    """Return the configuration of one side. Raises ``ValueError`` for options that cannot be combined."""
     known = {**base, option: value}
     serving = {field.name: getattr(EngineConfig.serving(), field.name) for field in fields(EngineConfig)}
     engine = {name: known[name] for name in known if name in ENGINE_OPTIONS}
@@ -176,7 +171,7 @@ def settings(option: str, value: Any, base: Mapping[str, Any]) -> tuple[EngineCo
 
 
 def check_kernels_run(sides: Sequence[EngineConfig]) -> None:
-    """Raise ``ValueError`` for kernels where none runs at speed: references stand in, or an interpreter does."""
+    """Raise ``ValueError`` if a side asks for kernels without a GPU, where their speed cannot be measured."""
     for side in sides:
         if side.compute == "triton" and not (side.device.startswith("cuda") and torch.cuda.is_available()):
             raise ValueError(
@@ -217,22 +212,22 @@ def ablate(
 
 
 class GrammarSystem(EngineSystem):
-    """An engine whose answers have a grammar, which takes a tokenizer and an id that ends an answer."""
+    """An engine whose answers have a grammar. It needs a tokenizer and an id that ends an answer."""
 
     def __init__(self, driver: SamplingDriver, params: SamplingParams, tokenizer: Tokenizer) -> None:
-        """Serve with ``driver``'s model; the answers end with the chat format's token."""
+        """Serve with the model of ``driver``. Answers end with the end token of the chat format."""
         stop = tokenizer.token_to_id(IM_END)
         assert stop is not None, "the embedded model's tokenizer and the large one have it"
         super().__init__(make_driver(driver.model, driver.config, frozenset({stop})), params)
         self.tokenizer = tokenizer
 
     def open(self) -> None:
-        """Make the engine. Its grammar is compiled again, as the first request of a server waits for it."""
+        """Make the engine. It compiles the grammar again, as for the first request of a server."""
         self.engine = make_engine(self.driver, self.tokenizer)
 
 
 def make_system(models: Models, config: EngineConfig, params: SamplingParams, seed: int) -> tuple[EngineSystem, int]:
-    """Return a warm system and the bytes of its model. With a grammar the warm-up goes without."""
+    """Return a warm system and the bytes of its model. The warm-up uses no grammar."""
     if params.grammar is None:
         return models.system(config, params)
     system, size = models.system(config)
@@ -241,7 +236,7 @@ def make_system(models: Models, config: EngineConfig, params: SamplingParams, se
 
 
 def first_answers(answers: Sequence[list[int]], requests: int) -> Sequence[list[int]]:
-    """Return the first of every request's answers: with ``n`` there are several, one after the other."""
+    """Return the first answer of every request; with ``n`` a request has several, one after the other."""
     return answers[:: len(answers) // requests]
 
 

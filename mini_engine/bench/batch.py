@@ -1,11 +1,8 @@
-"""``mini-engine bench batch``: what a line of a long file costs beside a line of a short one.
+"""``mini-engine bench batch``: the cost of a line in files of growing length.
 
-Owns: the files of requests, what is timed, the table. Must not know: how the command works; it is run
-as a user runs it.
-
-Lines are short and ask for one token, so that what a command does beside computing shows. Time runs from answer
-``FIRST`` to the last: loading the model and filling the engine is no cost of a line. The files take turns, and the
-median round is reported.
+The command runs as a user runs it. Lines are short and ask for one token, so that the work apart from computing shows.
+Time runs from answer ``FIRST`` to the last, so that loading the model and filling the engine do not count. The files
+take turns, and the median round is reported.
 """
 
 import json
@@ -30,7 +27,7 @@ TOKENS = 900  # prompts are one token each, below this id, so that they differ
 
 @dataclass(frozen=True)
 class BatchRow:
-    """One length of file: seconds for a line, and how many times that of the shortest file it is."""
+    """One length of file: seconds per line, and their ratio to those of the shortest file."""
 
     lines: int
     seconds_per_line: float
@@ -45,7 +42,7 @@ def write_lines(file: Path, count: int) -> None:
 
 
 def seconds_per_line(file: Path, count: int, threads: int) -> float:
-    """Run the command over ``file`` -> seconds between answer ``FIRST`` and the last, for a line.
+    """Run the command over ``file`` -> seconds per line between answer ``FIRST`` and the last.
 
     Raises ``RuntimeError`` if it does not answer every line.
     """

@@ -1,11 +1,8 @@
-"""``mini-engine bench forward``: the L3 driver against ``transformers.generate``, batch 1, in one process.
+"""``mini-engine bench forward``: the greedy driver compared with ``transformers.generate``, batch 1, in one process.
 
-Owns: what is timed and how it is reported. Must not know: how either side computes.
-
-All systems see the same prompt ids and the same weights and run in turn, round after round, so that a slow minute of
-the machine hits all of them; ratios are taken within a round and the median round is reported. The read bandwidth that
-the roofline uses is the median of reads right before and after every run: on a machine with neighbours it can halve
-within a round, and the fastest read of a moment says little about the seconds of a run.
+All systems have the same prompt and weights, and take turns in every round, so that a slow minute of the machine
+affects all of them. Ratios are taken within a round, and the median round is reported. The roofline uses the median
+read bandwidth right before and after each run, because other programs can halve it within a round.
 """
 
 import gc
@@ -28,7 +25,7 @@ from tqdm import tqdm
 from transformers import Qwen3ForCausalLM
 
 from mini_engine.bench.machine import machine, make_checkpoint, names_in, peak_rss
-from mini_engine.bench.peers import TokenClock
+from mini_engine.bench.peers import TokenClock, generate_greedily
 from mini_engine.config import Dtype, EngineConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.llm import load_model, make_driver
@@ -85,10 +82,7 @@ def time_peer(model: Qwen3ForCausalLM, prompt: Sequence[int], new_tokens: int) -
     clock = TokenClock()
     ids = torch.tensor([prompt])
     began = time.perf_counter()
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens, streamer=clock,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+    out = generate_greedily(model, ids, new_tokens, clock)
     return timing(began, clock.times[1:], prompt, out[0, len(prompt) :].tolist())
 
 
@@ -135,7 +129,8 @@ def measure(workload: str, dtype: Dtype, folder: Path, prompt_len: int, new_toke
     systems = {PEER: partial(time_peer, peer)} | {name: partial(time_driver, own) for name, own in drivers.items()}
     runs: dict[str, list[Timing]] = {name: [] for name in systems}
     at_best: dict[str, list[float]] = {name: [] for name in systems}
-    read, block = weight_bytes(peer), torch.ones(READ_ELEMENTS)
+    read = weight_bytes(peer)
+    block = torch.ones(READ_ELEMENTS)
     for _ in tqdm(range(rounds + 1), desc=workload, unit="round"):
         for name, run in systems.items():
             before = read_times(block)

@@ -1,8 +1,4 @@
-"""What every benchmark says about where and on what it ran: hardware, versions, memory, the checkpoint.
-
-Owns: the description of the machine, the memory readings, the random checkpoint, the check of names that a user gives.
-Must not know: what is timed.
-"""
+"""What every benchmark shares: the machine, memory readings, random checkpoints, and the check of names from a user."""
 
 import contextlib
 import ctypes
@@ -26,30 +22,34 @@ SHAPES = ("tiny", "0.6b")  # that ``make_checkpoint`` knows
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Describe where the figures were taken."""
+    """Describe the machine and the versions."""
     names = [line.split(":")[1].strip() for line in cpu_info() if line.startswith("model name")]
     return {
-        "cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "threads": threads,
-        "capability": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
-        "torch": torch.__version__, "transformers": transformers.__version__,
-    }  # fmt: skip
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
 
 
 def cpu_info() -> list[str]:
-    """Return the lines of ``/proc/cpuinfo``, none where there is no such file."""
+    """Return the lines of ``/proc/cpuinfo``; none if the file does not exist."""
     file = Path("/proc/cpuinfo")
     return file.read_text().splitlines() if file.is_file() else []
 
 
 def peak_rss() -> int:
-    """Return the most memory that this process held since ``forget_peak``, in bytes; 0 where the system is silent."""
+    """Return the peak memory of this process since ``forget_peak``, in bytes; 0 if the system does not report it."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.is_file() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def forget_peak() -> bool:
-    """Let ``peak_rss`` start again from what is held now; return whether this system can."""
+    """Reset ``peak_rss`` to the memory that is held now; return whether this system can."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -58,7 +58,7 @@ def forget_peak() -> bool:
 
 
 def settled_rss() -> int:
-    """Return the bytes that this process holds once everything that is free has gone back to the system."""
+    """Return the bytes that this process holds after it has given free memory back to the system."""
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
@@ -66,7 +66,7 @@ def settled_rss() -> int:
 
 
 def names_in(dtype: str, systems: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
-    """Return the ``systems`` (name -> options) that can run: compiled loops are float32 alone, and need Numba."""
+    """Return the ``systems`` (name -> options) that can run: compiled loops need float32 and Numba."""
     over_loops = [name for name, options in systems.items() if (options or {}).get("compute") == "compiled"]
     if dtype == "float32" and find_spec("numba") is not None:
         return list(systems)
@@ -76,7 +76,7 @@ def names_in(dtype: str, systems: Mapping[str, Mapping[str, Any] | None]) -> lis
 
 
 def chosen(given: Sequence[str] | None, known: Iterable[str], what: str) -> list[str]:
-    """Return what was asked for, everything if nothing was. Raises ``typer.BadParameter`` for an unknown name."""
+    """Return the given names, or all known ones. Raises ``typer.BadParameter`` for an unknown name."""
     names = list(known)
     unknown = sorted(set(given or ()) - set(names))
     if unknown:
@@ -90,9 +90,17 @@ def make_checkpoint(shape: str, folder: Path, seed: int) -> Path:
         return TINY_MODEL
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=151_936, hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
-        head_dim=128, intermediate_size=3072, tie_word_embeddings=True, max_position_embeddings=4096,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, dtype="bfloat16",
-    )  # fmt: skip
+        vocab_size=151_936,
+        hidden_size=1024,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        dtype="bfloat16",
+    )
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     return folder

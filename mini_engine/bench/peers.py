@@ -1,7 +1,7 @@
 """The two ways in which transformers serves many requests: ``generate`` in static batches, and continuous batching.
 
-Owns: how the peers are run so that they show their best: attention by SDPA, prompts and lengths known beforehand, no
-end-of-sequence id, every token's time credited when it was computed. Must not know: the engine.
+The peers run under good conditions: SDPA attention, and prompts and lengths known beforehand. No end-of-sequence id
+stops them. Every token has the time at which it was computed.
 """
 
 import time
@@ -22,36 +22,57 @@ PAGE_TOKENS = 32  # of continuous batching; 16 to 256 make no difference on a CP
 
 
 class TokenClock(BaseStreamer):
-    """A streamer that notes when each token arrives; ``generate`` hands it the prompt first."""
+    """A streamer that records when each token arrives. ``generate`` passes it the prompt first."""
 
     def __init__(self) -> None:
         """Start with no times."""
         self.times: list[float] = []
 
     def put(self, value: torch.Tensor) -> None:
-        """Note the time of one call."""
+        """Record the time of a call."""
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
         """Do nothing at the end."""
 
 
+def generate_greedily(
+    model: Qwen3ForCausalLM, ids: torch.Tensor, new_tokens: int, clock: TokenClock, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Call ``generate`` on ``ids`` [N, T] without an end-of-sequence id -> ids [N, T + new_tokens].
+
+    ``mask`` [N, T]: 0 for padding; by default nothing is padded.
+    """
+    out: torch.Tensor = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids) if mask is None else mask,
+        do_sample=False,
+        max_new_tokens=new_tokens,
+        streamer=clock,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out
+
+
 class StaticPeer:
-    """``generate`` over whoever has come, by arrival, at most ``size`` at a time; the longest answer ends a batch."""
+    """``generate`` over the requests that have arrived, at most ``size`` at a time, until the longest answer ends."""
 
     def __init__(self, model: Qwen3ForCausalLM, size: int) -> None:
         """Serve with ``model``."""
         self.model, self.size = model, size
 
     def open(self) -> None:
-        """Do nothing: a cache is made for every batch."""
+        """Do nothing: every batch makes its own cache."""
 
     def close(self) -> None:
-        """Do nothing: the caches are gone."""
+        """Do nothing: the caches are freed."""
 
     def serve(self, jobs: Sequence[Job]) -> Run:
-        """Serve ``jobs``, which are in the order of arrival."""
-        began, left, waste = time.perf_counter(), deque(jobs), PaddedWaste()
+        """Serve ``jobs``, in the order of arrival."""
+        began = time.perf_counter()
+        left = deque(jobs)
+        waste = PaddedWaste()
         answers: list[Answer] = []
         while left:
             sleep_until(began + left[0].arrival_s)
@@ -64,44 +85,43 @@ class StaticPeer:
         return Run(began, answers, kv_waste=waste.mean)
 
     def generate(self, jobs: Sequence[Job], began: float) -> list[Answer]:
-        """Run one batch, padded on the left; each answer is cut to the tokens that were asked for."""
+        """Run one batch, padded on the left, and cut each answer to its number of tokens."""
         longest = max(len(job.prompt_ids) for job in jobs)
         pads = [longest - len(job.prompt_ids) for job in jobs]
         ids = torch.tensor([[0] * pad + job.prompt_ids for pad, job in zip(pads, jobs, strict=True)])
         mask = torch.arange(longest) >= torch.tensor(pads)[:, None]
-        clock, started = TokenClock(), time.perf_counter()
-        out = self.model.generate(
-            ids, attention_mask=mask.long(), do_sample=False, max_new_tokens=max(job.new_tokens for job in jobs),
-            streamer=clock, eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
+        clock = TokenClock()
+        started = time.perf_counter()
+        out = generate_greedily(self.model, ids, max(job.new_tokens for job in jobs), clock, mask.long())
         times = clock.times[1:]
         return [
             Answer(
                 row[longest:][: job.new_tokens].tolist(),
-                RequestTimes(
-                    began + job.arrival_s, started, times[job.new_tokens - 1], times[: job.new_tokens]
-                ),
+                RequestTimes(began + job.arrival_s, started, times[job.new_tokens - 1], times[: job.new_tokens]),
             )
             for row, job in zip(out, jobs, strict=True)
-        ]  # fmt: skip
+        ]
 
 
 class ContinuousPeer:
-    """The continuous batching of transformers, which generates in a thread of its own."""
+    """The continuous batching of transformers, which runs in its own thread."""
 
     def __init__(self, model: Qwen3ForCausalLM, size: int, tokens_per_step: int, pool_tokens: int) -> None:
-        """Serve with ``model``: at most ``size`` requests and ``tokens_per_step`` tokens a step, a cache of one size.
+        """Serve with ``model``: at most ``size`` requests and ``tokens_per_step`` tokens a step, and a fixed cache.
 
-        Raises ``ImportError`` where this version of transformers has no such thing.
+        Raises ``ImportError`` if this version of transformers has no continuous batching.
         """
         from transformers import ContinuousBatchingConfig
 
         self.model = model
-        # No sharing of equal prompts: there are none, and looking for them costs.
+        # Prompts are not shared, and looking for equal ones takes time.
         self.config = ContinuousBatchingConfig(
-            page_size=PAGE_TOKENS, num_blocks=pages_needed(pool_tokens, PAGE_TOKENS), max_requests_per_batch=size,
-            max_batch_tokens=tokens_per_step, allow_block_sharing=False,
-        )  # fmt: skip
+            page_size=PAGE_TOKENS,
+            num_blocks=pages_needed(pool_tokens, PAGE_TOKENS),
+            max_requests_per_batch=size,
+            max_batch_tokens=tokens_per_step,
+            allow_block_sharing=False,
+        )
         self.manager: Any = None
 
     def open(self) -> None:
@@ -118,8 +138,9 @@ class ContinuousPeer:
         self.manager = None
 
     def serve(self, jobs: Sequence[Job]) -> Run:
-        """Serve ``jobs``, which are in the order of arrival. Raises ``RuntimeError`` if the thread dies."""
-        began, names = time.perf_counter(), []
+        """Serve ``jobs``, in the order of arrival. Raises ``RuntimeError`` if the thread dies."""
+        began = time.perf_counter()
+        names = []
         for job in jobs:
             sleep_until(began + job.arrival_s)
             names.append(
@@ -138,7 +159,7 @@ class ContinuousPeer:
 
 
 def answer(output: Any, began: float, job: Job) -> Answer:
-    """Return a finished request of continuous batching in our form; its clock is ``perf_counter``, too."""
+    """Return a finished request of continuous batching as an ``Answer``. Its clock is ``perf_counter`` too."""
     started, finished = output.lifespan
     return Answer(output.generated_tokens, RequestTimes(began + job.arrival_s, started, finished, output.timestamps))
 
@@ -154,10 +175,9 @@ def sleep_until(moment: float) -> None:
 def gap_at_difference(
     model: Qwen3ForCausalLM, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
 ) -> float:
-    """Return how far apart the two tokens are where two answers first differ, in the peer's own logits.
+    """Return how far apart the logits of two tokens are where two answers first differ; 0.0 for equal answers.
 
-    Both are followed up to there, alone and without padding; the unit is the standard deviation of that row's logits.
-    0.0 for equal answers.
+    The logits are those of the peer, for the sequence alone and without padding. The unit is their standard deviation.
     """
     split = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
     if split is None:

@@ -1,10 +1,8 @@
-"""``mini-engine bench prefix``: what the radix cache saves, on loads that share beginnings and on one that does not.
+"""``mini-engine bench prefix``: the radix cache on loads that share prefixes, and on one that does not.
 
-Owns: the loads, what is compared and how it is reported. Must not know: trees, pages, who computes how.
-
-The same engine with the cache on and off and ``transformers.generate``, in turn, round after round; ratios are taken
-within a round and the median round is reported. A load comes in waves: a later request goes on from an earlier one and
-its answer, as a chat or a tree of thoughts does, so that a wave begins when the one before it has ended.
+The engine with the cache, without it, and ``transformers.generate`` take turns in every round. Ratios are taken within
+a round, and the median round is reported. A load comes in waves, because a later request may continue an earlier one
+and its answer, as in a chat or a tree of thoughts. A wave begins when the one before has ended.
 """
 
 import json
@@ -55,7 +53,7 @@ Load = list[list[Turn]]  # in waves
 
 
 def shared_prompt(draw: Callable[[int], list[int]]) -> Load:
-    """64 requests with one system prompt of 512 tokens and 16 to 32 of their own; 32 new tokens."""
+    """64 requests with one system prompt of 512 tokens and 16 to 32 different ones; 32 new tokens."""
     system = draw(512)
     return [[Turn(system + draw(16 + i % 17), 32) for i in range(64)]]
 
@@ -68,7 +66,7 @@ def chats(draw: Callable[[int], list[int]]) -> Load:
 
 
 def thoughts(draw: Callable[[int], list[int]]) -> Load:
-    """Three levels of three branches each above a task of 192 tokens: 16 tokens to set out on and 24 new ones."""
+    """Three levels of three branches each above a task of 192 tokens: 16 tokens a branch, and 24 new ones."""
     waves: Load = [[Turn(draw(192), 24)]]
     for _ in range(3):
         waves.append([Turn(draw(16), 24, parent) for parent in range(len(waves[-1])) for _ in range(3)])
@@ -76,24 +74,28 @@ def thoughts(draw: Callable[[int], list[int]]) -> Load:
 
 
 def few_shot(draw: Callable[[int], list[int]]) -> Load:
-    """4 sets of examples of 384 tokens, 12 questions of 24 tokens to each, mixed; 16 new tokens."""
+    """4 sets of examples of 384 tokens, 12 questions of 24 tokens for each, mixed; 16 new tokens."""
     examples = [draw(384) for _ in range(4)]
     return [[Turn(examples[i % 4] + draw(24), 16) for i in range(48)]]
 
 
 def unshared(draw: Callable[[int], list[int]]) -> Load:
-    """48 requests of 64 to 250 tokens that share nothing; 32 new tokens."""
+    """48 requests of 64 to 250 tokens without a shared prefix; 32 new tokens."""
     return [[Turn(draw(64 + i * 31 % 187), 32) for i in range(48)]]
 
 
 LOADS: dict[str, Callable[[Callable[[int], list[int]]], Load]] = {
-    "shared": shared_prompt, "chat": chats, "tree": thoughts, "few-shot": few_shot, "unshared": unshared,
-}  # fmt: skip
+    "shared": shared_prompt,
+    "chat": chats,
+    "tree": thoughts,
+    "few-shot": few_shot,
+    "unshared": unshared,
+}
 
 
 @dataclass(frozen=True)
 class Served:
-    """One load served once: seconds, generated tokens, times to first token, prompt tokens computed and not."""
+    """One load served once. ``prompt_tokens``: of all requests, computed or not. ``evicted``: pages."""
 
     seconds: float
     output_tokens: int
@@ -107,7 +109,7 @@ class Served:
 class Row:
     """One system on one load: medians over the rounds; ratios to the engine without the cache within a round.
 
-    ``speedup``: output tokens per second. ``ttft_speedup``: its median time to first token over this one's.
+    ``speedup``: of output tokens per second. ``ttft_speedup``: of the median time to the first token.
     """
 
     load: str
@@ -122,8 +124,10 @@ class Row:
 
 
 def serve(system: System, load: Load) -> Served:
-    """Serve a load, wave by wave; what follows on an answer follows on this system's own."""
-    began, ttft, prompts = time.perf_counter(), list[float](), 0
+    """Serve a load wave by wave. A request continues the answer that this system gave."""
+    began = time.perf_counter()
+    ttft = list[float]()
+    prompts = 0
     before: list[list[int]] = []
     output = 0
     system.open()
@@ -143,7 +147,7 @@ def serve(system: System, load: Load) -> Served:
 
 
 def reuse(system: System) -> tuple[float | None, int]:
-    """Return the hit rate of a system's prefix cache and how many pages it gave up, if it has one."""
+    """Return the hit rate of a system's prefix cache and its number of evicted pages, if it has a cache."""
     cache = system.engine.scheduler.cache if isinstance(system, EngineSystem) and system.engine is not None else None
     return (cache.stats.hit_rate, cache.stats.num_pages_evicted) if isinstance(cache, RadixCache) else (None, 0)
 
@@ -156,16 +160,23 @@ def make_rows(load: str, rounds: Sequence[dict[str, Served]]) -> list[Row]:
 
     rows = []
     for name in rounds[0]:
-        each, base = [one[name] for one in rounds], [one[OFF] for one in rounds]
+        each = [one[name] for one in rounds]
+        base = [one[OFF] for one in rounds]
         rates = [one.output_tokens / one.seconds for one in each]
         starts = [percentile(one.ttft, 50) for one in each]
-        rows.append(Row(
-            load=load, system=name, output_tokens_per_s=middle(rates), ttft_p50=middle(starts),
-            ttft_p99=middle([percentile(one.ttft, 99) for one in each]),
-            speedup=middle([r / (b.output_tokens / b.seconds) for r, b in zip(rates, base, strict=True)]),
-            ttft_speedup=middle([percentile(b.ttft, 50) / s for s, b in zip(starts, base, strict=True)]),
-            hit_rate=each[-1].hit_rate, evicted=each[-1].evicted,
-        ))  # fmt: skip
+        rows.append(
+            Row(
+                load=load,
+                system=name,
+                output_tokens_per_s=middle(rates),
+                ttft_p50=middle(starts),
+                ttft_p99=middle([percentile(one.ttft, 99) for one in each]),
+                speedup=middle([r / (b.output_tokens / b.seconds) for r, b in zip(rates, base, strict=True)]),
+                ttft_speedup=middle([percentile(b.ttft, 50) / s for s, b in zip(starts, base, strict=True)]),
+                hit_rate=each[-1].hit_rate,
+                evicted=each[-1].evicted,
+            )
+        )
     return rows
 
 
@@ -173,8 +184,8 @@ def make_rows(load: str, rounds: Sequence[dict[str, Served]]) -> list[Row]:
 class TreeFigures:
     """Microseconds of the tree's operations on a prompt of 4,096 tokens in a tree of 100,000, at 16 tokens a page.
 
-    ``peer_match``: a dictionary from (node, tokens of a page) to node, one look-up a page, as hash-block caches do it.
-    ``bytes_per_token``: what the tree holds beside the keys and values themselves.
+    ``peer_match``: a dictionary from (node, tokens of a page) to node, with one look-up per page, as in block-hash
+    caches. ``bytes_per_token``: memory of the tree, without keys and values.
     """
 
     match: float
@@ -187,7 +198,8 @@ class TreeFigures:
 
 def measure_tree(seed: int, repeats: int = 15) -> TreeFigures:
     """Time the radix tree and its plain peer on the same prompts; the median of ``repeats`` over all prompts."""
-    source, pages = random.Random(seed), count()
+    source = random.Random(seed)
+    pages = count()
     stems = [source.choices(range(150_000), k=1024) for _ in range(4)]
     prompts = [stems[i % 4] + source.choices(range(150_000), k=PROMPT_TOKENS - 1024) for i in range(32)]
     tracemalloc.start()
@@ -197,10 +209,11 @@ def measure_tree(seed: int, repeats: int = 15) -> TreeFigures:
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert cache.total_size > TREE_TOKENS, f"the tree holds {cache.total_size} tokens"
-    chains, ids = dict[tuple[Any, ...], int](), count(1)
+    chains = dict[tuple[Any, ...], int]()
+    ids = count(1)
     for prompt in prompts:
         chain(chains, prompt, lambda: next(ids))
-    # Equal numbers, but other objects: a request brings its own.
+    # Equal numbers in other objects, as in a new request.
     asked = [[int(str(token)) for token in prompt] for prompt in prompts]
     halves = [prompt[: PROMPT_TOKENS // 2 + 5] + source.choices(range(150_000), k=2048) for prompt in asked]
     fresh = [source.choices(range(150_000), k=PROMPT_TOKENS) for _ in range(repeats)]
@@ -237,7 +250,7 @@ def median_us(call: Callable[[int], object], times: int, size: int) -> float:
 
 
 def goals(shape: str, dtype: str, rows: Sequence[Row], tree: TreeFigures) -> list[tuple[str, float, bool]]:
-    """Return what was promised, for two CPU cores, what was reached and whether that is enough."""
+    """Return the promises for two CPU cores, the measured values, and whether they are kept."""
     found = {row.load: row for row in rows if row.system == ON}
     promised = [("match of 4,096 tokens, us <= 100", tree.match, tree.match <= 100)]
     if "unshared" in found:

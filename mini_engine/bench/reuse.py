@@ -1,13 +1,11 @@
-"""How much of a load is shared beginnings: what has to be computed at the least, and what a scheduler computed.
-
-Owns: the trie of a load's prompts, the bound, runs of the scheduler with made-up tokens. Must not know: models, time.
+"""How much of a load is shared prefixes: the least that must be computed, and what a scheduler computes.
 
     prompt    | whole pages that a cache may give, k = (n - 1) // page_size | tail: 1 … page_size tokens |
-    computed  | by the first that needs them                                | by every request           |
+    computed  | by the first request that needs them                        | by every request           |
 
-The tail is computed by everyone because a step needs a row to sample from. If no prompt is the beginning of another and
-prompts part between pages, the least is the sum of the edges of their radix tree, as in the theorem of Zheng et al.
-2024: each edge once. Where several prompts are equal and end with a page, each computes that last page.
+Every request computes its tail, because a step needs a row to sample from. If no prompt is a prefix of another and
+prompts part between pages, the least is the sum of the edges of their radix tree: each edge once (theorem of Zheng et
+al., 2024). If several prompts are equal and end with a page, each of them computes that last page.
 """
 
 import random
@@ -30,9 +28,9 @@ NEVER = 10**9
 
 
 def edge_tokens(prompts: Iterable[Prompt]) -> int:
-    """Return the sum of the edges of the radix tree of ``prompts``, in tokens: how many different beginnings there are.
+    """Return the sum of the edges of the radix tree of ``prompts``, in tokens: the number of different prefixes.
 
-    In sorted order, a prompt adds to the tree what it does not share with the one before.
+    In sorted order, a prompt adds the tokens that it does not share with the one before.
     """
     ordered = sorted(map(tuple, prompts))
     shared = sum(shared_tokens(one, other) for one, other in pairwise(ordered))
@@ -40,15 +38,15 @@ def edge_tokens(prompts: Iterable[Prompt]) -> int:
 
 
 def shared_tokens(one: Prompt, other: Prompt) -> int:
-    """Return the length of the common beginning of two prompts."""
+    """Return the length of the common prefix of two prompts."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def least_tokens(prompts: Sequence[Prompt], page_size: int) -> int:
-    """Return how many prompt tokens any order has to compute, with whole pages cached and a row for every request.
+    """Return how many prompt tokens every order must compute if whole pages are cached.
 
-    Every different page once; what is left behind the whole pages by everyone; and, since nobody is spared a row, a
-    last whole page as often as there are prompts that end with it.
+    Every different page is computed once, and every request computes the tokens after its whole pages. Every request
+    needs a row, so a last whole page is computed by every prompt that ends with it.
     """
     whole = [tuple(prompt[: len(prompt) // page_size * page_size]) for prompt in prompts]
     rests = sum(len(prompt) % page_size for prompt in prompts)
@@ -61,13 +59,13 @@ def least_tokens(prompts: Sequence[Prompt], page_size: int) -> int:
 
 
 def computed_tokens(chunks: Iterable[Chunk], prompt_lengths: dict[str, int]) -> int:
-    """Return how many prompt tokens ``chunks`` computed, those computed again included; answers are not counted."""
+    """Return how many prompt tokens ``chunks`` computed, repeated ones included and answers not."""
     return sum(max(min(start + size, prompt_lengths[name]) - start, 0) for name, start, size in chunks)
 
 
 @dataclass(frozen=True)
 class Reuse:
-    """What one run made of a load. ``chunks``: what was computed, in order; request i is called ``str(i)``."""
+    """One run of a load. ``chunks``: what was computed, in order; the id of request i is ``str(i)``."""
 
     policy: str
     running: int
@@ -80,17 +78,17 @@ class Reuse:
 
     @property
     def order(self) -> list[int]:
-        """The indices of the prompts as they were let in first."""
+        """The indices of the prompts in the order of their first admission."""
         return [int(name) for name in dict.fromkeys(chunk[0] for chunk in self.chunks)]
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens that did not have to be computed."""
+        """Share of the prompt tokens that were not computed."""
         return 1 - self.num_computed / self.num_tokens
 
     @property
     def best_hit_rate(self) -> float:
-        """The bound: no order has a higher one."""
+        """The highest hit rate that any order can reach."""
         return 1 - self.num_least / self.num_tokens
 
     @property
@@ -111,10 +109,10 @@ def run_load(
     tokens_per_step: int | None = None,
     wait_for_prefix: int | None = None,
 ) -> Reuse:
-    """Serve ``prompts``, all there at once, by the engine's scheduler and radix cache; no model runs.
+    """Serve ``prompts``, which all arrive at once, with the scheduler and the radix cache but without a model.
 
-    ``num_pages``: ``None`` is a pool as large as the longest request, which is enough for the bound one at a time.
-    Generated tokens occur in no prompt. Nobody ages, so that the order is the policy's alone.
+    ``num_pages``: ``None`` is a pool as large as the longest request, enough for the bound with one request at a time.
+    Generated tokens occur in no prompt. No request gains priority by waiting, so that only the policy sets the order.
     """
     pages = num_pages or max(pages_needed(len(prompt) + new_tokens - 1, page_size) for prompt in prompts)
     sharing = SharingLimits(wait_for_prefix, wait_below_match=NEVER)
@@ -125,14 +123,16 @@ def run_load(
         scheduler.add(Request(str(arrival), list(prompt), SamplingParams(max_new_tokens=new_tokens), arrival))
     chunks = run_steps(scheduler)
     lengths = {str(index): len(prompt) for index, prompt in enumerate(prompts)}
-    least, computed = least_tokens(prompts, page_size), computed_tokens(chunks, lengths)
+    least = least_tokens(prompts, page_size)
+    computed = computed_tokens(chunks, lengths)
     evicted = cache.stats.num_pages_evicted
     return Reuse(policy, running, pages, sum(lengths.values()), least, computed, evicted, chunks)
 
 
 def run_steps(scheduler: Scheduler) -> list[Chunk]:
-    """Step until nothing is left to do, and return what was computed. Mutates."""
-    fresh, chunks = count(-1, -1), list[Chunk]()
+    """Step until the work is done, and return what was computed. Mutates."""
+    fresh = count(-1, -1)
+    chunks = list[Chunk]()
     while scheduler.has_work:
         batch = scheduler.schedule()
         chunks += [(chunk.request.request_id, chunk.start, chunk.num_tokens) for chunk in batch.chunks]
@@ -161,9 +161,11 @@ def tree_load(source: random.Random, page_size: int, leaves: int, depth: int = 3
 
 
 def gap_table(rows: Iterable[Reuse]) -> str:
-    """Return runs of a load as lines of text: how far each is from the bound."""
+    """Return the runs of a load as a table that shows how far each is from the bound."""
     head = f"{'policy':<12}{'running':>8}{'pages':>7}{'computed':>10}{'least':>8}{'hit rate':>10}{'bound':>8}{'gap':>8}"
-    return "\n".join([head, *(
+    lines = [
         f"{r.policy:<12}{r.running:>8}{r.num_pages:>7}{r.num_computed:>10}{r.num_least:>8}{r.hit_rate:>10.1%}"
-        f"{r.best_hit_rate:>8.1%}{r.gap:>8.1%}" for r in rows
-    )])  # fmt: skip
+        f"{r.best_hit_rate:>8.1%}{r.gap:>8.1%}"
+        for r in rows
+    ]
+    return "\n".join([head, *lines])

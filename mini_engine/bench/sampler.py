@@ -1,10 +1,8 @@
-"""``mini-engine bench sampler``: the sampler beside two peers and bare ``argmax``, in one process.
+"""``mini-engine bench sampler``: the sampler compared with two peers and with bare ``argmax``, in one process.
 
-Owns: what is timed and how it is reported. Must not know: how either side samples.
-
-The peers: transformers' chain of logits processors and ``torch.multinomial``, and the sampler that most tutorials
-write, which sorts the whole vocabulary. All see the same logits and run in turn, round after round; ratios are taken
-within a round and the median round is reported.
+One peer is the chain of logits processors of transformers with ``torch.multinomial``. The other is the sampler of most
+tutorials, which sorts the whole vocabulary. All have the same logits and take turns in every round. Ratios are taken
+within a round, and the median round is reported.
 """
 
 import json
@@ -40,15 +38,21 @@ MIXES: dict[str, dict[str, Any]] = {
     "seeded top-k top-p": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 1},
     "flat top-p": {"temperature": 2.0, "top_p": 0.99},
     "everything": {
-        "temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1,
-        "frequency_penalty": 0.2, "presence_penalty": 0.1, "logprobs": 5,
+        "temperature": 0.8,
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.1,
+        "logprobs": 5,
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class SamplerRow:
-    """One workload: seconds of our step, and how many times longer each peer takes (``None``: it lacks the option)."""
+    """One workload: seconds of our step, and how many times longer each peer takes (``None``: not supported)."""
 
     mix: str
     rows: int
@@ -96,7 +100,8 @@ def transformers_sampler(params: SamplingParams) -> Callable[[Tensor, Tensor], T
 
 def time_call(call: Callable[[], object], least_s: float = 0.02) -> float:
     """Return the seconds of one call, the mean of as many as fill ``least_s``."""
-    calls, began = 0, time.perf_counter()
+    calls = 0
+    began = time.perf_counter()
     while True:
         call()
         calls += 1
@@ -106,14 +111,15 @@ def time_call(call: Callable[[], object], least_s: float = 0.02) -> float:
 
 
 def measure(mix: str, rows: int, vocab: int, rounds: int, seed: int) -> SamplerRow:
-    """Time one option mix at one size. Logits are normal with a spread of 3, about as peaked as a small model's."""
+    """Time one mix of options at one size. Logits are normal with a spread of 3, as in a small model."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, vocab, generator=generator) * 3
     history = torch.randint(0, vocab, (rows, HISTORY), generator=generator)
     params = SamplingParams(**MIXES[mix])
     requests = [SamplingRequest([0], params, row.tolist()) for row in history]
     batch = SamplingBatch.from_requests(requests, Vocabulary(vocab))
-    sampler, peer = Sampler(generator=generator), transformers_sampler(params)
+    sampler = Sampler(generator=generator)
+    peer = transformers_sampler(params)
 
     def step() -> None:
         batch.cumulate(sampler(logits, batch).token_ids)
@@ -123,7 +129,7 @@ def measure(mix: str, rows: int, vocab: int, rounds: int, seed: int) -> SamplerR
         "argmax": lambda: logits.argmax(-1).tolist(),
         "transformers": lambda: peer(history, logits).tolist(),
     }
-    if "penalties" not in batch.processors:  # the tutorial's sampler has none
+    if "penalties" not in batch.processors:  # the sampler of the tutorials has none
         calls["sort"] = lambda: sort_sampler(logits, params).tolist()
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 1):
@@ -138,10 +144,11 @@ def measure(mix: str, rows: int, vocab: int, rounds: int, seed: int) -> SamplerR
 
 
 def goal(row: SamplerRow) -> tuple[str, bool] | None:
-    """Return what was promised for a row and whether it holds; ``None`` where nothing was.
+    """Return the promise for a row and whether it is kept; ``None`` without a promise.
 
-    Off within 1.1 times of argmax, or the 10 microseconds that a call in Python costs; top-k with top-p of 32 rows at
-    151,936 three times as fast as sorting; never slower than sorting at a real model's size.
+    With all options off, a step takes at most 1.1 times as long as argmax, or 10 microseconds more (a call in Python).
+    Top-k with top-p on 32 rows of 151,936 is three times as fast as a sort. At the size of a real model no mix is
+    slower than a sort.
     """
     if row.mix == "off":
         extra = row.seconds * (1 - 1 / row.argmax_ratio)
@@ -156,7 +163,7 @@ def goal(row: SamplerRow) -> tuple[str, bool] | None:
 
 
 def print_rows(rows: list[SamplerRow]) -> None:
-    """Print the table: our milliseconds, our time over argmax's, the peers' times over ours, and the goal."""
+    """Print our milliseconds, our time over that of argmax, the times of the peers over ours, and the goal."""
     typer.echo(f"{'options':20}{'rows':>5}{'vocab':>9}{'ms':>10}{'/ argmax':>10}{'transformers':>14}{'sort':>9}  goal")
     for row in rows:
         peers = [f"{ratio:.1f}x" if ratio is not None else "-" for ratio in row.ratios.values()]

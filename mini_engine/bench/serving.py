@@ -1,10 +1,8 @@
-"""``mini-engine bench serving``: the engine beside both ways in which transformers serves many requests.
+"""``mini-engine bench serving``: the engine compared with both ways in which transformers serves many requests.
 
-Owns: which systems run, in which order, and how it is reported. Must not know: how any of them computes.
-
-All systems are in one process and get the same weights and the same requests. They run in turn, round after round, so
-that a slow minute of the machine hits all of them; ratios are taken within a round and the median round is reported.
-No end-of-sequence id is heeded, so that every side generates as many tokens. Text is made by none of them.
+All systems run in one process with the same weights and requests. They take turns in every round, so that a slow minute
+of the machine affects all of them. Ratios are taken within a round, and the median round is reported. No
+end-of-sequence id stops a request, so that all systems generate as many tokens. None of them makes text.
 """
 
 import json
@@ -61,24 +59,25 @@ NEAR_TIE = {"float32": 0.01, "bfloat16": 0.15}
 
 
 class System(Protocol):
-    """Anything that serves a load. ``open`` takes the memory that ``close`` gives back; neither is timed."""
+    """A system that serves a load. ``open`` takes the memory that ``close`` gives back; neither is timed."""
 
     def open(self) -> None:
-        """Get ready."""
+        """Take memory."""
 
     def serve(self, jobs: Sequence[Job]) -> Run:
-        """Serve requests that come at their times."""
+        """Serve requests as they arrive."""
 
     def close(self) -> None:
         """Give back what ``open`` took."""
 
 
 class EngineSystem:
-    """Our engine. A request that comes during a step is seen after it and counts from when it came."""
+    """Our engine. A request that arrives during a step is added after it, but its time begins at its arrival."""
 
     def __init__(self, driver: SamplingDriver, params: SamplingParams | None = None) -> None:
-        """Serve with ``driver``; ``params`` but for ``max_new_tokens`` hold for every request."""
-        self.driver, self.params = driver, params or SamplingParams(ignore_eos=True)
+        """Serve with ``driver``. ``params`` apply to every request, except ``max_new_tokens``."""
+        self.driver = driver
+        self.params = params or SamplingParams(ignore_eos=True)
         self.engine: Engine | None = None
 
     def open(self) -> None:
@@ -90,9 +89,11 @@ class EngineSystem:
         self.engine = None
 
     def serve(self, jobs: Sequence[Job]) -> Run:
-        """Serve ``jobs``, which are in the order of arrival. Raises ``ValueError`` for one that cannot be run."""
+        """Serve ``jobs``, in the order of arrival. Raises ``ValueError`` for one that cannot be run."""
         assert self.engine is not None, "open it first"
-        engine, left, names = self.engine, deque(jobs), list[tuple[str, Job]]()
+        engine = self.engine
+        left = deque(jobs)
+        names = list[tuple[str, Job]]()
         began = time.perf_counter()
         while left or engine.has_work:
             while left and began + left[0].arrival_s <= time.perf_counter():
@@ -117,7 +118,7 @@ class EngineSystem:
 
 
 def run_once(system: System, jobs: Sequence[Job]) -> Run:
-    """Serve ``jobs`` once; the memory is what the process held at most, beyond what it held before, caches included."""
+    """Serve ``jobs`` once, and record the peak memory beyond that before, caches included."""
     before = settled_rss()
     measurable = forget_peak()
     system.open()
@@ -129,7 +130,7 @@ def run_once(system: System, jobs: Sequence[Job]) -> Run:
 
 
 class Models:
-    """The engine's models over one checkpoint; systems that compute with the same weights share them."""
+    """The models of the engine over one checkpoint. Systems with the same weights share a model."""
 
     def __init__(self, folder: Path) -> None:
         """Load nothing yet."""
@@ -138,10 +139,10 @@ class Models:
 
     def system(self, config: EngineConfig, params: SamplingParams | None = None) -> tuple[EngineSystem, int]:
         """Return a warm system and the bytes that its model took."""
-        shared = "packed" if config.compute == "fast" else config.compute  # they differ in attention alone
+        shared = "packed" if config.compute == "fast" else config.compute  # they differ only in attention
         key = (config.dtype, config.device, shared, config.batch_invariant)
         small = EngineSystem(make_driver(load_model(TINY_MODEL, config), config), params)
-        warm_up(small)  # so that libraries' own code and kernels do not count as the model's
+        warm_up(small)  # so that the code and kernels of libraries do not count
         before = settled_rss()
         if key not in self.loaded:
             self.loaded[key] = load_model(self.folder, config), 0
@@ -154,7 +155,7 @@ class Models:
 
 
 def warm_up(system: System) -> None:
-    """Let a system touch its weights and make its kernels, on a small load of its own, of ids that every model has."""
+    """Run a small load, so that weights are read and kernels are made. Every model has its token ids."""
     run_once(system, shortened(make_jobs("ragged", WARM_UP_JOBS, 256, rate=0.0, seed=-1), WARM_UP_TOKENS))
 
 
@@ -172,8 +173,8 @@ def serving_config(name: str, dtype: Dtype, running: int) -> EngineConfig:
 class Row:
     """One system: medians over the rounds, ratios of output tokens per second within a round, and the ids.
 
-    ``model_bytes``: what its weights took, packed copies included. ``same_ids``: share of the answers that are those of
-    ``transformers.generate``; ``same_or_tied``: and those that differ first where two logits were nearly equal.
+    ``model_bytes``: of its weights, packed copies included. ``same_ids``: the share of answers that are equal to those
+    of ``transformers.generate``. ``same_or_tied``: these, and those that first differ where two logits nearly tie.
     """
 
     system: str
@@ -189,7 +190,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Goal:
-    """One promise: what, the least or most value, what was reached, and whether that is enough."""
+    """One promise with its limit, the measured value, and whether the limit is kept."""
 
     text: str
     value: float
@@ -217,14 +218,15 @@ class Bench:
             self.systems[name], self.model_bytes[name] = models.system(serving_config(name, dtype, running))
 
     def add_continuous(self, running: int) -> None:
-        """Add transformers' continuous batching, or note why it cannot run here."""
+        """Add the continuous batching of transformers, or record why it cannot run here."""
         try:
             system = ContinuousPeer(self.peer, running, TOKENS_PER_STEP, DEFAULT_POOL_TOKENS)
             warm_up(system)
-        except Exception as error:  # anything that another library raises is a reason
+        except Exception as error:  # whatever another library raises
             self.unavailable[CONTINUOUS] = f"{type(error).__name__}: {error}"
             return
-        self.systems[CONTINUOUS], self.model_bytes[CONTINUOUS] = system, self.model_bytes[STATIC]
+        self.systems[CONTINUOUS] = system
+        self.model_bytes[CONTINUOUS] = self.model_bytes[STATIC]
 
     @property
     def weight_bytes(self) -> int:
@@ -270,7 +272,7 @@ def ratio(ours: Iterable[Figures], theirs: Iterable[Figures]) -> float:
 
 
 def median_figures(rounds: Sequence[Figures]) -> Figures:
-    """Return the median of every figure; one that is not known in any round stays unknown."""
+    """Return the median of every figure; ``None`` if a round does not know it."""
     middle: dict[str, Any] = {}
     for name in (field.name for field in fields(Figures)):
         values = [getattr(one, name) for one in rounds]
@@ -279,7 +281,7 @@ def median_figures(rounds: Sequence[Figures]) -> Figures:
 
 
 def goals(shape: str, dtype: str, load: Mapping[str, Any], rows: Sequence[Row], weight_bytes: int) -> list[Goal]:
-    """Return what was promised, for two CPU cores, of this model and load, and whether it was reached."""
+    """Return the promises for this model and load on two CPU cores, and whether they are kept."""
     found = {row.system: row for row in rows}
     promised: list[Goal] = []
     ours = found.get(SERVING)
@@ -312,7 +314,7 @@ def goals(shape: str, dtype: str, load: Mapping[str, Any], rows: Sequence[Row], 
 
 
 def overhead(own: Figures) -> float:
-    """Return the share of the steps' seconds that went into scheduling and sampling."""
+    """Return the share of the time of all steps that scheduling and sampling take."""
     return (own.schedule_share or 0.0) + (own.sample_share or 0.0)
 
 
@@ -323,7 +325,8 @@ def print_rows(rows: Sequence[Row]) -> None:
         f"{'TTFT p50':>10}{'p99 s':>8}{'TPOT p50':>10}{'p99 ms':>8}{'queue p50':>11}{'p99 s':>8}"
     )
     for row in rows:
-        own, other = row.figures, "-" if row.over_continuous is None else f"{row.over_continuous:.2f}"
+        own = row.figures
+        other = "-" if row.over_continuous is None else f"{row.over_continuous:.2f}"
         typer.echo(
             f"{row.system:24}{own.output_tokens_per_s:10.1f}{row.over_static:9.2f}{other:>10}"
             f"{own.total_tokens_per_s:10.1f}{own.ttft_p50:10.3f}{own.ttft_p99:8.3f}"
@@ -345,7 +348,7 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 
 def lap(seconds: float | None, share: float | None) -> str:
-    """Return milliseconds per step and their share, or a dash for a peer that does not tell."""
+    """Return milliseconds per step and their share, or a dash for a peer that does not report them."""
     return "-" if seconds is None or share is None else f"{seconds * 1e3:.2f} ({share:.1%})"
 
 
@@ -391,7 +394,8 @@ def bench_serving(
         f"--requests {requests} --running {running} --rounds {rounds} --seed {seed}"
         + "".join(f" --system '{name}'" for name in system or ())
     )
-    load, where = describe(workload, requests, running, rate), machine(torch.get_num_threads())
+    load = describe(workload, requests, running, rate)
+    where = machine(torch.get_num_threads())
     typer.echo(f"{command}\n{json.dumps(where)}\n{json.dumps(load)}")
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,7 +1,4 @@
-"""Loads for a serving benchmark, and the figures that a finished run of one comes down to.
-
-Owns: lengths, arrival times, and the arithmetic from times to figures. Must not know: who serves.
-"""
+"""Loads for a serving benchmark, and the figures of a finished run."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -20,7 +17,7 @@ EQUAL_PROMPT, EQUAL_OUTPUT = 128, 64
 
 @dataclass(frozen=True)
 class Job:
-    """One request of a load: its prompt, how many tokens it generates, and when it comes, seconds from the start."""
+    """One request of a load: its prompt, how many tokens it generates, and its arrival in seconds from the start."""
 
     prompt_ids: list[int]
     new_tokens: int
@@ -28,9 +25,9 @@ class Job:
 
 
 def make_jobs(workload: str, count: int, vocab_size: int, rate: float, seed: int) -> list[Job]:
-    """Return ``count`` requests of "ragged" or "equal" lengths, by arrival; with a ``rate`` they come one by one.
+    """Return ``count`` requests of "ragged" or "equal" lengths, by arrival.
 
-    ``rate``: requests per second of a Poisson process whose first request is there at once; 0: all are there at once.
+    ``rate``: requests per second of a Poisson process that begins with a request; 0: all requests arrive at once.
     """
     lengths, times = random.Random(seed), random.Random(seed + 1)
     arrivals = [0.0, *accumulate(times.expovariate(rate) for _ in range(count - 1))] if rate else [0.0] * count
@@ -50,13 +47,13 @@ def log_uniform(source: random.Random, limits: tuple[int, int]) -> int:
 
 
 def shortened(jobs: Iterable[Job], new_tokens: int) -> list[Job]:
-    """Return the requests with no more than ``new_tokens`` each, all there at once: a load to warm up with."""
+    """Return the requests with at most ``new_tokens`` each, all arriving at once: a load to warm up with."""
     return [replace(job, new_tokens=min(job.new_tokens, new_tokens), arrival_s=0.0) for job in jobs]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request got, and when. ``times`` of all systems are of one clock; ``added`` is the arrival."""
+    """The tokens of one request, and its times. All systems use one clock; ``times.added`` is the arrival."""
 
     token_ids: list[int]
     times: RequestTimes
@@ -66,8 +63,8 @@ class Answer:
 class Run:
     """One load served once. ``steps`` is the event log of the engine, empty for a peer.
 
-    ``kv_waste``: the share of used KV memory that holds nothing that is still needed, mean over steps.
-    ``memory_bytes``: the most memory beyond what was held before, KV memory included. ``None``: not known.
+    ``kv_waste``: the share of used KV memory that is not needed, mean over steps. ``memory_bytes``: the most memory
+    beyond that before the run, KV memory included. ``None``: not known.
     """
 
     began: float
@@ -80,7 +77,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Figures:
-    """A run in numbers. Times in seconds; "schedule" is choosing the batch and taking in its tokens.
+    """A run in numbers. Times in seconds; "schedule" is to choose the batch and to take in its tokens.
 
     ``schedule_share`` and ``sample_share``: of the seconds of all steps.
     """
@@ -128,34 +125,36 @@ def figures(run: Run, jobs: Sequence[Job]) -> Figures:
 
 
 def percentile(values: Iterable[float | None], percent: float) -> float:
-    """Return a percentile, between neighbours where it falls between them; a request of one token has no TPOT."""
+    """Return a percentile of the known values, linearly interpolated; 0.0 if none is known."""
     known = [value for value in values if value is not None]
     return float(np.percentile(known, percent)) if known else 0.0
 
 
 def lap_figures(steps: Sequence[StepOutput]) -> dict[str, float]:
-    """Return seconds per step, and share of all steps' seconds, of scheduling and of sampling."""
+    """Return the seconds per step of scheduling and of sampling, and their shares of the time of all steps."""
     total = sum(sum(step.seconds.values()) for step in steps)
     schedule = sum(step.seconds.get("schedule", 0.0) + step.seconds.get("update", 0.0) for step in steps)
     sample = sum(step.seconds.get("sample", 0.0) for step in steps)
     return {
-        "schedule_s": schedule / len(steps), "sample_s": sample / len(steps),
-        "schedule_share": schedule / total, "sample_share": sample / total,
-    }  # fmt: skip
+        "schedule_s": schedule / len(steps),
+        "sample_s": sample / len(steps),
+        "schedule_share": schedule / total,
+        "sample_share": sample / total,
+    }
 
 
 def paged_waste(steps: Iterable[StepOutput], page_size: int) -> float:
-    """Return the share of the used pages' slots that hold no token, mean over the steps that end with pages in use."""
+    """Return the share of empty slots in used pages, mean over the steps that end with pages in use."""
     shares = [1 - s.num_tokens_held / (s.num_pages_used * page_size) for s in steps if s.num_pages_used]
     return float(np.mean(shares)) if shares else 0.0
 
 
 @dataclass
 class PaddedWaste:
-    """The same share for a padded batch that runs until its longest answer is done, known from the lengths alone.
+    """The same share for padded batches that run until their longest answer ends, computed from the lengths.
 
-    At step s the cache holds a row of the longest prompt and s tokens for each request; what is needed of it are the
-    prompt and the s tokens of those that still generate.
+    At step s the cache holds, for each request, as many tokens as the longest prompt and s more. Only the prompts and
+    the s tokens of requests that still generate are needed.
     """
 
     shares: list[float] = field(default_factory=list)
@@ -174,9 +173,13 @@ class PaddedWaste:
 
 
 def describe(workload: str, count: int, running: int, rate: float) -> dict[str, Any]:
-    """Return what the load was, for the report."""
+    """Describe the load for the report."""
     prompt, output = (RAGGED_PROMPT, RAGGED_OUTPUT) if workload == "ragged" else (EQUAL_PROMPT, EQUAL_OUTPUT)
     return {
-        "workload": workload, "requests": count, "running": running, "prompt_tokens": prompt, "output_tokens": output,
+        "workload": workload,
+        "requests": count,
+        "running": running,
+        "prompt_tokens": prompt,
+        "output_tokens": output,
         "arrivals": f"Poisson, {rate:g} per second" if rate else "all at once",
-    }  # fmt: skip
+    }

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mini_engine.config import ModelConfig
 from mini_engine.linear import Linear, Projections
-from mini_engine.model import Attention, Qwen3, rotary_frequencies, rotary_table
+from mini_engine.model import Attention, Qwen3
 
 
 @cache
@@ -77,7 +77,7 @@ class FusedQwen3(Qwen3):
         self.final_norm = weights.pop("model.norm.weight")  # [H]
         head = self.embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
         self.lm_head = projections.linear(head)  # [R, H] -> [R, V]
-        self.frequencies = rotary_frequencies(config.head_dim, config.rope_theta).to(self.embedding.device)
+        self.frequencies, self.rotary_factor = self._frequencies()
 
     def _fused_layer(self, weights: dict[str, Tensor], prefix: str) -> FusedLayer:
         """Take the weights of one layer, whose names begin with ``prefix``, out of the dictionary."""
@@ -105,7 +105,7 @@ class FusedQwen3(Qwen3):
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
         x = F.embedding(input_ids, self.embedding)  # [T, H]
-        cos, sin = rotary_table(positions, self.frequencies, x.dtype)  # [T, D] each
+        cos, sin = self.rotary(positions, x.dtype)  # [T, D] each
         cos, sin = cos[:, None], signed_sine(sin)[:, None]  # [T, 1, D]: one angle for all heads
         for index, layer in enumerate(self.fused):
             x = x + self.fused_attention_block(index, layer, x, cos, sin, attention)

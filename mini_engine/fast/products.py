@@ -9,7 +9,7 @@ when a model is loaded, once for each shape and dtype (``invariant/findings.py``
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mini_engine.config import EngineConfig
 from mini_engine.invariant.findings import cpu, remembered
-from mini_engine.invariant.probe import REFERENCE_ROWS, opposite_terms, rows_that_hold, usual_numbers, usual_rows
+from mini_engine.invariant.probe import opposite_terms, row_numbers, rows_that_hold
 from mini_engine.linear import Linear, Projections, TorchProjections
 
 # How fast oneDNN reads a packed matrix from memory depends on the number of rows, and on the machine how: six rows took
@@ -28,13 +28,14 @@ from mini_engine.linear import Linear, Projections, TorchProjections
 FEW_ROWS = 4
 ONE, FEW, MANY = 1, 16, 128  # numbers of rows that are timed: a decode step alone, of some requests, a prefill
 CLEARLY_FASTER = 0.9  # the time of what replaces the usual choice; less would be noise
-LARGEST_PIECE = 1 << 23  # elements of a weight; a larger one is computed piece by piece, so that trying it is quick
-BLOCKS = [*usual_numbers(64), 96, 128]  # numbers of rows that are tried
-QUICK_TO_TRY = 1 << 22  # elements of a weight; a larger one is tried with few rows
+LARGEST_PIECE = 1 << 22  # elements of a weight; a larger one is computed piece by piece, so that trying it is quick
+LARGEST_BLOCK = 64  # rows; a larger block is hardly faster for a large weight, and trying it takes longer
+LARGEST_BLOCK_OF_SMALL = 128
+PADDED_UP_TO = 32  # rows; a few more cost less than a second call
 COMPARED_ROWS = (1, 2, 3, 4, 5, 7, 16, 33, 64)
-SMALL_WEIGHT = 1 << 20  # bytes; below, a model's weights stay in the caches
+SMALL_WEIGHT = 1 << 17  # elements; up to here a call takes longer than the arithmetic, and weights stay in the caches
 EMPTIES_CACHES = 1 << 24  # bytes
-TIMED_RUNS = 3
+TIMED_RUNS = 2
 
 
 Product = Callable[[Tensor], Linear]  # a weight [out, in] -> the product with it
@@ -124,6 +125,15 @@ class FastProjections(TorchProjections):
         return multiply
 
 
+@cache  # asked for every product
+def usual_rows(rows: int) -> int:
+    """Return the least usual number of rows from ``rows`` on: 1, 2, 4, 6, 8, then four for each power of two."""
+    if rows <= 2 or 4 < rows <= 6:  # oneDNN multiplies six float32 rows at a time
+        return max(1, rows + rows % 2) if rows > 2 else rows
+    step = max(4, (1 << (rows - 1).bit_length()) // 8)
+    return -(-rows // step) * step
+
+
 def padded(way: Way, stored: Tensor) -> Linear:
     """Return the product with ``stored`` over rows padded with zeros where that saves time or memory.
 
@@ -203,7 +213,7 @@ def time_ways(weight: Tensor, ways: Mapping[str, Product], numbers: Sequence[int
     """Return the least seconds of each of ``ways`` for each of ``numbers`` of rows, the weight outside the caches."""
     sample = weight[: max(1, LARGEST_PIECE // weight.shape[1])]
     rows = {number: torch.randn(number, weight.shape[1]).to(weight.dtype) for number in numbers}
-    others = torch.ones(EMPTIES_CACHES // 4 if sample.nbytes >= SMALL_WEIGHT else 1)
+    others = torch.ones(EMPTIES_CACHES // 4 if sample.numel() > SMALL_WEIGHT else 1)
 
     def seconds(multiply: Linear, x: Tensor) -> float:
         spent = []
@@ -227,14 +237,16 @@ class InvariantProjections:
     """Products whose rows have the same bits whatever their number and place, by one of the ``usable`` ways.
 
     Rows are multiplied in blocks, and a block has one of the numbers of rows for which the experiment found the same
-    bits (``invariant/probe.py``); a smaller block is padded with zeros.
+    bits (``invariant/probe.py``); a smaller block is padded with zeros. A large weight is cut into pieces of a power of
+    two of output features, so that many weights consist of the same pieces, and what is tried is what is used.
     """
 
     usable: Sequence[str]
 
     def linear(self, weight: Tensor) -> Linear:
         """Return the product with ``weight``. Raises ``ValueError`` where no way keeps a row's bits on this machine."""
-        pieces = weight.split(max(1, LARGEST_PIECE // weight.shape[1]))
+        fitting = max(1, LARGEST_PIECE // weight.shape[1])
+        pieces = weight.split(1 << (fitting.bit_length() - 1))
         parts = [self.piece(piece) for piece in pieces]
         return parts[0] if len(parts) == 1 else lambda x: torch.cat([part(x) for part in parts], dim=-1)
 
@@ -249,7 +261,7 @@ class InvariantProjections:
         on where in the tensor it stands. ``torch.exp`` has no such seam.
         """
         wide = x.float()
-        return (wide / (1.0 + torch.exp(-wide))).to(x.dtype)
+        return (wide / wide.neg().exp_().add_(1.0)).to(x.dtype)
 
 
 def whole(name: str) -> Product:
@@ -270,26 +282,56 @@ def in_blocks_of(name: str, numbers: Sequence[int], weight: Tensor) -> Linear:
 def in_blocks(multiply: Linear, numbers: Sequence[int]) -> Linear:
     """Return ``multiply`` over blocks of rows that each have one of ``numbers``, which are in order."""
     largest = numbers[-1]
-    wanted = [min(n for n in numbers if n >= rows) for rows in range(1, largest + 1)]
+    cuts = all_block_sizes(tuple(numbers))
 
-    def block(x: Tensor) -> Tensor:
+    def product(x: Tensor) -> Tensor:
         rows = x.shape[0]
-        missing = wanted[rows - 1] - rows if rows else 0
-        return multiply(F.pad(x, (0, 0, 0, missing)))[:rows] if missing else multiply(x)
+        sizes = cuts[rows] if rows <= largest else [largest] * (rows // largest) + cuts[rows % largest]
+        missing = sum(sizes) - rows
+        if missing:
+            x = torch.constant_pad_nd(x, (0, 0, 0, missing))  # ``F.pad`` is the same behind a wrapper in Python
+        out = multiply(x) if len(sizes) < 2 else torch.cat([multiply(part) for part in x.split_with_sizes(sizes)])
+        return out.narrow(0, 0, rows) if missing else out
 
-    return lambda x: block(x) if x.shape[0] <= largest else torch.cat([block(part) for part in x.split(largest)])
+    return product
+
+
+@cache  # asked for by every weight
+def all_block_sizes(numbers: tuple[int, ...]) -> list[list[int]]:
+    """Return ``block_sizes`` for every number of rows from 0 up to the largest of ``numbers``."""
+    return [block_sizes(rows, numbers) for rows in range(numbers[-1] + 1)]
+
+
+def block_sizes(rows: int, numbers: Sequence[int]) -> list[int]:
+    """Return the sizes of the blocks for ``rows`` rows, each one of ``numbers``; the last may be larger than its rows.
+
+    Few rows are one padded block. Of more, the largest number is taken off first: 100 rows are 64 + 32 + 4.
+    """
+    if rows == 0:
+        return []
+    fitting = [n for n in numbers if n <= rows]
+    if rows <= PADDED_UP_TO or not fitting:
+        return [min(n for n in numbers if n >= rows)]
+    return [fitting[-1], *block_sizes(rows - fitting[-1], numbers)]
 
 
 def find_blocks(weight: Tensor, usable: Sequence[str]) -> tuple[str, list[int]]:
     """Return the fastest way that keeps a row's bits, and for which numbers of rows. ``ValueError`` if none does."""
-    numbers = BLOCKS if weight.numel() <= QUICK_TO_TRY else usual_numbers(2 * REFERENCE_ROWS)
+    is_small = weight.numel() <= SMALL_WEIGHT
+    numbers = row_numbers(LARGEST_BLOCK_OF_SMALL if is_small else LARGEST_BLOCK)
     timed = (FEW_ROWS, FEW, numbers[-1])
+
+    def likely_fastest_first() -> Iterator[str]:
+        has_short_call = is_small and weight.dtype == torch.float32  # in bfloat16 ``F.linear`` calls oneDNN as well
+        untimed = ["torch"] if has_short_call or len(usable) == 1 else []
+        yield from untimed
+        yield from ranked(time_ways(weight, {name: whole(name) for name in usable if name not in untimed}, timed))
 
     def experiment() -> tuple[str, list[int]]:
         held: dict[str, list[int]] = {}
-        for name in ranked(time_ways(weight, {name: whole(name) for name in usable}, timed)):
+        for name in likely_fastest_first():
             held[name] = numbers_that_hold(WAYS[name], weight, numbers)
-            if held[name][-1:] == numbers[-1:]:
+            if {FEW_ROWS, numbers[-1]} <= set(held[name]):
                 break  # it loses nothing to blocks, and the others are slower
         kept = {name: partial(in_blocks_of, name, numbers) for name, numbers in held.items() if numbers}
         name = ranked(time_ways(weight, kept, timed))[0] if len(kept) > 1 else next(iter(kept), "")

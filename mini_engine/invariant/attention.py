@@ -1,4 +1,4 @@
-"""Beside L2's plain path: paged attention whose bits do not depend on the batch, on chunks or on threads.
+"""Another form of L2's plain path: paged attention whose bits do not depend on the batch, on chunks or on threads.
 
 Owns: the split plan and the merge. Must not know: projections, requests.
 
@@ -14,6 +14,7 @@ Measured: the plain path differs in nearly every row between "alone" and "in a b
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 
 import torch
@@ -24,9 +25,10 @@ from torch.nn.utils.rnn import pad_sequence
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
 from mini_engine.invariant.findings import cpu, remembered
-from mini_engine.invariant.probe import opposite_terms, rows_that_hold, usual_numbers
+from mini_engine.invariant.probe import Rows, opposite_terms, row_numbers, rows_that_hold
 
 TILE = 128  # keys in a tile, and at most as many queries in an item
+KEYS = torch.arange(TILE)
 HIDDEN = -1e30  # finite, since 0 times infinity is NaN; its weight is exactly 0
 ENLARGED = 1 << 12  # makes scores out of the rounding of opposite terms
 
@@ -35,22 +37,23 @@ ENLARGED = 1 << 12  # makes scores out of the rounding of opposite terms
 class Item:
     """Up to ``TILE`` consecutive queries of one sequence: packed rows ``start`` … ``start + q_len - 1``.
 
-    ``slots`` [kv_len] are those of the keys that the last of these queries sees.
+    ``kv_len``: the keys of the sequence that the last of these queries sees.
     """
 
+    sequence: int
     start: int
     q_len: int
-    slots: Tensor
+    kv_len: int
 
     @property
     def num_tiles(self) -> int:
         """Tiles that hold this item's keys, the last one partly filled."""
-        return -(-len(self.slots) // TILE)
+        return -(-self.kv_len // TILE)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Items of equal ``q_len``, most tiles first, laid out for one kernel call over S (item, tile) pairs.
+    """G items of equal ``q_len``, most tiles first, laid out for one kernel call over S (item, tile) pairs.
 
     The pairs are ordered by tile and then by item, so the items that have a tile t are always the first
     ``items_per_tile[t]`` ones.
@@ -62,25 +65,34 @@ class Group:
 
     rows: Tensor | slice  # [G * q_len] packed rows, item after item
     slots: Tensor  # [S * TILE] slots of the keys, pair after pair
-    owner: Tensor | slice  # [S] the item of each pair
-    mask: Tensor  # [S, 1, R, TILE] 0 or HIDDEN; R query rows of one key-value head, padded as ``query_rows`` tells
+    owner: Tensor  # [S] the item of each pair
+    mask: Tensor  # [S, 1, R, TILE] 0 or HIDDEN; R query rows of one key-value head, padded as ``query_rows`` says
     items_per_tile: list[int]
 
 
 def make_items(metadata: AttentionMetadata, longest: int) -> list[Item]:
     """Cut every sequence's queries into items of at most ``longest``; each sees the keys up to its own last query."""
-    items = []
-    for (start, end), slots in zip(metadata.query_ranges, metadata.kv_slots, strict=True):
+    items, kv_lens = [], metadata.seq_lens_kv.tolist()
+    for sequence, ((start, end), kv_len) in enumerate(zip(metadata.query_ranges, kv_lens, strict=True)):
         for first in range(start, end, longest):
             last = min(first + longest, end)
-            items.append(Item(first, last - first, slots[: len(slots) - (end - last)]))
+            items.append(Item(sequence, first, last - first, kv_len - (end - last)))
     return items
 
 
-def make_group(items: Sequence[Item], pool: KVPool, num_attention_heads: int, numbers: Sequence[int]) -> Group:
-    """Lay out ``items`` of equal q_len; see ``Group``. Padding keys read the pool's zero slot and are masked.
+def tile_slots(metadata: AttentionMetadata, zero_slot: int) -> Tensor:
+    """Return the slots of every sequence's keys, tile after tile -> [N, tiles, TILE]; padding is the zero slot."""
+    own = metadata.kv_slots
+    slots = own[0][None] if len(own) == 1 else pad_sequence(own, batch_first=True, padding_value=zero_slot)
+    return F.pad(slots, (0, -slots.shape[1] % TILE), value=zero_slot).view(len(slots), -1, TILE)
 
-    ``numbers``: the numbers of query rows that there may be.
+
+def make_group(
+    items: Sequence[Item], slots: Tensor, pool: KVPool, num_attention_heads: int, numbers: Sequence[int]
+) -> Group:
+    """Lay out ``items`` of equal q_len; see ``Group``.
+
+    ``slots`` [N, tiles, TILE]: those of all sequences. ``numbers``: the numbers of query rows that there may be.
     """
     num_kv_heads, dtype = pool.keys[0].shape[0], pool.keys[0].dtype
     items = sorted(items, key=lambda item: -item.num_tiles)
@@ -88,19 +100,22 @@ def make_group(items: Sequence[Item], pool: KVPool, num_attention_heads: int, nu
     pairs = [(number, tile) for tile, count in enumerate(items_per_tile) for number in range(count)]
     if len(pairs) * num_kv_heads == 1:
         pairs *= 2
-    owner, tile = torch.tensor(pairs).unbind(1)  # [S] each
-    slots = pad_sequence([item.slots for item in items], batch_first=True, padding_value=pool.zero_slot)
-    slots = F.pad(slots, (0, -slots.shape[1] % TILE), value=pool.zero_slot).unflatten(1, (-1, TILE))
-    kv_lens = torch.tensor([len(item.slots) for item in items])
-    mask = tile_masks(kv_lens[owner], tile, items[0].q_len, num_attention_heads // num_kv_heads, dtype)
-    missing = next(number for number in numbers if number >= mask.shape[1]) - mask.shape[1]
+    places = [items[number].sequence * slots.shape[1] + tile for number, tile in pairs]
+    first = [first_hidden(items[number], tile) for number, tile in pairs]
+    q_len, heads_per_kv = items[0].q_len, num_attention_heads // num_kv_heads
+    padded = next(number for number in numbers if number >= q_len * heads_per_kv)
     return Group(
-        rows=index([row for item in items for row in range(item.start, item.start + item.q_len)]),
-        slots=slots[owner, tile].flatten(),  # of [G, tiles, TILE]
-        owner=index([number for number, _ in pairs]),
-        mask=F.pad(mask, (0, 0, 0, missing))[:, None],  # rows that pad see every key; nobody reads them
+        rows=index([row for item in items for row in range(item.start, item.start + q_len)]),
+        slots=slots.view(-1, TILE).index_select(0, torch.tensor(places)).view(-1),
+        owner=torch.tensor([number for number, _ in pairs]),
+        mask=tile_masks(torch.tensor(first), query_of_row(padded, heads_per_kv), dtype),
         items_per_tile=items_per_tile,
     )
+
+
+def first_hidden(item: Item, tile: int) -> int:
+    """Return the place in the ``tile``, negative if it lies before it, of the first key that query 0 does not see."""
+    return item.kv_len - item.q_len + 1 - tile * TILE
 
 
 def index(rows: list[int]) -> Tensor | slice:
@@ -109,18 +124,22 @@ def index(rows: list[int]) -> Tensor | slice:
     return slice(rows[0], rows[0] + len(rows)) if consecutive else torch.tensor(rows)
 
 
-def tile_masks(kv_lens: Tensor, tiles: Tensor, q_len: int, heads_per_kv: int, dtype: torch.dtype) -> Tensor:
-    """Return the additive causal masks of tiles, given the keys of their items -> [S, q_len * heads_per_kv, TILE].
+@cache  # asked for in every step
+def query_of_row(rows: int, heads_per_kv: int) -> Tensor:
+    """Return the query of each row of a matrix whose row i * heads_per_kv + h is query i of head h -> [rows]."""
+    return torch.arange(rows) // heads_per_kv
 
-    ``kv_lens`` and ``tiles`` [S] int64. Query i of head h is row i * heads_per_kv + h.
+
+def tile_masks(first: Tensor, query: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the additive causal masks of S tiles -> [S, 1, R, TILE]: ``HIDDEN`` for keys after a query, 0 for others.
+
+    ``first`` [S] as from ``first_hidden``; ``query`` [R] as from ``query_of_row``.
     """
-    keys = tiles[:, None] * TILE + torch.arange(TILE)  # [S, TILE] positions
-    queries = kv_lens[:, None] - q_len + torch.arange(q_len)  # [S, q_len]
-    is_later = keys[:, None] > queries[:, :, None]  # [S, q_len, TILE]
-    mask = torch.zeros(is_later.shape, dtype=dtype).masked_fill_(is_later, HIDDEN)
-    return mask.repeat_interleave(heads_per_kv, 1)
+    is_later = (first[:, None] + query)[:, None, :, None] <= KEYS
+    return is_later.to(dtype).mul_(HIDDEN)
 
 
+@cache  # asked for in every step
 def query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[int]:
     """Return the numbers of query rows for which the kernel gives a row the same bits everywhere on this machine.
 
@@ -129,7 +148,7 @@ def query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> 
     shape = f"{heads} query heads, {kv_heads} key-value heads of {head_dim}, {str(dtype).removeprefix('torch.')}"
     numbers: list[int] = remembered(
         f"invariant attention: {shape}",
-        lambda: numbers_that_hold(kv_heads, head_dim, dtype, usual_numbers(TILE * heads // kv_heads)),
+        lambda: numbers_that_hold(kv_heads, head_dim, dtype, row_numbers(TILE * heads // kv_heads)),
     )
     if not numbers or numbers[-1] < heads // kv_heads:
         raise ValueError(
@@ -150,16 +169,18 @@ def numbers_that_hold(kv_heads: int, head_dim: int, dtype: torch.dtype, numbers:
     of_pair, values = opposite_terms(TILE, head_dim, dtype)  # [TILE] with one number for each pair, [D, TILE]
     row, keys = row * ENLARGED, vectors[of_pair.unique(return_inverse=True)[1]]  # [TILE, D]
 
-    def attend(x: Tensor, pairs: int) -> Tensor:
+    def attend(pairs: int) -> Rows:
         shape = (pairs, kv_heads, -1, -1)
-        out, lse = kernel(
-            x.expand(*shape), keys.expand(*shape).contiguous(), values.T.expand(*shape).contiguous(),
-            torch.zeros(pairs, 1, len(x), TILE, dtype=dtype),
-        )  # fmt: skip
-        return torch.cat((out.float(), lse.float()[..., None]), dim=-1).permute(2, 0, 1, 3)  # [R, S, Hkv, D + 1]
+        all_keys, all_values = keys.expand(*shape).contiguous(), values.T.expand(*shape).contiguous()
+
+        def attend_all(x: Tensor) -> Tensor:
+            out, lse = kernel(x.expand(*shape), all_keys, all_values, torch.zeros(pairs, 1, len(x), TILE, dtype=dtype))
+            return torch.cat((out.float(), lse.float()[..., None]), dim=-1).permute(2, 0, 1, 3)  # [R, S, Hkv, D + 1]
+
+        return attend_all
 
     for pairs in (2 if kv_heads == 1 else 1, 3):
-        numbers = rows_that_hold(lambda x, pairs=pairs: attend(x, pairs), row, numbers)  # type: ignore[misc]
+        numbers = rows_that_hold(attend(pairs), row, numbers)
     return list(numbers)
 
 
@@ -168,7 +189,7 @@ def kernel(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tenso
 
     Returns out [S, Hkv, R, D] and the log-sum-exp of the scores [S, Hkv, R].
     """
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, attn_mask=mask)  # type: ignore[no-any-return]
+    return torch._scaled_dot_product_flash_attention_for_cpu(q, keys, values, attn_mask=mask)
 
 
 class InvariantAttention:
@@ -180,32 +201,41 @@ class InvariantAttention:
         num_kv_heads, _, head_dim = pool.keys[0].shape
         numbers = query_rows(num_attention_heads, num_kv_heads, head_dim, pool.keys[0].dtype)
         longest = min(TILE, numbers[-1] // (num_attention_heads // num_kv_heads))
+        slots = tile_slots(metadata, pool.zero_slot)
         by_length = sorted(make_items(metadata, longest), key=lambda item: item.q_len)
         self.groups = [
-            make_group(list(items), pool, num_attention_heads, numbers)
+            make_group(list(items), slots, pool, num_attention_heads, numbers)
             for _, items in groupby(by_length, key=lambda item: item.q_len)
         ]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
         self.pool.write(layer, k, v, self.metadata.slot_mapping)
+        if len(self.groups) == 1 and isinstance(self.groups[0].rows, slice):  # all rows, in order
+            return self.attend(layer, q, self.groups[0])
         out = torch.empty_like(q)
         for group in self.groups:
-            out[group.rows] = self.attend(layer, q[group.rows], group, num_kv_heads=k.shape[1])
+            out[group.rows] = self.attend(layer, q[group.rows], group)
         return out
 
-    def attend(self, layer: int, q: Tensor, group: Group, num_kv_heads: int) -> Tensor:
+    def attend(self, layer: int, q: Tensor, group: Group) -> Tensor:
         """Attend for one group. ``q`` [G * q_len, Hq, D] -> [G * q_len, Hq, D]."""
-        count, pairs = group.items_per_tile[0], group.mask.shape[0]  # G, S
-        q_rows = pack_query_rows(q, count, num_kv_heads, padded=group.mask.shape[2])  # [G, Hkv, R, D]
+        pairs, _, padded, _ = group.mask.shape  # S, 1, R, TILE
+        count = group.items_per_tile[0]  # G
         keys, values = self.pool.gather(layer, group.slots)  # [Hkv, S * TILE, D]
+        num_kv_heads, _, head_dim = keys.shape
+        q_rows = pack_query_rows(q, count, num_kv_heads, padded)  # [G, Hkv, R, D]
+        if count == 1:
+            q_rows = q_rows.expand(pairs, -1, -1, -1)
+        elif pairs > count:
+            q_rows = q_rows.index_select(0, group.owner)
         out, lse = kernel(
-            q_rows[group.owner],  # [S, Hkv, R, D]
-            keys.view(num_kv_heads, pairs, TILE, -1).transpose(0, 1),  # [S, Hkv, TILE, D]
-            values.view(num_kv_heads, pairs, TILE, -1).transpose(0, 1),
+            q_rows,  # [S, Hkv, R, D]
+            keys.view(num_kv_heads, pairs, TILE, head_dim).transpose(0, 1),  # [S, Hkv, TILE, D]
+            values.view(num_kv_heads, pairs, TILE, head_dim).transpose(0, 1),
             group.mask,
         )  # out [S, Hkv, R, D], lse [S, Hkv, R]
-        merged = merge_tiles(out, lse, group.items_per_tile)  # [G, Hkv, R, D]
+        merged = merge_tiles(out, lse, group.owner, group.items_per_tile)  # [G, Hkv, R, D]
         return unpack_query_rows(merged, q)
 
 
@@ -215,39 +245,48 @@ def pack_query_rows(q: Tensor, count: int, num_kv_heads: int, padded: int) -> Te
     ``q`` [G * q_len, Hq, D] -> [G, Hkv, padded, D], zeros in the rows beyond q_len * Hq / Hkv.
     """
     total, num_heads, head_dim = q.shape
-    rows = q.reshape(count, total // count, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    rows = rows.transpose(1, 2).flatten(2, 3)  # [G, Hkv, q_len * Hq / Hkv, D]
-    return F.pad(rows, (0, 0, 0, padded - rows.shape[2]))
+    q_len, heads_per_kv = total // count, num_heads // num_kv_heads
+    if q_len == 1:
+        rows = q.view(count, num_kv_heads, heads_per_kv, head_dim)
+    else:
+        rows = q.view(count, q_len, num_kv_heads, heads_per_kv, head_dim).transpose(1, 2).flatten(2, 3)
+    missing = padded - q_len * heads_per_kv
+    return torch.constant_pad_nd(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def unpack_query_rows(rows: Tensor, q: Tensor) -> Tensor:
-    """Undo ``pack_query_rows``: ``rows`` [G, Hkv, R, D] -> the shape and dtype of ``q`` [G * q_len, Hq, D]."""
-    count, num_kv_heads, _, _ = rows.shape
+    """Undo ``pack_query_rows``: ``rows`` [G, Hkv, R, D] -> the shape of ``q`` [G * q_len, Hq, D]."""
+    count, num_kv_heads, _, head_dim = rows.shape
     q_len, heads_per_kv = q.shape[0] // count, q.shape[1] // num_kv_heads
-    rows = rows[:, :, : q_len * heads_per_kv].reshape(count, num_kv_heads, q_len, heads_per_kv, -1)
-    return rows.transpose(1, 2).reshape(q.shape).to(q.dtype)
+    rows = rows.narrow(2, 0, q_len * heads_per_kv)
+    if q_len > 1:
+        rows = rows.view(count, num_kv_heads, q_len, heads_per_kv, head_dim).transpose(1, 2)
+    return rows.reshape(q.shape)
 
 
-def merge_tiles(out: Tensor, lse: Tensor, items_per_tile: Sequence[int]) -> Tensor:
+def merge_tiles(out: Tensor, lse: Tensor, owner: Tensor, items_per_tile: Sequence[int]) -> Tensor:
     """Merge softmax-weighted sums over disjoint keys, tile after tile, in float32.
 
-    ``out`` [S, Hkv, R, D] and ``lse`` [S, Hkv, R] ordered as in ``Group`` -> [G, Hkv, R, D]. With ``m`` the largest
-    log-sum-exp so far, a tile's weight is exp(lse - m); a tile that a row cannot see weighs exactly 0, so further
-    masked tiles change no bit.
+    ``out`` [S, Hkv, R, D] and ``lse`` [S, Hkv, R] ordered as in ``Group`` -> [G, Hkv, R, D] in the dtype of ``out``.
+    With ``m`` the largest log-sum-exp of a row's tiles, a tile's weight is exp(lse - m). A tile that a row cannot see
+    weighs exactly 0, so further masked tiles change no bit.
     """
     count = items_per_tile[0]
-    merged, top = out[:count].float(), lse[:count]
     if len(items_per_tile) == 1:
-        return merged
-    total = torch.ones_like(top)
-    top = top.clone()
-    first = count
-    for n in items_per_tile[1:]:
-        new_out, new_lse = out[first : first + n], lse[first : first + n]
-        new_top = torch.maximum(top[:n], new_lse)
-        keep, add = torch.exp(top[:n] - new_top), torch.exp(new_lse - new_top)
-        merged[:n] = merged[:n] * keep[..., None] + new_out * add[..., None]
-        total[:n] = total[:n] * keep + add
-        top[:n] = new_top
-        first += n
-    return merged / total[..., None]
+        return out.narrow(0, 0, count)
+    if count == 1:
+        top = lse.amax(0, keepdim=True)  # [1, Hkv, R]
+    else:
+        largest, *others = lse.split_with_sizes(items_per_tile)
+        largest = largest.clone()  # [G, Hkv, R]
+        for part in others:
+            shared = largest[: len(part)]
+            torch.maximum(shared, part, out=shared)
+        top = largest.index_select(0, owner)  # [S, Hkv, R]
+    weights = (lse - top).exp_()  # [S, Hkv, R]
+    total, *other_weights = weights.split_with_sizes(items_per_tile)
+    merged, *others = (out * weights[..., None]).split_with_sizes(items_per_tile)  # float32
+    for part, weight in zip(others, other_weights, strict=True):
+        merged[: len(part)].add_(part)
+        total[: len(part)].add_(weight)
+    return merged.div_(total[..., None]).to(out.dtype)

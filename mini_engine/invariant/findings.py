@@ -2,8 +2,8 @@
 
 Owns: the file, and what makes two machines the same. Must not know: what the experiments are about.
 
-A finding holds for one CPU, for the versions of the libraries and for the variables that cap what they use. The name of
-the file is made of these, so another machine begins anew. A file that cannot be read or written costs time, no more.
+A finding holds for one CPU, for the versions of the libraries and for the variables that cap what they use. The file is
+named after these, so another machine has another file. Where the file cannot be used, the experiments run again.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-RECIPE = 2  # counts up when an experiment changes, so that older findings are not used
+RECIPE = 4  # counts up when an experiment changes, so that older findings are not used
 CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 
 
@@ -27,14 +28,19 @@ def remembered(name: str, experiment: Callable[[], Any]) -> Any:
     """Return what was found under ``name``; if nothing was, run ``experiment``, whose result must be JSON."""
     found = findings()
     if name not in found:
-        found[name] = experiment()
+        began = time.perf_counter()
+        result = experiment()
+        found[name] = {"result": result, "seconds": round(time.perf_counter() - began, 3)}
         save({**read(), **found})
-    return found[name]
+    return found[name]["result"]
 
 
 @cache
 def findings() -> dict[str, Any]:
-    """Return the findings that this process uses, by name: those on disk, and its own."""
+    """Return the findings that this process uses, by name: those on disk, and its own.
+
+    Each has the ``result`` of an experiment and the ``seconds`` that it took.
+    """
     return read()
 
 
@@ -79,11 +85,13 @@ def machine() -> dict[str, Any]:
 
 @cache
 def cpu() -> dict[str, str]:
-    """Return the CPU's name and its instruction sets as the system tells them."""
-    told = {"model name": f"{platform.processor()} {platform.machine()}".strip()}
+    """Return the CPU's name and its instruction sets as the system names them."""
+    found = dict[str, str]()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
             if name.strip() in ("model name", "flags", "Features"):
-                told[name.strip()] = value.strip()
-    return told
+                found[name.strip()] = value.strip()
+    if "model name" not in found:  # asking ``platform`` starts a process
+        found["model name"] = f"{platform.processor()} {platform.machine()}".strip()
+    return found

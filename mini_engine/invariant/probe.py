@@ -12,7 +12,6 @@ computed is rounding alone. With ordinary data the last step, the rounding to bf
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -20,33 +19,26 @@ from torch import Tensor
 
 THREADS = (1, 2, 4, 8)  # and as many as are in use
 REFERENCE_ROWS = 16
+DRAWN = 127  # vectors; drawing all would take longer than multiplying. A prime, so that no block of them repeats
 
 Rows = Callable[[Tensor], Tensor]  # [M, K] -> [M, ...]
 
 
-@cache  # asked for every product
-def usual_rows(rows: int) -> int:
-    """Return the least usual number of rows from ``rows`` on: 1, 2, 4, 6, 8, then four for each power of two."""
-    if rows <= 2 or 4 < rows <= 6:  # oneDNN multiplies six float32 rows at a time
-        return max(1, rows + rows % 2) if rows > 2 else rows
-    step = max(4, (1 << (rows - 1).bit_length()) // 8)
-    return -(-rows // step) * step
-
-
-def usual_numbers(most: int) -> list[int]:
-    """Return the usual numbers of rows up to ``most``."""
-    return sorted({usual_rows(rows) for rows in range(1, most + 1)} & set(range(most + 1)))
+def row_numbers(most: int) -> list[int]:
+    """Return the numbers of rows that are tried: the powers of two below ``most``, and ``most``."""
+    return [*(1 << i for i in range((most - 1).bit_length())), most]
 
 
 def opposite_terms(size: int, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return a row [size] and vectors [count, size] whose products with it are 0 where nothing is rounded.
 
-    Magnitudes spread over many powers of two, so that every order of additions rounds in its own way.
+    Magnitudes spread over many powers of two, so that every order of additions rounds in its own way. The vectors
+    repeat after ``DRAWN``.
     """
     generator = torch.Generator().manual_seed(size)
     half = size // 2
     order = torch.randperm(2 * half, generator=generator)
-    few = min(count, 1009)  # drawing all would take longer than multiplying; a prime, so that no block of them repeats
+    few = min(count, DRAWN)
 
     def draw(*shape: int) -> Tensor:
         powers = torch.randint(-4, 5, shape, generator=generator)

@@ -40,9 +40,13 @@ class KernelAttention:
     """``PagedAttention`` by kernels: same signature, same values to rounding."""
 
     def __init__(
-        self, pool: KVPool, metadata: AttentionMetadata, kernels: AttentionKernels, num_attention_heads: int,
+        self,
+        pool: KVPool,
+        metadata: AttentionMetadata,
+        kernels: AttentionKernels,
+        num_attention_heads: int,
         invariant: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Plan the step once, for all layers; with ``invariant`` its bits will not depend on the batch.
 
         Sequences whose queries fit into one block of ``split_attention`` go there: decoding, and the last few tokens of

@@ -13,11 +13,25 @@ from mini_engine.kernels.launch import block_shape, check_last_contiguous, check
 
 @triton.jit
 def store_kv_kernel(
-    k, v, keys, values, slot_mapping, heads, width, slots,
-    k_stride, k_head_stride, v_stride, v_head_stride,
-    keys_head_stride, keys_slot_stride, values_head_stride, values_slot_stride,
-    HEADS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    k,
+    v,
+    keys,
+    values,
+    slot_mapping,
+    heads,
+    width,
+    slots,
+    k_stride,
+    k_head_stride,
+    v_stride,
+    v_head_stride,
+    keys_head_stride,
+    keys_slot_stride,
+    values_head_stride,
+    values_slot_stride,
+    HEADS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Copy ``HEADS`` heads of one token to its slot. ``k_stride`` and ``v_stride`` lead from one token to the next."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)  # int64
@@ -55,11 +69,25 @@ def store_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot_mapping: T
         block_heads, columns = block_shape(width)
         block_heads = min(block_heads, triton.next_power_of_2(heads))
         store_kv_kernel[(tokens, triton.cdiv(heads, block_heads))](
-            k, v, keys, values, slot_mapping, heads, width, keys.shape[1],
-            k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-            keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
-            HEADS=block_heads, COLUMNS=columns,
-        )  # fmt: skip
+            k,
+            v,
+            keys,
+            values,
+            slot_mapping,
+            heads,
+            width,
+            keys.shape[1],
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            keys.stride(0),
+            keys.stride(1),
+            values.stride(0),
+            values.stride(1),
+            HEADS=block_heads,
+            COLUMNS=columns,
+        )
 
 
 def check_dtypes(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:

@@ -23,9 +23,18 @@ GROUP = 8  # row blocks that visit the columns together
 
 @triton.jit(do_not_specialize=["rows"])  # else Triton compiles another kernel for rows == 1 and for rows % 16 == 0
 def matmul_kernel(
-    x, weight, out, rows, columns, depth, weight_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    out,
+    rows,
+    columns,
+    depth,
+    weight_stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     """Compute one [ROWS, COLUMNS] tile of ``out``; ``x`` [rows, depth] and ``out`` [rows, columns] have no gaps.
 
     The grid has one dimension, a program for each tile. Any order of tiles is right; in groups of ``GROUP`` blocks of
@@ -74,9 +83,20 @@ def invariant_matmul(x: Tensor, weight: Tensor) -> Tensor:
     if out.numel():
         block_columns, block_depth, stages = tile_shape(columns, x.dtype)
         matmul_kernel[(triton.cdiv(rows, ROWS) * triton.cdiv(columns, block_columns),)](
-            x, weight, out, rows, columns, depth, weight.stride(0),
-            ROWS=ROWS, COLUMNS=block_columns, DEPTH=block_depth, GROUP=GROUP, num_warps=4, num_stages=stages,
-        )  # fmt: skip
+            x,
+            weight,
+            out,
+            rows,
+            columns,
+            depth,
+            weight.stride(0),
+            ROWS=ROWS,
+            COLUMNS=block_columns,
+            DEPTH=block_depth,
+            GROUP=GROUP,
+            num_warps=4,
+            num_stages=stages,
+        )
     return out
 
 

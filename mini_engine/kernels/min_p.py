@@ -43,9 +43,7 @@ def apply_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
     out = torch.empty_like(logits, memory_format=torch.contiguous_format)
     rows, width = logits.shape
     if rows:
-        min_p_kernel[(rows,)](
-            logits, out, min_p, width, logits.stride(0), out.stride(0), BLOCK=BLOCK, num_warps=WARPS
-        )  # fmt: skip
+        min_p_kernel[(rows,)](logits, out, min_p, width, logits.stride(0), out.stride(0), BLOCK=BLOCK, num_warps=WARPS)
     return out
 
 

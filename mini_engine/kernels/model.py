@@ -13,7 +13,7 @@ from mini_engine.config import ModelConfig
 from mini_engine.fast.fused import FusedLayer, FusedQwen3
 from mini_engine.kernels.registry import KernelSet
 from mini_engine.linear import Linear, TorchProjections
-from mini_engine.model import Attention, rotary_table
+from mini_engine.model import Attention
 
 
 class KernelProjections(TorchProjections):
@@ -44,7 +44,7 @@ class KernelQwen3(FusedQwen3):
         """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
         eps, norms = self.config.rms_norm_eps, [layer.input_norm for layer in self.fused[1:]] + [self.final_norm]
         residual = F.embedding(input_ids, self.embedding)  # [T, H], fresh memory
-        cos, sin = rotary_table(positions, self.frequencies, residual.dtype)  # [T, D] each
+        cos, sin = self.rotary(positions, residual.dtype)  # [T, D] each
         x = self.kernels.rms_norm(residual, self.fused[0].input_norm, eps)  # [T, H]
         for index, (layer, next_norm) in enumerate(zip(self.fused, norms, strict=True)):
             out = self.attend(index, layer, x, cos, sin, attention)

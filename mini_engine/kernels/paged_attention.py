@@ -26,8 +26,17 @@ MOST_DIM = 256  # of a head: beyond it tiles outgrow registers and shared memory
 
 
 @triton.jit
-def load_queries(q, block, kv_head, q_row_stride, q_head_stride,
-                 GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):  # fmt: skip
+def load_queries(
+    q,
+    block,
+    kv_head,
+    q_row_stride,
+    q_head_stride,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+):
     """Load a block's queries, row r being query r // GROUP and head r % GROUP of the ``GROUP`` that share ``kv_head``.
 
     ``block`` points at its sequence, start, end and visible. Returns the tile [ROWS, DIM]; of each row its packed row,
@@ -47,9 +56,23 @@ def load_queries(q, block, kv_head, q_row_stride, q_head_stride,
 
 @triton.jit
 def attend_tiles(
-    q, sees, keys, values, pages, start, stop, scale, top, total, weighted,
-    MASKED: tl.constexpr, TILE: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-):  # fmt: skip
+    q,
+    sees,
+    keys,
+    values,
+    pages,
+    start,
+    stop,
+    scale,
+    top,
+    total,
+    weighted,
+    MASKED: tl.constexpr,
+    TILE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+):
     """Let the rows of ``q`` [ROWS, DIM] attend to the positions ``start`` … ``stop - 1`` of one sequence.
 
     ``sees`` [ROWS]: how many keys each row sees. ``keys`` and ``values`` point at one head of the pool [slots,
@@ -86,11 +109,26 @@ def attend_tiles(
 
 @triton.jit(do_not_specialize=["table_stride"])  # it grows with the longest sequence, and compiling takes seconds
 def paged_attention_kernel(
-    q, keys, values, out, blocks, block_table, scale,
-    q_row_stride, q_head_stride, kv_head_stride, out_row_stride, out_head_stride, table_stride,
-    GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
-):  # fmt: skip
+    q,
+    keys,
+    values,
+    out,
+    blocks,
+    block_table,
+    scale,
+    q_row_stride,
+    q_head_stride,
+    kv_head_stride,
+    out_row_stride,
+    out_head_stride,
+    table_stride,
+    GROUP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+):
     """Attend for one block of queries and one key-value head."""
     block, kv_head = blocks + tl.program_id(0) * 4, tl.program_id(1)
     tile, query, head, sees, used = load_queries(
@@ -130,6 +168,10 @@ class TileShape:
     tile: int
     num_warps: int
     num_stages: int
+
+    def options(self) -> dict[str, int]:
+        """Return what a launch is given of it."""
+        return {"ROWS": self.rows, "TILE": self.tile, "num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 def padded_dim(head_dim: int) -> int:
@@ -189,12 +231,23 @@ def paged_attention(
     if not blocks.blocks:
         return
     paged_attention_kernel[(len(blocks.blocks), keys.shape[0])](
-        q, keys, values, out, blocks.table, metadata.block_table, head_dim**-0.5 * LOG2_E,
-        q.stride(0), q.stride(1), keys.stride(0), out.stride(0), out.stride(1), metadata.block_table.stride(0),
-        GROUP=group, PAGE_SIZE=metadata.page_size, HEAD_DIM=head_dim,
-        ROWS=shape.rows, TILE=shape.tile, DIM=padded_dim(head_dim),
-        num_warps=shape.num_warps, num_stages=shape.num_stages,
-    )  # fmt: skip
+        q,
+        keys,
+        values,
+        out,
+        blocks.table,
+        metadata.block_table,
+        head_dim**-0.5 * LOG2_E,
+        *q.stride()[:2],
+        keys.stride(0),
+        *out.stride()[:2],
+        metadata.block_table.stride(0),
+        GROUP=group,
+        PAGE_SIZE=metadata.page_size,
+        HEAD_DIM=head_dim,
+        DIM=padded_dim(head_dim),
+        **shape.options(),
+    )
 
 
 def paged_attention_reference(

@@ -37,9 +37,14 @@ def penalties_kernel(
 
 
 def apply_penalties(
-    logits: Tensor, rows: Tensor, token_ids: Tensor, counts: Tensor, repetition: Tensor, frequency: Tensor,
+    logits: Tensor,
+    rows: Tensor,
+    token_ids: Tensor,
+    counts: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
     presence: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """Penalise K logits: entry i is the token ``token_ids[i]`` of the row ``rows[i]``. Mutates ``logits``.
 
     ``logits`` [N, V] float32; ``rows`` and ``token_ids`` [K] int64, no pair twice; the others [K] float32: how often
@@ -59,15 +64,29 @@ def apply_penalties(
             raise ValueError(f"{name} is {tensor.dtype}; it must be {wanted}")
     if len(rows):
         penalties_kernel[(triton.cdiv(len(rows), BLOCK),)](
-            logits, rows, token_ids, counts, repetition, frequency, presence, len(rows), logits.stride(0),
-            BLOCK=BLOCK, enable_fp_fusion=False,
-        )  # fmt: skip
+            logits,
+            rows,
+            token_ids,
+            counts,
+            repetition,
+            frequency,
+            presence,
+            len(rows),
+            logits.stride(0),
+            BLOCK=BLOCK,
+            enable_fp_fusion=False,
+        )
 
 
 def apply_penalties_reference(
-    logits: Tensor, rows: Tensor, token_ids: Tensor, counts: Tensor, repetition: Tensor, frequency: Tensor,
+    logits: Tensor,
+    rows: Tensor,
+    token_ids: Tensor,
+    counts: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
     presence: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """Do what ``apply_penalties`` does, in torch. Mutates ``logits``."""
     values = logits[rows, token_ids]  # [K]
     for strength, (_, off, penalty) in zip((repetition, frequency, presence), penalties.PENALTIES, strict=True):

@@ -15,9 +15,20 @@ from mini_engine.kernels.launch import block_shape, check_last_contiguous, check
 
 @triton.jit(do_not_specialize=["rows"])  # else another binary, and perhaps other bits, for 1 row and for 16
 def rms_norm_kernel(
-    x, residual, weight, out, rows, width, eps, x_stride, residual_stride, out_stride,
-    ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    weight,
+    out,
+    rows,
+    width,
+    eps,
+    x_stride,
+    residual_stride,
+    out_stride,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Norm ``ROWS`` rows of ``x``, after adding them to ``residual`` if ``ADD``."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]  # [ROWS, 1]
     column = tl.arange(0, COLUMNS)[None, :]  # [1, COLUMNS]
@@ -58,9 +69,20 @@ def launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Te
     grid = (triton.cdiv(len(x), block_rows),)
     if len(x):
         rms_norm_kernel[grid](
-            x, added, weight, out, len(x), x.shape[1], eps, x.stride(0), added.stride(0), out.stride(0),
-            ADD=residual is not None, ROWS=block_rows, COLUMNS=columns,
-        )  # fmt: skip
+            x,
+            added,
+            weight,
+            out,
+            len(x),
+            x.shape[1],
+            eps,
+            x.stride(0),
+            added.stride(0),
+            out.stride(0),
+            ADD=residual is not None,
+            ROWS=block_rows,
+            COLUMNS=columns,
+        )
     return out
 
 

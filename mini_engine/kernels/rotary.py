@@ -13,9 +13,7 @@ from mini_engine.kernels.launch import check_last_contiguous, check_shape
 
 
 @triton.jit
-def turn_heads(
-    x, cos, sin, heads, half, head_stride, x_dtype: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr
-):  # fmt: skip
+def turn_heads(x, cos, sin, heads, half, head_stride, x_dtype: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr):
     """Turn every pair (i, i + D/2) of the ``heads`` of one token: ``x`` is its first head, ``cos`` its first angle."""
     head = tl.arange(0, HEADS).to(tl.int64)[:, None]  # [HEADS, 1]
     pair = tl.arange(0, HALF)[None, :]  # [1, HALF]
@@ -31,9 +29,23 @@ def turn_heads(
 
 @triton.jit
 def rotary_kernel(
-    q, k, cos, sin, q_heads, k_heads, half, q_stride, q_head_stride, k_stride, k_head_stride, cos_stride, sin_stride,
-    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    cos,
+    sin,
+    q_heads,
+    k_heads,
+    half,
+    q_stride,
+    q_head_stride,
+    k_stride,
+    k_head_stride,
+    cos_stride,
+    sin_stride,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+):
     """Turn all heads of one token. The strides without ``head`` lead from one token to the next."""
     token = tl.program_id(0).to(tl.int64)
     cos += token * cos_stride
@@ -60,11 +72,23 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         raise ValueError(f"the head dim is {head_dim}; a rotation turns pairs, so it must be even")
     if tokens:
         rotary_kernel[(tokens,)](
-            q, k, cos, sin, q_heads, k.shape[1], head_dim // 2,
-            q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0), sin.stride(0),
-            Q_HEADS=triton.next_power_of_2(q_heads), K_HEADS=triton.next_power_of_2(k.shape[1]),
+            q,
+            k,
+            cos,
+            sin,
+            q_heads,
+            k.shape[1],
+            head_dim // 2,
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            cos.stride(0),
+            sin.stride(0),
+            Q_HEADS=triton.next_power_of_2(q_heads),
+            K_HEADS=triton.next_power_of_2(k.shape[1]),
             HALF=triton.next_power_of_2(head_dim // 2),
-        )  # fmt: skip
+        )
 
 
 def apply_rotary_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -18,9 +18,7 @@ from mini_engine.sampler.filters import apply_min_p
 
 
 @triton.jit
-def sample_kernel(
-    logits, top_k, top_p, min_p, uniform, drawn, width, stride, JOINT: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def sample_kernel(logits, top_k, top_p, min_p, uniform, drawn, width, stride, JOINT: tl.constexpr, BLOCK: tl.constexpr):
     """Draw the token of one row and store its id at ``drawn[row]``, int64.
 
     The row's uniform number times the mass of all that is left, in float64, is cut off to an integer below that mass.
@@ -36,15 +34,13 @@ def sample_kernel(
     # A total beyond 2**53 is rounded on the way, perhaps up; the last share ends before the total.
     target = tl.minimum((tl.load(uniform + row) * total.to(tl.float64)).to(tl.int64), total - 1)
 
-    before, seen = (
-        tl.full([], 0, tl.int64),
-        tl.full([], 0, tl.int64),
-    )  # the mass, and the tokens at the cut, in the blocks before
-    found, found_before, found_seen = (
-        tl.full([], 0, tl.int32),
-        before,
-        seen,
-    )  # the block of the target, and the same before it
+    # In the blocks before: the mass, and the number of tokens at the cut.
+    before = tl.full([], 0, tl.int64)
+    seen = tl.full([], 0, tl.int64)
+    # The block of the target, and what lies before it.
+    found = tl.full([], 0, tl.int32)
+    found_before = before
+    found_seen = seen
     for start in tl.range(0, width, BLOCK, num_stages=3):
         column = start + tl.arange(0, BLOCK)
         x = tl.load(logits + column, mask=column < width, other=-INFINITY)
@@ -80,7 +76,7 @@ def sample_top_k_top_p(
     if rows:
         sample_kernel[(rows,)](
             logits, k, p, min_p, uniform, drawn, width, logits.stride(0), JOINT=joint, BLOCK=BLOCK, num_warps=WARPS
-        )  # fmt: skip
+        )
     return drawn
 
 

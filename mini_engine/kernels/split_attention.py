@@ -37,11 +37,27 @@ SCRATCH_BYTES = 128 << 20  # for the splits' results; longer prompts are served 
 # What changes from step to step is not specialised: compiling takes seconds, and another binary may be other bits.
 @triton.jit(do_not_specialize=["queries", "split_size", "table_stride"])
 def split_attention_kernel(
-    q, keys, values, partial, lse, blocks, block_table, scale, queries, split_size,
-    q_row_stride, q_head_stride, kv_head_stride, table_stride,
-    GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
-):  # fmt: skip
+    q,
+    keys,
+    values,
+    partial,
+    lse,
+    blocks,
+    block_table,
+    scale,
+    queries,
+    split_size,
+    q_row_stride,
+    q_head_stride,
+    kv_head_stride,
+    table_stride,
+    GROUP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+):
     """Attend for one block of queries and one key-value head to the keys of one split.
 
     ``partial`` [B * queries, Hq, splits, HEAD_DIM] float32 takes the results, ``lse`` [B * queries, Hq, splits] the
@@ -78,9 +94,19 @@ def split_attention_kernel(
 
 @triton.jit(do_not_specialize=["queries", "split_size", "num_splits"])
 def merge_splits_kernel(
-    partial, lse, out, blocks, queries, split_size, num_splits, out_row_stride, out_head_stride,
-    HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, DIM: tl.constexpr,
-):  # fmt: skip
+    partial,
+    lse,
+    out,
+    blocks,
+    queries,
+    split_size,
+    num_splits,
+    out_row_stride,
+    out_head_stride,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DIM: tl.constexpr,
+):
     """Merge the splits that one query of one head sees, ``SPLITS`` at a time: a softmax over log-sum-exps.
 
     ``partial`` and ``lse`` as ``split_attention_kernel`` leaves them; a split that the row does not see has no result.
@@ -137,9 +163,14 @@ def choose_split_size(max_kv_len: int, num_blocks: int, num_kv_heads: int, num_p
 
 
 def split_attention(
-    q: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, blocks: QueryBlocks, out: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    metadata: AttentionMetadata,
+    blocks: QueryBlocks,
+    out: Tensor,
     split_size: int,
-) -> None:  # fmt: skip
+) -> None:
     """Attend for the rows of ``blocks`` and write them to ``out``; its other rows stay as they are. Mutates ``out``.
 
     ``q``, ``out`` [T, Hq, D], rows and heads any distance apart; ``keys``, ``values`` [Hkv, slots, D], a layer of the
@@ -170,32 +201,66 @@ def cut_into_pieces(blocks: QueryBlocks, split_size: int, bytes_per_split: int) 
 
 
 def attend_piece(
-    q: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, blocks: QueryBlocks, out: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    metadata: AttentionMetadata,
+    blocks: QueryBlocks,
+    out: Tensor,
     split_size: int,
-) -> None:  # fmt: skip
+) -> None:
     """Launch both kernels for a piece whose scratch fits. Mutates ``out``."""
-    (num_kv_heads, _, head_dim), num_heads = keys.shape, q.shape[1]
-    group, dim, count = num_heads // num_kv_heads, padded_dim(head_dim), len(blocks.blocks)
-    shape = split_tile_shape(group, head_dim, q.dtype)
+    num_kv_heads, _, head_dim = keys.shape
+    num_heads = q.shape[1]
+    count = len(blocks.blocks)
+    shape = split_tile_shape(num_heads // num_kv_heads, head_dim, q.dtype)
+    widths = {"HEAD_DIM": head_dim, "DIM": padded_dim(head_dim)}
     num_splits = triton.cdiv(blocks.blocks[0].visible, split_size)  # of the longest
     partial = q.new_empty(count * blocks.queries, num_heads, num_splits, head_dim, dtype=torch.float32)
     lse = q.new_empty(count * blocks.queries, num_heads, num_splits, dtype=torch.float32)
     split_attention_kernel[(count, num_kv_heads, num_splits)](
-        q, keys, values, partial, lse, blocks.table, metadata.block_table, head_dim**-0.5 * LOG2_E,
-        blocks.queries, split_size, q.stride(0), q.stride(1), keys.stride(0), metadata.block_table.stride(0),
-        GROUP=group, PAGE_SIZE=metadata.page_size, HEAD_DIM=head_dim,
-        ROWS=shape.rows, TILE=shape.tile, DIM=dim, num_warps=shape.num_warps, num_stages=shape.num_stages,
-    )  # fmt: skip
+        q,
+        keys,
+        values,
+        partial,
+        lse,
+        blocks.table,
+        metadata.block_table,
+        head_dim**-0.5 * LOG2_E,
+        blocks.queries,
+        split_size,
+        *q.stride()[:2],
+        keys.stride(0),
+        metadata.block_table.stride(0),
+        GROUP=num_heads // num_kv_heads,
+        PAGE_SIZE=metadata.page_size,
+        **widths,
+        **shape.options(),
+    )
     merge_splits_kernel[(count * blocks.queries, num_heads)](
-        partial, lse, out, blocks.table, blocks.queries, split_size, num_splits, out.stride(0), out.stride(1),
-        HEAD_DIM=head_dim, SPLITS=MERGED_AT_ONCE, DIM=dim, num_warps=4,
-    )  # fmt: skip
+        partial,
+        lse,
+        out,
+        blocks.table,
+        blocks.queries,
+        split_size,
+        num_splits,
+        *out.stride()[:2],
+        SPLITS=MERGED_AT_ONCE,
+        **widths,
+        num_warps=4,
+    )
 
 
 def split_attention_reference(
-    q: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, blocks: QueryBlocks, out: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    metadata: AttentionMetadata,
+    blocks: QueryBlocks,
+    out: Tensor,
     split_size: int,
-) -> None:  # fmt: skip
+) -> None:
     """Do what ``split_attention`` does, in torch, where a split has nothing to save: it is ignored. Mutates ``out``."""
     if split_size < 1:
         raise ValueError(f"split_size is {split_size}; a split has at least 1 key")

@@ -17,9 +17,17 @@ WORDS = 64  # per program, 2048 tokens: one row of a large vocabulary is then 75
 
 @triton.jit
 def token_bitmask_kernel(
-    logits, mask, rows, num_rows, vocab_size, num_words, logits_stride, mask_stride,
-    HAS_ROWS: tl.constexpr, WORDS: tl.constexpr,
-):  # fmt: skip
+    logits,
+    mask,
+    rows,
+    num_rows,
+    vocab_size,
+    num_words,
+    logits_stride,
+    mask_stride,
+    HAS_ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+):
     """Ban tokens of ``WORDS`` words of one mask."""
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + index) if HAS_ROWS else index  # int64: rows * V passes 2**31
@@ -65,9 +73,17 @@ def apply_token_bitmask(logits: Tensor, mask: Tensor, rows: Tensor | None = None
             raise ValueError(f"rows is {rows.dtype}; it must be int64, call .long() on it")
     if mask.numel():
         token_bitmask_kernel[(len(mask), triton.cdiv(num_words, WORDS))](
-            logits, mask, mask if rows is None else rows, num_rows, vocab_size, num_words,
-            logits.stride(0), mask.stride(0), HAS_ROWS=rows is not None, WORDS=WORDS,
-        )  # fmt: skip
+            logits,
+            mask,
+            mask if rows is None else rows,
+            num_rows,
+            vocab_size,
+            num_words,
+            logits.stride(0),
+            mask.stride(0),
+            HAS_ROWS=rows is not None,
+            WORDS=WORDS,
+        )
 
 
 def apply_token_bitmask_reference(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:

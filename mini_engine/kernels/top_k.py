@@ -40,9 +40,7 @@ def apply_top_k(logits: Tensor, k: Tensor) -> Tensor:
     out = torch.empty_like(logits, memory_format=torch.contiguous_format)
     rows, width = logits.shape
     if rows:
-        top_k_kernel[(rows,)](
-            logits, out, k, width, logits.stride(0), out.stride(0), BLOCK=BLOCK, num_warps=WARPS
-        )  # fmt: skip
+        top_k_kernel[(rows,)](logits, out, k, width, logits.stride(0), out.stride(0), BLOCK=BLOCK, num_warps=WARPS)
     return out
 
 

@@ -29,9 +29,7 @@ def find_top_k_top_p(logits, width, peak, k, p, JOINT: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
-def top_k_top_p_kernel(
-    logits, out, top_k, top_p, width, stride, out_stride, JOINT: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def top_k_top_p_kernel(logits, out, top_k, top_p, width, stride, out_stride, JOINT: tl.constexpr, BLOCK: tl.constexpr):
     """Cut one row."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
@@ -51,7 +49,7 @@ def apply_top_k_top_p(logits: Tensor, k: Tensor, p: Tensor, joint: bool = False)
     if rows:
         top_k_top_p_kernel[(rows,)](
             logits, out, k, p, width, logits.stride(0), out.stride(0), JOINT=joint, BLOCK=BLOCK, num_warps=WARPS
-        )  # fmt: skip
+        )
     return out
 
 

@@ -60,9 +60,7 @@ def apply_top_p(logits: Tensor, p: Tensor) -> Tensor:
     out = torch.empty_like(logits, memory_format=torch.contiguous_format)
     rows, width = logits.shape
     if rows:
-        top_p_kernel[(rows,)](
-            logits, out, p, width, logits.stride(0), out.stride(0), BLOCK=BLOCK, num_warps=WARPS
-        )  # fmt: skip
+        top_p_kernel[(rows,)](logits, out, p, width, logits.stride(0), out.stride(0), BLOCK=BLOCK, num_warps=WARPS)
     return out
 
 

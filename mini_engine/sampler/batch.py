@@ -1,10 +1,7 @@
 """L4: the sampling side of a batch: one parameter per row as tensors, processors with their past, flags.
 
-Owns: ``SamplingBatch`` and how it follows the batch. Must not know: the model, filters, the draw. Parallel to SGLang's
-``SamplingBatchInfo``.
-
-Why tensors of length N and never scalars: one row is greedy for a debugger, its neighbour samples at 0.7 for a user,
-and both are chosen by the same call.
+Parameters are tensors of length N and never scalars, because each row has its own: one is greedy, its neighbour samples
+at temperature 0.7, and one call chooses both tokens. SGLang's class for this is ``SamplingBatchInfo``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +39,7 @@ class SampledRequest(Protocol):
 
 @dataclass
 class SamplingRequest:
-    """The least that is a ``SampledRequest``."""
+    """A minimal ``SampledRequest``."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -183,8 +180,8 @@ def with_kernel(
     owner: object, apply: Callable[..., None], kernels: Mapping[str, Callable[..., None]]
 ) -> Callable[[Tensor], None]:
     """Return ``apply`` with the kernel of the operation that its ``owner`` declares; ``apply`` itself if none does."""
-    operation = getattr(owner, "operation", None)
-    return partial(apply, compute=kernels[operation]) if operation in kernels else apply
+    kernel = kernels.get(getattr(owner, "operation", None) or "")
+    return apply if kernel is None else partial(apply, compute=kernel)
 
 
 def stage_order(names: Iterable[str]) -> list[str]:
@@ -215,5 +212,5 @@ def build_processors(requests: Sequence[SampledRequest], vocabulary: Vocabulary)
 
 
 def processor_arguments(name: str, params: SamplingParams) -> Mapping[str, Any] | None:
-    """Return what a processor is told: all parameters for a built-in one, its own arguments for a registered one."""
+    """Return the arguments of a processor: all parameters for a built-in one, its own for a registered one."""
     return vars(params) if name in BUILT_IN else (params.logits_processors or {}).get(name)

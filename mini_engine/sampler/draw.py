@@ -1,7 +1,5 @@
 """L4: drawing one token from each row's distribution, by a number from a generator or by noise from a seed.
 
-Owns: the two draws and the hash. Must not know: filters, batches.
-
 Unseeded: one uniform number per row, and the token in whose share of the interval [0, 1) it falls. Seeded: a fixed
 noise for every (seed, position, token id), and the token whose logit plus noise is largest (the Gumbel trick). The
 second asks nothing of the other rows, of the order of requests or of what was filtered, so a request with a seed gives

@@ -1,8 +1,6 @@
 """L4: the greedy driver with a sampler in place of its argmax, and several sequences at a time.
 
-Owns: the loop "forward, sample, append", when a sequence ends, and which of ``best_of`` answers are returned. Must not
-know: text (so no stop strings), arrivals during the run: all sequences start together, which L5 ends.
-
+All sequences start together; L5 lets them arrive at any time. There is no text here, so there are no stop strings.
 With ``SamplingParams()`` its ids and logits are those of L3, bit for bit.
 """
 

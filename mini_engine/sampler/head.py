@@ -1,7 +1,7 @@
 """L4: the last stage of the model: from hidden states to logits, with the variations that models and ranks bring.
 
-Owns: row selection, scale, soft cap and the seam for a sharded head. Must not know: layers, sampling. In SGLang this is
-``layers/logits_processor.py``; its name is taken here by what vLLM and SGLang call *custom* logits processors.
+In SGLang this is ``layers/logits_processor.py``. Here "logits processor" means what vLLM and SGLang call *custom*
+logits processors.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""L4: log-probabilities of chosen tokens, their alternatives and their ranks.
-
-Owns: ``TokenLogprob`` and how a row of log-probabilities becomes a list of them. Must not know: how a token was chosen.
-"""
+"""L4: log-probabilities of chosen tokens, their alternatives and their ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

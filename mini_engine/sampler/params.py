@@ -1,10 +1,9 @@
 """L4: what one request asks of the sampler (``SamplingParams``): frozen, validated, every default off.
 
-Owns: names, ranges, aliases and presets of the parameters. Must not know: tensors, batches, the vocabulary (only
-``check_vocabulary`` is told its size). Imports no torch.
+Imports no torch.
 
-Three engines, three ways to write "off" (SGLang ``top_k=-1`` and ``1 << 30`` inside, vLLM ``top_k=0``). Here every
-alias becomes one form when the object is built, so nothing after this file asks twice.
+Three engines write "off" in three ways (SGLang ``top_k=-1`` and ``1 << 30`` inside, vLLM ``top_k=0``). Here every alias
+becomes one form when the object is built, so no later code has to check for the others.
 """
 
 import json
@@ -14,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, get_args
 
 TOP_K_ALL = 1 << 30  # SGLang's "every token"
-GREEDY_BELOW = 1e-6  # temperatures below it mean greedy: dividing by less helps nobody
+GREEDY_BELOW = 1e-6  # temperatures below it mean greedy: no smaller divisor is useful
 MAX_TEMPERATURE = 1e6  # there all tokens are equally likely; near 1e39 float32 would turn a banned one into NaN
 MAX_STOP_STRINGS = 32
 MAX_BIAS = 100  # OpenAI's range

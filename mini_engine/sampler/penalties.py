@@ -1,7 +1,5 @@
 """L4: repetition, frequency and presence penalties, from a table of the tokens that each request has seen.
 
-Owns: ``TokenTable``, the three penalties and their order. Must not know: parameters, filters, the draw.
-
 A dense count of shape [N, V] is the obvious state; at V = 151,936 it is 19 MB for 32 rows, read in every step. A
 request has seen a few hundred different tokens, so the table keeps those alone: a new token changes one entry per row,
 and a step gathers, changes and scatters the entries and nothing else. A row without penalties has no entries.

@@ -1,7 +1,6 @@
-"""L5: sampling state that is kept from step to step, so that no history is replayed without need.
+"""L5: keeps the sampler's state from step to step, and isolates requests whose own code raises.
 
-Owns: which request is which row, and whose code is at fault when sampling raises. Must not know: why a request is in a
-step or not.
+A history is replayed only for a request that is new or comes back after a preemption.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,7 +61,7 @@ class SampledRows(Generic[Sampled]):
 
 
 class HasRows(Protocol):
-    """Whatever samples rows."""
+    """An object that samples rows."""
 
     rows: SampledRows[Any]
 

@@ -1,7 +1,6 @@
 """L4: the distribution after every stage of the sampler, for notebooks, ``--trace`` and debugging. Off by default.
 
-Owns: ``SamplingTrace`` and the figures of a stage. Must not know: what a stage does. It only copies what it is shown,
-so a sampler with a trace chooses the same tokens.
+A trace only copies logits, so a sampler with a trace chooses the same tokens.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""L5: how many pages a request may count on: the estimate of how long it will become, and what is promised already.
-
-Owns: the new-token ratio and the sums. Must not know: the order of requests, who is preempted.
-"""
+"""L5: how many pages a request will need: an estimate of its length, and the pages promised to running requests."""
 
 import math
 from collections.abc import Iterable
@@ -27,7 +24,7 @@ class GrowthEstimate:
         self.ratio = FIRST_RATIO if preemption else 1.0
 
     def decay(self) -> None:
-        """Expect a little less, after a step in which nobody was preempted. Mutates."""
+        """Expect a little less, after a step without a preemption. Mutates."""
         if self.preemption:
             self.ratio = max(self.ratio - (FIRST_RATIO - LEAST_RATIO) / DECAY_STEPS, LEAST_RATIO)
 

@@ -1,7 +1,5 @@
 """L5: in which order waiting requests are considered.
 
-Owns: the policies and their registry. Must not know: pages, budgets, what happens to the requests.
-
 A policy only orders; it never drops. The scheduler admits from the front and stops at the first request that does not
 fit, so that small requests cannot overtake a large one for ever.
 """
@@ -86,7 +84,7 @@ class Shuffled:
 
 
 class ShortestFirst:
-    """The fewest pending tokens first, less what it has waited: the best mean wait, and nobody waits for ever."""
+    """The fewest pending tokens first, less what it has waited: the best mean wait, and no request waits for ever."""
 
     def order(self, waiting: Sequence[Request], hits: Hits) -> list[Request]:
         """Sort by pending tokens, aged, then by arrival."""
@@ -107,7 +105,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 def register_policy(name: str, make: Callable[[], Policy]) -> None:
-    """Add a policy of one's own. Raises ``ValueError`` if the name is taken."""
+    """Add a policy. Raises ``ValueError`` if the name is taken."""
     if name in POLICIES:
         raise ValueError(f"the policy {name!r} exists already; choose another name")
     POLICIES[name] = make

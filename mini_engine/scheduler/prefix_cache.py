@@ -1,7 +1,4 @@
-"""L5: what the scheduler asks of a prefix cache, and the cache that never has anything.
-
-Owns: the interface and its null implementation. Must not know: trees (L6).
-"""
+"""L5: the interface of a prefix cache, and its null form, which caches nothing. L6 has the real one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +49,7 @@ class PrefixCache(Protocol):
         """Undo one ``lock``. Mutates."""
 
     def drop(self, hit: PrefixHit) -> list[int]:
-        """Give up what nobody else needs of ``hit``, and return those pages: the caller owns them. Mutates."""
+        """Give up the pages of ``hit`` that no other request needs, and return them: the caller owns them. Mutates."""
 
     def evict(self, count: int) -> list[int]:
         """Give up at least ``count`` pages if there are as many, and return them: the caller owns them. Mutates."""

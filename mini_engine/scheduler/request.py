@@ -1,7 +1,5 @@
 """L5: one request while the engine has it: what it is, how far it is and how it ended.
 
-Owns: ``Request`` and its derived lengths. Must not know: batches, policies, tensors.
-
     prompt_ids                        output_ids
     |<------- num_prompt_tokens ---->|<- num_output_tokens ->|
     |<- num_computed_tokens ->|<----- num_pending_tokens --->|
@@ -26,7 +24,7 @@ class RequestState(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    PREEMPTED = "preempted"  # waiting again, with a past
+    PREEMPTED = "preempted"  # waiting again; keeps its output, lost its pages
     FINISHED = "finished"
 
 

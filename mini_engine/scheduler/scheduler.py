@@ -1,7 +1,6 @@
 """L5: the scheduler: every step, who runs with how many tokens, and whose pages they lie on.
 
-Owns: the waiting and running requests, the page allocator, admission and preemption. Must not know: tensors, the model,
-text. Its whole state is plain Python, so ten thousand requests can be simulated without a model.
+Its whole state is plain Python, so ten thousand requests can be simulated without a model.
 
 One budget of tokens per step, spent in this order: a token for every running request that has nothing else pending,
 then chunks of running prompts, then new requests. A chunk that does not reach the end of what is known samples nothing.
@@ -37,7 +36,7 @@ class ScheduledChunk:
 
 @dataclass(frozen=True)
 class ScheduledBatch:
-    """What one step computes, in packing order, and which requests it sent back to wait."""
+    """What one step computes, in packing order, and the requests that it preempted."""
 
     chunks: list[ScheduledChunk]
     preempted: list[Request]
@@ -173,8 +172,8 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Choose the next step. Moves requests between waiting and running and gives out pages. Mutates.
 
-        Nobody is let in by a step that sends somebody back. Whoever waits afterwards has waited one step more. The
-        estimate decays with every step that computes something and sends nobody back.
+        A step that preempts admits no request. Requests that wait afterwards have waited one step more. The estimate
+        decays with every step that computes something and preempts no request.
         """
         preempted = self.make_room()
         budget = self.limits.max_tokens_per_step
@@ -182,7 +181,7 @@ class Scheduler:
         # Stable: requests that decode first, then those with a prompt left, both in the order of admission.
         for request in sorted(self.running, key=lambda r: r.num_pending_tokens > 1):
             budget = self.schedule_chunk(request, budget, chunks)
-        if not preempted:  # whoever was sent back would be let in again at once
+        if not preempted:  # a preempted request would be admitted again at once
             self.admit(budget, chunks)
         if chunks and not preempted:
             self.growth.decay()
@@ -334,7 +333,7 @@ class Scheduler:
             self.share(request)
         hit = request.hit
         self.release(request)
-        if reason == "error":  # it may have left numbers that nobody should start from
+        if reason == "error":  # no request may start from what it has left
             self.allocator.free(self.cache.drop(hit))
         request.state, request.finish_reason = RequestState.FINISHED, reason
 

@@ -1,7 +1,4 @@
-"""L6: a request and the prefix cache: what it starts from, what it leaves there, and when waiting for more pays.
-
-Owns: which pages of a request are whose. Must not know: trees, budgets, the other pages.
-"""
+"""L6: a request and the prefix cache: what it starts from, what it leaves there, and when waiting for more pays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,18 +1,15 @@
-"""The training text of the embedded model, written by this program alone, from a seed.
+"""The training text of the embedded model, which this program writes from a seed.
 
-Owns: the vocabulary of the little world, the sentence templates and the chat format.
-Must not know: tokens, tensors, training.
-
-Four kinds of document come out, all about the same world of animals, people and things:
+There are four kinds of document, all about the same world of animals, people and things:
 
 * ``story``   "Once upon a time there was a shy fox named Mila ...", plain or as an answer in a chat
 * ``record``  a few facts about a person, answered as one line of JSON
-* ``facts``   who owns what, asked back
+* ``facts``   questions about who owns what
 * ``talk``    greetings and several turns in one conversation
 
-Copying is the point. A model that has seen "Mila" ten thousand times can write it from memory; a model that must
-write "Trozeka" can only copy it from the prompt. So most names are invented from syllables, and every tenth name is
-held out: it never occurs in training, and the quality figures are measured on held-out names only.
+The model must learn to copy. If it has seen "Mila" ten thousand times, it can write the name from memory. It can only
+copy "Trozeka" from the prompt. So most names are invented from syllables, and every tenth name is held out: it never
+occurs in training, and the quality figures are measured on held-out names only.
 """
 
 import json
@@ -58,7 +55,7 @@ class Task:
 
 
 def is_held_out(name: str) -> bool:
-    """Whether ``name`` is kept out of training: one name in ten, chosen by its checksum and not by any list."""
+    """Whether ``name`` is kept out of training: one name in ten, chosen by its checksum."""
     return zlib.crc32(name.encode()) % 10 == 0
 
 
@@ -75,9 +72,9 @@ def make_name(rng: random.Random, held_out: bool = False) -> str:
 
 
 def make_odd_name(rng: random.Random, held_out: bool = False) -> str:
-    """Draw a first name, half of the time one of any letters in the sound patterns of common ones ("Ixpod", "Quva").
+    """Draw a first name, half of the time one of random letters in common sound patterns ("Ixpod", "Quva").
 
-    Syllables alone teach to copy syllables. These names begin and go on in every way that a user's name may.
+    From syllables alone a model learns to copy syllables. These names can have any pair of letters, as a user's may.
     """
     if rng.random() < 0.5:
         return make_name(rng, held_out)
@@ -118,17 +115,29 @@ class Cast:
         he, his, him = ("she", "her", "her") if self.female else ("he", "his", "him")
         an_b = with_article(self.friend_animal)
         return {
-            "n": self.name, "a": self.animal, "an_a": with_article(self.animal),
+            "n": self.name,
+            "a": self.animal,
+            "an_a": with_article(self.animal),
             "an_adj_a": with_article(f"{self.adjective} {self.animal}"),
-            "f": self.friend, "b": self.friend_animal, "an_b": an_b, "An_b": an_b.capitalize(),
-            "o": self.thing, "an_o": with_article(self.thing), "p": self.place,
-            "he": he, "his": his, "him": him, "He": he.capitalize(), "His": his.capitalize(),
-        }  # fmt: skip
+            "f": self.friend,
+            "b": self.friend_animal,
+            "an_b": an_b,
+            "An_b": an_b.capitalize(),
+            "o": self.thing,
+            "an_o": with_article(self.thing),
+            "p": self.place,
+            "he": he,
+            "his": his,
+            "him": him,
+            "He": he.capitalize(),
+            "His": his.capitalize(),
+        }
 
 
 def make_cast(rng: random.Random, held_out: bool = False, names: NameMaker = make_name) -> Cast:
     """Draw a hero and a friend with different names and different animals."""
-    name, animal = names(rng, held_out), rng.choice(ANIMALS)
+    name = names(rng, held_out)
+    animal = rng.choice(ANIMALS)
     return Cast(
         name=name,
         animal=animal,
@@ -143,36 +152,43 @@ def make_cast(rng: random.Random, held_out: bool = False, names: NameMaker = mak
 
 def tell_story(rng: random.Random, cast: Cast, plot: Plot) -> str:
     """Tell one plot: an opening, then one sentence choice for each beat of the plot."""
-    opening = rng.choice((
-        "Once upon a time there was {an_adj_a} named {n}. {n} lived in {p}.",
-        "Once upon a time there was {an_a} named {n} who lived in {p}.",
-        "Once there was {an_adj_a} called {n}. {He} lived in {p}.",
-        "In {p} there lived {an_adj_a} named {n}.",
-        "{n} was {an_adj_a} who lived in {p}.",
-        "There once was {an_a} named {n}. {n} the {a} lived in {p}.",
-    ))  # fmt: skip
+    opening = rng.choice(
+        (
+            "Once upon a time there was {an_adj_a} named {n}. {n} lived in {p}.",
+            "Once upon a time there was {an_a} named {n} who lived in {p}.",
+            "Once there was {an_adj_a} called {n}. {He} lived in {p}.",
+            "In {p} there lived {an_adj_a} named {n}.",
+            "{n} was {an_adj_a} who lived in {p}.",
+            "There once was {an_a} named {n}. {n} the {a} lived in {p}.",
+        )
+    )
     sentences = [opening, *(rng.choice(beat) for beat in plot.beats)]
     return " ".join(sentences).format(**cast.slots())
 
 
 def story_task(rng: random.Random, held_out: bool = False, names: NameMaker = make_name) -> Task:
     """Ask for a story about an animal with a name, sometimes with a place or a thing, and tell it."""
-    cast, plot = make_cast(rng, held_out, names), rng.choice(PLOTS)
+    cast = make_cast(rng, held_out, names)
+    plot = rng.choice(PLOTS)
     slots = cast.slots()
-    ask = rng.choice((
-        "Tell me a story about {an_a} named {n}.",
-        "Write a short story about {an_a} named {n}.",
-        "Tell me a story about {n} the {a}.",
-        "Please write a story about {an_a} called {n}.",
-        "Can you tell me a story? It should be about {an_a} named {n}.",
-        "I want a story about {n}. {n} is {an_a}.",
-    ))  # fmt: skip
+    ask = rng.choice(
+        (
+            "Tell me a story about {an_a} named {n}.",
+            "Write a short story about {an_a} named {n}.",
+            "Tell me a story about {n} the {a}.",
+            "Please write a story about {an_a} called {n}.",
+            "Can you tell me a story? It should be about {an_a} named {n}.",
+            "I want a story about {n}. {n} is {an_a}.",
+        )
+    )
     ask += rng.choice(("", "", "", " It happens in {p}.", " {n} has {an_o}.", " {n} has a friend named {f}."))
-    thought = rng.choice((
-        "The story is about {an_a} named {n}.",
-        "The user wants a story about {n}. {n} is {an_a}.",
-        "I need a story. The hero is {n} the {a}.",
-    ))  # fmt: skip
+    thought = rng.choice(
+        (
+            "The story is about {an_a} named {n}.",
+            "The user wants a story about {n}. {n} is {an_a}.",
+            "I need a story. The hero is {n} the {a}.",
+        )
+    )
     thought += rng.choice(("", f" In the story, {plot.idea}.", f" Let me think. I can tell how {plot.idea}."))
     facts: dict[str, str | int | bool] = {"name": cast.name, "animal": cast.animal}
     return Task(ask.format(**slots), thought.format(**slots), tell_story(rng, cast, plot), facts)
@@ -234,7 +250,7 @@ def record_task(rng: random.Random, held_out: bool = False, names: NameMaker = m
 
 
 def facts_task(rng: random.Random, held_out: bool = False, names: NameMaker = make_name) -> Task:
-    """State what two to four people own, ask about one of them."""
+    """State what two to four people own, and ask about one of them."""
     count = rng.randint(2, 4)
     people: list[str] = []
     while len(people) < count:
@@ -247,12 +263,14 @@ def facts_task(rng: random.Random, held_out: bool = False, names: NameMaker = ma
     told = " ".join(f"{n} has {with_article(f'{c} {t}')}." for n, c, t in rows)
     n, c, t = rng.choice(rows)
     owned = f"{n} has {with_article(f'{c} {t}')}."
-    question, answer, key = rng.choice((
-        (f"What does {n} have?", owned, f"{c} {t}"),
-        (f"Who has the {t}?", f"{n} has the {t}.", n),
-        (f"What color is the {t}?", f"The {t} is {c}.", c),
-        (f"What color is the {t} of {n}?", f"The {t} of {n} is {c}.", c),
-    ))  # fmt: skip
+    question, answer, key = rng.choice(
+        (
+            (f"What does {n} have?", owned, f"{c} {t}"),
+            (f"Who has the {t}?", f"{n} has the {t}.", n),
+            (f"What color is the {t}?", f"The {t} is {c}.", c),
+            (f"What color is the {t} of {n}?", f"The {t} of {n} is {c}.", c),
+        )
+    )
     return Task(f"{told} {question}", owned, answer, {"answer": key})
 
 
@@ -272,12 +290,15 @@ def render_turn(task: Task, mode: str) -> str:
 
 def follow_up(rng: random.Random, task: Task) -> Task:
     """Ask about a story that was told one turn earlier."""
-    name, animal = task.facts["name"], str(task.facts["animal"])
-    prompt, answer = rng.choice((
-        ("Who is the story about?", f"The story is about {name} the {animal}."),
-        (f"What is {name}?", f"{name} is {with_article(animal)}."),
-        ("What is the name of the hero?", f"The name of the hero is {name}."),
-    ))  # fmt: skip
+    name = task.facts["name"]
+    animal = str(task.facts["animal"])
+    prompt, answer = rng.choice(
+        (
+            ("Who is the story about?", f"The story is about {name} the {animal}."),
+            (f"What is {name}?", f"{name} is {with_article(animal)}."),
+            ("What is the name of the hero?", f"The name of the hero is {name}."),
+        )
+    )
     return Task(prompt, f"The story is about {name} the {animal}.", answer, task.facts)
 
 

@@ -1,10 +1,8 @@
 """How good the embedded model is: ``python -m mini_engine.tiny.evaluate``, on prompts that training never saw.
 
-Owns: the questions, what counts as right, the report. Must not know: how the model was trained.
-
-Every prompt names people whose names are held out (``corpus.is_held_out``), so a right answer was copied from the
-prompt and not remembered. Answers are generated greedily by the course's own driver; the samples at a temperature come
-from transformers, because sampling is a later lesson.
+Every prompt names people whose names are held out (``corpus.is_held_out``). So a right answer is copied from the prompt
+and not remembered. The greedy driver of the course generates the answers. transformers samples the texts at a
+temperature, because sampling is a later lesson.
 """
 
 import json
@@ -32,7 +30,7 @@ MAX_NEW_TOKENS = 350
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured share: what was counted, how many of how many, and the least share that is good enough."""
+    """One measured share: its name, ``right`` of ``total``, and the least share that is good enough."""
 
     name: str
     right: int
@@ -57,7 +55,7 @@ def uses_name_and_animal(task: Task, text: str) -> bool:
 
 
 def parses(task: Task, text: str) -> bool:
-    """Whether a record's answer is one JSON object and nothing else."""
+    """Whether the answer is exactly one JSON object."""
     try:
         return isinstance(json.loads(answer_of(text)), dict)
     except json.JSONDecodeError:
@@ -93,11 +91,16 @@ def measure(folder: Path, count: int, seed: int) -> list[Figure]:
     tokenizer = load_tokenizer(folder)
     kinds: list[tuple[str, Callable[..., Task], dict[str, tuple[Callable[[Task, str], bool], float]]]] = [
         ("stories", corpus.story_task, {"a story uses its name and animal": (uses_name_and_animal, 0.9)}),
-        ("records", corpus.record_task, {
-            "a record is valid JSON": (parses, 0.98), "a record has every field right": (every_field_right, 0.8),
-        }),
+        (
+            "records",
+            corpus.record_task,
+            {
+                "a record is valid JSON": (parses, 0.98),
+                "a record has every field right": (every_field_right, 0.8),
+            },
+        ),
         ("facts", corpus.facts_task, {"a fact is given back": (gives_the_fact, 0.5)}),
-    ]  # fmt: skip
+    ]
     figures = []
     for name, make, questions in kinds:
         rng = random.Random(f"evaluate/{seed}/{name}")

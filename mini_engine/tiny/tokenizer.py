@@ -1,7 +1,6 @@
-"""The tokenizer of the embedded model: byte-level BPE with Qwen3's special tokens and a chat template.
+"""The tokenizer of the embedded model: byte-level BPE with the special tokens and a chat template of Qwen3.
 
-Owns: how text becomes ids, and the Hugging Face folder that says so. Must not know: what the corpus says.
-The splitting rule is the one that Qwen's tokenizers publish: words with one leading space, digits one by one.
+The splitting rule is the one that Qwen's tokenizers publish: words with one leading space, and single digits.
 """
 
 import itertools

@@ -1,9 +1,7 @@
 """Train the embedded model: ``python -m mini_engine.tiny.train`` writes the same weights from the same seed.
 
-Owns: the model's shape, the batches, the optimiser, the saved folder. Must not know: the engine. The model is
-transformers' own ``Qwen3ForCausalLM``, so the folder loads there by construction and the engine has to match it.
-
-Takes about 50 minutes on two CPU cores (bf16 autocast) and resumes from its last checkpoint when started again.
+The model is ``Qwen3ForCausalLM`` of transformers, so that its folder loads there, and the engine has to match it.
+Training takes about 50 minutes on two CPU cores (bf16 autocast), and resumes from its last checkpoint.
 """
 
 import itertools
@@ -28,7 +26,9 @@ from mini_engine.tiny.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokeniz
 SEED = 0
 TOKENS_PER_STEP = 8192
 STEPS_PER_BLOCK = 100  # the corpus is drawn block by block, each from its own seed, so that a run can resume
-MUON_LR, ADAM_LR, WARMUP = 0.02, 3e-3, 100
+MUON_LR = 0.02
+ADAM_LR = 3e-3
+WARMUP = 100
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,8 @@ def run(out: Path, phases: Sequence[Phase], seed: int) -> None:
     progress = Progress.load(state_file, model, optimizers)
     for index in range(progress.phase, len(phases)):
         if index > progress.phase:
-            progress, optimizers = Progress(index, 0), make_optimizers(model)
+            progress = Progress(index, 0)
+            optimizers = make_optimizers(model)
         run_phase(model, optimizers, tokenizer, phases[index], progress, state_file, seed)
     save_model(model, tokenizer, out)
     steps = sum(phase.steps for phase in phases)
@@ -185,9 +186,14 @@ def run(out: Path, phases: Sequence[Phase], seed: int) -> None:
 
 
 def run_phase(
-    model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], tokenizer: Tokenizer, phase: Phase,
-    progress: Progress, state_file: Path, seed: int,
-) -> None:  # fmt: skip
+    model: Qwen3ForCausalLM,
+    optimizers: list[torch.optim.Optimizer],
+    tokenizer: Tokenizer,
+    phase: Phase,
+    progress: Progress,
+    state_file: Path,
+    seed: int,
+) -> None:
     """Take the remaining steps of one phase. Mutates the model, the optimisers and the progress."""
     name = f"phase {progress.phase + 1}"
     # The first phase's blocks are named by the seed alone.

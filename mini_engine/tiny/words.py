@@ -1,6 +1,6 @@
-"""The words of the little world that ``corpus.py`` writes about: names, things and the plots of its stories.
+"""The words that ``corpus.py`` writes with: names, things and the plots of its stories.
 
-Owns: data only. A plot is a list of beats; each beat is a choice of sentences whose slots ``Cast.slots`` fills:
+A plot is a list of beats; each beat is a choice of sentences whose slots ``Cast.slots`` fills:
 ``n`` hero, ``a`` animal, ``f`` friend, ``b`` the friend's animal, ``o`` a thing, ``p`` the place, ``an_…`` with its
 article, ``he``/``his``/``him`` pronouns of the hero.
 """
@@ -45,10 +45,23 @@ OBJECTS = tuple(
 )
 
 PLACES = (
-    "the forest", "a quiet valley", "a big garden", "an old barn", "a village by the sea", "the mountains",
-    "a meadow", "a house on a hill", "the north", "a small town", "a cave near the river", "an apple orchard",
-    "a tree house", "a farm", "a green park", "the reeds by the lake",
-)  # fmt: skip
+    "the forest",
+    "a quiet valley",
+    "a big garden",
+    "an old barn",
+    "a village by the sea",
+    "the mountains",
+    "a meadow",
+    "a house on a hill",
+    "the north",
+    "a small town",
+    "a cave near the river",
+    "an apple orchard",
+    "a tree house",
+    "a farm",
+    "a green park",
+    "the reeds by the lake",
+)
 
 CITIES = tuple(
     "Oslo Paris Rome Berlin Madrid Lisbon Vienna Prague Dublin Athens Cairo Lima Quito Tokyo Osaka Seoul Delhi Mumbai "

@@ -1,29 +1,37 @@
-"""What every figure of the course has in common: the style, and the text beside the picture.
+"""The style of all figures, ``Figure`` (a picture and its summary), and small drawing helpers.
 
-Owns: fonts, colours, hatches and the ``Figure`` value. Must not know: what is drawn.
-
-Nothing is told by colour alone: each series has a hatch or a marker of its own and a label beside it. Figures are
-built without ``pyplot``, so no figure is kept alive or shown twice by a notebook.
+Colour is never the only sign: every series also has its own hatch or marker, and a label. Figures are built without
+``pyplot``, so a notebook neither keeps them alive nor shows them twice.
 """
 
 import base64
 import html
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.colors import to_hex
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 
-COLORS = tuple(map(to_hex, mpl.color_sequences["petroff10"]))  # Petroff, 2021: ten colours that all eyes tell apart
+COLORS = tuple(map(to_hex, mpl.color_sequences["petroff10"]))  # Petroff, 2021: chosen for colour-blind readers
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "+++", "---", "OO", "**")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
-GRAY, FAINT = "#5a5a5a", "#d9d9d9"
+GRAY = "#5a5a5a"
+FAINT = "#d9d9d9"
+PALE = "#b9d3f2"
+SOFT = "#86b6f0"
+MONO = "DejaVu Sans Mono"  # a font whose characters are equally wide
+Look = dict[str, Any]  # keyword arguments of a drawing function
+
+REMOVED: Look = {"facecolor": "white", "hatch": "////", "edgecolor": "#a0a0a0"}
 WIDTH = 9.5  # inches: a notebook column at 100 pixels an inch
 
 STYLE: Any = {  # matplotlib types this as one literal of all its parameter names, which differ by version
@@ -40,13 +48,13 @@ STYLE: Any = {  # matplotlib types this as one literal of all its parameter name
     "grid.color": "#e3e3e3",
     "hatch.linewidth": 0.7,
     "figure.facecolor": "white",
-    "text.parse_math": False,  # a token may well be a dollar sign
+    "text.parse_math": False,  # a token may be a dollar sign
 }
 
 
 @dataclass(frozen=True, repr=False)
 class Figure:
-    """A picture and one paragraph that says what it shows. A notebook displays both; ``print`` says the paragraph."""
+    """A picture and one paragraph that says what it shows. A notebook displays both; ``print`` writes the paragraph."""
 
     figure: Canvas
     summary: str
@@ -64,7 +72,8 @@ class Figure:
 
     def _repr_html_(self) -> str:
         """Return the picture with the summary beneath it and as the text for screen readers."""
-        text, data = html.escape(self.summary), base64.b64encode(self.png()).decode()
+        text = html.escape(self.summary)
+        data = base64.b64encode(self.png()).decode()
         width = round(self.figure.get_figwidth() * 100)
         return f'<img width="{width}" alt="{text}" src="data:image/png;base64,{data}"/><p>{text}</p>'
 
@@ -85,6 +94,71 @@ def canvas(height: float, width: float = WIDTH) -> Canvas:
     return Canvas(figsize=(width, height), layout="constrained")
 
 
+def bar_look(index: int) -> Look:
+    """Return the colour and the hatch of series ``index`` in a chart of bars."""
+    return {"color": COLORS[index], "hatch": HATCHES[index], "edgecolor": "white"}
+
+
+def line_look(index: int) -> Look:
+    """Return the colour, the dashes and the marker of series ``index`` in a chart of lines."""
+    return {"color": COLORS[index], "linestyle": LINES[index % len(LINES)], "marker": MARKERS[index]}
+
+
+def legend_below(figure: Canvas, *handles: Any, **options: Any) -> None:
+    """Put a legend of ``handles`` below all axes; without any, of everything that has a label."""
+    figure.legend(handles=handles or None, loc="outside lower center", **options)
+
+
+def hide_frame(axes: Axes) -> None:
+    """Hide the frame and the tick marks; labels stay."""
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def text_ground(pad: float, alpha: float = 1.0) -> Look:
+    """Return the ``bbox`` of a text that must stay readable over a hatch or a line."""
+    return {"facecolor": "white", "edgecolor": "none", "pad": pad, "alpha": alpha}
+
+
+def swatch(label: str, color: str, hatch: str) -> Patch:
+    """Return a legend entry for an area."""
+    return Patch(facecolor=color, hatch=hatch, edgecolor="white", label=label)
+
+
+def add_box(axes: Axes, left: float, bottom: float, width: float, height: float, **look: Any) -> None:
+    """Draw a rectangle."""
+    axes.add_patch(Rectangle((left, bottom), width, height, **look))
+
+
+def write(axes: Axes, x: float, y: float, text: str, **look: Any) -> None:
+    """Write a small text with its centre at (x, y)."""
+    axes.text(x, y, text, ha="center", va="center", **{"fontsize": 10} | look)
+
+
+def stacked(figure: Canvas, count: int, **options: Any) -> Sequence[Axes]:
+    """Return ``count`` axes, one below the other."""
+    axes: Sequence[Axes] = figure.subplots(count, 1, squeeze=False, **options)[:, 0]
+    return axes
+
+
+def colour_grid(axes: Axes, table: Any, colors: Sequence[str], norm: Normalize | None = None) -> None:
+    """Draw a table as an image: cell (i, j) spans x from j to j + 1 and y from i to i + 1, downwards."""
+    height, width = table.shape
+    shown = ListedColormap(list(colors))
+    axes.imshow(table, cmap=shown, norm=norm, aspect="auto", interpolation="nearest", extent=(0, width, height, 0))
+
+
+def dots(axes: Axes, x: Any, y: Any, marker: str, size: float, color: str, **look: Any) -> Sequence[Line2D]:
+    """Draw a marker at every point, without lines between them."""
+    return axes.plot(x, y, linestyle="", marker=marker, markersize=size, color=color, **look)
+
+
+def dot_key(marker: str, size: float, color: str, label: str, **look: Any) -> Line2D:
+    """Return a legend entry for such markers."""
+    return Line2D([], [], linestyle="", marker=marker, markersize=size, color=color, label=label, **look)
+
+
 def plural(count: int, noun: str) -> str:
     """Return "1 row" or "2 rows"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"

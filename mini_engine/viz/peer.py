@@ -1,7 +1,4 @@
-"""The peer that the engine is compared with: the same checkpoint in transformers.
-
-Owns: calls into transformers. Must not know: pictures, or how the engine computes.
-"""
+"""The peer that the engine is compared with: the same checkpoint in transformers."""
 
 from collections.abc import Sequence
 from pathlib import Path

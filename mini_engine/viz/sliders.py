@@ -1,47 +1,19 @@
-"""L4 by hand: sliders for four sampling parameters, redrawing the stages of one distribution.
+"""A picture that is redrawn when a slider moves.
 
-Owns: the widgets, and how a picture follows them (L7's too). Must not know: how stages are measured (``sampling``) or
-drawn (``drawing``).
-
-A notebook is complete without them: executed without a reader, they show the figure of their first positions.
+A notebook does not need them: without a reader, it shows the picture of their first positions.
 """
 
 from collections.abc import Callable, Sequence
 
 import ipywidgets  # type: ignore[import-untyped]
-from torch import Tensor
 
-from mini_engine.sampler.params import SamplingParams
-from mini_engine.viz.drawing import stage_bars
 from mini_engine.viz.figure import Figure
-from mini_engine.viz.sampling import trace_row
-
-# name of a parameter -> (least, largest, step, first position)
-RANGES: dict[str, tuple[float, float, float, float]] = {
-    "temperature": (0.1, 3.0, 0.1, 0.8),
-    "top_k": (0, 40, 1, 16),
-    "top_p": (0.05, 1.0, 0.05, 0.8),
-    "min_p": (0.0, 0.5, 0.02, 0.1),
-}
-
-
-def stage_sliders(
-    logits: Tensor, prompt_ids: Sequence[int], token_ids: Sequence[int], names: Sequence[str]
-) -> ipywidgets.VBox:
-    """Return four sliders and, below them, the stages of ``logits`` [V] at their positions, as in ``stage_bars``."""
-    sliders = {name: slider(name) for name in RANGES}
-
-    def draw() -> Figure:
-        positions = {name: widget.value for name, widget in sliders.items()}
-        return draw_stages(logits, positions, prompt_ids, token_ids, names)
-
-    return with_picture(list(sliders.values()), draw)
 
 
 def with_picture(sliders: Sequence[ipywidgets.Widget], draw: Callable[[], Figure]) -> ipywidgets.VBox:
-    """Return the sliders and, below them, what ``draw`` makes now and again each time that one of them is moved.
+    """Return the sliders and, below them, the figure that ``draw`` makes now and whenever one of them moves.
 
-    The picture is no ``ipywidgets.Output``: nbclient tells the kernel of everything that such a widget holds, and can
+    The picture is not an ``ipywidgets.Output``. nbclient sends the kernel everything that such a widget holds; it can
     then miss the end of the cell and wait for ever (https://github.com/jupyter/nbclient/issues/312).
     """
     picture = ipywidgets.HTML()
@@ -53,22 +25,3 @@ def with_picture(sliders: Sequence[ipywidgets.Widget], draw: Callable[[], Figure
         widget.observe(redraw, names="value")
     redraw()
     return ipywidgets.VBox([*sliders, picture])
-
-
-def slider(name: str) -> ipywidgets.Widget:
-    """Return the slider of one parameter, which reports when it is let go."""
-    least, most, step, first = RANGES[name]
-    kind = ipywidgets.IntSlider if name == "top_k" else ipywidgets.FloatSlider
-    return kind(value=first, min=least, max=most, step=step, description=name, continuous_update=False)
-
-
-def draw_stages(
-    logits: Tensor,
-    positions: dict[str, float],
-    prompt_ids: Sequence[int],
-    token_ids: Sequence[int],
-    names: Sequence[str],
-) -> Figure:
-    """Draw the stages of ``logits`` [V] with the parameters at these positions."""
-    params = SamplingParams(**positions)  # type: ignore[arg-type]  # top_k's slider gives whole numbers
-    return stage_bars(trace_row(logits, params, prompt_ids), token_ids, names)

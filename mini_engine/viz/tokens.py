@@ -1,16 +1,8 @@
-"""Texts and token ids: prompts in the model's chat format, printable names for tokens, words around a crossroads.
-
-Owns: text. Must not know: pictures, logits.
-"""
+"""Texts and token ids: prompts in the chat format of the model, and printable names of tokens."""
 
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
-
-from mini_engine.viz.distribution import Crossroads
-
-CONTEXT_TOKENS = 6
-LABEL_LENGTH = 44  # characters
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, question: str, answer: str = "") -> list[int]:
@@ -47,21 +39,3 @@ def token_at(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], text:
         raise ValueError(f"the tokens say {whole!r}; {text!r} does not occur")
     start = whole.index(text)
     return next(i for i in range(len(token_ids)) if len(tokenizer.decode(list(token_ids[: i + 1]))) > start)
-
-
-def crossroads_texts(
-    tokenizer: PreTrainedTokenizerBase, generated: Sequence[int], crossroads: Sequence[Crossroads]
-) -> list[tuple[str, str, str]]:
-    """Return for every crossroads the words before it, the words taken and the other words."""
-    texts = []
-    for fork in crossroads:
-        before = tokenizer.decode(generated[max(0, fork.step - CONTEXT_TOKENS) : fork.step])
-        if fork.step > CONTEXT_TOKENS:
-            before = before.partition(" ")[2]  # the first word is cut
-        texts.append((before, *(tokenizer.decode(ids).strip() for ids in (fork.taken, fork.other))))
-    return [(one_line(before), one_line(taken), one_line(other)) for before, taken, other in texts]
-
-
-def one_line(text: str) -> str:
-    """Make line breaks visible and cut what is too long for a label."""
-    return text.replace("\n", "⏎")[:LABEL_LENGTH]

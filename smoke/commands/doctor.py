@@ -24,6 +24,8 @@ def register(app: typer.Typer) -> None:
 def print_invariance() -> None:
     """Print how ``batch_invariant`` computes here: the way and the largest block of rows of each product and attention.
 
+    After each stand the seconds that its experiment took.
+
     The embedded model is tried in both dtypes; other models that were loaded on this machine are listed too.
     """
     from mini_engine.config import EngineConfig
@@ -36,13 +38,16 @@ def print_invariance() -> None:
         except ValueError as error:
             typer.echo(str(error))
     typer.echo(f"batch_invariant, as found on this machine (kept in {path()}):")
-    for name, found in sorted(findings().items()):
+    for name, finding in sorted(findings().items()):
         what, _, shape = name.partition(": ")
+        found, seconds = finding["result"], finding["seconds"]
         if what == "invariant attention":
-            typer.echo(f"  {shape}: {f'up to {found[-1]} query rows' if found else 'cannot be kept'}")
+            kept = f"up to {found[-1]} query rows" if found else "cannot be kept"
+            typer.echo(f"  {shape}: {kept} ({seconds:.3f} s)")
         elif what.startswith("invariant by"):
             way, rows = found
-            typer.echo(f"  {shape}: {f'{way}, blocks of up to {rows[-1]} rows' if rows else 'cannot be kept'}")
+            kept = f"{way}, blocks of up to {rows[-1]} rows" if rows else "cannot be kept"
+            typer.echo(f"  {shape}: {kept} ({seconds:.3f} s)")
 
 
 def doctor_command() -> None:

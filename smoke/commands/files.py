@@ -14,7 +14,7 @@ from smoke.course.work import Work
 from smoke.framework.check import checks_of
 from smoke.framework.manifest import COURSE, ENGINE, Lesson, load_manifest
 
-COMPANION = COURSE / "lessons" / "AGENTS.md"  # how an AI assistant may help; it lies beside the code it is about
+COMPANION = COURSE / "lessons" / "AGENTS.md"  # how an AI assistant may help; it lies next to the code it is about
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +60,7 @@ def reset_command(
     engine: EngineOption = Path("work"),
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Start a lesson anew. Your files stay beside the new ones, with .bak in their names."""
+    """Start a lesson anew. Your files stay next to the new ones, with .bak in their names."""
     chosen = load_manifest().lesson(lesson)
     present = [engine / file for file in chosen.files if (engine / file).is_file()]
     if present and not yes and not typer.confirm(f"replace {', '.join(map(str, present))}?"):
@@ -75,7 +75,8 @@ def reset_command(
 
 def free_name(path: Path) -> Path:
     """Return ``path.bak``, or with a number if that is taken."""
-    candidate, number = path.with_name(path.name + ".bak"), 1
+    candidate = path.with_name(path.name + ".bak")
+    number = 1
     while candidate.exists():
         number += 1
         candidate = path.with_name(f"{path.name}.bak{number}")
@@ -88,7 +89,8 @@ def diff_command(
     force: Annotated[bool, typer.Option("--force", help="Show it although the lesson is not green.")] = False,
 ) -> None:
     """Compare your files with the reference, once all checks of the lesson pass."""
-    chosen, work = load_manifest().lesson(lesson), Work(engine)
+    chosen = load_manifest().lesson(lesson)
+    work = Work(engine)
     work.candidate(chosen, "reference")
     if not force and not work.is_green(chosen):
         stop(Exit.USAGE, f"{chosen.id} is not green yet: `python -m smoke run {chosen.id}` first, or --force")

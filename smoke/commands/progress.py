@@ -54,7 +54,8 @@ def hint_command(
     engine: EngineOption = Path("work"),
 ) -> None:
     """Show the next hint of a task: first a question, then an invariant, then the whole task in pseudocode."""
-    chosen, work = load_manifest().task(task), Work(engine)
+    chosen = load_manifest().task(task)
+    work = Work(engine)
     hints = load_hints(chosen.lesson_id)[chosen.id]
     shown = level or min(work.hint_level(chosen) + 1, LEVELS)
     for number, text in enumerate(hints[:shown], start=1):

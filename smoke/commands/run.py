@@ -129,7 +129,8 @@ def watch_command(
     time_factor: FactorOption = 1.0,
 ) -> None:
     """Run the checks again whenever a file of the lesson is saved. Ctrl-C ends it."""
-    chosen, work = load_manifest().lesson(lesson), Work(engine)
+    chosen = load_manifest().lesson(lesson)
+    work = Work(engine)
     seen = ""
     with Runner(time_factor=time_factor) as runner:
         alike = Alike(runner)

@@ -28,12 +28,14 @@ class Fence:
 
 def fences(text: str) -> Iterator[Fence]:
     """Yield the fenced blocks of a page, top to bottom."""
-    opened, body = None, list[str]()
+    opened = None
+    body = list[str]()
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.startswith("```"):
             body.append(line)
         elif opened is None:
-            opened, body = (line[3:].strip(), number), []
+            opened = (line[3:].strip(), number)
+            body = []
         else:
             assert line == "```", f"line {number}: a fence is opened inside the one of line {opened[1]}"
             yield Fence(opened[0], "".join(f"{row}\n" for row in body), opened[1])

@@ -151,7 +151,7 @@ def names_used(tree: ast.Module, without: set[str]) -> set[str]:
 
 
 def used_by(tree: ast.Module, name: str, functions: set[str]) -> bool:
-    """Whether one of ``functions`` uses ``name``: what nobody uses is part of the module's surface and stays."""
+    """Whether one of ``functions`` uses ``name``: an unused name is part of the module's interface and stays."""
     bodies = [node for qualname, node in functions_of(tree).items() if qualname in functions and qualname != name]
     return any(isinstance(item, ast.Name) and item.id == name for node in bodies for item in ast.walk(node))
 

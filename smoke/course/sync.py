@@ -65,10 +65,14 @@ def options_table(lesson: Lesson) -> str:
                 f"the code's default is {default_of(option)}"
             )
     rows = (
-        (f"`{option.name.qualname.replace('.__init__', '').replace('.__call__', '')}`", f"`{option.off}`",
-         option.on if " " in option.on else f"`{option.on}`", option.effect)
+        (
+            f"`{option.name.qualname.replace('.__init__', '').replace('.__call__', '')}`",
+            f"`{option.off}`",
+            option.on if " " in option.on else f"`{option.on}`",
+            option.effect,
+        )
         for option in lesson.options
-    )  # fmt: skip
+    )
     return table(("option", "off", "on", "on means"), rows)
 
 

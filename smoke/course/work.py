@@ -1,4 +1,4 @@
-"""A student's folder: the lesson files in it and what is remembered beside them.
+"""A student's folder: the lesson files in it and what is remembered next to them.
 
 Owns: ``work/.smoke.json`` and the rules about missing files. Must not know: how checks are run.
 """
@@ -102,7 +102,8 @@ class Work:
 def files_of(check: Check) -> list[str]:
     """Return the lesson's files that a check can depend on: those of the tasks it builds on, and those of no task."""
     manifest = load_manifest()
-    lesson, tasks = manifest.lesson(check.lesson_id), {check.task_id, *tasks_needed(check, manifest)}
+    lesson = manifest.lesson(check.lesson_id)
+    tasks = {check.task_id, *tasks_needed(check, manifest)}
     owned = {function.file for task in lesson.tasks for function in task.functions}
     used = {function.file for task in lesson.tasks if task.id in tasks for function in task.functions}
     return [file for file in lesson.files if file in used or file not in owned]

@@ -32,8 +32,8 @@ class ModelCase:
 
     @property
     def hf_config(self) -> dict[str, Any]:
-        """The dictionary of ``config.json``."""
-        return dict(self.config)
+        """The dictionary of ``config.json``. An object in it stands in ``config`` as its items."""
+        return {key: dict(value) if isinstance(value, tuple) else value for key, value in self.config}
 
     @property
     def vocab_size(self) -> int:
@@ -111,8 +111,11 @@ def random_weights(config: tuple[tuple[str, Any], ...], seed: int) -> dict[str, 
     """Draw weights that give logits of about unit size, and norm weights that are not 1, which would hide faults."""
     cfg = dict(config)
     generator = torch.Generator().manual_seed(seed)
-    hidden, inner, head_dim = cfg["hidden_size"], cfg["intermediate_size"], cfg["head_dim"]
-    q_size, kv_size = cfg["num_attention_heads"] * head_dim, cfg["num_key_value_heads"] * head_dim
+    hidden = cfg["hidden_size"]
+    inner = cfg["intermediate_size"]
+    head_dim = cfg["head_dim"]
+    q_size = cfg["num_attention_heads"] * head_dim
+    kv_size = cfg["num_key_value_heads"] * head_dim
 
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=generator) / math.sqrt(columns)

@@ -104,9 +104,15 @@ class Registry:
     checks: dict[str, Check] = field(default_factory=dict)
 
     def add(
-        self, check_id: str, proves: str, probe: Probe, verdict: Verdict, *, needs: tuple[str, ...] = (),
+        self,
+        check_id: str,
+        proves: str,
+        probe: Probe,
+        verdict: Verdict,
+        *,
+        needs: tuple[str, ...] = (),
         seconds: float = 20.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Register a check. Mutates. Raises ``ValueError`` for a second one of the same id."""
         if check_id in self.checks:
             raise ValueError(f"check {check_id} is registered twice")
@@ -222,7 +228,7 @@ def block_dependents(results: Sequence[Result]) -> list[Result]:
 def describe_error(error: BaseException, engine_folders: Sequence[str] = ("mini_engine",)) -> ProbeError:
     """Reduce an exception to text, with the innermost line that belongs to the engine or the candidate.
 
-    Triton's interpreter wraps what a kernel raises; what it wraps is what is told.
+    Triton's interpreter wraps what a kernel raises; the wrapped exception is reported.
     """
     place = ""
     while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 SUITE = Path(__file__).resolve().parent.parent
 ROOT = SUITE.parent
-# Where the texts lie: beside the package in a checkout, inside of it in a wheel.
+# Where the texts lie: next to the package in a checkout, inside of it in a wheel.
 COURSE = ROOT if (ROOT / "lessons" / "manifest.toml").is_file() else SUITE
 MANIFEST = COURSE / "lessons" / "manifest.toml"
 ENGINE = ROOT / "mini_engine"

@@ -44,9 +44,14 @@ def model(case: ModelCase, dtype: str, implementation: str) -> Any:
 
 @torch.no_grad()
 def logits(
-    case: ModelCase, dtype: str, implementation: str, ids: list[int], *,
-    positions: list[int] | None = None, rows: list[int] | None = None,
-) -> Tensor:  # fmt: skip
+    case: ModelCase,
+    dtype: str,
+    implementation: str,
+    ids: list[int],
+    *,
+    positions: list[int] | None = None,
+    rows: list[int] | None = None,
+) -> Tensor:
     """Run one prompt without a cache -> [T, V], or [R, V] for the ``rows`` asked for."""
     out = model(case, dtype, implementation)(
         input_ids=torch.tensor([ids]),
@@ -60,9 +65,15 @@ def logits(
 @lru_cache(maxsize=400)
 @torch.no_grad()
 def generate(
-    case: ModelCase, dtype: str, prompt: tuple[int, ...], count: int, eos: tuple[int, ...], *, cache: bool = True,
+    case: ModelCase,
+    dtype: str,
+    prompt: tuple[int, ...],
+    count: int,
+    eos: tuple[int, ...],
+    *,
+    cache: bool = True,
     implementation: str = "sdpa",
-) -> tuple[list[int], Tensor]:  # fmt: skip
+) -> tuple[list[int], Tensor]:
     """Generate greedily -> the new ids (an end-of-sequence id included) and the logits [steps, V] they came from."""
     out = model(case, dtype, implementation).generate(
         torch.tensor([prompt]),

@@ -44,7 +44,9 @@ def attend(query: Row, keys: list[Row], values: list[Row]) -> Row:
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend with the queries as the last positions. ``q`` [Hq, Tq, D], ``k``, ``v`` [Hkv, Tk, D] -> [Hq, Tq, D]."""
-    queries, keys, values = q.double().tolist(), k.double().tolist(), v.double().tolist()
+    queries = q.double().tolist()
+    keys = k.double().tolist()
+    values = v.double().tolist()
     group = len(queries) // len(keys)
     out = []
     for head, head_queries in enumerate(queries):

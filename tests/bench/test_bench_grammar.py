@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from mini_engine.bench import ablate
+from mini_engine.bench.grammar import coverage
 from mini_engine.bench.grammar.loads import (
     GRAMMARS,
     JUMP_SCHEMAS,
@@ -22,7 +23,8 @@ from mini_engine.bench.grammar.masks import MaskRow, Times, forget_masks, mask_g
 from mini_engine.bench.grammar.steps import StepRow, TimedStep, decode_steps, share_of, spellings, step_goals, step_row
 from mini_engine.cli.app import app
 from mini_engine.grammar.backends import make_backend
-from mini_engine.grammar.base import GrammarOptions
+from mini_engine.grammar.base import REGISTRY, GrammarOptions
+from mini_engine.grammar.fsm import FsmBackend
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.outputs import RequestOutput, StepOutput
 
@@ -120,10 +122,19 @@ def test_fsm_forgets_its_masks_before_a_first_visit(tokenizer):
 
 def mask_row(**values):
     defaults = {
-        "vocab": 151_936, "grammar": "person", "backend": "fsm", "compile_ms": 9.0, "compile_over_xgrammar": 12.0,
-        "first_p50": 900.0, "first_p99": 2400.0, "first_max": 9000.0, "fill": 1.5, "raw_fill": None, "accept": 1.0,
+        "vocab": 151_936,
+        "grammar": "person",
+        "backend": "fsm",
+        "compile_ms": 9.0,
+        "compile_over_xgrammar": 12.0,
+        "first_p50": 900.0,
+        "first_p99": 2400.0,
+        "first_max": 9000.0,
+        "fill": 1.5,
+        "raw_fill": None,
+        "accept": 1.0,
         "raw_accept": None,
-    }  # fmt: skip
+    }
     return MaskRow(**(defaults | values))
 
 
@@ -199,6 +210,85 @@ def test_what_a_backend_cannot_do_is_reported():
 @pytest.mark.parametrize(("option", "value"), [("--parts", "masks,none"), ("--model", "7b"), ("--backend", "none")])
 def test_unknown_names_are_refused(option, value):
     assert CliRunner().invoke(app, ["bench", "grammar", option, value]).exit_code == 2
+
+
+# ----------------------------------------------------------------------------------------------------------- coverage
+
+TAKEN = {
+    "number.json": {"type": "integer", "minimum": 3, "maximum": 40},
+    "deep/day.json": {"type": "array", "items": {"type": "string", "format": "date"}, "minItems": 1},
+    "deep/draft.json": {"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 3, "exclusiveMinimum": True,
+                        "type": "integer", "maximum": 5},
+}  # fmt: skip
+LEFT_OUT = {"if.json": {"if": {"type": "object"}, "then": {"type": "null"}}, "not JSON.json": None}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, schema in (TAKEN | LEFT_OUT).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{" if schema is None else json.dumps(schema))
+    return tmp_path
+
+
+def coverage_of(*options):
+    result = CliRunner().invoke(app, ["bench", "grammar", "--parts", "coverage", *map(str, options)])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.splitlines()[-1])["coverage"]
+
+
+def test_coverage_of_a_folder(folder):
+    (row,) = coverage_of("--schemas", folder)
+    assert (row["backend"], row["schemas"], row["compiled"]) == ("fsm", 5, 3)
+    spelled = "the JSON Schema is not JSON: Expecting property name enclosed in double quotes at line …, column …"
+    assert row["refusals"] == {"keyword 'if'": 1, spelled: 1}
+    assert (row["texts"] + row["unfinished"], row["invalid"]) == (3 * coverage.NUM_TEXTS, [])
+    assert row["texts"] > 2 * coverage.NUM_TEXTS
+    assert 0 < row["cpu_p50_s"] <= row["cpu_p99_s"] <= row["cpu_max_s"]
+
+
+def test_coverage_of_lines_with_several_backends(tmp_path):
+    lines = tmp_path / "schemas.jsonl"
+    spelled = [json.dumps(schema) for schema in TAKEN.values()]
+    lines.write_text("\n".join([spelled[0], json.dumps({"json_schema": spelled[1]}), "", spelled[2], "{"]))
+    rows = coverage_of("--schemas", lines, "--backend", "fsm", "--backend", "llguidance")
+    assert [(row["backend"], row["schemas"], row["compiled"], row["invalid"]) for row in rows] == [
+        ("fsm", 4, 3, []),
+        ("llguidance", 4, 3, []),
+    ]
+
+
+def test_drawn_schemas_are_the_same_for_the_same_seed(folder):
+    def names(count, seed):
+        return [name for name, _ in coverage.read_schemas(folder, count, seed)]
+
+    assert names(0, 0) == sorted(TAKEN | LEFT_OUT)
+    assert names(3, 1) == names(3, 1) == names(4, 1)[:3] != names(3, 2)
+    assert set(names(4, 1)) < set(names(5, 1)) == set(names(9, 1))
+
+
+class Careless(FsmBackend):
+    """Compiles another schema than it was given."""
+
+    def build(self, kind, text):
+        return super().build(kind, '{"type": "integer", "minimum": 30, "maximum": 50}')
+
+
+def test_an_invalid_text_is_counted_and_named(folder, monkeypatch):
+    monkeypatch.setitem(REGISTRY.factories, "fsm", Careless)
+    (folder / "not JSON.json").unlink()
+    (row,) = coverage_of("--schemas", folder)
+    assert (row["compiled"], row["texts"]) == (4, 4 * coverage.NUM_TEXTS)
+    invalid = [name for name, _ in row["invalid"]]
+    assert {name: invalid.count(name) for name in ("deep/day.json", "deep/draft.json", "if.json")} == {
+        "deep/day.json": 8, "deep/draft.json": 8, "if.json": 0,
+    }  # fmt: skip
+    assert all(int(text) > 40 for name, text in row["invalid"] if name == "number.json")
+
+
+@pytest.mark.parametrize("options", ["--parts coverage", "--schemas .", "--parts coverage --schemas none"])
+def test_coverage_needs_schemas_and_schemas_need_coverage(options):
+    assert CliRunner().invoke(app, ["bench", "grammar", *options.split()]).exit_code == 2
 
 
 @pytest.mark.slow

@@ -24,9 +24,13 @@ CPU = torch.device("cpu")
 TOY = kernels_cases.Setting(kernels_cases.SHAPES["toy"], kernels_cases.TOY, CPU, torch.float32)
 LIMITS = bench.Limits(bytes_per_s=4e12, flops_per_s=8e14)
 FACTORIES = (
-    kernels_cases.norm_cases, kernels_cases.store_cases, kernels_attention.decode_cases,
-    kernels_attention.prefill_cases, kernels_sampling.sampling_cases, kernels_cases.matmul_cases,
-)  # fmt: skip
+    kernels_cases.norm_cases,
+    kernels_cases.store_cases,
+    kernels_attention.decode_cases,
+    kernels_attention.prefill_cases,
+    kernels_sampling.sampling_cases,
+    kernels_cases.matmul_cases,
+)
 TOYS = [case for make in FACTORIES for case in make(TOY)]
 NAMES = [f"{case.name} {case.size}" for case in TOYS]
 
@@ -170,9 +174,8 @@ def test_goals_are_set_where_they_were_promised():
     assert cases["paged_attention", "4 x 8192, GQA 4"].goal == ("SDPA flash", 0.5)
     by_sort = {name for name, case in cases.items() if case.goal == ("sort", 3.0)}
     assert by_sort == {
-        (name, "64 x 151936")
-        for name in ("apply_top_k", "apply_top_p", "apply_top_k_top_p", "sample_top_k_top_p")
-    }  # fmt: skip
+        (name, "64 x 151936") for name in ("apply_top_k", "apply_top_p", "apply_top_k_top_p", "sample_top_k_top_p")
+    }
     for case in cases.values():
         assert case.goal is None or case.goal[0] in (*bench.GOALS, *case.peers), "a goal is about something measured"
 
@@ -299,8 +302,10 @@ def test_the_pages_of_a_sequence_lie_anywhere_and_its_peers_see_it_in_one_piece(
     assert sorted(metadata.block_table.flatten().tolist()) == list(range(9))
     assert metadata.block_table.flatten().tolist() != list(range(9))
     assert sorted((block.start, block.end, block.visible) for block in blocks.blocks) == [
-        (0, 2, 40), (2, 4, 40), (4, 6, 40)
-    ]  # fmt: skip
+        (0, 2, 40),
+        (2, 4, 40),
+        (4, 6, 40),
+    ]
     piece = kernels_attention.in_one_piece(keys, 3, 40)
     assert piece.shape == (3, 2, 40, 16)
     assert torch.equal(piece[1, 0], keys[0, 48:88])
@@ -347,9 +352,15 @@ def test_sets_of_inputs_take_turns_for_kernel_and_peers_alike():
 
     seen = {"ours": [], "theirs": []}
     case = replace(
-        CASE, make=lambda seed: (seed,), num_bytes=100_000_000, check=lambda *_: None, is_reference_timed=False,
-        kernel=seen["ours"].append, peers={"peer": seen["theirs"].append}, reference=lambda seed: None,
-    )  # fmt: skip
+        CASE,
+        make=lambda seed: (seed,),
+        num_bytes=100_000_000,
+        check=lambda *_: None,
+        is_reference_timed=False,
+        kernel=seen["ours"].append,
+        peers={"peer": seen["theirs"].append},
+        reference=lambda seed: None,
+    )
     bench.Bench(Often(), LIMITS, 5).measure(case)
     assert seen["ours"] == [5, *[5, 15] * 3], "compared once, then two sets in turn"
     assert seen["theirs"] == [5, 15] * 3
@@ -439,8 +450,10 @@ def test_toys_run_in_the_interpreter_and_say_that_their_times_mean_nothing():
         assert row["ratios"].keys() == case.peers.keys() | ({"torch"} if case.is_reference_timed else set())
         assert all(ratio for ratio in row["ratios"].values()), "every peer runs on a CPU, too"
     assert [(row["system"], row["same_ids"]) for row in report["engine"]] == [
-        ("transformers", 1.0), ("reference", 1.0), ("triton", 1.0)
-    ]  # fmt: skip
+        ("transformers", 1.0),
+        ("reference", 1.0),
+        ("triton", 1.0),
+    ]
 
 
 @pytest.mark.parametrize("arguments", [("--parts", "norm,none"), ("--shape", "70b")])

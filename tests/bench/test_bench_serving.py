@@ -112,9 +112,16 @@ def test_medians_keep_what_is_unknown_unknown() -> None:
 
 def row(system: str, over_static: float, over_continuous: float | None = 2.0, **changes: float) -> Row:
     return Row(
-        system, replace(FIGURES, **changes), over_static, over_continuous, 1.0, 1.0, 0.0, model_bytes=5000,
+        system,
+        replace(FIGURES, **changes),
+        over_static,
+        over_continuous,
+        1.0,
+        1.0,
+        0.0,
+        model_bytes=5000,
         pool_bytes=2000,
-    )  # fmt: skip
+    )
 
 
 def test_goals_say_what_was_reached() -> None:
@@ -197,9 +204,13 @@ def alone(peer: Qwen3ForCausalLM) -> list[list[int]]:
     for job in JOBS:
         ids = torch.tensor([job.prompt_ids])
         out = peer.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=job.new_tokens,
-            eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=job.new_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
         answers.append(out[0, ids.shape[1] :].tolist())
     return answers
 

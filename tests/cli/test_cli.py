@@ -210,7 +210,7 @@ def test_bench_forward_reports_every_system_and_ends_in_json() -> None:
     assert result.exit_code == 0
     report = json.loads(result.stdout.splitlines()[-1])
     rows = {row["system"]: row for row in report["rows"]}
-    assert list(rows) == "transformers off packed fast invariant packed+invariant compiled".split()
+    assert list(rows) == ["transformers", "off", "packed", "fast", "invariant", "packed+invariant", "compiled"]
     assert rows["transformers"]["decode_ratio"] == 1.0
     assert rows["off"]["same_ids_as_peer"]
     assert all(row["decode_tokens_per_s"] > 0 and row["roofline"] > 0 for row in rows.values())

@@ -60,24 +60,24 @@ def test_answers_are_those_of_a_run_alone_in_the_order_of_the_lines(tmp_path, ca
     assert ("prefix cache" in said) == bool(cache)
 
 
+FAULTY = [  # a line, and a part of its error
+    ({"prompt": "x", "tempature": 1}, "'tempature'"),
+    ('{"prompt": "x"', "not a JSON object"),
+    ({"prompt": "x", "temperature": -1}, "temperature"),
+    ({"prompt": 3}, "prompt is 3"),
+    ({"prompt": "x", "token_ids": [1]}, "exactly one"),
+    ({"token_ids": [99_999]}, "99999"),
+    ({"token_ids": []}, "0 tokens"),
+    ({"prompt": "x", "stop": [""]}, "stop"),
+    ({"prompt": "x", "max_new_tokens": "many"}, "max_new_tokens"),
+    ({"prompt": "x", "logit_bias": {"a": 1}}, "'a'"),
+]
+
+
 def test_a_faulty_line_has_its_error_in_its_place(tmp_path):
-    asked = [
-        {"prompt": "x", "tempature": 1},
-        '{"prompt": "x"',
-        {"prompt": "x", "temperature": -1},
-        {"prompt": 3},
-        {"prompt": "x", "token_ids": [1]},
-        {"token_ids": [99_999]},
-        {"token_ids": []},
-        {"prompt": "x", "stop": [""]},
-        {"prompt": "x", "max_new_tokens": "many"},
-        {"prompt": "x", "logit_bias": {"a": 1}},
-        "Once",
-    ]
-    reports, said = run(tmp_path, asked, "--max-new-tokens", "3")
+    reports, said = run(tmp_path, [*(line for line, _ in FAULTY), "Once"], "--max-new-tokens", "3")
     errors = [report["answers"][0].get("error") for report in reports]
-    parts = ["'tempature'", "not a JSON object", "temperature", "prompt is 3", "exactly one", "99999", "0 tokens"]
-    for error, part in zip(errors[:-1], [*parts, "stop", "max_new_tokens", "'a'"], strict=True):
+    for error, (_, part) in zip(errors[:-1], FAULTY, strict=True):
         assert error is not None
         assert part in error
     assert errors[-1] is None

@@ -140,7 +140,7 @@ def spelled(tokenizer, vocab_size, stop_ids):
 TokenTable.from_tokenizer = spelled
 """,
     ("L8_kernels", "splits follow the batch after all"): """
-from mini_engine.viz.kernels_runs import interpret_kernels
+from mini_engine.viz.kernels.measure import interpret_kernels
 interpret_kernels()
 from mini_engine.kernels import split_attention
 right = split_attention.attend_piece
@@ -150,7 +150,7 @@ split_attention.attend_piece = by_batch
 """,
     ("L8_kernels", "the token that reaches p is cut too"): """
 import torch
-from mini_engine.viz.kernels_runs import interpret_kernels
+from mini_engine.viz.kernels.measure import interpret_kernels
 interpret_kernels()
 from mini_engine.kernels import top_p
 right = top_p.apply_top_p
@@ -161,7 +161,7 @@ def too_few(logits, p):
 top_p.apply_top_p = too_few
 """,
     ("L8_kernels", "the up projection is activated instead of the gate"): """
-from mini_engine.viz.kernels_runs import interpret_kernels
+from mini_engine.viz.kernels.measure import interpret_kernels
 interpret_kernels()
 from mini_engine.kernels import silu_and_mul
 right = silu_and_mul.silu_and_mul

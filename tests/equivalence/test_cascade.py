@@ -43,12 +43,15 @@ LAYOUTS = {
     "the rest is one token": [tail(8, [20], 65), tail(8, [30], 65)],
     "the shorter one ends with the prefix": [tail(8, [], 64), tail(10, [30], 85)],
     "a stranger and a prompt between them": [
-        tail(10, [20], 83), chunk_at(40, 30, PAGE), tail(10, [30, 31, 25], 100), chunk_at(50, 40, PAGE, 9),
+        tail(10, [20], 83),
+        chunk_at(40, 30, PAGE),
+        tail(10, [30, 31, 25], 100),
+        chunk_at(50, 40, PAGE, 9),
         tail(10, [35], 81, 1),
     ],
     "a sequence of the prefix itself": [tail(12, [], 90), tail(11, [30], 90)],
     "a prompt that begins alike": [tail(10, [20], 83), tail(10, [30, 31], 90, 7), tail(10, [32], 83)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

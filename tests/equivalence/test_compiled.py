@@ -428,7 +428,6 @@ def test_loops_are_measured_in_float32_alone(dtype, there):
 
 def test_benchmarks_run_without_numba_and_say_what_they_leave_out(monkeypatch, capsys):
     monkeypatch.setattr(bench_machine, "find_spec", lambda name: None)
-    assert bench_machine.names_in("float32", forward.SYSTEMS) == [
-        "off", "packed", "fast", "invariant", "packed+invariant"
-    ]  # fmt: skip
+    without = ["off", "packed", "fast", "invariant", "packed+invariant"]
+    assert bench_machine.names_in("float32", forward.SYSTEMS) == without
     assert capsys.readouterr().out == "left out, as Numba is not installed: compiled\n"

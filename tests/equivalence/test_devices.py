@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer, weight_shapes
-from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.config import EngineConfig
 from mini_engine.llm import build_model, load_driver, make_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
 from tests.pretend_gpu import PretendGpu, device_of
+from tests.support.shapes import ONE_LAYER
 
 SCHEMA = json.dumps({"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]})
 PARAMS = {
@@ -24,20 +25,23 @@ PARAMS = {
     "only top-k": SamplingParams(max_new_tokens=6, temperature=0.9, top_k=5, seed=4),
     "unseeded": SamplingParams(max_new_tokens=6, temperature=0.9, top_p=0.9),
     "penalised": SamplingParams(
-        max_new_tokens=8, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, min_new_tokens=3,
+        max_new_tokens=8,
+        repetition_penalty=1.3,
+        frequency_penalty=0.4,
+        presence_penalty=0.2,
+        min_new_tokens=3,
     ),
     "biased": SamplingParams(
-        max_new_tokens=6, logit_bias={40: 5.0, 41: -3.0}, bad_words=[[17], [3, 4]], stop_token_ids=[9],
+        max_new_tokens=6,
+        logit_bias={40: 5.0, 41: -3.0},
+        bad_words=[[17], [3, 4]],
+        stop_token_ids=[9],
     ),
     "allowed": SamplingParams(max_new_tokens=6, allowed_token_ids=[40, 41, 42]),
     "reported": SamplingParams(max_new_tokens=6, logprobs=3, prompt_logprobs=2, temperature=0.8, seed=5),
     "grammar": SamplingParams(max_new_tokens=12, json_schema=SCHEMA),
     "two": SamplingParams(max_new_tokens=5, n=2, best_of=3, temperature=1.0, seed=6, logprobs=1),
-}  # fmt: skip
-SMALL = ModelConfig(
-    vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    intermediate_size=40, max_position_embeddings=256, rope_theta=1e4, rms_norm_eps=1e-6, tie_word_embeddings=True,
-)  # fmt: skip
+}
 KERNEL_PARAMS = [
     SamplingParams(max_new_tokens=2),
     SamplingParams(max_new_tokens=2, temperature=1.3, top_k=9, top_p=0.8, seed=1),
@@ -82,10 +86,10 @@ def run_kernels(device: str, params: list[SamplingParams]) -> list[list[int]]:
         generator = torch.Generator().manual_seed(0)
         weights = {
             name: (torch.randn(shape, generator=generator) * 0.2 + ("norm" in name)).to(device)
-            for name, shape in weight_shapes(SMALL).items()
+            for name, shape in weight_shapes(ONE_LAYER).items()
         }
         config = EngineConfig(device=device, compute="triton", page_size=4, max_running_requests=8)
-        engine = make_engine(make_driver(build_model(SMALL, weights, config), config, frozenset({60})))
+        engine = make_engine(make_driver(build_model(ONE_LAYER, weights, config), config, frozenset({60})))
         engine.driver.sampler.generator.manual_seed(5)
         answers = engine.generate([[3, 5, 7, 9, 2, i] for i in range(len(params))], params)
     assert [each.error for samples in answers for each in samples] == [None] * len(params)
@@ -118,8 +122,8 @@ def test_kernels_for_a_second_gpu_make_it_the_current_one(monkeypatch):
     current = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     for device in ("cpu", "cuda", "cuda:1"):
-        weights = {name: torch.zeros(shape) for name, shape in weight_shapes(SMALL).items()}
-        build_model(SMALL, weights, EngineConfig(compute="triton", device=device))
+        weights = {name: torch.zeros(shape) for name, shape in weight_shapes(ONE_LAYER).items()}
+        build_model(ONE_LAYER, weights, EngineConfig(compute="triton", device=device))
     assert current == [torch.device("cuda:1")]
 
 

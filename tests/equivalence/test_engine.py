@@ -96,10 +96,22 @@ def test_with_sampling_parameters_one_request_is_that_of_the_sampling_driver(dty
     prompt = encode(BEGINNINGS[2])
     for seed in (3, None):
         params = SamplingParams(
-            temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.3,
-            presence_penalty=0.2, min_new_tokens=5, max_new_tokens=30, bad_words=[encode(" the")], seed=seed,
-            logit_bias={20: 3.0}, logprobs=2, prompt_logprobs=1, logprobs_mode="processed",
-        )  # fmt: skip
+            temperature=1.1,
+            top_k=30,
+            top_p=0.9,
+            min_p=0.01,
+            repetition_penalty=1.2,
+            frequency_penalty=0.3,
+            presence_penalty=0.2,
+            min_new_tokens=5,
+            max_new_tokens=30,
+            bad_words=[encode(" the")],
+            seed=seed,
+            logit_bias={20: 3.0},
+            logprobs=2,
+            prompt_logprobs=1,
+            logprobs_mode="processed",
+        )
         engine = make_engine(config=config)
         expected = list(make_driver(config=config).stream(prompt, params))
         ((output,),) = engine.generate([prompt], params)
@@ -110,9 +122,8 @@ def test_with_sampling_parameters_one_request_is_that_of_the_sampling_driver(dty
 
 def test_the_empty_step_is_empty() -> None:
     output = make_engine().step()
-    assert (output.deltas, output.chunks, output.preempted, output.num_running, output.num_pages_used) == (
-        [], [], [], 0, 0,
-    )  # fmt: skip
+    assert [output.deltas, output.chunks, output.preempted] == [[], [], []]
+    assert (output.num_running, output.num_pages_used) == (0, 0)
 
 
 # ---- the lonely run ----
@@ -169,11 +180,14 @@ class Trace:
         page_size = dice.choice([1, 1, 1, 4] if self.tight else [1, 4, 16])
         most = max(-(-(len(p.prompt) + p.params.max_new_tokens) // page_size) for p in self.planned)
         self.config = serving(
-            dtype=dtype, page_size=page_size, num_pages=most if self.tight else most * 4,
+            dtype=dtype,
+            page_size=page_size,
+            num_pages=most if self.tight else most * 4,
             max_running_requests=8 if self.tight else dice.choice([2, 3, 8]),
             max_tokens_per_step=dice.choice([3, 8, 40, None] if self.tight else [1, 3, 8, 40, None]),
-            policy=dice.choice(list(POLICIES)), preemption=self.tight or dice.random() < 0.5,
-        )  # fmt: skip
+            policy=dice.choice(list(POLICIES)),
+            preemption=self.tight or dice.random() < 0.5,
+        )
         self.config = replace(self.config, **changes)
 
     def run(self) -> "Trace":
@@ -377,9 +391,13 @@ def test_answers_come_in_the_order_of_the_prompts_and_refused_ones_keep_their_pl
     engine = make_engine(config=serving(num_pages=10))
     answers = [answer for (answer,) in engine.generate(prompts, params)]
     reasons = {
-        1: "0 tokens", 2: "stop_token_ids names token id 9999", 4: "token id 1024", 5: "positions, the model has 2048",
-        6: "the pool has 10", 7: "ngram_size",
-    }  # fmt: skip
+        1: "0 tokens",
+        2: "stop_token_ids names token id 9999",
+        4: "token id 1024",
+        5: "positions, the model has 2048",
+        6: "the pool has 10",
+        7: "ngram_size",
+    }
     for index, answer in enumerate(answers):
         assert answer.prompt_ids == prompts[index]
         if index in reasons:
@@ -437,8 +455,12 @@ def test_samples_of_one_prompt_share_one_prefill_and_no_bit_changes(changes: dic
         assert_like(answer, alone("embedded", prompt, replace(params, n=1, seed=11 + index)))
     check_idle(engine)
     if "num_pages" not in changes:
-        of_prompt = sum(min(n, len(prompt) - 1 - first) for step in engine.log for name, first, n in step.chunks
-                        if name in "0123" and first < len(prompt) - 1)  # fmt: skip
+        of_prompt = sum(
+            min(n, len(prompt) - 1 - first)
+            for step in engine.log
+            for name, first, n in step.chunks
+            if name in "0123" and first < len(prompt) - 1
+        )
         assert of_prompt == len(prompt) - 1
         assert sum(sum(step.copied.values()) for step in engine.log) == 3 * (len(prompt) - 1)
 

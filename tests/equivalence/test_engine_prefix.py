@@ -127,15 +127,21 @@ class Trace:
         longest = 40 + 8 + 25 + 5 + 25  # stem, own, answer, question, answer
         self.config = replace(
             serving(
-                dtype=dtype, page_size=page_size, prefix_cache="radix",
+                dtype=dtype,
+                page_size=page_size,
+                prefix_cache="radix",
                 num_pages=math.ceil(-(-longest // page_size) * (1 if self.tight else 3)),
                 max_running_requests=8 if self.tight else dice.choice([1, 3, 6]),
                 max_tokens_per_step=dice.choice([3, 7, 20, None]),
-                policy=dice.choice(list(POLICIES)), preemption=self.tight or dice.random() < 0.5,
-                eviction=dice.choice(list(EVICTIONS)), wait_for_prefix=dice.choice([None, 4, 8]),
-                wait_below_match=dice.choice([1, 32, 100]), max_steps_waited=dice.choice([5, 256]),
-            ), **changes,
-        )  # fmt: skip
+                policy=dice.choice(list(POLICIES)),
+                preemption=self.tight or dice.random() < 0.5,
+                eviction=dice.choice(list(EVICTIONS)),
+                wait_for_prefix=dice.choice([None, 4, 8]),
+                wait_below_match=dice.choice([1, 32, 100]),
+                max_steps_waited=dice.choice([5, 256]),
+            ),
+            **changes,
+        )
 
     def tokens(self, count: int) -> list[int]:
         return [self.dice.randrange(self.size) for _ in range(count)]
@@ -146,10 +152,14 @@ class Trace:
         prompt = prompt + self.tokens(dice.choice([0, 1, dice.randint(0, 8)]))
         most = dice.randint(10, 25) if self.tight else dice.randint(1, 12)
         params = SamplingParams(
-            max_new_tokens=most, ignore_eos=dice.random() < 0.7, temperature=dice.choice([0.0, 1.0]),
-            seed=dice.randrange(10**6), prompt_logprobs=dice.choice([None, None, None, 1]),
-            frequency_penalty=dice.choice([0.0, 0.8]), logprobs=dice.choice([None, 1]),
-        )  # fmt: skip
+            max_new_tokens=most,
+            ignore_eos=dice.random() < 0.7,
+            temperature=dice.choice([0.0, 1.0]),
+            seed=dice.randrange(10**6),
+            prompt_logprobs=dice.choice([None, None, None, 1]),
+            frequency_penalty=dice.choice([0.0, 0.8]),
+            logprobs=dice.choice([None, 1]),
+        )
         earlier = [turn for turn in self.turns if turn.after is None and turn.params.n == 1]
         after = dice.choice(earlier) if earlier and dice.random() < 0.3 else None
         if after is None and dice.random() < 0.25:

@@ -7,7 +7,6 @@ import weakref
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
 
 from mini_engine.attention.dense import DenseAttention, grouped_attention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
@@ -23,11 +22,13 @@ from mini_engine.fast.products import make_projections
 from mini_engine.linear import Linear, TorchProjections
 from mini_engine.llm import build_model, load_model, make_driver
 from mini_engine.model import Qwen3
-from mini_engine.viz.trace import trace_forward
+from mini_engine.viz.forward.measure import trace_forward
 from tests.conftest import skip_without_bfloat16
 from tests.support.shapes import (
     SHAPES,
     peer,
+    peer_logits,
+    teacher_forced,
     weights_of,
 )
 
@@ -86,27 +87,6 @@ def test_only_products_may_round_otherwise_in_the_fused_model(shape: tuple[int, 
         with torch.inference_mode():
             got, expected = (m(ids, torch.arange(tokens) + 5, DenseAttention(sdpa_attention)) for m in (fused, plain))
         assert torch.equal(got, expected), f"{tokens} tokens"
-
-
-@torch.inference_mode()
-def teacher_forced(driver: GreedyDriver, ids: list[int], prompt: int) -> Tensor:
-    """Logits of the last prompt token and of every token after it, each of them decoded alone."""
-    pool = KVPool(driver.model.config, 8, 16, driver.model.embedding.dtype)
-    pages, done, rows = list(range(1, 8)), 0, []
-    for end in range(prompt, len(ids) + 1):
-        rows.append(driver.forward(pack_batch([SequenceChunk(ids[done:end], done, pages)], 16), pool)[0])
-        done = end
-    return torch.stack(rows)
-
-
-@torch.inference_mode()
-def peer_logits(model: Qwen3ForCausalLM, ids: list[int], prompt: int) -> Tensor:
-    out = model(torch.tensor([ids[:prompt]]), use_cache=True)
-    rows = [out.logits[0, -1]]
-    for token in ids[prompt:]:
-        out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
-        rows.append(out.logits[0, -1])
-    return torch.stack(rows)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

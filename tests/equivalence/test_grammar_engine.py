@@ -220,9 +220,12 @@ class Trace:
         page_size = dice.choice([1, 4])
         most = max(-(-(len(p.prompt) + p.params.max_new_tokens) // page_size) for p in self.planned)
         self.config = serving(
-            dtype=dtype, page_size=page_size, num_pages=most if self.tight else most * 5,
-            max_tokens_per_step=dice.choice([3, 8, 40, None]), prefix_cache=dice.choice([None, "radix"]),
-        )  # fmt: skip
+            dtype=dtype,
+            page_size=page_size,
+            num_pages=most if self.tight else most * 5,
+            max_tokens_per_step=dice.choice([3, 8, 40, None]),
+            prefix_cache=dice.choice([None, "radix"]),
+        )
         self.config = replace(self.config, **changes)
         if self.config.jump_forward and self.config.prefix_cache:  # refused there: their rows may never be computed
             for planned in self.planned:
@@ -304,8 +307,11 @@ def test_matrix_with_forced_text_is_bitwise_the_lonely_run_with_forced_text() ->
         trace = Trace(seed, jump_forward=True).run()
         preempted, forced = preempted + trace.num_preemptions, forced + trace.num_forced
         config = EngineConfig(
-            dtype=trace.config.dtype, batch_invariant=True, grammar_backend="fsm", jump_forward=True,
-        )  # fmt: skip
+            dtype=trace.config.dtype,
+            batch_invariant=True,
+            grammar_backend="fsm",
+            jump_forward=True,
+        )
         for planned in trace.planned:
             engine = make_engine(trace.name, config)
             name = engine.add_request(planned.prompt, planned.params)

@@ -55,18 +55,28 @@ def test_there_are_as_many_grammars_as_promised() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "share", "jump"), [
-    ("fsm", 0.6, False), ("fsm", 0.2, True), ("xgrammar", 0.1, False), ("llguidance", 0.1, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "share", "jump"),
+    [
+        ("fsm", 0.6, False),
+        ("fsm", 0.2, True),
+        ("xgrammar", 0.1, False),
+        ("llguidance", 0.1, False),
+    ],
+)
 def test_every_generation_that_ends_is_valid(backend: str, share: float, jump: bool) -> None:
     """At temperature 1.5, where the model alone hardly writes a valid line: the control below."""
     count = round(GENERATIONS * share)
     if backend != "fsm":
         pytest.importorskip(backend)
     config = EngineConfig(
-        compute="fast", max_running_requests=48, max_tokens_per_step=1024, preemption=True,
-        grammar_backend=backend, jump_forward=jump,
-    )  # fmt: skip
+        compute="fast",
+        max_running_requests=48,
+        max_tokens_per_step=1024,
+        preemption=True,
+        grammar_backend=backend,
+        jump_forward=jump,
+    )
     chosen = [GRAMMARS[index % len(GRAMMARS)] for index in range(count)]
     params = [SamplingParams(temperature=1.5, seed=i, max_new_tokens=40, **own) for i, own in enumerate(chosen)]
     ended: Counter[str | None] = Counter()

@@ -1,4 +1,4 @@
-"""With ``batch_invariant=True`` a row's bits depend on its own sequence and on nothing else.
+"""With ``batch_invariant=True`` a row's bits depend on its own sequence alone.
 
 The oracle of every case is the same prompt alone, whole, in order, at two threads. A negative control shows that the
 plain path does not pass these tests, so they can fail.
@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from mini_engine import llm as startup
 from mini_engine.attention.allocator import pages_needed
@@ -26,19 +26,12 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.fast.products import make_projections
 from mini_engine.llm import build_model, load_driver
-
-# (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
-SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]
+from tests.support.shapes import SHAPES, peer_config
 
 
 @cache
 def make_driver(shape: tuple[int, ...], engine: EngineConfig) -> GreedyDriver:
-    hidden, heads, kv_heads, head_dim, inner, vocab = shape
-    config = Qwen3Config(
-        vocab_size=vocab, hidden_size=hidden, num_hidden_layers=2, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, head_dim=head_dim, intermediate_size=inner, tie_word_embeddings=False,
-        max_position_embeddings=2048, initializer_range=0.15,
-    )  # fmt: skip
+    config = peer_config(shape, num_hidden_layers=2, max_position_embeddings=2048)
     torch.manual_seed(0)
     weights = {k: v.to(getattr(torch, engine.dtype)) for k, v in Qwen3ForCausalLM(config).state_dict().items()}
     return startup.make_driver(build_model(ModelConfig.from_hf(config.to_dict()), weights, engine), engine)
@@ -193,8 +186,8 @@ def test_grouped_decode_attention_gives_the_same_values_and_chunks_the_same_bits
     """Rows of one matrix instead of repeated heads: against eager attention in float64."""
     torch.manual_seed(0)
     for heads, kv_heads, kv_len in ((6, 2, 1), (6, 2, 130), (5, 1, 77), (4, 4, 300)):
-        q, k, v = (torch.randn(n, length, 32).to(getattr(torch, dtype)) for n, length in
-                   ((heads, 1), (kv_heads, kv_len), (kv_heads, kv_len)))  # fmt: skip
+        sizes = ((heads, 1), (kv_heads, kv_len), (kv_heads, kv_len))
+        q, k, v = (torch.randn(n, length, 32).to(getattr(torch, dtype)) for n, length in sizes)
         exact = eager_attention(q.double(), k.double(), v.double())
         error = float((grouped_attention(q, k, v).double() - exact).abs().max())
         assert error < (2e-6 if dtype == "float32" else 2e-2)

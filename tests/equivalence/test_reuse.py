@@ -110,9 +110,13 @@ def check_tree_load(seed: int, policy: str) -> Reuse:
     page_size = dice.choice(PAGE_SIZES)
     prompts = tree_load(dice, page_size, dice.randint(1, 40))
     reuse = run_load(
-        prompts, page_size, policy, eviction=dice.choice(list(EVICTIONS)), new_tokens=dice.choice([1, 1, 5]),
+        prompts,
+        page_size,
+        policy,
+        eviction=dice.choice(list(EVICTIONS)),
+        new_tokens=dice.choice([1, 1, 5]),
         tokens_per_step=dice.choice([None, 3]),
-    )  # fmt: skip
+    )
     edges, total = edge_tokens(prompts), sum(map(len, prompts))
     assert reuse.num_computed == edges
     assert reuse.hit_rate == reuse.best_hit_rate == 1 - edges / total
@@ -221,9 +225,11 @@ def test_the_gap_of_continuous_batching_and_what_waiting_saves_of_it() -> None:
         prompts = tree_load(random.Random(seed), 4, 24)
         pages = 8 * max(-(-len(prompt) // 4) for prompt in prompts)
         for name, options in {
-            "alone": {"running": 1}, "together": {"running": 8}, "waiting": {"running": 8, "wait_for_prefix": 4},
+            "alone": {"running": 1},
+            "together": {"running": 8},
+            "waiting": {"running": 8, "wait_for_prefix": 4},
             "chunks": {"running": 8, "wait_for_prefix": 4, "tokens_per_step": 7},
-        }.items():  # fmt: skip
+        }.items():
             reuse = run_load(prompts, 4, num_pages=pages, new_tokens=3, **options)
             assert reuse.num_computed >= reuse.num_least
             total[name] += reuse.num_computed - reuse.num_least

@@ -145,8 +145,11 @@ def test_all_filters_in_a_row_are_transformers_in_its_order(seed: int) -> None:
     logits = make_logits("plain", 1000, seed, rows=20)
     expected = logits
     for warper in (
-        TemperatureLogitsWarper(temperature), TopKLogitsWarper(k), TopPLogitsWarper(p), MinPLogitsWarper(min_p),
-    ):  # fmt: skip
+        TemperatureLogitsWarper(temperature),
+        TopKLogitsWarper(k),
+        TopPLogitsWarper(p),
+        MinPLogitsWarper(min_p),
+    ):
         expected = warper(NOWHERE, expected)
     params = SamplingParams(temperature=temperature, top_k=k, top_p=p, min_p=min_p)
     batch = SamplingBatch.from_requests([SamplingRequest([1], params)] * 20, Vocabulary(1000))
@@ -302,8 +305,12 @@ def test_the_hash_is_mmh3_at_random_and_at_the_ends_of_the_ranges() -> None:
 DRAWS = 6000
 SKEWED = torch.tensor([2.0, 1.5, 1.5, 0.7, 0.0, -0.3, -1.0, -torch.inf, -2.5, -3.0])
 FILTERED = [
-    {}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.15}, {"top_k": 6, "top_p": 0.85, "min_p": 0.1, "temperature": 1.4},
-]  # fmt: skip
+    {},
+    {"top_k": 4},
+    {"top_p": 0.8},
+    {"min_p": 0.15},
+    {"top_k": 6, "top_p": 0.85, "min_p": 0.1, "temperature": 1.4},
+]
 
 
 def probabilities_of_transformers(given: dict[str, float]) -> Tensor:
@@ -363,8 +370,9 @@ def test_inversion_finds_the_token_that_float64_edges_say(size: int) -> None:
     """Also at the far end of the row, where float32 sums lose what is rare; numbers on an edge itself are left out."""
     logits = make_logits("plain", size, rows=1)
     edges = logits[0].double().softmax(-1).cumsum(-1)
-    uniform = torch.cat((torch.rand(500, dtype=torch.float64, generator=torch.Generator().manual_seed(2)),
-                         torch.tensor([0.0, 0.25, 1 - 1e-6, 1 - 2**-53], dtype=torch.float64)))  # fmt: skip
+    drawn = torch.rand(500, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    ends = torch.tensor([0.0, 0.25, 1 - 1e-6, 1 - 2**-53], dtype=torch.float64)
+    uniform = torch.cat((drawn, ends))
     clear = (edges - uniform[:, None]).abs().amin(-1) > 1e-7
     clear[[500, 503]] = True
     expected = torch.searchsorted(edges, uniform * edges[-1], right=True)

@@ -76,11 +76,12 @@ CUTS = {  # (first page, keys) of each sequence, pages of 8 in a pool of 960; wh
         [[0, 200, 400, 600], [45, 245, 445]],
     ),
     "two groups with a wide gap": (
-        [(0, 300), (40, 300), (80, 300), (720, 300), (760, 300)], [[0, 40, 80], [720, 760]],
+        [(0, 300), (40, 300), (80, 300), (720, 300), (760, 300)],
+        [[0, 40, 80], [720, 760]],
     ),
     "one much longer than the rest": ([(0, 3900), (480, 10), (600, 10), (720, 10)], [[480, 600, 720]]),
     "the last would reach beyond the pool": ([(0, 300), (959, 4)], []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CUTS)

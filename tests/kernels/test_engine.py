@@ -12,14 +12,11 @@ from mini_engine.kernels.launch import INTERPRETED
 from mini_engine.llm import build_model, load_driver, make_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
 from tests.kernels.conftest import DEVICE
+from tests.support.shapes import ONE_LAYER
 
 # Tiny in the interpreter, which needs milliseconds for every program.
 NEW_TOKENS = 2 if INTERPRETED else 64
 LONGEST_PROMPT = 2 if INTERPRETED else 300
-TINY = ModelConfig(
-    vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    intermediate_size=40, max_position_embeddings=256, rope_theta=1e4, rms_norm_eps=1e-6, tie_word_embeddings=True,
-)  # fmt: skip
 
 
 def random_prompts(count: int, longest: int, vocab_size: int) -> list[list[int]]:
@@ -39,7 +36,7 @@ def random_weights(config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.T
 
 def tiny_engine(**options: object) -> Engine:
     config = EngineConfig(**{"device": DEVICE, "page_size": 4, "max_running_requests": 8, **options})
-    model = build_model(TINY, random_weights(TINY, getattr(torch, config.dtype)), config)
+    model = build_model(ONE_LAYER, random_weights(ONE_LAYER, getattr(torch, config.dtype)), config)
     return make_engine(make_driver(model, config, frozenset({60})))
 
 
@@ -54,10 +51,11 @@ def test_greedy_answers_are_those_of_torch():
     found = {
         compute: answers(
             make_engine(load_driver(engine=EngineConfig(compute=compute, device=DEVICE, max_running_requests=100))),
-            prompts, params,
+            prompts,
+            params,
         )
         for compute in ("reference", "triton")
-    }  # fmt: skip
+    }
     assert found["triton"] == found["reference"]
 
 

@@ -26,11 +26,11 @@ def test_the_kernels_own_tests_run_clean_under_the_sanitizer(tool):
     if program is None:
         pytest.skip("compute-sanitizer, of the CUDA toolkit, is not installed")
     files = [str(file) for file in sorted(FOLDER.glob("test_*.py")) if file.name not in LONG]
-    command = [
-        program, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all",
-        sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", *files,
-    ]  # fmt: skip
+    sanitizer = [program, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"]
+    tests = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", *files]
     # Without the cache every tensor is an allocation of its own, so what lies beside it is nobody's.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3000, check=False)
+    done = subprocess.run(
+        [*sanitizer, *tests], env=environment, capture_output=True, text=True, timeout=3000, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:]

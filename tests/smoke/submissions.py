@@ -73,8 +73,13 @@ def honest() -> Iterable[Example]:
     yield Example(
         "honest-zip", "honest", coded(reference("L2"), "my homework/work/"), {**NOTHING, "L2": 100}, form="zip"
     )
-    yield Example("honest-bom", "honest", {"driver.py": b"\xef\xbb\xbf" + (ENGINE / "driver.py").read_bytes()},
-                  {**NOTHING, "L3": 100}, form="zip")  # fmt: skip
+    yield Example(
+        "honest-bom",
+        "honest",
+        {"driver.py": b"\xef\xbb\xbf" + (ENGINE / "driver.py").read_bytes()},
+        {**NOTHING, "L3": 100},
+        form="zip",
+    )
     quick = [wheat for wheat in load_wheats() if wheat.lesson_id in QUICK]
     for number, wheat in enumerate(quick[::8]):  # the first with all lessons, the others with their own
         files = reference(*([] if number == 0 else [wheat.lesson_id])) | {wheat.edit.file: wheat.edit.apply()}
@@ -89,15 +94,26 @@ def half_done() -> Iterable[Example]:
     open_tasks = [task for task in load_manifest().lesson("L1").tasks if task.id not in ("L1.A", "L1.B", "L1.C")]
     files = {file: empty(file, open_tasks) for file in load_manifest().lesson("L1").files}
     yield Example(
-        "half-l1", "half", coded(files | reference("L3")), {"L1": 55, "L2": 0, "L3": 100},
-        {"L1": 55, "L2": 0, "L3": 20}, {"L1.C": "pass", "L1.D": "not-implemented", "L1.F": "not-implemented"},
-    )  # fmt: skip
+        "half-l1",
+        "half",
+        coded(files | reference("L3")),
+        {"L1": 55, "L2": 0, "L3": 100},
+        {"L1": 55, "L2": 0, "L3": 20},
+        {"L1.C": "pass", "L1.D": "not-implemented", "L1.F": "not-implemented"},
+    )
     files = reference("L2")
     del files["attention/allocator.py"]
-    yield Example("half-no-allocator", "half", coded(files), {**NOTHING, "L2": 80}, {},
-                  {"L2.A": "not-implemented", "L2.B": "pass"})  # fmt: skip
-    yield Example("half-l1-missing", "half", coded(reference("L2", "L3")), {**FULL, "L1": 0},
-                  {"L1": 0, "L2": None, "L3": None})  # fmt: skip
+    yield Example(
+        "half-no-allocator",
+        "half",
+        coded(files),
+        {**NOTHING, "L2": 80},
+        {},
+        {"L2.A": "not-implemented", "L2.B": "pass"},
+    )
+    yield Example(
+        "half-l1-missing", "half", coded(reference("L2", "L3")), {**FULL, "L1": 0}, {"L1": 0, "L2": None, "L3": None}
+    )
 
 
 def broken() -> Iterable[Example]:
@@ -124,9 +140,13 @@ def mistaken() -> Iterable[Example]:
         files = reference(pitfall.lesson_id) | {pitfall.edit.file: pitfall.edit.apply()}
         tasks = {check_id.rpartition(".")[0] for check_id in pitfall.killed_by}
         yield Example(
-            f"pitfall-{pitfall_id}", "mistaken", coded(files), {**NOTHING, pitfall.lesson_id: None}, {},
+            f"pitfall-{pitfall_id}",
+            "mistaken",
+            coded(files),
+            {**NOTHING, pitfall.lesson_id: None},
+            {},
             {pitfall.task_id: "fail"} if pitfall.task_id in tasks else {},
-        )  # fmt: skip
+        )
 
 
 STUB = """
@@ -325,8 +345,14 @@ def hostile(victim: Path) -> Iterable[Example]:
         files = starters("L1")
         text = files["model.py"] + code
         extra = {file.replace("__", "."): data for file, data in more.items()}
-        return Example(f"hostile-{name}", "hostile", coded(files | {"model.py": text}) | extra, NOTHING, NOTHING,
-                       {"L1.A": status} if status else {})  # fmt: skip
+        return Example(
+            f"hostile-{name}",
+            "hostile",
+            coded(files | {"model.py": text}) | extra,
+            NOTHING,
+            NOTHING,
+            {"L1.A": status} if status else {},
+        )
 
     yield attack("exit", "\nimport os\nos._exit(0)\n", "crashed")
     yield attack("patch", PATCHES, "fail")

@@ -100,12 +100,22 @@ def test_what_lies_beside_the_folder_hides_nothing(tmp_path: Path, form: str) ->
 
 
 def test_a_folder_per_lesson_tells_files_of_one_name_apart(tmp_path: Path) -> None:
-    files = {"L1_model/model.py": b"MODEL", "L3/driver.py": b"GREEDY", "l4-sampler/driver.py": b"SAMPLING",
-             "L4 again/sampler/draw.py": b"DRAW", "L2/pool.py": b"POOL"}  # fmt: skip
+    files = {
+        "L1_model/model.py": b"MODEL",
+        "L3/driver.py": b"GREEDY",
+        "l4-sampler/driver.py": b"SAMPLING",
+        "L4 again/sampler/draw.py": b"DRAW",
+        "L2/pool.py": b"POOL",
+    }
     write_submission(tmp_path, "ada", files, "zip")
     (submission,) = read_submissions(tmp_path)
-    assert submission.files == {"model.py": "MODEL", "driver.py": "GREEDY", "sampler/driver.py": "SAMPLING",
-                                "sampler/draw.py": "DRAW", "attention/pool.py": "POOL"}  # fmt: skip
+    assert submission.files == {
+        "model.py": "MODEL",
+        "driver.py": "GREEDY",
+        "sampler/driver.py": "SAMPLING",
+        "sampler/draw.py": "DRAW",
+        "attention/pool.py": "POOL",
+    }
     assert submission.faults == ()
 
 
@@ -274,10 +284,13 @@ def test_the_reference_is_a_copy_and_a_starter_is_none(lesson: Lesson) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "import transformers", "from transformers.models import qwen3", "import smoke.framework.peer as p",
-        "x = __import__('transformers')", "import sys; sys.modules['smoke.checks.l1.functions'].norm_peer(0)",
+        "import transformers",
+        "from transformers.models import qwen3",
+        "import smoke.framework.peer as p",
+        "x = __import__('transformers')",
+        "import sys; sys.modules['smoke.checks.l1.functions'].norm_peer(0)",
     ],
-)  # fmt: skip
+)
 def test_an_oracle_costs_the_points(line: str) -> None:
     found = examine(Submission("ada", {"driver.py": line}), load_manifest().lesson("L3"))
     assert "points withheld: driver.py" in found.withheld

@@ -179,12 +179,25 @@ def test_whatever_a_candidate_writes_the_next_one_is_judged_as_ever(runner, cand
 
 
 ANSWERS = [
-    "", "[]", "null", '"x"', "{}", '{"seconds": 1}', '{"seconds": null, "values": {}}', "[" * 100_000,
-    '{"seconds": NaN, "values": {}}', '{"seconds": -1, "values": {}}', '{"seconds": Infinity, "values": {}}',
-    '{"seconds": 1' + "0" * 400 + ', "values": {}}', '{"seconds": 1' + "0" * 5000 + "}",
-    '{"seconds": 1, "error": 3}', '{"seconds": 1, "values": 7}',
-    '{"seconds": 1, "values": {"a": {"$tensor": []}}}', '{"seconds": 1, "values": {"a": {"$tensor": {}}}}', "\udcff",
-]  # fmt: skip
+    "",
+    "[]",
+    "null",
+    '"x"',
+    "{}",
+    '{"seconds": 1}',
+    '{"seconds": null, "values": {}}',
+    "[" * 100_000,
+    '{"seconds": NaN, "values": {}}',
+    '{"seconds": -1, "values": {}}',
+    '{"seconds": Infinity, "values": {}}',
+    '{"seconds": 1' + "0" * 400 + ', "values": {}}',
+    '{"seconds": 1' + "0" * 5000 + "}",
+    '{"seconds": 1, "error": 3}',
+    '{"seconds": 1, "values": 7}',
+    '{"seconds": 1, "values": {"a": {"$tensor": []}}}',
+    '{"seconds": 1, "values": {"a": {"$tensor": {}}}}',
+    "\udcff",
+]
 
 
 @pytest.mark.parametrize("text", ANSWERS, ids=range(len(ANSWERS)))

@@ -57,9 +57,17 @@ def make_state() -> dict[str, Tensor]:
 
 
 SMALL = Qwen3Config(
-    vocab_size=301, hidden_size=64, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1, head_dim=24,
-    intermediate_size=100, max_position_embeddings=512, initializer_range=0.15, tie_word_embeddings=False,
-)  # fmt: skip
+    vocab_size=301,
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=5,
+    num_key_value_heads=1,
+    head_dim=24,
+    intermediate_size=100,
+    max_position_embeddings=512,
+    initializer_range=0.15,
+    tie_word_embeddings=False,
+)
 
 
 @cache

@@ -45,8 +45,8 @@ def checked_texts(figure: Figure, more: Iterable[Text] = ()) -> list[Text]:
 
 def figure_functions(*modules: ModuleType) -> set[str]:
     """Return the names of all functions of ``modules`` that return a figure."""
-    return {name for module in modules for name, value in vars(module).items()
-            if getattr(value, "__annotations__", {}).get("return") is Figure}  # fmt: skip
+    parts = [item for module in modules for item in vars(module).items()]
+    return {name for name, value in parts if getattr(value, "__annotations__", {}).get("return") is Figure}
 
 
 def check_titles_and_legends(figure: Figure) -> None:

@@ -69,10 +69,17 @@ def make_model(name: str, dtype: str, invariant: bool) -> Qwen3:
     if name == "embedded":
         return make_small_model("embedded", dtype, invariant)
     config = Qwen3Config(
-        vocab_size=PADDED, hidden_size=64, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1,
-        head_dim=24, intermediate_size=100, initializer_range=0.15, tie_word_embeddings=False,
+        vocab_size=PADDED,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=24,
+        intermediate_size=100,
+        initializer_range=0.15,
+        tie_word_embeddings=False,
         max_position_embeddings=512,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     weights = {k: v.to(getattr(torch, dtype)) for k, v in Qwen3ForCausalLM(config).state_dict().items()}
     return build_model(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, GenerationConfig, Qwen3ForCausalLM
+from transformers import GenerationConfig, Qwen3ForCausalLM
 
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.checkpoint import load_config, load_eos_ids, load_tokenizer, load_weights, resolve_folder
@@ -156,15 +156,11 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
         ({"attention_bias": True}, "attention_bias True"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window True"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope type 'yarn'"),
-        ({"rope_parameters": {"type": "linear", "rope_theta": 1e6}}, "rope type 'linear'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_key_value_heads": 2}, "num_attention_heads is 3 and num_key_value_heads 2"),
         ({"head_dim": 19}, "head_dim is 19"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"vocab_size": "131"}, "vocab_size is '131'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear'"),
         ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types 'sliding_attention'"),
@@ -234,16 +230,6 @@ def test_a_stored_default_that_changes_every_generation_is_refused(folder: Path,
         load_eos_ids(folder)
     path.write_text(GenerationConfig(eos_token_id=5, temperature=0.6, top_k=20, do_sample=True).to_json_string(False))
     assert load_eos_ids(folder) == {5}
-
-
-def test_rope_scaling_goes_before_rope_parameters_as_in_transformers(folder: Path) -> None:
-    """Both may stand in one file; the wrong one gave other logits and no error."""
-    edit_config(folder, rope_scaling={"rope_type": "linear", "factor": 2.0, "rope_theta": 7e5})
-    assert AutoConfig.from_pretrained(folder).rope_parameters["rope_type"] == "linear"
-    with pytest.raises(ValueError, match="rope type 'linear'"):
-        load_config(folder)
-    edit_config(folder, rope_scaling={"rope_type": "default", "rope_theta": 7e5})
-    assert load_config(folder).rope_theta == AutoConfig.from_pretrained(folder).rope_parameters["rope_theta"] == 7e5
 
 
 @pytest.mark.parametrize("weight_map", [[], ["a"], {"model.norm.weight": 3}, "x", None])

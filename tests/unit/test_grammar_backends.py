@@ -3,7 +3,6 @@
 Oracles: trying every token on a copy, ``re.fullmatch``, ``jsonschema``, ``json.dumps``.
 """
 
-import codecs
 import datetime
 import importlib
 import json
@@ -20,6 +19,7 @@ import torch
 from tokenizers import Tokenizer
 
 import mini_engine.tiny
+from mini_engine.bench.grammar.coverage import is_utf8, random_text
 from mini_engine.grammar.backends import make_backend
 from mini_engine.grammar.base import (
     GrammarError,
@@ -153,36 +153,6 @@ def walk(grammar, seed, steps):
             return
 
 
-def is_utf8(text):
-    """Whether bytes can begin a text."""
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(text)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def random_text(grammar, draw, length=25):
-    """A random text of the grammar; none if no end was found in time."""
-    closing = [token for token, spelling in enumerate(TABLE.token_bytes) if spelling in {b'"', b"}", b"]", b","}]
-    text = b""
-    for step in range(200):
-        allowed = masked(grammar)
-        if STOP in allowed and (draw.random() < 0.4 or step > length):
-            return text
-        # Bytes that are no UTF-8 may come in xgrammar's own strings: see its module.
-        allowed = [
-            token for token in allowed if token not in TABLE.stop_ids and is_utf8(text + TABLE.token_bytes[token])
-        ]
-        if not allowed:
-            return text
-        near = [token for token in closing if token in allowed]
-        token = draw.choice(near if near and draw.random() < (0.3 if step < length else 0.8) else allowed)
-        grammar.accept_token(token)
-        text += TABLE.token_bytes[token]
-    return None
-
-
 @pytest.mark.parametrize(("name", "key"), GRAMMARS)
 def test_mask_is_what_a_copy_accepts(name, key):
     """Every token, tried one by one. It is what found that outlines-core drops tokens, and xgrammar some of its own."""
@@ -250,8 +220,11 @@ def test_rollback_is_replay_across_the_end_too(name, key):
         for token in history:
             fresh.accept_token(token)
         assert (masked(grammar), grammar.is_terminated(), grammar.is_complete(), grammar.try_jump_forward()) == (
-            masked(fresh), fresh.is_terminated(), fresh.is_complete(), fresh.try_jump_forward()
-        )  # fmt: skip
+            masked(fresh),
+            fresh.is_terminated(),
+            fresh.is_complete(),
+            fresh.try_jump_forward(),
+        )
     for count in (-1, len(history) + 1):
         with pytest.raises(ValueError, match="rollback of"):
             grammar.rollback(count)
@@ -382,7 +355,7 @@ def test_forced_bytes_inside_a_character():
 def test_generated_json_is_valid(name, whitespace, schema):
     draw = random.Random(5)
     grammar = compiled(name, "json_schema", schema, whitespace=whitespace)
-    texts = [text for text in (random_text(grammar.copy(), draw) for _ in range(6)) if text is not None]
+    texts = [text for text in (random_text(grammar.copy(), TABLE, draw) for _ in range(6)) if text is not None]
     assert texts
     for text in texts:
         jsonschema.validate(json.loads(text), schema)
@@ -512,13 +485,23 @@ def test_a_keyword_that_would_be_ignored_is_refused(name, keyword, schema):
 def test_words_of_no_vocabulary_are_listed_and_change_nothing(name):
     """``x-guidance`` would have told llguidance to be lenient."""
     word = {"type": "string", "maxLength": 2, "x-guidance": {"lenient": True}, "nullable": True, "format": "color"}
-    schema = {"$id": "https://example.org/a", "type": "object", "properties": {"a/b": word}, "required": ["a/b"],
-              "additionalProperties": False, "readonly": True}  # fmt: skip
+    schema = {
+        "$id": "https://example.org/a",
+        "type": "object",
+        "properties": {"a/b": word},
+        "required": ["a/b"],
+        "additionalProperties": False,
+        "readonly": True,
+    }
     grammar = compiled(name, "json_schema", schema)
     inside = "/properties/a~1b"
     assert {*grammar.stats.ignored} == {
-        "/$id", "/readonly", f"{inside}/x-guidance", f"{inside}/nullable", f"{inside}/format"
-    }  # fmt: skip
+        "/$id",
+        "/readonly",
+        f"{inside}/x-guidance",
+        f"{inside}/nullable",
+        f"{inside}/format",
+    }
     for text, is_valid in (('{"a/b": "xy"}', True), ('{"a/b": "xyz"}', False), ('{"a/b": null}', False)):
         assert takes(grammar, text) == is_valid
 
@@ -583,7 +566,7 @@ def test_schemas_of_pydantic(name):
         pair=(tuple[int, str], ...),
     )
     draw, grammar = random.Random(4), compiled(name, "json_schema", team.model_json_schema())
-    texts = [text for text in (random_text(grammar.copy(), draw, 50) for _ in range(5)) if text is not None]
+    texts = [text for text in (random_text(grammar.copy(), TABLE, draw, 50) for _ in range(5)) if text is not None]
     assert texts
     for text in texts:
         team.model_validate_json(text)
@@ -798,7 +781,7 @@ def test_what_a_backend_takes_of_drawn_schemas_is_valid(name: str) -> None:
             continue
         kept += 1
         dice = random.Random(seed)
-        found = [random_text(grammar.copy(), dice, 12) for _ in range(2)]
+        found = [random_text(grammar.copy(), TABLE, dice, 12) for _ in range(2)]
         walked = [text.decode() for text in found if text and is_text(text)]
         written += len(walked)
         for text in walked:
@@ -849,9 +832,11 @@ def test_integers_that_llguidance_rounds_are_refused(schema: dict[str, object]) 
         make_backend("llguidance", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
 
 
-DATES = {"date": ["2021-02-29", "2020-02-28", "2021-13-01", "2021-1-1"],
-         "time": ["22:59:60Z", "24:00:00Z", "23:59:59Z", "12:00:00+24:00", "12:00:00.5Z", "12:00Z"],
-         "date-time": ["2021-02-29T00:00:00Z", "2020-02-28T23:59:59.25+01:00", "2020-02-29 23:59:59Z"]}  # fmt: skip
+DATES = {
+    "date": ["2021-02-29", "2020-02-28", "2021-13-01", "2021-1-1"],
+    "time": ["22:59:60Z", "24:00:00Z", "23:59:59Z", "12:00:00+24:00", "12:00:00.5Z", "12:00Z"],
+    "date-time": ["2021-02-29T00:00:00Z", "2020-02-28T23:59:59.25+01:00", "2020-02-29 23:59:59Z"],
+}
 
 
 @pytest.mark.parametrize("name", ["fsm", "llguidance", "auto"])

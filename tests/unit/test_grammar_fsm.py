@@ -267,8 +267,16 @@ def test_any_depth_is_compiled_or_refused(group, depth):
         assert grammar.compiled.dfa.matches("a" * (depth + 1) if group == "(?:a{})?" else "a")
 
 
-TOO_LARGE = ["[a-z]{1,100000}", "(((a{1,50}b){1,50}c){1,50})", "(a|b)*a(a|b){14}", "a{0,4294967294}", "(a?){1,5000}",
-             "(a{0,100}){0,100}", "(aa*){1,5000}", "(|){1,4294967294}"]  # fmt: skip
+TOO_LARGE = [
+    "[a-z]{1,100000}",
+    "(((a{1,50}b){1,50}c){1,50})",
+    "(a|b)*a(a|b){14}",
+    "a{0,4294967294}",
+    "(a?){1,5000}",
+    "(a{0,100}){0,100}",
+    "(aa*){1,5000}",
+    "(|){1,4294967294}",
+]
 
 
 @pytest.mark.parametrize("pattern", TOO_LARGE)
@@ -299,9 +307,11 @@ def test_the_largest_number_of_states_is_allowed():
 # --- bytes and automata ----------------------------------------------------------------------------------------------
 
 EDGES = [0, 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x3FFFF, 0x40000, 0x10FFFF]
-CODES = st.sampled_from(EDGES) | st.integers(0, 0x10FFFF) | st.builds(
-    lambda edge, by: min(max(edge + by, 0), 0x10FFFF), st.sampled_from(EDGES), st.integers(-70, 70)
-)  # fmt: skip
+CODES = (
+    st.sampled_from(EDGES)
+    | st.integers(0, 0x10FFFF)
+    | st.builds(lambda edge, by: min(max(edge + by, 0), 0x10FFFF), st.sampled_from(EDGES), st.integers(-70, 70))
+)
 RANGES = st.lists(st.tuples(CODES, CODES).map(sorted).map(tuple), min_size=1, max_size=3).map(merge_ranges)
 
 

@@ -236,9 +236,7 @@ def test_a_time_out_ends_one_request_and_its_late_result_serves_the_next(gates: 
     slow, free = engine.add_request(PROMPT, SLOW), engine.add_request(PROMPT, FREE)
     lost, kept = finish(engine, slow, free)
     assert lost.finish_reason == "error"
-    assert lost.error == (
-        "its regex was not compiled within 0.05 s; simplify it, or raise grammar_timeout_s"
-    )  # fmt: skip
+    assert lost.error == "its regex was not compiled within 0.05 s; simplify it, or raise grammar_timeout_s"
     assert (lost.token_ids, lost.is_grammar_complete) == ([], None)
     assert kept.finish_reason == "length"
     assert engine.constraints.queue.num_timeouts == 1

@@ -491,15 +491,19 @@ IGNORED: list[tuple[Any, list[str]]] = [
     ({"$id": "https://example.org/a", "$anchor": "b", "$ref": "#/$defs/a", "$defs": {"a": INT}}, ["/$id", "/$anchor"]),
     ({"$id": "https://example.org/a", "$ref": "https://example.org/a#/$defs/a", "$defs": {"a": INT}}, ["/$id"]),
     ({"properties": {"a/b~c": {"id": "#x", "type": "null"}}}, ["/properties/a~1b~0c/id"]),
-    ({"anyOf": [{**INT, "readonly": True}, {"type": "null", "self": {"$ref": 3}}]},
-     ["/anyOf/0/readonly", "/anyOf/1/self"]),
-    ({"items": {"$ref": "#/$defs/A"}, "$defs": {"A": {**INT, "unit": "m"}, "B": {**INT, "unit": "s"}}},
-     ["/$defs/A/unit"]),
+    (
+        {"anyOf": [{**INT, "readonly": True}, {"type": "null", "self": {"$ref": 3}}]},
+        ["/anyOf/0/readonly", "/anyOf/1/self"],
+    ),
+    (
+        {"items": {"$ref": "#/$defs/A"}, "$defs": {"A": {**INT, "unit": "m"}, "B": {**INT, "unit": "s"}}},
+        ["/$defs/A/unit"],
+    ),
     ({"type": "integer", "minLength": 1, "items": INT}, ["/minLength", "/items"]),
     ({"type": ["string", "null"], "minLength": 1, "maximum": 3}, ["/maximum"]),
     ({"type": "string", "format": "color"}, ["/format"]),
     (PERSON, []),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("schema", "ignored"), IGNORED, ids=lambda part: str(part)[:60])
@@ -572,14 +576,26 @@ def test_decimals_with_one_bound(bound: float) -> None:
 OLD: list[tuple[type[Any], dict[str, Any], str, str]] = [
     (Draft4Validator, {"type": "integer", "minimum": 3, "exclusiveMinimum": True}, "4 5", "3 2"),
     (Draft4Validator, {"type": "number", "maximum": 1, "exclusiveMaximum": False}, "1 0.5", "1.5"),
-    (Draft7Validator, {"items": [INT, {"type": "null"}], "additionalItems": {"type": "boolean"}},
-     "[1,null] [1,null,true]", "[1,2] [1,null,3]"),
+    (
+        Draft7Validator,
+        {"items": [INT, {"type": "null"}], "additionalItems": {"type": "boolean"}},
+        "[1,null] [1,null,true]",
+        "[1,2] [1,null,3]",
+    ),
     (Draft7Validator, {"items": [INT], "additionalItems": False}, "[1]", "[1,2]"),
-    (Draft7Validator, {"properties": {"a": INT, "b": INT}, "dependencies": {"a": ["b"]}},
-     '{} {"b":1} {"a":1,"b":2}', '{"a":1}'),
-    (Draft7Validator, {"properties": {"a": INT, "b": {}}, "dependencies": {"a": {"properties": {"b": INT}}}},
-     '{} {"b":"x"} {"a":1,"b":2}', '{"a":1,"b":"x"}'),
-]  # fmt: skip
+    (
+        Draft7Validator,
+        {"properties": {"a": INT, "b": INT}, "dependencies": {"a": ["b"]}},
+        '{} {"b":1} {"a":1,"b":2}',
+        '{"a":1}',
+    ),
+    (
+        Draft7Validator,
+        {"properties": {"a": INT, "b": {}}, "dependencies": {"a": {"properties": {"b": INT}}}},
+        '{} {"b":"x"} {"a":1,"b":2}',
+        '{"a":1,"b":"x"}',
+    ),
+]
 
 
 @pytest.mark.parametrize(("kind", "schema", "good", "bad"), OLD)
@@ -601,15 +617,27 @@ TOGETHER: list[tuple[dict[str, Any], str, str]] = [
     ({"enum": ["ab", "b1", "é"], "pattern": "^[a-z]+$"}, '"ab"', '"b1"'),
     ({"enum": ["2024-02-28", "x"], "format": "date"}, '"2024-02-28"', '"x"'),
     ({"$ref": "#/$defs/A", "minimum": 0, "maximum": 5, "$defs": {"A": INT}}, "0 5", "-1 6"),
-    ({"allOf": [{"properties": {"a": INT}, "additionalProperties": False}, {"properties": {"b": INT}}]},
-     '{} {"a":1}', '{"b":1} {"a":1,"b":1}'),
-    ({"allOf": [{"properties": {"a": {"minimum": 3}}}, {"properties": {"a": INT}, "required": ["a"]}]},
-     '{"a":3}', '{} {"a":2} {"a":"x"}'),
-    ({"properties": {"a": INT, "b": INT}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
-     '{"a":1} {"b":1}', '{} {"a":1,"b":1}'),
+    (
+        {"allOf": [{"properties": {"a": INT}, "additionalProperties": False}, {"properties": {"b": INT}}]},
+        '{} {"a":1}',
+        '{"b":1} {"a":1,"b":1}',
+    ),
+    (
+        {"allOf": [{"properties": {"a": {"minimum": 3}}}, {"properties": {"a": INT}, "required": ["a"]}]},
+        '{"a":3}',
+        '{} {"a":2} {"a":"x"}',
+    ),
+    (
+        {"properties": {"a": INT, "b": INT}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        '{"a":1} {"b":1}',
+        '{} {"a":1,"b":1}',
+    ),
     ({"properties": {"a": INT, "b": INT}, "not": {"required": ["b"]}}, '{} {"a":1}', '{"b":1}'),
-    ({"properties": {"a": INT}, "required": ["b"], "additionalProperties": {"type": "null"}},
-     '{"b":null} {"a":1,"b":null}', '{"a":1} {"b":1}'),
+    (
+        {"properties": {"a": INT}, "required": ["b"], "additionalProperties": {"type": "null"}},
+        '{"b":null} {"a":1,"b":null}',
+        '{"a":1} {"b":1}',
+    ),
     ({"properties": {"a": False, "b": INT}}, '{} {"b":1}', '{"a":1}'),
     ({"properties": {"a": INT, "b": INT}, "minProperties": 1}, '{"a":1} {"a":1,"b":1}', "{}"),
     ({"properties": {"a": INT, "b": INT}, "minProperties": 2}, '{"a":1,"b":1}', '{} {"a":1}'),
@@ -622,7 +650,7 @@ TOGETHER: list[tuple[dict[str, Any], str, str]] = [
     ({"format": "date", "maxLength": 10}, '"2024-02-28"', '"a"'),
     ({"minLength": 2, "minimum": 3}, '"ab" 3', '"a" 2'),
     ({"type": "number", "multipleOf": 1, "minimum": 2.5}, "3", "2 3.5"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), TOGETHER)

@@ -19,6 +19,7 @@ from mini_engine.fast.products import (
     make_projections,
     onednn_fault,
     onednn_linear,
+    usual_rows,
 )
 from mini_engine.invariant import findings
 from mini_engine.linear import TorchProjections
@@ -93,6 +94,29 @@ def test_one_bfloat16_row_stays_alone_and_few_are_padded(
     assert onednn_rows == [1, 4, 4, 4, 5, 6, 7, 8, 9]
 
 
+def test_usual_numbers_of_rows_are_few_and_near() -> None:
+    assert sorted({usual_rows(rows) for rows in range(1, 65)}) == [
+        1,
+        2,
+        4,
+        6,
+        8,
+        12,
+        16,
+        20,
+        24,
+        28,
+        32,
+        40,
+        48,
+        56,
+        64,
+    ]
+    for rows in range(1, 3000):
+        assert rows <= usual_rows(rows) <= max(rows + 3, rows * 5 / 4)
+        assert usual_rows(usual_rows(rows)) == usual_rows(rows)
+
+
 def test_a_plan_with_two_ways_takes_each_for_its_number_of_rows(
     onednn_rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +160,7 @@ def test_a_large_weight_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     original = InvariantProjections.piece
     monkeypatch.setattr(InvariantProjections, "piece", lambda self, w: pieces.append(len(w)) or original(self, w))
     product = make_projections(EngineConfig(batch_invariant=True)).linear(weight)(x)
-    assert pieces == [30, 30, 30, 10]
+    assert pieces == [16, 16, 16, 16, 16, 16, 4], "a power of two of output features, and what is left"
     torch.testing.assert_close(product, x @ weight.T)
 
 
@@ -147,11 +171,30 @@ def test_blocks_have_only_numbers_of_rows_that_hold() -> None:
         asked.append(len(x))
         return x * 2
 
-    x = torch.randn(23, 3)
-    for rows, expected in ((1, [2]), (2, [2]), (3, [6]), (6, [6]), (8, [6, 2]), (23, [6, 6, 6, 6])):
+    x = torch.randn(333, 3)
+    for numbers, rows, expected in (
+        ([2, 6], 1, [2]),
+        ([2, 6], 2, [2]),
+        ([2, 6], 3, [6]),
+        ([2, 6], 8, [6, 2]),
+        ([2, 6], 23, [6, 6, 6, 6]),
+        ([4, 16, 32, 64], 17, [32]),
+        ([4, 16, 32, 64], 33, [32, 4]),
+        ([4, 16, 32, 64], 63, [32, 32]),
+        ([4, 16, 32, 64], 333, [64, 64, 64, 64, 64, 16]),
+        ([64], 40, [64]),
+    ):
         asked.clear()
-        assert torch.equal(in_blocks(multiply, [2, 6])(x[:rows]), x[:rows] * 2)
+        assert torch.equal(in_blocks(multiply, numbers)(x[:rows]), x[:rows] * 2)
         assert asked == expected
+
+
+@pytest.mark.parametrize("numbers", [[1], [4, 8], [1, 2, 4, 8, 16, 32, 64, 128]])
+def test_every_row_is_multiplied_once_whatever_their_number(numbers: list[int]) -> None:
+    x = torch.randn(300, 2)
+    product = in_blocks(lambda part: part * 2, numbers)
+    for rows in range(301):
+        assert torch.equal(product(x[:rows]), x[:rows] * 2)
 
 
 def test_where_no_way_holds_the_model_is_refused(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
@@ -168,7 +211,7 @@ def test_a_faster_way_that_does_not_hold_is_passed_over(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         products, "numbers_that_hold", lambda way, weight, numbers: [4, 8] if way is WAYS["torch"] else []
     )
-    assert products.find_blocks(torch.randn(24, 16), tuple(times)) == ("torch", [4, 8])
+    assert products.find_blocks(torch.randn(1024, 256), tuple(times)) == ("torch", [4, 8])
 
 
 @pytest.mark.parametrize(("in_blocks", "chosen"), [(4.0, "torch"), (2.0, "packed")])
@@ -181,7 +224,19 @@ def test_a_way_that_holds_in_small_blocks_alone_is_timed_in_them(
     monkeypatch.setattr(products, "time_ways", lambda weight, ways, numbers: next(times))
     names = {id(way): name for name, way in WAYS.items()}
     monkeypatch.setattr(products, "numbers_that_hold", lambda way, weight, numbers: held[names[id(way)]])
-    assert products.find_blocks(torch.randn(24, 16), tuple(whole)) == (chosen, held[chosen])
+    assert products.find_blocks(torch.randn(1024, 256), tuple(whole)) == (chosen, held[chosen])
+
+
+@pytest.mark.parametrize(("held", "chosen"), [([4, 128], "torch"), ([1, 2, 4, 64], "packed"), ([128], "packed")])
+def test_a_small_weight_gets_the_way_with_the_shortest_call_if_that_holds(
+    held: list[int], chosen: str, monkeypatch: pytest.MonkeyPatch, no_findings: Path
+) -> None:
+    times = {"packed": [1.0], "onednn": [3.0], "torch": [2.0]}
+    monkeypatch.setattr(products, "time_ways", lambda weight, ways, numbers: {name: times[name] for name in ways})
+    monkeypatch.setattr(
+        products, "numbers_that_hold", lambda way, weight, numbers: held if way is WAYS["torch"] else numbers
+    )
+    assert products.find_blocks(torch.randn(24, 16), tuple(times))[0] == chosen
 
 
 def test_the_fastest_way_is_found_by_timing_it(no_findings: Path) -> None:
@@ -206,7 +261,8 @@ def test_an_experiment_runs_once_on_a_machine(no_findings: Path) -> None:
     assert len(runs) == 2
     (file,) = no_findings.iterdir()
     stored = json.loads(file.read_text())
-    assert stored["found"] == {"a": [4, 8], "b": [4, 8]}
+    assert {name: own["result"] for name, own in stored["found"].items()} == {"a": [4, 8], "b": [4, 8]}
+    assert all(0 <= own["seconds"] < 1 for own in stored["found"].values())
     assert stored["machine"]["cpu"] == findings.cpu()
 
 
@@ -214,7 +270,7 @@ def test_an_experiment_runs_once_on_a_machine(no_findings: Path) -> None:
 def test_a_broken_file_of_findings_costs_an_experiment(no_findings: Path, text: str) -> None:
     findings.path().write_text(text)
     assert findings.remembered("a", lambda: 1) == 1
-    assert json.loads(findings.path().read_text())["found"] == {"a": 1}
+    assert json.loads(findings.path().read_text())["found"]["a"]["result"] == 1
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:

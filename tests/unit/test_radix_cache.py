@@ -504,12 +504,18 @@ def broken(cache: RadixCache, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("pages counted", "pages counted"), ("evictable pages", "evictable pages miscounted"),
-        ("hang nowhere", "hang nowhere"), ("leaves miscounted", "leaves miscounted"),
-        ("pages differ", "tokens and pages differ"), ("misnamed", "misnamed"), ("another parent", "another parent"),
-        ("locked more often", "locked more often"), ("used later", "used later"), ("pages held", "pages counted"),
+        ("pages counted", "pages counted"),
+        ("evictable pages", "evictable pages miscounted"),
+        ("hang nowhere", "hang nowhere"),
+        ("leaves miscounted", "leaves miscounted"),
+        ("pages differ", "tokens and pages differ"),
+        ("misnamed", "misnamed"),
+        ("another parent", "another parent"),
+        ("locked more often", "locked more often"),
+        ("used later", "used later"),
+        ("pages held", "pages counted"),
     ],
-)  # fmt: skip
+)
 def test_check_sees_a_broken_tree(what: str, message: str) -> None:
     cache = filled(1, "lru", [1, 2, 3], [1, 2, 4, 5])
     cache.check()

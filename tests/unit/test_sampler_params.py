@@ -25,13 +25,13 @@ def endless() -> Iterator[int]:
 
 
 # Never a number of any kind that is taken
-NO_NUMBERS = [
-    "1", "", b"1", [], [1], (), {}, {1: 2}, {1}, object(), True, False, 1j, math.nan, math.inf, -math.inf,
-    np.float32(0.5), np.array(1.0), np.array([1.0, 2.0]), np.bool_(True), np.float64("nan"), torch.tensor(1),
-    torch.tensor([1.0, 2.0]), 10**400, -(10**400), len,
-]  # fmt: skip
-NO_LISTS = [0, 1, 5, 0.0, False, True, {}, {1: 2}, object(), endless(), iter([1]), b"ab", b"", np.array([1, 2]),
-            np.array([]), torch.tensor([1, 2]), torch.tensor([]), len]  # fmt: skip
+NO_REAL_NUMBERS = [True, False, 1j, math.nan, math.inf, -math.inf, np.bool_(True), np.float64("nan")]
+TOO_LARGE = [10**400, -(10**400)]
+OTHER_TYPES = ["1", "", b"1", [], [1], (), {}, {1: 2}, {1}, object(), len]
+ARRAYS = [np.float32(0.5), np.array(1.0), np.array([1.0, 2.0]), torch.tensor(1), torch.tensor([1.0, 2.0])]
+NO_NUMBERS = [*NO_REAL_NUMBERS, *TOO_LARGE, *OTHER_TYPES, *ARRAYS]
+NO_SEQUENCES = [0, 1, 5, 0.0, False, True, {}, {1: 2}, object(), endless(), iter([1]), b"ab", b"", len]
+NO_LISTS = [*NO_SEQUENCES, np.array([1, 2]), np.array([]), torch.tensor([1, 2]), torch.tensor([])]
 NO_MAPPINGS = [0, 1, 0.0, False, True, "", "ab", [], [1], (), [(1, 2.0)], {1}, object(), endless(), np.array([]), len]
 refused = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -90,51 +90,83 @@ def test_a_mapping_parameter_takes_mappings_only(name: str, value: object) -> No
     assert names(refusal(**{name: value}), name, value)
 
 
+# Values that a message shows as they are.
+OUT_OF_RANGE = {
+    "temperature": [-1e-9, 1e7, 1e300],
+    "top_p": [0.0, -0.1, 1.0000001],
+    "min_p": [-0.1, 1.1],
+    "repetition_penalty": [0, -1, 2.1],
+    "frequency_penalty": [-2.1, 2.1],
+    "presence_penalty": [-2.1, 2.1],
+    "top_k": [-2],
+    "min_new_tokens": [-1],
+    "max_new_tokens": [0],
+    "n": [0],
+    "best_of": [0],
+    "logprobs": [-2],
+    "prompt_logprobs": [-2],
+    "seed": [2**63, -(2**63) - 1],
+    "ignore_eos": [None, 1, "no"],
+    "logprobs_mode": ["Raw", None],
+    "stop": [""],
+}
+# Lists with a wrong entry, and the part of them that a message shows.
+WRONG_ENTRIES = {
+    "logprobs_mode": [(["raw"], "raw")],
+    "stop_token_ids": [
+        ([1, -1], -1),
+        ([1.0], 1.0),
+        ([True], True),
+        ([None], None),
+        (["1"], "1"),
+        ([[1]], [1]),
+        ([np.int64(1)], np.int64(1)),
+        ({"2"}, "2"),
+    ],
+    "allowed_token_ids": [([-5], -5), ([[1]], [1]), ([2, None], None), ([], "empty")],
+    "bad_words": [
+        ([5], 5),
+        ([[5], None], None),
+        ([[1, "a"]], "a"),
+        ([[-1]], -1),
+        (["ab"], "ab"),
+        ([[]], "empty"),
+        ([[[1]]], [1]),
+        ([endless()], "generator"),
+    ],
+    "stop": [(["a", 5], 5), (["a", None], None), ([["a"]], "a"), ([""], ""), ([str(i) for i in range(33)], 33)],
+    "logits_processors": [({"a": None}, None), ({"a": 5}, 5), ({"a": [("budget", 3)]}, "budget")],
+}
+WRONG_KEYS = [-1, "a", 1.5, True, None, (1,)]
+WRONG_BIASES = [101, math.nan, -math.inf, None, "3", True, [3], 10**400]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "part"),
     [
-        ("temperature", -1e-9, -1e-9), ("temperature", 1e7, 1e7), ("temperature", 1e300, 1e300),
-        ("top_p", 0.0, 0.0), ("top_p", -0.1, -0.1), ("top_p", 1.0000001, 1.0000001),
-        ("min_p", -0.1, -0.1), ("min_p", 1.1, 1.1),
-        ("repetition_penalty", 0, 0), ("repetition_penalty", -1, -1), ("repetition_penalty", 2.1, 2.1),
-        ("frequency_penalty", -2.1, -2.1), ("frequency_penalty", 2.1, 2.1),
-        ("presence_penalty", -2.1, -2.1), ("presence_penalty", 2.1, 2.1),
-        ("top_k", -2, -2), ("min_new_tokens", -1, -1), ("max_new_tokens", 0, 0), ("n", 0, 0), ("best_of", 0, 0),
-        ("logprobs", -2, -2), ("prompt_logprobs", -2, -2), ("seed", 2**63, 2**63), ("seed", -(2**63) - 1, -(2**63) - 1),
-        ("ignore_eos", None, None), ("ignore_eos", 1, 1), ("ignore_eos", "no", "no"),
-        ("logprobs_mode", "Raw", "Raw"), ("logprobs_mode", None, None), ("logprobs_mode", ["raw"], "raw"),
-        ("stop_token_ids", [1, -1], -1), ("stop_token_ids", [1.0], 1.0), ("stop_token_ids", [True], True),
-        ("stop_token_ids", [None], None), ("stop_token_ids", ["1"], "1"), ("stop_token_ids", [[1]], [1]),
-        ("stop_token_ids", [np.int64(1)], np.int64(1)), ("stop_token_ids", {"2"}, "2"),
-        ("allowed_token_ids", [-5], -5), ("allowed_token_ids", [[1]], [1]), ("allowed_token_ids", [2, None], None),
-        ("allowed_token_ids", [], "empty"),
-        ("bad_words", [5], 5), ("bad_words", [[5], None], None), ("bad_words", [[1, "a"]], "a"),
-        ("bad_words", [[-1]], -1), ("bad_words", ["ab"], "ab"), ("bad_words", [[]], "empty"),
-        ("bad_words", [[[1]]], [1]), ("bad_words", [endless()], "generator"),
-        ("stop", ["a", 5], 5), ("stop", ["a", None], None), ("stop", [["a"]], "a"), ("stop", [""], ""),
-        ("stop", "", ""),
-        ("stop", [str(i) for i in range(33)], 33),
-        ("logit_bias", {-1: 1.0}, -1), ("logit_bias", {"a": 1.0}, "a"), ("logit_bias", {1.5: 1.0}, 1.5),
-        ("logit_bias", {True: 1.0}, True), ("logit_bias", {None: 1.0}, None), ("logit_bias", {"1": 1.0, 1: 2.0}, 1),
-        ("logit_bias", {(1,): 1.0}, (1,)), ("logit_bias", {1: 101}, 101), ("logit_bias", {1: math.nan}, math.nan),
-        ("logit_bias", {1: -math.inf}, -math.inf), ("logit_bias", {1: None}, None), ("logit_bias", {1: "3"}, "3"),
-        ("logit_bias", {1: True}, True), ("logit_bias", {1: [3]}, [3]), ("logit_bias", {1: 10**400}, 10**400),
-        ("logits_processors", {"a": None}, None), ("logits_processors", {"a": 5}, 5),
-        ("logits_processors", {"a": [("budget", 3)]}, "budget"),
+        *((name, value, value) for name, values in OUT_OF_RANGE.items() for value in values),
+        *((name, value, part) for name, pairs in WRONG_ENTRIES.items() for value, part in pairs),
+        *(("logit_bias", {key: 1.0}, key) for key in WRONG_KEYS),
+        *(("logit_bias", {1: bias}, bias) for bias in WRONG_BIASES),
+        ("logit_bias", {"1": 1.0, 1: 2.0}, 1),
     ],
     ids=lambda value: repr(value)[:20],
-)  # fmt: skip
+)
 def test_a_value_out_of_range_is_named(name: str, value: object, part: object) -> None:
     assert names(refusal(**{name: value}), name, part)
 
 
-junk = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.integers(-(10**400), 10**400) | st.floats() | st.text(max_size=3)
-    | st.binary(max_size=3) | st.complex_numbers(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=3)
-    | st.frozensets(st.integers() | st.text(max_size=2), max_size=3) | st.tuples(inner, inner),
-    max_leaves=6,
-)  # fmt: skip
+SCALARS = st.none() | st.booleans() | st.integers() | st.integers(-(10**400), 10**400) | st.floats()
+LEAVES = SCALARS | st.complex_numbers() | st.text(max_size=3) | st.binary(max_size=3)
+KEYS = st.integers() | st.text(max_size=2)
+
+
+def containers(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    lists = st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.frozensets(KEYS, max_size=3)
+    return lists | st.dictionaries(KEYS, inner, max_size=3)
+
+
+junk = st.recursive(LEAVES, containers, max_leaves=6)
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
@@ -208,11 +240,35 @@ def test_equal_requests_are_equal() -> None:
     assert SamplingParams(temperature=1e-6).temperature == 1e-6  # the limit itself is not greedy
 
 
-@pytest.mark.parametrize("given_", [{}, {"stop_token_ids": [3], "bad_words": [[1, 2], [4]], "stop": ["a", "b"]}, {
-    "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": -(2**63), "n": 2, "best_of": 3, "logprobs": -1,
-    "logit_bias": {3: 1.5, 11: -100}, "allowed_token_ids": [3, 11], "logprobs_mode": "processed", "ignore_eos": True,
-    "logits_processors": {"thinking_budget": {"budget": 3, "model": "qwen3"}, "disallowed_tokens": {"token_ids": [1]}},
-}], ids=["default", "lists", "all"])  # fmt: skip
+EVERYTHING = {
+    "temperature": 0.7,
+    "top_k": 5,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "seed": -(2**63),
+    "n": 2,
+    "best_of": 3,
+    "logprobs": -1,
+    "logit_bias": {3: 1.5, 11: -100},
+    "allowed_token_ids": [3, 11],
+    "logprobs_mode": "processed",
+    "ignore_eos": True,
+    "logits_processors": {
+        "thinking_budget": {"budget": 3, "model": "qwen3"},
+        "disallowed_tokens": {"token_ids": [1]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [
+        {},
+        {"stop_token_ids": [3], "bad_words": [[1, 2], [4]], "stop": ["a", "b"]},
+        EVERYTHING,
+    ],
+    ids=["default", "lists", "all"],
+)
 def test_parameters_survive_json(given_: dict[str, object]) -> None:
     params = SamplingParams(**given_)
     assert SamplingParams(**json.loads(json.dumps(asdict(params)))) == params
@@ -244,10 +300,17 @@ def test_the_callers_lists_are_copied() -> None:
     assert params.logits_processors == {"disallowed_tokens": {"token_ids": [1]}}
 
 
-@pytest.mark.parametrize("given_", [
-    {"stop_token_ids": [9]}, {"stop_token_ids": [10**30]}, {"logit_bias": {9: 1.0}}, {"allowed_token_ids": [0, 9]},
-    {"bad_words": [[0], [1, 9]]},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "given_",
+    [
+        {"stop_token_ids": [9]},
+        {"stop_token_ids": [10**30]},
+        {"logit_bias": {9: 1.0}},
+        {"allowed_token_ids": [0, 9]},
+        {"bad_words": [[0], [1, 9]]},
+    ],
+    ids=str,
+)
 def test_ids_beyond_the_vocabulary_are_named_with_its_size(given_: dict[str, object]) -> None:
     name, token = next(iter(given_)), "1" + "0" * 30 if given_ == {"stop_token_ids": [10**30]} else "9"
     with pytest.raises(ValueError, match=f"{name} names token id {token}; the vocabulary has the ids 0 to 8"):

@@ -126,38 +126,42 @@ def test_a_processor_that_keeps_the_argmax_is_not_built_for_greedy_rows() -> Non
 # Arguments
 
 
-@pytest.mark.parametrize(("name", "arguments", "parts"), [
-    ("disallowed_tokens", {"token_ids": [20]}, ["token_ids", "20", "0 to 19"]),
-    ("disallowed_tokens", {"token_ids": [-1]}, ["token_ids", "-1"]),
-    ("disallowed_tokens", {"token_ids": 5}, ["token_ids", "5"]),
-    ("disallowed_tokens", {"token_ids": 0}, ["token_ids", "0"]),
-    ("disallowed_tokens", {"token_ids": "12"}, ["token_ids", "12"]),
-    ("disallowed_tokens", {"token_ids": ""}, ["token_ids", "''"]),
-    ("disallowed_tokens", {"token_ids": {}}, ["token_ids", "{}"]),
-    ("disallowed_tokens", {"token_ids": [True]}, ["token_ids", "True"]),
-    ("disallowed_tokens", {"token_ids": [1.0]}, ["token_ids", "1.0"]),
-    ("disallowed_tokens", {"tokens": [1]}, ["disallowed_tokens", "'tokens'", "token_ids"]),
-    ("disallowed_tokens", {1: [1], "a": 2}, ["disallowed_tokens", "1", "token_ids"]),
-    ("no_repeat_ngram", {}, ["no_repeat_ngram", "ngram_size"]),
-    ("no_repeat_ngram", {"ngram_size": None}, ["no_repeat_ngram", "ngram_size"]),
-    ("no_repeat_ngram", {"ngram_size": 0}, ["ngram_size", "0"]),
-    ("no_repeat_ngram", {"ngram_size": True}, ["ngram_size", "True"]),
-    ("no_repeat_ngram", {"ngram_size": 2.0}, ["ngram_size", "2.0"]),
-    ("no_repeat_ngram", {"ngram_size": 2, "window_size": 0}, ["window_size", "0"]),
-    ("no_repeat_ngram", {"ngram_size": 2, "whitelist_token_ids": [99]}, ["whitelist_token_ids", "99"]),
-    ("no_repeat_ngram", {"ngram_size": 2, "window": 5}, ["no_repeat_ngram", "'window'"]),
-    ("thinking_budget", {"start": 1, "end": 2}, ["thinking_budget", "budget"]),
-    ("thinking_budget", {"budget": -1, "start": 1, "end": 2}, ["budget", "-1"]),
-    ("thinking_budget", {"budget": True, "start": 1, "end": 2}, ["budget", "True"]),
-    ("thinking_budget", {"budget": 3}, ["thinking_budget", "start"]),
-    ("thinking_budget", {"budget": 3, "start": 1}, ["thinking_budget", "end"]),
-    ("thinking_budget", {"budget": 3, "start": 1, "end": 20}, ["20", "0 to 19"]),
-    ("thinking_budget", {"budget": 3, "start": 1, "end": 2, "newline": "\n"}, ["newline", "'\\n'"]),
-    ("thinking_budget", {"budget": 3, "model": "qwen3"}, ["151668", "0 to 19"]),
-    ("thinking_budget", {"budget": 3, "model": "gpt"}, ["'gpt'", "qwen3, deepseek-r1"]),
-    ("thinking_budget", {"budget": 3, "model": ["qwen3"]}, ["['qwen3']", "qwen3, deepseek-r1"]),
-    ("thinking_budget", {"budget": 3, "model": "qwen3", "end": 4}, ["model", "ids"]),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "arguments", "parts"),
+    [
+        ("disallowed_tokens", {"token_ids": [20]}, ["token_ids", "20", "0 to 19"]),
+        ("disallowed_tokens", {"token_ids": [-1]}, ["token_ids", "-1"]),
+        ("disallowed_tokens", {"token_ids": 5}, ["token_ids", "5"]),
+        ("disallowed_tokens", {"token_ids": 0}, ["token_ids", "0"]),
+        ("disallowed_tokens", {"token_ids": "12"}, ["token_ids", "12"]),
+        ("disallowed_tokens", {"token_ids": ""}, ["token_ids", "''"]),
+        ("disallowed_tokens", {"token_ids": {}}, ["token_ids", "{}"]),
+        ("disallowed_tokens", {"token_ids": [True]}, ["token_ids", "True"]),
+        ("disallowed_tokens", {"token_ids": [1.0]}, ["token_ids", "1.0"]),
+        ("disallowed_tokens", {"tokens": [1]}, ["disallowed_tokens", "'tokens'", "token_ids"]),
+        ("disallowed_tokens", {1: [1], "a": 2}, ["disallowed_tokens", "1", "token_ids"]),
+        ("no_repeat_ngram", {}, ["no_repeat_ngram", "ngram_size"]),
+        ("no_repeat_ngram", {"ngram_size": None}, ["no_repeat_ngram", "ngram_size"]),
+        ("no_repeat_ngram", {"ngram_size": 0}, ["ngram_size", "0"]),
+        ("no_repeat_ngram", {"ngram_size": True}, ["ngram_size", "True"]),
+        ("no_repeat_ngram", {"ngram_size": 2.0}, ["ngram_size", "2.0"]),
+        ("no_repeat_ngram", {"ngram_size": 2, "window_size": 0}, ["window_size", "0"]),
+        ("no_repeat_ngram", {"ngram_size": 2, "whitelist_token_ids": [99]}, ["whitelist_token_ids", "99"]),
+        ("no_repeat_ngram", {"ngram_size": 2, "window": 5}, ["no_repeat_ngram", "'window'"]),
+        ("thinking_budget", {"start": 1, "end": 2}, ["thinking_budget", "budget"]),
+        ("thinking_budget", {"budget": -1, "start": 1, "end": 2}, ["budget", "-1"]),
+        ("thinking_budget", {"budget": True, "start": 1, "end": 2}, ["budget", "True"]),
+        ("thinking_budget", {"budget": 3}, ["thinking_budget", "start"]),
+        ("thinking_budget", {"budget": 3, "start": 1}, ["thinking_budget", "end"]),
+        ("thinking_budget", {"budget": 3, "start": 1, "end": 20}, ["20", "0 to 19"]),
+        ("thinking_budget", {"budget": 3, "start": 1, "end": 2, "newline": "\n"}, ["newline", "'\\n'"]),
+        ("thinking_budget", {"budget": 3, "model": "qwen3"}, ["151668", "0 to 19"]),
+        ("thinking_budget", {"budget": 3, "model": "gpt"}, ["'gpt'", "qwen3, deepseek-r1"]),
+        ("thinking_budget", {"budget": 3, "model": ["qwen3"]}, ["['qwen3']", "qwen3, deepseek-r1"]),
+        ("thinking_budget", {"budget": 3, "model": "qwen3", "end": 4}, ["model", "ids"]),
+    ],
+    ids=str,
+)
 def test_arguments_that_make_no_sense_are_refused_by_name(
     name: str, arguments: dict[Any, Any], parts: list[str]
 ) -> None:
@@ -172,10 +176,16 @@ def driver(untied: Path) -> SamplingDriver:
     return SamplingDriver(load_model(untied, EngineConfig()), EngineConfig(), frozenset({5}))
 
 
-@pytest.mark.parametrize("choice", [
-    {"disallowed_tokens": {"token_ids": [10**6]}}, {"no_repeat_ngram": {}}, {"unheard_of": {}},
-    {"disallowed_tokens": {"token_ids": [1]}, "thinking_budget": {"budget": 1, "start": 1, "end": 2, "brake": 3}},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"disallowed_tokens": {"token_ids": [10**6]}},
+        {"no_repeat_ngram": {}},
+        {"unheard_of": {}},
+        {"disallowed_tokens": {"token_ids": [1]}, "thinking_budget": {"budget": 1, "start": 1, "end": 2, "brake": 3}},
+    ],
+    ids=str,
+)
 def test_the_driver_refuses_a_request_before_it_runs_if_one_of_its_processors_does(
     driver: SamplingDriver, choice: dict[str, Any]
 ) -> None:
@@ -185,14 +195,12 @@ def test_the_driver_refuses_a_request_before_it_runs_if_one_of_its_processors_do
             run([1, 2, 3], params)
 
 
-@pytest.mark.parametrize("given", [
-    {"scale": 0.0}, {"scale": -1.0}, {"scale": float("nan")}, {"scale": float("inf")},
-    {"soft_cap": 0.0}, {"soft_cap": -3.0}, {"soft_cap": float("nan")}, {"soft_cap": float("inf")},
-], ids=str)  # fmt: skip
-def test_the_head_refuses_factors_that_make_no_logits(given: dict[str, float]) -> None:
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["scale", "soft_cap"])
+def test_the_head_refuses_factors_that_make_no_logits(name: str, value: float) -> None:
     """A soft cap of infinity is not "off": 0 times infinity is NaN."""
-    with pytest.raises(ValueError, match=f"{next(iter(given))} is .*finite number above 0"):
-        LogitsHead(**given)
+    with pytest.raises(ValueError, match=f"{name} is .*finite number above 0"):
+        LogitsHead(**{name: value})
 
 
 # Pickled code
@@ -225,11 +233,23 @@ def test_a_pickled_processor_works_when_it_is_trusted() -> None:
     assert process(logits, {"arrived": {"token": 4}})[0, 4] == logits[0, 4] + 50.0
 
 
-@pytest.mark.parametrize("text", [
-    "", "{}", "[]", "5", '{"callable": 5}', '{"callable": "zz"}', '{"callable": ""}', '{"callable": "00"}',
-    json.dumps({"callable": b"cno_such_module\nthing\n.".hex()}), json.dumps({"callable": dill.dumps(5).hex()}),
-    json.dumps({"callable": dill.dumps(dict).hex()}), json.dumps({"callable": dill.dumps(print).hex()}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "5",
+        '{"callable": 5}',
+        '{"callable": "zz"}',
+        '{"callable": ""}',
+        '{"callable": "00"}',
+        json.dumps({"callable": b"cno_such_module\nthing\n.".hex()}),
+        json.dumps({"callable": dill.dumps(5).hex()}),
+        json.dumps({"callable": dill.dumps(dict).hex()}),
+        json.dumps({"callable": dill.dumps(print).hex()}),
+    ],
+)
 def test_trusted_text_that_holds_no_processor_is_a_value_error(text: str) -> None:
     """A damaged pickle fails in its own ways: ``UnpicklingError``, ``EOFError``, ``ModuleNotFoundError``."""
     with pytest.raises(ValueError, match=r"no LogitsProcessor class|not a pickled processor"):

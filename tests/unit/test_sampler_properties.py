@@ -97,7 +97,7 @@ def make_params(dice: random.Random, size: int, seeded: bool = True) -> Sampling
         seed=dice.randint(-(2**63), 2**63 - 1) if seeded else None,
         logprobs=maybe(dice.choice([0, 3, size, -1]), None),
         logprobs_mode=dice.choice(["raw", "processed"]),
-    )  # fmt: skip
+    )
 
 
 def make_request(dice: random.Random, size: int, seeded: bool = True) -> SamplingRequest:
@@ -128,9 +128,12 @@ def filters_of(dice: random.Random, rows: int, size: int) -> dict[str, tuple]:
     min_p = torch.tensor([dice.choice([0.0, 0.01, 0.5, 1.0]) for _ in range(rows)])
     temperature = torch.tensor([dice.choice([1e-6, 0.5, 1.0, 1e4]) for _ in range(rows)])
     return {
-        "temperature": (apply_temperature, temperature), "top_k": (apply_top_k, k), "top_p": (apply_top_p, p),
-        "min_p": (apply_min_p, min_p), "joint": (apply_joint, k, p),
-    }  # fmt: skip
+        "temperature": (apply_temperature, temperature),
+        "top_k": (apply_top_k, k),
+        "top_p": (apply_top_p, p),
+        "min_p": (apply_min_p, min_p),
+        "joint": (apply_joint, k, p),
+    }
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "joint"])
@@ -239,9 +242,10 @@ def test_a_filter_that_is_off_for_a_row_leaves_its_bits_beside_rows_where_it_is_
 ) -> None:
     logits = make_logits(dice, rows, size)
     for apply, off, on, dtype in (
-        (apply_top_k, 0, 1, torch.int64), (apply_top_p, 1.0, 0.5, torch.float64),
+        (apply_top_k, 0, 1, torch.int64),
+        (apply_top_p, 1.0, 0.5, torch.float64),
         (apply_min_p, 0.0, 0.9, torch.float32),
-    ):  # fmt: skip
+    ):
         got = apply(logits, torch.tensor([off] + [on] * (rows - 1), dtype=dtype))
         assert same_bits(got[0], logits[0])
     assert same_bits(apply_joint(logits, torch.zeros(rows, dtype=torch.int64), torch.ones(rows).double()), logits)
@@ -318,9 +322,7 @@ def test_batches_without_rows_and_vocabularies_of_one_token() -> None:
 def test_a_trace_changes_no_token(dice: random.Random, rows: int, size: int, order: str) -> None:
     logits = make_logits(dice, rows, size)
     requests = [make_request(dice, size, seeded=dice.random() < 0.5) for _ in range(rows)]
-    plain, traced = (
-        Sampler(order, torch.Generator().manual_seed(3), trace) for trace in (None, SamplingTrace())
-    )  # fmt: skip
+    plain, traced = (Sampler(order, torch.Generator().manual_seed(3), trace) for trace in (None, SamplingTrace()))
     assert sample(logits, requests, plain) == sample(logits, requests, traced)
     assert torch.equal(plain.generator.get_state(), traced.generator.get_state())
 
@@ -329,9 +331,11 @@ def test_a_trace_changes_no_token(dice: random.Random, rows: int, size: int, ord
 
 
 FAULTS = {
-    "NaN": "holds NaN", "minus infinity": "allows no token", "plus infinity": "holds plus infinity",
+    "NaN": "holds NaN",
+    "minus infinity": "allows no token",
+    "plus infinity": "holds plus infinity",
     "overflow": "beyond float32",
-}  # fmt: skip
+}
 
 
 def spoil(row: Tensor, fault: str) -> None:
@@ -398,8 +402,16 @@ def assert_same_batch(batch: SamplingBatch, requests: list[SamplingRequest], siz
     assert list(batch.processors) == list(fresh.processors)
     for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions"):
         assert torch.equal(getattr(batch, name), getattr(fresh, name)), name
-    for name in ("params", "num_tokens", "random_rows", "all_greedy", "need_top_k", "need_top_p", "need_min_p",
-                 "need_logprobs"):  # fmt: skip
+    for name in (
+        "params",
+        "num_tokens",
+        "random_rows",
+        "all_greedy",
+        "need_top_k",
+        "need_top_p",
+        "need_min_p",
+        "need_logprobs",
+    ):
         assert getattr(batch, name) == getattr(fresh, name), name
     assert torch.equal(batch.process(logits), fresh.process(logits))
     assert Sampler()(logits, batch) == Sampler()(logits, fresh)
@@ -484,11 +496,19 @@ def test_one_and_two_threads_give_the_same_bits_at_the_vocabulary_of_a_real_mode
         torch.set_num_threads(threads)
         masses = logits.softmax(-1)
         sampler = Sampler(generator=torch.Generator().manual_seed(1))
-        results.append([
-            sample(logits, requests, sampler), masses.max(-1).indices, masses, masses.cumsum(-1, dtype=torch.float64),
-            logits.log_softmax(-1), apply_top_p(logits, torch.full((4,), 0.9, dtype=torch.float64)),
-            apply_min_p(logits, torch.full((4,), 0.01)), draw_uniform(logits, uniform), gumbel(torch.arange(2**17)),
-        ])  # fmt: skip
+        results.append(
+            [
+                sample(logits, requests, sampler),
+                masses.max(-1).indices,
+                masses,
+                masses.cumsum(-1, dtype=torch.float64),
+                logits.log_softmax(-1),
+                apply_top_p(logits, torch.full((4,), 0.9, dtype=torch.float64)),
+                apply_min_p(logits, torch.full((4,), 0.01)),
+                draw_uniform(logits, uniform),
+                gumbel(torch.arange(2**17)),
+            ]
+        )
     for one, two in zip(*results, strict=True):
         assert torch.equal(one, two) if isinstance(one, Tensor) else one == two
 

@@ -83,10 +83,14 @@ class World:
         fitting = -(-(longest_prompt + longest_answer) // self.page_size)
         self.budget = dice.choice([17, 64, None] if tight else [1, 2, 5, 17, 64, None])
         self.scheduler = make_scheduler(
-            pages=int(fitting * (1.3 if tight else dice.choice([1, 1.3, 2, 5]))) + 1, page_size=self.page_size,
-            policy=self.policy, max_running_requests=32 if tight else dice.choice([1, 2, 7, 32]),
-            max_tokens_per_step=self.budget, preemption=self.preemption, max_steps_waited=dice.choice([3, 40, 256]),
-        )  # fmt: skip
+            pages=int(fitting * (1.3 if tight else dice.choice([1, 1.3, 2, 5]))) + 1,
+            page_size=self.page_size,
+            policy=self.policy,
+            max_running_requests=32 if tight else dice.choice([1, 2, 7, 32]),
+            max_tokens_per_step=self.budget,
+            preemption=self.preemption,
+            max_steps_waited=dice.choice([3, 40, 256]),
+        )
         if self.preemption and (tight or dice.random() < 0.5):
             self.scheduler.growth = Optimist(True)
         self.abort_rate = dice.choice([0, 0, 0.02, 0.3])
@@ -339,8 +343,10 @@ def test_the_worked_example_a_chunk_a_decode_and_a_new_prompt_in_one_step() -> N
     run_step(scheduler)  # 3 + 6 of 11
     batch = run_step(scheduler)
     assert [(c.request, c.start, c.num_tokens, c.samples) for c in batch.chunks] == [
-        (decoding, 3, 1, True), (long, 6, 5, True), (short, 0, 3, False),
-    ]  # fmt: skip
+        (decoding, 3, 1, True),
+        (long, 6, 5, True),
+        (short, 0, 3, False),
+    ]
 
 
 def test_decodes_come_before_chunks_in_any_order_of_admission() -> None:
@@ -409,9 +415,14 @@ def test_promises_to_running_requests_count_when_the_next_one_is_let_in() -> Non
 def steps_until_served(policy: str, preemption: bool, max_steps_waited: int) -> int:
     """One request that its policy likes least, 20 before it, and a stream after it that is more than fits."""
     scheduler = make_scheduler(
-        pages=40, page_size=1, policy=policy, max_running_requests=4, max_tokens_per_step=8, preemption=preemption,
+        pages=40,
+        page_size=1,
+        policy=policy,
+        max_running_requests=4,
+        max_tokens_per_step=8,
+        preemption=preemption,
         max_steps_waited=max_steps_waited,
-    )  # fmt: skip
+    )
     for name in range(20):
         scheduler.add(make_request(name, 3, 9))
     poor = make_request(20, 1, 2) if policy == "lof" else make_request(20, 30, 2)

@@ -19,24 +19,19 @@ from mini_engine.driver import GreedyDriver
 from mini_engine.fast.products import make_projections
 from mini_engine.llm import load_driver, load_model
 from mini_engine.model import rms_norm
-from mini_engine.viz import batching, decoding, distribution, forward, paging, peer, tokens, trace
-from mini_engine.viz import difference as differ
-from mini_engine.viz.batching import BatchCost, Cost
-from mini_engine.viz.difference import Difference, ErrorCurve
-from mini_engine.viz.distribution import Crossroads, StepCost
+from mini_engine.viz import decoding, difference, forward, paging, peer, tokens
+from mini_engine.viz.decoding.measure import Crossroads, StepCost
+from mini_engine.viz.difference import Difference
 from mini_engine.viz.figure import Figure, plural
-from tests.support.figures import (
-    bar_lengths,
-    checked_texts,
-    figure_functions,
-    texts,
-)
+from mini_engine.viz.forward.measure import ErrorCurve
+from mini_engine.viz.paging.measure import BatchCost, Cost
+from tests.support.figures import bar_lengths, checked_texts, figure_functions, texts
 
 IDS = [7, 100, 3, 3, 58, 121, 0, 44]
 
 
-def distribution_of(*probabilities: float) -> distribution.StepDistribution:
-    return distribution.describe_step(torch.tensor(probabilities).log(), k=3)
+def distribution_of(*probabilities: float) -> decoding.measure.StepDistribution:
+    return decoding.measure.describe_step(torch.tensor(probabilities).log(), k=3)
 
 
 # Probabilities whose entropies and gaps are whole or half bits.
@@ -46,7 +41,7 @@ STEPS = [
     distribution_of(0.25, 0.25, 0.25, 0.25),  # entropy 2, gap 0
     distribution_of(0.0625, 0.9375, 0.0, 0.0),
 ]
-STEPS[1] = distribution.StepDistribution([1, 0, 2], [0.98, 0.01, 0.01], 0.25, math.log2(98))  # a finite gap to draw
+STEPS[1] = decoding.measure.StepDistribution([1, 0, 2], [0.98, 0.01, 0.01], 0.25, math.log2(98))  # a finite gap to draw
 TAKEN = ["␣a", "␣fox", ".", "$x$"]
 
 
@@ -59,7 +54,7 @@ def batch_of_three():
 
 @pytest.fixture(scope="module")
 def run(untied):
-    return trace.trace_forward(load_model(untied, EngineConfig()), IDS)
+    return forward.trace_forward(load_model(untied, EngineConfig()), IDS)
 
 
 DIFFERENCES = [Difference("one", 0.13, 3, 5, 1), Difference("two", 0.0, 0, 5, 0), Difference("three", 1e-6, 5, 5, 0)]
@@ -93,9 +88,24 @@ def all_figures(run) -> dict[str, Figure]:
     }
 
 
-FIGURES = ["residual_sizes", "attention_overview", "attention_map", "error_growth", "difference_chart", "page_map",
-           "slot_map", "packed_mask", "mask_alignment", "padding_cost", "bits_table", "top_tokens", "probability_bars",
-           "uncertainty", "crossroads_chart", "cache_cost"]  # fmt: skip
+FIGURES = [
+    "residual_sizes",
+    "attention_overview",
+    "attention_map",
+    "error_growth",
+    "difference_chart",
+    "page_map",
+    "slot_map",
+    "packed_mask",
+    "mask_alignment",
+    "padding_cost",
+    "bits_table",
+    "top_tokens",
+    "probability_bars",
+    "uncertainty",
+    "crossroads_chart",
+    "cache_cost",
+]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +118,7 @@ def figures(run):
 
 def test_every_figure_function_is_tested(figures):
     assert list(figures) == FIGURES
-    assert figure_functions(forward, paging, decoding) == set(FIGURES)
+    assert figure_functions(forward.draw, paging.draw, decoding.draw) == set(FIGURES)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -176,7 +186,7 @@ def test_plural():
 def test_tracing_changes_no_bit(untied):
     model = load_model(untied, EngineConfig())
     plain = model(torch.tensor(IDS), torch.arange(len(IDS)), DenseAttention(sdpa_attention))
-    assert torch.equal(trace.trace_forward(model, IDS, DenseAttention(sdpa_attention)).logits, plain)
+    assert torch.equal(forward.trace_forward(model, IDS, DenseAttention(sdpa_attention)).logits, plain)
 
 
 def test_trace_agrees_with_what_transformers_reports(untied):
@@ -184,7 +194,7 @@ def test_trace_agrees_with_what_transformers_reports(untied):
     theirs = Qwen3ForCausalLM.from_pretrained(untied, attn_implementation="eager")
     with torch.inference_mode():
         out = theirs(torch.tensor([IDS]), output_attentions=True, output_hidden_states=True)
-    ours = trace.trace_forward(load_model(untied, EngineConfig()), IDS)
+    ours = forward.trace_forward(load_model(untied, EngineConfig()), IDS)
     for mine, other in zip(ours.weights, out.attentions, strict=True):
         torch.testing.assert_close(mine, other[0], rtol=0, atol=1e-6)
     for mine, other in zip(ours.residual[:-1:2], out.hidden_states[:-1], strict=True):  # the last one is normed there
@@ -197,12 +207,12 @@ def test_trace_agrees_with_what_transformers_reports(untied):
 def test_rows_alone_are_the_rows_together_when_invariant(untied):
     config = EngineConfig(batch_invariant=True)
     model = load_model(untied, config)
-    alone = trace.RowByRow(make_projections(config))
+    alone = forward.RowByRow(make_projections(config))
     x, weight = torch.randn(7, 48, generator=torch.Generator().manual_seed(1)), torch.eye(48)[:20].contiguous()
     assert torch.equal(alone.linear(weight)(x), model.projections.linear(weight)(x))
     assert torch.equal(alone.silu(x), model.projections.silu(x))
     calls = []
-    counting = trace.RowByRow()
+    counting = forward.RowByRow()
     counting.inner = type("Count", (), {"linear": lambda self, w: lambda row: calls.append(len(row)) or row @ w.T})()
     counting.linear(weight)(x)
     assert calls == [1] * 7
@@ -210,31 +220,33 @@ def test_rows_alone_are_the_rows_together_when_invariant(untied):
 
 def test_fused_norm_is_the_same_formula():
     x, weight = torch.randn(5, 12, generator=torch.Generator().manual_seed(0)), torch.linspace(0.5, 2, 12)
-    torch.testing.assert_close(trace.fused_rms_norm(x, weight, 1e-6), rms_norm(x, weight, 1e-6))
+    torch.testing.assert_close(forward.measure.fused_rms_norm(x, weight, 1e-6), rms_norm(x, weight, 1e-6))
 
 
 def test_fused_norms_are_undone(untied):
     model = load_model(untied, EngineConfig(dtype="bfloat16"))
     model.final_norm = torch.linspace(0.3, 1.7, 48).bfloat16()  # under weights of 1 the two orders are the same
-    before = trace.trace_forward(model, IDS).logits
-    with trace.fused_norms():
-        assert not torch.equal(trace.trace_forward(model, IDS).logits, before)
-    assert torch.equal(trace.trace_forward(model, IDS).logits, before)
+    before = forward.trace_forward(model, IDS).logits
+    with forward.fused_norms():
+        assert not torch.equal(forward.trace_forward(model, IDS).logits, before)
+    assert torch.equal(forward.trace_forward(model, IDS).logits, before)
 
 
 def test_strongest_head_is_the_one_with_most_weight():
     weights = [torch.zeros(3, 4, 4) for _ in range(2)]
     weights[0][2, -1, 1], weights[1][1, -1, 1], weights[1][1, -1, 2], weights[1][0, 2, 1] = 0.6, 0.4, 0.3, 1.0
-    made = trace.ForwardTrace([], [], weights, torch.zeros(0))
-    assert trace.strongest_head(made, -1, [1]) == (0, 2)
-    assert trace.strongest_head(made, -1, [1, 2]) == (1, 1)
+    made = forward.measure.ForwardTrace([], [], weights, torch.zeros(0))
+    assert forward.strongest_head(made, -1, [1]) == (0, 2)
+    assert forward.strongest_head(made, -1, [1, 2]) == (1, 1)
 
 
 def test_residual_sizes_of_known_streams():
     residual = [torch.full((3, 4), 2.0), torch.full((3, 4), 4.0), torch.full((3, 4), 20.0)]
     residual[2][1] = 40.0
     updates = [b - a for a, b in pairwise(residual)]
-    figure = forward.residual_sizes(trace.ForwardTrace(residual, updates, [], torch.zeros(0)), ["x", "y", "z"])
+    figure = forward.residual_sizes(
+        forward.measure.ForwardTrace(residual, updates, [], torch.zeros(0)), ["x", "y", "z"]
+    )
     assert "root mean square of 2.00 and leaves the last block with 20.0, 10 times as much" in figure.summary
     assert "The block that adds most is mlp 0 (median 16.0)" in figure.summary
     assert "'y' at position 1 with 40.0" in figure.summary
@@ -257,7 +269,9 @@ def test_attention_map_says_where_the_last_token_looks():
 
 def test_overview_names_the_most_focused_head():
     even = torch.full((2, 2), 0.5)
-    made = trace.ForwardTrace([], [], [torch.stack([even, even]), torch.stack([torch.eye(2), even])], torch.zeros(0))
+    made = forward.measure.ForwardTrace(
+        [], [], [torch.stack([even, even]), torch.stack([torch.eye(2), even])], torch.zeros(0)
+    )
     assert "4 heads in 2 layers" in forward.attention_overview(made).summary
     assert "head is layer 1 head 0: on average a token gives 100%" in forward.attention_overview(made).summary
 
@@ -265,14 +279,14 @@ def test_overview_names_the_most_focused_head():
 def test_differences_are_counted_by_row():
     a = torch.tensor([[1.0, 2.0], [3.0, 1.0], [0.0, 0.5]])
     b = torch.tensor([[1.0, 2.0], [3.0, 3.5], [0.0, 0.25]])
-    assert differ.compare_logits("x", a, b) == Difference("x", 2.5, 2, 3, 1)
-    assert differ.compare_logits("x", a, a.clone()) == Difference("x", 0.0, 0, 3, 0)
+    assert difference.compare_logits("x", a, b) == Difference("x", 2.5, 2, 3, 1)
+    assert difference.compare_logits("x", a, a.clone()) == Difference("x", 0.0, 0, 3, 0)
     with pytest.raises(ValueError, match=r"\(3, 2\) and \(2, 2\)"):
-        differ.compare_logits("x", a, b[:2])
-    assert [d.name for d in differ.smallest_first(DIFFERENCES)] == ["two", "three", "one"]
-    assert differ.relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])) == pytest.approx(0.2)
-    assert differ.same_bits(a, a.clone())
-    assert not differ.same_bits(a, a.double())
+        difference.compare_logits("x", a, b[:2])
+    assert [d.name for d in difference.smallest_first(DIFFERENCES)] == ["two", "three", "one"]
+    assert forward.measure.relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])) == pytest.approx(0.2)
+    assert difference.same_bits(a, a.clone())
+    assert not difference.same_bits(a, a.double())
 
 
 def test_difference_chart_draws_bars_for_differences_and_a_mark_for_none():
@@ -343,7 +357,7 @@ def test_padding_cost_bars_are_shares_of_padding(figures):
 
 def test_measured_padding_counts_like_brute_force(untied):
     driver = load_driver(untied, EngineConfig(page_size=4))
-    cost = batching.measure_padding(driver, "x", [(0, 5), (3, 2), (9, 1)])
+    cost = paging.measure_padding(driver, "x", [(0, 5), (3, 2), (9, 1)])
     assert (cost.packed.rows, cost.packed.scores, cost.packed.slots) == (8, 25 + 10 + 10, 8 + 8 + 12)
     assert (cost.padded.rows, cost.padded.scores, cost.padded.slots) == (15, 3 * 5 * 14, 3 * 16)
     assert cost.packed.seconds > 0
@@ -353,11 +367,11 @@ def test_measured_padding_counts_like_brute_force(untied):
 def test_run_together_gives_each_sequence_its_own_logits(untied, chunk):
     driver = load_driver(untied, EngineConfig(page_size=4))
     sequences = [IDS, IDS[2:5], [9] * 11]
-    together = batching.run_together(driver, sequences, chunk=chunk, seed=5)
+    together = paging.run_together(driver, sequences, chunk=chunk, seed=5)
     theirs = peer.Peer(untied)
     for ids, logits in zip(sequences, together, strict=True):
         torch.testing.assert_close(logits, theirs.logits(ids), rtol=1e-4, atol=1e-4)
-    assert batching.with_page_size(driver, 7).config.page_size == 7
+    assert paging.with_page_size(driver, 7).config.page_size == 7
 
 
 def test_bits_table_names_every_cell(figures):
@@ -377,13 +391,13 @@ def test_distribution_of_known_probabilities():
     assert (even.entropy_bits, even.gap_bits) == pytest.approx((2.0, 0.0))
     assert even.token_ids == [0, 1, 2], "the lowest id wins a tie, as argmax does"
     assert sure.token_ids[:2] == [1, 0]
-    assert distribution.max_entropy_bits(torch.zeros(8)) == 3.0
+    assert decoding.max_entropy_bits(torch.zeros(8)) == 3.0
 
 
 def test_closest_and_contrasting_steps():
-    assert distribution.closest_steps(STEPS, 2) == [2, 0]
-    assert distribution.contrasting_steps(STEPS, 2) == [1, 2]
-    assert distribution.contrasting_steps(STEPS, 9) == [0, 1, 2, 3]
+    assert decoding.closest_steps(STEPS, 2) == [2, 0]
+    assert decoding.contrasting_steps(STEPS, 2) == [1, 2]
+    assert decoding.contrasting_steps(STEPS, 9) == [0, 1, 2, 3]
 
 
 def test_top_tokens_bars_hold_the_probabilities(figures):
@@ -440,22 +454,22 @@ def test_cache_cost_sums(figures):
 def test_the_other_way_continues_greedily_from_the_runner_up(untied):
     driver = load_driver(untied)
     steps = list(driver.steps(IDS, 8))
-    described = distribution.describe_steps(steps)
+    described = decoding.describe_steps(steps)
     assert [d.token_ids[0] for d in described] == [step.token_id for step in steps]
-    fork = distribution.take_other_way(driver, IDS, steps, described, 3, length=4)
+    fork = decoding.take_other_way(driver, IDS, steps, described, 3, length=4)
     runner_up = steps[3].logits.topk(2).indices[1].item()
     before = IDS + [step.token_id for step in steps[:3]]
     expected = peer.Peer(untied).greedy([*before, runner_up], 3, driver.eos_token_ids)
     assert fork.other == [runner_up, *expected]
     assert fork.taken == [step.token_id for step in steps[3:7]]
     ends = GreedyDriver(driver.model, driver.config, frozenset([runner_up]))
-    assert distribution.take_other_way(ends, IDS, steps, described, 3, length=4).other == [runner_up]
+    assert decoding.take_other_way(ends, IDS, steps, described, 3, length=4).other == [runner_up]
 
 
 def test_measured_decode_counts_the_tokens_that_are_fed(untied):
     driver = load_driver(untied)
-    cached = distribution.measure_decode(driver, IDS, 4, use_kv_cache=True)
-    slow = distribution.measure_decode(driver, IDS, 4, use_kv_cache=False)
+    cached = decoding.measure_decode(driver, IDS, 4, use_kv_cache=True)
+    slow = decoding.measure_decode(driver, IDS, 4, use_kv_cache=False)
     assert [cost.tokens for cost in cached] == [8, 1, 1, 1]
     assert [cost.tokens for cost in slow] == [8, 9, 10, 11]
     assert all(cost.seconds > 0 for cost in cached + slow)
@@ -464,8 +478,8 @@ def test_measured_decode_counts_the_tokens_that_are_fed(untied):
 def test_measured_decode_takes_the_best_of_its_runs_step_by_step(untied, monkeypatch):
     runs = [[5.0, 1.0], [3.0, 2.0], [4.0, 4.0]]
     clock = iter([time for run in runs for seconds in run for time in (10.0, 10.0 + seconds)])
-    monkeypatch.setattr(distribution, "perf_counter", lambda: next(clock))
-    costs = distribution.measure_decode(load_driver(untied), IDS, 2, use_kv_cache=True)
+    monkeypatch.setattr(decoding.measure, "perf_counter", lambda: next(clock))
+    costs = decoding.measure_decode(load_driver(untied), IDS, 2, use_kv_cache=True)
     assert [cost.seconds for cost in costs] == [3.0, 1.0]
 
 
@@ -510,8 +524,8 @@ def test_crossroads_texts_have_whole_words_before_and_bounded_length():
     generated = tokenizer.encode("Once upon a time there was a fox named Mila who lived in a small town.")
     step = len(generated) - 3
     fork = Crossroads(step, 0.1, (0.5, 0.4), generated[step:], tokenizer.encode(" word" * 30))
-    ((before, taken, other),) = tokens.crossroads_texts(tokenizer, generated, [fork])
+    ((before, taken, other),) = decoding.crossroads_texts(tokenizer, generated, [fork])
     assert tokenizer.decode(generated[:step]).endswith(" " + before)
     assert len(before.split()) >= 3
     assert taken == tokenizer.decode(generated[step:]).strip()
-    assert len(other) == tokens.LABEL_LENGTH
+    assert len(other) == decoding.measure.LABEL_LENGTH

@@ -24,19 +24,10 @@ from mini_engine.grammar.tokens import TokenTable
 from mini_engine.llm import load_driver, make_engine
 from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.viz import (
-    grammar,
-    grammar_automata,
-    grammar_charts,
-    grammar_runs,
-    grammar_slider,
-    peer,
-    serving,
-    tokens,
-)
+from mini_engine.viz import grammar, peer, scheduling, tokens
 from mini_engine.viz.figure import Figure, style
-from mini_engine.viz.grammar_automata import Arrow
-from mini_engine.viz.grammar_runs import Jumps, Language, MaskedStep, Timing
+from mini_engine.viz.grammar.automata import Arrow
+from mini_engine.viz.grammar.measure import Jumps, Language, MaskedStep, Timing
 from tests.support.figures import (
     bar_lengths,
     check_titles_and_legends,
@@ -49,9 +40,15 @@ from tests.support.figures import (
 TWELVE = (b'"', b"n", b"o", b":", b"1", b'"n', b'":', b'o":1', b"\xc3", b"\xa9", b"", b"")
 NAMES = ['"', "n", "o", ":", "1", '"n', '":', 'o":1', "C3", "A9", "</think>", "end"]
 NO = '"(no|né)":1+'
-PERSON = {"type": "object", "required": ["name", "age"], "properties": {
-    "name": {"type": "string"}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
-    "city": {"enum": ["Oslo", "Rome", "Lima"]}}}  # fmt: skip
+PERSON = {
+    "type": "object",
+    "required": ["name", "age"],
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "city": {"enum": ["Oslo", "Rome", "Lima"]},
+    },
+}
 # Lists of words, whose prefixes say what is forced, and what may come.
 LANGUAGES = [
     ["yes", "no", "maybe"],
@@ -82,8 +79,13 @@ def follow(arrows: tuple[Arrow, ...], data: bytes) -> tuple[int, bytes]:
     """Walk as far as whole arrows go -> the state, and what is left."""
     state = 0
     while data:
-        ahead = [arrow for arrow in arrows if arrow.source == state and len(arrow.data) <= len(data)
-                 and all(byte in own for byte, own in zip(data, arrow.data, strict=False))]  # fmt: skip
+        ahead = [
+            arrow
+            for arrow in arrows
+            if arrow.source == state
+            and len(arrow.data) <= len(data)
+            and all(byte in own for byte, own in zip(data, arrow.data, strict=False))
+        ]
         if not ahead:
             break
         (arrow,) = ahead
@@ -94,7 +96,7 @@ def follow(arrows: tuple[Arrow, ...], data: bytes) -> tuple[int, bytes]:
 @pytest.mark.parametrize("words", ALL_WORDS, ids=" ".join)
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_diagram_reads_the_words_and_nothing_else(words, compressed):
-    made = grammar_automata.diagram(dfa("|".join(words)), compressed)
+    made = grammar.diagram(dfa("|".join(words)), compressed)
     alphabet = sorted(set("".join(words)) | {"z"})
     tried = {*words, *("".join(own) for size in range(1, 4) for own in itertools.product(alphabet, repeat=size))}
     for word in tried:
@@ -104,7 +106,7 @@ def test_a_diagram_reads_the_words_and_nothing_else(words, compressed):
 
 @pytest.mark.parametrize("words", ALL_WORDS, ids=" ".join)
 def test_without_loops_every_arrow_leads_to_the_right(words):
-    made = grammar_automata.diagram(dfa("|".join(words)))
+    made = grammar.diagram(dfa("|".join(words)))
     for arrow, way in zip(made.arrows, made.ways, strict=True):
         assert len(way) == 1 + made.places[arrow.target][0] - made.places[arrow.source][0] > 1
     steps = {state: {arrow.target for arrow in made.arrows if arrow.source == state} for state in made.places}
@@ -116,12 +118,14 @@ def test_without_loops_every_arrow_leads_to_the_right(words):
 @pytest.mark.parametrize("words", ALL_WORDS, ids=" ".join)
 def test_bold_arrows_are_what_all_words_have_in_common(words):
     """Brute force: what is forced behind a prefix is the longest common beginning of the words' rests."""
-    made = grammar_automata.diagram(dfa("|".join(words)), compressed=True)
+    made = grammar.diagram(dfa("|".join(words)), compressed=True)
     spelled = [word.encode() for word in words]
     for prefix in {word[:end] for word in spelled for end in range(len(word) + 1)}:
         rests = [word[len(prefix) :] for word in spelled if word.startswith(prefix)]
-        wanted = functools.reduce(lambda a, b: bytes(x for x, _ in itertools.takewhile(lambda p: p[0] == p[1],
-                                  zip(a, b, strict=False))), rests)  # fmt: skip
+        wanted = functools.reduce(
+            lambda a, b: bytes(x for x, _ in itertools.takewhile(lambda p: p[0] == p[1], zip(a, b, strict=False))),
+            rests,
+        )
         state, left = follow(made.arrows, prefix)
         if left:
             continue  # inside a chain that was joined: the picture has no state there
@@ -133,16 +137,26 @@ def test_bold_arrows_are_what_all_words_have_in_common(words):
 
 
 def test_a_compressed_diagram_keeps_choices_ends_and_meetings_only():
-    made = grammar_automata.diagram(dfa(NO), compressed=True)
+    made = grammar.diagram(dfa(NO), compressed=True)
     labels = {(arrow.source, arrow.label, arrow.is_forced) for arrow in made.arrows}
-    assert labels == {(0, '"n', True), (2, "o", False), (2, "C3", False), (4, "A9", True), (3, '":1', True),
-                      (7, "1", False)}  # fmt: skip
+    assert labels == {
+        (0, '"n', True),
+        (2, "o", False),
+        (2, "C3", False),
+        (4, "A9", True),
+        (3, '":1', True),
+        (7, "1", False),
+    }
     assert made.accepting == {7}
     assert made.num_forced == 3
-    meeting = grammar_automata.diagram(dfa("xaz|ybz"), compressed=True)
+    meeting = grammar.diagram(dfa("xaz|ybz"), compressed=True)
     assert sorted((arrow.label, arrow.is_forced) for arrow in meeting.arrows) == [
-        ("a", True), ("b", True), ("x", False), ("y", False), ("z", True),
-    ], "forced ways that meet are not drawn twice"  # fmt: skip
+        ("a", True),
+        ("b", True),
+        ("x", False),
+        ("y", False),
+        ("z", True),
+    ], "forced ways that meet are not drawn twice"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +164,7 @@ def test_a_compressed_diagram_keeps_choices_ends_and_meetings_only():
 )
 @pytest.mark.parametrize("compressed", [False, True])
 def test_layout_leads_to_the_right_and_nothing_lies_on_top_of_another(pattern, compressed):
-    made = grammar_automata.diagram(dfa(pattern), compressed)
+    made = grammar.diagram(dfa(pattern), compressed)
     assert made.places[0][0] == 0
     assert {arrow.source for arrow in made.arrows} | {arrow.target for arrow in made.arrows} | {0} == set(made.places)
     spots = [*made.places.values()]
@@ -169,10 +183,10 @@ def test_layout_leads_to_the_right_and_nothing_lies_on_top_of_another(pattern, c
 
 
 def test_every_edge_that_leads_back_belongs_to_a_loop_of_the_automaton():
-    made = grammar_automata.diagram(dfa("(ab|c)*d"))
+    made = grammar.diagram(dfa("(ab|c)*d"))
     back = {(arrow.source, arrow.target) for arrow, way in zip(made.arrows, made.ways, strict=True) if not way}
     assert len(back) == 2, "c leads from the start to itself, b from the state behind a to the start"
-    assert not any(not way for way in grammar_automata.diagram(dfa("abc|ade|f")).ways)
+    assert not any(not way for way in grammar.diagram(dfa("abc|ade|f")).ways)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +203,14 @@ def test_every_edge_that_leads_back_belongs_to_a_loop_of_the_automaton():
     ],
 )
 def test_labels_of_sets(members, label):
-    assert grammar_automata.byte_set_label(frozenset(members.encode())) == label
+    assert grammar.automata.byte_set_label(frozenset(members.encode())) == label
 
 
 def test_labels_of_bytes():
-    assert grammar_automata.byte_set_label(frozenset([*range(0xE1, 0xED), 0xEE, 0xEF])) == "E1-EC EE EF"
-    assert grammar_automata.bytes_label('"né": '.encode()) == '"né":␣'
-    assert grammar_automata.bytes_label("é".encode()[1:] + b'":1') == 'A9 ":1'
-    assert grammar_automata.bytes_label("霍".encode()[:2]) == "E9 9C"
+    assert grammar.automata.byte_set_label(frozenset([*range(0xE1, 0xED), 0xEE, 0xEF])) == "E1-EC EE EF"
+    assert grammar.bytes_label('"né": '.encode()) == '"né":␣'
+    assert grammar.bytes_label("é".encode()[1:] + b'":1') == 'A9 ":1'
+    assert grammar.bytes_label("霍".encode()[:2]) == "E9 9C"
 
 
 # ---------------------------------------------------------------------------------------------------------------- masks
@@ -219,7 +233,7 @@ def twelve_tokens() -> TokenTable:
 def test_masks_of_twelve_tokens_by_brute_force():
     compiled = FsmBackend(twelve_tokens()).compile(("regex", NO)).compiled
     words = [f'"{word}":{"1" * count}'.encode() for word in ("no", "né") for count in range(1, 9)]
-    masks = grammar_runs.state_masks(compiled)
+    masks = grammar.state_masks(compiled)
     seen = set()
     for prefix in {word[:end] for word in words[:2] + words[8:10] for end in range(len(word) + 1)}:
         state = compiled.dfa.run(prefix)
@@ -238,7 +252,7 @@ def test_allowed_tokens_are_those_that_are_accepted(name, driver, tokenizer):
         state = compiled.copy()
         for token in tokenizer.encode(text, add_special_tokens=False):
             state.accept_token(token)
-        allowed = grammar_runs.allowed_tokens(state, table.vocab_size)
+        allowed = grammar.allowed_tokens(state, table.vocab_size)
         assert allowed.dtype == torch.bool
         for token in range(table.vocab_size):
             try:
@@ -261,7 +275,7 @@ def test_a_step_of_known_probabilities():
     assert step.kept == pytest.approx(0.25)
     assert step.distance == pytest.approx(0.75)
     assert step.divergence_bits == pytest.approx(2.0)
-    assert (step.num_allowed, step.wish) == (2, 0)
+    assert (step.num_allowed, step.preferred) == (2, 0)
     assert step.before.tolist() == pytest.approx([0.5, 0.25, 0.125, 0.125])
     assert step.after.tolist() == pytest.approx([0, 0, 0.5, 0.5])
 
@@ -291,19 +305,19 @@ def test_a_mask_that_bans_nothing_moves_nothing():
 def answer(driver, tokenizer):
     prompt = tokens.chat_ids(tokenizer, "Tell me a story about a fox named Mila.")
     params = SamplingParams(max_new_tokens=60, json_schema=PERSON)
-    return prompt, params, grammar_runs.follow_answer(driver, tokenizer.backend_tokenizer, prompt, params)
+    return prompt, params, grammar.follow_answer(driver, tokenizer.backend_tokenizer, prompt, params)
 
 
 def test_a_followed_answer_is_the_engines_with_the_distributions_of_transformers(driver, tokenizer, answer):
     prompt, params, steps = answer
     ids = [step.token_id for step in steps]
-    engine = make_engine(serving.with_options(driver, grammar_backend="xgrammar"), tokenizer.backend_tokenizer)
+    engine = make_engine(scheduling.with_options(driver, grammar_backend="xgrammar"), tokenizer.backend_tokenizer)
     assert ids == engine.generate([prompt], params)[0][0].token_ids
     jsonschema.validate(json.loads(tokenizer.decode(ids[:-1])), PERSON)
     logits = peer.Peer(TINY_MODEL).logits([*prompt, *ids])[len(prompt) - 1 :]
     for step, row in zip(steps, logits, strict=False):
         torch.testing.assert_close(step.logprobs, row.double().log_softmax(0), rtol=1e-4, atol=1e-4)
-        assert step.wish == int(row.argmax())
+        assert step.preferred == int(row.argmax())
         assert int(step.after.argmax()) == step.token_id, "greedy takes the likeliest that is allowed"
         assert float(step.after.sum()) == pytest.approx(1)
 
@@ -312,7 +326,7 @@ def test_jumps_save_the_passes_of_forced_tokens(driver, tokenizer):
     prompt = tokens.chat_ids(tokenizer, "Make a record: name Mila, age 7, city Oslo.")
     params = SamplingParams(max_new_tokens=60, json_schema=PERSON)
     slow, fast = (
-        grammar_runs.answer_with_jumps("x", driver, tokenizer.backend_tokenizer, prompt, params, jump)
+        grammar.answer_with_jumps("x", driver, tokenizer.backend_tokenizer, prompt, params, jump)
         for jump in ("off", "on")
     )
     assert slow.output.text == fast.output.text == '{"name": "Mila", "age": 7, "city": "Oslo"}'
@@ -323,8 +337,9 @@ def test_jumps_save_the_passes_of_forced_tokens(driver, tokenizer):
         assert run.num_passes == run.forced.count(False), "a pass samples one token"
         assert [b - a for a, b in pairwise([0, *run.lengths])] == [
             1 + sum(1 for _ in itertools.takewhile(bool, run.forced[i + 1 :]))
-            for i, forced in enumerate(run.forced) if not forced
-        ], "a sampled token, and the forced ones behind it"  # fmt: skip
+            for i, forced in enumerate(run.forced)
+            if not forced
+        ], "a sampled token, and the forced ones behind it"
         assert run.num_rows == len(prompt) + len(run.forced) - 1, "all but the last token go through the model"
 
 
@@ -333,7 +348,7 @@ def test_a_jump_that_holds_nothing_back_spoils_the_spelling_and_with_it_the_answ
     prompt = tokens.chat_ids(tokenizer, "Tom is a fox. What is Tom?")
     params = SamplingParams(max_new_tokens=20, regex=r"Tom is a (fox|fog|ford|horse|house)\.")
     made = {
-        jump: grammar_runs.answer_with_jumps(jump, driver, tokenizer.backend_tokenizer, prompt, params, jump).output
+        jump: grammar.answer_with_jumps(jump, driver, tokenizer.backend_tokenizer, prompt, params, jump).output
         for jump in ("off", "on", "naive")
     }
     canonical = tokenizer.encode("Tom is a fox.", add_special_tokens=False)
@@ -381,7 +396,7 @@ def by_spellings(theirs, prompt, table, words):
 def test_probabilities_of_texts_by_brute_force_over_spellings(driver, tokenizer, words):
     prompt = tokens.chat_ids(tokenizer, "Is Mila a fox?")
     table = TokenTable.from_tokenizer(tokenizer.backend_tokenizer, driver.vocabulary.size, driver.eos_token_ids)
-    made = grammar_runs.enumerate_language(driver, tokenizer.backend_tokenizer, prompt, words)
+    made = grammar.enumerate_language(driver, tokenizer.backend_tokenizer, prompt, words)
     free, masked = by_spellings(peer.Peer(TINY_MODEL), prompt, table, words)
     mass = sum(free.values())
     assert made.mass == pytest.approx(mass, rel=1e-3)
@@ -390,14 +405,14 @@ def test_probabilities_of_texts_by_brute_force_over_spellings(driver, tokenizer,
     assert sum(made.masked) == pytest.approx(1)
     assert made.distance == pytest.approx(sum(abs(free[w] / mass - masked[w]) for w in words) / 2, rel=1e-3)
     greedy = SamplingParams(max_new_tokens=9, regex="|".join(words))
-    engine = make_engine(serving.with_options(driver, grammar_backend="fsm"), tokenizer.backend_tokenizer)
+    engine = make_engine(scheduling.with_options(driver, grammar_backend="fsm"), tokenizer.backend_tokenizer)
     assert made.greedy == engine.generate([prompt], greedy)[0][0].text
 
 
 def test_too_large_a_language_is_refused(driver, tokenizer, monkeypatch):
-    monkeypatch.setattr(grammar_runs, "MOST_PREFIXES", 3)
+    monkeypatch.setattr(grammar.measure, "MOST_PREFIXES", 3)
     with pytest.raises(ValueError, match="more than 3 beginnings; take fewer"):
-        grammar_runs.enumerate_language(driver, tokenizer.backend_tokenizer, [1], ["abcdef"])
+        grammar.enumerate_language(driver, tokenizer.backend_tokenizer, [1], ["abcdef"])
 
 
 # -------------------------------------------------------------------------------------------------------------- timings
@@ -405,7 +420,7 @@ def test_too_large_a_language_is_refused(driver, tokenizer, monkeypatch):
 
 def test_every_backend_is_timed_along_the_answer():
     answers = {"no": (("regex", NO), [5, 7, 4])}
-    timings = grammar_runs.time_backends(sorted(BUILT_IN), twelve_tokens(), answers, repeats=1)
+    timings = grammar.time_backends(sorted(BUILT_IN), twelve_tokens(), answers, repeats=1)
     assert [timing.backend for timing in timings] == sorted(BUILT_IN)
     for timing in timings:
         assert timing.grammar == "no"
@@ -414,15 +429,17 @@ def test_every_backend_is_timed_along_the_answer():
 
 
 def test_backends_without_their_library_are_left_out(monkeypatch):
-    assert sorted(grammar_runs.installed_backends()) == sorted(BUILT_IN)
-    monkeypatch.setattr(grammar_runs, "find_spec", lambda name: None if name in ("outlines_core", "xgrammar") else name)
-    assert grammar_runs.installed_backends() == ["fsm", "llguidance"]
+    assert sorted(grammar.installed_backends()) == sorted(BUILT_IN)
+    monkeypatch.setattr(
+        grammar.measure, "find_spec", lambda name: None if name in ("outlines_core", "xgrammar") else name
+    )
+    assert grammar.installed_backends() == ["fsm", "llguidance"]
 
 
 def test_timings_are_the_best_of_their_repeats(monkeypatch):
     tries = iter([(3.0, [5.0, 1.0], [2.0, 2.0]), (4.0, [4.0, 2.0], [1.0, 3.0])])
-    monkeypatch.setattr(grammar_runs, "time_once", lambda backend, key, tokens: next(tries))
-    made = grammar_runs.time_backends(["fsm"], twelve_tokens(), {"x": (("regex", "a"), [1])}, repeats=2)
+    monkeypatch.setattr(grammar.measure, "time_once", lambda backend, key, tokens: next(tries))
+    made = grammar.time_backends(["fsm"], twelve_tokens(), {"x": (("regex", "a"), [1])}, repeats=2)
     assert made == [Timing("x", "fsm", 3.0, [4.0, 1.0], [1.0, 2.0])]
 
 
@@ -432,13 +449,15 @@ STEPS = [
     masked_step(0, [0.02, 0.9, 0.04, 0.04], [1, 0, 1, 0]),
     masked_step(1, [0.1, 0.8, 0.05, 0.05], [1, 1, 1, 1]),
     masked_step(3, [0.25, 0.25, 0.25, 0.25], [0, 0, 0, 1]),
-]  # fmt: skip
+]
 TAKEN, WISHES = ["{", "$x$", "end"], ["M", "$x$", "{"]
 
 
 def jumps(name: str, forced: list[bool], chunks: list[int], deltas: list[int]) -> Jumps:
-    log = [StepOutput(i, 0.0, {}, [Delta("r", 1, "")] * count, [("r", 0, rows)], {}, [], 1, 0, 0, 0)
-           for i, (rows, count) in enumerate(zip(chunks, deltas, strict=True))]  # fmt: skip
+    log = [
+        StepOutput(i, 0.0, {}, [Delta("r", 1, "")] * count, [("r", 0, rows)], {}, [], 1, 0, 0, 0)
+        for i, (rows, count) in enumerate(zip(chunks, deltas, strict=True))
+    ]
     return Jumps(name, RequestOutput("r", [1], text="abc"), forced, log)
 
 
@@ -451,32 +470,47 @@ TIMINGS = [
     Timing("b", "llguidance", 0.001, [1e-5] * 3, [1e-5] * 3),
 ]
 MASKS = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 0], [1, 0, 0, 1]]).bool()
-FIGURES = ["automaton_chart", "mask_table", "mask_picture", "backend_chart", "mask_chart", "shift_chart",
-           "before_after", "jump_chart", "language_chart"]  # fmt: skip
+FIGURES = [
+    "automaton_chart",
+    "mask_table",
+    "mask_picture",
+    "backend_chart",
+    "mask_chart",
+    "shift_chart",
+    "before_after",
+    "jump_chart",
+    "language_chart",
+]
 
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Figure]:
     return {
-        "automaton_chart": grammar.automaton_chart({
-            "Bytes": grammar_automata.diagram(dfa(NO)),
-            "Chains": grammar_automata.diagram(dfa(NO), compressed=True),
-            "A string": grammar_automata.diagram(dfa(r'"[^"\\]*"')),
-        }),
-        "mask_table": grammar.mask_table(grammar_runs.state_masks(FsmBackend(twelve_tokens()).compile(
-            ("regex", NO)).compiled), NAMES, ['"n', "n", "", '":1', 'A9 ":1', ":1", "1", ""]),
+        "automaton_chart": grammar.automaton_chart(
+            {
+                "Bytes": grammar.diagram(dfa(NO)),
+                "Chains": grammar.diagram(dfa(NO), compressed=True),
+                "A string": grammar.diagram(dfa(r'"[^"\\]*"')),
+            }
+        ),
+        "mask_table": grammar.mask_table(
+            grammar.state_masks(FsmBackend(twelve_tokens()).compile(("regex", NO)).compiled),
+            NAMES,
+            ['"n', "n", "", '":1', 'A9 ":1', ":1", "1", ""],
+        ),
         "mask_picture": grammar.mask_picture(MASKS, [b"b", b"a", b"", b"\x80"], [0, 2, 0]),
         "backend_chart": grammar.backend_chart(TIMINGS),
-        "mask_chart": grammar_charts.mask_chart(STEPS, TAKEN, WISHES),
-        "shift_chart": grammar_charts.shift_chart({"A": (STEPS, TAKEN), "B": (STEPS[1:2], TAKEN[1:2])}),
-        "before_after": grammar_charts.before_after(STEPS[0], [1, 0, 2], ["M", "{", "$"], "Step 0"),
-        "jump_chart": grammar_charts.jump_chart(RUNS, [["a", "b", "c"]] * 2),
-        "language_chart": grammar_charts.language_chart({"Q": LANGUAGE, "R": LANGUAGE}),
-    }  # fmt: skip
+        "mask_chart": grammar.mask_chart(STEPS, TAKEN, WISHES),
+        "shift_chart": grammar.shift_chart({"A": (STEPS, TAKEN), "B": (STEPS[1:2], TAKEN[1:2])}),
+        "before_after": grammar.draw_answers.before_after(STEPS[0], [1, 0, 2], ["M", "{", "$"], "Step 0"),
+        "jump_chart": grammar.jump_chart(RUNS, [["a", "b", "c"]] * 2),
+        "language_chart": grammar.language_chart({"Q": LANGUAGE, "R": LANGUAGE}),
+    }
 
 
 def test_every_figure_function_is_tested(figures):
-    assert figure_functions(grammar, grammar_charts, grammar_automata, grammar_runs) == set(FIGURES) == set(figures)
+    modules = (grammar.draw, grammar.draw_answers, grammar.draw_automata)
+    assert figure_functions(*modules) == set(FIGURES) == set(figures)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -497,7 +531,7 @@ def test_series_differ_in_more_than_colour(figures, name):
 
 
 def test_automaton_draws_states_labels_and_bold_arrows(figures):
-    made = [grammar_automata.diagram(dfa(NO)), grammar_automata.diagram(dfa(NO), compressed=True)]
+    made = [grammar.diagram(dfa(NO)), grammar.diagram(dfa(NO), compressed=True)]
     for axes, own in zip(figures["automaton_chart"].figure.axes, made, strict=False):
         circles = [patch for patch in axes.patches if isinstance(patch, Circle)]
         assert len(circles) == len(own.places) + len(own.accepting), "two circles for a state that accepts"
@@ -529,8 +563,8 @@ def test_labels_of_an_automaton_do_not_cover_its_states(figures):
 
 def test_an_automaton_that_is_too_wide_is_refused():
     with pytest.raises(ValueError, match=r"'Long' would be .* inches wide, above 9\.2; draw it compressed"):
-        grammar.automaton_chart({"Long": grammar_automata.diagram(dfa("abcdefghijklmnopqrst"))})
-    assert grammar.automaton_chart({"Long": grammar_automata.diagram(dfa("abcdefghijklmnopqrst"), compressed=True)})
+        grammar.automaton_chart({"Long": grammar.diagram(dfa("abcdefghijklmnopqrst"))})
+    assert grammar.automaton_chart({"Long": grammar.diagram(dfa("abcdefghijklmnopqrst"), compressed=True)})
 
 
 def test_mask_table_has_the_bits_and_the_numbers_of_the_lesson(figures):
@@ -539,8 +573,16 @@ def test_mask_table_has_the_bits_and_the_numbers_of_the_lesson(figures):
     assert words[::2] == ["33", "2", "388", "65", "512", "8", "16", "2064"]
     bits = "".join(text.get_text() for text in axes.texts if text.get_gid() == "bit")
     rows = [bits[i : i + 12][::-1] for i in range(0, 96, 12)]  # drawn from token 0 on, which stands on the right
-    assert rows == ["000000100001", "000000000010", "000110000100", "000001000001", "001000000000", "000000001000",
-                    "000000010000", "100000010000"]  # fmt: skip
+    assert rows == [
+        "000000100001",
+        "000000000010",
+        "000110000100",
+        "000001000001",
+        "001000000000",
+        "000000001000",
+        "000000010000",
+        "100000010000",
+    ]
     places = [text.get_position()[0] for text in axes.texts if text.get_gid() == "bit"][:12]
     assert places == [11.5 - token for token in range(12)]
     assert "State 7: '1', 'end'; the word is 2064." in figures["mask_table"].summary
@@ -570,8 +612,8 @@ def test_mask_chart_draws_what_is_allowed_and_what_was_wanted(figures):
     before, after = (line.get_ydata() for line in bottom.lines)
     assert before == pytest.approx([2, 80, 25])
     assert after == pytest.approx([100 / 3, 80, 100])
-    wishes = [(text.get_text(), text.get_position()[0]) for text in bottom.texts if text.get_gid() == "wish"]
-    assert wishes == [("M", 0), ("{", 2)]
+    preferred = [(text.get_text(), text.get_position()[0]) for text in bottom.texts if text.get_gid() == "preferred"]
+    assert preferred == [("M", 0), ("{", 2)]
     assert figures["mask_chart"].summary == (
         "3 steps, 1 to 4 tokens allowed, 1 times a single one. At 2 steps the model wanted another token. The least "
         "mass is allowed at step 0: 0.06, where it wanted 'M' and '{' is taken."
@@ -639,17 +681,17 @@ def test_backend_chart_draws_medians_and_spans(figures):
 
 def test_slider_redraws_the_step_it_is_moved_to(answer, tokenizer):
     _, _, steps = answer
-    slider, picture = grammar_slider.step_slider(steps, tokenizer, first=3).children
+    slider, picture = grammar.step_slider(steps, tokenizer, first=3).children
     assert (slider.value, slider.min, slider.max) == (3, 0, len(steps) - 1)
-    assert picture.value == grammar_slider.draw_step(steps, tokenizer, 3)._repr_html_()
+    assert picture.value == grammar.draw_step(steps, tokenizer, 3)._repr_html_()
     slider.value = 0
-    made = grammar_slider.draw_step(steps, tokenizer, 0)
+    made = grammar.draw_step(steps, tokenizer, 0)
     assert picture.value == made._repr_html_()
     assert made.summary.startswith("Step 0, the beginning: 2 tokens of 1024 may come")
     left, right = made.figure.axes
     shown = [float(steps[0].before[token]) for token in steps[0].logprobs.topk(6).indices.tolist()]
     assert bar_lengths(left, horizontal=True)[:6] == pytest.approx([100 * share for share in shown])
     assert max(bar_lengths(right, horizontal=True)) == pytest.approx(100 * float(steps[0].after.max()))
-    late = grammar_slider.draw_step(steps, tokenizer, len(steps) - 1)
+    late = grammar.draw_step(steps, tokenizer, len(steps) - 1)
     assert "after " in late.summary
     checked_texts(late)

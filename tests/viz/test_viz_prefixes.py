@@ -15,11 +15,12 @@ from mini_engine.outputs import RequestOutput, StepOutput
 from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import RequestTimes
-from mini_engine.viz import caching, prefixes
-from mini_engine.viz.caching import Box, Cell, Edge, Film, Frame, Served, Visit
+from mini_engine.viz import prefixes
 from mini_engine.viz.figure import Figure
-from mini_engine.viz.prefixes import HitCurves
-from mini_engine.viz.serving import Run
+from mini_engine.viz.prefixes.draw import HitCurves
+from mini_engine.viz.prefixes.measure import Cell, Served, Visit
+from mini_engine.viz.prefixes.tree import Box, Edge, Film, Frame
+from mini_engine.viz.scheduling.measure import Run
 from tests.support.figures import check_titles_and_legends, checked_texts, figure_functions, texts, titles_of
 
 
@@ -68,7 +69,7 @@ BOXES = [
         Box(1, 1, 0, (3,), ("dd",), "kept"),
         Box(0, 2, None, (7,), ("xx",), "new"),
     ],
-]  # fmt: skip
+]
 
 
 def by_place(boxes):
@@ -77,23 +78,29 @@ def by_place(boxes):
 
 def served(name, times, steps, pages, pool=12) -> Served:
     """``times``: seconds to the first token; ``steps``: chunks of each step; ``pages``: named, in use, kept."""
-    log = [StepOutput(i, float(i), {}, [], chunks, {}, [], running, 0, 0, 0)
-           for i, (running, chunks) in enumerate(steps)]  # fmt: skip
-    outputs = {key: RequestOutput(key, [0] * 10, [1], times=RequestTimes(1.0, tokens=[1.0 + own]))
-               for key, own in zip("pqr", times, strict=True)}  # fmt: skip
+    log = [
+        StepOutput(i, float(i), {}, [], chunks, {}, [], running, 0, 0, 0) for i, (running, chunks) in enumerate(steps)
+    ]
+    outputs = {
+        key: RequestOutput(key, [0] * 10, [1], times=RequestTimes(1.0, tokens=[1.0 + own]))
+        for key, own in zip("pqr", times, strict=True)
+    }
     run = Run(name, log, outputs, dict(zip("pqr", "abc", strict=True)), EngineConfig(page_size=4), pool)
     return Served(run, *map(list, zip(*pages, strict=True)), None)
 
 
 COLD = served(
-    "cold", (0.010, 0.020, 0.090), [(3, [("p", 0, 10), ("q", 0, 10)]), (1, [("r", 0, 10), ("p", 10, 1)])],
+    "cold",
+    (0.010, 0.020, 0.090),
+    [(3, [("p", 0, 10), ("q", 0, 10)]), (1, [("r", 0, 10), ("p", 10, 1)])],
     [(9, 9, 0), (3, 3, 0)],
-)  # fmt: skip
+)
 WARM = served(
-    "warm", (0.010, 0.012, 0.014),
+    "warm",
+    (0.010, 0.012, 0.014),
     [(1, [("p", 0, 10)]), (3, [("q", 8, 2), ("r", 8, 2), ("p", 10, 1)]), (0, [("q", 10, 1)])],
     [(3, 3, 0), (9, 5, 1), (0, 0, 4)],
-)  # fmt: skip
+)
 CURVES = {
     "low": HitCurves((4, 8, 12), {"lpm": (0.5, 0.5, 0.5), "fcfs": (0.1, 0.3, 0.5)}, 0.5, 11),
     "high": HitCurves((4, 8), {"lpm": (0.8, 0.8), "fcfs": (0.0, 0.2)}, 0.8, 40),
@@ -102,16 +109,26 @@ PROMPTS = [[1, 1, 2, 2, 9], [1, 1, 3], [1, 1, 2, 2, 8]]
 VISITS = [[Visit(0, 0), Visit(2, 4), Visit(1, 2)], [Visit(0, 0), Visit(1, 2), Visit(2, 2)]]
 CELLS = [
     [
-        Cell(0, 0, "first"), Cell(0, 1, "first"), Cell(0, 2, "first"),
-        Cell(1, 0, "found"), Cell(1, 1, "found"), Cell(1, 3, "first"),
-        Cell(2, 0, "found"), Cell(2, 4, "first"),
+        Cell(0, 0, "first"),
+        Cell(0, 1, "first"),
+        Cell(0, 2, "first"),
+        Cell(1, 0, "found"),
+        Cell(1, 1, "found"),
+        Cell(1, 3, "first"),
+        Cell(2, 0, "found"),
+        Cell(2, 4, "first"),
     ],
     [
-        Cell(0, 0, "first"), Cell(0, 1, "first"), Cell(0, 2, "first"),
-        Cell(1, 0, "found"), Cell(1, 4, "first"),
-        Cell(2, 0, "found"), Cell(2, 1, "again"), Cell(2, 3, "first"),
+        Cell(0, 0, "first"),
+        Cell(0, 1, "first"),
+        Cell(0, 2, "first"),
+        Cell(1, 0, "found"),
+        Cell(1, 4, "first"),
+        Cell(2, 0, "found"),
+        Cell(2, 1, "again"),
+        Cell(2, 3, "first"),
     ],
-]  # fmt: skip
+]
 
 
 # --------------------------------------------------------------------------------------------- a tree, event by event
@@ -129,7 +146,7 @@ def test_a_frame_has_every_node_with_its_whole_path():
 
 
 def test_boxes_of_a_tree_by_hand():
-    made = caching.boxes(FILM.frames)
+    made = prefixes.tree.boxes(FILM.frames)
     assert made == [by_place(own) for own in BOXES]
 
 
@@ -139,9 +156,10 @@ def test_trees_of_two_keys_stay_apart():
     for key, page in ((None, 0), ("b", 1)):
         cache.insert(list(b"aa"), [page], key)
         film.shoot("one more")
-    assert [(box.row, box.start, box.pages) for box in caching.boxes(film.frames)[1]] == [
-        (0, 0, (0,)), (1, 0, (1,)),
-    ]  # fmt: skip
+    assert [(box.row, box.start, box.pages) for box in prefixes.tree.boxes(film.frames)[1]] == [
+        (0, 0, (0,)),
+        (1, 0, (1,)),
+    ]
 
 
 def test_what_was_evicted_and_came_back_between_two_frames_is_new():
@@ -153,7 +171,7 @@ def test_what_was_evicted_and_came_back_between_two_frames_is_new():
     cache.evict(3)
     cache.insert(list(b"aacc"), [5, 6])
     film.shoot("after")
-    assert caching.boxes(film.frames)[1] == [
+    assert prefixes.tree.boxes(film.frames)[1] == [
         Box(0, 0, None, (5, 6), ("aa", "cc"), "new"),
         Box(1, 1, 0, (1,), ("bb",), "evicted"),
     ], "an edge lies in one line, and what is gone hangs below it"
@@ -183,7 +201,7 @@ def random_film(seed: int) -> Film:
 def test_boxes_of_random_trees_are_the_tree(seed):
     film = random_film(seed)
     known: dict[int, tuple] = {}
-    for frame, boxes in zip(film.frames, caching.boxes(film.frames), strict=True):
+    for frame, boxes in zip(film.frames, prefixes.tree.boxes(film.frames), strict=True):
         nodes = {edge.pages: edge for edge in frame.edges}
         now = {box.pages: box for box in boxes if box.state != "evicted"}
         assert set(now) == set(nodes), "a box for every node"
@@ -194,8 +212,9 @@ def test_boxes_of_random_trees_are_the_tree(seed):
         held = {page for pages in nodes for page in pages}
         gone = [page for box in boxes if box.state == "evicted" for page in box.pages]
         assert sorted(gone) == sorted(set(known) - held)
-        assert all(known[page] == box.start + i for box in boxes if box.state == "evicted"
-                   for i, page in enumerate(box.pages))  # fmt: skip
+        assert all(
+            known[page] == box.start + i for box in boxes if box.state == "evicted" for i, page in enumerate(box.pages)
+        )
         for one, other in pairwise(boxes):
             assert one.row < other.row or one.start + len(one.pages) <= other.start, "two boxes in one place"
         lines = sorted({box.row for box in boxes})
@@ -212,11 +231,11 @@ def test_boxes_of_random_trees_are_the_tree(seed):
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 def test_visits_find_what_the_measured_run_did_not_compute(policy):
     for seed in range(15):
-        prompts = reuse.tree_load(caching.dice(seed), 4, 20)
+        prompts = reuse.tree_load(prefixes.rng(seed), 4, 20)
         pages = max(pages_needed(len(prompt), 4) for prompt in prompts)
         for room in (pages, 3 * pages, 20 * pages):
             run = reuse.run_load(prompts, 4, policy, num_pages=room)
-            made = caching.visits(run.chunks)
+            made = prefixes.visits(run.chunks)
             assert [visit.prompt for visit in made] == run.order
             assert sorted(run.order) == list(range(20))
             assert sum(len(prompts[visit.prompt]) - visit.found for visit in made) == run.num_computed
@@ -229,18 +248,19 @@ def found_if_all_is_kept(prompts: list[list[int]], order: list[int], page_size: 
     kept, found = set[tuple[int, ...]](), []
     for index in order:
         ends = range(page_size, len(prompts[index]) + 1, page_size)
-        found.append(max((end for end in ends if end < len(prompts[index]) and tuple(prompts[index][:end]) in kept),
-                         default=0))  # fmt: skip
+        found.append(
+            max((end for end in ends if end < len(prompts[index]) and tuple(prompts[index][:end]) in kept), default=0)
+        )
         kept |= {tuple(prompts[index][:end]) for end in ends}
     return found
 
 
 def test_pages_by_hand():
-    assert caching.page_cells(PROMPTS, 2, VISITS) == CELLS
+    assert prefixes.page_cells(PROMPTS, 2, VISITS) == CELLS
 
 
 def test_eviction_loads_are_what_they_are_called():
-    loads = caching.eviction_loads(4, num_prompts=80)
+    loads = prefixes.eviction_loads(4, num_prompts=80)
     own = [prompt[-1] for prompts in loads.values() for prompt in prompts]
     assert len(set(own)) == len(own) == 240, "the last token is nobody else's"
     hot, turns, topics = ([tuple(prompt[:-1]) for prompt in prompts] for prompts in loads.values())
@@ -266,8 +286,8 @@ def test_served_counts_shared_pages_once():
     prompts = [[*begin, 5, 6], [*begin, 7], [*begin, 8, 9, 10]]
     params = [SamplingParams(max_new_tokens=length, ignore_eos=True) for length in (3, 4, 3)]
     options = {"max_running_requests": 3, "page_size": 4, "num_pages": 30}
-    cold = caching.serve_all("cold", driver, prompts, params, **options)
-    warm = caching.serve_all("warm", driver, prompts, params, **options, prefix_cache="radix", wait_for_prefix=4)
+    cold = prefixes.serve_all("cold", driver, prompts, params, **options)
+    warm = prefixes.serve_all("warm", driver, prompts, params, **options, prefix_cache="radix", wait_for_prefix=4)
     # All prompts in the first step. The first and the third request end in the third step.
     assert (cold.named, cold.in_use, cold.kept) == ([18, 18, 6, 0], [18, 18, 6, 0], [0, 0, 0, 0])
     assert (cold.num_prompt, cold.num_computed, cold.stats) == (66, 66, None)
@@ -304,7 +324,7 @@ def figures() -> dict[str, Figure]:
 
 
 def test_every_figure_function_is_tested(figures):
-    assert figure_functions(prefixes) == set(FIGURES) == set(figures)
+    assert figure_functions(prefixes.draw, prefixes.draw_tree) == set(FIGURES) == set(figures)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -334,16 +354,17 @@ def test_fills_differ_in_grey_and_lines_in_more_than_colour(figures, name):
 
 def rectangles(axes, kind=None):
     return sorted(
-        (p.get_x(), p.get_y(), p.get_width()) for p in axes.patches
+        (p.get_x(), p.get_y(), p.get_width())
+        for p in axes.patches
         if isinstance(p, Rectangle) and kind in (None, p.get_gid())
-    )  # fmt: skip
+    )
 
 
 def test_film_draws_every_box_as_wide_as_its_pages(figures):
     panels = figures["tree_film"].figure.axes
     assert len(panels) == 6
     for axes, boxes in zip(panels, BOXES, strict=False):
-        half, gap = prefixes.BOX_HEIGHT / 2, prefixes.GAP
+        half, gap = prefixes.draw_tree.BOX_HEIGHT / 2, prefixes.draw_tree.GAP
         for state in ("new", "kept", "evicted"):
             wanted = [
                 (box.start + gap / 2, box.row - half, len(box.pages) - gap) for box in boxes if box.state == state
@@ -355,17 +376,20 @@ def test_film_draws_every_box_as_wide_as_its_pages(figures):
         assert thick == sorted((box.start + gap / 2, box.row - half) for box in boxes if box.locks)
         words = {(t.get_text(), round(t.get_position()[0], 6), round(t.get_position()[1])) for t in axes.texts}
         assert words == {
-            (word, box.start + i + 0.5, box.row) for box in boxes
-            for i, pair in enumerate(zip(box.texts, map(str, box.pages), strict=True)) for word in pair
-        }  # fmt: skip
+            (word, box.start + i + 0.5, box.row)
+            for box in boxes
+            for i, pair in enumerate(zip(box.texts, map(str, box.pages), strict=True))
+            for word in pair
+        }
     assert not panels[5].axison
     assert not panels[5].patches
 
 
 def test_film_hangs_every_box_where_its_parent_ends(figures):
     for axes, boxes in zip(figures["tree_film"].figure.axes, BOXES, strict=False):
-        branches = sorted(list(zip(*line.get_data(), strict=True))[:2] for line in axes.lines
-                          if line.get_gid() == "branch")  # fmt: skip
+        branches = sorted(
+            list(zip(*line.get_data(), strict=True))[:2] for line in axes.lines if line.get_gid() == "branch"
+        )
         assert branches == sorted(
             [(box.start, box.row if box.parent_row is None else box.parent_row), (box.start, box.row)] for box in boxes
         )
@@ -430,8 +454,9 @@ def test_first_tokens_and_their_median(figures):
     assert times == [pytest.approx([10, 20, 90]), pytest.approx([10, 12, 14])]
     assert [line.get_xdata()[0] for line in left.lines if line.get_gid() == "median"] == pytest.approx([20, 12])
     assert [t.get_text() for t in left.texts] == ["20 ms", "12 ms"]
-    bars = {kind: [(p.get_x(), p.get_width()) for p in right.patches if p.get_gid() == kind]
-            for kind in ("first", "found")}  # fmt: skip
+    bars = {
+        kind: [(p.get_x(), p.get_width()) for p in right.patches if p.get_gid() == kind] for kind in ("first", "found")
+    }
     assert bars == {"first": [(0, 30), (0, 14)], "found": [(30, 0), (14, 16)]}
     assert [t.get_text() for t in right.texts] == ["30", "14"]
     assert [t.get_text() for t in left.get_yticklabels()] == ["cold", "warm"]

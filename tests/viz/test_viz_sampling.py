@@ -13,9 +13,9 @@ from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.llm import load_driver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.trace import SamplingTrace
-from mini_engine.viz import drawing, peer, sampling, sliders
+from mini_engine.viz import peer, sampling
 from mini_engine.viz.figure import Figure, style
-from mini_engine.viz.sampling import Draws, MixedRow
+from mini_engine.viz.sampling.measure import Draws, MixedRow
 from tests.support.figures import bar_lengths, checked_texts, figure_functions, texts
 
 V = 40
@@ -138,7 +138,7 @@ def noise(hashed: float) -> float:
 
 @pytest.mark.parametrize("chunk", [7, 1024])
 def test_seeded_draws_are_those_of_another_hash_library(monkeypatch, chunk):
-    monkeypatch.setattr(sampling, "ROWS_AT_ONCE", chunk)
+    monkeypatch.setattr(sampling.measure, "ROWS_AT_ONCE", chunk)
     probs = heated(1.5)
     allowed = top_k(probs, 6)
     chosen = []
@@ -177,7 +177,7 @@ def test_the_old_hash_is_the_formula_and_fails():
 
 
 def test_binomial_band_by_exact_sums():
-    low, high = sampling.binomial_band(torch.tensor([0.3, 0.0, 1.0, 0.02]), 50, level=0.9)
+    low, high = sampling.measure.binomial_band(torch.tensor([0.3, 0.0, 1.0, 0.02]), 50, level=0.9)
     for p, least, most in zip((0.3, 0.02), low[[0, 3]].tolist(), high[[0, 3]].tolist(), strict=True):
         below = [0.0, *accumulate(math.comb(50, k) * p**k * (1 - p) ** (50 - k) for k in range(51))]
         assert below[least] < 0.05 <= below[least + 1], "fewer than the least come in less than 5 % of all cases"
@@ -200,10 +200,17 @@ def test_penalised_logits_follow_the_text_and_leave_the_logits_alone():
     rows = list(torch.randn(5, V, generator=torch.Generator().manual_seed(1)))
     kept = [row.clone() for row in rows]
     text = [4, 9, 4, 4, 2]
-    made = sampling.penalised_logits(rows, [9], text, {
-        "none": SamplingParams(), "repetition": SamplingParams(repetition_penalty=1.5),
-        "frequency": SamplingParams(frequency_penalty=0.5), "presence": SamplingParams(presence_penalty=0.5),
-    })  # fmt: skip
+    made = sampling.penalised_logits(
+        rows,
+        [9],
+        text,
+        {
+            "none": SamplingParams(),
+            "repetition": SamplingParams(repetition_penalty=1.5),
+            "frequency": SamplingParams(frequency_penalty=0.5),
+            "presence": SamplingParams(presence_penalty=0.5),
+        },
+    )
     assert list(made) == ["none", "repetition", "frequency", "presence"]
     for step, row in enumerate(kept):
         for token in range(V):
@@ -241,7 +248,7 @@ def test_a_row_without_bypass_loses_its_tail():
         assert row.kept_without_bypass < 32_000 - 100
     p = torch.tensor([0.7, 0.4], dtype=torch.float64)
     rows = torch.stack((LOGITS, -LOGITS))
-    for made, row, share in zip(sampling.top_p_without_bypass(rows, p), rows, p.tolist(), strict=True):
+    for made, row, share in zip(sampling.measure.top_p_without_bypass(rows, p), rows, p.tolist(), strict=True):
         kept = top_p(softmax(row.tolist()), share)
         assert {i for i in range(V) if made[i] > -torch.inf} == kept
         assert all(made[i] == row[i] for i in kept)
@@ -260,7 +267,10 @@ PENALISED = {
     "repetition": torch.tensor([2.0, -1.5, 3.0, 2.0]),
     "presence": torch.tensor([2.0, -1.5, 3.5, 2.5]),
 }
-STRIPS = [drawing.Strip("first", NAMES, ["p", "q", "p", "r", "r"]), drawing.Strip("second", ["word"] * 40, ["q"] * 40)]
+STRIPS = [
+    sampling.Strip("first", NAMES, ["p", "q", "p", "r", "r"]),
+    sampling.Strip("second", ["word"] * 40, ["q"] * 40),
+]
 LOGPROBS = [-math.log(2), -math.log(8), 0.0, -math.log(64), -math.log(1024)]
 
 
@@ -278,24 +288,33 @@ def stages():
 
 def all_figures() -> dict[str, Figure]:
     return {
-        "stage_bars": drawing.stage_bars(stages(), [0, 1, 2], NAMES[:3]),
-        "survivors_chart": drawing.survivors_chart({"k": [4] * 5, "p": [1, 2, 9, 1, 1]}, [0.1, 1, 3, 0, 0], NAMES),
-        "temperature_sweep": drawing.temperature_sweep(
+        "stage_bars": sampling.stage_bars(stages(), [0, 1, 2], NAMES[:3]),
+        "survivors_chart": sampling.survivors_chart({"k": [4] * 5, "p": [1, 2, 9, 1, 1]}, [0.1, 1, 3, 0, 0], NAMES),
+        "temperature_sweep": sampling.temperature_sweep(
             [0.5, 1.0, 2.0], sampling.sweep_temperature(LOGITS[:6], [0.5, 1.0, 2.0]), [4, 0], NAMES[:2]
         ),
-        "order_table": drawing.order_table(ORDERS, [0, 1, 2], NAMES[:3], "Title"),
-        "draw_histogram": drawing.draw_histogram(TARGET, DRAWS, [0, 1, 2, 3], NAMES[:4]),
-        "penalty_chart": drawing.penalty_chart(PENALISED, [0, 2], "fox"),
-        "token_strips": drawing.token_strips(STRIPS, ["p", "q", "r"]),
-        "surprise_chart": drawing.surprise_chart(NAMES, LOGPROBS, [1, 5, 1, 6, 21]),
-        "mixing_chart": drawing.mixing_chart(
+        "order_table": sampling.order_table(ORDERS, [0, 1, 2], NAMES[:3], "Title"),
+        "draw_histogram": sampling.draw_histogram(TARGET, DRAWS, [0, 1, 2, 3], NAMES[:4]),
+        "penalty_chart": sampling.penalty_chart(PENALISED, [0, 2], "fox"),
+        "token_strips": sampling.token_strips(STRIPS, ["p", "q", "r"]),
+        "surprise_chart": sampling.surprise_chart(NAMES, LOGPROBS, [1, 5, 1, 6, 21]),
+        "mixing_chart": sampling.mixing_chart(
             [MixedRow(torch.linspace(-1e-5, 1e-6, 50, dtype=torch.float64), 50, 46)] * 2
         ),
     }
 
 
-FIGURES = ["stage_bars", "survivors_chart", "temperature_sweep", "order_table", "draw_histogram", "penalty_chart",
-           "token_strips", "surprise_chart", "mixing_chart"]  # fmt: skip
+FIGURES = [
+    "stage_bars",
+    "survivors_chart",
+    "temperature_sweep",
+    "order_table",
+    "draw_histogram",
+    "penalty_chart",
+    "token_strips",
+    "surprise_chart",
+    "mixing_chart",
+]
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +323,7 @@ def figures():
 
 
 def test_every_figure_function_is_tested(figures):
-    assert figure_functions(drawing) == set(FIGURES) == set(figures)
+    assert figure_functions(sampling.draw, sampling.strips) == set(FIGURES) == set(figures)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -376,9 +395,14 @@ def test_order_table_has_a_number_for_each_token_that_is_left(figures):
     (axes,) = figures["order_table"].figure.axes
     cells = {(t.get_position(), t.get_text()) for t in axes.texts}
     assert cells == {
-        ((0.5, 0.5), "60.0"), ((1.5, 0.5), "40.0"), ((3.6, 0.5), "2"),
-        ((0.5, 1.5), "50.0"), ((1.5, 1.5), "25.0"), ((2.5, 1.5), "12.5"), ((3.6, 1.5), "4"),
-    }  # fmt: skip
+        ((0.5, 0.5), "60.0"),
+        ((1.5, 0.5), "40.0"),
+        ((3.6, 0.5), "2"),
+        ((0.5, 1.5), "50.0"),
+        ((1.5, 1.5), "25.0"),
+        ((2.5, 1.5), "12.5"),
+        ((3.6, 1.5), "4"),
+    }
     hatched = [(round(p.get_x(), 2), round(p.get_y(), 2)) for p in axes.patches if p.get_hatch()]
     assert hatched == [(2.04, 0.08)]
     assert "one (two lines): 2 tokens left, '␣a' with 60.0%, 0.97 bits. two: 4 tokens left" in (
@@ -392,7 +416,7 @@ def test_histogram_marks_what_lies_outside_its_band(figures):
         bars = [patch for patch in axes.patches if not patch.get_hatch()]
         assert [bar.get_height() for bar in bars] == pytest.approx([float(c) / 10 for c in draws.counts[:4]])
         (segments,) = [c.get_segments() for c in axes.collections]
-        low, high = sampling.binomial_band(TARGET[:4], 1000)
+        low, high = sampling.measure.binomial_band(TARGET[:4], 1000)
         assert [s[0][1] for s in segments] == pytest.approx([float(x) / 10 for x in low])
         assert [s[1][1] for s in segments] == pytest.approx([float(x) / 10 for x in high])
     assert [p.get_x() + 0.4 for p in right.patches if p.get_hatch()] == []
@@ -443,9 +467,15 @@ def test_surprise_is_in_bits_and_coloured_by_rank(figures):
         "2 of 5 tokens were the likeliest. The text costs 20.0 bits in all, 4.00 a token. The least expected is '⏎' "
         "with 10.0 bits, rank 21."
     )
-    assert [drawing.rank_kind(rank) for rank in (1, 2, 5, 6, 20, 21, 1024)] == [
-        "rank 1", "rank 2 to 5", "rank 2 to 5", "rank 6 to 20", "rank 6 to 20", "rank above 20", "rank above 20",
-    ]  # fmt: skip
+    assert [sampling.strips.rank_kind(rank) for rank in (1, 2, 5, 6, 20, 21, 1024)] == [
+        "rank 1",
+        "rank 2 to 5",
+        "rank 2 to 5",
+        "rank 6 to 20",
+        "rank 6 to 20",
+        "rank above 20",
+        "rank above 20",
+    ]
 
 
 def test_mixing_chart_draws_the_sum_and_the_losses(figures):
@@ -462,7 +492,7 @@ def test_mixing_chart_draws_the_sum_and_the_losses(figures):
 
 def test_moving_a_slider_draws_the_stages_at_its_new_position():
     ids = sampling.likeliest(LOGITS, 3)
-    *controls, picture = sliders.stage_sliders(LOGITS, [1], ids, NAMES[:3]).children
+    *controls, picture = sampling.stage_sliders(LOGITS, [1], ids, NAMES[:3]).children
     by_name = {widget.description: widget for widget in controls}
     assert list(by_name) == ["temperature", "top_k", "top_p", "min_p"]
     shown = [picture.value]
@@ -470,10 +500,13 @@ def test_moving_a_slider_draws_the_stages_at_its_new_position():
     shown.append(picture.value)
     by_name["temperature"].value = 3.0
     shown.append(picture.value)
-    expected = [SamplingParams(temperature=temperature, top_k=top_k, top_p=0.8, min_p=0.1)
-                for temperature, top_k in ((0.8, 16), (0.8, 2), (3.0, 2))]  # fmt: skip
+    expected = [
+        SamplingParams(temperature=temperature, top_k=top_k, top_p=0.8, min_p=0.1)
+        for temperature, top_k in ((0.8, 16), (0.8, 2), (3.0, 2))
+    ]
     assert shown == [
-        drawing.stage_bars(sampling.trace_row(LOGITS, params, [1]), ids, NAMES[:3])._repr_html_() for params in expected
+        sampling.stage_bars(sampling.trace_row(LOGITS, params, [1]), ids, NAMES[:3])._repr_html_()
+        for params in expected
     ]
     assert len(set(shown)) == 3
     assert all("<img" in html for html in shown)
@@ -481,6 +514,8 @@ def test_moving_a_slider_draws_the_stages_at_its_new_position():
 
 @pytest.mark.parametrize("end", [0, 1])
 def test_every_end_of_every_slider_is_a_valid_parameter(end):
-    positions = {name: limits[end] for name, limits in sliders.RANGES.items()}
-    figure = sliders.draw_stages(LOGITS, positions | {"top_k": int(positions["top_k"])}, [1], [0, 1], NAMES[:2])
+    positions = {name: limits[end] for name, limits in sampling.sliders.RANGES.items()}
+    figure = sampling.sliders.draw_stages(
+        LOGITS, positions | {"top_k": int(positions["top_k"])}, [1], [0, 1], NAMES[:2]
+    )
     assert figure.summary.startswith("Logits: 40 tokens")

@@ -13,9 +13,10 @@ from mini_engine.llm import load_driver, make_engine
 from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import RequestTimes
-from mini_engine.viz import scheduling, serving
+from mini_engine.viz import scheduling
 from mini_engine.viz.figure import Figure, style
-from mini_engine.viz.serving import Arrival, Job, LoadPoint, Piece, Run, Stay, StepCost, StreamLine
+from mini_engine.viz.scheduling.measure import Arrival, Piece, Run, Stay, StreamLine
+from mini_engine.viz.scheduling.simulation import Job, LoadPoint, StepCost
 from tests.support.figures import checked_texts, figure_functions, texts
 
 
@@ -43,12 +44,17 @@ CONFIG = EngineConfig(max_running_requests=2, max_tokens_per_step=5, page_size=4
 RUN = Run("by hand", LOG, OUTPUTS, {"p": "a", "q": "b", "no": "c"}, CONFIG, num_pages=3)
 PIECES = {
     "p": [
-        Piece("prompt", 0, 1, 4), Piece("prompt", 1, 1, 1), Piece("decode", 2, 2, 2), Piece("waiting", 4, 1, 0),
-        Piece("again", 5, 1, 4), Piece("again", 6, 1, 4), Piece("decode", 7, 1, 1),
+        Piece("prompt", 0, 1, 4),
+        Piece("prompt", 1, 1, 1),
+        Piece("decode", 2, 2, 2),
+        Piece("waiting", 4, 1, 0),
+        Piece("again", 5, 1, 4),
+        Piece("again", 6, 1, 4),
+        Piece("decode", 7, 1, 1),
     ],
     "q": [Piece("waiting", 1, 1, 0), Piece("copied", 2, 1, 2), Piece("decode", 3, 3, 3)],
     "no": [],
-}  # fmt: skip
+}
 FULL = Run("none waits", LOG[:4], OUTPUTS, RUN.labels, replace(CONFIG, max_tokens_per_step=None), num_pages=4)
 CURVES = {  # within a decade, where a logarithmic axis would label its minor ticks, too
     "fcfs": [LoadPoint(1.0, 0.06, 0.1, 0.002), LoadPoint(2.0, 0.5, 0.9, 0.004)],
@@ -74,26 +80,28 @@ def wanted(length, **options):
 
 
 def test_timeline_of_a_log_by_hand():
-    assert serving.timeline(RUN) == PIECES
+    assert scheduling.timeline(RUN) == PIECES
 
 
 def test_rows_are_counted_by_what_they_were_for():
-    assert serving.rows_per_step(RUN) == {
-        "decode": [0, 0, 1, 2, 1, 1, 0, 1], "prompt": [4, 1, 1, 0, 0, 0, 0, 0], "again": [0, 0, 0, 0, 0, 4, 4, 0],
-    }  # fmt: skip
+    assert scheduling.rows_per_step(RUN) == {
+        "decode": [0, 0, 1, 2, 1, 1, 0, 1],
+        "prompt": [4, 1, 1, 0, 0, 0, 0, 0],
+        "again": [0, 0, 0, 0, 0, 4, 4, 0],
+    }
 
 
 def test_a_request_takes_the_lowest_free_place():
     # p leaves place 0 in step 4; in step 5 it comes back to it, for q is still in place 1.
-    assert serving.stays(RUN) == [Stay("p", 0, 0, 4, 2), Stay("q", 1, 2, 4, 1), Stay("p", 0, 5, 3, 2)]
-    assert serving.idle_share(RUN) == pytest.approx(5 / 16)
+    assert scheduling.measure.stays(RUN) == [Stay("p", 0, 0, 4, 2), Stay("q", 1, 2, 4, 1), Stay("p", 0, 5, 3, 2)]
+    assert scheduling.idle_share(RUN) == pytest.approx(5 / 16)
 
 
 def test_samples_are_numbered():
-    assert serving.sample_labels(2, 1) == ["c"]
-    assert serving.sample_labels(2, 3) == ["c1", "c2", "c3"]
-    assert serving.sample_labels(26, 1) == ["26"]
-    assert serving.sample_labels(30, 2) == ["30 1", "30 2"]
+    assert scheduling.measure.sample_labels(2, 1) == ["c"]
+    assert scheduling.measure.sample_labels(2, 3) == ["c1", "c2", "c3"]
+    assert scheduling.measure.sample_labels(26, 1) == ["26"]
+    assert scheduling.measure.sample_labels(30, 2) == ["30 1", "30 2"]
 
 
 # ------------------------------------------------------------------------------------------------- runs of the engine
@@ -102,9 +110,12 @@ def test_samples_are_numbered():
 def test_served_requests_have_the_answers_of_a_lonely_engine(tiny):
     driver, tokenizer = tiny
     prompts = [[5, 9, 300, 41], [7] * 9, [12, 99]]
-    arrivals = [Arrival(3, prompts[0], wanted(6)), Arrival(0, prompts[1], wanted(3, n=2, temperature=1.0, seed=3)),
-                Arrival(40, prompts[2], wanted(4))]  # fmt: skip
-    run = serving.serve("x", driver, tokenizer, arrivals, max_running_requests=3, max_tokens_per_step=4, num_pages=9)
+    arrivals = [
+        Arrival(3, prompts[0], wanted(6)),
+        Arrival(0, prompts[1], wanted(3, n=2, temperature=1.0, seed=3)),
+        Arrival(40, prompts[2], wanted(4)),
+    ]
+    run = scheduling.serve("x", driver, tokenizer, arrivals, max_running_requests=3, max_tokens_per_step=4, num_pages=9)
     alone = make_engine(driver, tokenizer)
     expected = [alone.generate([a.prompt_ids], a.params)[0] for a in (arrivals[1], arrivals[0], arrivals[2])]
     assert [o.token_ids for o in run.outputs.values()] == [o.token_ids for samples in expected for o in samples]
@@ -114,20 +125,20 @@ def test_served_requests_have_the_answers_of_a_lonely_engine(tiny):
     began = [entry.began for entry in run.log]
     assert 40.0 in began, "time goes on when nobody is there"
     assert began == sorted(set(began))
-    waits = {run.labels[r]: [p for p in own if p.kind == "waiting"] for r, own in serving.timeline(run).items()}
+    waits = {run.labels[r]: [p for p in own if p.kind == "waiting"] for r, own in scheduling.timeline(run).items()}
     assert waits["c"] == []
-    assert [p.tokens for p in serving.timeline(run)[next(iter(run.outputs))] if p.kind == "prompt"] == [4, 4, 1]
+    assert [p.tokens for p in scheduling.timeline(run)[next(iter(run.outputs))] if p.kind == "prompt"] == [4, 4, 1]
 
 
 def test_a_static_batch_ends_with_its_longest_answer(tiny):
     driver, tokenizer = tiny
     lengths = [3, 7, 2, 5, 4]
     arrivals = [Arrival(0, [5, 9 + i], wanted(length)) for i, length in enumerate(lengths)]
-    static = serving.serve("x", driver, tokenizer, arrivals, static=True, max_running_requests=2)
+    static = scheduling.serve("x", driver, tokenizer, arrivals, static=True, max_running_requests=2)
     assert len(static.log) == 7 + 5 + 4
-    assert serving.idle_share(static) == pytest.approx(1 - sum(lengths) / 32)
-    assert {stay.step for stay in serving.stays(static)} == {0, 7, 12}
-    joined = serving.serve("x", driver, tokenizer, arrivals, max_running_requests=2)
+    assert scheduling.idle_share(static) == pytest.approx(1 - sum(lengths) / 32)
+    assert {stay.step for stay in scheduling.measure.stays(static)} == {0, 7, 12}
+    joined = scheduling.serve("x", driver, tokenizer, arrivals, max_running_requests=2)
     # By hand: place 0 has 3 and 2 steps, then 5 of the fourth; place 1 has 7, then 4 of the fifth.
     assert len(joined.log) == 11
     assert [o.token_ids for o in static.outputs.values()] == [o.token_ids for o in joined.outputs.values()]
@@ -141,7 +152,7 @@ def test_stream_lines_hold_what_was_decoded_and_not_shown(tiny):
     deltas = [Delta("r", None, "")]
     deltas += [Delta("r", token, text) for token, text in zip(ids, shown, strict=True)]
     deltas[-1] = replace(deltas[-1], finish_reason="stop")
-    lines = serving.stream_lines(deltas, tokenizer)
+    lines = scheduling.stream_lines(deltas, tokenizer)
     assert len(lines) == len(ids), "the start of a stream has no line"
     assert lines[0] == StreamLine(pieces[0].replace(" ", "␣"), "", "", pieces[0], False)
     assert (lines[1].before, lines[1].new, lines[1].held) == ("", pieces[0], pieces[1])
@@ -156,7 +167,7 @@ def test_simulated_times_by_hand():
     cost = StepCost(fixed=1.0, per_row=0.1)
     config = EngineConfig(max_running_requests=2, max_tokens_per_step=3)
     jobs = [Job(0.0, 4, 2), Job(0.5, 1, 2), Job(20.0, 2, 1)]
-    first, second, third = serving.simulate(jobs, cost, config)
+    first, second, third = scheduling.simulate(jobs, cost, config)
     # 3 rows of the first until 1.3; its last row and the second's only one until 2.5; two decodes until 3.7.
     assert (first.started, second.started) == (0.0, 1.3)
     assert first.tokens == pytest.approx([2.5, 3.7])
@@ -171,16 +182,16 @@ def test_simulated_policies_differ_in_who_waits():
     cost, config = StepCost(1.0, 0.0), EngineConfig(max_running_requests=1)
     order = {}
     for policy in ("fcfs", "shortest", "lof"):
-        times = serving.simulate(jobs, cost, replace(config, policy=policy))
+        times = scheduling.simulate(jobs, cost, replace(config, policy=policy))
         order[policy] = sorted(range(3), key=[t.started for t in times].__getitem__)
     assert order == {"fcfs": [0, 1, 2], "shortest": [0, 2, 1], "lof": [0, 1, 2]}
     jobs[1], jobs[2] = replace(jobs[1], num_output=1), replace(jobs[2], num_output=5)
-    times = serving.simulate(jobs, cost, replace(config, policy="lof"))
+    times = scheduling.simulate(jobs, cost, replace(config, policy="lof"))
     assert [t.started for t in times] == [0.0, 6.0, 1.0]
 
 
 def test_poisson_jobs_have_their_rate_and_their_lengths():
-    jobs = serving.poisson_jobs(4.0, 2000, (10, 1000), (8, 8))
+    jobs = scheduling.poisson_jobs(4.0, 2000, (10, 1000), (8, 8))
     gaps = [b.arrival_s - a.arrival_s for a, b in zip([Job(0.0, 1, 1), *jobs], jobs, strict=False)]
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(0.25, rel=4 / math.sqrt(2000)), "four standard errors of an exponential"
@@ -189,7 +200,7 @@ def test_poisson_jobs_have_their_rate_and_their_lengths():
     assert all(10 <= job.num_prompt <= 1000 and job.num_output == 8 for job in jobs)
     short = sum(job.num_prompt <= 100 for job in jobs) / 2000
     assert short == pytest.approx(0.5, abs=0.05), "log-uniform: half lie below the geometric mean"
-    slow = serving.poisson_jobs(1.0, 2000, (10, 1000), (8, 8))
+    slow = scheduling.poisson_jobs(1.0, 2000, (10, 1000), (8, 8))
     assert [job.arrival_s for job in slow] == pytest.approx([4 * job.arrival_s for job in jobs])
     assert [job.num_prompt for job in slow] == [job.num_prompt for job in jobs]
 
@@ -197,12 +208,12 @@ def test_poisson_jobs_have_their_rate_and_their_lengths():
 def test_load_point_and_capacity_by_hand():
     times = [RequestTimes(0.0, tokens=[first, first + 3 * gap]) for first, gap in ((1.0, 0.1), (2.0, 0.3))]
     times.append(RequestTimes(5.0, tokens=[8.0]))
-    point = serving.load_point(2.0, times)
+    point = scheduling.load_point(2.0, times)
     assert point.ttft_mean == pytest.approx(2.0)
     assert point.ttft_p99 == pytest.approx(2.98), "between the second and the third, 98 % of the way"
     assert point.tpot_mean == pytest.approx(0.6), "a single token has no gap"
     jobs = [Job(7.0, 3, 1), Job(9.0, 3, 1)]
-    assert serving.capacity(jobs, StepCost(1.0, 0.5), EngineConfig()) == pytest.approx(2 / 5), "two steps of 2.5 s"
+    assert scheduling.capacity(jobs, StepCost(1.0, 0.5), EngineConfig()) == pytest.approx(2 / 5), "two steps of 2.5 s"
 
 
 def test_measured_cost_is_that_of_the_steps(tiny, monkeypatch):
@@ -222,8 +233,8 @@ def test_measured_cost_is_that_of_the_steps(tiny, monkeypatch):
             entry = step(0, [("r", 0, len(prompt))])
             self.log.append(replace(entry, seconds={"forward": part, "sample": part}))
 
-    monkeypatch.setattr(serving, "make_engine", FakeEngine)
-    made = serving.measure_cost(tiny[0], (1, 10, 50))
+    monkeypatch.setattr(scheduling.simulation, "make_engine", FakeEngine)
+    made = scheduling.measure_cost(tiny[0], (1, 10, 50))
     assert (made.fixed, made.per_row) == pytest.approx((2e-3, 3e-5))
 
 
@@ -250,7 +261,7 @@ def figures():
 
 
 def test_every_figure_function_is_tested(figures):
-    assert figure_functions(scheduling) == set(FIGURES) == set(figures)
+    assert figure_functions(scheduling.draw) == set(FIGURES) == set(figures)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -299,8 +310,9 @@ def bars(axes, kind=None):
     """(line, left, width) of the bars of one kind, from top to bottom."""
     return sorted(
         (round(p.get_y() + p.get_height() / 2), p.get_x(), p.get_width())
-        for p in axes.patches if kind is None or p.get_gid() == kind
-    )  # fmt: skip
+        for p in axes.patches
+        if kind is None or p.get_gid() == kind
+    )
 
 
 def test_gantt_draws_every_piece_where_it_was(figures):
@@ -312,8 +324,12 @@ def test_gantt_draws_every_piece_where_it_was(figures):
     assert len(axes.patches) == 8, "and no bar more"
     waits = [(line.get_ydata()[0], *line.get_xdata()) for line in axes.lines if line.get_gid() == "waiting"]
     assert waits == [(0, 4, 5), (1, 1, 2)]
-    marks = {(line.get_marker(), x, y) for line in axes.lines for x, y in zip(*line.get_data(), strict=True)
-             if line.get_marker() in "v|"}  # fmt: skip
+    marks = {
+        (line.get_marker(), x, y)
+        for line in axes.lines
+        for x, y in zip(*line.get_data(), strict=True)
+        if line.get_marker() in "v|"
+    }
     assert marks == {("v", 4, 0), ("|", 8, 0), ("|", 6, 1)}, "sent back and the two ends"
     numbers = {(t.get_position(), t.get_text()) for t in axes.texts}
     assert numbers == {((0.5, 0), "4"), ((1.5, 0), "1"), ((5.5, 0), "4"), ((6.5, 0), "4"), ((2.5, 1), "2")}
@@ -353,7 +369,7 @@ def test_occupancy_is_that_of_every_step(figures):
     assert list(bottom.lines[1].get_xdata()) == []
     assert figures["occupancy_chart"].summary.startswith(
         "by hand: 8 steps, on average 2.2 of 3 pages in use, at most 3; 23.6% of the slots in them are empty; 1 time "
-        "somebody was sent back."
+        "a request was sent back."
     )
     assert "none waits: 4 steps, on average 2.2 of 4 pages" in figures["occupancy_chart"].summary
 

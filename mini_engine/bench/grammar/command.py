@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import transformers
 import typer
 from tokenizers import Tokenizer
 
+from mini_engine.bench.grammar.coverage import measure_coverage, print_coverage, read_schemas
 from mini_engine.bench.grammar.loads import (
     GRAMMARS,
     JUMP_SCHEMAS,
@@ -35,6 +36,7 @@ from mini_engine.llm import load_model
 from mini_engine.tiny.corpus import IM_END
 
 PARTS = ("masks", "step", "jump")
+COVERAGE = "coverage"  # a part that needs schemas, and no model
 BACKENDS = ("fsm", "xgrammar", "llguidance", "outlines")
 JUMPING = ("fsm", "xgrammar", "llguidance")  # outlines-core cannot say what is forced
 LIBRARIES = ("xgrammar", "llguidance", "outlines-core", "tokenizers", "numpy")
@@ -68,6 +70,7 @@ class Report:
     masks: list[MaskRow] = field(default_factory=list)
     steps: list[StepRow] = field(default_factory=list)
     jumps: list[JumpRow] = field(default_factory=list)
+    coverage: list[dict[str, Any]] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -131,17 +134,22 @@ def serve(name: str, tokenizer: Tokenizer, seed: int) -> Served:
 
 
 def bench_grammar(
-    parts: Annotated[str, typer.Option(help=f"{','.join(PARTS)} or some of them.")] = ",".join(PARTS),
+    parts: Annotated[str, typer.Option(help=f"{','.join(PARTS)},{COVERAGE} or some of them.")] = ",".join(PARTS),
     model: Annotated[list[str] | None, typer.Option(help="tiny, 0.6b (random weights, 151,936 ids); both.")] = None,
-    backend: Annotated[list[str] | None, typer.Option(help=f"{', '.join(BACKENDS)}; all.")] = None,
+    backend: Annotated[list[str] | None, typer.Option(help=f"{', '.join(BACKENDS)}; all. Coverage: fsm.")] = None,
     rounds: Annotated[int, typer.Option(help="Counted rounds; 0: 3, quick 1; jumps at 0.6b always 1.", min=0)] = 0,
     threads: Annotated[int, typer.Option(help="Torch threads; 0 leaves torch's choice.", min=0)] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="The embedded model alone, and little of everything.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of vocabulary, weights and prompts.")] = 0,
+    schemas: Annotated[Path | None, typer.Option(help="Coverage: a folder of *.json, or a file of JSON lines.")] = None,
+    count: Annotated[int, typer.Option(help="Coverage: schemas drawn from it; 0 takes all.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of vocabulary, weights, prompts, drawn schemas and their texts.")] = 0,
 ) -> None:
     """Compile grammars, fill masks, step an engine and jump forward, with every backend; the last line is JSON."""
-    wanted = chosen(parts.split(","), PARTS, "part")
+    wanted = chosen(parts.split(","), (*PARTS, COVERAGE), "part")
+    if (schemas is None) == (COVERAGE in wanted):
+        raise typer.BadParameter(f"the part {COVERAGE} and the option --schemas need each other")
     models = chosen(model, SHAPES, "model") if model or not quick else ["tiny"]
+    models = models if wanted != [COVERAGE] else []
     backends, size = chosen(backend, BACKENDS, "backend"), Size.of(quick, rounds)
     if threads:
         torch.set_num_threads(threads)
@@ -150,12 +158,15 @@ def bench_grammar(
         + "".join(f" --model {name}" for name in models)
         + "".join(f" --backend {name}" for name in backend or ())
         + " --quick" * quick
+        + f" --schemas {schemas} --count {count}" * (schemas is not None)
     )
     where = machine(torch.get_num_threads()) | versions()
     typer.echo(f"{command}\n{json.dumps(where)}")
     transformers.logging.set_verbosity_error()
     report = Report()
     vocabularies = {name: run_model(name, wanted, backends, size, seed, report) for name in models}
+    if schemas is not None:
+        report.coverage += measure_coverage(read_schemas(schemas, count, seed), backend or ["fsm"], seed)
     print_report(report)
     for text, reached, enough in report.goals:
         typer.echo(f"{text}: {reached:.2f}, {'reached' if enough else 'MISSED'}")
@@ -176,6 +187,8 @@ def print_report(report: Report) -> None:
         print_steps(report.steps)
     if report.jumps:
         print_jumps(report.jumps)
+    if report.coverage:
+        print_coverage(report.coverage)
     for name, reason in report.unavailable.items():
         typer.echo(f"{name}: not here: {reason}")
 

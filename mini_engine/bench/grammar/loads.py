@@ -114,9 +114,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 def record(**properties: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of an object with these properties, all of them required, and no others."""
-    return {
-        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False
-    }  # fmt: skip
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def short(most: int) -> dict[str, Any]:
@@ -127,9 +125,12 @@ def short(most: int) -> dict[str, Any]:
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 150}
 YES_NO = {"type": "boolean"}
 PERSON = record(
-    name=short(40), age=NUMBER, email={"type": "string", "pattern": f"^{EMAIL}$"},
-    tags={"type": "array", "items": short(20), "maxItems": 5}, active=YES_NO,
-)  # fmt: skip
+    name=short(40),
+    age=NUMBER,
+    email={"type": "string", "pattern": f"^{EMAIL}$"},
+    tags={"type": "array", "items": short(20), "maxItems": 5},
+    active=YES_NO,
+)
 # Name -> the grammar, and texts that it allows: the states on their ways are visited.
 GRAMMARS: dict[str, tuple[GrammarKey, list[str]]] = {
     "email": (("regex", EMAIL), ["mila.fox@forest-owl.org", "a_1@b.io"]),
@@ -143,7 +144,7 @@ GRAMMARS: dict[str, tuple[GrammarKey, list[str]]] = {
         ],
     ),
     "any JSON": (("json_schema", "{}"), ['{"fox": [1, -2.5, null, {"red": true}], "": "a\\nb"}', "[[], {}, 1e9]"]),
-}  # fmt: skip
+}
 # What a step is measured with. The lists are long enough for no answer to end early.
 STEP_SCHEMAS = [
     {"type": "array", "items": record(name={"type": "string"}, age=NUMBER), "minItems": 12},
@@ -160,18 +161,25 @@ JUMP_SCHEMAS = {
     "free text": record(text=short(40)),
     "person": record(name=short(12), age=NUMBER, city=short(12), happy=YES_NO),
     "list": {
-        "type": "array", "minItems": 3, "maxItems": 3,
+        "type": "array",
+        "minItems": 3,
+        "maxItems": 3,
         "items": record(pet={"enum": list(words.ANIMALS[:12])}, age=NUMBER),
     },
     "order": record(
-        customer=record(name=short(12), is_member=YES_NO), currency={"const": "EUR"}, total_amount=NUMBER,
-        status={"enum": ["shipped", "cancelled", "returned"]}, delivered=YES_NO,
+        customer=record(name=short(12), is_member=YES_NO),
+        currency={"const": "EUR"},
+        total_amount=NUMBER,
+        status={"enum": ["shipped", "cancelled", "returned"]},
+        delivered=YES_NO,
     ),
     "settings": record(
-        notifications_enabled=YES_NO, colour_scheme={"enum": ["light", "dark"]}, automatic_updates=YES_NO,
+        notifications_enabled=YES_NO,
+        colour_scheme={"enum": ["light", "dark"]},
+        automatic_updates=YES_NO,
         language_of_interface={"enum": ["en", "de", "ja"]},
     ),
-}  # fmt: skip
+}
 
 
 def questions(count: int, seed: int) -> list[str]:

@@ -208,14 +208,19 @@ class MaskBench:
         ratios = [ours / theirs for (ours, _), (theirs, _) in zip(own, rounds.get("xgrammar", []), strict=False)]
         first = [each.first for each in times]
         return MaskRow(
-            vocab=self.table.vocab_size, grammar=name, backend=backend,
+            vocab=self.table.vocab_size,
+            grammar=name,
+            backend=backend,
             compile_ms=statistics.median(spent for spent, _ in own),
             compile_over_xgrammar=statistics.median(ratios) if ratios else None,
-            first_p50=middle(first) or 0.0, first_p99=middle(first, 99) or 0.0, first_max=middle(first, 100) or 0.0,
-            fill=middle([each.again for each in times]) or 0.0, raw_fill=middle([each.raw_fill for each in times]),
+            first_p50=middle(first) or 0.0,
+            first_p99=middle(first, 99) or 0.0,
+            first_max=middle(first, 100) or 0.0,
+            fill=middle([each.again for each in times]) or 0.0,
+            raw_fill=middle([each.raw_fill for each in times]),
             accept=middle([each.accept for each in times]) or 0.0,
             raw_accept=middle([each.raw_accept for each in times]),
-        )  # fmt: skip
+        )
 
 
 def mask_goals(rows: Sequence[MaskRow]) -> list[tuple[str, float, bool]]:

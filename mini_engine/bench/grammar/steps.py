@@ -198,11 +198,16 @@ def step_row(model: str, rows: int, name: str, steps: Mapping[str, list[list[Tim
         for part in PARTS
     }
     return StepRow(
-        model=model, rows=rows, backend=name, steps=len(warm[0]),
-        step_ms=statistics.median(mean(one) for one in warm) * 1e3, parts_ms=parts,
-        share=statistics.median(share_of(one) for one in warm), cold_share=share_of(cold),
+        model=model,
+        rows=rows,
+        backend=name,
+        steps=len(warm[0]),
+        step_ms=statistics.median(mean(one) for one in warm) * 1e3,
+        parts_ms=parts,
+        share=statistics.median(share_of(one) for one in warm),
+        cold_share=share_of(cold),
         over_plain=statistics.median(mean(a) / mean(b) for a, b in zip(warm, steps[PLAIN][1:], strict=True)),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -296,13 +301,18 @@ def jump_row(served: Served, backend: str, schema: str, rounds: Sequence[Sequenc
     canonical = [statistics.mean(own == known for own, known in each) for each in pairs]
     excess = [sum(len(own) for own, _ in each) / sum(len(known) for _, known in each) for each in pairs]
     return JumpRow(
-        model=served.name, backend=backend, schema=schema, requests=len(on.outputs),
-        tokens=(off.num_tokens, on.num_tokens), passes=(off.num_passes, on.num_passes),
+        model=served.name,
+        backend=backend,
+        schema=schema,
+        requests=len(on.outputs),
+        tokens=(off.num_tokens, on.num_tokens),
+        passes=(off.num_passes, on.num_passes),
         forced=on.num_forced / on.num_tokens,
         speedup=statistics.median(a.seconds / b.seconds for a, b in rounds),
-        canonical=(canonical[0], canonical[1]), excess=(excess[0], excess[1]),
+        canonical=(canonical[0], canonical[1]),
+        excess=(excess[0], excess[1]),
         same_text=statistics.mean(a.text == b.text for a, b in zip(off.outputs, on.outputs, strict=True)),
-    )  # fmt: skip
+    )
 
 
 def step_goals(rows: Sequence[StepRow]) -> list[tuple[str, float, bool]]:

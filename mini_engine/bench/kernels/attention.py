@@ -1,9 +1,7 @@
 """The attention cases of ``bench kernels``: decoding from a paged cache, and prompts.
 
-Owns: the cases. Must not know: how anything is timed or reported.
-
-The pages of a sequence lie anywhere in the pool. The peers get what suits them: every sequence's keys and values in one
-piece, all sequences of one length, so that nothing is padded. Source of the peers: torch's
+The pages of a sequence lie anywhere in the pool. The peers have better conditions: the keys and values of every
+sequence in one piece, and all sequences equally long, so that nothing is padded. The peers are torch's
 ``scaled_dot_product_attention`` and ``flex_attention``.
 """
 
@@ -76,7 +74,8 @@ def decode_cases(setting: Setting) -> Iterator[Case]:
 
 def decode_case(setting: Setting, batch: int, context: int) -> Case:
     """Return the step of ``batch`` sequences with ``context`` keys each."""
-    shape, group = setting.shape, setting.shape.q_heads // setting.shape.kv_heads
+    shape = setting.shape
+    group = setting.shape.q_heads // setting.shape.kv_heads
     queries = split_queries(group, shape.head_dim, setting.dtype)
     split_size = choose_split_size(context, batch, shape.kv_heads, num_processors(setting.device))
 
@@ -89,12 +88,19 @@ def decode_case(setting: Setting, batch: int, context: int) -> Case:
         peers["flex attention"] = flex_peer(batch, context)
     kv_bytes = 2 * batch * context * shape.kv_heads * shape.head_dim * setting.dtype.itemsize
     return Case(
-        "decode", "split_attention", f"{batch} x {context}, GQA {group}",
+        "decode",
+        "split_attention",
+        f"{batch} x {context}, GQA {group}",
         lambda seed: paged_inputs(setting, batch, 1, context, queries, seed),
-        returning(split_attention, split_size), reference, kv_bytes,
-        4 * batch * shape.q_heads * context * shape.head_dim,
-        peers, DECODE_GOAL if kv_bytes >= LARGE_BYTES else None, TOLERANCE, is_reference_timed=False,
-    )  # fmt: skip
+        returning(split_attention, split_size),
+        reference,
+        num_bytes=kv_bytes,
+        num_flops=4 * batch * shape.q_heads * context * shape.head_dim,
+        peers=peers,
+        goal=DECODE_GOAL if kv_bytes >= LARGE_BYTES else None,
+        tolerance=TOLERANCE,
+        is_reference_timed=False,
+    )
 
 
 def flex_peer(batch: int, context: int) -> Function:
@@ -119,7 +125,8 @@ def prefill_cases(setting: Setting) -> Iterator[Case]:
 
 def prefill_case(setting: Setting, batch: int, length: int) -> Case:
     """Return the prefill of ``batch`` prompts. Operations: two products over the pairs that the causal mask leaves."""
-    shape, group = setting.shape, setting.shape.q_heads // setting.shape.kv_heads
+    shape = setting.shape
+    group = setting.shape.q_heads // setting.shape.kv_heads
     queries = paged_queries(group, shape.head_dim, setting.dtype)
 
     def flash(q: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
@@ -130,9 +137,16 @@ def prefill_case(setting: Setting, batch: int, length: int) -> Case:
 
     pairs = batch * shape.q_heads * length * (length + 1) // 2
     return Case(
-        "prefill", "paged_attention", f"{batch} x {length}, GQA {group}",
-        lambda seed: paged_inputs(setting, batch, length, length, queries, seed), returning(paged_attention), reference,
-        2 * batch * length * (shape.q_heads + shape.kv_heads) * shape.head_dim * setting.dtype.itemsize,
-        4 * pairs * shape.head_dim,
-        {"SDPA flash": flash}, PREFILL_GOAL, TOLERANCE, is_reference_timed=False,
-    )  # fmt: skip
+        "prefill",
+        "paged_attention",
+        f"{batch} x {length}, GQA {group}",
+        lambda seed: paged_inputs(setting, batch, length, length, queries, seed),
+        returning(paged_attention),
+        reference,
+        num_bytes=2 * batch * length * (shape.q_heads + shape.kv_heads) * shape.head_dim * setting.dtype.itemsize,
+        num_flops=4 * pairs * shape.head_dim,
+        peers={"SDPA flash": flash},
+        goal=PREFILL_GOAL,
+        tolerance=TOLERANCE,
+        is_reference_timed=False,
+    )

@@ -1,10 +1,7 @@
-"""What ``bench kernels`` runs: one operation at one size, its reference, its peers, the least it must read and write.
-
-Owns: the cases of everything that memory alone limits, and of the matrix product; whether two results agree. Must not
-know: how anything is timed or reported.
+"""What ``bench kernels`` runs: one operation at one size, its reference, its peers, and the least memory traffic.
 
 Bytes are those that an operation cannot avoid: every input read once and every output written once. A kernel that reads
-something twice from memory shows as one that is further from the limit.
+something twice from memory is further from the limit.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +24,7 @@ EPS = 1e-6
 TOKENS_PER_ALLOWED = 512  # a grammar that allows one token in so many
 BANDWIDTH, MATMUL = "bandwidth", "matmul"  # limits of the device, as the first word of a goal
 BANDWIDTH_GOAL = (BANDWIDTH, 0.8)
-LARGE_BYTES = 64 << 20  # from which on a share of the bandwidth is promised
+LARGE_BYTES = 64 << 20  # a share of the bandwidth is promised from this size on
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything is run."""
+    """The sizes at which cases run."""
 
     rows: tuple[int, ...]  # tokens of a step
     mask_rows: tuple[int, ...]
@@ -67,9 +64,17 @@ class Sizes:
 
 
 FULL = Sizes(
-    (64, 32_768), (64, 256), (4096, 8192, 16_384, 32_768), (1, 4, 16, 64), (512, 2048, 8192), (1, 4), (1, 16, 64),
-    (1, 16, 512), (1, 16, 64), 128,
-)  # fmt: skip
+    (64, 32_768),
+    (64, 256),
+    (4096, 8192, 16_384, 32_768),
+    (1, 4, 16, 64),
+    (512, 2048, 8192),
+    (1, 4),
+    (1, 16, 64),
+    (1, 16, 512),
+    (1, 16, 64),
+    128,
+)
 QUICK = Sizes((32_768,), (256,), (4096,), (1, 16), (2048,), (1,), (64,), (1, 512), (16,), 32)
 TOY = Sizes((3,), (2,), (40,), (2,), (20,), (2,), (2,), (1, 3), (2,), 3)
 
@@ -105,10 +110,10 @@ class Setting:
 class Case:
     """One operation at one size.
 
-    ``make``: inputs from a seed, which ``kernel``, ``reference`` and ``peers`` take; those that work in place change
-    them. ``num_bytes`` and ``num_flops``: what the operation cannot do without. ``goal``: a limit of the device and the
-    least share of it, or a peer and how many times longer that must take. ``tolerance``: largest error over the largest
-    number of a row, 0 for equal bits; ``check`` stands in for it and returns what is wrong.
+    ``make``: from a seed to the inputs of ``kernel``, ``reference`` and ``peers``, which may change them in place.
+    ``num_bytes`` and ``num_flops``: the least that the operation needs. ``goal``: a limit of the device and the least
+    share of it, or a peer and how many times longer it must take. ``tolerance``: largest error over the largest number
+    of a row, 0 for equal bits. ``check``: replaces ``tolerance`` and returns what is wrong.
     """
 
     part: str
@@ -130,7 +135,8 @@ class Case:
         """Assert that kernel and reference agree: on what they return, and on the inputs that they change."""
         inputs = self.make(seed)
         others = tuple(copied(each) for each in inputs) if self.in_place else inputs
-        got, expected = self.kernel(*inputs), self.reference(*others)
+        got = self.kernel(*inputs)
+        expected = self.reference(*others)
         if self.check is not None:
             fault = self.check(got, expected, inputs)
         else:
@@ -174,7 +180,7 @@ def largest_error(got: Any, expected: Any) -> float:
 
 
 def same_but_for_finite(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether what is not finite is the same infinity at the same places, and nothing is NaN."""
+    """Whether both have the same infinities at the same places, and no NaN."""
     finite = ours.isfinite()
     return torch.equal(finite, theirs.isfinite()) and torch.equal(ours[~finite], theirs[~finite])
 
@@ -186,8 +192,23 @@ def norm_cases(setting: Setting) -> Iterator[Case]:
 
 
 def large(num_bytes: int) -> tuple[str, float] | None:
-    """Return the goal of an operation that memory limits; none is set where it is too small to fill the device."""
+    """Return the goal of an operation that memory limits; ``None`` if it is too small to fill the device."""
     return BANDWIDTH_GOAL if num_bytes >= LARGE_BYTES else None
+
+
+def bandwidth_case(
+    setting: Setting,
+    part: str,
+    size: str,
+    make: Callable[[int], Inputs],
+    pair: tuple[Function, Function],
+    num_bytes: int,
+    **more: Any,
+) -> Case:
+    """Return the case of a kernel that memory limits. ``pair``: the kernel and its reference; ``more``: of ``Case``."""
+    kernel, reference = pair
+    more = {"peers": setting.peers(reference), "goal": large(num_bytes)} | more
+    return Case(part, kernel.__name__, size, make, kernel, reference, num_bytes, **more)
 
 
 def norm_case(setting: Setting, rows: int) -> Case:
@@ -198,13 +219,10 @@ def norm_case(setting: Setting, rows: int) -> Case:
     def make(seed: int) -> Inputs:
         return setting.normal(seed, rows, width), setting.normal(seed + 1, width), EPS
 
-    peers = setting.peers(
-        rms_norm.rms_norm_reference, **{"F.rms_norm": lambda x, weight, eps: F.rms_norm(x, (width,), weight, eps)}
-    )
-    return Case(
-        "norm", "rms_norm", f"{rows} x {width}", make, rms_norm.rms_norm, rms_norm.rms_norm_reference, num_bytes,
-        peers=peers, goal=large(num_bytes), tolerance=setting.rounding,
-    )  # fmt: skip
+    pair = rms_norm.rms_norm, rms_norm.rms_norm_reference
+    peers = setting.peers(pair[1], **{"F.rms_norm": lambda x, weight, eps: F.rms_norm(x, (width,), weight, eps)})
+    more = {"peers": peers, "tolerance": setting.rounding}
+    return bandwidth_case(setting, "norm", f"{rows} x {width}", make, pair, num_bytes, **more)
 
 
 def add_norm_case(setting: Setting, rows: int) -> Case:
@@ -216,11 +234,9 @@ def add_norm_case(setting: Setting, rows: int) -> Case:
         x, residual = setting.normal(seed, rows, width), setting.normal(seed + 1, rows, width)
         return x, residual, setting.normal(seed + 2, width), EPS
 
-    reference = rms_norm.add_rms_norm_reference
-    return Case(
-        "norm", "add_rms_norm", f"{rows} x {width}", make, rms_norm.add_rms_norm, reference, num_bytes,
-        peers=setting.peers(reference), goal=large(num_bytes), tolerance=setting.rounding, in_place=True,
-    )  # fmt: skip
+    pair = rms_norm.add_rms_norm, rms_norm.add_rms_norm_reference
+    more = {"tolerance": setting.rounding, "in_place": True}
+    return bandwidth_case(setting, "norm", f"{rows} x {width}", make, pair, num_bytes, **more)
 
 
 def rotary_case(setting: Setting, rows: int) -> Case:
@@ -235,23 +251,23 @@ def rotary_case(setting: Setting, rows: int) -> Case:
         k = setting.normal(seed + 1, rows, shape.kv_heads, shape.head_dim)
         return q, k, *rotary_table(torch.arange(rows, device=setting.device), frequencies, setting.dtype)
 
-    reference = rotary.apply_rotary_reference
-    return Case(
-        "norm", "apply_rotary", f"{rows} x {heads} x {shape.head_dim}", make, rotary.apply_rotary, reference, num_bytes,
-        peers=setting.peers(reference), goal=large(num_bytes), tolerance=setting.rounding, in_place=True,
-    )  # fmt: skip
+    pair = rotary.apply_rotary, rotary.apply_rotary_reference
+    size = f"{rows} x {heads} x {shape.head_dim}"
+    more = {"tolerance": setting.rounding, "in_place": True}
+    return bandwidth_case(setting, "norm", size, make, pair, num_bytes, **more)
 
 
 def silu_case(setting: Setting, rows: int) -> Case:
     """Activate ``rows`` rows: gate and up read, their product written."""
     inner = setting.shape.inner
     num_bytes = 3 * rows * inner * setting.dtype.itemsize
-    reference = silu_and_mul.silu_and_mul_reference
-    return Case(
-        "norm", "silu_and_mul", f"{rows} x 2 x {inner}", lambda seed: (setting.normal(seed, rows, 2 * inner),),
-        silu_and_mul.silu_and_mul, reference, num_bytes,
-        peers=setting.peers(reference), goal=large(num_bytes), tolerance=setting.rounding,
-    )  # fmt: skip
+    pair = silu_and_mul.silu_and_mul, silu_and_mul.silu_and_mul_reference
+
+    def make(seed: int) -> Inputs:
+        return (setting.normal(seed, rows, 2 * inner),)
+
+    more = {"tolerance": setting.rounding}
+    return bandwidth_case(setting, "norm", f"{rows} x 2 x {inner}", make, pair, num_bytes, **more)
 
 
 def store_cases(setting: Setting) -> Iterator[Case]:
@@ -276,15 +292,15 @@ def store_case(setting: Setting, rows: int) -> Case:
         keys.index_copy_(1, slots, k.transpose(0, 1))
         values.index_copy_(1, slots, v.transpose(0, 1))
 
-    return Case(
-        "store", "store_kv", f"{rows} x 2 x {heads} x {dim}", make, kv_store.store_kv, kv_store.store_kv_reference,
-        num_bytes, peers={"index_copy_": index_copy}, goal=large(num_bytes), in_place=True,
-    )  # fmt: skip
+    pair = kv_store.store_kv, kv_store.store_kv_reference
+    more = {"peers": {"index_copy_": index_copy}, "in_place": True}
+    return bandwidth_case(setting, "store", f"{rows} x 2 x {heads} x {dim}", make, pair, num_bytes, **more)
 
 
 def bitmask_case(setting: Setting, rows: int) -> Case:
     """Ban all but a few tokens of ``rows`` rows of logits: the mask read, the banned logits written."""
-    vocab, words = setting.shape.vocab, num_words(setting.shape.vocab)
+    vocab = setting.shape.vocab
+    words = num_words(setting.shape.vocab)
     allowed = max(1, vocab // TOKENS_PER_ALLOWED)
     num_bytes = rows * (words * torch.int32.itemsize + (vocab - allowed) * torch.float32.itemsize)
 
@@ -295,26 +311,31 @@ def bitmask_case(setting: Setting, rows: int) -> Case:
             row[torch.randperm(vocab, generator=generator)[:allowed]] = True
         return setting.normal(seed, rows, vocab, dtype=torch.float32), pack_allowed(mask).to(setting.device)
 
-    reference = token_bitmask.apply_token_bitmask_reference
-    return Case(
-        "store", "apply_token_bitmask", f"{rows} x {vocab}", make, token_bitmask.apply_token_bitmask, reference,
-        num_bytes, peers=setting.peers(reference), goal=large(num_bytes), in_place=True,
-    )  # fmt: skip
+    pair = token_bitmask.apply_token_bitmask, token_bitmask.apply_token_bitmask_reference
+    return bandwidth_case(setting, "store", f"{rows} x {vocab}", make, pair, num_bytes, in_place=True)
 
 
 def matmul_cases(setting: Setting) -> Iterator[Case]:
     """Yield products of few and of many rows with the largest matrix of a layer."""
-    columns, depth = 2 * setting.shape.inner, setting.shape.hidden
+    columns = 2 * setting.shape.inner
+    depth = setting.shape.hidden
     for rows in setting.sizes.product_rows:
+        num_bytes = (rows * depth + columns * depth + rows * columns) * setting.dtype.itemsize
         yield Case(
-            "matmul", "invariant_matmul", f"{rows} x {depth} x {columns}",
+            "matmul",
+            "invariant_matmul",
+            f"{rows} x {depth} x {columns}",
             product_inputs(setting, rows, depth, columns),
-            matmul.invariant_matmul, matmul.invariant_matmul_reference,
-            (rows * depth + columns * depth + rows * columns) * setting.dtype.itemsize, 2 * rows * depth * columns,
-            peers={"F.linear": F.linear}, tolerance=setting.rounding, is_reference_timed=False,
-        )  # fmt: skip
+            matmul.invariant_matmul,
+            matmul.invariant_matmul_reference,
+            num_bytes,
+            num_flops=2 * rows * depth * columns,
+            peers={"F.linear": F.linear},
+            tolerance=setting.rounding,
+            is_reference_timed=False,
+        )
 
 
 def product_inputs(setting: Setting, rows: int, depth: int, columns: int) -> Callable[[int], Inputs]:
-    """Return what makes the rows and the weight of a product."""
+    """Return a function from a seed to the rows and the weight of a product."""
     return lambda seed: (setting.normal(seed, rows, depth), setting.normal(seed + 1, columns, depth))

@@ -1,11 +1,8 @@
-"""``mini-engine bench kernels``: the Triton kernels beside the limits of the GPU, torch and other peers.
+"""``mini-engine bench kernels``: the Triton kernels compared with the limits of the GPU, torch and other peers.
 
-Owns: what is run, the limits of the device, the goals, how it is reported. Must not know: what an operation does.
-
-Bandwidth and matrix rate are measured in the same run, by a large copy and a large product: shares are of those and not
-of a data sheet. A kernel is compared with its reference before it is timed: one that differs, or does not run, has no
-figure, and the exit code is 1. Without a GPU everything runs on toy shapes in Triton's interpreter; the times then show
-that it runs, and nothing else.
+A large copy and a large product measure bandwidth and matrix rate in the same run, and shares are shares of these. A
+kernel is compared with its reference before it is timed. One that differs, or does not run, has no figure, and the exit
+code is 1. Without a GPU everything runs on toy shapes in Triton's interpreter, which shows only that it runs.
 """
 
 import gc
@@ -24,7 +21,7 @@ from tqdm import tqdm
 from mini_engine.bench.kernels.timer import HostTimer, Sample, Timer, device_timer, num_sets
 from mini_engine.bench.machine import chosen, machine
 
-if TYPE_CHECKING:  # they import Triton, which an engine without kernels does without
+if TYPE_CHECKING:  # they import Triton, which is optional
     from mini_engine.bench.kernels.cases import Case, Setting
     from mini_engine.bench.kernels.engine import EngineRow
 
@@ -40,14 +37,15 @@ CASES = {
 ENGINE = "engine"
 PARTS = (*CASES, ENGINE)
 MODELS = ("0.6b", "4b")
-COPY_BYTES, PRODUCT_SIZE = 1 << 30, 8192
+COPY_BYTES = 1 << 30
+PRODUCT_SIZE = 8192
 REFERENCE = "torch"
 GOALS = {"bandwidth": "bandwidth_share", "matmul": "matmul_share"}  # limits and the figures that are shares of them
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the device does at most: bytes per second of a copy, read and written, and operations of a product."""
+    """The limits of the device: bytes per second of a copy, read and written, and operations of a product."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -57,8 +55,8 @@ class Limits:
 class Row:
     """One operation at one size. Times are microseconds on the device; ``host_us``: to queue it.
 
-    ``ratios``: how many times longer each peer takes, ``None`` for one that cannot run here. Without a GPU there are no
-    limits and so no shares.
+    ``ratios``: how many times longer each peer takes; ``None`` if it cannot run here. Without a GPU there are no limits
+    and no shares.
     """
 
     part: str
@@ -77,7 +75,7 @@ class Row:
 
     @property
     def promised(self) -> tuple[str, float, bool] | None:
-        """What was promised, what was reached and whether that is enough; ``None`` without a goal or a GPU."""
+        """The promise, the measured value, and whether it is kept; ``None`` without a goal or a GPU."""
         if self.goal is None or self.bandwidth_share is None:
             return None
         against, least = self.goal
@@ -90,18 +88,24 @@ def make_row(case: "Case", own: Sample, peers: dict[str, Sample | None], limits:
     """Turn times into figures."""
     num_bytes, num_flops = case.num_bytes / own.median, case.num_flops / own.median
     return Row(
-        part=case.part, operation=case.name, size=case.size,
-        us=own.median * 1e6, us_p10=own.p10 * 1e6, us_p90=own.p90 * 1e6, host_us=own.host * 1e6,
-        bytes_per_s=num_bytes, flops_per_s=num_flops,
+        part=case.part,
+        operation=case.name,
+        size=case.size,
+        us=own.median * 1e6,
+        us_p10=own.p10 * 1e6,
+        us_p90=own.p90 * 1e6,
+        host_us=own.host * 1e6,
+        bytes_per_s=num_bytes,
+        flops_per_s=num_flops,
         bandwidth_share=num_bytes / limits.bytes_per_s if limits else None,
         matmul_share=num_flops / limits.flops_per_s if limits else None,
         ratios={name: None if peer is None else peer.median / own.median for name, peer in peers.items()},
         goal=case.goal,
-    )  # fmt: skip
+    )
 
 
 class Bench:
-    """One run: a timer, the limits of the device, what went wrong, and why what is missing is missing."""
+    """One run: a timer, the limits of the device, failed cases, and why some cases have no figure."""
 
     def __init__(self, timer: Timer, limits: Limits | None, seed: int) -> None:
         """Begin with nothing measured."""
@@ -119,7 +123,7 @@ class Bench:
         except torch.OutOfMemoryError as error:
             self.unavailable[f"{case.name} {case.size}"] = first_line(error)
             return None
-        except Exception as error:  # a compiler's, or a wrong result; the other kernels are measured all the same
+        except Exception as error:  # of a compiler, or a wrong result; other kernels are measured nevertheless
             self.failed[f"{case.name} {case.size}"] = first_line(error)
             return None
         others = {REFERENCE: case.reference} if case.is_reference_timed else {}
@@ -129,7 +133,7 @@ class Bench:
     def time_peer(
         self, case: "Case", name: str, call: Callable[..., object], sets: Sequence[tuple[Any, ...]]
     ) -> Sample | None:
-        """Time a peer; one that fails is left out, and why is kept."""
+        """Time a peer; ``None`` if it fails, and the reason is recorded."""
         try:
             return self.timer.measure(lambda n: call(*sets[n % len(sets)]))
         except Exception as error:  # whatever a library raises where it does not support something
@@ -138,7 +142,7 @@ class Bench:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the kind of an error and the first line of what it says."""
+    """Return the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
@@ -153,7 +157,7 @@ def measure_limits(timer: Timer, device: torch.device, dtype: torch.dtype) -> Li
 
 
 def find_device() -> tuple[torch.device, torch.dtype]:
-    """Return where kernels run, and in which dtype. Raises ``ValueError``, naming both ways, where they run nowhere."""
+    """Return where kernels run, and in which dtype. Raises ``ValueError`` if they cannot run here."""
     try:
         launch = import_module("mini_engine.kernels.launch")
     except ModuleNotFoundError as error:
@@ -171,16 +175,19 @@ def find_device() -> tuple[torch.device, torch.dtype]:
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:
-    """Return what the kernels ran on, and with which versions."""
+    """Describe the device and the versions."""
     triton = import_module("triton").__version__
     if device.type != "cuda":
         return {"device": "Triton's interpreter, times not comparable", "triton": triton}
     properties = torch.cuda.get_device_properties(device)
     return {
-        "device": properties.name, "processors": properties.multi_processor_count,
-        "memory_bytes": properties.total_memory, "capability": f"{properties.major}.{properties.minor}",
-        "cuda": torch.version.cuda, "triton": triton,
-    }  # fmt: skip
+        "device": properties.name,
+        "processors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "cuda": torch.version.cuda,
+        "triton": triton,
+    }
 
 
 def make_setting(model: str, device: torch.device, dtype: torch.dtype, quick: bool) -> "Setting":
@@ -195,7 +202,7 @@ def make_setting(model: str, device: torch.device, dtype: torch.dtype, quick: bo
 
 
 def run_cases(bench: Bench, parts: Sequence[str], setting: "Setting") -> Iterator[Row]:
-    """Run the cases of ``parts``, one after the other: the inputs of one are gone before those of the next."""
+    """Run the cases of ``parts`` in turn. The inputs of one case are freed before the next."""
     for part in parts:
         if part == ENGINE:
             continue
@@ -214,16 +221,16 @@ def run_engine(bench: Bench, models: Sequence[str], setting: "Setting") -> Itera
     for name in models if setting.device.type == "cuda" else ["toy"]:
         try:
             yield from engine.measure_engine(name, replace(setting, shape=shapes.SHAPES[name]), bench.seed)
-        except Exception as error:  # the next model is measured all the same
+        except Exception as error:  # the next model is measured nevertheless
             bench.failed[f"engine {name}"] = first_line(error)
         release_memory(setting.device)
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what nothing uses any more, so that what comes next finds the device as it was."""
+    """Free unused memory, so that every case begins with the same device."""
     gc.collect()
     if device.type == "cuda":
-        with suppress(RuntimeError):  # after an illegal access every call fails; what was measured is still printed
+        with suppress(RuntimeError):  # after an illegal access every call fails
             torch.cuda.empty_cache()
 
 
@@ -235,6 +242,13 @@ ENGINE_HEAD = (
     f"\n{'engine':8}{'system':14}{'batch':>6}{'decode tok/s':>14}{'x':>7}{'all tok/s':>12}{'+ peak MB':>11}"
     f"{'same ids':>10}"
 )
+
+
+def limits_line(limits: Limits | None) -> str:
+    """Return what is known of the device."""
+    if limits is None:
+        return "interpreter, not comparable: the times show that the kernels run, and nothing else"
+    return f"copy {limits.bytes_per_s / 1e9:.0f} GB/s, product {limits.flops_per_s / 1e12:.0f} TFLOP/s"
 
 
 def row_line(row: Row) -> str:
@@ -256,7 +270,7 @@ def engine_line(row: "EngineRow") -> str:
 
 
 def printed(rows: Iterator[Any], head: str, line: Callable[[Any], str]) -> list[Any]:
-    """Print rows as they come, so that a run that is cut off has shown what it measured, and return them."""
+    """Print rows as they come, so that an interrupted run shows what it measured, and return them."""
     typer.echo(head)
     found = []
     for row in rows:
@@ -288,12 +302,9 @@ def bench_kernels(
     on_gpu = device.type == "cuda"
     timer: Timer = device_timer(device, quick) if on_gpu else HostTimer()
     limits = measure_limits(timer, device, dtype) if on_gpu else None
-    typer.echo(
-        f"copy {limits.bytes_per_s / 1e9:.0f} GB/s, product {limits.flops_per_s / 1e12:.0f} TFLOP/s"
-        if limits
-        else "interpreter, not comparable: the times show that the kernels run, and nothing else"
-    )
-    setting, bench = make_setting(models[-1], device, dtype, quick), Bench(timer, limits, seed)
+    typer.echo(limits_line(limits))
+    setting = make_setting(models[-1], device, dtype, quick)
+    bench = Bench(timer, limits, seed)
     rows: list[Row] = printed(run_cases(bench, names, setting), ROW_HEAD, row_line)
     engine_rows = printed(run_engine(bench, models, setting), ENGINE_HEAD, engine_line) if ENGINE in names else []
     promised = [row.promised for row in rows if row.promised is not None]
@@ -301,17 +312,23 @@ def bench_kernels(
         promised += import_module("mini_engine.bench.kernels.engine").engine_goals(engine_rows)
     print_end(promised, bench)
     report = {
-        "command": command, "machine": where, "comparable": on_gpu, "limits": asdict(limits) if limits else None,
-        "rows": [asdict(row) for row in rows], "engine": [asdict(row) for row in engine_rows],
-        "failed": bench.failed, "unavailable": bench.unavailable, "goals": promised,
-    }  # fmt: skip
+        "command": command,
+        "machine": where,
+        "comparable": on_gpu,
+        "limits": asdict(limits) if limits else None,
+        "rows": [asdict(row) for row in rows],
+        "engine": [asdict(row) for row in engine_rows],
+        "failed": bench.failed,
+        "unavailable": bench.unavailable,
+        "goals": promised,
+    }
     typer.echo(json.dumps(report))
     if bench.failed:
         raise typer.Exit(1)
 
 
 def print_end(promised: Sequence[tuple[str, float, bool]], bench: Bench) -> None:
-    """Print which goals were reached, and what has no figure."""
+    """Print which goals were reached, and which cases have no figure."""
     for text, value, enough in promised:
         typer.echo(f"{text}: {value:.2f}, {'reached' if enough else 'MISSED'}")
     for what, why in bench.unavailable.items():

@@ -1,9 +1,7 @@
-"""The engine part of ``bench kernels``: whole models on a device, with and without kernels, beside transformers.
+"""The engine part of ``bench kernels``: whole models with and without kernels, compared with transformers.
 
-Owns: the models, what is run, tokens per second. Must not know: single kernels, reporting.
-
-All three have the same random weights, made on the device. All requests are there at once and equally long, so that
-nothing is padded for transformers, and all generate equally many tokens: no end-of-sequence id is heeded.
+All systems have the same random weights. All requests arrive at once and are equally long, so that transformers needs
+no padding. No end-of-sequence id stops a request, so that all systems generate as many tokens.
 """
 
 import gc
@@ -17,7 +15,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mini_engine.attention.allocator import pages_needed
 from mini_engine.bench.kernels.cases import Setting, Shape
-from mini_engine.bench.peers import TokenClock
+from mini_engine.bench.peers import TokenClock, generate_greedily
 from mini_engine.bench.serving import EngineSystem
 from mini_engine.bench.workload import Job
 from mini_engine.config import EngineConfig, ModelConfig
@@ -30,7 +28,7 @@ OVER_PEER = 2.0  # promised of "triton": tokens per second of decoding over thos
 
 @dataclass(frozen=True)
 class Generated:
-    """One load served once: when it began, when each token of each answer came, the ids, and the most memory."""
+    """One load served once: its start, the times and ids of the tokens of each answer, and the peak memory."""
 
     began: float
     times: list[list[float]]
@@ -44,7 +42,7 @@ class Generated:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Tokens after the first of each answer, over the time from the last of the first ones to the end."""
+        """Tokens per second from the moment when every answer has a first token."""
         start = max(own[0] for own in self.times)
         late = sum(moment > start for own in self.times for moment in own)
         return late / (max(own[-1] for own in self.times) - start)
@@ -55,7 +53,7 @@ class EngineRow:
     """One system at one batch. ``decode_ratio``: its tokens per second of decoding over those of transformers.
 
     ``peak_bytes``: the most memory beyond the weights, caches included. ``same_ids``: the share of tokens before an
-    answer first differs from that of transformers; random weights leave logits so close that roundings choose.
+    answer first differs from that of transformers. Logits of random weights are so close that rounding decides.
     """
 
     shape: str
@@ -71,11 +69,17 @@ class EngineRow:
 def make_peer(shape: Shape, setting: Setting, positions: int, seed: int) -> Qwen3ForCausalLM:
     """Make a model with random weights on the device."""
     config = Qwen3Config(
-        vocab_size=shape.vocab, hidden_size=shape.hidden, num_hidden_layers=shape.layers, head_dim=shape.head_dim,
-        num_attention_heads=shape.q_heads, num_key_value_heads=shape.kv_heads, intermediate_size=shape.inner,
-        tie_word_embeddings=True, max_position_embeddings=positions,
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        head_dim=shape.head_dim,
+        num_attention_heads=shape.q_heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.inner,
+        tie_word_embeddings=True,
+        max_position_embeddings=positions,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )  # fmt: skip
+    )
     torch.manual_seed(seed)
     with setting.device:
         model: Qwen3ForCausalLM = AutoModelForCausalLM.from_config(config, dtype=setting.dtype)
@@ -86,10 +90,15 @@ def make_system(peer: Qwen3ForCausalLM, compute: str, setting: Setting, batch: i
     """Return the engine over the peer's weights, with room for ``batch`` requests of ``tokens`` tokens."""
     weights = {name: tensor.detach() for name, tensor in peer.state_dict().items() if name != "lm_head.weight"}
     config = EngineConfig.serving(
-        compute=compute, device=str(setting.device), dtype=str(setting.dtype).removeprefix("torch."),
-        page_size=setting.page_size, max_running_requests=batch, max_tokens_per_step=None, preemption=False,
+        compute=compute,
+        device=str(setting.device),
+        dtype=str(setting.dtype).removeprefix("torch."),
+        page_size=setting.page_size,
+        max_running_requests=batch,
+        max_tokens_per_step=None,
+        preemption=False,
         num_pages=batch * pages_needed(tokens, setting.page_size),
-    )  # fmt: skip
+    )
     model = build_model(ModelConfig.from_hf(peer.config.to_dict()), weights, config)
     return EngineSystem(make_driver(model, config))
 
@@ -110,20 +119,18 @@ def with_engine(system: EngineSystem, jobs: list[Job], peak: Callable[[], int]) 
 def with_peer(peer: Qwen3ForCausalLM, jobs: list[Job], peak: Callable[[], int]) -> Generated:
     """Serve ``jobs``, all of one length, in one call of ``generate``."""
     ids = torch.tensor([job.prompt_ids for job in jobs], device=peer.device)
-    clock, began = TokenClock(), time.perf_counter()
-    out = peer.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=jobs[0].new_tokens, streamer=clock,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+    clock = TokenClock()
+    began = time.perf_counter()
+    out = generate_greedily(peer, ids, jobs[0].new_tokens, clock)
     answers = out[:, ids.shape[1] :].tolist()
     return Generated(began, [clock.times[1:] for _ in jobs], answers, peak())
 
 
 class PeakMemory:
-    """The most bytes allocated on a device since it was made, beyond what was allocated then; 0 without a GPU."""
+    """Measures the peak memory of a device beyond that at the start; 0 without a GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        """Start to watch."""
+        """Reset the peak."""
         self.device = device
         gc.collect()
         if device.type == "cuda":
@@ -132,12 +139,12 @@ class PeakMemory:
             self.before = torch.cuda.memory_allocated(device)
 
     def __call__(self) -> int:
-        """Return it."""
+        """Return the bytes."""
         return torch.cuda.max_memory_allocated(self.device) - self.before if self.device.type == "cuda" else 0
 
 
 def common_share(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Return which share of the tokens stands before the first difference of each pair of answers."""
+    """Return the share of tokens before the first difference of each pair of answers."""
     same = 0
     for a, b in zip(ours, theirs, strict=True):
         same += next((i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]), len(a))
@@ -145,7 +152,7 @@ def common_share(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 
 def measure_engine(name: str, setting: Setting, seed: int) -> Iterator[EngineRow]:
-    """Run one model at every batch, each system twice: the first time compiles kernels for sizes that come up."""
+    """Run one model at every batch size. Each system runs twice, because the first run compiles kernels."""
     tokens, vocab = setting.sizes.engine_tokens, setting.shape.vocab
     peer = make_peer(setting.shape, setting, 4096, seed)
     source = random.Random(seed)
@@ -172,21 +179,24 @@ def engine_rows(name: str, batch: int, served: dict[str, Generated]) -> list[Eng
     peer = served[PEER]
     return [
         EngineRow(
-            name, system, batch, run.tokens_per_s, run.decode_tokens_per_s,
-            run.decode_tokens_per_s / peer.decode_tokens_per_s, run.peak_bytes,
-            common_share(run.token_ids, peer.token_ids),
+            shape=name,
+            system=system,
+            batch=batch,
+            tokens_per_s=run.tokens_per_s,
+            decode_tokens_per_s=run.decode_tokens_per_s,
+            decode_ratio=run.decode_tokens_per_s / peer.decode_tokens_per_s,
+            peak_bytes=run.peak_bytes,
+            same_ids=common_share(run.token_ids, peer.token_ids),
         )
         for system, run in served.items()
-    ]  # fmt: skip
+    ]
 
 
 def engine_goals(rows: list[EngineRow]) -> list[tuple[str, float, bool]]:
-    """Return what was promised of the engine with kernels, what was reached and whether that is enough."""
-    return [
-        (
-            f"engine {row.shape}, batch {row.batch}: decoding over transformers >= {OVER_PEER:g}",
-            row.decode_ratio, row.decode_ratio >= OVER_PEER,
-        )
-        for row in rows
-        if row.system == "triton"
-    ]  # fmt: skip
+    """Return the promises for the engine with kernels, the measured values, and whether they are kept."""
+    promised = []
+    for row in rows:
+        if row.system == "triton":
+            text = f"engine {row.shape}, batch {row.batch}: decoding over transformers >= {OVER_PEER:g}"
+            promised.append((text, row.decode_ratio, row.decode_ratio >= OVER_PEER))
+    return promised

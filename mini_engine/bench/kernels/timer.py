@@ -1,11 +1,9 @@
-"""How long an operation takes on a GPU: CUDA events, a warm device, inputs that are in no cache.
+"""How long an operation takes on a GPU: CUDA events, a warm device, inputs that are not in a cache.
 
-Owns: the timers and what they report. Must not know: which operation is timed.
-
-A GPU works through a queue. An operation of 20 microseconds that takes the host 50 to queue would be timed as 50, so
-each call comes behind a sum over ``HEAD_START_BYTES``, which keeps the device busy while the host queues what follows.
-That sum also drives everything else out of the L2 cache (50 MB on an H200), and leaves it clean: there is nothing to
-write back at the expense of the operation. An operation that waits for the device itself is timed with its waiting.
+A GPU works through a queue. An operation that takes 20 microseconds, and that the host needs 50 to queue, would be
+timed as 50. So each call follows a sum over ``HEAD_START_BYTES``, which keeps the device busy while the host queues the
+call. The sum also evicts everything else from the L2 cache (50 MB on an H200) and leaves it clean, so that the
+operation does not pay for a write-back. If an operation waits for the device itself, the waiting is part of its time.
 """
 
 import statistics
@@ -27,10 +25,10 @@ MOST_SETS, CACHE_BYTES = 4, 50_000_000
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds of one call on the device: the median, and what a tenth of the calls stays below and above.
+    """Seconds of one call on the device: the median, and the 10th and 90th percentile.
 
-    ``host``: seconds in which the host queues it, the median; where it is more than the device takes and nothing else
-    is queued, it is what a step waits for.
+    ``host``: median seconds that the host needs to queue the call. If it is more than the device takes and nothing else
+    is queued, a step waits for the host.
     """
 
     median: float
@@ -42,21 +40,19 @@ class Sample:
     @classmethod
     def of(cls, device: list[float], host: list[float]) -> "Sample":
         """Reduce the seconds of every call."""
-        return cls(
-            statistics.median(device), percentile(device, 10), percentile(device, 90), statistics.median(host),
-            len(device),
-        )  # fmt: skip
+        tenths = percentile(device, 10), percentile(device, 90)
+        return cls(statistics.median(device), *tenths, statistics.median(host), len(device))
 
 
 class Timer(Protocol):
-    """Times ``call(n)``, n counting the calls, so that it can take another set of inputs each time."""
+    """Times ``call(n)``. n counts the calls, so that each can use another set of inputs."""
 
     def measure(self, call: Callable[[int], object]) -> Sample:
-        """Warm up, call often enough and return what was measured."""
+        """Warm up, call often enough, and return the times."""
 
 
 class DeviceTimer:
-    """Times by CUDA events. ``cuda`` has what is used of ``torch.cuda``: ``Event`` and ``synchronize``."""
+    """Times by CUDA events. ``cuda``: ``torch.cuda``, or an object with its ``Event`` and ``synchronize``."""
 
     def __init__(
         self,
@@ -69,7 +65,7 @@ class DeviceTimer:
         self.cuda, self.head_start, self.seconds, self.clock = cuda, head_start, seconds, clock
 
     def measure(self, call: Callable[[int], object]) -> Sample:
-        """Time single calls, each behind a head start."""
+        """Time single calls, each after a head start."""
         for n in range(WARM_UP):
             call(n)
         calls = min(MOST_CALLS, max(LEAST_CALLS, round(self.seconds / self.seconds_of_one(call))))
@@ -89,7 +85,7 @@ class DeviceTimer:
         return Sample.of([start.elapsed_time(end) / 1e3 for start, end in events], host)
 
     def seconds_of_one(self, call: Callable[[int], object]) -> float:
-        """Return roughly what a call costs, its head start included."""
+        """Return about how long a call takes, its head start included."""
         self.cuda.synchronize()
         began = self.clock()
         self.head_start()
@@ -99,7 +95,7 @@ class DeviceTimer:
 
 
 class HostTimer:
-    """Times by the host's clock, once, what the host itself computes: nothing is concluded from it."""
+    """Times one call by the clock of the host. The result shows nothing about kernels."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """Read ``clock``, in seconds."""

@@ -1,4 +1,4 @@
-"""Beside L2's plain path: decode rows that begin with the same pages read those once.
+"""A faster form of L2's plain path: decode rows that begin with the same pages read those once.
 
 Owns: finding rows with common first pages, attention over the two parts, and their merging. Must not know: requests,
 caches, why pages are shared.

@@ -1,4 +1,4 @@
-"""Beside L2's plain path: paged attention that reads sequences where they lie, for pages that follow one another.
+"""A faster form of L2's plain path: sequences are read where they lie, if their pages follow one another.
 
 Owns: the loop over sequences without copies. Must not know: projections, requests.
 

@@ -1,4 +1,4 @@
-"""Beside L2's plain path: what its faster forms share, for sequences of unequal length.
+"""What the faster forms of L2's plain path share, for sequences of unequal length.
 
 Owns: where the keys of one sequence are read, the mask for keys that a row must not see, and the loop over sequences
 that one call does not serve. Must not know: which sequences those are, and how the others are computed.

@@ -1,4 +1,4 @@
-"""Beside L2's plain path: the decode rows of a batch in few kernel calls, keys and values read where they lie.
+"""A faster form of L2's plain path: the decode rows of a batch in few kernel calls, keys and values in place.
 
 Owns: finding sequences that lie on grids in the pool, and the call over a grid. Must not know: requests, who allocated
 the pages so.
@@ -6,7 +6,7 @@ the pages so.
 A loop over sequences costs a few calls into torch for each; gathering all of them into one padded tensor copies the
 whole cache in every step. Neither is needed for sequences that lie in consecutive pages and begin at equal distances:
 then ``as_strided`` describes all of them as one tensor [B, Hkv, L, D] without a copy. What lies beyond a sequence's
-end, and grid places that nobody asks about, are masked.
+end, and grid places that no row asks about, are masked.
 
 Any two sequences are a grid, and a few that begin anywhere are several:
 
@@ -44,7 +44,7 @@ class Grid:
     """Decode rows of a step that one call serves.
 
     Place i begins at slot ``first + i * distance`` and ``rows[i]`` is the packed row whose keys lie there; at a place
-    that nobody asks about it is any row, and its result is dropped. ``mask`` [places, 1, 1, L]: 0 for a sequence's
+    that no row asks about it is any row, and its result is dropped. ``mask`` [places, 1, 1, L]: 0 for a sequence's
     keys, ``ragged.HIDDEN`` for what lies beyond.
     """
 
@@ -56,10 +56,10 @@ class Grid:
 
 
 def find_grids(cache: StepCache) -> list[Grid]:
-    """Return the grids of a step's decode rows, cut so that calls and reading in vain cost least together."""
+    """Return the grids of a step's decode rows, cut so that calls and keys read for nothing cost least together."""
     found: dict[int, DecodeRow] = {}
     for (start, end), kv_len, first in zip(cache.metadata.query_ranges, cache.lengths, cache.first_slots, strict=True):
-        if end - start == 1 and first is not None:  # two that begin at one slot cannot be told apart on a grid
+        if end - start == 1 and first is not None:  # a grid has one place for rows that begin at one slot
             found.setdefault(first, DecodeRow(first, kv_len, start))
     pool = cache.pool
     call = BYTES_PER_CALL // (2 * pool.keys[0][:, 0].nbytes)  # in keys
@@ -76,11 +76,11 @@ def cheapest(rows: list[DecodeRow], call: int, limit: int) -> tuple[int, list[li
     longest = max(row.kv_len for row in rows)
     distance, places = spacing(rows)
     together = call + places * longest
-    in_vain = places * longest - sum(row.kv_len for row in rows)
+    wasted = places * longest - sum(row.kv_len for row in rows)
     fits = rows[-1].first + longest <= limit
-    if len(rows) == 1 or (fits and in_vain <= call):
+    if len(rows) == 1 or (fits and wasted <= call):
         return together, [rows]
-    halves = [cheapest(half, call, limit) for half in split(rows, distance, in_vain // longest)]
+    halves = [cheapest(half, call, limit) for half in split(rows, distance, wasted // longest)]
     apart = sum(cost for cost, _ in halves)
     if fits and together <= apart:
         return together, [rows]
@@ -95,7 +95,7 @@ def spacing(rows: list[DecodeRow]) -> tuple[int, int]:
 
 
 def split(rows: list[DecodeRow], distance: int, idle: int) -> tuple[list[DecodeRow], list[DecodeRow]]:
-    """Cut ``rows`` at their widest gap if most of the ``idle`` places lie there, else take every other place apart."""
+    """Cut ``rows`` at their widest gap if most of the ``idle`` places lie there, otherwise into every other place."""
     gaps = [(after.first - before.first) // distance - 1 for before, after in pairwise(rows)]
     widest = max(gaps)
     if widest and 2 * widest >= idle:
@@ -161,6 +161,6 @@ class StridedAttention:
         out = found[0] if len(found) == 1 else torch.cat(found)
         if self.is_in_order:
             return out
-        out = out[self.places]  # a row that is on no grid has somebody's result, until it gets its own
+        out = out[self.places]  # rows on no grid hold another row's result until attend_alone
         attend_alone(layer, q, out, self.cache, self.others, self.kernel)
         return out

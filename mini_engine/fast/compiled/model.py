@@ -70,6 +70,9 @@ class CompiledQwen3(FusedQwen3):
         residual = F.embedding(input_ids, self.embedding).numpy()  # [T, H], fresh memory
         room = Room(len(input_ids), self.config)
         loops.rotary_table(positions.numpy(), self.frequencies.numpy(), room.cos, room.sin)
+        if self.rotary_factor != 1.0:
+            room.cos *= self.rotary_factor
+            room.sin *= self.rotary_factor
         loops.rms_norm(residual, self.fused[0].input_norm.numpy(), eps, room.x.array)
         for index, (layer, norms) in enumerate(zip(self.fused, self.norms, strict=True)):
             out = self.attend(index, layer, norms, room, attention)

@@ -1,7 +1,5 @@
 """L4: the one interface of everything that alters logits before the choice: penalties, bans, biases, custom rules.
 
-Owns: ``LogitsProcessor`` and how its rows follow the batch. Must not know: parameters, filters, the draw.
-
 SGLang's ``BatchedPenalizerOrchestrator`` and vLLM's ``LogitsProcessor`` (``v1/sample/logits_processor``) solve the
 same problem: a batch changes while every row carries a past. The verbs are four: ``apply`` to the logits, ``cumulate``
 the new tokens, ``filter`` to the rows that stay, ``merge`` with the rows of another batch.

@@ -1,7 +1,5 @@
 """L4: the four constraints a request can set by parameters: least length, bias, allowed ids, bad words.
 
-Owns: their states and what they do to the logits. Must not know: penalties, filters, grammars.
-
 All four write to a handful of known ids of their own rows, so a step costs as much as the ids they name.
 """
 

@@ -1,7 +1,4 @@
-"""L4: ``disallowed_tokens``: a list of ids that must not come.
-
-Owns: that one processor, the smallest example of the interface. Must not know: other processors.
-"""
+"""L4: ``disallowed_tokens``: a list of ids that must not come. The smallest example of a processor."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,6 @@
 """L4: ``no_repeat_ngram``: no sequence of n tokens may come a second time.
 
-Owns: that processor. Must not know: other processors. Parallel to SGLang's ``DeepseekOCRNoRepeatNGramLogitProcessor``.
+SGLang's class for this is ``DeepseekOCRNoRepeatNGramLogitProcessor``.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """L4: processors as pickled code, the way SGLang sends them. Off unless the caller says that the code is trusted.
 
-Owns: the text form (JSON with a hex string) and the refusal. Must not know: what the processors do.
-
 Unpickling runs whatever the sender wrote: a request that carries a pickled processor *is* a program (CVE-2026-7304 is
 this door left open in SGLang's server). The registry needs none of it: a name and plain arguments say the same.
 """
@@ -20,7 +18,7 @@ def to_text(processor: ProcessorType) -> str:
 
 
 def from_text(text: str, trust_pickled_code: bool = False) -> ProcessorType:
-    """Return the class that ``to_text`` wrote, **running code of whoever wrote the text**.
+    """Return the class that ``to_text`` wrote, **running code of the author of the text**.
 
     Raises ``ValueError`` unless ``trust_pickled_code`` is set, and for a text that holds no processor.
     """

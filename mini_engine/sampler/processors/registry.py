@@ -1,7 +1,4 @@
-"""L4: processors by name. A name and a JSON object cross a process border; code does not.
-
-Owns: the registry and the check of a request's choice. Must not know: what the processors do.
-"""
+"""L4: processors by name. A name and a JSON object cross a process border; code does not."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,7 +43,7 @@ def check_processors(chosen: Mapping[str, Mapping[str, Any]] | None, vocabulary:
             find_processor(name).start(History((), ()), arguments, vocabulary)
         except ValueError:
             raise
-        except Exception as error:  # a processor is anybody's code, and says in its own way that it cannot start
+        except Exception as error:  # foreign code may raise anything
             raise ValueError(
                 f"the logits processor {name!r} raised {error!r} for the arguments {dict(arguments)}; "
                 "give others, or leave it out"

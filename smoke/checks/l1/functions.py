@@ -1,7 +1,7 @@
 """The checks of L1, function by function.
 
 Owns: probes that call single functions of ``mini_engine.model`` and ``mini_engine.attention.dense``, and what they must
-give. Needs no later lesson; blocks and whole models are in ``l1_runs.py``. Bits are compared with transformers' own
+give. Needs no later lesson; blocks and whole models are in ``runs.py``. Bits are compared with transformers' own
 modules, values with float64 rows.
 """
 

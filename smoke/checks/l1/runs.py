@@ -4,6 +4,7 @@ Owns: probes that build ``mini_engine.model.Qwen3``, and what it must give. Need
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ def bare_model(case: ModelCase, dtype: str) -> Any:
     from mini_engine.model import Qwen3
 
     model = object.__new__(Qwen3)
-    model.config, model.projections = ModelConfig.from_hf(case.hf_config), TorchProjections()
+    model.config = ModelConfig.from_hf(case.hf_config)
+    model.projections = TorchProjections()
     weights = case.weights(dtype)
     model.layers = [model._layer(weights, f"model.layers.{i}.") for i in range(model.config.num_hidden_layers)]
     return model
@@ -76,7 +78,8 @@ def mlp_values_probe(seed: int) -> Values:
             return 3.0 * super().silu(x)
 
     case = random_case(BLOCKS[0], seed)
-    model, x = bare_model(case, "float32"), random_tensor(2, 128, seed=seed)
+    model = bare_model(case, "float32")
+    x = random_tensor(2, 128, seed=seed)
     values: Values = {"2 rows": model.mlp_block(model.layers[0], x)}
     model.projections = Tripled()
     return values | {"2 rows, projections whose silu is tripled": model.mlp_block(model.layers[0], x)}
@@ -100,7 +103,8 @@ def attention_block_probe(seed: int) -> Values:
 
     values: Values = {}
     for name, case, dtype, x in block_inputs(seed):
-        model, cfg = bare_model(case, dtype), case.hf_config
+        model = bare_model(case, dtype)
+        cfg = case.hf_config
         positions = torch.arange(4, 4 + x.shape[0])
         cos, sin = peer.rotary_table(positions, cfg["head_dim"], cfg["rope_theta"], x.dtype)
         values[name] = model.attention_block(1, model.layers[1], x, cos, sin, DenseAttention(eager_attention))
@@ -125,7 +129,8 @@ def seam_probe(seed: int) -> Values:
         return torch.zeros_like(q)
 
     case = random_case("GQA 9:3, wide heads", seed)
-    model, x = bare_model(case, "float32"), random_tensor(5, 72, seed=seed)
+    model = bare_model(case, "float32")
+    x = random_tensor(5, 72, seed=seed)
     out = [
         model.attention_block(i, model.layers[i], x, torch.ones(5, 64), torch.zeros(5, 64), recorder) for i in (0, 1)
     ]
@@ -215,13 +220,20 @@ def embedded_cases(seed: int) -> list[ModelCase]:
 PICKED_ROWS = [32, 0, 31, 7]
 
 
+def scaled_case(case: ModelCase) -> ModelCase:
+    """Return the case with a rotary embedding that is scaled, and cosines and sines that are multiplied."""
+    yarn = (("rope_type", "yarn"), ("factor", 4.0))
+    return replace(case, config=(*case.config, ("rope_scaling", yarn)))
+
+
 @torch.no_grad()
 def call_probe(seed: int) -> Values:
     """Ask for some rows, start in the middle, and record which layers attend."""
     from mini_engine.attention.dense import DenseAttention
 
     case = random_case("GQA 4:2, untied, odd sizes", seed)
-    model, dense = build_model(case, "float32"), DenseAttention()
+    model = build_model(case, "float32")
+    dense = DenseAttention()
     layers: list[int] = []
     heads: list[int] = []
 
@@ -234,6 +246,7 @@ def call_probe(seed: int) -> Values:
         return dense(layer, q, k, v)
 
     ids = torch.tensor(random_ids(case.vocab_size, 33, seed))
+    scaled = build_model(scaled_case(case), "bfloat16")
     model.lm_head = head
     some = model(ids, torch.arange(33), recorder, torch.tensor(PICKED_ROWS))
     return {
@@ -241,6 +254,7 @@ def call_probe(seed: int) -> Values:
         "rows that the head multiplies": sum(heads),
         "layers that attend": layers,
         "positions from 5": model(ids, torch.arange(5, 38), dense),
+        "a checkpoint with YaRN": scaled(ids, torch.arange(33), dense),
     }
 
 
@@ -253,12 +267,14 @@ def call_peer(seed: int) -> Values:
         "rows that the head multiplies": 4,
         "layers that attend": [0, 1, 2],
         "positions from 5": peer.logits(case, "float32", "eager", ids, positions=list(range(5, 38))),
+        "a checkpoint with YaRN": peer.logits(scaled_case(case), "bfloat16", "eager", ids),
     }
 
 
 REGISTRY.add(
     "L1.G.call",
-    "A call gives the rows asked for, the head gets no others; it uses its positions and attends once per layer.",
+    "A call gives the rows asked for, the head gets no others; it uses its positions and self.rotary, and attends once "
+    "per layer.",
     call_probe,
     bitwise(call_peer),
 )

@@ -91,7 +91,9 @@ def raw_probe(seed: int) -> Values:
     for kernel in ("eager_attention", "sdpa_attention"):
         pool = KVPool(config, 12, 4, torch.float32)
         pool.poison(list(range(12)))
-        rows_now, chunks, first = [], [], 0
+        rows_now = []
+        chunks = []
+        first = 0
         for pages, (total, computed) in zip(owned, RAW_CHUNKS, strict=True):
             slots = torch.tensor([paging.slot(pages, p, 4) for p in range(computed)], dtype=torch.int64)
             pool.write(1, k[first : first + computed], v[first : first + computed], slots)
@@ -106,7 +108,8 @@ def raw_probe(seed: int) -> Values:
 def raw_spec(seed: int) -> Values:
     """Attend each sequence alone in float64, and keep the rows after the cached ones."""
     _, q, k, v = raw_inputs(seed)
-    out, first = [], 0
+    out = []
+    first = 0
     for total, computed in RAW_CHUNKS:
         part = slice(first, first + total)
         whole = rows.causal_attention(q[part].transpose(0, 1), k[part].transpose(0, 1), v[part].transpose(0, 1))
@@ -234,7 +237,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L2.D.chunked",
-    "Prompts cut into chunks of 1 to 40 tokens beside others, with stale pages poisoned, give the same logits "
+    "Prompts cut into chunks of 1 to 40 tokens among others, with stale pages poisoned, give the same logits "
     "(1e-5, same ids).",
     batch_probe((1, 1, 3, 7, 16, 40)),
     batch_verdict,

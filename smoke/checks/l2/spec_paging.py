@@ -38,7 +38,8 @@ def allocator_script(num_pages: int, length: int, seed: int) -> list[Operation]:
     script: list[Operation] = []
     held: dict[int, int] = {}
     released: list[int] = []
-    free, grants = num_pages, 0
+    free = num_pages
+    grants = 0
     for _ in range(length):
         choice = rng.random()
         if choice < 0.5:
@@ -100,7 +101,7 @@ class AllocatorModel:
         return ""
 
     def freed(self, kind: str, grant: int, answer: Any) -> str:
-        """Check the answer to a release. Pages of an old grant may be owned anew; then freeing them is no error."""
+        """Check the answer to a release. Pages of an old grant may be owned anew; then freeing them is not an error."""
         pages = self.grants[grant] if grant < len(self.grants) else None
         if pages is None:
             return ""

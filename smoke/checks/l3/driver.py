@@ -32,7 +32,8 @@ def build_driver(
     from mini_engine.fast.select import select_attention
     from mini_engine.model import Qwen3
 
-    cache, weights = options.pop("use_kv_cache", True), options.pop("weights", None) or case.weights(dtype)
+    cache = options.pop("use_kv_cache", True)
+    weights = options.pop("weights", None) or case.weights(dtype)
     engine = EngineConfig(dtype=dtype, **options)  # type: ignore[arg-type]
     model = Qwen3(ModelConfig.from_hf(case.hf_config), weights, make_projections(engine))
     plain = partial(PagedAttention, kernel=getattr(dense, f"{kernel}_attention"))
@@ -144,7 +145,8 @@ FORWARD_EXACT, FORWARD_CLOSE = remember(forward_exact), remember(forward_close)
 
 def forward_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask a lone sequence for transformers' bits, a batch for its values."""
-    exact, near = FORWARD_EXACT(seed), FORWARD_CLOSE(seed)
+    exact = FORWARD_EXACT(seed)
+    near = FORWARD_CLOSE(seed)
     failures = differences(exact, {name: got[name] for name in exact}, None)
     return failures + differences(near, {name: got[name] for name in near}, 1e-5)
 
@@ -370,7 +372,8 @@ def ties_probe(seed: int) -> Values:
 
 def ties_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for the lowest of the two likeliest ids at every step."""
-    case, lowest = "the likeliest id is t and t + 64", got["logits"][:, :64].argmax(-1).tolist()
+    case = "the likeliest id is t and t + 64"
+    lowest = got["logits"][:, :64].argmax(-1).tolist()
     if not torch.equal(got["logits"][:, :64], got["logits"][:, 64:]):
         return [Failure("logits of ids t and t + 64, whose head rows are equal", "", "the same bits", "others")]
     return differences(lowest, got["ids"], None, case)

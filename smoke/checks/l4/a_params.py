@@ -135,7 +135,9 @@ def forms_probe(seed: int) -> Values:
         params = build(dict(arguments))
         values[name] = params if isinstance(params, str) else plain(getattr(params, field))
         values[f"{name}, built anew"] = isinstance(params, str) or replace(params) == params
-    ids, word, given = [4, 5], [1, 2], {"x": {"a": 1}}
+    ids = [4, 5]
+    word = [1, 2]
+    given = {"x": {"a": 1}}
     params = build({"stop_token_ids": ids, "bad_words": [word], "logits_processors": given})
     ids.append(6)
     word.append(3)
@@ -182,11 +184,22 @@ RANGES: tuple[tuple[str, Any, tuple[float, ...]], ...] = (
     ("presence_penalty", 3, (-2, 2, 0)),
     ("presence_penalty", -3, (-2, 2, 0)),
 )
-REAL = {"temperature": (0,), "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": (0, 2, 1),
-        "frequency_penalty": (-2, 2, 0), "presence_penalty": (-2, 2, 0)}  # fmt: skip
+REAL = {
+    "temperature": (0,),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 2, 1),
+    "frequency_penalty": (-2, 2, 0),
+    "presence_penalty": (-2, 2, 0),
+}
 NO_NUMBERS: dict[str, Any] = {
-    "nan": math.nan, "inf": math.inf, "-inf": -math.inf, "True": True, "0.5": "0.5", "None": None,
-}  # fmt: skip
+    "nan": math.nan,
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "True": True,
+    "0.5": "0.5",
+    "None": None,
+}
 FITTING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "top_p": 1e-9},
     {"temperature": 1e6, "min_p": 1.0},
@@ -244,12 +257,8 @@ REGISTRY.add(
 
 # arguments, words and numbers of the message.
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[float, ...]]] = {
-    "5 at least, 3 at most": (
-        {"min_new_tokens": 5, "max_new_tokens": 3}, ("min_new_tokens", "max_new_tokens"), (5, 3)
-    ),
-    "129 at least, by default 128 at most": (
-        {"min_new_tokens": 129}, ("min_new_tokens", "max_new_tokens"), (129, 128)
-    ),
+    "5 at least, 3 at most": ({"min_new_tokens": 5, "max_new_tokens": 3}, ("min_new_tokens", "max_new_tokens"), (5, 3)),
+    "129 at least, by default 128 at most": ({"min_new_tokens": 129}, ("min_new_tokens", "max_new_tokens"), (129, 128)),
     "2 made, 3 returned": ({**WARM, "best_of": 2, "n": 3}, ("best_of", "n"), (2, 3)),
     "two greedy answers": ({"n": 2}, ("temperature", "n"), (2,)),
     "three answers at 1e-7": ({"n": 3, "temperature": 1e-7}, ("temperature", "n"), (3,)),
@@ -270,7 +279,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[float, ..
     "a bias key that is no id": ({"logit_bias": {"cat": 1.0}}, ("logit_bias", "cat"), ()),
     "a negative bias key": ({"logit_bias": {-3: 1.0}}, ("logit_bias",), (-3,)),
     "one bias key twice": ({"logit_bias": {7: 1.0, "7": 2.0}}, ("logit_bias",), (7,)),
-}  # fmt: skip
+}
 AGREEMENTS: dict[str, dict[str, Any]] = {
     "3 at least, 3 at most": {"min_new_tokens": 3, "max_new_tokens": 3},
     "3 made, 3 returned": {**WARM, "best_of": 3, "n": 3},

@@ -85,13 +85,13 @@ def filter_verdict(cases: Cases, keep: Keep) -> Verdict:
 
 
 def row_failures(name: str, case: FilterCase, kept: list[Collection[int] | None], got: Any) -> list[Failure]:
-    """Compare row by row: the caller's bits where the filter is off, else the support and the probabilities."""
+    """Compare row by row: the caller's bits where the filter is off, otherwise the support and the probabilities."""
     if not isinstance(got, Tensor) or got.shape != case.logits.shape:
         return differences(case.logits, got, None, name)
     failures: list[Failure] = []
     for index, (ids, before, after) in enumerate(zip(kept, case.logits, got, strict=True)):
-        told = ", ".join(f"{key} {values[index]:.6g}" for key, values in case.parameters.items())
-        where = f"{name}, row {index}, {told}"
+        parameters = ", ".join(f"{key} {values[index]:.6g}" for key, values in case.parameters.items())
+        where = f"{name}, row {index}, {parameters}"
         if ids is None:
             failures += differences(before, after, None, f"{where} (off)")
             continue
@@ -133,7 +133,8 @@ def temperature_probe(seed: int) -> Values:
     """Scale eight rows by eight temperatures, together and alone."""
     from mini_engine.sampler.filters import apply_temperature
 
-    logits, temperature = mixed_rows(60, seed), torch.tensor(TEMPERATURES)
+    logits = mixed_rows(60, seed)
+    temperature = torch.tensor(TEMPERATURES)
     given = logits.clone()
     alone = [apply_temperature(given[row : row + 1].clone(), temperature[row : row + 1]) for row in range(8)]
     return {
@@ -150,7 +151,8 @@ def temperature_verdict(seed: int, got: Values) -> list[Failure]:
     rows = [[x / t for x in row] for row, t in zip(logits.tolist(), given, strict=True)]
     failures = []
     for index, row in enumerate(rows):
-        want, have = torch.tensor(row), got["scaled"][index]
+        want = torch.tensor(row)
+        have = got["scaled"][index]
         where = f"row {index}, temperature {TEMPERATURES[index]}"
         failures += differences(want > BANNED, have > BANNED, None, f"{where}: tokens that can come")
         failures += differences(want.nan_to_num(neginf=0.0), have.nan_to_num(neginf=0.0), PROBABILITY, where)
@@ -259,7 +261,8 @@ REGISTRY.add(
 
 def off_k_cases(seed: int) -> dict[str, FilterCase]:
     """Put rows with k 0 and k from V on between others, and alone."""
-    rows, wide = mixed_rows(130, seed), random_tensor(4, 32000, seed=seed + 2)
+    rows = mixed_rows(130, seed)
+    wide = random_tensor(4, 32000, seed=seed + 2)
     return {
         "all off": FilterCase(rows, {"k": [0] * 8}),
         "k 0 between others": FilterCase(rows, {"k": [0, 3, 0, 1, 0, 2, 0, 0]}),
@@ -305,8 +308,9 @@ def top_p_cases(seed: int) -> dict[str, FilterCase]:
 
 
 def boundary_cases(seed: int) -> dict[str, FilterCase]:
-    """Make masses that every format holds exactly, with p on the edge between two tokens and beside it."""
-    four, scattered = torch.zeros(6, 4), torch.full((6, 40), -200.0)
+    """Make masses that every format holds exactly, with p on the edge between two tokens and next to it."""
+    four = torch.zeros(6, 4)
+    scattered = torch.full((6, 40), -200.0)
     scattered[:, 3::5] = 1.5  # eight equals: 3, 8, 13, … 38
     above, below = 0.5 + 2.0**-20, 0.5 - 2.0**-20
     wide = torch.zeros(6, 4096)
@@ -335,8 +339,9 @@ def wide_cases(seed: int) -> dict[str, FilterCase]:
 
 
 def off_p_cases(seed: int) -> dict[str, FilterCase]:
-    """Put rows with p 1 beside others, whose rounded masses add up to more than 1."""
-    rows, wide = mixed_rows(130, seed), random_tensor(5, 32000, seed=seed + 5) * 2.0
+    """Put rows with p 1 among others, whose rounded masses add up to more than 1."""
+    rows = mixed_rows(130, seed)
+    wide = random_tensor(5, 32000, seed=seed + 5) * 2.0
     return {
         "all off": FilterCase(rows, {"p": [1.0] * 8}),
         "p 1 between others": FilterCase(rows, {"p": near(rows, [1.0, 0.5, 1.0, 0.9, 1.0, 0.5, 1.0, 1.0])}),
@@ -352,7 +357,7 @@ for check_id, proves, top_p_set in (
         boundary_cases,
     ),
     ("L4.C.wide", "The nucleus is found whole, be it three tokens or thousands.", wide_cases),
-    ("L4.C.off", "A row with p 1 keeps its bits beside rows with a smaller p, also at 32,000 tokens.", off_p_cases),
+    ("L4.C.off", "A row with p 1 keeps its bits among rows with a smaller p, also at 32,000 tokens.", off_p_cases),
 ):
     REGISTRY.add(check_id, proves, filter_probe("apply_top_p", top_p_set), filter_verdict(top_p_set, top_p_keep))
 
@@ -396,7 +401,8 @@ def vector(masses: list[float], rows: int) -> Tensor:
 
 def joint_cases(seed: int) -> dict[str, FilterCase]:
     """Pair k with p, each of them off in some rows."""
-    rows, example = mixed_rows(80, seed), vector([0.5, 0.2, 0.15, 0.15], 6)
+    rows = mixed_rows(80, seed)
+    example = vector([0.5, 0.2, 0.15, 0.15], 6)
     wanted = [0.6, 0.9, 1.0, 0.5, 0.3, 1.0, 0.95, 0.6]
     return {
         "0.5 0.2 0.15 0.15": FilterCase(example, {"k": [2, 2, 3, 0, 0, 9], "p": [0.6, 1.0, 0.6, 0.6, 1.0, 0.8]}),
@@ -406,8 +412,10 @@ def joint_cases(seed: int) -> dict[str, FilterCase]:
 
 def after_k_cases(seed: int) -> dict[str, FilterCase]:
     """Pair k with p as ``joint_cases`` does, with p kept off the edges of what top-k leaves."""
-    rows, example = mixed_rows(80, seed), vector([0.5, 0.2, 0.15, 0.15], 5)
-    ks, wanted = [3, 50, 2, 0, 40, 0, 1, 80], [0.6, 0.9, 1.0, 0.5, 0.3, 1.0, 0.95, 0.6]
+    rows = mixed_rows(80, seed)
+    example = vector([0.5, 0.2, 0.15, 0.15], 5)
+    ks = [3, 50, 2, 0, 40, 0, 1, 80]
+    wanted = [0.6, 0.9, 1.0, 0.5, 0.3, 1.0, 0.95, 0.6]
     left = [spec.only(row, spec.top_k_ids(row, k)) for row, k in zip(rows.tolist(), ks, strict=True)]
     return {
         "0.5 0.2 0.15 0.15": FilterCase(example, {"k": [2, 2, 3, 0, 9], "p": [0.6, 1.0, 0.6, 0.6, 0.8]}),

@@ -144,7 +144,7 @@ def crowd(seed: int) -> tuple[Tensor, list[int], list[int]]:
 
 
 def seeded_probe(seed: int) -> Values:
-    """Draw together, alone, in reverse order, beside rows that were filtered, and for a crowd."""
+    """Draw together, alone, in reverse order, among rows that were filtered, and for many rows."""
     from mini_engine.sampler.draw import draw_seeded
 
     logits, seeds, positions = seeded_rows(seed)
@@ -264,7 +264,8 @@ def statistics_verdict(seed: int, got: Values) -> list[Failure]:
         ids = got[name].tolist()
         neighbours = [5 * a + b for a, b in zip(ids[::2], ids[1::2], strict=True)]
         for what, drawn, wanted in (("counts", ids, row), ("counts of neighbouring pairs", neighbours, pairs)):
-            distance, limit = spec.chi_square(drawn, wanted), FAIR[len(wanted) - 1]
+            distance = spec.chi_square(drawn, wanted)
+            limit = FAIR[len(wanted) - 1]
             if not distance <= limit:
                 failures.append(Failure(name, what, f"chi-square of at most {limit}", f"{distance:.1f}"))
     return failures
@@ -285,7 +286,8 @@ PLACES = (0.02, 0.5, 0.98)
 
 def uniform_rows(seed: int) -> dict[str, tuple[list[float], list[tuple[float, int]]]]:
     """Return rows of logits with (uniform number, id to be drawn) for points inside every token's share."""
-    plain, tied = random_tensor(40, seed=seed + 600).tolist(), random_tensor(40, seed=seed + 601).round().tolist()
+    plain = random_tensor(40, seed=seed + 600).tolist()
+    tied = random_tensor(40, seed=seed + 601).round().tolist()
     gaps = [BANNED if token % 3 != 1 else x for token, x in enumerate(plain)]
     rows = {"forty tokens": plain, "forty tokens of few logits": tied, "two thirds banned": gaps}
     points = {name: (row, spec.share_points(row, PLACES)) for name, row in rows.items()}
@@ -367,7 +369,8 @@ def grid_verdict(seed: int, got: Values) -> list[Failure]:
     failures = []
     rows = {"five tokens": torch.tensor(MASSES).log(), "2,000 tokens": random_tensor(2000, seed=seed + 602)}
     for name, row in rows.items():
-        ids, masses = got[name], spec.probabilities(row.tolist())
+        ids = got[name]
+        masses = spec.probabilities(row.tolist())
         counts = ids.bincount(minlength=len(masses)).tolist()
         for token, (count, mass) in enumerate(zip(counts, masses, strict=True)):
             if abs(count - mass * len(ids)) > 1.01:

@@ -1,7 +1,7 @@
 """The checks of L4's processors one by one: penalties (L4.E), constraints (L4.F), processors with a memory (L4.J).
 
 Owns: probes that start a processor from histories, feed it tokens and look at what it does to logits. Batches of rows
-that come and go are in ``l4_state_rows.py``. Nothing here builds ``SamplingParams`` or a batch: the tasks stay apart.
+that come and go are in ``g_rows.py``. Nothing here builds ``SamplingParams`` or a batch: the tasks stay apart.
 """
 
 import random
@@ -27,7 +27,7 @@ PROCESSORS = "mini_engine.sampler.processors"
 
 @dataclass(frozen=True)
 class Case:
-    """One row: its past, what its processor is told, and the tokens that come next."""
+    """One row: its past, the arguments of its processor, and the tokens that come next."""
 
     name: str
     past: Past
@@ -46,7 +46,8 @@ def start(module: str, kind: str, rows: Sequence[tuple[Past, Mapping[str, Any]]]
     from mini_engine.sampler.processors.base import History, Vocabulary
 
     processor = getattr(import_module(module), kind)
-    states, pasts = {}, []
+    states = {}
+    pasts = []
     for row, (past, arguments) in enumerate(rows):
         history = History(list(past.prompt), list(past.output))
         state = processor.start(history, arguments, Vocabulary(VOCAB, frozenset(EOS)))
@@ -102,7 +103,8 @@ def expect(cases_of: Cases, spec: Spec, steps: Sequence[int]) -> Verdict:
 
     def verdict(seed: int, got: Values) -> list[Failure]:
         cases = cases_of(seed)
-        logits, failures = logits_of(cases, seed), []
+        logits = logits_of(cases, seed)
+        failures = []
         for step in steps:
             name = f"after {step} more tokens"
             rows = [
@@ -221,11 +223,13 @@ def long_penalty_cases(seed: int) -> list[Case]:
     alphabets = (range(5), range(30), range(VOCAB))
     cases = [
         Case(
-            f"60 tokens of {len(among)} ids", Past(draw(seed, "p", 1 + 8 * index), draw(seed, "o", 4 * index, among)),
-            strengths(1.0 + 0.2 * index, 0.4, 0.3 * index), draw(seed, f"f{index}", 60, among),
+            f"60 tokens of {len(among)} ids",
+            Past(draw(seed, "p", 1 + 8 * index), draw(seed, "o", 4 * index, among)),
+            strengths(1.0 + 0.2 * index, 0.4, 0.3 * index),
+            draw(seed, f"f{index}", 60, among),
         )
         for index, among in enumerate(alphabets)
-    ]  # fmt: skip
+    ]
     far = Case("90 different tokens", Past(tuple(everything[:30])), strengths(1.2, 0.5), tuple(everything[30:90]))
     off = Case("no penalty", Past((1, 2)), strengths(), draw(seed, "off", 60))
     return [cases[0], off, *cases[1:], far]
@@ -236,13 +240,20 @@ register(
     "L4.E.rows",
     "Every row gets its own penalties for its own past: repetition for prompt and output, the others for the output, "
     "in this order; other rows and other ids keep their bits.",
-    PENALTIES, "Penalties", penalty_cases, histories.penalised,
-)  # fmt: skip
+    PENALTIES,
+    "Penalties",
+    penalty_cases,
+    histories.penalised,
+)
 register(
     "L4.E.replay",
     "With up to 60 more tokens the table has counted what a replay of the whole past counts, to the bit.",
-    PENALTIES, "Penalties", long_penalty_cases, histories.penalised, (0, 1, 2, 30, 60),
-)  # fmt: skip
+    PENALTIES,
+    "Penalties",
+    long_penalty_cases,
+    histories.penalised,
+    (0, 1, 2, 30, 60),
+)
 
 
 # L4.F ---------------------------------------------------------------------------------------------------------------
@@ -339,24 +350,38 @@ register(
     "L4.F.min_new_tokens",
     "No end id and no own stop id can come before that many tokens were generated, whether they are counted one by one "
     "or found in a past; ignored end ids are free, and the prompt does not count.",
-    CONSTRAINTS, "MinNewTokens", length_cases, length_spec, range(6),
-)  # fmt: skip
+    CONSTRAINTS,
+    "MinNewTokens",
+    length_cases,
+    length_spec,
+    range(6),
+)
 register(
     "L4.F.logit_bias",
     "A bias is added to its ids in its row; what was banned stays banned.",
-    CONSTRAINTS, "LogitBias", bias_cases, histories.biased,
-)  # fmt: skip
+    CONSTRAINTS,
+    "LogitBias",
+    bias_cases,
+    histories.biased,
+)
 register(
     "L4.F.allowed",
     "Allowed ids keep their logits to the bit and every other id of the row is banned.",
-    CONSTRAINTS, "AllowedTokens", allowed_cases, histories.allowed_only,
-)  # fmt: skip
+    CONSTRAINTS,
+    "AllowedTokens",
+    allowed_cases,
+    histories.allowed_only,
+)
 register(
     "L4.F.bad_words",
     "The token that would complete a bad word in the output is banned, and only it; a word's beginning in the prompt "
     "does not count.",
-    CONSTRAINTS, "BadWords", bad_word_cases, histories.without_bad_words, range(25),
-)  # fmt: skip
+    CONSTRAINTS,
+    "BadWords",
+    bad_word_cases,
+    histories.without_bad_words,
+    range(25),
+)
 REGISTRY.add(
     "L4.F.tails",
     "Of an output, bad words need one token less than the longest of them has.",
@@ -402,7 +427,8 @@ def gram_cases(seed: int) -> list[Case]:
     def arguments(size: int, **rest: Any) -> dict[str, Any]:
         return {"ngram_size": size, **rest}
 
-    prompt, future = draw(seed, "gram", 9, range(4)), draw(seed, "gram future", 20, range(4))
+    prompt = draw(seed, "gram", 9, range(4))
+    future = draw(seed, "gram future", 20, range(4))
     cases = [Case(f"size {size}", Past(prompt, prompt[:2]), arguments(size), future) for size in (1, 2, 3, 4)]
     cases += [
         Case(f"size {size}, window {window}", Past(prompt), arguments(size, window_size=window), future)
@@ -418,10 +444,18 @@ register(
     "L4.J.thinking",
     "Once the open block holds its budget the line break and then the end marker are the only choices; a later block "
     "starts anew, and nothing else is touched.",
-    f"{PROCESSORS}.thinking", "ThinkingBudget", budget_cases, histories.within_budget, range(9),
-)  # fmt: skip
+    f"{PROCESSORS}.thinking",
+    "ThinkingBudget",
+    budget_cases,
+    histories.within_budget,
+    range(9),
+)
 register(
     "L4.J.ngrams",
     "Exactly the tokens that would repeat a sequence of n tokens of the window are banned, except whitelisted ones.",
-    f"{PROCESSORS}.ngram", "NoRepeatNGram", gram_cases, histories.without_repeats, range(21),
-)  # fmt: skip
+    f"{PROCESSORS}.ngram",
+    "NoRepeatNGram",
+    gram_cases,
+    histories.without_repeats,
+    range(21),
+)

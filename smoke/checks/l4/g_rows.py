@@ -46,7 +46,7 @@ class Line:
     """A row as the spec sees it."""
 
     past: Past
-    wishes: dict[str, Any]
+    params: dict[str, Any]
 
 
 Operation = tuple[str, Any]
@@ -104,7 +104,7 @@ def make_batch(lines: Sequence[Line]) -> Any:
     from mini_engine.sampler.processors.base import Vocabulary
 
     requests = [
-        SamplingRequest(list(line.past.prompt), SamplingParams(**line.wishes), list(line.past.output)) for line in lines
+        SamplingRequest(list(line.past.prompt), SamplingParams(**line.params), list(line.past.output)) for line in lines
     ]
     return SamplingBatch.from_requests(requests, Vocabulary(VOCAB, frozenset(EOS)))
 
@@ -143,7 +143,8 @@ def script_probe(seed: int) -> Values:
     """Play scripts; after every operation apply the batch's stages to fresh logits, and those of a batch built anew."""
     values: Values = {}
     for number in SCRIPTS:
-        operations, batch = script(seed, number), None
+        operations = script(seed, number)
+        batch = None
         log: list[Any] = []
         for index, operation in enumerate(operations):
             batch = play(batch, operation)
@@ -164,15 +165,16 @@ def script_verdict(seed: int, got: Values) -> list[Failure]:
         operations = script(seed, number)
         for index, (kind, _) in enumerate(operations):
             lines = after(operations[: index + 1])
-            name, pair = f"script {number}, after operation {index} ({kind})", got[f"script {number}"][index]
+            name = f"script {number}, after operation {index} ({kind})"
+            pair = got[f"script {number}"][index]
             if not lines:
                 failures += differences([0, 0], pair, None, f"{name}, [rows, processors]")
                 continue
             logits = script_logits(len(lines), seed + index)
             rows = [
-                histories.processed(logits[row].tolist(), line.past, line.wishes, EOS) for row, line in enumerate(lines)
+                histories.processed(logits[row].tolist(), line.past, line.params, EOS) for row, line in enumerate(lines)
             ]
-            failures += rows_failures(name, [str(line.wishes) for line in lines], logits, rows, pair[0])
+            failures += rows_failures(name, [str(line.params) for line in lines], logits, rows, pair[0])
             failures += differences(pair[1], pair[0], None, f"{name}, as if built from the histories")
     return failures
 
@@ -190,7 +192,8 @@ def columns_probe(seed: int) -> Values:
     """Play scripts and read the tensors and flags after every operation."""
     values: Values = {}
     for number in SCRIPTS:
-        batch, log = None, []
+        batch = None
+        log = []
         for operation in script(seed, number):
             batch = play(batch, operation)
             seeded = [row for row, params in enumerate(batch.params) if params.seed is not None]
@@ -209,14 +212,14 @@ def columns_probe(seed: int) -> Values:
 
 
 def columns_of(lines: Sequence[Line]) -> dict[str, Any]:
-    """Read the columns off the rows' wishes."""
+    """Read the columns off the rows' parameters."""
 
     def column(name: str, off: float, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([line.wishes.get(name, off) for line in lines], dtype=dtype)
+        return torch.tensor([line.params.get(name, off) for line in lines], dtype=dtype)
 
     lengths = [len(line.past.prompt) + len(line.past.output) for line in lines]
-    drawn = [line.wishes for line in lines if line.wishes.get("temperature", 0.0) > 0]
-    seeds = [line.wishes["seed"] for line in lines if "seed" in line.wishes]
+    drawn = [line.params for line in lines if line.params.get("temperature", 0.0) > 0]
+    seeds = [line.params["seed"] for line in lines if "seed" in line.params]
     return {
         "rows": len(lines),
         "temperature": column("temperature", 0.0, torch.float32),
@@ -225,11 +228,11 @@ def columns_of(lines: Sequence[Line]) -> dict[str, Any]:
         "min_p": column("min_p", 0.0, torch.float64),
         "positions": torch.tensor([length - 1 for length in lengths], dtype=torch.int64),
         "seeds of the rows that have one": torch.tensor(seeds, dtype=torch.int64),
-        "random_rows": [row for row, line in enumerate(lines) if line.wishes.get("temperature", 0.0) > 0],
+        "random_rows": [row for row, line in enumerate(lines) if line.params.get("temperature", 0.0) > 0],
         "num_tokens": lengths,
         "all_greedy": not drawn,
-        **{f"need_{name}": any(name in wishes for wishes in drawn) for name in ("top_k", "top_p", "min_p")},
-        "need_logprobs": any("logprobs" in line.wishes for line in lines),
+        **{f"need_{name}": any(name in params for params in drawn) for name in ("top_k", "top_p", "min_p")},
+        "need_logprobs": any("logprobs" in line.params for line in lines),
     }
 
 
@@ -249,7 +252,7 @@ REGISTRY.add(
     close(columns_spec, 1e-6),
 )
 
-# Two batches and what becomes of them: wishes by number, and for each operation the processors that must be there.
+# Two batches and what becomes of them: parameters by number, and for each operation the processors that must be there.
 STAGES = ("penalties", "min_new_tokens", "logit_bias", "allowed_token_ids", "bad_words", "disallowed_tokens")
 MEMBERS: dict[str, list[Operation]] = {
     "the last row with a bias leaves": [("start", [3, 0, 1]), ("filter", [1, 2]), ("filter", [0])],
@@ -263,8 +266,8 @@ MEMBERS: dict[str, list[Operation]] = {
 
 
 def member_operations(operations: Sequence[Operation]) -> list[Operation]:
-    """Turn numbers of wishes into rows."""
-    lines = {number: Line(Past((1, 2, 8)), wishes) for number, wishes in enumerate(WISHES)}
+    """Turn numbers of parameters into rows."""
+    lines = {number: Line(Past((1, 2, 8)), params) for number, params in enumerate(WISHES)}
     return [(kind, value if kind == "filter" else [lines[number] for number in value]) for kind, value in operations]
 
 
@@ -272,7 +275,8 @@ def members_probe(seed: int) -> Values:
     """List the processors after every operation."""
     values: Values = {}
     for name, operations in MEMBERS.items():
-        batch, log = None, []
+        batch = None
+        log = []
         for operation in member_operations(operations):
             batch = play(batch, operation)
             log.append([str(stage) for stage, _ in batch.stages()])
@@ -283,23 +287,23 @@ def members_probe(seed: int) -> Values:
 def members_spec(seed: int) -> Values:
     """List the processors that some row wants, in the order of the pipeline."""
 
-    def wanted(wishes: dict[str, Any]) -> set[str]:
-        found = {name for name in wishes if name in STAGES} | set(wishes.get("logits_processors", ()))
-        return found | {"penalties" for name in wishes if name.endswith("_penalty")}
+    def wanted(params: dict[str, Any]) -> set[str]:
+        found = {name for name in params if name in STAGES} | set(params.get("logits_processors", ()))
+        return found | {"penalties" for name in params if name.endswith("_penalty")}
 
     values: Values = {}
     for name, operations in MEMBERS.items():
         played = member_operations(operations)
         values[name] = []
         for index in range(len(played)):
-            present = {stage for line in after(played[: index + 1]) for stage in wanted(line.wishes)}
+            present = {stage for line in after(played[: index + 1]) for stage in wanted(line.params)}
             values[name].append([stage for stage in STAGES if stage in present])
     return values
 
 
 REGISTRY.add(
     "L4.G.processors",
-    "A batch has exactly the processors that its rows need, in the order of the pipeline, whoever brought them.",
+    "A batch has exactly the processors that its rows need, in the order of the pipeline, whichever row brought them.",
     members_probe,
     bitwise(members_spec),
 )

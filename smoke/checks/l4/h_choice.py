@@ -1,7 +1,7 @@
 """The checks of L4.H, second half: rows that cannot be sampled, the generator, seeds and reports.
 
-Owns: who is drawn by what, which rows end in an error, and what a row can ask to be told. The stages and their order
-are in ``l4_state_pipeline.py``.
+Owns: which rows are drawn and how, which rows end in an error, and what a row can ask to have reported.
+The stages and their order are in ``h_pipeline.py``.
 """
 
 import math
@@ -35,7 +35,7 @@ FAULTS: dict[str, tuple[dict[str, Any], float | None, tuple[str, ...]]] = {
     "a third unseeded row": ({"temperature": 3.0}, None, ()),
     "everything banned": ({"allowed_token_ids": [5], "bad_words": [[5]]}, None, ("bad_words", "no token")),
     "a row with penalties": ({"repetition_penalty": 1.5, "temperature": 1.3, "seed": 9}, None, ()),
-}  # fmt: skip
+}
 
 
 def fault_logits(seed: int) -> Tensor:
@@ -48,30 +48,31 @@ def fault_logits(seed: int) -> Tensor:
 
 
 def fault_probe(seed: int) -> Values:
-    """Sample sound and spoilt rows together, and the sound ones among themselves."""
-    logits, lines = fault_logits(seed), [Line(PAST, wishes) for wishes, _, _ in FAULTS.values()]
+    """Sample valid and invalid rows together, and the valid ones among themselves."""
+    logits = fault_logits(seed)
+    lines = [Line(PAST, params) for params, _, _ in FAULTS.values()]
     output = make_sampler(seed)(logits, make_batch(lines))
     sound = [row for row, (_, _, words) in enumerate(FAULTS.values()) if not words]
     alone = make_sampler(seed)(logits[sound], make_batch([lines[row] for row in sound]))
     return {
         "ids": ids_of(output),
-        "ids without the spoilt rows": ids_of(alone),
+        "ids without the invalid rows": ids_of(alone),
         "errors": {name: str(output.errors[row]) for row, name in enumerate(FAULTS) if row in output.errors},
     }
 
 
 def fault_verdict(seed: int, got: Values) -> list[Failure]:
     """Spoilt rows say why; the others get what they get without them."""
-    sound = iter(got["ids without the spoilt rows"])
+    sound = iter(got["ids without the invalid rows"])
     expected = [-1 if words else next(sound) for _, _, words in FAULTS.values()]
-    failures = differences(expected, got["ids"], None, "ids, -1 in spoilt rows")
+    failures = differences(expected, got["ids"], None, "ids, -1 in invalid rows")
     failures += differences(
         [name for name, (_, _, words) in FAULTS.items() if words], list(got["errors"]), None, "rows with an error"
     )
     for name, (_, _, words) in FAULTS.items():
-        told = got["errors"].get(name, "")
-        if not all(word in told for word in words):
-            failures.append(Failure(f"error of the row '{name}'", "", f"words like {' and '.join(words)}", told))
+        message = got["errors"].get(name, "")
+        if not all(word in message for word in words):
+            failures.append(Failure(f"error of the row '{name}'", "", f"words like {' and '.join(words)}", message))
     return failures
 
 
@@ -140,14 +141,16 @@ REGISTRY.add(
 
 def advance_lines(seed: int) -> list[Line]:
     """Return two seeded rows that differ in nothing but the length of their past."""
-    wishes = {"temperature": 1.0, "seed": seed + 77}
-    return [Line(Past((1,)), wishes), Line(Past((1, 2, 3), (4,)), wishes)]
+    params = {"temperature": 1.0, "seed": seed + 77}
+    return [Line(Past((1,)), params), Line(Past((1, 2, 3), (4,)), params)]
 
 
 def advance_probe(seed: int) -> Values:
     """Sample the same flat logits ten times, advancing the batch in between."""
-    batch, logits = make_batch(advance_lines(seed)), torch.zeros(2, VOCAB)
-    sampler, log = make_sampler(), []
+    batch = make_batch(advance_lines(seed))
+    logits = torch.zeros(2, VOCAB)
+    sampler = make_sampler()
+    log = []
     for _ in range(10):
         log.append(ids_of(sampler(logits, batch)))
         batch.cumulate(log[-1])
@@ -156,10 +159,11 @@ def advance_probe(seed: int) -> Values:
 
 def advance_verdict(seed: int, got: Values) -> list[Failure]:
     """Hash seed, position and id."""
-    flat, rows = [0.0] * VOCAB, advance_lines(seed)
+    flat = [0.0] * VOCAB
+    rows = advance_lines(seed)
     lengths = [len(line.past.prompt) + len(line.past.output) for line in rows]
     expected = [
-        [distribution.seeded(flat, rows[0].wishes["seed"], length + step - 1) for length in lengths]
+        [distribution.seeded(flat, rows[0].params["seed"], length + step - 1) for length in lengths]
         for step in range(10)
     ]
     return differences(expected, got["ids"], None, "ids of ten steps")
@@ -179,7 +183,7 @@ REGISTRY.add(
 def report_lines(seed: int) -> list[Line]:
     """Return rows that want the chosen token's log-probability, before or after all stages, or not at all."""
     kinds = ({"logprobs": 0}, {"logprobs": 0, "logprobs_mode": "processed"}, {"logprobs": None})
-    lines = [Line(line.past, {**line.wishes, **kinds[row % 3]}) for row, line in enumerate(mixed_lines(seed)[:9])]
+    lines = [Line(line.past, {**line.params, **kinds[row % 3]}) for row, line in enumerate(mixed_lines(seed)[:9])]
     return [*lines[:3], *lines[4:], lines[3]]
 
 
@@ -208,11 +212,11 @@ def report_verdict(seed: int, got: Values) -> list[Failure]:
     reported: list[float | None] = []
     left = []
     for row, line, token in zip(logits.tolist(), lines, got["ids"], strict=True):
-        final = histories.processed(row, line.past, line.wishes, EOS)
-        final = histories.filtered(final, line.wishes) if is_drawn(line) else final
+        final = histories.processed(row, line.past, line.params, EOS)
+        final = histories.filtered(final, line.params) if is_drawn(line) else final
         left.append(sum(1 for value in final if value > -math.inf))
-        shown = final if line.wishes.get("logprobs_mode") == "processed" else row
-        reported.append(None if line.wishes["logprobs"] is None else distribution.log_softmax(shown)[token])
+        shown = final if line.params.get("logprobs_mode") == "processed" else row
+        reported.append(None if line.params["logprobs"] is None else distribution.log_softmax(shown)[token])
     failures = differences(got["ids"], got["ids with a trace"], None, "ids with a trace")
     failures += differences(reported, got["log-probabilities"], 1e-5, "log-probabilities of the chosen tokens")
     failures += differences(left, got["tokens left by the last stage"], None, "tokens left, by the trace")

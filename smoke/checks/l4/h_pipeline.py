@@ -1,7 +1,7 @@
 """The checks of L4.H: the whole sampler on mixed batches.
 
 Owns: what leaves a row alone, the order of the stages, and that rows do not depend on each other. What a single
-filter, draw or processor does is checked by its own task; errors, generator and reports are in ``l4_state_choice.py``.
+filter, draw or processor does is checked by its own task; errors, generator and reports are in ``h_choice.py``.
 """
 
 import math
@@ -23,18 +23,40 @@ from smoke.framework.compare import differences
 
 REGISTRY = Registry()
 EVERYTHING: dict[str, Any] = {
-    "temperature": 0.8, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3, "frequency_penalty": 0.4,
-    "presence_penalty": 0.2, "min_new_tokens": 20, "stop_token_ids": [6], "logit_bias": {4: 1.5, 9: -2.0},
-    "allowed_token_ids": list(range(1, VOCAB)), "bad_words": [[7], [1, 2]], "seed": 11,
+    "temperature": 0.8,
+    "top_k": 12,
+    "top_p": 0.9,
+    "min_p": 0.02,
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.4,
+    "presence_penalty": 0.2,
+    "min_new_tokens": 20,
+    "stop_token_ids": [6],
+    "logit_bias": {4: 1.5, 9: -2.0},
+    "allowed_token_ids": list(range(1, VOCAB)),
+    "bad_words": [[7], [1, 2]],
+    "seed": 11,
     "logits_processors": {"disallowed_tokens": {"token_ids": [8]}},
-}  # fmt: skip
+}
 PAST = Past((1, 2, 8, 2), (4, 9, 4, 1))
 # Every option at its off value; alias forms are turned into these by the parameters themselves.
 OFF: dict[str, Any] = {
-    "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0,
-    "presence_penalty": 0.0, "min_new_tokens": 0, "ignore_eos": False, "stop_token_ids": (), "logit_bias": None,
-    "allowed_token_ids": None, "bad_words": (), "logits_processors": None, "seed": None,
-}  # fmt: skip
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "min_new_tokens": 0,
+    "ignore_eos": False,
+    "stop_token_ids": (),
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": (),
+    "logits_processors": None,
+    "seed": None,
+}
 
 
 def make_sampler(seed: int = 0, **options: Any) -> Any:
@@ -89,9 +111,9 @@ REGISTRY.add(
 )
 
 
-def neighbours(wishes: dict[str, Any]) -> list[Line]:
+def neighbours(params: dict[str, Any]) -> list[Line]:
     """Put a row between two that turn everything on."""
-    return [Line(PAST, EVERYTHING), Line(PAST, wishes), Line(PAST, EVERYTHING)]
+    return [Line(PAST, EVERYTHING), Line(PAST, params), Line(PAST, EVERYTHING)]
 
 
 def alone_probe(seed: int) -> Values:
@@ -137,15 +159,15 @@ def mixed_lines(seed: int) -> list[Line]:
     lines = []
     for index in range(36):
         names = [name for name in EVERYTHING if name not in ("temperature", "seed") and rng.random() < 0.4]
-        wishes = {name: EVERYTHING[name] for name in names}
+        params = {name: EVERYTHING[name] for name in names}
         if index % 3:
-            wishes |= {"temperature": (0.5, 1.0, 1.7)[index % 4 % 3], "seed": seed + index * 10**9}
-        if "top_k" in wishes:
-            wishes["top_k"] = (1, 3, 9, VOCAB - 1, VOCAB + 5)[index % 5]
+            params |= {"temperature": (0.5, 1.0, 1.7)[index % 4 % 3], "seed": seed + index * 10**9}
+        if "top_k" in params:
+            params["top_k"] = (1, 3, 9, VOCAB - 1, VOCAB + 5)[index % 5]
         past = Past(
             tuple(rng.randrange(VOCAB) for _ in range(1 + index)), tuple(rng.randrange(10) for _ in range(index))
         )
-        lines.append(Line(past, wishes))
+        lines.append(Line(past, params))
     return lines
 
 
@@ -175,20 +197,21 @@ def mixed_rows(seed: int, dtype: str) -> tuple[Tensor, list[Row], list[Row]]:
     lines = mixed_lines(seed)
     logits = wide_logits(len(lines), seed, dtype)
     pairs = zip(logits.tolist(), lines, strict=True)
-    rows = [histories.processed(row, line.past, line.wishes, EOS) for row, line in pairs]
-    drawn = [histories.filtered(row, line.wishes) for row, line in zip(rows, lines, strict=True) if is_drawn(line)]
+    rows = [histories.processed(row, line.past, line.params, EOS) for row, line in pairs]
+    drawn = [histories.filtered(row, line.params) for row, line in zip(rows, lines, strict=True) if is_drawn(line)]
     return logits, rows, drawn
 
 
 def is_drawn(line: Line) -> bool:
     """Whether a row is not greedy."""
-    return bool(line.wishes.get("temperature"))
+    return bool(line.params.get("temperature"))
 
 
 def mixed_processed_verdict(seed: int, got: Values) -> list[Failure]:
     """Compare processed logits, supports and the caller's tensor."""
-    failures, names = [], [str(line.wishes) for line in mixed_lines(seed)]
-    drawn_names = [str(line.wishes) for line in mixed_lines(seed) if is_drawn(line)]
+    failures = []
+    names = [str(line.params) for line in mixed_lines(seed)]
+    drawn_names = [str(line.params) for line in mixed_lines(seed) if is_drawn(line)]
     for dtype, part in got.items():
         logits, rows, drawn = mixed_rows(seed, dtype)
         failures += differences(logits, part["the caller's logits"], None, f"{dtype}, the caller's logits")
@@ -200,7 +223,8 @@ def mixed_processed_verdict(seed: int, got: Values) -> list[Failure]:
 
 def mixed_ids_verdict(seed: int, got: Values) -> list[Failure]:
     """Work out every id: the lowest of the likeliest, or the one whose noise wins."""
-    failures, lines = [], mixed_lines(seed)
+    failures = []
+    lines = mixed_lines(seed)
     for dtype, part in got.items():
         _, rows, drawn = mixed_rows(seed, dtype)
         filtered = iter(drawn)
@@ -208,7 +232,7 @@ def mixed_ids_verdict(seed: int, got: Values) -> list[Failure]:
         for row, line in zip(rows, lines, strict=True):
             position = len(line.past.prompt) + len(line.past.output) - 1
             if is_drawn(line):
-                expected.append(distribution.seeded(next(filtered), line.wishes["seed"], position))
+                expected.append(distribution.seeded(next(filtered), line.params["seed"], position))
             else:
                 expected.append(histories.greedy([torch.tensor(value).item() for value in row]))
         failures += differences(expected, part["together"], None, f"{dtype}, ids")
@@ -246,15 +270,18 @@ ORDERS: dict[str, tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]] = {
     "frequency before temperature": ((2.0, 1.0, 0.5), (0, 0), {"temperature": 0.5, "frequency_penalty": 0.5}),
     "presence before temperature": ((2.0, 1.0, 0.5), (0, 0), {"temperature": 2.0, "presence_penalty": 0.5}),
     "bias before temperature": ((2.0, 1.0, 0.5), (), {"temperature": 0.5, "logit_bias": {1: 1.25}}),
-    "repetition before bias": ((1.0, 1.0, -0.5), (0, 2), {
-        "temperature": 1.0, "repetition_penalty": 1.9, "logit_bias": {0: 3.0, 2: 2.0}}),
+    "repetition before bias": (
+        (1.0, 1.0, -0.5),
+        (0, 2),
+        {"temperature": 1.0, "repetition_penalty": 1.9, "logit_bias": {0: 3.0, 2: 2.0}},
+    ),
     "bias before top-k": ((2.0, 1.0, 0.5), (), {"temperature": 1.0, "logit_bias": {2: 3.0}, "top_k": 1}),
     "allowed before top-k": ((2.0, 1.0, 0.5), (), {"temperature": 1.0, "allowed_token_ids": [1, 2], "top_k": 1}),
     "temperature before top-p": (log_row(0.5, 0.3, 0.2), (), {"temperature": 2.0, "top_p": 0.45}),
     "temperature before min-p": (log_row(0.5, 0.2, 0.3), (), {"temperature": 3.0, "min_p": 0.5}),
     "top-k before top-p": (log_row(0.5, 0.2, 0.15, 0.15), (), {"temperature": 1.0, "top_k": 2, "top_p": 0.6}),
     "top-p before min-p": (log_row(0.5, 0.2, 0.1, 0.1, 0.1), (), {"temperature": 1.0, "top_p": 0.65, "min_p": 0.3}),
-}  # fmt: skip
+}
 
 
 def order_cases(dtype: torch.dtype) -> tuple[Tensor, list[Line]]:
@@ -262,13 +289,13 @@ def order_cases(dtype: torch.dtype) -> tuple[Tensor, list[Line]]:
     logits = torch.full((len(ORDERS), VOCAB), -torch.inf, dtype=dtype)
     for row, (values, _, _) in enumerate(ORDERS.values()):
         logits[row, : len(values)] = torch.tensor(values, dtype=dtype)
-    return logits, [Line(Past((23,), output), wishes) for _, output, wishes in ORDERS.values()]
+    return logits, [Line(Past((23,), output), params) for _, output, params in ORDERS.values()]
 
 
 def order_probe(seed: int) -> Values:
     """Sample the rows and report the whole final distribution, by the log-probabilities that a row can ask for."""
     logits, lines = order_cases(torch.float32)
-    asked = [Line(line.past, {**line.wishes, "logprobs": -1, "logprobs_mode": "processed"}) for line in lines]
+    asked = [Line(line.past, {**line.params, "logprobs": -1, "logprobs_mode": "processed"}) for line in lines]
     values: Values = {}
     for order in ("sequential", "joint"):
         output = make_sampler(seed, filter_order=order)(logits, make_batch(asked))
@@ -285,13 +312,13 @@ def order_spec(seed: int) -> Values:
     logits, lines = order_cases(torch.float32)
     values: Values = {}
     for name, row, line in zip(ORDERS, logits.tolist(), lines, strict=True):
-        stages = histories.processed(row, line.past, line.wishes, EOS)
-        final = histories.filtered(stages, line.wishes)
+        stages = histories.processed(row, line.past, line.params, EOS)
+        final = histories.filtered(stages, line.params)
         values[f"{name}, sequential"] = torch.tensor(distribution.probabilities(final), dtype=torch.float64)
-        scaled = [value / line.wishes["temperature"] for value in stages]
-        whole = set(distribution.top_p_ids(scaled, line.wishes.get("top_p", 1.0)))
-        kept = distribution.only(scaled, whole & set(distribution.top_k_ids(scaled, line.wishes.get("top_k", 0))))
-        kept = distribution.only(kept, distribution.min_p_ids(kept, line.wishes.get("min_p", 0.0)))
+        scaled = [value / line.params["temperature"] for value in stages]
+        whole = set(distribution.top_p_ids(scaled, line.params.get("top_p", 1.0)))
+        kept = distribution.only(scaled, whole & set(distribution.top_k_ids(scaled, line.params.get("top_k", 0))))
+        kept = distribution.only(kept, distribution.min_p_ids(kept, line.params.get("min_p", 0.0)))
         values[f"{name}, joint"] = torch.tensor(distribution.probabilities(kept), dtype=torch.float64)
     return values
 

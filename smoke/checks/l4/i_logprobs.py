@@ -89,13 +89,20 @@ REGISTRY.add(
     close(chosen_spec, 1e-6),
 )
 
-PROMPTS = ((7, 5, "float32"), (12, 0, "float32"), (5, -1, "float32"), (2, 3, "float32"), (1, 4, "float32"),
-           (9, 45, "float32"), (8, 6, "bfloat16"))  # fmt: skip
+PROMPTS = (
+    (7, 5, "float32"),
+    (12, 0, "float32"),
+    (5, -1, "float32"),
+    (2, 3, "float32"),
+    (1, 4, "float32"),
+    (9, 45, "float32"),
+    (8, 6, "bfloat16"),
+)
 PROMPT_VOCABULARY = 40
 
 
 def prompt_logits(length: int, dtype: str, seed: int) -> Tensor:
-    """Draw logits that are no log-probabilities: their masses sum to far more than 1."""
+    """Draw logits that are not log-probabilities: their masses sum to far more than 1."""
     return random_tensor(length, PROMPT_VOCABULARY, seed=seed + 710 + length, dtype=dtype) + 3.0
 
 

@@ -43,14 +43,14 @@ def build_driver(case: ModelCase, *, eos: Sequence[int] = (), **options: Any) ->
     return SamplingDriver(plain.model, plain.config, frozenset(eos), sampler=sampler, attention=attention)
 
 
-def make_params(wishes: dict[str, Any]) -> Any:
+def make_params(params: dict[str, Any]) -> Any:
     """Build the parameters."""
     from mini_engine.sampler.params import SamplingParams
 
-    return SamplingParams(**wishes)
+    return SamplingParams(**params)
 
 
-def told(generation: Any) -> dict[str, Any]:
+def answer_of(generation: Any) -> dict[str, Any]:
     """Return what a generation holds as plain values."""
     return {
         "ids": [int(token) for token in generation.token_ids],
@@ -100,7 +100,7 @@ def head_probe(seed: int) -> Values:
 
 
 def join(rest: Tensor, part: Tensor) -> Tensor:
-    """Put the other rank's shard behind this one's."""
+    """Put the other rank's shard after this one's."""
     return torch.cat((part, rest), dim=-1)
 
 
@@ -117,8 +117,10 @@ def head_verdict(seed: int, got: Values) -> list[Failure]:
         for name, options in HEADS.items():
             for rows_name, rows in HEAD_ROWS.items():
                 product = (hidden if rows is None else hidden[rows]) @ weight.T
-                case, plain = f"{name}, {rows_name}, {dtype}", not {"scale", "soft_cap"} & set(options)
-                cap, values = options.get("soft_cap"), (product.double() * options.get("scale", 1.0)).tolist()
+                case = f"{name}, {rows_name}, {dtype}"
+                plain = not {"scale", "soft_cap"} & set(options)
+                cap = options.get("soft_cap")
+                values = (product.double() * options.get("scale", 1.0)).tolist()
                 if cap is not None:
                     values = [[cap * math.tanh(value / cap) for value in row] for row in values]
                 want = product if plain else torch.tensor(values, dtype=torch.float64)
@@ -145,7 +147,7 @@ def off_probe(seed: int) -> Values:
     values: Values = {}
     for index, dtype, count in OFF_RUNS:
         driver = build_driver(embedded_case(), dtype=dtype, eos=tuple(embedded_eos_ids()))
-        done = told(driver.complete(prompts(seed)[index], make_params({"max_new_tokens": count}))[0])
+        done = answer_of(driver.complete(prompts(seed)[index], make_params({"max_new_tokens": count}))[0])
         values[f"prompt {index}, {dtype}"] = {"ids": done["ids"], "logits": done["logits"]}
     return values
 
@@ -173,7 +175,7 @@ REGISTRY.add(
 
 
 def end_cases(seed: int) -> dict[str, tuple[list[int], dict[str, Any], tuple[int, ...]]]:
-    """Return prompt, wishes and the model's end ids of requests whose greedy ids transformers knows."""
+    """Return prompt, parameters and the model's end ids of requests whose greedy ids transformers knows."""
     prompt, limit, (token, *_) = l3.end_requests(seed)["an end id in the middle"]
     first = l3.end_requests(seed)["an end id as the first token"][2][0]
     cases: dict[str, tuple[list[int], dict[str, Any], tuple[int, ...]]] = {
@@ -185,8 +187,10 @@ def end_cases(seed: int) -> dict[str, tuple[list[int], dict[str, Any], tuple[int
     cases["an own stop id after an end id"] = (prompt, {"max_new_tokens": limit, "stop_token_ids": [token]}, (first,))
     cases["end ids ignored"] = (prompt, {"max_new_tokens": limit, "ignore_eos": True}, (token, first))
     cases["end ids ignored, an own stop id"] = (
-        prompt, {"max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": [token]}, (first,)
-    )  # fmt: skip
+        prompt,
+        {"max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": [token]},
+        (first,),
+    )
     return cases
 
 
@@ -194,8 +198,8 @@ def ends_probe(seed: int) -> Values:
     """Complete every request, and keep ids and reason."""
     case = random_case(l3.SMALL, seed)
     values: Values = {}
-    for name, (prompt, wishes, eos) in end_cases(seed).items():
-        done = told(build_driver(case, eos=eos).complete(prompt, make_params(wishes))[0])
+    for name, (prompt, params, eos) in end_cases(seed).items():
+        done = answer_of(build_driver(case, eos=eos).complete(prompt, make_params(params))[0])
         values[name] = {"ids": done["ids"], "finish_reason": done["finish_reason"]}
     return values
 
@@ -204,9 +208,9 @@ def ends_spec(seed: int) -> Values:
     """Cut transformers' unbounded ids after the first stop id, or at the limit."""
     case = random_case(l3.SMALL, seed)
     values: Values = {}
-    for name, (prompt, wishes, eos) in end_cases(seed).items():
-        free, _ = peer.generate(case, "float32", tuple(prompt), wishes["max_new_tokens"], ())
-        stops = histories.stop_set(wishes, eos)
+    for name, (prompt, params, eos) in end_cases(seed).items():
+        free, _ = peer.generate(case, "float32", tuple(prompt), params["max_new_tokens"], ())
+        stops = histories.stop_set(params, eos)
         places = [place for place, token in enumerate(free) if token in stops]
         values[name] = {
             "ids": free[: places[0] + 1] if places else free,
@@ -226,7 +230,7 @@ REGISTRY.add(
 
 # Several sequences --------------------------------------------------------------------------------------------------
 
-# Length of the prompt and wishes of sequences that run side by side and end at different times.
+# Length of the prompt and parameters of sequences that run side by side and end at different times.
 TOGETHER: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"max_new_tokens": 12}),
     (2, {"max_new_tokens": 3}),
@@ -258,8 +262,8 @@ def together_probe(seed: int) -> Values:
     case = random_case(l3.SMALL, seed)
     driver = build_driver(case, batch_invariant=True, page_size=4)
     requests = [
-        SamplingRequest(together_prompt(case, seed, index), make_params(wishes))
-        for index, (_, wishes) in enumerate(TOGETHER)
+        SamplingRequest(together_prompt(case, seed, index), make_params(params))
+        for index, (_, params) in enumerate(TOGETHER)
     ]
     ids: list[list[int]] = [[] for _ in requests]
     logits: list[list[Tensor]] = [[] for _ in requests]
@@ -267,8 +271,8 @@ def together_probe(seed: int) -> Values:
         ids[step.index].append(int(step.token_id))
         logits[step.index].append(step.logits)
     values: Values = {}
-    for index, (_, wishes) in enumerate(TOGETHER):
-        alone = told(driver.complete(together_prompt(case, seed, index), make_params(wishes))[0])
+    for index, (_, params) in enumerate(TOGETHER):
+        alone = answer_of(driver.complete(together_prompt(case, seed, index), make_params(params))[0])
         values[f"sequence {index}"] = {
             "together": {"ids": ids[index], "logits": torch.stack(logits[index])},
             "alone": {"ids": alone["ids"], "logits": alone["logits"]},
@@ -278,32 +282,34 @@ def together_probe(seed: int) -> Values:
 
 def together_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for the same bits, transformers' logits of the same ids, and the ids that the specs choose from them."""
-    case, failures = random_case(l3.SMALL, seed), []
-    for index, (_, wishes) in enumerate(TOGETHER):
-        name, prompt = f"sequence {index}", together_prompt(case, seed, index)
+    case = random_case(l3.SMALL, seed)
+    failures = []
+    for index, (_, params) in enumerate(TOGETHER):
+        name = f"sequence {index}"
+        prompt = together_prompt(case, seed, index)
         parts = got[name]
         ids, logits = parts["together"]["ids"], parts["together"]["logits"]
-        failures += differences(parts["alone"], parts["together"], None, f"{name} {wishes}, as alone")
-        if len(ids) != wishes["max_new_tokens"] or len(logits) != len(ids):
-            failures.append(Failure(name, "number of ids", str(wishes["max_new_tokens"]), str(len(ids))))
+        failures += differences(parts["alone"], parts["together"], None, f"{name} {params}, as alone")
+        if len(ids) != params["max_new_tokens"] or len(logits) != len(ids):
+            failures.append(Failure(name, "number of ids", str(params["max_new_tokens"]), str(len(ids))))
             continue
         rows = range(len(prompt) - 1, len(prompt) - 1 + len(ids))
         want = peer.logits(case, "float32", "sdpa", [*prompt, *ids])[rows.start : rows.stop]
         failures += differences(want, logits, 1e-4, f"{name}, logits of its own ids")
         chosen = [
-            choose(row, Past(tuple(prompt), tuple(ids[:step])), wishes) for step, row in enumerate(logits.tolist())
+            choose(row, Past(tuple(prompt), tuple(ids[:step])), params) for step, row in enumerate(logits.tolist())
         ]
-        failures += differences(chosen, ids, None, f"{name} {wishes}, ids by its logits")
+        failures += differences(chosen, ids, None, f"{name} {params}, ids by its logits")
     return failures
 
 
-def choose(row: distribution.Row, past: Past, wishes: dict[str, Any]) -> int:
+def choose(row: distribution.Row, past: Past, params: dict[str, Any]) -> int:
     """Choose a token by the specs of all stages."""
-    row = histories.processed(row, past, wishes, ())
-    if not wishes.get("temperature"):
+    row = histories.processed(row, past, params, ())
+    if not params.get("temperature"):
         return histories.greedy(torch.tensor(row, dtype=torch.float32).tolist())
     position = len(past.prompt) + len(past.output) - 1
-    return distribution.seeded(histories.filtered(row, wishes), wishes["seed"], position)
+    return distribution.seeded(histories.filtered(row, params), params["seed"], position)
 
 
 REGISTRY.add(
@@ -327,18 +333,19 @@ SAMPLES: dict[str, dict[str, Any]] = {
 def samples_probe(seed: int) -> Values:
     """Generate several samples at once, and each seed on its own."""
     case = random_case(l3.SMALL, seed)
-    driver, prompt = build_driver(case, batch_invariant=True), random_ids(case.vocab_size, 6, seed)
+    driver = build_driver(case, batch_invariant=True)
+    prompt = random_ids(case.vocab_size, 6, seed)
     values: Values = {}
-    for name, wishes in SAMPLES.items():
-        count = wishes.get("best_of", wishes["n"])
-        single = {**wishes, "n": 1, "best_of": None}
+    for name, params in SAMPLES.items():
+        count = params.get("best_of", params["n"])
+        single = {**params, "n": 1, "best_of": None}
         alone = []
         for index in range(count):
-            own = wishes["seed"] + index
-            params = make_params({**single, "seed": own - 2**64 if own >= 2**63 else own})
-            done = told(driver.complete(prompt, params)[0])
+            own = params["seed"] + index
+            request = make_params({**single, "seed": own - 2**64 if own >= 2**63 else own})
+            done = answer_of(driver.complete(prompt, request)[0])
             alone.append({"ids": done["ids"], "logits": done["logits"]})
-        several = driver.complete(prompt, make_params(wishes))
+        several = driver.complete(prompt, make_params(params))
         values[name] = {
             "samples": [[int(done.steps[0].index), [int(token) for token in done.token_ids]] for done in several],
             "alone": alone,
@@ -349,7 +356,7 @@ def samples_probe(seed: int) -> Values:
 def samples_verdict(seed: int, got: Values) -> list[Failure]:
     """Rank the lone runs by their summed log-probabilities; the samples must be the best of them, in order."""
     failures = []
-    for name, wishes in SAMPLES.items():
+    for name, params in SAMPLES.items():
         runs = got[name]["alone"]
         sums = [
             sum(
@@ -358,9 +365,9 @@ def samples_verdict(seed: int, got: Values) -> list[Failure]:
             )
             for run in runs
         ]
-        best = sorted(sorted(range(len(runs)), key=lambda index: -sums[index])[: wishes["n"]])
-        if "best_of" not in wishes:
-            best = list(range(wishes["n"]))
+        best = sorted(sorted(range(len(runs)), key=lambda index: -sums[index])[: params["n"]])
+        if "best_of" not in params:
+            best = list(range(params["n"]))
         failures += differences(
             [[i, runs[i]["ids"]] for i in best], got[name]["samples"], None, f"{name}, [index, ids]"
         )
@@ -393,14 +400,15 @@ def stuck_probe(seed: int) -> Values:
     from mini_engine.sampler.batch import SamplingRequest
 
     case = random_case(l3.SMALL, seed)
-    driver, prompt = build_driver(case, batch_invariant=True), random_ids(case.vocab_size, 7, seed)
+    driver = build_driver(case, batch_invariant=True)
+    prompt = random_ids(case.vocab_size, 7, seed)
     values: Values = {f"sequence {index}": [] for index in range(len(STUCK))}
-    for steps in driver.run([SamplingRequest(list(prompt), make_params(wishes)) for wishes in STUCK]):
+    for steps in driver.run([SamplingRequest(list(prompt), make_params(params)) for params in STUCK]):
         for step in steps:
-            told_error = "no token" in str(step.error) if step.error is not None else None
-            values[f"sequence {step.index}"].append([int(step.token_id), step.finish_reason, told_error])
+            named = "no token" in str(step.error) if step.error is not None else None
+            values[f"sequence {step.index}"].append([int(step.token_id), step.finish_reason, named])
     for index in (0, 2):
-        values[f"sequence {index} alone"] = told(driver.complete(prompt, make_params(STUCK[index]))[0])["ids"]
+        values[f"sequence {index} alone"] = answer_of(driver.complete(prompt, make_params(STUCK[index]))[0])["ids"]
     return values
 
 
@@ -411,7 +419,7 @@ def stuck_verdict(seed: int, got: Values) -> list[Failure]:
     for index in (0, 2):
         ids = got[f"sequence {index} alone"]
         expected[f"sequence {index}"] = [[token, None if i < 5 else "length", None] for i, token in enumerate(ids)]
-    return differences(expected, {name: got[name] for name in expected}, None, "[id, finish reason, told why]")
+    return differences(expected, {name: got[name] for name in expected}, None, "[id, finish reason, error named]")
 
 
 REGISTRY.add(

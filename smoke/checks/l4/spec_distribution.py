@@ -48,7 +48,9 @@ def top_p_ids(row: Row, p: float) -> list[int]:
     """Walk from the likeliest token down and stop as soon as the mass that was walked over reaches p."""
     if p == 1:
         return list(range(len(row)))
-    masses, kept, walked = probabilities(row), [], 0.0
+    masses = probabilities(row)
+    kept = []
+    walked = 0.0
     for token in ranking(row):
         if walked >= p:
             break
@@ -67,7 +69,10 @@ def p_near(row: Row, wanted: float) -> float:
 
     It then lies in the middle of the share of a token that is not tiny, so float32 and float64 must keep the same set.
     """
-    masses, left, edges, middles = probabilities(row), 0.0, [], []
+    masses = probabilities(row)
+    left = 0.0
+    edges = []
+    middles = []
     for token in ranking(row):
         if masses[token] >= SAFE_MASS:
             middles.append(left + masses[token] / 2)
@@ -103,7 +108,8 @@ def inverse(row: Row, uniform: float) -> int:
 
 def share_points(row: Row, places: Sequence[float]) -> list[tuple[float, int]]:
     """Return (uniform, id) for points at these places, 0 to 1, inside every token's share of [0, 1)."""
-    points, left = [], 0.0
+    points = []
+    left = 0.0
     for token, mass in enumerate(probabilities(row)):
         if mass > 0:
             points += [(left + mass * place, token) for place in places]

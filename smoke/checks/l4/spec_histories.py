@@ -32,7 +32,8 @@ def penalised(row: Row, past: Past, options: Options) -> Row:
     Repetition looks at prompt and output, the other two at the output alone.
     """
     repetition = options.get("repetition_penalty", 1.0)
-    frequency, presence = options.get("frequency_penalty", 0.0), options.get("presence_penalty", 0.0)
+    frequency = options.get("frequency_penalty", 0.0)
+    presence = options.get("presence_penalty", 0.0)
     out = []
     for token, logit in enumerate(row):
         times = sum(1 for seen in past.output if seen == token)
@@ -102,7 +103,8 @@ def within_budget(row: Row, past: Past, arguments: Options) -> Row:
 
 def without_repeats(row: Row, past: Past, arguments: Options) -> Row:
     """Try every id, and ban it if the last n tokens then stand in the window a second time."""
-    size, window = arguments["ngram_size"], arguments.get("window_size")
+    size = arguments["ngram_size"]
+    window = arguments.get("window_size")
     tokens = [*past.prompt, *past.output]
     tokens = tokens if window is None else tokens[max(0, len(tokens) - window) :]
     known = {tuple(tokens[first : first + size]) for first in range(len(tokens) - size + 1)}
@@ -118,8 +120,11 @@ def processed(row: Row, past: Past, options: Options, eos: Sequence[int]) -> Row
     row = penalised(row, past, options)
     row = long_enough(row, past, options, eos)
     stages: tuple[Callable[[Row, Past, Options], Row], ...] = (
-        biased, allowed_only, without_bad_words, without_disallowed,
-    )  # fmt: skip
+        biased,
+        allowed_only,
+        without_bad_words,
+        without_disallowed,
+    )
     for stage in stages:
         row = stage(row, past, options)
     return row

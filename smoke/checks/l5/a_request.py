@@ -1,7 +1,7 @@
 """The checks of a request and its lengths (L5.A) and of the estimate of how long it becomes (L5.C).
 
 Owns: the way from a request in plain numbers to the candidate's, and probes that ask single requests. Policies are in
-``l5_policy.py``, single decisions of the scheduler in ``l5_scheduler.py``, whole steps in ``l5_step.py``. No model.
+``b_policy.py``, single decisions of the scheduler in ``d_share.py``, whole steps in ``g_step.py``. No model.
 """
 
 import random
@@ -48,13 +48,13 @@ def build_request(person: Person) -> Any:
 
 def draw_people(name: str, seed: int, count: int) -> list[Person]:
     """Draw requests that are anywhere between their beginning and their end."""
-    dice = random.Random(f"{name} {seed}")
+    rng = random.Random(f"{name} {seed}")
     people = []
     for index in range(count):
-        person = Person(f"r{index}", dice.randint(1, 30), dice.randint(1, 20), index)
-        person.outputs = dice.choice([0, 0, dice.randint(0, person.most - 1)])
-        person.computed = dice.choice([0, person.known - 1, dice.randrange(person.known)])
-        person.waited, person.state = dice.choice([0, 0, 1, 2, 5]), dice.choice(STATES)
+        person = Person(f"r{index}", rng.randint(1, 30), rng.randint(1, 20), index)
+        person.outputs = rng.choice([0, 0, rng.randint(0, person.most - 1)])
+        person.computed = rng.choice([0, person.known - 1, rng.randrange(person.known)])
+        person.waited, person.state = rng.choice([0, 0, 1, 2, 5]), rng.choice(STATES)
         people.append(person)
     return people
 
@@ -62,9 +62,13 @@ def draw_people(name: str, seed: int, count: int) -> list[Person]:
 # L5.A ---------------------------------------------------------------------------------------------------------------
 
 LENGTHS = (
-    "num_prompt_tokens", "num_output_tokens", "num_tokens", "num_pending_tokens", "max_computed_tokens",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "num_tokens",
+    "num_pending_tokens",
+    "max_computed_tokens",
     "is_computing_prompt",
-)  # fmt: skip
+)
 
 
 def length_people(seed: int) -> dict[str, Person]:
@@ -203,13 +207,13 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.A.tokens",
-    "Every stretch of tokens comes out once and in order, also where it begins, ends or lies behind the prompt.",
+    "Every stretch of tokens comes out once and in order, also where it begins, ends or lies after the prompt.",
     tokens_probe,
     bitwise(tokens_spec),
 )
 REGISTRY.add(
     "L5.A.invariant",
-    "At least one token is pending and no number is negative, or else there is an AssertionError.",
+    "At least one token is pending and no number is negative, otherwise there is an AssertionError.",
     invariant_probe,
     bitwise(invariant_spec),
 )
@@ -253,10 +257,8 @@ def decay_spec(seed: int) -> Values:
 
 def left_behind(seed: int) -> dict[str, list[Person]]:
     """Return who may be left after a preemption."""
-    dice = random.Random(f"left {seed}")
-    drawn = [
-        Person(f"r{i}", dice.randint(1, 9), dice.randint(200, 600), outputs=dice.randint(80, 150)) for i in range(6)
-    ]
+    rng = random.Random(f"left {seed}")
+    drawn = [Person(f"r{i}", rng.randint(1, 9), rng.randint(200, 600), outputs=rng.randint(80, 150)) for i in range(6)]
     return {
         "two, at their beginning": [Person("r0", 3, 100), Person("r1", 9, 150, outputs=5)],
         "one, far on": [Person("r0", 3, 400, outputs=333)],

@@ -20,13 +20,16 @@ DRAWS = 8
 
 def queue(name: str, seed: int, count: int = 30) -> list[Person]:
     """Draw a queue with many ties; who came first does not stand in front, for preempted requests stand at the end."""
-    dice = random.Random(f"queue {name} {seed}")
+    rng = random.Random(f"queue {name} {seed}")
     people = draw_people(f"{name} {seed}", seed, count)
     for person in people:
-        person.state, person.most, person.computed = "waiting", dice.choice([8, 8, 20, 21, 40]), 0
-        person.prompt, person.outputs = dice.choice([3, 3, 19, 20, 36, 50]), dice.choice([0, 0, 0, 3])
-        person.matched = dice.choice([0, 0, 1, 2, 5])
-    dice.shuffle(people)
+        person.state = "waiting"
+        person.most = rng.choice([8, 8, 20, 21, 40])
+        person.computed = 0
+        person.prompt = rng.choice([3, 3, 19, 20, 36, 50])
+        person.outputs = rng.choice([0, 0, 0, 3])
+        person.matched = rng.choice([0, 0, 1, 2, 5])
+    rng.shuffle(people)
     return people
 
 
@@ -34,8 +37,8 @@ def hits_of(people: Sequence[Person]) -> Mapping[str, Any]:
     """Build what everybody found in a prefix cache: pages of numbers that say nothing."""
     from mini_engine.scheduler.prefix_cache import PrefixHit
 
-    dice = random.Random(len(people))
-    return {p.name: PrefixHit(tuple(dice.sample(range(1000), p.matched)), p.path) for p in people}
+    rng = random.Random(len(people))
+    return {p.name: PrefixHit(tuple(rng.sample(range(1000), p.matched)), p.path) for p in people}
 
 
 def ordered(policy: Any, people: Sequence[Person]) -> list[str]:
@@ -122,14 +125,14 @@ def tree_people(seed: int) -> dict[str, list[Person]]:
     """Return queues whose requests end at nodes of drawn trees, the root among them; deep trees and flat ones."""
     found = {}
     for draw in range(DRAWS):
-        dice = random.Random(f"tree {draw} {seed}")
-        number = dice.sample(range(1, 900), 15)  # of nodes: says nothing about their place
+        rng = random.Random(f"tree {draw} {seed}")
+        number = rng.sample(range(1, 900), 15)  # of nodes: says nothing about their place
         paths: list[tuple[int, ...]] = [()]
         for node in number:
-            paths.append((*dice.choice(paths[-4:] if draw % 2 else paths), node))
+            paths.append((*rng.choice(paths[-4:] if draw % 2 else paths), node))
         people = queue(f"tree {draw}", seed, 25)
         for person in people:
-            person.path = dice.choice(paths)
+            person.path = rng.choice(paths)
             person.matched = len(person.path)
         found[f"tree {draw}"] = people
     found["two branches, the lighter one is deeper"] = [
@@ -160,15 +163,18 @@ def tree_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 def random_probe(seed: int) -> Values:
-    """Draw orders from several generators, while somebody else draws from Python's own."""
+    """Draw orders from several generators, while other code draws from Python's own."""
     from mini_engine.scheduler.policy import make_policy
 
     people = queue("random", seed, 20)
     policies = {
-        "no seed": make_policy("random"), "no seed, again": make_policy("random"),
-        "seed 7": make_policy("random", 7), "seed 7, again": make_policy("random", 7),
-        "seed 8": make_policy("random", seed=8), "seed 0": make_policy("random", 0),
-    }  # fmt: skip
+        "no seed": make_policy("random"),
+        "no seed, again": make_policy("random"),
+        "seed 7": make_policy("random", 7),
+        "seed 7, again": make_policy("random", 7),
+        "seed 8": make_policy("random", seed=8),
+        "seed 0": make_policy("random", 0),
+    }
     values: Values = {name: [] for name in policies}
     for _ in range(3):
         for name, policy in policies.items():
@@ -280,7 +286,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.B.tree",
-    "Depth first, the branch with the most waiting requests first, and a node's own requests behind its branches.",
+    "Depth first, the branch with the most waiting requests first, and a node's own requests after its branches.",
     tree_probe,
     tree_verdict,
 )

@@ -1,7 +1,7 @@
 """The checks of the scheduler's rows (L5.D), and the states in which single decisions are asked for.
 
-Owns: schedulers that are put into a state by hand. Admission is in ``l5_admission.py``, pages that run out are in
-``l5_preemption.py``, whole steps in ``l5_step.py``. Waiting requests are ordered by a policy of these checks, so that
+Owns: schedulers that are put into a state by hand. Admission is in ``e_admission.py``, pages that run out are in
+``f_preemption.py``, whole steps in ``g_step.py``. Waiting requests are ordered by a policy of these checks, so that
 they need none of the candidate's.
 """
 
@@ -93,12 +93,12 @@ def tokens_for(chunks: Sequence[Any]) -> dict[str, int]:
 
 
 def running(name: int, prompt: int, most: int = 8, **more: Any) -> Person:
-    """Return somebody who runs; ``name`` is the arrival too."""
+    """Return a running request; ``name`` is the arrival too."""
     return Person(f"r{name}", prompt, most, name, state="running", **more)
 
 
 def waiting(name: int, prompt: int, most: int = 8, **more: Any) -> Person:
-    """Return somebody who waits."""
+    """Return a waiting request."""
     return Person(f"r{name}", prompt, most, name, **more)
 
 
@@ -132,16 +132,16 @@ TAKERS = {
     "a prompt of 10": running(0, 10),
     "a prompt of 10, 6 of it computed": running(0, 10, computed=6),
     "decoding": running(0, 10, outputs=3, computed=12),
-    "sent back and let in again: 4 and 6 tokens": running(0, 4, outputs=6, preemptions=1),
+    "preempted and let in again: 4 and 6 tokens": running(0, 4, outputs=6, preemptions=1),
 }
 
 
 def shared_people(seed: int) -> list[Person]:
     """Return who shares one budget."""
-    dice = random.Random(f"shared {seed}")
-    people = [running(index, dice.randint(1, 12)) for index in range(6)]
+    rng = random.Random(f"shared {seed}")
+    people = [running(index, rng.randint(1, 12)) for index in range(6)]
     for person in people:
-        person.computed = dice.randrange(person.prompt)
+        person.computed = rng.randrange(person.prompt)
     return people
 
 
@@ -151,14 +151,18 @@ def take_probe(seed: int) -> Values:
     values: Values = {}
     for name, person in TAKERS.items():
         for budget in BUDGETS:
-            request, chunks = build_request(person), list[Any]()
+            request = build_request(person)
+            chunks = list[Any]()
             rest = scheduler.schedule_chunk(request, budget, chunks)
             values[f"{name}, budget {budget}"] = {
-                "rest": rest, "chunks": chunk_list(chunks), "scheduled": request.num_scheduled_tokens,
+                "rest": rest,
+                "chunks": chunk_list(chunks),
+                "scheduled": request.num_scheduled_tokens,
                 "computed": request.num_computed_tokens,
-            }  # fmt: skip
+            }
     for budget in (1, 12, 25):
-        left, chunks = budget, []
+        left = budget
+        chunks = []
         for person in shared_people(seed):
             left = scheduler.schedule_chunk(build_request(person), left, chunks)
         values[f"six requests share {budget}"] = {"rest": left, "chunks": chunk_list(chunks)}
@@ -174,11 +178,14 @@ def take_spec(seed: int) -> Values:
             chunks: Chunks = []
             count = naive.give_rows(person, 10**9 if budget is None else budget, chunks)
             values[f"{name}, budget {budget}"] = {
-                "rest": None if budget is None else budget - count, "chunks": chunks, "scheduled": count,
+                "rest": None if budget is None else budget - count,
+                "chunks": chunks,
+                "scheduled": count,
                 "computed": person.computed,
-            }  # fmt: skip
+            }
     for budget in (1, 12, 25):
-        left, chunks = budget, []
+        left = budget
+        chunks = []
         for person in shared_people(seed):
             left -= naive.give_rows(person, left, chunks)
         values[f"six requests share {budget}"] = {"rest": left, "chunks": chunks}
@@ -191,9 +198,9 @@ UPDATES: dict[str, tuple[Person, int, int, bool, int, int, int]] = {
     "the last chunk": (running(1, 20, computed=11), 11, 9, True, 0, 20, 1),
     "a whole prompt": (running(2, 5), 0, 5, True, 0, 5, 1),
     "decoding": (running(3, 5, outputs=2, computed=6), 6, 1, True, 0, 7, 3),
-    "sent back, all of it again": (running(4, 5, outputs=4), 0, 9, True, 0, 9, 5),
-    "sent back, a part of it": (running(5, 5, outputs=4), 0, 7, False, 0, 7, 4),
-    "behind 6 tokens copied from a sibling": (running(6, 9, computed=2), 8, 1, True, 6, 9, 1),
+    "preempted, all of it again": (running(4, 5, outputs=4), 0, 9, True, 0, 9, 5),
+    "preempted, a part of it": (running(5, 5, outputs=4), 0, 7, False, 0, 7, 4),
+    "after 6 tokens copied from a sibling": (running(6, 9, computed=2), 8, 1, True, 6, 9, 1),
     "ended meanwhile": (Person("r7", 5, arrival=7, outputs=1, computed=5, state="finished"), 5, 1, True, 0, 5, 1),
 }
 
@@ -203,7 +210,8 @@ def update_probe(seed: int) -> Values:
     from mini_engine.scheduler.scheduler import ScheduledBatch, ScheduledChunk
 
     scheduler = build_scheduler(Rules(100, 4))
-    requests, chunks = {}, []
+    requests = {}
+    chunks = []
     for name, (person, start, count, samples, copied, *_) in UPDATES.items():
         request = requests[name] = build_request(person)
         request.num_scheduled_tokens = count
@@ -226,12 +234,12 @@ def update_spec(seed: int) -> Values:
 
 def budgets_of_rounds(seed: int) -> dict[str, list[int | None]]:
     """Return the budgets of step after step."""
-    dice = random.Random(f"rounds {seed}")
+    rng = random.Random(f"rounds {seed}")
     return {
         "4 rows a step": [4] * 12,
         "23 rows, as long as the prompt": [23] * 4,
         "no limit": [None] * 4,
-        "drawn": [dice.randint(0, 6) for _ in range(30)],
+        "drawn": [rng.randint(0, 6) for _ in range(30)],
     }
 
 
@@ -241,7 +249,8 @@ def rounds_probe(seed: int) -> Values:
 
     values: Values = {}
     for name, budgets in budgets_of_rounds(seed).items():
-        scheduler, log = build_scheduler(Rules(100, 4)), []
+        scheduler = build_scheduler(Rules(100, 4))
+        log = []
         request = build_request(running(0, 23, 100))
         for budget in budgets:
             chunks: list[Any] = []
@@ -257,9 +266,12 @@ def rounds_spec(seed: int) -> Values:
     """Compute one token after the other; the newest known one gives the next."""
     values: Values = {}
     for name, budgets in budgets_of_rounds(seed).items():
-        computed, output, log = 0, list[int](), list[list[Any]]()
+        computed = 0
+        output = list[int]()
+        log = list[list[Any]]()
         for budget in budgets:
-            start, known = computed, 23 + len(output)
+            start = computed
+            known = 23 + len(output)
             while computed < known and (budget is None or computed - start < budget):
                 computed += 1
             if computed > start:

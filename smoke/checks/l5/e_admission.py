@@ -1,6 +1,6 @@
 """The checks of L5.E: admission.
 
-Owns: states in which requests wait, and who must be let in by the rules. No policy of the candidate's is asked.
+Owns: states in which requests wait, and which of them the rules admit. The candidate's policies are not used.
 """
 
 import random
@@ -19,7 +19,7 @@ from smoke.checks.l5.d_share import (
     state_expected,
     state_of,
     waiting,
-)  # fmt: skip
+)
 from smoke.checks.l5.spec_scheduling import Chunks, Naive, Person, Rules, expected_pages, touched
 from smoke.checks.l5.spec_shelf import build_shelf
 from smoke.framework.check import Failure, Registry, Values
@@ -74,19 +74,21 @@ def line_cases(seed: int) -> dict[str, Case]:
             Rules(20, policy="lof"), (waiting(0, 3, 2), waiting(1, 3, 9), waiting(2, 3, 5))
         ),
         "nobody waits": Case(Rules(8), (busy,)),
-        "sent back, 4 and 5 tokens": Case(Rules(20, 4), (waiting(0, 4, 9, outputs=5, preemptions=1),), rows=30),
+        "preempted, 4 and 5 tokens": Case(Rules(20, 4), (waiting(0, 4, 9, outputs=5, preemptions=1),), rows=30),
     }
 
 
 def promise_cases(seed: int) -> dict[str, Case]:
     """Return many requests that need little now and more later; each must count what was promised just before."""
-    dice = random.Random(f"promises {seed}")
+    rng = random.Random(f"promises {seed}")
     found = {}
     for number in range(12):
-        size, preemption, ratio = dice.choice([1, 2, 4]), dice.random() < 0.5, dice.choice(RATIOS)
-        prompt, most = dice.randint(1, 4), dice.randint(10, 30)
+        size = rng.choice([1, 2, 4])
+        preemption = rng.random() < 0.5
+        ratio = rng.choice(RATIOS)
+        prompt, most = rng.randint(1, 4), rng.randint(10, 30)
         each = expected_pages(Person("r0", prompt, most), size, ratio, preemption)
-        pages = max(each * 3 + dice.choice([-1, 0, 1]), touched(prompt + most, size))
+        pages = max(each * 3 + rng.choice([-1, 0, 1]), touched(prompt + most, size))
         rules = Rules(pages, size, max_running=20, preemption=preemption, ratio=ratio)
         people = tuple(waiting(index, prompt, most) for index in range(6))
         name = f"six times {prompt} + {most} in {pages} pages of {size}"
@@ -114,23 +116,30 @@ def drawn_cases(seed: int) -> dict[str, Case]:
     """Draw states: some run, some wait, and the pool is about as large as what is promised."""
     found = {}
     for number in range(60):
-        dice = random.Random(f"admission {seed} {number}")
-        size, preemption = dice.choice([1, 2, 4]), dice.random() < 0.5
+        rng = random.Random(f"admission {seed} {number}")
+        size = rng.choice([1, 2, 4])
+        preemption = rng.random() < 0.5
         people = []
-        for index in range(dice.randint(2, 9)):
-            person = waiting(index, dice.randint(1, 9), dice.randint(1, 12), waited=dice.choice([0, 2, 5]))
-            person.outputs = dice.choice([0, 0, dice.randrange(person.most)])
-            if dice.random() < 0.4:
+        for index in range(rng.randint(2, 9)):
+            person = waiting(index, rng.randint(1, 9), rng.randint(1, 12), waited=rng.choice([0, 2, 5]))
+            person.outputs = rng.choice([0, 0, rng.randrange(person.most)])
+            if rng.random() < 0.4:
                 person.state, person.pages = "running", touched(person.known, size)
-                person.computed = dice.randrange(person.known)
+                person.computed = rng.randrange(person.known)
             people.append(person)
         held = sum(person.pages for person in people)
         rules = Rules(
-            held + dice.randint(1, 25), size, dice.choice(["fcfs", "lof"]), dice.randint(1, 8), None, preemption,
-            dice.choice([5, 256]), dice.choice(RATIOS),
-        )  # fmt: skip
-        dice.shuffle(people)
-        found[f"state {number}"] = Case(rules, tuple(people), dice.choice([None, 0, 1, 5, 20]))
+            held + rng.randint(1, 25),
+            size,
+            rng.choice(["fcfs", "lof"]),
+            rng.randint(1, 8),
+            None,
+            preemption,
+            rng.choice([5, 256]),
+            rng.choice(RATIOS),
+        )
+        rng.shuffle(people)
+        found[f"state {number}"] = Case(rules, tuple(people), rng.choice([None, 0, 1, 5, 20]))
     return found
 
 
@@ -148,7 +157,7 @@ SIZES: dict[str, tuple[Rules, int, int, int]] = {
 
 
 def add_probe(seed: int) -> Values:
-    """Queue requests beside one that waits already."""
+    """Queue requests when one waits already."""
     values: Values = {}
     for name, (rules, prompt, most, _) in SIZES.items():
         scheduler = build_scheduler(rules)
@@ -163,12 +172,13 @@ def add_probe(seed: int) -> Values:
 
 
 def add_verdict(seed: int, got: Values) -> list[Failure]:
-    """Refuse what could never fit, with its pages and the pool's; whoever was refused does not wait."""
+    """Refuse what could never fit, with its pages and the pool's; a refused request does not wait."""
     failures = []
     for name, (rules, _, _, pages) in SIZES.items():
         words, queue = got[name]["words"], got[name]["waiting"]
         if pages <= rules.num_pages:
-            expected, right = "accepted", words == "accepted" and queue == ["r0", "r1"]
+            expected = "accepted"
+            right = words == "accepted" and queue == ["r0", "r1"]
         else:
             expected = f"a ValueError that names {pages} and {rules.num_pages} pages, and nothing queued"
             right = words.startswith("ValueError") and str(pages) in words and str(rules.num_pages) in words
@@ -179,9 +189,9 @@ def add_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 def siblings_probe(seed: int) -> Values:
-    """Let a sibling of somebody who computes the common prompt wait in front of others, with and without rows."""
+    """Let a sibling of a request that computes the common prompt wait in front of others, with and without rows."""
     values: Values = {}
-    for computed, name in ((4, "the prompt is being computed"), (10, "it waits for nobody")):
+    for computed, name in ((4, "the prompt is being computed"), (10, "it waits for none")):
         scheduler = build_scheduler(Rules(100))
         first = running(0, 10, computed=4, pages=10)
         people = [first, waiting(1, 10), waiting(2, 3), waiting(3, 4)]
@@ -196,9 +206,9 @@ def siblings_probe(seed: int) -> Values:
 
 
 def siblings_spec(seed: int) -> Values:
-    """Pass it over, and nobody else."""
+    """Pass over that request only."""
     values: Values = {}
-    for name, passed in (("the prompt is being computed", 1), ("it waits for nobody", 0)):
+    for name, passed in (("the prompt is being computed", 1), ("it waits for none", 0)):
         people = [running(0, 10, computed=4, pages=10), waiting(1, 10), waiting(2, 3), waiting(3, 4)]
         naive = Naive(Rules(100), people[1 + passed :], [people[0]])
         chunks: Chunks = []
@@ -222,7 +232,9 @@ class Shelved:
     left: int = 0  # pages on the shelf
 
 
-A, B, C = [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], [50, 51, 52]
+A = [1, 2, 3, 4, 5, 6, 7, 8]
+B = [1, 2, 3, 4, 9, 9]
+C = [50, 51, 52]
 # A of 8 tokens and at most 5 more needs 12 keys in the end, which is 6 pages; 3 of them can come from the cache, for
 # the newest token is always computed.
 SHELVES: dict[str, Shelved] = {
@@ -240,7 +252,7 @@ SHELVES: dict[str, Shelved] = {
 
 
 def shelved_probe(seed: int) -> Values:
-    """Let requests in beside a prefix cache, and look at everybody's pages."""
+    """Admit requests with a prefix cache, and look at the pages of each."""
     values: Values = {}
     for name, case in SHELVES.items():
         total = case.free + sum(len(tokens) // 2 for tokens in case.cached)
@@ -261,7 +273,7 @@ def shelved_probe(seed: int) -> Values:
             "admitted": [r.request_id for r in scheduler.running],
             "computed": {r.request_id: r.num_computed_tokens for r in requests},
             "locks": sum(shelf.holders.values()),
-            "told to the cache": shelf.records,
+            "reported to the cache": shelf.records,
             "pages in the cache": shelf.num_pages,
             "available before and after": [*available, scheduler.num_available],
             "every page in one place": sorted([*own, *free, *shelf.pages.values()]) == list(range(total)),
@@ -285,7 +297,9 @@ def shelved_spec(seed: int) -> Values:
             "admitted": case.admitted,
             "computed": case.computed,
             "locks": case.held,
-            "told to the cache": [[case.computed[who] // 2, len(case.queue[int(who[1:])][0])] for who in case.admitted],
+            "reported to the cache": [
+                [case.computed[who] // 2, len(case.queue[int(who[1:])][0])] for who in case.admitted
+            ],
             "pages in the cache": case.left,
             "available before and after": [case.free + cached, case.free + cached - own - sum(taken.values())],
             "every page in one place": True,
@@ -313,9 +327,7 @@ def allocate_probe(seed: int) -> Values:
             }
     scheduler = build_scheduler(Rules(20))
     first = scheduler.allocate(3)
-    values["2 pages behind those that are there"] = [
-        page - first[-1] for page in scheduler.allocate(2, after=first[-1])
-    ]
+    values["2 pages after those that are there"] = [page - first[-1] for page in scheduler.allocate(2, after=first[-1])]
     return values
 
 
@@ -331,7 +343,7 @@ def allocate_spec(seed: int) -> Values:
                 "evicted": lacking > 0 if surplus else lacking,
                 "available": [10, 10 - count],
             }
-    return {**values, "2 pages behind those that are there": [1, 2]}
+    return {**values, "2 pages after those that are there": [1, 2]}
 
 
 REGISTRY.add(
@@ -348,12 +360,12 @@ REGISTRY.add(
 )
 register_admission(
     "L5.E.line",
-    "Admission goes in the policy's order until one does not fit, rows run out or enough run; nobody overtakes.",
+    "Admission goes in the policy's order until one does not fit, rows run out or enough run; no request overtakes.",
     line_cases,
 )
 register_admission(
     "L5.E.promises",
-    "What was promised to those who were let in just before counts for the next one, to the page.",
+    "Pages promised to the requests admitted just before count for the next one, to the page.",
     promise_cases,
 )
 register_admission(
@@ -368,7 +380,7 @@ register_admission(
 )
 REGISTRY.add(
     "L5.E.siblings",
-    "A request whose prompt a running sibling is computing is passed over and stops nobody; others are not.",
+    "A request whose prompt a running sibling is computing is passed over and stops no other; others are not.",
     siblings_probe,
     bitwise(siblings_spec),
 )

@@ -18,7 +18,7 @@ from smoke.checks.l5.d_share import (
     state_of,
     tokens_for,
     waiting,
-)  # fmt: skip
+)
 from smoke.checks.l5.spec_scheduling import Person, Rules, touched
 from smoke.checks.l5.spec_shelf import build_shelf
 from smoke.framework.check import Registry, Values
@@ -31,24 +31,24 @@ def room_cases(seed: int) -> dict[str, Case]:
     """Return states before a step: newest tokens on page boundaries, and pools with nothing, just enough, more."""
     found = {}
     for number in range(40):
-        dice = random.Random(f"room {seed} {number}")
-        size = dice.choice([1, 1, 2, 4])
+        rng = random.Random(f"room {seed} {number}")
+        size = rng.choice([1, 1, 2, 4])
         people = []
-        for index in range(dice.randint(2, 8)):
-            person = running(index, dice.choice([1, 4, 4, 5, 9]), 20, outputs=dice.choice([0, 1, 1, 2, 6]))
-            person.waited = dice.choice([0, 3, 70])
-            decoding = person.outputs and dice.random() < 0.8
-            person.computed = person.known - 1 if decoding else dice.randrange(person.known)
+        for index in range(rng.randint(2, 8)):
+            person = running(index, rng.choice([1, 4, 4, 5, 9]), 20, outputs=rng.choice([0, 1, 1, 2, 6]))
+            person.waited = rng.choice([0, 3, 70])
+            decoding = person.outputs and rng.random() < 0.8
+            person.computed = person.known - 1 if decoding else rng.randrange(person.known)
             person.pages = touched(person.computed if decoding else person.known, size)
             people.append(person)
-        dice.shuffle(people)
+        rng.shuffle(people)
         arrivals = list(range(len(people)))  # the last that came is not the last that was let in
-        dice.shuffle(arrivals)
+        rng.shuffle(arrivals)
         for person, arrival in zip(people, arrivals, strict=True):
             person.arrival = arrival
         held = sum(person.pages for person in people)
         lacking = sum(touched(person.known, size) - person.pages for person in people)
-        free = dice.choice([0, 0, 1, lacking // 2, max(lacking - 1, 0), lacking, lacking + 3])
+        free = rng.choice([0, 0, 1, lacking // 2, max(lacking - 1, 0), lacking, lacking + 3])
         people.append(waiting(20, 3, 4))
         rules = Rules(held + free, size, preemption=True)
         found[f"{lacking} pages are lacking, {free} free, state {number}"] = Case(rules, tuple(people))
@@ -66,7 +66,7 @@ def room_probe(seed: int) -> Values:
         free = [page for page in range(scheduler.allocator.num_pages) if scheduler.allocator.is_free(page)]
         values[name] = {
             **state_of(scheduler, requests),
-            "sent back": sorted(request.request_id for request in gone),
+            "preempted": sorted(request.request_id for request in gone),
             "ratio": float(scheduler.growth.ratio),
             "every page in one place": sorted([*pages, *free]) == list(range(case.rules.num_pages)),
             "pages stay": all(r.pages[: len(before[who])] == before[who] for who, r in requests.items() if r.pages),
@@ -84,7 +84,7 @@ def room_spec(seed: int) -> Values:
         gone = naive.make_room()
         values[name] = {
             **state_expected(naive, people),
-            "sent back": sorted(gone),
+            "preempted": sorted(gone),
             "ratio": float(naive.ratio),
             "every page in one place": True,
             "pages stay": True,
@@ -155,14 +155,14 @@ def victims_spec(seed: int) -> Values:
 LEAVERS = {
     "runs": running(1, 5, outputs=2, computed=6, pages=7),
     "waits": waiting(2, 5),
-    "was sent back": Person("r3", 4, arrival=3, outputs=3, state="preempted", preemptions=1),
+    "was preempted": Person("r3", 4, arrival=3, outputs=3, state="preempted", preemptions=1),
     "is in the middle of its prompt": running(4, 9, computed=3, pages=9),
 }
 REASONS = ("stop", "length", "abort", "error")
 
 
 def others_than(person: Person) -> list[Person]:
-    """Return who else is there when somebody leaves."""
+    """Return the other requests that are there when one leaves."""
     return [running(0, 3, computed=2, pages=3), *(p for p in LEAVERS.values() if p is not person), waiting(9, 2)]
 
 
@@ -222,9 +222,9 @@ def shared_probe(seed: int) -> Values:
     values: Values = {}
     steps = {
         "before": lambda: None,
-        "one is sent back": lambda: scheduler.preempt(requests["r1"]),
+        "one is preempted": lambda: scheduler.preempt(requests["r1"]),
         "the other fails": lambda: scheduler.finish(requests["r0"], "error"),
-        "the one that was sent back is ended": lambda: scheduler.finish(requests["r1"], "abort"),
+        "the one that was preempted is ended": lambda: scheduler.finish(requests["r1"], "abort"),
     }
     for name, step in steps.items():
         step()
@@ -253,9 +253,9 @@ def shared_spec(seed: int) -> Values:
 
     return {
         "before": state(5, 2, [3, 3]),
-        "one is sent back": state(2, 1, [3, 0]),
+        "one is preempted": state(2, 1, [3, 0]),
         "the other fails": state(0, 0, [0, 0], cached=0),
-        "the one that was sent back is ended": state(0, 0, [0, 0], cached=0),
+        "the one that was preempted is ended": state(0, 0, [0, 0], cached=0),
     }
 
 
@@ -265,7 +265,8 @@ def again_probe(seed: int) -> Values:
 
     person = running(1, 5, 20, outputs=4, computed=8, pages=9)
     scheduler, requests = Case(Rules(30, preemption=True), (person, waiting(2, 2))).scheduler()
-    request, log = requests["r1"], list[Any]()
+    request = requests["r1"]
+    log = list[Any]()
     scheduler.preempt(request)
     for step in range(5):
         chunks: list[Any] = []
@@ -277,21 +278,29 @@ def again_probe(seed: int) -> Values:
         log.append(chunk_list(chunks))
         scheduler.update(ScheduledBatch(chunks, []), tokens_for(chunks))
     return {
-        "chunks": log, "output": list(map(int, request.output_ids)), "arrival": request.arrival,
-        "pages": len(request.pages), "preemptions": request.num_preemptions,
-    }  # fmt: skip
+        "chunks": log,
+        "output": list(map(int, request.output_ids)),
+        "arrival": request.arrival,
+        "pages": len(request.pages),
+        "preemptions": request.num_preemptions,
+    }
 
 
 def again_spec(seed: int) -> Values:
     """Worked out by hand: 9 tokens again, then one at a time."""
     return {
         "chunks": [
-            [["r1", 0, 4, False]], [["r1", 4, 4, False]], [["r1", 8, 1, True]], [["r1", 9, 1, True]],
+            [["r1", 0, 4, False]],
+            [["r1", 4, 4, False]],
+            [["r1", 8, 1, True]],
+            [["r1", 9, 1, True]],
             [["r1", 10, 1, True]],
         ],
         "output": [10_000, 10_001, 10_002, 10_003, 509, 510, 511],
-        "arrival": 1, "pages": 11, "preemptions": 1,
-    }  # fmt: skip
+        "arrival": 1,
+        "pages": 11,
+        "preemptions": 1,
+    }
 
 
 ENDS = ("stop", "length", "abort", "error")
@@ -326,7 +335,7 @@ def offered_probe(seed: int) -> Values:
             longest.append(max(listener.offers, default=[[], 0]))
         before = len(listener.offers)
         scheduler.finish(request, reason)
-        # Offering after a decode as well is nobody's fault.
+        # Offering after a decode as well is not a mistake.
         last = listener.offers[before if reason == "error" else 0 :]
         values[reason] = [longest[0], longest[1], max(last, default=[[], 0])]
     return values
@@ -347,8 +356,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.F.room",
-    "In 40 drawn states everybody who stays gets the pages of the known tokens, as few as needed are sent back, the "
-    "ratio jumps, and every page is in one place.",
+    "In 40 drawn states every request that stays gets the pages of the known tokens, as few as needed are preempted, "
+    "the ratio jumps, and every page is in one place.",
     room_probe,
     close(room_spec, 1e-9),
 )
@@ -360,7 +369,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.F.finish",
-    "A request ends wherever it is, once, with the first reason; its own pages are free and nobody else is touched.",
+    "A request ends wherever it is, once, with the first reason; its pages are free and no other request is touched.",
     finish_probe,
     bitwise(finish_spec),
 )
@@ -372,7 +381,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.F.again",
-    "A request that was sent back keeps its output and its arrival and computes all of its tokens again.",
+    "A request that was preempted keeps its output and its arrival and computes all of its tokens again.",
     again_probe,
     bitwise(again_spec),
 )

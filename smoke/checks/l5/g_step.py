@@ -87,7 +87,7 @@ def step_cases(seed: int) -> dict[str, Case]:
     }
     short = Rules(19, budget=9, preemption=True)
     edge = tuple(running(index, 5, 4, outputs=index, computed=4 + index, pages=4 + index) for index in (1, 2, 3))
-    found["no page for the newest tokens, and somebody waits"] = Case(short, (*edge, waiting(0, 1, 1)))
+    found["no page for the newest tokens, and one waits"] = Case(short, (*edge, waiting(0, 1, 1)))
     return found
 
 
@@ -100,7 +100,7 @@ def step_probe(seed: int) -> Values:
         values[name] = {
             "chunks": chunk_list(batch.chunks),
             "rows": batch.num_tokens,
-            "sent back": sorted(request.request_id for request in batch.preempted),
+            "preempted": sorted(request.request_id for request in batch.preempted),
             "still waiting": sorted(request.request_id for request in scheduler.waiting),
             "steps waited": {who: request.steps_waited for who, request in requests.items()},
             "ratio": float(scheduler.growth.ratio),
@@ -113,11 +113,11 @@ def step_spec(seed: int) -> Values:
     values: Values = {}
     for name, case in step_cases(seed).items():
         naive, people = case.naive()
-        told = naive.step()
+        planned = naive.step()
         values[name] = {
-            "chunks": told["chunks"],
-            "rows": sum(chunk[2] for chunk in told["chunks"]),
-            "sent back": sorted(told["preempted"]),
+            "chunks": planned["chunks"],
+            "rows": sum(chunk[2] for chunk in planned["chunks"]),
+            "preempted": sorted(planned["preempted"]),
             "still waiting": sorted(person.name for person in naive.waiting),
             "steps waited": {person.name: person.waited for person in people},
             "ratio": float(naive.ratio),
@@ -168,12 +168,12 @@ def stories(preemption: bool) -> Any:
 
 def runs_verdict(preemption: bool) -> Any:
     """Return the verdict of ``runs_probe``: every step as the rules have it, every token once, everybody finished."""
-    told = stories(preemption)
+    planned = stories(preemption)
 
     def verdict(seed: int, got: Values) -> list[Failure]:
         failures = []
         for name, world in worlds(seed, preemption).items():
-            story, steps = told(seed)[name], got[name]["steps"]
+            story, steps = planned(seed)[name], got[name]["steps"]
             failures += step_failures(name, story, steps)
             if got[name]["not finished"] or len(steps) >= world.most_steps:
                 who = got[name]["not finished"]
@@ -186,8 +186,8 @@ def runs_verdict(preemption: bool) -> Any:
 
 def step_failures(name: str, story: scheduling.Story, steps: list[Any]) -> list[Failure]:
     """Compare step by step, as far as the story goes, and return the first difference."""
-    for index, told in enumerate(story.steps):
-        expected = {"chunks": told["chunks"], "preempted": sorted(told["preempted"])}
+    for index, planned in enumerate(story.steps):
+        expected = {"chunks": planned["chunks"], "preempted": sorted(planned["preempted"])}
         if index >= len(steps):
             return [Failure(name, f"step {index}", str(expected), "there is no such step")]
         for part, want in expected.items():
@@ -220,12 +220,13 @@ def page_worlds(seed: int) -> dict[str, tuple[World, bool]]:
     """Draw worlds with and without preemption, and each with and without a prefix cache."""
     return {
         f"{policy}, preemption {preemption}, cache {shelved}": (
-            draw_world(f"pages {seed} {shelved}", policy, preemption, 40), shelved,
+            draw_world(f"pages {seed} {shelved}", policy, preemption, 40),
+            shelved,
         )
         for policy in ("fcfs", "lpm", "random")
         for preemption in (False, True)
         for shelved in (False, True)
-    }  # fmt: skip
+    }
 
 
 def books(scheduler: Any, shelf: Any, batch: Any | None) -> list[Any]:
@@ -249,10 +250,10 @@ def pages_probe(seed: int) -> Values:
     """Run every world and keep the books: after each choice of a step and after each update."""
     values: Values = {}
     for name, (world, shelved) in page_worlds(seed).items():
-        dice = random.Random(f"beginnings {name} {seed}")
+        rng = random.Random(f"beginnings {name} {seed}")
         requests = build_all(world)
         for request in requests.values():
-            start = dice.choice(BEGINNINGS) if shelved else []
+            start = rng.choice(BEGINNINGS) if shelved else []
             request.prompt_ids = [*start, *request.prompt_ids][: len(request.prompt_ids)]
         shelf = build_shelf(world.rules.page_size, surplus=1) if shelved else None
         scheduler = make_scheduler(world.rules, shelf)
@@ -265,14 +266,14 @@ def pages_probe(seed: int) -> Values:
 
 
 def pages_verdict(seed: int, got: Values) -> list[Failure]:
-    """Every page is in one place at every moment, and in the end nobody has or holds one."""
+    """Every page is in one place at every moment, and in the end no request owns or holds one."""
     failures = []
     for name, (world, _) in page_worlds(seed).items():
         found = list(book_failures(name, world.rules.num_pages, got[name]["books"]))
         failures += found[:1]
         if not found and (got[name]["books"][-1][2] or got[name]["held"]):
             owned = f"{got[name]['books'][-1][2]} own pages, {got[name]['held']} locks"
-            failures.append(Failure(name, "at the end", "nobody owns or holds a page", owned))
+            failures.append(Failure(name, "at the end", "no request owns or holds a page", owned))
     return failures
 
 
@@ -290,7 +291,7 @@ def book_failures(name: str, num_pages: int, log: list[Any]) -> Iterator[Failure
             yield Failure(name, place, "pages for all that is computed", faults[0])
 
 
-# Nobody is forgotten ------------------------------------------------------------------------------------------------
+# None is forgotten --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -326,7 +327,8 @@ def stream_probe(seed: int) -> Values:
     """Run each stream until the one is through."""
     values: Values = {}
     for name, stream in STREAMS.items():
-        scheduler, poor = make_scheduler(stream.rules), build_request(stream.poor)
+        scheduler = make_scheduler(stream.rules)
+        poor = build_request(stream.poor)
         values[name] = "never"
         for step, people in stream_people(stream).items():
             for person in people:
@@ -363,7 +365,8 @@ def stream_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L5.G.step",
-    "One step: decodes, then chunks of running prompts, then new requests, within the rows; nobody comes back at once.",
+    "One step: decodes, then chunks of running prompts, then new requests, within the rows; no request "
+    "is preempted and admitted in the same step.",
     step_probe,
     close(step_spec, 1e-9),
 )
@@ -377,14 +380,14 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.G.preemption",
-    "The same where pages run out and requests are sent back.",
+    "The same where pages run out and requests are preempted.",
     runs_probe(True),
     runs_verdict(True),
     seconds=40.0,
 )
 REGISTRY.add(
     "L5.G.pages",
-    "In every step of twelve runs every page is free, cached or owned by one request, and at the end nobody has one.",
+    "In every step of twelve runs every page is free, cached or owned by one request, and at the end none is owned.",
     pages_probe,
     pages_verdict,
     seconds=40.0,

@@ -17,18 +17,18 @@ Writing = tuple[list[int], list[str], int]  # ids, stop strings, min_new_tokens
 SYLLABLES = ("ab", "aab", "abab", "b", "c", " time", "é", "👍", "日本", "\n\n", "🇩🇪", " a", "e\u0301", "\u200d")
 
 
-def words(dice: random.Random, most: int = 12) -> str:
+def words(rng: random.Random, most: int = 12) -> str:
     """Draw a text with many repeats and characters of one to four bytes."""
-    return "".join(dice.choice(SYLLABLES) for _ in range(dice.randint(1, most)))
+    return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(1, most)))
 
 
-def stop_strings(dice: random.Random, text: str) -> list[str]:
+def stop_strings(rng: random.Random, text: str) -> list[str]:
     """Draw pieces of a text, pieces with another end, beginnings of each other, and strings that do not occur."""
     stops = []
-    for _ in range(dice.randint(1, 4)):
-        start = dice.randrange(len(text))
-        piece = text[start : start + dice.randint(1, 8)]
-        stops.append(dice.choice([piece, piece, piece + dice.choice("xa "), piece[:1], "zebra"]))
+    for _ in range(rng.randint(1, 4)):
+        start = rng.randrange(len(text))
+        piece = text[start : start + rng.randint(1, 8)]
+        stops.append(rng.choice([piece, piece, piece + rng.choice("xa "), piece[:1], "zebra"]))
     return list(dict.fromkeys(stops))
 
 
@@ -37,7 +37,8 @@ def feed(writing: Writing) -> dict[str, Any]:
     from mini_engine.detokenizer import Detokenizer
 
     ids, stops, least = writing
-    text, pieces = Detokenizer(spec.tokenizer(), stops, least), []
+    text = Detokenizer(spec.tokenizer(), stops, least)
+    pieces = []
     for token in ids:
         pieces.append(text.add(token))
         if text.matched is not None:
@@ -47,8 +48,8 @@ def feed(writing: Writing) -> dict[str, Any]:
 
 def expected(writing: Writing) -> dict[str, Any]:
     """Tell the same by the spec."""
-    told = spec.told(*writing)
-    return {"pieces": told.pieces, "rest": told.rest, "text": told.text, "matched": told.matched}
+    streamed = spec.streamed(*writing)
+    return {"pieces": streamed.pieces, "rest": streamed.rest, "text": streamed.text, "matched": streamed.matched}
 
 
 def named(writings: Sequence[Writing]) -> dict[str, Writing]:
@@ -105,11 +106,12 @@ SEARCHES: tuple[tuple[str, list[str], int], ...] = (
 
 def searches(seed: int) -> dict[str, tuple[str, list[str], int]]:
     """Add drawn searches in texts of two letters, where beginnings and ends meet all the time."""
-    dice, drawn = random.Random(f"searches {seed}"), list(SEARCHES)
+    rng = random.Random(f"searches {seed}")
+    drawn = list(SEARCHES)
     for _ in range(120):
-        text = "".join(dice.choice("ab") for _ in range(dice.randint(0, 9)))
-        stops = ["".join(dice.choice("ab") for _ in range(dice.randint(1, 6))) for _ in range(dice.randint(1, 4))]
-        drawn.append((text, list(dict.fromkeys(stops)), dice.randint(0, len(text))))
+        text = "".join(rng.choice("ab") for _ in range(rng.randint(0, 9)))
+        stops = ["".join(rng.choice("ab") for _ in range(rng.randint(1, 6))) for _ in range(rng.randint(1, 4))]
+        drawn.append((text, list(dict.fromkeys(stops)), rng.randint(0, len(text))))
     return {f"{text!r} from {start}, stop {stops}": (text, stops, start) for text, stops, start in drawn}
 
 
@@ -150,8 +152,8 @@ REGISTRY.add(
 
 def plain_writings(seed: int) -> list[Writing]:
     """Draw texts in three spellings, and some with special tokens in them."""
-    dice = random.Random(f"plain {seed}")
-    writings: list[Writing] = [(ids, [], 0) for _ in range(8) for ids in spec.spellings(words(dice), dice)]
+    rng = random.Random(f"plain {seed}")
+    writings: list[Writing] = [(ids, [], 0) for _ in range(8) for ids in spec.spellings(words(rng), rng)]
     end = spec.token("<|im_end|>")
     return [*writings, ([*spec.in_bytes("a👍"), end, *spec.in_bytes("é")], [], 0), ([end], [], 0), ([], [], 0)]
 
@@ -161,24 +163,28 @@ add_feed(
     "With every token come the characters that are complete by now: never a part of one, none later than possible, and "
     "no special token.",
     plain_writings,
-    "pieces", "rest",
-)  # fmt: skip
+    "pieces",
+    "rest",
+)
 
 
 def stray_writings(seed: int) -> list[Writing]:
     """Draw ids that spell half characters, stray bytes and anything else that a model may say."""
-    dice, tokens = random.Random(f"stray {seed}"), spec.byte_tokens()
+    rng = random.Random(f"stray {seed}")
+    tokens = spec.byte_tokens()
     writings: list[Writing] = [(spec.in_bytes("a" + "👍")[:-cut], [], 0) for cut in (1, 2, 3)]
     writings.append(([*spec.in_bytes(b"\xff"), *spec.in_bytes("abc")], [], 0))
     for _ in range(30):
         ids: list[int] = []
-        for _ in range(dice.randint(1, 25)):
-            ids += dice.choice((
-                [dice.randrange(spec.tokenizer().get_vocab_size())],
-                [tokens[dice.randrange(256)]],
-                spec.in_bytes("👍".encode()[: dice.randint(1, 3)]),
-                spec.respelled(words(dice, 2), dice),
-            ))  # fmt: skip
+        for _ in range(rng.randint(1, 25)):
+            ids += rng.choice(
+                (
+                    [rng.randrange(spec.tokenizer().get_vocab_size())],
+                    [tokens[rng.randrange(256)]],
+                    spec.in_bytes("👍".encode()[: rng.randint(1, 3)]),
+                    spec.respelled(words(rng, 2), rng),
+                )
+            )
         writings.append((ids, [], 0))
     return writings
 
@@ -188,8 +194,10 @@ add_feed(
     "Whatever the ids are, all pieces and the rest join to a decode of the whole; an unfinished character comes out at "
     "the end.",
     stray_writings,
-    "joined", "text", "taken",
-)  # fmt: skip
+    "joined",
+    "text",
+    "taken",
+)
 
 
 # Stop strings -------------------------------------------------------------------------------------------------------
@@ -215,12 +223,12 @@ BY_HAND: tuple[tuple[str, list[str]], ...] = (
 
 def stop_writings(seed: int) -> list[Writing]:
     """Spell every text in three ways, with its stop strings in two orders."""
-    dice = random.Random(f"stop {seed}")
-    drawn = [(text, stop_strings(dice, text)) for text in (words(dice) for _ in range(20))]
+    rng = random.Random(f"stop {seed}")
+    drawn = [(text, stop_strings(rng, text)) for text in (words(rng) for _ in range(20))]
     return [
         (ids, order, 0)
         for text, stops in (*BY_HAND, *drawn)
-        for ids in spec.spellings(text, dice)
+        for ids in spec.spellings(text, rng)
         for order in ([stops] if len(stops) == 1 else [stops, stops[::-1]])
     ]
 
@@ -230,27 +238,31 @@ add_feed(
     "A stop string ends the text with the token that completes it and cuts before it, wherever the borders of the "
     "tokens are and whether or not the tokenizer would spell it so.",
     stop_writings,
-    "joined", "text", "matched", "taken",
-)  # fmt: skip
+    "joined",
+    "text",
+    "matched",
+    "taken",
+)
 add_feed(
     "L5.H.stream",
     "No character of a stop string is ever shown, and every character that cannot begin one is shown at once; what was "
     "held back for nothing comes out.",
     stop_writings,
-    "pieces", "rest",
-)  # fmt: skip
+    "pieces",
+    "rest",
+)
 
 
 def least_writings(seed: int) -> list[Writing]:
     """Let stop strings count from different tokens on."""
-    dice = random.Random(f"least {seed}")
+    rng = random.Random(f"least {seed}")
     writings: list[Writing] = [(spec.in_bytes("a.b.c."), ["."], least) for least in range(7)]
     writings += [(spec.in_bytes("xabab"), ["ab"], least) for least in range(4)]
     writings += [(spec.in_bytes("ab"), ["abc"], 2), (spec.in_bytes("x👍👍"), ["👍"], 3)]
     for _ in range(12):
-        text = words(dice)
-        stops = stop_strings(dice, text)
-        writings += [(ids, stops, dice.randint(1, len(ids))) for ids in spec.spellings(text, dice)]
+        text = words(rng)
+        stops = stop_strings(rng, text)
+        writings += [(ids, stops, rng.randint(1, len(ids))) for ids in spec.spellings(text, rng)]
     return writings
 
 
@@ -259,8 +271,11 @@ add_feed(
     "A stop string that begins in a character of the first min_new_tokens tokens does not count, and nothing of it "
     "is held back.",
     least_writings,
-    "pieces", "rest", "text", "matched",
-)  # fmt: skip
+    "pieces",
+    "rest",
+    "text",
+    "matched",
+)
 
 
 # The end ------------------------------------------------------------------------------------------------------------
@@ -268,7 +283,7 @@ add_feed(
 ENDS: dict[str, Writing] = {
     "held back for a stop string": (spec.in_bytes("xab"), ["abc"], 0),
     "an unfinished character": (spec.in_bytes("a👍")[:-1], [], 0),
-    "an unfinished character behind held text": (spec.in_bytes("xab👍")[:-2], ["ab👍"], 0),
+    "an unfinished character after held text": (spec.in_bytes("xab👍")[:-2], ["ab👍"], 0),
     "a stop string that only the end completes": (spec.in_bytes("ab👍")[:-1], ["b\ufffd"], 0),
     "after a stop string": (spec.in_bytes("xabc"), ["bc"], 0),
     "nothing left": (spec.in_bytes("xyz"), ["abc"], 0),
@@ -296,9 +311,14 @@ def end_spec(seed: int) -> Values:
     """Nothing comes a second time."""
     values: Values = {}
     for name, writing in ENDS.items():
-        told = spec.told(*writing)
-        shown = "".join(told.pieces)
-        values[name] = {"shown": shown, "flush": [told.rest, ""], "text": told.text, "matched": told.matched}
+        streamed = spec.streamed(*writing)
+        shown = "".join(streamed.pieces)
+        values[name] = {
+            "shown": shown,
+            "flush": [streamed.rest, ""],
+            "text": streamed.text,
+            "matched": streamed.matched,
+        }
     return values
 
 

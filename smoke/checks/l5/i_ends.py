@@ -24,11 +24,11 @@ BY_HAND = ("L5.B",)  # an engine makes its policy
 # By hand ------------------------------------------------------------------------------------------------------------
 
 
-def start(engine: Any, prompt: list[int], wishes: dict[str, Any]) -> str:
+def start(engine: Any, prompt: list[int], params: dict[str, Any]) -> str:
     """Add a request and let it run, without a step -> its id. Mutates the engine."""
     from mini_engine.scheduler.prefix_cache import PrefixHit
 
-    name = str(engine.add_request(prompt, make_params(wishes)))
+    name = str(engine.add_request(prompt, make_params(params)))
     assert engine.scheduler.try_admit(engine.entries[name].request, PrefixHit()), "there is room for this request"
     return name
 
@@ -49,7 +49,8 @@ def is_over(engine: Any, name: str) -> bool:
 
 def taken_deltas(engine: Any) -> list[dict[str, Any]]:
     """Return the deltas since the last time, as plain values. Mutates the engine."""
-    deltas, engine.deltas = engine.deltas, []
+    deltas = engine.deltas
+    engine.deltas = []
     return [
         {"id": delta.token_id, "text": delta.text, "finish_reason": delta.finish_reason, "error": delta.error}
         for delta in deltas
@@ -60,9 +61,12 @@ def outcome(engine: Any, name: str) -> dict[str, Any]:
     """Return what the output says about the end. Mutates the engine."""
     output = engine.take_output(name)
     return {
-        "ids": [int(token) for token in output.token_ids], "text": output.text, "matched": output.matched,
-        "finish_reason": output.finish_reason, "error": output.error,
-    }  # fmt: skip
+        "ids": [int(token) for token in output.token_ids],
+        "text": output.text,
+        "matched": output.matched,
+        "finish_reason": output.finish_reason,
+        "error": output.error,
+    }
 
 
 def pages_left(engine: Any) -> int:
@@ -76,9 +80,9 @@ EOS = tuple(sorted(embedded_eos_ids()))
 
 
 def end_cases(seed: int) -> dict[str, tuple[list[int], dict[str, Any]]]:
-    """Return the ids that a request is given, at most, and its wishes."""
-    dice = random.Random(f"ends {seed}")
-    word = dice.choice(("upon", "time", "fox", "Ada"))
+    """Return the ids that a request is given, at most, and its parameters."""
+    rng = random.Random(f"ends {seed}")
+    word = rng.choice(("upon", "time", "fox", "Ada"))
     ids = text.in_bytes(word)
     own = ids[-1]
     many = [*ids, *ids]
@@ -94,28 +98,31 @@ def end_cases(seed: int) -> dict[str, tuple[list[int], dict[str, Any]]]:
         "a stop string with the last allowed token": (many, {"max_new_tokens": len(ids), "stop": [word[1:]]}),
         "a stop string of two": (many, {"max_new_tokens": 20, "stop": ["zebra", word[-1] + word[0]]}),
         "an own stop id that completes a stop string": (
-            many, {"max_new_tokens": 20, "stop": [word], "stop_token_ids": [own]}
+            many,
+            {"max_new_tokens": 20, "stop": [word], "stop_token_ids": [own]},
         ),
         "text held back when an own stop id comes": (
-            many, {"max_new_tokens": 20, "stop": [word[1:-1] + "never"], "stop_token_ids": [own]}
+            many,
+            {"max_new_tokens": 20, "stop": [word[1:-1] + "never"], "stop_token_ids": [own]},
         ),
         "text held back at the limit": (many, {"max_new_tokens": len(ids), "stop": [word[1:] + "never"]}),
         "a stop string that the end completes": (
-            [*ids, *text.in_bytes("👍")[:-1]], {"max_new_tokens": len(ids) + 3, "stop": [word[-1] + "\ufffd"]}
+            [*ids, *text.in_bytes("👍")[:-1]],
+            {"max_new_tokens": len(ids) + 3, "stop": [word[-1] + "\ufffd"]},
         ),
         "half a character at the limit": ([*ids, *text.in_bytes("é")[:-1]], {"max_new_tokens": len(ids) + 1}),
         "a stop string too early": (many, {"max_new_tokens": len(many), "stop": [word], "min_new_tokens": len(ids)}),
-    }  # fmt: skip
+    }
 
 
 def reasons_probe(seed: int) -> Values:
     """Give every request its tokens until it ends, one request after the other in one engine."""
     engine = build_engine(embedded_case(), eos=EOS, with_text=True, num_pages=4)
     values: Values = {}
-    for name, (ids, wishes) in end_cases(seed).items():
-        request = start(engine, [5, 6, 7], wishes)
+    for name, (ids, params) in end_cases(seed).items():
+        request = start(engine, [5, 6, 7], params)
         entry = engine.entries[request]
-        entry.request.num_preemptions = len(ids)  # as if it had been sent back so often
+        entry.request.num_preemptions = len(ids)  # as if it had been preempted so often
         for token in ids:
             if not is_over(engine, request):
                 give(engine, request, token)
@@ -130,29 +137,34 @@ def reasons_probe(seed: int) -> Values:
 
 def reasons_spec(seed: int) -> Values:
     """Follow each request: a stop id goes before a stop string, and that before the limit."""
-    return {name: ended(ids, wishes) | {"preemptions": len(ids)} for name, (ids, wishes) in end_cases(seed).items()}
+    return {name: ended(ids, params) | {"preemptions": len(ids)} for name, (ids, params) in end_cases(seed).items()}
 
 
-def ended(ids: Sequence[int], wishes: dict[str, Any]) -> dict[str, Any]:
+def ended(ids: Sequence[int], params: dict[str, Any]) -> dict[str, Any]:
     """Tell the text of the ids before the first stop id, at most as many as are allowed."""
-    stops = {*wishes.get("stop_token_ids", ()), *(() if wishes.get("ignore_eos") else EOS)}
-    given = list(ids[: wishes["max_new_tokens"]])
+    stops = {*params.get("stop_token_ids", ()), *(() if params.get("ignore_eos") else EOS)}
+    given = list(ids[: params["max_new_tokens"]])
     place = next((place for place, token in enumerate(given) if token in stops), len(given))
-    told = text.told(given[:place], wishes.get("stop", ()), wishes.get("min_new_tokens", 0))
-    by_id = place < len(given) and (told.matched is None or told.at_end)
-    taken, matched = (given[: place + 1], given[place]) if by_id else (given[: len(told.pieces)], told.matched)
+    streamed = text.streamed(given[:place], params.get("stop", ()), params.get("min_new_tokens", 0))
+    by_id = place < len(given) and (streamed.matched is None or streamed.at_end)
+    taken, matched = (given[: place + 1], given[place]) if by_id else (given[: len(streamed.pieces)], streamed.matched)
     reason = "length" if matched is None else "stop"
-    pieces = [*told.pieces, *([""] if by_id else [])]
-    pieces[-1] += told.rest
+    pieces = [*streamed.pieces, *([""] if by_id else [])]
+    pieces[-1] += streamed.rest
     last = len(pieces) - 1
     deltas = [
         {"id": token, "text": piece, "finish_reason": reason if index == last else None, "error": None}
         for index, (token, piece) in enumerate(zip(taken, pieces, strict=True))
     ]
     return {
-        "deltas": deltas, "pages not free": 0, "ids": taken, "text": told.text, "matched": matched,
-        "finish_reason": reason, "error": None,
-    }  # fmt: skip
+        "deltas": deltas,
+        "pages not free": 0,
+        "ids": taken,
+        "text": streamed.text,
+        "matched": matched,
+        "finish_reason": reason,
+        "error": None,
+    }
 
 
 REGISTRY.add(
@@ -181,17 +193,18 @@ def deltas_probe(seed: int) -> Values:
     names = [start(engine, [5, 6], {"max_new_tokens": len(ids), "stop": ["fox!"], "logprobs": 0}) for ids in scripts]
     stream = engine.deltas_of(names[1])
     next(stream)
-    told: list[list[Any]] = [[], []]
+    by_request: list[list[Any]] = [[], []]
     for step in range(max(map(len, scripts))):
         for index, (name, ids) in enumerate(zip(names, scripts, strict=True)):
             if step < len(ids):
-                report, logits = [TokenLogprob(ids[step], -float(step), 1)], torch.full((4,), float(step + index))
+                report = [TokenLogprob(ids[step], -float(step), 1)]
+                logits = torch.full((4,), float(step + index))
                 give(engine, name, ids[step], report, logits)
         for delta in engine.deltas:
-            told[names.index(delta.request_id)].append(told_of(delta))
+            by_request[names.index(delta.request_id)].append(plain_delta(delta))
         engine.deltas = []
     entries = [engine.entries[name] for name in names]
-    values: Values = {"told": told, "streamed": [told_of(delta) for delta in stream]}
+    values: Values = {"deltas": by_request, "streamed": [plain_delta(delta) for delta in stream]}
     values["logprobs"] = [[[e.token_id, e.logprob] for (e,) in entry.output.logprobs] for entry in entries]
     times = [entry.request.times for entry in entries]
     values["one time a token"] = [time.tokens == sorted(set(time.tokens)) and len(time.tokens) for time in times]
@@ -199,7 +212,7 @@ def deltas_probe(seed: int) -> Values:
     return values
 
 
-def told_of(delta: Any) -> list[Any]:
+def plain_delta(delta: Any) -> list[Any]:
     """Return a delta as plain values: id, text, report, reason, first logit."""
     report = None if delta.logprobs is None else [[int(e.token_id), float(e.logprob)] for e in delta.logprobs]
     return [
@@ -213,20 +226,25 @@ def told_of(delta: Any) -> list[Any]:
 
 def deltas_spec(seed: int) -> Values:
     """Tell both texts, a delta for each token."""
-    told: list[list[Any]] = []
+    by_request: list[list[Any]] = []
     for index, ids in enumerate((text.in_bytes(TELLING), text.encoded(TELLING))):
-        pieces = text.told(ids, ["fox!"]).pieces
-        pieces[-1] += text.told(ids, ["fox!"]).rest
+        pieces = text.streamed(ids, ["fox!"]).pieces
+        pieces[-1] += text.streamed(ids, ["fox!"]).rest
         reasons = [*[None] * (len(ids) - 1), "length"]
-        told.append([
-            [token, piece, [[token, -float(step)]], reason, float(step + index)]
-            for step, (token, piece, reason) in enumerate(zip(ids, pieces, reasons, strict=True))
-        ])  # fmt: skip
-    reports = [[report for _, _, (report,), _, _ in deltas] for deltas in told]
+        by_request.append(
+            [
+                [token, piece, [[token, -float(step)]], reason, float(step + index)]
+                for step, (token, piece, reason) in enumerate(zip(ids, pieces, reasons, strict=True))
+            ]
+        )
+    reports = [[report for _, _, (report,), _, _ in deltas] for deltas in by_request]
     return {
-        "told": told, "streamed": told[1], "logprobs": reports,
-        "one time a token": [len(deltas) for deltas in told], "finished last": [True, True],
-    }  # fmt: skip
+        "deltas": by_request,
+        "streamed": by_request[1],
+        "logprobs": reports,
+        "one time a token": [len(deltas) for deltas in by_request],
+        "finished last": [True, True],
+    }
 
 
 REGISTRY.add(
@@ -246,11 +264,13 @@ SHOWN, HELD = "a tale of ", "fox"  # the second part begins the stop string
 
 def break_off(engine: Any, state: str, how: str) -> str:
     """Bring a request into a state and end it there, twice -> its id. Mutates the engine."""
-    wishes = {"max_new_tokens": 40, "stop": [HELD + "trot"]}
+    params = {"max_new_tokens": 40, "stop": [HELD + "trot"]}
     if state == "waiting":
-        name, ids = str(engine.add_request([5] * 9, make_params(wishes))), list[int]()
+        name = str(engine.add_request([5] * 9, make_params(params)))
+        ids = list[int]()
     else:
-        name, ids = start(engine, [5] * 9, wishes), text.in_bytes(SHOWN + HELD)
+        name = start(engine, [5] * 9, params)
+        ids = text.in_bytes(SHOWN + HELD)
         ids = [] if state == "in its prompt" else ids
         engine.entries[name].request.num_computed_tokens = 4 if state == "in its prompt" else 9
         for token in ids:
@@ -280,18 +300,24 @@ def breaks_probe(seed: int) -> Values:
             name = break_off(engine, state, how)
             deltas = taken_deltas(engine)
             values[f"{state}, {how}"] = {
-                "last delta": deltas[-1], "ends told": sum(delta["finish_reason"] is not None for delta in deltas),
-                "shown": "".join(delta["text"] for delta in deltas), "pages more": pages_left(engine) - held,
-                "finished": engine.entries[name].request.times.finished is not None, "outcome": outcome(engine, name),
+                "last delta": deltas[-1],
+                "ends reported": sum(delta["finish_reason"] is not None for delta in deltas),
+                "shown": "".join(delta["text"] for delta in deltas),
+                "pages more": pages_left(engine) - held,
+                "finished": engine.entries[name].request.times.finished is not None,
+                "outcome": outcome(engine, name),
                 "others": [str(engine.entries[each].request.state) for each in (other, waiting)],
-            }  # fmt: skip
+            }
             engine.scheduler.check_pages()
     engine = build_engine(embedded_case(), eos=EOS, with_text=True)
     name = start(engine, [5], {"max_new_tokens": 1})
     give(engine, name, 7)
     engine.abort(name)
-    engine.abort("nobody")
-    values["one that has ended, and nobody"] = {"deltas": taken_deltas(engine), "outcome": outcome(engine, name)}
+    engine.abort("unknown")
+    values["an ended and an unknown one"] = {
+        "deltas": taken_deltas(engine),
+        "outcome": outcome(engine, name),
+    }
     return values
 
 
@@ -305,19 +331,22 @@ def breaks_spec(seed: int) -> Values:
             rest, shown = (HELD, SHOWN + HELD) if ids else ("", "")
             values[f"{state}, {how}"] = {
                 "last delta": {"id": None, "text": rest, "finish_reason": how, "error": error},
-                "ends told": 1, "shown": shown, "pages more": 0, "finished": True,
+                "ends reported": 1,
+                "shown": shown,
+                "pages more": 0,
+                "finished": True,
                 "outcome": {"ids": ids, "text": shown, "matched": None, "finish_reason": how, "error": error},
                 "others": ["running", "waiting"],
-            }  # fmt: skip
+            }
     done = ended([7], {"max_new_tokens": 1})
-    told = {part: done[part] for part in ("ids", "text", "matched", "finish_reason", "error")}
-    return {**values, "one that has ended, and nobody": {"deltas": done["deltas"], "outcome": told}}
+    ended_before = {part: done[part] for part in ("ids", "text", "matched", "finish_reason", "error")}
+    return {**values, "an ended and an unknown one": {"deltas": done["deltas"], "outcome": ended_before}}
 
 
 REGISTRY.add(
     "L5.I.breaks",
     "A request that is aborted or fails ends wherever it is: its pages are free, one delta without a token says so and "
-    "brings what was held back, and nobody else notices.",
+    "brings what was held back, and no other request changes.",
     breaks_probe,
     bitwise(breaks_spec),
     needs=BY_HAND,
@@ -327,7 +356,7 @@ REGISTRY.add(
 # L5.I: constraints --------------------------------------------------------------------------------------------------
 
 WORD = text.in_bytes("fox")
-# What is allowed (-1: an error), the ids that come, and wishes.
+# What is allowed (-1: an error), the ids that come, and parameters.
 GUIDED: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
     "it ends the answer": ([*WORD, EOS[0]], [*WORD, EOS[0]], {"ignore_eos": True}),
     "it goes on at the limit": ([*WORD, *WORD], WORD, {"max_new_tokens": len(WORD)}),
@@ -343,7 +372,9 @@ def one_text(texts: dict[str, list[int]]) -> Any:
 
     class OneText(NoConstraints):
         def __init__(self) -> None:
-            self.left, self.waiting, self.over = texts, set[str](), list[str]()
+            self.left = texts
+            self.waiting = set[str]()
+            self.over = list[str]()
 
         @property
         def num_waiting(self) -> int:  # type: ignore[override]
@@ -384,8 +415,8 @@ def limits_probe(seed: int) -> Values:
     constraints = one_text(texts)
     engine = build_engine(embedded_case(), eos=EOS, with_text=True, num_pages=8, constraints=constraints)
     values: Values = {}
-    for case, (allowed, ids, wishes) in GUIDED.items():
-        name = start(engine, [5, 6, 7], {"max_new_tokens": 20, **wishes})
+    for case, (allowed, ids, params) in GUIDED.items():
+        name = start(engine, [5, 6, 7], {"max_new_tokens": 20, **params})
         texts[name] = list(allowed)
         for token in ids:
             if not is_over(engine, name):
@@ -402,8 +433,10 @@ def limits_probe(seed: int) -> Values:
     name = str(engine.add_request([5], make_params({"max_new_tokens": 5, "regex": "a+"})))
     engine.abort(name)
     values["aborted before it was there"] = {
-        "waits": bool(engine.has_work), "deltas": taken_deltas(engine), **outcome(engine, name)
-    }  # fmt: skip
+        "waits": bool(engine.has_work),
+        "deltas": taken_deltas(engine),
+        **outcome(engine, name),
+    }
     engine.close()
     return values
 
@@ -413,23 +446,33 @@ def limits_spec(seed: int) -> Values:
     cases: dict[str, tuple[list[int], str, str, str, str | None, Any, bool]] = {
         "it ends the answer": ([*WORD, EOS[0]], "fox", "", "stop", None, EOS[0], True),
         "it goes on at the limit": (WORD, "fox", "x", "length", None, None, True),
-        "it refuses a token": (
-            [WORD[0], WORD[0] + 1], "f", "", "error", f"the grammar wants {WORD[1]}", None, True
-        ),
+        "it refuses a token": ([WORD[0], WORD[0] + 1], "f", "", "error", f"the grammar wants {WORD[1]}", None, True),
         "it breaks": (WORD[:2], "f", "", "error", "it is broken", None, True),
         "a stop string cuts the answer": (WORD, "fo", "", "stop", None, "x", False),
-    }  # fmt: skip
+    }
     values: Values = {}
-    for case, (ids, told, last, reason, error, matched, complete) in cases.items():
+    for case, (ids, shown, last, reason, error, matched, complete) in cases.items():
         values[case] = {
             "last delta": {"id": ids[-1], "text": last, "finish_reason": reason, "error": error},
-            "complete": complete, "cost": 7, "over": 1, "pages not free": 0,
-            "ids": ids, "text": told, "matched": matched, "finish_reason": reason, "error": error,
-        }  # fmt: skip
+            "complete": complete,
+            "cost": 7,
+            "over": 1,
+            "pages not free": 0,
+            "ids": ids,
+            "text": shown,
+            "matched": matched,
+            "finish_reason": reason,
+            "error": error,
+        }
     values["aborted before it was there"] = {
-        "waits": False, "deltas": [{"id": None, "text": "", "finish_reason": "abort", "error": None}],
-        "ids": [], "text": "", "matched": None, "finish_reason": "abort", "error": None,
-    }  # fmt: skip
+        "waits": False,
+        "deltas": [{"id": None, "text": "", "finish_reason": "abort", "error": None}],
+        "ids": [],
+        "text": "",
+        "matched": None,
+        "finish_reason": "abort",
+        "error": None,
+    }
     return values
 
 

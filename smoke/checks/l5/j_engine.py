@@ -1,7 +1,7 @@
 """The checks of L5.J: the engine's step. Many requests share it, and each gets what it gets alone.
 
 Owns: runs of ``mini_engine.engine`` under many loads, and what they must give: transformers' bits with everything off,
-the bits of L4's lonely run under ``batch_invariant``, and everywhere the token that the specs choose from the logits,
+the bits of L4's run alone under ``batch_invariant``, and everywhere the token that the specs choose from the logits,
 the past and the parameters of its own request. Needs L1 to L4 and all of L5 but the shared prefill.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l3 import driver as l3
-from smoke.checks.l4 import k_driver as l4_state_driver
+from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4 import spec_distribution as distribution
 from smoke.checks.l4.k_driver import choose, make_params
 from smoke.checks.l4.spec_histories import Past
@@ -30,10 +30,10 @@ MOST_STEPS = 400  # no run needs more
 
 @dataclass(frozen=True)
 class Plan:
-    """A request of a run: tokens of its prompt, what it wishes, and before which steps it comes and is aborted."""
+    """A request of a run: tokens of its prompt, its parameters, and before which steps it comes and is aborted."""
 
     length: int
-    wishes: dict[str, Any]
+    params: dict[str, Any]
     arrives: int = 0
     aborted: int | None = None
 
@@ -55,40 +55,40 @@ def build_engine(
     from mini_engine.llm import make_engine
     from mini_engine.sampler.head import LogitsHead
 
-    driver = l4_state_driver.build_driver(case, eos=eos, **options)
+    driver = l4.build_driver(case, eos=eos, **options)
     driver.head = LogitsHead(gather=gather)
     return make_engine(driver, text.tokenizer() if with_text else None, constraints=constraints)
 
 
 def few_pages(plans: Sequence[Plan], page_size: int) -> int:
     """Return how many pages the longest request needs, and so how few a pool can have."""
-    return max(-(-(plan.length + int(plan.wishes["max_new_tokens"])) // page_size) for plan in plans)
+    return max(-(-(plan.length + int(plan.params["max_new_tokens"])) // page_size) for plan in plans)
 
 
 def drive(
-    engine: Any, plans: Sequence[Plan], given: Sequence[list[int]], *, squeeze: bool = False, dice: Any = None
+    engine: Any, plans: Sequence[Plan], given: Sequence[list[int]], *, squeeze: bool = False, rng: Any = None
 ) -> dict[str, Any]:
-    """Run all plans through the engine, step by step, and keep what each request was told and what each step did.
+    """Run all plans through the engine, step by step, and keep what each request was sent and what each step did.
 
-    ``squeeze`` lets requests in as if none would grow, so that pages run out; ``dice`` shuffles the running requests.
+    ``squeeze`` lets requests in as if none would grow, so that pages run out; ``rng`` shuffles the running requests.
     """
     names: dict[str, int] = {}
-    told: list[list[Any]] = [[] for _ in plans]
+    deltas: list[list[Any]] = [[] for _ in plans]
     steps, preempted = [], 0
     for number in range(MOST_STEPS):
         for index, plan in enumerate(plans):
             if plan.arrives == number:
-                names[engine.add_request(given[index], make_params(plan.wishes))] = index
+                names[engine.add_request(given[index], make_params(plan.params))] = index
         for name in [name for name, index in names.items() if plans[index].aborted == number]:
             engine.abort(name)
         engine.scheduler.growth.ratio = 0.0 if squeeze else engine.scheduler.growth.ratio
-        if dice is not None:
-            dice.shuffle(engine.scheduler.running)
+        if rng is not None:
+            rng.shuffle(engine.scheduler.running)
         output = engine.step()
         engine.scheduler.check_pages()
         preempted += len(output.preempted)
         for delta in output.deltas:
-            told[names[delta.request_id]].append(delta)
+            deltas[names[delta.request_id]].append(delta)
         sampled = [names[delta.request_id] for delta in output.deltas if delta.token_id is not None]
         steps.append({"chunks": [[names[n], start, count] for n, start, count in output.chunks], "sampled": sampled})
         if len(names) == len(plans) and not engine.scheduler.has_work and not engine.deltas:
@@ -96,13 +96,15 @@ def drive(
     answers = {index: engine.take_output(name) for name, index in names.items()}
     free = engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_pages
     return {
-        "requests": [answer(told[index], answers[index]) for index in range(len(plans))],
-        "steps": steps, "preempted": preempted, "all pages free": free,
-    }  # fmt: skip
+        "requests": [answer(deltas[index], answers[index]) for index in range(len(plans))],
+        "steps": steps,
+        "preempted": preempted,
+        "all pages free": free,
+    }
 
 
 def answer(deltas: Sequence[Any], output: Any) -> dict[str, Any]:
-    """Return what a request was told and what its output holds, as plain values. The two must agree."""
+    """Return what a request was sent and what its output holds, as plain values. The two must agree."""
     tokens = [delta for delta in deltas if delta.token_id is not None]
     return {
         "ids": [int(delta.token_id) for delta in tokens],
@@ -112,11 +114,14 @@ def answer(deltas: Sequence[Any], output: Any) -> dict[str, Any]:
         "text": "".join(delta.text for delta in deltas),
         "finish_reason": [str(delta.finish_reason) for delta in deltas if delta.finish_reason is not None],
         "output": {
-            "ids": [int(token) for token in output.token_ids], "text": output.text, "matched": output.matched,
-            "logprobs": [entries_of(entries) for entries in output.logprobs], "finish_reason": [output.finish_reason],
+            "ids": [int(token) for token in output.token_ids],
+            "text": output.text,
+            "matched": output.matched,
+            "logprobs": [entries_of(entries) for entries in output.logprobs],
+            "finish_reason": [output.finish_reason],
             "error": output.error,
         },
-    }  # fmt: skip
+    }
 
 
 def stacked(logits: Sequence[Tensor]) -> Tensor | None:
@@ -147,7 +152,7 @@ def agreement(request: dict[str, Any], name: str) -> list[Failure]:
 def off_probe(seed: int) -> Values:
     """Stream requests that ask for nothing but a length, with the configuration that asks for nothing."""
     values: Values = {}
-    for index, dtype, count in l4_state_driver.OFF_RUNS:
+    for index, dtype, count in l4.OFF_RUNS:
         engine = build_engine(embedded_case(), dtype=dtype, eos=tuple(embedded_eos_ids()))
         deltas = list(engine.stream(prompts(seed)[index], make_params({"max_new_tokens": count})))
         ids, logits = [int(delta.token_id) for delta in deltas], stacked([delta.logits for delta in deltas])
@@ -159,7 +164,7 @@ REGISTRY.add(
     "L5.J.off",
     "With everything off the engine gives the ids and logits of L3 and of transformers, to the bit.",
     off_probe,
-    bitwise(l4_state_driver.off_peer),
+    bitwise(l4.off_peer),
     seconds=40.0,
 )
 
@@ -190,15 +195,13 @@ PLANS: tuple[Plan, ...] = (
         6,
     ),
 )
+SHORTEST_FIRST = {"max_running_requests": 8, "preemption": True, "policy": "shortest"}
 # What shares the steps, in how many pieces, and with how many pages: ``None`` are as few as the longest request needs.
 LOADS: dict[str, dict[str, Any]] = {
     "four at a time": {"max_running_requests": 4, "num_pages": 40},
     "chunks of up to 5 tokens": {"max_running_requests": 6, "max_tokens_per_step": 5, "page_size": 4, "num_pages": 90},
-    "pages run out": {
-        "max_running_requests": 8, "max_tokens_per_step": 11, "page_size": 1, "num_pages": None, "preemption": True,
-        "policy": "shortest",
-    },
-}  # fmt: skip
+    "pages run out": {**SHORTEST_FIRST, "max_tokens_per_step": 11, "page_size": 1, "num_pages": None},
+}
 MODELS = (("the embedded model", "float32"), (l3.SMALL, "bfloat16"))
 
 
@@ -215,7 +218,7 @@ def load_options(load: str, plans: Sequence[Plan]) -> dict[str, Any]:
 
 
 def poison_freed_pages(engine: Any) -> None:
-    """Let whoever reads a page after it was given back read NaN. Mutates the engine."""
+    """Fill freed pages with NaN, so that a later read shows. Mutates the engine."""
     plain, pool = engine.scheduler.allocator.free, engine.pool
 
     def free(pages: Any) -> None:
@@ -231,21 +234,19 @@ def together_probe(seed: int) -> Values:
     for name, dtype in MODELS:
         case = model_case(name, seed)
         given = [plan.prompt(case, seed, index) for index, plan in enumerate(PLANS)]
-        driver = l4_state_driver.build_driver(case, dtype=dtype, batch_invariant=True)
+        driver = l4.build_driver(case, dtype=dtype, batch_invariant=True)
         for load in LOADS:
             engine = build_engine(case, dtype=dtype, batch_invariant=True, **load_options(load, PLANS))
             poison_freed_pages(engine)
-            dice = random.Random(seed)
-            values[f"{name}, {load}"] = drive(
-                engine, PLANS, given, squeeze=engine.scheduler.limits.preemption, dice=dice
-            )
-        values[f"{name}, alone"] = [alone(driver, p, plan.wishes) for p, plan in zip(given, PLANS, strict=True)]
+            rng = random.Random(seed)
+            values[f"{name}, {load}"] = drive(engine, PLANS, given, squeeze=engine.scheduler.limits.preemption, rng=rng)
+        values[f"{name}, alone"] = [alone(driver, p, plan.params) for p, plan in zip(given, PLANS, strict=True)]
     return values
 
 
-def alone(driver: Any, prompt: list[int], wishes: dict[str, Any]) -> dict[str, Any]:
+def alone(driver: Any, prompt: list[int], params: dict[str, Any]) -> dict[str, Any]:
     """Run one request with L4's driver, which knows no scheduler."""
-    (done,) = driver.complete(prompt, make_params(wishes))
+    (done,) = driver.complete(prompt, make_params(params))
     return {
         "ids": [int(token) for token in done.token_ids],
         "logits": stacked([step.logits for step in done.steps]),
@@ -256,19 +257,19 @@ def alone(driver: Any, prompt: list[int], wishes: dict[str, Any]) -> dict[str, A
 
 
 def together_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask every request under every load for its lonely run's bits, and that for transformers' logits of its ids."""
+    """Compare every request under every load with its run alone, and that with transformers' logits of its ids."""
     failures = []
     for name, dtype in MODELS:
-        lonely = got[f"{name}, alone"]
+        alone_runs = got[f"{name}, alone"]
         for load, options in LOADS.items():
             run = got[f"{name}, {load}"]
             for index, plan in enumerate(PLANS):
-                where = f"{name}, {load}, request {index} {plan.wishes}"
-                failures += like_alone(run["requests"][index], lonely[index], plan, where)
+                where = f"{name}, {load}, request {index} {plan.params}"
+                failures += like_alone(run["requests"][index], alone_runs[index], plan, where)
             if not run["all pages free"] or ("preemption" in options and run["preempted"] < 2):
                 failures.append(Failure(f"{name}, {load}", "pages", "they run out, and are free at the end", str(run)))
         if dtype == "float32":
-            failures += anchored(model_case(name, seed), lonely, seed)
+            failures += anchored(model_case(name, seed), alone_runs, seed)
     return failures
 
 
@@ -281,21 +282,21 @@ def unlike(want: dict[str, Any], have: dict[str, Any], where: str) -> list[Failu
     ]
 
 
-def like_alone(request: dict[str, Any], lonely: dict[str, Any], plan: Plan, where: str) -> list[Failure]:
-    """Compare a request with its lonely run; one that was aborted with the beginning of it."""
+def like_alone(request: dict[str, Any], alone_runs: dict[str, Any], plan: Plan, where: str) -> list[Failure]:
+    """Compare a request with its run alone; an aborted one with the run's beginning."""
     failures = agreement(request, where)
     if request["finish_reason"] != ["abort"] or plan.aborted is None:
-        return failures + unlike(lonely, request, where)
+        return failures + unlike(alone_runs, request, where)
     count = len(request["ids"])
-    beginning = {"ids": lonely["ids"][:count], "logprobs": lonely["logprobs"][:count]}
+    beginning = {"ids": alone_runs["ids"][:count], "logprobs": alone_runs["logprobs"][:count]}
     failures += unlike(beginning, request, where)
-    return failures + (differences(lonely["logits"][:count], request["logits"], None, where) if count else [])
+    return failures + (differences(alone_runs["logits"][:count], request["logits"], None, where) if count else [])
 
 
-def anchored(case: ModelCase, lonely: Sequence[dict[str, Any]], seed: int) -> list[Failure]:
-    """Ask the lonely runs for transformers' logits of the same ids."""
+def anchored(case: ModelCase, alone_runs: Sequence[dict[str, Any]], seed: int) -> list[Failure]:
+    """Compare the runs alone with transformers' logits of the same ids."""
     failures = []
-    for index, (plan, run) in enumerate(zip(PLANS, lonely, strict=True)):
+    for index, (plan, run) in enumerate(zip(PLANS, alone_runs, strict=True)):
         prompt = plan.prompt(case, seed, index)
         want = peer.logits(case, "float32", "sdpa", [*prompt, *run["ids"]])[len(prompt) - 1 : -1]
         failures += differences(want, run["logits"], 1e-4, f"request {index}, alone, logits of its own ids")
@@ -367,7 +368,7 @@ def rows_peer(seed: int) -> list[list[int]]:
     """Return transformers' greedy ids."""
     case = random_case(l3.SMALL, seed)
     return [
-        peer.generate(case, "float32", tuple(plan.prompt(case, seed, i)), plan.wishes["max_new_tokens"], ())[0]
+        peer.generate(case, "float32", tuple(plan.prompt(case, seed, i)), plan.params["max_new_tokens"], ())[0]
         for i, plan in enumerate(ROW_PLANS)
     ]
 
@@ -411,22 +412,22 @@ def past_probe(seed: int) -> Values:
     values: Values = {}
     for load in ("chunks of up to 5 tokens", "pages run out"):
         engine = build_engine(case, **load_options(load, PLANS))
-        dice = random.Random(seed + 1)
-        values[load] = drive(engine, PLANS, given, squeeze=engine.scheduler.limits.preemption, dice=dice)["requests"]
+        rng = random.Random(seed + 1)
+        values[load] = drive(engine, PLANS, given, squeeze=engine.scheduler.limits.preemption, rng=rng)["requests"]
     return values
 
 
 def past_verdict(seed: int, got: Values) -> list[Failure]:
-    """Choose every token anew from its logits, its request's whole past and wishes, and work out its report."""
+    """Choose every token anew from its logits, its request's whole past and parameters, and work out its report."""
     case, failures = random_case(l3.SMALL, seed), []
     for load, requests in got.items():
         for index, (plan, request) in enumerate(zip(PLANS, requests, strict=True)):
-            where, prompt = f"{load}, request {index} {plan.wishes}", plan.prompt(case, seed, index)
+            where, prompt = f"{load}, request {index} {plan.params}", plan.prompt(case, seed, index)
             ids, logits = request["ids"], [] if request["logits"] is None else request["logits"].tolist()
             pasts = [Past(tuple(prompt), tuple(ids[:count])) for count in range(len(ids))]
-            chosen = [choose(row, past, plan.wishes) for row, past in zip(logits, pasts, strict=True)]
+            chosen = [choose(row, past, plan.params) for row, past in zip(logits, pasts, strict=True)]
             failures += differences(chosen, ids, None, f"{where}, ids by its logits and past")
-            count = plan.wishes.get("logprobs")
+            count = plan.params.get("logprobs")
             if count is not None:
                 rows = [distribution.log_softmax(row) for row in logits]
                 want = [distribution.report(row, token, count) for row, token in zip(rows, ids, strict=True)]
@@ -438,15 +439,15 @@ def past_verdict(seed: int, got: Values) -> list[Failure]:
 
 def right_end(request: dict[str, Any], plan: Plan, where: str) -> list[Failure]:
     """Ask for the reason that follows from the ids; an abort may come before it."""
-    ids, stops = request["ids"], plan.wishes.get("stop_token_ids", ())
+    ids, stops = request["ids"], plan.params.get("stop_token_ids", ())
     early = [place for place, token in enumerate(ids[:-1]) if token in stops]
-    if early or len(ids) > plan.wishes["max_new_tokens"]:
-        return [Failure(where, "ids", "none behind the end", str(ids))]
+    if early or len(ids) > plan.params["max_new_tokens"]:
+        return [Failure(where, "ids", "none after the end", str(ids))]
     if plan.aborted is not None and request["finish_reason"] == ["abort"]:
         return []
     reason = "stop" if ids and ids[-1] in stops else "length"
-    if reason == "length" and len(ids) < plan.wishes["max_new_tokens"]:
-        return [Failure(where, "number of ids", str(plan.wishes["max_new_tokens"]), str(len(ids)))]
+    if reason == "length" and len(ids) < plan.params["max_new_tokens"]:
+        return [Failure(where, "number of ids", str(plan.params["max_new_tokens"]), str(len(ids)))]
     return differences([reason], request["finish_reason"], None, f"{where}, finish reason")
 
 
@@ -492,7 +493,7 @@ def asking_probe(seed: int) -> Values:
         engine = build_engine(case, max_running_requests=2, max_tokens_per_step=chunk)
         other = engine.add_request(given[1], make_params({"max_new_tokens": 50}))
         engine.step()
-        name = engine.add_request(given[0], make_params(ASKING[0].wishes))
+        name = engine.add_request(given[0], make_params(ASKING[0].params))
         for _ in range(2):
             engine.step()
         engine.scheduler.preempt(engine.entries[name].request)
@@ -510,10 +511,10 @@ def asking_spec(seed: int) -> Values:
     case = random_case(l3.SMALL, seed)
     tables = []
     for index, plan in enumerate(ASKING):
-        ids, count = plan.prompt(case, seed, index), plan.wishes.get("prompt_logprobs")
+        ids, count = plan.prompt(case, seed, index), plan.params.get("prompt_logprobs")
         rows = [distribution.log_softmax(row) for row in peer.logits(case, "float32", "sdpa", ids).tolist()]
-        told = [distribution.report(row, token, count or 0) for row, token in zip(rows, ids[1:], strict=False)]
-        tables.append(None if count is None else [None, *told])
+        deltas = [distribution.report(row, token, count or 0) for row, token in zip(rows, ids[1:], strict=False)]
+        tables.append(None if count is None else [None, *deltas])
     preempted = {f"{chunk} rows a step, preempted in the prompt": tables[0] for chunk in (4, 5, 6)}
     return {**dict.fromkeys(ASKING_LOADS, tables), **preempted}
 

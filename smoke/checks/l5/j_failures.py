@@ -1,7 +1,7 @@
 """The checks of L5.J, continued: runs in which something ends early: stop strings, failing requests, interruptions.
 
-Owns: logits processors that say a script or break, models with a spoilt token, and what must come out: the text of
-``spec_text.py``, an error that hits nobody else, the lonely run.
+Owns: logits processors that say a script or break, models with an invalid token, and what must come out: the text of
+``spec_text.py``, an error that hits no other request, the run alone.
 """
 
 import random
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l3 import driver as l3
-from smoke.checks.l4 import k_driver as l4_state_driver
+from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4.k_driver import make_params
 from smoke.checks.l5 import spec_text as text
 from smoke.checks.l5.j_engine import MOST_STEPS, PLANS, Plan, alone, build_engine, drive, like_alone
@@ -83,32 +83,36 @@ def script_plans() -> list[Plan]:
     for index, (words, spelling, stops, least) in enumerate(SCRIPTS):
         ids = text.encoded(words) if spelling == "as encoded" else text.in_bytes(words)
         ids = ids[:-1] if spelling == "cut short" else ids
-        wishes = {
-            "max_new_tokens": len(ids), "stop": stops, "min_new_tokens": least, "ignore_eos": True,
+        params = {
+            "max_new_tokens": len(ids),
+            "stop": stops,
+            "min_new_tokens": least,
+            "ignore_eos": True,
             "logits_processors": {"smoke_script": {"ids": ids}},
-        }  # fmt: skip
-        plans.append(Plan(3 + index, wishes, index // 2))
+        }
+        plans.append(Plan(3 + index, params, index // 2))
     return plans
 
 
 SCRIPT_LOADS: dict[str, dict[str, Any]] = {
     "one at a time": {},
-    "eight at a time, sent back now and then": {"max_running_requests": 8, "max_tokens_per_step": 9, "num_pages": 40},
+    "eight at a time, preempted now and then": {"max_running_requests": 8, "max_tokens_per_step": 9, "num_pages": 40},
     "pages run out": {"max_running_requests": 8, "page_size": 1, "num_pages": 30, "preemption": True},
 }
 
 
 def scripts_probe(seed: int) -> Values:
     """Have the model say every script, many at a time, and keep what is told with each token."""
-    case, plans = embedded_case(), script_plans()
+    case = embedded_case()
+    plans = script_plans()
     given = [plan.prompt(case, seed, index) for index, plan in enumerate(plans)]
     values: Values = {}
     with registered(smoke_script=script_processor()):
         for load, options in SCRIPT_LOADS.items():
             engine = build_engine(case, with_text=True, **options)
-            if "sent back" in load:
+            if "preempted" in load:
                 send_back(engine)
-            run = drive(engine, plans, given, squeeze="preemption" in options, dice=random.Random(seed))
+            run = drive(engine, plans, given, squeeze="preemption" in options, rng=random.Random(seed))
             values[load] = {
                 f"script {index}": {
                     **{part: request[part] for part in ("ids", "text", "finish_reason")},
@@ -121,7 +125,8 @@ def scripts_probe(seed: int) -> Values:
 
 def send_back(engine: Any) -> None:
     """Preempt all but one of the running requests before every fifth step. Mutates the engine."""
-    plain, steps = engine.step, iter(range(1, 10_000))
+    plain = engine.step
+    steps = iter(range(1, 10_000))
 
     def step() -> Any:
         if next(steps) % 5 == 0:
@@ -136,13 +141,17 @@ def scripts_spec(seed: int) -> Values:
     """Tell every script."""
     requests: Values = {}
     for index, (plan, (_, _, stops, least)) in enumerate(zip(script_plans(), SCRIPTS, strict=True)):
-        script = plan.wishes["logits_processors"]["smoke_script"]["ids"]
-        told = text.told(script, stops, least)
-        ids = script[: len(told.pieces)]
+        script = plan.params["logits_processors"]["smoke_script"]["ids"]
+        streamed = text.streamed(script, stops, least)
+        ids = script[: len(streamed.pieces)]
         requests[f"script {index}"] = {
-            "ids": ids, "text": told.text, "finish_reason": ["length" if told.matched is None else "stop"],
-            "output's ids": ids, "output's text": told.text, "output's matched": told.matched,
-        }  # fmt: skip
+            "ids": ids,
+            "text": streamed.text,
+            "finish_reason": ["length" if streamed.matched is None else "stop"],
+            "output's ids": ids,
+            "output's text": streamed.text,
+            "output's matched": streamed.matched,
+        }
     return dict.fromkeys(SCRIPT_LOADS, requests)
 
 
@@ -157,7 +166,7 @@ REGISTRY.add(
 
 # L5.J: who fails, fails alone ----------------------------------------------------------------------------------------
 
-NAN_ID = 77  # a token whose embedding is spoilt in one of the models
+NAN_ID = 77  # a token whose embedding is NaN in one of the models
 
 
 def breaking_processor() -> Any:
@@ -183,7 +192,7 @@ FAILING: tuple[Plan, ...] = (
     PLANS[0],
     Plan(6, {"max_new_tokens": 9, "allowed_token_ids": [5], "bad_words": [[5, 5]]}),  # one token, then none is left
     PLANS[4],
-    Plan(7, {"max_new_tokens": 9, "temperature": 1.0, "seed": 3}, 1),  # its prompt holds the spoilt token
+    Plan(7, {"max_new_tokens": 9, "temperature": 1.0, "seed": 3}, 1),  # its prompt holds the NaN token
     Plan(5, {"max_new_tokens": 9, "logits_processors": {"smoke_breaking": {"after": 2}}}, 1),
     Plan(
         9, {"max_new_tokens": 9, "temperature": 1.0, "seed": 4, "logits_processors": {"smoke_breaking": {"after": 99}}}
@@ -195,7 +204,7 @@ WHY = {1: (1, "no token"), 3: (0, "NaN"), 4: (2, "a broken processor")}  # token
 
 
 def failing_probe(seed: int) -> Values:
-    """Run requests of which three fail, in a model with one spoilt token, and look for NaN in the pool."""
+    """Run requests of which three fail, in a model with one NaN token, and look for NaN in the pool."""
     case = random_case(l3.SMALL, seed)
     weights = case.weights("float32")
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
@@ -205,20 +214,20 @@ def failing_probe(seed: int) -> Values:
         for index, plan in enumerate(FAILING)
     ]
     given[3][2] = NAN_ID
-    wishes = [{**plan.wishes, "logit_bias": {**plan.wishes.get("logit_bias", {}), NAN_ID: -100.0}} for plan in FAILING]
-    plans = [replace(plan, wishes=own) for plan, own in zip(FAILING, wishes, strict=True)]
+    params = [{**plan.params, "logit_bias": {**plan.params.get("logit_bias", {}), NAN_ID: -100.0}} for plan in FAILING]
+    plans = [replace(plan, params=own) for plan, own in zip(FAILING, params, strict=True)]
     values: Values = {}
     with registered(smoke_breaking=breaking_processor()):
         engine = build_engine(
             case, weights=weights, batch_invariant=True, max_running_requests=5, page_size=4, num_pages=40
         )
         clean = watch_pool(engine)
-        run = drive(engine, plans, given, dice=random.Random(seed))
-        driver = l4_state_driver.build_driver(case, weights=weights, batch_invariant=True)
+        run = drive(engine, plans, given, rng=random.Random(seed))
+        driver = l4.build_driver(case, weights=weights, batch_invariant=True)
         for index, plan in enumerate(plans):
             values[f"request {index}"] = {"engine": run["requests"][index]}
             if index not in WHY:
-                values[f"request {index}"]["alone"] = alone(driver, given[index], plan.wishes)
+                values[f"request {index}"]["alone"] = alone(driver, given[index], plan.params)
     values["no NaN in the pool"] = clean
     values["all pages free"] = run["all pages free"]
     return values
@@ -226,7 +235,8 @@ def failing_probe(seed: int) -> Values:
 
 def watch_pool(engine: Any) -> list[bool]:
     """Note after every step whether the pool is free of NaN: a failed request's step computes all of it. Mutates."""
-    plain, clean = engine.step, list[bool]()
+    plain = engine.step
+    clean = list[bool]()
 
     def step() -> Any:
         output = plain()
@@ -243,7 +253,8 @@ def failing_verdict(seed: int, got: Values) -> list[Failure]:
     failures = differences([True] * len(clean), clean, None, "the pool holds no NaN, step by step")
     failures += differences(True, got["all pages free"], None, "all pages are free when all are done")
     for index, plan in enumerate(FAILING):
-        name, parts = f"request {index} {plan.wishes}", got[f"request {index}"]
+        name = f"request {index} {plan.params}"
+        parts = got[f"request {index}"]
         if index not in WHY:
             failures += like_alone(parts["engine"], parts["alone"], plan, name)
             continue
@@ -267,7 +278,7 @@ REGISTRY.add(
 )
 
 
-INTERRUPTED = ("hidden_states", "sampler", "cumulate")  # before the layers, before the choice, and just behind it
+INTERRUPTED = ("hidden_states", "sampler", "cumulate")  # before the layers, before the choice, and just after it
 
 
 def interrupted_probe(seed: int) -> Values:
@@ -275,8 +286,8 @@ def interrupted_probe(seed: int) -> Values:
     case = random_case(l3.SMALL, seed)
     plans = [plan for plan in PLANS if plan.aborted is None]
     given = [plan.prompt(case, seed, index) for index, plan in enumerate(plans)]
-    driver = l4_state_driver.build_driver(case, batch_invariant=True)
-    values: Values = {"alone": [alone(driver, p, plan.wishes) for p, plan in zip(given, plans, strict=True)]}
+    driver = l4.build_driver(case, batch_invariant=True)
+    values: Values = {"alone": [alone(driver, p, plan.params) for p, plan in zip(given, plans, strict=True)]}
     for part in INTERRUPTED:
         engine = build_engine(case, batch_invariant=True, max_running_requests=6, max_tokens_per_step=9)
         interruptions = interrupt(engine, part)
@@ -288,7 +299,10 @@ def interrupted_probe(seed: int) -> Values:
 def interrupt(engine: Any, part: str) -> list[int]:
     """Let every third call of a part raise, and each step be tried until it works. Mutates the engine."""
     owner = engine.rows if part == "cumulate" else engine.driver
-    plain, step, raised, calls = getattr(owner, part), engine.step, list[int](), list[int]()
+    plain = getattr(owner, part)
+    step = engine.step
+    raised = list[int]()
+    calls = list[int]()
 
     def now_and_then(*arguments: Any) -> Any:
         calls.append(1)
@@ -311,20 +325,21 @@ def interrupt(engine: Any, part: str) -> list[int]:
 
 
 def interrupted_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask for the lonely runs' bits."""
-    failures, plans = [], [plan for plan in PLANS if plan.aborted is None]
+    """Compare with the runs alone, to the bit."""
+    failures = []
+    plans = [plan for plan in PLANS if plan.aborted is None]
     for part in INTERRUPTED:
         if got[f"{part}, interruptions"] < 4 and part != "cumulate":  # rows may be built anew in every step
             failures.append(Failure(f"{part}", "", "steps that go through this part", "few or none"))
         for index, plan in enumerate(plans):
-            where = f"{part} interrupted, request {index} {plan.wishes}"
+            where = f"{part} interrupted, request {index} {plan.params}"
             failures += like_alone(got[part][index], got["alone"][index], plan, where)
     return failures
 
 
 REGISTRY.add(
     "L5.J.interrupted",
-    "A step that is interrupted is computed again: nobody loses a token, gains one or has one counted twice.",
+    "A step that is interrupted is computed again: no request loses a token, gains one or has one counted twice.",
     interrupted_probe,
     interrupted_verdict,
     seconds=30.0,
@@ -352,16 +367,17 @@ def guided_plans() -> list[Plan]:
 
 def guided_probe(seed: int) -> Values:
     """Serve them, and once more only those without a grammar."""
-    case, plans = embedded_case(), guided_plans()
+    case = embedded_case()
+    plans = guided_plans()
     eos = sorted(embedded_eos_ids())
-    free = [replace(plan, wishes={**plan.wishes, "regex": None}) for plan in plans]
+    free = [replace(plan, params={**plan.params, "regex": None}) for plan in plans]
     values: Values = {}
     for load, options in GUIDED_LOADS.items():
         runs = []
         for each in (plans, free):
             engine = build_engine(case, eos=eos, with_text=True, batch_invariant=True, grammar_backend="fsm", **options)
             names = [
-                engine.add_request(plan.prompt(case, seed, index), make_params(plan.wishes))
+                engine.add_request(plan.prompt(case, seed, index), make_params(plan.params))
                 for index, plan in enumerate(each)
             ]
             for _ in range(MOST_STEPS):
@@ -386,16 +402,18 @@ def guided_probe(seed: int) -> Values:
 def guided_spec(seed: int) -> Values:
     """Expect a whole answer of each grammar, and neighbours that notice nothing."""
     each = {
-        "in the language": [True] * 3, "ends": [["stop", True, None]] * 3,
-        "a report for each token": [True] * 6, "the others answer as without": [True] * 3,
-    }  # fmt: skip
+        "in the language": [True] * 3,
+        "ends": [["stop", True, None]] * 3,
+        "a report for each token": [True] * 6,
+        "the others answer as without": [True] * 3,
+    }
     return dict.fromkeys(GUIDED_LOADS, each)
 
 
 REGISTRY.add(
     "L5.J.grammars",
     "A request with a grammar gets an answer of its language, with forced tokens and without, and its neighbours get "
-    "what they get beside others.",
+    "what they get together with others.",
     guided_probe,
     bitwise(guided_spec),
 )

@@ -1,6 +1,6 @@
 """The checks of L5.K: the samples of one prompt share one prefill, and no bit changes.
 
-Owns: probes of the copy and of whole runs with ``n`` and ``best_of``, and what they must give: the lonely run with the
+Owns: probes of the copy and of whole runs with ``n`` and ``best_of``, and what they must give: the run alone with the
 seed counted up, and a prompt that is computed once. Needs L1 to L4 and all of L5.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from smoke.checks.l3 import driver as l3
-from smoke.checks.l4 import k_driver as l4_state_driver
+from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4 import spec_distribution as distribution
 from smoke.checks.l4.k_driver import make_params
 from smoke.checks.l5.j_engine import MOST_STEPS, alone, build_engine, entries_of, poison_freed_pages, table_of, unlike
@@ -26,7 +26,7 @@ REGISTRY = Registry()
 # tokens it has generated. The first one asks.
 Sibling = tuple[str, int, int]
 FAMILIES: dict[str, tuple[int, list[Sibling]]] = {
-    "nobody else": (9, [("running", 0, 0)]),
+    "no other": (9, [("running", 0, 0)]),
     "the other waits": (9, [("running", 0, 0), ("waiting", 0, 0)]),
     "the other is at the prompt's end": (9, [("running", 0, 0), ("running", 9, 1)]),
     "the other is far beyond the prompt": (9, [("running", 0, 0), ("running", 14, 6)]),
@@ -57,7 +57,8 @@ def family_probe(seed: int) -> Values:
         siblings: list[Any] = []
         for index, (state, computed, generated) in enumerate(members):
             request = Request(str(index), list(range(length)), make_params({"max_new_tokens": 20}), siblings=siblings)
-            request.state, request.num_computed_tokens = RequestState(state), computed
+            request.state = RequestState(state)
+            request.num_computed_tokens = computed
             request.output_ids = list(range(generated))
             siblings.append(request)
         asking = siblings[0]
@@ -69,15 +70,17 @@ def family_probe(seed: int) -> Values:
 
 
 def family_spec(seed: int) -> Values:
-    """Go through the tokens one by one: prompt tokens that somebody who runs has, and never the newest token."""
+    """Go through the tokens one by one: prompt tokens that a running request has, and never the newest token."""
     values: Values = {}
     for name, (length, ((_, computed, generated), *others)) in FAMILIES.items():
         running = {index: own for index, (state, own, _) in enumerate(others, 1) if state == "running"}
-        best, count = None, 0
+        best = None
+        count = 0
         for index, done in running.items():
             wanted = [p for p in range(length) if computed <= p < done and p < length + generated - 1]
             if len(wanted) > count:
-                best, count = index, len(wanted)
+                best = index
+                count = len(wanted)
         values[name] = [best, count]
     return values
 
@@ -115,7 +118,8 @@ def copy_probe(seed: int) -> Values:
     """Fill the pool with numbers, copy, and return all of it."""
     from mini_engine.scheduler.scheduler import ScheduledChunk
 
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     for name, (page_size, theirs, own, first, count) in COPIES.items():
         engine = build_engine(case, page_size=page_size, num_pages=10)
         prompt, params = (
@@ -137,7 +141,8 @@ def copy_probe(seed: int) -> Values:
 
 def copy_spec(seed: int) -> Values:
     """Copy position by position: page and place in it."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     for name, (size, theirs, own, first, count) in COPIES.items():
         pool = numbers(case, seed, size)
         for tensor in pool:
@@ -151,7 +156,7 @@ def copy_spec(seed: int) -> Values:
 REGISTRY.add(
     "L5.K.copy",
     "Keys and values of exactly the copied positions come from the source's pages into the own ones, in every layer; "
-    "the report about the prompt comes with them, as a list of its own.",
+    "the report about the prompt comes with them, as a separate list.",
     copy_probe,
     bitwise(copy_spec),
 )
@@ -179,20 +184,21 @@ def sample_case(name: str, seed: int) -> ModelCase:
 
 
 def samples_probe(seed: int) -> Values:
-    """Generate several samples beside another request, and each seed on its own with L4's driver."""
+    """Generate several samples together with another request, and each seed on its own with L4's driver."""
     values: Values = {}
     for name, dtype in CASES:
         case = sample_case(name, seed)
-        prompt, other = random_ids(case.vocab_size, PROMPT_TOKENS, seed), random_ids(case.vocab_size, 3, seed)
-        driver = l4_state_driver.build_driver(case, dtype=dtype, batch_invariant=True)
-        for wanted, wishes in SAMPLES.items():
-            count = wishes.get("best_of", wishes["n"])
-            single = [{**wishes, "n": 1, "best_of": None, "seed": wishes["seed"] + i} for i in range(count)]
+        prompt = random_ids(case.vocab_size, PROMPT_TOKENS, seed)
+        other = random_ids(case.vocab_size, 3, seed)
+        driver = l4.build_driver(case, dtype=dtype, batch_invariant=True)
+        for wanted, params in SAMPLES.items():
+            count = params.get("best_of", params["n"])
+            single = [{**params, "n": 1, "best_of": None, "seed": params["seed"] + i} for i in range(count)]
             values[f"{name}, {wanted}, alone"] = [alone(driver, prompt, own) for own in single]
             for load, options in LOADS.items():
                 engine = build_engine(case, dtype=dtype, batch_invariant=True, **options)
                 poison_freed_pages(engine)
-                several = [make_params(wishes), make_params({"max_new_tokens": 12})]
+                several = [make_params(params), make_params({"max_new_tokens": 12})]
                 samples, _ = squeezed(engine, "preemption" in options).generate([prompt, other], several)
                 values[f"{name}, {wanted}, {load}"] = {
                     "samples": [sample_of(sample) for sample in samples],
@@ -204,7 +210,8 @@ def samples_probe(seed: int) -> Values:
 
 def squeezed(engine: Any, squeeze: bool) -> Any:
     """Let requests in as if none would grow, if asked to, and have every step counted. Mutates the engine."""
-    step, steps = engine.step, iter(range(MOST_STEPS))
+    step = engine.step
+    steps = iter(range(MOST_STEPS))
 
     def counted() -> Any:
         if next(steps, None) is None:
@@ -227,15 +234,16 @@ def sample_of(output: Any) -> dict[str, Any]:
 
 
 def samples_verdict(seed: int, got: Values) -> list[Failure]:
-    """Rank the lonely runs; the samples must be the best of them, in order, whatever the load."""
+    """Rank the runs alone; the samples must be the best of them, in order, whatever the load."""
     failures = []
     for name, _ in CASES:
-        for wanted, wishes in SAMPLES.items():
+        for wanted, params in SAMPLES.items():
             runs = got[f"{name}, {wanted}, alone"]
-            best = ranked(runs, wishes)
+            best = ranked(runs, params)
             for load, options in LOADS.items():
-                where, run = f"{name}, {wanted}, {load}", got[f"{name}, {wanted}, {load}"]
-                parts = ["ids", "prompt_logprobs", "finish_reason", *(["logprobs"] if "logprobs" in wishes else [])]
+                where = f"{name}, {wanted}, {load}"
+                run = got[f"{name}, {wanted}, {load}"]
+                parts = ["ids", "prompt_logprobs", "finish_reason", *(["logprobs"] if "logprobs" in params else [])]
                 want = [{part: runs[index][part] for part in parts} for index in best]
                 failures += differences(len(want), len(run["samples"]), None, f"{where}, samples")
                 for each, sample in zip(want, run["samples"], strict=False):
@@ -248,15 +256,15 @@ def samples_verdict(seed: int, got: Values) -> list[Failure]:
     return failures
 
 
-def ranked(runs: list[dict[str, Any]], wishes: dict[str, Any]) -> list[int]:
-    """Return which of the lonely runs come back: the likeliest n, in their order."""
-    if "best_of" not in wishes:
+def ranked(runs: list[dict[str, Any]], params: dict[str, Any]) -> list[int]:
+    """Return which of the runs alone come back: the likeliest n, in their order."""
+    if "best_of" not in params:
         return list(range(len(runs)))
     sums = [
         sum(distribution.log_softmax(row)[token] for row, token in zip(run["logits"].tolist(), run["ids"], strict=True))
         for run in runs
     ]
-    return sorted(sorted(range(len(runs)), key=lambda index: -sums[index])[: wishes["n"]])
+    return sorted(sorted(range(len(runs)), key=lambda index: -sums[index])[: params["n"]])
 
 
 REGISTRY.add(
@@ -271,7 +279,8 @@ REGISTRY.add(
 
 def once_probe(seed: int) -> Values:
     """Generate samples and keep what every step computed and copied."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     for load, options in LOADS.items():
         if "preemption" in options:
             continue
@@ -293,7 +302,9 @@ def once_verdict(seed: int, got: Values) -> list[Failure]:
     """Count for every position of the prompt who computed it and who copied it."""
     failures = []
     for name, run in got.items():
-        length, computed, copied = run["length"], [0] * run["length"], 0
+        length = run["length"]
+        computed = [0] * run["length"]
+        copied = 0
         for step in run["steps"]:
             for _, first, rows in step["chunks"]:
                 for place in range(first, min(first + rows, length)):
@@ -316,32 +327,37 @@ REGISTRY.add(
 )
 
 
-# When somebody is missing -------------------------------------------------------------------------------------------
+# When a sibling is missing -------------------------------------------------------------------------------------------
 
 
-def orphan_wishes(index: int = 0, n: int = 1) -> dict[str, Any]:
-    """Return what a sample wishes."""
+def orphan_params(index: int = 0, n: int = 1) -> dict[str, Any]:
+    """Return a sample's parameters."""
     return {"temperature": 1.1, "seed": 7 + index, "n": n, "max_new_tokens": 8, "prompt_logprobs": 0}
 
 
 # Steps before it happens, and what happens then: the first sample is aborted; or that, a step later the second one is
-# sent back, and the third overtakes it; or the second one is sent back and comes back beside the others.
-MISHAPS = (*((steps, "abort") for steps in range(7)), (1, "abort, overtaken"), (4, "sent back"), (8, "sent back"))
+# preempted, and the third overtakes it; or the second one is preempted and comes back beside the others.
+MISHAPS = (*((steps, "abort") for steps in range(7)), (1, "abort, overtaken"), (4, "preempted"), (8, "preempted"))
 
 
 def orphans_probe(seed: int) -> Values:
     """Let something happen to the samples while they wait, copy or run; and ask for what is refused."""
     case = random_case(l3.SMALL, seed)
     prompt = random_ids(case.vocab_size, 15, seed)
-    driver = l4_state_driver.build_driver(case, batch_invariant=True)
-    values: Values = {"alone": [alone(driver, prompt, orphan_wishes(index)) for index in range(3)]}
+    driver = l4.build_driver(case, batch_invariant=True)
+    values: Values = {"alone": [alone(driver, prompt, orphan_params(index)) for index in range(3)]}
     for steps, what in MISHAPS:
         engine = build_engine(
-            case, batch_invariant=True, max_running_requests=4, max_tokens_per_step=6, page_size=4, num_pages=40,
+            case,
+            batch_invariant=True,
+            max_running_requests=4,
+            max_tokens_per_step=6,
+            page_size=4,
+            num_pages=40,
             policy="shortest" if "overtaken" in what else "fcfs",
-        )  # fmt: skip
+        )
         poison_freed_pages(engine)
-        names = engine.add_samples(prompt, make_params(orphan_wishes(n=3)))
+        names = engine.add_samples(prompt, make_params(orphan_params(n=3)))
         for _ in range(steps):
             engine.step()
         happen(engine, names, what)
@@ -351,9 +367,10 @@ def orphans_probe(seed: int) -> Values:
             engine.step()
         outputs = [engine.take_output(name) for name in names]
         values[f"{what} after {steps} steps"] = [sample_of(output) for output in outputs]
-    engine, values["refused"] = build_engine(case, num_pages=2), []
+    engine = build_engine(case, num_pages=2)
+    values["refused"] = []
     for wrong in ([], [5] * 40, [5, case.vocab_size]):
-        answers = [engine.take_output(name) for name in engine.add_samples(wrong, make_params(orphan_wishes(n=3)))]
+        answers = [engine.take_output(name) for name in engine.add_samples(wrong, make_params(orphan_params(n=3)))]
         values["refused"].append([[a.finish_reason, a.error is not None, list(a.token_ids)] for a in answers])
     values["work after refusals"] = engine.scheduler.has_work
     return values
@@ -371,7 +388,7 @@ def happen(engine: Any, names: list[str], what: str) -> None:
 
 
 def orphans_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask the samples that were left for their lonely runs; a refusal is one finished answer."""
+    """Compare the samples that were left with their runs alone; a refusal is one finished answer."""
     failures = []
     for steps, what in MISHAPS:
         name = f"{what} after {steps} steps"
@@ -386,7 +403,7 @@ def orphans_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L5.K.orphans",
-    "A sample whose source was aborted goes on with what it copied, or computes it; one that was sent back copies the "
+    "A sample whose source was aborted goes on with what it copied, or computes it; one that was preempted copies the "
     "prompt again and nothing else; a refused request is one finished answer that says why.",
     orphans_probe,
     orphans_verdict,

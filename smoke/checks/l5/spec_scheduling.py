@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-FIRST, LEAST, DECAY_STEPS = Fraction(7, 10), Fraction(98, 1000), 600
+FIRST = Fraction(7, 10)
+LEAST = Fraction(98, 1000)
+DECAY_STEPS = 600
 CLIP, SLACK = 4096, 20
 LPM_LIMIT, AGING = 128, 16
 Path = tuple[int, ...]
 Chunks = list[list[Any]]  # name, start, number of tokens, whether it samples
-Told = dict[str, list[Any]]  # a step: "chunks" and "preempted"
+StepPlan = dict[str, list[Any]]  # a step: "chunks" and "preempted"
 
 
 class Ambiguous(Exception):  # noqa: N818
@@ -58,7 +60,8 @@ def touched(tokens: int, page_size: int) -> int:
 
 def most_computed(person: Person) -> int:
     """Generate to the very end and return how many tokens were fed."""
-    tokens, fed = person.prompt, 0
+    tokens = person.prompt
+    fed = 0
     for _ in range(person.most):
         fed = tokens  # everything known is fed, then one more is known
         tokens += 1
@@ -114,7 +117,8 @@ def in_order(policy: str, waiting: Sequence[Person]) -> list[Person]:
     """Take the best of what is left, again and again."""
     if policy == "lpm" and len(waiting) > LPM_LIMIT:
         policy = "fcfs"
-    left, order = list(waiting), []
+    left = list(waiting)
+    order = []
     while left:
         best = left[0]
         for person in left:
@@ -128,7 +132,7 @@ def in_order(policy: str, waiting: Sequence[Person]) -> list[Person]:
 def walk_faults(order: Sequence[str], people: Mapping[str, Person], prefix: Path = ()) -> Iterator[str]:
     """Walk the tree along an order and yield what is not depth first, heaviest branch first.
 
-    Branches of equal weight may come in any order; a node's own requests come behind its branches, by arrival.
+    Branches of equal weight may come in any order; a node's own requests come after its branches, by arrival.
     """
     depth = len(prefix)
     below = [people[name] for name in order]
@@ -159,7 +163,7 @@ def walk_faults(order: Sequence[str], people: Mapping[str, Person], prefix: Path
 
 @dataclass(frozen=True)
 class Rules:
-    """What a scheduler is told."""
+    """What a scheduler is configured with."""
 
     num_pages: int
     page_size: int = 1
@@ -186,11 +190,11 @@ class Naive:
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages that no request holds."""
         return self.rules.num_pages - sum(person.pages for person in self.running)
 
-    def step(self) -> Told:
-        """Choose a step and return its chunks and who was sent back."""
+    def step(self) -> StepPlan:
+        """Choose a step and return its chunks and who was preempted."""
         gone = self.make_room()
         rows = 10**9 if self.rules.budget is None else self.rules.budget
         chunks: Chunks = []
@@ -247,11 +251,13 @@ class Naive:
         return next(person for person in left if person.arrival == latest)
 
     def let_in(self, rows: int, chunks: Chunks) -> None:
-        """Let requests in until one does not fit. Nobody overtakes it."""
+        """Admit requests until one does not fit. None overtakes it."""
         while self.waiting and rows and len(self.running) < self.rules.max_running:
             aged = [person for person in self.waiting if person.waited >= self.rules.max_waited]
             first = in_order("fcfs", aged)[0] if aged else in_order(self.rules.policy, self.waiting)[0]
-            size, ratio, preemption = self.rules.page_size, self.ratio, self.rules.preemption
+            size = self.rules.page_size
+            ratio = self.ratio
+            preemption = self.rules.preemption
             promised = promised_pages(self.running, size, ratio, preemption)
             if expected_pages(first, size, ratio, preemption) + promised > self.free:
                 return
@@ -294,55 +300,60 @@ class World:
 def draw_world(seed: str, policy: str, preemption: bool, count: int) -> World:
     """Draw a world in which pages are short, some requests stop early and some are aborted.
 
-    With preemption answers are long and the estimate begins low, or hardly anybody would be sent back.
+    With preemption answers are long and the estimate begins low, or hardly any request would be preempted.
     """
-    dice = random.Random(f"world {seed} {policy} {preemption}")
+    rng = random.Random(f"world {seed} {policy} {preemption}")
     shapes = [(6, 120), (20, 70), (9, 90)] if preemption else [(6, 26), (20, 18), (30, 9)]
-    size, (longest_prompt, longest_answer) = dice.choice([1, 2, 4]), dice.choice(shapes)
+    size, (longest_prompt, longest_answer) = rng.choice([1, 2, 4]), rng.choice(shapes)
     people = []
     for index in range(count):
         # 0.7 of a multiple of 10 is a whole number, which floats may miss.
-        most = dice.choice([m for m in range(1, longest_answer + 1) if m % 10 != 1 or m == 1])
-        person = Person(f"r{index}", dice.randint(1, longest_prompt), most, index)
-        person.real = dice.choice([most, most if preemption else dice.randint(1, most)])
+        most = rng.choice([m for m in range(1, longest_answer + 1) if m % 10 != 1 or m == 1])
+        person = Person(f"r{index}", rng.randint(1, longest_prompt), most, index)
+        person.real = rng.choice([most, most if preemption else rng.randint(1, most)])
         people.append(person)
     rules = Rules(
-        int(touched(longest_prompt + longest_answer, size) * dice.choice([1.3, 1.7, 2.5])) + 1, size, policy,
-        max_running=dice.choice([7, 32] if preemption else [3, 7, 32]),
-        budget=dice.choice([7, 17, None] if preemption else [3, 7, 17, None]),
-        preemption=preemption, max_waited=dice.choice([30, 256] if preemption else [6, 30, 256]), ratio=LEAST,
-    )  # fmt: skip
-    return World(rules, tuple(people), *draw_times(dice, people))
+        int(touched(longest_prompt + longest_answer, size) * rng.choice([1.3, 1.7, 2.5])) + 1,
+        size,
+        policy,
+        max_running=rng.choice([7, 32] if preemption else [3, 7, 32]),
+        budget=rng.choice([7, 17, None] if preemption else [3, 7, 17, None]),
+        preemption=preemption,
+        max_waited=rng.choice([30, 256] if preemption else [6, 30, 256]),
+        ratio=LEAST,
+    )
+    return World(rules, tuple(people), *draw_times(rng, people))
 
 
-def draw_times(dice: random.Random, people: Sequence[Person]) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+def draw_times(rng: random.Random, people: Sequence[Person]) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
     """Draw before which step each request comes, and before which a few are aborted."""
     arrivals: dict[int, list[str]] = {}
     aborts: dict[int, list[str]] = {}
     step = 0
     for person in people:
-        step += dice.choice([0, 0, 0, 1, 2])
+        step += rng.choice([0, 0, 0, 1, 2])
         arrivals.setdefault(step, []).append(person.name)
-        if dice.random() < 0.08:
-            aborts.setdefault(step + dice.randint(0, 30), []).append(person.name)
+        if rng.random() < 0.08:
+            aborts.setdefault(step + rng.randint(0, 30), []).append(person.name)
     return arrivals, aborts
 
 
 @dataclass
 class Story:
-    """What happened: per step its chunks and who was sent back, then what became of each request.
+    """What happened: per step its chunks and who was preempted, then what became of each request.
 
     ``whole`` is false if the story ends early because float rounding would have decided.
     """
 
-    steps: list[Told] = field(default_factory=list)
+    steps: list[StepPlan] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
     whole: bool = True
 
 
 def tell(world: World) -> Story:
     """Live through a world by the rules."""
-    naive, story = Naive(world.rules), Story()
+    naive = Naive(world.rules)
+    story = Story()
     people = {p.name: Person(p.name, p.prompt, p.most, p.arrival, real=p.real) for p in world.people}
     for step in range(world.most_steps):
         naive.waiting += [people[name] for name in world.arrivals.get(step, [])]
@@ -351,12 +362,12 @@ def tell(world: World) -> Story:
         if step > max(world.arrivals) and not naive.waiting and not naive.running:
             break
         try:
-            told = naive.step()
+            planned = naive.step()
         except Ambiguous:
             story.whole = False
             return story
-        story.steps.append(told)
-        naive.compute(told["chunks"])
+        story.steps.append(planned)
+        naive.compute(planned["chunks"])
         for person in list(naive.running):
             if person.outputs == person.real:
                 naive.leave(person.name)

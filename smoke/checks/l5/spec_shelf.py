@@ -22,7 +22,8 @@ class Shelf:
         self.hit_type, self.page_size, self.surplus = hit_type, page_size, surplus
         self.pages: dict[Beginning, int] = {}
         self.holders: Counter[int] = Counter()
-        self.evicted, self.records = 0, list[list[int]]()
+        self.evicted = 0
+        self.records = list[list[int]]()
 
     @property
     def num_pages(self) -> int:
@@ -31,7 +32,7 @@ class Shelf:
 
     @property
     def num_evictable(self) -> int:
-        """Pages that nobody holds."""
+        """Pages that no request holds."""
         return sum(1 for page in self.pages.values() if not self.holders[page])
 
     def beginnings(self, token_ids: Sequence[int]) -> list[Beginning]:
@@ -66,11 +67,11 @@ class Shelf:
 
     def unlock(self, hit: Any) -> None:
         """Hold them no longer."""
-        assert all(self.holders[page] > 0 for page in hit.pages), "pages are unlocked that nobody holds"
+        assert all(self.holders[page] > 0 for page in hit.pages), "pages are unlocked that no request holds"
         self.holders.subtract(hit.pages)
 
     def drop(self, hit: Any) -> list[int]:
-        """Give up the pages of ``hit`` from its end on, as far as nobody holds them and no other goes on from there."""
+        """Give up the pages of ``hit`` from its end on, until one is held or a longer entry goes on from it."""
         gone: list[int] = []
         for beginning in sorted((b for b, page in self.pages.items() if page in hit.pages), key=len, reverse=True):
             goes_on = any(len(b) > len(beginning) and b[: len(beginning)] == beginning for b in self.pages)
@@ -80,7 +81,7 @@ class Shelf:
         return gone
 
     def evict(self, count: int) -> list[int]:
-        """Give up the longest beginnings that nobody holds."""
+        """Give up the longest beginnings that no request holds."""
         gone: list[int] = []
         for beginning in sorted(self.pages, key=len, reverse=True):
             if len(gone) < count + self.surplus and not self.holders[self.pages[beginning]]:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from smoke.framework.cases import MODEL_FOLDER
 
-UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are no character
+UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are not a character
 
 
 @cache
@@ -64,7 +64,7 @@ def open_end(text: str, stops: Sequence[str], start: int = 0) -> int:
 
 
 @dataclass(frozen=True)
-class Told:
+class Streamed:
     """A text as it was told: the piece shown with each token that was taken, and what came at the end.
 
     ``at_end``: the stop string was complete only when an unfinished character was given up.
@@ -77,23 +77,25 @@ class Told:
     at_end: bool = False
 
 
-def told(ids: Sequence[int], stops: Sequence[str] = (), least: int = 0) -> Told:
+def streamed(ids: Sequence[int], stops: Sequence[str] = (), least: int = 0) -> Streamed:
     """Tell the text of ``ids`` up to the token that completes a stop string; the first ``least`` tokens hold none."""
-    start, shown, pieces = 0, 0, list[str]()
+    start = 0
+    shown = 0
+    pieces = list[str]()
     for count in range(1, len(ids) + 1):
         text = whole_characters(ids[:count])
         start = begun_characters(ids[:count]) if count <= least else start
         hit = first_stop(text, stops, start)
         if hit is not None:
             text = text[: hit[0]]
-            return Told([*pieces, text[shown:]], "", text, hit[1])
+            return Streamed([*pieces, text[shown:]], "", text, hit[1])
         until = len(text) - open_end(text, stops, start)
         pieces.append(text[shown:until])
         shown = until
     text = decoded(ids)
     hit = first_stop(text, stops, start)
     text = text if hit is None else text[: hit[0]]
-    return Told(pieces, text[shown:], text, None if hit is None else hit[1], hit is not None)
+    return Streamed(pieces, text[shown:], text, None if hit is None else hit[1], hit is not None)
 
 
 @cache
@@ -115,15 +117,16 @@ def in_bytes(text: str | bytes) -> list[int]:
     return [byte_tokens()[byte] for byte in (text.encode() if isinstance(text, str) else text)]
 
 
-def respelled(text: str, dice: random.Random) -> list[int]:
+def respelled(text: str, rng: random.Random) -> list[int]:
     """Cut a text at random places and spell every piece in either way."""
-    ids, rest = list[int](), text
+    ids = list[int]()
+    rest = text
     while rest:
-        piece, rest = rest[: (count := dice.randint(1, 6))], rest[count:]
-        ids += dice.choice((encoded, in_bytes))(piece)
+        piece, rest = rest[: (count := rng.randint(1, 6))], rest[count:]
+        ids += rng.choice((encoded, in_bytes))(piece)
     return ids
 
 
-def spellings(text: str, dice: random.Random) -> list[list[int]]:
+def spellings(text: str, rng: random.Random) -> list[list[int]]:
     """Spell a text in three ways."""
-    return [encoded(text), in_bytes(text), respelled(text, dice)]
+    return [encoded(text), in_bytes(text), respelled(text, rng)]

@@ -1,8 +1,8 @@
 """The checks of pages that agree (L6.A) and of a node that is cut in two (L6.B).
 
 Owns: trees that are built by hand, because what grows them is a later task, and the way from the candidate's tree to
-plain values. Walks are in ``l6_walk.py``, growth in ``l6_growth.py``, locks in ``l6_locks.py``, eviction in
-``l6_eviction.py``. No model.
+plain values. Walks are in ``c_walk.py``, growth in ``d_growth.py``, locks in ``e_locks.py``, eviction in
+``f_eviction.py``. No model.
 """
 
 import random
@@ -52,9 +52,16 @@ def plant(page_size: int, trees: Trees) -> Any:
         while waiting:
             parent, twig = waiting.pop(0)
             node = Node(
-                next(cache.numbers), list(twig.tokens), list(twig.pages), parent, twig.created, twig.used, twig.uses,
-                twig.priority, twig.locks,
-            )  # fmt: skip
+                next(cache.numbers),
+                list(twig.tokens),
+                list(twig.pages),
+                parent,
+                twig.created,
+                twig.used,
+                twig.uses,
+                twig.priority,
+                twig.locks,
+            )
             parent.children[tuple(twig.tokens[:page_size])] = cache.nodes[node.number] = node
             if not twig.twigs:
                 cache.leaves[node.number] = node
@@ -89,23 +96,36 @@ def node_values(cache: Any, node: Any, parent: Any, path: list[int]) -> Values:
     while root.parent is not None:
         root = root.parent
     return {
-        "key": root.cache_key, "number": node.number, "tokens": list(node.tokens), "pages": list(node.pages),
-        "path": path, "parent": parent.number if parent.parent is not None else None,
-        "right parent": node.parent is parent, "root is registered": cache.roots.get(root.cache_key) is root,
+        "key": root.cache_key,
+        "number": node.number,
+        "tokens": list(node.tokens),
+        "pages": list(node.pages),
+        "path": path,
+        "parent": parent.number if parent.parent is not None else None,
+        "right parent": node.parent is parent,
+        "root is registered": cache.roots.get(root.cache_key) is root,
         "name": [list(name) for name, child in parent.children.items() if child is node],
-        "in nodes": cache.nodes.get(node.number) is node, "in leaves": cache.leaves.get(node.number) is node,
-        "children": len(node.children), "used": node.last_used, "created": node.created, "uses": node.num_uses,
-        "priority": node.priority, "locks": node.lock_count,
-    }  # fmt: skip
+        "in nodes": cache.nodes.get(node.number) is node,
+        "in leaves": cache.leaves.get(node.number) is node,
+        "children": len(node.children),
+        "used": node.last_used,
+        "created": node.created,
+        "uses": node.num_uses,
+        "priority": node.priority,
+        "locks": node.lock_count,
+    }
 
 
 def cache_values(cache: Any) -> Values:
-    """Return the tree with the counters and registers beside it."""
+    """Return the tree with its counters and registers."""
     return {
-        "tree": tree_of(cache), "num_pages": cache.num_pages, "num_evictable": cache.num_evictable,
-        "nodes": sorted(cache.nodes), "leaves": sorted(cache.leaves),
+        "tree": tree_of(cache),
+        "num_pages": cache.num_pages,
+        "num_evictable": cache.num_evictable,
+        "nodes": sorted(cache.nodes),
+        "leaves": sorted(cache.leaves),
         "roots": sorted([str(key), len(root.children)] for key, root in cache.roots.items()),
-    }  # fmt: skip
+    }
 
 
 def tree_faults(values: Values, page_size: int, where: str) -> list[Failure]:
@@ -113,19 +133,25 @@ def tree_faults(values: Values, page_size: int, where: str) -> list[Failure]:
     nodes = values["tree"]
     pages = [page for node in nodes for page in node["pages"]]
     expected = {
-        "num_pages": len(set(pages)), "nodes": sorted(node["number"] for node in nodes),
+        "num_pages": len(set(pages)),
+        "nodes": sorted(node["number"] for node in nodes),
         "num_evictable": sum(len(node["pages"]) for node in nodes if node["locks"] == 0),
         "leaves": sorted(node["number"] for node in nodes if node["children"] == 0),
-    }  # fmt: skip
+    }
     got = {part: values[part] for part in expected}
     failures = differences(expected, got, None, f"{where}, a recount")
     failures += differences(len(set(pages)), len(pages), None, f"{where}, pages that lie in one node only")
     for node in nodes:
         place = f"{where}, the node of {node['path']}"
         shape = {
-            "tokens": len(node["pages"]) * page_size, "empty": False, "name": [node["tokens"][:page_size]],
-            "right parent": True, "root is registered": True, "in nodes": True, "in leaves": node["children"] == 0,
-        }  # fmt: skip
+            "tokens": len(node["pages"]) * page_size,
+            "empty": False,
+            "name": [node["tokens"][:page_size]],
+            "right parent": True,
+            "root is registered": True,
+            "in nodes": True,
+            "in leaves": node["children"] == 0,
+        }
         own = {**node, "tokens": len(node["tokens"]), "empty": not node["pages"]}
         failures += differences(shape, {part: own[part] for part in shape}, None, place)
     for key, children in values["roots"]:
@@ -174,14 +200,15 @@ class Agreement:
 
 
 def agreeing(seed: int) -> dict[str, Agreement]:
-    """Return every number of agreeing pages at several starts, with something else or nothing behind them."""
+    """Return every number of agreeing pages at several starts, with something else or nothing after them."""
     cases: dict[str, Agreement] = {}
     for size in PAGE_SIZES:
         for total in (1, 2, 3, 5, 8):
             own = distinct(size * total)
             for agree in range(1, total + 1):
                 for start in (0, size, 3 * size):
-                    before, same = distinct(start, 900), own[: size * agree]
+                    before = distinct(start, 900)
+                    same = own[: size * agree]
                     for name, rest in {"nothing": [], "others": distinct(size * total + 1, 500)}.items():
                         case = f"page size {size}, {agree} of {total} pages from token {start} on, then {name}"
                         cases[case] = Agreement(size, own, before + same + rest, start)
@@ -189,10 +216,11 @@ def agreeing(seed: int) -> dict[str, Agreement]:
 
 
 def part_cases(seed: int) -> dict[str, Agreement]:
-    """Return tokens that end or differ inside a page, and pages that are equal again behind one that is not."""
+    """Return tokens that end or differ inside a page, and pages that are equal again after one that is not."""
     cases: dict[str, Agreement] = {}
     for size in (2, 4, 16):
-        own, dice = distinct(size * 7), random.Random(f"parts {seed} {size}")
+        own = distinct(size * 7)
+        rng = random.Random(f"parts {seed} {size}")
         for pages in range(1, 7):
             for name, extra in {"one token": 1, "all but one token": size - 1}.items():
                 case = f"page size {size}, {pages} of 7 pages and {name} of the next"
@@ -201,7 +229,7 @@ def part_cases(seed: int) -> dict[str, Agreement]:
     for size in PAGE_SIZES:
         own = distinct(size * 7)
         for wrong in range(1, 7):
-            place = size * wrong + dice.randrange(size)
+            place = size * wrong + rng.randrange(size)
             tokens = [*own[:place], -1, *own[place + 1 :], *distinct(size)]
             cases[f"page size {size}, page {wrong} of 0 to 6 differs at token {place}, the later ones do not"] = (
                 Agreement(size, own, tokens, 0)
@@ -246,13 +274,13 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L6.A.agreement",
-    "Every number of agreeing pages is found, from any start, whatever comes behind them, and nothing is changed.",
+    "Every number of agreeing pages is found, from any start, whatever comes after them, and nothing is changed.",
     lambda seed: agreement_values(agreeing(seed)),
     bitwise(lambda seed: agreement_spec(agreeing(seed))),
 )
 REGISTRY.add(
     "L6.A.parts",
-    "Part of a page does not count, and neither do pages that agree again behind one that does not.",
+    "Part of a page does not count, and neither do pages that agree again after one that does not.",
     lambda seed: agreement_values(part_cases(seed)),
     bitwise(lambda seed: agreement_spec(part_cases(seed))),
 )
@@ -290,9 +318,10 @@ def halves_probe(seed: int) -> Values:
         node = node_at(cache, 31)
         upper = cache.split(node, cut)
         values[cut_name(size, below, cut)] = {
-            "returned": [list(upper.tokens), list(upper.pages)], "left": [list(node.tokens), list(node.pages)],
+            "returned": [list(upper.tokens), list(upper.pages)],
+            "left": [list(node.tokens), list(node.pages)],
             "cache": cache_values(cache),
-        }  # fmt: skip
+        }
     return values
 
 
@@ -300,11 +329,14 @@ def halves_verdict(seed: int, got: Values) -> list[Failure]:
     """Join the halves again, and recount the tree."""
     failures: list[Failure] = []
     for size, below, cut in CUTS:
-        where, values = cut_name(size, below, cut), got[cut_name(size, below, cut)]
-        tokens, pages = distinct(size * CUT_PAGES, 2000), [31, 35, 33, 32, 34]
+        where = cut_name(size, below, cut)
+        values = got[cut_name(size, below, cut)]
+        tokens = distinct(size * CUT_PAGES, 2000)
+        pages = [31, 35, 33, 32, 34]
         expected = {
-            "returned": [tokens[: cut * size], pages[:cut]], "left": [tokens[cut * size :], pages[cut:]],
-        }  # fmt: skip
+            "returned": [tokens[: cut * size], pages[:cut]],
+            "left": [tokens[cut * size :], pages[cut:]],
+        }
         failures += differences(expected, {part: values[part] for part in expected}, None, where)
         failures += tree_faults(values["cache"], size, where)
         failures += differences(below_cut(size, below, cut), shape_of(values["cache"]["tree"]), None, where)
@@ -320,16 +352,24 @@ def shape_of(tree: Sequence[Values]) -> list[list[Any]]:
 def below_cut(size: int, below: int, cut: int) -> list[list[Any]]:
     """Return the shape after the cut: the children hang under the lower half."""
     first, second = distinct(size * 2, 1000), distinct(size * CUT_PAGES, 2000)
-    upper, lower = [*first, *second[: cut * size]], [*first, *second]
+    upper = [*first, *second[: cut * size]]
+    lower = [*first, *second]
     rows: list[list[Any]] = [
-        ["None", first, [11, 10], []], ["None", upper, [31, 35, 33, 32, 34][:cut], first],
-        ["None", lower, [31, 35, 33, 32, 34][cut:], upper], ["None", [*first, *distinct(size, 5000)], [90], first],
+        ["None", first, [11, 10], []],
+        ["None", upper, [31, 35, 33, 32, 34][:cut], first],
+        ["None", lower, [31, 35, 33, 32, 34][cut:], upper],
+        ["None", [*first, *distinct(size, 5000)], [90], first],
         ["tenant", distinct(size * 3, 2000), [70, 71, 72], []],
-    ]  # fmt: skip
+    ]
     for index in range(below):
-        rows.append([
-            "None", [*lower, *distinct(size * 2, 3000 + 100 * index)], [60 + 2 * index, 61 + 2 * index], lower,
-        ])  # fmt: skip
+        rows.append(
+            [
+                "None",
+                [*lower, *distinct(size * 2, 3000 + 100 * index)],
+                [60 + 2 * index, 61 + 2 * index],
+                lower,
+            ]
+        )
     return sorted(rows)
 
 
@@ -348,7 +388,7 @@ def inherits_probe(seed: int) -> Values:
         values[f"{locks} locks"] = {
             "known": {pages: [node[part] for part in KNOWN] for pages, node in found.items()},
             "counters": [cache.num_pages, cache.num_evictable],
-        }  # fmt: skip
+        }
     return values
 
 
@@ -376,15 +416,19 @@ def number_probe(seed: int) -> Values:
             part = cache.split(node, cut)
             new.append(part.number)
             node = part if order[0] == 4 else node
-        walked, up = [], cache.nodes[before["[31, 35, 33, 32, 34]"]]
+        walked = []
+        up = cache.nodes[before["[31, 35, 33, 32, 34]"]]
         while up.parent is not None:
             walked.append(list(up.pages))
             up = up.parent
         after = {str(node["pages"]): node["number"] for node in tree_of(cache)}
         values[f"cuts after {order} pages"] = {
-            "before": before, "after": after, "new": new, "way up from the old number": walked,
+            "before": before,
+            "after": after,
+            "new": new,
+            "way up from the old number": walked,
             "registered": [cache.nodes.get(number) is not None for number in new],
-        }  # fmt: skip
+        }
     return values
 
 

@@ -43,17 +43,21 @@ def books_of(values: Values, page_size: int) -> list[list[Any]]:
 def relive(cache: Any, history: Sequence[Operation]) -> Values:
     """Live through a history with the candidate's cache."""
     held: list[Any] = []
-    told: list[Any] = []
+    results: list[Any] = []
     snapshots: list[Any] = []
     for number, operation in enumerate(history, start=1):
-        told.append([happen(cache, held, operation), [cache.num_pages, cache.num_evictable]])
+        results.append([happen(cache, held, operation), [cache.num_pages, cache.num_evictable]])
         if number % SNAPSHOTS == 0 or number == len(history):
             snapshots.append(cache_values(cache))
     stats = cache.stats
     counted = (
-        stats.num_uses, stats.num_tokens, stats.num_tokens_hit, stats.num_pages_inserted, stats.num_pages_evicted,
-    )  # fmt: skip
-    return {"told": told, "snapshots": snapshots, "statistics": dict(zip(STATISTICS, counted, strict=True))}
+        stats.num_uses,
+        stats.num_tokens,
+        stats.num_tokens_hit,
+        stats.num_pages_inserted,
+        stats.num_pages_evicted,
+    )
+    return {"results": results, "snapshots": snapshots, "statistics": dict(zip(STATISTICS, counted, strict=True))}
 
 
 def happen(cache: Any, held: list[Any], operation: Operation) -> Any:
@@ -104,10 +108,11 @@ def history_verdict(draw: Draw, order: str = "lru") -> Verdict:
     def verdict(seed: int, got: Values) -> list[Failure]:
         failures: list[Failure] = []
         for size, history in draw(seed).items():
-            where, values = f"page size {size}, {order}", got[f"page size {size}"]
+            where = f"page size {size}, {order}"
+            values = got[f"page size {size}"]
             prefixes = Prefixes(size, order)
-            told, books = live(prefixes, history)
-            failures += first_step(history, told, values["told"], where)
+            results, books = live(prefixes, history)
+            failures += first_step(history, results, values["results"], where)
             for number, (book, snapshot) in enumerate(zip(books, values["snapshots"], strict=True), start=1):
                 place = f"{where}, after {number * SNAPSHOTS} operations"
                 failures += tree_faults(snapshot, size, place)
@@ -121,9 +126,9 @@ def history_verdict(draw: Draw, order: str = "lru") -> Verdict:
 BOOK = "every page [key, tokens up to its end, page, age, last use, uses, priority, locks]"
 
 
-def first_step(history: Sequence[Operation], expected: list[Any], told: list[Any], where: str) -> list[Failure]:
+def first_step(history: Sequence[Operation], expected: list[Any], results: list[Any], where: str) -> list[Failure]:
     """Return the first operation that gave something else, with what it was."""
-    for number, (operation, want, have) in enumerate(zip(history, expected, told, strict=True)):
+    for number, (operation, want, have) in enumerate(zip(history, expected, results, strict=True)):
         place = f"{where}, operation {number}: {operation}, gives and leaves [pages, evictable pages]"
         found = differences(want, have, None, place)
         if found:
@@ -134,26 +139,26 @@ def first_step(history: Sequence[Operation], expected: list[Any], told: list[Any
 # L6.C ---------------------------------------------------------------------------------------------------------------
 
 
-def draw_twig(dice: random.Random, size: int, pages: list[int], used: int, depth: int) -> Twig:
+def draw_twig(rng: random.Random, size: int, pages: list[int], used: int, depth: int) -> Twig:
     """Draw a node of one to four pages and what hangs under it; children differ in their first page."""
-    length = dice.randint(1, 4)
-    first = [0] * (size - 1) + [dice.randrange(3)]
-    tokens = first + [token for _ in range(length - 1) for token in [dice.randrange(2)] * size]
+    length = rng.randint(1, 4)
+    first = [0] * (size - 1) + [rng.randrange(3)]
+    tokens = first + [token for _ in range(length - 1) for token in [rng.randrange(2)] * size]
     own = [pages.pop() for _ in range(length)]
     below: dict[tuple[int, ...], Twig] = {}
-    for _ in range(dice.choice([0, 1, 3]) if depth < 3 else 0):
-        twig = draw_twig(dice, size, pages, used - dice.randint(0, 9), depth + 1)
+    for _ in range(rng.choice([0, 1, 3]) if depth < 3 else 0):
+        twig = draw_twig(rng, size, pages, used - rng.randint(0, 9), depth + 1)
         below.setdefault(tuple(twig.tokens[:size]), twig)
-    return Twig(tokens, own, tuple(below.values()), used, dice.randrange(50), dice.randrange(5), dice.randrange(3))
+    return Twig(tokens, own, tuple(below.values()), used, rng.randrange(50), rng.randrange(5), rng.randrange(3))
 
 
 def draw_trees(seed: int, size: int) -> Trees:
     """Draw trees of three keys; the empty string is a key like others."""
-    dice = random.Random(f"trees {seed} {size}")
-    pages = dice.sample(range(1000), 1000)
+    rng = random.Random(f"trees {seed} {size}")
+    pages = rng.sample(range(1000), 1000)
     trees: dict[str | None, list[Twig]] = {}
     for key in (None, "tenant", ""):
-        twigs = [draw_twig(dice, size, pages, 100 + dice.randrange(20), 0) for _ in range(4)]
+        twigs = [draw_twig(rng, size, pages, 100 + rng.randrange(20), 0) for _ in range(4)]
         trees[key] = list({tuple(twig.tokens[:size]): twig for twig in twigs}.values())
     return trees
 
@@ -176,29 +181,32 @@ def entries_of(trees: Trees, size: int) -> Prefixes:
 
 def questions(seed: int, size: int) -> list[tuple[str | None, list[int]]]:
     """Return beginnings of what is cached, gone on with and broken off, some of them under another key."""
-    dice = random.Random(f"questions {seed} {size}")
+    rng = random.Random(f"questions {seed} {size}")
     names = sorted(entries_of(draw_trees(seed, size), size).entries, key=str)
     asked: list[tuple[str | None, list[int]]] = [(None, []), ("tenant", [0] * (size - 1)), ("nobody", [0] * size * 2)]
     for _ in range(18):
-        key, tokens = dice.choice(names)
-        more = [dice.randrange(3) for _ in range(dice.choice([0, 0, 1, size, 3 * size]))]
-        key = dice.choice([key, key, key, None, "tenant", "", "nobody"])
-        asked.append((key, [*tokens[: len(tokens) - dice.choice([0, 0, 0, 1, size])], *more]))
+        key, tokens = rng.choice(names)
+        more = [rng.randrange(3) for _ in range(rng.choice([0, 0, 1, size, 3 * size]))]
+        key = rng.choice([key, key, key, None, "tenant", "", "nobody"])
+        asked.append((key, [*tokens[: len(tokens) - rng.choice([0, 0, 0, 1, size])], *more]))
     return asked
 
 
 def longest_probe(seed: int) -> Values:
-    """Ask each question of a tree that nobody has asked before, in a list and in a tuple."""
+    """Ask each question of a fresh tree, with a list and with a tuple."""
     values: Values = {}
     for size in PAGE_SIZES:
         for number, (key, tokens) in enumerate(questions(seed, size)):
-            cache, given = plant(size, draw_trees(seed, size)), list(tokens)
+            cache = plant(size, draw_trees(seed, size))
+            given = list(tokens)
             hit = cache.match(given, key)
             as_tuple = cache.match(tuple(tokens), key)
             values[f"page size {size}, question {number}"] = {
-                "pages": list(hit.pages), "as a tuple": list(as_tuple.pages), "tokens": given,
+                "pages": list(hit.pages),
+                "as a tuple": list(as_tuple.pages),
+                "tokens": given,
                 "kinds": [isinstance(hit.pages, tuple), isinstance(hit.path, tuple)],
-            }  # fmt: skip
+            }
     return values
 
 
@@ -210,8 +218,11 @@ def longest_spec(seed: int) -> Values:
         for number, (key, tokens) in enumerate(questions(seed, size)):
             pages = prefixes.pages(prefixes.match(tokens, key))
             values[f"page size {size}, question {number}"] = {
-                "pages": pages, "as a tuple": pages, "tokens": tokens, "kinds": [True, True],
-            }  # fmt: skip
+                "pages": pages,
+                "as a tuple": pages,
+                "tokens": tokens,
+                "kinds": [True, True],
+            }
     return values
 
 

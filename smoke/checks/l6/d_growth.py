@@ -66,10 +66,13 @@ def cases_probe(seed: int) -> Values:
         given = [list(tokens), list(pages)]
         hit = cache.insert(*given, key=key, priority=priority)
         values[name] = {
-            "hit": list(hit.pages), "path": list(hit.path), "the caller's lists": deepcopy(given),
+            "hit": list(hit.pages),
+            "path": list(hit.path),
+            "the caller's lists": deepcopy(given),
             "cache": cache_values(cache),
-            "inserted": cache.stats.num_pages_inserted, "again": list(cache.match(list(tokens), key).pages),
-        }  # fmt: skip
+            "inserted": cache.stats.num_pages_inserted,
+            "again": list(cache.match(list(tokens), key).pages),
+        }
         given[0].append(-5)
         given[1].append(-5)
         values[name]["later"] = list(cache.match(list(tokens), key).pages)
@@ -80,14 +83,18 @@ def cases_verdict(seed: int, got: Values) -> list[Failure]:
     """Do the same with a dict."""
     failures: list[Failure] = []
     for name, (tokens, pages, key, priority) in CASES.items():
-        prefixes, values = Prefixes(SIZE), got[name]
+        prefixes = Prefixes(SIZE)
+        values = got[name]
         for before in BEFORE:
             prefixes.insert(*before)
         hit = prefixes.pages(prefixes.insert(tokens, pages, key, priority))
         expected = {
-            "hit": hit, "the caller's lists": [tokens, pages], "again": hit, "later": hit,
+            "hit": hit,
+            "the caller's lists": [tokens, pages],
+            "again": hit,
+            "later": hit,
             "inserted": prefixes.statistics["inserted"],
-        }  # fmt: skip
+        }
         failures += differences(expected, {part: values[part] for part in expected}, None, name)
         failures += tree_faults(values["cache"], SIZE, name)
         failures += differences(prefixes.books(), books_of(values["cache"], SIZE), None, f"{name}, {BOOK}")

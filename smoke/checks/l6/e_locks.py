@@ -41,13 +41,20 @@ STORIES: dict[str, list[Step]] = {
     "a part, then all of it": [("lock", "a", 1), ("lock", "a", 6), ("unlock", "a", 1), ("unlock", "a", 6)],
     "nothing": [("lock", "c", 0), ("lock", "a", 0), ("unlock", "a", 0), ("unlock", "c", 0)],
     "ever shorter": [
-        *(("lock", "a", count) for count in (6, 5, 4, 2, 1)), *(("unlock", "a", count) for count in (6, 5, 4, 2, 1)),
+        *(("lock", "a", count) for count in (6, 5, 4, 2, 1)),
+        *(("unlock", "a", count) for count in (6, 5, 4, 2, 1)),
     ],
     "all of them": [
-        ("lock", "c", 2), ("lock", "b", 4), ("lock", "a", 5), ("unlock", "b", 4), ("lock", "b", 2),
-        ("unlock", "c", 2), ("unlock", "a", 5), ("unlock", "b", 2),
+        ("lock", "c", 2),
+        ("lock", "b", 4),
+        ("lock", "a", 5),
+        ("unlock", "b", 4),
+        ("lock", "b", 2),
+        ("unlock", "c", 2),
+        ("unlock", "a", 5),
+        ("unlock", "b", 2),
     ],
-}  # fmt: skip
+}
 
 
 def spelled(pages: Sequence[int], size: int) -> list[int]:
@@ -63,7 +70,7 @@ def stories_probe(seed: int) -> Values:
             cache = make_cache(size)
             for number, pages in enumerate(PROMPTS.values()):
                 cache.insert(spelled(pages, size), [10 * number + place for place in range(len(pages))])
-            told: list[Any] = []
+            results: list[Any] = []
             hits: dict[tuple[str, int], Any] = {}
             for what, prompt, count in steps:
                 if what == "lock":
@@ -72,8 +79,8 @@ def stories_probe(seed: int) -> Values:
                 else:
                     given = cache.unlock(hits[prompt, count])
                 sizes = [cache.num_pages, cache.num_evictable]
-                told.append([given, *sizes, cache.total_size, cache.evictable_size, cache.protected_size])
-            values[f"page size {size}, {name}"] = {"told": told, "cache": cache_values(cache)}
+                results.append([given, *sizes, cache.total_size, cache.evictable_size, cache.protected_size])
+            values[f"page size {size}, {name}"] = {"results": results, "cache": cache_values(cache)}
     return values
 
 
@@ -82,17 +89,18 @@ def stories_verdict(seed: int, got: Values) -> list[Failure]:
     failures: list[Failure] = []
     for size in PAGE_SIZES:
         for name, steps in STORIES.items():
-            where, values = f"page size {size}, {name}", got[f"page size {size}, {name}"]
+            where = f"page size {size}, {name}"
+            values = got[f"page size {size}, {name}"]
             prefixes = Prefixes(size)
             for number, pages in enumerate(PROMPTS.values()):
                 prefixes.insert(spelled(pages, size), [10 * number + place for place in range(len(pages))], None, 0)
-            told: list[Any] = []
+            results: list[Any] = []
             for what, prompt, count in steps:
                 names = prefixes.match(spelled(PROMPTS[prompt][:count], size))
                 given: Any = prefixes.lock if what == "lock" else prefixes.unlock
-                told.append([given(names), *prefixes.sizes()])
+                results.append([given(names), *prefixes.sizes()])
             place = f"{where}, [given, pages, evictable, then tokens: total, evictable, protected] after each step"
-            failures += differences(told, values["told"], None, place)
+            failures += differences(results, values["results"], None, place)
             failures += tree_faults(values["cache"], size, where)
     return failures[:8]
 
@@ -114,7 +122,8 @@ def later_cuts_probe(seed: int) -> Values:
     values: Values = {}
     for cuts in CUT_ORDERS:
         for way in ("match", "insert"):
-            cache, tokens = make_cache(2), distinct(12)
+            cache = make_cache(2)
+            tokens = distinct(12)
             cache.insert(tokens, [5, 0, 4, 1, 3, 2])
             hit = cache.match(tokens)
             taken = cache.lock(hit)
@@ -127,9 +136,12 @@ def later_cuts_probe(seed: int) -> Values:
             during = cache.num_evictable
             cache.unlock(hit)
             values[f"cuts by {way} after {cuts} pages"] = {
-                "taken": taken, "locked": locked, "evictable meanwhile": during, "cache": cache_values(cache),
+                "taken": taken,
+                "locked": locked,
+                "evictable meanwhile": during,
+                "cache": cache_values(cache),
                 "evictable at the end": cache.num_evictable,
-            }  # fmt: skip
+            }
     return values
 
 
@@ -138,14 +150,17 @@ def later_cuts_verdict(seed: int, got: Values) -> list[Failure]:
     failures: list[Failure] = []
     for cuts in CUT_ORDERS:
         for way in ("match", "insert"):
-            where, values = f"cuts by {way} after {cuts} pages", got[f"cuts by {way} after {cuts} pages"]
+            where = f"cuts by {way} after {cuts} pages"
+            values = got[f"cuts by {way} after {cuts} pages"]
             added = len(cuts) if way == "insert" else 0
             ends = sorted({0, *cuts, 6})
             parts = {str([5, 0, 4, 1, 3, 2][a:b]): 1 for a, b in pairwise(ends)}
             expected = {
-                "taken": 6, "locked": parts | {f"[{50 + number}]": 0 for number in range(added)},
-                "evictable meanwhile": added, "evictable at the end": 6 + added,
-            }  # fmt: skip
+                "taken": 6,
+                "locked": parts | {f"[{50 + number}]": 0 for number in range(added)},
+                "evictable meanwhile": added,
+                "evictable at the end": 6 + added,
+            }
             failures += differences(expected, {part: values[part] for part in expected}, None, where)
             failures += tree_faults(values["cache"], 2, where)
     return failures[:8]
@@ -164,20 +179,25 @@ def twice_probe(seed: int) -> Values:
     cache = make_cache(2)
     cache.insert(distinct(6), [0, 1, 2])
     hit = cache.match(distinct(4))
-    told: list[Any] = [cache.lock(hit), cache.lock(hit), cache.num_evictable]
+    results: list[Any] = [cache.lock(hit), cache.lock(hit), cache.num_evictable]
     cache.unlock(hit)
-    told.append(cache.num_evictable)
+    results.append(cache.num_evictable)
     cache.unlock(hit)
-    told.append(cache.num_evictable)
+    results.append(cache.num_evictable)
     path = [[list(node.pages) for node in cache.ancestry(found)] for found in (hit, cache.match(distinct(6)))]
     nothing = [list(cache.ancestry(cache.match([1])))]
-    return {"told": told, "ancestry": path, "ancestry of nothing": nothing, "path": [len(hit.path), len(hit.pages)]}
+    return {
+        "results": results,
+        "ancestry": path,
+        "ancestry of nothing": nothing,
+        "path": [len(hit.path), len(hit.pages)],
+    }
 
 
 def twice_spec(seed: int) -> Values:
     """Worked out by hand: two pages, locked by the first lock alone, free after the second unlock."""
     return {
-        "told": [2, 0, 1, 1, 3],
+        "results": [2, 0, 1, 1, 3],
         "ancestry": [[[0, 1]], [[2], [0, 1]]],
         "ancestry of nothing": [[]],
         "path": [1, 2],
@@ -244,12 +264,12 @@ REGISTRY.add(
 )
 
 
-def descent_twigs(dice: random.Random, depth: int, pages: list[int]) -> tuple[Twig, ...]:
+def descent_twigs(rng: random.Random, depth: int, pages: list[int]) -> tuple[Twig, ...]:
     """Draw nodes of one page of one token whose uses all differ among siblings."""
-    count = dice.choice([0, 2, 3]) if 0 < depth < 4 else 3 if depth == 0 else 0
-    uses = dice.sample(range(20), count)
+    count = rng.choice([0, 2, 3]) if 0 < depth < 4 else 3 if depth == 0 else 0
+    uses = rng.sample(range(20), count)
     return tuple(
-        Twig([token], [pages.pop()], descent_twigs(dice, depth + 1, pages), uses=uses[token]) for token in range(count)
+        Twig([token], [pages.pop()], descent_twigs(rng, depth + 1, pages), uses=uses[token]) for token in range(count)
     )
 
 
@@ -258,13 +278,13 @@ def descent_probe(seed: int) -> Values:
     pages = list(range(1000))
     trees = {key: descent_twigs(random.Random(f"descent {seed} {key}"), 0, pages) for key in (None, "tenant")}
     cache = plant(1, trees)
-    told = []
+    results = []
     for depth, node in cache.descend():
         root = node
         while root.parent is not None:
             root = root.parent
-        told.append([str(root.cache_key), int(depth), list(node.pages), node.num_uses])
-    return {"told": told, "empty": list(plant(1, {}).descend())}
+        results.append([str(root.cache_key), int(depth), list(node.pages), node.num_uses])
+    return {"results": results, "empty": list(plant(1, {}).descend())}
 
 
 def descent_rows(twigs: Sequence[Twig], depth: int, key: str) -> list[list[Any]]:
@@ -279,7 +299,7 @@ def descent_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for every branch in one piece and in order; which root, or which of its children, comes first is free."""
     pages = list(range(1000))
     failures = differences([], got["empty"], None, "an empty cache")
-    left = [list(row) for row in got["told"]]
+    left = [list(row) for row in got["results"]]
     branches = {}
     for key in (None, "tenant"):
         for twig in descent_twigs(random.Random(f"descent {seed} {key}"), 0, pages):

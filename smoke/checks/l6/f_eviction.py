@@ -1,4 +1,4 @@
-"""The checks of eviction (L6.F): who goes, how much of it, and what stays behind.
+"""The checks of eviction (L6.F): which pages go, how many, and what stays.
 
 Owns: histories that fill a cache and empty it again. The order of nodes must be the order of their pages, worked out
 one by one. No model.
@@ -38,9 +38,12 @@ def exact_probe(seed: int) -> Values:
             first = cache_values(cache)
             again = cache.evict(2)
             values[f"page size {size}, {count} pages"] = {
-                "gone": [sorted(got), sorted(again)], "evicted": cache.stats.num_pages_evicted, "left": first,
-                "left of that": cache_values(cache), "is a list": isinstance(got, list),
-            }  # fmt: skip
+                "gone": [sorted(got), sorted(again)],
+                "evicted": cache.stats.num_pages_evicted,
+                "left": first,
+                "left of that": cache_values(cache),
+                "is a list": isinstance(got, list),
+            }
     return values
 
 
@@ -50,11 +53,13 @@ def exact_verdict(seed: int, got: Values) -> list[Failure]:
     failures: list[Failure] = []
     for size in PAGE_SIZES:
         for count in range(12):
-            where, values = f"page size {size}, evict({count})", got[f"page size {size}, {count} pages"]
+            where = f"page size {size}, evict({count})"
+            values = got[f"page size {size}, {count} pages"]
             expected = {
-                "gone": [sorted(order[:count]), sorted(order[count : count + 2])], "is a list": True,
+                "gone": [sorted(order[:count]), sorted(order[count : count + 2])],
+                "is a list": True,
                 "evicted": min(count + 2, len(order)),
-            }  # fmt: skip
+            }
             failures += differences(expected, {part: values[part] for part in expected}, None, where)
             for name, gone in (("left", count), ("left of that", count + 2)):
                 failures += tree_faults(values[name], size, f"{where}, {name}")
@@ -159,7 +164,8 @@ TENANTS = ("a", "b", None, "")
 
 def emptied_probe(seed: int) -> Values:
     """Fill and empty a cache for several keys, twice, with one of them locked the first time."""
-    cache, values = make_cache(2), Values()
+    cache = make_cache(2)
+    values = Values()
     for round_ in range(2):
         for number, key in enumerate(TENANTS):
             cache.insert(distinct(8), [10 * number + place for place in range(4)], key)

@@ -1,7 +1,7 @@
 """The checks of the engine with a prefix cache (L6.H) and of prompts that are computed once (L6.I).
 
-Owns: visits that begin alike, and what they must give: the bits of L4's lonely, cold run, whatever was found in the
-cache, evicted, sent back or computed in chunks. Needs L1 to L5 and all of L6.
+Owns: visits that begin alike, and what they must give: the bits of L4's run alone from a cold cache,
+whatever was found in the cache, evicted, preempted or computed in chunks. Needs L1 to L5 and all of L6.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoke.checks.l3 import driver as l3
-from smoke.checks.l4 import k_driver as l4_state_driver
+from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4.k_driver import make_params
 from smoke.checks.l5.j_engine import agreement, alone, answer, build_engine, poison_freed_pages, unlike
 from smoke.framework import peer
@@ -24,20 +24,20 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Visit:
-    """A request of a run: its prompt, what it wishes, and before which steps it comes and is aborted."""
+    """A request of a run: its prompt, its parameters, and before which steps it comes and is aborted."""
 
     prompt: list[int]
-    wishes: dict[str, Any]
+    params: dict[str, Any]
     arrives: int = 0
     key: str | None = None
     aborted: int | None = None
 
     @property
     def single(self) -> list[dict[str, Any]]:
-        """The wishes of each sample alone."""
-        count = self.wishes.get("n", 1)
-        seeds = [{"seed": self.wishes["seed"] + index} if "seed" in self.wishes else {} for index in range(count)]
-        return [{**self.wishes, "n": 1, **seed} for seed in seeds]
+        """The parameters of each sample alone."""
+        count = self.params.get("n", 1)
+        seeds = [{"seed": self.params["seed"] + index} if "seed" in self.params else {} for index in range(count)]
+        return [{**self.params, "n": 1, **seed} for seed in seeds]
 
 
 def drive(engine: Any, visits: Sequence[Visit], *, squeeze: bool = False) -> Values:
@@ -46,21 +46,22 @@ def drive(engine: Any, visits: Sequence[Visit], *, squeeze: bool = False) -> Val
     ``squeeze`` lets requests in as if none would grow, so that pages run out.
     """
     names: dict[str, tuple[int, int]] = {}
-    told: dict[str, list[Any]] = {}
+    deltas: dict[str, list[Any]] = {}
     chunks: list[Any] = []
     copied = 0
     for number in range(MOST_STEPS):
         for index, visit in enumerate(visits):
             if visit.arrives == number:
                 for sample, name in enumerate(enter(engine, visit)):
-                    names[name], told[name] = (index, sample), []
+                    names[name] = (index, sample)
+                    deltas[name] = []
         for name in [name for name, (index, _) in names.items() if visits[index].aborted == number]:
             engine.abort(name)
         engine.scheduler.growth.ratio = 0.0 if squeeze else engine.scheduler.growth.ratio
         output = engine.step()
         engine.scheduler.check_pages()
         for delta in output.deltas:
-            told[delta.request_id].append(delta)
+            deltas[delta.request_id].append(delta)
         chunks.append([[*names[name], start, count] for name, start, count in output.chunks])
         copied += sum(output.copied.values())
         arrived = {index for index, _ in names.values()}
@@ -69,16 +70,19 @@ def drive(engine: Any, visits: Sequence[Visit], *, squeeze: bool = False) -> Val
     scheduler = engine.scheduler
     whose = {f"{index}.{sample}": name for name, (index, sample) in names.items()}
     return {
-        "requests": {place: answer(told[name], engine.take_output(name)) for place, name in whose.items()},
-        "chunks": chunks, "copied": copied, "preempted": sum(len(step.preempted) for step in engine.log),
+        "requests": {place: answer(deltas[name], engine.take_output(name)) for place, name in whose.items()},
+        "chunks": chunks,
+        "copied": copied,
+        "preempted": sum(len(step.preempted) for step in engine.log),
         "pages": [scheduler.allocator.num_pages, scheduler.allocator.num_free, scheduler.cache.num_pages],
-        "locked": scheduler.cache.num_pages - scheduler.cache.num_evictable, "statistics": statistics(scheduler.cache),
-    }  # fmt: skip
+        "locked": scheduler.cache.num_pages - scheduler.cache.num_evictable,
+        "statistics": statistics(scheduler.cache),
+    }
 
 
 def enter(engine: Any, visit: Visit) -> list[str]:
     """Give a visit to the engine and return the ids of its samples."""
-    params = make_params(visit.wishes)
+    params = make_params(visit.params)
     if params.n > 1:
         return list(engine.add_samples(visit.prompt, params))
     return [engine.add_request(visit.prompt, params, cache_key=visit.key)]
@@ -90,22 +94,22 @@ def statistics(cache: Any) -> list[int] | None:
     return None if stats is None else [stats.num_uses, stats.num_tokens_hit, stats.num_pages_evicted]
 
 
-def lonely(case: ModelCase, dtype: str, visits: Sequence[Visit]) -> Values:
+def reference_runs(case: ModelCase, dtype: str, visits: Sequence[Visit]) -> Values:
     """Run every sample alone and cold with L4's driver."""
-    driver = l4_state_driver.build_driver(case, dtype=dtype, batch_invariant=True)
+    driver = l4.build_driver(case, dtype=dtype, batch_invariant=True)
     return {
-        f"{index}.{sample}": alone(driver, visit.prompt, wishes)
+        f"{index}.{sample}": alone(driver, visit.prompt, params)
         for index, visit in enumerate(visits)
-        for sample, wishes in enumerate(visit.single)
+        for sample, params in enumerate(visit.single)
     }
 
 
 def like_lonely(run: Values, cold: Values, visits: Sequence[Visit], where: str) -> list[Failure]:
-    """Compare every sample with its lonely run, an aborted one with its beginning, and count the pages at the end."""
+    """Compare every sample with its reference run, an aborted one with its beginning, and count the pages."""
     failures: list[Failure] = []
     for name, request in run["requests"].items():
         visit, want = visits[int(name.partition(".")[0])], cold[name]
-        case = f"{where}, request {name} {visit.wishes}"
+        case = f"{where}, request {name} {visit.params}"
         failures += agreement(request, case)
         if visit.aborted is not None and request["finish_reason"] == ["abort"]:
             want = {"ids": want["ids"][: len(request["ids"])]}
@@ -120,7 +124,8 @@ def like_lonely(run: Values, cold: Values, visits: Sequence[Visit], where: str) 
 
 def warm_visits(case: ModelCase, seed: int) -> list[Visit]:
     """Return visits of two stems: equal prompts, longer ones, one token apart, keys, samples, reports, an abort."""
-    stem, other = random_ids(case.vocab_size, 21, seed), random_ids(case.vocab_size, 18, seed + 1)
+    stem = random_ids(case.vocab_size, 21, seed)
+    other = random_ids(case.vocab_size, 18, seed + 1)
     more = [random_ids(case.vocab_size, length, seed + 2) for length in (5, 3, 9, 6)]
     sampled = {"temperature": 1.1, "seed": 4, "top_k": 40}
     return [
@@ -141,17 +146,29 @@ def warm_visits(case: ModelCase, seed: int) -> list[Visit]:
 LOADS: dict[str, dict[str, Any]] = {
     "one at a time": {"page_size": 4, "num_pages": 40},
     "chunks of up to 6 tokens": {
-        "page_size": 4, "num_pages": 70, "max_running_requests": 6, "max_tokens_per_step": 6, "wait_for_prefix": 8,
+        "page_size": 4,
+        "num_pages": 70,
+        "max_running_requests": 6,
+        "max_tokens_per_step": 6,
+        "wait_for_prefix": 8,
     },
     "pages run out": {
-        "page_size": 2, "num_pages": 26, "max_running_requests": 8, "preemption": True, "policy": "lpm",
+        "page_size": 2,
+        "num_pages": 26,
+        "max_running_requests": 8,
+        "preemption": True,
+        "policy": "lpm",
         "max_tokens_per_step": 13,
     },
     "pages of one token, the rarest used go first": {
-        "page_size": 1, "num_pages": 58, "max_running_requests": 4, "preemption": True, "policy": "dfs-weight",
+        "page_size": 1,
+        "num_pages": 58,
+        "max_running_requests": 4,
+        "preemption": True,
+        "policy": "dfs-weight",
         "eviction": "lfu",
     },
-}  # fmt: skip
+}
 
 
 RUNS = [*(("float32", load) for load in LOADS), ("bfloat16", "chunks of up to 6 tokens"), ("bfloat16", "pages run out")]
@@ -159,10 +176,11 @@ RUNS = [*(("float32", load) for load in LOADS), ("bfloat16", "chunks of up to 6 
 
 def warm_probe(seed: int) -> Values:
     """Run all visits under every load, freed pages poisoned, and each alone."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     visits = warm_visits(case, seed)
     for dtype in DTYPES:
-        values[f"{dtype}, alone"] = lonely(case, dtype, visits)
+        values[f"{dtype}, alone"] = reference_runs(case, dtype, visits)
     for dtype, load in RUNS:
         engine = build_engine(case, dtype=dtype, batch_invariant=True, prefix_cache="radix", **LOADS[load])
         poison_freed_pages(engine)
@@ -171,9 +189,11 @@ def warm_probe(seed: int) -> Values:
 
 
 def warm_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask every sample under every load for its lonely run's bits, and the lonely run for transformers' logits."""
-    case, failures = random_case(l3.SMALL, seed), list[Failure]()
-    visits, totals = warm_visits(case, seed), [0, 0, 0]
+    """Compare every sample under every load with its reference run, and the reference run with transformers' logits."""
+    case = random_case(l3.SMALL, seed)
+    failures = list[Failure]()
+    visits = warm_visits(case, seed)
+    totals = [0, 0, 0]
     for dtype, load in RUNS:
         run = got[f"{dtype}, {load}"]
         failures += like_lonely(run, got[f"{dtype}, alone"], visits, f"{dtype}, {load}")
@@ -190,8 +210,8 @@ def warm_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L6.H.warm",
-    "From a warm cache, in chunks, while pages are evicted and requests sent back, every answer has the logits, "
-    "log-probabilities and ids of its cold and lonely run, to the bit (under batch_invariant).",
+    "From a warm cache, in chunks, while pages are evicted and requests preempted, every answer has the logits, "
+    "log-probabilities and ids of its run alone from a cold cache, to the bit (under batch_invariant).",
     warm_probe,
     warm_verdict,
     needs=("L6.F", "L6.G", "L6.I"),
@@ -204,29 +224,40 @@ REGISTRY.add(
 def off_visits(case: ModelCase, seed: int) -> list[Visit]:
     """Return the same prompt again and again."""
     prompt = random_ids(case.vocab_size, 19, seed)
-    return [Visit(prompt, {"max_new_tokens": 6}), Visit([*prompt, 3], {"max_new_tokens": 5}, 1), Visit(prompt, {
-        "max_new_tokens": 8, "temperature": 0.8, "seed": 3,
-    }, 2)]  # fmt: skip
+    return [
+        Visit(prompt, {"max_new_tokens": 6}),
+        Visit([*prompt, 3], {"max_new_tokens": 5}, 1),
+        Visit(
+            prompt,
+            {
+                "max_new_tokens": 8,
+                "temperature": 0.8,
+                "seed": 3,
+            },
+            2,
+        ),
+    ]
 
 
 def off_probe(seed: int) -> Values:
     """Run them with the cache off, in plain arithmetic, and each alone with L4's driver."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     visits = off_visits(case, seed)
     for dtype in DTYPES:
-        driver = l4_state_driver.build_driver(case, dtype=dtype)
+        driver = l4.build_driver(case, dtype=dtype)
         values[dtype] = drive(build_engine(case, dtype=dtype, page_size=4), visits)
-        values[f"{dtype}, alone"] = {f"{i}.0": alone(driver, v.prompt, v.wishes) for i, v in enumerate(visits)}
+        values[f"{dtype}, alone"] = {f"{i}.0": alone(driver, v.prompt, v.params) for i, v in enumerate(visits)}
     return values
 
 
 def off_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask for the lonely runs' bits, and for every token of every prompt to be computed."""
+    """Compare with the reference runs, and ask that every token of every prompt was computed."""
     visits = off_visits(random_case(l3.SMALL, seed), seed)
     failures: list[Failure] = []
     for dtype in DTYPES:
         failures += like_lonely(got[dtype], got[f"{dtype}, alone"], visits, dtype)
-        want = [len(visit.prompt) + visit.wishes["max_new_tokens"] - 1 for visit in visits]
+        want = [len(visit.prompt) + visit.params["max_new_tokens"] - 1 for visit in visits]
         failures += differences(want, computed_by(got[dtype], len(visits)), None, f"{dtype}, tokens computed")
         failures += differences(got[dtype]["pages"][0], got[dtype]["pages"][1], None, f"{dtype}, free pages at the end")
     return failures
@@ -255,14 +286,16 @@ REGISTRY.add(
 TURNS = (13, 1, 6, 2, 9)  # tokens that the user adds
 ANSWERS = (7, 4, 5, 1, 6)
 TALK_LOADS: dict[str, dict[str, Any]] = {
-    "pages of 1": {"page_size": 1}, "pages of 4": {"page_size": 4},
+    "pages of 1": {"page_size": 1},
+    "pages of 4": {"page_size": 4},
     "pages of 16, chunks of 5": {"page_size": 16, "max_tokens_per_step": 5},
-}  # fmt: skip
+}
 
 
 def talk_probe(seed: int) -> Values:
     """Let a talk go on: each prompt is all that was said and a little more."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     for load, options in TALK_LOADS.items():
         engine = build_engine(case, batch_invariant=True, prefix_cache="radix", num_pages=120, **options)
         poison_freed_pages(engine)
@@ -272,19 +305,21 @@ def talk_probe(seed: int) -> Values:
             said += random_ids(case.vocab_size, asked, seed + turn)
             visit = Visit(list(said), {"max_new_tokens": answered})
             run = drive(engine, [visit])
-            turns.append({"prompt": visit.prompt, "run": run, "alone": lonely(case, "float32", [visit])})
+            turns.append({"prompt": visit.prompt, "run": run, "alone": reference_runs(case, "float32", [visit])})
             said += run["requests"]["0.0"]["ids"]
         values[load] = turns
     return values
 
 
 def talk_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask each turn for its cold run, and for no more tokens than lie behind the last whole page that was written."""
+    """Ask each turn for its cold run, and for no more tokens than lie after the last whole page that was written."""
     failures: list[Failure] = []
     for load, options in TALK_LOADS.items():
-        size, written = options["page_size"], 0
+        size = options["page_size"]
+        written = 0
         for turn, values in enumerate(got[load]):
-            where, visit = f"{load}, turn {turn}", Visit(values["prompt"], {"max_new_tokens": ANSWERS[turn]})
+            where = f"{load}, turn {turn}"
+            visit = Visit(values["prompt"], {"max_new_tokens": ANSWERS[turn]})
             failures += like_lonely(values["run"], values["alone"], [visit], where)
             start = min(written, len(visit.prompt) - 1) // size * size
             rows = len(visit.prompt) + ANSWERS[turn] - 1 - start
@@ -297,7 +332,7 @@ def talk_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L6.H.talk",
-    "Each turn of a talk starts behind the last whole page of what was computed before, answers included, and is what "
+    "Each turn of a talk starts after the last whole page of what was computed before, answers included, and is what "
     "it is from cold.",
     talk_probe,
     talk_verdict,
@@ -309,9 +344,11 @@ REGISTRY.add(
 
 STEM = 48
 ONCE_LOADS: dict[str, dict[str, Any]] = {
-    "they wait": {"wait_for_prefix": 16}, "they do not": {}, "not for so little": {"wait_for_prefix": 100},
+    "they wait": {"wait_for_prefix": 16},
+    "they do not": {},
+    "not for so little": {"wait_for_prefix": 100},
     "they wait, 24 rows a step": {"wait_for_prefix": 16, "max_tokens_per_step": 24},
-}  # fmt: skip
+}
 
 
 def once_visits(case: ModelCase, seed: int) -> list[Visit]:
@@ -324,14 +361,20 @@ def once_visits(case: ModelCase, seed: int) -> list[Visit]:
 
 def once_probe(seed: int) -> Values:
     """Let them come at once."""
-    case, values = random_case(l3.SMALL, seed), Values()
+    case = random_case(l3.SMALL, seed)
+    values = Values()
     for load, options in ONCE_LOADS.items():
         engine = build_engine(
-            case, batch_invariant=True, prefix_cache="radix", page_size=8, num_pages=80, max_running_requests=8,
+            case,
+            batch_invariant=True,
+            prefix_cache="radix",
+            page_size=8,
+            num_pages=80,
+            max_running_requests=8,
             **options,
-        )  # fmt: skip
+        )
         values[load] = drive(engine, once_visits(case, seed))
-    values["alone"] = lonely(case, "float32", once_visits(case, seed))
+    values["alone"] = reference_runs(case, "float32", once_visits(case, seed))
     return values
 
 
@@ -358,7 +401,7 @@ def once_verdict(seed: int, got: Values) -> list[Failure]:
 REGISTRY.add(
     "L6.I.once",
     "Requests that come at once and wait compute their common beginning once; those of another key and with other "
-    "thresholds do not wait, and nobody waits for ever.",
+    "thresholds do not wait, and no request waits for ever.",
     once_probe,
     once_verdict,
     needs=("L6.F", "L6.G", "L6.H"),

@@ -88,17 +88,24 @@ def requests_of(guest: Guest, arrival: int) -> list[Any]:
     for sample in range(guest.samples):
         siblings.append(
             Request(
-                f"{guest.name}.{sample}", list(guest.prompt), params, arrival + sample, siblings=siblings,
-                cache_key=guest.key, cache_priority=guest.priority,
+                f"{guest.name}.{sample}",
+                list(guest.prompt),
+                params,
+                arrival + sample,
+                siblings=siblings,
+                cache_key=guest.key,
+                cache_priority=guest.priority,
             )
-        )  # fmt: skip
+        )
     return siblings
 
 
 def run(world: World, squeeze: bool = False) -> Values:
     """Run a world and log every step; ``squeeze`` lets requests in as if none would grow, so that pages run out."""
-    scheduler, guests = build_scheduler(world), {guest.name: guest for guest in world.guests}
-    steps, arrived = [], 0
+    scheduler = build_scheduler(world)
+    guests = {guest.name: guest for guest in world.guests}
+    steps = []
+    arrived = 0
     for number in range(MOST_STEPS):
         for guest in (guest for guest in world.guests if guest.arrives == number):
             for request in requests_of(guest, arrived):
@@ -116,18 +123,23 @@ def run(world: World, squeeze: bool = False) -> Values:
                 scheduler.finish(request, "length")
         last = number % SNAPSHOTS == 0 or not scheduler.has_work
         step |= {
-            "after": holders(scheduler), "free": scheduler.allocator.num_free, "cached": scheduler.cache.num_pages,
-            "preempted": len(batch.preempted), "tree": short_tree(scheduler.cache) if last else None,
-        }  # fmt: skip
+            "after": holders(scheduler),
+            "free": scheduler.allocator.num_free,
+            "cached": scheduler.cache.num_pages,
+            "preempted": len(batch.preempted),
+            "tree": short_tree(scheduler.cache) if last else None,
+        }
         steps.append(step)
     stats = scheduler.cache.stats
     evicted = scheduler.cache.evict(world.num_pages + 1)
     scheduler.allocator.free(evicted)
     return {
-        "steps": steps, "free at the end": scheduler.allocator.num_free, "work": scheduler.has_work,
+        "steps": steps,
+        "free at the end": scheduler.allocator.num_free,
+        "work": scheduler.has_work,
         "hit": [stats.num_uses, stats.num_tokens, stats.num_tokens_hit],
         "evicted": stats.num_pages_evicted - len(evicted),
-    }  # fmt: skip
+    }
 
 
 def chunk_values(chunk: Any) -> list[Any]:
@@ -199,13 +211,14 @@ class Replay:
     def read(self, case: str, pages: Sequence[int], tokens: Sequence[int]) -> None:
         """Ask every position for its beginning."""
         for position in range(len(tokens)):
-            want, got = tuple(tokens[: position + 1]), self.written.get(self.place(pages, position), ())
+            want = tuple(tokens[: position + 1])
+            got = self.written.get(self.place(pages, position), ())
             if want != got:
                 self.fail(f"{case}, position {position}", list(want), list(got))
                 return
 
     def count_pages(self, case: str, step: Values) -> None:
-        """Ask that every page is free, cached or somebody's own."""
+        """Ask that every page is free, cached or owned by one request."""
         own = [page for pages, hit, _ in step["after"].values() for page in pages[len(hit) :]]
         self.fail(f"{case}, pages with one owner", len(own), len(set(own)))
         total = step["free"] + step["cached"] + len(own)
@@ -216,7 +229,7 @@ class Replay:
                 self.fail(f"{case}, {name}, computed tokens", f"at least {len(hit) * self.world.page_size}", computed)
 
     def look_at(self, case: str, step: Values) -> None:
-        """Ask the cache that its pages hold what they are found by, and are locked as often as somebody holds them."""
+        """Ask that cached pages hold the tokens they are found by, and have a lock for each request that holds them."""
         size = self.world.page_size
         by_key: dict[tuple[str, int], int] = {}
         for key, path, pages, locks in step["tree"]:
@@ -243,47 +256,53 @@ def named(locks: Mapping[tuple[str, int], int]) -> dict[str, int]:
 
 def replay(world: World, log: Values, where: str) -> Replay:
     """Replay a log to its first step with a fault."""
-    told = Replay(world, where)
+    replayed = Replay(world, where)
     for number, step in enumerate(log["steps"]):
-        told.step(number, step)
-        if told.failures:
-            return told
-    told.fail("work left at the end", False, log["work"])
-    told.fail("pages free after everything was evicted", world.num_pages, log["free at the end"])
-    return told
+        replayed.step(number, step)
+        if replayed.failures:
+            return replayed
+    replayed.fail("work left at the end", False, log["work"])
+    replayed.fail("pages free after everything was evicted", world.num_pages, log["free at the end"])
+    return replayed
 
 
 # Worlds -------------------------------------------------------------------------------------------------------------
 
 
-def draw_guests(dice: random.Random, count: int) -> Iterator[Guest]:
+def draw_guests(rng: random.Random, count: int) -> Iterator[Guest]:
     """Draw guests: stems that several begin with, talks that go on, keys, reports and samples."""
-    stems = [[dice.randrange(1, 4) for _ in range(dice.choice([5, 8, 13]))] for _ in range(3)]
+    stems = [[rng.randrange(1, 4) for _ in range(rng.choice([5, 8, 13]))] for _ in range(3)]
     talks: list[list[int]] = []
     step = 0
     for index in range(count):
-        prompt = [*dice.choice(stems), *(dice.randrange(1, 4) for _ in range(dice.randrange(5)))]
-        if talks and dice.random() < 0.4:
-            prompt = [*dice.choice(talks), *(dice.randrange(1, 4) for _ in range(dice.choice([1, 2, 6])))]
+        prompt = [*rng.choice(stems), *(rng.randrange(1, 4) for _ in range(rng.randrange(5)))]
+        if talks and rng.random() < 0.4:
+            prompt = [*rng.choice(talks), *(rng.randrange(1, 4) for _ in range(rng.choice([1, 2, 6])))]
         if len(prompt) > 30:
-            prompt = prompt[: dice.randint(6, 30)]
-        most = dice.randint(1, 14)
+            prompt = prompt[: rng.randint(6, 30)]
+        most = rng.randint(1, 14)
         guest = Guest(
-            f"r{index}", prompt, most, dice.choice([most, dice.randint(1, most)]), step,
-            dice.choice([None, None, None, "tenant"]), dice.choice([0, 0, 2]), dice.random() < 0.1,
-            dice.choice([1, 1, 1, 1, 3]),
-        )  # fmt: skip
+            f"r{index}",
+            prompt,
+            most,
+            rng.choice([most, rng.randint(1, most)]),
+            step,
+            rng.choice([None, None, None, "tenant"]),
+            rng.choice([0, 0, 2]),
+            rng.random() < 0.1,
+            rng.choice([1, 1, 1, 1, 3]),
+        )
         talks.append(guest.tokens)
-        step += dice.choice([0, 0, 1, 4])
+        step += rng.choice([0, 0, 1, 4])
         yield guest
 
 
 def worlds(seed: int) -> dict[str, World]:
     """Return worlds in which prompts come in chunks, pages run out, requests wait for each other and samples copy."""
-    dice = random.Random(f"worlds {seed}")
+    rng = random.Random(f"worlds {seed}")
 
     def guests() -> tuple[Guest, ...]:
-        return tuple(draw_guests(dice, 22))
+        return tuple(draw_guests(rng, 22))
 
     return {
         "one at a time": World(guests(), 4, 24),
@@ -300,7 +319,7 @@ def worlds(seed: int) -> dict[str, World]:
         "they wait for each other": World(
             guests(), 2, 80, "lpm", "fifo", {"max_running_requests": 8, "max_tokens_per_step": 9}, 3
         ),
-    }  # fmt: skip
+    }
 
 
 def worlds_probe(seed: int) -> Values:
@@ -309,7 +328,7 @@ def worlds_probe(seed: int) -> Values:
 
 
 def worlds_verdict(seed: int, got: Values) -> list[Failure]:
-    """Replay every log; something must have been found, evicted and sent back, or nothing was proved."""
+    """Replay every log; something must have been found, evicted and preempted, or nothing was proved."""
     failures: list[Failure] = []
     for name, world in worlds(seed).items():
         failures += replay(world, got[name], name).failures
@@ -327,7 +346,7 @@ def worlds_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L6.H.places",
-    "Whatever is shared, copied, evicted or sent back, a request reads at every position what its own tokens wrote; "
+    "Whatever is shared, copied, evicted or preempted, a request reads at every position what its own tokens wrote; "
     "cached pages hold what they are found by, are locked as often as they are held, and none is lost.",
     worlds_probe,
     worlds_verdict,
@@ -340,14 +359,14 @@ REGISTRY.add(
 
 def bound_prompts(seed: int, size: int) -> list[list[int]]:
     """Draw prompts that branch again and again. None is the beginning of another: each ends with a token of its own."""
-    dice = random.Random(f"bound {seed} {size}")
+    rng = random.Random(f"bound {seed} {size}")
     prompts: list[list[int]] = []
     for index in range(40):
-        start = dice.choice(prompts) if prompts and dice.random() < 0.8 else []
-        kept = start[: dice.randrange(len(start))] if start else []
-        more = [dice.randrange(3) for _ in range(dice.randint(1, 12))]
+        start = rng.choice(prompts) if prompts and rng.random() < 0.8 else []
+        kept = start[: rng.randrange(len(start))] if start else []
+        more = [rng.randrange(3) for _ in range(rng.randint(1, 12))]
         prompts.append([*kept, *more, 100 + index])
-    dice.shuffle(prompts)
+    rng.shuffle(prompts)
     return prompts
 
 
@@ -368,14 +387,15 @@ def bound_verdict(seed: int, got: Values) -> list[Failure]:
     """Count the edges: different whole pages by all tokens up to their end, and each prompt's rest."""
     failures: list[Failure] = []
     for size in (1, 4):
-        where, log = f"page size {size}", got[f"page size {size}"]
+        where = f"page size {size}"
+        log = got[f"page size {size}"]
         prompts = bound_prompts(seed, size)
         edges = {tuple(prompt[:end]) for prompt in prompts for end in range(size, len(prompt) + 1, size)}
         least = size * len(edges) + sum(len(prompt) % size for prompt in prompts)
-        told = replay(bound_world(seed, size), log, where)
-        failures += told.failures
+        replayed = replay(bound_world(seed, size), log, where)
+        failures += replayed.failures
         total = sum(len(prompt) for prompt in prompts)
-        failures += differences(least, sum(told.computed.values()), None, f"{where}, tokens computed of {total}")
+        failures += differences(least, sum(replayed.computed.values()), None, f"{where}, tokens computed of {total}")
         failures += differences([40, total, total - least], log["hit"], None, f"{where}, [requests, tokens, found]")
     return failures
 

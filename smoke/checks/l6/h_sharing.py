@@ -1,7 +1,7 @@
 """The checks of single decisions: what a request starts from and leaves behind (L6.H), and who waits (L6.I).
 
 Owns: requests that are put into a state by hand, and a prefix cache of these checks: they need none of the candidate's
-tree. Whole runs are in ``l6_life.py`` and ``l6_engine.py``. No model.
+tree. Whole runs are in ``h_life.py`` and ``h_engine.py``. No model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,8 @@ class Store:
         """Start empty; ``asked`` notes what was looked for."""
         from mini_engine.scheduler.prefix_cache import PrefixHit
 
-        self.prefixes, self.hit_type = Prefixes(page_size), PrefixHit
+        self.prefixes = Prefixes(page_size)
+        self.hit_type = PrefixHit
         self.asked: list[list[Any]] = []
         self.refuses = False
 
@@ -82,10 +83,17 @@ def build(asker: Asker, name: str = "r0", siblings: Sequence[Any] = ()) -> Any:
     from mini_engine.scheduler.request import Request, RequestState
 
     return Request(
-        name, list(asker.prompt), SamplingParams(max_new_tokens=50, prompt_logprobs=asker.prompt_logprobs),
-        output_ids=list(asker.output), state=RequestState(asker.state), pages=list(asker.pages), siblings=siblings,
-        num_computed_tokens=asker.computed, cache_key=asker.key, cache_priority=asker.priority,
-    )  # fmt: skip
+        name,
+        list(asker.prompt),
+        SamplingParams(max_new_tokens=50, prompt_logprobs=asker.prompt_logprobs),
+        output_ids=list(asker.output),
+        state=RequestState(asker.state),
+        pages=list(asker.pages),
+        siblings=siblings,
+        num_computed_tokens=asker.computed,
+        cache_key=asker.key,
+        cache_priority=asker.priority,
+    )
 
 
 # What it starts from ------------------------------------------------------------------------------------------------
@@ -100,7 +108,7 @@ LOOKERS: dict[str, Asker] = {
     "all of it is cached": Asker(LONG),
     "all but its last token": Asker([*LONG, 5]),
     "a prompt that ends with a page": Asker(LONG[:8]),
-    "one token behind a page": Asker(LONG[:9]),
+    "one token after a page": Asker(LONG[:9]),
     "a page less one token": Asker(LONG[:3]),
     "exactly one page": Asker(LONG[:4]),
     "one token": Asker(LONG[:1]),
@@ -135,19 +143,22 @@ def match_probe(people: Mapping[str, Asker]) -> Probe:
 
         values: Values = {}
         for name, asker in people.items():
-            store, request = stored(), build(asker)
+            store = stored()
+            request = build(asker)
             hit = match_prefix(request, store)
             values[name] = {
-                "pages": list(hit.pages), "path": list(hit.path), "asked under": [key for _, key in store.asked],
+                "pages": list(hit.pages),
+                "path": list(hit.path),
+                "asked under": [key for _, key in store.asked],
                 "the request": [len(request.pages), len(request.hit.pages), request.num_computed_tokens],
-            }  # fmt: skip
+            }
         return values
 
     return probe
 
 
 def match_spec(people: Mapping[str, Asker]) -> Expected:
-    """Return a spec that takes a page if all of its tokens are cached and one token at least comes behind it."""
+    """Return a spec that takes a page if all of its tokens are cached and one token at least comes after it."""
 
     def spec(seed: int) -> Values:
         values: Values = {}
@@ -215,29 +226,31 @@ def share_probe(seed: int) -> Values:
     values: Values = {}
     for name, asker in SHARERS.items():
         for refuses in (False, True):
-            store, request = stored(), build(asker)
+            store = stored()
+            request = build(asker)
             request.hit = store.match(asker.tokens[: 4 * asker.hit], asker.key)
             store.lock(request.hit)
             request.pages = [*request.hit.pages, *request.pages]
             store.refuses = refuses
-            told = []
+            results = []
             for _ in range(2):
                 duplicates = share_pages(request, store, 4)
-                told.append(left_by(request, store, sorted(duplicates)))
-            values[f"{name}, the cache {'takes nothing' if refuses else 'takes all'}"] = told
+                results.append(left_by(request, store, sorted(duplicates)))
+            values[f"{name}, the cache {'takes nothing' if refuses else 'takes all'}"] = results
     return values
 
 
 def left_by(request: Any, store: Store, duplicates: list[int]) -> Values:
     """Return what a request has and what the store holds."""
     return {
-        "to be freed": duplicates, "pages": list(request.pages), "hit": list(request.hit.pages),
+        "to be freed": duplicates,
+        "pages": list(request.pages),
+        "hit": list(request.hit.pages),
         "computed": request.num_computed_tokens,
         "cached": sorted(
-            [str(key), len(tokens), e.page, e.locks, e.priority]
-            for (key, tokens), e in store.prefixes.entries.items()
+            [str(key), len(tokens), e.page, e.locks, e.priority] for (key, tokens), e in store.prefixes.entries.items()
         ),
-    }  # fmt: skip
+    }
 
 
 def share_spec(seed: int) -> Values:
@@ -264,8 +277,9 @@ def share_spec(seed: int) -> Values:
             rows = [[str(key), len(tokens), e.page, e.locks, e.priority] for (key, tokens), e in entries.items()]
             once = {"pages": pages, "hit": taken, "computed": asker.computed, "cached": sorted(rows)}
             values[f"{name}, the cache {'takes nothing' if refuses else 'takes all'}"] = [
-                {"to be freed": sorted(freed), **once}, {"to be freed": [], **once},
-            ]  # fmt: skip
+                {"to be freed": sorted(freed), **once},
+                {"to be freed": [], **once},
+            ]
     return values
 
 
@@ -346,7 +360,7 @@ MEETINGS: dict[str, dict[str, Meeting]] = {
         "two siblings compute": Meeting(WAITS, 0, (), (Asker(LONG, computed=9), Asker(LONG, computed=3))),
         "a sibling decodes": Meeting(WAITS, 0, (), (Asker(LONG, [4], computed=24),)),
         "a sibling waits": Meeting(WAITS, 0, (), (WAITS,)),
-        "a sibling was sent back": Meeting(WAITS, 0, (), (Asker(LONG, [4], state="preempted"),)),
+        "a sibling was preempted": Meeting(WAITS, 0, (), (Asker(LONG, [4], state="preempted"),)),
         "a sibling of one that reports its prompt computes": Meeting(
             Asker(LONG, prompt_logprobs=2, state="waiting"), 0, (), (Asker(LONG, prompt_logprobs=2, computed=3),)
         ),
@@ -372,8 +386,8 @@ def meet_probe(group: str) -> Probe:
                 running = [build(other, f"r{index}") for index, other in enumerate(meeting.runs, 1)]
                 running += [other for other in siblings if other.state.value == "running"]
                 pages = tuple(range(meeting.found))
-                told = could_share_soon(request, PrefixHit(pages, pages), running, 4, SharingLimits(least, below))
-                values[meeting_name(name, least, below)] = bool(told)
+                results = could_share_soon(request, PrefixHit(pages, pages), running, 4, SharingLimits(least, below))
+                values[meeting_name(name, least, below)] = bool(results)
         return values
 
     return probe
@@ -388,7 +402,8 @@ def meet_spec(group: str) -> Expected:
             for least, below in THRESHOLDS:
                 siblings = [sibling for sibling in meeting.siblings if sibling.state == "running"]
                 waits = bool(siblings) and all(is_computing(sibling) for sibling in siblings)
-                found, asks = 4 * meeting.found, meeting.asks
+                found = 4 * meeting.found
+                asks = meeting.asks
                 if least is not None and found <= below and asks.prompt_logprobs is None and not siblings:
                     for other in meeting.runs:
                         passed_on = min(common(asks.prompt, other.prompt), len(asks.tokens) - 1) // 4 * 4
@@ -419,14 +434,15 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
 
 REGISTRY.add(
     "L6.I.enough",
-    "A request waits exactly if somebody computes enough whole pages of what both prompts begin with, beyond what it "
-    "has found in the cache, and it has not found much; one token at least is left for itself.",
+    "A request waits exactly if a running request computes enough whole pages of what both prompts begin with, beyond "
+    "what it has found in the cache, and it has not found much; one token at least is left for itself.",
     meet_probe("enough"),
     bitwise(meet_spec("enough")),
 )
 REGISTRY.add(
     "L6.I.whose",
-    "It waits for nobody of another key; one that reports on its prompt waits for no stranger, and others wait for it.",
+    "It does not wait for a request of another key. One that reports on its prompt waits for siblings "
+    "only; others wait for it.",
     meet_probe("whose"),
     bitwise(meet_spec("whose")),
 )

@@ -75,7 +75,7 @@ class Prefixes:
         return names
 
     def lock(self, names: Sequence[Name]) -> int:
-        """Lock each page once more; return how many nobody had locked."""
+        """Lock each page once more; return how many were not locked before."""
         free = [name for name in names if self.entries[name].locks == 0]
         for name in names:
             self.entries[name].locks += 1
@@ -95,9 +95,9 @@ class Prefixes:
             self.statistics["hit"] += self.page_size
 
     def evict(self, count: int) -> list[int]:
-        """Give up one page after the other: of those that none goes on from and nobody locks, the first by the order.
+        """Give up one page after the other: of the unlocked ones with none after them, the first in the order.
 
-        Sorted by number, because whoever gets them does not care.
+        Sorted by number, because the order does not matter to the caller.
         """
         gone: list[int] = []
         while len(gone) < count:
@@ -152,11 +152,11 @@ class Chances:
     evict: int = 0
 
 
-def draw_tokens(dice: random.Random, page_size: int) -> list[int]:
-    """Draw few different pages, so that much is shared, and lengths that are no whole pages."""
-    pages = [[dice.randrange(2)] * (page_size - 1) + [dice.randrange(3)] for _ in range(dice.randrange(8))]
+def draw_tokens(rng: random.Random, page_size: int) -> list[int]:
+    """Draw few different pages, so that much is shared, and lengths that are not whole pages."""
+    pages = [[rng.randrange(2)] * (page_size - 1) + [rng.randrange(3)] for _ in range(rng.randrange(8))]
     tokens = [token for page in pages for token in page]
-    return tokens[: len(tokens) - dice.choice([0, 0, 1, page_size // 2])]
+    return tokens[: len(tokens) - rng.choice([0, 0, 1, page_size // 2])]
 
 
 def draw_history(name: str, page_size: int, count: int, chances: Chances) -> list[Operation]:
@@ -165,23 +165,25 @@ def draw_history(name: str, page_size: int, count: int, chances: Chances) -> lis
     insert tokens, first page, key, priority | match tokens, key | hold tokens, key: match and lock | again i: lock the
     held hit i once more | record i, tokens | release i | evict count
     """
-    dice = random.Random(f"history {name} {page_size}")
+    rng = random.Random(f"history {name} {page_size}")
     kinds = [kind for kind, weight in vars(chances).items() for _ in range(weight)]
     operations: list[Operation] = []
     held = page = 0
     for _ in range(count):
-        kind, tokens, key = dice.choice(kinds), draw_tokens(dice, page_size), dice.choice([None, None, "a", ""])
+        kind = rng.choice(kinds)
+        tokens = draw_tokens(rng, page_size)
+        key = rng.choice([None, None, "a", ""])
         if kind == "insert":
-            operations.append((kind, tokens, page, key, dice.choice([0, 0, 1, 2])))
+            operations.append((kind, tokens, page, key, rng.choice([0, 0, 1, 2])))
             page += len(tokens) + 1
         elif kind in ("match", "hold"):
             operations.append((kind, tokens, key))
             held += kind == "hold"
         elif kind == "evict":
-            operations.append((kind, dice.choice([0, 1, 1, 2, 5, 30])))
+            operations.append((kind, rng.choice([0, 1, 1, 2, 5, 30])))
         elif held:
-            more = (dice.randrange(1, 50),) if kind == "record" else ()
-            operations.append((kind, dice.randrange(held), *more))
+            more = (rng.randrange(1, 50),) if kind == "record" else ()
+            operations.append((kind, rng.randrange(held), *more))
             held += {"again": 1, "release": -1}.get(kind, 0)
     return [*operations, *(("release", 0) for _ in range(held))]
 
@@ -192,13 +194,13 @@ SNAPSHOTS = 20  # operations between two looks at all that is known
 def live(prefixes: Prefixes, history: Sequence[Operation]) -> tuple[list[Any], list[Any]]:
     """Return what each operation gives with the pages held and evictable after it, and the books now and then."""
     held: list[list[Name]] = []
-    told: list[Any] = []
+    results: list[Any] = []
     books: list[Any] = []
     for number, operation in enumerate(history, start=1):
-        told.append([happen(prefixes, held, operation), prefixes.sizes()[:2]])
+        results.append([happen(prefixes, held, operation), prefixes.sizes()[:2]])
         if number % SNAPSHOTS == 0 or number == len(history):
             books.append(prefixes.books())
-    return told, books
+    return results, books
 
 
 def happen(prefixes: Prefixes, held: list[list[Name]], operation: Operation) -> Any:

@@ -1,7 +1,7 @@
 """The checks of masks (L7.A) and of characters as bytes (L7.B).
 
 Owns: numbers of tokens around a word's end, logits whose bits can be compared, ranges of characters around the lengths
-of UTF-8. Automata are in ``l7_automaton.py``, tokens and grammar objects in ``l7_tokens.py``. No model.
+of UTF-8. Automata are in ``c_automaton.py``, tokens and grammar objects in ``e_tokens.py``. No model.
 """
 
 import random
@@ -65,7 +65,8 @@ def pack_probe(cases: Cases) -> Callable[[int], Values]:
 
         values: Values = {}
         for name, allowed in cases(seed).items():
-            given, banned = allowed.clone(), ~allowed
+            given = allowed.clone()
+            banned = ~allowed
             values[name] = {"allowed": pack_allowed(given), "of banned": bitmask_of(banned)}
             values[f"{name}, given"] = [torch.equal(given, allowed), torch.equal(banned, ~allowed)]
         return values
@@ -87,18 +88,20 @@ def pack_spec(cases: Cases) -> Callable[[int], Values]:
 
 
 def unpack_cases(seed: int) -> dict[str, tuple[Tensor, int]]:
-    """Return words with their number of tokens, the bits behind the last token all 0, all 1 or drawn."""
+    """Return words with their number of tokens, the bits after the last token all 0, all 1 or drawn."""
     cases: dict[str, tuple[Tensor, int]] = {}
     for size in SIZES:
         whole = -(-size // 32) * 32
         full = draw_allowed(seed + size, 4, whole)
         for name, padding in {"0": torch.zeros_like(full), "1": torch.ones_like(full), "drawn": full}.items():
-            cases[f"{size} tokens, bits behind the last are {name}"] = (
-                words(torch.cat([full[:, :size], padding[:, size:]], -1)), size,
-            )  # fmt: skip
+            cases[f"{size} tokens, bits after the last are {name}"] = (
+                words(torch.cat([full[:, :size], padding[:, size:]], -1)),
+                size,
+            )
         cases[f"{size} tokens, minus one and the sign bit"] = (
-            torch.tensor([[-1] * (whole // 32), [-(2**31)] * (whole // 32)], dtype=torch.int32), size,
-        )  # fmt: skip
+            torch.tensor([[-1] * (whole // 32), [-(2**31)] * (whole // 32)], dtype=torch.int32),
+            size,
+        )
         cases[f"{size} tokens, one row"] = (words(full[0]), size)
         cases[f"{size} tokens, two by two rows"] = (words(full).reshape(2, 2, -1), size)
     return cases
@@ -160,7 +163,8 @@ def apply_probe(form: str) -> Callable[[int], Values]:
         values: Values = {}
         for name, (logits, allowed) in logits_cases(seed).items():
             packed = torch.zeros(0, 2, dtype=torch.int32) if not len(allowed) else words(allowed)
-            mask, wide = packed if form == "bitmask" else ~allowed, torch.nn.functional.pad(logits, (2, 3), value=1.5)
+            mask = packed if form == "bitmask" else ~allowed
+            wide = torch.nn.functional.pad(logits, (2, 3), value=1.5)
             mine, given = logits.clone(), mask.clone()
             returned = [apply(target, mask) for target in (mine, wide[:, 2:-3])]
             values[name] = {"bits": bits(mine), "bits of wider ones": bits(wide)}
@@ -174,7 +178,8 @@ def apply_spec(seed: int) -> Values:
     """Write minus infinity one by one."""
     values: Values = {}
     for name, (logits, allowed) in logits_cases(seed).items():
-        out, lowest = logits.clone(), torch.tensor(-torch.inf, dtype=logits.dtype)
+        out = logits.clone()
+        lowest = torch.tensor(-torch.inf, dtype=logits.dtype)
         for row, column in (~allowed).nonzero().tolist():
             out[row, column] = lowest
         wide = torch.nn.functional.pad(out, (2, 3), value=1.5)
@@ -184,24 +189,35 @@ def apply_spec(seed: int) -> Values:
 
 
 def misfits() -> dict[str, Tensor]:
-    """Return what is no bitmask for logits [3, 40]."""
+    """Return tensors that are not a bitmask for logits [3, 40]."""
     fit = torch.zeros(3, 2, dtype=torch.int32)
     return {
-        "one word too few": fit[:, :1], "one word too many": torch.zeros(3, 3, dtype=torch.int32),
-        "one row for all": fit[:1], "one row too many": torch.zeros(4, 2, dtype=torch.int32), "without rows": fit[0],
-        "int64": fit.long(), "uint8": fit.to(torch.uint8), "float": fit.float(),
+        "one word too few": fit[:, :1],
+        "one word too many": torch.zeros(3, 3, dtype=torch.int32),
+        "one row for all": fit[:1],
+        "one row too many": torch.zeros(4, 2, dtype=torch.int32),
+        "without rows": fit[0],
+        "int64": fit.long(),
+        "uint8": fit.to(torch.uint8),
+        "float": fit.float(),
         "a word per token": torch.zeros(3, 40, dtype=torch.int32),
-    }  # fmt: skip
+    }
 
 
 def misfits_banned() -> dict[str, Tensor]:
-    """Return what is no boolean mask for logits [3, 40]."""
+    """Return tensors that are not a boolean mask for logits [3, 40]."""
     fit = torch.ones(3, 40, dtype=torch.bool)
     return {
-        "one column too few": fit[:, :-1], "one column for all": fit[:, :1], "one row for all": fit[:1],
-        "one row too many": torch.ones(4, 40, dtype=torch.bool), "without rows": fit[0], "int32": fit.int(),
-        "uint8": fit.to(torch.uint8), "float": fit.float(), "a bitmask": torch.zeros(3, 2, dtype=torch.int32),
-    }  # fmt: skip
+        "one column too few": fit[:, :-1],
+        "one column for all": fit[:, :1],
+        "one row for all": fit[:1],
+        "one row too many": torch.ones(4, 40, dtype=torch.bool),
+        "without rows": fit[0],
+        "int32": fit.int(),
+        "uint8": fit.to(torch.uint8),
+        "float": fit.float(),
+        "a bitmask": torch.zeros(3, 2, dtype=torch.int32),
+    }
 
 
 def misfit_probe(seed: int) -> Values:
@@ -210,8 +226,9 @@ def misfit_probe(seed: int) -> Values:
 
     values: Values = {}
     groups: list[tuple[str, Any, dict[str, Tensor]]] = [
-        ("bitmask", apply_bitmask, misfits()), ("boolean mask", apply_banned, misfits_banned())
-    ]  # fmt: skip
+        ("bitmask", apply_bitmask, misfits()),
+        ("boolean mask", apply_banned, misfits_banned()),
+    ]
     for form, apply, masks in groups:
         for name, mask in masks.items():
             logits = torch.ones(3, 40)
@@ -240,13 +257,13 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L7.A.pack",
-    "Masks of every size pack to int32 [..., ceil(V / 32)], 0 behind the last token; banned ones are packed negated.",
+    "Masks of every size pack to int32 [..., ceil(V / 32)], 0 after the last token; banned ones are packed negated.",
     pack_probe(several),
     bitwise(pack_spec(several)),
 )
 REGISTRY.add(
     "L7.A.unpack",
-    "Words give back exactly their bits, in both polarities, whatever stands behind the last token.",
+    "Words give back exactly their bits, in both polarities, whatever stands after the last token.",
     unpack_probe,
     bitwise(unpack_spec),
 )
@@ -284,21 +301,21 @@ def without_surrogates(first: int, last: int) -> Ranges:
 
 def small_ranges(seed: int) -> dict[str, Ranges]:
     """Return ranges that every character of can be looked at: single ones, and windows around every edge."""
-    dice = random.Random(f"ranges {seed}")
+    rng = random.Random(f"ranges {seed}")
     cases: dict[str, Ranges] = {"nothing": ()}
     for edge in EDGES:
         cases[name_of(((edge, edge),))] = ((edge, edge),)
         for _ in range(6):
-            first = max(0, edge - dice.choice([0, 1, 2, 63, 64, 65, 300, 5000]))
-            last = min(0x10FFFF, edge + dice.choice([0, 1, 2, 63, 64, 65, 300, 5000]))
+            first = max(0, edge - rng.choice([0, 1, 2, 63, 64, 65, 300, 5000]))
+            last = min(0x10FFFF, edge + rng.choice([0, 1, 2, 63, 64, 65, 300, 5000]))
             ranges = without_surrogates(first, last)
             cases[name_of(ranges)] = ranges
     for _ in range(60):
-        first = dice.choice([dice.randrange(0x900), dice.randrange(0x20000), dice.randrange(0x10FFFF)])
-        ranges = without_surrogates(first, min(0x10FFFF, first + dice.choice([1, 3, 64, 100, 4096, 9000])))
+        first = rng.choice([rng.randrange(0x900), rng.randrange(0x20000), rng.randrange(0x10FFFF)])
+        ranges = without_surrogates(first, min(0x10FFFF, first + rng.choice([1, 3, 64, 100, 4096, 9000])))
         cases[name_of(ranges)] = ranges
     for _ in range(10):
-        ends = sorted(dice.sample(range(0x1000), 8))
+        ends = sorted(rng.sample(range(0x1000), 8))
         ranges = tuple(pair for pair in zip(ends[::2], ends[1::2], strict=True))
         cases[name_of(ranges)] = ranges
     return cases
@@ -311,9 +328,9 @@ def name_of(ranges: Ranges) -> str:
 
 def large_ranges(seed: int) -> dict[str, Ranges]:
     """Return ranges whose characters are only counted."""
-    dice = random.Random(f"large {seed}")
+    rng = random.Random(f"large {seed}")
     cases = [without_surrogates(0, 0x10FFFF), ((0x80, 0xD7FF),), ((0xE000, 0x10FFFF),), ((0x10000, 0x10FFFF),)]
-    cases += [without_surrogates(*sorted(dice.sample(range(0x110000), 2))) for _ in range(30)]
+    cases += [without_surrogates(*sorted(rng.sample(range(0x110000), 2))) for _ in range(30)]
     return {name_of(ranges): ranges for ranges in cases}
 
 
@@ -378,11 +395,11 @@ def matches_one(sequence: Sequence[Sequence[int]], data: bytes) -> bool:
 def large_verdict(seed: int, got: Values) -> list[Failure]:
     """Count what is spelled, look for characters near every edge and for drawn ones, and count the sequences."""
     failures: list[Failure] = []
-    dice = random.Random(f"characters {seed}")
+    rng = random.Random(f"characters {seed}")
     near = {
         edge + step for edge in (*EDGES, 0x1000, 0xCFFF, 0x3FFFF, 0x40000, 0xFFFFF, 0x100000) for step in (-1, 0, 1)
     }
-    asked = sorted({*near, *(dice.randrange(0x110000) for _ in range(150))})
+    asked = sorted({*near, *(rng.randrange(0x110000) for _ in range(150))})
     codes = [code for code in asked if 0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF]
     for name, ranges in large_ranges(seed).items():
         sequences: Sequences = got[name]
@@ -403,13 +420,13 @@ def large_verdict(seed: int, got: Values) -> list[Failure]:
 
 def split_cases(seed: int) -> dict[str, tuple[int, int]]:
     """Return the first and last character of ranges whose characters all have the same length."""
-    dice = random.Random(f"split {seed}")
+    rng = random.Random(f"split {seed}")
     cases: dict[str, tuple[int, int]] = {}
     spans = [(0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)]
     for low, high in spans:
         picked = [(low, high), (low, low), (high, high), (low, low + 1), (high - 1, high), (low + 1, high - 1)]
-        starts = [dice.randrange(low, high - 64) for _ in range(10)]
-        picked += [(first, min(high, first + dice.choice([1, 60, 64, 130, 5000]))) for first in starts]
+        starts = [rng.randrange(low, high - 64) for _ in range(10)]
+        picked += [(first, min(high, first + rng.choice([1, 60, 64, 130, 5000]))) for first in starts]
         cases |= {f"U+{first:04X}…U+{last:04X}": (first, last) for first, last in picked}
     return {name: pair for name, pair in cases.items() if pair[1] - pair[0] < 70_000}
 

@@ -1,7 +1,7 @@
-"""The checks of automata: from a tree to states (L7.C), and equal states merged (L7.D).
+"""The checks of automata: from a tree to states (L7.C).
 
-Owns: trees with names, automata that are made by hand, and the verdict on a table: it is walked here, not by the
-candidate. No model.
+Owns: automata made by hand, and the verdict on a table, which is walked here and not by the candidate. The trees are in
+``tree_cases.py``. No model.
 """
 
 import random
@@ -12,11 +12,8 @@ import torch
 
 from smoke.checks.l7.spec_regular import (
     DEAD,
-    NEVER,
     Rows,
     Tree,
-    chars,
-    draw_tree,
     either,
     has_text,
     leads_to_end,
@@ -29,13 +26,13 @@ from smoke.checks.l7.spec_regular import (
     times,
     write,
 )
+from smoke.checks.l7.tree_cases import HARD, A, B, dead_ends, drawn, loops, pieces, repeats, wide
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
 
 REGISTRY = Registry()
 LIMIT = 2000
 Trees = Callable[[int], list[Tree]]
-A, B, C = map(text, "abc")
 
 
 # A candidate's automaton ----------------------------------------------------------------------------------------------
@@ -57,8 +54,9 @@ def tables(table: Any, accepting: Any, classes: Any) -> Values:
     """Return an automaton as plain values."""
     return {
         "table": torch.tensor([[int(after) for after in row] for row in table], dtype=torch.int32),
-        "accepting": [bool(accepts) for accepts in accepting], "classes": [int(number) for number in classes],
-    }  # fmt: skip
+        "accepting": [bool(accepts) for accepts in accepting],
+        "classes": [int(number) for number in classes],
+    }
 
 
 def build(tree: Tree, limit: int = LIMIT) -> Values:
@@ -91,7 +89,8 @@ def form_faults(values: Values, name: str) -> list[Failure]:
     """Ask for a table whose entries are states, and classes that are its columns."""
     if "error" in values:
         return [Failure(name, "", "an automaton", values["error"])]
-    table, size = values["table"], len(values["accepting"])
+    table = values["table"]
+    size = len(values["accepting"])
     columns = table.shape[1] if table.dim() == 2 else -1
     if table.dim() != 2 or len(table) != size or not size:
         return [Failure(name, "table", f"[{size}, classes]", str(list(table.shape)))]
@@ -108,7 +107,9 @@ def language_faults(values: Values, tree: Tree, alphabet: str, longest: int) -> 
     faults = form_faults(values, name)
     if faults:
         return faults
-    rows, accepting, words = rows_of(values), values["accepting"], {True: "it matches", False: "it does not match"}
+    rows = rows_of(values)
+    accepting = values["accepting"]
+    words = {True: "it matches", False: "it does not match"}
     for string, expected in texts(tree, alphabet, longest):
         state = run(rows, string.encode())
         got = state != DEAD and accepting[state]
@@ -117,11 +118,13 @@ def language_faults(values: Values, tree: Tree, alphabet: str, longest: int) -> 
     return []
 
 
-def spelling_faults(values: Values, tree: Tree, dice: random.Random, walks: int = 60) -> list[Failure]:
+def spelling_faults(values: Values, tree: Tree, rng: random.Random, walks: int = 60) -> list[Failure]:
     """Walk at random: whatever is accepted is UTF-8, and matches."""
-    rows, accepting = rows_of(values), values["accepting"]
+    rows = rows_of(values)
+    accepting = values["accepting"]
     for _ in range(walks):
-        data, state = b"", 0
+        data = b""
+        state = 0
         for _ in range(12):
             if accepting[state]:
                 string = data.decode(errors="replace")
@@ -130,14 +133,16 @@ def spelling_faults(values: Values, tree: Tree, dice: random.Random, walks: int 
             live = [byte for byte in range(256) if rows[state][byte] != DEAD]
             if not live:
                 break
-            byte = dice.choice(live)
-            data, state = data + bytes([byte]), rows[state][byte]
+            byte = rng.choice(live)
+            data = data + bytes([byte])
+            state = rows[state][byte]
     return []
 
 
 def trimmed_faults(values: Values, name: str) -> list[Failure]:
     """Ask that every state is reached, and leads to an accepting one."""
-    rows, accepting = rows_of(values), values["accepting"]
+    rows = rows_of(values)
+    accepting = values["accepting"]
     failures = []
     lost = [state for state, leads in enumerate(leads_to_end(rows, accepting)) if not leads]
     if lost:
@@ -153,7 +158,7 @@ def language_verdict(trees: Trees, alphabet: str, longest: int) -> Callable[[int
 
     def verdict(seed: int, got: Values) -> list[Failure]:
         failures: list[Failure] = []
-        dice = random.Random(f"walks {seed}")
+        rng = random.Random(f"walks {seed}")
         for tree in trees(seed):
             values = got[write(tree)]
             if not has_text(tree):
@@ -162,7 +167,7 @@ def language_verdict(trees: Trees, alphabet: str, longest: int) -> Callable[[int
                 )
                 continue
             faults = language_faults(values, tree, alphabet, longest)
-            failures += faults or spelling_faults(values, tree, dice) + trimmed_faults(values, write(tree))
+            failures += faults or spelling_faults(values, tree, rng) + trimmed_faults(values, write(tree))
         return failures[:6]
 
     return verdict
@@ -171,107 +176,24 @@ def language_verdict(trees: Trees, alphabet: str, longest: int) -> Callable[[int
 # L7.C ---------------------------------------------------------------------------------------------------------------
 
 
-def pieces(seed: int) -> list[Tree]:
-    """Return characters, sequences and choices, without any repeat."""
-    return [
-        A, text(""), text("abc"), text("aa"), chars("abc"), chars("a-c"), chars("ac"), seq(chars("ab"), chars("bc")),
-        either(A, B), either(text("ab"), text("ac")), either(text("ab"), text("cb")), either(text(""), A),
-        either(A, text("")), either(A, A), either(text("a"), text("ab"), text("abc")), seq(either(A, text("")), B),
-        seq(either(A, B), either(B, C), A), either(seq(A, either(B, C)), seq(B, either(A, C))),
-        seq(A, either(text(""), B), C), seq(seq(seq(), A), seq()), either(either(either(A), B), C),
-        seq(either(text(""), A), either(text(""), A), either(text(""), B)),
-    ]  # fmt: skip
-
-
-def repeats(seed: int) -> list[Tree]:
-    """Return every small pair of bounds around several trees, alone and between other characters."""
-    bounds = [
-        (0, 0),
-        (1, 1),
-        (0, 1),
-        (0, 2),
-        (0, 3),
-        (1, 2),
-        (1, 3),
-        (2, 2),
-        (2, 4),
-        (3, 3),
-        (0, None),
-        (1, None),
-        (2, None),
-    ]
-    inner = [A, text("ab"), either(A, text("bc")), either(A, text("")), text("")]
-    alone = [times(tree, *pair) for tree in inner for pair in bounds]
-    return alone + [seq(A, times(tree, *pair), B) for tree in (A, B, either(A, B)) for pair in bounds]
-
-
-def loops(seed: int) -> list[Tree]:
-    """Return loops beside, before, behind and inside of each other."""
-    star, plus, maybe = (lambda tree: times(tree, 0)), (lambda tree: times(tree, 1)), (lambda tree: times(tree, 0, 1))
-    some = either(A, B)
-    return [
-        seq(star(A), star(B)), seq(star(A), star(B), star(C)), seq(star(A), A), seq(star(A), star(A)),
-        star(seq(star(A), B)), star(seq(A, star(B))), star(star(A)), star(seq(star(A), star(B))), plus(plus(A)),
-        seq(either(star(A), star(B)), C), either(star(A), star(B)), either(star(A), B),
-        seq(either(A, star(B)), star(C)),
-        either(seq(star(A), B), seq(star(B), C)), seq(maybe(star(A)), star(B)), maybe(plus(A)), plus(maybe(A)),
-        seq(star(some), text("abb")), seq(star(some), A, some), star(either(text("ab"), star(C))),
-        plus(seq(plus(A), maybe(B))), star(either(seq(A, star(B)), C)), times(star(A), 2, 2), times(maybe(A), 3, 3),
-        times(seq(times(text("ab"), 0, 2), C), 1, 2), times(seq(star(A), B), 1, 2), seq(A, star(B), A, star(B)),
-        seq(star(seq(A, B)), star(seq(A, C))), star(text("")), star(star(text(""))), seq(star(either(A, text(""))), B),
-        star(times(A, 2, 3)), star(times(some, 2, 2)), seq(maybe(A), maybe(B), maybe(C)), star(seq(maybe(A), B)),
-    ]  # fmt: skip
-
-
-def drawn(seed: int) -> list[Tree]:
-    """Draw trees, some of them without any text."""
-    dice = random.Random(f"trees {seed}")
-    return list({write(tree): tree for tree in (draw_tree(dice, 4, "abc") for _ in range(60))}.values())
-
-
-HARD = "aé\u07fe\u07ff\u0800\u0801€\ud7ff\ue000\uffff\U00010000😀\U0010ffff"
-ANY: Tree = ("chars", ((0, 0xD7FF), (0xE000, 0x10FFFF)))
-
-
-def wide(seed: int) -> list[Tree]:
-    """Return characters of more than one byte, and sets of them whose spellings overlap in part."""
-    others: Tree = ("chars", ((0, 0x60), (0x62, 0x7FE), (0x801, 0xD7FF), (0xE000, 0xFFFF), (0x10001, 0x10FFFF)))
-    return [
-        text("é"), text("€"), text("😀"), text("aé€"), chars("é€😀"), chars("\u07fe-\u0801"), chars("a\u0800-\u0801"),
-        ANY, others, times(ANY, 0), times(ANY, 2, 2), seq(times(ANY, 0), text("é")), either(text("é"), times(A, 1)),
-        either(text("\u07fe"), text("\u07ff")), either(seq(chars("\u07fe-\u07ff"), A), seq(text("\u07ff"), text("é"))),
-        seq(others, text("a")), times(either(text("€"), text("\U0010ffff")), 0), either(ANY, text("aa")),
-        seq(chars("\uffff-\U00010000"), chars("a-é")),
-    ]  # fmt: skip
-
-
-def dead_ends(seed: int) -> list[Tree]:
-    """Return trees of which parts, or everything, match nothing."""
-    none: Tree = ("chars", ())
-    return [
-        either(A, seq(B, NEVER)), either(seq(text("ab"), none), text("ac")), seq(times(seq(A, NEVER), 0), B),
-        times(NEVER, 0), times(none, 0, 3), either(seq(A, times(B, 0), none), text("ab")),
-        either(seq(times(A, 0), none), text("b")), seq(either(none, A), either(B, NEVER)),
-        NEVER, none, seq(A, NEVER), seq(none, A), times(NEVER, 1), times(none, 2, 4), either(NEVER, none),
-        seq(times(A, 0), NEVER), either(seq(A, none), seq(NEVER, B)),
-    ]  # fmt: skip
-
-
 Graph = list[list[int]]
 
 
 def skip_graphs(seed: int) -> dict[str, Graph]:
     """Return which states lead where without a byte: chains, circles, and drawn ones."""
-    dice = random.Random(f"skips {seed}")
+    rng = random.Random(f"skips {seed}")
     graphs: dict[str, Graph] = {
-        "no skips": [[], [], []], "a chain": [[1], [2], [3], []], "a circle": [[1], [2], [0], [0]],
-        "to itself": [[0], [1, 0]], "two ways": [[1, 2], [3], [3], []],
+        "no skips": [[], [], []],
+        "a chain": [[1], [2], [3], []],
+        "a circle": [[1], [2], [0], [0]],
+        "to itself": [[0], [1, 0]],
+        "two ways": [[1, 2], [3], [3], []],
         "circles that touch": [[1], [2, 3], [0], [4], [3]],
         "a chain of 3000": [[state + 1] for state in range(2999)] + [[]],
-    }  # fmt: skip
+    }
     for number in range(20):
-        size = dice.choice([3, 6, 12])
-        graphs[f"drawn {number}"] = [dice.sample(range(size), dice.choice([0, 1, 1, 2])) for _ in range(size)]
+        size = rng.choice([3, 6, 12])
+        graphs[f"drawn {number}"] = [rng.sample(range(size), rng.choice([0, 1, 1, 2])) for _ in range(size)]
     return graphs
 
 
@@ -313,21 +235,22 @@ Edges = list[list[tuple[tuple[int, int], int]]]
 
 def hand_made(seed: int) -> dict[str, tuple[Edges, Graph]]:
     """Return edges over bytes and skips of automata that no tree would give; the last state is the end."""
-    dice = random.Random(f"automata {seed}")
+    rng = random.Random(f"automata {seed}")
     found: dict[str, tuple[Edges, Graph]] = {
-        "nothing but a skip": ([[], []], [[1], []]), "no way to the end": ([[((97, 97), 0)], []], [[], []]),
+        "nothing but a skip": ([[], []], [[1], []]),
+        "no way to the end": ([[((97, 97), 0)], []], [[], []]),
         "two ranges that overlap": ([[((97, 100), 1), ((99, 102), 0)], []], [[], []]),
         "all bytes": ([[((0, 255), 1)], [((0, 0), 0), ((255, 255), 1)]], [[], []]),
         "a circle of skips with edges": ([[((97, 97), 1)], [], [((98, 98), 3)], []], [[1], [2], [0], []]),
         "the end goes on": ([[((97, 97), 1)], [((98, 98), 0)]], [[], []]),
-    }  # fmt: skip
+    }
     for number in range(40):
-        size = dice.choice([2, 4, 6])
+        size = rng.choice([2, 4, 6])
         edges: Edges = [[] for _ in range(size)]
-        for _ in range(dice.choice([size, 2 * size])):
-            first, last = sorted(dice.choices(range(97, 103), k=2))
-            edges[dice.randrange(size)].append(((first, last), dice.randrange(size)))
-        skips = [dice.sample(range(size), dice.choice([0, 0, 0, 1, 2])) for _ in range(size)]
+        for _ in range(rng.choice([size, 2 * size])):
+            first, last = sorted(rng.choices(range(97, 103), k=2))
+            edges[rng.randrange(size)].append(((first, last), rng.randrange(size)))
+        skips = [rng.sample(range(size), rng.choice([0, 0, 0, 1, 2])) for _ in range(size)]
         found[f"drawn {number}"] = (edges, skips)
     return found
 
@@ -361,10 +284,11 @@ def follow(edges: Edges, skips: Graph, byte: int | None, states: set[int]) -> se
 
 
 def sets_verdict(seed: int, got: Values) -> list[Failure]:
-    """Follow all states at once through every short byte string, and the table beside them."""
+    """Follow all states at once through every short byte string, and the table with them."""
     failures: list[Failure] = []
     for name, (edges, skips) in hand_made(seed).items():
-        values, words = got[name], f"{name}: edges {edges}, skips {skips}"
+        values = got[name]
+        words = f"{name}: edges {edges}, skips {skips}"
         if not leads_on(edges, skips):
             failures += differences({"error": "GrammarError"}, values, None, f"{words}, without any text")
             continue
@@ -383,7 +307,9 @@ def leads_on(edges: Edges, skips: Graph) -> bool:
 
 def pair_faults(edges: Edges, skips: Graph, values: Values, words: str) -> list[Failure]:
     """Return the first byte string about which a table and the sets of states differ."""
-    rows, accepting, end = rows_of(values), values["accepting"], len(edges) - 1
+    rows = rows_of(values)
+    accepting = values["accepting"]
+    end = len(edges) - 1
     waiting = [(b"", follow(edges, skips, None, {0}), 0)]
     for data, states, state in waiting:  # grows on the way
         got = state != DEAD and accepting[state]
@@ -400,7 +326,8 @@ def classes_verdict(seed: int, got: Values) -> list[Failure]:
     failures: list[Failure] = []
     for name, (edges, _) in hand_made(seed).items():
         ranges = [pair for leads in edges for pair, _ in leads]
-        number, expected = 0, []
+        number = 0
+        expected = []
         for byte in range(256):
             if byte and any(byte in (first, last + 1) for first, last in ranges):
                 number += 1
@@ -413,17 +340,22 @@ def classes_verdict(seed: int, got: Values) -> list[Failure]:
 
 def limit_cases() -> dict[str, tuple[Tree, int, str]]:
     """Return trees with a limit and what is raised; a text of n characters needs n + 1 states."""
-    some, far, many = either(A, B), "TooManyStatesError", 200
+    some = either(A, B)
+    far = "TooManyStatesError"
+    many = 200
     return {
-        "6 characters, 7 states": (text("abcdef"), 7, ""), "6 characters, 6 states": (text("abcdef"), 6, far),
-        "1 state": (times(A, 0), 2, ""), "2 characters, 1 state": (text("ab"), 1, far),
+        "6 characters, 7 states": (text("abcdef"), 7, ""),
+        "6 characters, 6 states": (text("abcdef"), 6, far),
+        "1 state": (times(A, 0), 2, ""),
+        "2 characters, 1 state": (text("ab"), 1, far),
         "the 12th from the end": (seq(times(some, 0), A, times(some, 12, 12)), 500, far),
-        "1000 copies": (times(A, 1000, 1000), many, far), "ten million copies": (times(A, 0, 10**7), 50, far),
+        "1000 copies": (times(A, 1000, 1000), many, far),
+        "ten million copies": (times(A, 0, 10**7), 50, far),
         "copies of copies": (times(times(times(A, 99, 99), 99, 99), 99, 99), 300, far),
         "ten million times nothing": (times(text(""), 10**7, 10**7), 1, ""),
         "200 copies, 201 states": (times(A, many, many), 201, ""),
         "200 copies, 200 states": (times(A, many, many), many, far),
-    }  # fmt: skip
+    }
 
 
 def limit_probe(seed: int) -> Values:
@@ -463,7 +395,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L7.C.loops",
-    "Loops stay apart from what comes before, beside and behind them, and work inside each other.",
+    "Loops stay apart from what comes before, next to and after them, and work inside each other.",
     build_probe(loops),
     language_verdict(loops, "abc", 6),
 )

@@ -1,24 +1,15 @@
 """The checks of equal states that are merged (L7.D), and of the whole way from a tree to the smallest automaton.
 
-Owns: automata with many equal states. Trees and the verdict on their automata are in ``l7_automaton.py``. No model.
+Owns: automata with many equal states. Trees are in ``tree_cases.py``, the verdict on automata in ``c_automaton.py``. No
+model.
 """
 
 import random
 from collections.abc import Sequence
 
-from smoke.checks.l7.c_automaton import (
-    drawn,
-    form_faults,
-    language_faults,
-    loops,
-    node_of,
-    pieces,
-    repeats,
-    rows_of,
-    tables,
-    trimmed_faults,
-)
+from smoke.checks.l7.c_automaton import form_faults, language_faults, node_of, rows_of, tables, trimmed_faults
 from smoke.checks.l7.spec_regular import DEAD, Rows, Tree, has_text, leads_to_end, num_classes, told_apart, write
+from smoke.checks.l7.tree_cases import drawn, loops, pieces, repeats
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import differences
 
@@ -37,32 +28,35 @@ def ordered(rows: Rows, accepting: Sequence[bool]) -> Automaton:
     return [[number.get(after, DEAD) for after in rows[state]] for state in met], [accepting[state] for state in met]
 
 
-def draw_automaton(dice: random.Random, size: int, columns: int, copies: int) -> Automaton:
+def draw_automaton(rng: random.Random, size: int, columns: int, copies: int) -> Automaton:
     """Draw an automaton and put several copies in place of each state, so that many are equal."""
-    rows = [[dice.choice([DEAD, *range(size)]) for _ in range(columns)] for _ in range(size)]
-    ends = [dice.random() < 0.4 for _ in range(size)]
-    ends[dice.randrange(size)] = True
-    of = [state for state in range(size) for _ in range(dice.randint(1, copies))]
+    rows = [[rng.choice([DEAD, *range(size)]) for _ in range(columns)] for _ in range(size)]
+    ends = [rng.random() < 0.4 for _ in range(size)]
+    ends[rng.randrange(size)] = True
+    of = [state for state in range(size) for _ in range(rng.randint(1, copies))]
     twins = {state: [index for index, one in enumerate(of) if one == state] for state in range(size)}
-    blown = [[DEAD if after == DEAD else dice.choice(twins[after]) for after in rows[state]] for state in of]
+    blown = [[DEAD if after == DEAD else rng.choice(twins[after]) for after in rows[state]] for state in of]
     return ordered(blown, [ends[state] for state in of])
 
 
 def to_merge(seed: int) -> dict[str, Automaton]:
     """Return automata: made by hand, chains whose states only a long text tells apart, and drawn ones."""
-    dice = random.Random(f"merge {seed}")
+    rng = random.Random(f"merge {seed}")
     cases: dict[str, Automaton] = {
-        "one state": ([[0, DEAD]], [True]), "one state, no edge": ([[DEAD, DEAD]], [True]),
+        "one state": ([[0, DEAD]], [True]),
+        "one state, no edge": ([[DEAD, DEAD]], [True]),
         "all alike": ([[1, 2], [2, 0], [0, 1]], [True] * 3),
         "all accept, one has less": ([[1, 2], [2, DEAD], [0, 1]], [True] * 3),
         "an edge that is missing": ([[1, 2], [3, 3], [3, DEAD], [DEAD, DEAD]], [False, False, False, True]),
         "an edge that is missing, where others lead on": (
-            [[1, 2], [3, 4], [3, -1], [-1, -1], [3, 5], [3, 6], [3, 4]], [*[False] * 3, True, *[False] * 3],
+            [[1, 2], [3, 4], [3, -1], [-1, -1], [3, 5], [3, 6], [3, 4]],
+            [*[False] * 3, True, *[False] * 3],
         ),
-        "the start accepts": ([[1], [2], [1]], [True, False, True]), "the start does not": ([[1], [0]], [False, True]),
-        "twins behind a choice": ([[1, 2], [3, -1], [4, -1], [-1, -1], [-1, -1]], [False, False, False, True, True]),
+        "the start accepts": ([[1], [2], [1]], [True, False, True]),
+        "the start does not": ([[1], [0]], [False, True]),
+        "twins after a choice": ([[1, 2], [3, -1], [4, -1], [-1, -1], [-1, -1]], [False, False, False, True, True]),
         "twins that lead to each other": ([[1, 2], [2, 3], [1, 3], [DEAD, DEAD]], [False, False, False, True]),
-    }  # fmt: skip
+    }
     for length in (5, 30):
         chain = [[state + 1, DEAD] for state in range(length)] + [[DEAD, DEAD]]
         cases[f"a chain of {length}"] = (chain, [False] * length + [True])
@@ -70,7 +64,7 @@ def to_merge(seed: int) -> dict[str, Automaton]:
         cases[f"a circle of {2 * length} that repeats"] = (circle, [state % length == 0 for state in range(2 * length)])
     for number in range(25):
         cases[f"drawn {number}"] = draw_automaton(
-            dice, dice.choice([1, 2, 4, 7]), dice.choice([1, 2, 3]), dice.choice([1, 3, 5])
+            rng, rng.choice([1, 2, 4, 7]), rng.choice([1, 2, 3]), rng.choice([1, 3, 5])
         )
     return cases
 
@@ -83,7 +77,8 @@ def merge_probe(seed: int) -> Values:
 
     values: Values = {}
     for name, (rows, ends) in to_merge(seed).items():
-        given, accepting = np.array(rows, dtype=np.int32), np.array(ends, dtype=np.bool_)
+        given = np.array(rows, dtype=np.int32)
+        accepting = np.array(ends, dtype=np.bool_)
         values[name] = tables(*minimise(given, accepting), range(len(rows[0])))
         values[f"{name}, given"] = given.tolist() == rows and accepting.tolist() == ends
     return values
@@ -91,7 +86,8 @@ def merge_probe(seed: int) -> Values:
 
 def pair_fault(old: Automaton, new: Automaton) -> str:
     """Walk through both at once, and return the columns of a text about which they differ; empty if there is none."""
-    seen, waiting = {(0, 0)}, [(0, 0, "")]
+    seen = {(0, 0)}
+    waiting = [(0, 0, "")]
     for left, right, path in waiting:  # grows on the way
         ends = [state != DEAD and automaton[1][state] for state, automaton in ((left, old), (right, new))]
         if ends[0] != ends[1] or (left == DEAD) != (right == DEAD):
@@ -146,7 +142,8 @@ def compile_verdict(seed: int, got: Values) -> list[Failure]:
     """Read short texts, and look for two states that nothing tells apart."""
     failures: list[Failure] = []
     for tree in whole_trees(seed):
-        name, values = write(tree), got[write(tree)]
+        name = write(tree)
+        values = got[write(tree)]
         faults = language_faults(values, tree, "abc", 5) or trimmed_faults(values, name)
         if not faults:
             columns = [list(column) for column in dict.fromkeys(zip(*rows_of(values), strict=True))]

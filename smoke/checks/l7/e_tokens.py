@@ -17,10 +17,7 @@ Walk = tuple[list[bytes], Rows]
 
 DIGITS = "0123456789"
 NUMBERS = table_of([{DIGITS: 1}, {DIGITS: 1, ",": 2}, {DIGITS: 1}])  # [0-9]+(,[0-9]+)*
-SPELLINGS = [
-    b"7", b"71", b",", b"7,", b",7", b"12,34,5", b",,", b"12,", b"a", b"", b"7a", b"7", b"", b"0", b"9", b"  ",
-    b"12,34,5",
-]  # fmt: skip
+SPELLINGS = b"7|71|,|7,|,7|12,34,5|,,|12,|a||7a|7||0|9|  |12,34,5".split(b"|")
 
 
 def small_walks(seed: int) -> dict[str, Walk]:
@@ -43,16 +40,22 @@ def small_walks(seed: int) -> dict[str, Walk]:
     ]
     twisted = table_of([{"a": 1, "b": 2}, {"a": 0}, {(0, 255): 2}])
     return {
-        "numbers": (SPELLINGS, NUMBERS), "words": (parts, words), "parts of characters": ([*halves, *parts], words),
-        "no tokens": ([], NUMBERS), "only empty ones": ([b"", b"", b""], NUMBERS), "one token": ([b"7,7"], NUMBERS),
-        "one token that may never come": ([b"x"], NUMBERS), "one byte": ([b"7"], NUMBERS),
+        "numbers": (SPELLINGS, NUMBERS),
+        "words": (parts, words),
+        "parts of characters": ([*halves, *parts], words),
+        "no tokens": ([], NUMBERS),
+        "only empty ones": ([b"", b"", b""], NUMBERS),
+        "one token": ([b"7,7"], NUMBERS),
+        "one token that may never come": ([b"x"], NUMBERS),
+        "one byte": ([b"7"], NUMBERS),
         "equal tokens": ([b"7"] * 40, NUMBERS),
         "the last state takes all": ([b"a", b"ab", b"aa", b"aab", b"b", b"bx", b"bxy", b"c", b"cb", b"cbb"], twisted),
-        "all single bytes": ([bytes([byte]) for byte in range(256)], twisted), "bytes 0 and 255": (
+        "all single bytes": ([bytes([byte]) for byte in range(256)], twisted),
+        "bytes 0 and 255": (
             [b"\x00", b"\xff", b"\x00\xff", b"\xff\x00", b"\x00\x00"],
             table_of([{0: 1, 255: 2}, {255: 1}, {0: 0, 255: 2}]),
         ),
-    }  # fmt: skip
+    }
 
 
 def drawn_walks(seed: int) -> dict[str, Walk]:
@@ -60,24 +63,25 @@ def drawn_walks(seed: int) -> dict[str, Walk]:
     walks: dict[str, Walk] = {}
     for share in (0.02, 0.1, 0.25, 0.5, 0.9, 1.0):
         for letters, longest, count in ((4, 9, 300), (40, 4, 500), (256, 3, 400)):
-            dice = random.Random(f"walks {seed} {share} {letters}")
-            alphabet = dice.sample(range(256), letters)
-            tokens = [bytes(dice.choices(alphabet, k=dice.randint(0, longest))) for _ in range(count)]
-            rows = [[dice.randrange(5) if dice.random() < share else DEAD for _ in range(256)] for _ in range(4)]
+            rng = random.Random(f"walks {seed} {share} {letters}")
+            alphabet = rng.sample(range(256), letters)
+            tokens = [bytes(rng.choices(alphabet, k=rng.randint(0, longest))) for _ in range(count)]
+            rows = [[rng.randrange(5) if rng.random() < share else DEAD for _ in range(256)] for _ in range(4)]
             walks[f"{share:.0%} of the bytes may come, {letters} letters, {count} tokens"] = (
-                tokens, [*rows, [dice.randrange(5) for _ in range(256)]],
-            )  # fmt: skip
+                tokens,
+                [*rows, [rng.randrange(5) for _ in range(256)]],
+            )
     return walks
 
 
 def long_walks(seed: int) -> dict[str, Walk]:
     """Return tokens of up to 70 bytes, one of which may come to its end; the others fail at every depth."""
-    dice = random.Random(f"long {seed}")
-    word = "".join(dice.choices("abcdef", k=70))
+    rng = random.Random(f"long {seed}")
+    word = "".join(rng.choices("abcdef", k=70))
     tokens = [word[:end].encode() for end in (1, 2, 9, 33, 69, 70)] + [(word + "a").encode(), word[1:].encode()]
     for place in range(0, 70, 3):
         tokens.append((word[:place] + "-" + word[place + 1 :]).encode())
-    crowd = [bytes(dice.choices(b"uvwxyz", k=5)) for _ in range(400)]
+    crowd = [bytes(rng.choices(b"uvwxyz", k=5)) for _ in range(400)]
     rows, _ = table_of_words([word])
     return {"70 bytes": (tokens, rows), "70 bytes among many that may never come": ([*crowd, *tokens], rows)}
 
@@ -95,7 +99,8 @@ def walk_probe(kind: str) -> Any:
 
         values: Values = {}
         for name, (tokens, rows) in WALKS[kind](seed).items():
-            trie, transitions = TokenTrie(tuple(tokens)), np.array(rows, dtype=np.int32)
+            trie = TokenTrie(tuple(tokens))
+            transitions = np.array(rows, dtype=np.int32)
             found = [trie.allowed(transitions, state) for state in range(len(rows))]
             again = trie.allowed(transitions, 0)
             same = again.tolist() == found[0].tolist()
@@ -103,8 +108,10 @@ def walk_probe(kind: str) -> Any:
             values[name] = [[int(token) for token in np.flatnonzero(row)] for row in found]
             values[f"{name}, form"] = [list(found[0].shape), str(found[0].dtype)]
             values[f"{name}, again, after the caller wrote into the answer"] = [
-                same, trie.allowed(transitions, 0).tolist() == found[0].tolist(), transitions.tolist() == rows,
-            ]  # fmt: skip
+                same,
+                trie.allowed(transitions, 0).tolist() == found[0].tolist(),
+                transitions.tolist() == rows,
+            ]
         return values
 
     return probe
@@ -135,18 +142,18 @@ def levels_of(tokens: list[bytes]) -> list[list[bytes]]:
 
 def steps(seed: int) -> dict[str, tuple[list[bytes], Rows, int, list[int]]]:
     """Return vocabularies with a level and the states of its nodes; from one live node to all of them."""
-    dice = random.Random(f"steps {seed}")
+    rng = random.Random(f"steps {seed}")
     cases: dict[str, tuple[list[bytes], Rows, int, list[int]]] = {}
     for number in range(24):
-        alphabet = dice.sample(range(256), dice.choice([3, 12]))
-        tokens = [bytes(dice.choices(alphabet, k=dice.randint(1, 6))) for _ in range(dice.choice([30, 200]))]
-        rows = [[dice.choice([DEAD, 0, 1, 2]) for _ in range(256)] for _ in range(2)]
-        rows.append([dice.randrange(3) for _ in range(256)])
+        alphabet = rng.sample(range(256), rng.choice([3, 12]))
+        tokens = [bytes(rng.choices(alphabet, k=rng.randint(1, 6))) for _ in range(rng.choice([30, 200]))]
+        rows = [[rng.choice([DEAD, 0, 1, 2]) for _ in range(256)] for _ in range(2)]
+        rows.append([rng.randrange(3) for _ in range(256)])
         levels = levels_of(tokens)
-        depth = dice.randrange(len(levels) - 1)
-        share = dice.choice([0.0, 0.1, 0.2, 0.3, 0.6, 1.0])
-        states = [dice.randrange(3) if dice.random() < share else DEAD for _ in levels[depth]]
-        states[dice.randrange(len(states))] = dice.randrange(3)
+        depth = rng.randrange(len(levels) - 1)
+        share = rng.choice([0.0, 0.1, 0.2, 0.3, 0.6, 1.0])
+        states = [rng.randrange(3) if rng.random() < share else DEAD for _ in levels[depth]]
+        states[rng.randrange(len(states))] = rng.randrange(3)
         name = f"step {number}, level {depth}, {sum(state != DEAD for state in states)} of {len(states)} nodes live"
         cases[name] = (tokens, rows, depth, states)
     return cases
@@ -161,7 +168,8 @@ def follow_probe(seed: int) -> Values:
     values: Values = {}
     for name, (tokens, rows, depth, given) in steps(seed).items():
         levels = TokenTrie(tuple(tokens)).levels
-        states, transitions = np.array(given, dtype=np.int32), np.array(rows, dtype=np.int32)
+        states = np.array(given, dtype=np.int32)
+        transitions = np.array(rows, dtype=np.int32)
         after = follow(transitions, states, states != DEAD, levels[depth + 1])
         values[name] = [int(state) for state in after]
         values[f"{name}, given"] = states.tolist() == given and transitions.tolist() == rows
@@ -186,15 +194,16 @@ def sizes_probe(seed: int) -> Values:
     from mini_engine.grammar.trie import TokenTrie
 
     tokens, rows = large_walk(seed)
-    trie, transitions = TokenTrie(tuple(tokens)), np.array(rows, dtype=np.int32)
+    trie = TokenTrie(tuple(tokens))
+    transitions = np.array(rows, dtype=np.int32)
     return {f"state {state}": torch.from_numpy(trie.allowed(transitions, state).copy()) for state in range(len(rows))}
 
 
 def large_walk(seed: int) -> Walk:
     """Return 20,000 tokens, and states in which a letter, an alphabet, half of the bytes and every byte may come."""
-    dice = random.Random(f"large {seed}")
+    rng = random.Random(f"large {seed}")
     letters = b"etaoinshrdlu ETAOIN.,0123456789"
-    tokens = [bytes(dice.choices(letters, k=dice.randint(1, 8))) for _ in range(20_000)]
+    tokens = [bytes(rng.choices(letters, k=rng.randint(1, 8))) for _ in range(20_000)]
     return tokens, table_of([{"e": 1}, {"etaoin": 2}, {(0, 0x40): 2, "e": 3}, {(0, 255): 3}])
 
 

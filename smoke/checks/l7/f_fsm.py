@@ -28,17 +28,27 @@ from smoke.framework.compare import bitwise
 REGISTRY = Registry()
 
 TAIL = (0x80, 0xBF)
-ANY_TEXT = table_of([
-    {(0, 0x7F): 0, (0xC2, 0xDF): 1, 0xE0: 2, (0xE1, 0xEF): 3, 0xED: 4, 0xF0: 5, (0xF1, 0xF3): 6, 0xF4: 7},
-    {TAIL: 0}, {(0xA0, 0xBF): 1}, {TAIL: 1}, {(0x80, 0x9F): 1}, {(0x90, 0xBF): 3}, {TAIL: 3}, {(0x80, 0x8F): 3},
-])  # fmt: skip
+ANY_TEXT = table_of(
+    [
+        {(0, 0x7F): 0, (0xC2, 0xDF): 1, 0xE0: 2, (0xE1, 0xEF): 3, 0xED: 4, 0xF0: 5, (0xF1, 0xF3): 6, 0xF4: 7},
+        {TAIL: 0},
+        {(0xA0, 0xBF): 1},
+        {TAIL: 1},
+        {(0x80, 0x9F): 1},
+        {(0x90, 0xBF): 3},
+        {TAIL: 3},
+        {(0x80, 0x8F): 3},
+    ]
+)
 WORDS = "y ye yes n no o es s t terday yesterday est er no"
 TEXTS = f"{WORDS} 0 1 2 3 4 5 6 7 8 9 , 1, ,2 12,3 1 12 ,, a a b ab é ét € yé a1, x 😀"
-PARTS = [
-    b"\xc3", b"\xa9", b"\xa9t", b"\xe2", b"\xe2\x82", b"\xac", b"\x82\xac", b"\xf0\x9f", b"\x98\x80", b"\xff", b"\x00",
-    b" ", b"\n", b"\xed", b"\xa0\x80", b"\xed\x9f\xbf", b"\xc0", b"\xf4\x8f\xbf\xbf",
-]  # fmt: skip
-STOP_IDS, UNSPELLED, NUM_PADDING = (2, 63), (2, 5, 31, 63), 4
+PARTS = [  # of characters
+    bytes.fromhex(part)
+    for part in "c3 a9 a974 e2 e282 ac 82ac f09f 9880 ff 00 20 0a ed a080 ed9fbf c0 f48fbfbf".split()
+]
+STOP_IDS = (2, 63)
+UNSPELLED = (2, 5, 31, 63)
+NUM_PADDING = 4
 NOTHING = 5  # a special token
 
 
@@ -54,10 +64,12 @@ def languages() -> dict[str, Language]:
     """Return the languages of the checks. With 64 tokens, every bit of both words is a token."""
     tokens = vocabulary()
     automata: dict[str, tuple[Rows, list[bool]]] = {
-        "words": table_of_words(["yes", "no", "yesterday", "été"]), "numbers": (NUMBERS, [False, True, False]),
-        "any text": (ANY_TEXT, [True, *[False] * 7]), "pairs of a": (table_of([{"a": 1}, {"a": 0}]), [True, False]),
+        "words": table_of_words(["yes", "no", "yesterday", "été"]),
+        "numbers": (NUMBERS, [False, True, False]),
+        "any text": (ANY_TEXT, [True, *[False] * 7]),
+        "pairs of a": (table_of([{"a": 1}, {"a": 0}]), [True, False]),
         "as many 1s as you like, no end": (table_of([{"1": 0}, {}]), [False, True]),
-    }  # fmt: skip
+    }
     found: dict[str, Language] = {}
     for name, (rows, accepting) in automata.items():
         found[name] = Language(rows, accepting, tokens, frozenset(STOP_IDS))
@@ -68,7 +80,7 @@ def languages() -> dict[str, Language]:
 
 
 def compiled_of(language: Language) -> Any:
-    """Return the candidate's automaton beside its vocabulary; the trie counts how often it is walked."""
+    """Return the candidate's automaton with its vocabulary; the trie counts how often it is walked."""
     import numpy as np
 
     from mini_engine.grammar.automaton import Dfa
@@ -178,7 +190,8 @@ def history_probe(histories: Histories) -> Callable[[int], Values]:
         values: Values = {}
         for name, (language_name, history) in histories(seed).items():
             language = languages()[language_name]
-            grammars, num_words = [grammar_of(language)], -(-len(language.token_bytes) // 32)
+            grammars = [grammar_of(language)]
+            num_words = -(-len(language.token_bytes) // 32)
             seen: Values = {"before": see(grammars[0], num_words)}
             for number, operation in enumerate(history, start=1):
                 raised = do(grammars, operation)
@@ -203,10 +216,10 @@ def history_spec(histories: Histories) -> Callable[[int], Values]:
         values: Values = {}
         for name, (language_name, history) in histories(seed).items():
             answers = [Answer(languages()[language_name])]
-            seen: Values = {"before": answers[0].told()}
+            seen: Values = {"before": answers[0].observed()}
             for number, operation in enumerate(history, start=1):
                 raised = happen(answers, operation)
-                seen[step_name(number, operation)] = [raised, [answer.told() for answer in answers]]
+                seen[step_name(number, operation)] = [raised, [answer.observed() for answer in answers]]
             values[f"{name} ({language_name})"] = seen
         return values
 
@@ -232,19 +245,22 @@ def back(count: int, who: int = 0) -> Operation:
 
 
 def ends(seed: int) -> dict[str, History]:
-    """Return answers that end where they may and where they may not, and what comes behind an end."""
+    """Return answers that end where they may and where they may not, and what comes after an end."""
     return {
-        "a word": ("words", tokens_of("yes", "stop")), "the other stop id": ("words", tokens_of("no", "stop 2")),
-        "too early": ("words", tokens_of("ye", "stop", "s", "stop")), "at once": ("words", tokens_of("stop", "stop 2")),
+        "a word": ("words", tokens_of("yes", "stop")),
+        "the other stop id": ("words", tokens_of("no", "stop 2")),
+        "too early": ("words", tokens_of("ye", "stop", "s", "stop")),
+        "at once": ("words", tokens_of("stop", "stop 2")),
         "a word that could go on": ("words", tokens_of("yes", "terday", "stop")),
-        "nothing": ("pairs of a", tokens_of("stop")), "twice": ("numbers", tokens_of("1", "stop", "stop")),
+        "nothing": ("pairs of a", tokens_of("stop")),
+        "twice": ("numbers", tokens_of("1", "stop", "stop")),
         "half a pair": ("pairs of a", tokens_of("a", "stop", "a", "stop")),
-        "goes on behind its end": ("numbers", tokens_of("1", "stop", "2", ",", "stop 2")),
+        "goes on after its end": ("numbers", tokens_of("1", "stop", "2", ",", "stop 2")),
         "a comma before the end": ("numbers", tokens_of("1,", "stop", "2", "stop")),
         "never": ("as many 1s as you like, no end", tokens_of("1", "1", "stop")),
         "one stop id": ("numbers, one stop id", [*tokens_of("12", "stop 2", "stop")]),
         "no stop id": ("numbers, no stop id", [*tokens_of("1", ","), ("accept", 0, 2)]),
-    }  # fmt: skip
+    }
 
 
 def refusals(seed: int) -> dict[str, History]:
@@ -257,7 +273,7 @@ def refusals(seed: int) -> dict[str, History]:
         "ids that are no text, 64 tokens": ("any text, 64 tokens", [*strange, ("accept", 0, 64), ("accept", 0, 63)]),
         "half right": ("numbers", tokens_of("12", ",,", "a1,", ",2", ",,", "12,3")),
         "right only as a whole": ("words", tokens_of("es", "yesterday", "est", "stop")),
-    }  # fmt: skip
+    }
 
 
 def rollbacks(seed: int) -> dict[str, History]:
@@ -272,7 +288,7 @@ def rollbacks(seed: int) -> dict[str, History]:
         "all, the end too": ("words", [*tokens_of("no", "stop"), back(2), *tokens_of("yes", "stop"), back(3), back(0)]),
         "after a refused token": ("numbers", [*tokens_of("1", "a", ",", ","), back(1), *tokens_of("2"), back(1)]),
         "the end of nothing": ("pairs of a", [*stop, back(1), *tokens_of("a", "a", "stop"), back(2), back(1)]),
-    }  # fmt: skip
+    }
 
 
 def copies(seed: int) -> dict[str, History]:
@@ -287,9 +303,9 @@ def copies(seed: int) -> dict[str, History]:
         "at the beginning": ("words", [copy, *tokens_of("no"), *other(tokens_of("ye", "s")), *tokens_of("stop")]),
         "on the way": ("words", [*tokens_of("ye"), copy, *tokens_of("s", "stop"), *other(tokens_of("s", "terday"))]),
         "back on one of them": ("numbers", [*tokens_of("1", ","), copy, back(2), *other([*tokens_of("2"), back(3)])]),
-        "behind the end": ("words", [*no, copy, back(1), *other([*stop, back(1), back(2)])]),
+        "after the end": ("words", [*no, copy, back(1), *other([*stop, back(1), back(2)])]),
         "two of them": ("words", [*tokens_of("y"), copy, copy, *other(tokens_of("es"), 2), back(1), back(1, 1)]),
-    }  # fmt: skip
+    }
 
 
 def parts(seed: int) -> dict[str, History]:
@@ -301,13 +317,13 @@ def parts(seed: int) -> dict[str, History]:
         "four bytes": ("any text", tokens_of(b"\xf0\x9f", b"\xc3", b"\x98\x80", b"\xf0\x9f\x98\x80", "stop")),
         "no text": ("any text", tokens_of(b"\xff", b"\xa9", b"\xc0", b"\xed", b"\xa0\x80", b"\xac", b"\x00")),
         "several numbers": ("numbers", tokens_of("12,3", ",2", "1,", "2", ",2", "1,", "stop")),
-    }  # fmt: skip
+    }
 
 
 def drawn_histories(seed: int) -> dict[str, History]:
     """Draw a history for each language."""
-    dice = random.Random(f"histories {seed}")
-    return {f"drawn {name}": (name, draw_operations(dice, language, 30)) for name, language in languages().items()}
+    rng = random.Random(f"histories {seed}")
+    return {f"drawn {name}": (name, draw_operations(rng, language, 30)) for name, language in languages().items()}
 
 
 def fill_probe(seed: int) -> Values:
@@ -315,7 +331,8 @@ def fill_probe(seed: int) -> Values:
     values: Values = {}
     for name, language in languages().items():
         first = grammar_of(language)
-        size, twin = -(-len(language.token_bytes) // 32), first.copy()
+        size = -(-len(language.token_bytes) // 32)
+        twin = first.copy()
         seen = []
         mask = torch.zeros(4, size, dtype=torch.int32)
         for value in (-1, 0, GARBAGE):
@@ -346,14 +363,17 @@ def memo_probe(seed: int) -> Values:
     ways = [tokens_of("yes", "terday"), tokens_of("ye", "s", "t"), tokens_of("no"), tokens_of(b"\xc3", b"\xa9t")]
     values: Values = {}
     for name, most in {"as many as it likes": 0, "three": 3, "one": 1}.items():
-        compiled, wrong, largest = compiled_of(language), 0, 0
+        compiled = compiled_of(language)
+        wrong = 0
+        largest = 0
         compiled.most_masks = most or compiled.most_masks
         for way in ways * 10:
-            grammars, answers = [FsmGrammar(compiled)], [Answer(language)]
+            grammars = [FsmGrammar(compiled)]
+            answers = [Answer(language)]
             for operation in way:
                 do(grammars, operation)
                 happen(answers, operation)
-                wrong += see(grammars[0], 3) != answers[0].told()
+                wrong += see(grammars[0], 3) != answers[0].observed()
                 largest = max(largest, len(compiled.masks))
         walks = "few" if compiled.trie.num_walks <= len(language.rows) else f"{compiled.trie.num_walks} walks"
         values[f"{name}, wrong masks"] = wrong
@@ -363,13 +383,16 @@ def memo_probe(seed: int) -> Values:
 
 def memo_spec(seed: int) -> Values:
     """No mask is wrong; without a bound no state is walked twice, with one it is kept."""
-    return {f"{name}, {part}": value for name in ("as many as it likes", "three", "one")
-            for part, value in (("wrong masks", 0), ("kept", "few"))}  # fmt: skip
+    return {
+        f"{name}, {part}": value
+        for name in ("as many as it likes", "three", "one")
+        for part, value in (("wrong masks", 0), ("kept", "few"))
+    }
 
 
 REGISTRY.add(
     "L7.F.pack",
-    "Rows of every size pack to int32 words, the first token in the lowest bit, 0 behind the last token.",
+    "Rows of every size pack to int32 words, the first token in the lowest bit, 0 after the last token.",
     pack_probe,
     bitwise(pack_spec),
 )
@@ -393,7 +416,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L7.F.ends",
-    "A stop token is taken where the text is complete, and nothing behind it; complete stays complete.",
+    "A stop token is taken where the text is complete, and nothing after it; complete stays complete.",
     history_probe(ends),
     bitwise(history_spec(ends)),
 )

@@ -46,13 +46,13 @@ def same_answers(case: str, want: dict[str, bool], tree: Tree) -> list[Failure]:
 
 def windows(seed: int) -> list[tuple[int, int]]:
     """Return ranges of integers: all small ones around zero, around powers of ten, and drawn ones."""
-    dice = random.Random(f"windows {seed}")
+    rng = random.Random(f"windows {seed}")
     found = [(low, high) for low in range(-12, 13, 3) for high in range(low, 13)]
     found += [(low, high) for low in (0, 1, 9, 10, 17, 95, 99) for high in (9, 10, 11, 99, 100, 101, 345, 999, 1000)]
     found += [(-345, -17), (-1000, -1), (-100, 100), (-10, -10), (100, 100), (990, 1010), (1000, 2999), (0, 0)]
     for _ in range(120):
-        low = dice.choice([1, -1]) * dice.randrange(10 ** dice.randint(1, 4))
-        found.append((low, low + dice.randrange(10 ** dice.randint(1, 3))))
+        low = rng.choice([1, -1]) * rng.randrange(10 ** rng.randint(1, 4))
+        found.append((low, low + rng.randrange(10 ** rng.randint(1, 3))))
     return [(low, high) for low, high in dict.fromkeys(found) if low <= high]
 
 
@@ -81,31 +81,31 @@ def integers_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.G.integers",
-    "The texts of a range of integers are its integers in digits: each one, none beside them, no -0, no leading zero.",
+    "The texts of a range of integers are its integers in digits: each one and no other, no -0, no leading zero.",
     integers_probe,
     integers_verdict,
 )
 
 
 def bounds(seed: int) -> list[tuple[int, int]]:
-    """Return ranges whose integers nobody could write down."""
-    dice = random.Random(f"bounds {seed}")
+    """Return ranges with too many integers to list."""
+    rng = random.Random(f"bounds {seed}")
     wide = 10**15 - 1
     found = [(-wide, wide), (0, wide), (1, 2**63 - 1), (-(2**63), 2**63 - 1), (-wide, -1), (10**14, 10**15)]
     found += [(123_111, 126_050), (-5_000, -2_001)]
     found += [(999_999_999_999, 1_000_000_000_001), (123_456_789, 987_654_321), (-(10**30), 7 * 10**29)]
     for _ in range(20):
-        ends = sorted(dice.choice([1, -1]) * dice.randrange(10 ** dice.randint(6, 20)) for _ in range(2))
+        ends = sorted(rng.choice([1, -1]) * rng.randrange(10 ** rng.randint(6, 20)) for _ in range(2))
         found.append((ends[0], ends[1]))
     return found
 
 
 def spots(low: int, high: int, seed: int) -> dict[str, bool]:
     """Return texts and whether they are integers of the range: around ends and powers of ten, and what is none."""
-    dice = random.Random(f"spots {seed} {low} {high}")
+    rng = random.Random(f"spots {seed} {low} {high}")
     longest = len(str(max(abs(low), abs(high))))
     powers = [sign * 10**power for power in {1, longest // 2, longest - 1, longest} for sign in (1, -1)]
-    places = {low, high, 0, *powers, *(dice.randint(low, high) for _ in range(12))}
+    places = {low, high, 0, *powers, *(rng.randint(low, high) for _ in range(12))}
     places |= {round((low + high) / 2), low * 10, high * 10, low // 10, high // 10, -low, -high}
     numbers = {place + step for place in places for step in (-1, 0, 1)}
     answers = {str(number): low <= number <= high for number in sorted(numbers)}
@@ -124,7 +124,8 @@ def bounds_verdict(seed: int, got: Values) -> list[Failure]:
     """Try the spots, and ask for a tree that grows with the digits and not with the range."""
     failures = []
     for low, high in bounds(seed):
-        tree, case = got[f"{low} to {high}"], f"integers from {low} to {high}"
+        tree = got[f"{low} to {high}"]
+        case = f"integers from {low} to {high}"
         digits = len(str(abs(low))) + len(str(abs(high)))
         most = 160 * digits  # a few blocks for each digit of the ends, or one for each first digit
         if size_of(tree) > most:
@@ -200,7 +201,7 @@ def characters_verdict(seed: int, got: Values) -> list[Failure]:
     for name, ranges in SETS.items():
         want = {spelled(chr(code)) for first, last in ranges for code in range(first, last + 1)}
         failures += same_texts(name, want, got["sets"][name])
-    dice = random.Random(f"characters {seed}")
+    rng = random.Random(f"characters {seed}")
     codes = [
         *range(0x300),
         0xD7FF,
@@ -209,7 +210,7 @@ def characters_verdict(seed: int, got: Values) -> list[Failure]:
         0x10000,
         0x10FFFF,
         0x2028,
-        *(dice.randrange(0xD800) for _ in "x" * 50),
+        *(rng.randrange(0xD800) for _ in "x" * 50),
     ]
     right = {spelled(chr(code)): True for code in codes}
     halves = dict.fromkeys(["\ud800", "\udbff", "\udc00", "\udfff"], False)
@@ -224,26 +225,32 @@ REGISTRY.add(
     characters_verdict,
 )
 
-A, ODD, BOTH = [(97, 97)], [(10, 10), (34, 34), (92, 92)], [(1, 1), (97, 98)]
+A = [(97, 97)]
+ODD = [(10, 10), (34, 34), (92, 92)]
+BOTH = [(1, 1), (97, 98)]
 # Trees over raw characters, and the raw texts that they match.
 STRINGS: dict[str, tuple[Any, set[str]]] = {
     "one": (("chars", ODD), {"\n", '"', "\\"}),
-    "in a row": (("concat", [("chars", A), ("chars", ODD), ("chars", BOTH)]), {
-        f"a{odd}{last}" for odd in '\n"\\' for last in "\x01ab"
-    }),
-    "either": (("choice", [("chars", A), ("concat", [("chars", ODD), ("chars", ODD)])]), {
-        "a", *(a + b for a in '\n"\\' for b in '\n"\\')
-    }),
+    "in a row": (
+        ("concat", [("chars", A), ("chars", ODD), ("chars", BOTH)]),
+        {f"a{odd}{last}" for odd in '\n"\\' for last in "\x01ab"},
+    ),
+    "either": (
+        ("choice", [("chars", A), ("concat", [("chars", ODD), ("chars", ODD)])]),
+        {"a", *(a + b for a in '\n"\\' for b in '\n"\\')},
+    ),
     "0 to 2 of them": (("repeat", ("chars", ODD), 0, 2), {"", *'\n"\\', *(a + b for a in '\n"\\' for b in '\n"\\')}),
-    "exactly 3": (("repeat", ("choice", [("chars", A), ("chars", [(0, 0)])]), 3, 3), {
-        "".join(each) for each in product("a\0", repeat=3)
-    }),
-    "a repeat of a repeat": (("repeat", ("concat", [("repeat", ("chars", ODD[:1]), 1, 2), ("chars", A)]), 1, 2), {
-        one + two for one in ("\na", "\n\na") for two in ("", "\na", "\n\na")
-    }),
+    "exactly 3": (
+        ("repeat", ("choice", [("chars", A), ("chars", [(0, 0)])]), 3, 3),
+        {"".join(each) for each in product("a\0", repeat=3)},
+    ),
+    "a repeat of a repeat": (
+        ("repeat", ("concat", [("repeat", ("chars", ODD[:1]), 1, 2), ("chars", A)]), 1, 2),
+        {one + two for one in ("\na", "\n\na") for two in ("", "\na", "\n\na")},
+    ),
     "nothing at all": (("choice", []), set()),
     "the empty text": (("concat", []), {""}),
-}  # fmt: skip
+}
 
 
 def build_tree(form: Any) -> Any:
@@ -334,7 +341,7 @@ def members_verdict(seed: int, got: Values) -> list[Failure]:
 REGISTRY.add(
     "L7.G.members",
     "The members of an object are the required ones and any of the others, in order, with a comma between each two: "
-    "none in front, none behind, none doubled.",
+    "none in front, none after, none doubled.",
     members_probe,
     members_verdict,
 )
@@ -347,10 +354,12 @@ ODD_TEXTS = ["".join(each) for count in range(1, 4) for each in product('a"\\\n'
 # A schema, and the values of each of its properties, ``ABSENT`` where it may be; or the values of the whole.
 SCHEMAS: dict[str, tuple[dict[str, Any], list[Any] | dict[str, list[Any]]]] = {
     "bounds that are no integers": (
-        {"type": "integer", "minimum": -1.5, "exclusiveMaximum": 11.5}, list(range(-1, 12)),
+        {"type": "integer", "minimum": -1.5, "exclusiveMaximum": 11.5},
+        list(range(-1, 12)),
     ),
     "bounds that do not belong to the range": (
-        {"type": "integer", "exclusiveMinimum": -11, "exclusiveMaximum": 3}, list(range(-10, 3)),
+        {"type": "integer", "exclusiveMinimum": -11, "exclusiveMaximum": 3},
+        list(range(-10, 3)),
     ),
     "only negative integers": ({"type": "integer", "minimum": -120, "maximum": -9}, list(range(-120, -8))),
     "a pattern with quotes and backslashes": (
@@ -358,7 +367,8 @@ SCHEMAS: dict[str, tuple[dict[str, Any], list[Any] | dict[str, list[Any]]]] = {
         [text for text in ODD_TEXTS if re.fullmatch(r'a?["\\\n]{1,2}', text)],
     ),
     "a pattern about the value and not about its spelling": (
-        {"type": "string", "pattern": "^[\\n\\t]n?$"}, ["\n", "\t", "\nn", "\tn"],
+        {"type": "string", "pattern": "^[\\n\\t]n?$"},
+        ["\n", "\t", "\nn", "\tn"],
     ),
     "an object with two optional properties in front": (
         {
@@ -399,7 +409,7 @@ SCHEMAS: dict[str, tuple[dict[str, Any], list[Any] | dict[str, list[Any]]]] = {
             "out": [[], [0], [1], [0, 0], [0, 1], [1, 0], [1, 1]],
         },
     ),
-}  # fmt: skip
+}
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":")}
 
 

@@ -1,4 +1,4 @@
-"""The checks of the engine with grammars (L7.H to L7.J): whoever shares the step, an answer is in its own language.
+"""The checks of the engine with grammars (L7.H to L7.J): an answer is in its own language, whatever shares the step.
 
 Owns: a backend whose grammars are a few sentences, guests that come and go, and what their answers must be: at every
 step the token that the specs choose among the allowed ones, and with everything off the bits of an engine that knows no
@@ -37,10 +37,10 @@ STOPS = tuple(sorted(embedded_eos_ids()))
 
 @dataclass(frozen=True)
 class Guest:
-    """A request: which prompt, what it wishes, its sentences, and before which steps it comes and is aborted."""
+    """A request: which prompt, its parameters, its sentences, and before which steps it comes and is aborted."""
 
     prompt: int
-    wishes: dict[str, Any]
+    params: dict[str, Any]
     sentences: tuple[str, ...] = ()
     arrives: int = 0
     aborted: int | None = None
@@ -48,7 +48,7 @@ class Guest:
     def params(self) -> Any:
         """Build the parameters; the sentences are the text of a regex, which the backend reads in its own way."""
         grammar = {"regex": json.dumps(self.sentences)} if self.sentences else {}
-        return make_params({**self.wishes, **grammar})
+        return make_params({**self.params, **grammar})
 
 
 def register_backend(gates: dict[str, threading.Event]) -> None:
@@ -78,12 +78,16 @@ def engine_of(gates: dict[str, threading.Event] | None = None, **options: Any) -
 
 
 def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = False) -> dict[str, Any]:
-    """Run guests through the engine, and keep what each was told.
+    """Run guests through the engine, and keep what each was sent.
 
     ``squeeze`` lets requests in as if none would grow, so that pages run out.
     """
-    given, names, told = prompts(seed), dict[str, int](), [list[Any]() for _ in guests]
-    preempted, forced, waiting = 0, [0] * len(guests), list[int]()
+    given = prompts(seed)
+    names = dict[str, int]()
+    deltas = [list[Any]() for _ in guests]
+    preempted = 0
+    forced = [0] * len(guests)
+    waiting = list[int]()
     for number in range(MOST_STEPS):
         for index, guest in enumerate(guests):
             if guest.arrives == number:
@@ -93,21 +97,22 @@ def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = Fa
         engine.scheduler.growth.ratio = 0.0 if squeeze else engine.scheduler.growth.ratio
         output = engine.step()
         engine.scheduler.check_pages()
-        preempted, waiting = preempted + len(output.preempted), [*waiting, output.num_compiling]
+        preempted = preempted + len(output.preempted)
+        waiting = [*waiting, output.num_compiling]
         for delta in output.deltas:
-            told[names[delta.request_id]].append(delta)
+            deltas[names[delta.request_id]].append(delta)
         for name, count in output.forced.items():
             forced[names[name]] += count
         if len(names) == len(guests) and not engine.has_work and not engine.deltas:
             break
     outputs = {index: engine.take_output(name) for name, index in names.items()}
     free = engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_pages
-    answers = [told_of(told[index], outputs[index], forced[index]) for index in range(len(guests))]
+    answers = [plain_answer(deltas[index], outputs[index], forced[index]) for index in range(len(guests))]
     return {"answers": answers, "preempted": preempted, "all pages free": free, "waiting": waiting}
 
 
-def told_of(deltas: Sequence[Any], output: Any, forced: int) -> dict[str, Any]:
-    """Return what a request was told, which of its tokens were sampled, and what became of its grammar."""
+def plain_answer(deltas: Sequence[Any], output: Any, forced: int) -> dict[str, Any]:
+    """Return what a request was sent, which of its tokens were sampled, and what became of its grammar."""
     raise_missing(output.error)
     tokens = [delta for delta in deltas if delta.token_id is not None]
     plain = answer([delta for delta in deltas if delta.token_id is None or delta.logits is not None], output)
@@ -136,19 +141,21 @@ def raise_missing(error: str | None) -> None:
 # What an answer must be ---------------------------------------------------------------------------------------------
 
 
-def choose(row: Sequence[float], past: Past, wishes: dict[str, Any], allowed: set[int]) -> int:
+def choose(row: Sequence[float], past: Past, params: dict[str, Any], allowed: set[int]) -> int:
     """Choose a token by the specs of all stages, the grammar after every other ban."""
-    processed = list(histories.processed(list(row), past, wishes, STOPS))
+    processed = list(histories.processed(list(row), past, params, STOPS))
     masked = [value if token in allowed else -torch.inf for token, value in enumerate(processed)]
-    if not wishes.get("temperature"):
+    if not params.get("temperature"):
         return histories.greedy(torch.tensor(masked, dtype=torch.float32).tolist())
     position = len(past.prompt) + len(past.output) - 1
-    return distribution.seeded(histories.filtered(masked, wishes), wishes["seed"], position)
+    return distribution.seeded(histories.filtered(masked, params), params["seed"], position)
 
 
 def judge_choices(guest: Guest, got: dict[str, Any], seed: int, case: str, sentences: Sequence[str]) -> list[Failure]:
     """Ask every sampled token for the specs' choice among what is allowed, and every forced one to be allowed."""
-    prompt, ids, sampled = prompts(seed)[guest.prompt], got["ids"], 0
+    prompt = prompts(seed)[guest.prompt]
+    ids = got["ids"]
+    sampled = 0
     for place, token in enumerate(ids):
         said = specs.spelled(ids[:place])
         allowed = specs.allowed(sentences, said, STOPS)
@@ -157,7 +164,7 @@ def judge_choices(guest: Guest, got: dict[str, Any], seed: int, case: str, sente
             return [Failure(where, "", "a token that its grammar allows", str(token))]
         if got["sampled"][place]:
             want = choose(
-                got["logits"][sampled].tolist(), Past(tuple(prompt), tuple(ids[:place])), guest.wishes, allowed
+                got["logits"][sampled].tolist(), Past(tuple(prompt), tuple(ids[:place])), guest.params, allowed
             )
             if token != want:
                 return [Failure(where, "", f"token {want}, the specs' choice", f"token {token}")]
@@ -168,7 +175,7 @@ def judge_choices(guest: Guest, got: dict[str, Any], seed: int, case: str, sente
 def judge_whole(guest: Guest, got: dict[str, Any], seed: int, case: str) -> list[Failure]:
     """Ask an answer for one of its sentences and then one stop token, if it had room for them."""
     failures = judge_choices(guest, got, seed, case, guest.sentences)
-    if len(got["ids"]) == guest.wishes["max_new_tokens"] and got["ids"][-1] not in STOPS:  # in single letters
+    if len(got["ids"]) == guest.params["max_new_tokens"] and got["ids"][-1] not in STOPS:  # in single letters
         return failures + differences(["length"], got["finish_reason"], None, case) + agreement(got, case)
     want = {"finish_reason": ["stop"], "complete": True}
     failures += differences(want, {part: got[part] for part in want}, None, case)
@@ -208,17 +215,18 @@ def together_probe(seed: int) -> Values:
     for index, guest in enumerate(PLANS):
         if not guest.sentences and guest.aborted is None:
             engine = engine_of(grammar_backend="none")
-            values[f"alone {index}"] = drive(engine, [Guest(guest.prompt, guest.wishes)], seed)["answers"][0]
+            values[f"alone {index}"] = drive(engine, [Guest(guest.prompt, guest.params)], seed)["answers"][0]
     return values
 
 
 def together_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask the constrained for their sentences, the free ones for their lonely bits."""
+    """Ask the constrained for their sentences, the free ones for the bits of their runs alone."""
     failures = []
     for load, options in LOADS.items():
         run = got[load]
         for index, guest in enumerate(PLANS):
-            case, one = f"{load}, request {index} {guest.wishes}", run["answers"][index]
+            case = f"{load}, request {index} {guest.params}"
+            one = run["answers"][index]
             if guest.aborted is not None:
                 failures += differences(["abort"], one["finish_reason"], None, case)
                 failures += judge_choices(guest, one, seed, case, guest.sentences) if guest.sentences else []
@@ -233,8 +241,8 @@ def together_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.H.together",
-    "Whoever shares the step, preempted or not, a constrained request gives a sentence of its own language, each token "
-    "the choice of the specs among the allowed ones, and a free one the bits that it has without grammars.",
+    "Whatever shares the step, preempted or not, a constrained request gives a sentence of its own language, each "
+    "token the choice of the specs among the allowed ones, and a free one the bits that it has without grammars.",
     together_probe,
     together_verdict,
     needs=("L7.J",),
@@ -256,17 +264,20 @@ ENDS: dict[str, tuple[Guest, str, bool, list[str] | None]] = {
     "too few tokens": (Guest(3, {"max_new_tokens": 4}, PEOPLE), "length", False, None),
     "a stop string in the middle": (Guest(3, {**SOME, "stop": ["name"]}, PEOPLE), "stop", False, ['{"']),
     "bans that leave nothing, in the middle": (
-        Guest(3, {**SOME, "allowed_token_ids": [QUOTE, 50]}, PEOPLE), "error", False, [""],
+        Guest(3, {**SOME, "allowed_token_ids": [QUOTE, 50]}, PEOPLE),
+        "error",
+        False,
+        [""],
     ),
-}  # fmt: skip
+}
 
 
 def ends_probe(seed: int) -> Values:
     """Run all guests together, with one that is free."""
     guests = [guest for guest, *_ in ENDS.values()]
     run = drive(engine_of(num_pages=90, max_running_requests=16), [*guests, Guest(0, {"max_new_tokens": 16})], seed)
-    lonely = drive(engine_of(grammar_backend="none"), [Guest(0, {"max_new_tokens": 16})], seed)
-    return {"run": run["answers"], "lonely": lonely["answers"][0]}
+    alone = drive(engine_of(grammar_backend="none"), [Guest(0, {"max_new_tokens": 16})], seed)
+    return {"run": run["answers"], "alone": alone["answers"][0]}
 
 
 def ends_verdict(seed: int, got: Values) -> list[Failure]:
@@ -285,7 +296,7 @@ def ends_verdict(seed: int, got: Values) -> list[Failure]:
             for place, token in enumerate(one["ids"])
         ]
         failures += differences([True] * len(allowed), allowed, None, f"{name}: tokens that the grammar allows")
-    return failures + differences(got["lonely"], got["run"][-1], None, "the free request beside them")
+    return failures + differences(got["alone"], got["run"][-1], None, "the free request among them")
 
 
 REGISTRY.add(
@@ -300,7 +311,9 @@ REGISTRY.add(
 
 # Compiles that go wrong ---------------------------------------------------------------------------------------------
 
-SLOW, GONE, LATE = (("The owl said slow.",), ("The owl said gone.",), ("The owl said late.",))
+SLOW = ("The owl said slow.",)
+GONE = ("The owl said gone.",)
+LATE = ("The owl said late.",)
 WAITERS: tuple[Guest, ...] = (
     Guest(3, SOME, SLOW),
     Guest(1, SOME, FRUIT),
@@ -315,7 +328,9 @@ def waiting_probe(seed: int) -> Values:
     """Let one compile come late, one never, one be wrong, and one request go while it waits."""
     gates = {json.dumps(sentences): threading.Event() for sentences in (SLOW, GONE, LATE)}
     engine = engine_of(gates, num_pages=60, max_running_requests=4, grammar_timeout_s=10.0)
-    plain, num_steps, ends = engine.step, 0, list[list[Any]]()
+    plain = engine.step
+    num_steps = 0
+    ends = list[list[Any]]()
 
     def step() -> Any:
         """Open the slow gate when nothing is left but the one who waits for it."""
@@ -343,7 +358,8 @@ def waiting_probe(seed: int) -> Values:
 
 def waiting_verdict(seed: int, got: Values) -> list[Failure]:
     """End those alone whose grammars never come; the others do not wait for them."""
-    failures, run = [], got["run"]
+    failures = []
+    run = got["run"]
     for index in (0, 1, 5):
         failures += judge_whole(WAITERS[index], run[index], seed, f"request {index}")
     failures += differences("0", got["ends"][-1][0], None, "the request that ends last, whose grammar came last")
@@ -356,7 +372,7 @@ def waiting_verdict(seed: int, got: Values) -> list[Failure]:
         failures += differences([[reason], []], [one["finish_reason"], one["ids"]], None, name)
         if words not in (one["output"]["error"] or ""):
             failures.append(Failure(name, "the reason", f"words with {words!r}", str(one["output"]["error"])))
-    failures += judge_whole(Guest(1, SOME, FRUIT), got["late"][1], seed, "beside the late one")
+    failures += judge_whole(Guest(1, SOME, FRUIT), got["late"][1], seed, "with the late one")
     failures += differences(0, got["waiting"][-1], None, "requests that wait at the end")
     if got["seconds"] > 8.0:
         failures.append(Failure("late", "seconds", "about 0.1", f"{got['seconds']:.1f}"))
@@ -378,11 +394,14 @@ FEW = {"max_new_tokens": MOST}
 THINKERS: dict[str, Guest] = {
     "the thought ends at once": Guest(3, {**FEW, "reasoning": True, "logit_bias": {THINK_END: 100.0}}, FRUIT),
     "drawn": Guest(
-        1, {**FEW, "reasoning": True, "logit_bias": {THINK_END: 60.0}, "temperature": 2.0, "seed": 3}, FRUIT, 1,
+        1,
+        {**FEW, "reasoning": True, "logit_bias": {THINK_END: 60.0}, "temperature": 2.0, "seed": 3},
+        FRUIT,
+        1,
     ),
     "the thought does not end": Guest(0, {"max_new_tokens": 9, "reasoning": True, "min_new_tokens": 9}, FRUIT),
-    "no thought, and the marker is wished for": Guest(3, {**FEW, "logit_bias": {THINK_END: 100.0}}, FRUIT, 2),
-}  # fmt: skip
+    "no thought, and the marker has a bias": Guest(3, {**FEW, "logit_bias": {THINK_END: 100.0}}, FRUIT, 2),
+}
 
 
 def thoughts_probe(seed: int) -> Values:
@@ -403,14 +422,15 @@ def thoughts_verdict(seed: int, got: Values) -> list[Failure]:
     failures = []
     for load in ("plenty", "few"):
         for (name, guest), one in zip(THINKERS.items(), got[load], strict=True):
-            case, ids = f"{name}, {load} of pages", one["ids"]
+            case = f"{name}, {load} of pages"
+            ids = one["ids"]
             if "not end" in name:
                 free = got["alone"]["answers"][0]
                 want = [free["ids"], free["logits"], free["finish_reason"], False]
                 found = [ids, one["logits"], one["finish_reason"], one["complete"]]
                 failures += differences(want, found, None, f"{case}: ids, logits, reason, complete")
                 continue
-            start = 1 if guest.wishes.get("reasoning") else 0
+            start = 1 if guest.params.get("reasoning") else 0
             failures += differences([THINK_END] * start, ids[:start], None, f"{case}: the thought")
             failures += differences([["stop"], True], [one["finish_reason"], one["complete"]], None, case)
             text = specs.spelled(ids[start:-1]).decode(errors="replace")
@@ -421,7 +441,7 @@ def thoughts_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.I.engine",
-    "With reasoning the thought is free and the answer is not: it begins behind the marker, also after a preemption.",
+    "With reasoning the thought is free and the answer is not: it begins after the marker, also after a preemption.",
     thoughts_probe,
     thoughts_verdict,
     needs=("L7.H", "L7.J"),

@@ -144,28 +144,28 @@ def steps(seed: int) -> dict[str, Step]:
     """Return steps with every mixture of rows: free, constrained, over; vocabularies with and without padding bits."""
     found = {}
     for number in range(36):
-        dice = random.Random(f"rows {seed} {number}")
-        vocab, count = dice.choice([31, 32, 33, 64, 97]), dice.choice([1, 2, 3, 5, 8])
-        kinds = dice.choice(
+        rng = random.Random(f"rows {seed} {number}")
+        vocab, count = rng.choice([31, 32, 33, 64, 97]), rng.choice([1, 2, 3, 5, 8])
+        kinds = rng.choice(
             [["own"], ["own", "free"], ["own", "free", "over"], ["free", "over"], ["own", "own", "over"]]
         )
         toys: list[Toy | None] = []
         for _ in range(count):
-            kind = dice.choice(kinds)
-            allowed = frozenset(dice.sample(range(vocab), dice.choice([1, 2, 7, vocab - 1, vocab])))
-            over = {"terminated": dice.random() < 0.5} if kind == "over" else {}
+            kind = rng.choice(kinds)
+            allowed = frozenset(rng.sample(range(vocab), rng.choice([1, 2, 7, vocab - 1, vocab])))
+            over = {"terminated": rng.random() < 0.5} if kind == "over" else {}
             over = {**over, "finished": not over["terminated"]} if over else {}
-            toys.append(None if kind == "free" else Toy(allowed, dice.random() < 0.3, **over))
+            toys.append(None if kind == "free" else Toy(allowed, rng.random() < 0.3, **over))
         logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed * 100 + number))
         for row in range(count):  # what stood there before the masks
-            logits[row, dice.sample(range(vocab), 3)] = torch.tensor([NOTHING, 1e30, -0.0])
-            if toys[row] is None and dice.random() < 0.3:
-                logits[row] = dice.choice([NOTHING, torch.nan, 0.0])
+            logits[row, rng.sample(range(vocab), 3)] = torch.tensor([NOTHING, 1e30, -0.0])
+            if toys[row] is None and rng.random() < 0.3:
+                logits[row] = rng.choice([NOTHING, torch.nan, 0.0])
         for token in range(vocab):  # nothing that is asked here leaves a row empty
             for row, toy in enumerate(toys):
                 if toy is not None and token == min(toy.allowed):
                     logits[row, token] = 0.5
-        form = dice.choice(["bitmask", "bitmask", "booleans"])
+        form = rng.choice(["bitmask", "bitmask", "booleans"])
         found[f"step {number}: {count} rows, {vocab} ids, {form}"] = Step(tuple(toys), logits, form)
     return found
 
@@ -223,7 +223,7 @@ def over_probe(seed: int) -> Values:
 
 
 def over_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask nobody who is over, and give no mask where there is nobody else."""
+    """Ask no ended grammar, and give no mask where there is no other."""
     failures = []
     for name, toys in OVER.items():
         live = [toy is not None and not toy.is_over for toy in toys]
@@ -246,7 +246,8 @@ REGISTRY.add(
 
 # Nothing left -------------------------------------------------------------------------------------------------------
 
-V, STOPS = 37, [4, 9]
+V = 37
+STOPS = [4, 9]
 # What the grammar allows, whether its text is complete, which ids were banned before it, and what can be chosen then.
 LEFT: dict[str, tuple[list[int], bool, list[int], list[int]]] = {
     "only the stop tokens, and these banned": ([4, 9], True, [4, 9], [4, 9]),
@@ -273,15 +274,17 @@ def left_logits(seed: int) -> Tensor:
 
 def left_probe(seed: int) -> Values:
     """Mask all cases together, and each alone."""
-    logits, toys = left_logits(seed), [Toy(frozenset(allowed), done) for allowed, done, _, _ in LEFT.values()]
+    logits = left_logits(seed)
+    toys = [Toy(frozenset(allowed), done) for allowed, done, _, _ in LEFT.values()]
     rows = [each for toy in toys for each in (build_toy(toy, "bitmask", []), None)]
     alone = [masked([build_toy(toy, "bitmask", [])], STOPS, logits[2 * i : 2 * i + 1]) for i, toy in enumerate(toys)]
     return {"together": masked(rows, STOPS, logits), "alone": alone}
 
 
 def left_verdict(seed: int, got: Values) -> list[Failure]:
-    """Look which ids can be chosen, and that logits which nobody banned are what they were."""
-    logits, failures = left_logits(seed), []
+    """Look which ids can be chosen, and that logits which are not banned are what they were."""
+    logits = left_logits(seed)
+    failures = []
     together = got["together"]
     failures += differences(logits[1::2], together[1::2], None, "rows without a grammar")
     for index, (name, (allowed, done, banned, choice)) in enumerate(LEFT.items()):
@@ -328,7 +331,7 @@ REGISTRY.add(
 
 
 def stats_probe(seed: int) -> Values:
-    """Mask three steps with a slow grammar beside a quick one."""
+    """Mask three steps with a slow grammar and a quick one."""
     slow, quick = (build_toy(Toy(frozenset({1, 2})), "bitmask", [], seconds) for seconds in (0.05, 0.0))
     for grammars in ([slow, None, quick], [quick, slow], [None, quick]):
         masked(grammars, STOPS, torch.zeros(len(grammars), V))
@@ -338,7 +341,7 @@ def stats_probe(seed: int) -> Values:
 
 
 def stats_verdict(seed: int, got: Values) -> list[Failure]:
-    """Count the masks; 50 ms of sleep belong to whoever slept."""
+    """Count the masks; 50 ms of sleep count for the grammar that slept."""
     failures = differences([2, 3], [got["slow"][0], got["quick"][0]], None, "masks of the slow and the quick grammar")
     slow, quick = got["slow"][1], got["quick"][1]
     if not slow >= 0.1:
@@ -359,8 +362,8 @@ REGISTRY.add(
 # In the sampler -----------------------------------------------------------------------------------------------------
 
 ALLOWED = [3, 8, 11, 30]
-# What a row wishes, which would all lead it out of the grammar.
-WISHES: dict[str, dict[str, Any]] = {
+# Parameters of a row, each of which would lead it out of the grammar.
+TEMPTATIONS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "a bias of 100 outside": {"logit_bias": {5: 100.0, 6: 100.0}},
     "a bias of -100 inside": {"logit_bias": dict.fromkeys(ALLOWED, -100.0)},
@@ -374,27 +377,27 @@ DRAWS = 20
 
 
 def sampler_probe(seed: int) -> Values:
-    """Sample every wish under one grammar, beside the same without; report processed log-probabilities."""
+    """Sample with each of the parameters, with and without a grammar; report processed log-probabilities."""
     from mini_engine.grammar.rows import make_mask
     from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
     from mini_engine.sampler.params import SamplingParams
     from mini_engine.sampler.processors.base import Vocabulary
     from mini_engine.sampler.sampler import Sampler
 
-    told: dict[str, Any] = {"logprobs": len(ALLOWED) + 1, "logprobs_mode": "processed"}
-    params = [SamplingParams(**wishes, **told) for wishes in WISHES.values() for _ in range(2)]
-    values: dict[str, list[Any]] = {name: [] for name in WISHES}
+    report: dict[str, Any] = {"logprobs": len(ALLOWED) + 1, "logprobs_mode": "processed"}
+    requested = [SamplingParams(**params, **report) for params in TEMPTATIONS.values() for _ in range(2)]
+    values: dict[str, list[Any]] = {name: [] for name in TEMPTATIONS}
     for draw in range(DRAWS):
         logits = 4 * torch.randn(1, V, generator=torch.Generator().manual_seed(seed * DRAWS + draw))
-        logits = logits.repeat(len(params), 1)
-        requests = [SamplingRequest([1] * (draw + 1), each) for each in params]
+        logits = logits.repeat(len(requested), 1)
+        requests = [SamplingRequest([1] * (draw + 1), each) for each in requested]
         batch = SamplingBatch.from_requests(requests, Vocabulary(V, frozenset(STOPS)))
         grammars = [
-            build_toy(Toy(frozenset(ALLOWED)), "bitmask", []) if row % 2 == 0 else None for row in range(len(params))
+            build_toy(Toy(frozenset(ALLOWED)), "bitmask", []) if row % 2 == 0 else None for row in range(len(requested))
         ]
         batch.final_mask = make_mask(grammars, frozenset(STOPS))
         output = Sampler()(logits, batch)
-        for row, name in enumerate(WISHES):
+        for row, name in enumerate(TEMPTATIONS):
             entries = [[int(e.token_id), float(e.logprob)] for e in output.logprobs[2 * row] or []]
             values[name].append([int(output.token_ids[2 * row]), int(output.token_ids[2 * row + 1]), entries])
     return {"logits": logits, **values}
@@ -403,16 +406,17 @@ def sampler_probe(seed: int) -> Values:
 def sampler_verdict(seed: int, got: Values) -> list[Failure]:
     """Choose inside; the probabilities of what is inside sum to one, and what is outside has none."""
     failures = []
-    for name, wishes in WISHES.items():
+    for name, params in TEMPTATIONS.items():
         outside = 0
         for draw, (token, free, entries) in enumerate(got[name]):
             logits = 4 * torch.randn(1, V, generator=torch.Generator().manual_seed(seed * DRAWS + draw))[0]
-            case, inside = f"{name}, draw {draw}", torch.full((V,), NOTHING)
+            case = f"{name}, draw {draw}"
+            inside = torch.full((V,), NOTHING)
             inside[ALLOWED] = logits[ALLOWED]
             outside += free not in ALLOWED
             if token not in ALLOWED:
                 failures.append(Failure(case, "the id", f"one of {ALLOWED}", str(token)))
-            if not wishes:
+            if not params:
                 failures += differences(int(inside.argmax()), token, None, case)
                 want = float(inside.log_softmax(-1)[token])
                 failures += differences(want, entries[0][1], 1e-4, f"{case}, its log-probability")

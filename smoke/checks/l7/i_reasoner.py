@@ -1,6 +1,6 @@
 """The checks of L7.I: a thought that nothing constrains, then a grammar that never saw it.
 
-Owns: a toy grammar that writes down what it is told, histories of tokens with and without end markers, and what a
+Owns: a toy grammar that writes down its calls, histories of tokens with and without end markers, and what a
 wrapper must be after each: what it is when the same tokens are counted from the beginning.
 """
 
@@ -32,7 +32,7 @@ def may_follow(said: list[int]) -> set[int]:
     return longer | ({STOP} if tuple(said) in TEXTS else set())
 
 
-def build_inner(told: list[str]) -> Any:
+def build_inner(calls: list[str]) -> Any:
     """Build a grammar of a few sequences of ids; ``told`` notes which calls change it."""
     from mini_engine.grammar.base import GrammarObject, TokenRefusedError
 
@@ -44,13 +44,13 @@ def build_inner(told: list[str]) -> Any:
             self.said = list(said)
 
         def accept_token(self, token_id: int) -> None:
-            told.append(f"accept {token_id}")
+            calls.append(f"accept {token_id}")
             if token_id not in may_follow(self.said):
                 raise TokenRefusedError(f"{token_id} after {self.said}")
             self.said.append(token_id)
 
         def rollback(self, count: int) -> None:
-            told.append(f"rollback {count}")
+            calls.append(f"rollback {count}")
             if not 0 <= count <= len(self.said):
                 raise ValueError(f"rollback of {count} tokens, {len(self.said)} were accepted")
             self.said = self.said[: len(self.said) - count]
@@ -75,11 +75,11 @@ def build_inner(told: list[str]) -> Any:
     return Sequences()
 
 
-def build(thinks: bool, told: list[str] | None = None) -> Any:
+def build(thinks: bool, calls: list[str] | None = None) -> Any:
     """Build the candidate's wrapper around the toy grammar."""
     from mini_engine.grammar.reasoner import ReasonerGrammar
 
-    grammar = ReasonerGrammar(build_inner([] if told is None else told), MARK)
+    grammar = ReasonerGrammar(build_inner([] if calls is None else calls), MARK)
     grammar.maybe_init_reasoning(thinks)
     return grammar
 
@@ -107,7 +107,7 @@ class Story:
 
     @property
     def inside(self) -> list[int] | None:
-        """The tokens behind the first marker, ``None`` during the thought."""
+        """The tokens after the first marker, ``None`` during the thought."""
         if not self.thinks:
             return list(self.tokens)
         return self.tokens[self.tokens.index(MARK) + 1 :] if MARK in self.tokens else None
@@ -121,7 +121,8 @@ class Story:
 
     def state(self) -> Values:
         """Return what is to be seen."""
-        said, mask = self.inside, torch.full((3, 2), 12345, dtype=torch.int32)
+        said = self.inside
+        mask = torch.full((3, 2), 12345, dtype=torch.int32)
         if said is not None:
             mask[1] = torch.tensor([sum(1 << t % 32 for t in self.allowed() if t // 32 == w) for w in (0, 1)])
         over = said is not None and said[-1:] == [STOP]
@@ -158,8 +159,10 @@ def ways_probe(seed: int) -> Values:
 
     values: Values = {}
     for name, (thinks, tokens) in WAYS.items():
-        told: list[str] = []
-        grammar, states, refused = build(thinks, told), [], []
+        calls: list[str] = []
+        grammar = build(thinks, calls)
+        states = []
+        refused = []
         states.append(state(grammar))
         for place, token in enumerate(tokens):
             try:
@@ -167,7 +170,7 @@ def ways_probe(seed: int) -> Values:
             except TokenRefusedError:
                 refused.append(place)
             states.append(state(grammar))
-        values[name] = {"states": states, "refused": refused, "told": told}
+        values[name] = {"states": states, "refused": refused, "calls": calls}
     return values
 
 
@@ -175,16 +178,18 @@ def ways_spec(seed: int) -> Values:
     """Count from the beginning after each token."""
     values: Values = {}
     for name, (thinks, tokens) in WAYS.items():
-        story, refused, told = Story(thinks), [], []
+        story = Story(thinks)
+        refused = []
+        calls = []
         states = [story.state()]
         for place, token in enumerate(tokens):
-            told += [] if story.inside is None else [f"accept {token}"]
+            calls += [] if story.inside is None else [f"accept {token}"]
             if token in story.allowed():
                 story.tokens.append(token)
             else:
                 refused.append(place)
             states.append(story.state())
-        values[name] = {"states": states, "refused": refused, "told": told}
+        values[name] = {"states": states, "refused": refused, "calls": calls}
     return values
 
 
@@ -208,18 +213,19 @@ def journeys(seed: int) -> dict[str, tuple[bool, list[list[Any]]]]:
     """Return orders to accept tokens and to roll back: inside the answer, across the marker, in the thought."""
     found = {}
     for number in range(60):
-        dice = random.Random(f"journey {seed} {number}")
-        story, orders = Story(dice.random() < 0.8), []
-        for _ in range(dice.randint(4, 18)):
-            if dice.random() < 0.3:
-                count = dice.choice([0, 1, 1, 2, 3, len(story.tokens), len(story.tokens) + 1, -1])
+        rng = random.Random(f"journey {seed} {number}")
+        story = Story(rng.random() < 0.8)
+        orders = []
+        for _ in range(rng.randint(4, 18)):
+            if rng.random() < 0.3:
+                count = rng.choice([0, 1, 1, 2, 3, len(story.tokens), len(story.tokens) + 1, -1])
                 orders.append(["rollback", count])
                 if 0 <= count <= len(story.tokens):
                     story.tokens = story.tokens[: len(story.tokens) - count]
                 continue
             thinking = story.inside is None
             choices = [MARK, MARK, 5, 1, STOP] if thinking else sorted(story.allowed()) or [3]
-            token = dice.choice(choices)
+            token = rng.choice(choices)
             orders.append(["accept", token])
             story.tokens += [token] if token in story.allowed() else []
         found[f"journey {number}"] = (story.thinks, orders)
@@ -243,7 +249,8 @@ def rollback_probe(seed: int) -> Values:
     """Travel, and look after each order."""
     values: Values = {}
     for name, (thinks, orders) in journeys(seed).items():
-        grammar, seen = build(thinks), []
+        grammar = build(thinks)
+        seen = []
         for order in orders:
             seen.append([follow(grammar, order), state(grammar)])
         values[name] = seen
@@ -254,7 +261,8 @@ def rollback_verdict(seed: int, got: Values) -> list[Failure]:
     """Take tokens off the list."""
     failures = []
     for name, (thinks, orders) in journeys(seed).items():
-        story, said = Story(thinks), []
+        story = Story(thinks)
+        said = []
         for (what, number), (went, seen) in zip(orders, got[name], strict=True):
             said.append(f"{what} {number}")
             if what == "rollback":

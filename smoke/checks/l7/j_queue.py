@@ -1,4 +1,4 @@
-"""The checks of L7.J's queue: requests that wait for grammars, while nobody waits for anybody else's.
+"""The checks of L7.J's queue: requests that wait for grammars, none of them for the grammar of another.
 
 Owns: a store whose futures are completed by hand, a clock that is set by hand, days of orders, ranks that report, and
 what must come of them by ``specs.grammar_queue``. No thread runs here but one, in the check of the wait.
@@ -71,7 +71,7 @@ class HandClock:
     """A clock that is set by hand."""
 
     def __init__(self) -> None:
-        """Start at 100 seconds: a deadline is no time since the beginning."""
+        """Start at 100 seconds: a deadline is not a time since the beginning."""
         self.now = 100.0
 
     def __call__(self) -> float:
@@ -93,8 +93,10 @@ STATES = {"begin": "running", "finish": "done", "fail": "failed"}
 
 def live(day: Sequence[Order]) -> list[Any]:
     """Carry out a day's orders with the candidate's queue, and look after each."""
-    store, clock = HandStore(), HandClock()
-    queue, seen = build_queue(store, clock), list[Any]()
+    store = HandStore()
+    clock = HandClock()
+    queue = build_queue(store, clock)
+    seen = list[Any]()
     for what, *rest in day:
         answer = None
         if what == "submit":
@@ -121,7 +123,8 @@ def days_verdict(seed: int, got: Values) -> list[Failure]:
     """Live the same days at the desk."""
     failures = []
     for day in range(NUM_DAYS):
-        desk, said = Desk(TIMEOUT), list[str]()
+        desk = Desk(TIMEOUT)
+        said = list[str]()
         copies: set[str] = set()
         for order, seen in zip(orders(seed * NUM_DAYS + day, TIMEOUT), got[f"day {day}"], strict=True):
             said.append(" ".join(map(str, order)))
@@ -133,9 +136,10 @@ def days_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 def judge_order(desk: Desk, order: Order, seen: list[Any], copies: set[str], case: str) -> list[Failure]:
-    """Carry out an order at the desk and compare; every grammar that is handed out is a copy of its own."""
+    """Carry out an order at the desk and compare; every grammar that is handed out is its own copy."""
     keys = {guest.name: guest.key for guest in desk.guests}
-    what, rest = order[0], [str(each) for each in order[1:]]
+    what = order[0]
+    rest = [str(each) for each in order[1:]]
     failures: list[Failure] = []
     if what == "submit":
         desk.submit(*rest)
@@ -151,7 +155,7 @@ def judge_order(desk: Desk, order: Order, seen: list[Any], copies: set[str], cas
         for name, grammar in given if not failures else []:
             label, _, number = str(grammar).partition(", copy ")
             if label != keys[name] or not number or number in copies:
-                failures.append(Failure(case, name, f"a copy of its own of {keys[name]!r}", repr(grammar)))
+                failures.append(Failure(case, name, f"its own copy of {keys[name]!r}", repr(grammar)))
             copies.add(number)
         for name, reason in reasons if not failures else []:
             failures += judge_reason(case, name, keys[name], failed[name], reason)
@@ -163,7 +167,7 @@ def judge_order(desk: Desk, order: Order, seen: list[Any], copies: set[str], cas
 
 
 def judge_reason(case: str, name: str, key: str, why: str, reason: str) -> list[Failure]:
-    """Ask a reason for the words that somebody needs who reads it."""
+    """Look for the words in a reason that its reader needs."""
     words = [f"the regex {key!r} is wrong"] if why == "failed" else ["regex", f"{TIMEOUT:g}", "grammar_timeout_s"]
     missing = [word for word in words if word not in reason]
     return [Failure(f"{case}: the reason of {name}", "", f"a sentence with {missing[0]!r}", reason)] if missing else []
@@ -171,8 +175,8 @@ def judge_reason(case: str, name: str, key: str, why: str, reason: str) -> list[
 
 REGISTRY.add(
     "L7.J.days",
-    "A request leaves when its own grammar is there, with a copy of its own, or when it failed or took too long; "
-    "nobody else is held up, and a compile is given up with the last who waits for it.",
+    "A request leaves when its own grammar is there, with its own copy, or when it failed or took too long; "
+    "no other request is held up, and a compile is cancelled when no request waits for it any more.",
     days_probe,
     days_verdict,
 )
@@ -180,63 +184,49 @@ REGISTRY.add(
 # One by one ---------------------------------------------------------------------------------------------------------
 
 NAMES = "abcdefghijkl"  # a set has some order, and of so few as three the right one now and then
-ALL_COME: list[Order] = [["submit", name, name] for name in NAMES]
-ALL_END: list[Order] = [["finish", name] for name in reversed(NAMES)]
-STORIES: dict[str, list[Order]] = {
-    "the second is ready before the first": [
-        ["submit", "slow", "a"], ["submit", "quick", "b"], ["finish", "b"], ["poll"], ["finish", "a"], ["poll"],
-    ],
-    "the order of arrival and not of the compiles": [
-        *ALL_COME, *ALL_END, ["poll"],
-    ],
-    "known before: ready at the next poll, and not before": [
-        ["submit", "r0", "a"], ["finish", "a"], ["poll"], ["submit", "r1", "a"], ["poll"],
-    ],
-    "one is too late, the other in time": [
-        ["submit", "r0", "a"], ["tick", 1.0], ["submit", "r1", "b"], ["begin", "a"], ["begin", "b"],
-        ["tick", 6.9], ["poll"], ["tick", 0.1], ["poll"], ["finish", "b"], ["poll"],
-    ],
-    "late, and the same grammar later: it was kept": [
-        ["submit", "r0", "a"], ["begin", "a"], ["tick", TIMEOUT], ["poll"],
-        ["finish", "a"], ["submit", "r1", "a"], ["poll"],
-    ],
-    "late, while another waits for the same compile": [
-        ["submit", "r0", "a"], ["tick", TIMEOUT - 1], ["submit", "r1", "a"], ["tick", 1.0], ["poll"],
-        ["finish", "a"], ["poll"],
-    ],
-    "ready and overdue at once is ready": [["submit", "r0", "a"], ["finish", "a"], ["tick", 2 * TIMEOUT], ["poll"]],
-    "a kept grammar is never late": [
-        ["submit", "r0", "a"], ["finish", "a"], ["poll"], ["submit", "r1", "a"], ["tick", 2 * TIMEOUT], ["poll"],
-    ],
-    "gone before the compile began": [
-        ["submit", "r0", "a"], ["drop", "r0"], ["submit", "r1", "a"], ["finish", "a"], ["poll"],
-    ],
-    "gone while it runs": [
-        ["submit", "r0", "a"], ["begin", "a"], ["drop", "r0"], ["finish", "a"], ["submit", "r1", "a"], ["poll"],
-    ],
-    "one of two is gone": [["submit", "r0", "a"], ["submit", "r1", "a"], ["drop", "r0"], ["finish", "a"], ["poll"]],
-    "somebody unknown is gone": [["drop", "who"], ["submit", "r0", "a"], ["drop", "who"], ["finish", "a"], ["poll"]],
-    "a failure for all that wait, and none for who comes later": [
-        ["submit", "r0", "a"], ["submit", "r1", "a"], ["fail", "a"], ["submit", "r2", "a"], ["poll"],
-        ["finish", "a"], ["poll"],
-    ],
-}  # fmt: skip
+ALL_COME = ", ".join(f"submit {name} {name}" for name in NAMES)
+ALL_END = ", ".join(f"finish {name}" for name in reversed(NAMES))
+LATE = f"tick {TIMEOUT}"
+TWICE_LATE = f"tick {2 * TIMEOUT}"
+STORIES: dict[str, str] = {  # orders, split at commas
+    "the second is ready before the first": "submit slow a, submit quick b, finish b, poll, finish a, poll",
+    "the order of arrival and not of the compiles": f"{ALL_COME}, {ALL_END}, poll",
+    "known before: ready at the next poll, and not before": "submit r0 a, finish a, poll, submit r1 a, poll",
+    "one is too late, the other in time": "submit r0 a, tick 1, submit r1 b, begin a, begin b, "
+    "tick 6.9, poll, tick 0.1, poll, finish b, poll",
+    "late, and the same grammar later: it was kept": f"submit r0 a, begin a, {LATE}, poll, finish a, submit r1 a, poll",
+    "late, while another waits for the same compile": f"submit r0 a, tick {TIMEOUT - 1}, submit r1 a, tick 1, poll, "
+    "finish a, poll",
+    "ready and overdue at once is ready": f"submit r0 a, finish a, {TWICE_LATE}, poll",
+    "a kept grammar is never late": f"submit r0 a, finish a, poll, submit r1 a, {TWICE_LATE}, poll",
+    "gone before the compile began": "submit r0 a, drop r0, submit r1 a, finish a, poll",
+    "gone while it runs": "submit r0 a, begin a, drop r0, finish a, submit r1 a, poll",
+    "one of two is gone": "submit r0 a, submit r1 a, drop r0, finish a, poll",
+    "an unknown request is gone": "drop who, submit r0 a, drop who, finish a, poll",
+    "a failure for all that wait, and none for a later request": "submit r0 a, submit r1 a, fail a, submit r2 a, poll, "
+    "finish a, poll",
+}
+
+
+def orders_of(story: str) -> list[Order]:
+    """Split a story into its orders."""
+    return [[*order.split()] for order in story.split(", ")]
 
 
 def stories_probe(seed: int) -> Values:
     """Tell every story."""
-    return {name: live(story) for name, story in STORIES.items()}
+    return {name: live(orders_of(story)) for name, story in STORIES.items()}
 
 
 def stories_verdict(seed: int, got: Values) -> list[Failure]:
     """Tell them at the desk."""
     failures = []
     for name, story in STORIES.items():
-        desk, copies = Desk(TIMEOUT), set[str]()
-        for place, (order, seen) in enumerate(zip(story, got[name], strict=True)):
-            failures += judge_order(desk, order, seen, copies, f"{name}, order {place}: {' '.join(map(str, order))}")[
-                :1
-            ]
+        desk = Desk(TIMEOUT)
+        copies = set[str]()
+        for place, (order, seen) in enumerate(zip(orders_of(story), got[name], strict=True)):
+            where = f"{name}, order {place}: {' '.join(map(str, order))}"
+            failures += judge_order(desk, order, seen, copies, where)[:1]
     return failures
 
 
@@ -333,7 +323,7 @@ REGISTRY.add(
 
 
 def wait_probe(seed: int) -> Values:
-    """Poll with patience: while a thread finishes a compile, with somebody ready already, and with nobody there."""
+    """Poll with patience: while a thread finishes a compile, with a request ready already, and with none there."""
     values: Values = {}
     store = HandStore()
     queue = build_queue(store, time.monotonic)
@@ -359,7 +349,7 @@ def timed_poll(queue: Any, wait_s: float) -> list[Any]:
 
 
 def wait_verdict(seed: int, got: Values) -> list[Failure]:
-    """Be back before the patience is at its end: when there is somebody, or nothing to wait for."""
+    """Be back before the patience is at its end: when a request is ready, or there is nothing to wait for."""
     failures = []
     for name, ready in {"one ends": ["r1"], "no patience": [], "one is ready": ["r2"], "nobody waits": []}.items():
         failures += differences(ready, got[name][0], None, f"{name}: ready")
@@ -370,7 +360,7 @@ def wait_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.J.wait",
-    "A poll may wait for the first compile that ends, and does not if somebody is ready or nobody is there.",
+    "A poll may wait for the first compile that ends, and does not if a request is ready or none is there.",
     wait_probe,
     wait_verdict,
     seconds=30.0,

@@ -81,7 +81,8 @@ def build_store(log: list[str], at_once: bool = False) -> Any:
     from mini_engine.grammar.store import GrammarStore
     from mini_engine.grammar.tokens import TokenTable
 
-    clock, counter = HandClock(), counter_class()
+    clock = HandClock()
+    counter = counter_class()
 
     class Backend(GrammarBackend):
         """Takes ``SECONDS`` for each grammar."""
@@ -141,9 +142,11 @@ def copies_probe(seed: int) -> Values:
     second.stats.num_masks += 7
     third, other = store.cached(key), store.cached(("regex", "b"))
     return {
-        "before": [seen(missing), seen(early)], "after": [seen(each) for each in (first, second, third, other)],
-        "another kind": seen(store.cached(("ebnf", "a"))), "totals": totals(store),
-    }  # fmt: skip
+        "before": [seen(missing), seen(early)],
+        "after": [seen(each) for each in (first, second, third, other)],
+        "another kind": seen(store.cached(("ebnf", "a"))),
+        "totals": totals(store),
+    }
 
 
 def copies_verdict(seed: int, got: Values) -> list[Failure]:
@@ -151,14 +154,15 @@ def copies_verdict(seed: int, got: Values) -> list[Failure]:
     want = {
         "before": [None, None],
         "after": [compiled("a", 1, False, 5), compiled("a", 2, True, 7), compiled("a", 0, True), None],
-        "another kind": None, "totals": [1, 0, 2, 0, SECONDS, 0, 1],
-    }  # fmt: skip
+        "another kind": None,
+        "totals": [1, 0, 2, 0, SECONDS, 0, 1],
+    }
     return differences(want, got, None)
 
 
 REGISTRY.add(
     "L7.J.copies",
-    "What the store keeps is never handed out: everybody gets a copy at the beginning, with statistics of its own.",
+    "What the store keeps is never handed out: every caller gets a copy at the beginning, with its own statistics.",
     copies_probe,
     copies_verdict,
 )
@@ -176,18 +180,27 @@ def sharing_probe(seed: int) -> Values:
         store.pool.do(number)
     later = store.cached(("regex", "a"))
     return {
-        "one future": first is second, "others": [other is first, kind is first], "log": list(log),
-        "work": len(store.pool.work), "done": [first.done(), other.done(), kind.done()], "later": seen(later),
+        "one future": first is second,
+        "others": [other is first, kind is first],
+        "log": list(log),
+        "work": len(store.pool.work),
+        "done": [first.done(), other.done(), kind.done()],
+        "later": seen(later),
         "totals": totals(store),
-    }  # fmt: skip
+    }
 
 
 def sharing_verdict(seed: int, got: Values) -> list[Failure]:
     """One compile for two requests, one for each other key."""
     want = {
-        "one future": True, "others": [False, False], "log": ["b", "a"], "work": 3, "done": [True, True, False],
-        "later": compiled("a", hit=True), "totals": [2, 0, 1, 1, 2 * SECONDS, 1, 2],
-    }  # fmt: skip
+        "one future": True,
+        "others": [False, False],
+        "log": ["b", "a"],
+        "work": 3,
+        "done": [True, True, False],
+        "later": compiled("a", hit=True),
+        "totals": [2, 0, 1, 1, 2 * SECONDS, 1, 2],
+    }
     return differences(want, got, None)
 
 
@@ -208,9 +221,11 @@ def failing_probe(seed: int) -> Values:
     given_up = store.compile(("regex", "a"))
     cancelled = given_up.cancel()
     values: Values = {
-        "error": str(first.exception()), "cancelled": cancelled, "totals": totals(store),
+        "error": str(first.exception()),
+        "cancelled": cancelled,
+        "totals": totals(store),
         "kept": [seen(store.cached(("regex", text))) for text in "Xa"],
-    }  # fmt: skip
+    }
     again = [store.compile(("regex", text)) for text in "Xa"]
     values["new"] = [again[0] is not first, again[1] is not given_up]
     for number in range(1, len(store.pool.work)):
@@ -227,10 +242,16 @@ def failing_probe(seed: int) -> Values:
 def failing_verdict(seed: int, got: Values) -> list[Failure]:
     """Remember nothing of what brought no grammar."""
     want = {
-        "error": "X is wrong", "cancelled": True, "kept": [None, None], "totals": [0, 1, 0, 0, 0.0, 0, 0],
-        "new": [True, True], "done": [True, True], "again": [compiled("X", hit=True), compiled("a", hit=True)],
-        "totals again": [2, 1, 2, 0, 2 * SECONDS, 0, 2], "log": ["X", "X", "a"],
-    }  # fmt: skip
+        "error": "X is wrong",
+        "cancelled": True,
+        "kept": [None, None],
+        "totals": [0, 1, 0, 0, 0.0, 0, 0],
+        "new": [True, True],
+        "done": [True, True],
+        "again": [compiled("X", hit=True), compiled("a", hit=True)],
+        "totals again": [2, 1, 2, 0, 2 * SECONDS, 0, 2],
+        "log": ["X", "X", "a"],
+    }
     return differences(want, got, None)
 
 
@@ -314,7 +335,7 @@ def quick_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.J.quick",
-    "A compile that is over before anybody looks is kept like every other and is not under way for ever.",
+    "A compile that ends before the store looks is kept like every other and does not stay under way.",
     quick_probe,
     quick_verdict,
     seconds=30.0,
@@ -331,7 +352,8 @@ def late_probe(seed: int) -> Values:
     for name, begun in (("while it runs", True), ("before it began", False)):
         for way in ("late", "gone"):
             log: list[str] = []
-            store, clock = build_store(log), HandClock()
+            store = build_store(log)
+            clock = HandClock()
             queue: GrammarQueue[Any] = build_queue(store, clock)
             queue.submit("r0", ("regex", "a"))
             if begun:

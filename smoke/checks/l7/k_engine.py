@@ -17,7 +17,7 @@ from smoke.framework.compare import differences
 REGISTRY = Registry()
 ONE = LANGUAGES["one sentence"]
 LETTERS = LANGUAGES["letters beyond ASCII"]
-# Five foxes in a row, then a choice that the penalty decides: it must know of tokens that nobody sampled.
+# Five foxes in a row, then a choice that the penalty decides: it must know of forced tokens.
 FOXES = tuple(f"The fox, the fox, the fox, the fox, the fox and the {last}." for last in ("fox", "owl"))
 MOST = 26  # tokens, and so as few pages as make the requests wait for each other
 
@@ -43,7 +43,7 @@ def together_probe(seed: int) -> Values:
         engine = engine_of(jump_forward=True, num_pages=longest, max_running_requests=6, **options)
         values[load] = drive(engine, list(PLANS.values()), seed, squeeze=engine.scheduler.limits.preemption)
     free = PLANS["free"]
-    values["alone"] = drive(engine_of(grammar_backend="none"), [Guest(free.prompt, free.wishes)], seed)["answers"][0]
+    values["alone"] = drive(engine_of(grammar_backend="none"), [Guest(free.prompt, free.params)], seed)["answers"][0]
     values["without"] = drive(engine_of(), [PLANS["one sentence"]], seed)
     return values
 
@@ -66,7 +66,7 @@ def together_verdict(seed: int, got: Values) -> list[Failure]:
             failures += differences([appended, appended], one["forced"], None, f"{case}: appended tokens, as counted")
             if not appended:
                 failures.append(Failure(case, "appended tokens", "some", "none"))
-            if "logprobs" in guest.wishes:
+            if "logprobs" in guest.params:
                 failures += judge_reports(guest, one, seed, case)
         if not run["all pages free"] or ("preemption" in options and not run["preempted"]):
             failures.append(Failure(load, "pages", "they run out, and are free at the end", str(run["preempted"])))
@@ -98,26 +98,28 @@ REGISTRY.add(
 
 FOX = specs.token_bytes().index(b" fox")
 LIMITS: dict[str, tuple[Guest, str, str | None]] = {
-    **{
-        f"at most {most} tokens": (Guest(0, {"max_new_tokens": most}, ONE), "length", None)
-        for most in (1, 2, 3, 5, 9)
-    },
+    **{f"at most {most} tokens": (Guest(0, {"max_new_tokens": most}, ONE), "length", None) for most in (1, 2, 3, 5, 9)},
     "a stop string in forced text": (Guest(0, {"max_new_tokens": 48, "stop": ["time"]}, ONE), "stop", "Once upon a "),
     "a stop string across tokens": (Guest(3, {"max_new_tokens": 48, "stop": ['e":']}, PEOPLE), "stop", '{"nam'),
     "a stop token in forced text": (
-        Guest(0, {"max_new_tokens": 48, "stop_token_ids": [FOX]}, ONE), "stop", ONE[0].partition(" fox")[0],
+        Guest(0, {"max_new_tokens": 48, "stop_token_ids": [FOX]}, ONE),
+        "stop",
+        ONE[0].partition(" fox")[0],
     ),
     "a least length": (Guest(0, {"max_new_tokens": 48, "min_new_tokens": 30}, ONE), "stop", ONE[0]),
     "ignore_eos": (Guest(0, {"max_new_tokens": 48, "ignore_eos": True}, ONE), "stop", ONE[0]),
-    "behind a thought": (
+    "after a thought": (
         Guest(0, {"max_new_tokens": 48, "reasoning": True, "logit_bias": {THINK_END: 100.0}}, ONE),
-        "stop", f"</think>{ONE[0]}",
+        "stop",
+        f"</think>{ONE[0]}",
     ),
     "a banned word inside": (Guest(0, {"max_new_tokens": 48, "bad_words": [[FOX]]}, ONE), "any", None),
     "a report of processed numbers": (
-        Guest(3, {"max_new_tokens": 48, "logprobs": 0, "logprobs_mode": "processed"}, FRUIT), "stop", None,
+        Guest(3, {"max_new_tokens": 48, "logprobs": 0, "logprobs_mode": "processed"}, FRUIT),
+        "stop",
+        None,
     ),
-}  # fmt: skip
+}
 
 
 def limits_probe(seed: int) -> Values:
@@ -132,17 +134,17 @@ def limits_verdict(seed: int, got: Values) -> list[Failure]:
     for (name, (guest, reason, text)), one in zip(LIMITS.items(), got["answers"], strict=True):
         found = differences([reason], one["finish_reason"], None, name) if reason != "any" else []
         found += differences(text, one["text"], None, name) if text is not None else []
-        ids = one["ids"][1:] if guest.wishes.get("reasoning") else one["ids"]
+        ids = one["ids"][1:] if guest.params.get("reasoning") else one["ids"]
         allowed = [
             token in specs.allowed(guest.sentences, specs.spelled(ids[:place]), STOPS) or token == THINK_END
             for place, token in enumerate(ids)
         ]
         found += differences([True] * len(allowed), allowed, None, f"{name}: tokens that the grammar allows")
         if reason == "length":
-            found += differences(guest.wishes["max_new_tokens"], len(ids), None, f"{name}: tokens")
-        if "bad_words" in guest.wishes:
+            found += differences(guest.params["max_new_tokens"], len(ids), None, f"{name}: tokens")
+        if "bad_words" in guest.params:
             found += differences(0, ids.count(FOX), None, f"{name}: banned words")
-        if "logprobs_mode" in guest.wishes:
+        if "logprobs_mode" in guest.params:
             found += differences(len(ids), len(one["logprobs"]), None, f"{name}: reports")
         failures += found
     return failures

@@ -34,7 +34,8 @@ class Automaton:
 
     def words(self, state: int, longest: int = LONGEST) -> set[bytes]:
         """Return every word up to a length that is accepted from ``state`` on."""
-        found, open_ends = set(), {(b"", state)}
+        found = set()
+        open_ends = {(b"", state)}
         for _ in range(longest + 1):
             found |= {word for word, place in open_ends if self.accepting[place]}
             open_ends = {
@@ -69,13 +70,13 @@ def automata(seed: int) -> dict[str, Automaton]:
         ),
     }
     for number in range(30):
-        dice = random.Random(f"automaton {seed} {number}")
-        count = dice.randint(2, 6)
+        rng = random.Random(f"automaton {seed} {number}")
+        count = rng.randint(2, 6)
         edges = [
-            {dice.choice([97, 98, 99]): dice.randrange(count) for _ in range(dice.choice([1, 1, 1, 2]))}
+            {rng.choice([97, 98, 99]): rng.randrange(count) for _ in range(rng.choice([1, 1, 1, 2]))}
             for _ in range(count)
         ]
-        accepting = [dice.random() < 0.25 for _ in range(count - 1)] + [True]
+        accepting = [rng.random() < 0.25 for _ in range(count - 1)] + [True]
         drawn = Automaton(tuple(edges), tuple(accepting))
         if all(drawn.words(state) for state in range(count)):
             found[f"drawn {number}"] = drawn
@@ -180,7 +181,8 @@ def build_sentences(sentences: Sequence[str], stops: Sequence[int] = ()) -> Any:
 
         def __init__(self, marks: Sequence[bytes] = (b"",), ended: bool = False) -> None:
             super().__init__()
-            self.marks, self.ended = list(marks), ended
+            self.marks = list(marks)
+            self.ended = ended
 
         def allowed(self) -> set[int]:
             return set() if self.ended else allowed_after(tuple(sentences), self.marks[-1], tuple(stops))
@@ -236,8 +238,10 @@ class Jump:
 
 PEOPLE = tuple(
     json.dumps({"name": name, "age": age, "color": color})
-    for name in ("Mila", "Milo", "Zoe") for age in (7, 71) for color in ("red", "green", "grey")
-)  # fmt: skip
+    for name in ("Mila", "Milo", "Zoe")
+    for age in (7, 71)
+    for color in ("red", "green", "grey")
+)
 FRUIT = ('{"apple": 1}', '{"anise": 2}')
 LANGUAGES: dict[str, tuple[str, ...]] = {
     "one sentence": ("Once upon a time there was a little fox.",),
@@ -267,13 +271,13 @@ def jumps(seed: int) -> dict[str, Jump]:
     """Return places in every language: in canonical tokens, in single bytes and drawn; with and without a limit."""
     found = {}
     for name, sentences in LANGUAGES.items():
-        dice = random.Random(f"jump {seed} {name}")
-        ways = [spell(dice.choice(sentences)), spell_bytes(dice.choice(sentences)), drawn_way(sentences, dice)]
+        rng = random.Random(f"jump {seed} {name}")
+        ways = [spell(rng.choice(sentences)), spell_bytes(rng.choice(sentences)), drawn_way(sentences, rng)]
         if not specs.rests(sentences, specs.spelled(ways[0])):  # the tokenizer normalises it
             ways[0] = ways[1]
         for kind, ids in zip(("tokens", "bytes", "drawn tokens"), ways, strict=True):
-            for place in sorted({0, *dice.sample(range(len(ids) + 1), min(9, len(ids) + 1))}):
-                jump = Jump(sentences, tuple(ids[:place]), dice.choice([99, 99, 99, 0, 1, 2]))
+            for place in sorted({0, *rng.sample(range(len(ids) + 1), min(9, len(ids) + 1))}):
+                jump = Jump(sentences, tuple(ids[:place]), rng.choice([99, 99, 99, 0, 1, 2]))
                 found[f"{name}, {place} {kind}, at most {jump.most}"] = jump
     # Where it matters how far one looks back, there are several right answers.
     return {name: jump for name, jump in found.items() if not is_open(jump)}
@@ -286,11 +290,11 @@ def is_open(jump: Jump) -> bool:
     return len(spellings) > 1
 
 
-def drawn_way(sentences: Sequence[str], dice: random.Random) -> list[int]:
+def drawn_way(sentences: Sequence[str], rng: random.Random) -> list[int]:
     """Return tokens that spell a sentence in some way."""
     ids: list[int] = []
     while fitting := sorted(specs.allowed(sentences, specs.spelled(ids), ())):
-        ids.append(dice.choice(fitting))
+        ids.append(rng.choice(fitting))
     return ids
 
 
@@ -314,11 +318,12 @@ def tokens_probe(seed: int) -> Values:
 
 def tokens_verdict(seed: int, got: Values) -> list[Failure]:
     """Take canonical tokens as long as nothing longer could stand there."""
-    failures, num_taken = [], 0
+    failures = []
+    num_taken = 0
     for name, jump in jumps(seed).items():
         want = specs.appended(jump.sentences, jump.ids, jump.most)
         num_taken += len(want)
-        text = f"{name}: tokens behind {specs.spelled(jump.ids).decode(errors='replace')!r}"
+        text = f"{name}: tokens after {specs.spelled(jump.ids).decode(errors='replace')!r}"
         failures += differences(words(want), words(got[name]["taken"]), None, text)
         failures += differences(want, got[name]["taken"], None, text) if not failures else []
         failures += differences(
@@ -357,7 +362,7 @@ SPELLINGS: dict[str, tuple[list[int], str]] = {
 
 
 def spellings_probe(seed: int) -> Values:
-    """Spell texts behind others."""
+    """Spell texts after others."""
     from mini_engine.grammar.jump import JumpForward
     from mini_engine.grammar.tokens import TokenTable
 
@@ -373,7 +378,7 @@ def spellings_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.K.spellings",
-    "Text behind text has the tokens of both together, if those of the first stay what they are.",
+    "Text after text has the tokens of both together, if those of the first stay what they are.",
     spellings_probe,
     spellings_verdict,
 )

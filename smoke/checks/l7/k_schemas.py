@@ -42,8 +42,8 @@ def schemas_probe(seed: int) -> Values:
     for jump in (False, True):
         engine = engine_of(num_pages=60, max_running_requests=4, grammar_backend="fsm", jump_forward=jump)
         names = [
-            engine.add_request(prompts(seed)[3], make_params({**wishes, "json_schema": SCHEMA, "max_new_tokens": 70}))
-            for wishes in WRITERS
+            engine.add_request(prompts(seed)[3], make_params({**params, "json_schema": SCHEMA, "max_new_tokens": 70}))
+            for params in WRITERS
         ]
         while engine.has_work:
             engine.step()
@@ -58,8 +58,8 @@ def schemas_verdict(seed: int, got: Values) -> list[Failure]:
     """Read every answer as JSON, and look at its members; one that was cut is the beginning of an object."""
     failures = []
     for jump, rows in got.items():
-        for wishes, (text, reason, complete, error) in zip(WRITERS, rows, strict=True):
-            case = f"{wishes or 'greedy'}, jump_forward {jump}"
+        for params, (text, reason, complete, error) in zip(WRITERS, rows, strict=True):
+            case = f"{params or 'greedy'}, jump_forward {jump}"
             if reason == "length" and not complete and text.startswith('{"'):
                 continue
             failures += differences(["stop", True, None], [reason, complete, error], None, case)

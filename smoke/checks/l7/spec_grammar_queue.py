@@ -1,6 +1,6 @@
-"""Specs of L7's queue: who waits for which compile, by lists that are looked through from the beginning.
+"""Specs of L7's queue: which request waits for which compile, by lists that are searched from the start.
 
-Owns: a desk of waiting requests and the jobs that they wait for. Nobody computes anything here: orders say when a job
+Owns: a desk of waiting requests and the jobs that they wait for. Nothing is computed here: orders say when a job
 begins, ends or fails. Must not know: the engine, futures.
 """
 
@@ -55,7 +55,7 @@ class Desk:
         self.guests.append(Guest(name, key, self.now + self.timeout_s, job))
 
     def end(self, key: str, state: str) -> None:
-        """Begin, finish or fail the job under way, if there is one; what is finished is kept, whoever waits for it."""
+        """Begin, finish or fail the job under way, if there is one; what is finished is kept."""
         job = self.job(key)
         if job is not None:
             job.state = state
@@ -86,20 +86,22 @@ class Desk:
 
 def orders(seed: int, timeout_s: float) -> list[Order]:
     """Draw a day at the desk."""
-    dice, found, number = random.Random(f"desk {seed}"), list[Order](), 0
-    keys = ["a", "b", "c", "d"][: dice.randint(1, 4)]
+    rng = random.Random(f"desk {seed}")
+    found = list[Order]()
+    number = 0
+    keys = ["a", "b", "c", "d"][: rng.randint(1, 4)]
     kinds = ["submit"] * 4 + ["poll"] * 4 + ["finish", "finish", "fail", "begin", "begin", "tick", "drop"]
-    for _ in range(dice.randint(8, 40)):
-        what = dice.choice(kinds)
+    for _ in range(rng.randint(8, 40)):
+        what = rng.choice(kinds)
         if what == "submit":
-            found.append(["submit", f"r{number}", dice.choice(keys)])
+            found.append(["submit", f"r{number}", rng.choice(keys)])
             number += 1
         elif what == "tick":
-            found.append(["tick", dice.choice([0.25, 0.5, 1.0]) * timeout_s])
+            found.append(["tick", rng.choice([0.25, 0.5, 1.0]) * timeout_s])
         elif what == "drop":
-            found.append(["drop", f"r{dice.randrange(number + 1)}"])
+            found.append(["drop", f"r{rng.randrange(number + 1)}"])
         elif what == "poll":
             found.append(["poll"])
         else:
-            found.append([what, dice.choice(keys)])
+            found.append([what, rng.choice(keys)])
     return [*found, ["poll"], ["tick", timeout_s], ["poll"]]

@@ -25,7 +25,8 @@ DEAD = -1
 
 def chars(members: str) -> Tree:
     """Return one character out of several; a hyphen between two of them is a range, first or last it is itself."""
-    ranges, rest = [], members
+    ranges = []
+    rest = members
     while rest:
         if len(rest) > 2 and rest[1] == "-":
             ranges.append((ord(rest[0]), ord(rest[2])))
@@ -64,9 +65,11 @@ def write(tree: Tree) -> str:
     kind, *rest = tree
     if kind == "chars":
         codes = [[chr(a) if chr(a).isprintable() else f"\\u{a:04x}" for a in pair] for pair in rest[0]]
-        return "[" + "".join(a if a == b else f"{a}-{b}" for a, b in codes) + "]" if len(codes) != 1 else (
-            codes[0][0] if codes[0][0] == codes[0][1] else f"[{codes[0][0]}-{codes[0][1]}]"
-        )  # fmt: skip
+        return (
+            "[" + "".join(a if a == b else f"{a}-{b}" for a, b in codes) + "]"
+            if len(codes) != 1
+            else (codes[0][0] if codes[0][0] == codes[0][1] else f"[{codes[0][0]}-{codes[0][1]}]")
+        )
     if kind == "concat":
         return "".join(map(write, rest)) or "()"
     if kind == "choice":
@@ -144,17 +147,17 @@ def texts(tree: Tree, alphabet: str, longest: int) -> Iterator[tuple[str, bool]]
             waiting.append((string + character, after))
 
 
-def draw_tree(dice: random.Random, depth: int, alphabet: str) -> Tree:
+def draw_tree(rng: random.Random, depth: int, alphabet: str) -> Tree:
     """Draw a tree. Some parts match nothing, some only the empty text."""
-    if depth == 0 or dice.random() < 0.15:
-        few = dice.sample(alphabet, dice.choice([1, 1, 1, 2, 2, 3]))
+    if depth == 0 or rng.random() < 0.15:
+        few = rng.sample(alphabet, rng.choice([1, 1, 1, 2, 2, 3]))
         return ("chars", tuple((code, code) for code in sorted(map(ord, few))))
-    kind = dice.choice(["concat", "concat", "choice", "choice", "repeat", "repeat"])
+    kind = rng.choice(["concat", "concat", "choice", "choice", "repeat", "repeat"])
     if kind == "repeat":
-        least = dice.choice([0, 0, 0, 1, 1, 2])
-        most = dice.choice([None, None, least, least + 1, least + 2])
-        return times(draw_tree(dice, depth - 1, alphabet), least, most)
-    parts = [draw_tree(dice, depth - 1, alphabet) for _ in range(dice.choice([0, 1, 2, 2, 2, 3]))]
+        least = rng.choice([0, 0, 0, 1, 1, 2])
+        most = rng.choice([None, None, least, least + 1, least + 2])
+        return times(draw_tree(rng, depth - 1, alphabet), least, most)
+    parts = [draw_tree(rng, depth - 1, alphabet) for _ in range(rng.choice([0, 1, 2, 2, 2, 3]))]
     return (kind, *parts)
 
 
@@ -202,7 +205,8 @@ def leads_to_end(rows: Rows, accepting: Sequence[bool]) -> list[bool]:
     """Return from which states some text leads to an accepting one: each state looks around on its own."""
     found = []
     for state in range(len(rows)):
-        seen, waiting = {state}, [state]
+        seen = {state}
+        waiting = [state]
         while waiting:
             new = {after for after in rows[waiting.pop()] if after != DEAD} - seen
             seen |= new
@@ -213,7 +217,8 @@ def leads_to_end(rows: Rows, accepting: Sequence[bool]) -> list[bool]:
 
 def reachable(rows: Rows) -> set[int]:
     """Return the states that some text leads to."""
-    seen, waiting = {0}, [0]
+    seen = {0}
+    waiting = [0]
     while waiting:
         new = {after for after in rows[waiting.pop()] if after != DEAD} - seen
         seen |= new
@@ -223,7 +228,8 @@ def reachable(rows: Rows) -> set[int]:
 
 def told_apart(rows: Rows, accepting: Sequence[bool]) -> list[list[bool]]:
     """Return which pairs of states some text tells apart, by filling in pairs until none is added; the last is dead."""
-    ends, size = [*accepting, False], len(rows) + 1
+    ends = [*accepting, False]
+    size = len(rows) + 1
     full = [*rows, [DEAD] * len(rows[0])]
     apart = [[ends[left] != ends[right] for right in range(size)] for left in range(size)]
     changed = True
@@ -264,7 +270,7 @@ def bits_of(words: Sequence[int], vocab_size: int) -> list[bool]:
 
 @dataclass(frozen=True)
 class Language:
-    """An automaton that is given, beside a vocabulary."""
+    """An automaton that is given, with a vocabulary."""
 
     rows: Rows
     accepting: Sequence[bool]
@@ -304,7 +310,7 @@ class Answer:
         inside = 0 <= token < len(self.language.token_bytes)
         return inside and not self.has_ended and self.language.may_follow(self.state, token)
 
-    def told(self) -> list[Any]:
+    def observed(self) -> list[Any]:
         """Return whether it has ended, whether it is whole as it stands, and its mask."""
         size = len(self.language.token_bytes)
         mask = words_of([False] * size) if self.has_ended else self.language.mask(self.state)
@@ -332,21 +338,26 @@ def happen(answers: list[Answer], operation: Operation) -> str:
     return ""
 
 
-def draw_operations(dice: random.Random, language: Language, count: int) -> list[Operation]:
+def draw_operations(rng: random.Random, language: Language, count: int) -> list[Operation]:
     """Draw a history of several answers: tokens that may come, tokens that may not, ways back, copies."""
-    answers, history, size = [Answer(language)], list[Operation](), len(language.token_bytes)
+    answers = [Answer(language)]
+    history = list[Operation]()
+    size = len(language.token_bytes)
     for _ in range(count):
-        who = dice.randrange(len(answers))
+        who = rng.randrange(len(answers))
         allowed = [token for token in range(size) if answers[who].may_follow(token)]
         most = len(answers[who].tokens)
-        operation = dice.choices(
+        operation = rng.choices(
             [
-                ("accept", who, dice.choice(allowed or [0])), ("accept", who, dice.randrange(size)),
-                ("accept", who, dice.choice([-1, -size, size, size + 40])), ("rollback", who, dice.randint(0, most)),
-                ("rollback", who, dice.choice([-1, most + 1])), ("copy", who if len(answers) < 5 else 0, 0),
+                ("accept", who, rng.choice(allowed or [0])),
+                ("accept", who, rng.randrange(size)),
+                ("accept", who, rng.choice([-1, -size, size, size + 40])),
+                ("rollback", who, rng.randint(0, most)),
+                ("rollback", who, rng.choice([-1, most + 1])),
+                ("copy", who if len(answers) < 5 else 0, 0),
             ],
             [12, 2, 1, 2, 1, 1],
-        )[0]  # fmt: skip
+        )[0]
         if operation[0] != "copy" or len(answers) < 5:
             history.append(operation)
             happen(answers, operation)

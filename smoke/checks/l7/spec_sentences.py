@@ -22,7 +22,8 @@ def byte_of_character() -> dict[str, int]:
 @cache
 def token_bytes() -> tuple[bytes, ...]:
     """Return the bytes of every token of the embedded tokenizer, none for added ones."""
-    byte_of, added = byte_of_character(), set(tokenizer().get_added_tokens_decoder())
+    byte_of = byte_of_character()
+    added = set(tokenizer().get_added_tokens_decoder())
     found = [b""] * tokenizer().get_vocab_size()
     for token, number in tokenizer().get_vocab().items():
         if number not in added:
@@ -55,7 +56,8 @@ def forced(sentences: Sequence[str], said: bytes) -> bytes:
 
 def agreement(words: Collection[bytes]) -> bytes:
     """Return the bytes in which all words begin alike."""
-    first, last = min(words, default=b""), max(words, default=b"")  # what these two share, those in between do, too
+    first = min(words, default=b"")
+    last = max(words, default=b"")  # what these two share, those in between do, too
     count = 0
     while count < min(len(first), len(last)) and first[count] == last[count]:
         count += 1
@@ -73,14 +75,15 @@ def characters(data: bytes) -> str:
 
 
 def canonical(ids: Sequence[int], text: str, look_back: int = LOOK_BACK) -> list[int]:
-    """Return the tokens in which the tokenizer spells ``text`` behind ``ids``, none if it merges the two."""
+    """Return the tokens in which the tokenizer spells ``text`` after ``ids``, none if it merges the two."""
     before = list(ids[-look_back:])
     special = [place for place, token in enumerate(before) if not token_bytes()[token]]
     before = before[special[-1] + 1 :] if special else before  # nothing merges with a special token
     try:
         context = spelled(before).decode()
     except UnicodeDecodeError:
-        before, context = [], ""
+        before = []
+        context = ""
     whole = list(tokenizer().encode(context + text, add_special_tokens=False).ids)
     return whole[len(before) :] if whole[: len(before)] == before else []
 
@@ -89,12 +92,14 @@ def appended(sentences: Sequence[str], ids: Sequence[int], most: int) -> list[in
     """Return the tokens that may be appended: of the forced text, up to the first that could have been a longer one."""
     said = spelled(ids)
     text = characters(forced(sentences, said))
-    left, taken = text.encode(), list[int]()
+    left = text.encode()
+    taken = list[int]()
     for token in canonical(ids, text) if text else []:
         each = token_bytes()[token]
         longer = {t for t in allowed(sentences, said, ()) if len(token_bytes()[t]) > len(left)}
         if len(taken) >= most or not each or not left.startswith(each) or longer:
             break
         taken.append(token)
-        said, left = said + each, left[len(each) :]
+        said = said + each
+        left = left[len(each) :]
     return taken

@@ -12,7 +12,7 @@ MOST_TEXTS = 20_000
 
 
 class TooManyTextsError(ValueError):
-    """A tree matches more texts than anybody wants to see."""
+    """A tree matches more texts than a spec lists."""
 
 
 def plain(node: Any) -> Tree:
@@ -52,7 +52,9 @@ def texts(tree: Tree, most: int = MOST_TEXTS) -> set[str]:
     _, inner, least, last = tree
     if last is None:
         raise TooManyTextsError("a repeat without an end")
-    once, found, power = texts(inner, most), set[str](), {""}
+    once = texts(inner, most)
+    found = set[str]()
+    power = {""}
     for count in range(last + 1):
         found = bounded(found | power if count >= least else found, most)
         power = joined(power, once, most) if count < last else power

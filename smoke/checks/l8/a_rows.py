@@ -1,7 +1,7 @@
 """The checks of L8.A to L8.D: bitmask, norm, activation, rotation and store, one program for each few rows.
 
-Owns: shapes that are no multiples of a block, strides of every kind, numbers at the edge of what a dtype holds. Kernels
-run in Triton's interpreter, on CPU tensors. Attention is in ``l8_attention.py``.
+Owns: shapes that are not multiples of a block, strides of every kind, numbers at the edge of what a dtype holds.
+Kernels run in Triton's interpreter, on CPU tensors. Attention is in ``e_attention.py``.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from smoke.framework.compare import bitwise, differences
 
 REGISTRY = Registry()
 NOISE = 3.25  # around tensors that are written in place: no operation leaves it as it is
-DAMAGE = "written beside"
+DAMAGE = "written outside"
 
 # L8.A ---------------------------------------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ def mask_memory(seed: int) -> dict[str, Masking]:
 
 
 def mask_probe(cases: Maskings) -> Callable[[int], Values]:
-    """Return a probe that masks in place, every tensor in memory of its own."""
+    """Return a probe that masks in place, every tensor in separate memory."""
 
     def probe(seed: int) -> Values:
         from mini_engine.kernels.token_bitmask import apply_token_bitmask
@@ -136,13 +136,17 @@ def mask_spec(cases: Maskings) -> Callable[[int], Values]:
 
 
 MASK_CHECKS: dict[str, tuple[str, Maskings]] = {
-    "bits": ("Banned logits are minus infinity and allowed ones keep their bits, for vocabularies of every size.",
-             mask_sizes),
-    "rows": ("Each mask goes to the row that is named; a row named twice is banned by both, no row is skipped.",
-             mask_rows),
-    "int64": ("Row numbers have 64 bits: one beyond 2**32 is no row, whatever its lower half.", mask_far),
-    "memory": ("Rows may lie any distance apart, and nothing between or behind them is written.", mask_memory),
-}  # fmt: skip
+    "bits": (
+        "Banned logits are minus infinity and allowed ones keep their bits, for vocabularies of every size.",
+        mask_sizes,
+    ),
+    "rows": (
+        "Each mask goes to the row that is named; a row named twice is banned by both, no row is skipped.",
+        mask_rows,
+    ),
+    "int64": ("Row numbers have 64 bits: one beyond 2**32 is not a row, whatever its lower half.", mask_far),
+    "memory": ("Rows may lie any distance apart, and nothing between or after them is written.", mask_memory),
+}
 for _name, (_proves, _cases) in MASK_CHECKS.items():
     REGISTRY.add(f"L8.A.{_name}", _proves, mask_probe(_cases), bitwise(mask_spec(_cases)))
 
@@ -214,7 +218,7 @@ def norm_memory(seed: int) -> dict[str, Norming]:
 
 
 def norm_probe(cases: Normings) -> Callable[[int], Values]:
-    """Return a probe that norms, every tensor in memory of its own."""
+    """Return a probe that norms, every tensor in separate memory."""
 
     def probe(seed: int) -> Values:
         from mini_engine.kernels.rms_norm import add_rms_norm, rms_norm
@@ -323,7 +327,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L8.B.memory",
-    "Rows may lie any distance apart; nothing between them is read, and nothing beside the output is written.",
+    "Rows may lie any distance apart; nothing between them is read, and nothing outside the output is written.",
     norm_probe(norm_memory),
     norm_verdict(norm_memory),
 )
@@ -343,20 +347,21 @@ ROTARY_SHAPES = ((1, 2, 1, 32), (5, 4, 2, 64), (3, 8, 1, 128), (4, 3, 3, 20), (2
 
 
 def silu_rows(seed: int) -> dict[str, tuple[Tensor, int]]:
-    """Return gates beside what they multiply, and the numbers between two rows."""
+    """Return gates with what they multiply, and the numbers between two rows."""
     cases: dict[str, tuple[Tensor, int]] = {}
     for dtype in DTYPES:
         for rows, width, gap in SILU_SHAPES:
             cases[f"{dtype} [{rows}, 2 * {width}], {gap} numbers between two rows"] = (
-                draw(rows, 2 * width, seed=seed, dtype=dtype) * 3, gap,
-            )  # fmt: skip
+                draw(rows, 2 * width, seed=seed, dtype=dtype) * 3,
+                gap,
+            )
         edges = torch.tensor([[gate, 0.5] for gate in GATES], dtype=DTYPES[dtype])
         cases[f"{dtype}, gates {list(GATES)}"] = (edges, 0)
     return cases
 
 
 def silu_probe(seed: int) -> Values:
-    """Activate, every tensor in memory of its own; a row alone, too."""
+    """Activate, every tensor in separate memory; a row alone, too."""
     from mini_engine.kernels.silu_and_mul import silu_and_mul
 
     values: Values = {}
@@ -486,7 +491,7 @@ def stores(seed: int) -> dict[str, Storing]:
 
 
 def stores_outside(seed: int) -> dict[str, Storing]:
-    """Return slots that are none: before the first, behind the last."""
+    """Return numbers that are not slots: before the first, after the last."""
     slots = [-1, -3, 9, 10, 12]
     return {"slots of which only 9 is one": make_storing(len(slots), 2, 20, slots, 10, "float32", seed)}
 
@@ -507,7 +512,7 @@ def stores_apart(seed: int) -> dict[str, Storing]:
 
 
 def store_probe(cases: Storings) -> Callable[[int], Values]:
-    """Return a probe that stores, every tensor in memory of its own."""
+    """Return a probe that stores, every tensor in separate memory."""
 
     def probe(seed: int) -> Values:
         from mini_engine.kernels.kv_store import store_kv

@@ -46,8 +46,9 @@ Launches = Callable[[int], dict[str, Launch]]
 
 
 def make_pool(step: Sequences, drawn: Drawn, seed: int, guard: Guard) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys, values [Hkv, slots, D] and the page table, padded with -1; what nobody has is NaN."""
-    pages, size = step.pages(seed), step.page_size
+    """Return keys, values [Hkv, slots, D] and the page table, padded with -1; slots without a key are NaN."""
+    pages = step.pages(seed)
+    size = step.page_size
     num_pages = sum(len(own) for own in pages) + 3
     keys = torch.full((step.heads[1], num_pages * size + 1, step.dim), torch.nan, dtype=DTYPES[step.dtype])
     values = keys.clone()
@@ -63,7 +64,8 @@ def cut(launch: Launch, queries: int) -> Any:
     """Cut the launch's sequences into blocks of at most ``queries`` rows, those that see the most keys first."""
     from mini_engine.kernels.query_blocks import QueryBlock, QueryBlocks
 
-    ranges, blocks = list(pairwise(launch.step.bounds)), []
+    ranges = list(pairwise(launch.step.bounds))
+    blocks = []
     for sequence in launch.sequences:
         start, end = ranges[sequence]
         keys = launch.step.lengths[sequence][1]
@@ -75,7 +77,7 @@ def cut(launch: Launch, queries: int) -> Any:
 
 
 def attend(launch: Launch, drawn: Drawn, seed: int) -> Values:
-    """Run one of the two launchers -> the output, and what was written beside a tensor."""
+    """Run one of the two launchers -> the output, and the tensors around which something was written."""
     from mini_engine.attention.metadata import AttentionMetadata
     from mini_engine.kernels.paged_attention import paged_attention, paged_queries
     from mini_engine.kernels.split_attention import split_attention, split_queries
@@ -101,7 +103,7 @@ def attend(launch: Launch, drawn: Drawn, seed: int) -> Values:
             split_attention(q, keys, values, metadata, blocks, out, launch.split_size)
         else:
             paged_attention(q, keys, values, metadata, blocks, out)
-    return {"out": out, "written beside": guard.damaged()}
+    return {"out": out, "written outside": guard.damaged()}
 
 
 def probe_of(launches: Launches) -> Callable[[int], Values]:
@@ -124,13 +126,14 @@ def verdict_of(launches: Launches) -> Callable[[int, Values], list[Failure]]:
 def compare(name: str, launch: Launch, drawn: Drawn, got: Values, bound: float) -> list[Failure]:
     """Compare one launch's output with float64, sequence by sequence: what a row is depends on whose it is."""
     exact = attend_all(drawn)
-    failures = differences([], got["written beside"], None, f"{name}, written beside")
+    failures = differences([], got["written outside"], None, f"{name}, written outside")
     for sequence, (start, end) in enumerate(pairwise(launch.step.bounds)):
         queries, keys = launch.step.lengths[sequence]
         case = f"{name}, sequence {sequence} ({queries} queries, {keys} keys)"
         own = exact[start:end]
         if sequence not in launch.sequences:
-            case, own = f"{case}, which is not of this launch", torch.full_like(own, UNTOUCHED)
+            case = f"{case}, which is not of this launch"
+            own = torch.full_like(own, UNTOUCHED)
         failures += near(case, own, got["out"][start:end], launch.step.dtype, 0.0, bound)
     return failures
 
@@ -190,7 +193,8 @@ def seen_step() -> Launch:
 
 def seen_probe(seed: int, split_size: int = 0) -> Values:
     """Attend to values of which each has a 1 in a place of its own: the output is the weights."""
-    launch, drawn = replace(seen_step(), split_size=split_size), []
+    launch = replace(seen_step(), split_size=split_size)
+    drawn = []
     for q, k, v in seen_step().step.drawn(seed):
         drawn.append((q, k, torch.eye(32)[: k.shape[1]].expand_as(v).contiguous()))
     out = attend(launch, drawn, seed)["out"]
@@ -214,8 +218,9 @@ def seen_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 LOUD = {
-    "the largest score is about 10000": 60.0, "every score is about -13000": -60.0,
-}  # fmt: skip
+    "the largest score is about 10000": 60.0,
+    "every score is about -13000": -60.0,
+}
 LOUD_STEP = Sequences(((3, 50), (1, 33)), 16, (2, 1), 32)
 
 
@@ -233,7 +238,7 @@ def loud_probe(split_size: int) -> Callable[[int], Values]:
 
 
 def loud_verdict(seed: int, got: Values) -> list[Failure]:
-    """Such scores have few places behind the point left, so the weights are less exact."""
+    """Such scores have few places after the point left, so the weights are less exact."""
     failures: list[Failure] = []
     for name, factor in LOUD.items():
         failures += compare(name, Launch(LOUD_STEP), loud(seed, factor), got[name], 3e-2)
@@ -244,7 +249,7 @@ ALONE = (9, 110)  # queries and keys of the sequence that is computed alone and 
 CROWDS = {
     "between others": ((3, 40), ALONE, (1, 150), (2, 33)),
     "before a longer one": (ALONE, (8, 140)),
-    "behind a shorter one": ((1, 5), ALONE),
+    "after a shorter one": ((1, 5), ALONE),
 }
 
 
@@ -269,13 +274,20 @@ def same_verdict(seed: int, got: Values) -> list[Failure]:
     return [Failure(name, "", "the same bits as alone", "other bits") for name, same in got.items() if same is not True]
 
 
-add_checks("L8.E", {
-    "exact": ("Every row of ragged steps is that of float64, for all page sizes, shared heads and widths of heads.",
-              exact_launches),
-    "half": ("In 16 bits, too, where tiles are larger and the weights are rounded.", half_launches),
-    "memory": ("Only rows of the launch's sequences are written, from and to rows any distance apart.",
-               memory_launches),
-})  # fmt: skip
+add_checks(
+    "L8.E",
+    {
+        "exact": (
+            "Every row of ragged steps is that of float64, for all page sizes, shared heads and widths of heads.",
+            exact_launches,
+        ),
+        "half": ("In 16 bits, too, where tiles are larger and the weights are rounded.", half_launches),
+        "memory": (
+            "Only rows of the launch's sequences are written, from and to rows any distance apart.",
+            memory_launches,
+        ),
+    },
+)
 REGISTRY.add("L8.E.causal", "A query sees its own key and those before it, and no other.", seen_probe, seen_verdict)
 REGISTRY.add(
     "L8.E.scores",
@@ -332,7 +344,8 @@ def split_memory_launches(seed: int) -> dict[str, Launch]:
 def chunk_probe(seed: int) -> Values:
     """Compute chunks of a prompt: its keys before the chunk are in the cache."""
     whole = Sequences((PROMPT,), 16, (4, 2), 32)
-    (q, k, v), (queries, keys) = whole.drawn(seed)[0], PROMPT
+    (q, k, v) = whole.drawn(seed)[0]
+    (queries, keys) = PROMPT
     rows = attend(Launch(whole, 32), [(q, k, v)], seed)["out"]
     values: Values = {"whole prompt, finite": bool(rows.isfinite().all())}
     for start, end in CHUNKS:
@@ -383,16 +396,25 @@ def size_verdict(seed: int, got: Values) -> list[Failure]:
     return failures[:6]
 
 
-add_checks("L8.F", {
-    "decode": ("Every row of a decoding step is that of float64, for all page sizes, heads and sizes of a split.",
-               decode_launches),
-    "half": ("In 16 bits, too; what the splits leave is of 32 bits.", split_half_launches),
-    "queries": ("Rows of one block that see different numbers of splits are merged from as many.", query_launches),
-    "many": ("More splits than are merged at once: what was merged is corrected as the largest grows.",
-             many_launches),
-    "memory": ("Only rows of the launch's sequences are written, from and to rows any distance apart.",
-               split_memory_launches),
-})  # fmt: skip
+add_checks(
+    "L8.F",
+    {
+        "decode": (
+            "Every row of a decoding step is that of float64, for all page sizes, heads and sizes of a split.",
+            decode_launches,
+        ),
+        "half": ("In 16 bits, too; what the splits leave is of 32 bits.", split_half_launches),
+        "queries": ("Rows of one block that see different numbers of splits are merged from as many.", query_launches),
+        "many": (
+            "More splits than are merged at once: what was merged is corrected as the largest grows.",
+            many_launches,
+        ),
+        "memory": (
+            "Only rows of the launch's sequences are written, from and to rows any distance apart.",
+            split_memory_launches,
+        ),
+    },
+)
 REGISTRY.add(
     "L8.F.scores",
     "Scores of thousands, of either sign, give finite rows, also when splits are merged.",

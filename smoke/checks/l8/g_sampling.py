@@ -14,7 +14,7 @@ from torch import Tensor
 
 from smoke.checks.l4 import spec_distribution as spec
 from smoke.checks.l4.d_draw import EDGES, KNOWN, extreme_rows, triples
-from smoke.checks.l8.spec_kernel_rows import apart, gaps_of, guarded, poisoned, set_for_now, with_signs
+from smoke.checks.l8.guard import apart, followed_by, gaps_of, guarded, set_for_now, with_signs
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, close, differences
@@ -29,7 +29,7 @@ WIDTHS = (1, 2, 63, 64, 65, 150)
 
 
 def plain_rows(seed: int) -> dict[str, Tensor]:
-    """Return rows of every width, negative ones among them: the largest is nowhere a zero that somebody made up."""
+    """Return rows of every width, negative ones among them: the largest is nowhere a zero of the padding."""
     rows = {}
     for width in WIDTHS:
         x = random_tensor(3, width, seed=seed + width) - torch.tensor([[0.0], [9.0], [3.0]])
@@ -55,21 +55,30 @@ def odd_rows() -> dict[str, Tensor]:
     x[9, 130] = -math.nan  # with the bit of the sign
     x[10, [64, 127, 128]] = 0.5
     names = (
-        "equals in two blocks", "equals far apart", "-0.0 before 0.0", "0.0 before -0.0", "all equal", "all banned",
-        "one token, at the end", "two infinities", "NaN after infinity", "NaN with a sign", "equals at a border",
-    )  # fmt: skip
+        "equals in two blocks",
+        "equals far apart",
+        "-0.0 before 0.0",
+        "0.0 before -0.0",
+        "all equal",
+        "all banned",
+        "one token, at the end",
+        "two infinities",
+        "NaN after infinity",
+        "NaN with a sign",
+        "equals at a border",
+    )
     return {name: x[row : row + 1].clone() for row, name in enumerate(names)}
 
 
 def largest_of(op: Any, rows: Tensor) -> Values:
     """Run the kernel over rows that lie apart, among numbers larger than all of theirs."""
-    with poisoned() as fresh:
+    with guarded(math.nan) as guard:
         values, ids = op.argmax(apart(rows, 1000.0))
-    return {"values": values, "ids": ids, "written within bounds": fresh.untouched()}
+    return {"values": values, "ids": ids, "written within bounds": not guard.damaged()}
 
 
 def first_largest(row: list[float]) -> int:
-    """Return the first NaN, or else the first of the largest."""
+    """Return the first NaN; if there is none, the first of the largest."""
     return next((i for i, x in enumerate(row) if math.isnan(x)), row.index(max(row)))
 
 
@@ -77,8 +86,10 @@ def largest_by_hand(rows: Tensor) -> Values:
     """Choose row by row."""
     ids = [first_largest(row) for row in rows.tolist()]
     return {
-        "values": rows[range(len(ids)), ids].float(), "ids": torch.tensor(ids), "written within bounds": True,
-    }  # fmt: skip
+        "values": rows[range(len(ids)), ids].float(),
+        "ids": torch.tensor(ids),
+        "written within bounds": True,
+    }
 
 
 def argmax_probe(seed: int) -> Values:
@@ -134,12 +145,12 @@ def hash_probe(seed: int) -> Values:
     """Hash the known triples and drawn ones."""
     import mini_engine.kernels.gumbel as op
 
-    with set_for_now(op, BLOCK=256), poisoned() as fresh:
+    with set_for_now(op, BLOCK=256), guarded(math.nan) as guard:
         known, drawn = (
             op.hash_tokens(*(torch.tensor(column) for column in zip(*rows, strict=True)))
             for rows in (list(KNOWN), triples(seed))
         )
-    return {"known triples": known, "drawn triples": drawn, "written within bounds": fresh.untouched()}
+    return {"known triples": known, "drawn triples": drawn, "written within bounds": not guard.damaged()}
 
 
 def hash_spec(seed: int) -> Values:
@@ -201,9 +212,12 @@ def seeded_rows(seed: int) -> tuple[Tensor, list[int], list[int]]:
         logits[row, torch.randperm(130, generator=torch.Generator().manual_seed(seed + row))[3:]] = BANNED
     logits[5] = BANNED
     logits[5, 129] = -50.0
-    seeds, positions = [rng.randrange(-(2**63), 2**63) for _ in range(9)], [rng.randrange(5000) for _ in range(9)]
-    seeds[1], positions[2] = seeds[0], positions[0]  # the row 0 with another position, and with another seed
-    seeds[6:], positions[6:] = [7, 7 + 2**32, 7 - 2**63], [11, 11, 11]  # one low word
+    seeds = [rng.randrange(-(2**63), 2**63) for _ in range(9)]
+    positions = [rng.randrange(5000) for _ in range(9)]
+    seeds[1] = seeds[0]
+    positions[2] = positions[0]  # the row 0 with another position, and with another seed
+    seeds[6:] = [7, 7 + 2**32, 7 - 2**63]
+    positions[6:] = [11, 11, 11]  # one low word
     return logits, seeds, positions
 
 
@@ -213,17 +227,20 @@ def draw_probe(seed: int) -> Values:
 
     logits, *rest = seeded_rows(seed)
     seeds, positions = (torch.tensor(column) for column in rest)
-    with set_for_now(op, BLOCK=BLOCK), poisoned() as fresh:
+    with set_for_now(op, BLOCK=BLOCK), guarded(math.nan) as guard:
         together = op.draw_seeded(apart(logits, 1000.0), seeds, positions)
         backwards = op.draw_seeded(logits.flip(0), seeds.flip(0), positions.flip(0)).flip(0)
         alone = [op.draw_seeded(*(part[i : i + 1] for part in (logits, seeds, positions))) for i in (0, 4, 8)]
         none = op.draw_seeded(logits[:0], seeds[:0], positions[:0])
         narrow = [op.draw_seeded(logits[:2, :width].contiguous(), seeds[:2], positions[:2]) for width in (1, 65)]
     return {
-        "together": together, "in reverse order": backwards, "rows 0, 4 and 8 alone": torch.cat(alone),
-        "no rows": list(none.shape), "1 and 65 columns": torch.cat(narrow),
-        "written within bounds": fresh.untouched(),
-    }  # fmt: skip
+        "together": together,
+        "in reverse order": backwards,
+        "rows 0, 4 and 8 alone": torch.cat(alone),
+        "no rows": list(none.shape),
+        "1 and 65 columns": torch.cat(narrow),
+        "written within bounds": not guard.damaged(),
+    }
 
 
 def draw_spec(seed: int) -> Values:
@@ -234,9 +251,13 @@ def draw_spec(seed: int) -> Values:
         spec.seeded(logits[row, :width].tolist(), seeds[row], positions[row]) for width in (1, 65) for row in (0, 1)
     ]
     return {
-        "together": ids, "in reverse order": ids, "rows 0, 4 and 8 alone": ids[[0, 4, 8]], "no rows": [0],
-        "1 and 65 columns": torch.tensor(narrow), "written within bounds": True,
-    }  # fmt: skip
+        "together": ids,
+        "in reverse order": ids,
+        "rows 0, 4 and 8 alone": ids[[0, 4, 8]],
+        "no rows": [0],
+        "1 and 65 columns": torch.tensor(narrow),
+        "written within bounds": True,
+    }
 
 
 REGISTRY.add(
@@ -282,7 +303,8 @@ def statistics_probe(seed: int) -> Values:
     """Draw from one distribution along positions, and along seeds."""
     import mini_engine.kernels.gumbel as op
 
-    logits, counter = torch.tensor(MASSES).log().repeat(DRAWS, 1), torch.arange(DRAWS)
+    logits = torch.tensor(MASSES).log().repeat(DRAWS, 1)
+    counter = torch.arange(DRAWS)
     return {
         "positions of seed 42": op.draw_seeded(logits, torch.full((DRAWS,), 42), counter),
         "seeds at one position": op.draw_seeded(logits, counter, torch.full((DRAWS,), 31)),
@@ -324,13 +346,13 @@ def penalty_logits(seed: int, width: int) -> Tensor:
 
 
 def entries(seed: int, width: int) -> list[Tensor]:
-    """Return the entries of 2 V places, no pair twice, in no order, in memory with a trap behind."""
+    """Return the entries of 2 V places, no pair twice, in no order, in memory with a trap after."""
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(len(STRENGTHS) * width, generator=generator)[: 2 * width]
     rows, token_ids = places // width, places % width
     counts = torch.randint(0, 5, (len(places),), generator=generator).float()
     columns = [rows, token_ids, counts, *torch.tensor(STRENGTHS)[rows].T.contiguous()]
-    return [guarded(column, behind) for column, behind in zip(columns, BEHIND, strict=True)]
+    return [followed_by(column, behind) for column, behind in zip(columns, BEHIND, strict=True)]
 
 
 def penalised(logits: Tensor, given: list[Tensor]) -> Tensor:
@@ -356,7 +378,8 @@ def penalties_probe(seed: int) -> Values:
     values: Values = {}
     with set_for_now(op, BLOCK=BLOCK):
         for width in (1, 50, 300):
-            logits, given = penalty_logits(seed, width), entries(seed, width)
+            logits = penalty_logits(seed, width)
+            given = entries(seed, width)
             lying_apart = apart(logits)
             op.apply_penalties(logits, *given)
             op.apply_penalties(lying_apart, *given)
@@ -389,7 +412,8 @@ def off_probe(seed: int) -> Values:
     """Penalise odd logits with strengths that are off, and without entries at all."""
     import mini_engine.kernels.penalties as op
 
-    logits, other = torch.tensor([ODD]), random_tensor(2, 9, seed=seed)
+    logits = torch.tensor([ODD])
+    other = random_tensor(2, 9, seed=seed)
     numbers = [torch.full((len(ODD),), x) for x in (3.0, 1.0, 0.0, 0.0)]
     op.apply_penalties(logits, torch.zeros(len(ODD), dtype=torch.int64), torch.arange(len(ODD)), *numbers)
     nothing = torch.zeros(0)

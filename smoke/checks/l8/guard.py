@@ -1,10 +1,8 @@
-"""Memory that shows what a kernel wrote where it should not, and what it left unwritten.
+"""Memory that shows what a kernel read or wrote where it should not, and what it left unwritten.
 
-Owns: poisoned allocations and tensors with margins. Must not know: single operations.
-
-A kernel gets addresses. In Triton's interpreter a read beside a tensor finds whatever lies there and a write beside it
-lands in somebody else's memory, both without a word. So every tensor lies in the middle of memory of its own here: what
-is read beside it is NaN, what is written beside it is noticed, and an output that nobody wrote is NaN as well.
+A kernel gets addresses. In Triton's interpreter a read outside a tensor finds whatever lies there, and a write outside
+it damages another tensor; neither raises an error. So every tensor here lies in the middle of larger memory: what is
+read around it is NaN, what is written around it is noticed, and an output that was not written is NaN as well.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +15,9 @@ import torch
 from torch import Tensor
 
 MARGIN = 32768  # numbers on either side: a tile of rows beyond the last ends within it
-UNWRITTEN = -77  # of an integer that nobody wrote
+UNWRITTEN = -77  # an integer that was not written
+GAP = 37  # numbers between two rows: more than any rounding of a width, and not a power of two
+BEHIND = 300  # numbers after a vector
 INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -27,16 +27,52 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def poison_of(dtype: torch.dtype) -> float:
-    """Return what stands for a number that nobody wrote."""
+    """Return what stands for a number that was not written."""
     return float("nan") if dtype.is_floating_point else UNWRITTEN
 
 
-class Guard:
-    """Tensors in memory with margins. ``damaged`` names those around which something was written."""
+def apart(tensor: Tensor, between: float = torch.nan) -> Tensor:
+    """Return the same numbers [R, V] in rows that lie further apart, with ``between`` between and after them."""
+    wide = torch.full((len(tensor) + 1, tensor.shape[1] + GAP), between).to(tensor.dtype)
+    wide[:-1, : tensor.shape[1]] = tensor
+    return wide[:-1, : tensor.shape[1]]
 
-    def __init__(self) -> None:
+
+def gaps_of(tensor: Tensor) -> Tensor:
+    """Return what lies between and after the rows of a tensor that ``apart`` made, as one vector."""
+    rows, width = tensor.shape
+    wide = tensor.as_strided((rows + 1, width + GAP), (width + GAP, 1))
+    return torch.cat((wide[:-1, width:].flatten(), wide[-1]))
+
+
+def followed_by(numbers: Tensor, behind: float) -> Tensor:
+    """Return a vector with ``behind`` in the memory after it, which a kernel must not read."""
+    longer = torch.cat((numbers, torch.full((BEHIND,), behind).to(numbers.dtype)))
+    return longer[: len(numbers)]
+
+
+def with_signs(x: Tensor) -> dict[str, Tensor]:
+    """Return logits and where their zeros are negative: the two zeros compare as equal, but their bits differ."""
+    return {"logits": x, "minus zeros": (x == 0) & x.signbit()}
+
+
+@contextmanager
+def set_for_now(module: Any, **constants: Any) -> Iterator[None]:
+    """Set constants of a module until the context ends."""
+    with patch.multiple(module, create=True, **constants):
+        yield
+
+
+class Guard:
+    """Tensors in memory with margins. ``damaged`` names those around which something was written.
+
+    ``margin`` lies around the tensors that ``allocate`` returns, if it fits their dtype.
+    """
+
+    def __init__(self, margin: float) -> None:
         """Hold nothing."""
-        self.held: list[tuple[str, Tensor, Tensor, Tensor]] = []  # name, memory, where it is no tensor, bits there
+        self.margin = margin
+        self.held: list[tuple[str, Tensor, Tensor, Tensor]] = []  # name, memory, what is outside the tensor, its bits
 
     def put(self, name: str, tensor: Tensor, gap: int = 0, margin: float = torch.nan) -> Tensor:
         """Return the same numbers, rows of the last axis ``gap`` numbers apart, with ``margin`` around and between.
@@ -60,24 +96,29 @@ class Guard:
         return view
 
     def damaged(self) -> list[str]:
-        """Name every tensor beside which something was written."""
+        """Name every tensor around which something was written."""
         return [name for name, memory, outside, before in self.held if not torch.equal(bits(memory)[outside], before)]
 
     def allocate(self, *size: Any, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a new tensor of NaN, or of a strange integer, in memory of its own."""
+        """Return a new tensor of NaN, or of ``UNWRITTEN`` integers, with a margin around it."""
         shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
         kind = dtype or torch.float32
         unwritten = torch.full(tuple(shape), poison_of(kind), dtype=kind)
-        return self.put(f"an allocated tensor {list(shape)}", unwritten, margin=-7 if kind.is_signed else 7)
+        whole = -7 if kind.is_signed else 7
+        margin = self.margin if kind.is_floating_point else whole
+        return self.put(f"an allocated tensor {list(shape)}", unwritten, margin=margin)
 
 
 @contextmanager
-def guarded() -> Iterator[Guard]:
-    """While this is open, ``torch.empty``, ``torch.empty_like`` and ``Tensor.new_empty`` allocate from a guard."""
-    guard = Guard()
+def guarded(margin: float = -7.0) -> Iterator[Guard]:
+    """While this is open, ``torch.empty``, ``torch.empty_like`` and ``Tensor.new_empty`` allocate from a guard.
 
-    def empty(*size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-        return guard.allocate(*size, dtype=dtype)
+    With a ``margin`` of NaN a read outside an allocated tensor shows in the result; with a number every write does.
+    """
+    guard = Guard(margin)
+
+    def empty(*size: Any, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+        return guard.allocate(*options.get("size", size), dtype=dtype)
 
     def empty_like(tensor: Tensor, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         return guard.allocate(tensor.shape, dtype=dtype or tensor.dtype)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l4 import spec_distribution as spec
-from smoke.checks.l8.spec_kernel_rows import apart, poisoned, set_for_now, with_signs
+from smoke.checks.l8.guard import apart, guarded, set_for_now, with_signs
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
@@ -58,20 +58,21 @@ def small_blocks(*modules: Any) -> Iterator[Any]:
     with ExitStack() as stack:
         for module in modules:
             stack.enter_context(set_for_now(module, BLOCK=BLOCK))
-        yield stack.enter_context(poisoned())
+        yield stack.enter_context(guarded(math.nan))
 
 
 def run(op: Any, name: str, rows: dict[str, Tensor], given: Callable[[str], Sequence[Tensor]]) -> Values:
     """Filter every case in rows that lie apart among larger logits, then one row alone, and none."""
-    filter_rows, values = getattr(op, name), Values()
-    with small_blocks(op) as fresh:
+    filter_rows = getattr(op, name)
+    values = Values()
+    with small_blocks(op) as guard:
         for case, logits in rows.items():
             values[case] = with_signs(filter_rows(apart(logits, 1000.0), *given(case)))
         case, logits = list(rows.items())[-2]
         one = [part[3:4] for part in given(case)]
         values["a row alone"] = with_signs(filter_rows(logits[3:4], *one))
         values["no rows"] = list(filter_rows(logits[:0], *(part[:0] for part in one)).shape)
-        values["written within bounds"] = fresh.untouched()
+        values["written within bounds"] = not guard.damaged()
     return values
 
 
@@ -85,16 +86,18 @@ def want(rows: dict[str, Tensor], keep: Callable[[str, int, list[float]], Sequen
             kept[case][index, mask] = BANNED
     last = list(kept.values())[-2]
     return {
-        **{case: with_signs(logits) for case, logits in kept.items()}, "a row alone": with_signs(last[3:4]),
-        "no rows": [0, last.shape[1]], "written within bounds": True,
-    }  # fmt: skip
+        **{case: with_signs(logits) for case, logits in kept.items()},
+        "a row alone": with_signs(last[3:4]),
+        "no rows": [0, last.shape[1]],
+        "written within bounds": True,
+    }
 
 
 # Keys, masses, cuts -------------------------------------------------------------------------------------------------
 
-NUMBERS = (
-    -math.inf, -LARGEST, -1.5, -1e-38, -1e-45, -0.0, 0.0, 1e-45, 1e-38, 1.0, 1.0000001, 1.5, 2.0, 3.5, LARGEST, math.inf
-)  # fmt: skip
+NEGATIVE = (-math.inf, -LARGEST, -1.5, -1e-38, -1e-45, -0.0)
+POSITIVE = (0.0, 1e-45, 1e-38, 1.0, 1.0000001, 1.5, 2.0, 3.5, LARGEST, math.inf)
+NUMBERS = NEGATIVE + POSITIVE
 
 
 def numbers_of(seed: int) -> Tensor:
@@ -177,8 +180,14 @@ def mass_verdict(seed: int, got: Values) -> list[Failure]:
     if not bool(wrong.any()):
         return []
     place = int(wrong.nonzero()[0])
-    return [Failure(f"a logit {float(x[place]) - peak:.6g} from the peak", "", f"{exact[place]:.0f}",
-                    str(int(got["masses"][place])))]  # fmt: skip
+    return [
+        Failure(
+            f"a logit {float(x[place]) - peak:.6g} from the peak",
+            "",
+            f"{exact[place]:.0f}",
+            str(int(got["masses"][place])),
+        )
+    ]
 
 
 REGISTRY.add(
@@ -220,7 +229,8 @@ def searched(find_cut: Any, row: Tensor, target: int, by_mass: bool) -> list[flo
     from smoke.checks.l8.probes import cut_kernel
 
     cut, above = torch.full((1,), math.nan), torch.full((1,), -1)
-    peak, behind = row.max()[None].clone(), torch.full((BLOCK,), LARGEST)
+    peak = row.max()[None].clone()
+    behind = torch.full((BLOCK,), LARGEST)
     logits = torch.cat((row, behind))
     cut_kernel[(1,)](find_cut, logits, peak, torch.tensor([target]), cut, above, len(row), by_mass, BLOCK)
     return [float(cut[0]) + 0.0, int(above[0])]  # minus zero is zero

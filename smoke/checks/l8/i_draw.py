@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l4 import spec_distribution as spec
+from smoke.checks.l8.guard import apart, with_signs
 from smoke.checks.l8.h_filters import BLOCK, MASS_ONE, plain, small_blocks, tied
-from smoke.checks.l8.spec_kernel_rows import apart, with_signs
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
@@ -96,7 +96,8 @@ def above_probe(seed: int) -> Values:
 
     values: Values = {}
     for name, row, cut, limit in above_cases(seed):
-        mass, memory = torch.full((1,), -1), torch.cat((row, torch.full((BLOCK,), 1e30)))
+        mass = torch.full((1,), -1)
+        memory = torch.cat((row, torch.full((BLOCK,), 1e30)))
         given = [torch.tensor([row.max(), cut, limit])[i : i + 1].clone() for i in range(3)]
         mass_above_kernel[(1,)](mass_above, memory, *given, mass, len(row), BLOCK)
         values[name] = int(mass[0])
@@ -168,8 +169,10 @@ def both_cases(seed: int, joint: bool) -> dict[str, Both]:
     """Return rows with and without equals, and the vectors on which engines differ."""
     cases = {}
     for name, rows in (
-        ("one column", plain(7, 1, seed)), ("100 columns", plain(7, 100, seed + 1)), ("equals", tied(7, 100, seed + 2))
-    ):  # fmt: skip
+        ("one column", plain(7, 1, seed)),
+        ("100 columns", plain(7, 100, seed + 1)),
+        ("equals", tied(7, 100, seed + 2)),
+    ):
         p = [safe_p(row, k, p, joint) for row, k, p in zip(rows.tolist(), K, P, strict=True)]
         cases[name] = Both(rows, list(K), p)
     one = torch.tensor([[0.5, 0.2, 0.15, 0.15]]).log()
@@ -183,14 +186,14 @@ def both_probe(seed: int) -> Values:
     import mini_engine.kernels.top_k_top_p as op
 
     values: Values = {}
-    with small_blocks(op) as fresh:
+    with small_blocks(op) as guard:
         for joint in (False, True):
             for name, case in both_cases(seed, joint).items():
                 given = torch.tensor(case.k), torch.tensor(case.p, dtype=torch.float64)
                 kept = op.apply_top_k_top_p(apart(case.rows, 1000.0), *given, joint)
                 values[f"{name}, joint {joint}"] = with_signs(kept)
         values["no rows"] = list(op.apply_top_k_top_p(torch.zeros(0, 5), given[0][:0], given[1][:0]).shape)
-        values["written within bounds"] = fresh.untouched()
+        values["written within bounds"] = not guard.damaged()
     return values
 
 
@@ -235,23 +238,28 @@ class Draws:
     def given(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the parameters as tensors."""
         return (
-            torch.tensor(self.k), torch.tensor(self.p, dtype=torch.float64), torch.tensor(self.min_p),
+            torch.tensor(self.k),
+            torch.tensor(self.p, dtype=torch.float64),
+            torch.tensor(self.min_p),
             torch.tensor(self.uniform, dtype=torch.float64),
-        )  # fmt: skip
+        )
 
 
 def filtered_draws(seed: int, joint: bool, equals: bool) -> Draws:
     """Return seven rows, each with filters of its own, and a point in the middle of one of its tokens' shares."""
-    dice = random.Random(f"draw {seed} {joint} {equals}")
+    rng = random.Random(f"draw {seed} {joint} {equals}")
     rows = (tied if equals else plain)(7, 100, seed + 5 + equals)
-    p, min_p, uniform, ids = [], [], [], []
+    p = []
+    min_p = []
+    uniform = []
+    ids = []
     for row, k, wanted, limit in zip(rows.tolist(), K, P, MIN_P, strict=True):
         p.append(safe_p(row, k, wanted, joint))
         row = spec.only(row, both_ids(row, k, p[-1], joint))  # noqa: PLW2901
         min_p.append(limit if limit in (0.0, 1.0) else safe_limit(row, limit))
         row = spec.only(row, spec.min_p_ids(row, min_p[-1]))  # noqa: PLW2901
         masses = spec.probabilities(row)
-        point, token = dice.choice([pair for pair in spec.share_points(row, [0.5]) if masses[pair[1]] > SAFE])
+        point, token = rng.choice([pair for pair in spec.share_points(row, [0.5]) if masses[pair[1]] > SAFE])
         uniform.append(point)
         ids.append(token)
     return Draws(rows, list(K), p, min_p, uniform, ids)
@@ -286,9 +294,9 @@ def draw_cases(seed: int) -> dict[str, tuple[Draws, bool]]:
     late[:, 120] = 1.0
     total = 69 + math.e
     shares = [68.5 / total, (69 + math.e / 2) / total]
-    cases["a larger one behind equals that go"] = (unfiltered(late, shares, [68, 120], 70), False)
+    cases["a larger one after equals that go"] = (unfiltered(late, shares, [68, 120], 70), False)
     few = torch.tensor([[0.0, 0.0, 1.0, 0.0]]).repeat(3, 1)  # the largest stays, and the first equal
-    cases["equals before and behind a larger one"] = (unfiltered(few, [0.1, 0.5, 0.95], [0, 2, 2], 2), False)
+    cases["equals before and after a larger one"] = (unfiltered(few, [0.1, 0.5, 0.95], [0, 2, 2], 2), False)
     return cases
 
 
@@ -297,10 +305,10 @@ def draw_probe(seed: int) -> Values:
     import mini_engine.kernels.sample as op
 
     values: Values = {}
-    with small_blocks(op) as fresh:
+    with small_blocks(op) as guard:
         for name, (draws, joint) in draw_cases(seed).items():
             values[name] = op.sample_top_k_top_p(apart(draws.rows, 1000.0), *draws.given(), joint=joint)
-        values["written within bounds"] = fresh.untouched()
+        values["written within bounds"] = not guard.damaged()
     return values
 
 
@@ -326,9 +334,13 @@ def shares_probe(seed: int) -> Values:
     import mini_engine.kernels.sample as op
 
     stairs = Draws(
-        torch.tensor(STAIRS).repeat(GRID, 1), [5] * GRID, [0.9] * GRID, [0.1] * GRID,
-        [(place + 0.5) / GRID for place in range(GRID)], [],
-    )  # fmt: skip
+        torch.tensor(STAIRS).repeat(GRID, 1),
+        [5] * GRID,
+        [0.9] * GRID,
+        [0.1] * GRID,
+        [(place + 0.5) / GRID for place in range(GRID)],
+        [],
+    )
     drawn = op.sample_top_k_top_p(stairs.rows, *stairs.given())
     draws = filtered_draws(seed, False, True)
     k, p, min_p, uniform = draws.given()
@@ -345,7 +357,8 @@ def shares_verdict(seed: int, got: Values) -> list[Failure]:
     ids = filtered_draws(seed, False, True).ids
     failures = differences(torch.tensor([ids[1], ids[3]]), got["rows 1 and 3 alone"], None, "rows 1 and 3 alone")
     failures += differences([0], got["no rows"], None, "no rows")
-    row, drawn = list(STAIRS), got["drawn"].tolist()
+    row = list(STAIRS)
+    drawn = got["drawn"].tolist()
     row = spec.only(row, both_ids(row, 5, 0.9, False))
     masses = spec.probabilities(spec.only(row, spec.min_p_ids(row, 0.1)))
     for token, mass in enumerate(masses):

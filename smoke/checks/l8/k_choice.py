@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoke.checks.l8.spec_kernel_rows import apart, poisoned, set_for_now
+from smoke.checks.l8.guard import apart, guarded, set_for_now
 from smoke.checks.l8.spec_kernels import first_wrong
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Plain, Registry, Values
@@ -29,7 +29,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 def matrices(seed: int, rows: int, columns: int, depth: int, dtype: str) -> tuple[Tensor, Tensor]:
     """Draw x [M, K] and weight [N, K]."""
-    x, weight = random_tensor(rows, depth, seed=seed + depth), random_tensor(columns, depth, seed=seed + depth + 1)
+    x = random_tensor(rows, depth, seed=seed + depth)
+    weight = random_tensor(columns, depth, seed=seed + depth + 1)
     return x.to(DTYPES[dtype]), weight.to(DTYPES[dtype])
 
 
@@ -38,7 +39,7 @@ def product_probe(seed: int) -> Values:
     from mini_engine.kernels.matmul import invariant_matmul
 
     values: Values = {}
-    with poisoned() as fresh:
+    with guarded(math.nan) as guard:
         for dtype in DTYPES:
             for shape in SHAPES:
                 x, weight = matrices(seed, *shape, dtype)
@@ -46,7 +47,7 @@ def product_probe(seed: int) -> Values:
         values["x with gaps"] = invariant_matmul(apart(x), weight)
         for shape in ((0, 33, 45), (5, 0, 45), (5, 33, 0)):
             values[f"empty {shape}"] = invariant_matmul(*matrices(seed, *shape, "float32"))
-        values["written within bounds"] = fresh.untouched()
+        values["written within bounds"] = not guard.damaged()
     return values
 
 
@@ -66,7 +67,8 @@ def product_verdict(seed: int, got: Values) -> list[Failure]:
         failures += differences(torch.zeros(shape[:2]), got[f"empty {shape}"], None, f"empty {shape}")
     for dtype, torch_dtype in DTYPES.items():
         for shape in SHAPES:
-            case, (x, weight) = f"{shape} {dtype}", matrices(seed, *shape, dtype)
+            case = f"{shape} {dtype}"
+            (x, weight) = matrices(seed, *shape, dtype)
             exact = x.double() @ weight.double().T
             bound = shape[2] * 2.0**-24 * (x.double().abs() @ weight.double().abs().T)
             if dtype != "float32":
@@ -85,23 +87,23 @@ REGISTRY.add(
 
 
 def rows_probe(seed: int) -> Values:
-    """Multiply a batch, its beginnings, single rows of it, its rows in another order, and beside spoilt neighbours."""
+    """Multiply a batch, its beginnings, single rows, its rows in another order, and among NaN and infinity."""
     from mini_engine.kernels.matmul import invariant_matmul
 
     values: Values = {}
     for dtype in DTYPES:
         x, weight = matrices(seed, 70, 27, 173, dtype)
         order = torch.randperm(70, generator=torch.Generator().manual_seed(seed))
-        spoilt = x.clone()
-        spoilt[:3], spoilt[4:] = math.nan, math.inf
+        invalid = x.clone()
+        invalid[:3], invalid[4:] = math.nan, math.inf
         with np.errstate(invalid="ignore"):  # the interpreter multiplies with NumPy
-            beside = invariant_matmul(spoilt, weight)[3].clone()
+            beside = invariant_matmul(invalid, weight)[3].clone()
         values[dtype] = {
             "all": invariant_matmul(x, weight),
             "beginnings": {str(n): invariant_matmul(x[:n], weight) for n in (1, 2, 15, 16, 17, 33, 63, 64, 65)},
             "alone": {str(i): invariant_matmul(x[i : i + 1], weight) for i in (7, 63, 64, 69)},
             "in another order": invariant_matmul(x[order], weight),
-            "row 3 beside NaN and infinity": beside,
+            "row 3 among NaN and infinity": beside,
         }
     return values
 
@@ -117,7 +119,7 @@ def rows_verdict(seed: int, got: Values) -> list[Failure]:
         for i, part in values["alone"].items():
             failures += differences(whole[int(i)][None], part, None, f"{dtype}, row {i} alone")
         failures += differences(whole[order], values["in another order"], None, f"{dtype}, in another order")
-        name = "row 3 beside NaN and infinity"
+        name = "row 3 among NaN and infinity"
         failures += differences(whole[3], values[name], None, f"{dtype}, {name}")
     return failures + differences(sorted(DTYPES), sorted(got), None, "dtypes")
 
@@ -272,7 +274,8 @@ def choose_verdict(seed: int, got: Values) -> list[Failure]:
     few = {name: f"reference of {name}" for name in ("narrow", "elsewhere", "small")}
     mine = {**few, "narrow": "kernel of my narrow", "plain": "reference of my plain"}
     all_names = "plain narrow elsewhere small moody"
-    by_dtype, by_device = [WORDS["dtype"], ["narrow", "small"]], [WORDS["device"], ["elsewhere"]]
+    by_dtype = [WORDS["dtype"], ["narrow", "small"]]
+    by_device = [WORDS["device"], ["elsewhere"]]
     expected: dict[str, tuple[dict[str, str], list[Any]]] = {
         "torch.float32": (chosen({}), []),
         "torch.float32, invariant": (chosen({}), []),
@@ -286,12 +289,12 @@ def choose_verdict(seed: int, got: Values) -> list[Failure]:
         ),
     }
     failures = []
-    for case, (by, told) in expected.items():
+    for case, (by, reasons) in expected.items():
         if "refused" in got[case]:
             failures.append(Failure(case, "", "a choice", f"ValueError: {got[case]['refused']}"))
             continue
         failures += differences(by, got[case]["by"], None, case)
-        failures += judge_warnings(case, got[case]["warnings"], told, all_names.split())
+        failures += judge_warnings(case, got[case]["warnings"], reasons, all_names.split())
     case = "another order in the reference, invariant"
     words = got[case].get("refused", "")
     if "moody" not in words or WORDS["device"] not in words:
@@ -301,10 +304,10 @@ def choose_verdict(seed: int, got: Values) -> list[Failure]:
     )
 
 
-def judge_warnings(case: str, heard: list[str], told: list[Any], names: list[str]) -> list[Failure]:
+def judge_warnings(case: str, heard: list[str], reasons: list[Any], names: list[str]) -> list[Failure]:
     """Ask for one warning for each reason, with its operations and no others."""
-    failures = differences(len(told), len(heard), None, f"{case}, warnings, one for each reason")
-    for why, concerned in told:
+    failures = differences(len(reasons), len(heard), None, f"{case}, warnings, one for each reason")
+    for why, concerned in reasons:
         text = next((one for one in heard if why in one), "").replace(why, "")
         named = set(names) & set(re.findall(r"\w+", text))
         told_here = f"{case}, operations named in the warning {text!r} for the fault {why!r}"
@@ -364,14 +367,15 @@ def packed(seed: int) -> dict[str, tuple[list[tuple[int, int, int, int]], int]]:
     """Return blocks (sequence, start, end, visible) and the most rows of a block."""
     cases = {"no sequences": (list[tuple[int, int, int, int]](), 4)}
     for number in range(12):
-        dice = random.Random(f"cut {seed} {number}")
-        start, blocks = 0, []
-        for sequence in range(dice.randint(1, 6)):
-            rows = dice.choice([1, 1, 2, 7, 16, 33])
-            if dice.random() < 0.8:  # the others go to another launch
-                blocks.append((sequence, start, start + rows, rows + dice.choice([0, 0, 3, 100])))
+        rng = random.Random(f"cut {seed} {number}")
+        start = 0
+        blocks = []
+        for sequence in range(rng.randint(1, 6)):
+            rows = rng.choice([1, 1, 2, 7, 16, 33])
+            if rng.random() < 0.8:  # the others go to another launch
+                blocks.append((sequence, start, start + rows, rows + rng.choice([0, 0, 3, 100])))
             start += rows
-        cases[f"{len(blocks)} sequences, number {number}"] = (blocks, dice.choice([1, 2, 4, 16, 64]))
+        cases[f"{len(blocks)} sequences, number {number}"] = (blocks, rng.choice([1, 2, 4, 16, 64]))
     return cases
 
 
@@ -383,9 +387,10 @@ def cut_probe(seed: int) -> Values:
     for name, (blocks, queries) in packed(seed).items():
         cut = cut_queries((QueryBlock(*block) for block in blocks), queries, "cpu")
         values[name] = {
-            "blocks": [[int(number) for number in block] for block in cut.blocks], "table": cut.table,
+            "blocks": [[int(number) for number in block] for block in cut.blocks],
+            "table": cut.table,
             "queries": int(cut.queries),
-        }  # fmt: skip
+        }
     for queries in (0, -3):
         try:
             cut_queries([QueryBlock(0, 0, 2, 2)], queries, "cpu")

@@ -1,7 +1,7 @@
 """The checks of L8.L on whole answers: off is off to the bit, and on is the same engine.
 
 Owns: engines over kernels and what their answers must be: transformers' with everything off, transformers' values and
-the specs' choices with kernels, and the bits of a lonely run with ``batch_invariant``. Models are tiny and answers
+the specs' choices with kernels, and the bits of a run alone with ``batch_invariant``. Models are tiny and answers
 short: the interpreter needs milliseconds for every program.
 """
 
@@ -28,9 +28,15 @@ TOLERANCE = 2e-4  # of logits that other operations computed in another order
 def tiny_case(seed: int, vocab_size: int = 70) -> ModelCase:
     """Return a random model of one layer, two heads over one, and sizes that are multiples of little."""
     shape = {
-        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 20, "hidden_size": 36,
-        "intermediate_size": 44, "vocab_size": vocab_size, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 20,
+        "hidden_size": 36,
+        "intermediate_size": 44,
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": True,
+    }
     config = {**random_case("GQA 4:2, untied, odd sizes", seed).hf_config, **shape}
     return ModelCase(f"one layer, {vocab_size} ids", tuple(config.items()), seed + 77)
 
@@ -45,18 +51,18 @@ def build_engine(case: ModelCase, *, eos: Sequence[int] = (), with_text: bool = 
     return make_engine(make_driver(model, config, frozenset(eos)), text.tokenizer() if with_text else None)
 
 
-def run(engine: Any, given: Sequence[list[int]], wishes: Sequence[dict[str, Any]]) -> list[Values]:
+def run(engine: Any, given: Sequence[list[int]], params: Sequence[dict[str, Any]]) -> list[Values]:
     """Run requests together -> the ids, logits and errors of each."""
-    names = [engine.add_request(ids, make_params(wish)) for ids, wish in zip(given, wishes, strict=True)]
-    told: dict[str, list[Any]] = {name: [] for name in names}
+    names = [engine.add_request(ids, make_params(options)) for ids, options in zip(given, params, strict=True)]
+    deltas: dict[str, list[Any]] = {name: [] for name in names}
     for _ in range(MOST_STEPS):
         if not engine.has_work:
             break
         for delta in engine.step().deltas:
-            told[delta.request_id].append(delta)
+            deltas[delta.request_id].append(delta)
     answers = []
     for name in names:
-        tokens = [delta for delta in told[name] if delta.token_id is not None]
+        tokens = [delta for delta in deltas[name] if delta.token_id is not None]
         error = engine.take_output(name).error
         l7_engine.raise_missing(error)
         answers.append(
@@ -81,7 +87,8 @@ PLAIN = {"max_new_tokens": 8}
 def off_probe(seed: int) -> Values:
     """Answer without kernels, by default and by name, and once more after another engine has run over kernels."""
     values: Values = {}
-    given, eos = [prompts(seed)[0]], tuple(embedded_eos_ids())
+    given = [prompts(seed)[0]]
+    eos = tuple(embedded_eos_ids())
     values["by default"] = run(build_engine(embedded_case(), eos=eos), given, [PLAIN])[0]
     before = build_engine(embedded_case(), eos=eos, compute="reference", batch_invariant=False)
     other = build_engine(tiny_case(seed), compute="triton")
@@ -94,7 +101,8 @@ def off_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for the bits of lesson 7, which are those of transformers."""
     eos = tuple(sorted(embedded_eos_ids()))
     ids, logits = peer.generate(embedded_case(), "float32", tuple(prompts(seed)[0]), PLAIN["max_new_tokens"], eos)
-    want, failures = {"ids": ids, "logits": logits, "error": None}, differences(1, len(got["over kernels"]), None, "on")
+    want = {"ids": ids, "logits": logits, "error": None}
+    failures = differences(1, len(got["over kernels"]), None, "on")
     for name in ("by default", "beside an engine over kernels"):
         failures += differences(want, got[name], None, name)
     return failures
@@ -102,7 +110,7 @@ def off_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L8.L.off",
-    "With compute='reference' the engine gives the bits of lesson 7 and of transformers, also beside one over kernels.",
+    "With compute='reference' the engine gives the bits of lesson 7 and of transformers, also after one with kernels.",
     off_probe,
     off_verdict,
     needs=BENEATH,
@@ -153,11 +161,12 @@ def invariant_prompts(seed: int) -> list[list[int]]:
 
 def invariant_probe(seed: int) -> Values:
     """Run two requests in chunks of 4 tokens, and each alone in one piece."""
-    case, given = tiny_case(seed), invariant_prompts(seed)
+    case = tiny_case(seed)
+    given = invariant_prompts(seed)
     chunks: dict[str, Any] = {"max_running_requests": 2, "max_tokens_per_step": 4, "page_size": 4}
     together = build_engine(case, compute="triton", batch_invariant=True, **chunks)
-    lonely = build_engine(case, compute="triton", batch_invariant=True)
-    return {"together": run(together, given, [TWO] * 2), "alone": [run(lonely, [ids], [TWO])[0] for ids in given]}
+    invariant = build_engine(case, compute="triton", batch_invariant=True)
+    return {"together": run(together, given, [TWO] * 2), "alone": [run(invariant, [ids], [TWO])[0] for ids in given]}
 
 
 def invariant_verdict(seed: int, got: Values) -> list[Failure]:
@@ -166,20 +175,20 @@ def invariant_verdict(seed: int, got: Values) -> list[Failure]:
     for index, prompt in enumerate(invariant_prompts(seed)):
         where = f"request {index}"
         failures += near(tiny_case(seed), prompt, got["alone"][index], f"{where}, alone")
-        failures += differences(got["alone"][index], got["together"][index], None, f"{where}, in chunks beside another")
+        failures += differences(got["alone"][index], got["together"][index], None, f"{where}, in chunks with another")
     return failures
 
 
 REGISTRY.add(
     "L8.L.invariant",
-    "With batch_invariant an answer over kernels has the same bits alone and in chunks beside another.",
+    "With batch_invariant an answer over kernels has the same bits alone and in chunks together with another.",
     invariant_probe,
     invariant_verdict,
     needs=BENEATH,
     seconds=SECONDS,
 )
 
-WISHES: tuple[dict[str, Any], ...] = (
+SAMPLED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "seed": 7},
     {"temperature": 1.3, "seed": -5, "top_k": 9, "top_p": 0.8},
     {"temperature": 0.9, "seed": 2**40 + 7, "min_p": 0.1},
@@ -192,25 +201,25 @@ WISHES: tuple[dict[str, Any], ...] = (
 
 
 def sampled_prompts(seed: int) -> list[list[int]]:
-    """Draw a prompt for each wish, long enough that its tokens matter where they are penalised."""
-    lengths = [24 if "repetition_penalty" in wish else 3 for wish in WISHES]
+    """Draw a prompt for each set of parameters, long enough that its tokens matter where they are penalised."""
+    lengths = [24 if "repetition_penalty" in options else 3 for options in SAMPLED]
     return [random_ids(70, length, seed + index) for index, length in enumerate(lengths)]
 
 
 def sampled_probe(seed: int) -> Values:
     """Let requests with seeds, filters and penalties share the steps."""
-    engine = build_engine(tiny_case(seed), compute="triton", max_running_requests=len(WISHES))
-    return {"answers": run(engine, sampled_prompts(seed), [{**TWO, **wish} for wish in WISHES])}
+    engine = build_engine(tiny_case(seed), compute="triton", max_running_requests=len(SAMPLED))
+    return {"answers": run(engine, sampled_prompts(seed), [{**TWO, **options} for options in SAMPLED])}
 
 
 def sampled_verdict(seed: int, got: Values) -> list[Failure]:
-    """Choose every token anew from its logits, its past and its wishes."""
+    """Choose every token anew from its logits, its past and its parameters."""
     failures = []
-    for prompt, wish, answer in zip(sampled_prompts(seed), WISHES, got["answers"], strict=True):
-        failures += near(tiny_case(seed), prompt, answer, f"{wish}")
+    for prompt, options, answer in zip(sampled_prompts(seed), SAMPLED, got["answers"], strict=True):
+        failures += near(tiny_case(seed), prompt, answer, f"{options}")
         pasts = [Past(tuple(prompt), tuple(answer["ids"][:count])) for count in range(len(answer["ids"]))]
-        want = [choose(row, past, wish) for row, past in zip(answer["logits"].tolist(), pasts, strict=True)]
-        failures += differences([2, want], [len(answer["ids"]), answer["ids"]], None, f"{wish}, ids")
+        want = [choose(row, past, options) for row, past in zip(answer["logits"].tolist(), pasts, strict=True)]
+        failures += differences([2, want], [len(answer["ids"]), answer["ids"]], None, f"{options}, ids")
     return failures
 
 
@@ -232,7 +241,7 @@ GUESTS = (
 
 
 def grammar_probe(seed: int) -> Values:
-    """Run two requests with a grammar beside one without."""
+    """Run two requests with a grammar and one without."""
     l7_engine.register_backend({})
     options = {"grammar_backend": "sentences", "max_running_requests": 4, "num_pages": 60}
     engine = build_engine(tiny_case(seed, 1024), eos=STOPS, with_text=True, compute="triton", **options)
@@ -256,7 +265,7 @@ def grammar_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L8.L.grammar",
-    "A grammar's mask is written by the kernel: an answer is in its language, and a free one beside it unharmed.",
+    "A grammar's mask is written by the kernel: an answer is in its language, and one without a grammar is unchanged.",
     grammar_probe,
     grammar_verdict,
     needs=BENEATH,

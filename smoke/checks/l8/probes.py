@@ -40,9 +40,16 @@ def mass_kernel(mass_of: tl.constexpr, x: Any, peak: Any, masses: Any, size: tl.
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def cut_kernel(
-    find_cut: tl.constexpr, logits: Any, peak: Any, target: Any, cut: Any, above: Any, width: Any,
-    by_mass: tl.constexpr, block: tl.constexpr,
-) -> None:  # fmt: skip
+    find_cut: tl.constexpr,
+    logits: Any,
+    peak: Any,
+    target: Any,
+    cut: Any,
+    above: Any,
+    width: Any,
+    by_mass: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
     """Search one row for the cut of a count, or of a mass."""
     low = tl.full([], -float("inf"), tl.float32)
     found, weight = find_cut(logits, width, tl.load(peak), low, tl.load(target), by_mass, block)

@@ -27,7 +27,8 @@ def draw(*shape: int, seed: int, dtype: str = "float32") -> Tensor:
 def draw_bits(*shape: int, seed: int, dtype: str = "float32") -> Tensor:
     """Draw any bits: infinities, subnormals and NaN of every payload among them."""
     integers = torch.int32 if dtype == "float32" else torch.int16
-    limits, generator = torch.iinfo(integers), torch.Generator().manual_seed(seed)
+    limits = torch.iinfo(integers)
+    generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(limits.min, limits.max + 1, shape, generator=generator, dtype=torch.int64)
     return drawn.to(integers).view(DTYPES[dtype])
 
@@ -52,9 +53,7 @@ def near(case: str, exact: Tensor, got: Plain, dtype: str, ulps: float = 0.0, re
     if not isinstance(got, Tensor):
         return [Failure(case, "", f"a tensor {list(exact.shape)}", shorten(got))]
     if got.shape != exact.shape or got.dtype != kind:
-        return [
-            Failure(case, "shape and dtype", f"{list(exact.shape)}, {kind}", f"{list(got.shape)}, {got.dtype}")
-        ]  # fmt: skip
+        return [Failure(case, "shape and dtype", f"{list(exact.shape)}, {kind}", f"{list(got.shape)}, {got.dtype}")]
     if not exact.numel():
         return []
     rounded = exact.to(kind).double()
@@ -126,7 +125,8 @@ class Sequences:
 
     def drawn(self, seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return q [queries, Hq, D], k and v [Hkv, keys, D] of each; they depend on its lengths, not on its company."""
-        (num_heads, num_kv_heads), found = self.heads, []
+        (num_heads, num_kv_heads) = self.heads
+        found = []
         for queries, keys in self.lengths:
             stretch = 1 + self.growth * torch.linspace(0, 1, keys)[:, None]
             own = random.Random(f"{seed} {queries} {keys}").randrange(2**40)
@@ -140,7 +140,7 @@ class Sequences:
         return found
 
     def pages(self, seed: int) -> list[list[int]]:
-        """Return the pages of each sequence, in no order; some belong to nobody."""
+        """Return the pages of each sequence, in no order; some belong to none."""
         counts = [-(-keys // self.page_size) for _, keys in self.lengths]
         free = list(range(sum(counts) + 3))
         random.Random(f"pages {seed}").shuffle(free)

@@ -1,0 +1,256 @@
+"""``bench grammar --parts coverage``: how many JSON Schemas of a folder a backend compiles, and whether it keeps them.
+
+Every schema is compiled, and texts are written under those that compile by choosing among the tokens that the masks
+allow. The package ``jsonschema`` says whether each text is valid, formats too. It is no part of the engine.
+"""
+
+import codecs
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import typer
+from tqdm import tqdm
+
+from mini_engine.bench.grammar.loads import tiny_tokenizer
+from mini_engine.bench.grammar.masks import cpu_ms
+from mini_engine.bench.workload import percentile
+from mini_engine.grammar.backends import make_backend
+from mini_engine.grammar.base import (
+    GrammarBackend,
+    GrammarError,
+    GrammarObject,
+    GrammarOptions,
+    TooManyStatesError,
+    UnsupportedKeywordError,
+)
+from mini_engine.grammar.tokens import TokenTable
+from mini_engine.tiny.corpus import IM_END
+
+NUM_TEXTS = 8  # written under each schema
+MOST_TOKENS = 200  # of a text; one that finds no end by then is given up
+CLOSING = {b'"', b"}", b"]", b","}
+SHOWN = 12  # reasons of refusals in the printed table; all of them are in the JSON
+
+
+@dataclass
+class Coverage:
+    """One backend over all schemas. Seconds are CPU time of compiling a schema or refusing it, all threads together.
+
+    ``refusals``: reason -> how many schemas. ``narrowed``: compiled, but written texts nest less deep than allowed.
+    ``texts`` were written to their end, ``unfinished`` were given up; ``invalid``: name of the schema, text.
+    """
+
+    backend: str
+    schemas: int = 0
+    compiled: int = 0
+    narrowed: int = 0
+    cpu_s: list[float] = field(default_factory=list)
+    refusals: Counter[str] = field(default_factory=Counter)
+    texts: int = 0
+    unfinished: int = 0
+    invalid: list[tuple[str, str]] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures, percentiles in the place of single times."""
+        return {
+            "backend": self.backend, "schemas": self.schemas, "compiled": self.compiled, "narrowed": self.narrowed,
+            "cpu_p50_s": percentile(self.cpu_s, 50), "cpu_p99_s": percentile(self.cpu_s, 99),
+            "cpu_max_s": max(self.cpu_s), "texts": self.texts, "unfinished": self.unfinished,
+            "invalid": self.invalid, "refusals": dict(self.refusals.most_common()),
+        }  # fmt: skip
+
+
+def read_schemas(place: Path, count: int, seed: int) -> list[tuple[str, str]]:
+    """Return names and texts of ``count`` schemas drawn from ``place``, of all if it is 0 or there are no more.
+
+    ``place`` is a folder, in which every ``*.json`` at any depth is a schema, or a file with a schema on each line. A
+    line may also be an object with the schema in ``json_schema``. Raises ``typer.BadParameter`` if there is none.
+    """
+    if place.is_dir():
+        found = [(str(path.relative_to(place)), path) for path in sorted(place.rglob("*.json"))]
+        texts = [(name, path.read_text(errors="replace")) for name, path in drawn(found, count, seed)]
+    else:
+        lines = place.read_text().splitlines() if place.is_file() else []
+        named = [(f"{place.name}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+        texts = [(name, schema_of(line)) for name, line in drawn(named, count, seed)]
+    if not texts:
+        raise typer.BadParameter(f"{place} holds no schemas; give a folder with *.json, or a file of JSON lines")
+    return texts
+
+
+def drawn(schemas: Sequence[Any], count: int, seed: int) -> Sequence[Any]:
+    """Return the first ``count`` of the schemas in a drawn order, so that a larger draw begins like a smaller one.
+
+    All of them, in their own order, for a ``count`` of 0 or if there are no more.
+    """
+    whole = not 0 < count < len(schemas)
+    return schemas if whole else random.Random(seed).sample(schemas, len(schemas))[:count]
+
+
+def schema_of(line: str) -> str:
+    """Return the schema that stands on a line, or in its field ``json_schema``."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return line  # the backend says what is wrong with it
+    inner = value.get("json_schema", line) if isinstance(value, dict) else line
+    return inner if isinstance(inner, str) else json.dumps(inner)
+
+
+def measure_coverage(schemas: Sequence[tuple[str, str]], names: Sequence[str], seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the summary of each backend over the schemas, with the vocabulary of the embedded model.
+
+    Raises ``ValueError`` for a backend whose library is missing.
+    """
+    tokenizer = tiny_tokenizer()
+    stop = tokenizer.token_to_id(IM_END)
+    assert stop is not None, "the embedded model has it"
+    table = TokenTable.from_tokenizer(tokenizer, tokenizer.get_vocab_size(), frozenset({stop}))
+    for name in names:
+        backend, coverage = make_backend(name, table, GrammarOptions()), Coverage(name)
+        for place, text in tqdm(schemas, desc=f"schemas with {name}", unit="schema"):
+            grammar = compile_one(backend, text, coverage)
+            if grammar is not None:
+                write_texts(grammar, table, (place, text), coverage, seed)
+        yield coverage.summary()
+
+
+def compile_one(backend: GrammarBackend, text: str, coverage: Coverage) -> GrammarObject | None:
+    """Compile a schema, ``None`` if the backend refuses it. Mutates ``coverage``."""
+    made: list[GrammarObject] = []
+
+    def attempt() -> None:
+        try:
+            made.append(backend.compile(("json_schema", text)))
+        except GrammarError as error:
+            coverage.refusals[reason_of(error)] += 1
+
+    coverage.schemas += 1
+    coverage.cpu_s.append(cpu_ms(attempt) / 1e3)
+    if not made:
+        return None
+    coverage.compiled += 1
+    coverage.narrowed += bool(made[0].stats.narrowed)
+    return made[0]
+
+
+def reason_of(error: GrammarError) -> str:
+    """Return a refusal without what differs from schema to schema: its place, values and numbers."""
+    if isinstance(error, TooManyStatesError):
+        return "too many states"
+    if isinstance(error, UnsupportedKeywordError):
+        return f"keyword {error.keyword!r}"
+    text = re.sub(r"at /\S*", "at …", str(error).splitlines()[0])
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", text)[:100]
+
+
+def write_texts(
+    grammar: GrammarObject, table: TokenTable, schema: tuple[str, str], coverage: Coverage, seed: int
+) -> None:
+    """Write ``NUM_TEXTS`` texts under a schema (its name and text) and validate them. Mutates ``coverage``."""
+    name, source = schema
+    validator, draw = validator_of(json.loads(source)), random.Random(f"{seed} {name}")
+    for _ in range(NUM_TEXTS):
+        text = random_text(grammar.copy(), table, draw)
+        if text is None:
+            coverage.unfinished += 1
+            continue
+        coverage.texts += 1
+        if not is_valid(text, validator):
+            coverage.invalid.append((name, text.decode(errors="replace")))
+
+
+def validator_of(schema: Any) -> Any:
+    """Return the validator of the draft that ``schema`` names, of 2020-12 if it names none; it fetches nothing.
+
+    Raises ``typer.BadParameter`` without the package ``jsonschema``.
+    """
+    try:
+        from jsonschema import Draft202012Validator
+        from jsonschema.validators import validator_for
+        from jsonschema_specifications import REGISTRY
+    except ImportError as error:
+        raise typer.BadParameter(f"coverage needs {error.name}; pip install 'jsonschema[format-nongpl]'") from None
+    kind = validator_for(schema, default=Draft202012Validator)
+    return kind(schema, format_checker=Draft202012Validator.FORMAT_CHECKER, registry=REGISTRY)
+
+
+def is_valid(text: bytes, validator: Any) -> bool:
+    """Whether a text is JSON and valid. One that the package cannot judge is not: a reference to elsewhere, say."""
+    from referencing.exceptions import Unresolvable
+
+    try:
+        return bool(validator.is_valid(json.loads(text)))
+    except (ValueError, re.error, Unresolvable):
+        return False
+
+
+def is_utf8(text: bytes) -> bool:
+    """Whether bytes can begin a text."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(text)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def allowed_tokens(grammar: GrammarObject, vocab_size: int) -> list[int]:
+    """Return the tokens that the mask allows, read off logits: every backend has its own form of mask."""
+    mask, logits = grammar.allocate_vocab_mask(vocab_size, 1), torch.zeros(1, vocab_size)
+    grammar.fill_vocab_mask(mask, 0)
+    grammar.apply_vocab_mask(logits, mask)
+    return np.flatnonzero(logits[0].numpy() == 0).tolist()
+
+
+def random_text(grammar: GrammarObject, table: TokenTable, draw: random.Random, length: int = 25) -> bytes | None:
+    """Write a text by walking the masks; ``None`` if it has no end after ``MOST_TOKENS`` tokens. Mutates ``grammar``.
+
+    After ``length`` tokens it ends as soon as it may, and prefers tokens that close something.
+    """
+    spelling, text = table.token_bytes, b""
+    for step in range(MOST_TOKENS):
+        allowed = set(allowed_tokens(grammar, table.vocab_size))
+        may_end = bool(allowed & table.stop_ids)
+        if may_end and (draw.random() < 0.4 or step > length):
+            return text
+        allowed -= table.stop_ids
+        near = [token for token in sorted(allowed) if spelling[token] in CLOSING]
+        choice = near if near and draw.random() < (0.3 if step < length else 0.8) else sorted(allowed)
+        token = draw.choice(choice) if choice else None
+        if token is not None and not is_utf8(text + spelling[token]):
+            # Bytes that are not UTF-8 may come in xgrammar's own strings: see its module.
+            whole = [one for one in choice if is_utf8(text + spelling[one])]
+            token = draw.choice(whole) if whole else None
+        if token is None:
+            return text if may_end else None
+        grammar.accept_token(token)
+        text += spelling[token]
+    return None
+
+
+def print_coverage(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the figures of each backend, the commonest reasons of its refusals, and texts that are not valid."""
+    typer.echo(
+        f"\n{'backend':12}{'schemas':>8}{'compiled':>9}{'share':>7}{'narrowed':>9}{'CPU p50, s':>11}{'p99':>7}"
+        f"{'max':>7}{'texts':>8}{'invalid':>8}{'no end':>7}"
+    )
+    for row in rows:
+        typer.echo(
+            f"{row['backend']:12}{row['schemas']:8}{row['compiled']:9}{row['compiled'] / row['schemas']:7.1%}"
+            f"{row['narrowed']:9}{row['cpu_p50_s']:11.3f}{row['cpu_p99_s']:7.2f}{row['cpu_max_s']:7.2f}"
+            f"{row['texts']:8}{len(row['invalid']):8}{row['unfinished']:7}"
+        )
+    for row in rows:
+        typer.echo(f"\nrefused by {row['backend']}: {row['schemas'] - row['compiled']}")
+        for reason, count in list(row["refusals"].items())[:SHOWN]:
+            typer.echo(f"{count:8}  {reason}")
+        for name, text in row["invalid"][:SHOWN]:
+            typer.echo(f"invalid under {name}: {text:.200}")

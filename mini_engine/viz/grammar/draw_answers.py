@@ -1,0 +1,225 @@
+"""Pictures of what masks do to distributions and to texts, and of what jumps save."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.text import Annotation
+from torch import Tensor
+
+from mini_engine.viz.figure import (
+    COLORS,
+    GRAY,
+    HATCHES,
+    MARKERS,
+    PALE,
+    REMOVED,
+    Figure,
+    bar_look,
+    canvas,
+    dot_key,
+    dots,
+    legend_below,
+    line_look,
+    plural,
+    stacked,
+    style,
+    swatch,
+)
+from mini_engine.viz.grammar.measure import Jumps, Language, MaskedStep
+from mini_engine.viz.sampling.draw import percent
+from mini_engine.viz.sampling.strips import Strip, draw_strips, kind_legend
+
+KINDS = ("sampled", "forced")
+
+
+@style()
+def mask_chart(steps: Sequence[MaskedStep], taken: Sequence[str], preferred: Sequence[str]) -> Figure:
+    """Draw, along an answer, how many tokens are allowed and how much of the model's probability they have.
+
+    ``taken``: the texts of its tokens; ``preferred``: of those that the model alone would have taken.
+    """
+    figure = canvas(6.4)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
+    counts = [step.num_allowed for step in steps]
+    size = len(steps[0].allowed)
+    top.bar(range(len(steps)), counts, 0.8, color=COLORS[0])
+    top.set_yscale("log")
+    top.yaxis.set_major_formatter("{x:.0f}")
+    top.set(ylabel="tokens allowed", ylim=(0.7, 2 * size), title=f"How many of {size} tokens may come")
+    draw_kept(bottom, steps)
+    against = [i for i, step in enumerate(steps) if step.preferred != step.token_id]
+    for step in against:
+        bottom.text(step, 104, preferred[step], rotation=90, ha="center", va="bottom", fontsize=10, gid="preferred")
+    longest = max([len(preferred[step]) for step in against], default=0)
+    bottom.set(ylabel="probability (%)", xlabel="taken token, step by step", ylim=(-3, 106 + 5.5 * longest))
+    bottom.set(yticks=range(0, 101, 20), xlim=(-0.7, len(steps) - 0.3))
+    above = "; above: what the model wanted" if against else ""
+    bottom.set_title(f"How much of the model's probability is allowed{above}")
+    bottom.set_xticks(range(len(steps)), taken, rotation=90)
+    for axes in (top, bottom):
+        axes.grid(axis="y")
+    legend_below(
+        figure,
+        Patch(facecolor=PALE, label="allowed"),
+        Patch(**REMOVED, label="banned"),
+        dot_key(MARKERS[0], 9, "black", "taken token, before the mask", markerfacecolor="white"),
+        dot_key(MARKERS[1], 6, COLORS[2], "and after it"),
+        ncols=4,
+    )
+    least = min(range(len(steps)), key=lambda i: steps[i].kept)
+    return Figure(
+        figure,
+        f"{plural(len(steps), 'step')}, {min(counts)} to {max(counts)} tokens allowed, "
+        f"{sum(count == 1 for count in counts)} times a single one. At {plural(len(against), 'step')} the model wanted "
+        f"another token. The least mass is allowed at step {least}: {steps[least].kept:.2g}, where it wanted "
+        f"{preferred[least]!r} and {taken[least]!r} is taken.",
+    )
+
+
+def draw_kept(axes: Axes, steps: Sequence[MaskedStep]) -> None:
+    """Draw, for every step, how much probability is allowed, and the share of the taken token before and after."""
+    at = np.arange(len(steps))
+    kept = np.array([100 * step.kept for step in steps])
+    axes.bar(at, kept, 0.8, color=PALE, gid="kept")
+    axes.bar(at, 100 - kept, 0.8, bottom=kept, linewidth=0.8, gid="cut", **REMOVED)
+    before = [100 * float(step.before[step.token_id]) for step in steps]
+    after = [100 * float(step.after[step.token_id]) for step in steps]
+    dots(axes, at, before, MARKERS[0], 9, "black", markerfacecolor="white", label="before")
+    dots(axes, at, after, MARKERS[1], 6, COLORS[2], label="after")
+
+
+@style()
+def shift_chart(answers: Mapping[str, tuple[Sequence[MaskedStep], Sequence[str]]]) -> Figure:
+    """Draw how far every mask moved the distribution of the model: one panel per answer.
+
+    ``answers``: title -> the steps of an answer and the texts of its tokens.
+    """
+    figure = canvas(2.5 * len(answers) + 0.3)
+    grid = stacked(figure, len(answers), sharey=True)
+    sentences = []
+    for axes, (title, (steps, taken)) in zip(grid, answers.items(), strict=True):
+        bits = [step.divergence_bits for step in steps]
+        bars = axes.bar(range(len(bits)), bits, 0.8, color=COLORS[0])
+        axes.bar_label(bars, [f"{value:.1f}" if value >= 0.05 else "" for value in bits], padding=2, fontsize=10)
+        axes.set_xticks(range(len(bits)), taken, rotation=90)
+        axes.set(ylabel="divergence (bits)", xlim=(-0.7, len(bits) - 0.3))
+        axes.set_title(f"{title}: {sum(bits):.3g} bits in all")
+        axes.grid(axis="y")
+        far = int(np.argmax(bits))
+        sentences.append(
+            f"{title}: {plural(len(bits), 'step')}, {sum(bits):.3g} bits in all, {sum(bit > 1 for bit in bits)} above "
+            f"1 bit; most at step {far} ({taken[far]!r}) with {bits[far]:.3g} bits, a total variation distance of "
+            f"{steps[far].distance:.3f}."
+        )
+    grid[-1].set_xlabel("taken token, step by step")
+    top = max(step.divergence_bits for steps, _ in answers.values() for step in steps)
+    grid[0].set_ylim(0, 1.18 * max(top, 1.0))
+    return Figure(figure, " ".join(sentences))
+
+
+@style()
+def before_after(step: MaskedStep, token_ids: Sequence[int], names: Sequence[str], title: str) -> Figure:
+    """Draw the probabilities of some tokens, and of all others together, at one step before and after the mask."""
+    figure = canvas(0.34 * len(names) + 2.0)
+    left, right = figure.subplots(1, 2, sharey=True, sharex=True)
+    banned = [not step.allowed[token] for token in token_ids]
+    draw_shares(left, step.before[list(token_ids)], banned)
+    words = draw_shares(right, step.after[list(token_ids)], banned)
+    for word, is_banned in zip(words, banned, strict=False):
+        word.set_text("banned" if is_banned else word.get_text())
+    left.set(title=f"Before the mask: {plural(len(step.allowed), 'token')}", xlabel="probability (%)")
+    right.set(title=f"After the mask: {plural(step.num_allowed, 'token')}", xlabel="probability (%)")
+    left.set_yticks(range(len(names) + 1), [*names, "all others"])
+    left.set(xlim=(0, 118), ylim=(len(names) + 0.5, -0.5), xticks=[0, 25, 50, 75, 100])
+    figure.suptitle(title, fontsize=12)
+    legend_below(
+        figure,
+        Patch(facecolor=COLORS[0], edgecolor="#a0a0a0", label="allowed"),
+        Patch(**REMOVED, label="banned"),
+        Patch(facecolor=GRAY, hatch="...", edgecolor="#a0a0a0", label="all others"),
+        ncols=3,
+    )
+    taken = ""
+    if step.token_id in token_ids:
+        before, after = float(step.before[step.token_id]), float(step.after[step.token_id])
+        taken = f" Taken is {names[list(token_ids).index(step.token_id)]!r}, from {before:.2g} to {after:.2g}."
+    return Figure(
+        figure,
+        f"{title}: {plural(step.num_allowed, 'token')} of {len(step.allowed)} may come and have {step.kept:.2g} of the "
+        f"probability; the mask moves the distribution by {step.divergence_bits:.1f} bits.{taken}",
+    )
+
+
+def draw_shares(axes: Axes, probs: Tensor, banned: Sequence[bool]) -> list[Annotation]:
+    """Draw a bar for each of ``probs`` [K] and one for all other tokens -> the texts at their ends, in percent."""
+    shares = 100 * np.array([*probs.tolist(), max(0.0, 1 - float(probs.sum()))])
+    colors = ["white" if is_banned else COLORS[0] for is_banned in banned] + [GRAY]
+    hatches = ["////" if is_banned else "" for is_banned in banned] + ["..."]
+    bars = axes.barh(range(len(shares)), shares, 0.75, color=colors, hatch=hatches, edgecolor="#a0a0a0", linewidth=0.8)
+    words = [percent(share) if share > 1e-9 else "0" for share in shares]
+    return axes.bar_label(bars, words, padding=3, fontsize=10)
+
+
+@style()
+def jump_chart(runs: Sequence[Jumps], names: Sequence[Sequence[str]]) -> Figure:
+    """Draw each answer with its forced tokens marked, and below its length after each forward pass."""
+    strips = []
+    for run, own in zip(runs, names, strict=True):
+        heading = f"{run.name}: {plural(run.num_passes, 'forward pass')}"
+        strips.append(Strip(heading, own, [KINDS[forced] for forced in run.forced]))
+    height = sum(strip.height for strip in strips)
+    figure = canvas(height + 3.7)
+    text, below = figure.subplots(2, 1, height_ratios=(height + 0.15, 3.0))
+    draw_strips(text, strips, KINDS, height + 0.15)
+    lines = []
+    for index, run in enumerate(runs):
+        look = line_look(index) | {"color": ("black", COLORS[2], GRAY)[index % 3], "markersize": 6}
+        lines += below.step(range(1, run.num_passes + 1), run.lengths, where="post", label=run.name, **look)
+    below.set(xlabel="forward passes, the prompt's included", ylabel="tokens of the answer", ylim=(0, None))
+    below.set_title("How long the answer is after each forward pass")
+    below.grid()
+    legend_below(figure, *kind_legend(KINDS), *lines, ncols=2 + len(runs))
+    sentences = [
+        f"{run.name}: {plural(len(run.forced), 'token')}, {sum(run.forced)} of them forced, in {run.num_passes} "
+        f"forward passes with {plural(run.num_rows, 'row')}: {run.output.text!r}."
+        for run in runs
+    ]
+    return Figure(figure, " ".join(sentences))
+
+
+@style()
+def language_chart(panels: Mapping[str, Language]) -> Figure:
+    """Draw how often each text of a small language is the answer, with every step masked and without masks."""
+    figure = canvas(0.62 * max(len(own.texts) for own in panels.values()) + 1.9)
+    grid = figure.subplots(1, len(panels), sharex=True, squeeze=False)[0]
+    for axes, (title, own) in zip(grid, panels.items(), strict=True):
+        at = np.arange(len(own.texts))
+        for index, name in enumerate(("conditioned", "masked")):
+            values = [100 * share for share in getattr(own, name)]
+            bars = axes.barh(at + 0.4 * index - 0.2, values, 0.38, **bar_look(index), label=name)
+            axes.bar_label(bars, [percent(value) for value in values], padding=3, fontsize=10)
+        axes.set_yticks(at, [repr(text) for text in own.texts])
+        axes.set(xlim=(0, 120), xticks=[0, 25, 50, 75, 100], ylim=(len(at) - 0.45, -0.55))
+        axes.set_xlabel("share of the answers (%)")
+        axes.set_title(f"{title}\nmass of the language: {own.mass:.1g}", fontsize=11)
+    legend_below(
+        figure,
+        Patch(facecolor=COLORS[0], label="the model's answers that are in the language"),
+        swatch("every step masked", COLORS[1], HATCHES[1]),
+        ncols=2,
+    )
+    return Figure(figure, " ".join(language_sentence(title, own) for title, own in panels.items()))
+
+
+def language_sentence(title: str, own: Language) -> str:
+    """Say both distributions."""
+    pairs = ", ".join(
+        f"{text!r} {one:.1%} and {other:.1%}"
+        for text, one, other in zip(own.texts, own.conditioned, own.masked, strict=True)
+    )
+    return (
+        f"{' '.join(title.split())}: the model gives the language {own.mass:.1g} of its probability. Conditioned and "
+        f"masked: {pairs}; distance {own.distance:.2f}. Masked greedy decoding says {own.greedy!r}."
+    )

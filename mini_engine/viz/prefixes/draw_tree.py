@@ -1,0 +1,129 @@
+"""Pictures of the tree of a prefix cache, one for each event."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from mini_engine.viz.figure import (
+    GRAY,
+    MONO,
+    SOFT,
+    Figure,
+    Look,
+    add_box,
+    canvas,
+    legend_below,
+    plural,
+    style,
+    text_ground,
+    write,
+)
+from mini_engine.viz.prefixes.tree import Box, Frame, boxes
+from mini_engine.viz.tokens import visible
+
+FRAMES_PER_LINE = 3
+
+
+GAP = 0.12  # between a box and the next, in pages
+
+
+BOX_HEIGHT = 0.74
+
+
+ROW_HEIGHT = 0.44  # inches of a line of boxes
+TITLE_HEIGHT = 0.72  # inches of the two lines above a picture
+FILLS = {"kept": "#dbe9fb", "new": SOFT, "evicted": "white"}
+
+
+@style()
+def tree_film(frames: Sequence[Frame], since: int = 0) -> Figure:
+    """Draw the tree after each event. A box is a node; it shows the text and the number of each of its pages.
+
+    ``since``: how many frames to leave out at the beginning.
+    """
+    drawn = boxes(frames)[since:]
+    shown = list(zip(range(since + 1, len(frames) + 1), frames[since:], drawn, strict=True))
+    tallest = [
+        max((box.row for own in drawn[i : i + FRAMES_PER_LINE] for box in own), default=0) + 1
+        for i in range(0, len(drawn), FRAMES_PER_LINE)
+    ]
+    figure = canvas(sum(ROW_HEIGHT * rows + TITLE_HEIGHT for rows in tallest) + 0.5)
+    grid = figure.subplots(len(tallest), FRAMES_PER_LINE, squeeze=False, sharex=True, height_ratios=tallest)
+    widest = max((box.start + len(box.pages) for own in drawn for box in own), default=1)
+    for index, axes in enumerate(grid.flat):
+        axes.set_axis_off()
+        axes.set(xlim=(-GAP, widest + GAP), ylim=(tallest[index // FRAMES_PER_LINE] - 0.5, -0.5))
+        if index < len(shown):
+            number, frame, own = shown[index]
+            draw_tree(axes, own)
+            axes.set_title(f"{number}. {frame.caption}\n{counts(own)}", fontsize=10)
+    every = [box for own in drawn for box in own]
+    states = {box.state for box in every} | ({"locked"} if any(box.locks for box in every) else set())
+    handles = [patch for state, patch in film_legend().items() if state in states]
+    if handles:
+        legend_below(figure, *handles, ncols=4)
+    return Figure(figure, " ".join(film_sentence(number, frame, own) for number, frame, own in shown))
+
+
+def film_legend() -> dict[str, Patch]:
+    """Return what the looks of a box mean."""
+    return {
+        "new": Patch(facecolor=FILLS["new"], edgecolor=GRAY, label="new"),
+        "kept": Patch(facecolor=FILLS["kept"], edgecolor=GRAY, label="was there"),
+        "locked": Patch(facecolor="white", edgecolor="black", linewidth=2.6, label="locked"),
+        "evicted": Patch(facecolor="white", edgecolor=GRAY, linestyle="--", label="evicted (struck through)"),
+    }
+
+
+def counts(drawn: Sequence[Box]) -> str:
+    """Say how many pages the tree holds and how many are locked."""
+    held = sum(len(box.pages) for box in drawn if box.state != "evicted")
+    locked = sum(len(box.pages) for box in drawn if box.locks)
+    return f"{plural(held, 'page')} held, {locked} locked"
+
+
+def film_sentence(number: int, frame: Frame, drawn: Sequence[Box]) -> str:
+    """Say what an event changed."""
+    changes = [
+        f"{state} {', '.join(repr(''.join(box.texts)) for box in own)}"
+        for state in ("new", "evicted")
+        if (own := [box for box in drawn if box.state == state])
+    ]
+    nodes = plural(sum(box.state != "evicted" for box in drawn), "node")
+    return f"{number}. {frame.caption}: {nodes}, {counts(drawn)}{''.join(f'; {change}' for change in changes)}."
+
+
+def draw_tree(axes: Axes, drawn: Sequence[Box]) -> None:
+    """Draw boxes, and a line from each to its parent. The roots are a bar at the left edge."""
+    tops = [box.row for box in drawn if box.parent_row is None]
+    if tops:
+        axes.plot([0, 0], [min(tops) - 0.3, max(tops) + 0.3], color="black", linewidth=2.6, gid="root")
+    look: Look = {"color": GRAY, "linewidth": 1.2, "zorder": 0}
+    for box in drawn:
+        above = box.row if box.parent_row is None else box.parent_row
+        x, y = [box.start, box.start, box.start + GAP / 2], [above, box.row, box.row]
+        axes.plot(x, y, linestyle="--" if box.state == "evicted" else "-", gid="branch", **look)
+        if above == box.row and box.start:
+            axes.plot([box.start - GAP / 2, box.start], [above, above], **look)
+        draw_box(axes, box)
+
+
+def draw_box(axes: Axes, box: Box) -> None:
+    """Draw one node: its pages side by side, each with its text and, below it, its number."""
+    left, right = box.start + GAP / 2, box.start + len(box.pages) - GAP / 2
+    low, high = box.row - BOX_HEIGHT / 2, box.row + BOX_HEIGHT / 2
+    gone = box.state == "evicted"
+    edge = {"edgecolor": "black", "linewidth": 2.6} if box.locks else {"edgecolor": GRAY, "linewidth": 1.0}
+    look = {"facecolor": FILLS[box.state], "linestyle": "--" if gone else "-"} | edge
+    add_box(axes, left, low, right - left, BOX_HEIGHT, gid=box.state, **look)
+    if gone:
+        axes.plot([left, right], [low, high], color="#8a8a8a", linewidth=1.2, gid="struck")
+        axes.plot([left, right], [high, low], color="#8a8a8a", linewidth=1.2, gid="struck")
+    for index, (page, text) in enumerate(zip(box.pages, box.texts, strict=True)):
+        middle = box.start + index + 0.5
+        if index:
+            axes.plot([middle - 0.5] * 2, [low, high], color=GRAY, linewidth=0.7, linestyle=":", gid="page")
+        look = {"gid": "text", "bbox": text_ground(0.6) if gone else None}
+        write(axes, middle, box.row - 0.17, visible(text), family=MONO, color=GRAY if gone else "black", **look)
+        write(axes, middle, box.row + 0.19, f"{page}", color=GRAY, **look)

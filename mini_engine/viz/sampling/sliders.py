@@ -1,0 +1,52 @@
+"""Sliders for four sampling parameters, with the stages of one distribution below them."""
+
+from collections.abc import Sequence
+
+import ipywidgets  # type: ignore[import-untyped]
+from torch import Tensor
+
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.viz.figure import Figure
+from mini_engine.viz.sampling.draw import stage_bars
+from mini_engine.viz.sampling.measure import trace_row
+from mini_engine.viz.sliders import with_picture
+
+# name of a parameter -> (least, largest, step, first position)
+RANGES: dict[str, tuple[float, float, float, float]] = {
+    "temperature": (0.1, 3.0, 0.1, 0.8),
+    "top_k": (0, 40, 1, 16),
+    "top_p": (0.05, 1.0, 0.05, 0.8),
+    "min_p": (0.0, 0.5, 0.02, 0.1),
+}
+
+
+def stage_sliders(
+    logits: Tensor, prompt_ids: Sequence[int], token_ids: Sequence[int], names: Sequence[str]
+) -> ipywidgets.VBox:
+    """Return four sliders and, below them, the stages of ``logits`` [V] at their positions, as in ``stage_bars``."""
+    sliders = {name: slider(name) for name in RANGES}
+
+    def draw() -> Figure:
+        positions = {name: widget.value for name, widget in sliders.items()}
+        return draw_stages(logits, positions, prompt_ids, token_ids, names)
+
+    return with_picture(list(sliders.values()), draw)
+
+
+def slider(name: str) -> ipywidgets.Widget:
+    """Return the slider of one parameter, which reports when it is let go."""
+    least, most, step, first = RANGES[name]
+    kind = ipywidgets.IntSlider if name == "top_k" else ipywidgets.FloatSlider
+    return kind(value=first, min=least, max=most, step=step, description=name, continuous_update=False)
+
+
+def draw_stages(
+    logits: Tensor,
+    positions: dict[str, float],
+    prompt_ids: Sequence[int],
+    token_ids: Sequence[int],
+    names: Sequence[str],
+) -> Figure:
+    """Draw the stages of ``logits`` [V] with the parameters at these positions."""
+    params = SamplingParams(**positions)  # type: ignore[arg-type]  # top_k's slider gives whole numbers
+    return stage_bars(trace_row(logits, params, prompt_ids), token_ids, names)
