@@ -1,6 +1,6 @@
 """Mutants: a lesson's functions with one small change each, as overlays of one file.
 
-Owns: which functions students write, the changed file, a mutant's id, and what is left out because it computes the same.
+Owns: which functions students write, the changed file, a mutant's id, and what is left out because it is the same code.
 Must not know: checks.
 """
 
@@ -22,7 +22,7 @@ from smoke.framework.manifest import ENGINE, FunctionName, Lesson, Task, load_ma
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change. ``removed`` and ``added`` are the lines that differ, one statement a line and without comments."""
+    """One change. ``removed`` and ``added`` are the lines that differ, a statement a line and without comments."""
 
     id: str
     task_id: str
@@ -72,24 +72,27 @@ def helpers(lesson: Lesson, file: str) -> tuple[str, ...]:
 
 
 @cache
+def source_of(file: str) -> str:
+    """Read a file of the engine."""
+    return (ENGINE / file).read_text()
+
+
+@cache
 def parsed(file: str) -> ast.Module:
     """Parse a file of the engine."""
-    return ast.parse((ENGINE / file).read_text())
+    return ast.parse(source_of(file))
 
 
 def mutants_of_function(task: Task, name: FunctionName) -> Iterator[Mutant]:
     """Yield the mutants of one function. One that compiles to what another does, or not at all, is left out."""
-    text = (ENGINE / name.file).read_text()
-    original = functions_of(ast.parse(text))[name.qualname]
-    function = copy(original)
-    function.decorator_list = []
-    before = ast.unparse(function).splitlines()
+    function = functions_of(parsed(name.file))[name.qualname]
+    before = written(function)
     compiled = {bytecode("\n".join(before))}
     counts: Counter[str] = Counter()
     for operator, place, new in changes(function):
         old = place.node
         place.put(new)
-        after = ast.unparse(function).splitlines()
+        after = written(function)
         place.put(old)
         code = bytecode("\n".join(after))
         if code is None or code in compiled:
@@ -100,14 +103,22 @@ def mutants_of_function(task: Task, name: FunctionName) -> Iterator[Mutant]:
         stem = f"{name}/{operator}/{digest}"
         counts[stem] += 1
         mutant_id = stem if counts[stem] == 1 else f"{stem}-{counts[stem]}"
-        yield Mutant(mutant_id, task.id, name.file, removed, added, put_function(text, original, after))
+        text = put_function(source_of(name.file), function, after)
+        yield Mutant(mutant_id, task.id, name.file, removed, added, text)
 
 
-def put_function(text: str, original: Function, lines: list[str]) -> str:
-    """Return a file's text with the lines of one function, from ``def`` on, replaced."""
+def written(function: Function) -> list[str]:
+    """Return a function as Python writes it, from ``def`` on: without comments, a statement a line."""
+    bare = copy(function)
+    bare.decorator_list = []
+    return ast.unparse(bare).splitlines()
+
+
+def put_function(text: str, function: Function, lines: list[str]) -> str:
+    """Return a file's text with other lines in the place of one function; its decorators stay."""
     kept = text.splitlines()
-    indented = textwrap.indent("\n".join(lines), " " * original.col_offset)
-    return "\n".join([*kept[: original.lineno - 1], indented, *kept[original.end_lineno :]]) + "\n"
+    indented = textwrap.indent("\n".join(lines), " " * function.col_offset)
+    return "\n".join([*kept[: function.lineno - 1], indented, *kept[function.end_lineno :]]) + "\n"
 
 
 def difference(before: list[str], after: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -118,9 +129,9 @@ def difference(before: list[str], after: list[str]) -> tuple[tuple[str, ...], tu
 
 
 def bytecode(text: str) -> object:
-    """Return everything that Python runs of a text, without its line numbers; ``None`` if it does not compile."""
+    """Return what Python runs of a text, without line numbers and docstrings; ``None`` if it does not compile."""
     try:
-        return normal(compile(text, "mutant", "exec", dont_inherit=True))
+        return normal(compile(text, "mutant", "exec", dont_inherit=True, optimize=2))
     except (SyntaxError, ValueError):
         return None
 

@@ -2,8 +2,8 @@
 
 Owns: what is changed and into what. Must not know: files, functions of lessons, checks.
 
-An operator takes a node and yields others for its place. ``mutants.py`` puts them there one at a time. What no check may
-demand is never changed: docstrings, annotations, assertions, texts of errors, warnings and logs.
+An operator takes a node and yields others for its place; ``mutants.py`` puts them there one at a time. What no check
+may demand is not changed: docstrings, annotations, assertions, texts of errors, warnings and logs.
 """
 
 import ast
@@ -156,6 +156,8 @@ def is_text(parent: ast.AST, field: str, node: ast.AST) -> bool:
     """Whether a node is only for a person who reads: no check may demand its words."""
     if isinstance(parent, ast.Raise | ast.JoinedStr) or isinstance(node, ast.Assert):
         return True
+    if isinstance(node, ast.keyword) and node.arg == "strict" and called(parent) == "zip":
+        return True  # an assertion that two lists are of one length
     if isinstance(parent, ast.Call) and field != "func":
         return called(parent) in SPEAKERS or called(parent).endswith(("Error", "Exception", "Warning"))
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)  # a docstring
@@ -189,14 +191,14 @@ def shifted(node: ast.expr, by: int) -> ast.expr:
 
 
 def swap_comparison(node: ast.Compare) -> Iterator[ast.AST]:
-    """``a < b`` -> ``a <= b``, ``a >= b``; ``a in b`` -> ``a not in b``."""
+    """Turn ``a < b`` into ``a <= b``, ``a >= b``, and ``a in b`` into ``a not in b``."""
     for index, old in enumerate(node.ops):
         for new in COMPARISONS[type(old)]:
             yield with_items(node, "ops", [*node.ops[:index], new(), *node.ops[index + 1 :]])
 
 
 def swap_arithmetic(node: ast.BinOp) -> Iterator[ast.AST]:
-    """``a + b`` -> ``a - b``, ``a``, ``b``."""
+    """Turn ``a + b`` into ``a - b``, ``a``, ``b``."""
     if type(node.op) in ARITHMETIC:
         yield ast.BinOp(node.left, ARITHMETIC[type(node.op)](), node.right)
     yield node.left
@@ -205,7 +207,7 @@ def swap_arithmetic(node: ast.BinOp) -> Iterator[ast.AST]:
 
 
 def swap_augmented(node: ast.AugAssign) -> Iterator[ast.AST]:
-    """``a += b`` -> ``a -= b``, ``a = b``."""
+    """Turn ``a += b`` into ``a -= b``, ``a = b``."""
     if type(node.op) in ARITHMETIC:
         yield ast.AugAssign(node.target, ARITHMETIC[type(node.op)](), node.value)
     yield ast.Assign([node.target], node.value, lineno=0)
@@ -225,7 +227,7 @@ def call_in_place(node: ast.Call) -> Iterator[ast.AST]:
 
 
 def swap_boolean(node: ast.BoolOp) -> Iterator[ast.AST]:
-    """``a and b`` -> ``a or b``, ``a``, ``b``."""
+    """Turn ``a and b`` into ``a or b``, ``a``, ``b``."""
     yield ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
     for index in range(len(node.values)):
         rest = without(node.values, index)
@@ -289,15 +291,16 @@ def change_arguments(node: ast.Call) -> Iterator[ast.AST]:
     for index, (one, other) in enumerate(pairwise(node.args)) if called(node) not in SYMMETRIC else ():
         if not isinstance(one, ast.Starred) and not isinstance(other, ast.Starred):
             yield with_items(node, "args", swapped(node.args, index))
-    for index in range(len(node.keywords)):
-        yield with_items(node, "keywords", without(node.keywords, index))
+    for index, word in enumerate(node.keywords):
+        if not is_text(node, "keywords", word):
+            yield with_items(node, "keywords", without(node.keywords, index))
     for index, (one_word, other_word) in enumerate(pairwise(node.keywords)):
         pair = [ast.keyword(one_word.arg, other_word.value), ast.keyword(other_word.arg, one_word.value)]
         yield with_items(node, "keywords", [*node.keywords[:index], *pair, *node.keywords[index + 2 :]])
 
 
 def swap_elements(node: ast.Tuple) -> Iterator[ast.AST]:
-    """``a, b`` -> ``b, a``."""
+    """Turn ``a, b`` into ``b, a``."""
     for index in range(len(node.elts) - 1):
         yield with_items(node, "elts", swapped(node.elts, index))
 

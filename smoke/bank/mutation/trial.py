@@ -75,7 +75,7 @@ class Trial:
         ]
 
     def checks_for(self, mutant: Mutant) -> list[Check]:
-        """Return the checks that can see a mutant: its task's own, then those that build on it; the cheap ones first."""
+        """Return the checks that can see a mutant: its task's own, then those that build on it; cheap ones first."""
         manifest = load_manifest()
         builds = [
             check

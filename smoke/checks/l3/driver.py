@@ -53,6 +53,7 @@ REFUSED: dict[str, tuple[list[int], int, tuple[str, ...]]] = {
     "an empty prompt": ([], 4, ("0", "1")),
     "token id 128 of 128": ([5, 128], 4, ("128", "127")),
     "token id -1": ([-1], 4, ("-1", "127")),
+    "token id 1.5": ([5, 1.5], 4, ("1.5",)),  # type: ignore[list-item]
     "max_new_tokens 0": ([5], 0, ("0", "1")),
     "max_new_tokens -3": ([5], -3, ("-3", "1")),
     "500 tokens and 13 more in 512 positions": ([5] * 500, 13, ("513", "512")),
@@ -283,21 +284,40 @@ def page_probe(seed: int) -> Values:
             prompt = random_ids(case.vocab_size, 2 * page_size + extra, seed)
             for count in (1, page_size + 1):
                 name = f"page size {page_size}, {len(prompt)} + {count} tokens"
-                values[name] = run(build_driver(case, page_size=page_size), prompt, count)[0]
+                driver = build_driver(case, page_size=page_size)
+                pools = watch_pools(driver)
+                values[name] = run(driver, prompt, count)[0]
+                values[f"{name}: [pages, page size] of the pool"] = pools
     return values
 
 
+def watch_pools(driver: Any) -> list[list[int]]:
+    """Return a list that will hold the numbers of pages and of slots on a page of each pool that the driver makes."""
+    make, pools, seen = driver.make_attention, [], []
+
+    def make_attention(pool: Any, metadata: Any) -> Any:
+        if not any(pool is other for other in seen):
+            seen.append(pool)
+            pools.append([int(pool.num_pages), int(pool.page_size)])
+        return make(pool, metadata)
+
+    driver.make_attention = make_attention
+    return pools
+
+
 def page_peer(seed: int) -> Values:
-    """Return transformers' ids."""
+    """Return transformers' ids, and one pool for all tokens but the last, which is never fed back."""
     case = random_case(SMALL, seed)
-    return {
-        f"page size {size}, {2 * size + extra} + {count} tokens": peer.generate(
-            case, "float32", tuple(random_ids(case.vocab_size, 2 * size + extra, seed)), count, ()
-        )[0]
-        for size in PAGE_SIZES
-        for extra in (0, 1, 2)
-        for count in (1, size + 1)
-    }
+    values: Values = {}
+    for size in PAGE_SIZES:
+        for extra in (0, 1, 2):
+            prompt = tuple(random_ids(case.vocab_size, 2 * size + extra, seed))
+            for count in (1, size + 1):
+                name = f"page size {size}, {len(prompt)} + {count} tokens"
+                values[name] = peer.generate(case, "float32", prompt, count, ())[0]
+                pages = len({position // size for position in range(len(prompt) + count - 1)})
+                values[f"{name}: [pages, page size] of the pool"] = [[pages, size]]
+    return values
 
 
 REGISTRY.add(
