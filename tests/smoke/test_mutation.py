@@ -90,13 +90,22 @@ def test_a_default_is_changed_under_its_own_name():
     assert [name for name, _, _ in changes(function)] == ["default"]
 
 
-def test_a_function_that_is_written_anew_without_a_change_has_the_same_code():
+def meaning(text):
+    """Return a module's syntax tree as text, without places and without the indentation of docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+            node.body[0].value.value = ast.get_docstring(node)
+    return ast.dump(tree)
+
+
+def test_a_function_that_is_written_anew_without_a_change_is_the_same():
     """Otherwise every mutant would carry a second change."""
     for lesson in load_manifest().written:
         for name in {name for task in lesson.tasks for name in making.written_functions(lesson, task)}:
             function = functions_of(parsed(name.file))[name.qualname]
             again = making.put_function(making.source_of(name.file), function, making.written(function))
-            assert bytecode(again) == bytecode(making.source_of(name.file)), name
+            assert meaning(again) == meaning(making.source_of(name.file)), name
 
 
 def test_helpers_that_a_starter_leaves_out_are_mutated_too():

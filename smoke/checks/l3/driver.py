@@ -404,6 +404,42 @@ REGISTRY.add(
 )
 
 
+ROWS = {  # the changed logits of a row of 128 that is 0 elsewhere, and whether a token can be chosen from it
+    "a NaN beside larger numbers": ({7: float("nan"), 9: 5.0}, False),
+    "plus infinity": ({7: float("inf")}, False),
+    "minus infinity everywhere": (dict.fromkeys(range(128), float("-inf")), False),
+    "minus infinity somewhere": ({7: float("-inf"), 9: 5.0}, True),
+}
+
+
+def finite_probe(seed: int) -> Values:
+    """Generate one token with a head that gives the same row of logits whatever its input."""
+    values: Values = {}
+    for name, (changed, _) in ROWS.items():
+        row = torch.zeros(128)
+        row[list(changed)] = torch.tensor(list(changed.values()))
+        driver = build_driver(random_case(SMALL, seed))
+        driver.model.lm_head = lambda x, row=row: row.repeat(len(x), 1)
+        try:
+            values[name] = run(driver, [1, 2, 3], 1)[0]
+        except ValueError:
+            values[name] = "ValueError"
+    return values
+
+
+def finite_spec(seed: int) -> Values:
+    """Choose a token only where the largest logit is a number."""
+    return {name: [9] if chosen else "ValueError" for name, (_, chosen) in ROWS.items()}
+
+
+REGISTRY.add(
+    "L3.C.finite",
+    "A row of logits whose largest is NaN or infinite is a ValueError: nothing can be chosen from it.",
+    finite_probe,
+    bitwise(finite_spec),
+)
+
+
 # L3.D ---------------------------------------------------------------------------------------------------------------
 
 
