@@ -20,7 +20,7 @@ from torch import Tensor
 
 from smoke.bank.accept import write_overlay
 from smoke.bank.mutation.mutants import Mutant
-from smoke.framework.check import DEFAULT_SEED, Check, Failure, Plain, Result, Values, Verdict, checks_of, tasks_needed
+from smoke.framework.check import DEFAULT_SEED, Check, Failure, Plain, Result, Values, Verdict, all_checks, tasks_needed
 from smoke.framework.manifest import load_manifest
 from smoke.runner.runner import Candidate, Runner
 
@@ -76,14 +76,8 @@ class Trial:
 
     def checks_for(self, mutant: Mutant) -> list[Check]:
         """Return the checks that can see a mutant: its task's own, then those that build on it; cheap ones first."""
-        manifest = load_manifest()
-        builds = [
-            check
-            for check in self.checks
-            if check.lesson_id == mutant.lesson_id
-            and (check.task_id == mutant.task_id or mutant.task_id in tasks_needed(check, manifest))
-        ]
-        return sorted(builds, key=lambda check: (check.task_id != mutant.task_id, self.cost[check.id]))
+        seeing = [check for check in self.checks if sees(check, mutant.task_id)]
+        return sorted(seeing, key=lambda check: (check.task_id != mutant.task_id, self.cost[check.id]))
 
     def run(self, runner: Runner, mutant: Mutant) -> Fate:
         """Run one mutant until a check fails."""
@@ -104,8 +98,8 @@ class Trial:
 
 def fates(mutants: Sequence[Mutant], workers: int, time_factor: float = 1.0) -> Iterator[Fate]:
     """Run mutants with ``workers`` servers and yield what became of each, as it comes."""
-    lessons = [lesson for lesson in load_manifest().written if any(m.lesson_id == lesson.id for m in mutants)]
-    trial = Trial(checks_of(lessons))
+    tasks = {mutant.task_id for mutant in mutants}
+    trial = Trial([check for check in all_checks().values() if any(sees(check, task_id) for task_id in tasks)])
     idle: queue.SimpleQueue[Runner] = queue.SimpleQueue()
 
     def run(mutant: Mutant) -> Fate:
@@ -124,6 +118,13 @@ def fates(mutants: Sequence[Mutant], workers: int, time_factor: float = 1.0) -> 
         stack.callback(pool.shutdown, cancel_futures=True)
         for done in as_completed([pool.submit(run, mutant) for mutant in mutants]):
             yield done.result()
+
+
+def sees(check: Check, task_id: str) -> bool:
+    """Whether a check of the task's own lesson runs code of the task: by itself or through what it builds on."""
+    if check.lesson_id != load_manifest().task(task_id).lesson_id:
+        return False
+    return check.task_id == task_id or task_id in tasks_needed(check, load_manifest())
 
 
 def remembering(verdict: Verdict) -> Verdict:

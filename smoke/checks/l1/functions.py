@@ -312,6 +312,30 @@ def kernel_spec(seed: int) -> Values:
     return on_cases(rows.causal_attention, seed, ATTENTION_CASES, ("float32",))
 
 
+def softmax_inputs() -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """Yield decode steps of 512 heads in bfloat16 that give back their weights: the values are unit vectors.
+
+    The scores are such that torch's softmax of bfloat16 rounds one of the weights otherwise than one of float32 does.
+    """
+    for seed in (0, 17, 49):
+        q, k = torch.zeros(512, 1, 64), torch.zeros(512, 33, 64)
+        q[..., 0], k[..., 0] = 8.0, 5.0 * random_tensor(512, 33, seed=seed)
+        v = torch.eye(33, 64).expand(512, -1, -1).contiguous()
+        yield f"scores {seed}", q.bfloat16(), k.bfloat16(), v.bfloat16()
+
+
+def softmax_probe(seed: int) -> Values:
+    """Attend where a softmax in bfloat16 shows."""
+    from mini_engine.attention.dense import eager_attention
+
+    return {name: eager_attention(*inputs) for name, *inputs in softmax_inputs()}
+
+
+def softmax_peer(seed: int) -> Values:
+    """Return transformers' attention."""
+    return {name: peer.attention(q, k, v, "eager") for name, q, k, v in softmax_inputs()}
+
+
 def dense_probe(seed: int) -> Values:
     """Attend with token-first tensors through ``DenseAttention``, also through a kernel of the probe's own."""
     from mini_engine.attention.dense import DenseAttention, eager_attention
@@ -392,6 +416,12 @@ REGISTRY.add(
     "eager_attention has the bits of transformers' eager attention, in both dtypes, and leaves its inputs alone.",
     kernel_probe("eager_attention", WIDE_CASES, tuple(DTYPES)),
     bitwise(kernel_peer("eager", WIDE_CASES)),
+)
+REGISTRY.add(
+    "L1.C.softmax",
+    "The softmax of bfloat16 scores is taken in float32 and cast back, as transformers does.",
+    softmax_probe,
+    bitwise(softmax_peer),
 )
 REGISTRY.add(
     "L1.C.dense",
