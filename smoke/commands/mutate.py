@@ -43,19 +43,12 @@ def mutate_command(
 ) -> None:
     """Change the reference a little, in every way that the rules know, and show what no check of the lesson sees."""
     started = time.perf_counter()
-    lessons = [load_manifest().lesson(lesson)] if lesson else load_manifest().written
+    lessons = (load_manifest().lesson(lesson),) if lesson else load_manifest().written
+    mutants = [m for each in lessons for m in mutants_of(each) if not task or m.task_id == task.upper()]
     listed = {entry.id for entry in load_equivalents()}
-    chosen = [
-        mutant
-        for each in lessons
-        for mutant in mutants_of(each)
-        if (not task or mutant.task_id == task.upper()) and pattern in mutant.id and (mutant.id in listed) == equivalent
-    ]
-    if sample and sample < len(chosen):
-        kept = set(random.Random(seed).sample(range(len(chosen)), sample))
-        chosen = [mutant for index, mutant in enumerate(chosen) if index in kept]
+    chosen = draw([m for m in mutants if pattern in m.id and (m.id in listed) == equivalent], sample, seed)
     if not chosen:
-        stop(Exit.USAGE, "no mutant fits; an id is like attention.pool:KVPool.write/slice/1a2b3c")
+        stop(Exit.USAGE, "no mutant fits; an id is like model:rotary_table/unary/0ba558")
     done = run_all(chosen, workers, time_factor, file)
     typer.echo("\n".join(summary(done)))
     typer.echo(f"{len(done)} mutants in {time.perf_counter() - started:.0f} s")
@@ -64,6 +57,12 @@ def mutate_command(
         stop(Exit.CHECK_FAILED if wrong else Exit.PASSED, "\n".join(f"{name} is not equivalent" for name in wrong))
     low = [each.id for each in lessons if score([f for f in done if f.mutant.lesson_id == each.id]) < goal]
     stop(Exit.CHECK_FAILED if low else Exit.PASSED, f"below {goal:g} %: {', '.join(low)}" if low else "")
+
+
+def draw(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """Return ``count`` of the mutants in their order, all of them for 0."""
+    size = min(count or len(mutants), len(mutants))
+    return [mutants[index] for index in sorted(random.Random(seed).sample(range(len(mutants)), size))]
 
 
 def run_all(mutants: Sequence[Mutant], workers: int, time_factor: float, file: Path | None) -> list[Fate]:

@@ -90,12 +90,15 @@ class Place:
 
 
 class Names:
-    """Where the names of a function get their values: its parameters at once, others at their first assignment."""
+    """Where the names of a function get their values: parameters at once, others at their first assignment."""
 
     def __init__(self, function: ast.AST) -> None:
         """Read a function with its nested ones."""
         nodes = list(ast.walk(function))
         self.parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        tests = [node.test for node in nodes if isinstance(node, ast.If | ast.While | ast.IfExp)]
+        tests += [node.operand for node in nodes if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)]
+        self.tests = set(map(id, tests))
         stored = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
         self.first: dict[str, tuple[int, int]] = {}
         for node in sorted(stored, key=position):
@@ -115,13 +118,13 @@ class Names:
         return isinstance(node, ast.Attribute)
 
     def excuse(self, name: str, node: Any) -> bool:
-        """Whether a change says nothing: it ends in a ``NameError``, or works in place on what nobody else has."""
+        """Whether a change says nothing: a sure ``NameError``, work in place on a new tensor, ``bool`` of a condition."""
         if name == "removal":
             return isinstance(node, ast.Assign | ast.AnnAssign) and self.first_binds(node)
         if name == "in-place":
             changed = node.targets[0] if isinstance(node, ast.Assign) else node.func
             return not self.is_given(changed.value if isinstance(changed, ast.Attribute) else changed)
-        return False
+        return name == "unwrap" and called(node) == "bool" and id(node) in self.tests
 
 
 def position(node: Any) -> tuple[int, int]:
@@ -156,9 +159,9 @@ def is_text(parent: ast.AST, field: str, node: ast.AST) -> bool:
     """Whether a node is only for a person who reads: no check may demand its words."""
     if isinstance(parent, ast.Raise | ast.JoinedStr) or isinstance(node, ast.Assert):
         return True
-    if isinstance(node, ast.keyword) and node.arg == "strict" and called(parent) == "zip":
-        return True  # an assertion that two lists are of one length
     if isinstance(parent, ast.Call) and field != "func":
+        if isinstance(node, ast.keyword) and node.arg == "strict" and called(parent) == "zip":
+            return True  # an assertion that two lists are of one length
         return called(parent) in SPEAKERS or called(parent).endswith(("Error", "Exception", "Warning"))
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)  # a docstring
 
@@ -215,9 +218,11 @@ def swap_augmented(node: ast.AugAssign) -> Iterator[ast.AST]:
 
 def work_in_place(node: ast.Assign) -> Iterator[ast.AST]:
     """``x = x * y`` -> ``x *= y``: the caller's own tensor changes."""
-    value, target = node.value, ast.unparse(node.targets[0])
-    if isinstance(value, ast.BinOp) and ast.unparse(value.left) == target:
-        yield ast.AugAssign(node.targets[0], value.op, value.right)
+    value, target = node.value, node.targets[0]
+    if not isinstance(value, ast.BinOp) or not isinstance(target, ast.Name | ast.Attribute | ast.Subscript):
+        return
+    if ast.unparse(value.left) == ast.unparse(target):
+        yield ast.AugAssign(target, value.op, value.right)
 
 
 def call_in_place(node: ast.Call) -> Iterator[ast.AST]:

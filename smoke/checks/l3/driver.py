@@ -293,7 +293,8 @@ def page_probe(seed: int) -> Values:
 
 def watch_pools(driver: Any) -> list[list[int]]:
     """Return a list that will hold the numbers of pages and of slots on a page of each pool that the driver makes."""
-    make, pools, seen = driver.make_attention, [], []
+    make, seen = driver.make_attention, list[Any]()
+    pools: list[list[int]] = []
 
     def make_attention(pool: Any, metadata: Any) -> Any:
         if not any(pool is other for other in seen):
