@@ -118,7 +118,7 @@ class Names:
         return isinstance(node, ast.Attribute)
 
     def excuse(self, name: str, node: Any) -> bool:
-        """Whether a change says nothing: a sure ``NameError``, work in place on a new tensor, ``bool`` of a condition."""
+        """Whether a change says nothing: a ``NameError``, work in place on a new tensor, ``bool`` of a condition."""
         if name == "removal":
             return isinstance(node, ast.Assign | ast.AnnAssign) and self.first_binds(node)
         if name == "in-place":
