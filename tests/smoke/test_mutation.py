@@ -238,7 +238,7 @@ def test_mutants_are_killed_by_values_by_time_and_by_memory_and_an_equal_one_sur
     ]
     done = {fate.mutant.id: fate for fate in fates(todo, 2)}
     assert not done["equal"].killed
-    assert done["other"].check_id == "L1.B.half"
+    assert done["other"].check_id.startswith("L1.B.")
     assert done["endless"].status == "timeout"
     assert {done[name].status for name in ("other", "greedy", "broken")} == {"fail"}
     assert done["unimportable"].status == "crashed"
