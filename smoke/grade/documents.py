@@ -133,9 +133,9 @@ def explain_all(results: Sequence[Result]) -> str:
     texts = []
     said: set[str] = set()
     for result in results:
-        told = result.status in ("fail", "timeout", "crashed") and result.detail not in said - {""}
+        in_full = result.status in ("fail", "timeout", "crashed") and result.detail not in said - {""}
         said.add(result.detail)
-        texts.append(explain(result, all_checks()[result.check_id]) + "\n" if told else line(result))
+        texts.append(explain(result, all_checks()[result.check_id]) + "\n" if in_full else line(result))
     return "\n".join(texts)
 
 

@@ -127,6 +127,6 @@ def noticed(students: Sequence[StudentScore]) -> list[str]:
                     lessons[note].append(score.lesson.id)
         name = student.submission.name
         lines += [f"- {name}: {quoted(fault)}" for fault in student.submission.faults]
-        told = [f"{quoted(note)} ({', '.join(where)})" for note, where in lessons.items()]
-        lines += [f"- {name}: {'; '.join(told)}"] if told else []
+        words = [f"{quoted(note)} ({', '.join(where)})" for note, where in lessons.items()]
+        lines += [f"- {name}: {'; '.join(words)}"] if words else []
     return lines or ["Nothing."]

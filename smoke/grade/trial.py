@@ -78,7 +78,7 @@ def try_isolation() -> Isolation:
 
 
 def start_trial(uid: int | None, read_all: bool) -> subprocess.CompletedProcess[str]:
-    """Run ``try_here`` in a process of its own, beside a file that everybody may write."""
+    """Run ``try_here`` in a process of its own, next to a file that every user may write."""
     with tempfile.TemporaryDirectory(prefix="smoke-trial-") as name:
         home = Path(name)
         home.chmod(0o711)
@@ -105,7 +105,7 @@ def try_here() -> None:
 
 
 def can_write(file: Path) -> bool:
-    """Whether a file that everybody may write can be written."""
+    """Whether a file that every user may write can be written."""
     try:
         file.write_text("written")
     except OSError:
@@ -114,7 +114,7 @@ def can_write(file: Path) -> bool:
 
 
 def can_read(file: Path) -> bool:
-    """Whether a file that everybody may read can be read."""
+    """Whether a file that every user may read can be read."""
     try:
         file.read_bytes()
     except OSError:

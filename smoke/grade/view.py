@@ -48,7 +48,7 @@ def compiled(file: Path) -> bytes:
 def modules_needed(lesson: Lesson) -> frozenset[str]:
     """Return every module of the engine that files or checks of lessons up to ``lesson`` import, on whatever way.
 
-    A module that code names as a text counts if a lesson up to this one has files beside it.
+    A module that code names as a text counts if a lesson up to this one has files in the same folder.
     """
     lessons = load_manifest().upto(lesson.id)
     files = [ENGINE / file for earlier in lessons for file in earlier.files]

@@ -226,7 +226,7 @@ def was_changed(folder: Path, files: dict[str, str]) -> bool:
 def end_strays(home: Path) -> int:
     """End what outlived the server that worked in ``home``, and return how many processes there were.
 
-    Nobody is their parent any more; what they kept is the HOME that the server was started with.
+    Their parent is gone; what they kept is the HOME that the server was started with.
     """
     ended: set[int] = set()
     for _ in range(MAX_SWEEPS):

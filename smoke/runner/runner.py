@@ -173,9 +173,14 @@ class Runner:
         errors = (self.home / "server.log").open("w")
         self.server = subprocess.Popen(
             [sys.executable, "-I", "-c", self.boot, str(ROOT)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-            env=environment, cwd=self.home, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+            cwd=self.home,
+            start_new_session=True,
+        )
         errors.close()
         if "ready" not in (self.hear(START_SECONDS) or {}):
             words = (self.home / "server.log").read_text()[-2000:]

@@ -73,8 +73,13 @@ def honest() -> Iterable[Example]:
     yield Example(
         "honest-zip", "honest", coded(reference("L2"), "my homework/work/"), {**NOTHING, "L2": 100}, form="zip"
     )
-    yield Example("honest-bom", "honest", {"driver.py": b"\xef\xbb\xbf" + (ENGINE / "driver.py").read_bytes()},
-                  {**NOTHING, "L3": 100}, form="zip")  # fmt: skip
+    yield Example(
+        "honest-bom",
+        "honest",
+        {"driver.py": b"\xef\xbb\xbf" + (ENGINE / "driver.py").read_bytes()},
+        {**NOTHING, "L3": 100},
+        form="zip",
+    )
     quick = [wheat for wheat in load_wheats() if wheat.lesson_id in QUICK]
     for number, wheat in enumerate(quick[::8]):  # the first with all lessons, the others with their own
         files = reference(*([] if number == 0 else [wheat.lesson_id])) | {wheat.edit.file: wheat.edit.apply()}
@@ -89,15 +94,26 @@ def half_done() -> Iterable[Example]:
     open_tasks = [task for task in load_manifest().lesson("L1").tasks if task.id not in ("L1.A", "L1.B", "L1.C")]
     files = {file: empty(file, open_tasks) for file in load_manifest().lesson("L1").files}
     yield Example(
-        "half-l1", "half", coded(files | reference("L3")), {"L1": 55, "L2": 0, "L3": 100},
-        {"L1": 55, "L2": 0, "L3": 20}, {"L1.C": "pass", "L1.D": "not-implemented", "L1.F": "not-implemented"},
-    )  # fmt: skip
+        "half-l1",
+        "half",
+        coded(files | reference("L3")),
+        {"L1": 55, "L2": 0, "L3": 100},
+        {"L1": 55, "L2": 0, "L3": 20},
+        {"L1.C": "pass", "L1.D": "not-implemented", "L1.F": "not-implemented"},
+    )
     files = reference("L2")
     del files["attention/allocator.py"]
-    yield Example("half-no-allocator", "half", coded(files), {**NOTHING, "L2": 80}, {},
-                  {"L2.A": "not-implemented", "L2.B": "pass"})  # fmt: skip
-    yield Example("half-l1-missing", "half", coded(reference("L2", "L3")), {**FULL, "L1": 0},
-                  {"L1": 0, "L2": None, "L3": None})  # fmt: skip
+    yield Example(
+        "half-no-allocator",
+        "half",
+        coded(files),
+        {**NOTHING, "L2": 80},
+        {},
+        {"L2.A": "not-implemented", "L2.B": "pass"},
+    )
+    yield Example(
+        "half-l1-missing", "half", coded(reference("L2", "L3")), {**FULL, "L1": 0}, {"L1": 0, "L2": None, "L3": None}
+    )
 
 
 def broken() -> Iterable[Example]:
@@ -124,9 +140,13 @@ def mistaken() -> Iterable[Example]:
         files = reference(pitfall.lesson_id) | {pitfall.edit.file: pitfall.edit.apply()}
         tasks = {check_id.rpartition(".")[0] for check_id in pitfall.killed_by}
         yield Example(
-            f"pitfall-{pitfall_id}", "mistaken", coded(files), {**NOTHING, pitfall.lesson_id: None}, {},
+            f"pitfall-{pitfall_id}",
+            "mistaken",
+            coded(files),
+            {**NOTHING, pitfall.lesson_id: None},
+            {},
             {pitfall.task_id: "fail"} if pitfall.task_id in tasks else {},
-        )  # fmt: skip
+        )
 
 
 STUB = """
@@ -158,14 +178,15 @@ HUNT = """
 import gc, os, pathlib, sys
 
 def _hunt():
-    told = []
-    for cached in [o for o in gc.get_objects() if type(o).__name__ == "_lru_cache_wrapper"]:
+    found = []
+    held = [value for module in list(sys.modules.values()) for value in vars(module).values()]
+    for cached in [value for value in held if type(value).__name__ == "_lru_cache_wrapper"]:
         if (cached.__module__ or "").startswith("smoke") and cached.cache_info().currsize:
-            told.append(f"cache {cached.__module__}.{cached.__qualname__}")
+            found.append(f"cache {cached.__module__}.{cached.__qualname__}")
     for folder in {os.getcwd(), os.environ.get("HOME", "."), os.environ.get("TMPDIR", ".")}:
-        told += [f"file {p.name}" for p in pathlib.Path(folder).rglob("*") if p.is_file()]
-    told += [f"variable {name}" for name in os.environ]
-    return told
+        found += [f"file {p.name}" for p in pathlib.Path(folder).rglob("*") if p.is_file()]
+    found += [f"variable {name}" for name in os.environ]
+    return found
 
 def rms_norm(x, weight, eps):
     for other in gc.get_objects():
@@ -243,9 +264,11 @@ for _path in ({str(victim)!r}, "/tmp/smoke-attack.txt", os.path.abspath("../smok
             _stream.write("attacked")
     except OSError:
         pass
-    _fd = ctypes.CDLL(None).open(_path.encode(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    if _fd >= 0:
+    try:
+        _fd = ctypes.CDLL(None).open(_path.encode(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.write(_fd, b"attacked")
+    except OSError:
+        pass
 try:
     os.system("touch /tmp/smoke-attack.txt")
 except OSError:
@@ -325,8 +348,14 @@ def hostile(victim: Path) -> Iterable[Example]:
         files = starters("L1")
         text = files["model.py"] + code
         extra = {file.replace("__", "."): data for file, data in more.items()}
-        return Example(f"hostile-{name}", "hostile", coded(files | {"model.py": text}) | extra, NOTHING, NOTHING,
-                       {"L1.A": status} if status else {})  # fmt: skip
+        return Example(
+            f"hostile-{name}",
+            "hostile",
+            coded(files | {"model.py": text}) | extra,
+            NOTHING,
+            NOTHING,
+            {"L1.A": status} if status else {},
+        )
 
     yield attack("exit", "\nimport os\nos._exit(0)\n", "crashed")
     yield attack("patch", PATCHES, "fail")
@@ -341,9 +370,9 @@ def hostile(victim: Path) -> Iterable[Example]:
     yield attack("pickle", pickles(victim), "")  # crashed, unless the child answers over it before it is read
     yield attack("folders", FOLDERS, "crashed")
     yield attack("numbers", NUMBERS, "")  # as above
-    yield attack("depth", DEPTH, "not-implemented")
+    yield attack("depth", DEPTH, "")  # crashed, unless it ends before its folders are counted
     yield attack("theft", THEFT, "not-implemented")
-    yield attack("oracle", ORACLE, "pass")  # its checks pass, and its points are withheld
+    yield attack("oracle", ORACLE, "crashed")
 
 
 def examples(victim: Path) -> list[Example]:

@@ -97,8 +97,8 @@ def test_files_are_found_wherever_students_put_them(tmp_path: Path, prefix: str,
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tar.gz"])
 def test_what_lies_beside_the_folder_hides_nothing(tmp_path: Path, form: str) -> None:
-    beside = {"README.md": b"", "essay.pdf": b"%PDF", ".vscode/settings.json": b"{}", "Thumbs.db": b"\0"}
-    write_submission(tmp_path, "ada", {"hw1/driver.py": b"DRIVER", **beside}, form)
+    others = {"README.md": b"", "essay.pdf": b"%PDF", ".vscode/settings.json": b"{}", "Thumbs.db": b"\0"}
+    write_submission(tmp_path, "ada", {"hw1/driver.py": b"DRIVER", **others}, form)
     (submission,) = read_submissions(tmp_path)
     assert submission.files == {"driver.py": "DRIVER"}
     assert set(submission.ignored) == {"README.md", "essay.pdf"}
@@ -106,12 +106,22 @@ def test_what_lies_beside_the_folder_hides_nothing(tmp_path: Path, form: str) ->
 
 
 def test_a_folder_per_lesson_tells_files_of_one_name_apart(tmp_path: Path) -> None:
-    files = {"L1_model/model.py": b"MODEL", "L3/driver.py": b"GREEDY", "l4-sampler/driver.py": b"SAMPLING",
-             "L4 again/sampler/draw.py": b"DRAW", "L2/pool.py": b"POOL"}  # fmt: skip
+    files = {
+        "L1_model/model.py": b"MODEL",
+        "L3/driver.py": b"GREEDY",
+        "l4-sampler/driver.py": b"SAMPLING",
+        "L4 again/sampler/draw.py": b"DRAW",
+        "L2/pool.py": b"POOL",
+    }
     write_submission(tmp_path, "ada", files, "zip")
     (submission,) = read_submissions(tmp_path)
-    assert submission.files == {"model.py": "MODEL", "driver.py": "GREEDY", "sampler/driver.py": "SAMPLING",
-                                "sampler/draw.py": "DRAW", "attention/pool.py": "POOL"}  # fmt: skip
+    assert submission.files == {
+        "model.py": "MODEL",
+        "driver.py": "GREEDY",
+        "sampler/driver.py": "SAMPLING",
+        "sampler/draw.py": "DRAW",
+        "attention/pool.py": "POOL",
+    }
     assert submission.faults == ()
 
 
@@ -568,7 +578,7 @@ def test_notes_are_told_from_everything_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("uid", [None, FIRST_UID])
 def test_a_confined_process_is_confined(uid: int | None) -> None:
-    """Also without another user: what this system offers is at least closed to a file that everybody may write.
+    """Also without another user: what this system offers is at least closed to a file that every user may write.
 
     The trial itself is tried here; what it says of this machine is printed in every report.
     """
@@ -609,7 +619,7 @@ print(fits, limited, left)
 
 @pytest.mark.parametrize("kernel", ["this", "old"])
 def test_processes_are_limited_without_root_where_they_are_counted_anew(kernel: str) -> None:
-    """Whoever grades as a user of many processes has candidates with a count, and so a limit, of their own."""
+    """A grader with many processes of its own has candidates with a count, and so a limit, of their own."""
     with tempfile.TemporaryDirectory(prefix="smoke-") as name:  # pytest's folders are closed to other users
         words = [str(ROOT), str(FIRST_UID + 40), kernel, name]
         done = subprocess.run(
