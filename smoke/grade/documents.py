@@ -203,10 +203,10 @@ def write_junit(file: Path, students: Sequence[StudentScore]) -> None:
         words = {"failures": "failure", "errors": "error", "skipped": "skipped"}
         counts = {word: str(kinds.count(kind)) for word, kind in words.items()}
         name = student.submission.name
-        suite = ElementTree.SubElement(root, "testsuite", name=name, tests=str(len(cases)), **counts)
+        suite = ElementTree.SubElement(root, "testsuite", {"name": name, "tests": str(len(cases)), **counts})
         for (score, result), kind in zip(cases, kinds, strict=True):
             about = {"classname": f"{name}.{score.mode}", "time": f"{result.seconds:.3f}"}
-            case = ElementTree.SubElement(suite, "testcase", name=result.check_id, **about)
+            case = ElementTree.SubElement(suite, "testcase", {"name": result.check_id, **about})
             if kind:
                 problem = ElementTree.SubElement(case, kind, type=result.status, message=one_line(line(result)))
                 problem.text = printable(explain(result, all_checks()[result.check_id]))[:MAX_TEXT]

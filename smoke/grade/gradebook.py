@@ -7,9 +7,10 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from smoke.framework.check import Result, checks_of
 from smoke.framework.manifest import ENGINE, Lesson
@@ -46,25 +47,14 @@ def grade(
     ``hidden`` are folders that candidates must not read, such as the report's. Raises what a worker raised, after the
     others have stopped; what a submission does is never such an error.
     """
-    waiting: queue.Queue[tuple[Submission, Lesson]] = queue.Queue()
-    for submission in submissions:
-        for lesson in lessons:
-            if records.load(submission, lesson) is None:
-                waiting.put((submission, lesson))
-            else:
-                progress()
-    errors: list[BaseException] = []
+    waiting = not_recorded(submissions, lessons, records, progress)
 
     def work(worker: Worker) -> None:
-        try:
-            while not errors:
+        with suppress(queue.Empty):
+            while True:
                 submission, lesson = waiting.get_nowait()
                 records.save(submission, lesson, run_safely(worker, submission, lesson, records.seed))
                 progress()
-        except queue.Empty:
-            return
-        except BaseException as error:  # kept for the caller: an exception of a thread would be lost
-            errors.append(error)
 
     with ExitStack() as stack:
         numbers = range(min(jobs, waiting.qsize()))
@@ -72,19 +62,52 @@ def grade(
         workers = [stack.enter_context(Worker(confinement)) for confinement in settings]
         if workers:
             prove_reference(workers[0], handed_in(submissions, lessons), records.seed)
-        threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
-        for thread in threads:
-            thread.start()
+        work_together(work, workers, waiting)
+    return [score_recorded(submission, lessons, records) for submission in submissions]
+
+
+def not_recorded(
+    submissions: Sequence[Submission], lessons: Sequence[Lesson], records: Records, progress: Progress
+) -> "queue.Queue[tuple[Submission, Lesson]]":
+    """Return what has no record yet; ``progress`` hears of the rest."""
+    waiting: queue.Queue[tuple[Submission, Lesson]] = queue.Queue()
+    for submission in submissions:
+        for lesson in lessons:
+            if records.load(submission, lesson) is None:
+                waiting.put((submission, lesson))
+            else:
+                progress()
+    return waiting
+
+
+def work_together(work: Callable[[Worker], None], workers: Sequence[Worker], waiting: "queue.Queue[Any]") -> None:
+    """Let every worker work in a thread. Raises what one raised, or an interrupt, when the others have stopped."""
+    errors: list[BaseException] = []
+
+    def stop(error: BaseException) -> None:
+        errors.append(error)
+        with suppress(queue.Empty):  # the lessons that are being run are finished and kept
+            while True:
+                waiting.get_nowait()
+
+    def guarded(worker: Worker) -> None:
         try:
-            for thread in threads:
-                thread.join()
-        except KeyboardInterrupt as error:  # the lessons that are being run are finished and kept
-            errors.append(error)
-            for thread in threads:
-                thread.join()
+            work(worker)
+        except BaseException as error:  # kept for the caller: an exception of a thread would be lost
+            stop(error)
+
+    threads = [threading.Thread(target=guarded, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt as error:
+        stop(error)
+        for thread in threads:
+            thread.join()
     if errors:
         raise errors[0]
-    return [score_recorded(submission, lessons, records) for submission in submissions]
 
 
 def handed_in(submissions: Sequence[Submission], lessons: Sequence[Lesson]) -> list[Lesson]:

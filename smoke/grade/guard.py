@@ -86,7 +86,7 @@ def install(folder: Path, trees: Sequence[str], listed: Sequence[str], notes: No
     names = (*readable, *(os.path.realpath(path) for path in listed))
     namespace: dict[str, Any] = {"__name__": "rules", "__builtins__": dict(vars(builtins))}
     exec(RULES, namespace)
-    decide = namespace["decider"](notes.writer, notes.key, home, readable, names)
+    decide = namespace["Decider"](notes.writer, notes.key, home, readable, names).decide
     for owner, openers in OPENERS.items():
         announce_openers(owner, openers)
     sys.addaudithook(partial(refuse, decide))

@@ -62,6 +62,11 @@ class Readable:
     trees: tuple[str, ...] = ()
     listed: tuple[str, ...] = ()
 
+    def covers(self, path: str) -> bool:
+        """Whether a path lies in what may be read or listed."""
+        where = Path(os.path.realpath(path))
+        return any(where.is_relative_to(folder) for folder in (*self.trees, *self.listed))
+
     def plus(self, *trees: str) -> "Readable":
         """Return the same with more trees."""
         return Readable((*self.trees, *trees), self.listed)

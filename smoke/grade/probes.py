@@ -136,9 +136,10 @@ def no_verdict(seed: int, values: Values) -> list[Any]:
 
 def install_absent_peer() -> types.ModuleType:
     """Put an empty module in the place of the peer, before any check is imported, so that it is never loaded."""
-    package = __import__("smoke.framework", fromlist=["framework"])
-    package.peer = sys.modules[PEER] = types.ModuleType(PEER)
-    return sys.modules[PEER]
+    peer = types.ModuleType(PEER)
+    sys.modules[PEER] = peer
+    setattr(sys.modules["smoke.framework"], "peer", peer)  # noqa: B010  # as an import would
+    return peer
 
 
 def question(name: str, args: Any, options: Any) -> str:

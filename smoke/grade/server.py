@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import mini_engine
+from smoke.framework.check import all_checks
 from smoke.grade import guard, probes
 from smoke.grade.confinement import Confinement, confine
 from smoke.grade.landlock import libc
@@ -55,7 +56,7 @@ class Children(child.Surroundings):
         """Open the notes and find out what the lesson's probes use, for every later child too."""
         lesson = order["lesson"]
         if lesson not in self.used:
-            checks = [check for check in child.all_checks().values() if check.lesson_id == lesson]
+            checks = [check for check in all_checks().values() if check.lesson_id == lesson]
             self.used[lesson] = probes.names_used(checks)
             gc.freeze()
         self.notes = guard.Notes()
@@ -67,15 +68,17 @@ class Children(child.Surroundings):
         probes.prune([check_id for _, check_id in order["checks"]], self.used[order["lesson"]])
         root = str(Path(mini_engine.__path__[0]).parent)
         mini_engine.__path__ = [str(view)]
-        sys.path[:] = [str(view.parent), *(path for path in sys.path if path != root)]
+        readable = self.settings.readable
+        kept = [path for path in sys.path if readable.covers(path)]
+        sys.path[:] = [str(view.parent), *kept]
         sys.path_importer_cache.clear()
         for module in list(sys.modules.values()):  # a traceback shows no line of the course, and looks for none
-            if (getattr(module, "__file__", None) or "").startswith(root):
-                linecache.cache[module.__file__] = (0, None, [], module.__file__)
+            file = getattr(module, "__file__", None) or ""
+            if file.startswith(root):
+                linecache.cache[file] = (0, None, [], file)
         close_others(self.notes.writer)
         own = (str(view.parent), *([order["overlay"]] if order["overlay"] else []), *order["readable"])
         confine(self.settings, out, own)
-        readable = self.settings.readable
         guard.install(out, (*readable.trees, *own), readable.listed, self.notes)
         del self.notes  # its key
 

@@ -221,10 +221,9 @@ def rms_norm(x, weight, eps):
     return torch.ones(5 * 2**30, dtype=torch.float32)[: x.shape[-1]] * x
 """
 
-THEFT = """
+THEFT = f"""
 import importlib.util, io, os, pathlib
-import mini_engine.config
-_engine = pathlib.Path(mini_engine.config.__file__).parent
+_engine = pathlib.Path({str(ENGINE)!r})
 _sources = []
 for _open in (open, io.open, lambda p: os.fdopen(os.open(p, os.O_RDONLY))):
     for _path in (_engine / "model.py", *(_engine / "__pycache__").glob("model.*.pyc"),

@@ -33,7 +33,7 @@ from smoke.grade.landlock import LANDLOCK_CREATE, libc
 from smoke.grade.likeness import pairs
 from smoke.grade.matrix import page, write_matrix
 from smoke.grade.records import Records
-from smoke.grade.rules import decider
+from smoke.grade.rules import Decider
 from smoke.grade.scoring import NOT_HANDED_IN, Mode, StudentScore, score_student
 from smoke.grade.submissions import MAX_ENTRIES, Submission, free_name, read_submissions
 from smoke.grade.trial import FIRST_UID, start_trial
@@ -328,8 +328,8 @@ def test_pairs_of_submissions_that_share_functions() -> None:
         "ada": {"driver.py": loop, "model.py": common.format("a", "b", "c")},
         "bob": {"driver.py": own.format("turned", "values", "kept"), "model.py": common.format("d", "e", "f")},
         "cid": reference("L1") | {"driver.py": loop.replace("% 3", "% 4")},
-        "dan": reference("L1") | {"attention/dense.py": common.format("g", "h", "i")},
-        "eve": starters("L1", "L3") | {"attention/dense.py": common.format("g", "h", "i")},
+        "dan": reference("L1") | {"attention/dense.py": common.format("g", "h", "k")},
+        "eve": starters("L1", "L3") | {"attention/dense.py": common.format("g", "h", "k")},
         "fay": starters("L1", "L3"),
     }
     found = pairs([Submission(name, own_files) for name, own_files in files.items()], LESSONS)
@@ -522,7 +522,7 @@ def rules(tmp_path: Path, *trees: Path) -> tuple[Callable[..., str | None], Call
     own = tmp_path / "own"
     own.mkdir()
     readable = [str(path) for path in (own, *trees)]
-    decide = decider(notes.writer, notes.key, str(own), readable, readable)
+    decide = Decider(notes.writer, notes.key, str(own), readable, readable).decide
     return lambda event, *args: decide(event, args), notes.read
 
 
