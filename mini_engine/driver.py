@@ -111,8 +111,8 @@ class GreedyDriver:
     def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raise ``ValueError``, naming value, limit and remedy, for a request that cannot be run.
 
-        Four rules: the prompt has at least 1 token; every id lies in the vocabulary; ``max_new_tokens`` is at least 1;
-        prompt and new tokens together fit into the model's ``max_position_embeddings``.
+        Four rules: the prompt has at least 1 token; every id is a whole number of the vocabulary; ``max_new_tokens`` is
+        at least 1; prompt and new tokens together fit into the model's ``max_position_embeddings``.
         """
         cfg = self.model.config
         if not prompt_ids:

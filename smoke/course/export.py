@@ -8,14 +8,19 @@ where it ends; texts, notebooks, checks, hints, pitfalls and wheats are absent; 
 that earlier lessons call (``needed_earlier`` in the manifest) stays as it is.
 
 The lessons up to ``--upto`` stay complete, reference included: the checks of a lesson run over the reference of all
-other modules, and ``doctor``, ``diff``, ``mutants``, ``accept`` and the notebooks need it. Whoever grades lesson N
-while it is being written takes ``--sealed``: it empties lesson N too, keeps the earlier ones as its base, and gives up
+other modules, and ``doctor``, ``diff``, ``mutants``, ``accept`` and the notebooks need it. ``--sealed`` is for a lesson
+that is graded while students have the export: it empties lesson N too, keeps the earlier ones as its base, and gives up
 those commands for it. Hiding a solution by compiling it would only look like hiding.
+
+The README's first commands are those that work in the export, and its generated tables are made anew there.
 """
 
 import ast
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +35,8 @@ from smoke.grade.authorship import TELLING_NODES, normal_form
 PARTS = ("README.md", "LICENSE", "pyproject.toml", ".gitignore", "docs", "lessons", "mini_engine", "smoke", "notebooks")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_checkpoints", ".DS_Store", "*.egg-info", ".*_cache")
 KEPT_KEYS = ("id", "slug", "title", "goal")
+GENERATE = ("generate", "Once upon a time", "--max-new-tokens", "2")  # what the README begins with
+COMMANDS = ('pip install -e ".[dev]" && python -m smoke start {lesson}', "python -m smoke run {lesson}")
 
 
 def export_command(
@@ -71,6 +78,10 @@ def export(folder: Path, upto: str, sealed: bool) -> list[Lesson]:
             remove_lesson(folder, lesson)
         unlink_lessons(folder, later)
         prove_absent(folder, emptied, kept)
+        if emptied and not run(folder, "mini_engine", *GENERATE):
+            tell_commands(folder, last, emptied)
+        if not run(folder, "smoke", "sync"):
+            raise ValueError("the tables of the exported lessons cannot be generated; try `python -m smoke sync` here")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -129,6 +140,39 @@ def unlink_lessons(folder: Path, lessons: list[Lesson]) -> None:
         for lesson in lessons:
             text = re.sub(rf"\[([^\]]*)\]\([^)]*{lesson.slug}(?:/\w+\.md|\.ipynb)[^)]*\)", r"\1", text)
         file.write_text(text)
+
+
+def run(folder: Path, *command: str) -> bool:
+    """Run a module of the exported repository, with nothing of this one on the path; whether it succeeded."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    words = [sys.executable, "-m", *command]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, check=False).returncode == 0
+
+
+def tell_commands(folder: Path, last: Lesson, emptied: list[Lesson]) -> None:
+    """Put commands that work in an engine without the ``emptied`` lessons in the place of the README's first ones."""
+    readme, first = folder / "README.md", load_manifest().written[0]
+    ends = ", ".join(lesson.id for lesson in emptied)
+    text = f"""## Two commands
+
+You need Python 3.11 or newer. You do not need a GPU. This is the course up to {last.id}.
+
+```console
+$ {COMMANDS[0].format(lesson=first.id)}
+$ {COMMANDS[1].format(lesson=first.id)}
+```
+
+The first command installs the project and writes the files of {first.id} to `work/`. The second runs the checks of that
+lesson on them and says what to write first. `mini-engine generate` and the lines of Python below end with
+`NotImplementedError`, which names the lesson that is missing: the functions of {ends} are empty here.
+
+"""
+    section = re.compile(r"^## Two commands\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
+    changed, count = section.subn(lambda _: text, readme.read_text())
+    if count != 1:
+        raise ValueError(f"README.md has {count} sections named Two commands, not one")
+    readme.write_text(changed)
 
 
 def prove_absent(folder: Path, lessons: list[Lesson], kept: set[str]) -> None:

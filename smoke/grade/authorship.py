@@ -1,9 +1,11 @@
 """Whose code a lesson file is: functions that are the reference's own, and imports that no lesson needs.
 
-Owns: what can be said from the source alone. Must not know: results. Nothing is executed.
+Owns: what can be said from the source of one submission alone (``likeness.py`` compares several). Must not know:
+results. Nothing is executed.
 
 A short function has few honest forms, so equal ones are reported and never punished. Importing an oracle is another
-matter: a file that asks transformers for the answer has not computed it.
+matter: a file that asks transformers for the answer has not computed it. Nor has one that reaches into the interpreter
+that runs it: no lesson needs ``ctypes``, other frames or the table of modules.
 """
 
 import ast
@@ -18,19 +20,32 @@ from smoke.grade.submissions import Submission
 
 ORACLES = ("transformers", "smoke")
 ORACLE_NAME = re.compile(rf"({'|'.join(ORACLES)})(\.\w+)*")
-REMARKABLE = {
-    "ctypes", "gc", "importlib", "inspect", "multiprocessing", "os", "pickle", "runpy", "shutil", "signal", "site",
-    "socket", "subprocess", "sys", "tempfile", "threading", "types", "urllib", "atexit", "builtins", "pathlib",
-}  # fmt: skip
+REMARKABLE = set(
+    """
+    gc importlib inspect multiprocessing os pickle runpy shutil signal site socket subprocess sys tempfile threading
+    types urllib atexit builtins pathlib linecache traceback operator xgrammar llguidance outlines_core
+    """.split()
+)
+# What only a file needs that looks for answers instead of computing them.
+INSIDES = set("ctypes _ctypes cffi marshal _imp".split())
+INSIDE_NAMES = set(
+    """
+    modules meta_path path_hooks path_importer_cache _getframe _current_frames get_objects get_referrers get_referents
+    f_back f_globals f_builtins tb_frame gi_frame cr_frame __globals__ __closure__ cell_contents __subclasses__
+    __builtins__ __loader__ __array_interface__ addaudithook settrace setprofile from_file
+    """.split()
+)
+OWNERS = {"modules": "sys"}  # names that mean something only as an attribute of a module
 REMARKABLE_CALLS = {"eval", "exec", "compile", "open", "__import__", "globals", "setattr"}
 TELLING_NODES = 40  # a function with fewer nodes than that says nothing about its author
 
 
 @dataclass(frozen=True)
 class Authorship:
-    """What one lesson's files say. ``oracles`` are imports that cost the points; the rest is for a reader."""
+    """What one lesson's files say. ``oracles`` and ``insides`` cost the points; the rest is for a reader."""
 
     oracles: tuple[str, ...] = ()
+    insides: tuple[str, ...] = ()
     remarkable: tuple[str, ...] = ()
     copied: tuple[str, ...] = ()
     compared: int = 0
@@ -38,11 +53,16 @@ class Authorship:
     @property
     def withheld(self) -> str:
         """Why this lesson earns no points, or nothing."""
-        return f"points withheld: {'; '.join(self.oracles)}" if self.oracles else ""
+        return f"points withheld: {'; '.join(self.reasons)}" if self.reasons else ""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The findings that cost the points."""
+        return (*self.oracles, *self.insides)
 
     def notes(self) -> list[str]:
         """Return one sentence per finding."""
-        notes = list(self.oracles) + list(self.remarkable)
+        notes = [*self.reasons, *self.remarkable]
         if self.copied:
             shown = ", ".join(self.copied)
             notes.append(f"{len(self.copied)} of {self.compared} longer functions are the reference's own: {shown}")
@@ -60,6 +80,7 @@ def examine(submission: Submission, lesson: Lesson) -> Authorship:
 def look_at(submission: Submission, lesson: Lesson) -> Authorship:
     """Collect what the files say. A file that cannot be parsed says nothing."""
     oracles: list[str] = []
+    insides: list[str] = []
     remarkable: list[str] = []
     copied: list[str] = []
     compared = 0
@@ -68,9 +89,12 @@ def look_at(submission: Submission, lesson: Lesson) -> Authorship:
         for name in imported(tree):
             if ORACLE_NAME.fullmatch(name):
                 oracles.append(f"{file} imports {name}")
+            elif name.partition(".")[0] in INSIDES:
+                insides.append(f"{file} imports {name}")
             elif name.partition(".")[0] in REMARKABLE:
                 remarkable.append(f"{file} imports {name}")
         oracles += [f"{file} holds the name {name!r} as a text" for name in oracle_texts(tree)]
+        insides += [f"{file} uses {name}" for name in inside_names(tree)]
         calls = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         remarkable += [f"{file} calls {name}" for name in sorted(calls & REMARKABLE_CALLS)]
         own = functions_of(tree)
@@ -79,7 +103,7 @@ def look_at(submission: Submission, lesson: Lesson) -> Authorship:
                 compared += 1
                 if normal_form(own[qualname]) == form:
                     copied.append(qualname)
-    return Authorship(distinct(oracles), distinct(remarkable), tuple(copied), compared)
+    return Authorship(distinct(oracles), distinct(insides), distinct(remarkable), tuple(copied), compared)
 
 
 def distinct(found: list[str]) -> tuple[str, ...]:
@@ -109,6 +133,23 @@ def oracle_texts(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and ORACLE_NAME.fullmatch(node.value):
             yield node.value
+
+
+def inside_names(tree: ast.Module) -> Iterator[str]:
+    """Yield every name of the interpreter's insides, as an attribute, imported, or as a text and nothing besides."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            owner = OWNERS.get(node.attr)
+            if owner is None or (isinstance(node.value, ast.Name) and node.value.id == owner):
+                names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names if OWNERS.get(alias.name, node.module) == node.module]
+        elif isinstance(node, ast.Name):
+            names = [node.id] if node.id.startswith("__") else []
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value] if node.value not in OWNERS else []
+        yield from (name for name in names if name in INSIDE_NAMES)
 
 
 @cache

@@ -10,14 +10,16 @@ from typing import Annotated
 import typer
 from tqdm import tqdm
 
-from smoke.framework.manifest import load_manifest
+from smoke.framework.manifest import Lesson, load_manifest
 from smoke.grade.documents import write_all
 from smoke.grade.gradebook import Limits, grade
+from smoke.grade.likeness import pairs
+from smoke.grade.matrix import write_matrix
 from smoke.grade.records import Records
 from smoke.grade.scoring import StudentScore
 from smoke.grade.submissions import Submission, read_submissions
 from smoke.grade.trial import Isolation, try_isolation
-from smoke.grade.worker import PATIENCE
+from smoke.grade.worker import DISK_BYTES, PATIENCE
 
 UNITS = {"K": 10, "M": 20, "G": 30}
 
@@ -27,27 +29,34 @@ def grade_command(
     out: Annotated[Path, typer.Option(help="Where the reports go; a rerun goes on where it stopped.")] = Path("report"),
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Submissions that run at the same time.")] = 2,
     timeout: Annotated[
-        int, typer.Option(min=1, help="Seconds of processor time for one lesson; four times that on the clock.")
+        int, typer.Option(min=1, help="Seconds of the processor for one lesson's checks; four times that on the clock.")
     ] = 180,
     mem: Annotated[str, typer.Option(help="Memory of one submission beyond torch itself, like 512M or 2G.")] = "2G",
     seed: Annotated[str, typer.Option(help="Draws the inputs of every check: auto, or a number to repeat.")] = "auto",
+    lessons: Annotated[str, typer.Option(help="Grade these alone, like L1,L4; all of them without it.")] = "",
 ) -> None:
     """Grade a folder of submissions."""
-    from smoke.grade.matrix import write_matrix  # imported here: other commands need no matplotlib
-
     limits = Limits(timeout, parse_size(mem))
+    chosen = choose_lessons(lessons)
     found = read_submissions(submissions)
     records = Records(out, seed, {"timeout": timeout, "memory": limits.memory})
     isolation = try_isolation()
     conditions = describe(records, isolation, limits)
     typer.echo("\n".join(conditions), err=True)
-    total = len(found) * len(load_manifest().written)
-    with tqdm(total=total, desc="grading", unit="lesson") as bar:
-        scores = grade(found, records, isolation, limits, jobs, (submissions, out), bar.update)
-    write_all(out, scores, conditions)
-    write_matrix(out, scores, conditions, records.seed)
+    hidden = (submissions.resolve(), out.resolve())
+    with tqdm(total=len(found) * len(chosen), desc="grading", unit="lesson") as bar:
+        scores = grade(found, chosen, records, isolation, limits, jobs, hidden, bar.update)
+    alike = pairs(found, chosen)
+    write_all(out, scores, alike, conditions)
+    write_matrix(out, scores, alike, conditions)
     records.mark(finished=True)
     typer.echo(closing(scores, found, out))
+
+
+def choose_lessons(text: str) -> tuple[Lesson, ...]:
+    """Return the lessons that ``L1,L4`` names, in the course's order, or all. Raises ``ValueError`` for another."""
+    names = {load_manifest().lesson(name.strip()).id for name in text.split(",") if name.strip()}
+    return tuple(lesson for lesson in load_manifest().written if not names or lesson.id in names)
 
 
 def describe(records: Records, isolation: Isolation, limits: Limits) -> list[str]:
@@ -55,8 +64,9 @@ def describe(records: Records, isolation: Isolation, limits: Limits) -> list[str
     again = " (that of the run that was not finished)" if records.resumed else ""
     return [
         f"seed: {records.seed}{again}",
-        f"limits per lesson: {limits.seconds} s of processor time, {PATIENCE * limits.seconds:g} s on the clock, "
-        f"{limits.memory >> 20} MiB of memory beyond what torch maps",
+        f"limits per lesson: {limits.seconds} s of the processor, {PATIENCE * limits.seconds:g} s on the clock, "
+        "without the checks that ran into a limit of their own; "
+        f"{limits.memory >> 20} MiB of memory beyond what torch maps, {DISK_BYTES >> 20} MiB in files",
         *isolation.lines(),
     ]
 
@@ -68,7 +78,7 @@ def closing(scores: list[StudentScore], submissions: list[Submission], out: Path
     looks = sum(bool(s.submission.faults or any(x.notes or x.remarks for x in s.scores)) for s in scores)
     return (
         f"{len(submissions)} submissions, {full} with all {points} points, {looks} with remarks\n"
-        f"{out}/matrix.md, matrix.png, grades.csv, junit.xml, students/NAME/report.md and results.json"
+        f"{out}/matrix.md, matrix.html, pairs.csv, grades.csv, junit.xml, students/NAME/report.md and results.json"
     )
 
 

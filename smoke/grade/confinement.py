@@ -1,13 +1,13 @@
-"""What a candidate's process gives up before it runs a line of the candidate: rights, memory, time, network.
+"""What a candidate's process gives up before it runs a line of the candidate: rights, files, memory, time, network.
 
-Owns: the system calls. Must not know: checks, scores. Everything here is done by the child to itself and cannot be
-undone. What the system does not offer is left out without an error; ``trial.py`` finds out what that is.
+Owns: the limits and the order in which they are set. Must not know: checks, scores. The process does all of this to
+itself, and nothing can be undone. What the system does not offer is left out without an error; ``trial.py`` finds out
+what that is.
 
-Linux only: user ids, ``unshare`` and Landlock (https://docs.kernel.org/userspace-api/landlock.html). Elsewhere the
-resource limits remain.
+Linux only: user ids, ``unshare``, Landlock (``landlock.py``) and seccomp (``syscalls.py``). Elsewhere the resource
+limits remain.
 """
 
-import ctypes
 import os
 import platform
 import re
@@ -15,18 +15,20 @@ import resource
 import struct
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from smoke.grade.landlock import Readable, libc, restrict_files
+from smoke.grade.syscalls import refuse_calls
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 8, 38
 CAPABILITY_VERSION, CAP_DAC_READ_SEARCH = 0x20080522, 2
-LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same numbers on every architecture
-LANDLOCK_FILE_RIGHTS = 1 << 1 | 1 << 14  # write, truncate: all that a rule about a single file may name
-FILE_BYTES = 256 * 2**20
+FILE_BYTES = 256 * 2**20  # of one file; the largest honest answer has 15 MiB
+OPEN_FILES = 256
 PROCESSES = 64
 COUNTS_PER_NAMESPACE = (5, 14)  # the kernel from which on processes are counted per user and namespace
 
@@ -36,14 +38,15 @@ class Confinement:
     """How a child is confined. ``uid`` is the user it becomes, if it is root before.
 
     ``memory`` counts beyond what the process maps when it starts, which is mostly torch. ``read_all`` keeps the right
-    to read every file, for an interpreter that lies where the new user could not reach it.
+    to read every file, for an interpreter that lies where the new user could not reach it. ``readable`` is what every
+    candidate may read; its own files come with each order.
     """
 
     uid: int | None
     read_all: bool
     memory: int
     seconds: int
-    hidden: tuple[str, ...] = ()
+    readable: Readable = field(default_factory=Readable)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what ``parse`` reads."""
@@ -52,11 +55,12 @@ class Confinement:
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> "Confinement":
         """Read the form of ``as_dict``."""
-        return cls(raw["uid"], raw["read_all"], raw["memory"], raw["seconds"], tuple(raw["hidden"]))
+        readable = Readable(tuple(raw["readable"]["trees"]), tuple(raw["readable"]["listed"]))
+        return cls(raw["uid"], raw["read_all"], raw["memory"], raw["seconds"], readable)
 
 
-def confine(settings: Confinement, folder: Path) -> None:
-    """Confine this process to writing in ``folder``. Cannot be undone."""
+def confine(settings: Confinement, folder: Path, own: Sequence[str] = ()) -> None:
+    """Confine this process: writing in ``folder`` alone, reading there, in ``own`` and in ``settings.readable``."""
     if settings.uid is not None:
         for path in (folder, *folder.iterdir()):
             os.chown(path, settings.uid, settings.uid, follow_symlinks=False)
@@ -64,23 +68,19 @@ def confine(settings: Confinement, folder: Path) -> None:
     limit(settings, counts_anew=settings.uid is not None or (has_own_users and kernel() >= COUNTS_PER_NAMESPACE))
     if sys.platform == "linux":
         libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        restrict_files(folder)
+        restrict_files(folder, settings.readable.plus(*own))
     if settings.uid is not None:
         become(settings.uid, settings.read_all)
+    refuse_calls()
     for name in ("HOME", "TMPDIR"):
         os.environ[name] = str(folder)
     tempfile.tempdir = None
 
 
-def libc() -> ctypes.CDLL:
-    """Return the C library."""
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def leave_network() -> bool:
     """Move to a network of its own that has no device that is up, if the system allows it.
 
-    Returns whether it took a namespace of users of its own for that, as who is not root must.
+    Returns whether it took a namespace of users of its own for that, as a process that is not root's must.
     """
     if sys.platform != "linux" or libc().unshare(CLONE_NEWNET) == 0:
         return False
@@ -108,6 +108,7 @@ def limit(settings: Confinement, counts_anew: bool) -> None:
     limits = {
         resource.RLIMIT_CPU: settings.seconds + 1,
         resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_CORE: 0,
     }
     with suppress(OSError):  # systems without /proc do not keep this limit either
@@ -121,30 +122,6 @@ def limit(settings: Confinement, counts_anew: bool) -> None:
         # The soft limit's signal says that time was used up; at the hard one, a second later, the process is killed.
         soft = value - 1 if name == resource.RLIMIT_CPU and value > 1 else value
         resource.setrlimit(name, (soft, value))
-
-
-def restrict_files(folder: Path) -> bool:
-    """Refuse, by Landlock: writing outside ``folder``, starting programs, signals and TCP to the outside.
-
-    Returns whether the kernel knows Landlock. Reading stays as the user's rights have it.
-    """
-    version = libc().syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
-    if version < 1:
-        return False
-    rights = 1 << 0 | 1 << 1 | sum(1 << bit for bit in range(4, 13))  # execute, write, remove and make anything
-    rights |= (1 << 13 if version >= 2 else 0) | (1 << 14 if version >= 3 else 0)  # move across folders, truncate
-    parts = [rights, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0]  # files, TCP, signals and sockets
-    attributes = struct.pack("=3Q", *parts)[: 8 if version < 4 else 16 if version < 6 else 24]
-    rules = libc().syscall(LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
-    if rules < 0:
-        return False
-    for path, allowed in ((folder, rights & ~1), (Path(os.devnull), rights & LANDLOCK_FILE_RIGHTS)):
-        target = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        libc().syscall(LANDLOCK_ADD, rules, 1, struct.pack("=Qi", allowed, target), 0)
-        os.close(target)
-    failed = libc().syscall(LANDLOCK_RESTRICT, rules, 0)
-    os.close(rules)
-    return bool(failed == 0)
 
 
 def become(uid: int, read_all: bool) -> None:

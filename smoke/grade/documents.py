@@ -14,16 +14,18 @@ from xml.etree import ElementTree
 
 from smoke.course.report import explain, line
 from smoke.framework.check import Result, all_checks
-from smoke.grade.scoring import NOT_HANDED_IN, LessonScore, StudentScore, TaskScore
+from smoke.grade.likeness import Pair
+from smoke.grade.scoring import NOT_THERE, LessonScore, StudentScore, TaskScore
 
 COLUMNS = ("student", "lesson", "points", "isolated", "cumulative", "status", "reason", "notes")
 MAX_TEXT = 20_000
 
 
-def write_all(out: Path, students: Sequence[StudentScore], conditions: Sequence[str]) -> None:
+def write_all(out: Path, students: Sequence[StudentScore], found: Sequence[Pair], conditions: Sequence[str]) -> None:
     """Write every document but the matrix. ``conditions`` are sentences about the run: seed, limits, isolation."""
     write_csv(out / "grades.csv", students)
     write_junit(out / "junit.xml", students)
+    write_pairs(out / "pairs.csv", found)
     for student in students:
         folder = out / "students" / student.submission.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,12 +46,26 @@ def write_csv(file: Path, students: Sequence[StudentScore]) -> None:
                 table.writerow([name, alone.lesson.id, *map(one_line, row)])
             isolated, points = student.total("isolated")
             faults = "; ".join(student.submission.faults)
+            missing = [score.lesson.id for score in student.of_mode("isolated") if not score.handed_in]
             whole_status = "complete" if isolated == points else "incomplete"
+            if missing:
+                faults = "; ".join(filter(None, (faults, f"{NOT_THERE}: {', '.join(missing)}")))
             table.writerow([name, "all", points, isolated, student.total("cumulative")[0], whole_status, faults, ""])
 
 
+def write_pairs(file: Path, found: Sequence[Pair]) -> None:
+    """Write one row per pair of students who share longer functions, the weightiest first."""
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        table = csv.writer(stream)
+        table.writerow(("student", "other", "weight", "functions"))
+        for pair in found:
+            table.writerow(map(one_line, (pair.first, pair.second, round(pair.weight), "; ".join(pair.functions))))
+
+
 def status(score: LessonScore) -> str:
-    """Return "pass", or the status of the first task that did not."""
+    """Return "pass", or the status of the first task that did not, or that there is nothing to have one."""
+    if not score.handed_in:
+        return NOT_THERE
     return next((task.status for task in score.tasks if task.status != "pass"), "pass")
 
 
@@ -71,7 +87,8 @@ def report(student: StudentScore, conditions: Sequence[str]) -> str:
         "|---|---:|---:|---:|",
     ]
     for alone, whole in zip(student.of_mode("isolated"), student.of_mode("cumulative"), strict=True):
-        parts.append(f"| {alone.lesson.id} {alone.lesson.title} | {alone.earned} | {whole.earned} | {alone.points} |")
+        earned_in = f"{alone.earned} | {whole.earned}" if alone.handed_in else f"{NOT_THERE} |"
+        parts.append(f"| {alone.lesson.id} {alone.lesson.title} | {earned_in} | {alone.points} |")
     parts.append("")
     parts += [f"- Problem with the submission: {quoted(fault)}" for fault in student.submission.faults]
     if student.submission.ignored:
@@ -86,8 +103,8 @@ def report(student: StudentScore, conditions: Sequence[str]) -> str:
 
 def lesson_part(alone: LessonScore, whole: LessonScore) -> list[str]:
     """Return the part of a report about one lesson."""
-    if not handed_in(alone):
-        return [f"## {alone.lesson.id} {alone.lesson.title}", "", f"No points: {alone.results[0].detail}."]
+    if not alone.handed_in:
+        return [f"## {alone.lesson.id} {alone.lesson.title}", "", f"No points: {alone.reason}."]
     parts = [f"## {alone.lesson.id} {alone.lesson.title}", "", "| task | isolated | cumulative | points |"]
     parts.append("|---|---|---|---:|")
     for one, other in zip(alone.tasks, whole.tasks, strict=True):
@@ -106,11 +123,6 @@ def lesson_part(alone: LessonScore, whole: LessonScore) -> list[str]:
     return parts
 
 
-def handed_in(score: LessonScore) -> bool:
-    """Whether the student handed in any file of a lesson."""
-    return not all(result.detail.startswith(NOT_HANDED_IN) for result in score.results)
-
-
 def signature(results: Sequence[Result]) -> set[tuple[str, str, str]]:
     """Return what distinguishes the failures of two modes."""
     return {(result.check_id, result.status, result.detail) for result in results if not result.passed}
@@ -121,9 +133,9 @@ def explain_all(results: Sequence[Result]) -> str:
     texts = []
     said: set[str] = set()
     for result in results:
-        told = result.status in ("fail", "timeout", "crashed") and result.detail not in said - {""}
+        in_full = result.status in ("fail", "timeout", "crashed") and result.detail not in said - {""}
         said.add(result.detail)
-        texts.append(explain(result, all_checks()[result.check_id]) + "\n" if told else line(result))
+        texts.append(explain(result, all_checks()[result.check_id]) + "\n" if in_full else line(result))
     return "\n".join(texts)
 
 
@@ -152,8 +164,8 @@ def gradescope(student: StudentScore, conditions: Sequence[str]) -> dict[str, An
             "number": task.task.id,
             "score": task.earned,
             "max_score": task.task.points,
-            "status": "passed" if task.earned else "failed",
-            "output": task_output(task),
+            **({"status": "passed" if task.earned else "failed"} if score.handed_in else {}),
+            "output": task_output(task) if score.handed_in else score.reason,
             "output_format": "text",
             "visibility": "visible",
         }
@@ -187,16 +199,14 @@ def write_junit(file: Path, students: Sequence[StudentScore]) -> None:
     root = ElementTree.Element("testsuites", name="mini_engine")
     for student in students:
         cases = [(score, result) for score in student.scores for result in score.results]
-        kinds = [kind_of(result) for _, result in cases]
-        suite = ElementTree.SubElement(
-            root, "testsuite", name=student.submission.name, tests=str(len(cases)),
-            failures=str(kinds.count("failure")), errors=str(kinds.count("error")), skipped=str(kinds.count("skipped")),
-        )  # fmt: skip
+        kinds = [kind_of(result) if score.handed_in else "skipped" for score, result in cases]
+        words = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+        counts = {word: str(kinds.count(kind)) for word, kind in words.items()}
+        name = student.submission.name
+        suite = ElementTree.SubElement(root, "testsuite", {"name": name, "tests": str(len(cases)), **counts})
         for (score, result), kind in zip(cases, kinds, strict=True):
-            case = ElementTree.SubElement(
-                suite, "testcase", name=result.check_id, classname=f"{student.submission.name}.{score.mode}",
-                time=f"{result.seconds:.3f}",
-            )  # fmt: skip
+            about = {"classname": f"{name}.{score.mode}", "time": f"{result.seconds:.3f}"}
+            case = ElementTree.SubElement(suite, "testcase", {"name": result.check_id, **about})
             if kind:
                 problem = ElementTree.SubElement(case, kind, type=result.status, message=one_line(line(result)))
                 problem.text = printable(explain(result, all_checks()[result.check_id]))[:MAX_TEXT]

@@ -7,19 +7,19 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from smoke.framework.check import Result, checks_of
-from smoke.framework.manifest import ENGINE, ROOT, Lesson, load_manifest
+from smoke.framework.manifest import ENGINE, Lesson
 from smoke.grade.authorship import examine
 from smoke.grade.records import Records
 from smoke.grade.scoring import MODES, NOT_HANDED_IN, Mode, StudentScore, score_student
 from smoke.grade.submissions import Submission
 from smoke.grade.trial import Isolation
 from smoke.grade.worker import MAX_LOG, ModeRun, Worker, lessons_of_mode
-from smoke.runner.runner import Candidate
 
 Progress = Callable[[], object]
 
@@ -33,85 +33,111 @@ class Limits:
 
 
 def grade(
-    submissions: Sequence[Submission], records: Records, isolation: Isolation, limits: Limits, jobs: int,
-    hidden: Sequence[Path] = (), progress: Progress = lambda: None,
-) -> list[StudentScore]:  # fmt: skip
-    """Grade every submission and return the scores in the same order.
+    submissions: Sequence[Submission],
+    lessons: Sequence[Lesson],
+    records: Records,
+    isolation: Isolation,
+    limits: Limits,
+    jobs: int,
+    hidden: Sequence[Path] = (),
+    progress: Progress = lambda: None,
+) -> list[StudentScore]:
+    """Grade ``lessons`` of every submission and return the scores in the same order.
 
     ``hidden`` are folders that candidates must not read, such as the report's. Raises what a worker raised, after the
     others have stopped; what a submission does is never such an error.
     """
+    waiting = not_recorded(submissions, lessons, records, progress)
+
+    def work(worker: Worker) -> None:
+        with suppress(queue.Empty):
+            while True:
+                submission, lesson = waiting.get_nowait()
+                records.save(submission, lesson, run_safely(worker, submission, lesson, records.seed))
+                progress()
+
+    with ExitStack() as stack:
+        numbers = range(min(jobs, waiting.qsize()))
+        settings = [isolation.confinement(number, limits.memory, limits.seconds, hidden) for number in numbers]
+        workers = [stack.enter_context(Worker(confinement)) for confinement in settings]
+        if workers:
+            prove_reference(workers[0], handed_in(submissions, lessons), records.seed)
+        work_together(work, workers, waiting)
+    return [score_recorded(submission, lessons, records) for submission in submissions]
+
+
+def not_recorded(
+    submissions: Sequence[Submission], lessons: Sequence[Lesson], records: Records, progress: Progress
+) -> "queue.Queue[tuple[Submission, Lesson]]":
+    """Return what has no record yet; ``progress`` hears of the rest."""
     waiting: queue.Queue[tuple[Submission, Lesson]] = queue.Queue()
     for submission in submissions:
-        for lesson in load_manifest().written:
+        for lesson in lessons:
             if records.load(submission, lesson) is None:
                 waiting.put((submission, lesson))
             else:
                 progress()
+    return waiting
+
+
+def work_together(work: Callable[[Worker], None], workers: Sequence[Worker], waiting: "queue.Queue[Any]") -> None:
+    """Let every worker work in a thread. Raises what one raised, or an interrupt, when the others have stopped."""
     errors: list[BaseException] = []
-    paths = tuple(str(path.resolve()) for path in (*hidden, *hidden_parts()))
 
-    def work(worker: Worker) -> None:
+    def stop(error: BaseException) -> None:
+        errors.append(error)
+        with suppress(queue.Empty):  # the lessons that are being run are finished and kept
+            while True:
+                waiting.get_nowait()
+
+    def guarded(worker: Worker) -> None:
         try:
-            while not errors:
-                submission, lesson = waiting.get_nowait()
-                records.save(submission, lesson, run_safely(worker, submission, lesson, records.seed))
-                progress()
-        except queue.Empty:
-            return
+            work(worker)
         except BaseException as error:  # kept for the caller: an exception of a thread would be lost
-            errors.append(error)
+            stop(error)
 
-    with ExitStack() as stack:
-        numbers = range(min(jobs, waiting.qsize()))
-        settings = [isolation.confinement(number, limits.memory, limits.seconds, paths) for number in numbers]
-        workers = [stack.enter_context(Worker(confinement)) for confinement in settings]
-        if workers:
-            prove_reference(workers[0], handed_in(submissions), records.seed)
-        threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
+    threads = [threading.Thread(target=guarded, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    try:
         for thread in threads:
-            thread.start()
-        try:
-            for thread in threads:
-                thread.join()
-        except KeyboardInterrupt as error:  # the lessons that are being run are finished and kept
-            errors.append(error)
-            for thread in threads:
-                thread.join()
+            thread.join()
+    except KeyboardInterrupt as error:
+        stop(error)
+        for thread in threads:
+            thread.join()
     if errors:
         raise errors[0]
-    return [score_recorded(submission, records) for submission in submissions]
 
 
-def handed_in(submissions: Sequence[Submission]) -> list[Lesson]:
-    """Return the lessons of which anybody has handed in a file."""
+def handed_in(submissions: Sequence[Submission], lessons: Sequence[Lesson]) -> list[Lesson]:
+    """Return those of ``lessons`` of which a file was handed in."""
     names = {file for submission in submissions for file in submission.files}
-    return [lesson for lesson in load_manifest().written if not names.isdisjoint(lesson.files)]
+    return [lesson for lesson in lessons if not names.isdisjoint(lesson.files)]
 
 
 def prove_reference(worker: Worker, lessons: Sequence[Lesson], seed: int) -> None:
     """Run the checks of ``lessons`` on the reference under the same conditions. Raises ``RuntimeError`` if one fails.
 
-    Nobody is graded on a machine, or under limits, where the right answer fails. It also lets the oracles compute their
-    answers before the first submission's clock runs.
+    There is no grading on a machine, or under limits, where the right answer fails. It also lets the oracles compute
+    their answers before the first submission's clock runs.
     """
     for lesson in lessons:
-        for result in worker.runner.run(Candidate("reference"), checks_of([lesson]), seed).results:
+        outcome = worker.run_reference(lesson, seed)
+        for result in outcome.results:
             if not result.passed:
-                raise RuntimeError(f"the reference does not pass {result.check_id} here, {explain_short(result)}")
+                why = explain_short(result, outcome.log)
+                raise RuntimeError(f"the reference does not pass {result.check_id} here, {why}")
 
 
-def explain_short(result: Result) -> str:
+def explain_short(result: Result, log: str) -> str:
     """Return why the reference fails, in one line, and what to do."""
     why = result.detail or "; ".join(f"{failure.case} {failure.got}" for failure in result.failures[:1])
-    return f"so nothing is graded ({result.status}: {why}); try more --mem or --timeout, then `python -m smoke doctor`"
-
-
-def hidden_parts() -> list[Path]:
-    """Return the parts of the repository that hold solutions besides the engine's own files."""
-    parts = [".git", "smoke/checks/l3/golden.json", "notebooks", "tests"]
-    lessons = [path for path in (ROOT / "smoke" / "bank").iterdir() if path.is_dir()]
-    return [path for path in (*(ROOT / part for part in parts), *lessons) if path.exists()]
+    last = (log.strip().splitlines() or ["nothing"])[-1]
+    return (
+        f"so nothing is graded ({result.status}: {why}; it printed last: {last}); "
+        "try more --mem or --timeout, then `python -m smoke doctor`"
+    )
 
 
 def run_safely(worker: Worker, submission: Submission, lesson: Lesson, seed: int) -> dict[Mode, ModeRun]:
@@ -142,15 +168,15 @@ def run_lesson(worker: Worker, submission: Submission, lesson: Lesson, seed: int
     return found
 
 
-def score_recorded(submission: Submission, records: Records) -> StudentScore:
+def score_recorded(submission: Submission, lessons: Sequence[Lesson], records: Records) -> StudentScore:
     """Score one student from the records."""
     results: dict[tuple[str, Mode], Sequence[Result]] = {}
     notes: dict[tuple[str, Mode], Sequence[str]] = {}
-    for lesson in load_manifest().written:
+    for lesson in lessons:
         for mode, run in (records.load(submission, lesson) or {}).items():
             results[lesson.id, mode] = run.results
             absent = [file for file in lesson.files if file not in submission.files]
             partly = absent and len(absent) < len(lesson.files)
             notes[lesson.id, mode] = [NOT_HANDED_IN + file for file in absent if partly] + list(run.notes)
-    authorships = {lesson.id: examine(submission, lesson) for lesson in load_manifest().written}
-    return score_student(submission, results, notes, authorships)
+    authorships = {lesson.id: examine(submission, lesson) for lesson in lessons}
+    return score_student(submission, lessons, results, notes, authorships)

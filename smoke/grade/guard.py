@@ -1,112 +1,128 @@
-"""An audit hook that refuses what no lesson needs: the solution's source, files elsewhere, programs, sockets.
+"""The audit hook of a candidate's process, and the notes that it leaves.
 
-Owns: which events are refused and how an attempt is told. Must not know: checks, scores.
+Owns: how the hook is installed and how its notes come back. Must not know: what is refused (``rules.py``).
 
-It sees what goes through Python, says so in the log and raises ``PermissionError``. It stops accidents and casual
-tricks and makes them visible; code that calls the system directly does not come by here, and meets ``confinement.py``.
+The hook sees what goes through Python, notes it in a pipe of its own and raises ``PermissionError``. It makes casual
+tricks visible and stops them where the kernel does not; code that calls the system directly does not come by here, and
+meets ``confinement.py``.
 """
 
+import builtins
+import fcntl
+import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-MARK = "[guard] "
-MAX_LINES = 20
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-CHANGES = {
-    "os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.mkdir": 1, "os.link": 2, "os.symlink": 2, "os.truncate": 1,
-    "os.chmod": 1, "os.chown": 1, "os.utime": 1,
-}  # fmt: skip
-REFUSED = {
-    "subprocess.Popen": "starting a program", "os.system": "starting a program", "os.exec": "starting a program",
-    "os.posix_spawn": "starting a program", "os.kill": "a signal", "os.killpg": "a signal",
-    "socket.connect": "the network", "socket.bind": "the network", "socket.sendto": "the network",
-    "socket.getaddrinfo": "the network",
-}  # fmt: skip
-NOTED = {"os.fork": "a process was started", "os.forkpty": "a process was started"}
+from smoke.grade import rules
+
+MAX_ALIKE = 5  # notes of one kind; more are only counted
+# Functions of libraries that open a file without Python: what the hook cannot see. Where Landlock is, it refuses them.
+OPENERS = {
+    "torch": ("from_file", "load"),
+    "torch.UntypedStorage": ("from_file",),
+    "torch.TypedStorage": ("from_file",),
+    "torch.jit": ("load",),
+    "torch.ops": ("load_library",),
+    "torch.classes": ("load_library",),
+    "torch._C": ("PyTorchFileReader", "PyTorchFileWriter", "import_ir_module", "_import_ir_module_from_package"),
+    "torch._C._VariableFunctions": ("from_file",),
+}
+RULES = Path(rules.__file__).read_bytes()
 
 
-def install(folder: Path, hidden: Sequence[str], solutions: Sequence[str], own: Path) -> None:
-    """Install the hook, for good: writing is allowed in ``folder`` alone.
+class Notes:
+    """A pipe for notes, which is not where a candidate prints.
 
-    ``hidden`` are folders and files that may not be read; ``solutions`` are names beneath ``mini_engine`` that may be
-    read in the folder ``own`` only, because the candidate's files stand in for them.
+    Each line begins with a key that only the hook has. What else is found in the pipe was put there by the candidate.
     """
-    tell = teller(os.dup(2))
+
+    def __init__(self) -> None:
+        """Open the pipe; to be done before the process is forked."""
+        self.reader, self.writer = os.pipe()
+        self.key = secrets.token_hex(8)
+        for end in (self.reader, self.writer):
+            fcntl.fcntl(end, fcntl.F_SETFL, os.O_NONBLOCK)
+
+    def read(self) -> list[str]:
+        """Return the notes, each kind at most ``MAX_ALIKE`` times, and close the pipe."""
+        os.close(self.writer)
+        data = b""
+        try:
+            while len(data) < 2 * rules.MAX_BYTES and (more := os.read(self.reader, 65536)):
+                data += more
+        except BlockingIOError:
+            pass  # a process that was started still holds the other end
+        os.close(self.reader)
+        return read_notes(data, self.key)
+
+
+def read_notes(data: bytes, key: str) -> list[str]:
+    """Return the notes that stand in ``data`` under ``key``, and whether anything else does."""
+    lines = data.decode(errors="replace").splitlines()
+    found = list(dict.fromkeys(json.loads(line.removeprefix(key)) for line in lines if line.startswith(key + '"')))
+    if any(not line.startswith(key + '"') for line in lines):
+        found.append("wrote into the pipe of the grader's notes")
+    kinds: dict[str, list[str]] = {}
+    for note in found:
+        kinds.setdefault(" ".join(note.split()[:2]), []).append(note)
+    shown = [note for alike in kinds.values() for note in alike[:MAX_ALIKE]]
+    more = [f"{kind} …, {len(alike) - MAX_ALIKE} more" for kind, alike in kinds.items() if len(alike) > MAX_ALIKE]
+    return shown + more
+
+
+def install(folder: Path, trees: Sequence[str], listed: Sequence[str], notes: Notes) -> None:
+    """Install the hook, for good: writing is allowed in ``folder`` alone, reading there and in ``trees``.
+
+    In ``listed``, names may be read. What libraries would open files with unseen is seen too.
+    """
     home = os.path.realpath(folder)
-
-    def refuse(what: str) -> None:
-        tell(f"refused: {what}")
-        raise PermissionError(f"a submission may not do this: {what}")
-
-    def opened(path: Any, writing: bool) -> None:
-        where = real(path)
-        if where is None:
-            return
-        if writing and not within(where, home) and where != os.devnull:
-            refuse(f"writing {where}")
-        elif any(within(where, item) for item in hidden) or is_solution(where, solutions, str(own)):
-            refuse(f"reading {where}")
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, mode, flags = args
-            writing = any(letter in (mode or "") for letter in "wax+") or bool((flags or 0) & WRITING)
-            opened(path, writing)
-        elif event in CHANGES:
-            for path in args[: CHANGES[event]]:
-                where = real(path)
-                if where is not None and not within(where, home):
-                    refuse(f"changing {where} ({event})")
-        elif event in REFUSED:
-            refuse(f"{REFUSED[event]} ({event})")
-        elif event in NOTED:
-            tell(f"{NOTED[event]} ({event})")
-
-    sys.addaudithook(hook)
+    readable = tuple(os.path.realpath(path) for path in (home, *trees))
+    names = (*readable, *(os.path.realpath(path) for path in listed))
+    namespace: dict[str, Any] = {"__name__": "rules", "__builtins__": dict(vars(builtins))}
+    exec(RULES, namespace)
+    decide = namespace["Decider"](notes.writer, notes.key, home, readable, names).decide
+    for owner, openers in OPENERS.items():
+        announce_openers(owner, openers)
+    sys.addaudithook(partial(refuse, decide))
 
 
-def teller(descriptor: int) -> Callable[[str], None]:
-    """Return a function that writes to the log, which a candidate may have closed or replaced under its usual name."""
-    lines = 0
-
-    def tell(text: str) -> None:
-        nonlocal lines
-        lines += 1
-        if lines <= MAX_LINES:
-            os.write(descriptor, f"{MARK}{text}\n".encode(errors="replace"))
-
-    return tell
-
-
-def real(path: Any) -> str | None:
-    """Return where a path leads, ``None`` for an open descriptor or for what is no path."""
+def refuse(decide: Callable[[str, Any], str | None], event: str, args: Any) -> None:
+    """Raise ``PermissionError`` for what is refused. The exception's frames hold nothing that could be changed."""
     try:
-        return None if isinstance(path, int) else os.path.realpath(os.fsdecode(path))
-    except (TypeError, ValueError):
-        return None
+        words = decide(event, args)
+    except BaseException:  # such as too deep a recursion
+        words = "a submission may not do this here"
+    del decide, args
+    if words is not None:
+        raise PermissionError(words)
 
 
-def within(path: str, folder: str) -> bool:
-    """Whether ``path`` is ``folder`` or lies beneath it."""
-    return path == folder or path.startswith(folder + os.sep)
+def announce_openers(owner: str, names: Sequence[str]) -> None:
+    """Let functions that open files unseen say so first. Mutates a module; what is built in C stays as it is."""
+    first, *rest = owner.split(".")
+    place: Any = sys.modules.get(first)
+    for part in rest:
+        place = getattr(place, part, None)
+    for name in names:
+        if hasattr(place, name):
+            with suppress(AttributeError, TypeError):
+                setattr(place, name, announced(getattr(place, name)))
 
 
-def is_solution(path: str, solutions: Sequence[str], own: str) -> bool:
-    """Whether ``path`` is the reference's source of a file that the candidate replaces, or its compiled form."""
-    if within(path, own):
-        return False
-    _, separator, name = path.rpartition(f"{os.sep}mini_engine{os.sep}")
-    if not separator:
-        return False
-    folder, _, base = name.rpartition(os.sep)
-    if os.path.basename(folder) == "__pycache__":
-        name = os.path.join(os.path.dirname(folder), base.partition(".")[0] + ".py")
-    return name in solutions
+def announced(opener: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``opener`` with an audit event ahead of it, as for ``open``."""
+    audit, fspath = sys.audit, os.fspath
 
+    def announce(*args: Any, **options: Any) -> Any:
+        path = next((item for item in (*args, *options.values()) if isinstance(item, str | bytes | os.PathLike)), None)
+        if path is not None:
+            audit("open", fspath(path), "r+" if options.get("shared") or args[1:2] == (True,) else "r", 0)
+        return opener(*args, **options)
 
-def told(log: str) -> list[str]:
-    """Return what a hook told, from the log of its process; a line of it may be the candidate's own invention."""
-    return list(dict.fromkeys(line.removeprefix(MARK) for line in log.splitlines() if line.startswith(MARK)))
+    return announce

@@ -1,22 +1,21 @@
-"""Students against checks: one picture, and one page of Markdown with the commonest failures.
+"""Students against checks: a page that filters, and one of Markdown with the commonest failures.
 
 Owns: symbols, colours, layout. Must not know: how points are counted.
 """
 
-from collections import Counter, defaultdict
+import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from matplotlib.patches import Rectangle
-
-from mini_engine.viz.figure import Figure, canvas, plural, style
-from smoke.bank.bank import fitting_pitfalls
-from smoke.framework.check import Status, all_checks
+from smoke.framework.check import all_checks
 from smoke.grade.documents import quoted
-from smoke.grade.scoring import StudentScore
+from smoke.grade.likeness import Pair
+from smoke.grade.scoring import NOT_THERE, LessonScore, StudentScore
 
-# Symbol, background, colour of the symbol. Light and dark alternate, so the picture also reads without colours.
-LOOKS: dict[Status, tuple[str, str, str]] = {
+# Symbol, background, colour of the symbol. Light and dark alternate, so the page also reads without colours.
+LOOKS: dict[str, tuple[str, str, str]] = {
     "pass": ("✓", "#d7e8f4", "#1b4f72"),
     "fail": ("×", "#b4431f", "#ffffff"),
     "blocked": ("○", "#f3e3b3", "#5c4400"),
@@ -24,46 +23,43 @@ LOOKS: dict[Status, tuple[str, str, str]] = {
     "crashed": ("!", "#222222", "#ffffff"),
     "not-implemented": ("·", "#ffffff", "#5a5a5a"),
     "skipped": ("–", "#d9d9d9", "#333333"),
+    NOT_THERE: ("", "#f4f4f4", "#5a5a5a"),
 }
-CELL = 0.21  # inches
 COMMONEST = 12
+MOST_PAIRS = 30  # on the page; pairs.csv has all
+TEMPLATE = Path(__file__).with_name("matrix.html")
 
 
-@style()
-def picture(students: Sequence[StudentScore], title: str) -> Figure:
-    """Draw one cell per student and check, in isolated mode, and each student's points at the right."""
-    checks = list(all_checks())
-    longest = max(len(student.submission.name) for student in students)
-    width, height = len(checks) * CELL + 0.085 * longest + 2.2, len(students) * CELL + 2.6
-    figure = canvas(height, width)
-    axes = figure.add_subplot()
-    for row, student in enumerate(students):
-        results = {r.check_id: r.status for score in student.of_mode("isolated") for r in score.results}
-        for column, check_id in enumerate(checks):
-            symbol, back, front = LOOKS[results[check_id]]
-            axes.add_patch(Rectangle((column, row), 1, 1, facecolor=back, edgecolor="white", linewidth=1))
-            axes.text(column + 0.5, row + 0.52, symbol, color=front, ha="center", va="center", fontsize=9)
-        earned, points = student.total("isolated")
-        own = student.total("cumulative")[0]
-        withheld = ", withheld" if any(score.withheld for score in student.scores) else ""
-        axes.text(
-            len(checks) + 0.4, row + 0.5, f"{earned:>3} / {own:>3} of {points}{withheld}", va="center", fontsize=8
-        )
-    axes.set_xlim(0, len(checks))
-    axes.set_ylim(len(students), 0)
-    axes.set_xticks([i + 0.5 for i in range(len(checks))], checks, rotation=90, fontsize=8)
-    axes.set_yticks([i + 0.5 for i in range(len(students))], [s.submission.name for s in students], fontsize=8)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    lessons = [check_id.partition(".")[0] for check_id in checks]
-    for column in range(1, len(checks)):
-        if lessons[column] != lessons[column - 1]:
-            axes.axvline(column, color="#333333", linewidth=1.2)
-    axes.text(len(checks) + 0.4, -0.4, "isolated / cumulative", fontsize=8, va="bottom")
-    axes.set_title(title, fontsize=11, pad=10)
-    legend = "    ".join(f"{symbol} {name}" for name, (symbol, _, _) in LOOKS.items())
-    axes.set_xlabel(f"each lesson's files over the reference:   {legend}", fontsize=9, loc="left", labelpad=10)
-    return Figure(figure, summary(students))
+def write_matrix(out: Path, students: Sequence[StudentScore], found: Sequence[Pair], conditions: Sequence[str]) -> None:
+    """Write ``matrix.html`` and ``matrix.md``."""
+    (out / "matrix.md").write_text(page(students, found, conditions), encoding="utf-8")
+    data = {"looks": LOOKS, "summary": summary(students), "students": [row_of(student) for student in students]}
+    text = json.dumps(data).replace("<", "\\u003c")  # so that no name can end the element that holds it
+    (out / "matrix.html").write_text(TEMPLATE.read_text(encoding="utf-8").replace("{DATA}", text), encoding="utf-8")
+
+
+def row_of(student: StudentScore) -> dict[str, Any]:
+    """Return what the page shows of one student: points, and per lesson the tasks and checks with their statuses."""
+    lessons = []
+    for score in student.of_mode("isolated"):
+        tasks = {task.task.id: status_of(score, task.status) for task in score.tasks}
+        checks = {result.check_id: status_of(score, result.status) for result in score.results}
+        lessons.append({"id": score.lesson.id, "earned": score.earned, "tasks": tasks, "checks": checks})
+    earned, points = student.total("isolated")
+    withheld = any(score.withheld for score in student.scores)
+    return {
+        "name": student.submission.name,
+        "isolated": earned,
+        "cumulative": student.total("cumulative")[0],
+        "points": points,
+        "withheld": withheld,
+        "lessons": lessons,
+    }
+
+
+def status_of(score: LessonScore, status: str) -> str:
+    """Return a status, or that the lesson was not handed in."""
+    return status if score.handed_in else NOT_THERE
 
 
 def summary(students: Sequence[StudentScore]) -> str:
@@ -71,7 +67,8 @@ def summary(students: Sequence[StudentScore]) -> str:
     full = sum(earned == points for earned, points in (student.total("isolated") for student in students))
     counts = failures(students)
     worst = f" The check most often not passed is {counts[0][0]}, by {len(counts[0][1])}." if counts else ""
-    return f"{plural(len(students), 'student')} against {len(all_checks())} checks; {full} with all points.{worst}"
+    checks = len([result for score in students[0].of_mode("isolated") for result in score.results])
+    return f"{len(students)} students against {checks} checks; {full} with all points.{worst}"
 
 
 def failures(students: Sequence[StudentScore]) -> list[tuple[str, list[str]]]:
@@ -85,25 +82,35 @@ def failures(students: Sequence[StudentScore]) -> list[tuple[str, list[str]]]:
     return sorted(names.items(), key=lambda item: -len(item[1]))
 
 
-def page(students: Sequence[StudentScore], conditions: Sequence[str]) -> str:
-    """Return ``matrix.md``: the table by task, the commonest failures, and what was noticed."""
+def page(students: Sequence[StudentScore], found: Sequence[Pair], conditions: Sequence[str]) -> str:
+    """Return ``matrix.md``: the table by task, the commonest failures, who is alike, and what was noticed."""
     tasks = [task.task.id for score in students[0].of_mode("isolated") for task in score.tasks]
-    lines = ["# Students and tasks", "", "![students against checks](matrix.png)", "", summary(students), ""]
+    lines = ["# Students and tasks", "", "[matrix.html](matrix.html) has every check, and filters.", ""]
+    lines += [summary(students), ""]
     lines += ["Each lesson's files over the reference; the last two columns are points, isolated and cumulative.", ""]
     lines += [f"| student | {' | '.join(tasks)} | isolated | cumulative |", "|---" * (len(tasks) + 1) + "|---:|---:|"]
     for student in students:
-        marks = [LOOKS[task.status][0] for score in student.of_mode("isolated") for task in score.tasks]
+        scores = student.of_mode("isolated")
+        marks = [LOOKS[status_of(score, task.status)][0] for score in scores for task in score.tasks]
         totals = f"{student.total('isolated')[0]} | {student.total('cumulative')[0]}"
-        lines.append(f"| [{student.submission.name}](students/{student.submission.name}/report.md) "
-                     f"| {' | '.join(marks)} | {totals} |")  # fmt: skip
-    lines += ["", "Signs: " + ", ".join(f"{symbol} {name}" for name, (symbol, _, _) in LOOKS.items()) + ".", ""]
-    lines += ["## The commonest failures", "", "| check | students | proves | pitfalls that look like it |"]
-    lines.append("|---|---:|---|---|")
+        link = f"[{student.submission.name}](students/{student.submission.name}/report.md)"
+        lines.append(f"| {link} | {' | '.join(marks)} | {totals} |")
+    lines += ["", "Signs: " + ", ".join(f"{symbol} {name}" for name, (symbol, _, _) in LOOKS.items() if symbol)]
+    lines[-1] += "; an empty cell was not handed in."
+    lines.append("")
+    lines += ["## The commonest failures", "", "| check | students | proves |", "|---|---:|---|"]
     for check_id, names in failures(students)[:COMMONEST]:
-        likely = ", ".join(f"{pitfall.id} {pitfall.title}" for pitfall in fitting_pitfalls(check_id)[:3])
-        lines.append(f"| {check_id} | {len(names)} | {all_checks()[check_id].proves} | {likely} |".replace("\n", " "))
+        lines.append(f"| {check_id} | {len(names)} | {all_checks()[check_id].proves} |".replace("\n", " "))
+    lines += ["", "## Alike", "", *alike(found)]
     lines += ["", "## Noticed", "", *noticed(students), "", "## How it was graded", ""]
     return "\n".join([*lines, *(f"- {condition}" for condition in conditions)]) + "\n"
+
+
+def alike(found: Sequence[Pair]) -> list[str]:
+    """Return one line per pair of students who share longer functions."""
+    lines = [f"- {pair.words()}" for pair in found[:MOST_PAIRS]]
+    more = len(found) - MOST_PAIRS
+    return [*lines, *([f"- {more} more pairs in pairs.csv"] if more > 0 else [])] or ["No pair."]
 
 
 def noticed(students: Sequence[StudentScore]) -> list[str]:
@@ -117,14 +124,6 @@ def noticed(students: Sequence[StudentScore]) -> list[str]:
                     lessons[note].append(score.lesson.id)
         name = student.submission.name
         lines += [f"- {name}: {quoted(fault)}" for fault in student.submission.faults]
-        told = [f"{quoted(note)} ({', '.join(where)})" for note, where in lessons.items()]
-        lines += [f"- {name}: {'; '.join(told)}"] if told else []
+        words = [f"{quoted(note)} ({', '.join(where)})" for note, where in lessons.items()]
+        lines += [f"- {name}: {'; '.join(words)}"] if words else []
     return lines or ["Nothing."]
-
-
-def write_matrix(out: Path, students: Sequence[StudentScore], conditions: Sequence[str], seed: int) -> None:
-    """Write ``matrix.png`` and ``matrix.md``."""
-    (out / "matrix.md").write_text(page(students, conditions), encoding="utf-8")
-    points = Counter(student.total("isolated")[0] for student in students)
-    title = f"{plural(len(students), 'submission')}, seed {seed}, best {max(points)} points"
-    picture(students, title).save(out / "matrix.png", dpi=110)

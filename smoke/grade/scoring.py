@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from smoke.framework.check import Check, Result, Status, block_dependents, checks_of
-from smoke.framework.manifest import Lesson, Task, load_manifest
+from smoke.framework.manifest import Lesson, Task
 from smoke.grade.authorship import Authorship
 from smoke.grade.submissions import Submission
 
 Mode = Literal["isolated", "cumulative"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 NOT_HANDED_IN = "not handed in: "  # begins the detail of every result of a lesson that has no file
+NOT_THERE = "not handed in"  # what stands in the place of a status then
 # The first of these that any check of a task has is the task's status; a task without results is "skipped".
 WORST_FIRST: tuple[Status, ...] = ("crashed", "timeout", "fail", "not-implemented", "blocked", "skipped", "pass")
 
@@ -45,7 +46,7 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class LessonScore:
-    """One lesson of one student in one mode. ``notes`` are for everybody, ``remarks`` about the source are not."""
+    """One lesson of one student in one mode. The student reads the ``notes``, but no ``remarks`` about the source."""
 
     lesson: Lesson
     mode: Mode
@@ -70,10 +71,17 @@ class LessonScore:
         return tuple(result for task in self.tasks for result in task.results)
 
     @property
+    def handed_in(self) -> bool:
+        """Whether the student handed in any file of the lesson."""
+        return not all(result.detail.startswith(NOT_HANDED_IN) for result in self.results)
+
+    @property
     def reason(self) -> str:
         """One line that says why points are missing, or nothing."""
         if self.earned == self.points:
             return ""
+        if not self.handed_in:
+            return self.results[0].detail
         if self.withheld:
             return self.withheld
         lost = [task for task in self.tasks if not task.earned]
@@ -101,16 +109,17 @@ class StudentScore:
 
 def score_student(
     submission: Submission,
+    lessons: Sequence[Lesson],
     results: Mapping[tuple[str, Mode], Sequence[Result]],
     notes: Mapping[tuple[str, Mode], Sequence[str]],
     authorships: Mapping[str, Authorship],
 ) -> StudentScore:
-    """Score one student. ``results`` and ``notes`` are by lesson and mode, ``authorships`` by lesson."""
+    """Score ``lessons`` of one student. ``results`` and ``notes`` are by lesson and mode, ``authorships`` by lesson."""
     scores: list[LessonScore] = []
     for mode in MODES:
         whole: list[Result] = []  # a lesson that builds on a wrong earlier one is blocked by it in cumulative mode
         withheld = ""
-        for lesson in load_manifest().written:
+        for lesson in lessons:
             own = complete(checks_of([lesson]), results.get((lesson.id, mode), ()))
             whole = [*whole, *own] if mode == "cumulative" else own
             seen = {result.check_id for result in own}

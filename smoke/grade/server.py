@@ -6,22 +6,29 @@ Whatever a candidate leaves behind becomes a child of this process, even if it f
 ended before the next candidate starts.
 """
 
+import gc
 import json
+import linecache
 import os
+import platform
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from smoke.grade.confinement import Confinement, confine, libc
-from smoke.grade.guard import install
+import mini_engine
+from smoke.framework.check import all_checks
+from smoke.grade import guard, probes
+from smoke.grade.confinement import Confinement, confine
+from smoke.grade.landlock import libc
 from smoke.runner import child
 
 SETTINGS = "SMOKE_CONFINEMENT"
-LEFT_BEHIND = "left_behind.txt"  # in the server's folder, which candidates cannot write
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.grade.server import serve; serve()"
 PR_SET_CHILD_SUBREAPER = 36
 MAX_ROUNDS = 1000
+FIRST_FD = 3  # after input, output and errors
 
 
 def serve() -> None:
@@ -29,21 +36,62 @@ def serve() -> None:
     settings = Confinement.parse(json.loads(os.environ.pop(SETTINGS)))
     with suppress(AttributeError, OSError):
         libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    home = Path.cwd()
+    probes.install_absent_peer()
+    import transformers  # before a process is forked, so that no candidate has to wait for it
 
-    def before(order: dict[str, Any]) -> None:
-        folder = Path(order["out"])
-        confine(settings, folder)
-        own = Path(order["overlay"] or folder)
-        install(folder, settings.hidden, order["files"], own)
+    transformers.AutoTokenizer  # noqa: B018  # loaded when it is first named
+    platform.processor()  # starts a program, once
+    child.serve(Children(settings))
 
-    def after() -> None:
+
+class Children(child.Surroundings):
+    """What is done around each candidate: it is confined before, and what it left is ended after."""
+
+    def __init__(self, settings: Confinement) -> None:
+        """Keep the settings of every child."""
+        self.settings = settings
+        self.used: dict[str, dict[str, set[str]]] = {}  # names that probes use, by lesson
+
+    def prepare(self, order: dict[str, Any]) -> None:
+        """Open the notes and find out what the lesson's probes use, for every later child too."""
+        lesson = order["lesson"]
+        if lesson not in self.used:
+            checks = [check for check in all_checks().values() if check.lesson_id == lesson]
+            self.used[lesson] = probes.names_used(checks)
+            gc.freeze()
+        self.notes = guard.Notes()
+
+    def enter(self, order: dict[str, Any]) -> None:
+        """Take away from this process what the candidate is not to have."""
+        out, view = Path(order["out"]), Path(order["view"])
+        probes.answer_for_peer(Path(order["answers"]))
+        probes.prune([check_id for _, check_id in order["checks"]], self.used[order["lesson"]])
+        root = str(Path(mini_engine.__path__[0]).parent)
+        mini_engine.__path__ = [str(view)]
+        readable = self.settings.readable
+        kept = [path for path in sys.path if readable.covers(path)]
+        sys.path[:] = [str(view.parent), *kept]
+        sys.path_importer_cache.clear()
+        for module in list(sys.modules.values()):  # a traceback shows no line of the course, and looks for none
+            file = getattr(module, "__file__", None) or ""
+            if file.startswith(root):
+                linecache.cache[file] = (0, None, [], file)
+        close_others(self.notes.writer)
+        own = (str(view.parent), *([order["overlay"]] if order["overlay"] else []), *order["readable"])
+        confine(self.settings, out, own)
+        guard.install(out, (*readable.trees, *own), readable.listed, self.notes)
+        del self.notes  # its key
+
+    def leave(self) -> list[str]:
+        """End what the candidate left behind, and return what was noted."""
         count = end_orphans()
-        if count:
-            with (home / LEFT_BEHIND).open("a") as stream:
-                stream.write(f"{count}\n")
+        return [*self.notes.read(), *([f"left {count} processes behind, which were ended"] if count else [])]
 
-    child.serve(before, after)
+
+def close_others(kept: int) -> None:
+    """Close every descriptor but the three usual ones and ``kept``: a candidate has no use for the server's."""
+    os.closerange(FIRST_FD, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def end_orphans() -> int:

@@ -25,13 +25,30 @@ MAX_ARCHIVE_BYTES = 256 * 2**20  # of a tar, unpacked: reaching a member means r
 TAR = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$", re.IGNORECASE)
 LESSON_FOLDER = re.compile(r"L(\d+)(?!\d)", re.IGNORECASE)  # such as L4, l4_sampler
 UNREMARKABLE = {
-    "__pycache__", "__MACOSX", ".git", ".DS_Store", ".ipynb_checkpoints", ".pytest_cache", ".smoke.json", "AGENTS.md",
-    ".vscode", ".idea", "Thumbs.db", "desktop.ini",
-}  # fmt: skip
+    "__pycache__",
+    "__MACOSX",
+    ".git",
+    ".DS_Store",
+    ".ipynb_checkpoints",
+    ".pytest_cache",
+    ".smoke.json",
+    "AGENTS.md",
+    ".vscode",
+    ".idea",
+    "Thumbs.db",
+    "desktop.ini",
+}
 FAULTS = (
-    OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, RuntimeError,
-    NotImplementedError, ValueError,
-)  # fmt: skip
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    RuntimeError,
+    NotImplementedError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +91,7 @@ def files_by_name() -> dict[str, tuple[str, ...]]:
 def read_submissions(folder: Path) -> list[Submission]:
     """Read every submission of ``folder``, in the order of their names. Raises ``ValueError`` if there is none.
 
-    Whatever lies in the folder is somebody's submission. One that cannot be read has the reason among its faults.
+    Whatever lies in the folder counts as a submission. One that cannot be read has the reason among its faults.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; it has to hold one folder or archive per student")
@@ -119,7 +136,7 @@ def one_line(text: str) -> str:
 
 
 def free_name(wanted: str, taken: set[str]) -> str:
-    """Turn a name into one that is safe as a file's name and that nobody else has."""
+    """Turn a name into one that is safe as a file's name and that is not ``taken``."""
     base = re.sub(r"[^\w.@+-]+", "_", wanted).lstrip(".@+-")[:80] or "unnamed"
     name, number = base, 1
     while name.lower() in {other.lower() for other in taken}:  # some file systems do not tell cases apart

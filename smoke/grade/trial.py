@@ -11,12 +11,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from smoke.framework.manifest import ROOT
 from smoke.grade.confinement import PROCESSES, Confinement, confine
+from smoke.grade.landlock import interpreter_paths
 
 FIRST_UID = 64100  # one user per worker, none of which should exist
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.grade.trial import try_here; try_here()"
@@ -31,12 +33,14 @@ class Isolation:
     read_all: bool
     network_closed: bool
     writes_refused: bool
+    reads_refused: bool
     programs_refused: bool
     processes_limited: bool
 
-    def confinement(self, worker: int, memory: int, seconds: int, hidden: tuple[str, ...]) -> Confinement:
-        """Return the settings of one worker's children."""
-        return Confinement(None if self.uid is None else self.uid + worker, self.read_all, memory, seconds, hidden)
+    def confinement(self, worker: int, memory: int, seconds: int, without: Sequence[Path] = ()) -> Confinement:
+        """Return the settings of one worker's children, which may read nothing of the course or ``without``."""
+        uid = None if self.uid is None else self.uid + worker
+        return Confinement(uid, self.read_all, memory, seconds, interpreter_paths((ROOT, *without)))
 
     def lines(self) -> list[str]:
         """Return one sentence per kind of isolation, for the report."""
@@ -47,6 +51,8 @@ class Isolation:
             f"network: {'closed' if self.network_closed else 'OPEN, this system does not let it be closed'}",
             "writing outside the candidate's folder: "
             + ("refused by the system" if self.writes_refused else "NOT refused by the system, only by an audit hook"),
+            "reading outside it, Python and its packages: "
+            + ("refused by the system" if self.reads_refused else "NOT refused by the system, only by an audit hook"),
             "starting programs: "
             + ("refused by the system" if self.programs_refused else "NOT refused by the system, only by a hook"),
             "number of processes: "
@@ -72,7 +78,7 @@ def try_isolation() -> Isolation:
 
 
 def start_trial(uid: int | None, read_all: bool) -> subprocess.CompletedProcess[str]:
-    """Run ``try_here`` in a process of its own, beside a file that everybody may write."""
+    """Run ``try_here`` in a process of its own, next to a file that every user may write."""
     with tempfile.TemporaryDirectory(prefix="smoke-trial-") as name:
         home = Path(name)
         home.chmod(0o711)
@@ -80,19 +86,18 @@ def start_trial(uid: int | None, read_all: bool) -> subprocess.CompletedProcess[
         (home / "victim.txt").touch()
         (home / "victim.txt").chmod(0o666)
         settings = json.dumps({"uid": uid, "read_all": read_all})
-        return subprocess.run(
-            [sys.executable, "-I", "-c", BOOT, str(ROOT), name, settings],
-            cwd=home, capture_output=True, text=True, timeout=SECONDS, check=False,
-        )  # fmt: skip
+        command = [sys.executable, "-I", "-c", BOOT, str(ROOT), name, settings]
+        return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
 def try_here() -> None:
     """Confine this process and print as JSON what it was refused. It must be a process of its own."""
     home, raw = Path(sys.argv[2]), json.loads(sys.argv[3])
-    confine(Confinement(raw["uid"], raw["read_all"], 2**30, SECONDS), home / "own")
+    confine(Confinement(raw["uid"], raw["read_all"], 2**30, SECONDS, interpreter_paths([ROOT])), home / "own")
     facts = {
         "network_closed": not other_devices(),
         "writes_refused": not can_write(home / "victim.txt"),
+        "reads_refused": not can_read(home / "victim.txt"),
         "programs_refused": not can_start("/bin/true"),
         "processes_limited": count_forks(PROCESSES) < PROCESSES,
     }
@@ -100,9 +105,18 @@ def try_here() -> None:
 
 
 def can_write(file: Path) -> bool:
-    """Whether a file that everybody may write can be written."""
+    """Whether a file that every user may write can be written."""
     try:
         file.write_text("written")
+    except OSError:
+        return False
+    return True
+
+
+def can_read(file: Path) -> bool:
+    """Whether a file that every user may read can be read."""
+    try:
+        file.read_bytes()
     except OSError:
         return False
     return True
@@ -133,8 +147,11 @@ def count_forks(most: int) -> int:
 
 
 def other_devices() -> list[str]:
-    """Return the network devices besides the loopback that this process sees."""
-    return [name for _, name in socket.if_nameindex() if name != "lo"]
+    """Return the network devices besides the loopback that this process can use: none where it gets no socket."""
+    try:
+        return [name for _, name in socket.if_nameindex() if name != "lo"]
+    except PermissionError:
+        return []
 
 
 def reachable(uid: int) -> bool:

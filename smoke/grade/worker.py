@@ -14,22 +14,24 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
 from smoke.course.starter import starter_files
 from smoke.framework.check import Check, Result, checks_of
-from smoke.framework.manifest import Lesson, load_manifest
+from smoke.framework.manifest import ENGINE, Lesson, load_manifest
 from smoke.grade.confinement import Confinement
-from smoke.grade.guard import told
-from smoke.grade.server import BOOT, LEFT_BEHIND, SETTINGS
+from smoke.grade.probes import ask_peer
+from smoke.grade.server import BOOT, SETTINGS
 from smoke.grade.submissions import Submission
-from smoke.runner.runner import IMPORT_SECONDS, Candidate, Runner, remove
+from smoke.grade.view import DATA, write_view
+from smoke.runner.runner import IMPORT_SECONDS, Candidate, Outcome, Runner, remove
 
 PUBLIC_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 MAX_LOG = 4000  # characters of what a candidate printed that are kept
 PATIENCE = 4.0  # seconds on the clock for each second of processor time: the machine may be busy
+DISK_BYTES = 512 * 2**20  # that a candidate may keep in files at a time
 MAX_SWEEPS = 100  # for what starts others while it is ended
 CPU_SIGNAL = f"exit status {-signal.SIGXCPU}"
 
@@ -48,20 +50,41 @@ class OutOfTimeError(Exception):
     """The lesson's time is used up."""
 
 
+class Clock:
+    """Counts the seconds of a lesson, without those of checks that their own limit ended."""
+
+    def __init__(self, seconds: float) -> None:
+        """Start the clock, which is over after ``seconds`` that count."""
+        self.left, self.last = seconds, time.monotonic()
+
+    def is_over(self, *, counts: bool) -> bool:
+        """Take off what has passed since the last question, if it counts. Mutates."""
+        now = time.monotonic()
+        self.left -= now - self.last if counts else 0.0
+        self.last = now
+        return self.left < 0
+
+
 class Worker:
     """Runs submissions one after the other. Use it as a context manager.
 
-    A lesson in one mode has the processor time of ``confinement.seconds``, and ``PATIENCE`` times that on the clock.
+    The checks of a lesson in one mode have the processor time of ``confinement.seconds``, and ``PATIENCE`` times that
+    on the clock. A check has a limit of its own as well; when that ends it, its time does not count, so a loop without
+    end takes nothing from the tasks after it.
     """
 
     def __init__(self, confinement: Confinement) -> None:
         """Prepare; the server starts with the first submission."""
         self.confinement, self.seconds = confinement, PATIENCE * confinement.seconds
-        self.factor = min(PATIENCE, self.seconds / IMPORT_SECONDS)  # importing may not take longer than the whole
         self.runner = Runner(
-            time_factor=self.factor, boot=BOOT, environment={SETTINGS: json.dumps(confinement.as_dict())}
+            time_factor=min(1.0, confinement.seconds / IMPORT_SECONDS),
+            boot=BOOT,
+            environment={SETTINGS: json.dumps(confinement.as_dict())},
+            patience=PATIENCE,
+            disk=DISK_BYTES,
         )
         self.runner.home.chmod(0o711)  # candidates of another user pass through it to their own folder
+        self.answers: dict[tuple[str, int], Path] = {}  # what the peer answered, by lesson and seed
 
     def __enter__(self) -> Self:
         """Return the worker."""
@@ -89,13 +112,40 @@ class Worker:
         files |= {file: text for file, text in submission.files.items() if file in files}
         folder = self.lay_out(files)
         try:
-            mode = self.run_files(Candidate(submission.name, folder, tuple(files)), checks_of([lessons[-1]]), seed)
+            mode = self.run_files(Candidate(submission.name, folder, tuple(files)), lessons[-1], seed)
             return replace(mode, notes=(*mode.notes, *self.traces(folder, files)))
         finally:
             remove(folder)
 
+    def run_reference(self, lesson: Lesson, seed: int) -> Outcome:
+        """Run a lesson's checks on the reference, confined like a candidate."""
+        folder = self.lay_out({file: (ENGINE / file).read_text() for file in lesson.files})
+        try:
+            candidate = Candidate("reference", folder, lesson.files)
+            checks, work = self.limited(checks_of([lesson])), self.order(candidate, lesson, seed)
+            return self.runner.run(candidate, checks, seed, work=work)
+        finally:
+            remove(folder)
+
+    def order(self, candidate: Candidate, lesson: Lesson, seed: int) -> dict[str, Any]:
+        """Return what the process is given besides its checks. What is the same for many is made once."""
+        view = self.runner.home / f"view-{lesson.id}-{len(candidate.files)}"
+        if not view.exists():
+            write_view(view, lesson, candidate.files)
+        if (lesson.id, seed) not in self.answers:
+            folder = self.runner.home / f"answers-{lesson.id}-{seed}"
+            folder.mkdir()
+            ask_peer(checks_of([lesson]), seed, folder)
+            self.answers[lesson.id, seed] = folder
+        return {
+            "lesson": lesson.id,
+            "view": str(view / ENGINE.name),
+            "answers": str(self.answers[lesson.id, seed]),
+            "readable": [str(ENGINE / DATA)],
+        }
+
     def lay_out(self, files: dict[str, str]) -> Path:
-        """Write ``files`` into a new folder that candidates may read and nobody else but the grader may change."""
+        """Write ``files`` into a new folder that its candidate may read and the grader alone may change."""
         folder = Path(tempfile.mkdtemp(prefix="files-", dir=self.runner.home))
         for file, text in files.items():
             path = folder / file
@@ -107,10 +157,14 @@ class Worker:
                 path.chmod(0o750 if path.is_dir() else 0o640)
         return folder
 
-    def run_files(self, candidate: Candidate, checks: Sequence[Check], seed: int) -> ModeRun:
+    def limited(self, checks: Sequence[Check]) -> list[Check]:
+        """Return the checks with limits of the processor that are no longer than the lesson's."""
+        most = self.confinement.seconds / self.runner.time_factor
+        return [replace(check, seconds=min(check.seconds / self.runner.time_factor, most)) for check in checks]
+
+    def run_files(self, candidate: Candidate, lesson: Lesson, seed: int) -> ModeRun:
         """Run the checks until they are done or the time is used up."""
-        started = time.monotonic()
-        allowed = [replace(c, seconds=min(PATIENCE * c.seconds, self.seconds) / self.factor) for c in checks]
+        checks, clock = checks_of([lesson]), Clock(self.seconds)
         results: dict[str, Result] = {}
 
         def keep(result: Result) -> None:
@@ -118,30 +172,26 @@ class Worker:
             if spent:
                 result = replace(result, status="timeout", detail=self.spent)
             results[result.check_id] = result
-            if spent or time.monotonic() - started > self.seconds:
+            if clock.is_over(counts=result.status != "timeout") or spent:
                 raise OutOfTimeError
 
-        fault, log, trouble = None, "", ""
+        fault, log, notes = None, "", []
+        trouble = ""
         try:
-            outcome = self.runner.run(candidate, allowed, seed, keep)
-            fault, log = outcome.import_fault, outcome.log
+            work = self.order(candidate, lesson, seed)
+            outcome = self.runner.run(candidate, self.limited(checks), seed, keep, work)
+            fault, log, notes = outcome.import_fault, outcome.log, list(outcome.notes)
         except OutOfTimeError:
             trouble = self.spent
         except RuntimeError as error:  # the server is gone; the next submission gets a new one
             self.runner.stop_server()
             trouble = f"the process that runs candidates failed: {error}"
         complete = [results.get(check.id) or Result(check.id, "timeout", detail=trouble) for check in checks]
-        notes = (*([trouble] if trouble else []), *told(log))
-        return ModeRun(tuple(complete), fault, notes, log[-MAX_LOG:])
+        return ModeRun(tuple(complete), fault, (*([trouble] if trouble else []), *notes), log[-MAX_LOG:])
 
     def traces(self, folder: Path, files: dict[str, str]) -> list[str]:
         """Return what a run left behind where it should not have, and remove it."""
-        count, left = 0, self.runner.home / LEFT_BEHIND
-        with suppress(OSError):
-            count = sum(int(line) for line in left.read_text().split())
-            left.unlink()
-        if self.runner.server is None:  # it had to be ended, perhaps before it could clean up
-            count += end_strays(self.runner.home)
+        count = end_strays(self.runner.home) if self.runner.server is None else 0  # it was ended, perhaps too early
         notes = [f"left {count} processes behind, which were ended"] if count else []
         if was_changed(folder, files):
             notes.append("changed the folder of its own files")
@@ -176,7 +226,7 @@ def was_changed(folder: Path, files: dict[str, str]) -> bool:
 def end_strays(home: Path) -> int:
     """End what outlived the server that worked in ``home``, and return how many processes there were.
 
-    Nobody is their parent any more; what they kept is the HOME that the server was started with.
+    Their parent is gone; what they kept is the HOME that the server was started with.
     """
     ended: set[int] = set()
     for _ in range(MAX_SWEEPS):

@@ -3,8 +3,9 @@
 Owns: the fork server's loop and the probes' loop. Must not know: verdicts. The server imports torch and transformers
 once and never ``mini_engine``, so each candidate starts within milliseconds in a process that nothing has touched.
 
-Protocol: one JSON order per line on stdin; per order, on stdout, ``{"pid": …}`` at once and ``{"exit": …}`` at the end.
-Answers are files in the order's folder: ``imported.json`` first, then ``N.started`` and ``N.json`` for each probe.
+Protocol: one JSON order per line on stdin; per order, on stdout, ``{"pid": …}`` at once and at the end
+``{"exit": …, "notes": […]}``. Answers are files in the order's folder: ``imported.json`` first, then ``N.json`` for
+each probe.
 """
 
 import gc
@@ -15,7 +16,6 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,23 @@ from smoke.framework.check import all_checks, describe_error, run_probe
 from smoke.runner.transport import write_answer
 
 
-def serve(before: Callable[[dict[str, Any]], None] = lambda _: None, after: Callable[[], None] = lambda: None) -> None:
-    """Read orders until stdin closes; run each in a forked child.
+class Surroundings:
+    """What is done around each candidate's process: nothing here; grading confines it."""
 
-    ``before`` is called with the order in the child, ahead of anything of the candidate, and ``after`` here when the
-    child has ended.
-    """
+    def prepare(self, order: dict[str, Any]) -> None:
+        """Be called in the server before the process is forked."""
+
+    def enter(self, order: dict[str, Any]) -> None:
+        """Be called in the forked process, ahead of anything of the candidate."""
+
+    def leave(self) -> list[str]:
+        """Be called in the server when the process has ended -> notes about it."""
+        return []
+
+
+def serve(around: Surroundings | None = None) -> None:
+    """Read orders until stdin closes; run each in a forked child."""
+    around = around or Surroundings()
     torch.set_num_threads(1)
     for words in ("overflow", "divide by zero"):  # infinity is what SiLU and the noise of a draw want there
         warnings.filterwarnings("ignore", f"{words} encountered", RuntimeWarning, "triton.runtime.interpreter")
@@ -42,18 +53,19 @@ def serve(before: Callable[[dict[str, Any]], None] = lambda _: None, after: Call
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
+        around.prepare(order)
         pid = os.fork()
         if pid == 0:
-            become_candidate(order, before)
+            become_candidate(order, around)
         with suppress(OSError):
-            os.setpgid(pid, pid)  # here and in the child: whoever comes first
+            os.setpgid(pid, pid)  # here and in the child, in whatever order they run
         print(json.dumps({"pid": pid}), flush=True)
         _, status = os.waitpid(pid, 0)
-        after()
-        print(json.dumps({"exit": os.waitstatus_to_exitcode(status)}), flush=True)
+        notes = around.leave()
+        print(json.dumps({"exit": os.waitstatus_to_exitcode(status), "notes": notes}), flush=True)
 
 
-def become_candidate(order: dict[str, Any], before: Callable[[dict[str, Any]], None]) -> None:
+def become_candidate(order: dict[str, Any], around: Surroundings) -> None:
     """Run the order in this fresh process and end it; never returns."""
     try:
         with suppress(OSError):
@@ -67,7 +79,7 @@ def become_candidate(order: dict[str, Any], before: Callable[[dict[str, Any]], N
         for name, limit in order.get("limits", {}).items():
             resource.setrlimit(getattr(resource, name), (limit, limit))
         os.chdir(out)
-        before(order)
+        around.enter(order)
         code = run_order(order, out)
         sys.stdout.flush()
     except BaseException as error:
@@ -101,7 +113,7 @@ def run_order(order: dict[str, Any], out: Path) -> int:
 
 
 def run_tests(file: str, out: Path) -> int:
-    """Run one pytest file, without anybody's configuration -> pytest's exit status."""
+    """Run one pytest file, without any configuration -> pytest's exit status."""
     import pytest
 
     sys.path.insert(0, str(Path(file).parent))

@@ -4,7 +4,8 @@ Owns: the server processes, time limits, and what a dead or silent child means. 
 
 One mechanism serves a student's files, starters, mutants and wheats. Every check ends in one of the statuses of
 ``check.Status``; a child that ends early or hangs costs the check that was running and no other: the rest is run in a
-new child, at most ``MAX_RESTARTS`` times.
+new child, at most ``MAX_RESTARTS`` times. In grading it costs the whole task, whose points are lost by then, and there
+is a new child for every other one.
 """
 
 import json
@@ -23,10 +24,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from smoke.framework.check import DEFAULT_SEED, Check, ProbeError, Result, Values, judge, result_of_error
+from smoke.framework.check import DEFAULT_SEED, Check, ProbeError, Result, Status, Values, judge, result_of_error
 from smoke.framework.manifest import ROOT
 from smoke.runner.interpreter import excused
 from smoke.runner.transport import read_answer, read_json, read_regular
+from smoke.runner.usage import Use
 
 MAX_RESTARTS = 3
 IMPORT_SECONDS = 30.0
@@ -66,6 +68,7 @@ class Outcome:
     import_fault: str | None = None
     log: str = ""
     answers: Mapping[str, Answer] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -80,6 +83,7 @@ class Run:
     import_fault: str | None = None
     log: str = ""
     answers: dict[str, Answer] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def settle(self, index: int, result: Result) -> None:
         """Keep one result and tell about it. Mutates."""
@@ -91,6 +95,15 @@ class Run:
         """The checks that have no result yet, with their numbers."""
         return [(index, check.id) for index, check in enumerate(self.checks) if index not in self.results]
 
+    def give_up_tasks(self) -> None:
+        """Settle the waiting checks of tasks that ended a process: they would only end the next one too. Mutates."""
+        ended = {self.checks[i].task_id: r for i, r in self.results.items() if r.status in ("timeout", "crashed")}
+        for index, check_id in self.waiting:
+            cause = ended.get(self.checks[index].task_id)
+            if cause is not None:
+                detail = f"not run, because {cause.check_id} of the same task ended so: {cause.detail}"
+                self.settle(index, Result(check_id, cause.status, detail=detail))
+
 
 class Runner:
     """Runs candidates one after the other through a fork server of its own. Use it as a context manager.
@@ -98,14 +111,24 @@ class Runner:
     ``time_factor`` stretches every time limit. ``limits`` are ``resource`` limits of each child by name, such as
     ``{"RLIMIT_AS": 4 << 30}``. ``environment`` adds to the few variables that children get. ``boot`` is the line of
     Python that runs the server; grading has one whose children are confined.
+
+    ``patience`` is grading's: a time limit is one of the processor then, and that many times as long on the clock; and
+    every task has its chance, however many processes that takes. ``disk`` are the bytes that a child may keep in files.
     """
 
     def __init__(
-        self, *, time_factor: float = 1.0, limits: Mapping[str, int] | None = None,
-        environment: Mapping[str, str] | None = None, boot: str = BOOT,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        time_factor: float = 1.0,
+        limits: Mapping[str, int] | None = None,
+        environment: Mapping[str, str] | None = None,
+        boot: str = BOOT,
+        patience: float | None = None,
+        disk: int | None = None,
+    ) -> None:
         """Prepare; the server starts with the first candidate."""
         self.time_factor, self.limits = time_factor, dict(limits or {})
+        self.patience, self.disk = patience, disk
         self.environment, self.boot = dict(environment or {}), boot
         self.home = Path(tempfile.mkdtemp(prefix="smoke-"))
         self.server: subprocess.Popen[str] | None = None
@@ -156,9 +179,14 @@ class Runner:
         errors = (self.home / "server.log").open("w")
         self.server = subprocess.Popen(
             [sys.executable, "-I", "-c", self.boot, str(ROOT)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-            env=environment, cwd=self.home, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+            cwd=self.home,
+            start_new_session=True,
+        )
         errors.close()
         if "ready" not in (self.hear(START_SECONDS) or {}):
             words = (self.home / "server.log").read_text()[-2000:]
@@ -184,14 +212,21 @@ class Runner:
         return message if isinstance(message, dict) else None
 
     def run(
-        self, candidate: Candidate, checks: Sequence[Check], seed: int = DEFAULT_SEED, report: Report = lambda _: None
+        self,
+        candidate: Candidate,
+        checks: Sequence[Check],
+        seed: int = DEFAULT_SEED,
+        report: Report = lambda _: None,
+        work: Mapping[str, Any] | None = None,
     ) -> Outcome:
-        """Run ``checks`` on a candidate; ``report`` hears every result as it comes."""
+        """Run ``checks`` on a candidate; ``report`` hears every result as it comes. ``work`` adds to the order."""
         run = Run(candidate, checks, seed, report)
-        for _ in range(MAX_RESTARTS + 1):
+        for _ in range(len(checks) if self.patience else MAX_RESTARTS + 1):
             if not run.waiting or run.import_fault is not None:
                 break
-            self.run_child(run)
+            self.run_child(run, work or {})
+            if self.patience:
+                run.give_up_tasks()
         for index, check_id in run.waiting:
             if run.import_fault is not None:
                 run.settle(index, Result(check_id, "crashed", detail=f"cannot be imported: {run.import_fault}"))
@@ -199,11 +234,11 @@ class Runner:
                 detail = f"not run: the process had to be started {MAX_RESTARTS + 1} times before this check"
                 run.settle(index, Result(check_id, "skipped", detail=detail))
         results = tuple(run.results[index] for index in range(len(checks)))
-        return Outcome(candidate, results, run.import_fault, run.log, run.answers)
+        return Outcome(candidate, results, run.import_fault, run.log, run.answers, tuple(run.notes))
 
-    def run_child(self, run: Run) -> None:
+    def run_child(self, run: Run, work: Mapping[str, Any]) -> None:
         """Run the waiting checks in one child until it ends, hangs or is done. Mutates ``run``."""
-        out, pid = self.order(run.candidate, {"checks": run.waiting, "seed": run.seed})
+        out, pid = self.order(run.candidate, {"checks": run.waiting, "seed": run.seed, **work})
         try:
             Watch(self, run, out, pid).follow()
         finally:
@@ -282,6 +317,7 @@ class Watch:
         """Follow the child ``pid``, which writes to ``out``."""
         self.runner, self.run, self.out, self.pid = runner, run, out, pid
         self.exit_code: int | None = None
+        self.over = ""  # what it used too much of, besides time
 
     def follow(self) -> None:
         """Collect results until the child is gone; end it when a limit is passed. Mutates the run."""
@@ -296,12 +332,16 @@ class Watch:
 
     def wait_for(self, name: str, seconds: float) -> bool:
         """Wait until the child has written the file ``name``; ``False`` if it ends, or time does, before that."""
-        deadline = time.monotonic() + seconds * self.runner.time_factor
+        allowed = seconds * self.runner.time_factor
+        deadline = time.monotonic() + allowed * (self.runner.patience or 1.0)
+        use = Use(self.pid, self.out, allowed, self.runner.disk) if self.runner.patience else None
         file = self.out / name
         while not file.exists():
             if self.exit_code is None and self.server_spoke():
                 continue  # look once more: the file may have come just before the end
-            if self.exit_code is not None or time.monotonic() > deadline:
+            excess = use.excess() if use and self.exit_code is None else None
+            self.over = excess or ""
+            if self.exit_code is not None or excess is not None or time.monotonic() > deadline:
                 return file.exists()
             time.sleep(POLL_SECONDS)
         return True
@@ -310,11 +350,16 @@ class Watch:
         """Read the exit message of the child if it is there; a server that is gone counts as one."""
         if not select.select([self.runner.stdout()], [], [], 0)[0]:
             return False
-        message = self.runner.hear(0)
+        self.ended(self.runner.hear(0))
+        return True
+
+    def ended(self, message: dict[str, Any] | None) -> None:
+        """Keep what the server said about the end of the child; without a word, the server is ended too. Mutates."""
         self.exit_code = -1 if message is None else int(message.get("exit", -1))
         if message is None:
             self.runner.stop_server()
-        return True
+        else:
+            self.run.notes += [note for note in message.get("notes", []) if note not in self.run.notes]
 
     def await_import(self) -> None:
         """Wait for the candidate's files to be imported. Mutates the run when they cannot be."""
@@ -327,7 +372,7 @@ class Watch:
         elif self.exit_code is not None:
             fault = f"the process ended during the import, {ending(self.exit_code)}"
         else:
-            fault = f"the import took longer than {IMPORT_SECONDS * self.runner.time_factor:.0f} s"
+            fault = self.over or f"the import took longer than {IMPORT_SECONDS * self.runner.time_factor:.0f} s"
         self.run.import_fault = None if fault is None else str(fault)
 
     def await_check(self, index: int) -> bool:
@@ -336,7 +381,9 @@ class Watch:
         if not self.wait_for(f"{index}.json", check.seconds):
             limit = check.seconds * self.runner.time_factor
             if self.exit_code is None:
-                self.run.settle(index, Result(check.id, "timeout", detail=f"no answer after {limit:.0f} s"))
+                status: Status = "crashed" if self.over else "timeout"
+                late = f"no answer after {limit:.0f} s" + (" of the processor" if self.runner.patience else "")
+                self.run.settle(index, Result(check.id, status, detail=self.over or late))
             else:
                 detail = f"the process ended before it answered, {ending(self.exit_code)}"
                 self.run.settle(index, Result(check.id, "crashed", detail=detail))
@@ -366,5 +413,5 @@ class Watch:
         """End the child and everything that it started, and hear the server confirm it."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        if self.exit_code is None and self.runner.hear(END_SECONDS) is None:
-            self.runner.stop_server()
+        if self.exit_code is None:
+            self.ended(self.runner.hear(END_SECONDS))

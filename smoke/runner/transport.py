@@ -77,7 +77,7 @@ def read_regular(file: Path, max_bytes: int) -> bytes:
     """Read a file. Raises ``ValueError`` for a pipe, a device or a large file, and ``OSError`` for a link.
 
     A candidate may have put one there, and may exchange it at any moment: so the file is opened once, without waiting
-    for somebody to write to it, and looked at through what was opened.
+    for a process to write to it, and looked at through what was opened.
     """
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):

@@ -178,14 +178,15 @@ HUNT = """
 import gc, os, pathlib, sys
 
 def _hunt():
-    told = []
-    for cached in [o for o in gc.get_objects() if type(o).__name__ == "_lru_cache_wrapper"]:
+    found = []
+    held = [value for module in list(sys.modules.values()) for value in vars(module).values()]
+    for cached in [value for value in held if type(value).__name__ == "_lru_cache_wrapper"]:
         if (cached.__module__ or "").startswith("smoke") and cached.cache_info().currsize:
-            told.append(f"cache {cached.__module__}.{cached.__qualname__}")
+            found.append(f"cache {cached.__module__}.{cached.__qualname__}")
     for folder in {os.getcwd(), os.environ.get("HOME", "."), os.environ.get("TMPDIR", ".")}:
-        told += [f"file {p.name}" for p in pathlib.Path(folder).rglob("*") if p.is_file()]
-    told += [f"variable {name}" for name in os.environ]
-    return told
+        found += [f"file {p.name}" for p in pathlib.Path(folder).rglob("*") if p.is_file()]
+    found += [f"variable {name}" for name in os.environ]
+    return found
 
 def rms_norm(x, weight, eps):
     for other in gc.get_objects():
@@ -220,10 +221,9 @@ def rms_norm(x, weight, eps):
     return torch.ones(5 * 2**30, dtype=torch.float32)[: x.shape[-1]] * x
 """
 
-THEFT = """
+THEFT = f"""
 import importlib.util, io, os, pathlib
-import mini_engine.config
-_engine = pathlib.Path(mini_engine.config.__file__).parent
+_engine = pathlib.Path({str(ENGINE)!r})
 _sources = []
 for _open in (open, io.open, lambda p: os.fdopen(os.open(p, os.O_RDONLY))):
     for _path in (_engine / "model.py", *(_engine / "__pycache__").glob("model.*.pyc"),
@@ -263,9 +263,11 @@ for _path in ({str(victim)!r}, "/tmp/smoke-attack.txt", os.path.abspath("../smok
             _stream.write("attacked")
     except OSError:
         pass
-    _fd = ctypes.CDLL(None).open(_path.encode(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    if _fd >= 0:
+    try:
+        _fd = ctypes.CDLL(None).open(_path.encode(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.write(_fd, b"attacked")
+    except OSError:
+        pass
 try:
     os.system("touch /tmp/smoke-attack.txt")
 except OSError:
@@ -367,9 +369,9 @@ def hostile(victim: Path) -> Iterable[Example]:
     yield attack("pickle", pickles(victim), "")  # crashed, unless the child answers over it before it is read
     yield attack("folders", FOLDERS, "crashed")
     yield attack("numbers", NUMBERS, "")  # as above
-    yield attack("depth", DEPTH, "not-implemented")
+    yield attack("depth", DEPTH, "")  # crashed, unless it ends before its folders are counted
     yield attack("theft", THEFT, "not-implemented")
-    yield attack("oracle", ORACLE, "pass")  # its checks pass, and its points are withheld
+    yield attack("oracle", ORACLE, "crashed")
 
 
 def examples(victim: Path) -> list[Example]:

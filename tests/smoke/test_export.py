@@ -10,16 +10,14 @@ import pytest
 
 from smoke.course.export import export, prove_absent
 from smoke.course.starter import functions_of
-from smoke.framework.manifest import ENGINE, load_manifest
+from smoke.framework.manifest import ENGINE, ROOT, load_manifest
 
 
 def run(folder: Path, *arguments: str, module: str = "smoke") -> subprocess.CompletedProcess[str]:
     """Run a command of the exported repository, with nothing of this one on the path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    words = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +59,14 @@ def test_later_lessons_are_gone(first: Path) -> None:
         left = [path for path in first.rglob(f"{lesson_id}*") if path.is_file()]
         left += list((first / "smoke").rglob(lesson_id.lower()))
         assert left == []
+    specs = {path.name for path in (ROOT / "smoke" / "checks").glob("l[2-9]/spec_*.py")}
+    assert len(specs) > 4
+    assert not [path for path in first.rglob("spec_*.py") if path.name in specs], "nor is what their checks expect"
     assert not any("raise NotImplementedError" in body for body in bodies(first, "L1").values())
 
 
 def test_no_line_of_a_later_solution_is_left(first: Path) -> None:
-    """Beside the function forms that the command itself compares: a telling line of each later lesson, as text."""
+    """Besides the function forms that the command itself compares: a telling line of each later lesson, as text."""
     marks = {}
     for lesson in load_manifest().written[1:]:
         for task in lesson.tasks:
@@ -80,6 +81,22 @@ def test_no_line_of_a_later_solution_is_left(first: Path) -> None:
     texts = {path: path.read_text() for path in first.rglob("*") if path.suffix in (".py", ".toml", ".md", ".ipynb")}
     leaks = [(str(path), marks[mark]) for path, text in texts.items() for mark in marks if mark in text]
     assert leaks == []
+
+
+def test_the_readme_begins_with_commands_that_work(first: Path) -> None:
+    """``generate`` needs later lessons; what stands there instead is run by ``test_lesson_one_can_be_worked_on``."""
+    section = (first / "README.md").read_text().partition("## Two commands\n")[2].partition("\n## ")[0]
+    commands = [line.removeprefix("$ ") for line in section.splitlines() if line.startswith("$ ")]
+    assert commands == ['pip install -e ".[dev]" && python -m smoke start L1', "python -m smoke run L1"]
+    assert "L2, L3, L4, L5, L6, L7, L8 are empty here" in section
+    generated = run(first, "generate", "Once", module="mini_engine")
+    assert generated.returncode != 0
+    assert "NotImplementedError" in generated.stderr or "L3" in generated.stderr or "L2" in generated.stderr
+
+
+def test_the_generated_tables_are_current(first: Path) -> None:
+    done = run(first, "sync", "--check")
+    assert done.returncode == 0, done.stdout
 
 
 def test_text_does_not_link_to_absent_lessons(first: Path) -> None:
@@ -120,7 +137,7 @@ def test_what_an_earlier_lesson_calls_stays(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_leak_is_noticed(tmp_path: Path) -> None:
-    """The proof must be able to fail: a renamed copy of a solution, in a file that nobody would look into."""
+    """The proof must be able to fail: a renamed copy of a solution, in a file that no reader would look into."""
     export(tmp_path / "course", "L2", sealed=False)
     text = (ENGINE / "driver.py").read_text().replace("prompt_ids", "words").replace("page", "sheet")
     (tmp_path / "course" / "smoke" / "other.py").write_text(text)

@@ -106,7 +106,7 @@ def test_points(graded: Graded, name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_statuses(graded: Graded, name: str) -> None:
-    """The reason is the right one: a crash is told from a wrong answer and from nothing handed in."""
+    """The reason is the right one: a crash is not called a wrong answer nor nothing handed in."""
     for task_id, status in graded.students[name].status.items():
         assert graded.task(name, task_id)[0] == status, graded.report(name)[:3000]
 
@@ -137,7 +137,7 @@ def test_attacks_leave_the_machine_as_it_was(graded: Graded) -> None:
 
 
 def test_nothing_is_left_running(graded: Graded) -> None:
-    """Children that fled to sessions of their own are gone. They can only be told apart by their user."""
+    """Children that fled to sessions of their own are gone. Their user alone shows whose they were."""
     if os.geteuid() == 0:
         users = {FIRST_UID, FIRST_UID + 1}
         assert not [pid for pid in Path("/proc").glob("[0-9]*") if owner(pid) in users]
@@ -159,12 +159,13 @@ def test_attempts_are_reported(graded: Graded) -> None:
         "hostile-oracle": "model.py imports transformers.models.qwen3",
         "hostile-patch": "model.py imports smoke.framework.compare",
         "honest-top": "13 of 13 longer functions are the reference's own",
-        "hostile-loop": "was used up",
     }
     for name, words in wanted.items():
         assert words in graded.row(name, "L1")["notes"], name
         assert words in (graded.out / "matrix.md").read_text(), name
     assert "refused: starting a program" in graded.row("hostile-writing", "L1")["notes"]
+    assert "refused: the C library" in graded.row("hostile-writing", "L1")["notes"]
+    assert "no answer after 20 s of the processor" in graded.report("hostile-loop")
 
 
 def test_the_child_holds_no_expected_values(graded: Graded) -> None:
@@ -173,11 +174,7 @@ def test_the_child_holds_no_expected_values(graded: Graded) -> None:
     hunted = record["modes"]["isolated"]["log"].partition("hunted: ")[2].splitlines()[0].split("; ")
     assert hunted, "the hunter must have been heard"
     caches = {item for item in hunted if item.startswith("cache ")}
-    allowed = {
-        "cache smoke.framework.manifest.load_manifest",
-        "cache smoke.framework.check.all_checks",
-        "cache smoke.bank.bank.known_pitfalls",
-    }
+    allowed = {"cache smoke.framework.manifest.load_manifest", "cache smoke.framework.check.all_checks"}
     assert caches <= allowed, "no oracle may have been asked before the candidate runs"
     files = {item for item in hunted if item.startswith("file ")}
     assert files <= {"file log.txt"}
@@ -235,7 +232,33 @@ def test_the_matrix_shows_everybody(graded: Graded) -> None:
     for name in ALL_NAMES:
         assert f"[{name}](students/{name}/report.md)" in page
     assert "## The commonest failures" in page
-    assert (graded.out / "matrix.png").read_bytes()[:4] == b"\x89PNG"
+    assert all(f'"name": "{name}"' in (graded.out / "matrix.html").read_text() for name in ALL_NAMES)
+
+
+def test_students_with_the_same_functions_are_named(graded: Graded) -> None:
+    """Nearly all of this class is the reference's; the mistaken ones share nothing that is not."""
+    with (graded.out / "pairs.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert all(row["student"] < row["other"] and row["functions"] for row in rows)
+    page = (graded.out / "matrix.md").read_text()
+    assert "## Alike" in page
+    assert not rows or f"{rows[0]['student']} and {rows[0]['other']}: " in page
+
+
+def test_single_lessons_are_graded_alone(graded: Graded, tmp_path: Path) -> None:
+    """The points are those of the chosen lessons, and what was not handed in is not a failure."""
+    folder = tmp_path / "submissions"
+    folder.mkdir()
+    chosen = [graded.students[name] for name in ("honest-work", "half-nothing")]
+    write_examples(folder, chosen)
+    done = command(folder, tmp_path / "report", "--lessons", "L3,L1", "--seed", str(SEED))
+    assert done.returncode == 0, done.stderr[-4000:]
+    with (tmp_path / "report" / "grades.csv").open(newline="") as stream:
+        rows = {(row["student"], row["lesson"]): row for row in csv.DictReader(stream)}
+    assert len(rows) == 2 * 3
+    assert (rows["honest-work", "all"]["points"], rows["honest-work", "all"]["isolated"]) == ("200", "100")
+    assert rows["honest-work", "L3"]["status"] == "pass"
+    assert rows["honest-work", "L1"]["status"] == rows["half-nothing", "L3"]["status"] == "not handed in"
 
 
 def test_kernels_are_graded_in_the_interpreter(tmp_path: Path) -> None:

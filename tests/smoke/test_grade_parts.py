@@ -13,6 +13,8 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,13 +24,17 @@ from smoke.framework.check import Failure, Result, checks_of
 from smoke.framework.manifest import ENGINE, ROOT, Lesson, load_manifest
 from smoke.grade import confinement
 from smoke.grade.authorship import Authorship, examine, normal_form
-from smoke.grade.command import parse_size
-from smoke.grade.confinement import LANDLOCK_CREATE, PROCESSES, libc
+from smoke.grade.command import choose_lessons, parse_size
+from smoke.grade.confinement import PROCESSES
 from smoke.grade.documents import fenced, gradescope, one_line, report, write_csv, write_junit
 from smoke.grade.gradebook import run_safely
-from smoke.grade.guard import MARK, is_solution, told
+from smoke.grade.guard import Notes, read_notes
+from smoke.grade.landlock import LANDLOCK_CREATE, libc
+from smoke.grade.likeness import pairs
+from smoke.grade.matrix import page, write_matrix
 from smoke.grade.records import Records
-from smoke.grade.scoring import Mode, score_student
+from smoke.grade.rules import Decider
+from smoke.grade.scoring import NOT_HANDED_IN, Mode, StudentScore, score_student
 from smoke.grade.submissions import MAX_ENTRIES, Submission, free_name, read_submissions
 from smoke.grade.trial import FIRST_UID, start_trial
 from smoke.grade.worker import ModeRun, end_strays
@@ -52,7 +58,7 @@ def scored(changes: dict[str, Result], authorships: dict[str, Authorship] | None
         for lesson in LESSONS
         for mode in MODES
     }
-    return score_student(Submission("ada", {}), results, {}, authorships or {})
+    return score_student(Submission("ada", {}), LESSONS, results, {}, authorships or {})
 
 
 def points(student, mode: Mode) -> list[int]:
@@ -91,8 +97,8 @@ def test_files_are_found_wherever_students_put_them(tmp_path: Path, prefix: str,
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tar.gz"])
 def test_what_lies_beside_the_folder_hides_nothing(tmp_path: Path, form: str) -> None:
-    beside = {"README.md": b"", "essay.pdf": b"%PDF", ".vscode/settings.json": b"{}", "Thumbs.db": b"\0"}
-    write_submission(tmp_path, "ada", {"hw1/driver.py": b"DRIVER", **beside}, form)
+    others = {"README.md": b"", "essay.pdf": b"%PDF", ".vscode/settings.json": b"{}", "Thumbs.db": b"\0"}
+    write_submission(tmp_path, "ada", {"hw1/driver.py": b"DRIVER", **others}, form)
     (submission,) = read_submissions(tmp_path)
     assert submission.files == {"driver.py": "DRIVER"}
     assert set(submission.ignored) == {"README.md", "essay.pdf"}
@@ -277,7 +283,7 @@ def test_a_copy_is_recognised_under_other_names() -> None:
 def test_the_reference_is_a_copy_and_a_starter_is_none(lesson: Lesson) -> None:
     copied = examine(Submission("ada", reference(lesson.id)), lesson)
     assert len(copied.copied) == copied.compared > 0
-    assert copied.withheld == "", "copying is told, not punished"
+    assert copied.withheld == "", "copying is reported, not punished"
     assert not examine(Submission("bob", starters(lesson.id)), lesson).copied
 
 
@@ -288,7 +294,12 @@ def test_the_reference_is_a_copy_and_a_starter_is_none(lesson: Lesson) -> None:
         "from transformers.models import qwen3",
         "import smoke.framework.peer as p",
         "x = __import__('transformers')",
-        "import sys; sys.modules['smoke.checks.l1.functions'].norm_peer(0)",
+        "import sys; sys.modules['a' + 'b'].norm_peer(0)",
+        "from sys import modules as m",
+        "import ctypes",
+        "g = rms_norm.__globals__",
+        "x = getattr(f, '__closure__')",
+        "e.__traceback__.tb_frame.f_back",
     ],
 )
 def test_an_oracle_costs_the_points(line: str) -> None:
@@ -298,15 +309,43 @@ def test_an_oracle_costs_the_points(line: str) -> None:
 
 def test_words_about_an_oracle_cost_nothing() -> None:
     """The reference's own docstrings speak of transformers."""
-    text = '"""As transformers does."""\nimport ctypes\nNAME = "the smoke test"\n'
+    text = '"""As transformers does."""\nimport gc\nNAME = "the smoke test"\nself.modules = [model.modules()]\n'
     found = examine(Submission("ada", {"driver.py": text}), load_manifest().lesson("L3"))
     assert found.withheld == ""
-    assert found.remarkable == ("driver.py imports ctypes",)
+    assert found.remarkable == ("driver.py imports gc",)
 
 
 @pytest.mark.parametrize("text", ["def f(:", "\0", "(" * 100_000, "x = " + "-" * 50_000 + "1"])
 def test_source_that_cannot_be_parsed_is_no_error(text: str) -> None:
     assert examine(Submission("ada", {"driver.py": text}), load_manifest().lesson("L3")).copied == ()
+
+
+def test_pairs_of_submissions_that_share_functions() -> None:
+    """Under other names; not what is the reference's own, not what is unwritten, and many sharers weigh little."""
+    own = "def {0}({1}, n):\n    {2} = []\n    for i in range(n):\n        if i % 3 == 1 or {1}[i] > n:\n"
+    own += "            {2}.append({1}[i] * 2 + i)\n        else:\n            {2}.insert(0, i)\n    return {2}\n"
+    common = own.replace("% 3", "% 7")
+    loop = own.format("turn", "x", "out")
+    files = {
+        "ada": {"driver.py": loop, "model.py": common.format("a", "b", "c")},
+        "bob": {"driver.py": own.format("turned", "values", "kept"), "model.py": common.format("d", "e", "f")},
+        "cid": reference("L1") | {"driver.py": loop.replace("% 3", "% 4")},
+        "dan": reference("L1") | {"attention/dense.py": common.format("g", "h", "k")},
+        "eve": starters("L1", "L3") | {"attention/dense.py": common.format("g", "h", "k")},
+        "fay": starters("L1", "L3"),
+    }
+    found = pairs([Submission(name, own_files) for name, own_files in files.items()], LESSONS)
+    assert (found[0].first, found[0].second) == ("ada", "bob")
+    assert set(found[0].functions) == {"driver.py:turn", "model.py:a"}
+    assert {(pair.first, pair.second) for pair in found[1:]} == {
+        ("ada", "dan"),
+        ("ada", "eve"),
+        ("bob", "dan"),
+        ("bob", "eve"),
+        ("dan", "eve"),
+    }
+    assert found[1].weight < found[0].weight / 3
+    assert "ada and bob: 2 longer functions are the same" in found[0].words()
 
 
 # Scores -------------------------------------------------------------------------------------------------------------
@@ -329,7 +368,7 @@ def test_only_a_pass_earns_points(status: str) -> None:
 
 
 def test_a_missing_result_is_a_zero_with_a_reason() -> None:
-    student = score_student(Submission("ada", {}), {}, {}, {})
+    student = score_student(Submission("ada", {}), LESSONS, {}, {}, {})
     assert student.total("isolated") == (0, TOTAL)
     assert student.scores[0].tasks[0].status == "skipped"
     assert "it was not run" in student.scores[0].reason
@@ -424,6 +463,51 @@ def test_words_of_a_submission_stay_words(tmp_path: Path) -> None:
     assert one_line("=cmd()|x") == "'=cmd()|x"
 
 
+def only_first_handed_in() -> StudentScore:
+    """Return the score of a student who handed in L1, all right, and nothing of L2."""
+    chosen = LESSONS[:2]
+    missing = [replace(result, status="not-implemented", detail=NOT_HANDED_IN + "all") for result in passed("L2")]
+    results = {(name, mode): found for mode in MODES for name, found in (("L1", passed("L1")), ("L2", missing))}
+    return score_student(Submission("ada", {}), chosen, results, {}, {})
+
+
+def test_a_lesson_that_was_not_handed_in_is_no_failure(tmp_path: Path) -> None:
+    student = only_first_handed_in()
+    assert student.total("isolated") == (100, 200)
+    write_csv(tmp_path / "grades.csv", [student])
+    rows = [line.split(",") for line in (tmp_path / "grades.csv").read_text().splitlines()]
+    assert [row[5] for row in rows] == ["status", "pass", "not handed in", "incomplete"]
+    assert "not handed in: L2" in rows[3][6]
+    assert "| not handed in | | 100 |" in report(student, [])
+    write_junit(tmp_path / "junit.xml", [student])
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
+    assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
+    assert suite.get("skipped") == str(2 * len(passed("L2")))
+    outputs = {test["number"]: test for test in gradescope(student, [])["tests"]}
+    assert "status" not in outputs["L2.A"]
+    assert outputs["L2.A"]["output"].startswith("not handed in")
+
+
+def test_the_matrix_filters_and_holds_no_code_of_a_name(tmp_path: Path) -> None:
+    student = only_first_handed_in()
+    student = replace(student, submission=Submission("</script><b>", {}))
+    write_matrix(tmp_path, [student, only_first_handed_in()], [], [])
+    text = (tmp_path / "matrix.html").read_text()
+    data = text.partition('type="application/json">')[2].partition("</script>")[0]
+    rows = json.loads(data)["students"]
+    assert [row["name"] for row in rows] == ["</script><b>", "ada"]
+    assert rows[1]["lessons"][1]["tasks"]["L2.A"] == "not handed in"
+    assert rows[1]["lessons"][0]["checks"] == {result.check_id: "pass" for result in passed("L1")}
+    assert page([student], [], []).count("not-implemented") == 1, "in the legend alone"
+
+
+def test_lessons_are_chosen_by_name() -> None:
+    assert [lesson.id for lesson in choose_lessons("L4, L1")] == ["L1", "L4"]
+    assert choose_lessons("") == LESSONS
+    with pytest.raises(ValueError, match="L1, L2"):
+        choose_lessons("L1,L99")
+
+
 def test_sizes() -> None:
     assert (parse_size("512M"), parse_size("2g"), parse_size("1GiB")) == (2**29, 2**31, 2**30)
     for wrong in ("2", "G", "0G", "-1G", "2T"):
@@ -434,29 +518,61 @@ def test_sizes() -> None:
 # The guard ----------------------------------------------------------------------------------------------------------
 
 
-def test_solutions_are_recognised_by_their_place() -> None:
-    files = ("model.py", "attention/pool.py")
-    for path in (
-        "/course/mini_engine/model.py",
-        "/venv/lib/mini_engine/attention/pool.py",
-        "/course/mini_engine/__pycache__/model.cpython-311.pyc",
-        "/course/mini_engine/attention/__pycache__/pool.cpython-312.opt-1.pyc",
-    ):
-        assert is_solution(path, files, "/own"), path
-    for path in (
-        "/own/mini_engine/model.py",
-        "/course/mini_engine/driver.py",
-        "/x/model.py",
-        "/course/mini_engine/a/model.py",
-    ):
-        assert not is_solution(path, files, "/own"), path
+def rules(tmp_path: Path, *trees: Path) -> tuple[Callable[..., str | None], Callable[[], list[str]]]:
+    """Return the decision about an event of a candidate that may write to ``tmp_path/own``, and its notes so far."""
+    notes = Notes()
+    own = tmp_path / "own"
+    own.mkdir()
+    readable = [str(path) for path in (own, *trees)]
+    decide = Decider(notes.writer, notes.key, str(own), readable, readable).decide
+    return lambda event, *args: decide(event, args), notes.read
 
 
-def test_what_a_hook_told_is_found_in_a_log() -> None:
-    assert told(f"printed\n{MARK}refused: a\n{MARK}refused: a\n more\n{MARK}refused: b\n") == [
-        "refused: a",
-        "refused: b",
-    ]
+def test_the_hook_knows_where_a_path_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "secret.txt").touch()
+    (tmp_path / "tree" / "fair.txt").touch()
+    (tmp_path / "tree" / "link.txt").symlink_to("../secret.txt")
+    decide, _ = rules(tmp_path, tmp_path / "tree")
+    monkeypatch.chdir(tmp_path / "own")
+    for path in ("../tree/fair.txt", str(tmp_path / "tree" / "fair.txt"), "new.txt", b"../tree", "../not there"):
+        assert decide("open", path, "r", 0) is None, path
+    for path in ("../secret.txt", "../tree/../secret.txt", "../tree/link.txt", str(tmp_path), b"../secret.txt"):
+        assert "reading" in (decide("open", path, "r", 0) or ""), path
+    assert decide("open", 5, "r", 0) is None, "an open descriptor was decided about when it was opened"
+    assert "writing" in (decide("open", "../tree/fair.txt", "a", 0) or "")
+    assert decide("open", "new.txt", "w", 0) is None
+    assert "listing" in (decide("os.listdir", "..") or "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are looked up in /proc")
+def test_the_hook_resolves_a_path_from_every_open_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``os.open`` does not tell its hook which folder a relative path starts from."""
+    (tmp_path / "deep" / "tree").mkdir(parents=True)
+    (tmp_path / "secret.txt").touch()
+    decide, _ = rules(tmp_path, tmp_path / "deep" / "tree")
+    monkeypatch.chdir(tmp_path / "own")
+    assert decide("open", "../../secret.txt", None, os.O_RDONLY) is None, "there is no such file from here"
+    folder = os.open(tmp_path / "deep" / "tree", os.O_RDONLY)
+    try:
+        assert "reading" in (decide("open", "../../secret.txt", None, os.O_RDONLY) or "")
+        assert "changing" in (decide("os.remove", "../../secret.txt", folder) or "")
+        assert decide("os.remove", "own.txt", -1) is None
+    finally:
+        os.close(folder)
+
+
+def test_notes_are_told_from_everything_else(tmp_path: Path) -> None:
+    decide, read = rules(tmp_path)
+    decide("os.system", "true")
+    for number in range(3000):
+        decide("os.rename", f"/elsewhere/{number}", "x", -1, -1)
+    notes = read()
+    assert notes[0] == "refused: starting a program (os.system)"
+    assert [note for note in notes if note.startswith("refused: changing …, ")]
+    assert len(notes) < 10
+    data = b'key"a"\nkey"a"\n[guard] refused: b\nkey"c"\n'
+    assert read_notes(data, "key") == ["a", "c", "wrote into the pipe of the grader's notes"]
 
 
 # Confinement --------------------------------------------------------------------------------------------------------
@@ -464,7 +580,7 @@ def test_what_a_hook_told_is_found_in_a_log() -> None:
 
 @pytest.mark.parametrize("uid", [None, FIRST_UID])
 def test_a_confined_process_is_confined(uid: int | None) -> None:
-    """Also without another user: what this system offers is at least closed to a file that everybody may write.
+    """Also without another user: what this system offers is at least closed to a file that every user may write.
 
     The trial itself is tried here; what it says of this machine is printed in every report.
     """
@@ -474,7 +590,8 @@ def test_a_confined_process_is_confined(uid: int | None) -> None:
     facts = json.loads(done.stdout)
     kernel_has_landlock = libc().syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1) >= 1
     assert facts["writes_refused"] is kernel_has_landlock
-    assert facts["programs_refused"] is kernel_has_landlock
+    assert facts["reads_refused"] is kernel_has_landlock
+    assert facts["programs_refused"] or not kernel_has_landlock
     if os.geteuid() == 0:
         assert facts["network_closed"] is True
         assert facts["processes_limited"] is (uid is not None)
@@ -485,8 +602,9 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from smoke.grade import confinement, trial
+from smoke.grade.landlock import interpreter_paths
 uid = int(sys.argv[2])
-folder = Path(sys.argv[4])
+folder, readable = Path(sys.argv[4]), interpreter_paths([])
 if os.geteuid() == 0:
     os.chown(folder, uid, uid)
     confinement.become(uid, read_all=True)
@@ -495,7 +613,7 @@ if sys.argv[3] == "old":
 left = confinement.leave_network()
 confinement.leave_network = lambda: left
 fits = trial.count_forks(confinement.PROCESSES)
-confinement.confine(confinement.Confinement(None, False, 2**30, 60), folder)
+confinement.confine(confinement.Confinement(None, False, 2**30, 60, readable), folder)
 limited = trial.count_forks(confinement.PROCESSES)
 print(fits, limited, left)
 """
@@ -503,7 +621,7 @@ print(fits, limited, left)
 
 @pytest.mark.parametrize("kernel", ["this", "old"])
 def test_processes_are_limited_without_root_where_they_are_counted_anew(kernel: str) -> None:
-    """Whoever grades as a user of many processes has candidates with a count, and so a limit, of their own."""
+    """A grader with many processes of its own has candidates with a count, and so a limit, of their own."""
     with tempfile.TemporaryDirectory(prefix="smoke-") as name:  # pytest's folders are closed to other users
         words = [str(ROOT), str(FIRST_UID + 40), kernel, name]
         done = subprocess.run(

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from smoke.framework import peer, rows
 from smoke.framework.cases import DTYPES, random_tensor
@@ -20,9 +22,13 @@ REGISTRY = Registry()
 
 NORM_CASES = (("rows", (5, 96), 1e-6), ("heads", (7, 3, 20), 1e-5), ("tiny values", (4, 64), 1e-2))
 ROTARY_CASES = ((32, 1e4), (20, 1e6), (128, 5e5))  # head_dim, theta
+FLOAT64_CASE = "under torch.set_default_dtype(torch.float64)"
 POSITIONS = [0, 1, 2, 3, 17, 100, 99, 4095, 40000]
-# Hq, Hkv, D, Tq, Tk: whole prompts, a decode step, chunks in the middle
-ATTENTION_CASES = ((6, 2, 32, 7, 7), (3, 3, 16, 1, 1), (5, 1, 24, 1, 19), (4, 2, 20, 33, 33), (9, 3, 64, 5, 40))
+# Hq, Hkv, D, Tq, Tk: whole prompts, a decode step, chunks in the middle; two with dimensions of the same size
+ATTENTION_CASES = (
+    *((6, 2, 32, 7, 7), (3, 3, 16, 1, 1), (5, 1, 24, 1, 19), (4, 2, 20, 33, 33), (9, 3, 64, 5, 40)),
+    *((4, 2, 4, 4, 4), (6, 2, 2, 2, 9)),
+)
 
 
 # For bits alone: a row of 300 scores rounds in more places than float64 loops have time for.
@@ -97,15 +103,22 @@ REGISTRY.add(
 
 
 def frequencies_probe(seed: int) -> Values:
-    """Compute the frequencies of three shapes."""
+    """Compute the frequencies of three shapes, and one where torch makes float64 numbers unless it is asked."""
     from mini_engine.model import rotary_frequencies
 
-    return {f"D={dim}, theta={theta:g}": rotary_frequencies(dim, theta) for dim, theta in ROTARY_CASES}
+    values: Values = {f"D={dim}, theta={theta:g}": rotary_frequencies(dim, theta) for dim, theta in ROTARY_CASES}
+    torch.set_default_dtype(torch.float64)
+    try:
+        values[FLOAT64_CASE] = rotary_frequencies(*ROTARY_CASES[0])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return values
 
 
 def frequencies_peer(seed: int) -> Values:
-    """Return transformers' ``inv_freq``."""
-    return {f"D={dim}, theta={theta:g}": peer.rotary(dim, theta).inv_freq for dim, theta in ROTARY_CASES}
+    """Return transformers' ``inv_freq``; torch's default dtype changes nothing."""
+    values: Values = {f"D={dim}, theta={theta:g}": peer.rotary(dim, theta).inv_freq for dim, theta in ROTARY_CASES}
+    return values | {FLOAT64_CASE: peer.rotary(*ROTARY_CASES[0]).inv_freq}
 
 
 def table_probe(seed: int) -> Values:
@@ -247,20 +260,22 @@ MASKS = ((1, 1), (4, 4), (1, 6), (3, 7), (2, 5))
 
 
 def mask_probe(seed: int) -> Values:
-    """Build masks."""
+    """Build masks, and one on the device "meta", which holds no numbers."""
     from mini_engine.attention.dense import causal_mask
 
-    return {f"{q_len} queries, {kv_len} keys": causal_mask(q_len, kv_len) for q_len, kv_len in MASKS}
+    values: Values = {f"{q_len} queries, {kv_len} keys": causal_mask(q_len, kv_len) for q_len, kv_len in MASKS}
+    return values | {"device": str(causal_mask(3, 7, "meta").device)}
 
 
 def mask_spec(seed: int) -> Values:
     """Query i stands at position kv_len - q_len + i and sees the keys up to there."""
-    return {
+    values: Values = {
         f"{q_len} queries, {kv_len} keys": torch.tensor(
             [[key <= kv_len - q_len + query for key in range(kv_len)] for query in range(q_len)]
         )
         for q_len, kv_len in MASKS
     }
+    return values | {"device": "meta"}
 
 
 def kernel_probe(kernel_name: str, shapes: tuple[tuple[int, int, int, int, int], ...], dtypes: tuple[str, ...]) -> Any:
@@ -297,6 +312,30 @@ def kernel_spec(seed: int) -> Values:
     return on_cases(rows.causal_attention, seed, ATTENTION_CASES, ("float32",))
 
 
+def softmax_inputs() -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """Yield decode steps of 512 heads in bfloat16 that give back their weights: the values are unit vectors.
+
+    The scores are such that torch's softmax of bfloat16 rounds one of the weights otherwise than one of float32 does.
+    """
+    for seed in (0, 17, 49):
+        q, k = torch.zeros(512, 1, 64), torch.zeros(512, 33, 64)
+        q[..., 0], k[..., 0] = 8.0, 5.0 * random_tensor(512, 33, seed=seed)
+        v = torch.eye(33, 64).expand(512, -1, -1).contiguous()
+        yield f"scores {seed}", q.bfloat16(), k.bfloat16(), v.bfloat16()
+
+
+def softmax_probe(seed: int) -> Values:
+    """Attend where a softmax in bfloat16 shows."""
+    from mini_engine.attention.dense import eager_attention
+
+    return {name: eager_attention(*inputs) for name, *inputs in softmax_inputs()}
+
+
+def softmax_peer(seed: int) -> Values:
+    """Return transformers' attention."""
+    return {name: peer.attention(q, k, v, "eager") for name, q, k, v in softmax_inputs()}
+
+
 def dense_probe(seed: int) -> Values:
     """Attend with token-first tensors through ``DenseAttention``, also through a kernel of the probe's own."""
     from mini_engine.attention.dense import DenseAttention, eager_attention
@@ -320,6 +359,45 @@ def dense_peer(seed: int) -> Values:
     }
 
 
+class FusedCalls(TorchFunctionMode):
+    """Notes how torch's fused attention is called: whether with a mask, and whether with its own causal one."""
+
+    def __init__(self) -> None:
+        """Begin with no call."""
+        super().__init__()
+        self.calls: list[list[bool]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note a call of the fused attention and go on."""
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+            causal = args[5] if len(args) > 5 else kwargs.get("is_causal", False)
+            self.calls.append([mask is not None, bool(causal)])
+        return func(*args, **kwargs)
+
+
+CALLS = {"a whole prompt": (6, 2, 32, 7, 7), "a single query": (5, 1, 24, 1, 19), "a chunk": (9, 3, 64, 5, 40)}
+
+
+def calls_probe(seed: int) -> Values:
+    """Note the calls of the fused kernel for a whole prompt, a single query and a chunk in the middle."""
+    from mini_engine.attention.dense import sdpa_attention
+
+    values: Values = {}
+    for name, shape in CALLS.items():
+        with FusedCalls() as noted:
+            sdpa_attention(*qkv(seed, shape, "float32"))
+        values[f"{name}: [a mask is given, is_causal] of each call"] = noted.calls
+    return values
+
+
+def calls_spec(seed: int) -> Values:
+    """Write down what the docstring says."""
+    expected = {"a whole prompt": [False, True], "a single query": [False, False], "a chunk": [True, False]}
+    return {f"{name}: [a mask is given, is_causal] of each call": [call] for name, call in expected.items()}
+
+
 WHOLE_OR_DECODE = tuple(shape for shape in ATTENTION_CASES if shape[3] in (1, shape[4]))
 REGISTRY.add(
     "L1.C.mask",
@@ -340,6 +418,12 @@ REGISTRY.add(
     bitwise(kernel_peer("eager", WIDE_CASES)),
 )
 REGISTRY.add(
+    "L1.C.softmax",
+    "The softmax of bfloat16 scores is taken in float32 and cast back, as transformers does.",
+    softmax_probe,
+    bitwise(softmax_peer),
+)
+REGISTRY.add(
     "L1.C.dense",
     "DenseAttention hands tokens-first tensors to its kernel heads first and gives the result back tokens first.",
     dense_probe,
@@ -356,4 +440,10 @@ REGISTRY.add(
     "sdpa_attention has the bits of transformers' sdpa attention for whole prompts and single queries.",
     kernel_probe("sdpa_attention", WHOLE_OR_DECODE, tuple(DTYPES)),
     bitwise(kernel_peer("sdpa", WHOLE_OR_DECODE)),
+)
+REGISTRY.add(
+    "L1.D.calls",
+    "A whole prompt is one call with the kernel's own causal mask, a single query has no mask, a chunk has one.",
+    calls_probe,
+    bitwise(calls_spec),
 )

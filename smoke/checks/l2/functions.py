@@ -19,6 +19,7 @@ from smoke.framework.compare import bitwise
 
 REGISTRY = Registry()
 PAGE_SIZES = (1, 4, 16, 64)
+FAR_PAGES = [5, 2**26]  # the second page's slots begin at 2**32
 
 # L2.A ---------------------------------------------------------------------------------------------------------------
 
@@ -260,7 +261,14 @@ def pack_probe(seed: int) -> Values:
             "slot_mapping": meta.slot_mapping,
             "page_size": meta.page_size,
         }
-    return values
+    batch = pack_batch([SequenceChunk([5, 6], 0, [3])], 4, "meta")  # a device that holds no numbers
+    tensors = [batch.input_ids, batch.positions, batch.logit_rows, *tensors_of(batch.metadata)]
+    return values | {"devices": [str(tensor.device) for tensor in tensors]}
+
+
+def tensors_of(meta: Any) -> list[Tensor]:
+    """Return the four tensors of an ``AttentionMetadata``."""
+    return [meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table, meta.slot_mapping]
 
 
 def pack_spec(seed: int) -> Values:
@@ -275,7 +283,7 @@ def pack_spec(seed: int) -> Values:
             for key, field in fields.items()
         }
         values[name] = {**tensors, "page_size": page_size}
-    return values
+    return values | {"devices": ["meta"] * 7}
 
 
 def views_probe(seed: int) -> Values:
@@ -294,7 +302,15 @@ def views_probe(seed: int) -> Values:
         )
         ranges = [[int(start), int(end)] for start, end in meta.query_ranges]
         values[name] = {"query_ranges": ranges, "kv_slots": [slots.long() for slots in meta.kv_slots]}
-    return values
+        values[f"{name}: types"] = sorted({type(bound).__name__ for pair in meta.query_ranges for bound in pair})
+    far = AttentionMetadata(
+        cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
+        seq_lens_kv=torch.tensor([66], dtype=torch.int32),
+        block_table=torch.tensor([FAR_PAGES], dtype=torch.int32),
+        slot_mapping=torch.tensor([64 * FAR_PAGES[1] + 1]),
+        page_size=64,
+    )
+    return values | {"slots beyond int32": list(far.kv_slots)}
 
 
 def views_spec(seed: int) -> Values:
@@ -307,7 +323,8 @@ def views_spec(seed: int) -> Values:
             "query_ranges": [[bounds[i], bounds[i + 1]] for i in range(len(chunks))],
             "kv_slots": [torch.tensor(slots) for slots in fields["kv_slots"]],
         }
-    return values
+        values[f"{name}: types"] = ["int"]
+    return values | {"slots beyond int32": [torch.tensor([paging.slot(FAR_PAGES, p, 64) for p in range(66)])]}
 
 
 def slots_probe(seed: int) -> Values:

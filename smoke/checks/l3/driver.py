@@ -54,6 +54,7 @@ REFUSED: dict[str, tuple[list[int], int, tuple[str, ...]]] = {
     "an empty prompt": ([], 4, ("0", "1")),
     "token id 128 of 128": ([5, 128], 4, ("128", "127")),
     "token id -1": ([-1], 4, ("-1", "127")),
+    "token id 1.5": ([5, 1.5], 4, ("1.5",)),  # type: ignore[list-item]
     "max_new_tokens 0": ([5], 0, ("0", "1")),
     "max_new_tokens -3": ([5], -3, ("-3", "1")),
     "500 tokens and 13 more in 512 positions": ([5] * 500, 13, ("513", "512")),
@@ -285,21 +286,41 @@ def page_probe(seed: int) -> Values:
             prompt = random_ids(case.vocab_size, 2 * page_size + extra, seed)
             for count in (1, page_size + 1):
                 name = f"page size {page_size}, {len(prompt)} + {count} tokens"
-                values[name] = run(build_driver(case, page_size=page_size), prompt, count)[0]
+                driver = build_driver(case, page_size=page_size)
+                pools = watch_pools(driver)
+                values[name] = run(driver, prompt, count)[0]
+                values[f"{name}: [pages, page size] of the pool"] = pools
     return values
 
 
+def watch_pools(driver: Any) -> list[list[int]]:
+    """Return a list that will hold the numbers of pages and of slots on a page of each pool that the driver makes."""
+    make, seen = driver.make_attention, list[Any]()
+    pools: list[list[int]] = []
+
+    def make_attention(pool: Any, metadata: Any) -> Any:
+        if not any(pool is other for other in seen):
+            seen.append(pool)
+            pools.append([int(pool.num_pages), int(pool.page_size)])
+        return make(pool, metadata)
+
+    driver.make_attention = make_attention
+    return pools
+
+
 def page_peer(seed: int) -> Values:
-    """Return transformers' ids."""
+    """Return transformers' ids, and one pool for all tokens but the last, which is never fed back."""
     case = random_case(SMALL, seed)
-    return {
-        f"page size {size}, {2 * size + extra} + {count} tokens": peer.generate(
-            case, "float32", tuple(random_ids(case.vocab_size, 2 * size + extra, seed)), count, ()
-        )[0]
-        for size in PAGE_SIZES
-        for extra in (0, 1, 2)
-        for count in (1, size + 1)
-    }
+    values: Values = {}
+    for size in PAGE_SIZES:
+        for extra in (0, 1, 2):
+            prompt = tuple(random_ids(case.vocab_size, 2 * size + extra, seed))
+            for count in (1, size + 1):
+                name = f"page size {size}, {len(prompt)} + {count} tokens"
+                values[name] = peer.generate(case, "float32", prompt, count, ())[0]
+                pages = len({position // size for position in range(len(prompt) + count - 1)})
+                values[f"{name}: [pages, page size] of the pool"] = [[pages, size]]
+    return values
 
 
 REGISTRY.add(
@@ -384,6 +405,42 @@ REGISTRY.add(
     "Greedy takes the lowest id among equally likely ones.",
     ties_probe,
     ties_verdict,
+)
+
+
+ROWS = {  # the changed logits of a row of 128 that is 0 elsewhere, and whether a token can be chosen from it
+    "a NaN beside larger numbers": ({7: float("nan"), 9: 5.0}, False),
+    "plus infinity": ({7: float("inf")}, False),
+    "minus infinity everywhere": (dict.fromkeys(range(128), float("-inf")), False),
+    "minus infinity somewhere": ({7: float("-inf"), 9: 5.0}, True),
+}
+
+
+def finite_probe(seed: int) -> Values:
+    """Generate one token with a head that gives the same row of logits whatever its input."""
+    values: Values = {}
+    for name, (changed, _) in ROWS.items():
+        row = torch.zeros(128)
+        row[list(changed)] = torch.tensor(list(changed.values()))
+        driver = build_driver(random_case(SMALL, seed))
+        driver.model.lm_head = lambda x, row=row: row.repeat(len(x), 1)
+        try:
+            values[name] = run(driver, [1, 2, 3], 1)[0]
+        except ValueError:
+            values[name] = "ValueError"
+    return values
+
+
+def finite_spec(seed: int) -> Values:
+    """Choose a token only where the largest logit is a number."""
+    return {name: [9] if chosen else "ValueError" for name, (_, chosen) in ROWS.items()}
+
+
+REGISTRY.add(
+    "L3.C.finite",
+    "A row of logits whose largest is NaN or infinite is a ValueError: nothing can be chosen from it.",
+    finite_probe,
+    bitwise(finite_spec),
 )
 
 

@@ -167,7 +167,7 @@ def stories(preemption: bool) -> Any:
 
 
 def runs_verdict(preemption: bool) -> Any:
-    """Return the verdict of ``runs_probe``: every step as the rules have it, every token once, everybody finished."""
+    """Return the verdict of ``runs_probe``: every step as the rules have it, every token once, every request finished."""
     planned = stories(preemption)
 
     def verdict(seed: int, got: Values) -> list[Failure]:
@@ -177,7 +177,7 @@ def runs_verdict(preemption: bool) -> Any:
             failures += step_failures(name, story, steps)
             if got[name]["not finished"] or len(steps) >= world.most_steps:
                 who = got[name]["not finished"]
-                failures.append(Failure(name, f"after {len(steps)} steps", "everybody has finished", f"{who} have not"))
+                failures.append(Failure(name, f"after {len(steps)} steps", "all have finished", f"{who} have not"))
             failures += output_failures(name, world, story, got[name]["outputs"])
         return failures
 

@@ -224,7 +224,7 @@ class Naive:
         return len(range(person.pages, touched(person.known, self.rules.page_size)))
 
     def make_room(self) -> list[str]:
-        """Send requests back until everybody who is left gets the pages of the known tokens."""
+        """Preempt requests until each that is left gets the pages of the known tokens."""
         gone = []
         while sum(self.missing(person) for person in self.running) > self.free:
             victim = self.victim()

@@ -104,7 +104,7 @@ def reference_runs(case: ModelCase, dtype: str, visits: Sequence[Visit]) -> Valu
     }
 
 
-def like_lonely(run: Values, cold: Values, visits: Sequence[Visit], where: str) -> list[Failure]:
+def like_alone(run: Values, cold: Values, visits: Sequence[Visit], where: str) -> list[Failure]:
     """Compare every sample with its reference run, an aborted one with its beginning, and count the pages."""
     failures: list[Failure] = []
     for name, request in run["requests"].items():
@@ -196,7 +196,7 @@ def warm_verdict(seed: int, got: Values) -> list[Failure]:
     totals = [0, 0, 0]
     for dtype, load in RUNS:
         run = got[f"{dtype}, {load}"]
-        failures += like_lonely(run, got[f"{dtype}, alone"], visits, f"{dtype}, {load}")
+        failures += like_alone(run, got[f"{dtype}, alone"], visits, f"{dtype}, {load}")
         _, found, evicted = run["statistics"]
         totals = [a + b for a, b in zip(totals, (found, evicted, run["preempted"]), strict=True)]
     ids = got["float32, alone"]["0.0"]["ids"]
@@ -256,7 +256,7 @@ def off_verdict(seed: int, got: Values) -> list[Failure]:
     visits = off_visits(random_case(l3.SMALL, seed), seed)
     failures: list[Failure] = []
     for dtype in DTYPES:
-        failures += like_lonely(got[dtype], got[f"{dtype}, alone"], visits, dtype)
+        failures += like_alone(got[dtype], got[f"{dtype}, alone"], visits, dtype)
         want = [len(visit.prompt) + visit.params["max_new_tokens"] - 1 for visit in visits]
         failures += differences(want, computed_by(got[dtype], len(visits)), None, f"{dtype}, tokens computed")
         failures += differences(got[dtype]["pages"][0], got[dtype]["pages"][1], None, f"{dtype}, free pages at the end")
@@ -320,7 +320,7 @@ def talk_verdict(seed: int, got: Values) -> list[Failure]:
         for turn, values in enumerate(got[load]):
             where = f"{load}, turn {turn}"
             visit = Visit(values["prompt"], {"max_new_tokens": ANSWERS[turn]})
-            failures += like_lonely(values["run"], values["alone"], [visit], where)
+            failures += like_alone(values["run"], values["alone"], [visit], where)
             start = min(written, len(visit.prompt) - 1) // size * size
             rows = len(visit.prompt) + ANSWERS[turn] - 1 - start
             failures += differences([rows], computed_by(values["run"], 1), None, f"{where}, tokens computed")
@@ -383,7 +383,7 @@ def once_verdict(seed: int, got: Values) -> list[Failure]:
     visits = once_visits(random_case(l3.SMALL, seed), seed)
     failures: list[Failure] = []
     for load in ONCE_LOADS:
-        failures += like_lonely(got[load], got["alone"], visits, load)
+        failures += like_alone(got[load], got["alone"], visits, load)
         times = [0] * STEM
         for index, _, start, rows in (chunk for step in got[load]["chunks"] for chunk in step):
             for position in range(start, min(start + rows, STEM)):

@@ -136,7 +136,7 @@ def stored(page_size: int = 4) -> Any:
 
 
 def match_probe(people: Mapping[str, Asker]) -> Probe:
-    """Return a probe that looks everybody up."""
+    """Return a probe that looks every request up."""
 
     def probe(seed: int) -> Values:
         from mini_engine.scheduler.sharing import match_prefix

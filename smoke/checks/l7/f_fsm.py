@@ -184,7 +184,7 @@ Histories = Callable[[int], dict[str, History]]
 
 
 def history_probe(histories: Histories) -> Callable[[int], Values]:
-    """Return a probe that lives through histories and looks at everybody after each operation."""
+    """Return a probe that lives through histories and looks at every answer after each operation."""
 
     def probe(seed: int) -> Values:
         values: Values = {}

@@ -45,7 +45,7 @@ class Guest:
     arrives: int = 0
     aborted: int | None = None
 
-    def params(self) -> Any:
+    def sampling_params(self) -> Any:
         """Build the parameters; the sentences are the text of a regex, which the backend reads in its own way."""
         grammar = {"regex": json.dumps(self.sentences)} if self.sentences else {}
         return make_params({**self.params, **grammar})
@@ -91,7 +91,7 @@ def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = Fa
     for number in range(MOST_STEPS):
         for index, guest in enumerate(guests):
             if guest.arrives == number:
-                names[engine.add_request(given[guest.prompt], guest.params())] = index
+                names[engine.add_request(given[guest.prompt], guest.sampling_params())] = index
         for name in [name for name, index in names.items() if guests[index].aborted == number]:
             engine.abort(name)
         engine.scheduler.growth.ratio = 0.0 if squeeze else engine.scheduler.growth.ratio
@@ -206,7 +206,7 @@ LOADS: dict[str, dict[str, Any]] = {
 
 
 def together_probe(seed: int) -> Values:
-    """Run everybody under every load, and those without a grammar alone in an engine that knows none."""
+    """Run all requests under every load, and those without a grammar alone in an engine that knows none."""
     values: Values = {}
     for load, options in LOADS.items():
         longest = max(len(prompts(seed)[guest.prompt]) for guest in PLANS) + MOST

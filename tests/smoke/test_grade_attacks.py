@@ -1,0 +1,418 @@
+"""Hostile submissions, one trick each: none of them earns a point by what it finds or does.
+
+Every attack stands in a starter of L1, and what it finds takes the place of the functions that are to be written. A
+lesson is run as ``grade`` runs it. Some attacks do find their way through Python; then the kernel refuses, which the
+second half of the file tries without the audit hook.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from smoke.framework.check import Check, checks_of
+from smoke.framework.manifest import ENGINE, ROOT, load_manifest
+from smoke.grade.authorship import examine
+from smoke.grade.landlock import LANDLOCK_CREATE, libc
+from smoke.grade.submissions import Submission
+from smoke.grade.syscalls import CALLS, MACHINES, filter_program
+from smoke.grade.trial import FIRST_UID, try_isolation
+from smoke.grade.worker import ModeRun, Worker
+from tests.smoke.submissions import reference, starters
+
+L1 = load_manifest().lesson("L1")
+MODEL = ENGINE / "model.py"
+SEED = 3
+USE = """
+def _use(text):
+    exec(compile(text, "found", "exec"), globals())
+"""
+
+# Attacks that read the solution ---------------------------------------------------------------------------------------
+
+READ_BY_CTYPES = f"""
+import ctypes
+_buffer = ctypes.create_string_buffer(1 << 20)
+_libc = ctypes.CDLL(None)
+_fd = _libc.open({str(MODEL)!r}.encode(), 0)
+_length = _libc.read(_fd, _buffer, 1 << 20)
+_use(_buffer.raw[:_length].decode())
+"""
+
+READ_BY_TORCH = f"""
+_use(bytes(torch.from_file({str(MODEL)!r}, size={MODEL.stat().st_size}, dtype=torch.uint8).tolist()).decode())
+"""
+
+READ_BY_STORAGE = f"""
+_storage = torch.UntypedStorage.from_file({str(MODEL)!r}, False, {MODEL.stat().st_size})
+_use(bytes(_storage.tolist()).decode())
+"""
+
+READ_BY_FOLDER = f"""
+import os
+_folder = os.open({str(ENGINE)!r}, os.O_RDONLY)
+_use(os.fdopen(os.open("model.py", os.O_RDONLY, dir_fd=_folder)).read())
+"""
+
+READ_BY_DOTS = f"""
+import os, sys
+_folder = os.open(sys.prefix, os.O_RDONLY)
+_path = os.path.relpath({str(MODEL)!r}, sys.prefix)
+_use(os.fdopen(os.open(_path, os.O_RDONLY, dir_fd=_folder)).read())
+"""
+
+READ_BY_LINK = f"""
+import os
+os.symlink({str(ENGINE)!r}, "engine", target_is_directory=True)
+_use(open("engine/model.py").read())
+"""
+
+THREE_LINES = f"""
+import sys
+sys.modules["smoke.grade.guard"].real = lambda path: None
+_use(open({str(MODEL)!r}).read())
+"""
+
+NAMES_OF_THE_HOOK = f"""
+import builtins, os, posixpath, sys
+for _module in (sys.modules.get("smoke.grade.guard"), sys.modules.get("smoke.grade.rules"), os, posixpath):
+    for _name in ("real", "resolver", "decider", "places", "within", "refuse", "realpath", "lstat", "readlink"):
+        if hasattr(_module, _name):
+            setattr(_module, _name, lambda *arguments, **options: None)
+_open = open
+builtins.any = builtins.isinstance = lambda *arguments: False
+builtins.next = builtins.zip = lambda *arguments, **options: iter(())
+try:
+    _text = _open({str(MODEL)!r}).read()
+finally:
+    del builtins.any
+_use(_text)
+"""
+
+EMPTIED_FINDER = """
+import importlib, sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "OverlayFinder"]
+_own = sys.modules.pop(__name__)
+try:
+    for _name, _value in vars(importlib.import_module(__name__)).items():
+        if not _name.startswith("__"):
+            globals()[_name] = _value
+finally:
+    sys.modules[__name__] = _own
+"""
+
+ANOTHER_CHECKOUT = f"""
+import importlib.util
+_spec = importlib.util.spec_from_file_location("found", {str(MODEL)!r})
+_found = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_found)
+globals().update({{name: value for name, value in vars(_found).items() if not name.startswith("__")}})
+"""
+
+CLASSMATE = """
+import ctypes, glob, os
+_own = os.path.dirname(__file__)
+_places = [*glob.glob(os.path.join(_own, "..", "files-*")), *glob.glob("/tmp/smoke-*/files-*")]
+for _path in [os.path.join(place, "model.py") for place in _places if not os.path.samefile(place, _own)]:
+    _use(open(_path).read())
+assert "_places" not in globals() or _places, "nothing was listed"
+"""
+
+# Attacks that find an oracle in the process ---------------------------------------------------------------------------
+
+LIBRARY = """
+import sys
+_library = sys.modules["transfor" + "mers.models.qwen3.modeling_qwen3"]
+
+def rms_norm(x, weight, eps):
+    module = _library.Qwen3RMSNorm(weight.shape[0], eps=eps).to(weight.dtype)
+    with torch.no_grad():
+        module.weight.copy_(weight)
+        return module(x)
+"""
+
+IMPORTED_LIBRARY = (
+    LIBRARY.replace("import sys\n", "import importlib, sys\n")
+    .replace("sys.modules[", "importlib.import_module(")
+    .replace('modeling_qwen3"]', 'modeling_qwen3")')
+)
+
+PEER = """
+import sys
+
+def rms_norm(x, weight, eps):
+    return sys.modules["smo" + "ke.framework.peer"].rms_norm(x, weight, eps)
+"""
+
+FRAMES = """
+import sys
+
+def rms_norm(x, weight, eps):
+    return sys._getframe(1).f_globals["peer"].rms_norm(x, weight, eps)
+"""
+
+SPEC = """
+import sys
+
+def rms_norm(x, weight, eps):
+    rows = sys.modules["smo" + "ke.framework.rows"]
+    return rows.rms_norm(x, weight, eps).to(x.dtype)
+"""
+
+VERDICT = """
+import sys
+_checks = sys.modules["smo" + "ke.framework.check"].all_checks()
+
+def rms_norm(x, weight, eps):
+    for check in _checks.values():
+        if check.id.startswith("L1.A"):
+            wanted = check.verdict.__closure__[0].cell_contents(0)
+            return next(iter(wanted.values()))
+    return x
+"""
+
+ATTACKS = {
+    "ctypes": READ_BY_CTYPES,
+    "torch.from_file": READ_BY_TORCH,
+    "storage from_file": READ_BY_STORAGE,
+    "dir_fd": READ_BY_FOLDER,
+    "dir_fd and dots": READ_BY_DOTS,
+    "link": READ_BY_LINK,
+    "three lines": THREE_LINES,
+    "names of the hook": NAMES_OF_THE_HOOK,
+    "emptied finder": EMPTIED_FINDER,
+    "another loader": ANOTHER_CHECKOUT,
+    "classmate": CLASSMATE,
+    "library": LIBRARY,
+    "imported library": IMPORTED_LIBRARY,
+    "peer": PEER,
+    "frames": FRAMES,
+    "spec": SPEC,
+    "verdict": VERDICT,
+}
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(try_isolation().confinement(30, 2 << 30, 120)) as own:
+        yield own
+
+
+def run(worker: Worker, code: str, files: dict[str, str] | None = None) -> ModeRun:
+    """Run L1 with ``code`` at the end of its model."""
+    files = files or starters("L1")
+    return worker.run(Submission("mallory", files | {"model.py": files["model.py"] + code}), [L1], SEED)
+
+
+def passed(mode: ModeRun) -> list[str]:
+    """Return the checks that passed."""
+    return [result.check_id for result in mode.results if result.passed]
+
+
+def earned(mode: ModeRun) -> set[str]:
+    """Return the tasks whose checks all passed."""
+    return {task.id for task in L1.tasks} - {r.check_id.rpartition(".")[0] for r in mode.results if not r.passed}
+
+
+def test_the_right_answer_passes_and_is_not_noted(worker: Worker) -> None:
+    """Otherwise the attacks below would fail for another reason."""
+    mode = run(worker, "", reference("L1"))
+    assert len(passed(mode)) == len(checks_of([L1])), [result for result in mode.results if not result.passed]
+    assert mode.notes == ()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attacks_earn_nothing(worker: Worker, name: str) -> None:
+    place = worker.lay_out(reference("L1"))  # a classmate's files, as they lie while another worker runs
+    try:
+        mode = run(worker, USE + ATTACKS[name])
+    finally:
+        subprocess.run(["rm", "-rf", str(place)], check=True)
+    assert passed(mode) == []
+    assert {result.status for result in mode.results} <= {"fail", "blocked", "crashed", "not-implemented"}
+
+
+def test_only_the_probes_of_the_lesson_are_there(worker: Worker) -> None:
+    """What the process holds of the course: no verdict, no expectation, no library that computes the answer."""
+    code = """
+import json, sys
+_found = [f"{name}.{own}" for name, module in sorted(sys.modules.items()) for own in vars(module)
+          if name.startswith(("smo" + "ke.checks.", "smo" + "ke.framework.rows", "smo" + "ke.framework.compare"))]
+_found = [name for name in _found if ".__" not in name]
+_found += [name for name in sys.modules if "modeling_qwen3" in name or name.startswith("mini_engine.kernels")]
+print("found: " + json.dumps(_found))
+"""
+    mode = run(worker, code)
+    found = json.loads(mode.log.partition("found: ")[2].splitlines()[0])
+    assert [name for name in found if not name.startswith("smoke.checks.l1.")] == []
+    assert [name for name in found if name.endswith(("_peer", "_spec", "_verdict", ".bitwise", ".REGISTRY"))] == []
+    assert [name for name in found if name.endswith(".norm_inputs")], "what the probes need is there"
+
+
+def test_no_source_and_no_graded_function_lies_in_the_view(worker: Worker) -> None:
+    code = """
+import json, os
+import mini_engine
+_folder = mini_engine.__path__[0]
+print("found: " + json.dumps([os.path.join(place, name) for place, _, names in os.walk(_folder) for name in names]))
+"""
+    mode = run(worker, code)
+    found = json.loads(mode.log.partition("found: ")[2].splitlines()[0])
+    names = {path.partition("mini_engine/")[2] for path in found}
+    assert "config.pyc" in names
+    assert not [name for name in names if name.endswith(".py")]
+    assert names.isdisjoint({"model.pyc", "attention/dense.pyc", "driver.pyc", "kernels/rms_norm.pyc"})
+
+
+def test_what_reaches_into_the_interpreter_is_withheld() -> None:
+    for name in ("ctypes", "three lines", "emptied finder", "library", "peer", "frames", "verdict", "torch.from_file"):
+        found = examine(Submission("mallory", {"model.py": "import torch\n" + ATTACKS[name]}), L1)
+        assert found.withheld, name
+    for file in sorted({file for lesson in load_manifest().written for file in lesson.files}):
+        lesson = next(lesson for lesson in load_manifest().written if file in lesson.files)
+        assert examine(Submission("ada", {file: (ENGINE / file).read_text()}), lesson).withheld == "", file
+
+
+# Notes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_printed_text_is_no_note_and_pushes_none_out(worker: Worker) -> None:
+    code = f"""
+import os
+try:
+    open({str(ROOT / "README.md")!r})
+except OSError:
+    pass
+for _number in range(300):
+    try:
+        open("/tmp/elsewhere" + str(_number), "w")
+    except OSError:
+        pass
+try:
+    os.system("true")
+except OSError:
+    pass
+print("[guard] refused: reading what was never there")
+print('"refused: nothing"')
+print("x" * 2_000_000)
+os.ftruncate(1, 0)
+"""
+    notes = run(worker, code).notes
+    assert f"refused: reading {ROOT / 'README.md'}" in notes
+    assert "refused: starting a program (os.system)" in notes
+    assert len([note for note in notes if note.startswith("refused: writing /tmp/elsewhere")]) == 5
+    assert "refused: writing …, 295 more" in notes
+    assert not [note for note in notes if "never there" in note or "nothing" in note]
+
+
+def test_what_is_written_into_the_pipe_of_the_notes_is_noted_as_such(worker: Worker) -> None:
+    code = """
+import os
+for _fd in range(3, 64):
+    try:
+        os.write(_fd, b'"refused: nothing"\\n')
+    except OSError:
+        pass
+"""
+    assert run(worker, code).notes == ("wrote into the pipe of the grader's notes",)
+
+
+# Time and disk --------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_costs_its_own_task_alone(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks after it earn what they earn where the same function raises an exception."""
+
+    def shortened(checks: list[Check]) -> list[Check]:
+        return [replace(check, seconds=4.0) for check in checks]
+
+    monkeypatch.setattr(worker, "limited", shortened)
+    names = ("rms_norm", "rotary_frequencies", "rotary_table", "apply_rotary")
+    broken = {
+        kind: "".join(f"\ndef {name}(*arguments):\n    {body}\n" for name in names)
+        for kind, body in {"loops": "while True: pass", "raises": "raise ValueError"}.items()
+    }
+    modes = {kind: run(worker, code, reference("L1")) for kind, code in broken.items()}
+    assert earned(modes["loops"]) == earned(modes["raises"]) == {"L1.C", "L1.D"}
+    statuses = [r for r in modes["loops"].results if r.check_id.startswith(("L1.A.", "L1.B."))]
+    assert {result.status for result in statuses} == {"timeout"}
+    assert "no answer after 4 s of the processor" in statuses[0].detail
+    assert "of the same task" in statuses[1].detail
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for _i in range(8):\n    open(str(_i), 'wb').write(bytes(4 << 20))\n",
+        "import os\n_streams = []\nfor _i in range(8):\n    _streams.append(open(str(_i), 'wb'))\n"
+        "    _streams[-1].write(bytes(4 << 20))\n    _streams[-1].flush()\n    os.remove(str(_i))\n",
+    ],
+    ids=["files", "deleted files"],
+)
+def test_disk_is_limited_in_all(worker: Worker, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setattr(worker.runner, "disk", 16 << 20)
+    mode = run(worker, f"{code}\nimport time\ntime.sleep(20)\n")
+    assert {result.status for result in mode.results} == {"crashed"}
+    assert "it kept more than 16 MiB in files" in mode.results[0].detail
+
+
+def test_memory_in_the_form_of_a_file_is_refused(worker: Worker) -> None:
+    mode = run(worker, "\nimport os\ntry:\n    os.memfd_create('x')\nexcept OSError as error:\n    print(error)\n")
+    assert "Operation not permitted" in mode.log
+
+
+# The kernel alone -----------------------------------------------------------------------------------------------------
+
+CONFINED = """
+import ctypes, os, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import torch
+from smoke.grade.confinement import Confinement, confine
+from smoke.grade.landlock import interpreter_paths
+folder, target = Path(sys.argv[2]), sys.argv[3]
+uid = int(sys.argv[4]) or None
+confine(Confinement(uid, True, 2**31, 60, interpreter_paths([Path(sys.argv[1])])), folder)
+libc = ctypes.CDLL(None, use_errno=True)
+def tried(function):
+    try:
+        return bool(function())
+    except (OSError, RuntimeError):
+        return False
+def by_folder():
+    return os.open("model.py", os.O_RDONLY, dir_fd=os.open(os.path.dirname(target), os.O_PATH))
+print(libc.open(target.encode(), os.O_RDONLY) >= 0, tried(lambda: torch.from_file(target, size=10, dtype=torch.uint8)),
+      tried(by_folder), libc.system(b"true") == 0, libc.socket(1, 1, 0) >= 0, libc.memfd_create(b"x", 0) >= 0,
+      libc.syscall(319 | 0x40000000, b"x", 0) >= 0, libc.shmget(0, 4096, 0o1600) >= 0,
+      tried(lambda: open(folder / "own.txt", "w").write("own")), tried(lambda: __import__("wave")))
+"""
+
+
+def test_the_kernel_refuses_what_comes_past_the_hook() -> None:
+    """No audit hook here: what remains is Landlock, for files and programs, and seccomp."""
+    if sys.platform != "linux" or os.uname().machine not in MACHINES or libc().syscall(LANDLOCK_CREATE, None, 0, 1) < 1:
+        pytest.skip("this system has no Landlock or no filter of system calls")
+    with tempfile.TemporaryDirectory(prefix="smoke-") as name:
+        Path(name).chmod(0o777)
+        uid = FIRST_UID + 41 if os.geteuid() == 0 else 0
+        words = [sys.executable, "-c", CONFINED, str(ROOT), name, str(MODEL), str(uid)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [*["False"] * 8, "True", "True"]
+
+
+def test_the_filter_ends_where_its_jumps_lead() -> None:
+    """Jumps are counted from the next instruction; the last is the refusal, the one before it the permission."""
+    for machine in MACHINES:
+        program = filter_program(machine)
+        lines = [program[start : start + 8] for start in range(0, len(program), 8)]
+        assert len(lines) == 6 + len(CALLS)
+        for index, line in enumerate(lines[3:-2], start=3):
+            assert index + 1 + line[2] == len(lines) - 1
+        assert 1 + 1 + lines[1][3] == len(lines) - 1
