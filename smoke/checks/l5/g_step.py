@@ -167,7 +167,7 @@ def stories(preemption: bool) -> Any:
 
 
 def runs_verdict(preemption: bool) -> Any:
-    """Return the verdict of ``runs_probe``: every step follows the rules, every token comes once, every request ends."""
+    """Return the verdict of ``runs_probe``: every step follows the rules, each token comes once, each request ends."""
     planned = stories(preemption)
 
     def verdict(seed: int, got: Values) -> list[Failure]:
