@@ -58,8 +58,16 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Check that the sizes make a model. Raises ``ValueError`` naming the field."""
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-                     "head_dim", "intermediate_size", "max_position_embeddings"):  # fmt: skip
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+            "max_position_embeddings",
+        ):
             if not is_count(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; a model needs a whole number of at least 1")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -102,8 +110,16 @@ class ModelConfig:
         )
 
 
-REQUIRED_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-                 "intermediate_size", "max_position_embeddings", "rms_norm_eps")  # fmt: skip
+REQUIRED_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+)
 
 
 @dataclass(frozen=True)

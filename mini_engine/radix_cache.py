@@ -228,9 +228,16 @@ class RadixCache:
         size, parent = self.page_size, node.parent
         assert parent is not None and 0 < num_pages < len(node.pages), "a cut leaves pages on both sides"  # noqa: PT018
         upper = Node(
-            next(self.numbers), node.tokens[: num_pages * size], node.pages[:num_pages], parent, node.created,
-            node.last_used, node.num_uses, node.priority, node.lock_count,
-        )  # fmt: skip
+            next(self.numbers),
+            node.tokens[: num_pages * size],
+            node.pages[:num_pages],
+            parent,
+            node.created,
+            node.last_used,
+            node.num_uses,
+            node.priority,
+            node.lock_count,
+        )
         del node.tokens[: num_pages * size], node.pages[:num_pages]
         parent.children[self.first_page(upper)] = upper
         upper.children[self.first_page(node)] = node

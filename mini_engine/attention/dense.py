@@ -49,9 +49,13 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q_len, kv_len = q.shape[1], k.shape[1]
     mask = causal_mask(q_len, kv_len, q.device) if 1 < q_len < kv_len else None
     out = F.scaled_dot_product_attention(
-        q[None], k[None], v[None],
-        attn_mask=mask, is_causal=q_len > 1 and mask is None, enable_gqa=q.shape[0] != k.shape[0],
-    )  # fmt: skip
+        q[None],
+        k[None],
+        v[None],
+        attn_mask=mask,
+        is_causal=q_len > 1 and mask is None,
+        enable_gqa=q.shape[0] != k.shape[0],
+    )
     return out[0]
 
 

@@ -10,9 +10,14 @@ from smoke.framework.check import Check, Failure, Result
 from smoke.framework.manifest import Lesson, load_manifest
 
 MARKS = {
-    "pass": "PASS", "fail": "FAIL", "blocked": "blocked", "timeout": "TIMEOUT", "crashed": "CRASHED",
-    "not-implemented": "to do", "skipped": "skipped",
-}  # fmt: skip
+    "pass": "PASS",
+    "fail": "FAIL",
+    "blocked": "blocked",
+    "timeout": "TIMEOUT",
+    "crashed": "CRASHED",
+    "not-implemented": "to do",
+    "skipped": "skipped",
+}
 MAX_FAILURES = 3
 
 

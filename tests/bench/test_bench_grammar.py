@@ -217,9 +217,14 @@ def test_unknown_names_are_refused(option, value):
 TAKEN = {
     "number.json": {"type": "integer", "minimum": 3, "maximum": 40},
     "deep/day.json": {"type": "array", "items": {"type": "string", "format": "date"}, "minItems": 1},
-    "deep/draft.json": {"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 3, "exclusiveMinimum": True,
-                        "type": "integer", "maximum": 5},
-}  # fmt: skip
+    "deep/draft.json": {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "minimum": 3,
+        "exclusiveMinimum": True,
+        "type": "integer",
+        "maximum": 5,
+    },
+}
 LEFT_OUT = {"if.json": {"if": {"type": "object"}, "then": {"type": "null"}}, "not JSON.json": None}
 
 
@@ -281,8 +286,10 @@ def test_an_invalid_text_is_counted_and_named(folder, monkeypatch):
     assert (row["compiled"], row["texts"]) == (4, 4 * coverage.NUM_TEXTS)
     invalid = [name for name, _ in row["invalid"]]
     assert {name: invalid.count(name) for name in ("deep/day.json", "deep/draft.json", "if.json")} == {
-        "deep/day.json": 8, "deep/draft.json": 8, "if.json": 0,
-    }  # fmt: skip
+        "deep/day.json": 8,
+        "deep/draft.json": 8,
+        "if.json": 0,
+    }
     assert all(int(text) > 40 for name, text in row["invalid"] if name == "number.json")
 
 

@@ -84,9 +84,16 @@ OPTIONAL: dict[str, list[Parameters]] = {
 def test_frequencies_and_factor_are_those_of_transformers(kind: str, head_dim: int, theta: float) -> None:
     """In the form of transformers 5 and in that of 4, with the positions of the training stated or not."""
     shape = {
-        "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": head_dim, "vocab_size": 99,
-        "num_hidden_layers": 1, "intermediate_size": 8, "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6,
-    }  # fmt: skip
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": head_dim,
+        "vocab_size": 99,
+        "num_hidden_layers": 1,
+        "intermediate_size": 8,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+    }
     originals: list[Parameters] = [{}]
     if kind in ("llama3", "yarn"):
         originals += [{"original_max_position_embeddings": count} for count in (64, 8192)]

@@ -68,7 +68,7 @@ def changed(code, operator):
         ("loop", "for x in a: b(x)", ["for x in a:; b(x); break", "pass"]),
         ("early", "for x in a: continue", ["for x in a:; break"]),
     ],
-)  # fmt: skip
+)
 def test_an_operator_makes_exactly_its_changes(operator, code, expected):
     assert sorted(changed(code, operator)) == sorted(expected)
 

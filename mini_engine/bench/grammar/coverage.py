@@ -61,11 +61,18 @@ class Coverage:
     def summary(self) -> dict[str, Any]:
         """Return the figures, percentiles in the place of single times."""
         return {
-            "backend": self.backend, "schemas": self.schemas, "compiled": self.compiled, "narrowed": self.narrowed,
-            "cpu_p50_s": percentile(self.cpu_s, 50), "cpu_p99_s": percentile(self.cpu_s, 99),
-            "cpu_max_s": max(self.cpu_s), "texts": self.texts, "unfinished": self.unfinished,
-            "invalid": self.invalid, "refusals": dict(self.refusals.most_common()),
-        }  # fmt: skip
+            "backend": self.backend,
+            "schemas": self.schemas,
+            "compiled": self.compiled,
+            "narrowed": self.narrowed,
+            "cpu_p50_s": percentile(self.cpu_s, 50),
+            "cpu_p99_s": percentile(self.cpu_s, 99),
+            "cpu_max_s": max(self.cpu_s),
+            "texts": self.texts,
+            "unfinished": self.unfinished,
+            "invalid": self.invalid,
+            "refusals": dict(self.refusals.most_common()),
+        }
 
 
 def read_schemas(place: Path, count: int, seed: int) -> list[tuple[str, str]]:

@@ -180,9 +180,17 @@ def find_slots(pages: Ints, page_size: int, lengths: Ints) -> tuple[Ints, Ints]:
 
 @as_written
 def attend(
-    q: Floats, keys: Floats, values: Floats, rows: Ints, owners: Ints, lengths: Ints, slots: Ints, starts: Ints,
-    head: Head, out: Floats,
-) -> None:  # fmt: skip
+    q: Floats,
+    keys: Floats,
+    values: Floats,
+    rows: Ints,
+    owners: Ints,
+    lengths: Ints,
+    slots: Ints,
+    starts: Ints,
+    head: Head,
+    out: Floats,
+) -> None:
     """Attend for some rows of a step, reading keys and values where they lie.
 
     ``q`` and ``out`` [T, Hq, D]; ``keys`` and ``values`` [Hkv, slots, D]; ``rows`` [R] are the packed rows to compute,

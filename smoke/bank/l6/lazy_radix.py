@@ -196,9 +196,16 @@ class RadixCache:
         parent, cut = node.parent, num_pages * self.page_size
         assert parent is not None, "a root has nothing to cut"
         upper = Node(
-            next(self.numbers), tuple(node.tokens)[:cut], tuple(node.pages)[:num_pages], parent, node.created,
-            node.last_used, node.num_uses, node.priority, node.lock_count,
-        )  # fmt: skip
+            next(self.numbers),
+            tuple(node.tokens)[:cut],
+            tuple(node.pages)[:num_pages],
+            parent,
+            node.created,
+            node.last_used,
+            node.num_uses,
+            node.priority,
+            node.lock_count,
+        )
         node.tokens, node.pages, node.parent = tuple(node.tokens)[cut:], tuple(node.pages)[num_pages:], upper
         upper.children = {self.first_page(node): node}
         self.nodes[upper.number] = parent.children[self.first_page(upper)] = upper
