@@ -51,7 +51,7 @@ def store_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot_mapping: T
 
     Mutates ``keys`` and ``values``; every other slot stays as it is. A negative slot is padding, as in vLLM: its token
     is stored nowhere. Nor is one whose slot is beyond the pool: a GPU writes to such an address without a word, and
-    corrupts another tensor. Nobody is told either, as that would mean waiting for the device: slots must come from the
+    corrupts another tensor. No error says so either, as that would mean waiting for the device: slots must come from the
     allocator. Two tokens must not share a slot: which of them stays is not defined.
 
     Tokens, heads and slots may lie any distance apart. Raises ``ValueError`` for shapes that do not fit together, for
