@@ -10,7 +10,7 @@ from mini_engine.overlay import overlay_files
 from smoke.commands.exits import Exit, stop
 from smoke.commands.progress import TaskArgument
 from smoke.commands.run import EngineOption
-from smoke.course.example import fences, pages_until
+from smoke.course.example import pages_until
 from smoke.framework.manifest import ROOT, load_manifest
 
 
@@ -24,8 +24,6 @@ def example_command(task: TaskArgument, engine: EngineOption = Path("work")) -> 
     chosen = load_manifest().task(task)
     lesson = load_manifest().lesson(chosen.lesson_id)
     pages = pages_until(lesson, chosen)
-    if not any(fence.info == "python" for fence in fences(pages[-1].read_text())):
-        raise ValueError(f"the example of {chosen.id} is in words and has no code; read {lesson.page(chosen)}")
     overlay_files(engine)  # refuses a folder without modules before a process is started
     arguments = [sys.executable, "-m", "smoke.course.example", str(engine.resolve()), *map(str, pages)]
     run = subprocess.run(arguments, cwd=ROOT, check=False, capture_output=True, text=True)

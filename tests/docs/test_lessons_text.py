@@ -201,6 +201,7 @@ def test_every_task_has_a_page_and_stands_in_the_list(lesson):
         text = (ROOT / lesson.text_folder / task.page_name).read_text()
         assert text.startswith(f"# {task.id} · {task.title}\n")
         assert f"`python -m smoke run {lesson.id} -k {task.id}`" in text
+        assert any(fence.info == "python" for fence in fences(text)), f"{task.id} has no example to run"
         assert f"]({task.page_name})" in tasks, f"the list of tasks does not link to {task.id}"
         for function in task.functions:
             assert f"`{function.qualname}`" in text, f"{task.id}: the page does not name {function.qualname}"

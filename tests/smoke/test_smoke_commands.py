@@ -258,28 +258,7 @@ def test_an_example_needs_modules_and_a_task_that_exists(smoke):
     assert "there is no task 'L2.Z'" in words
 
 
-def test_an_example_in_words_cannot_be_run(smoke):
-    code, words = smoke("example", "L5.D")
-    assert code == 2
-    assert "the example of L5.D is in words" in words
-
-
-def test_blocks_belong_to_the_task_under_whose_heading_they_stand():
-    page = """```python
-a = 1
-```
-### L2.B Pool
-```python
-b = a
-c
-```
-```text
-no
-```
-## 6. More
-```python
-d
-```
-"""
-    blocks = [(fence.task, fence.line, fence.text) for fence in fences(page) if fence.info == "python"]
-    assert blocks == [(None, 1, "a = 1\n"), ("L2.B", 5, "b = a\nc\n"), (None, 13, "d\n")]
+def test_blocks_of_a_page_have_their_kind_and_line():
+    page = "# L2.B\n```python\nb = a\nc\n```\nwords\n```output\nno\n```\n"
+    blocks = [(fence.info, fence.line, fence.text) for fence in fences(page)]
+    assert blocks == [("python", 2, "b = a\nc\n"), ("output", 7, "no\n")]

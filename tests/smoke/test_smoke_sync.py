@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from smoke.course.sync import generated, options_table, refreshed, stale_files
-from smoke.framework.check import all_checks
+from smoke.course.sync import options_table, refreshed, stale_files
 from smoke.framework.manifest import FunctionName, load_manifest, parse_manifest
 
 
@@ -20,13 +19,6 @@ def test_a_region_is_refilled_and_the_text_around_it_is_left_alone() -> None:
     assert new.endswith("<!-- end -->\nafter <!-- end -->\n")
     assert "old" not in new
     assert refreshed(new) == new
-
-
-def test_every_check_of_a_lesson_stands_in_its_acceptance_table() -> None:
-    for lesson in load_manifest().written:
-        text = generated("acceptance", lesson.id)
-        assert all(f"`{check.id}`" in text for check in all_checks().values() if check.lesson_id == lesson.id)
-        assert f"{sum(task.points for task in lesson.tasks)} points" in text
 
 
 def test_an_off_value_that_is_not_the_default_is_refused() -> None:
