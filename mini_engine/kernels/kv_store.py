@@ -50,9 +50,9 @@ def store_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot_mapping: T
     """Copy ``k`` and ``v`` [T, Hkv, D] to ``keys`` and ``values`` [Hkv, slots, D] at ``slot_mapping`` [T] int64.
 
     Mutates ``keys`` and ``values``; every other slot stays as it is. A negative slot is padding, as in vLLM: its token
-    is stored nowhere. A token whose slot lies beyond the pool is not stored either: a GPU would write to that address and
-    corrupt another tensor. There is no error for it, because an error would have to wait for the device. So slots must
-    come from the allocator. Two tokens must not share a slot: which of them stays is not defined.
+    is stored nowhere. A token whose slot lies beyond the pool is not stored either: a GPU would write to that address
+    and corrupt another tensor. There is no error for it, because an error would have to wait for the device. So slots
+    must come from the allocator. Two tokens must not share a slot: which of them stays is not defined.
 
     Tokens, heads and slots may lie any distance apart. Raises ``ValueError`` for shapes that do not fit together, for
     dtypes that differ (a copy does not convert) and for gaps between the numbers of one head.
