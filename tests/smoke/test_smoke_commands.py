@@ -244,6 +244,11 @@ def test_an_example_runs_on_the_students_modules(smoke, tmp_path):
     code, words = smoke("example", task.lower())
     assert code == 0
     assert words.endswith(f"the example of {task} holds on work/\n")
+    file = tmp_path / "work/attention/pool.py"
+    right = "index_copy_(1, slot_mapping, k"
+    assert right in file.read_text()
+    file.write_text(file.read_text().replace(right, "index_copy_(1, slot_mapping, 2 * k"))
+    assert smoke("example", task)[1] != words, "the page's numbers come from the student's own pool"
 
 
 def test_an_example_needs_modules_and_a_task_that_exists(smoke):
