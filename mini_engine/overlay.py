@@ -102,15 +102,18 @@ def loaded_modules() -> list[str]:
     return [name for name in sys.modules if name.startswith(PACKAGE + ".") and name not in (__name__, ENTRY)]
 
 
-def install_overlay(folder: Path, files: Sequence[str], fill: bool = False) -> None:
-    """Put the finder first. ``fill``: what is not written yet is the reference's. Mutates ``sys.meta_path``.
+def install_overlay(folder: Path, files: Sequence[str], fill: bool = False) -> OverlayFinder:
+    """Put a finder first and return it. Mutates ``sys.meta_path``.
 
+    ``fill``: what is not written yet is the reference's.
     Raises ``ValueError`` if a module of the engine was imported before: it would go on using the engine's own ones.
     """
     loaded = loaded_modules()
     if loaded:
         raise ValueError(f"{loaded[0]} is imported already; an overlay has to come first, in a fresh process")
-    sys.meta_path.insert(0, OverlayFinder(folder, files, fill))
+    finder = OverlayFinder(folder, files, fill)
+    sys.meta_path.insert(0, finder)
+    return finder
 
 
 def installed() -> OverlayFinder | None:

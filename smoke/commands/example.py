@@ -25,8 +25,8 @@ def example_command(task: TaskArgument, engine: EngineOption = Path("work")) -> 
     lesson = load_manifest().lesson(chosen.lesson_id)
     pages = pages_until(lesson, chosen)
     overlay_files(engine)  # refuses a folder without modules before a process is started
-    arguments = [sys.executable, "-m", "smoke.course.example", str(engine.resolve()), *map(str, pages)]
-    run = subprocess.run(arguments, cwd=ROOT, check=False, capture_output=True, text=True)
+    arguments = [sys.executable, "-m", "smoke.course.example", str(engine.resolve()), chosen.id]
+    run = subprocess.run([*arguments, *map(str, pages)], cwd=ROOT, check=False, capture_output=True, text=True)
     typer.echo(run.stdout + run.stderr, nl=False)
     if run.returncode != 0:
         stop(Exit.CHECK_FAILED, f"the example of {chosen.id} does not hold on {engine}/")

@@ -1,17 +1,20 @@
 """A lesson's examples on a student's modules, in a process of its own.
 
-``python -m smoke.course.example FOLDER PAGE PAGE …`` runs the blocks of the pages in order, in one namespace. It
+``python -m smoke.course.example FOLDER TASK PAGE PAGE …`` runs the blocks of the pages in order, in one namespace. It
 imports nothing of the engine before the student's modules are laid over it.
 """
 
 import contextlib
 import io
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mini_engine.overlay import install_overlay, overlay_files
 from smoke.framework.manifest import Lesson, Task
@@ -43,6 +46,15 @@ def fences(text: str) -> Iterator[Fence]:
     assert opened is None, f"the fence of line {opened and opened[1]} is never closed"
 
 
+def blocks(page: Path) -> Iterator[tuple[Fence, str]]:
+    """Yield each Python block of a page with what the page says that it prints."""
+    found = [fence for fence in fences(page.read_text()) if fence.info in {"python", "output"}]
+    for number, fence in enumerate(found):
+        if fence.info == "python":
+            below = found[number + 1 : number + 2]
+            yield fence, below[0].text if below and below[0].info == "output" else ""
+
+
 def execute(fence: Fence, namespace: dict[str, Any], page: Path) -> None:
     """Execute one block. Line numbers of a traceback are those of the page.
 
@@ -57,31 +69,56 @@ def pages_until(lesson: Lesson, task: Task) -> list[Path]:
     return pages[: [page.name for page in pages].index(task.page_name) + 1]
 
 
-def run_pages(pages: Sequence[Path]) -> bool:
-    """Run the Python blocks of ``pages`` in one namespace; return whether those of the last page hold.
+def begin() -> dict[str, Any]:
+    """Return the namespace in which a lesson's pages run, and seed torch: the pages' numbers come from seed 0."""
+    torch.manual_seed(0)
+    return {"__name__": "lesson"}
 
-    A block before them that fails is named, and the rest goes on: an earlier task may not be written yet. Only what the
-    last page prints is shown.
+
+def run_pages(pages: Sequence[Path]) -> bool:
+    """Run the Python blocks of ``pages`` in one namespace; return whether those of the last page print what it shows.
+
+    What the last page prints is shown. A block of an earlier page that fails is named, and the rest goes on.
     """
-    namespace = {"__name__": "lesson"}
-    for page in pages:
-        is_last = page == pages[-1]
-        for fence in [fence for fence in fences(page.read_text()) if fence.info == "python"]:
+    namespace = begin()
+    for page in pages[:-1]:
+        for fence, _ in blocks(page):
             try:
-                with contextlib.redirect_stdout(sys.stdout if is_last else io.StringIO()):
+                with contextlib.redirect_stdout(io.StringIO()):
                     execute(fence, namespace, page)
             except Exception as error:
-                if is_last:
-                    traceback.print_exc()
-                    return False
                 print(f"{page.name}:{fence.line}: this block ended with {error!r}")
-    return True
+    return all(holds(fence, expected, namespace, pages[-1]) for fence, expected in blocks(pages[-1]))
 
 
-def main(folder: str, *pages: str) -> None:
-    """Run the blocks of ``pages`` and exit with 0 if those of the last one hold."""
-    install_overlay(Path(folder).resolve(), overlay_files(Path(folder).resolve()))
-    sys.exit(0 if run_pages([Path(page) for page in pages]) else 1)
+def holds(fence: Fence, expected: str, namespace: dict[str, Any], page: Path) -> bool:
+    """Run one block, show what it prints, and return whether that is what the page shows."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            execute(fence, namespace, page)
+    except Exception:
+        print(printed.getvalue() + traceback.format_exc())
+        return False
+    print(printed.getvalue(), end="")
+    if printed.getvalue() == expected:
+        return True
+    print(f"{page.name}:{fence.line}: the page shows for this block\n{textwrap.indent(expected, '    ')}")
+    return False
+
+
+def main(folder: str, task: str, *pages: str) -> None:
+    """Run ``pages`` on the modules of ``folder``; exit with 0 if ``task`` is written and the last page's blocks hold.
+
+    Tasks that are not written yet are the reference's: an example may use what a later task writes.
+    """
+    overlay = install_overlay(Path(folder).resolve(), overlay_files(Path(folder).resolve()), fill=True)
+    is_right = run_pages([Path(page) for page in pages])
+    if task in overlay.filled:
+        sys.exit(f"{task} is not written yet: what you see above is the reference's")
+    if overlay.filled:
+        print(f"not written yet, so from the reference: {', '.join(sorted(overlay.filled))}")
+    sys.exit(0 if is_right else 1)
 
 
 if __name__ == "__main__":

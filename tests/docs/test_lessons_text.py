@@ -22,7 +22,7 @@ import typer
 
 from mini_engine.checkpoint import TINY_MODEL, load_config
 from smoke import commands
-from smoke.course.example import execute, fences
+from smoke.course.example import begin, execute, fences
 from smoke.framework.manifest import ENGINE, ROOT, load_manifest
 from tests.support.interpreter import needs_interpreter
 
@@ -120,8 +120,7 @@ def test_fences_are_of_known_kinds(page):
 def test_python_blocks_run_and_print_what_is_shown(reading):
     """One namespace per lesson, as in a notebook; each ``output`` block belongs to the python block above it."""
     needs_interpreter(READINGS[reading])
-    torch.manual_seed(0)
-    namespace = {"__name__": "lesson"}
+    namespace = begin()
     for page in READINGS[reading]:
         printed, shown_at = None, 0
         for fence in fences(page.read_text()):
