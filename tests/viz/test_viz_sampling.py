@@ -395,6 +395,7 @@ def test_order_table_has_a_number_for_each_token_that_is_left(figures):
     (axes,) = figures["order_table"].figure.axes
     cells = {(t.get_position(), t.get_text()) for t in axes.texts}
     assert cells == {
+        ((3.6, -0.5), "tokens\nleft"),
         ((0.5, 0.5), "60.0"),
         ((1.5, 0.5), "40.0"),
         ((3.6, 0.5), "2"),
@@ -483,7 +484,7 @@ def test_mixing_chart_draws_the_sum_and_the_losses(figures):
     curve = left.lines[0]
     assert curve.get_xdata().tolist() == list(range(1, 51))
     assert curve.get_ydata().tolist() == pytest.approx(torch.linspace(-10, 1, 50).tolist(), abs=1e-4)
-    assert bar_lengths(right, horizontal=False) == [4, 4, 0, 0]
+    assert bar_lengths(right, horizontal=False) == [0, 0, 4, 4]
     assert "they keep 50 tokens or more; without it they lose 4 to 4." in figures["mixing_chart"].summary
 
 
@@ -501,8 +502,8 @@ def test_moving_a_slider_draws_the_stages_at_its_new_position():
     by_name["temperature"].value = 3.0
     shown.append(picture.value)
     expected = [
-        SamplingParams(temperature=temperature, top_k=top_k, top_p=0.8, min_p=0.1)
-        for temperature, top_k in ((0.8, 16), (0.8, 2), (3.0, 2))
+        SamplingParams(temperature=temperature, top_k=top_k, top_p=0.8, min_p=0.2)
+        for temperature, top_k in ((0.8, 8), (0.8, 2), (3.0, 2))
     ]
     assert shown == [
         sampling.stage_bars(sampling.trace_row(LOGITS, params, [1]), ids, NAMES[:3])._repr_html_()

@@ -18,7 +18,6 @@ from mini_engine.viz.figure import (
     COLORS,
     FAINT,
     GRAY,
-    HATCHES,
     MARKERS,
     REMOVED,
     Figure,
@@ -37,6 +36,7 @@ from mini_engine.viz.figure import (
 from mini_engine.viz.sampling.measure import Draws, MixedRow, binomial_band, chi_square, entropy_bits
 
 PANELS_PER_LINE = 3
+MIN_NAMED = 4.0  # percent: a layer that is thinner has no room for its name
 ROOT_TICKS = (0, 1, 4, 10, 20, 40, 60, 80)  # percent, for a square-root scale
 
 
@@ -145,7 +145,6 @@ def temperature_sweep(
     bottom.set(ylabel="entropy (bits)", xlabel="temperature (a factor without unit)", ylim=(0, None))
     for axes in (top, bottom):
         axes.axvline(1, color="black", linestyle="--", linewidth=1.2)
-    figure.legend(loc="outside right center", reverse=True)
     sentences = [
         f"At temperature {temperatures[row]:g}: {names[0]!r} has {float(probs[row, token_ids[0]]):.1%}, "
         f"the entropy is {float(entropies[row]):.2f} bits."
@@ -157,16 +156,17 @@ def temperature_sweep(
 def share_layers(axes: Axes, temperatures: Sequence[float], probs: Tensor, names: Sequence[str]) -> None:
     """Draw the probabilities [S, K] of K tokens as layers, and that of all others on top."""
     shown = 100 * probs.T  # [K, S]
-    looks = [*zip(COLORS[: len(names)], HATCHES, strict=False), ("white", "||")]
+    colors = [*COLORS[: len(names)], FAINT]
     below = np.zeros(len(temperatures))
-    for share, name, (color, hatch) in zip([*shown, 100 - shown.sum(0)], [*names, "all others"], looks, strict=True):
+    at = len(temperatures) // 2  # where the names stand
+    for share, name, color in zip([*shown, 100 - shown.sum(0)], [*names, "all others"], colors, strict=True):
         layer = below + np.asarray(share)
-        edge = "white" if color != "white" else FAINT
-        area = axes.fill_between(temperatures, below, layer, facecolor=color, hatch=hatch, edgecolor=edge, label=name)
-        area.set_linewidth(0.5)
+        axes.fill_between(temperatures, below, layer, facecolor=color, edgecolor="white", linewidth=1, alpha=0.75)
+        if share[at] > MIN_NAMED:
+            write(axes, temperatures[at], (below[at] + layer[at]) / 2, name)
         below = layer
     axes.set(ylabel="probability (%)", ylim=(0, 100), xlim=(min(temperatures), max(temperatures)))
-    axes.set_title("Who has the probability at which temperature")
+    axes.set_title("How the probability is shared at each temperature")
 
 
 @style()
@@ -183,7 +183,8 @@ def order_table(rows: Mapping[str, Tensor], token_ids: Sequence[int], names: Seq
             order_cell(axes, column, line, share)
         write(axes, len(token_ids) + 0.6, line + 0.5, f"{int((probs > 0).sum())}")
     axes.set(xlim=(0, len(token_ids) + 1.2), ylim=(len(rows), 0))
-    axes.set_xticks([*np.arange(len(token_ids)) + 0.5, len(token_ids) + 0.6], [*names, "tokens\nleft"])
+    axes.set_xticks(np.arange(len(token_ids)) + 0.4, names, rotation=35, ha="left")
+    write(axes, len(token_ids) + 0.6, -0.5, "tokens\nleft")
     axes.set_yticks(np.arange(len(rows)) + 0.5, list(rows))
     axes.xaxis.tick_top()
     hide_frame(axes)
@@ -271,15 +272,15 @@ def penalty_chart(logits: Mapping[str, Tensor], occurrences: Sequence[int], toke
         bars = top.bar(at + shift, heights, width * 0.94, **bar_look(index), label=name)
         handles.append((bars,))
         if index:
-            look = line_look(index) | {"linewidth": 1.4, "markersize": 6, "markevery": (2 * index, 9)}
-            handles[-1] += tuple(bottom.plot(raw - values, label=name, **look))
+            look = line_look(index) | {"linestyle": "-", "linewidth": 1.2, "markevery": list(occurrences)}
+            handles[-1] += tuple(bottom.plot(raw - values, drawstyle="steps-mid", label=name, **look))
     for step in occurrences:
         bottom.axvline(step, color=FAINT, linewidth=4, zorder=0)
     top.axhline(0, color="black", linewidth=0.8)
     top.set_xticks(at, [f"step {step}\nseen {count}×" for count, step in enumerate(occurrences)])
     top.set(ylabel="logit (nats)", title=f"The logit of {token!r} at the steps at which the text has it")
     bottom.set(ylabel="taken away (nats)", xlabel="step", xlim=(-0.5, len(raw) - 0.5))
-    bottom.set_title("How much each penalty takes from it at every step; gray: the steps above")
+    bottom.set_title("How much each penalty takes from it at every step; marked: the steps above")
     joined = {tuple: HandlerTuple(ndivide=None)}  # a bar and its line are one entry
     legend_below(figure, *handles, labels=list(logits), ncols=len(logits), handlelength=4, handler_map=joined)
     sentences = [
@@ -309,8 +310,9 @@ def mixing_chart(rows: Sequence[MixedRow]) -> Figure:
     left.set_title("Row 0: its float32 sum passes 1 too early")
     at = np.arange(len(rows))
     lost = [row.kept - row.kept_without_bypass for row in rows]
-    bars = right.bar(at + 0.2, lost, 0.4, color=COLORS[2], hatch="...", edgecolor="white", label="without the bypass")
-    exact = right.bar(at - 0.2, [size - row.kept for row in rows], 0.4, color=COLORS[0], label="with it (the engine)")
+    names = ("the filter skips a row that is off (the engine)", "the filter computes it all the same")
+    exact = right.bar(at - 0.2, [size - row.kept for row in rows], 0.4, color=COLORS[0], label=names[0])
+    bars = right.bar(at + 0.2, lost, 0.4, color=COLORS[2], hatch="...", edgecolor="white", label=names[1])
     for drawn in (bars, exact):
         right.bar_label(drawn, padding=2, fontsize=10)
     right.set(xticks=at, xlabel="row (top_p = 1.0, its neighbour 0.9)", ylabel="tokens that can no longer come")

@@ -14,9 +14,9 @@ from mini_engine.viz.sliders import with_picture
 # name of a parameter -> (least, largest, step, first position)
 RANGES: dict[str, tuple[float, float, float, float]] = {
     "temperature": (0.1, 3.0, 0.1, 0.8),
-    "top_k": (0, 40, 1, 16),
+    "top_k": (0, 40, 1, 8),
     "top_p": (0.05, 1.0, 0.05, 0.8),
-    "min_p": (0.0, 0.5, 0.02, 0.1),
+    "min_p": (0.0, 0.5, 0.02, 0.2),
 }
 
 
@@ -37,7 +37,10 @@ def slider(name: str) -> ipywidgets.Widget:
     """Return the slider of one parameter, which reports when it is let go."""
     least, most, step, first = RANGES[name]
     kind = ipywidgets.IntSlider if name == "top_k" else ipywidgets.FloatSlider
-    return kind(value=first, min=least, max=most, step=step, description=name, continuous_update=False)
+    whole_name = {"description_width": "initial"}
+    return kind(
+        value=first, min=least, max=most, step=step, description=name, style=whole_name, continuous_update=False
+    )
 
 
 def draw_stages(
