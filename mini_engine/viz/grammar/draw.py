@@ -5,6 +5,7 @@ from statistics import median
 
 import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mini_engine.grammar.masks import BITS, pack_allowed
@@ -53,8 +54,10 @@ def mask_table(masks: Tensor, names: Sequence[str], forced: Sequence[str]) -> Fi
         for shift, word in ((1.0, f"{words[state]}"), (2.4, forced[state] or "–")):
             write(axes, size + shift, state + 0.5, word, fontsize=11, family=MONO, gid="word")
     axes.set(xlim=(0, size + 3.2), ylim=(num_states, 0), ylabel="state")
-    labels = [f"{name}\n{token}" for token, name in enumerate(names)][::-1]
-    axes.set_xticks([*np.arange(size) + 0.5, size + 1.0, size + 2.4], [*labels, "as an\nint32", "forces\nnext"])
+    labels = [f"{token}: {name}" for token, name in enumerate(names)][::-1]
+    axes.set_xticks(np.arange(size) + 0.4, labels, rotation=35, ha="left")
+    for shift, heading in ((1.0, "as an\nint32"), (2.4, "forces\nnext")):
+        write(axes, size + shift, -0.6, heading)
     axes.set_yticks(np.arange(num_states) + 0.5, [f"{state}" for state in range(num_states)])
     axes.xaxis.tick_top()
     hide_frame(axes)
@@ -86,7 +89,7 @@ def mask_picture(masks: Tensor, spellings: Sequence[bytes], visited: Sequence[in
     counts = masks.sum(1).numpy()
     figure = canvas(min(0.085 * num_states, 6.0) + 1.6)
     picture, bars = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
-    colour_grid(picture, masks[:, order].numpy(), ["white", ALLOWED])
+    colour_grid(picture, widened(masks[:, order].numpy()), ["white", ALLOWED])
     firsts = [spellings[token][:1] for token in order]
     marks = [mark for mark in MARKS if mark in firsts]
     picture.set_xticks([firsts.index(mark) for mark in marks], [MARKS[mark] for mark in marks])
@@ -109,6 +112,14 @@ def mask_picture(masks: Tensor, spellings: Sequence[bytes], visited: Sequence[in
         f"{masks.numel()} bits are set; {plural(int((counts == 1).sum()), 'state')} with a single token, the widest "
         f"with {counts.max()}. An answer visits {len(set(visited))} of them in {len(visited)} steps.",
     )
+
+
+def widened(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return ``allowed`` [S, V] with marks wide enough to be seen: in a large vocabulary a column is under a pixel."""
+    shown = allowed.copy()
+    for shift in range(1, 1 + allowed.shape[1] // 250):
+        shown[:, shift:] |= allowed[:, :-shift]
+    return shown
 
 
 @style()

@@ -26,12 +26,14 @@ from mini_engine.viz.figure import (
     stacked,
     style,
     swatch,
+    write,
 )
 from mini_engine.viz.grammar.measure import Jumps, Language, MaskedStep
 from mini_engine.viz.sampling.draw import percent
 from mini_engine.viz.sampling.strips import Strip, draw_strips, kind_legend
 
 KINDS = ("sampled", "forced")
+LEAST_SHOWN = 0.05  # bits: a bar that is shorter has no number
 
 
 @style()
@@ -86,8 +88,8 @@ def draw_kept(axes: Axes, steps: Sequence[MaskedStep]) -> None:
     axes.bar(at, 100 - kept, 0.8, bottom=kept, linewidth=0.8, gid="cut", **REMOVED)
     before = [100 * float(step.before[step.token_id]) for step in steps]
     after = [100 * float(step.after[step.token_id]) for step in steps]
-    dots(axes, at, before, MARKERS[0], 9, "black", markerfacecolor="white", label="before")
-    dots(axes, at, after, MARKERS[1], 6, COLORS[2], label="after")
+    dots(axes, at - 0.22, before, MARKERS[0], 8, "black", markerfacecolor="white", label="before")
+    dots(axes, at + 0.22, after, MARKERS[1], 6, COLORS[2], label="after")
 
 
 @style()
@@ -98,14 +100,17 @@ def shift_chart(answers: Mapping[str, tuple[Sequence[MaskedStep], Sequence[str]]
     """
     figure = canvas(2.5 * len(answers) + 0.3)
     grid = stacked(figure, len(answers), sharey=True)
+    top = max(step.divergence_bits for steps, _ in answers.values() for step in steps)
     sentences = []
     for axes, (title, (steps, taken)) in zip(grid, answers.items(), strict=True):
         bits = [step.divergence_bits for step in steps]
         bars = axes.bar(range(len(bits)), bits, 0.8, color=COLORS[0])
-        axes.bar_label(bars, [f"{value:.1f}" if value >= 0.05 else "" for value in bits], padding=2, fontsize=10)
+        axes.bar_label(bars, [f"{value:.1f}" if value >= LEAST_SHOWN else "" for value in bits], padding=2, fontsize=10)
         axes.set_xticks(range(len(bits)), taken, rotation=90)
         axes.set(ylabel="divergence (bits)", xlim=(-0.7, len(bits) - 0.3))
         axes.set_title(f"{title}: {sum(bits):.3g} bits in all")
+        if max(bits) < LEAST_SHOWN:
+            write(axes, len(bits) / 2, max(top, 1.0) / 2, f"below {LEAST_SHOWN} bits at every step", fontsize=11)
         axes.grid(axis="y")
         far = int(np.argmax(bits))
         sentences.append(
@@ -114,7 +119,6 @@ def shift_chart(answers: Mapping[str, tuple[Sequence[MaskedStep], Sequence[str]]
             f"{steps[far].distance:.3f}."
         )
     grid[-1].set_xlabel("taken token, step by step")
-    top = max(step.divergence_bits for steps, _ in answers.values() for step in steps)
     grid[0].set_ylim(0, 1.18 * max(top, 1.0))
     return Figure(figure, " ".join(sentences))
 
@@ -175,7 +179,8 @@ def jump_chart(runs: Sequence[Jumps], names: Sequence[Sequence[str]]) -> Figure:
     draw_strips(text, strips, KINDS, height + 0.15)
     lines = []
     for index, run in enumerate(runs):
-        look = line_look(index) | {"color": ("black", COLORS[2], GRAY)[index % 3], "markersize": 6}
+        look = line_look(index) | {"color": ("black", COLORS[2], GRAY)[index % 3], "markersize": 5 + 2 * index}
+        look |= {"markerfacecolor": "none"} if index else {}  # where two lines meet, both are seen
         lines += below.step(range(1, run.num_passes + 1), run.lengths, where="post", label=run.name, **look)
     below.set(xlabel="forward passes, the prompt's included", ylabel="tokens of the answer", ylim=(0, None))
     below.set_title("How long the answer is after each forward pass")
