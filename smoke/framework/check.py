@@ -240,14 +240,16 @@ def result_of_error(check: Check, error: ProbeError, seconds: float = 0.0) -> Re
     return Result(check.id, "fail", (failure,), seconds=seconds)
 
 
-def block_dependents(results: Sequence[Result]) -> list[Result]:
+def block_dependents(results: Sequence[Result], *, fill: bool = False) -> list[Result]:
     """Relabel a failed check as blocked when a task that it builds on has a failed check of its own.
 
-    What a check says is worth nothing while the code beneath it is wrong. A check that passes stays passed.
+    What a check says is worth nothing while the code beneath it is wrong. A check that passes stays passed. ``fill``:
+    the reference stood in for what is not written, which blocks nothing then.
     """
     manifest = load_manifest()
-    checks = all_checks()
-    broken = {checks[r.check_id].task_id for r in results if not r.passed and r.status != "skipped"}
+    checks = catalogue()
+    harmless = {"pass", "skipped", *(["not-implemented"] if fill else [])}
+    broken = {checks[r.check_id].task_id for r in results if r.status not in harmless}
     relabelled = []
     for result in results:
         causes = sorted(broken & tasks_needed(checks[result.check_id], manifest))
