@@ -77,7 +77,7 @@ def fill(own: ast.Module, reference: ast.Module, judged: Collection[str] = ()) -
 
 
 def attributed(code: CodeType, names: Collection[str], file: str) -> CodeType:
-    """Return ``code`` in which the functions ``names`` lie in ``file``: tracebacks and Triton read their lines there."""
+    """Return ``code`` with the functions ``names`` said to lie in ``file``: tracebacks and Triton read lines there."""
     constants = (attributed(each, names, file) if isinstance(each, CodeType) else each for each in code.co_consts)
     is_taken = code.co_qualname.partition(".<locals>")[0] in names
     return code.replace(co_consts=tuple(constants), co_filename=file if is_taken else code.co_filename)

@@ -96,7 +96,8 @@ def stale_files(root: Path = ROOT) -> dict[Path, str]:
     files = [root / "README.md", *sorted((root / "lessons").rglob("*.md"))]
     texts = {file: file.read_text() for file in files}
     stale = {file: refreshed(text) for file, text in texts.items() if refreshed(text) != text}
-    checks = [ListedCheck(c.id, module, c.needs) for module, found in registries().items() for c in found.checks.values()]
+    found = [(module, check) for module, registry in registries().items() for check in registry.checks.values()]
+    checks = [ListedCheck(check.id, module, check.needs) for module, check in found]
     list_of_checks = file_in(root)
     if not list_of_checks.is_file() or list_of_checks.read_text() != catalogue_text(checks):
         stale[list_of_checks] = catalogue_text(checks)
