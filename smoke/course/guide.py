@@ -77,10 +77,12 @@ def describe(state: TaskState) -> str:
         return "passes"
     if len(state.open) == len(state.task.functions):
         return "to do"
-    if state.is_stale:
-        return f"{state.passed} of {state.checks} checks pass; something that they use has changed: run it again"
     count = f"{state.passed} of {state.checks} checks pass"
-    return f"{count}, {len(state.open)} of {len(state.task.functions)} functions to write" if state.open else count
+    if state.open:
+        return f"{count}, {len(state.open)} of {len(state.task.functions)} functions to write"
+    if state.is_stale:
+        return f"{count}: what they use has changed, run it again"
+    return count if state.known else "written, not run yet"
 
 
 def next_task_line(task: Task) -> str:

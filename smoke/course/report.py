@@ -77,4 +77,4 @@ def banner(lesson: Lesson, checks: int) -> str:
 def count(results: Sequence[Result]) -> str:
     """Return how many results there are of each status, passes first."""
     counts = {status: sum(result.status == status for result in results) for status in MARKS}
-    return ", ".join(f"{number} {status}" for status, number in counts.items() if number)
+    return ", ".join(f"{number} {MARKS[status].lower()}" for status, number in counts.items() if number)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from smoke.course.work import Base, Work, tasks_of
 from smoke.framework.catalogue import ListedCheck
 from smoke.framework.check import DEFAULT_SEED, Result, block_dependents, load_check
-from smoke.framework.manifest import Lesson, Task, load_manifest
+from smoke.framework.manifest import ENGINE, Lesson, Task, load_manifest
 from smoke.runner.runner import Answer, Candidate, Runner
 
 
@@ -49,6 +49,8 @@ def try_checks(
     found = {result.check_id: result for outcome in outcomes for result in outcome.results}
     found |= {check.id: Result(check.id, "not-implemented", detail=words(check)) for check in untouched}
     results = block_dependents([found[check.id] for check in checks], fill=True)
+    needed = {task for check in running for task in tasks_of(check) - {check.task_id}} & still_open.keys()
+    filled = needed - Work(ENGINE).open_functions(files if needed else ()).keys()  # a sealed course lacks some itself
     if seed == DEFAULT_SEED and not any(outcome.import_fault for outcome in outcomes):
         work.remember(lesson, results, marks)
     return Trial(
@@ -57,7 +59,7 @@ def try_checks(
         next((outcome.import_fault for outcome in outcomes if outcome.import_fault), None),
         "".join(outcome.log for outcome in outcomes),
         {name: answer for outcome in outcomes for name, answer in outcome.answers.items()},
-        sorted({task for check in running for task in tasks_of(check) - {check.task_id}} & still_open.keys()),
+        sorted(filled),
     )
 
 

@@ -25,11 +25,12 @@ Base = Literal["reference", "own"]
 
 @dataclass(frozen=True)
 class TaskState:
-    """Where a task stands: how many of its checks pass, what is not written, and whether a pass is out of date."""
+    """Where a task stands: how many checks it has, were run and pass, what is not written, whether a pass is stale."""
 
     task: Task
-    passed: int
     checks: int
+    known: int
+    passed: int
     open: tuple[FunctionName, ...]
     is_stale: bool
 
@@ -141,9 +142,10 @@ class Work:
         states = []
         for task in lesson.tasks:
             ids = [check.id for check in listed([lesson]) if check.task_id == task.id]
-            stale = [name for name in ids if name not in passed and known.get(name, {}).get("status") == "pass"]
+            stale = any(name not in passed and known.get(name, {}).get("status") == "pass" for name in ids)
             missing = tuple(still_open.get(task.id, ()))
-            states.append(TaskState(task, len(passed.intersection(ids)), len(ids), missing, bool(stale)))
+            counts = len(ids), sum(name in known for name in ids), len(passed.intersection(ids))
+            states.append(TaskState(task, *counts, missing, stale))
         return states
 
     def place(self) -> Task | None:
