@@ -28,7 +28,7 @@ def plain_arguments(function: Callable[..., Any], words: list[str]) -> dict[str,
             case (type() as kind, ArgumentInfo()):
                 places.append((name, kind))
             case (type() as kind, OptionInfo() as info):
-                options |= dict.fromkeys((info.default, *(info.param_decls or ())), (name, kind))
+                options |= {str(word): (name, kind) for word in (info.default, *(info.param_decls or ()))}
     found: dict[str, Any] = {}
     waiting = list(words)
     while waiting:
