@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -44,11 +45,14 @@ def run_command(
     below = as_base(base)
     with Runner(time_factor=time_factor) as runner:
         alike = Alike(runner)
-        if not what and not pattern:
+        if not (what or pattern or upto or seed != DEFAULT_SEED):
             trials = go_on(alike, engine, below)
         else:
             parts = chosen(what, pattern, engine, upto)
             trials = [try_and_show(alike, lesson, checks, Work(engine), below, seed) for lesson, checks in parts]
+            place = Work(engine).place()
+            if place and all(trial.passed for trial in trials):
+                typer.echo(next_task_line(place))
     if any(trial.import_fault for trial in trials):
         stop(Exit.CANNOT_IMPORT)
     stop(Exit.PASSED if all(trial.passed for trial in trials) else Exit.CHECK_FAILED)
@@ -69,7 +73,8 @@ def chosen(what: str, pattern: str, engine: Path, upto: bool) -> list[tuple[Less
     last = load_manifest().lesson(what.partition(".")[0])
     lessons = load_manifest().upto(last.id) if upto else (last,)
     if "." in what:
-        lessons = (last,)
+        if upto:
+            raise ValueError(f"--upto is for a lesson; say run {last.id} --upto, or run {what} alone")
         task = load_manifest().task(".".join(what.split(".")[:2]))
         own = [check for check in catalogue().values() if check.task_id == task.id]
         checks = [check for check in own if what.lower() in (task.id.lower(), check.id.lower())]
@@ -187,6 +192,8 @@ def watch_command(
 ) -> None:
     """Run a task's checks whenever you save a file, and go on to the next task when they pass. Ctrl-C ends it."""
     below = as_base(base)
+    if what or pattern:
+        chosen(what, pattern, engine, upto=False)  # a wrong id ends the command, a file that is being saved does not
     with Runner(time_factor=time_factor) as runner:
         alike = Alike(runner)
 
@@ -211,11 +218,18 @@ def repeat(once: Callable[[], None], folder: Path) -> None:
         if files != seen:
             seen = files
             typer.echo("\n" + "─" * 80)
-            once()
+            try:
+                once()
+            except ValueError as error:
+                typer.echo(f"error: {error}", err=True)
             typer.echo("\nwaiting for a change …")
         time.sleep(POLL_SECONDS)
 
 
 def saved(folder: Path) -> list[tuple[Path, float]]:
     """Return every Python file in a folder with the time of its last change."""
-    return sorted((file, file.stat().st_mtime) for file in folder.rglob("*.py") if file.is_file())
+    found = []
+    for file in folder.rglob("*.py"):
+        with suppress(OSError):  # an editor is about to put a new one in its place
+            found.append((file, file.stat().st_mtime))
+    return sorted(found)

@@ -31,7 +31,7 @@ def next_lines(work: Work) -> list[str]:
         f"  state  {describe(state)}",
         f"  read   {lesson.page(task)}",
         *(f"  write  {text}" for text in to_write(work, state)),
-        f"  run    {command(f'watch {task.id}', work.folder)}",
+        f"  run    {command('watch', work.folder)}",
         f"  stuck? {command(f'hint {task.id}', work.folder)}  ({work.hint_level(task)} of {HINTS} taken)",
     ]
 

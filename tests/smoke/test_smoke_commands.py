@@ -145,6 +145,8 @@ def test_a_candidate_that_cannot_be_imported_has_its_own_status(smoke, tmp_path)
         (("run", "L0"), "L1, L2, L3"),
         (("run", "L1"), "start L1"),
         (("run", "L1", "--base", "mine"), "reference or own"),
+        (("run", "L1.A", "--upto"), "run L1 --upto"),
+        (("watch", "L1.Q"), "L1 has L1.A, L1.B"),
         (("run", "L1.Q"), "L1 has L1.A, L1.B"),
         (("run", "L1.A.bit"), "L1.A.values, L1.A.bits"),
         (("run", "L1", "-k", "L2.A"), "its tasks are L1.A"),
@@ -384,7 +386,7 @@ def test_next_goes_through_a_lesson(smoke, tmp_path):
     smoke("start", "L6")
     words = smoke("next")[1]
     first, second = load_manifest().lesson("L6").tasks[:2]
-    for part in (first.id, "task 1 of 9", first.page_name, "radix_cache.py: ", "watch L6.A", "hint L6.A", "0 of 3"):
+    for part in (first.id, "task 1 of 9", first.page_name, "radix_cache.py: ", "smoke watch", "hint L6.A", "0 of 3"):
         assert part in words
     for function in first.functions:
         assert function.qualname in words
@@ -448,6 +450,7 @@ def test_watch_runs_at_every_save_and_goes_on(smoke, tmp_path, monkeypatch):
         ran.append((tmp_path / "x.py").read_text())
         if len(ran) == 2:
             raise KeyboardInterrupt
+        raise ValueError("a file that is being saved is not there for a moment")
 
     def save():
         while not ran:
