@@ -20,6 +20,8 @@ from smoke.framework.check import DEFAULT_SEED, Result, load_check
 from smoke.framework.manifest import Lesson, Task, load_manifest
 from smoke.runner.runner import Runner
 
+__all__ = ["EngineOption"]  # other commands take it from here
+
 MAX_EXPLAINED = 3
 WRONG = ("fail", "timeout", "crashed", "skipped")
 LOG_LINES = 15

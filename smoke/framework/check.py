@@ -20,10 +20,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from smoke.framework.catalogue import ListedCheck, catalogue
 from smoke.framework.manifest import SUITE, Lesson, Manifest, load_manifest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Plain = Any  # tensors, numbers, strings, None, lists and dicts of them; ``require_plain`` holds probes to it
 Values = dict[str, Plain]
@@ -177,7 +180,7 @@ def tasks_needed(check: Check | ListedCheck, manifest: Manifest) -> frozenset[st
     return frozenset(needed - {check.task_id})
 
 
-def is_tensor(value: object) -> bool:
+def is_tensor(value: object) -> "TypeGuard[Tensor]":
     """Whether ``value`` is a tensor; while torch is not imported nothing is."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
