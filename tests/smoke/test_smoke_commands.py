@@ -124,7 +124,9 @@ def test_own_base_uses_earlier_lessons_and_reference_base_does_not(smoke, tmp_pa
     assert code == 0
     assert "the reference's own: L1.A" in words
     solve(work, "model.py")
-    (work / "model.py").write_text((work / "model.py").read_text().replace("variance + eps", "variance - eps"))
+    line = "wide = x.float()"
+    assert line in (work / "model.py").read_text()
+    (work / "model.py").write_text((work / "model.py").read_text().replace(line, "wide = x.float() / 0 * 0"))
     assert smoke("run", "L2.D.alone")[0] == 0
     assert smoke("run", "L2.D.alone", "--base", "own")[0] == 1
 
