@@ -8,7 +8,6 @@ print(answer.text)
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
     from mini_engine.llm import LLM
     from mini_engine.sampler.params import SamplingParams
 
-try:
-    __version__ = version("mini-engine")
-except PackageNotFoundError:  # run from a folder that is not installed
-    __version__ = "0+unknown"
+    __version__: str
 
 __all__ = ["LLM", "Engine", "EngineConfig", "SamplingParams", "__version__"]
 
@@ -29,7 +25,19 @@ MODULES = {"LLM": "llm", "Engine": "engine", "EngineConfig": "config", "Sampling
 
 
 def __getattr__(name: str) -> Any:
-    """Import one of the names above."""
+    """Import one of the names above, or look up the version."""
+    if name == "__version__":
+        return installed_version()
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
+
+
+def installed_version() -> str:
+    """Return the version that pip knows, which takes a moment to ask."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("mini-engine")
+    except PackageNotFoundError:  # run from a folder that is not installed
+        return "0+unknown"

@@ -6,7 +6,7 @@ engine is imported, so this module imports none.
 
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -22,9 +22,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 class OverlayFinder(MetaPathFinder):
     """Finds ``mini_engine.attention.pool`` in ``FOLDER/attention/pool.py`` if that is one of ``files``."""
 
-    def __init__(self, folder: Path, files: Sequence[str], fill: bool = False) -> None:
-        """Serve ``files``, relative to ``folder``; every other module comes from the engine. ``fill``: see below."""
-        self.folder, self.fill = folder, fill
+    def __init__(self, folder: Path, files: Sequence[str], fill: bool = False, judged: Collection[str] = ()) -> None:
+        """Serve ``files``, relative to ``folder``; every other module comes from the engine.
+
+        ``fill`` and ``judged``: see ``install_overlay``.
+        """
+        self.folder, self.fill, self.judged = folder, fill, judged
         self.files = {module_name(file): file for file in files}
         self.filled = set[str]()  # the tasks that are not written yet, in the modules imported so far
 
@@ -36,38 +39,48 @@ class OverlayFinder(MetaPathFinder):
         if file is None:
             return None
         own = self.folder / file
-        loader = FillingLoader(fullname, own, REFERENCE / file, self.filled) if self.fill else None
+        loader = FillingLoader(fullname, own, REFERENCE / file, self) if self.fill else None
         return spec_from_file_location(fullname, own, loader=loader)
 
 
 class FillingLoader(SourceFileLoader):
     """Loads a student's module in which functions that are not written yet have the reference's bodies."""
 
-    def __init__(self, fullname: str, own: Path, reference: Path, filled: set[str]) -> None:
-        """Load ``own``; add to ``filled`` the tasks that came from ``reference``."""
+    def __init__(self, fullname: str, own: Path, reference: Path, finder: OverlayFinder) -> None:
+        """Load ``own``; tell ``finder`` which tasks came from ``reference``."""
         super().__init__(fullname, str(own))
-        self.own, self.reference, self.filled = own, reference, filled
+        self.own, self.reference, self.finder = own, reference, finder
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the code. It is compiled anew: as bytecode in the cache it would be taken for the student's file."""
         tree = ast.parse(self.own.read_bytes(), str(self.own))
-        self.filled |= fill(tree, ast.parse(self.reference.read_bytes()))
+        reference = ast.parse(self.reference.read_bytes())
+        missing = functions_of(reference).keys() - functions_of(tree).keys()
+        tasks = fill(tree, reference, self.finder.judged)
+        self.finder.filled |= set(tasks.values())
         code: CodeType = compile(tree, str(self.own), "exec")
-        return code
+        return attributed(code, {*missing, *tasks}, str(self.reference))
 
 
-def fill(own: ast.Module, reference: ast.Module) -> set[str]:
-    """Give the open functions of ``own`` the bodies that ``reference`` has; return their tasks. Mutates ``own``."""
+def fill(own: ast.Module, reference: ast.Module, judged: Collection[str] = ()) -> dict[str, str]:
+    """Put the functions of ``reference`` in the place of open ones of ``own``; return their tasks. Mutates ``own``."""
     mine, theirs = functions_of(own), functions_of(reference)
     tasks = {name: open_task(node) for name, node in mine.items() if name in theirs and not open_task(theirs[name])}
-    still_open = {name: task for name, task in tasks.items() if task is not None}
+    still_open = {name: task for name, task in tasks.items() if task is not None and task not in judged}
     for name in still_open:
-        mine[name].body = theirs[name].body
+        vars(mine[name]).update(vars(theirs[name]))
     if still_open:  # what the bodies use
         imports = [node for node in reference.body if isinstance(node, ast.Import | ast.ImportFrom)]
         helpers = [node for name, node in theirs.items() if "." not in name and name not in mine]
         own.body = [*imports, *own.body, *helpers]
-    return set(still_open.values())
+    return still_open
+
+
+def attributed(code: CodeType, names: Collection[str], file: str) -> CodeType:
+    """Return ``code`` with the functions ``names`` said to lie in ``file``: tracebacks and Triton read lines there."""
+    constants = (attributed(each, names, file) if isinstance(each, CodeType) else each for each in code.co_consts)
+    is_taken = code.co_qualname.partition(".<locals>")[0] in names
+    return code.replace(co_consts=tuple(constants), co_filename=file if is_taken else code.co_filename)
 
 
 def functions_of(tree: ast.Module) -> dict[str, Function]:
@@ -80,12 +93,7 @@ def functions_of(tree: ast.Module) -> dict[str, Function]:
 
 
 def open_task(node: Function) -> str | None:
-    """Return "L3.B" for a function that a starter left open: ``raise NotImplementedError("L3.B: One step")``.
-
-    Not for a Triton kernel, which Triton compiles from the text of its file.
-    """
-    if any("jit" in ast.unparse(decorator) for decorator in node.decorator_list):
-        return None
+    """Return "L3.B" for a function that a starter left open: ``raise NotImplementedError("L3.B: One step")``."""
     match node.body[1:] if ast.get_docstring(node) is not None else node.body:
         case [ast.Raise(exc=ast.Call(func=ast.Name(id="NotImplementedError"), args=[ast.Constant(value=str(text))]))]:
             return text.partition(":")[0]
@@ -102,16 +110,18 @@ def loaded_modules() -> list[str]:
     return [name for name in sys.modules if name.startswith(PACKAGE + ".") and name not in (__name__, ENTRY)]
 
 
-def install_overlay(folder: Path, files: Sequence[str], fill: bool = False) -> OverlayFinder:
+def install_overlay(
+    folder: Path, files: Sequence[str], fill: bool = False, judged: Collection[str] = ()
+) -> OverlayFinder:
     """Put a finder first and return it. Mutates ``sys.meta_path``.
 
-    ``fill``: what is not written yet is the reference's.
+    ``fill``: what is not written yet is the reference's, except for the tasks ``judged``, which stay open.
     Raises ``ValueError`` if a module of the engine was imported before: it would go on using the engine's own ones.
     """
     loaded = loaded_modules()
     if loaded:
         raise ValueError(f"{loaded[0]} is imported already; an overlay has to come first, in a fresh process")
-    finder = OverlayFinder(folder, files, fill)
+    finder = OverlayFinder(folder, files, fill, judged)
     sys.meta_path.insert(0, finder)
     return finder
 

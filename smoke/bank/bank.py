@@ -137,9 +137,15 @@ def load_pitfalls() -> tuple[Pitfall, ...]:
 @cache
 def known_pitfalls() -> tuple[Pitfall, ...]:
     """Read the bank as words: a student is told of a pitfall also where the engine beside the work was changed."""
-    pitfalls = [parse_pitfall(entry) for lesson in load_manifest().written for entry in read_entries(lesson, "pitfall")]
+    pitfalls = [pitfall for lesson in load_manifest().written for pitfall in pitfalls_of(lesson)]
     refuse_doubles([pitfall.id for pitfall in pitfalls])
     return tuple(pitfalls)
+
+
+@cache
+def pitfalls_of(lesson: Lesson) -> tuple[Pitfall, ...]:
+    """Read the bank of one lesson as words."""
+    return tuple(parse_pitfall(entry) for entry in read_entries(lesson, "pitfall"))
 
 
 @cache
@@ -210,7 +216,8 @@ def fitting_pitfalls(check_id: str, passed: Collection[str] = ()) -> list[Pitfal
     the most failures; without knowing which passed, the most specific.
     """
     task_id = check_id.rpartition(".")[0]
-    named = [pitfall for pitfall in known_pitfalls() if check_id in pitfall.killed_by]
+    lesson = load_manifest().lesson(check_id.partition(".")[0])
+    named = [pitfall for pitfall in pitfalls_of(lesson) if check_id in pitfall.killed_by]
     fitting = [pitfall for pitfall in named if not set(passed).intersection(pitfall.killed_by)]
     sign = -1 if passed else 1
     return sorted(fitting, key=lambda pitfall: (pitfall.task_id != task_id, sign * len(pitfall.killed_by)))

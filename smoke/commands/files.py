@@ -1,6 +1,5 @@
 """``start``, ``reset`` and ``diff``: the files of a lesson."""
 
-import difflib
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -8,10 +7,11 @@ from typing import Annotated
 import typer
 
 from smoke.commands.exits import Exit, stop
-from smoke.commands.run import EngineOption, LessonArgument
+from smoke.commands.options import EngineOption, LessonArgument
+from smoke.course.guide import command
 from smoke.course.starter import starter_files
 from smoke.course.work import Work
-from smoke.framework.check import checks_of
+from smoke.framework.catalogue import listed
 from smoke.framework.manifest import COURSE, ENGINE, Lesson, load_manifest
 
 COMPANION = COURSE / "lessons" / "AGENTS.md"  # how an AI assistant may help; it lies next to the code it is about
@@ -34,15 +34,15 @@ def start_command(
     if present:
         raise ValueError(f"{present[0]} exists; `python -m smoke reset {chosen.id}` starts anew and keeps a copy")
     write_starter(chosen, into)
+    Work(into).begin(chosen)
     typer.echo(f"{chosen.id} {chosen.title}. {chosen.goal}\n")
+    width = max(len(task.title) for task in chosen.tasks)
     for task in chosen.tasks:
-        typer.echo(f"  {task.id}  {task.title:<34} {task.points:>3} points")
-    typer.echo(f"\nread     {chosen.page()}")
-    for file in chosen.files:
-        typer.echo(f"edit     {into / file}")
-    option = "" if into == Path("work") else f" --engine {into}"
-    typer.echo(f"run      python -m smoke run {chosen.id}{option}")
-    typer.echo(f"\nAll {len(checks_of([chosen]))} checks are red now: that is right, nothing is written yet.")
+        typer.echo(f"  {task.id}  {task.title:<{width}} {task.points:>3} points")
+    typer.echo(f"\nwritten  {', '.join(str(into / file) for file in chosen.files)}")
+    typer.echo(f"read     {chosen.page()}")
+    typer.echo(f"watch    {command('watch', into)}   runs the task's checks whenever you save")
+    typer.echo(f"\nAll {len(listed([chosen]))} checks are red now: that is right, nothing is written yet.")
 
 
 def write_starter(lesson: Lesson, folder: Path) -> None:
@@ -89,9 +89,11 @@ def diff_command(
     force: Annotated[bool, typer.Option("--force", help="Show it although the lesson is not green.")] = False,
 ) -> None:
     """Compare your files with the reference, once all checks of the lesson pass."""
+    import difflib
+
     chosen = load_manifest().lesson(lesson)
     work = Work(engine)
-    work.candidate(chosen, "reference")
+    work.require(chosen)
     if not force and not work.is_green(chosen):
         stop(Exit.USAGE, f"{chosen.id} is not green yet: `python -m smoke run {chosen.id}` first, or --force")
     for file in chosen.files:

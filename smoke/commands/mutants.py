@@ -10,7 +10,7 @@ from tqdm import tqdm
 from smoke.bank.accept import edited, write_overlay
 from smoke.bank.bank import load_pitfalls
 from smoke.commands.exits import Exit, stop
-from smoke.commands.run import LessonArgument
+from smoke.commands.options import LessonArgument
 from smoke.framework.manifest import load_manifest
 from smoke.runner.runner import Candidate, Runner
 

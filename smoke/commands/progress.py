@@ -1,4 +1,4 @@
-"""``status``, ``hint`` and ``pitfalls``: where a student stands, a word of help, and what others got wrong."""
+"""``next``, ``status``, ``hint`` and ``pitfalls``: where a student stands, a word of help, what others got wrong."""
 
 import tomllib
 from functools import cache
@@ -7,63 +7,84 @@ from typing import Annotated
 
 import typer
 
-from smoke.bank.bank import known_pitfalls
-from smoke.commands.run import EngineOption, LessonArgument
+from smoke.bank.bank import pitfalls_of
+from smoke.commands.options import EngineOption, LessonArgument, TaskArgument
+from smoke.course.guide import HINTS, command, describe, next_lines, next_task_line
 from smoke.course.work import Work
-from smoke.framework.check import checks_of
+from smoke.framework.catalogue import listed
 from smoke.framework.manifest import SUITE, Lesson, Task, load_manifest, refuse_unknown, require
 
-LEVELS = 3
+__all__ = ["TaskArgument"]  # other commands take it from here
+
 BAR_WIDTH = 20
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="L2.B, …")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    app.command("next")(next_command)
     app.command("status")(status_command)
     app.command("hint")(hint_command)
     app.command("pitfalls")(pitfalls_command)
 
 
-def status_command(engine: EngineOption = Path("work")) -> None:
-    """Show how far each lesson is. What was changed since its last run counts as not passed."""
+def next_command(engine: EngineOption = Path("work")) -> None:
+    """Say where you are and what to do now: the page to read, the functions to write, the command to run."""
+    typer.echo("\n".join(next_lines(Work(engine))))
+
+
+def status_command(
+    lesson: Annotated[str, typer.Argument(metavar="[LESSON]", help="Whose tasks to list; else where you are.")] = "",
+    engine: EngineOption = Path("work"),
+    everything: Annotated[bool, typer.Option("--all", help="List the tasks of every lesson.")] = False,
+) -> None:
+    """Show how far each lesson is, and each task of yours. A pass counts until something that it uses is changed."""
     work = Work(engine)
-    unfinished: list[tuple[Lesson, Task]] = []
-    for lesson in load_manifest().written:
-        checks = checks_of([lesson])
-        passed = work.passed(lesson)
-        full = BAR_WIDTH * len(passed) // len(checks)
-        bar = "█" * full + "░" * (BAR_WIDTH - full)
-        note = "" if work.has(lesson) else f"  python -m smoke start {lesson.id}"
-        typer.echo(f"{lesson.id}  {bar} {len(passed):>3}/{len(checks):<3} {lesson.title}{note}")
-        open_tasks = [task for task in lesson.tasks if any(c.task_id == task.id and c.id not in passed for c in checks)]
-        unfinished += [(lesson, task) for task in open_tasks[:1]]
+    task = work.place()
+    shown = load_manifest().lesson(lesson).id if lesson else task.lesson_id if task else ""
+    for each in load_manifest().written:
+        typer.echo(lesson_line(work, each))
+        if everything or (each.id == shown and (lesson or work.has(each))):
+            typer.echo("\n".join(task_lines(work, each)))
+    typer.echo("")
+    typer.echo(next_task_line(task) if task else next_lines(work)[0])
     taken = sum(work.load().get("hints", {}).values())
-    if unfinished:
-        lesson, task = min(unfinished, key=lambda pair: not work.has(pair[0]))  # one that was begun comes first
-        typer.echo(f"next: {task.id} {task.title}, {lesson.page(task)}")
-    else:
-        typer.echo("everything that is written passes")
     if taken:
         typer.echo(f"hints taken: {taken}")
 
 
+def lesson_line(work: Work, lesson: Lesson) -> str:
+    """Return a bar and a count for one lesson."""
+    passed, checks = len(work.passed(lesson)), len(listed([lesson]))
+    full = BAR_WIDTH * passed // checks
+    note = "" if work.has(lesson) else "  (not started)"
+    return f"{lesson.id}  {'█' * full}{'░' * (BAR_WIDTH - full)} {passed:>3}/{checks:<3} {lesson.title}{note}"
+
+
+def task_lines(work: Work, lesson: Lesson) -> list[str]:
+    """Return a line for each task of a lesson."""
+    width = max(len(task.title) for task in lesson.tasks)
+    return [f"    {each.task.id}  {each.task.title:<{width}}  {describe(each)}" for each in work.tasks(lesson)]
+
+
 def hint_command(
-    task: TaskArgument,
-    level: Annotated[int | None, typer.Option(min=1, max=LEVELS, help="Show the hints up to this one.")] = None,
+    task: TaskArgument = "",
+    level: Annotated[int | None, typer.Option(min=1, max=HINTS, help="Show this one.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show all three.")] = False,
     engine: EngineOption = Path("work"),
 ) -> None:
-    """Show the next hint of a task: first a question, then an invariant, then the whole task in pseudocode."""
-    chosen = load_manifest().task(task)
+    """Show the next hint of a task, or of yours: a question, then an invariant, then the whole task in pseudocode."""
     work = Work(engine)
+    chosen = load_manifest().task(task) if task else work.place()
+    if chosen is None:
+        raise ValueError("every task passes; name the one whose hints you want, like L2.B")
     hints = load_hints(chosen.lesson_id)[chosen.id]
-    shown = level or min(work.hint_level(chosen) + 1, LEVELS)
-    for number, text in enumerate(hints[:shown], start=1):
-        typer.echo(f"{chosen.id} hint {number} of {LEVELS}: {text.strip()}\n")
+    last = HINTS if everything else level or min(work.hint_level(chosen) + 1, HINTS)
+    for number in range(1 if everything else last, last + 1):
+        typer.echo(f"{chosen.id} hint {number} of {HINTS}: {hints[number - 1].strip()}\n")
     if engine.is_dir():
-        work.take_hint(chosen, shown)
-    if shown < LEVELS:
-        typer.echo("Ask again for the next one.")
+        work.take_hint(chosen, last)
+    if last < HINTS:
+        typer.echo(f"One more: {command(f'hint {chosen.id}', engine)}")
 
 
 def pitfalls_command(
@@ -72,15 +93,14 @@ def pitfalls_command(
     everything: Annotated[bool, typer.Option("--all", help="Also those of tasks that are not green yet.")] = False,
 ) -> None:
     """List the known mistakes of the tasks that are green: what they look like, and which checks catch them."""
-    chosen, work = load_manifest().lesson(lesson), Work(engine)
-    passed = work.passed(chosen)
+    chosen = load_manifest().lesson(lesson)
     hidden = 0
-    for task in chosen.tasks:
-        pitfalls = [pitfall for pitfall in known_pitfalls() if pitfall.task_id == task.id]
-        if not everything and not {check.id for check in checks_of([chosen]) if check.task_id == task.id} <= passed:
+    for state in Work(engine).tasks(chosen):
+        pitfalls = [pitfall for pitfall in pitfalls_of(chosen) if pitfall.task_id == state.task.id]
+        if not everything and not state.is_done:
             hidden += len(pitfalls)
             continue
-        typer.echo(f"{task.id} {task.title}")
+        typer.echo(f"{state.task.id} {state.task.title}")
         for pitfall in pitfalls:
             typer.echo(f"  {pitfall.id:<7} {pitfall.title}: {pitfall.symptom}")
             typer.echo(f"          caught by {', '.join(pitfall.killed_by)}")
@@ -102,8 +122,8 @@ def load_hints(lesson_id: str) -> dict[str, tuple[str, ...]]:
         hints[entry["task"]] = tuple(entry["levels"])
     tasks: tuple[Task, ...] = load_manifest().lesson(lesson_id).tasks
     for task in tasks:
-        if len(hints.get(task.id, ())) != LEVELS:
-            raise ValueError(f"{file.name}: {task.id} has {len(hints.get(task.id, ()))} hints, {LEVELS} are needed")
+        if len(hints.get(task.id, ())) != HINTS:
+            raise ValueError(f"{file.name}: {task.id} has {len(hints.get(task.id, ()))} hints, {HINTS} are needed")
     if len(hints) != len(tasks):
         raise ValueError(f"{file.name} has hints for a task that {lesson_id} does not have")
     return hints

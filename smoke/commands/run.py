@@ -1,6 +1,8 @@
-"""``run`` and ``watch``: a student's lesson against its checks."""
+"""``run`` and ``watch``: a student's tasks against their checks."""
 
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -8,23 +10,22 @@ import typer
 
 from smoke.bank.alike import Alike
 from smoke.commands.exits import Exit, stop
+from smoke.commands.options import BaseOption, EngineOption, FactorOption, PatternOption, TargetArgument
 from smoke.course import report
+from smoke.course.guide import command, next_lines, next_task_line
+from smoke.course.session import Trial, try_checks
 from smoke.course.work import Base, Work
-from smoke.framework.check import DEFAULT_SEED, Check, Result, all_checks, block_dependents, checks_of
+from smoke.framework.catalogue import ListedCheck, catalogue, listed
+from smoke.framework.check import DEFAULT_SEED, Result, load_check
 from smoke.framework.manifest import Lesson, Task, load_manifest
-from smoke.runner.runner import Outcome, Runner
+from smoke.runner.runner import Runner
+
+__all__ = ["EngineOption"]  # other commands take it from here
 
 MAX_EXPLAINED = 3
 WRONG = ("fail", "timeout", "crashed", "skipped")
 LOG_LINES = 15
-
-LessonArgument = Annotated[str, typer.Argument(metavar="LESSON", help="L1, L2, …")]
-EngineOption = Annotated[Path, typer.Option("--engine", help="The folder with your modules.")]
-BaseOption = Annotated[
-    str, typer.Option("--base", help="What lies beneath: reference, or own for your earlier lessons.")
-]
-PatternOption = Annotated[str, typer.Option("-k", help="Only checks whose id contains this, like L2.B.")]
-FactorOption = Annotated[float, typer.Option("--time-factor", min=0.1, help="Stretch every time limit.")]
+POLL_SECONDS = 0.3
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run_command(
-    lesson: LessonArgument,
+    what: TargetArgument = "",
     pattern: PatternOption = "",
     engine: EngineOption = Path("work"),
     base: BaseOption = "reference",
@@ -42,15 +43,21 @@ def run_command(
     seed: Annotated[int, typer.Option(help="Draws the inputs; another seed is another set of inputs.")] = DEFAULT_SEED,
     time_factor: FactorOption = 1.0,
 ) -> None:
-    """Run the checks of a lesson on your modules, and say what to look at first."""
-    last = load_manifest().lesson(lesson)
-    lessons = load_manifest().upto(last.id) if upto else (last,)
+    """Run the checks of a task or of a lesson on your modules, and say what to look at first."""
+    below = as_base(base)
     with Runner(time_factor=time_factor) as runner:
         alike = Alike(runner)
-        outcomes = [run_lesson(alike, each, Work(engine), as_base(base), pattern, seed) for each in lessons]
-    if any(outcome.import_fault for outcome in outcomes):
+        if not (what or pattern or upto or seed != DEFAULT_SEED):
+            trials = go_on(alike, engine, below)
+        else:
+            parts = chosen(what, pattern, engine, upto)
+            trials = [try_and_show(alike, lesson, checks, Work(engine), below, seed) for lesson, checks in parts]
+            place = Work(engine).place()
+            if place and all(trial.passed for trial in trials):
+                typer.echo(next_task_line(place))
+    if any(trial.import_fault for trial in trials):
         stop(Exit.CANNOT_IMPORT)
-    stop(Exit.PASSED if all(r.passed for outcome in outcomes for r in outcome.results) else Exit.CHECK_FAILED)
+    stop(Exit.PASSED if all(trial.passed for trial in trials) else Exit.CHECK_FAILED)
 
 
 def as_base(text: str) -> Base:
@@ -62,86 +69,169 @@ def as_base(text: str) -> Base:
     raise ValueError(f"--base is {text!r}; choose reference or own")
 
 
-def run_lesson(alike: Alike, lesson: Lesson, work: Work, base: Base, pattern: str, seed: int) -> Outcome:
-    """Run one lesson, print it and remember it. Raises ``ValueError`` if there is nothing to run."""
-    candidate = work.candidate(lesson, base)
-    checks = checks_of([lesson], pattern)
-    if not checks:
-        raise ValueError(f"no check of {lesson.id} has {pattern!r} in its id")
-    typer.echo(f"{lesson.id} {lesson.title}: {candidate.name}")
-    outcome = alike.runner.run(candidate, checks, seed)
-    results = block_dependents(outcome.results)
-    if seed == DEFAULT_SEED and base == "reference" and outcome.import_fault is None:
-        work.remember(lesson, results)
-    explained = explanations(alike, results, outcome, seed)
-    typer.echo("\n".join(summary(lesson, results, checks, outcome, explained)))
-    return outcome
+def chosen(what: str, pattern: str, engine: Path, upto: bool) -> list[tuple[Lesson, list[ListedCheck]]]:
+    """Return the checks that ``what`` and ``pattern`` choose, by lesson. Raises ``ValueError`` for a wrong id."""
+    what = what or (Work(engine).place() or load_manifest().tasks[-1]).lesson_id
+    last = load_manifest().lesson(what.partition(".")[0])
+    lessons = load_manifest().upto(last.id) if upto else (last,)
+    if "." in what:
+        if upto:
+            raise ValueError(f"--upto is for a lesson; say run {last.id} --upto, or run {what} alone")
+        task = load_manifest().task(".".join(what.split(".")[:2]))
+        own = [check for check in catalogue().values() if check.task_id == task.id]
+        checks = [check for check in own if what.lower() in (task.id.lower(), check.id.lower())]
+        if not checks:
+            raise ValueError(f"there is no check {what!r}; {task.id} has {', '.join(check.id for check in own)}")
+    else:
+        checks = listed(lessons)
+    found = [(each, [c for c in checks if c in listed([each], pattern)]) for each in lessons]
+    for lesson, fitting in found:
+        if not fitting:
+            names = ", ".join(task.id for task in lesson.tasks)
+            raise ValueError(f"no check of {lesson.id} has {pattern!r} in its id; its tasks are {names}")
+    return found
 
 
-def explanations(alike: Alike, results: list[Result], outcome: Outcome, seed: int) -> list[str]:
+def go_on(alike: Alike, engine: Path, base: Base) -> list[Trial]:
+    """Run the task where the student is, and those after it as long as they are written and pass."""
+    trials: list[Trial] = []
+    seen: set[str] = set()
+    while True:
+        work = Work(engine)
+        task = work.place()
+        if task is None or task.id in seen or (seen and is_untouched(work, task)):
+            break
+        lesson = load_manifest().lesson(task.lesson_id)
+        if not work.has(lesson):
+            break
+        seen.add(task.id)
+        checks = [check for check in listed([lesson]) if check.task_id == task.id]
+        trials.append(try_and_show(alike, lesson, checks, work, base, DEFAULT_SEED))
+        if not trials[-1].passed:
+            break
+    if not trials or trials[-1].passed:
+        typer.echo("\n".join(["", *next_lines(Work(engine))] if trials else next_lines(Work(engine))))
+    return trials
+
+
+def is_untouched(work: Work, task: Task) -> bool:
+    """Whether nothing of a task is written."""
+    (state,) = (each for each in work.tasks(load_manifest().lesson(task.lesson_id)) if each.task == task)
+    return len(state.open) == len(task.functions)
+
+
+def try_and_show(
+    alike: Alike, lesson: Lesson, checks: Sequence[ListedCheck], work: Work, base: Base, seed: int
+) -> Trial:
+    """Run checks of one lesson, print the results and remember them. Raises ``ValueError`` if files are missing."""
+    trial = try_checks(alike.runner, lesson, work, base, checks, seed)
+    work.begin(lesson)
+    typer.echo(f"{lesson.id} {lesson.title}: {work.folder}, {base} base")
+    typer.echo("\n".join(summary(trial, explanations(alike, trial, seed), work)))
+    return trial
+
+
+def explanations(alike: Alike, trial: Trial, seed: int) -> list[str]:
     """Return what helps with the first results that are wrong. Mutates ``alike``."""
-    passed = {result.check_id for result in results if result.passed}
+    passed = {result.check_id for result in trial.results if result.passed}
     texts = []
-    for result in [result for result in results if result.status in WRONG][:MAX_EXPLAINED]:
-        check = all_checks()[result.check_id]
-        answer = outcome.answers.get(check.id)
+    wrong = [] if trial.import_fault else [result for result in trial.results if result.status in WRONG]
+    for result in wrong[:MAX_EXPLAINED]:
+        check = load_check(result.check_id)
+        answer = trial.answers.get(check.id)
         pitfalls = [] if answer is None else alike.pitfalls(check, seed, answer, passed)
         texts.append(report.explain(result, check, pitfalls))
     return texts
 
 
-def summary(
-    lesson: Lesson, results: list[Result], checks: list[Check], outcome: Outcome, explained: list[str]
-) -> list[str]:
+def summary(trial: Trial, explained: list[str], work: Work) -> list[str]:
     """Return everything that is printed about one lesson."""
-    if outcome.import_fault is not None:
-        return ["", f"cannot be imported: {outcome.import_fault}"]
-    lines = [report.line(result) for result in results]
-    wrong = [result for result in results if result.status in WRONG]
+    if trial.import_fault is not None:
+        return ["", f"cannot be imported: {trial.import_fault}"]
+    lines = [report.timed_line(result) for result in trial.results]
     for text in explained:
         lines += ["", text]
+    wrong = [result for result in trial.results if result.status in WRONG]
     if len(wrong) > MAX_EXPLAINED:
         lines += ["", f"{len(wrong) - MAX_EXPLAINED} more do not pass; begin with these."]
-    printed = outcome.log.strip().splitlines()
+    printed = trial.log.strip().splitlines()
     if printed:
         lines += ["", "your code printed:", *(f"  {text}" for text in printed[-LOG_LINES:])]
-    lines += ["", report.count(results)]
-    if all(result.passed for result in results):
-        whole = len(checks) == len(checks_of([lesson]))
-        lines.append(report.banner(lesson, len(checks)) if whole else "all that were run pass")
+    if trial.filled:
+        lines += ["", f"not written yet, so the reference's own: {', '.join(trial.filled)}"]
+    lines += ["", report.count(trial.results)]
+    if trial.passed:
+        lines.append(passed_line(trial))
     elif not wrong:
-        task = next_task(results)
-        lines.append(f"Red is right: nothing here is wrong, some of it is not written. Next: {task.id} {task.title}")
+        task = next_task(trial.results)
+        lines.append("Red is right: nothing here is wrong, some of it is not written.")
+        lines += [next_task_line(task), f"run it at every save: {command(f'watch {task.id}', work.folder)}"]
     return lines
 
 
-def next_task(results: list[Result]) -> Task:
+def passed_line(trial: Trial) -> str:
+    """Return what passed: a lesson, tasks, or single checks."""
+    if len(trial.results) == len(listed([trial.lesson])):
+        return report.banner(trial.lesson, len(trial.results))
+    ids = {result.check_id for result in trial.results}
+    tasks = [catalogue()[name].task_id for name in ids]
+    whole = [task for task in sorted(set(tasks)) if all(c.id in ids for c in catalogue().values() if c.task_id == task)]
+    return f"{', '.join(whole)} PASS" if len(whole) == len(set(tasks)) else "all that were run pass"
+
+
+def next_task(results: Sequence[Result]) -> Task:
     """Return the first task that waits for code: one of these checks' own, or else one that blocks them."""
-    own = [all_checks()[result.check_id].task_id for result in results if result.status == "not-implemented"]
+    own = [catalogue()[result.check_id].task_id for result in results if result.status == "not-implemented"]
     return load_manifest().task((own or sorted(result.blocked_by for result in results if result.blocked_by))[0])
 
 
 def watch_command(
-    lesson: LessonArgument,
+    what: TargetArgument = "",
     pattern: PatternOption = "",
     engine: EngineOption = Path("work"),
     base: BaseOption = "reference",
     time_factor: FactorOption = 1.0,
 ) -> None:
-    """Run the checks again whenever a file of the lesson is saved. Ctrl-C ends it."""
-    chosen = load_manifest().lesson(lesson)
-    work = Work(engine)
-    seen = ""
+    """Run a task's checks whenever you save a file, and go on to the next task when they pass. Ctrl-C ends it."""
+    below = as_base(base)
+    if what or pattern:
+        chosen(what, pattern, engine, upto=False)  # a wrong id ends the command, a file that is being saved does not
     with Runner(time_factor=time_factor) as runner:
         alike = Alike(runner)
+
+        def once() -> None:
+            if not what and not pattern:
+                go_on(alike, engine, below)
+                return
+            for lesson, checks in chosen(what, pattern, engine, upto=False):
+                try_and_show(alike, lesson, checks, Work(engine), below, DEFAULT_SEED)
+
         try:
-            while True:
-                digest = work.digest(chosen.files)
-                if digest != seen:
-                    seen = digest
-                    typer.echo("\n" + "─" * 80)
-                    run_lesson(alike, chosen, work, as_base(base), pattern, DEFAULT_SEED)
-                    typer.echo("\nwaiting for a change …")
-                time.sleep(0.3)
+            repeat(once, engine)
         except KeyboardInterrupt:
             stop(Exit.PASSED)
+
+
+def repeat(once: Callable[[], None], folder: Path) -> None:
+    """Call ``once`` now and after every change of a Python file in ``folder``. Never returns."""
+    seen: list[tuple[Path, float]] = [(folder, -1.0)]
+    while True:
+        files = saved(folder)
+        if files != seen:
+            seen = files
+            typer.echo("\n" + "─" * 80)
+            try:
+                once()
+            except ValueError as error:
+                typer.echo(f"error: {error}", err=True)
+            typer.echo("\nwaiting for a change …")
+        time.sleep(POLL_SECONDS)
+
+
+def saved(folder: Path) -> list[tuple[Path, float]]:
+    """Return every Python file in a folder with the time of its last change."""
+    found = []
+    for file in folder.rglob("*.py"):
+        with suppress(OSError):  # an editor is about to put a new one in its place
+            found.append((file, file.stat().st_mtime))
+    return sorted(found)

@@ -36,7 +36,7 @@ PARTS = ("README.md", "LICENSE", "pyproject.toml", ".gitignore", "docs", "lesson
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_checkpoints", ".DS_Store", "*.egg-info", ".*_cache")
 KEPT_KEYS = ("id", "slug", "title", "goal")
 GENERATE = ("generate", "Once upon a time", "--max-new-tokens", "2")  # what the README begins with
-COMMANDS = ('pip install -e ".[dev]" && python -m smoke start {lesson}', "python -m smoke run {lesson}")
+COMMANDS = ('pip install -e ".[dev]" && python -m smoke start {lesson}', "python -m smoke watch")
 
 
 def export_command(
@@ -50,7 +50,7 @@ def export_command(
     emptied = export(folder, upto, sealed)
     names = ", ".join(lesson.id for lesson in emptied) or "none, all lessons are in it"
     typer.echo(f"written to {folder}; without the solutions of: {names}")
-    typer.echo(f"try it:  cd {folder} && python -m smoke start L1 && python -m smoke run L1")
+    typer.echo(f"try it:  cd {folder} && python -m smoke start L1 && python -m smoke watch")
 
 
 def export(folder: Path, upto: str, sealed: bool) -> list[Lesson]:
@@ -163,8 +163,8 @@ $ {COMMANDS[0].format(lesson=first.id)}
 $ {COMMANDS[1].format(lesson=first.id)}
 ```
 
-The first command installs the project and writes the files of {first.id} to `work/`. The second runs the checks of that
-lesson on them and says what to write first. `mini-engine generate` and the lines of Python below end with
+The first command installs the project and writes the files of {first.id} to `work/`. The second runs the checks of
+the task where you are whenever you save one of them. `mini-engine generate` and the lines of Python below end with
 `NotImplementedError`, which names the lesson that is missing: the functions of {ends} are empty here.
 
 """

@@ -31,6 +31,12 @@ def line(result: Result) -> str:
     return f"{result.check_id:<22} {MARKS[result.status]:<8} {reason.splitlines()[0] if reason else ''}".rstrip()
 
 
+def timed_line(result: Result) -> str:
+    """Return the line with the seconds that the code took, where it ran."""
+    took = f"{result.seconds:.2f} s" if result.seconds else ""
+    return f"{line(result):<40} {took:>8}".rstrip()
+
+
 def explain(result: Result, check: Check, alike: Sequence[Pitfall] = ()) -> str:
     """Return what helps with a check that did not pass. ``alike``: the pitfalls that gave the same values."""
     lesson = load_manifest().lesson(check.lesson_id)
@@ -71,4 +77,4 @@ def banner(lesson: Lesson, checks: int) -> str:
 def count(results: Sequence[Result]) -> str:
     """Return how many results there are of each status, passes first."""
     counts = {status: sum(result.status == status for result in results) for status in MARKS}
-    return ", ".join(f"{number} {status}" for status, number in counts.items() if number)
+    return ", ".join(f"{number} {MARKS[status].lower()}" for status, number in counts.items() if number)

@@ -8,9 +8,9 @@ the manifest names it. Anything unexpected is a ``ValueError``: a starter must n
 """
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def empty(file: str, tasks: Iterable[Task], engine: Path = ENGINE) -> str:
     helpers = private_helpers(file, tree, set(owners), listed | set(owners), engine)
     cuts += [function_cut(defined[name], text.splitlines()) for name in helpers]
     result = apply_cuts(text, cuts)
-    prove(file, tree, result, owners, helpers)
+    prove(file, text, result, owners, helpers)
     return result
 
 
@@ -122,44 +122,63 @@ def private_helpers(file: str, tree: ast.Module, emptied: set[str], kept: set[st
     to see their signatures.
     """
     candidates = [node.name for node in tree.body if isinstance(node, Function) and node.name not in kept]
-    outside = names_in_other_files(file, engine)
+    used_in = names_by_function(tree)
+    dropped = dropped_helpers(used_in, candidates, emptied, ())
+    if dropped:  # reading the other files takes long
+        dropped = dropped_helpers(used_in, candidates, emptied, names_in_other_files(file, engine, dropped))
+    return [name for name in candidates if name in dropped]
+
+
+def dropped_helpers(
+    used_in: dict[str, set[str]], candidates: Sequence[str], emptied: set[str], outside: Collection[str]
+) -> set[str]:
+    """Return the ``candidates`` that only emptied code and each other use.
+
+    ``outside`` are names in use elsewhere. A name that nothing uses is part of the module's interface and stays.
+    """
     dropped: set[str] = set()
     while True:
-        used = names_used(tree, emptied | dropped) | outside
-        found = {name for name in candidates if name not in used and used_by(tree, name, emptied | dropped)}
-        if found <= dropped:
-            return [name for name in candidates if name in dropped]
-        dropped |= found
+        gone = emptied | dropped
+        used = set[str](outside).union(*(names for name, names in used_in.items() if name not in gone))
+        inside = [name for name in candidates if any(name in used_in[user] for user in gone - {name})]
+        if dropped.issuperset(set(inside) - used):
+            return dropped
+        dropped |= set(inside) - used
 
 
-def names_used(tree: ast.Module, without: set[str]) -> set[str]:
-    """Return every name that the module uses outside the bodies of the functions ``without``."""
-    skipped = {id(node) for name, node in functions_of(tree).items() if name in without}
-    used: set[str] = set()
-    waiting: list[ast.AST] = [tree]
+def names_by_function(tree: ast.Module) -> dict[str, set[str]]:
+    """Return the names that the body of each function uses, and under the empty name those of all other code."""
+    owners = {id(node): name for name, node in functions_of(tree).items()}
+    used_in: dict[str, set[str]] = {"": set(), **{name: set() for name in owners.values()}}
+    waiting: list[tuple[ast.AST, str]] = [(tree, "")]
     while waiting:
-        node = waiting.pop()
-        if isinstance(node, Function) and id(node) in skipped:
-            waiting += [node.args, *node.decorator_list, *([node.returns] if node.returns else [])]
-            continue
+        node, owner = waiting.pop()
         if isinstance(node, ast.Name):
-            used.add(node.id)
+            used_in[owner].add(node.id)
         elif isinstance(node, ast.Attribute):
-            used.add(node.attr)
-        waiting += ast.iter_child_nodes(node)
-    return used
+            used_in[owner].add(node.attr)
+        inner = owners.get(id(node), owner)
+        outer = [] if inner == owner else signature(node)
+        waiting += [(each, owner if each in outer else inner) for each in ast.iter_child_nodes(node)]
+    return used_in
 
 
-def used_by(tree: ast.Module, name: str, functions: set[str]) -> bool:
-    """Whether one of ``functions`` uses ``name``: an unused name is part of the module's interface and stays."""
-    bodies = [node for qualname, node in functions_of(tree).items() if qualname in functions and qualname != name]
-    return any(isinstance(item, ast.Name) and item.id == name for node in bodies for item in ast.walk(node))
+def signature(node: ast.AST) -> list[ast.AST]:
+    """Return the parts of a function that stay in its starter."""
+    assert isinstance(node, Function), "only functions have owners"
+    return [node.args, *node.decorator_list, *([node.returns] if node.returns else [])]
 
 
-def names_in_other_files(file: str, engine: Path) -> set[str]:
-    """Return every name that another file of the engine imports or reads."""
-    others = (other.read_text() for other in engine.rglob("*.py") if other != engine / file)
-    return set().union(*map(names_read, others))
+def names_in_other_files(file: str, engine: Path, names: Collection[str]) -> set[str]:
+    """Return those of ``names`` that another file of the engine imports or reads."""
+    others = [text_of(other) for other in engine.rglob("*.py") if other != engine / file]
+    return {name for name in names if any(name in text and name in names_read(text) for text in others)}
+
+
+@cache
+def text_of(file: Path) -> str:
+    """Read a file of the engine, once for all starters of a process."""
+    return file.read_text()
 
 
 @lru_cache(maxsize=1024)  # one starter asks about every file, and there is a starter for every task
@@ -186,7 +205,7 @@ def apply_cuts(text: str, cuts: Sequence[Cut]) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def prove(file: str, before: ast.Module, text: str, owners: dict[str, Task], helpers: Sequence[str]) -> None:
+def prove(file: str, before: str, text: str, owners: dict[str, Task], helpers: Sequence[str]) -> None:
     """Raise ``ValueError`` unless exactly the named bodies and helpers are gone."""
     after = ast.parse(text)
     functions = functions_of(after)
@@ -200,15 +219,15 @@ def prove(file: str, before: ast.Module, text: str, owners: dict[str, Task], hel
     for helper in helpers:
         if any(isinstance(node, ast.Name) and node.id == helper for node in ast.walk(after)):
             raise ValueError(f"{file}: the starter uses {helper}, which only the solution has")
-    if surface(before, set(helpers), owners) != surface(after, set(), owners):
+    if surface(before, set(helpers), owners) != surface(text, set(), owners):
         raise ValueError(f"{file}: the starter's surface is not the reference's")
 
 
-def surface(tree: ast.Module, without: set[str], emptied: Iterable[str]) -> list[str]:
-    """Return the module as text with the bodies of ``emptied`` functions left out and ``without`` dropped."""
-    copy = ast.parse(ast.unparse(tree))
-    for qualname, node in functions_of(copy).items():
+def surface(text: str, without: set[str], emptied: Iterable[str]) -> list[str]:
+    """Return a module's syntax as text with the bodies of ``emptied`` functions left out and ``without`` dropped."""
+    tree = ast.parse(text)
+    for qualname, node in functions_of(tree).items():
         if qualname in set(emptied):
             documented = ast.get_docstring(node, clean=False) is not None
             node.body = [node.body[0]] if documented else [ast.Pass()]
-    return [ast.unparse(node) for node in copy.body if not (isinstance(node, Function) and node.name in without)]
+    return [ast.dump(node) for node in tree.body if not (isinstance(node, Function) and node.name in without)]

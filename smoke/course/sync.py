@@ -1,4 +1,4 @@
-"""Everything that is generated from the manifest and the checks: tables in the lessons and in the README.
+"""Everything that is generated from the manifest and the checks: tables in lessons and README, the list of checks.
 
 Owns: the marked regions ``<!-- generated: KIND … -->`` … ``<!-- end -->`` and their text. Must not know: how a check is
 run. A region that differs from what is generated here is a fault; ``python -m smoke sync`` repairs it.
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from smoke.bank.bank import load_pitfalls
-from smoke.framework.check import checks_of
+from smoke.framework.catalogue import ListedCheck, catalogue_text, file_in
+from smoke.framework.check import checks_of, registries
 from smoke.framework.manifest import ROOT, Lesson, Option, load_manifest
 
 REGION = re.compile(r"(<!-- generated: (?P<kind>[a-z]+)(?: (?P<lesson>L\d+))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -94,4 +95,10 @@ def stale_files(root: Path = ROOT) -> dict[Path, str]:
     """Return every file whose regions are not up to date, with its right text."""
     files = [root / "README.md", *sorted((root / "lessons").rglob("*.md"))]
     texts = {file: file.read_text() for file in files}
-    return {file: refreshed(text) for file, text in texts.items() if refreshed(text) != text}
+    stale = {file: refreshed(text) for file, text in texts.items() if refreshed(text) != text}
+    found = [(module, check) for module, registry in registries().items() for check in registry.checks.values()]
+    checks = [ListedCheck(check.id, module, check.needs) for module, check in found]
+    list_of_checks = file_in(root)
+    if not list_of_checks.is_file() or list_of_checks.read_text() != catalogue_text(checks):
+        stale[list_of_checks] = catalogue_text(checks)
+    return stale

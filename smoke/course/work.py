@@ -1,54 +1,82 @@
-"""A student's folder: the lesson files in it and what is remembered next to them.
+"""A student's folder: the lesson files in it, what is written of them, and what is remembered next to them.
 
-Owns: ``work/.smoke.json`` and the rules about missing files. Must not know: how checks are run.
+Owns: ``work/.smoke.json`` and the rules about missing files. Must not know: how checks are run, or their code.
 """
 
+import ast
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from smoke.framework.check import Check, Result, all_checks, checks_of, tasks_needed
-from smoke.framework.manifest import Lesson, Task, load_manifest
-from smoke.runner.runner import Candidate
+from mini_engine.overlay import functions_of, open_task
+from smoke.course.digest import Digest
+from smoke.framework.catalogue import ListedCheck, listed
+from smoke.framework.check import Result, tasks_needed
+from smoke.framework.manifest import FunctionName, Lesson, Task, load_manifest
 
 STATE_FILE = ".smoke.json"
 Base = Literal["reference", "own"]
 
 
 @dataclass(frozen=True)
-class Work:
-    """The folder that holds a student's modules, named as in ``mini_engine``."""
+class TaskState:
+    """Where a task stands: how many checks it has, were run and pass, what is not written, whether a pass is stale."""
 
-    folder: Path
+    task: Task
+    checks: int
+    known: int
+    passed: int
+    open: tuple[FunctionName, ...]
+    is_stale: bool
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every check passes with the functions as they are now."""
+        return self.passed == self.checks
+
+
+class Work:
+    """The folder that holds a student's modules, named as in ``mini_engine``. Files are read once, the state anew."""
+
+    def __init__(self, folder: Path) -> None:
+        """Look at ``folder``, which need not exist."""
+        self.folder = folder
+        self.digest = cache(lambda files: Digest(folder, files))  # of the files as they are: make another Work later
+        self.fingerprint = cache(lambda files: fingerprint(folder, files))
 
     def has(self, lesson: Lesson) -> bool:
         """Whether any file of the lesson is there."""
         return any((self.folder / file).is_file() for file in lesson.files)
 
-    def candidate(self, lesson: Lesson, base: Base) -> Candidate:
-        """Return the engine to test: this lesson's files over the reference, or all own files up to the lesson.
+    def files(self, lesson: Lesson, base: Base) -> tuple[str, ...]:
+        """Return the files that stand for the engine's when ``lesson`` is run over ``base``."""
+        lessons = load_manifest().upto(lesson.id) if base == "own" else (lesson,)
+        return tuple(file for each in lessons for file in each.files if (self.folder / file).is_file())
 
-        Raises ``ValueError`` naming a file of the lesson that is missing: the reference's would be tested in its place.
-        """
+    def require(self, lesson: Lesson) -> None:
+        """Raise ``ValueError`` naming a file of the lesson that is missing: the reference's would be tested instead."""
         missing = [file for file in lesson.files if not (self.folder / file).is_file()]
         if missing:
-            raise ValueError(
-                f"{self.folder / missing[0]} does not exist; `python -m smoke start {lesson.id}` writes it"
-            )
-        lessons = load_manifest().upto(lesson.id) if base == "own" else (lesson,)
-        files = tuple(file for each in lessons for file in each.files if (self.folder / file).is_file())
-        return Candidate(f"{self.folder}, {base} base", self.folder, files)
+            path = self.folder / missing[0]
+            raise ValueError(f"{path} does not exist; `python -m smoke start {lesson.id}` writes it")
 
-    def digest(self, files: Iterable[str]) -> str:
-        """Return a fingerprint of some files."""
-        sha = hashlib.sha256()
+    def open_functions(self, files: Iterable[str]) -> dict[str, list[FunctionName]]:
+        """Return the functions that are not written yet, by task; of a file that is not Python, none."""
+        found: dict[str, list[FunctionName]] = {}
         for file in files:
-            path = self.folder / file
-            sha.update(path.read_bytes() if path.is_file() else b"")
-        return sha.hexdigest()[:16]
+            with suppress(OSError, SyntaxError, ValueError):
+                tree = ast.parse((self.folder / file).read_bytes())
+                module = file.removesuffix(".py").replace("/", ".")
+                for name, node in functions_of(tree).items():
+                    task = open_task(node)
+                    if task is not None:
+                        found.setdefault(task, []).append(FunctionName(module, name))
+        return found
 
     def load(self) -> dict[str, Any]:
         """Read what is remembered; a missing or broken file means nothing is."""
@@ -65,27 +93,72 @@ class Work:
         partial.write_text(json.dumps(state, indent=1) + "\n")
         partial.rename(self.folder / STATE_FILE)
 
-    def remember(self, lesson: Lesson, results: Iterable[Result]) -> None:
-        """Remember the checks that were run, for the files as they are now. Mutates the state file."""
+    def begin(self, lesson: Lesson) -> None:
+        """Remember that the student is at ``lesson``. Mutates the state file."""
+        state = self.load()
+        state["at"] = lesson.id
+        self.save(state)
+
+    def marks(self, lesson: Lesson, base: Base, checks: Iterable[ListedCheck]) -> dict[str, dict[str, str]]:
+        """Return what checks rest on as it is now, by id, for ``remember``. Ask before they are run."""
+        files = self.files(lesson, base)
+        return {
+            check.id: {"base": base, "files": self.fingerprint(files), "rests_on": self.rests_on(check, files)}
+            for check in checks
+        }
+
+    def remember(self, lesson: Lesson, results: Iterable[Result], marks: Mapping[str, Mapping[str, str]]) -> None:
+        """Remember results, and what they rest on. Mutates the state file."""
         state = self.load()
         known = state.setdefault("checks", {}).setdefault(lesson.id, {})
         for result in results:
-            files = files_of(all_checks()[result.check_id])
-            known[result.check_id] = {"status": result.status, "files": self.digest(files)}
+            known[result.check_id] = {"status": result.status, **marks[result.check_id]}
         self.save(state)
 
+    def rests_on(self, check: ListedCheck, files: tuple[str, ...]) -> str:
+        """Return the fingerprint of all that a check can reach in ``files``."""
+        return str(self.digest(files).of(tasks_of(check)))
+
     def passed(self, lesson: Lesson) -> set[str]:
-        """Return the checks that passed with the files as they are now: those that the check builds on."""
+        """Return the checks that passed with the functions that they rest on as these are now."""
         known = self.load().get("checks", {}).get(lesson.id, {})
-        return {
-            check.id
-            for check in checks_of([lesson])
-            if known.get(check.id) == {"status": "pass", "files": self.digest(files_of(check))}
-        }
+        return {check.id for check in listed([lesson]) if self.holds(check, lesson, known.get(check.id))}
+
+    def holds(self, check: ListedCheck, lesson: Lesson, entry: object) -> bool:
+        """Whether what is remembered of a check is a pass that still counts."""
+        if not isinstance(entry, dict) or entry.get("status") != "pass":
+            return False
+        files = self.files(lesson, "own" if entry.get("base") == "own" else "reference")
+        return entry.get("files") == self.fingerprint(files) or entry.get("rests_on") == self.rests_on(check, files)
 
     def is_green(self, lesson: Lesson) -> bool:
         """Whether every check of the lesson passed with the files as they are now."""
-        return {check.id for check in checks_of([lesson])} == self.passed(lesson)
+        return len(self.passed(lesson)) == len(listed([lesson]))
+
+    def tasks(self, lesson: Lesson) -> list[TaskState]:
+        """Return where each task of a lesson stands."""
+        known = self.load().get("checks", {}).get(lesson.id, {})
+        passed, still_open = self.passed(lesson), self.open_functions(lesson.files)
+        states = []
+        for task in lesson.tasks:
+            ids = [check.id for check in listed([lesson]) if check.task_id == task.id]
+            stale = any(name not in passed and known.get(name, {}).get("status") == "pass" for name in ids)
+            missing = tuple(still_open.get(task.id, ()))
+            counts = len(ids), sum(name in known for name in ids), len(passed.intersection(ids))
+            states.append(TaskState(task, *counts, missing, stale))
+        return states
+
+    def place(self) -> Task | None:
+        """Return the task to go on with: the first of the lesson begun last, or of those after it, that is not done."""
+        lessons = load_manifest().written
+        begun = [place for place, lesson in enumerate(lessons) if lesson.id == self.load().get("at")]
+        begun = begun or [place for place, lesson in enumerate(lessons) if self.has(lesson)] or [0]
+        for lesson in [*lessons[begun[0] :], *lessons[: begun[0]]]:
+            passed = self.passed(lesson)
+            waiting = [check.task_id for check in listed([lesson]) if check.id not in passed]
+            if waiting:
+                return load_manifest().task(waiting[0])
+        return None
 
     def hint_level(self, task: Task) -> int:
         """Return how many hints of a task were taken."""
@@ -99,11 +172,14 @@ class Work:
         self.save(state)
 
 
-def files_of(check: Check) -> list[str]:
-    """Return the lesson's files that a check can depend on: those of the tasks it builds on, and those of no task."""
-    manifest = load_manifest()
-    lesson = manifest.lesson(check.lesson_id)
-    tasks = {check.task_id, *tasks_needed(check, manifest)}
-    owned = {function.file for task in lesson.tasks for function in task.functions}
-    used = {function.file for task in lesson.tasks if task.id in tasks for function in task.functions}
-    return [file for file in lesson.files if file in used or file not in owned]
+def tasks_of(check: ListedCheck) -> frozenset[str]:
+    """Return the task of a check and those that it builds on."""
+    return tasks_needed(check, load_manifest()) | {check.task_id}
+
+
+def fingerprint(folder: Path, files: Sequence[str]) -> str:
+    """Return a fingerprint of files, byte for byte."""
+    sha = hashlib.sha256()
+    for file in files:
+        sha.update(f"{file}\n".encode() + (folder / file).read_bytes())
+    return sha.hexdigest()[:16]

@@ -7,8 +7,11 @@ A check has two halves. The *probe* runs where the candidate lives: it imports `
 calls it and returns plain values (tensors, numbers, strings, None, lists and dicts of them). The *verdict* compares
 those values with a spec and runs where the candidate is not, so that nothing that a candidate does to its own process
 can change the comparison. Both get the same seed and draw the same inputs from it.
+
+Importing torch takes two seconds, and the checks of pure Python need none: nothing here imports it.
 """
 
+import sys
 import threading
 import time
 import traceback
@@ -17,12 +20,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
-import torch
-from torch import Tensor
-
+from smoke.framework.catalogue import ListedCheck, catalogue
 from smoke.framework.manifest import SUITE, Lesson, Manifest, load_manifest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Plain = Any  # tensors, numbers, strings, None, lists and dicts of them; ``require_plain`` holds probes to it
 Values = dict[str, Plain]
@@ -120,18 +124,25 @@ class Registry:
 
 
 @cache
+def registries() -> dict[str, Registry]:
+    """Import every lesson's checks and return their registries by module, such as "l2.pool"."""
+    found: dict[str, Registry] = {}
+    for lesson in load_manifest().written:
+        for file in sorted((SUITE / "checks" / lesson.folder).glob("*.py")):
+            module = import_module(f"smoke.checks.{lesson.folder}.{file.stem}")
+            if hasattr(module, "REGISTRY"):
+                found[f"{lesson.folder}.{file.stem}"] = module.REGISTRY
+    return found
+
+
+@cache
 def all_checks() -> dict[str, Check]:
-    """Import every lesson's checks (``checks/l2/*.py``) and return them by id, in the manifest's order.
+    """Return every lesson's checks (``checks/l2/*.py``) by id, in the manifest's order.
 
     Raises ``ValueError`` if a check belongs to no task of the manifest, or a task has no check.
     """
     manifest = load_manifest()
-    found: list[Check] = []
-    for lesson in manifest.written:
-        for file in sorted((SUITE / "checks" / lesson.folder).glob("*.py")):
-            module = import_module(f"smoke.checks.{lesson.folder}.{file.stem}")
-            if hasattr(module, "REGISTRY"):
-                found += module.REGISTRY.checks.values()
+    found = [check for registry in registries().values() for check in registry.checks.values()]
     for check in found:
         for task_id in (check.task_id, *check.needs):
             manifest.task(task_id)
@@ -152,7 +163,16 @@ def checks_of(lessons: Iterable[Lesson], pattern: str = "") -> list[Check]:
     return [check for check in all_checks().values() if check.lesson_id in ids and pattern.lower() in check.id.lower()]
 
 
-def tasks_needed(check: Check, manifest: Manifest) -> frozenset[str]:
+def load_check(check_id: str) -> Check:
+    """Import the one module that holds a check and return it. Raises ``ValueError`` if the catalogue is out of date."""
+    module = import_module(f"smoke.checks.{catalogue()[check_id].module}")
+    found: Check | None = module.REGISTRY.checks.get(check_id)
+    if found is None:
+        raise ValueError(f"{module.__name__} has no check {check_id}; `python -m smoke sync` lists the checks anew")
+    return found
+
+
+def tasks_needed(check: Check | ListedCheck, manifest: Manifest) -> frozenset[str]:
     """Return every task that the check builds on, its own excluded."""
     needed = set(manifest.needs(check.task_id)) | set(check.needs)
     for task_id in check.needs:
@@ -160,9 +180,24 @@ def tasks_needed(check: Check, manifest: Manifest) -> frozenset[str]:
     return frozenset(needed - {check.task_id})
 
 
+def is_tensor(value: object) -> "TypeGuard[Tensor]":
+    """Whether ``value`` is a tensor; while torch is not imported nothing is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def use_one_thread() -> int:
+    """Let torch compute in one thread, as bits depend on their number; return how many it used, 1 without torch."""
+    torch = sys.modules.get("torch")
+    threads = 1 if torch is None else int(torch.get_num_threads())
+    if torch is not None:
+        torch.set_num_threads(1)
+    return threads
+
+
 def require_plain(value: object, path: str = "result") -> None:
     """Raise ``TypeError`` unless ``value`` is made of plain types; a subclass could carry code, so it is refused."""
-    if type(value) in (*PLAIN_TYPES, Tensor):
+    if type(value) in PLAIN_TYPES or (is_tensor(value) and type(value).__name__ == "Tensor"):
         return
     if type(value) in (list, tuple):
         for index, item in enumerate(value):  # type: ignore[arg-type, var-annotated]
@@ -183,7 +218,7 @@ def judge(check: Check, seed: int, values: Values, seconds: float = 0.0) -> Resu
     transformers sets while it loads a model. Two at once made the peer's logits garbage, now and then.
     """
     with VERDICTS:
-        torch.set_num_threads(1)
+        use_one_thread()
         try:
             failures = tuple(check.verdict(seed, values))
         except Exception as error:  # malformed values may trip a comparison anywhere
@@ -208,14 +243,16 @@ def result_of_error(check: Check, error: ProbeError, seconds: float = 0.0) -> Re
     return Result(check.id, "fail", (failure,), seconds=seconds)
 
 
-def block_dependents(results: Sequence[Result]) -> list[Result]:
+def block_dependents(results: Sequence[Result], *, fill: bool = False) -> list[Result]:
     """Relabel a failed check as blocked when a task that it builds on has a failed check of its own.
 
-    What a check says is worth nothing while the code beneath it is wrong. A check that passes stays passed.
+    What a check says is worth nothing while the code beneath it is wrong. A check that passes stays passed. ``fill``:
+    the reference stood in for what is not written, which blocks nothing then.
     """
     manifest = load_manifest()
-    checks = all_checks()
-    broken = {checks[r.check_id].task_id for r in results if not r.passed and r.status != "skipped"}
+    checks = catalogue()
+    harmless = {"pass", "skipped", *(["not-implemented"] if fill else [])}
+    broken = {checks[r.check_id].task_id for r in results if r.status not in harmless}
     relabelled = []
     for result in results:
         causes = sorted(broken & tasks_needed(checks[result.check_id], manifest))
@@ -240,8 +277,8 @@ def describe_error(error: BaseException, engine_folders: Sequence[str] = ("mini_
 
 
 def run_probe(check: Check, seed: int, engine_folders: Sequence[str] = ("mini_engine",)) -> Values | ProbeError:
-    """Run a probe in this process with one thread: bits depend on the number of threads, so both halves use one."""
-    torch.set_num_threads(1)
+    """Run a probe in this process with one thread, as the other half is run."""
+    use_one_thread()
     try:
         values = check.probe(seed)
         require_plain(values)
@@ -252,7 +289,7 @@ def run_probe(check: Check, seed: int, engine_folders: Sequence[str] = ("mini_en
 
 def run_here(check: Check, seed: int = DEFAULT_SEED) -> Result:
     """Run both halves in this process, on the ``mini_engine`` that it imports: the way of pytest."""
-    threads = torch.get_num_threads()
+    threads = use_one_thread()
     started = time.perf_counter()
     try:
         answer = run_probe(check, seed)
@@ -261,4 +298,5 @@ def run_here(check: Check, seed: int = DEFAULT_SEED) -> Result:
             return result_of_error(check, answer, seconds)
         return judge(check, seed, answer, seconds)
     finally:
-        torch.set_num_threads(threads)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(threads)

@@ -6,14 +6,15 @@ Owns: the walk through nested values and the words about the first difference. M
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from smoke.framework.check import Failure, Plain, Values, Verdict, is_tensor
 
-from smoke.framework.check import Failure, Plain, Values, Verdict
+if TYPE_CHECKING:  # torch is not needed to compare numbers and texts
+    from torch import Tensor
 
 Expected = Callable[[int], Values]
-FLOAT_OF = {torch.int32: torch.float32, torch.int16: torch.float16}
+FLOAT_OF = {"torch.int32": "float32", "torch.int16": "float16"}
 
 
 def remember(spec: Expected) -> Expected:
@@ -38,7 +39,7 @@ def close(spec: Expected, tolerance: float) -> Verdict:
 
 def differences(expected: Plain, got: Plain, tolerance: float | None, case: str = "") -> list[Failure]:
     """Walk both values and return the differences, at most one per leaf; ``tolerance`` None means bitwise."""
-    if isinstance(expected, Tensor):
+    if is_tensor(expected):
         return tensor_difference(expected, got, tolerance, case)
     if isinstance(expected, Mapping):
         if not isinstance(got, Mapping) or set(got) != set(expected):
@@ -77,9 +78,9 @@ def list_difference(expected: list[Plain], got: Plain, tolerance: float | None, 
     return []
 
 
-def tensor_difference(expected: Tensor, got: Plain, tolerance: float | None, case: str) -> list[Failure]:
+def tensor_difference(expected: "Tensor", got: Plain, tolerance: float | None, case: str) -> list[Failure]:
     """Compare two tensors and describe the first element that differs, by its index."""
-    if not isinstance(got, Tensor):
+    if not is_tensor(got):
         return [Failure(case, "", f"a tensor {list(expected.shape)}", shorten(got))]
     if got.shape != expected.shape:
         return [Failure(case, "shape", str(list(expected.shape)), str(list(got.shape)))]
@@ -97,7 +98,7 @@ def tensor_difference(expected: Tensor, got: Plain, tolerance: float | None, cas
     index = tuple(wrong.nonzero()[0].tolist())
     most = max(gap[gap.isfinite()].tolist(), default=math.inf)
     note = f"{int(wrong.sum())} of {wrong.numel()} elements differ"
-    if "bits" in case and expected.dtype in FLOAT_OF:  # a float that was looked at as an integer: no distance
+    if "bits" in case and str(expected.dtype) in FLOAT_OF:  # a float that was looked at as an integer: no distance
         return [Failure(case, place_of(index), pattern(expected[index]), pattern(got[index]), note)]
     lost = int((wrong & ~got.isfinite() & expected.isfinite()).sum()) if got.is_floating_point() else 0
     note += f"; {lost} of them are infinite or NaN" if lost else f", by at most {most:.3g}"
@@ -111,19 +112,22 @@ def place_of(index: tuple[int, ...]) -> str:
     return f"index {list(index)}" if index else ""
 
 
-def number(value: Tensor) -> str:
+def number(value: "Tensor") -> str:
     """Print one element with enough digits to tell neighbouring floats apart."""
     item = value.item()
     return f"{item:.9g}" if isinstance(item, float) else str(item)
 
 
-def pattern(bits: Tensor) -> str:
+def pattern(bits: "Tensor") -> str:
     """Print the float that an integer holds the bits of, and the bits."""
     width = bits.element_size() * 2  # hexadecimal digits
-    return f"{number(bits.view(FLOAT_OF[bits.dtype]))} (bits {bits.item() % 16**width:0{width}x})"
+    import torch
+
+    as_float = bits.view(getattr(torch, FLOAT_OF[str(bits.dtype)]))
+    return f"{number(as_float)} (bits {bits.item() % 16**width:0{width}x})"
 
 
 def shorten(value: object, limit: int = 120) -> str:
     """Print a value in at most ``limit`` characters."""
-    text = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    text = f"a tensor {list(value.shape)}" if is_tensor(value) else repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -158,11 +158,13 @@ class Manifest:
         raise ValueError(f"there is no lesson {lesson_id!r} to work on; choose one of {choices}")
 
     def task(self, task_id: str) -> Task:
-        """Return one task. Raises ``ValueError`` for an unknown id."""
+        """Return one task. Raises ``ValueError`` for an unknown id, naming those of its lesson."""
         for task in self.tasks:
             if task.id == task_id.upper():
                 return task
-        raise ValueError(f"there is no task {task_id!r}; `python -m smoke status` lists them")
+        lesson = self.lesson(task_id.partition(".")[0])
+        names = ", ".join(task.id for task in lesson.tasks)
+        raise ValueError(f"there is no task {task_id!r}; {lesson.id} has {names}")
 
     def upto(self, lesson_id: str) -> tuple[Lesson, ...]:
         """Return the written lessons up to and including ``lesson_id``."""

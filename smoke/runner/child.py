@@ -1,7 +1,8 @@
 """What runs inside a candidate's process, and the clean process that it is forked from.
 
-Owns: the fork server's loop and the probes' loop. Must not know: verdicts. The server imports torch and transformers
-once and never ``mini_engine``, so each candidate starts within milliseconds in a process that nothing has touched.
+Owns: the fork server's loop and the probes' loop. Must not know: verdicts. The server imports the checks once, with
+torch and transformers where they need them, and never ``mini_engine``, so each candidate starts within milliseconds in
+a process that nothing has touched.
 
 Protocol: one JSON order per line on stdin; per order, on stdout, ``{"pid": …}`` at once and at the end
 ``{"exit": …, "notes": […]}``. Answers are files in the order's folder: ``imported.json`` first, then ``N.json`` for
@@ -16,14 +17,13 @@ import resource
 import sys
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mini_engine import overlay
-from smoke.framework.check import all_checks, describe_error, run_probe
+from smoke.framework.check import Check, all_checks, describe_error, load_check, run_probe, use_one_thread
 from smoke.runner.transport import write_answer
 
 
@@ -41,13 +41,13 @@ class Surroundings:
         return []
 
 
-def serve(around: Surroundings | None = None) -> None:
-    """Read orders until stdin closes; run each in a forked child."""
+def serve(around: Surroundings | None = None, ids: Sequence[str] = ()) -> None:
+    """Read orders until stdin closes; run each in a forked child. ``ids``: the checks to import, all without it."""
     around = around or Surroundings()
-    torch.set_num_threads(1)
     for words in ("overflow", "divide by zero"):  # infinity is what SiLU and the noise of a draw want there
         warnings.filterwarnings("ignore", f"{words} encountered", RuntimeWarning, "triton.runtime.interpreter")
-    all_checks()  # imports every probe, and transformers with them
+    checks = {check_id: load_check(check_id) for check_id in ids} or all_checks()
+    use_one_thread()
     assert not overlay.loaded_modules(), "the server must not import the engine"
     gc.freeze()  # a collection in a child would copy every page that it shares with the server
     print(json.dumps({"ready": True}), flush=True)
@@ -56,7 +56,7 @@ def serve(around: Surroundings | None = None) -> None:
         around.prepare(order)
         pid = os.fork()
         if pid == 0:
-            become_candidate(order, around)
+            become_candidate(order, around, checks)
         with suppress(OSError):
             os.setpgid(pid, pid)  # here and in the child, in whatever order they run
         print(json.dumps({"pid": pid}), flush=True)
@@ -65,7 +65,7 @@ def serve(around: Surroundings | None = None) -> None:
         print(json.dumps({"exit": os.waitstatus_to_exitcode(status), "notes": notes}), flush=True)
 
 
-def become_candidate(order: dict[str, Any], around: Surroundings) -> None:
+def become_candidate(order: dict[str, Any], around: Surroundings, checks: Mapping[str, Check]) -> None:
     """Run the order in this fresh process and end it; never returns."""
     try:
         with suppress(OSError):
@@ -80,7 +80,7 @@ def become_candidate(order: dict[str, Any], around: Surroundings) -> None:
             resource.setrlimit(getattr(resource, name), (limit, limit))
         os.chdir(out)
         around.enter(order)
-        code = run_order(order, out)
+        code = run_order(order, out, checks)
         sys.stdout.flush()
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -88,21 +88,21 @@ def become_candidate(order: dict[str, Any], around: Surroundings) -> None:
     os._exit(code)
 
 
-def run_order(order: dict[str, Any], out: Path) -> int:
+def run_order(order: dict[str, Any], out: Path, checks: Mapping[str, Check]) -> int:
     """Import the candidate's files, then run its probes one by one, or a test file -> the exit status."""
     sys.dont_write_bytecode = True
     folders = [overlay.PACKAGE]
     if order["overlay"] is not None:
         folders.append(order["overlay"])
-        overlay.install_overlay(Path(order["overlay"]), order["files"])
+        fill, judged = order.get("fill", False), order.get("judged", ())
+        overlay.install_overlay(Path(order["overlay"]), order["files"], fill, judged)
     if "tests" in order:
         return run_tests(order["tests"], out)
-    fault = import_fault(order["files"], folders)
+    fault = import_fault(order.get("imported", order["files"]), folders)
     (out / "imported.partial").write_text(json.dumps({"fault": fault}))
     (out / "imported.partial").rename(out / "imported.json")
     if fault is not None:
         return 0
-    checks = all_checks()
     for index, check_id in order["checks"]:
         started = time.perf_counter()
         answer = run_probe(checks[check_id], order["seed"], folders)

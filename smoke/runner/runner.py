@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ POLL_SECONDS = 0.005
 MAX_LOG_BYTES = 64 * 2**20
 # What holds libraries to an older CPU: candidates compute the bits that their verdicts compare, in another process.
 CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "OPENBLAS_CORETYPE")
-BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.runner.child import serve; serve()"
+BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.runner.child import serve; serve(ids=sys.argv[2:])"
 
 Answer = Values | ProbeError
 Report = Callable[[Result], None]
@@ -49,11 +49,16 @@ class Candidate:
     """The reference with ``files`` of the folder ``overlay`` in place of its own; no overlay is the reference itself.
 
     ``files`` are relative both to the folder and to ``mini_engine``. Nothing else in the folder is ever imported.
+    ``fill``: what is not written yet is the reference's, except for the tasks ``judged``. ``imported``: the files that
+    have to be importable, all of them without it.
     """
 
     name: str
     overlay: Path | None = None
     files: tuple[str, ...] = ()
+    fill: bool = False
+    judged: tuple[str, ...] = ()
+    imported: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,8 @@ class Runner:
         self.environment, self.boot = dict(environment or {}), boot
         self.home = Path(tempfile.mkdtemp(prefix="smoke-"))
         self.server: subprocess.Popen[str] | None = None
+        self.is_ready = False
+        self.ids = set[str]()
 
     def __enter__(self) -> Self:
         """Return the runner."""
@@ -160,11 +167,31 @@ class Runner:
                         stream.close()
             self.server = None
 
+    def prepare(self, ids: Collection[str]) -> None:
+        """Start a server that imports the checks ``ids`` alone, and do not wait for it. Mutates.
+
+        A server that has imported others goes on if it has these, too, and is ended otherwise.
+        """
+        if self.server is None or self.server.poll() is not None or not self.ids.issuperset(ids):
+            self.stop_server()
+            self.ids = set(ids)
+            self.launch()
+
     def start_server(self) -> subprocess.Popen[str]:
         """Return the running server, after starting it if needed. Raises ``RuntimeError`` if it does not come up."""
-        if self.server is not None and self.server.poll() is None:
-            return self.server
-        self.stop_server()
+        if self.server is None or self.server.poll() is not None:
+            self.stop_server()
+            self.launch()
+        assert self.server is not None, "it was launched"
+        if not self.is_ready and "ready" not in (self.hear(START_SECONDS) or {}):
+            words = (self.home / "server.log").read_text()[-2000:]
+            self.stop_server()
+            raise RuntimeError(f"the process that runs candidates did not start: {words}")
+        self.is_ready = True
+        return self.server
+
+    def launch(self) -> None:
+        """Start the server's process. Mutates."""
         passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", *CAPS) if name in os.environ}
         environment = {
             **passed,
@@ -178,7 +205,7 @@ class Runner:
         }
         errors = (self.home / "server.log").open("w")
         self.server = subprocess.Popen(
-            [sys.executable, "-I", "-c", self.boot, str(ROOT)],
+            [sys.executable, "-I", "-c", self.boot, str(ROOT), *sorted(self.ids)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -188,11 +215,7 @@ class Runner:
             start_new_session=True,
         )
         errors.close()
-        if "ready" not in (self.hear(START_SECONDS) or {}):
-            words = (self.home / "server.log").read_text()[-2000:]
-            self.stop_server()
-            raise RuntimeError(f"the process that runs candidates did not start: {words}")
-        return self.server
+        self.is_ready = False
 
     def stdout(self) -> IO[str]:
         """Return the pipe that the server speaks into."""
@@ -265,6 +288,9 @@ class Runner:
         message = {
             "overlay": None if overlay is None else str(overlay.resolve()),
             "files": list(candidate.files),
+            "fill": candidate.fill,
+            "judged": list(candidate.judged),
+            "imported": list(candidate.files if candidate.imported is None else candidate.imported),
             "out": str(out),
             "limits": self.limits,
             **work,

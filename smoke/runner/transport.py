@@ -8,14 +8,12 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save_file
-from torch import Tensor
+from smoke.framework.check import Plain, ProbeError, Values, is_tensor
 
-from smoke.framework.check import Plain, ProbeError, Values
+if TYPE_CHECKING:  # an answer without tensors needs no torch
+    from torch import Tensor
 
 MAX_TENSOR_BYTES = 512 * 2**20  # of one result; the largest honest one has about 15 MiB
 MAX_JSON_BYTES = 16 * 2**20
@@ -30,15 +28,20 @@ def write_answer(folder: Path, index: int, answer: Values | ProbeError, seconds:
         body["error"] = {"kind": answer.kind, "message": answer.message, "place": answer.place}
     else:
         body["values"] = flatten(answer, tensors)
-        save_file(tensors, folder / f"{index}.safetensors")
+        if tensors:
+            from safetensors.torch import save_file
+
+            save_file(tensors, folder / f"{index}.safetensors")
     partial = folder / f"{index}.partial"
     partial.write_text(json.dumps(body))
     partial.rename(folder / f"{index}.json")
 
 
-def flatten(value: Plain, tensors: dict[str, Tensor]) -> Any:
+def flatten(value: Plain, tensors: "dict[str, Tensor]") -> Any:
     """Replace every tensor by its name in ``tensors``, which is filled. Mutates ``tensors``."""
-    if isinstance(value, Tensor):
+    if is_tensor(value):
+        import torch
+
         name = f"t{len(tensors)}"
         tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)
         return {TENSOR_KEY: name}
@@ -59,9 +62,21 @@ def read_answer(folder: Path, index: int) -> tuple[Values | ProbeError, float]:
         if "error" in body:
             error = body["error"]
             return ProbeError(str(error["kind"]), str(error["message"]), str(error["place"])), seconds
-        tensors = load(read_regular(folder / f"{index}.safetensors", MAX_TENSOR_BYTES))
-        return restore(body["values"], tensors), seconds
-    except (OSError, KeyError, TypeError, OverflowError, RecursionError, SafetensorError) as error:
+        return restore(body["values"], read_tensors(folder / f"{index}.safetensors")), seconds
+    except (OSError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"the result cannot be read: {type(error).__name__}: {error}") from error
+
+
+def read_tensors(file: Path) -> "dict[str, Tensor]":
+    """Read the tensors of an answer, none if it has no file of them. Raises ``ValueError`` for another kind of file."""
+    if not os.path.lexists(file):
+        return {}
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(read_regular(file, MAX_TENSOR_BYTES))
+    except SafetensorError as error:
         raise ValueError(f"the result cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -88,7 +103,7 @@ def read_regular(file: Path, max_bytes: int) -> bytes:
     return data
 
 
-def restore(value: Any, tensors: dict[str, Tensor]) -> Any:
+def restore(value: Any, tensors: "dict[str, Tensor]") -> Any:
     """Put the tensors back."""
     if isinstance(value, dict):
         if set(value) == {TENSOR_KEY}:

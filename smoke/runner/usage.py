@@ -9,8 +9,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 TIME_SECONDS, DISK_SECONDS = 0.1, 0.5  # between two looks
 MAX_ENTRIES, MAX_DEPTH = 5000, 60
 BLOCK = 512
@@ -39,6 +37,8 @@ class Use:
 
     def processor_seconds(self) -> float:
         """Return the processor time that the process and its ended children have used, 0 when it is gone."""
+        import psutil  # only grading counts the time
+
         with suppress(psutil.Error, OSError):
             return float(sum(psutil.Process(self.pid).cpu_times()[:4]))
         return 0.0

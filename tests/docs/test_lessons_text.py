@@ -183,7 +183,7 @@ def test_front_block_agrees_with_the_manifest(lesson):
         assert f"`work/{file}`" in front, f"the front block does not name {file}"
     first = lesson.tasks[0]
     red = f"NotImplementedError: {first.id}: {first.title}"
-    for words in (f"python -m smoke start {lesson.id}", f"python -m smoke run {lesson.id}", red):
+    for words in (f"python -m smoke start {lesson.id}", "python -m smoke watch ", red):
         assert words in front, f"the front block does not say {words}"
 
 
@@ -199,7 +199,7 @@ def test_every_task_has_a_page_and_stands_in_the_list(lesson):
     for task in lesson.tasks:
         text = (ROOT / lesson.text_folder / task.page_name).read_text()
         assert text.startswith(f"# {task.id} · {task.title}\n")
-        assert f"`python -m smoke run {lesson.id} -k {task.id}`" in text
+        assert f"`python -m smoke watch {task.id}`" in text
         assert any(fence.info == "python" for fence in fences(text)), f"{task.id} has no example to run"
         assert f"]({task.page_name})" in tasks, f"the list of tasks does not link to {task.id}"
         for function in task.functions:

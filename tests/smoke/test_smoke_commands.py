@@ -1,21 +1,45 @@
 """The commands as a student types them: exit statuses, files written, words printed."""
 
+import ast
+import importlib
 import json
+import os
+import pkgutil
 import shutil
+import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 
+from mini_engine.overlay import functions_of
+from smoke import commands
 from smoke.__main__ import main
 from smoke.bank import bank
-from smoke.commands import mutants
+from smoke.commands import COMMANDS, mutants
+from smoke.commands.plain import plain_arguments
 from smoke.commands.progress import load_hints
+from smoke.commands.run import repeat, run_command
 from smoke.course.example import fences
-from smoke.framework.check import checks_of, tasks_needed
-from smoke.framework.manifest import ENGINE, load_manifest
+from smoke.course.work import Work
+from smoke.framework.catalogue import catalogue, listed
+from smoke.framework.check import Result
+from smoke.framework.manifest import ENGINE, ROOT, load_manifest
 
 LESSON_2 = load_manifest().lesson("L2")
 POOL = {task.id for task in LESSON_2.tasks if any(f.file == "attention/pool.py" for f in task.functions)}
+WITHOUT_TORCH = """
+import sys
+from smoke.__main__ import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules, file=sys.stderr)
+"""
 
 
 @pytest.fixture
@@ -38,6 +62,19 @@ def solve(folder, *files):
         shutil.copyfile(ENGINE / file, folder / file)
 
 
+def write(folder, file, *names):
+    """Put the reference's functions into a student's file."""
+    path = folder / file
+    for name in names:
+        lines = path.read_text().splitlines()
+        old = functions_of(ast.parse("\n".join(lines)))[name]
+        new = functions_of(ast.parse((ENGINE / file).read_text()))[name]
+        lines[old.lineno - 1 : old.end_lineno] = (
+            (ENGINE / file).read_text().splitlines()[new.lineno - 1 : new.end_lineno]
+        )
+        path.write_text("\n".join(lines) + "\n")
+
+
 def test_a_lesson_from_start_to_diff(smoke, tmp_path):
     code, words = smoke("start", "L2")
     assert code == 0
@@ -56,19 +93,9 @@ def test_a_lesson_from_start_to_diff(smoke, tmp_path):
     assert code == 0
     assert "L2 PASS  Packed varlen attention: 13 checks" in words
     assert "13/13" in smoke("status")[1]
-    assert "next: L1.A" in smoke("status")[1]
+    assert "Next: L3.A" in smoke("status")[1], "on with the lesson after the one that was begun"
     assert smoke("diff", "L2") == (0, "".join(f"{f}: no difference\n" for f in load_manifest().lesson("L2").files))
 
-    (work / "attention/pool.py").write_text((work / "attention/pool.py").read_text() + "\n")
-    left = [
-        check for check in checks_of([LESSON_2]) if not POOL & {check.task_id, *tasks_needed(check, load_manifest())}
-    ]
-    assert 0 < len(left) < 13
-    assert f" {len(left)}/13" in smoke("status")[1], "what builds on a changed file has not passed yet, the rest has"
-    for file in LESSON_2.files:
-        (work / file).write_text((work / file).read_text() + "\n")
-    assert " 0/13" in smoke("status")[1]
-    assert "next: L2.A" in smoke("status")[1], "a lesson that was begun comes before one that was not"
     assert smoke("reset", "L2", "--yes")[0] == 0
     assert "NotImplementedError" in (work / "attention/pool.py").read_text()
     assert "index_copy_" in (work / "attention/pool.py.bak").read_text()
@@ -91,11 +118,17 @@ def test_a_failure_is_explained(smoke, tmp_path):
 def test_own_base_uses_earlier_lessons_and_reference_base_does_not(smoke, tmp_path):
     smoke("start", "L1")
     smoke("start", "L2")
-    solve(tmp_path / "work", *load_manifest().lesson("L2").files)
-    assert smoke("run", "L2", "-k", "L2.D.alone")[0] == 0
-    code, words = smoke("run", "L2", "-k", "L2.D.alone", "--base", "own")
-    assert code == 1
-    assert "waits for L1" in words
+    work = tmp_path / "work"
+    solve(work, *load_manifest().lesson("L2").files)
+    code, words = smoke("run", "L2.D.alone", "--base", "own")
+    assert code == 0
+    assert "the reference's own: L1.A" in words
+    solve(work, "model.py")
+    line = "wide = x.float()"
+    assert line in (work / "model.py").read_text()
+    (work / "model.py").write_text((work / "model.py").read_text().replace(line, "wide = x.float() / 0 * 0"))
+    assert smoke("run", "L2.D.alone")[0] == 0
+    assert smoke("run", "L2.D.alone", "--base", "own")[0] == 1
 
 
 @pytest.mark.slow
@@ -114,6 +147,11 @@ def test_a_candidate_that_cannot_be_imported_has_its_own_status(smoke, tmp_path)
         (("run", "L0"), "L1, L2, L3"),
         (("run", "L1"), "start L1"),
         (("run", "L1", "--base", "mine"), "reference or own"),
+        (("run", "L1.A", "--upto"), "run L1 --upto"),
+        (("watch", "L1.Q"), "L1 has L1.A, L1.B"),
+        (("run", "L1.Q"), "L1 has L1.A, L1.B"),
+        (("run", "L1.A.bit"), "L1.A.values, L1.A.bits"),
+        (("run", "L1", "-k", "L2.A"), "its tasks are L1.A"),
         (("start",), "LESSON"),
         (("start", "L9"), "L1, L2, L3"),
         (("hint", "L2.Q"), "L2.Q"),
@@ -141,9 +179,12 @@ def test_start_never_overwrites(smoke, tmp_path):
 def test_hints_come_one_by_one_and_are_remembered(smoke, tmp_path):
     smoke("start", "L2")
     texts = load_hints("L2")["L2.B"]
+    assert [text.strip() in smoke("hint", "L2.B", "--level", "2")[1] for text in texts] == [False, True, False]
+    (tmp_path / "work/.smoke.json").unlink()
     for level in (1, 2, 3, 3):
         words = smoke("hint", "L2.B")[1]
-        assert [text.strip() in words for text in texts] == [n < level for n in range(3)]
+        assert [text.strip() in words for text in texts] == [n == level - 1 for n in range(3)]
+    assert all(text.strip() in smoke("hint", "L2.B", "--all")[1] for text in texts)
     assert json.loads((tmp_path / "work/.smoke.json").read_text())["hints"] == {"L2.B": 3}
     assert "hints taken: 3" in smoke("status")[1]
 
@@ -268,3 +309,165 @@ def test_blocks_of_a_page_have_their_kind_and_line():
     page = "# L2.B\n```python\nb = a\nc\n```\nwords\n```output\nno\n```\n"
     blocks = [(fence.info, fence.line, fence.text) for fence in fences(page)]
     assert blocks == [("python", 2, "b = a\nc\n"), ("output", 7, "no\n")]
+
+
+def typed(folder, *words):
+    """Run a program of these words in ``folder``, as a student's shell does."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "status", "status --all", "next", "hint L2.B", "hint", "pitfalls L2", "start L1", "run L2"]
+)
+def test_a_command_that_runs_nothing_needs_no_torch(command, tmp_path):
+    if command != "start L1":
+        typed(tmp_path, "-m", "smoke", "start", "L2")
+    run = typed(tmp_path, "-c", WITHOUT_TORCH, *command.split())
+    assert run.stderr == "False\n"
+    assert run.returncode == (1 if command == "run L2" else 0)
+    assert run.stdout
+
+
+def test_run_starts_its_server_before_torch_and_asks_it_for_the_checks_of_the_run_alone(tmp_path):
+    """L4.A needs no torch at all; for L4.B both processes import it, at the same time."""
+    script = tmp_path / "script.py"
+    spy = "print('launched', 'torch' in sys.modules, sorted(self.ids), file=sys.stderr)"
+    script.write_text(
+        "import sys\nfrom smoke.runner.runner import Runner\nlaunch = Runner.launch\n"
+        f"def spy(self):\n    {spy}\n    launch(self)\n"
+        f"Runner.launch = spy\n{WITHOUT_TORCH}"
+    )
+    solved = tmp_path / "work"
+    for file in load_manifest().lesson("L4").files:
+        (solved / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ENGINE / file, solved / file)
+    for what, needs_torch in (("L4.A.ranges", False), ("L4.B.temperature", True)):
+        run = typed(tmp_path, str(script), "run", what)
+        assert run.stderr == f"launched False {[what]}\n{needs_torch}\n"
+        assert run.returncode == 0
+
+
+def test_the_overview_lists_what_the_modules_register():
+    listed = {name: module for section in COMMANDS.values() for name, (module, _) in section.items()}
+    found = {}
+    for info in pkgutil.iter_modules(commands.__path__):
+        app = typer.Typer()
+        importlib.import_module(f"smoke.commands.{info.name}").register(app)
+        found |= {command.name: info.name for command in app.registered_commands}
+    assert listed == found
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("", {}),
+        ("L4 --engine mine -k L4.B --upto", {"what": "L4", "engine": Path("mine"), "pattern": "L4.B", "upto": True}),
+        ("--upto L4", {"upto": True, "what": "L4"}),
+        ("--seed 3", None),
+        ("--engine=mine", None),
+        ("--engine", None),
+        ("--engine --upto", None),
+        ("--help", None),
+        ("L4 L5", None),
+    ],
+)
+def test_plain_arguments_are_read_and_all_others_left_to_typer(words, arguments):
+    assert plain_arguments(run_command, words.split()) == arguments
+
+
+def test_a_command_without_its_argument_is_left_to_typer():
+    def command(
+        lesson: Annotated[str, typer.Argument()], engine: Annotated[Path, typer.Option("--engine")] = Path()
+    ) -> None:
+        pass
+
+    assert plain_arguments(command, ["--engine", "x"]) is None
+    assert plain_arguments(command, ["L1"]) == {"lesson": "L1"}
+
+
+def test_next_goes_through_a_lesson(smoke, tmp_path):
+    assert "start L1" in smoke("next")[1]
+    assert smoke("run")[1] == smoke("next")[1]
+    smoke("start", "L6")
+    words = smoke("next")[1]
+    first, second = load_manifest().lesson("L6").tasks[:2]
+    for part in (first.id, "task 1 of 9", first.page_name, "radix_cache.py: ", "smoke watch", "hint L6.A", "0 of 3"):
+        assert part in words
+    for function in first.functions:
+        assert function.qualname in words
+        write(tmp_path / "work", function.file, function.qualname)
+    assert "written, not run yet" in smoke("next")[1]
+    code, words = smoke("run")
+    assert code == 0
+    assert f"{first.id} PASS" in words
+    assert f"{second.id} {second.title}: task 2 of 9" in words
+    assert smoke("next")[1] in words
+    assert "L6.A  Pages that agree            passes" in smoke("status")[1]
+
+
+def test_next_says_so_when_everything_passes(smoke, tmp_path):
+    files = {}
+    for lesson in load_manifest().written:
+        for file in lesson.files:
+            files[file] = tmp_path / "work" / file
+            files[file].parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ENGINE / file, files[file])
+    work = Work(tmp_path / "work")
+    for lesson in load_manifest().written:
+        checks = listed([lesson])
+        work.remember(lesson, [Result(check.id, "pass") for check in checks], work.marks(lesson, "reference", checks))
+    assert smoke("next")[1].startswith("All 69 tasks of L1 to L8 pass")
+    assert smoke("run") == (0, smoke("next")[1])
+    assert "All 69 tasks" in smoke("status")[1]
+    assert "name the one" in smoke("hint")[1]
+
+
+@pytest.mark.parametrize("what", ["L6.A", "l6.a", "L6.A.parts"])
+def test_what_is_run_is_a_lesson_a_task_or_a_check(smoke, tmp_path, what):
+    smoke("start", "L6")
+    words = smoke("run", what)[1]
+    known = [check.id for check in catalogue().values() if check.id.lower().startswith(what.lower())]
+    assert known
+    assert [line.split()[0] for line in words.splitlines() if line.endswith("to do") and "." in line] == known
+
+
+def test_what_is_not_written_falls_back_and_what_is_judged_does_not(smoke, tmp_path):
+    """L2.D needs L2.B and L2.C, of which the first is half written: its own checks see that half alone."""
+    smoke("start", "L2")
+    work = tmp_path / "work"
+    write(work, "attention/paged.py", "PagedAttention.__call__")
+    code, words = smoke("run", "L2.D.alone")
+    assert code == 0
+    assert "not written yet, so the reference's own: L2.B, L2.C" in words
+    write(work, "attention/pool.py", "KVPool.write")
+    code, words = smoke("run", "L2.B")
+    assert code == 1
+    assert "L2.B.memory            to do" in words
+    text = (work / "attention/pool.py").read_text()
+    (work / "attention/pool.py").write_text(text.replace("slot_mapping, k", "slot_mapping, 2 * k"))
+    assert smoke("run", "L2.D.alone")[0] == 1, "what is written is the student's, right or wrong"
+
+
+def test_watch_runs_at_every_save_and_goes_on(smoke, tmp_path, monkeypatch):
+    ran = []
+
+    def once():
+        ran.append((tmp_path / "x.py").read_text())
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        raise ValueError("a file that is being saved is not there for a moment")
+
+    def save():
+        while not ran:
+            time.sleep(0.01)
+        (tmp_path / "x.py").write_text("longer")
+
+    (tmp_path / "x.py").write_text("old")
+    os.utime(tmp_path / "x.py", (1, 1))
+    threading.Thread(target=save).start()
+    with pytest.raises(KeyboardInterrupt):
+        repeat(once, tmp_path)
+    assert ran == ["old", "longer"]

@@ -1,0 +1,90 @@
+"""What to do now: the lines of ``next``, which ``start``, ``run`` and ``watch`` end with, too.
+
+Owns: text. Must not know: how checks are run.
+"""
+
+from pathlib import Path
+
+from smoke.course.work import TaskState, Work
+from smoke.framework.manifest import Lesson, Task, load_manifest
+
+HINTS = 3
+
+
+def command(words: str, engine: Path) -> str:
+    """Return a command as the student types it."""
+    return f"python -m smoke {words}" + ("" if engine == Path("work") else f" --engine {engine}")
+
+
+def next_lines(work: Work) -> list[str]:
+    """Return where the student is, what to read and to write, and the command to run."""
+    task = work.place()
+    if task is None:
+        return all_done(work)
+    lesson = load_manifest().lesson(task.lesson_id)
+    if not work.has(lesson):
+        return [*done_before(work, lesson), *to_start(work, lesson)]
+    number = lesson.tasks.index(task) + 1
+    (state,) = (each for each in work.tasks(lesson) if each.task == task)
+    return [
+        f"{task.id} {task.title}: task {number} of {len(lesson.tasks)} in {lesson.id} {lesson.title}",
+        f"  state  {describe(state)}",
+        f"  read   {lesson.page(task)}",
+        *(f"  write  {text}" for text in to_write(work, state)),
+        f"  run    {command('watch', work.folder)}",
+        f"  stuck? {command(f'hint {task.id}', work.folder)}  ({work.hint_level(task)} of {HINTS} taken)",
+    ]
+
+
+def to_start(work: Work, lesson: Lesson) -> list[str]:
+    """Return what to do about a lesson that was not started."""
+    into = "" if work.folder == Path("work") else f" --into {work.folder}"
+    return [
+        f"{lesson.id} {lesson.title}: not started. {lesson.goal}",
+        f"  read   {lesson.page()}",
+        f"  start  python -m smoke start {lesson.id}{into}",
+    ]
+
+
+def done_before(work: Work, lesson: Lesson) -> list[str]:
+    """Return a line about the lesson before, if it is done."""
+    before = [each for each in load_manifest().written if each.number == lesson.number - 1 and work.is_green(each)]
+    return [f"{each.id} {each.title} is done. Compare: {command(f'diff {each.id}', work.folder)}" for each in before]
+
+
+def all_done(work: Work) -> list[str]:
+    """Return what there is after the last task."""
+    lessons = load_manifest().written
+    last = lessons[-1]
+    return [
+        f"All {len(load_manifest().tasks)} tasks of {lessons[0].id} to {last.id} pass: the engine is yours.",
+        f'  try     mini-engine generate "Once upon a time" --engine {work.folder}',
+        f"  compare {command(f'diff {last.id}', work.folder)}",
+        f"  break   python -m smoke mutants {last.id} --mine my_tests.py",
+    ]
+
+
+def to_write(work: Work, state: TaskState) -> list[str]:
+    """Return the functions of a task by file: those that are not written, or all of them."""
+    functions = state.open or state.task.functions
+    files = dict.fromkeys(function.file for function in functions)
+    return [f"{work.folder / f}: {', '.join(each.qualname for each in functions if each.file == f)}" for f in files]
+
+
+def describe(state: TaskState) -> str:
+    """Return in a few words where a task stands."""
+    if state.is_done:
+        return "passes"
+    if len(state.open) == len(state.task.functions):
+        return "to do"
+    count = f"{state.passed} of {state.checks} checks pass"
+    if state.open:
+        return f"{count}, {len(state.open)} of {len(state.task.functions)} functions to write"
+    if state.is_stale:
+        return f"{count}: what they use has changed, run it again"
+    return count if state.known else "written, not run yet"
+
+
+def next_task_line(task: Task) -> str:
+    """Return one line that names a task and its page."""
+    return f"Next: {task.id} {task.title}, {load_manifest().lesson(task.lesson_id).page(task)}"

@@ -1,0 +1,132 @@
+"""What is remembered of a student's checks, and what a change of a function makes of it."""
+
+import shutil
+
+import pytest
+
+from smoke.course.digest import Digest
+from smoke.course.work import Work, tasks_of
+from smoke.framework.catalogue import catalogue, listed
+from smoke.framework.check import Result
+from smoke.framework.manifest import ENGINE, load_manifest
+
+LESSON_1, LESSON_2, LESSON_4 = (load_manifest().lesson(name) for name in ("L1", "L2", "L4"))
+BUILD_ON_A = {"L1.A", "L1.E", "L1.F", "L1.G"}
+
+
+@pytest.fixture
+def work(tmp_path):
+    """Return the folder of a student who has written L1, L2 and L4."""
+    for file in (*LESSON_1.files, *LESSON_2.files, *LESSON_4.files):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ENGINE / file, tmp_path / file)
+    return tmp_path
+
+
+def passed_all(folder, lesson, base="reference"):
+    work, checks = Work(folder), listed([lesson])
+    work.remember(lesson, [Result(check.id, "pass") for check in checks], work.marks(lesson, base, checks))
+
+
+def lost(folder, lesson):
+    """Return the tasks with a check that no longer counts as passed."""
+    passed = Work(folder).passed(lesson)
+    return {check.task_id for check in listed([lesson]) if check.id not in passed}
+
+
+def change(folder, file, old, new):
+    text = (folder / file).read_text()
+    assert text.count(old) == 1
+    (folder / file).write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_changed"),
+    [
+        ("+ eps)", "- eps)", True),
+        ("weight: Tensor, eps: float)", "weight: Tensor, eps: float = 1e-6)", True),
+        ("+ eps)  #", "+ eps)  # inside the root: ", False),
+        ("(wide * inverse_rms)", "(wide*inverse_rms)", False),
+        ("stands inside the square root", "stands inside", False),
+        ("import torch\n", "import torch\nimport math\n", False),
+    ],
+)
+def test_a_pass_counts_until_what_it_uses_is_changed(work, old, new, is_changed):
+    passed_all(work, LESSON_1)
+    assert lost(work, LESSON_1) == set()
+    change(work, "model.py", old, new)
+    assert lost(work, LESSON_1) == (BUILD_ON_A if is_changed else set())
+
+
+def test_a_helper_of_ones_own_counts_for_those_who_call_it(work):
+    """Also a constant, and a helper that only another one calls."""
+    change(work, "model.py", "wide = x.float()", "wide = doubled(x.float())")
+    helpers = "TWO = 2\n\n\ndef doubled(x):\n    return half(x) * 4\n\n\ndef half(x):\n    return x / TWO\n"
+    with (work / "model.py").open("a") as stream:
+        stream.write(f"\n\n{helpers}\n\ndef unused():\n    return 123\n")
+    passed_all(work, LESSON_1)
+    change(work, "model.py", "return 123", "return 124")
+    assert lost(work, LESSON_1) == set()
+    change(work, "model.py", "TWO = 2", "TWO = 3")
+    assert lost(work, LESSON_1) == BUILD_ON_A
+    passed_all(work, LESSON_1)
+    change(work, "model.py", "x / TWO", "x / 3")
+    assert lost(work, LESSON_1) == BUILD_ON_A
+
+
+def test_earlier_lessons_count_where_they_were_run(work):
+    passed_all(work, LESSON_2)
+    change(work, "model.py", "+ eps)", "- eps)")
+    assert lost(work, LESSON_2) == set(), "the reference lay beneath"
+    passed_all(work, LESSON_2, "own")
+    assert lost(work, LESSON_2) == set()
+    change(work, "model.py", "- eps)", "+ eps)")
+    assert lost(work, LESSON_2) == {task.id for task in LESSON_2.tasks}
+
+
+def test_a_method_of_python_counts_for_those_who_make_the_object(work):
+    """Nothing names ``__init__`` where it is called."""
+    digest = Digest(work, LESSON_4.files)
+    made = [each for each in digest.parts if each.name.endswith(".__init__") and digest.owner(each) is None]
+    assert made
+    for check in listed([LESSON_4]):
+        assert digest.reached(tasks_of(check)).issuperset(made), "what the course gives always counts"
+
+
+def test_every_function_of_a_task_counts_for_its_checks():
+    for lesson in load_manifest().written:
+        digest = Digest(ENGINE, lesson.files)
+        for check in listed([lesson]):
+            reached = {digest.owner(each) for each in digest.reached(tasks_of(check))}
+            own = {task.id for task in lesson.tasks}
+            assert tasks_of(check) & own <= reached
+        first = listed([lesson])[0]
+        assert not own <= {digest.owner(each) for each in digest.reached(tasks_of(first))}, "and not all of the lesson"
+
+
+def test_a_file_that_is_not_python_has_passed_nothing(work):
+    passed_all(work, LESSON_1)
+    (work / "model.py").write_text("def broken(:")
+    assert "L1.A" in lost(work, LESSON_1)
+    assert Work(work).open_functions(LESSON_1.files) == {}
+
+
+@pytest.mark.parametrize(
+    "state", ["", "[]", '{"checks": {"L1": {"L1.A.values": {"status": "pass", "files": "of old"}}}}']
+)
+def test_what_an_older_version_or_an_accident_left_is_no_pass(work, state):
+    (work / ".smoke.json").write_text(state)
+    assert Work(work).passed(LESSON_1) == set()
+
+
+def test_the_place_is_the_lesson_begun_last(work):
+    assert Work(work).place().id == "L1.A"
+    Work(work).begin(LESSON_2)
+    assert Work(work).place().id == "L2.A"
+    passed_all(work, LESSON_2)
+    assert Work(work).place().id == "L3.A", "on with the next one"
+
+
+def test_the_catalogue_knows_each_checks_tasks():
+    assert catalogue()["L2.C.invariant"].needs == ("L2.B",)
+    assert tasks_of(catalogue()["L2.C.invariant"]) >= {"L2.B", "L2.C", "L1.A"}
