@@ -38,6 +38,7 @@ html_favicon = "_static/icon.svg"
 html_static_path = ["_static", str(CACHE / "static")]
 html_css_files, html_js_files = ["site.css"], [("diagrams.js", {"defer": ""})]
 html_copy_source = html_show_sourcelink = html_show_sphinx = False
+html_use_index = html_domain_indices = False  # the search finds names
 html_sidebars: dict[str, list[str]] = {page: [] for page in (root_doc, *list(SECTIONS)[2:])}  # nothing lies below them
 html_context = {"default_mode": "auto"}
 html_theme_options = {
@@ -110,6 +111,11 @@ def as_restructured_text(app: Sphinx, what: str, name: str, obj: object, options
             lines[number:number] = ["::", ""]
 
 
+def shorten(app: Sphinx, what: str, name: str, obj: object, options: Any, signature: str, returns: str) -> Any:
+    """Leave only the last part of types where a ``<factory>`` keeps Sphinx from doing so."""
+    return (re.sub(r"~[\w.]+\.", "", signature), returns) if signature and "<" in signature else None
+
+
 def add_index(app: Sphinx, exception: Exception | None) -> None:
     """Let the front page be found under the folder's own address too."""
     if exception is None:
@@ -123,4 +129,5 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", add_toctree)
     app.connect("doctree-read", link_files)
     app.connect("autodoc-process-docstring", as_restructured_text)
+    app.connect("autodoc-process-signature", shorten)
     app.connect("build-finished", add_index)
