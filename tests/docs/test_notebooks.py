@@ -5,6 +5,7 @@ import base64
 import html
 import os
 import re
+import runpy
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
+from PIL import Image, ImageChops
 
-FOLDER = Path(__file__).parents[2] / "notebooks"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "notebooks"
 NAMES = "L1_model L2_attention L3_driver L4_sampler L5_scheduler L6_radix_cache L7_grammar L8_kernels".split()
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
 ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}  # a figure is drawn on one core
@@ -278,6 +281,19 @@ def test_figures_have_text_before_them_a_summary_and_a_picture(name):
         assert base64.b64decode(png[1]).startswith(b"\x89PNG")
     for (first, _), (second, _) in pairwise(shown):
         assert second > first, "one figure a cell"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_picture_of_the_lesson_is_a_figure_of_today(name):
+    """Its numbers are the same, and of its pixels nearly all: other versions of matplotlib smooth edges differently."""
+    drawing = runpy.run_path(str(ROOT / "docs" / "draw_pictures.py"))
+    figure, summary = drawing["figure"](executed(name)[0], name)
+    picture = Image.open(ROOT / "lessons" / name / "picture.png")
+    assert picture.info["Description"] == summary, "run `python docs/draw_pictures.py`"
+    assert picture.size == figure.size
+    differences = ImageChops.difference(picture.convert("L"), figure.convert("L")).histogram()
+    assert sum(differences[64:]) < 0.005 * sum(differences), "run `python docs/draw_pictures.py`"
 
 
 @pytest.mark.slow

@@ -268,7 +268,7 @@ def test_mutants_says_which_pitfalls_a_students_test_catches(smoke, tmp_path, mo
 
 @pytest.mark.slow
 def test_doctor_says_that_the_machine_is_ready(smoke):
-    num_checks = len(checks_of([load_manifest().lesson("L1")]))
+    num_checks = len(listed([load_manifest().lesson("L1")]))
     code, words = smoke("doctor")
     assert code == 0
     assert f"reference L1: {num_checks} checks pass" in words

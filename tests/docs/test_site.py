@@ -1,0 +1,180 @@
+"""The site: it builds without a warning, its links lead somewhere, and a browser shows it without a network."""
+
+import http.server
+import shutil
+import subprocess
+import sys
+import threading
+from functools import cache, partial
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from smoke.framework.manifest import ROOT, load_manifest
+
+pytestmark = pytest.mark.slow
+LESSONS = load_manifest().written
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+OPENED = [
+    "index",
+    "lessons/L3_driver/README",
+    "lessons/L4_sampler/C_top_p_min_p_and_the_joint_order",
+    "notebooks/L4_sampler",
+    "docs/api/model",
+    "docs/BENCHMARKS",
+]
+# Parts of the page that scroll sideways: the whole, and the theme's boxes. Code and tables may.
+TOO_WIDE = """[document.documentElement, ...document.querySelectorAll("[class^=bd-]")]
+    .filter((part) => part.scrollWidth > part.clientWidth && part.clientWidth).map((part) => part.className)"""
+WIDTHS = {390: 844, 1280: 800}  # a phone, a laptop: width and height
+
+
+class Links(HTMLParser):
+    """What a page names, what it links to, and what it loads by itself."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.links, self.loaded = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.ids.update(value for name, value in attrs if name in ("id", "name"))
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+        elif values.get("src") or (tag == "link" and values.get("rel") != "canonical"):
+            self.loaded.append(values.get("src") or values["href"])
+
+
+@cache
+def read(page):
+    return Links(page.read_text())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of a site built without executing notebooks."""
+    if not shutil.which("npm") and not (ROOT / "docs" / ".site_cache" / "static" / "vendor" / "mermaid.js").exists():
+        pytest.skip("npm, which fetches what draws diagrams, is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "docs/build.py", "--no-notebooks", "--output", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """Where the site is served on this machine."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser(address):
+    playwright = pytest.importorskip("playwright.sync_api")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"none of the browsers {', '.join(BROWSERS)} is installed")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Open a page at a width; in the end, nothing may have gone wrong and no request may have left the machine."""
+    contexts, faults = [], []
+
+    def open_page(name, width, **options):
+        context = browser.new_context(viewport={"width": width, "height": WIDTHS[width]}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(f"{name}: {error}"))
+        page.on("console", lambda said: said.type == "error" and faults.append(f"{name}: {said.text}"))
+        page.on("response", lambda got: got.status >= 400 and faults.append(f"{name}: {got.status} for {got.url}"))
+        page.on("request", lambda sent: local(sent.url) or faults.append(f"{name}: asks for {sent.url}"))
+        page.goto(f"{address}/{name}.html", wait_until="networkidle")
+        return page
+
+    def local(url):
+        return url.startswith((f"{address}/", "data:", "blob:"))
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def test_every_page_of_the_course_is_there(site):
+    pages = [page.relative_to(ROOT) for lesson in LESSONS for page in lesson.pages()]
+    pages += [Path("notebooks") / lesson.slug for lesson in LESSONS]
+    pages += [
+        Path(name) for name in ("README", "CONTRIBUTING", "CHANGELOG", "docs/USAGE", "docs/BENCHMARKS", "smoke/README")
+    ]
+    assert [page for page in pages if not (site / page.with_suffix(".html")).exists()] == []
+    assert (site / "index.html").read_bytes() == (site / "README.html").read_bytes()
+
+
+def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site):
+    lost = []
+    for page in set(site.rglob("*.html")) - set(site.glob("_static/*.html")):  # the theme leaves a template there
+        for link in read(page).links + read(page).loaded:
+            parts = urlsplit(link)
+            if parts.scheme in ("http", "https") and link in read(page).links:
+                continue
+            if parts.scheme == "data":
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            if parts.scheme or not target.is_file():
+                lost.append(f"{page.relative_to(site)}: {link}")
+            elif parts.fragment and target.suffix == ".html" and unquote(parts.fragment) not in read(target).ids:
+                lost.append(f"{page.relative_to(site)}: {link} has no such place")
+    assert lost == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_fit_and_run_without_errors(visit, width):
+    for name in OPENED:
+        page = visit(name, width)
+        assert page.evaluate(TOO_WIDE) == [], f"{name} scrolls sideways at {width} pixels"
+        assert page.locator("h1").first.is_visible()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_first_screen_of_a_lesson_has_a_command_and_a_picture(visit, width):
+    for lesson in LESSONS:
+        page = visit(f"{lesson.text_folder}/README", width)
+        for what in ("div.highlight", "article img"):
+            top = page.locator(what).first.bounding_box()["y"]
+            assert top < WIDTHS[width] - 100, f"{what} of {lesson.id} begins at {top}"
+
+
+def test_diagrams_formulas_copy_buttons_and_neighbours(visit):
+    page = visit("lessons/L3_driver/README", 1280, color_scheme="dark")
+    page.locator(".highlight-mermaid svg").wait_for()
+    assert "append the new one" in page.locator(".highlight-mermaid").text_content()
+    page.add_script_tag(url="../../_static/vendor/mathjax.js")
+    page.wait_for_function("() => window.MathJax?.tex2svg !== undefined")
+    drawn = page.evaluate(r"MathJax.tex2svg('\\mathcal{L} = \\sum_i \\sqrt{x_i} \\in \\mathbb{R}').outerHTML")
+    assert "<path" in drawn
+    assert page.locator("button.copybtn").count() == page.locator("div.highlight pre").count()
+    assert page.locator("a.right-next").get_attribute("href") == "A_refuse_what_cannot_be_run.html"
+    assert page.locator("a.left-prev").count() == 1
+
+
+def test_the_search_finds_a_page(visit):
+    page = visit("search", 1280)
+    page.goto(f"{page.url}?q=nucleus", wait_until="networkidle")
+    page.get_by_text("Top-p, min-p and the joint order").first.wait_for()
