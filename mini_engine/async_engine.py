@@ -67,9 +67,9 @@ class Handle:
     ``outputs`` has the answers that have ended.
     """
 
-    def __init__(self, handle_id: str, params: SamplingParams) -> None:
+    def __init__(self, handle_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Wait for the answers that ``params`` ask for."""
-        self.id, self.params = handle_id, params
+        self.id, self.prompt_ids, self.params = handle_id, list(prompt_ids), params
         self.names = [f"{handle_id}-{index}" for index in range(params.num_samples)]
         self.outputs: dict[str, RequestOutput] = {}
         self.unread: list[Delta] = []
@@ -81,17 +81,21 @@ class Handle:
         """Whether nothing more will come."""
         return self.error is not None or len(self.outputs) == len(self.names)
 
+    def take(self) -> list[Delta]:
+        """Return what is new, without waiting. Raises ``EngineDeadError`` if the engine has failed. Mutates."""
+        deltas, self.unread = self.unread, []
+        if not deltas and self.error is not None:
+            raise self.error
+        return deltas
+
     async def steps(self) -> AsyncIterator[list[Delta]]:
         """Yield all that is new, as often as there is something: as a rule one delta for each answer and step.
 
         Raises ``EngineDeadError`` if the engine fails. Leaving the loop does not abort the request.
         """
         while True:
-            if self.unread:
-                deltas, self.unread = self.unread, []
+            if deltas := self.take():
                 yield deltas
-            elif self.error is not None:
-                raise self.error
             elif self.is_finished:
                 return
             else:
@@ -129,7 +133,8 @@ class AsyncEngine:
         self.commands: SimpleQueue[Command | None] = SimpleQueue()  # None: end
         self.handles: dict[str, Handle] = {}
         self.owners: dict[str, Handle] = {}  # request of the engine -> handle
-        self.watchers: list[Callable[[StepOutput], None]] = []  # called in the event loop after every step
+        # Called in the event loop after every step, with the answers that ended in it.
+        self.watchers: list[Callable[[StepOutput, list[RequestOutput]], None]] = []
         self.error: BaseException | None = None
         self.thread: Thread | None = None
         self.numbers = count()
@@ -146,7 +151,7 @@ class AsyncEngine:
         """
         self.check_alive()
         self.check_room(params.num_samples)
-        handle = Handle(handle_id or f"request-{next(self.numbers)}", params)
+        handle = Handle(handle_id or f"request-{next(self.numbers)}", prompt_ids, params)
         if handle.id in self.handles:
             raise RequestRefusedError(f"there is a request {handle.id!r} already; give another id", "request_id")
         self.handles[handle.id] = handle
@@ -245,7 +250,7 @@ class AsyncEngine:
         for handle in touched.values():
             handle.news.set()
         for watcher in self.watchers:
-            watcher(output)
+            watcher(output, ended)
 
     def forget(self, handle: Handle) -> None:
         """Hand out nothing to ``handle`` any more. Mutates."""

@@ -1,0 +1,106 @@
+"""What goes wrong, as clients of OpenAI's interface understand it: a status and an ``error`` object."""
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from mini_engine.async_engine import EngineDeadError, QueueFullError, RequestRefusedError
+
+RETRY_AFTER_S = 1
+API_NAMES = {  # parameter of the engine -> of the interface
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error. ``param`` names the field of the request that is at fault, if one is."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        """Say what is wrong; ``status`` is that of HTTP."""
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The ``error`` object."""
+        kind = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+        kind = {401: "authentication_error", 429: "rate_limit_error", 404: "not_found_error"}.get(self.status, kind)
+        code = self.code or (None if self.status == HTTPStatus.BAD_REQUEST else HTTPStatus(self.status).phrase)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        """The answer."""
+        headers = {}
+        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
+            headers["Retry-After"] = str(RETRY_AFTER_S)
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body, self.status, headers)
+
+
+def bad_request(error: ValueError, names: dict[str, str] | None = None) -> ApiError:
+    """Return what the engine refused as the client's fault; ``names``: parameters of the engine as fields.
+
+    The message speaks of the fields too.
+    """
+    message, names = str(error), API_NAMES | (names or {})
+    param = error.param if isinstance(error, RequestRefusedError) else message.split(" ", maxsplit=1)[0]
+    for ours, theirs in API_NAMES.items():
+        message = message.replace(ours, theirs)
+    known = isinstance(error, RequestRefusedError) or param in names
+    return ApiError(HTTPStatus.BAD_REQUEST, message, names.get(param or "", param) if known else None)
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Return any error as an answer: the client's fault, a full queue, a dead engine, or a fault of ours."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestRefusedError):
+        return bad_request(error)
+    if isinstance(error, QueueFullError):
+        return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error))
+    if isinstance(error, EngineDeadError):
+        return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the server failed: {error!r}")
+
+
+def validation_error(error: RequestValidationError) -> ApiError:
+    """Return what a body lacks or has too much, in one sentence that names the first field at fault."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    if first["type"] == "json_invalid":
+        return ApiError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")
+    name = ".".join(where) or None
+    if first["type"] == "extra_forbidden":
+        message = f"{name} is not a field that this server knows; leave it out"
+    else:
+        message = f"{name or 'the body'}: {first['msg'].removeprefix('Value error, ')}"
+    return ApiError(HTTPStatus.BAD_REQUEST, message, name)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Answer every error with an ``error`` object. Mutates ``app``."""
+
+    async def known(_: Request, error: Exception) -> JSONResponse:
+        return as_api_error(error).response
+
+    async def invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return validation_error(error).response
+
+    async def http(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        response = ApiError(error.status_code, str(error.detail)).response
+        response.headers.update(error.headers or {})
+        return response
+
+    for kind in (ApiError, RequestRefusedError, QueueFullError, EngineDeadError, Exception):
+        app.add_exception_handler(kind, known)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
