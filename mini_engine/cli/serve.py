@@ -17,7 +17,6 @@ from mini_engine.cli.options import (
     engine_option,
     with_groups,
 )
-from mini_engine.cli.start import input_errors, start
 from mini_engine.config import Dtype, EngineConfig
 
 
@@ -74,6 +73,8 @@ class Answering:
 @with_groups
 def serve(*, model: Model = None, answering: Answering, running: Running) -> None:
     """Serve a model over HTTP, for every client of OpenAI's interface."""
+    from mini_engine.cli.start import input_errors, start  # torch, which the help does without
+
     with input_errors():
         server_parts = import_server()
         driver, tokenizer = start(model, running.engine, running.config())

@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mini_engine import __version__
@@ -29,7 +30,7 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
         yield
         await service.engine.close()
 
-    app = FastAPI(title="mini_engine", version=__version__, lifespan=life)
+    app = FastAPI(title="mini_engine", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
     app.state.service = service
     add_handlers(app)
     add_operation(app, service)
@@ -76,7 +77,8 @@ class Gate:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self.max_body_bytes:
-                raise self.too_long()
+                error = self.too_long()
+                raise HTTPException(error.status, error.message)  # the one kind that FastAPI passes on from here
             return message
 
         await self.app(scope, counted, send)

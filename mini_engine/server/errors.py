@@ -1,5 +1,6 @@
 """What goes wrong, as clients of OpenAI's interface understand it: a status and an ``error`` object."""
 
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -23,7 +24,8 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         """Say what is wrong; ``status`` is that of HTTP."""
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.param, self.code = status, param, code
+        self.message = message.encode(errors="replace").decode()  # it may quote half a surrogate pair
 
     @property
     def body(self) -> dict[str, Any]:
@@ -49,12 +51,13 @@ def bad_request(error: ValueError, names: dict[str, str] | None = None) -> ApiEr
 
     The message speaks of the fields too.
     """
-    message, names = str(error), API_NAMES | (names or {})
-    param = error.param if isinstance(error, RequestRefusedError) else message.split(" ", maxsplit=1)[0]
+    message, names = str(error), (names or {}) | API_NAMES
+    param = error.param if isinstance(error, RequestRefusedError) else None
+    if param is None:  # a message begins with its parameter, or names it
+        param = next((word for word in re.findall(r"\w+", message) if word in names), None)
     for ours, theirs in API_NAMES.items():
         message = message.replace(ours, theirs)
-    known = isinstance(error, RequestRefusedError) or param in names
-    return ApiError(HTTPStatus.BAD_REQUEST, message, names.get(param or "", param) if known else None)
+    return ApiError(HTTPStatus.BAD_REQUEST, message, names.get(param or "", param))
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -72,16 +75,25 @@ def as_api_error(error: BaseException) -> ApiError:
 
 def validation_error(error: RequestValidationError) -> ApiError:
     """Return what a body lacks or has too much, in one sentence that names the first field at fault."""
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    first, *others = error.errors()
     if first["type"] == "json_invalid":
         return ApiError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")
-    name = ".".join(where) or None
+    name, said = field_of(first), [str(first["msg"]).removeprefix("Value error, ")]
+    said += [str(other["msg"]) for other in others if field_of(other) == name]  # of a field that can be many things
+    about = re.match(r"(\w+) (is|are) ", said[0])
     if first["type"] == "extra_forbidden":
         message = f"{name} is not a field that this server knows; leave it out"
+    elif name is None and about:  # a rule of ours, which begins with the field
+        name, message = about[1], said[0]
     else:
-        message = f"{name or 'the body'}: {first['msg'].removeprefix('Value error, ')}"
+        message = f"{name or 'the body'}: {', or '.join(dict.fromkeys(said))}"
     return ApiError(HTTPStatus.BAD_REQUEST, message, name)
+
+
+def field_of(error: dict[str, Any]) -> str | None:
+    """Return the field that a fault is in, as a path, without pydantic's names of the alternatives of a union."""
+    parts = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
+    return ".".join(part for part in parts if not re.search(r"^(str|int|dict)$|\[|^[A-Z]", part)) or None
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -94,9 +106,12 @@ def add_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return validation_error(error).response
 
-    async def http(_: Request, error: Exception) -> JSONResponse:
+    async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        response = ApiError(error.status_code, str(error.detail)).response
+        message = str(error.detail)
+        if message == HTTPStatus(error.status_code).phrase:
+            message = f"{request.method} {request.url.path}: {message.lower()}"
+        response = ApiError(error.status_code, message).response
         response.headers.update(error.headers or {})
         return response
 
