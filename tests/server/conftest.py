@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+import torch
 from openai import OpenAI
 
 from mini_engine.async_engine import AsyncEngine
@@ -31,6 +32,7 @@ class Running:
     """A server that runs in a thread. ``engine`` is its engine, to be looked at between requests."""
 
     def __init__(self, config: EngineConfig, limits: Limits, api_key: str | None) -> None:
+        torch.set_num_threads(1)
         self.tokenizer = load_tokenizer(TINY_MODEL)
         engine = make_engine(load_driver(None, config), self.tokenizer.backend_tokenizer)
         self.service = Service(AsyncEngine(engine, limits.max_waiting), self.tokenizer, "tiny", limits)

@@ -56,17 +56,17 @@ def test_a_client_that_leaves_while_its_grammar_compiles_or_it_waits(server):
 def test_a_slow_reader_gets_everything_and_holds_no_other_client_back(server, client):
     with socket.create_connection(("127.0.0.1", server.port)) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        slow.sendall(request_bytes(server, LONG | {"max_tokens": 200, "stream": True}))
+        slow.sendall(request_bytes(server, LONG | {"max_tokens": 100, "stream": True}))
         quick = client.completions.create(model="tiny", prompt="The", max_tokens=5)
         assert quick.usage.completion_tokens == 5
-        server.wait_until_idle()
+        server.wait_until_idle(30)
         received = b""
         while b"[DONE]" not in received:
             received += slow.recv(512)
     pieces = [json.loads(line[6:]) for line in received.split(b"\n") if line.startswith(b"data: {")]
     text = "".join(piece["choices"][0]["text"] for piece in pieces)
     options = {name: value for name, value in LONG.items() if name != "ignore_eos"}
-    plain = client.completions.create(**options | {"max_tokens": 200}, extra_body={"ignore_eos": True})
+    plain = client.completions.create(**options | {"max_tokens": 100}, extra_body={"ignore_eos": True})
     assert text == plain.choices[0].text
 
 
@@ -123,7 +123,7 @@ def test_streams_side_by_side_give_the_answers_they_would_give_alone(server, num
     assert number / 2 < len(finished) < number
     expected = answers_alone(number)
     assert finished == {index: expected[index] for index in finished}
-    server.wait_until_idle()
+    server.wait_until_idle(30)
 
 
 def test_metrics_count_what_was_done(server, client, http):
