@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from threading import Thread
@@ -203,7 +204,8 @@ class AsyncEngine:
         """End a request with ``finish_reason`` "abort" before the next step. Does nothing for one that has ended."""
         handle = self.handles.get(handle_id)
         if handle is not None and not handle.is_finished and self.error is None:
-            self.post(lambda: [self.engine.abort(name) for name in handle.names])
+            for name in handle.names:
+                self.post(partial(self.engine.abort, name))
 
     async def stream(self, prompt_ids: Sequence[int], params: SamplingParams, **options: Any) -> AsyncIterator[Delta]:
         """Yield the deltas of one request. Closing the iterator, or cancelling its task, aborts the request.

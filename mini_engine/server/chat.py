@@ -69,7 +69,7 @@ class Chat:
             await self.submit(job)
             outputs = list(chain.from_iterable(await job.results()))
             choices = [self.choice(index, output) for index, output in enumerate(outputs)]
-            answer = {**self.head, "choices": choices, "usage": job.usage}
+            answer: dict[str, Any] = {**self.head, "choices": choices, "usage": job.usage}
             if self.body.prompt_logprobs is not None:
                 answer["prompt_logprobs"] = prompt_table(self.service.texts, outputs[0].prompt_logprobs or ())
             return answer
@@ -168,7 +168,7 @@ class ChoiceStream:
         if with_reports and chat.body.logprobs:
             choice["logprobs"] = chat_logprobs(chat.service.texts, self.reports)
             self.reports = []
-        data = {**chat.head, "choices": [choice]}
+        data: dict[str, Any] = {**chat.head, "choices": [choice]}
         options = chat.body.stream_options
         if options is not None and options.continuous_usage_stats:
             data["usage"] = usage(len(self.handle.prompt_ids), self.num_tokens)

@@ -33,7 +33,8 @@ def add_operation(app: FastAPI, service: Service) -> None:
         """Return the version."""
         return {"version": __version__}
 
-    @app.api_route("/metrics", methods=["GET", "HEAD"])
+    @app.head("/metrics", include_in_schema=False)
+    @app.get("/metrics")
     async def metrics() -> Response:
         """Return the numbers of the server in Prometheus' text format."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -27,7 +27,7 @@ class TokenTexts:
         Empty for an id that the tokenizer does not have.
         """
         if token_id in self.added:
-            return self.added[token_id].encode()
+            return str(self.added[token_id]).encode()
         token = self.tokenizer.convert_ids_to_tokens(token_id)
         if token is None:
             return b""
