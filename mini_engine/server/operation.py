@@ -18,6 +18,7 @@ def add_operation(app: FastAPI, service: Service) -> None:
     """Add the endpoints. Mutates ``app``."""
     add_models(app, service)
     add_tokens(app, service)
+    add_inside(app, service)
     engine = service.engine
 
     @app.get("/health")
@@ -38,6 +39,11 @@ def add_operation(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """Return the numbers of the server in Prometheus' text format."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def add_inside(app: FastAPI, service: Service) -> None:
+    """Add the endpoints that look into the engine. Mutates ``app``."""
+    engine = service.engine
 
     @app.post("/flush_cache")
     async def flush_cache() -> dict[str, int]:
