@@ -32,7 +32,7 @@ class ApiError(Exception):
         """The ``error`` object."""
         kind = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
         kind = {401: "authentication_error", 429: "rate_limit_error", 404: "not_found_error"}.get(self.status, kind)
-        code = self.code or (None if self.status == HTTPStatus.BAD_REQUEST else HTTPStatus(self.status).phrase)
+        code = self.code or (None if self.status == HTTPStatus.BAD_REQUEST else HTTPStatus(self.status).name.lower())
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": code}}
 
     @property
@@ -75,7 +75,9 @@ def as_api_error(error: BaseException) -> ApiError:
 
 def validation_error(error: RequestValidationError) -> ApiError:
     """Return what a body lacks or has too much, in one sentence that names the first field at fault."""
-    first, *others = error.errors()
+    # The innermost fault says most; of several, one about a value, then an unknown field, which may be a misspelt one.
+    order = {"literal_error": 0, "extra_forbidden": 1}
+    first, *others = sorted(error.errors(), key=lambda each: (-len(each["loc"]), order.get(each["type"], 2)))
     if first["type"] == "json_invalid":
         return ApiError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")
     name, said = field_of(first), [str(first["msg"]).removeprefix("Value error, ")]

@@ -17,6 +17,7 @@ from mini_engine.server.errors import as_api_error
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 CLIENT_CLOSED = 499  # nginx's number; no client sees it
 
 
@@ -46,9 +47,8 @@ async def race(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 def event(data: dict[str, Any], name: str | None = None) -> bytes:
     """Return one server-sent event."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {text}\n\n".encode()
+    return f"{head}data: {ENCODER.encode(data)}\n\n".encode()
 
 
 async def anext_of(events: AsyncGenerator[bytes, None]) -> bytes:

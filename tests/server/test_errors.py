@@ -7,6 +7,7 @@ from mini_engine.server.service import Limits
 from tests.server.conftest import CONFIG, serving
 
 QUESTION = [{"role": "user", "content": "Who is Ida?"}]
+PICTURE = {"role": "user", "content": [{"type": "image_url"}]}
 COMPLETION = {"prompt": "The", "max_tokens": 3}
 CHAT = {"messages": QUESTION, "max_tokens": 3}
 
@@ -21,6 +22,12 @@ BAD = [
     ("completions", {"n": 65}, "n", "at most 64"),
     ("completions", {"n": 2, "best_of": 1}, "best_of", "best_of is 1 and n is 2"),
     ("completions", {"n": 1, "best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages.0.content.0.type",
+        "'text'",
+    ),
     ("completions", {"suffix": "the end"}, "suffix", "suffix is 'the end'"),
     ("completions", {"use_beam_search": True}, "use_beam_search", "use_beam_search is True"),
     ("completions", {"logit_bias": {"1": 200}}, "logit_bias", "-100 to 100"),
@@ -58,6 +65,11 @@ def test_a_bad_value_is_the_clients_fault_and_its_field_is_named(http, path, cha
     assert response.status_code == 400, error
     assert (error["type"], error["param"]) == ("invalid_request_error", param), error
     assert message in error["message"]
+
+
+def test_a_misspelt_field_is_named_and_not_the_one_that_is_missing(http):
+    error = http.post("/v1/completions", json={"promt": "x"}).json()["error"]
+    assert error["param"] == "promt"
 
 
 def test_a_bad_schema_is_known_before_a_stream_begins(client):
