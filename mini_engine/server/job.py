@@ -46,6 +46,7 @@ class Job:
         """Queue every prompt. Raises ``ApiError``. Mutates."""
         if self.service.is_ending:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down")
+        self.service.engine.check_room(len(prompts) * params.num_samples)  # all of them or none
         names = {} if structure is None else {structure.kind: structure.param}
         names |= {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
         for ids in prompts:
