@@ -202,6 +202,15 @@ class EngineConfig:
         tokens = min(self.max_running_requests * longest, max(DEFAULT_POOL_TOKENS, longest))
         return self.num_pages or -(-tokens // self.page_size)
 
+    def check_parts(self, has_prefix_cache: bool, has_constraints: bool) -> None:
+        """Raise ``ValueError`` if an engine lacks a part that this configuration asks for."""
+        wants_cache = self.prefix_cache is not None and not has_prefix_cache
+        if wants_cache or (self.grammar_backend != "none" and not has_constraints):
+            raise ValueError(
+                f"prefix_cache={self.prefix_cache!r} and grammar_backend={self.grammar_backend!r} need parts of later "
+                "lessons; build the engine with mini_engine.llm.make_engine"
+            )
+
     def __post_init__(self) -> None:
         """Check every option. Raises ``ValueError`` naming the value, the limit and the remedy."""
         for name, kind in KINDS.items():

@@ -1,8 +1,9 @@
 """L5: the interface of what limits an answer, and its null form, which limits nothing. L7's grammars implement it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -44,6 +45,12 @@ class Constraints(Protocol):
     def check(self, params: SamplingParams) -> None:
         """Raise ``ValueError`` for a request whose constraint cannot be served."""
 
+    def prepare(self, params: SamplingParams) -> Future[Any] | None:
+        """Begin to compile what a request with ``params`` needs; ``None`` if that is nothing or is there already.
+
+        The future raises ``ValueError`` for what cannot be compiled. Raises ``ValueError`` as ``check`` does. Mutates.
+        """
+
     def submit(self, request: Request) -> bool:
         """Return whether the request has to wait for its constraint; ``admit`` says when that is ready. Mutates."""
 
@@ -84,6 +91,10 @@ class NoConstraints:
                 f"the request has a {params.grammar[0]} and this engine has no grammar backend; set "
                 "grammar_backend='auto' or another one in EngineConfig"
             )
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Compile nothing; refuse a request with a grammar."""
+        self.check(params)
 
     def submit(self, request: Request) -> bool:
         """Let every request start."""

@@ -21,7 +21,6 @@ from torch import Tensor
 from mini_engine.attention.allocator import PageAllocator
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch, slots_of
 from mini_engine.attention.pool import KVPool
-from mini_engine.config import EngineConfig
 from mini_engine.constraints import ConstraintError, Constraints, NoConstraints
 from mini_engine.detokenizer import Detokenizer
 from mini_engine.outputs import Delta, RequestOutput, StepLog, StepOutput, phase
@@ -33,7 +32,7 @@ from mini_engine.scheduler.policy import make_policy
 from mini_engine.scheduler.prefix_cache import PrefixCache
 from mini_engine.scheduler.request import FinishReason, Request, RequestState, RequestTimes
 from mini_engine.scheduler.scheduler import Allocator, ScheduledBatch, ScheduledChunk, Scheduler, SchedulerLimits
-from mini_engine.scoring import score_forced, score_prompt
+from mini_engine.scoring import check_scoring, score_forced, score_prompt
 
 IDLE_S = 0.005  # how long a step without other work waits for a constraint
 
@@ -71,7 +70,7 @@ class EngineCore:
         configuration asks for a prefix cache or for grammars and the part is not given.
         """
         config, model = driver.config, driver.model
-        check_parts(config, prefix_cache, constraints)
+        config.check_parts(prefix_cache is not None, constraints is not None)
         num_pages = config.pool_pages(model.config)
         limits = SchedulerLimits.from_config(config)
         policy = make_policy(config.policy, config.policy_seed)
@@ -97,12 +96,16 @@ class EngineCore:
         cache_key: str | None = None,
         cache_priority: int = 0,
         siblings: Sequence[Request] = (),
+        prompt_logprobs_start: int = 0,
+        score_only: bool = False,
     ) -> str:
         """Queue a request and return its id. Raises ``ValueError`` for one that cannot be run; the others go on.
 
         ``cache_key``: only requests with the same key share pages of the prefix cache. ``cache_priority``: with
         ``eviction="priority"`` pages of a higher priority stay longer. ``siblings``: the requests with the same prompt
-        that share one prefill; ``Engine.add_samples`` fills the list.
+        that share one prefill; ``Engine.add_samples`` fills the list. ``prompt_logprobs_start``: the prompt's report
+        begins with this token, and the prefix cache serves what comes before. ``score_only``: end when the prompt is
+        computed, without a token.
         """
         # A caller may have chosen a number as an id: skip it.
         arrival = next(n for n in self.arrivals if request_id is not None or str(n) not in self.entries)
@@ -113,6 +116,7 @@ class EngineCore:
             raise ValueError(f"{params.num_samples} samples are several requests; use generate")
         if cache_priority < 0:
             raise ValueError(f"cache_priority is {cache_priority}; the least is 0, and higher ones stay longer")
+        check_scoring(params, prompt_logprobs_start)
         self.driver.check_params(prompt_ids, params.for_ids)
         self.constraints.check(params)
         if params.stop and self.tokenizer is None:
@@ -120,6 +124,7 @@ class EngineCore:
         times = RequestTimes(self.clock())
         request = Request(name, list(prompt_ids), params, arrival, times, siblings=siblings)
         request.cache_key, request.cache_priority = cache_key, cache_priority
+        request.prompt_logprobs_start, request.score_only = prompt_logprobs_start, score_only
         self.scheduler.check_fits(request)
         if not self.constraints.submit(request):
             self.scheduler.add(request)
@@ -166,6 +171,7 @@ class EngineCore:
         for chunk in batch.chunks:
             if chunk.request.times.started is None:
                 chunk.request.times.started = self.log.began
+                self.entries[chunk.request.request_id].output.num_cached_tokens = chunk.start
         return batch
 
     @phase
@@ -252,6 +258,9 @@ class EngineCore:
         """
         entry = self.entries[request.request_id]
         assert delta.token_id is not None, "a delta without a token is made by finish()"
+        if request.score_only:
+            self.finish(entry, "length")
+            return
         request.times.tokens.append(self.clock())
         entry.output.token_ids.append(delta.token_id)
         if delta.logprobs is not None:
@@ -325,16 +334,6 @@ class EngineCore:
         for name in list(self.entries):
             self.abort(name)
         self.constraints.close()
-
-
-def check_parts(config: EngineConfig, prefix_cache: PrefixCache | None, constraints: Constraints | None) -> None:
-    """Raise ``ValueError`` if ``config`` asks for a part that is not given."""
-    wants_cache = config.prefix_cache is not None and prefix_cache is None
-    if wants_cache or (config.grammar_backend != "none" and constraints is None):
-        raise ValueError(
-            f"prefix_cache={config.prefix_cache!r} and grammar_backend={config.grammar_backend!r} need parts of later "
-            "lessons; build the engine with mini_engine.llm.make_engine"
-        )
 
 
 def packed(chunk: ScheduledChunk) -> SequenceChunk:

@@ -23,17 +23,21 @@ def is_chat(prompt: Any) -> bool:
     return not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(each, Mapping) for each in prompt)
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Chat, think: bool) -> list[int]:
+def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Chat, think: bool, **variables: Any) -> list[int]:
     """Render a conversation with the tokenizer's chat template and encode it, ready for the assistant's turn.
 
-    ``think``: let a model that can think do so before it answers. Raises ``ValueError`` without a template, and for one
-    that fails.
+    ``think``: let a model that can think do so before it answers. ``variables``: what else the template may read, such
+    as ``tools``. Raises ``ValueError`` without a template, and for one that fails.
     """
     if not tokenizer.chat_template:
         raise ValueError("this checkpoint's tokenizer has no chat template; give a text (leave out --chat)")
     try:
         text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, enable_thinking=think
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=think,
+            **variables,
         )
     except Exception as error:  # the checkpoint's template is a program and may raise anything
         raise ValueError(

@@ -10,21 +10,31 @@ from torch import Tensor
 
 from mini_engine.outputs import RequestOutput
 from mini_engine.sampler.logprobs import TokenLogprob, token_logprobs
+from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.scheduler import ScheduledChunk
 
 Head = Callable[[Tensor, None], Tensor]  # hidden states [n, H], all rows of them -> logits [n, V]
 
 
+def check_scoring(params: SamplingParams, start: int) -> None:
+    """Raise ``ValueError`` if ``start`` cannot be the first token of a report about the prompt."""
+    if start < 0:
+        raise ValueError(f"prompt_logprobs_start is {start}; the prompt's first token is 0")
+    if start and params.prompt_logprobs is None:
+        raise ValueError(f"prompt_logprobs_start is {start} without prompt_logprobs; set it too, or leave this out")
+
+
 def score_prompt(chunk: ScheduledChunk, output: RequestOutput, hidden: Tensor, head: Head) -> None:
     """Add the log-probabilities of the prompt tokens that a chunk's rows ``hidden`` [n, H] predict. Mutates ``output``.
 
-    What was reported before a preemption is not repeated.
+    What was reported before a preemption is not repeated. Tokens before ``prompt_logprobs_start`` have ``None``.
     """
     request, wanted = chunk.request, chunk.request.params.prompt_logprobs
     first, last = chunk.start, min(chunk.start + chunk.num_tokens, request.num_prompt_tokens - 1)
     if wanted is None or len(output.prompt_logprobs or ()) > last:
         return
-    known = [None] if output.prompt_logprobs is None else output.prompt_logprobs
+    unreported = min(max(request.prompt_logprobs_start, 1), request.num_prompt_tokens)
+    known = [None] * unreported if output.prompt_logprobs is None else output.prompt_logprobs
     skip, tokens = len(known) - 1 - first, request.tokens(len(known), last + 1)
     assert skip >= 0, f"rows that predict tokens {len(known)} to {first} were never computed"
     output.prompt_logprobs = [*known, *score(hidden[skip:][: len(tokens)], tokens, wanted, head)]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import torch
 import typer
 
 from mini_engine.config import Compute, Dtype, EngineConfig
@@ -141,6 +140,8 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 def check_device(device: str) -> None:
     """Raise ``ValueError`` for a device that is not there."""
+    import torch  # not for a command's help
+
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

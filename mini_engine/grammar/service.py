@@ -6,6 +6,7 @@ thoughts, jumps. Must not know: batches, pages, text that is shown.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from itertools import takewhile
 
@@ -99,6 +100,16 @@ class GrammarService:
         if token is None:
             raise ValueError(f"reasoning=True needs a tokenizer with the token {THINK_END}; leave it out")
         return int(token)
+
+    def prepare(self, params: SamplingParams) -> Future[GrammarObject] | None:
+        """Begin to compile the grammar of ``params``; ``None`` if there is none or it is kept already. Mutates.
+
+        The future raises ``GrammarError`` for one that cannot be compiled. Raises ``ValueError`` as ``check`` does.
+        """
+        self.check(params)
+        if params.grammar is None or self.store.cached(params.grammar) is not None:
+            return None
+        return self.store.compile(params.grammar)
 
     def submit(self, request: Request) -> bool:
         """Let a request with a grammar wait for it; return whether it has one. Mutates."""

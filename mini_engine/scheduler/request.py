@@ -62,6 +62,8 @@ class Request:
     ``matched`` is the token id or string that ended it, ``error`` the text of what went wrong. ``siblings`` are the
     samples of one prompt, itself included: they share a list, and the prompt is computed for the first of them.
     Requests with different ``cache_key`` never share pages of the prefix cache; ``cache_priority`` is for its eviction.
+    ``prompt_logprobs_start``: the first token whose log-probability is reported, where ``params`` ask for the prompt's.
+    ``score_only``: it ends as soon as its prompt is computed, without a token.
     """
 
     request_id: str
@@ -83,6 +85,8 @@ class Request:
     siblings: Sequence["Request"] = ()
     cache_key: str | None = None
     cache_priority: int = 0
+    prompt_logprobs_start: int = 0
+    score_only: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:

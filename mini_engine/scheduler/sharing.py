@@ -23,8 +23,12 @@ class SharingLimits:
 def match_prefix(request: Request, cache: PrefixCache) -> PrefixHit:
     """Look a request up; its newest token stays out, because the step needs at least one row to sample from.
 
-    A request that reports its prompt's log-probabilities needs the row of every token, so nothing is looked up.
+    A request that reports its prompt's log-probabilities needs the row before every token that it reports, so only what
+    comes before the first of these rows is looked up. From token 0 or 1 on, that is nothing.
     """
+    if request.prompt_logprobs_start > 1:
+        end = min(request.prompt_logprobs_start, request.num_tokens) - 1
+        return cache.match(request.tokens(0, end), request.cache_key)
     if request.params.prompt_logprobs is not None:
         return PrefixHit()
     return cache.match(request.tokens(0, request.num_tokens - 1), request.cache_key)

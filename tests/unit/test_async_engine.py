@@ -1,12 +1,13 @@
 """Many coroutines over one engine: each gets the answer that it would have got alone."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
 
 from mini_engine import llm
-from mini_engine.async_engine import AsyncEngine
+from mini_engine.async_engine import AsyncEngine, EngineDeadError, QueueFullError, RequestRefusedError
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
 from mini_engine.llm import load_driver
@@ -76,23 +77,125 @@ def test_a_cancelled_stream_is_aborted_and_the_others_go_on(tokenizer):
     assert not running
 
 
-def test_a_refused_request_raises_and_a_failing_step_reaches_every_stream(tokenizer):
+def run(work, **options):
+    """Run ``work(engine)`` and close the engine."""
+
     async def serve():
-        engine = AsyncEngine(make_engine(tokenizer))
-        with pytest.raises(ValueError, match="the prompt has 0 tokens"):
-            await collect(engine, [], params_of(0))
+        engine = AsyncEngine(make_engine(load_tokenizer(TINY_MODEL), options.pop("config", CONFIG)), **options)
+        try:
+            return await asyncio.wait_for(work(engine), 60)
+        finally:
+            await engine.close()
+
+    return asyncio.run(serve())
+
+
+@pytest.mark.parametrize(
+    ("ids", "params", "message", "param"),
+    [
+        ([], SamplingParams(), "the prompt has 0 tokens", "prompt"),
+        ([1], SamplingParams(max_new_tokens=5000), "5001 positions", "prompt"),
+        ([1], SamplingParams(stop_token_ids=[4000]), "stop_token_ids names token id 4000", "stop_token_ids"),
+        ([1], SamplingParams(regex="("), "missing", "regex"),
+        ([1], SamplingParams(json_schema={"type": "thing"}), "thing", "json_schema"),
+    ],
+)
+def test_a_refusal_names_the_parameter_and_leaves_nothing_behind(ids, params, message, param):
+    async def work(engine):
+        with pytest.raises(RequestRefusedError, match=message) as refused:
+            await engine.submit(ids, params)
+        return refused.value.param, engine.handles, engine.owners, engine.engine.entries
+
+    config = replace(CONFIG, grammar_backend="auto")
+    assert run(work, config=config) == (param, {}, {}, {})
+
+
+def test_a_failing_step_ends_its_requests_and_the_next_one_is_served(tokenizer):
+    ids = tokenizer.encode(TEXTS[0])
+
+    async def work(engine):
+        sampler, expected = engine.engine.driver.sampler, await (await engine.submit(ids, params_of(0))).result()
 
         def fail(*_):
+            engine.engine.driver.sampler = sampler
             raise RuntimeError("the machine is on fire")
 
         engine.engine.driver.sampler = fail
-        streams = (collect(engine, tokenizer.encode(text), params_of(0)) for text in TEXTS[:2])
-        answers = await asyncio.gather(*streams, return_exceptions=True)
-        await engine.close()
-        return answers
+        failed = await (await engine.submit(ids, params_of(0))).result()
+        later = await (await engine.submit(ids, params_of(0))).result()
+        engine.engine.scheduler.check_pages()
+        return expected.text, failed, later.text
 
-    answers = asyncio.run(serve())
-    assert [str(answer) for answer in answers] == ["the machine is on fire"] * 2
+    expected, failed, later = run(work)
+    assert failed.finish_reason == "error"
+    assert "the machine is on fire" in failed.error
+    assert later == expected
+
+
+def test_an_engine_that_cannot_step_is_dead(tokenizer):
+    ids = tokenizer.encode(TEXTS[0])
+
+    async def work(engine):
+        engine.engine.schedule = fail
+        with pytest.raises(EngineDeadError, match="no schedule"):
+            await (await engine.submit(ids, params_of(0))).result()
+        with pytest.raises(EngineDeadError, match="no schedule"):
+            await engine.submit(ids, params_of(0))
+
+    def fail():
+        raise RuntimeError("no schedule")
+
+    run(work)
+
+
+def test_no_more_answers_wait_than_may(tokenizer):
+    ids, two = tokenizer.encode(TEXTS[0]), SamplingParams(temperature=1.0, n=2, max_new_tokens=3)
+
+    async def work(engine):
+        handles = [await engine.submit(ids, two) for _ in range(3)]
+        with pytest.raises(QueueFullError, match="6 answers run or wait"):
+            await engine.submit(ids, two)
+        answers = [await handle.results() for handle in handles]
+        return [len(own) for own in answers], len(await (await engine.submit(ids, two)).results())
+
+    assert run(work, max_waiting=2) == ([2, 2, 2], 2)  # four run
+
+
+def test_an_aborted_request_keeps_what_it_has(tokenizer):
+    async def work(engine):
+        handle = await engine.submit(tokenizer.encode(TEXTS[0]), SamplingParams(max_new_tokens=900, ignore_eos=True))
+        async for _ in handle.steps():
+            engine.abort(handle.id)
+        answer = await handle.result()
+        return answer.finish_reason, 0 < len(answer.token_ids) < 900, engine.engine.entries
+
+    assert run(work) == ("abort", True, {})
+
+
+def test_the_samples_of_a_seed_are_those_of_generate(tokenizer):
+    ids, params = tokenizer.encode(TEXTS[0]), SamplingParams(temperature=0.9, seed=5, n=2, best_of=3, max_new_tokens=9)
+    expected = make_engine(tokenizer).generate([ids], params)[0]
+
+    async def work(engine):
+        return await (await engine.submit(ids, params)).results()
+
+    assert [answer.text for answer in run(work)] == [answer.text for answer in expected]
+
+
+def test_a_report_from_a_token_on_computes_only_what_it_needs(tokenizer):
+    ids = tokenizer.encode(" ".join(TEXTS * 2))
+    params, config = SamplingParams(prompt_logprobs=1), replace(CONFIG, prefix_cache="radix")
+    (whole,) = make_engine(tokenizer).generate([ids], replace(params, max_new_tokens=1))[0]
+    start = len(ids) - 5
+
+    async def work(engine):
+        await (await engine.submit(ids, params, score_only=True)).result()
+        return await (await engine.submit(ids, params, prompt_logprobs_start=start, score_only=True)).result()
+
+    answer = run(work, config=config)
+    assert answer.prompt_logprobs == [None] * start + whole.prompt_logprobs[start:]
+    assert answer.num_cached_tokens == (start - 1) // config.page_size * config.page_size
+    assert (answer.token_ids, answer.text, answer.finish_reason) == ([], "", "length")
 
 
 def test_the_event_loop_is_free_while_the_engine_steps(tokenizer):

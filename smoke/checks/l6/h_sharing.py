@@ -69,6 +69,7 @@ class Asker:
     key: str | None = None
     priority: int = 0
     prompt_logprobs: int | None = None
+    reports_from: int = 0
     state: str = "running"
 
     @property
@@ -93,6 +94,7 @@ def build(asker: Asker, name: str = "r0", siblings: Sequence[Any] = ()) -> Any:
         num_computed_tokens=asker.computed,
         cache_key=asker.key,
         cache_priority=asker.priority,
+        prompt_logprobs_start=asker.reports_from,
     )
 
 
@@ -124,6 +126,13 @@ REPORTERS: dict[str, Asker] = {
     "it reports its prompt": Asker(LONG, prompt_logprobs=3),
     "it reports the chosen tokens of its prompt alone": Asker(LONG, prompt_logprobs=0),
     "it reports its prompt, back from a preemption": Asker(LONG[:10], LONG[10:15], prompt_logprobs=1),
+    "it reports from token 1 on": Asker(LONG, prompt_logprobs=1, reports_from=1),
+    "it reports from the last token of a page on": Asker(LONG, prompt_logprobs=1, reports_from=11),
+    "it reports from the first token of a page on": Asker(LONG, prompt_logprobs=1, reports_from=12),
+    "it reports from the second token of a page on": Asker(LONG, prompt_logprobs=0, reports_from=13),
+    "it reports the last token of its prompt": Asker(LONG, prompt_logprobs=1, reports_from=23),
+    "it reports from beyond its end on": Asker(LONG, prompt_logprobs=1, reports_from=90),
+    "it reports from a token on, under a key": Asker(LONG, prompt_logprobs=1, reports_from=14, key="tenant"),
 }
 
 
@@ -158,14 +167,18 @@ def match_probe(people: Mapping[str, Asker]) -> Probe:
 
 
 def match_spec(people: Mapping[str, Asker]) -> Expected:
-    """Return a spec that takes a page if all of its tokens are cached and one token at least comes after it."""
+    """Return a spec that takes a page if all of its tokens are cached and one token at least comes after it.
+
+    In a report that begins later, this is the token before the first one that is reported.
+    """
 
     def spec(seed: int) -> Values:
         values: Values = {}
         for name, asker in people.items():
             pages: list[int] = []
-            reports = asker.prompt_logprobs is not None
-            for end in range(4, len(asker.tokens), 4):
+            reports = asker.prompt_logprobs is not None and asker.reports_from <= 1
+            most = min(asker.reports_from, len(asker.tokens)) if asker.reports_from else len(asker.tokens)
+            for end in range(4, most, 4):
                 entry = stored().prefixes.entries.get((asker.key, tuple(asker.tokens[:end])))
                 if entry is None or reports:
                     break
@@ -185,7 +198,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L6.H.reports",
-    "A request that reports on its prompt finds nothing and looks for nothing: it needs the row of every token.",
+    "A request that reports on its prompt finds only what comes before the rows that it needs.",
     match_probe(REPORTERS),
     bitwise(match_spec(REPORTERS)),
 )

@@ -1,0 +1,95 @@
+"""``mini-engine serve``: the engine behind the HTTP interface of OpenAI."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from mini_engine.cli.options import (
+    BatchInvariant,
+    Device,
+    DtypeOption,
+    Engine,
+    Model,
+    ServingCompute,
+    check_device,
+    engine_option,
+    with_groups,
+)
+from mini_engine.config import Dtype, EngineConfig
+
+
+def server_option(*names: str, help: str, **more: Any) -> Any:
+    """Return an option under the heading of the server's."""
+    return typer.Option(*names, help=help, rich_help_panel="How the server answers", **more)
+
+
+@dataclass(frozen=True)
+class Running:
+    """How the engine of a server runs."""
+
+    dtype: DtypeOption = "float32"
+    device: Device = "cpu"
+    compute: ServingCompute = None
+    batch_invariant: BatchInvariant = False
+    running: Annotated[int, engine_option(help="Requests that run at a time.")] = 32
+    step_tokens: Annotated[int, engine_option(help="Tokens of a step, prompts in chunks.")] = 512
+    prefix_cache: Annotated[bool, engine_option(help="Keep prompts, for requests that begin alike.")] = True
+    pages: Annotated[int | None, engine_option(help="Pages of the KV pool, of 16 tokens each.")] = None
+    engine: Engine = None
+
+    def config(self) -> EngineConfig:
+        """Build the configuration. Raises ``ValueError``."""
+        check_device(self.device)
+        changes: dict[str, Any] = {} if self.compute is None else {"compute": self.compute}
+        return EngineConfig.serving(
+            dtype=cast(Dtype, self.dtype),
+            device=self.device,
+            batch_invariant=self.batch_invariant,
+            max_running_requests=self.running,
+            max_tokens_per_step=self.step_tokens,
+            prefix_cache="radix" if self.prefix_cache else None,
+            num_pages=self.pages,
+            **changes,
+        )
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What the server accepts, and from whom."""
+
+    host: Annotated[str, server_option(help="Address to listen at; 0.0.0.0 is open to the network.")] = "127.0.0.1"
+    port: Annotated[int, server_option(help="Port to listen at.")] = 8000
+    name: Annotated[str | None, server_option(help="Name of the model; its folder's or hub id's if not given.")] = None
+    api_key: Annotated[
+        str | None, server_option(help="Clients must send this key. $MINI_ENGINE_API_KEY works too.")
+    ] = None
+    max_waiting: Annotated[int, server_option(help="More requests that wait than this are refused with 429.")] = 256
+    timeout: Annotated[float, server_option(help="A request ends with an error after so many seconds.")] = 600.0
+    drain: Annotated[float, server_option(help="After SIGTERM, requests have so many seconds to end.")] = 30.0
+
+
+@with_groups
+def serve(*, model: Model = None, answering: Answering, running: Running) -> None:
+    """Serve a model over HTTP, for every client of OpenAI's interface."""
+    from mini_engine.cli.start import input_errors, start  # torch, which the help does without
+
+    with input_errors():
+        server_parts = import_server()
+        driver, tokenizer = start(model, running.engine, running.config())
+        name = answering.name or (Path(model).name if model and Path(model).is_dir() else model) or "tiny"
+        server = server_parts(driver, tokenizer, name, answering)
+    typer.secho(f"serving {name} at http://{answering.host}:{answering.port}/v1", dim=True, err=True)
+    server.run()
+
+
+def import_server() -> Any:
+    """Return what builds the server. Raises ``ValueError`` if its libraries are not installed."""
+    try:
+        from mini_engine.server.build import build_server
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("mini_engine"):
+            raise
+        raise ValueError(f"{error.name} is not installed; pip install 'mini-engine[server]'") from None
+    return build_server

@@ -1,0 +1,101 @@
+"""The endpoints."""
+
+import hmac
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mini_engine import __version__
+from mini_engine.server.chat import chat
+from mini_engine.server.completions import complete
+from mini_engine.server.errors import ApiError, add_handlers
+from mini_engine.server.operation import add_operation
+from mini_engine.server.schema import ChatBody, CompletionBody
+from mini_engine.server.service import Service
+from mini_engine.server.stream import CLIENT_CLOSED, ClientGoneError
+
+OPEN_PATHS = ("/health", "/version")  # no key is asked for
+
+
+def create_app(service: Service, api_key: str | None = None) -> FastAPI:
+    """Return the application that serves ``service``. With an ``api_key`` every request under /v1 needs it."""
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.engine.close()
+
+    app = FastAPI(title="mini_engine", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
+    app.state.service = service
+    add_handlers(app)
+    add_operation(app, service)
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Continue prompts."""
+        return await complete(service, body, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        """Answer a chat."""
+        return await chat(service, body, request)
+
+    async def gone(_: Request, __: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED)
+
+    app.add_exception_handler(ClientGoneError, gone)
+    app.add_middleware(Gate, api_key=api_key, max_body_bytes=service.limits.max_body_bytes)
+    return app
+
+
+class Gate:
+    """Lets a request in if it has the key, and cuts off a body that is too long. It does not read bodies itself."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None, max_body_bytes: int) -> None:
+        """Stand before ``app``."""
+        self.app, self.api_key, self.max_body_bytes = app, api_key, max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with an error."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        error = self.refusal(scope["path"], headers)
+        if error is not None:
+            await error.response(scope, receive, send)
+            return
+        num_bytes = 0
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self.max_body_bytes:
+                error = self.too_long()
+                raise HTTPException(error.status, error.message)  # the one kind that FastAPI passes on from here
+            return message
+
+        await self.app(scope, counted, send)
+
+    def refusal(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
+        """Return why a request is not let in, ``None`` if it is. The keys are compared in constant time."""
+        if self.api_key is not None and path not in OPEN_PATHS:
+            kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+            if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self.api_key.encode()):
+                return ApiError(
+                    HTTPStatus.UNAUTHORIZED, "the API key is missing or wrong; send Authorization: Bearer KEY"
+                )
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self.max_body_bytes:
+            return self.too_long()
+        return None
+
+    def too_long(self) -> ApiError:
+        """Return the error of a body that is too long."""
+        return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {self.max_body_bytes} bytes")

@@ -1,0 +1,33 @@
+"""From a model to a server that is ready to run."""
+
+import os
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from mini_engine.async_engine import AsyncEngine
+from mini_engine.llm import make_engine
+from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.server.app import create_app
+from mini_engine.server.life import Server, make_server
+from mini_engine.server.service import Limits, Service
+
+
+class Answering(Protocol):
+    """The options of the command."""
+
+    host: str
+    port: int
+    api_key: str | None
+    max_waiting: int
+    timeout: float
+    drain: float
+
+
+def build_server(driver: SamplingDriver, tokenizer: PreTrainedTokenizerBase, name: str, options: Answering) -> Server:
+    """Return a server of ``driver``'s model under ``name``. Raises ``ValueError``."""
+    limits = Limits(max_waiting=options.max_waiting, timeout_s=options.timeout, drain_s=options.drain)
+    engine = AsyncEngine(make_engine(driver, tokenizer.backend_tokenizer), limits.max_waiting)
+    service = Service(engine, tokenizer, name, limits)
+    key = options.api_key or os.environ.get("MINI_ENGINE_API_KEY") or None
+    return make_server(create_app(service, key), options.host, options.port)

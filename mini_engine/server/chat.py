@@ -1,0 +1,183 @@
+"""``POST /v1/chat/completions``: the assistant's turn, with its thoughts and its calls of functions apart."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from itertools import chain
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from mini_engine.async_engine import Handle
+from mini_engine.outputs import Delta, RequestOutput
+from mini_engine.server.errors import ApiError
+from mini_engine.server.job import Job, usage
+from mini_engine.server.logprobs import Report, chat_logprobs, prompt_table
+from mini_engine.server.schema import ChatBody
+from mini_engine.server.service import Service
+from mini_engine.server.stream import DONE, event, race, respond_with_events
+from mini_engine.server.structure import structure_of
+from mini_engine.server.thoughts import Thoughts
+from mini_engine.server.tools import calls_in, tool_structure
+
+
+class Chat:
+    """One request: what it asks, and how its answers are written."""
+
+    def __init__(self, service: Service, body: ChatBody) -> None:
+        """Check the request. Raises ``ApiError``."""
+        service.check_model(body.model)
+        self.service, self.body = service, body
+        tools = tool_structure(body)
+        self.structure = tools or structure_of(body)
+        self.calls_tools = tools is not None
+        if tools is not None and structure_of(body) is not None:
+            raise ApiError(400, "tool_choice and another structure are given; leave one", "tool_choice")
+        options = body.chat_template_kwargs
+        think = options is None or options.enable_thinking is not False
+        ids = service.encode_chat(body.messages, think, body.tools if self.calls_tools else None)
+        wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        self.prompt = service.truncate(ids, body, 1 if wanted is None else wanted)
+        if wanted is None:
+            service.check_length(len(self.prompt), 1, "messages")
+            wanted = service.max_model_len - len(self.prompt)
+        service.check_length(len(self.prompt), wanted, "messages")
+        self.score_only = wanted == 0
+        if body.stream and body.prompt_logprobs is not None:
+            raise ApiError(400, "log-probabilities of the prompt cannot be streamed; set stream to false", "stream")
+        self.thinks = think and service.can_think
+        about = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
+        reasoning = {"reasoning": True} if self.thinks and self.structure is not None else {}
+        self.params = service.params(body, wanted, self.structure, **about, **reasoning)
+        self.head = {
+            "id": f"chatcmpl-{uuid4().hex}",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": service.model_name,
+        }
+
+    async def submit(self, job: Job) -> None:
+        """Queue the chat. Raises ``ApiError``."""
+        options = {"cache_key": self.body.cache_salt, "score_only": self.score_only}
+        start = self.body.prompt_logprobs_start or 0
+        await job.submit([self.prompt], self.params, self.structure, prompt_logprobs_start=start, **options)
+
+    async def answer(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        async with Job(self.service) as job:
+            await self.submit(job)
+            outputs = list(chain.from_iterable(await job.results()))
+            choices = [self.choice(index, output) for index, output in enumerate(outputs)]
+            answer: dict[str, Any] = {**self.head, "choices": choices, "usage": job.usage}
+            if self.body.prompt_logprobs is not None:
+                answer["prompt_logprobs"] = prompt_table(self.service.texts, outputs[0].prompt_logprobs or ())
+            return answer
+
+    def choice(self, index: int, output: RequestOutput) -> dict[str, Any]:
+        """Return a choice of the whole answer."""
+        thoughts = Thoughts(self.thinks)
+        pieces = [thoughts.add(output.text), thoughts.flush()]
+        thought, text = ("".join(parts) for parts in zip(*pieces, strict=True))
+        text += self.stop_text(output.matched)
+        calls = calls_in(text, self.body) if self.calls_tools else []
+        message: dict[str, Any] = {"role": "assistant", "content": None if calls else text, "refusal": None}
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(self.service.texts, output.logprobs) if self.body.logprobs else None,
+            "finish_reason": "tool_calls" if calls else output.finish_reason,
+            "stop_reason": self.service.stop_reason(output.matched),
+        }
+
+    def stop_text(self, matched: int | str | None) -> str:
+        """Return the stop string that ended an answer, if it is to be in the text."""
+        wanted = self.body.include_stop_str_in_output or self.body.no_stop_trim
+        return matched if wanted and isinstance(matched, str) else ""
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer as events: one write for a step, chunks for each choice that has something new."""
+        async with Job(self.service) as job:
+            await self.submit(job)
+            handle, options = job.handles[0], self.body.stream_options
+            choices = [ChoiceStream(self, index, handle) for index in range(len(handle.names))]
+            async for new in job.steps():
+                data = b"".join(chunk for index, delta in new for chunk in choices[index].chunks(delta))
+                if data:
+                    yield data
+            end = b""
+            if options and options.include_usage:
+                end = event({**self.head, "choices": [], "usage": job.usage})
+            yield end + DONE
+
+
+class ChoiceStream:
+    """What one choice of a stream has not shown yet."""
+
+    def __init__(self, chat: Chat, index: int, handle: Handle) -> None:
+        """Begin with nothing shown."""
+        self.chat, self.index, self.handle = chat, index, handle
+        self.thoughts = Thoughts(chat.thinks)
+        self.reports: list[Report] = []  # of tokens whose text is not shown yet
+        self.num_tokens, self.has_begun = 0, False
+        self.written = ""  # by a choice that calls tools: it is read at the end
+
+    def chunks(self, delta: Delta) -> Iterator[bytes]:
+        """Yield the chunks that ``delta`` completes: the role first, then text, then the end. Mutates."""
+        if not self.has_begun:
+            self.has_begun = True
+            yield self.chunk({"role": "assistant", "content": ""})
+        self.num_tokens += delta.token_id is not None
+        if delta.logprobs is not None:
+            self.reports.append(delta.logprobs)
+        thought, text = self.thoughts.add(delta.text)
+        reason, matched = delta.finish_reason, None
+        if reason is not None:
+            matched = self.handle.outputs[delta.request_id].matched
+            last_thought, last_text = self.thoughts.flush()
+            thought, text = thought + last_thought, text + last_text + self.chat.stop_text(matched)
+        if self.chat.calls_tools:
+            self.written += text
+            text = ""
+        own = {"reasoning_content": thought} if thought else {}
+        if text:
+            own["content"] = text
+        if own or (reason is not None and self.reports):
+            yield self.chunk(own or {"content": ""}, with_reports=True)
+        if reason is not None:
+            yield from self.end(reason, matched)
+
+    def end(self, reason: str, matched: int | str | None) -> Iterator[bytes]:
+        """Yield the calls, if the answer is calls, and the chunk that says why it ended."""
+        if self.chat.calls_tools:
+            calls = calls_in(self.written, self.chat.body)
+            if calls:
+                yield self.chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
+                reason = "tool_calls"
+            elif self.written:
+                yield self.chunk({"content": self.written})
+        yield self.chunk({}, finish_reason=reason, stop_reason=self.chat.service.stop_reason(matched))
+
+    def chunk(self, delta: dict[str, Any], with_reports: bool = False, **end: Any) -> bytes:
+        """Return a chunk as an event. Mutates what is still to be reported."""
+        chat, choice = self.chat, {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None, **end}
+        if with_reports and chat.body.logprobs:
+            choice["logprobs"] = chat_logprobs(chat.service.texts, self.reports)
+            self.reports = []
+        data: dict[str, Any] = {**chat.head, "choices": [choice]}
+        options = chat.body.stream_options
+        if options is not None and options.continuous_usage_stats:
+            data["usage"] = usage(len(self.handle.prompt_ids), self.num_tokens)
+        return event(data)
+
+
+async def chat(service: Service, body: ChatBody, request: Request) -> Response:
+    """Answer a request, plain or as a stream. Raises ``ApiError``."""
+    asked = Chat(service, body)
+    if body.stream:
+        return await respond_with_events(request.receive, asked.events())
+    return JSONResponse(await race(request.receive, asked.answer()))

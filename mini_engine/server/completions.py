@@ -1,0 +1,181 @@
+"""``POST /v1/completions``: texts that go on from prompts."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from http import HTTPStatus
+from itertools import chain
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from mini_engine.outputs import Delta, RequestOutput
+from mini_engine.server.errors import ApiError
+from mini_engine.server.job import Job, usage
+from mini_engine.server.logprobs import CompletionLogprobs, prompt_table
+from mini_engine.server.schema import CompletionBody
+from mini_engine.server.service import Service
+from mini_engine.server.stream import DONE, event, race, respond_with_events
+from mini_engine.server.structure import structure_of
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class Completion:
+    """One request: what it asks, and how its answers are written."""
+
+    def __init__(self, service: Service, body: CompletionBody) -> None:
+        """Check the request. Raises ``ApiError``."""
+        service.check_model(body.model)
+        self.service, self.body = service, body
+        self.structure = structure_of(body)
+        wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        prompts = [service.truncate(ids, body, wanted) for ids in map(service.encode, prompts_of(body, service))]
+        longest = max(map(len, prompts))
+        if body.max_tokens is None:
+            wanted = max(min(wanted, service.max_model_len - longest), 1)
+        service.check_length(longest, wanted, "prompt")
+        self.prompts, self.score_only = prompts, wanted == 0
+        self.check_stream()
+        more: dict[str, Any] = {"best_of": body.best_of, "logprobs": body.logprobs}
+        if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+            more["prompt_logprobs"] = body.logprobs
+        self.params = service.params(body, wanted, self.structure, **more)
+        self.head = {
+            "id": f"cmpl-{uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": service.model_name,
+        }
+
+    def check_stream(self) -> None:
+        """Raise ``ApiError`` for what is known at the end alone and so cannot be streamed."""
+        body = self.body
+        if body.stream and (body.best_of or 1) > (body.n or 1):
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST, "best_of cannot be streamed: set it to n, or stream to false", "best_of"
+            )
+        if body.stream and (body.prompt_logprobs is not None or (body.echo and body.logprobs is not None)):
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST,
+                "log-probabilities of the prompt cannot be streamed; set stream to false",
+                "stream",
+            )
+
+    async def submit(self, job: Job) -> None:
+        """Queue the prompts. Raises ``ApiError``."""
+        options = {"cache_key": self.body.cache_salt, "score_only": self.score_only}
+        start = self.body.prompt_logprobs_start or 0
+        await job.submit(self.prompts, self.params, self.structure, prompt_logprobs_start=start, **options)
+
+    async def answer(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        async with Job(self.service) as job:
+            await self.submit(job)
+            outputs = list(chain.from_iterable(await job.results()))
+            choices = [self.choice(index, output) for index, output in enumerate(outputs)]
+            return {**self.head, "choices": choices, "usage": job.usage}
+
+    def choice(self, index: int, output: RequestOutput) -> dict[str, Any]:
+        """Return a choice of the whole answer."""
+        body, texts = self.body, self.service.texts
+        lists = None
+        if body.logprobs is not None:
+            echoed = zip(output.prompt_ids, output.prompt_logprobs or (), strict=False) if body.echo else ()
+            sampled = zip(output.token_ids, output.logprobs, strict=True)
+            lists = CompletionLogprobs(texts).lists([*echoed, *sampled])
+        own: dict[str, Any] = {
+            "index": index,
+            "text": (self.echo(output.prompt_ids) if body.echo else "") + output.text + self.stop_text(output.matched),
+            "logprobs": lists,
+            "finish_reason": output.finish_reason,
+            "stop_reason": self.service.stop_reason(output.matched),
+        }
+        if body.prompt_logprobs is not None:
+            own["prompt_logprobs"] = prompt_table(texts, output.prompt_logprobs or ())
+        return own
+
+    def echo(self, prompt_ids: list[int]) -> str:
+        """Return a prompt as text."""
+        return str(self.service.tokenizer.decode(prompt_ids, skip_special_tokens=True))
+
+    def stop_text(self, matched: int | str | None) -> str:
+        """Return the stop string that ended an answer, if it is to be in the text."""
+        wanted = self.body.include_stop_str_in_output or self.body.no_stop_trim
+        return matched if wanted and isinstance(matched, str) else ""
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer as events: one write for a step, a chunk for each choice that has something new."""
+        async with Job(self.service) as job:
+            await self.submit(job)
+            options = self.body.stream_options
+            n = len(job.handles[0].names)
+            choices = [ChoiceStream(self, i, job, job.handles[i // n]) for i in range(n * len(job.handles))]
+            async for new in job.steps():
+                data = b"".join(chunk for index, delta in new for chunk in choices[index].chunks(delta))
+                if data:
+                    yield data
+            end = b""
+            if options and options.include_usage:
+                end = event({**self.head, "choices": [], "usage": job.usage})
+            yield end + DONE
+
+
+class ChoiceStream:
+    """What one choice of a stream has not shown yet."""
+
+    def __init__(self, completion: Completion, index: int, job: Job, handle: Any) -> None:
+        """Begin, with the prompt if it is echoed."""
+        self.completion, self.index, self.handle = completion, index, handle
+        options = completion.body.stream_options
+        self.reports_usage = bool(options and options.continuous_usage_stats)
+        self.held: list[Delta] = []  # tokens whose text is not shown yet
+        self.num_tokens = 0
+        self.before = completion.echo(handle.prompt_ids) if completion.body.echo else ""
+        self.lists = CompletionLogprobs(completion.service.texts)
+        self.lists.offset = len(self.before)
+
+    def chunks(self, delta: Delta) -> Iterator[bytes]:
+        """Yield the chunk that ``delta`` completes, if it does. Mutates."""
+        self.num_tokens += delta.token_id is not None
+        self.held.append(delta)
+        text = self.before + delta.text
+        if delta.finish_reason is not None:
+            output = self.handle.outputs[delta.request_id]
+            text += self.completion.stop_text(output.matched)
+        if not text and delta.finish_reason is None:
+            return
+        held, self.held, self.before = self.held, [], ""
+        lists = None
+        if self.completion.body.logprobs is not None:
+            lists = self.lists.lists([(d.token_id, d.logprobs) for d in held if d.token_id is not None])
+        choice: dict[str, Any] = {"index": self.index, "text": text, "logprobs": lists, "finish_reason": None}
+        if delta.finish_reason is not None:
+            matched = self.completion.service.stop_reason(output.matched)
+            choice |= {"finish_reason": delta.finish_reason, "stop_reason": matched}
+        chunk = {**self.completion.head, "choices": [choice]}
+        if self.reports_usage:
+            chunk["usage"] = usage(len(self.handle.prompt_ids), self.num_tokens)
+        yield event(chunk)
+
+
+def prompts_of(body: CompletionBody, service: Service) -> list[Any]:
+    """Return the prompts, each a text or ids. Raises ``ApiError`` for none, an empty one, or too many."""
+    prompt: Any = body.prompt
+    many = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    if len(many) > service.limits.max_prompts:
+        raise ApiError(
+            HTTPStatus.BAD_REQUEST, f"{len(many)} prompts; at most {service.limits.max_prompts} are answered", "prompt"
+        )
+    if not all(len(each) for each in many):
+        raise ApiError(HTTPStatus.BAD_REQUEST, "a prompt is empty; give at least 1 token", "prompt")
+    return many
+
+
+async def complete(service: Service, body: CompletionBody, request: Request) -> Response:
+    """Answer a request, plain or as a stream. Raises ``ApiError``."""
+    completion = Completion(service, body)
+    if body.stream:
+        return await respond_with_events(request.receive, completion.events())
+    return JSONResponse(await race(request.receive, completion.answer()))

@@ -1,0 +1,118 @@
+"""One HTTP request while the engine works for it: a handle for each prompt, a deadline, and an end in every case."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from http import HTTPStatus
+from typing import Any, Self
+
+from mini_engine.async_engine import Handle
+from mini_engine.outputs import Delta, RequestOutput
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.server.errors import ApiError, bad_request
+from mini_engine.server.service import Service
+from mini_engine.server.structure import Structure
+
+
+class Job:
+    """An asynchronous context: leaving it aborts what has not ended."""
+
+    def __init__(self, service: Service) -> None:
+        """Begin without prompts."""
+        self.service, self.handles = service, list[Handle]()
+        self.news = asyncio.Event()
+        self.is_late = False
+
+    async def __aenter__(self) -> Self:
+        """Start the clock of the deadline."""
+        loop = asyncio.get_running_loop()
+        self.deadline = loop.call_later(self.service.limits.timeout_s, self.expire)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Abort what has not ended."""
+        self.deadline.cancel()
+        for handle in self.handles:
+            self.service.engine.abort(handle.id)
+
+    def expire(self) -> None:
+        """Abort everything, because the time is up. Mutates."""
+        self.is_late = True
+        for handle in self.handles:
+            self.service.engine.abort(handle.id)
+
+    async def submit(
+        self, prompts: Sequence[list[int]], params: SamplingParams, structure: Structure | None, **options: Any
+    ) -> None:
+        """Queue every prompt. Raises ``ApiError``. Mutates."""
+        if self.service.is_ending:
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down")
+        self.service.engine.check_room(len(prompts) * params.num_samples)  # all of them or none
+        names = {} if structure is None else {structure.kind: structure.param}
+        names |= {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+        for ids in prompts:
+            try:
+                handle = await self.service.engine.submit(ids, params, **options)
+            except ValueError as error:
+                raise bad_request(error, names) from error
+            handle.news = self.news
+            self.handles.append(handle)
+            if self.is_late:
+                self.expire()
+
+    async def steps(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """Yield what is new, as often as there is something, each delta with the number of its choice.
+
+        Raises ``ApiError`` if an answer fails or is aborted.
+        """
+        places = {name: place for place, name in enumerate(name for handle in self.handles for name in handle.names)}
+        while True:
+            self.news.clear()
+            if new := [delta for handle in self.handles for delta in handle.take()]:
+                for delta in new:
+                    self.check(delta.finish_reason, delta.error)
+                yield [(places[delta.request_id], delta) for delta in new]
+            elif all(handle.is_finished for handle in self.handles):
+                return
+            else:
+                await self.news.wait()
+
+    async def results(self) -> list[list[RequestOutput]]:
+        """Wait for the end; return the answers to each prompt, the likeliest ``n``. Raises as ``steps`` does."""
+        answers = [await handle.results() for handle in self.handles]
+        for output in (output for handle in self.handles for output in handle.outputs.values()):
+            self.check(output.finish_reason, output.error)
+        return answers
+
+    def check(self, reason: str | None, error: str | None) -> None:
+        """Raise ``ApiError`` for an answer that did not end well."""
+        if reason == "error":
+            raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the request failed: {error}")
+        if reason == "abort" and self.is_late:
+            seconds = self.service.limits.timeout_s
+            raise ApiError(
+                HTTPStatus.GATEWAY_TIMEOUT, f"the answer took longer than {seconds:g} s; ask for fewer tokens"
+            )
+        if reason == "abort":
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "the request was aborted because the server is shutting down"
+            )
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens of the prompts, each counted once, and of all answers that were generated and have ended."""
+        firsts = [handle.outputs.get(handle.names[0]) for handle in self.handles]
+        ended = [output for handle in self.handles for output in handle.outputs.values()]
+        cached = sum(first.num_cached_tokens for first in firsts if first is not None)
+        return usage(
+            sum(len(handle.prompt_ids) for handle in self.handles), sum(len(o.token_ids) for o in ended), cached
+        )
+
+
+def usage(num_prompt: int, num_completion: int, num_cached: int = 0) -> dict[str, Any]:
+    """Return the ``usage`` object."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }

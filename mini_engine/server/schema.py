@@ -1,0 +1,272 @@
+"""The bodies of requests. A field that is unknown is refused, and so is one that the server would have to ignore.
+
+``NEUTRAL`` has what clients send although it changes nothing: such a field is taken at these values alone.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # they never change an answer
+NEUTRAL: dict[str, tuple[Any, ...]] = {  # null is neutral too
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "prediction": (),
+    "audio": (),
+    "functions": ([],),
+    "function_call": ("none",),
+    "web_search_options": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "chat_template": (),
+    "mm_processor_kwargs": (),
+    "priority": (0,),
+    "logits_processors": ([],),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "kv_transfer_params": (),
+    "vllm_xargs": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "lora_path": (),
+    "separate_reasoning": (True,),
+    "include_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "suffix": ("",),
+}
+
+
+class Body(BaseModel):
+    """A JSON object in which every field is known, and has the type that is asked for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Body):
+    """What a stream reports besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchemaFormat(Body):
+    """A schema with a name. It is always kept to, ``strict`` or not."""
+
+    name: str
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What an answer must be."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+
+
+class StructuredOutputs(Body):
+    """One of vLLM's ways to say what an answer must be."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+
+
+class GenerationBody(Body):
+    """What completions and chats have in common. ``null`` is the same as a field left out."""
+
+    model: str | None = None
+    max_tokens: Annotated[int | None, Field(ge=0)] = None
+    n: Annotated[int | None, Field(ge=1)] = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=-1)] = None
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    prompt_logprobs_start: Annotated[int | None, Field(ge=0)] = None
+    cache_salt: Annotated[str | None, Field(min_length=1)] = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_neutral(cls, data: Any) -> Any:
+        """Take out what changes nothing. Raises ``ValueError`` for another value of such a field."""
+        if not isinstance(data, dict):
+            return data
+        for name in NEUTRAL.keys() & data.keys():
+            if data[name] is not None and data[name] not in NEUTRAL[name]:
+                raise ValueError(f"{name} is {data[name]!r}, which this server does not do; leave it out")
+        return {name: value for name, value in data.items() if name not in NEUTRAL and name not in LABELS}
+
+    @model_validator(mode="after")
+    def check_stream_options(self) -> "GenerationBody":
+        """Raise ``ValueError`` for options of a stream without a stream."""
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are only for streams; set stream to true, or leave them out")
+        return self
+
+
+Prompt = str | list[int] | list[str] | list[list[int]]
+
+
+class CompletionBody(GenerationBody):
+    """``POST /v1/completions``."""
+
+    prompt: Prompt
+    best_of: Annotated[int | None, Field(ge=1)] = None
+    echo: bool | None = None
+    logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+
+
+class ContentPart(Body):
+    """A piece of a message. Only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Body):
+    """A call that the assistant made."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call with its id."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class Message(Body):
+    """A turn of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+
+
+class Function(Body):
+    """A function that the model may call: ``parameters`` is a JSON Schema of its arguments."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A function as a tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The choice of one function."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TemplateOptions(Body):
+    """What the chat template is told."""
+
+    enable_thinking: bool | None = None
+
+
+class ChatBody(GenerationBody):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int | None, Field(ge=0)] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+    @model_validator(mode="after")
+    def check_top_logprobs(self) -> "ChatBody":
+        """Raise ``ValueError`` for alternatives without log-probabilities."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only for logprobs: true; set it, or leave top_logprobs out")
+        return self
+
+
+class TokenizeBody(Body):
+    """``POST /tokenize``: a text, or a chat as the model would read it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: Literal[False] | None = None
+    add_generation_prompt: Literal[True] | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+    @model_validator(mode="after")
+    def check_one(self) -> "TokenizeBody":
+        """Raise ``ValueError`` unless there is either a text or a chat."""
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,157 @@
+"""What every endpoint works with: the engine, the tokenizer, the limits, and what a request asks of the engine."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from mini_engine.async_engine import AsyncEngine
+from mini_engine.grammar.service import THINK_END
+from mini_engine.prompts import encode_chat, encode_text
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.server.errors import ApiError, bad_request
+from mini_engine.server.metrics import Metrics
+from mini_engine.server.schema import GenerationBody, Message, Tool
+from mini_engine.server.structure import Structure
+from mini_engine.server.token_text import TokenTexts
+
+SAME_NAMES = (
+    "top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed stop stop_token_ids ignore_eos "
+    "logit_bias allowed_token_ids n prompt_logprobs"
+).split()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server accepts. ``timeout_s``: for a request. ``drain_s``: for running requests when it is to end."""
+
+    max_body_bytes: int = 4 * 2**20
+    max_prompts: int = 128
+    max_n: int = 64
+    max_grammar_chars: int = 64 * 2**10
+    max_waiting: int = 256
+    timeout_s: float = 600.0
+    drain_s: float = 30.0
+
+
+class Service:
+    """One model behind the interface."""
+
+    def __init__(
+        self, engine: AsyncEngine, tokenizer: PreTrainedTokenizerBase, model_name: str, limits: Limits | None = None
+    ) -> None:
+        """Serve ``engine`` under the name ``model_name``."""
+        self.engine, self.tokenizer, self.model_name = engine, tokenizer, model_name
+        self.limits = limits or Limits()
+        self.metrics = Metrics(engine, model_name)
+        self.texts = TokenTexts(tokenizer)
+        self.created = int(time.time())
+        self.is_ending = False
+        driver = engine.engine.driver
+        self.max_model_len = driver.model.config.max_position_embeddings
+        self.vocab_size = driver.vocabulary.size
+        self.can_think = tokenizer.backend_tokenizer.token_to_id(THINK_END) is not None
+
+    def stop_reason(self, matched: int | str | None) -> int | str | None:
+        """Return the stop string or token that ended an answer, ``None`` for the model's own end."""
+        return None if matched in self.engine.engine.driver.eos_token_ids else matched
+
+    def abort_all(self) -> None:
+        """Abort every request. Mutates."""
+        for name in list(self.engine.handles):
+            self.engine.abort(name)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ``ApiError`` if the request is for another model."""
+        if name is not None and name != self.model_name:
+            raise ApiError(
+                HTTPStatus.NOT_FOUND,
+                f"the model {name!r} does not exist; this server has {self.model_name!r}",
+                "model",
+                "model_not_found",
+            )
+
+    def encode(self, prompt: str | list[int]) -> list[int]:
+        """Return a prompt as ids. Raises ``ApiError``."""
+        if isinstance(prompt, list):
+            self.texts.check(prompt, self.vocab_size, "prompt")
+            return prompt
+        try:
+            return encode_text(self.tokenizer, prompt)
+        except ValueError as error:
+            raise ApiError(HTTPStatus.BAD_REQUEST, str(error), "prompt") from error
+
+    def encode_chat(self, messages: Sequence[Message], think: bool, tools: Sequence[Tool] | None = None) -> list[int]:
+        """Return a chat as ids, ready for the assistant's turn. Raises ``ApiError``."""
+        extra = {"tools": [tool.model_dump(exclude_none=True) for tool in tools]} if tools else {}
+        try:
+            return encode_chat(self.tokenizer, [template_message(message) for message in messages], think, **extra)
+        except ValueError as error:
+            raise ApiError(HTTPStatus.BAD_REQUEST, str(error), "messages") from error
+
+    def truncate(self, ids: list[int], body: GenerationBody, reserve: int) -> list[int]:
+        """Return the last ``truncate_prompt_tokens`` of a prompt; -1: all that leave room for ``reserve`` more."""
+        if body.truncate_prompt_tokens is None:
+            return ids
+        most = body.truncate_prompt_tokens
+        most = self.max_model_len - reserve if most == -1 else most
+        if most < 1:
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST,
+                f"truncate_prompt_tokens leaves {most} tokens; leave 1",
+                "truncate_prompt_tokens",
+            )
+        return ids[-most:]
+
+    def check_length(self, num_prompt_tokens: int, max_tokens: int, param: str) -> None:
+        """Raise ``ApiError`` for a request that is longer than the model, in the words that clients look for."""
+        if num_prompt_tokens + max_tokens > self.max_model_len:
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST,
+                f"This model's maximum context length is {self.max_model_len} tokens. However, you requested "
+                f"{num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the {param}, {max_tokens} in the "
+                f"completion). Please reduce the length of the {param} or completion.",
+                param,
+                "context_length_exceeded",
+            )
+
+    def params(self, body: GenerationBody, max_tokens: int, structure: Structure | None, **more: Any) -> SamplingParams:
+        """Return the engine's parameters of a request. Raises ``ApiError`` naming the field at fault."""
+        if (body.n or 1) > self.limits.max_n:
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"n is {body.n}; at most {self.limits.max_n} are answered", "n")
+        if structure is not None and structure.size > self.limits.max_grammar_chars:
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST,
+                f"{structure.param} has {structure.size} characters; at most {self.limits.max_grammar_chars} are read",
+                structure.param,
+            )
+        given = {name: value for name in SAME_NAMES if (value := getattr(body, name)) is not None}
+        given["temperature"] = 1.0 if body.temperature is None else body.temperature
+        given["min_new_tokens"] = body.min_tokens or 0
+        given["bad_words"] = [ids for word in body.bad_words or () for ids in self.spellings(word)]
+        if structure is not None:
+            given |= {structure.kind: structure.value}
+        try:
+            return SamplingParams(**given, **more, max_new_tokens=max(max_tokens, 1))
+        except ValueError as error:
+            raise bad_request(
+                error, {name: name for name in (*given, *more)} | {"max_new_tokens": "max_tokens"}
+            ) from error
+
+    def spellings(self, word: str) -> list[list[int]]:
+        """Return a bad word as ids, at the beginning of a text and after a space. Raises ``ApiError``."""
+        if not word.strip():
+            raise ApiError(HTTPStatus.BAD_REQUEST, "bad_words holds an empty word", "bad_words")
+        first, later = self.encode(word.lstrip()), self.encode(" " + word.lstrip())
+        return [first, later] if len(later) == len(first) and later[0] != first[0] else [first]
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """Return a message as chat templates read it: parts are joined, and a developer is the system."""
+    parts = message.content
+    text = "".join(part.text for part in parts) if isinstance(parts, list) else parts or ""
+    role = "system" if message.role == "developer" else message.role
+    return message.model_dump(exclude_none=True) | {"role": role, "content": text}

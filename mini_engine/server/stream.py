@@ -1,0 +1,98 @@
+"""Answers that end when the client leaves, plain ones and streams of server-sent events.
+
+A client that leaves is known by a message of the protocol alone. It is raced against the work: so no middleware may
+read bodies, which would swallow the message.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mini_engine.server.errors import as_api_error
+
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+CLIENT_CLOSED = 499  # nginx's number; no client sees it
+
+
+class ClientGoneError(Exception):
+    """The client has closed the connection."""
+
+
+async def until_disconnect(receive: Receive) -> None:
+    """Wait until the client leaves. The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def race(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return what ``work`` returns; cancel it and raise ``ClientGoneError`` if the client leaves before."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(until_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+def event(data: dict[str, Any], name: str | None = None) -> bytes:
+    """Return one server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {ENCODER.encode(data)}\n\n".encode()
+
+
+async def anext_of(events: AsyncGenerator[bytes, None]) -> bytes:
+    """Return the first of ``events``."""
+    return await anext(events)
+
+
+class EventResponse(Response):
+    """Sends events as they come, and an ``error`` event if something fails on the way."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+        """Send ``first`` and then ``events``, which are closed at the end, whatever happens."""
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+        self.first, self.events = first, events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything, until the client leaves."""
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await race(receive, self.pump(send))
+        except ClientGoneError:
+            pass
+        finally:
+            await self.events.aclose()
+
+    async def pump(self, send: Send) -> None:
+        """Send the events one write each."""
+        await send({"type": "http.response.body", "body": self.first, "more_body": True})
+        try:
+            async for data in self.events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except Exception as error:
+            body = event(as_api_error(error).body, "error")
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def respond_with_events(receive: Receive, events: AsyncGenerator[bytes, None]) -> Response:
+    """Return a response that begins with the first event: an error before it still has a status of its own."""
+    try:
+        return EventResponse(await race(receive, anext_of(events)), events)
+    except BaseException:
+        await events.aclose()
+        raise

@@ -1,0 +1,56 @@
+"""A thought and the answer after it, taken apart while the text comes."""
+
+BEGIN, END = "<think>", "</think>"
+
+
+class Thoughts:
+    """Splits a text that may begin with a thought. The marks and the blank lines after them are in neither part."""
+
+    def __init__(self, thinks: bool) -> None:
+        """``thinks``: whether the text may begin with a thought; otherwise all of it is the answer."""
+        self.state = "begin" if thinks else "answer"
+        self.held = ""  # what may be a part of a mark, or blank lines around one
+        self.has_begun = False  # whether the thought has
+
+    def add(self, text: str) -> tuple[str, str]:
+        """Take more of the text and return what is new of the thought and of the answer. Mutates."""
+        self.held += text
+        thought = ""
+        if self.state == "begin":
+            self.begin()
+        if self.state == "thought":
+            thought = self.think()
+        if self.state == "gap":
+            self.held = self.held.lstrip("\n")
+            self.state = "answer" if self.held else "gap"
+        if self.state != "answer":
+            return thought, ""
+        answer, self.held = self.held, ""
+        return thought, answer
+
+    def begin(self) -> None:
+        """Find out whether there is a thought. Mutates."""
+        start = self.held.lstrip("\n")
+        if start.startswith(BEGIN):
+            self.state, self.held = "thought", start.removeprefix(BEGIN)
+        elif not BEGIN.startswith(start):
+            self.state = "answer"
+
+    def think(self) -> str:
+        """Return what is new of the thought: not what may belong to the mark at its end. Mutates."""
+        if not self.has_begun:
+            self.held = self.held.lstrip("\n")
+            self.has_begun = bool(self.held)
+        thought, mark, rest = self.held.partition(END)
+        if mark:
+            self.state, self.held = "gap", rest
+            return thought.rstrip("\n")
+        kept = max(length for length in range(len(END)) if thought.endswith(END[:length]))
+        shown = thought[: len(thought) - kept].rstrip("\n")
+        self.held = thought[len(shown) :]
+        return shown
+
+    def flush(self) -> tuple[str, str]:
+        """Return the rest when no more text comes. Mutates."""
+        rest, self.held = self.held, ""
+        return (rest.rstrip("\n"), "") if self.state == "thought" else ("", rest if self.state == "answer" else "")

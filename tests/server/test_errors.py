@@ -1,0 +1,188 @@
+"""Every error has OpenAI's form, so that its client raises the class that fits; and it names the field at fault."""
+
+import openai
+import pytest
+
+from mini_engine.server.service import Limits
+from tests.server.conftest import CONFIG, serving
+
+QUESTION = [{"role": "user", "content": "Who is Ida?"}]
+PICTURE = {"role": "user", "content": [{"type": "image_url"}]}
+COMPLETION = {"prompt": "The", "max_tokens": 3}
+CHAT = {"messages": QUESTION, "max_tokens": 3}
+
+# path, what is changed in a good body, the field at fault, a part of the message
+BAD = [
+    ("completions", {"temperature": -1}, "temperature", "from 0 to"),
+    ("completions", {"temperature": "warm"}, "temperature", "number"),
+    ("completions", {"temprature": 1}, "temprature", "not a field that this server knows"),
+    ("completions", {"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
+    ("completions", {"max_tokens": 3, "min_tokens": 5}, "min_tokens", "min_tokens is 5 and max_tokens 3"),
+    ("completions", {"n": 0}, "n", "greater than or equal to 1"),
+    ("completions", {"n": 65}, "n", "at most 64"),
+    ("completions", {"n": 2, "best_of": 1}, "best_of", "best_of is 1 and n is 2"),
+    ("completions", {"n": 1, "best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages.0.content.0.type",
+        "'text'",
+    ),
+    ("completions", {"suffix": "the end"}, "suffix", "suffix is 'the end'"),
+    ("completions", {"use_beam_search": True}, "use_beam_search", "use_beam_search is True"),
+    ("completions", {"logit_bias": {"1": 200}}, "logit_bias", "-100 to 100"),
+    ("completions", {"logit_bias": {"5000": 1}}, "logit_bias", "ids 0 to 1023"),
+    ("completions", {"prompt": []}, "prompt", "empty"),
+    ("completions", {"prompt": ""}, "prompt", "empty"),
+    ("completions", {"prompt": ["a", ""]}, "prompt", "empty"),
+    ("completions", {"prompt": [1, 5000]}, "prompt", "5000"),
+    ("completions", {"prompt": ["x"] * 129}, "prompt", "at most 128"),
+    ("completions", {"prompt": None}, "prompt", "valid string, or Input should be a valid list"),
+    ("completions", {"stream_options": {"include_usage": True}}, "stream_options", "only for streams"),
+    ("completions", {"bad_words": [" "]}, "bad_words", "empty word"),
+    ("completions", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "leaves 0 tokens"),
+    ("completions", {"regex": "("}, "regex", "unterminated"),
+    ("completions", {"regex": "a", "ebnf": "b"}, "ebnf", "leave one"),
+    ("completions", {"guided_choice": []}, "guided_choice", "at least one choice"),
+    ("completions", {"structured_outputs": {}}, "structured_outputs", "give one"),
+    ("completions", {"json_schema": "x" * 70_000}, "json_schema", "at most 65536"),
+    ("chat/completions", {"messages": []}, "messages", "at least 1"),
+    ("chat/completions", {"messages": [{"role": "cat", "content": "x"}]}, "messages.0.role", "system"),
+    ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+    ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+    ("chat/completions", {"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema"),
+    ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice", "'auto'"),
+    ("chat/completions", {"tool_choice": "required"}, "tools", "no tools"),
+    ("chat/completions", {"stop": [""]}, "stop", "at least one character"),
+]
+
+
+@pytest.mark.parametrize(("path", "change", "param", "message"), BAD, ids=[f"{b[0][:4]} {str(b[1])[:40]}" for b in BAD])
+def test_a_bad_value_is_the_clients_fault_and_its_field_is_named(http, path, change, param, message):
+    good = COMPLETION if path == "completions" else CHAT
+    response = http.post(f"/v1/{path}", json={"model": "tiny"} | good | change)
+    error = response.json()["error"]
+    assert response.status_code == 400, error
+    assert (error["type"], error["param"]) == ("invalid_request_error", param), error
+    assert message in error["message"]
+
+
+def test_a_misspelt_field_is_named_and_not_the_one_that_is_missing(http):
+    error = http.post("/v1/completions", json={"promt": "x"}).json()["error"]
+    assert error["param"] == "promt"
+
+
+def test_a_bad_schema_is_known_before_a_stream_begins(client):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "thing"}}}
+    with pytest.raises(openai.BadRequestError, match="thing") as caught:
+        client.chat.completions.create(model="tiny", messages=QUESTION, response_format=form, stream=True)
+    assert caught.value.param == "response_format"
+
+
+def test_an_overlong_prompt_is_told_in_the_words_that_clients_look_for(client):
+    words = r"This model's maximum context length is 2048 tokens\. However, you requested 3000 tokens"
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        client.completions.create(model="tiny", prompt=[1] * 2000, max_tokens=1000)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x " * 3000}])
+
+
+def test_another_model_is_not_found(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="'large' does not exist") as caught:
+        client.completions.create(model="large", prompt="x")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("org/large")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/completions", b"", 400),
+        ("POST", "/v1/completions", b"{", 400),
+        ("POST", "/v1/completions", b"[]", 400),
+        ("POST", "/v1/completions", b'"text"', 400),
+        ("POST", "/v1/completions", b"\xff\xfe{}", 400),
+        ("POST", "/v1/completions", b'{"prompt": "\\ud800", "max_tokens": 1}', 400),
+        ("POST", "/v1/completions", b'{"prompt": "x", "guided_json": {"enum": ["\\ud800"]}}', 400),
+        ("POST", "/v1/completions", b'{"prompt": "x", "temperature": NaN}', 400),
+        ("POST", "/v1/completions", b'{"prompt": "x", "temperature": 1e999}', 400),
+        ("POST", "/v1/completions", b"[" * 100_000, 400),
+        ("POST", "/v1/completions", b'{"prompt": "' + b"x" * 5_000_000 + b'"}', 413),
+        ("POST", "/v1/nothing", b"{}", 404),
+        ("GET", "/v1/completions", b"", 405),
+    ],
+)
+def test_malformed_requests_have_an_error_object(http, method, path, body, status):
+    response = http.request(method, path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == status
+    assert response.json()["error"]["message"]
+
+
+def test_a_body_without_a_length_is_cut_off_too(http):
+    response = http.post("/v1/completions", content=(b" " * 1_000_000 for _ in range(6)))
+    assert response.status_code == 413
+    assert "more than 4194304 bytes" in response.json()["error"]["message"]
+
+
+def test_a_key_is_asked_for_if_there_is_one():
+    with serving(api_key="secret") as running:
+        assert running.client().completions.create(model="tiny", **COMPLETION).choices
+        for key in ("wrong", "secre", "secrets", ""):
+            with pytest.raises(openai.AuthenticationError, match="API key"):
+                running.client().with_options(api_key=key or "x").completions.create(model="tiny", **COMPLETION)
+        with running.http() as http:
+            assert http.get("/health").status_code == 200
+            assert [http.get(path).status_code for path in ("/v1/models", "/metrics", "/nothing")] == [401] * 3
+
+
+def test_a_full_queue_a_deadline_a_failed_step_and_a_dead_engine():
+    limits = Limits(max_waiting=0, timeout_s=0.3)
+    with serving(CONFIG.serving(max_running_requests=1), limits) as running:
+        client, engine = running.client(), running.engine
+        with pytest.raises(openai.RateLimitError, match="limit of 1") as caught:
+            client.completions.create(model="tiny", prompt=["x", "y"])
+        assert caught.value.response.headers["retry-after"] == "1"
+        with pytest.raises(openai.InternalServerError, match=r"longer than 0\.3 s") as late:
+            client.completions.create(model="tiny", prompt="x", max_tokens=2000, extra_body={"ignore_eos": True})
+        assert late.value.status_code == 504
+        running.wait_until_idle()
+        sampler = engine.driver.sampler
+
+        def fail(*_):
+            engine.driver.sampler = sampler
+            raise RuntimeError("no luck")
+
+        engine.driver.sampler = fail
+        with pytest.raises(openai.InternalServerError, match="no luck"):
+            client.completions.create(model="tiny", prompt="x", stream=True)
+        assert client.completions.create(model="tiny", prompt="x").choices
+
+        def refuse():
+            raise RuntimeError("no schedule")
+
+        engine.schedule = refuse
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError, match="no schedule") as dead:
+                client.completions.create(model="tiny", prompt="x")
+            assert dead.value.status_code == 503
+        with running.http() as http:
+            assert http.get("/health").status_code == 503
+
+
+def test_a_failure_after_the_headers_is_an_error_event():
+    with serving() as running:
+        stream = running.client().completions.create(
+            model="tiny", prompt="x", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+        )
+        assert next(stream).choices
+
+        def fail(*_):
+            raise RuntimeError("no luck")
+
+        running.engine.driver.sampler = fail
+        with pytest.raises(openai.APIError, match="no luck"):
+            list(stream)
