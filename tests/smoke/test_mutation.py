@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from smoke.bank.mutation import mutants as making
-from smoke.bank.mutation.equivalent import load_equivalents, parse_equivalent
+from smoke.bank.mutation.equivalent import load_equivalents, parse_equivalents
 from smoke.bank.mutation.mutants import Mutant, bytecode, functions_of, mutants_of, mutants_of_function, parsed
 from smoke.bank.mutation.operators import changes
 from smoke.bank.mutation.trial import Fate, Trial, fates, remembering, same
@@ -40,6 +40,7 @@ def changed(code, operator):
         ("arithmetic", "a += b", ["a -= b", "a = b"]),
         ("boolean", "return a and b", ["return a or b", "return b", "return a"]),
         ("unary", "return not a", ["return a"]),
+        ("unary", "return a.sum(-1), f(a, dim=-1), a[-1]", ["return (a.sum(-1), f(a, dim=-1), a[1])"]),
         ("condition", "if a: b()", ["if not a:; b()", "if True:; b()", "if False:; b()"]),
         ("condition", "return [x for x in a if x]", ["return [x for x in a]", "return [x for x in a if not x]"]),
         ("constant", "return 3", ["return 4", "return 2", "return 0"]),
@@ -162,12 +163,12 @@ def test_every_entry_of_the_lists_names_a_mutant_and_shows_its_change():
 
 
 def test_an_entry_without_a_reason_is_refused():
-    good = {"id": "model:f/slice/123456", "change": "- a\n+ b", "reason": "the same"}
-    parse_equivalent(good)
+    good = {"reason": "the same", "changes": {"model:f/slice/123456": "- a\n+ b", "model:f/slice/123457": "- a\n+ c"}}
+    assert [(entry.id[-1], entry.change[-1]) for entry in parse_equivalents(good)] == [("6", "b"), ("7", "c")]
     with pytest.raises(ValueError, match="reason"):
-        parse_equivalent({key: good[key] for key in ("id", "change")})
+        parse_equivalents({"changes": good["changes"]})
     with pytest.raises(ValueError, match="colour"):
-        parse_equivalent(good | {"colour": "red"})
+        parse_equivalents(good | {"colour": "red"})
 
 
 NAN = float("nan")

@@ -213,6 +213,7 @@ def penalty_cases(seed: int) -> list[Case]:
         Case("frequency and presence without output", Past(prompt), strengths(1.0, 1.5, 1.5)),
         Case("all three, zeros", Past(prompt, output), strengths(1.4, 0.2, 0.1)),
         Case("repetition, a past of one token", Past((11,)), strengths(1.7)),
+        Case("repetition, a past of every token", Past(tuple(range(VOCAB))), strengths(1.3)),
     ]
 
 
@@ -323,6 +324,42 @@ def bad_word_cases(seed: int) -> list[Case]:
     ]
 
 
+# A constraint, its arguments, and the tokens of the output so far.
+IDLE: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
+    "a least length of 0": ("MinNewTokens", {"min_new_tokens": 0, "stop_token_ids": (9,), "ignore_eos": False}, ()),
+    "a least length that is reached": (
+        "MinNewTokens",
+        {"min_new_tokens": 2, "stop_token_ids": (9,), "ignore_eos": False},
+        (1, 2),
+    ),
+    "a least length without end ids": (
+        "MinNewTokens",
+        {"min_new_tokens": 2, "stop_token_ids": (), "ignore_eos": True},
+        (),
+    ),
+    "no bias": ("LogitBias", {"logit_bias": None}, ()),
+    "all ids allowed": ("AllowedTokens", {"allowed_token_ids": None}, ()),
+    "no bad words": ("BadWords", {"bad_words": ()}, (1,)),
+}
+
+
+def idle_probe(seed: int) -> Values:
+    """Start constraints that have nothing to do."""
+    from mini_engine.sampler.processors import constraints
+    from mini_engine.sampler.processors.base import History, Vocabulary
+
+    values: Values = {}
+    for name, (kind, arguments, output) in IDLE.items():
+        state = getattr(constraints, kind).start(History([3], output), arguments, Vocabulary(VOCAB, frozenset(EOS)))
+        values[name] = "nothing to do" if state is None else "a state"
+    return values
+
+
+def idle_spec(seed: int) -> Values:
+    """Expect no state, so that no step goes through the row."""
+    return dict.fromkeys(IDLE, "nothing to do")
+
+
 def tails_probe(seed: int) -> Values:
     """Ask how much of an output bad words need."""
     from mini_engine.sampler.processors.constraints import last_tokens
@@ -381,6 +418,12 @@ register(
     bad_word_cases,
     histories.without_bad_words,
     range(25),
+)
+REGISTRY.add(
+    "L4.F.idle",
+    "A constraint that has nothing to do in a row has no state there: start returns None.",
+    idle_probe,
+    bitwise(idle_spec),
 )
 REGISTRY.add(
     "L4.F.tails",
