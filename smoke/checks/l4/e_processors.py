@@ -202,6 +202,7 @@ def penalty_cases(seed: int) -> list[Case]:
     prompt, output = draw(seed, "prompt", 12), draw(seed, "output", 9, few)
     loud = draw(seed, "loud", 1)[0]
     return [
+        Case("repetition, a past of every token", Past(tuple(range(VOCAB))), strengths(1.3)),
         Case("no penalty", Past(prompt, output), strengths()),
         Case("repetition, ids 0 and V - 1 in the prompt", Past((0, 7, last, 7, 0), (0, 5, 5)), strengths(1.3)),
         Case("no penalty and the same past", Past((0, 7, last, 7, 0), (0, 5, 5)), strengths()),
@@ -213,7 +214,6 @@ def penalty_cases(seed: int) -> list[Case]:
         Case("frequency and presence without output", Past(prompt), strengths(1.0, 1.5, 1.5)),
         Case("all three, zeros", Past(prompt, output), strengths(1.4, 0.2, 0.1)),
         Case("repetition, a past of one token", Past((11,)), strengths(1.7)),
-        Case("repetition, a past of every token", Past(tuple(range(VOCAB))), strengths(1.3)),
     ]
 
 
