@@ -245,6 +245,26 @@ def test_mutants_are_killed_by_values_by_time_and_by_memory_and_an_equal_one_sur
     assert done["unimportable"].status == "crashed"
 
 
+@pytest.mark.slow
+def test_no_mutant_of_a_sample_of_every_lesson_survives():
+    """The sample is always the same. A survivor needs a check, or an entry with a reason among the equivalents."""
+    sample = mutate.sample_of_each(load_manifest().written, 2)
+    done = list(fates(sample, 2, own_checks=True))
+    assert len(done) == 2 * len(load_manifest().written)
+    assert [f"{fate.mutant.id}\n{fate.mutant.diff}" for fate in done if not fate.killed] == []
+
+
+def test_a_sample_is_the_same_every_time_and_a_new_mutant_moves_one_other_at_most():
+    mutants = [Mutant(f"m{i}", "L1.A", "f", (), (), "") for i in range(100)]
+    drawn = mutate.draw(mutants, 10, 3)
+    assert drawn == mutate.draw(mutants, 10, 3) == sorted(drawn, key=mutants.index)
+    assert drawn != mutate.draw(mutants, 10, 4)
+    assert mutate.draw(mutants, 0, 3) == mutants
+    for i in range(100):
+        more = mutate.draw([*mutants, Mutant(f"new {i}", "L1.A", "f", (), (), "")], 10, 3)
+        assert len(set(drawn) & set(more)) >= 9
+
+
 def test_what_a_file_calls_killed_is_not_run_again_and_survivors_are(tmp_path, monkeypatch):
     file = tmp_path / "run.jsonl"
     mutants = list(mutants_of(load_manifest().lesson("L3")))[:3]

@@ -129,7 +129,15 @@ def rows_failures(case: str, names: Sequence[str], before: Tensor, expected: Seq
     changed = (want != before.double()) & want.isfinite()
     near = changed & ((got.double() - want).abs() <= 1e-5 * want.abs().clamp(min=1.0))
     failures = differences(want.float(), torch.where(near, want.float(), got), None, case)
-    return [Failure(f"{f.case}, {row_name(f.place, names)}", f.place, f.expected, f.got, f.note) for f in failures]
+    return [
+        Failure(f"{f.case}, {row_name(f.place, names)}", token_name(f.place), f.expected, f.got, f.note)
+        for f in failures
+    ]
+
+
+def token_name(place: str) -> str:
+    """Return "token id 7" for "row 3, column 7"."""
+    return f"token id {place.partition(', column ')[2]}" if ", column " in place else place
 
 
 def row_name(place: str, names: Sequence[str]) -> str:
