@@ -248,9 +248,9 @@ def test_mutants_are_killed_by_values_by_time_and_by_memory_and_an_equal_one_sur
 @pytest.mark.slow
 def test_no_mutant_of_a_sample_of_every_lesson_survives():
     """The sample is always the same. A survivor needs a check, or an entry with a reason among the equivalents."""
-    sample = mutate.sample_of_each(load_manifest().written, 2)
+    sample = mutate.sample_of_each(load_manifest().written, 1)
     done = list(fates(sample, 2, own_checks=True))
-    assert len(done) == 2 * len(load_manifest().written)
+    assert len(done) == len(load_manifest().written)
     assert [f"{fate.mutant.id}\n{fate.mutant.diff}" for fate in done if not fate.killed] == []
 
 
