@@ -38,7 +38,7 @@ class LogitsHead:
         """Return the logits. ``hidden`` [T, H], ``rows`` [R] (``None``: all) -> [R, V] in the weights' dtype.
 
         Rows are taken first, so that the product is only paid for rows that are wanted. Slices are joined before the
-        scale and the cap only because that is one operation less; both act on each logit alone.
+        scale and the cap: every rank passes on its plain product.
         """
         logits = lm_head(hidden if rows is None else hidden[rows])
         if self.gather is not None:

@@ -227,9 +227,10 @@ def is_list(value: object) -> bool:
 def normal_forms(params: SamplingParams) -> dict[str, Any]:
     """Return the one form of every parameter that can be written in several ways.
 
-    A temperature below ``GREEDY_BELOW`` is 0.0. A ``top_k`` of -1, or from ``TOP_K_ALL`` on, is 0. One stop string
-    alone is a tuple of one; stop strings and ids come once each, in their order; allowed ids are sorted. A bias has
-    whole numbers as keys; an empty one, and an empty choice of processors, is ``None``. Bad words are tuples of ids.
+    A temperature is a float, and 0.0 below ``GREEDY_BELOW``. A ``top_k`` of -1, or from ``TOP_K_ALL`` on, is 0. One
+    stop string alone is a tuple of one; stop strings and ids come once each, in their order; allowed ids are sorted.
+    A bias has whole numbers as keys and floats as values; an empty one, and an empty choice of processors, is
+    ``None``. Bad words are tuples of ids.
 
     Raises ``ValueError`` for what is no token id, two bias keys that are one id, and a bias beyond ``MAX_BIAS``: minus
     infinity is a ban, and the message names ``bad_words``, the parameter for that.
@@ -278,7 +279,7 @@ def bias_form(bias: Mapping[int, float] | None) -> dict[int, float] | None:
     """Return the bias with whole-number keys (JSON makes them strings), ``None`` if it is empty."""
     form: dict[int, float] = {}
     for key, value in (bias or {}).items():
-        if isinstance(key, bool) or not str(key).isdecimal():
+        if not str(key).isdecimal():
             raise ValueError(f"logit_bias has the key {key!r}; keys are token ids")
         if int(key) in form:
             raise ValueError(f"logit_bias names token id {int(key)} twice")
@@ -295,9 +296,8 @@ def check_combinations(params: SamplingParams) -> None:
     """Raise ``ValueError`` for parameters that contradict each other, after normalisation.
 
     ``min_new_tokens`` above ``max_new_tokens``; ``best_of`` below ``n``; several samples without a temperature; an
-    empty list of allowed ids; an empty bad word; a stop string that is empty or no string, or more than
-    ``MAX_STOP_STRINGS`` of them; more than one grammar, or ``reasoning`` without any; ``min_new_tokens`` and
-    ``ignore_eos`` beside a grammar.
+    empty list of allowed ids; an empty bad word; an empty stop string, or more than ``MAX_STOP_STRINGS`` of them; more
+    than one grammar, or ``reasoning`` without any; ``min_new_tokens`` and ``ignore_eos`` together with a grammar.
     """
     if params.min_new_tokens > params.max_new_tokens:
         raise ValueError(
@@ -314,7 +314,7 @@ def check_combinations(params: SamplingParams) -> None:
         raise ValueError("allowed_token_ids is empty, so no token could ever come; use None to allow all")
     if any(not word for word in params.bad_words):
         raise ValueError("bad_words holds an empty sequence; every word needs at least one token id")
-    if any(not isinstance(text, str) or not text for text in params.stop):
+    if not all(params.stop):
         raise ValueError(f"stop is {params.stop!r}; every stop string needs at least one character")
     grammars = [kind for kind in get_args(GrammarKind) if getattr(params, kind) is not None]
     if len(grammars) > 1:

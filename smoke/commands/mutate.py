@@ -14,7 +14,7 @@ from smoke.bank.mutation.equivalent import load_equivalents
 from smoke.bank.mutation.mutants import Mutant, mutants_of
 from smoke.bank.mutation.trial import Fate, fates
 from smoke.commands.exits import Exit, stop
-from smoke.framework.manifest import load_manifest
+from smoke.framework.manifest import Lesson, load_manifest
 
 GOAL = 98.0
 
@@ -60,9 +60,17 @@ def mutate_command(
 
 
 def draw(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Return ``count`` of the mutants in their order, all of them for 0."""
-    size = min(count or len(mutants), len(mutants))
-    return [mutants[index] for index in sorted(random.Random(seed).sample(range(len(mutants)), size))]
+    """Return ``count`` of the mutants in their order, all of them for 0. A new mutant moves at most one other."""
+    lots = {mutant.id: random.Random(f"{seed} {mutant.id}").random() for mutant in mutants}
+    drawn = set(sorted(lots, key=lots.__getitem__)[: count or None])
+    return [mutant for mutant in mutants if mutant.id in drawn]
+
+
+def sample_of_each(lessons: Sequence[Lesson], count: int, seed: int = 0) -> list[Mutant]:
+    """Return ``count`` mutants of each lesson, without those that are listed as equivalent."""
+    listed = {entry.id for entry in load_equivalents()}
+    unlisted = {each.id: [m for m in mutants_of(each) if m.id not in listed] for each in lessons}
+    return [mutant for mutants in unlisted.values() for mutant in draw(mutants, count, seed)]
 
 
 def run_all(mutants: Sequence[Mutant], workers: int, time_factor: float, file: Path | None) -> list[Fate]:
@@ -108,11 +116,11 @@ def score(done: Sequence[Fate]) -> float:
     return 100 * sum(fate.killed for fate in done) / len(done) if done else 100.0
 
 
-def summary(done: Sequence[Fate]) -> list[str]:
+def summary(done: Sequence[Fate], with_tasks: bool = True) -> list[str]:
     """Return one line per task and per lesson, and how many of the killed ones only ran out of time."""
     lines = []
     for lesson in load_manifest().written:
-        parts = [(task.id, task.title) for task in lesson.tasks] + [(lesson.id, lesson.title)]
+        parts = [(task.id, task.title) for task in lesson.tasks if with_tasks] + [(lesson.id, lesson.title)]
         for name, title in parts:
             mine = [f for f in done if name in (f.mutant.task_id, f.mutant.lesson_id)]
             if mine:

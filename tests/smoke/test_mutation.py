@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from smoke.bank.mutation import mutants as making
-from smoke.bank.mutation.equivalent import load_equivalents, parse_equivalent
+from smoke.bank.mutation.equivalent import load_equivalents, parse_equivalents
 from smoke.bank.mutation.mutants import Mutant, bytecode, functions_of, mutants_of, mutants_of_function, parsed
 from smoke.bank.mutation.operators import changes
 from smoke.bank.mutation.trial import Fate, Trial, fates, remembering, same
@@ -40,6 +40,7 @@ def changed(code, operator):
         ("arithmetic", "a += b", ["a -= b", "a = b"]),
         ("boolean", "return a and b", ["return a or b", "return b", "return a"]),
         ("unary", "return not a", ["return a"]),
+        ("unary", "return a.sum(-1), f(a, dim=-1), a[-1]", ["return (a.sum(-1), f(a, dim=-1), a[1])"]),
         ("condition", "if a: b()", ["if not a:; b()", "if True:; b()", "if False:; b()"]),
         ("condition", "return [x for x in a if x]", ["return [x for x in a]", "return [x for x in a if not x]"]),
         ("constant", "return 3", ["return 4", "return 2", "return 0"]),
@@ -162,12 +163,12 @@ def test_every_entry_of_the_lists_names_a_mutant_and_shows_its_change():
 
 
 def test_an_entry_without_a_reason_is_refused():
-    good = {"id": "model:f/slice/123456", "change": "- a\n+ b", "reason": "the same"}
-    parse_equivalent(good)
+    good = {"reason": "the same", "changes": {"model:f/slice/123456": "- a\n+ b", "model:f/slice/123457": "- a\n+ c"}}
+    assert [(entry.id[-1], entry.change[-1]) for entry in parse_equivalents(good)] == [("6", "b"), ("7", "c")]
     with pytest.raises(ValueError, match="reason"):
-        parse_equivalent({key: good[key] for key in ("id", "change")})
+        parse_equivalents({"changes": good["changes"]})
     with pytest.raises(ValueError, match="colour"):
-        parse_equivalent(good | {"colour": "red"})
+        parse_equivalents(good | {"colour": "red"})
 
 
 NAN = float("nan")
@@ -242,6 +243,26 @@ def test_mutants_are_killed_by_values_by_time_and_by_memory_and_an_equal_one_sur
     assert done["endless"].status == "timeout"
     assert {done[name].status for name in ("other", "greedy", "broken")} == {"fail"}
     assert done["unimportable"].status == "crashed"
+
+
+@pytest.mark.slow
+def test_no_mutant_of_a_sample_of_every_lesson_survives():
+    """The sample is always the same. A survivor needs a check, or an entry with a reason among the equivalents."""
+    sample = mutate.sample_of_each(load_manifest().written, 1)
+    done = list(fates(sample, 2, own_checks=True))
+    assert len(done) == len(load_manifest().written)
+    assert [f"{fate.mutant.id}\n{fate.mutant.diff}" for fate in done if not fate.killed] == []
+
+
+def test_a_sample_is_the_same_every_time_and_a_new_mutant_moves_one_other_at_most():
+    mutants = [Mutant(f"m{i}", "L1.A", "f", (), (), "") for i in range(100)]
+    drawn = mutate.draw(mutants, 10, 3)
+    assert drawn == mutate.draw(mutants, 10, 3) == sorted(drawn, key=mutants.index)
+    assert drawn != mutate.draw(mutants, 10, 4)
+    assert mutate.draw(mutants, 0, 3) == mutants
+    for i in range(100):
+        more = mutate.draw([*mutants, Mutant(f"new {i}", "L1.A", "f", (), (), "")], 10, 3)
+        assert len(set(drawn) & set(more)) >= 9
 
 
 def test_what_a_file_calls_killed_is_not_run_again_and_survivors_are(tmp_path, monkeypatch):

@@ -2,8 +2,9 @@
 
 Owns: the form of an entry. Must not know: how mutants are run.
 
-An entry holds the mutant's id, its change as a person reads it, and the reason why no check can see it. An id comes
-from the changed lines: when the reference changes there, the entry no longer names a mutant and has to be judged anew.
+An entry holds one reason why no check can see a change, and the mutants that it is true of: the id of each with the
+change as a person reads it. An id comes from the changed lines: when the reference changes there, the entry no longer
+names a mutant and has to be judged anew.
 """
 
 import tomllib
@@ -15,7 +16,7 @@ from typing import Any
 from smoke.bank.bank import FOLDER, refuse_doubles
 from smoke.framework.manifest import Lesson, load_manifest, refuse_unknown, require
 
-KEYS = {"id", "change", "reason"}
+KEYS = {"reason", "changes"}
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,12 @@ def equivalents_of(lesson: Lesson) -> list[Equivalent]:
     file = FOLDER / lesson.folder / "equivalent.toml"
     raw = tomllib.loads(file.read_text()) if file.is_file() else {}
     refuse_unknown(file.name, raw, {"equivalent"})
-    return [parse_equivalent(entry) for entry in raw.get("equivalent", [])]
+    return [each for entry in raw.get("equivalent", []) for each in parse_equivalents(entry)]
 
 
-def parse_equivalent(raw: Mapping[str, Any]) -> Equivalent:
-    """Read one ``[[equivalent]]``."""
-    name = f"equivalent {raw.get('id', '(without id)')}"
+def parse_equivalents(raw: Mapping[str, Any]) -> list[Equivalent]:
+    """Read one ``[[equivalent]]``: a reason with one mutant or more."""
+    name = f"equivalent {next(iter(raw.get('changes', {})), '(without changes)')}"
     refuse_unknown(name, raw, KEYS)
     require(name, raw, KEYS)
-    return Equivalent(raw["id"], raw["change"].strip(), raw["reason"].strip())
+    return [Equivalent(each, change.strip(), raw["reason"].strip()) for each, change in raw["changes"].items()]

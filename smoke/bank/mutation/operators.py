@@ -138,6 +138,8 @@ def changes(function: ast.AST) -> Iterator[tuple[str, Place, ast.AST]]:
     for place in places(function):
         node = place.node
         for kind, name, operator in OPERATORS:
+            if name == "unary" and is_last_dimension(place.parent, node):
+                continue
             if isinstance(node, kind) and not names.excuse(name, node):
                 named = "default" if isinstance(place.parent, ast.arguments) else name
                 for new in operator(node):
@@ -242,6 +244,12 @@ def swap_boolean(node: ast.BoolOp) -> Iterator[ast.AST]:
 def drop_unary(node: ast.UnaryOp) -> Iterator[ast.AST]:
     """``not a`` -> ``a``; ``-a`` -> ``a``."""
     yield node.operand
+
+
+def is_last_dimension(parent: ast.AST, node: ast.AST) -> bool:
+    """Whether a node is the ``-1`` of ``x.sum(-1)`` or ``dim=-1``, which means the same as 1 for a matrix."""
+    stands = isinstance(parent, ast.keyword) and parent.arg in ("dim", "axis")
+    return (stands or isinstance(parent, ast.Call)) and ast.unparse(node) == "-1"
 
 
 def force_condition(node: Any) -> Iterator[ast.AST]:

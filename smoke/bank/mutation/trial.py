@@ -96,10 +96,16 @@ class Trial:
         return Fate(mutant)
 
 
-def fates(mutants: Sequence[Mutant], workers: int, time_factor: float = 1.0) -> Iterator[Fate]:
-    """Run mutants with ``workers`` servers and yield what became of each, as it comes."""
+def fates(
+    mutants: Sequence[Mutant], workers: int, time_factor: float = 1.0, own_checks: bool = False
+) -> Iterator[Fate]:
+    """Run mutants with ``workers`` servers and yield what became of each, as it comes.
+
+    ``own_checks``: leave out the checks of tasks that no mutant is of, though they may see one.
+    """
     tasks = {mutant.task_id for mutant in mutants}
-    trial = Trial([check for check in all_checks().values() if any(sees(check, task_id) for task_id in tasks)])
+    seeing = [check for check in all_checks().values() if any(sees(check, task_id) for task_id in tasks)]
+    trial = Trial([check for check in seeing if check.task_id in tasks or not own_checks])
     idle: queue.SimpleQueue[Runner] = queue.SimpleQueue()
 
     def run(mutant: Mutant) -> Fate:

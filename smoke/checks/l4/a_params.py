@@ -275,10 +275,19 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[float, ..
     "a bias of 101": ({"logit_bias": {4: 101}}, ("logit_bias", "bad_words"), (101, 100)),
     "a bias of minus infinity": ({"logit_bias": {4: -math.inf}}, ("logit_bias", "inf", "bad_words"), (100,)),
     "a bias of NaN": ({"logit_bias": {4: math.nan}}, ("logit_bias", "nan"), (100,)),
-    "a bias of True": ({"logit_bias": {4: True}}, ("logit_bias", "True"), (100,)),
+    "a bias of True": ({"logit_bias": {4: True}}, ("logit_bias", "True"), ()),
     "a bias key that is no id": ({"logit_bias": {"cat": 1.0}}, ("logit_bias", "cat"), ()),
     "a negative bias key": ({"logit_bias": {-3: 1.0}}, ("logit_bias",), (-3,)),
     "one bias key twice": ({"logit_bias": {7: 1.0, "7": 2.0}}, ("logit_bias",), (7,)),
+    "True as a bias key": ({"logit_bias": {True: 1.0}}, ("logit_bias", "True"), ()),
+    "two grammars": ({"regex": "a+", "ebnf": "root ::= 'a'"}, ("regex", "ebnf"), ()),
+    "a schema and a structural tag": ({"json_schema": {}, "structural_tag": {}}, ("json_schema", "structural_tag"), ()),
+    "reasoning without a grammar": ({"reasoning": True}, ("reasoning",), ()),
+    "a least length, ignored end ids and a grammar": (
+        {"min_new_tokens": 4, "ignore_eos": True, "regex": "a+"},
+        ("min_new_tokens", "ignore_eos"),
+        (4,),
+    ),
 }
 AGREEMENTS: dict[str, dict[str, Any]] = {
     "3 at least, 3 at most": {"min_new_tokens": 3, "max_new_tokens": 3},
@@ -288,6 +297,10 @@ AGREEMENTS: dict[str, dict[str, Any]] = {
     "one greedy answer out of one": {"n": 1, "best_of": 1},
     "32 stop strings": {"stop": [f"s{i}" for i in range(32)]},
     "one allowed id": {"allowed_token_ids": [0]},
+    "one grammar with reasoning": {"regex": "a+", "reasoning": True},
+    "a least length and a grammar": {"min_new_tokens": 4, "ebnf": "root ::= 'a'"},
+    "ignored end ids and a grammar": {"ignore_eos": True, "json_schema": {}},
+    "a least length and ignored end ids": {"min_new_tokens": 4, "ignore_eos": True},
     "id 0 everywhere": {"stop_token_ids": [0], "bad_words": [[0]], "logit_bias": {0: 1.0}},
 }
 

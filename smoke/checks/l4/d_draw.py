@@ -143,6 +143,16 @@ def crowd(seed: int) -> tuple[Tensor, list[int], list[int]]:
     return logits, [rng.randrange(2**40) for _ in range(140)], [rng.randrange(900) for _ in range(140)]
 
 
+def broad(seed: int) -> tuple[Tensor, list[int], list[int]]:
+    """Return logits [3, 70001] of a few allowed tokens each: one row has more numbers than are hashed at a time."""
+    rng = random.Random(f"broad {seed}")
+    logits = torch.full((3, 70001), BANNED)
+    for row in range(3):
+        ids = rng.sample(range(70001), 9)
+        logits[row, ids] = torch.tensor([rng.gauss(0, 1) for _ in ids])
+    return logits, [rng.randrange(2**40) for _ in range(3)], [rng.randrange(900) for _ in range(3)]
+
+
 def seeded_probe(seed: int) -> Values:
     """Draw together, alone, in reverse order, among rows that were filtered, and for many rows."""
     from mini_engine.sampler.draw import draw_seeded
@@ -153,12 +163,14 @@ def seeded_probe(seed: int) -> Values:
     together = draw_seeded(given, *rows)
     others[1::2] = others[1::2].masked_fill(others[1::2] < others[1::2].amax(-1, keepdim=True), BANNED)
     many, many_seeds, many_positions = crowd(seed)
+    wide, wide_seeds, wide_positions = broad(seed)
     return {
         "together": together,
         "row by row": torch.cat([draw_seeded(logits[i : i + 1], *(r[i : i + 1] for r in rows)) for i in range(60)]),
         "in reverse order": draw_seeded(logits.flip(0), *(r.flip(0) for r in rows)).flip(0),
         "even rows, odd ones filtered": draw_seeded(others, *rows)[::2].clone(),
         "140 rows of 32,000 tokens": draw_seeded(many, torch.tensor(many_seeds), torch.tensor(many_positions)),
+        "3 rows of 70,001 tokens": draw_seeded(wide, torch.tensor(wide_seeds), torch.tensor(wide_positions)),
         "the caller's logits": given,
     }
 
@@ -167,7 +179,7 @@ def seeded_spec(seed: int) -> Values:
     """Draw row by row."""
     logits, seeds, positions = seeded_rows(seed)
     ids = torch.tensor([spec.seeded(*row) for row in zip(logits.tolist(), seeds, positions, strict=True)])
-    many = crowd(seed)
+    many, wide = crowd(seed), broad(seed)
     return {
         "together": ids,
         "row by row": ids,
@@ -175,6 +187,9 @@ def seeded_spec(seed: int) -> Values:
         "even rows, odd ones filtered": ids[::2].clone(),
         "140 rows of 32,000 tokens": torch.tensor(
             [spec.seeded(*row) for row in zip(many[0].tolist(), many[1], many[2], strict=True)]
+        ),
+        "3 rows of 70,001 tokens": torch.tensor(
+            [spec.seeded(*row) for row in zip(wide[0].tolist(), wide[1], wide[2], strict=True)]
         ),
         "the caller's logits": logits,
     }

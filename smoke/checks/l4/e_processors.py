@@ -129,7 +129,15 @@ def rows_failures(case: str, names: Sequence[str], before: Tensor, expected: Seq
     changed = (want != before.double()) & want.isfinite()
     near = changed & ((got.double() - want).abs() <= 1e-5 * want.abs().clamp(min=1.0))
     failures = differences(want.float(), torch.where(near, want.float(), got), None, case)
-    return [Failure(f"{f.case}, {row_name(f.place, names)}", f.place, f.expected, f.got, f.note) for f in failures]
+    return [
+        Failure(f"{f.case}, {row_name(f.place, names)}", token_name(f.place), f.expected, f.got, f.note)
+        for f in failures
+    ]
+
+
+def token_name(place: str) -> str:
+    """Return "token id 7" for "row 3, column 7"."""
+    return f"token id {place.partition(', column ')[2]}" if ", column " in place else place
 
 
 def row_name(place: str, names: Sequence[str]) -> str:
@@ -202,6 +210,7 @@ def penalty_cases(seed: int) -> list[Case]:
     prompt, output = draw(seed, "prompt", 12), draw(seed, "output", 9, few)
     loud = draw(seed, "loud", 1)[0]
     return [
+        Case("repetition, a past of every token", Past(tuple(range(VOCAB))), strengths(1.3)),
         Case("no penalty", Past(prompt, output), strengths()),
         Case("repetition, ids 0 and V - 1 in the prompt", Past((0, 7, last, 7, 0), (0, 5, 5)), strengths(1.3)),
         Case("no penalty and the same past", Past((0, 7, last, 7, 0), (0, 5, 5)), strengths()),
@@ -323,6 +332,42 @@ def bad_word_cases(seed: int) -> list[Case]:
     ]
 
 
+# A constraint, its arguments, and the tokens of the output so far.
+IDLE: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
+    "a least length of 0": ("MinNewTokens", {"min_new_tokens": 0, "stop_token_ids": (9,), "ignore_eos": False}, ()),
+    "a least length that is reached": (
+        "MinNewTokens",
+        {"min_new_tokens": 2, "stop_token_ids": (9,), "ignore_eos": False},
+        (1, 2),
+    ),
+    "a least length without end ids": (
+        "MinNewTokens",
+        {"min_new_tokens": 2, "stop_token_ids": (), "ignore_eos": True},
+        (),
+    ),
+    "no bias": ("LogitBias", {"logit_bias": None}, ()),
+    "all ids allowed": ("AllowedTokens", {"allowed_token_ids": None}, ()),
+    "no bad words": ("BadWords", {"bad_words": ()}, (1,)),
+}
+
+
+def idle_probe(seed: int) -> Values:
+    """Start constraints that have nothing to do."""
+    from mini_engine.sampler.processors import constraints
+    from mini_engine.sampler.processors.base import History, Vocabulary
+
+    values: Values = {}
+    for name, (kind, arguments, output) in IDLE.items():
+        state = getattr(constraints, kind).start(History([3], output), arguments, Vocabulary(VOCAB, frozenset(EOS)))
+        values[name] = "nothing to do" if state is None else "a state"
+    return values
+
+
+def idle_spec(seed: int) -> Values:
+    """Expect no state, so that no step goes through the row."""
+    return dict.fromkeys(IDLE, "nothing to do")
+
+
 def tails_probe(seed: int) -> Values:
     """Ask how much of an output bad words need."""
     from mini_engine.sampler.processors.constraints import last_tokens
@@ -381,6 +426,12 @@ register(
     bad_word_cases,
     histories.without_bad_words,
     range(25),
+)
+REGISTRY.add(
+    "L4.F.idle",
+    "A constraint that has nothing to do in a row has no state there: start returns None.",
+    idle_probe,
+    bitwise(idle_spec),
 )
 REGISTRY.add(
     "L4.F.tails",

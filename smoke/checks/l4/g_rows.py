@@ -174,9 +174,17 @@ def script_verdict(seed: int, got: Values) -> list[Failure]:
             rows = [
                 histories.processed(logits[row].tolist(), line.past, line.params, EOS) for row, line in enumerate(lines)
             ]
-            failures += rows_failures(name, [str(line.params) for line in lines], logits, rows, pair[0])
-            failures += differences(pair[1], pair[0], None, f"{name}, as if built from the histories")
+            found = rows_failures(name, [str(line.params) for line in lines], logits, rows, pair[0])
+            found += differences(pair[1], pair[0], None, f"{name}, as if built from the histories")
+            story = ", then ".join(map(told, operations[: index + 1]))
+            failures += [replace(failure, note=f"{failure.note}; operations: {story}") for failure in found]
     return failures
+
+
+def told(operation: Operation) -> str:
+    """Return an operation as a reader follows it: rows by number, and how many join."""
+    kind, value = operation
+    return f"{kind} {value}" if kind in ("filter", "cumulate") else f"{kind} with {len(value)} rows"
 
 
 REGISTRY.add(

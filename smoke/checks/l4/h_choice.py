@@ -106,7 +106,12 @@ def generator_probe(seed: int) -> Values:
     company, alone = make_batch([greedy, free, seeded, free]), make_batch([free, free])
     mixed = ids_of(once(logits, company))
     one = make_batch([free])
+    broad = torch.full((5, 1 << 20), -math.inf)  # more logits than are drawn from at a time
+    broad[:, : len(DRAWN)] = torch.tensor(DRAWN)
+    first, second = make_sampler(seed), make_sampler(seed)
     return {
+        "five rows of a million tokens": ids_of(first(broad, make_batch([free] * 5))),
+        "a million tokens, one row after the other": [ids_of(second(broad[:1], one))[0] for _ in range(5)],
         "the generator after greedy and seeded rows": "as before" if untouched else "has moved",
         "unseeded rows in company": [mixed[1], mixed[3], *ids_of(once(logits[:2], alone))],
         "unseeded rows alone": ids_of(again(logits[[1, 3]], alone)) + ids_of(again(logits[:2], alone)),
@@ -121,6 +126,8 @@ def generator_verdict(seed: int, got: Values) -> list[Failure]:
     failures += differences(
         got["unseeded rows alone"], got["unseeded rows in company"], None, "unseeded rows in company"
     )
+    one_by_one = got["a million tokens, one row after the other"]
+    failures += differences(one_by_one, got["five rows of a million tokens"], None, "five rows of a million tokens")
     for name in ("many rows", "one row, many times"):
         distance = distribution.chi_square(got[name], list(DRAWN))
         if not distance < 33:  # 4 degrees of freedom: one right sampler in a million is further away
@@ -202,7 +209,16 @@ def report_probe(seed: int) -> Values:
         "log-probabilities": [None if entries is None else float(entries[0].logprob) for entries in output.logprobs],
         "tokens left by the last stage": [int(trace.stages(row)[-1].support) for row in range(len(lines))],
         "the caller's logits": logits,
+        "the caller's logits, without processors": plain_report(seed),
     }
+
+
+def plain_report(seed: int) -> Tensor:
+    """Report rows that no processor changes, after all filters, and return the caller's logits."""
+    params = {"temperature": 0.6, "top_k": 3, "seed": 5, "logprobs": 2, "logprobs_mode": "processed"}
+    logits = wide_logits(4, seed)
+    make_sampler(seed)(logits, make_batch([Line(PAST, params)] * 4))
+    return logits
 
 
 def report_verdict(seed: int, got: Values) -> list[Failure]:
@@ -220,6 +236,8 @@ def report_verdict(seed: int, got: Values) -> list[Failure]:
     failures = differences(got["ids"], got["ids with a trace"], None, "ids with a trace")
     failures += differences(reported, got["log-probabilities"], 1e-5, "log-probabilities of the chosen tokens")
     failures += differences(left, got["tokens left by the last stage"], None, "tokens left, by the trace")
+    plain = "the caller's logits, without processors"
+    failures += differences(wide_logits(4, seed), got[plain], None, plain)
     return failures + differences(logits, got["the caller's logits"], None, "the caller's logits")
 
 

@@ -342,6 +342,68 @@ REGISTRY.add(
 )
 
 
+# The parameters of rows that are sampled together, the order, and the filters that some row needs.
+NEEDED: dict[str, tuple[list[dict[str, Any]], str, list[str]]] = {
+    "temperature alone": ([{}], "sequential", ["temperature"]),
+    "top-k 1": ([{"top_k": 1}], "sequential", ["temperature", "top-k"]),
+    "top-p": ([{"top_p": 0.99}], "sequential", ["temperature", "top-p"]),
+    "min-p": ([{"min_p": 0.01}], "sequential", ["temperature", "min-p"]),
+    "all in one row": (
+        [{"min_p": 0.1, "top_p": 0.5, "top_k": 3}],
+        "sequential",
+        ["temperature", "top-k", "top-p", "min-p"],
+    ),
+    "each in another row": (
+        [{"min_p": 0.1}, {"top_p": 0.5}, {"top_k": 3}],
+        "sequential",
+        ["temperature", "top-k", "top-p", "min-p"],
+    ),
+    "top-k, jointly": ([{"top_k": 2}], "joint", ["temperature", "top-k"]),
+    "top-p, jointly": ([{"top_p": 0.9}], "joint", ["temperature", "top-p"]),
+    "both, jointly": (
+        [{"top_k": 2}, {"top_p": 0.9, "min_p": 0.1}],
+        "joint",
+        ["temperature", "top-k and top-p", "min-p"],
+    ),
+}
+
+
+def names_probe(seed: int) -> Values:
+    """Ask for the filters of drawn rows, and for the names that a trace shows."""
+    from mini_engine.sampler.trace import SamplingTrace
+
+    values: Values = {}
+    for name, (rows, order, _) in NEEDED.items():
+        batch = make_batch([Line(PAST, {"temperature": 0.7, "seed": 1, **params}) for params in rows])
+        trace = SamplingTrace()
+        sampler = make_sampler(filter_order=order, trace=trace)
+        sampler(wide_logits(len(rows), seed), batch)
+        values[name] = {
+            "filters": [str(stage) for stage, _ in sampler.filters(batch, list(range(len(rows))))],
+            "trace": [str(stage) for stage, _, _ in trace.records],
+        }
+    return values
+
+
+def names_verdict(seed: int, got: Values) -> list[Failure]:
+    """Ask for the needed ones in order; one that no row needs changes nothing and may stand between."""
+    known = ("logits", "temperature", "top-k and top-p", "top-k", "top-p", "min-p")
+    failures = []
+    for name, (_, _, needed) in NEEDED.items():
+        for where, names in got[name].items():
+            if [each for each in names if each in needed] != needed or not set(names) <= set(known):
+                failures.append(Failure(f"{name}: {where}", "names", str(needed), str(names)))
+    return failures
+
+
+REGISTRY.add(
+    "L4.H.names",
+    "The filters that some row needs come in order and under their names, also in a trace.",
+    names_probe,
+    names_verdict,
+)
+
+
 def mask_probe(seed: int) -> Values:
     """Let a registered processor allow only id 5 of one row, and a grammar ban id 5 of both rows."""
     from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary

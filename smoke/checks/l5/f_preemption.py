@@ -175,12 +175,14 @@ def finish_probe(seed: int) -> Values:
             others = others_than(person)
             requests = put(scheduler, [*others, person])
             request = requests[person.name]
+            request.num_scheduled_tokens = 3 if person.state == "running" else 0
             scheduler.finish(request, reason)
             scheduler.finish(request, "abort" if reason == "stop" else "stop")
             values[f"{name}, {reason}"] = {
                 **state_of(scheduler, {}),
                 "state": [str(request.state.value), len(request.pages), request.num_preemptions],
                 "reason": str(request.finish_reason),
+                "scheduled": request.num_scheduled_tokens,
                 "output": list(request.output_ids),
                 "pages of others": sum(len(r.pages) for r in requests.values() if r is not request),
             }
@@ -201,6 +203,7 @@ def finish_spec(seed: int) -> Values:
                 "requests": {},
                 "state": ["finished", 0, person.preemptions],
                 "reason": reason,
+                "scheduled": 0,
                 "output": output_of(person),
                 "pages of others": held,
             }

@@ -85,6 +85,8 @@ def step_cases(seed: int) -> dict[str, Case]:
         "nobody is there": Case(Rules(100, preemption=True), ()),
         "4 rows for them, with preemption": Case(Rules(100, budget=4, preemption=True), shared),
     }
+    nearly = running(0, 11, 9, computed=9, pages=11)
+    found["1 row: a decode goes before the last 2 tokens of a prompt"] = Case(Rules(100, budget=1), (nearly, decoding))
     short = Rules(19, budget=9, preemption=True)
     edge = tuple(running(index, 5, 4, outputs=index, computed=4 + index, pages=4 + index) for index in (1, 2, 3))
     found["no page for the newest tokens, and one waits"] = Case(short, (*edge, waiting(0, 1, 1)))

@@ -221,7 +221,7 @@ def failing_probe(seed: int) -> Values:
         engine = build_engine(
             case, weights=weights, batch_invariant=True, max_running_requests=5, page_size=4, num_pages=40
         )
-        clean = watch_pool(engine)
+        clean, fills = watch_pool(engine)
         run = drive(engine, plans, given, rng=random.Random(seed))
         driver = l4.build_driver(case, weights=weights, batch_invariant=True)
         for index, plan in enumerate(plans):
@@ -229,14 +229,24 @@ def failing_probe(seed: int) -> Values:
             if index not in WHY:
                 values[f"request {index}"]["alone"] = alone(driver, given[index], plan.params)
     values["no NaN in the pool"] = clean
+    values["filled with"] = sorted(set(fills))
     values["all pages free"] = run["all pages free"]
     return values
 
 
-def watch_pool(engine: Any) -> list[bool]:
-    """Note after every step whether the pool is free of NaN: a failed request's step computes all of it. Mutates."""
+def watch_pool(engine: Any) -> tuple[list[bool], list[float]]:
+    """Note after every step whether the pool is free of NaN: a failed request's step computes all of it. Mutates.
+
+    Also notes what pages are filled with.
+    """
     plain = engine.step
+    fill = engine.pool.fill
     clean = list[bool]()
+    fills = list[float]()
+
+    def noted(pages: Any, value: float) -> None:
+        fills.append(float(value))
+        fill(pages, value)
 
     def step() -> Any:
         output = plain()
@@ -244,7 +254,8 @@ def watch_pool(engine: Any) -> list[bool]:
         return output
 
     engine.step = step
-    return clean
+    engine.pool.fill = noted
+    return clean, fills
 
 
 def failing_verdict(seed: int, got: Values) -> list[Failure]:
@@ -252,6 +263,8 @@ def failing_verdict(seed: int, got: Values) -> list[Failure]:
     clean = got["no NaN in the pool"]
     failures = differences([True] * len(clean), clean, None, "the pool holds no NaN, step by step")
     failures += differences(True, got["all pages free"], None, "all pages are free when all are done")
+    if got["filled with"] not in ([], [0.0]):
+        failures.append(Failure("pages of a failed request", "filled with", "0.0", str(got["filled with"])))
     for index, plan in enumerate(FAILING):
         name = f"request {index} {plan.params}"
         parts = got[f"request {index}"]
@@ -275,6 +288,37 @@ REGISTRY.add(
     failing_probe,
     failing_verdict,
     seconds=30.0,
+)
+
+
+def asked_probe(seed: int) -> Values:
+    """Run three requests, of which two end before the third, and note who is asked for forced tokens in each step."""
+    case = random_case(l3.SMALL, seed)
+    engine = build_engine(case, max_running_requests=3)
+    names = [
+        engine.add_request(Plan(3, {}).prompt(case, seed, index), make_params({"max_new_tokens": most}))
+        for index, most in enumerate((2, 4, 1))
+    ]
+    asked = list[str]()
+    engine.append_forced = lambda request: asked.append(request.request_id)
+    steps = []
+    for _ in range(4):
+        engine.step()
+        steps.append(sorted(names.index(name) for name in asked))
+        asked.clear()
+    return {"asked in each step": steps}
+
+
+def asked_spec(seed: int) -> Values:
+    """Ask those that have a new token and go on."""
+    return {"asked in each step": [[0, 1], [1], [1], []]}
+
+
+REGISTRY.add(
+    "L5.J.forced",
+    "After each step every request that goes on is asked for forced tokens, and none that has finished.",
+    asked_probe,
+    bitwise(asked_spec),
 )
 
 

@@ -136,6 +136,9 @@ def copy_probe(seed: int) -> Values:
         engine.copy_prefix(chunk, source.request)
         own_report = target.output.prompt_logprobs is not source.output.prompt_logprobs
         values[name] = {"pool": pool, "report": table_of(target.output.prompt_logprobs), "own report": own_report}
+        target.output.prompt_logprobs = [None, None]
+        engine.copy_prefix(chunk, source.request)
+        values[name]["a longer report stays"] = len(target.output.prompt_logprobs)
     return values
 
 
@@ -149,7 +152,7 @@ def copy_spec(seed: int) -> Values:
             for place in range(first, first + count):
                 source, target = (pages[place // size] * size + place % size for pages in (theirs, own))
                 tensor[:, target] = tensor[:, source]
-        values[name] = {"pool": pool, "report": [None], "own report": True}
+        values[name] = {"pool": pool, "report": [None], "own report": True, "a longer report stays": 2}
     return values
 
 
@@ -371,7 +374,7 @@ def orphans_probe(seed: int) -> Values:
     values["refused"] = []
     for wrong in ([], [5] * 40, [5, case.vocab_size]):
         answers = [engine.take_output(name) for name in engine.add_samples(wrong, make_params(orphan_params(n=3)))]
-        values["refused"].append([[a.finish_reason, a.error is not None, list(a.token_ids)] for a in answers])
+        values["refused"].append([[a.finish_reason, isinstance(a.error, str), list(a.token_ids)] for a in answers])
     values["work after refusals"] = engine.scheduler.has_work
     return values
 

@@ -76,7 +76,16 @@ def cases_probe(seed: int) -> Values:
         given[0].append(-5)
         given[1].append(-5)
         values[name]["later"] = list(cache.match(list(tokens), key).pages)
+        values[name]["of tuples"] = tuples_hit(tokens, pages, key, priority)
     return values
+
+
+def tuples_hit(tokens: list[int], pages: list[int], key: str | None, priority: int) -> list[int]:
+    """Insert the same where every sequence is a tuple, and return the pages of the hit."""
+    cache = make_cache(SIZE)
+    for before, own, *more in BEFORE:
+        cache.insert(tuple(before), tuple(own), *more)
+    return list(cache.insert(tuple(tokens), tuple(pages), key, priority).pages)
 
 
 def cases_verdict(seed: int, got: Values) -> list[Failure]:
@@ -93,6 +102,7 @@ def cases_verdict(seed: int, got: Values) -> list[Failure]:
             "the caller's lists": [tokens, pages],
             "again": hit,
             "later": hit,
+            "of tuples": hit,
             "inserted": prefixes.statistics["inserted"],
         }
         failures += differences(expected, {part: values[part] for part in expected}, None, name)

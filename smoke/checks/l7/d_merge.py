@@ -55,6 +55,10 @@ def to_merge(seed: int) -> dict[str, Automaton]:
         "the start accepts": ([[1], [2], [1]], [True, False, True]),
         "the start does not": ([[1], [0]], [False, True]),
         "twins after a choice": ([[1, 2], [3, -1], [4, -1], [-1, -1], [-1, -1]], [False, False, False, True, True]),
+        "three accept in two ways, and four of the others differ": (
+            [[1, 2], [3, 4], [-1, -1], [0, 5], [0, 5], [6, 7], [1, 2], [0, 7]],
+            [True, True, True, False, False, False, True, False],
+        ),
         "twins that lead to each other": ([[1, 2], [2, 3], [1, 3], [DEAD, DEAD]], [False, False, False, True]),
     }
     for length in (5, 30):

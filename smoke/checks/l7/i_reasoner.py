@@ -171,6 +171,9 @@ def ways_probe(seed: int) -> Values:
                 refused.append(place)
             states.append(state(grammar))
         values[name] = {"states": states, "refused": refused, "calls": calls}
+    thinking = build(True)
+    thinking.inner.said = [STOP]
+    values["a thought before an answer that is over"] = [thinking.is_terminated(), thinking.is_complete()]
     return values
 
 
@@ -190,6 +193,7 @@ def ways_spec(seed: int) -> Values:
                 refused.append(place)
             states.append(story.state())
         values[name] = {"states": states, "refused": refused, "calls": calls}
+    values["a thought before an answer that is over"] = [False, False]
     return values
 
 

@@ -338,6 +338,8 @@ def wait_probe(seed: int) -> Values:
     values["one is ready"] = timed_poll(queue, 5.0)
     queue.drop("r0")
     values["nobody waits"] = timed_poll(queue, 5.0)
+    queue.submit("r3", ("regex", "c"))
+    values["none ends"] = timed_poll(queue, 0.3)
     return values
 
 
@@ -355,6 +357,8 @@ def wait_verdict(seed: int, got: Values) -> list[Failure]:
         failures += differences(ready, got[name][0], None, f"{name}: ready")
         if got[name][1] > 3.0:
             failures.append(Failure(name, "seconds", "far less than the 5 that it may wait", f"{got[name][1]:.1f}"))
+    if got["none ends"][1] < 0.25:
+        failures.append(Failure("none ends", "seconds", "the 0.3 that it may wait", f"{got['none ends'][1]:.1f}"))
     return failures
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from smoke.checks.l5.spec_text import tokenizer
@@ -366,13 +368,19 @@ def spellings_probe(seed: int) -> Values:
     from mini_engine.grammar.jump import JumpForward
     from mini_engine.grammar.tokens import TokenTable
 
-    jumper = JumpForward(tokenizer(), TokenTable(specs.token_bytes(), frozenset()))
-    return {name: [int(token) for token in jumper.spell(ids, text)] for name, (ids, text) in SPELLINGS.items()}
+    table = TokenTable(specs.token_bytes(), frozenset())
+    jumper = JumpForward(tokenizer(), table)
+    values = {name: [int(token) for token in jumper.spell(ids, text)] for name, (ids, text) in SPELLINGS.items()}
+    # Many a tokenizer puts a special token before each text, which does not belong into the middle of an answer.
+    beginning = Tokenizer.from_str(tokenizer().to_str())
+    beginning.post_processor = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1020)])
+    return {**values, "a tokenizer that marks the beginning": JumpForward(beginning, table).spell([], "Once upon")}
 
 
 def spellings_verdict(seed: int, got: Values) -> list[Failure]:
     """Spell both together, and ask for the first again."""
     want = {name: specs.canonical(ids, text) for name, (ids, text) in SPELLINGS.items()}
+    want["a tokenizer that marks the beginning"] = spell("Once upon")
     return differences(want, got, None)
 
 

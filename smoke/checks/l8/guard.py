@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,12 +110,32 @@ class Guard:
         return self.put(f"an allocated tensor {list(shape)}", unwritten, margin=margin)
 
 
+def poisoned(load: Any) -> Any:
+    """Return the interpreter's ``load`` with poison, and not 0, where a mask is off and the kernel gives no ``other``.
+
+    On a GPU it can be anything.
+    """
+    from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+
+    def masked_load(builder: Any, pointers: Any, mask: Any, other: Any, *options: Any) -> Any:
+        if other is None:
+            kind = pointers.get_element_ty()
+            dtype = np.dtype(_get_np_dtype(kind))
+            other = TensorHandle(np.full(pointers.data.shape, np.nan if dtype.kind == "f" else 77, dtype), kind)
+        return load(builder, pointers, mask, other, *options)
+
+    return masked_load
+
+
 @contextmanager
 def guarded(margin: float = -7.0) -> Iterator[Guard]:
     """While this is open, ``torch.empty``, ``torch.empty_like`` and ``Tensor.new_empty`` allocate from a guard.
 
     With a ``margin`` of NaN a read outside an allocated tensor shows in the result; with a number every write does.
+    What a kernel's mask leaves out is poison, if the load names no other number for it.
     """
+    from triton.runtime.interpreter import InterpreterBuilder
+
     guard = Guard(margin)
 
     def empty(*size: Any, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
@@ -130,5 +151,6 @@ def guarded(margin: float = -7.0) -> Iterator[Guard]:
         patch.object(torch, "empty", empty),
         patch.object(torch, "empty_like", empty_like),
         patch.object(torch.Tensor, "new_empty", new_empty),
+        patch.object(InterpreterBuilder, "create_masked_load", poisoned(InterpreterBuilder.create_masked_load)),
     ):
         yield guard
