@@ -60,12 +60,16 @@ class StepOutput:
 
 
 class StepLog(deque[StepOutput]):
-    """The newest steps that computed something, without logits, which would keep memory alive. Times the step."""
+    """The newest steps that computed something, without logits, which would keep memory alive. Times the step.
+
+    ``listeners``: called with every step that did something, at its end.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Begin empty; ``clock`` returns seconds."""
         super().__init__(maxlen=LOGGED_STEPS)
         self.clock, self.num_steps = clock, 0
+        self.listeners: list[Callable[[StepOutput], None]] = []
 
     def begin(self) -> None:
         """Begin a step. Mutates."""
@@ -99,6 +103,8 @@ class StepLog(deque[StepOutput]):
         self.num_steps += 1
         if batch.chunks:
             self.append(replace(output, deltas=[without_logits(delta) for delta in deltas]))
+        for listen in self.listeners if batch.chunks or deltas else ():
+            listen(output)
         return output
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``mini-engine generate | chat | batch | cache | serve | bench``.
+"""The command line: ``mini-engine generate | chat | batch | cache | serve | play | bench``.
 
 Generated text goes to standard output, everything else to standard error. Exit codes: 0 done, 1 a task of ``--engine``
 is not written yet, 2 the input is at fault, or the answers of ``batch`` cannot be written, 130 Ctrl-C.
@@ -21,6 +21,7 @@ COMMANDS = {  # each is defined in the file of its name
     "batch": "Answer every request of FILE, many at a time, one JSON line for each as it ends. Ctrl-C loses nothing.",
     "cache": "Run PROMPTS with the radix cache and draw the tree: text, pages, uses and last use of every edge.",
     "serve": "Serve a model over HTTP, for every client of OpenAI's interface.",
+    "play": "Open a page in the browser on which one sees the engine think.",
     "bench": "Measure the engine beside a peer, in the same process.",
 }
 

@@ -18,12 +18,16 @@ from mini_engine.server.operation import add_operation
 from mini_engine.server.schema import ChatBody, CompletionBody
 from mini_engine.server.service import Service
 from mini_engine.server.stream import CLIENT_CLOSED, ClientGoneError
+from mini_engine.server.watch import add_page
 
-OPEN_PATHS = ("/health", "/version")  # no key is asked for
+OPEN_PATHS = ("/health", "/version", "/")  # no key is asked for; nor for the page's files, which send it themselves
 
 
-def create_app(service: Service, api_key: str | None = None) -> FastAPI:
-    """Return the application that serves ``service``. With an ``api_key`` every request under /v1 needs it."""
+def create_app(service: Service, api_key: str | None = None, page: bool = True) -> FastAPI:
+    """Return the application that serves ``service``. With an ``api_key`` every request under /v1 needs it.
+
+    ``page``: with the page on which one sees the engine think; it shows the texts of all requests.
+    """
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -34,6 +38,8 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     app.state.service = service
     add_handlers(app)
     add_operation(app, service)
+    if page:
+        add_page(app, service)
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
@@ -85,7 +91,7 @@ class Gate:
 
     def refusal(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
         """Return why a request is not let in, ``None`` if it is. The keys are compared in constant time."""
-        if self.api_key is not None and path not in OPEN_PATHS:
+        if self.api_key is not None and not (path in OPEN_PATHS or path.startswith("/page/")):
             kind, _, key = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self.api_key.encode()):
                 return ApiError(

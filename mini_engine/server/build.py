@@ -12,6 +12,8 @@ from mini_engine.server.app import create_app
 from mini_engine.server.life import Server, make_server
 from mini_engine.server.service import Limits, Service
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
 
 class Answering(Protocol):
     """The options of the command."""
@@ -22,6 +24,7 @@ class Answering(Protocol):
     max_waiting: int
     timeout: float
     drain: float
+    page: bool | None
 
 
 def build_server(driver: SamplingDriver, tokenizer: PreTrainedTokenizerBase, name: str, options: Answering) -> Server:
@@ -30,4 +33,5 @@ def build_server(driver: SamplingDriver, tokenizer: PreTrainedTokenizerBase, nam
     engine = AsyncEngine(make_engine(driver, tokenizer.backend_tokenizer), limits.max_waiting)
     service = Service(engine, tokenizer, name, limits)
     key = options.api_key or os.environ.get("MINI_ENGINE_API_KEY") or None
-    return make_server(create_app(service, key), options.host, options.port)
+    page = options.host in LOOPBACK if options.page is None else options.page
+    return make_server(create_app(service, key, page), options.host, options.port)

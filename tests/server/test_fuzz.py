@@ -18,7 +18,8 @@ def test_no_body_makes_the_server_fail_or_hang():
         ]
         assert len(operations) > 10
         for operation in operations:
-            fuzz(operation)
+            if operation.path != "/v1/steps":  # it has no end
+                fuzz(operation)
         running.wait_until_idle(30)
 
 

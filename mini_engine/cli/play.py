@@ -1,0 +1,72 @@
+"""``mini-engine play``: a page in the browser on which one sees the engine think."""
+
+import time
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Annotated, Any, cast
+
+import typer
+
+from mini_engine.cli.options import ComputeOption, DtypeOption, Engine, Model, engine_option, with_groups
+from mini_engine.cli.serve import Answering, import_server
+from mini_engine.config import Compute, Dtype, EngineConfig
+
+
+@dataclass(frozen=True)
+class Small:
+    """An engine so small that its limits are seen: prompts come in chunks, pages run out."""
+
+    dtype: DtypeOption = "float32"
+    compute: ComputeOption = "reference"
+    running: Annotated[int, engine_option(help="Requests that run at a time.")] = 6
+    step_tokens: Annotated[int, engine_option(help="Tokens of a step, prompts in chunks.")] = 24
+    pages: Annotated[int, engine_option(help="Pages of the KV pool.")] = 48
+    page_size: Annotated[int, engine_option(help="Tokens in a page.")] = 8
+    eviction: Annotated[str, engine_option(help="Which cached pages go first: lru, lfu, fifo, mru.")] = "lru"
+    engine: Engine = None
+
+    def config(self) -> EngineConfig:
+        """Build the configuration. Raises ``ValueError``."""
+        return EngineConfig.serving(
+            dtype=cast(Dtype, self.dtype),
+            compute=cast(Compute, self.compute),
+            max_running_requests=self.running,
+            max_tokens_per_step=self.step_tokens,
+            num_pages=self.pages,
+            page_size=self.page_size,
+            prefix_cache="radix",
+            eviction=self.eviction,
+        )
+
+
+@with_groups
+def play(
+    *,
+    model: Model = None,
+    port: Annotated[int, typer.Option(help="Port to listen at; 0: any that is free.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+    small: Small,
+) -> None:
+    """Open a page in the browser on which one sees the engine think. Only this machine can reach it."""
+    from mini_engine.cli.start import input_errors, start  # torch, which the help does without
+
+    with input_errors():
+        build_server = import_server()
+        driver, tokenizer = start(model, small.engine, small.config())
+        name = Path(model).name if model and Path(model).is_dir() else model or "tiny"
+        server = build_server(driver, tokenizer, name, Answering(port=port, page=True))
+    server.config.app.state.modules = None if small.engine is None else small.engine.name
+    Thread(target=show_page, args=(server, browser), daemon=True).start()
+    server.run()
+
+
+def show_page(server: Any, browser: bool) -> None:
+    """Wait until ``server`` listens, say where, and open the page in the ``browser`` if asked."""
+    while not server.started:
+        time.sleep(0.05)
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    typer.secho(f"see the engine think at http://{host}:{port}/ (Ctrl-C ends it)", err=True)
+    if browser:
+        webbrowser.open(f"http://{host}:{port}/")

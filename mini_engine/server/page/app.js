@@ -1,0 +1,307 @@
+// The page: prompts and knobs go to the engine; its steps come back, wait in a line and are shown one by one.
+
+import { $, el, plural, visible } from "./dom.js";
+import { events, HttpError, send, setKey } from "./stream.js";
+import { addStep, nameRequest } from "./timeline.js";
+import { alternatives, changeTree, drawPages, drawStages, forgetTree, tokenElement } from "./views.js";
+
+const SHARED = "Once upon a time there was a fox named Mila who lived in a small house near the old mill. One day Mila went for a walk and";
+const PROMPTS = [`${SHARED} met a`, `${SHARED} found a`];
+const TRAFFIC = ["Once upon a time there was an owl named Tom.", "There was a bear who wanted to", "One morning a cat named Ida", "In a village by the sea lived", "Once there was a dog", "There was a whale who"];
+const KNOBS = [  // name, label, least, most, step, first value, whether it is a slider
+  ["temperature", "temperature", 0, 2, 0.05, 0.9, true], ["top_k", "top-k (0: off)", 0, 1000, 1, 10], ["top_p", "top-p (1: off)", 0.05, 1, 0.01, 0.9, true],
+  ["min_p", "min-p (0: off)", 0, 0.5, 0.01, 0, true], ["repetition_penalty", "repetition penalty (1: off)", 0.5, 2, 0.05, 1, true],
+  ["frequency_penalty", "frequency penalty", -2, 2, 0.1, 0], ["presence_penalty", "presence penalty", -2, 2, 0.1, 0], ["seed", "seed", 0, 1e9, 1, 7], ["max_tokens", "tokens at most", 1, 300, 1, 48],
+];
+const EXAMPLES = { regex: " (red|blue) (ball|boat)\\.", json_schema: '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}' };
+const BEHIND = 400;  // steps that may wait before the page shows several at a time
+
+let lanes = [], waiting = [], playing = true, selected = null, held = 0, timer = 0, tabStop = null;
+const known = new Set();  // requests whose first event has come, or that are not ours
+
+// ---------------------------------------------------------------------------------------------- prompts and knobs
+
+function knobs() {
+  return Object.fromEntries(KNOBS.map(([name]) => [name, Number($(name).value)]));
+}
+
+function grammar() {
+  const kind = $("grammar").value;
+  return kind ? { [kind]: $("grammar-text").value } : {};
+}
+
+function makeKnobs() {
+  for (const [name, label, min, max, step, value, slides] of KNOBS) {
+    const input = el("input", { id: name, type: slides ? "range" : "number", min, max, step, value });
+    const output = slides ? el("output", { for: name }, String(value)) : null;
+    input.addEventListener("input", () => { if (output) output.textContent = input.value; rerun(); });
+    $("knobs").append(el("label", { for: name }, el("span", {}, label, " ", output), input));
+  }
+}
+
+function rerun() {
+  clearTimeout(timer);
+  if ($("auto").checked) timer = setTimeout(run, 500);
+}
+
+function run() {
+  clearTimeout(timer);
+  stop();
+  [lanes, selected] = [[], null];
+  $("lanes").replaceChildren();
+  const first = addLane({ name: "A", prompt: $("prompt-a").value });
+  if ($("both").checked) {
+    const second = addLane({ name: "B", prompt: $("prompt-b").value });
+    first.onFirst = () => ask(second);  // when A's prompt is computed, so that B finds it in the cache
+  }
+  ask(first);
+}
+
+function stop() {
+  for (const lane of lanes) lane.abort?.abort();
+}
+
+// ----------------------------------------------------------------------------------------------- lanes of answers
+
+function addLane({ name, prompt, promptTokens = [], tokens = [], after = null }) {
+  const lane = { name, prompt, promptTokens, tokens: [], data: [], about: el("small", {}), text: el("p", { class: "text", role: "group", "aria-label": `Answer ${name}` }) };
+  lane.promptText = el("span", { class: "prompt" }, promptTokens.length ? promptTokens.map((t) => t.piece).join("") : prompt);
+  lane.text.append(lane.promptText);
+  const close = after && el("button", { type: "button", class: "close", "aria-label": `Close ${name}`, onclick: () => removeLane(lane) }, "×");
+  lane.box = el("article", { class: "lane", "aria-label": name }, el("h3", {}, name, " ", lane.about, close), lane.text);
+  lane.text.addEventListener("keydown", (event) => move(lane, event));
+  if (after) { lanes.splice(lanes.indexOf(after) + 1, 0, lane); after.box.after(lane.box); } else { lanes.push(lane); $("lanes").append(lane.box); }
+  for (const token of tokens) show(lane, token);
+  return lane;
+}
+
+function removeLane(lane) {
+  lane.abort?.abort();
+  lane.box.remove();
+  lanes = lanes.filter((other) => other !== lane);
+}
+
+async function ask(lane) {
+  lane.abort = new AbortController();
+  lane.isStarting = true;
+  const own = lane.tokens.map((token) => token.id), settings = knobs();
+  const prompt = lane.promptTokens.length ? [...lane.promptTokens.map((token) => token.id), ...own] : lane.prompt;
+  const body = { prompt, ...settings, ...grammar(), max_tokens: Math.max(1, settings.max_tokens - own.length) };
+  lane.about.textContent = "waits";
+  try {
+    for await (const [name, event] of events("v1/stages", body, lane.abort.signal)) {
+      if (name === "start") {
+        [lane.request, lane.isStarting] = [event.request, false];
+        lane.promptTokens = event.prompt.slice(0, event.prompt.length - own.length);
+        known.add(event.request);
+        nameRequest(event.request, lane.name);
+      } else if (name === "token") {
+        lane.data[event.index] = { ...event, index: event.index + own.length };
+        if (event.index === 0) lane.onFirst?.();
+      } else if (name === "error") throw new Error(event.error.message);
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") complain(error);
+    lane.about.textContent = error.name === "AbortError" ? "stopped" : "error";
+    lane.onFirst?.();
+  } finally {
+    lane.isStarting = false;
+  }
+}
+
+function show(lane, token) {
+  const element = tokenElement(token, {
+    onmouseenter: () => { if (isQuiet) return; if (token !== selected?.token) select(lane, token, false); openMenu(lane, token, element); },
+    onmouseleave: () => scheduleClose(),
+    onfocus: () => select(lane, token, true),
+    onclick: () => openMenu(lane, token, element, true),
+  });
+  token.element = element;
+  lane.tokens.push(token);
+  lane.text.append(element);
+  if (!tabStop?.isConnected) setTabStop(element);
+  if (!selected && lane === followed()) drawStages(lane, token);
+}
+
+function setTabStop(element) {
+  tabStop?.setAttribute("tabindex", "-1");
+  tabStop = element;
+  element.setAttribute("tabindex", "0");
+}
+
+function select(lane, token, isFocus) {
+  selected?.token.element.classList.remove("selected");
+  selected = { lane, token };
+  token.element.classList.add("selected");
+  if (isFocus) setTabStop(token.element);
+  $("follow").hidden = false;
+  drawStages(lane, token);
+}
+
+const followed = () => lanes.find((lane) => lane.request && !lane.hasEnded) ?? lanes.find((lane) => lane.tokens.length);
+
+function follow() {
+  selected?.token.element.classList.remove("selected");
+  selected = null;
+  $("follow").hidden = true;
+  const lane = followed();
+  if (lane?.tokens.length) drawStages(lane, lane.tokens.at(-1));
+}
+
+function move(lane, event) {
+  const at = lane.tokens.findIndex((token) => token.element === document.activeElement);
+  if (at < 0) return;
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: lane.tokens.length - 1 }[event.key];
+  if (to !== undefined) lane.tokens[to]?.element.focus();
+  else if (event.key === "Enter" || event.key === " ") openMenu(lane, lane.tokens[at], lane.tokens[at].element, true);
+  else return;
+  event.preventDefault();
+}
+
+// ------------------------------------------------------------------------------------- alternatives and branches
+
+let closing = 0, isQuiet = false;  // quiet: the text moves below a pointer that rests
+
+function openMenu(lane, token, element, focus = false) {
+  clearTimeout(closing);
+  const menu = $("menu");
+  menu.replaceChildren(...alternatives(token, (other) => branch(lane, token, other)));
+  if (!menu.matches(":popover-open")) menu.showPopover();
+  const place = element.getBoundingClientRect(), size = menu.getBoundingClientRect();
+  const below = place.bottom + size.height + 8 < innerHeight;
+  menu.style.left = `${Math.max(8, Math.min(place.left, innerWidth - size.width - 8))}px`;
+  menu.style.top = `${below ? place.bottom + 2 : Math.max(8, place.top - size.height - 2)}px`;
+  menu.onkeydown = (event) => walkMenu(event, element);
+  if (focus) menu.querySelector("button")?.focus();
+}
+
+function walkMenu(event, element) {
+  const buttons = [...$("menu").querySelectorAll("button")], at = buttons.indexOf(document.activeElement);
+  const to = { ArrowDown: at + 1, ArrowUp: at - 1 }[event.key];
+  if (to !== undefined) { buttons[(to + buttons.length) % buttons.length].focus(); event.preventDefault(); }
+  if (event.key === "Escape") { closeMenu(); element.focus(); }
+}
+
+const closeMenu = () => $("menu").matches(":popover-open") && $("menu").hidePopover();
+const scheduleClose = () => { clearTimeout(closing); closing = setTimeout(() => $("menu").contains(document.activeElement) || closeMenu(), 250); };
+
+function branch(lane, token, other) {
+  closeMenu();
+  isQuiet = true;
+  if ($("grammar").value) return complain(new Error("A grammar begins with the answer, so it cannot begin in the middle of one. Set the grammar to none, then branch."));
+  const before = lane.tokens.slice(0, token.index).map((each) => ({ ...each, inherited: true }));
+  const chosen = { ...token, ...other, chosenByYou: true, inherited: true };
+  const number = lanes.filter((each) => each.name.startsWith(lane.name)).length + 1;
+  const made = addLane({ name: `${lane.name}${number}`, prompt: lane.prompt, promptTokens: lane.promptTokens, tokens: [...before, chosen], after: lane });
+  $("live").textContent = `${made.name} goes on from ${other.piece}.`;
+  follow();
+  made.box.scrollIntoView({ block: "nearest" });
+  made.tokens.at(-1).element.focus({ preventScroll: true });
+  ask(made);
+}
+
+// ---------------------------------------------------------------------------------------------------------- steps
+
+async function watch() {
+  for (;;) {
+    try {
+      for await (const [name, event] of events("v1/steps")) {
+        if (name === "step") waiting.push(event);
+        else if (name === "engine") welcome(event);
+        else throw new HttpError(0, event.error.message);
+      }
+    } catch (error) {
+      complain(error instanceof HttpError ? error : new Error("The engine does not answer. Trying again …"));
+    }
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+  }
+}
+
+let isWelcomed = false;
+
+function welcome(engine) {
+  complain(null);
+  forgetTree();
+  waiting = [];
+  const limit = engine.max_tokens_per_step ? `${engine.max_tokens_per_step} rows a step` : "whole prompts";
+  $("about").textContent = [`${engine.model}`, engine.modules && `the modules of ${engine.modules}`, `${engine.num_pages} pages of ${engine.page_size} tokens`, limit, `${engine.max_running_requests} requests at a time`, engine.prefix_cache ? "radix cache" : "no cache", `compute: ${engine.compute}`].filter(Boolean).join(" · ");
+  if (!isWelcomed) run();
+  isWelcomed = true;
+}
+
+function isReady(event) {  // everything that the step says of our own requests has come
+  if (event.chunks.some((chunk) => !known.has(chunk.request)) && lanes.some((lane) => lane.isStarting)) return false;
+  return lanes.every((lane) => event.tokens.filter((token) => token.request === lane.request).every((_, i) => lane.data[(lane.shown ?? 0) + i]));
+}
+
+function playStep() {
+  const event = waiting[0];
+  if (!event) return false;
+  if (!isReady(event) && held++ < 40) return false;
+  held = 0;
+  waiting.shift();
+  for (const chunk of event.chunks) known.add(chunk.request);
+  for (const lane of lanes) showStep(lane, event);
+  addStep(event);
+  changeTree(event.tree);
+  drawPages(event);
+  return true;
+}
+
+function showStep(lane, event) {
+  const chunk = event.chunks.find((each) => each.request === lane.request);
+  if (chunk && lane.cached === undefined) lane.cached = chunk.start;
+  for (const token of event.tokens.filter((each) => each.request === lane.request)) {
+    const data = lane.data[lane.shown ?? 0];
+    lane.shown = (lane.shown ?? 0) + 1;
+    if (data && data.id === token.id) show(lane, data);
+  }
+  const reason = event.finished[lane.request];
+  if (!chunk && !reason) return;
+  const cached = lane.cached ? `, ${plural(lane.cached, "token")} from the cache` : "";
+  lane.about.textContent = `${plural(lane.tokens.length, "token")}${cached}${reason ? `, ended: ${reason}` : ""}`;
+  lane.hasEnded ||= Boolean(reason);
+  if (reason) $("live").textContent = `${lane.name} has ended: ${lane.tokens.map((each) => each.piece).join("")}`;
+}
+
+function tick() {
+  if (playing) for (let i = Math.ceil(waiting.length / BEHIND); i > 0 && playStep(); i--);
+  $("behind").textContent = waiting.length ? `${plural(waiting.length, "step")} not shown yet` : "";
+  setTimeout(tick, 1000 / Number($("speed").value));
+}
+
+// ----------------------------------------------------------------------------------------------------------- start
+
+function complain(error) {
+  $("alert").hidden = !error;
+  $("alert").textContent = error?.message ?? "";
+  if (error?.status === 401) $("key-label").hidden = false;
+}
+
+function addTraffic() {  // all on one connection, because browsers open no more than six to a server
+  send("v1/completions", { prompt: TRAFFIC, ...knobs(), max_tokens: 90, ignore_eos: true }).catch(complain);
+}
+
+$("prompt-a").value = PROMPTS[0];
+$("prompt-b").value = PROMPTS[1];
+makeKnobs();
+if (matchMedia("(max-width: 700px)").matches) $("knobs-box").open = false;
+$("form").addEventListener("submit", (event) => { event.preventDefault(); run(); });
+for (const id of ["prompt-a", "prompt-b"]) $(id).addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(); });
+$("stop").addEventListener("click", stop);
+$("traffic").addEventListener("click", addTraffic);
+$("both").addEventListener("change", () => { $("second").hidden = !$("both").checked; rerun(); });
+$("pause").addEventListener("click", () => { playing = !playing; $("pause").textContent = playing ? "Pause" : "Go on"; $("pause").setAttribute("aria-pressed", String(!playing)); });
+$("next").addEventListener("click", () => { if (playing) $("pause").click(); playStep(); });
+$("speed").addEventListener("input", () => { $("speed-out").textContent = $("speed").value; });
+$("follow").addEventListener("click", follow);
+$("grammar").addEventListener("change", () => { const kind = $("grammar").value; $("grammar-text-label").hidden = !kind; $("grammar-text").value = EXAMPLES[kind] ?? ""; rerun(); });
+$("grammar-text").addEventListener("change", rerun);
+$("key").addEventListener("change", () => setKey($("key").value));
+$("menu").addEventListener("mouseenter", () => clearTimeout(closing));
+$("menu").addEventListener("mouseleave", scheduleClose);
+document.addEventListener("pointermove", () => { isQuiet = false; });
+document.addEventListener("pointerdown", (event) => { if (!event.target.closest("#menu, .token")) closeMenu(); });
+addEventListener("scroll", () => $("menu").contains(document.activeElement) || closeMenu(), { passive: true });
+tick();
+watch();

@@ -1,0 +1,117 @@
+// What one token, the tree and the pages look like. Nothing here talks to the server.
+
+import { $, el, percent, plural, quoted, visible } from "./dom.js";
+import { nameOf } from "./timeline.js";
+
+// ------------------------------------------------------------------------------------------- stages of the sampler
+
+const STAGE_HELP = {
+  logits: "what the model says", penalties: "tokens that came before", grammar: "what the grammar forbids", temperature: "sharper or flatter",
+  "top-k": "the k likeliest", "top-p": "the likeliest that reach p", "min-p": "a share of the likeliest",
+};
+
+export function drawStages(lane, token) {
+  $("stages-about").textContent = `Token ${token.index + 1} of ${lane.name}: ${quoted(token.piece)}` +
+    (token.stages.length ? `, ${percent(token.stages.at(-1).chosen)} after all stages.` : token.chosenByYou ? ", chosen by you." : ", forced by the grammar.");
+  if (!token.stages.length) return $("stages").replaceChildren();
+  const heads = token.stages.map((stage, i) => {
+    const removed = stage.removed > 1e-9 ? `, ${percent(stage.removed)} removed` : "";
+    return el("th", { scope: "col" },
+      el("b", {}, i ? stage.name : "model"), el("span", {}, STAGE_HELP[stage.name] ?? ""),
+      el("span", { class: "mass", "aria-hidden": "true" }, el("i", { style: `width:${100 * stage.kept}%` })),
+      el("span", {}, i ? `${percent(stage.kept)} kept${removed}` : "all of it"),
+      el("span", {}, `${plural(stage.support, "token")}, ${stage.entropy.toFixed(2)} bits`));
+  });
+  const lines = token.tokens.map((each, line) => {
+    const cells = token.stages.map((stage, i) => cell(stage.probs[line], i ? token.stages[i - 1].probs[line] : 0));
+    const chosen = each.id === token.id;
+    return el("tr", { class: chosen && "chosen" }, el("th", { scope: "row" }, chosen ? "▶ " : "", visible(each.piece), chosen ? el("span", { class: "unseen" }, " (chosen)") : null), ...cells);
+  });
+  lines.push(el("tr", { class: "others" }, el("th", { scope: "row" }, "all others"), ...token.stages.map((stage) => cell(stage.others, 0))));
+  $("stages").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), ...heads)), el("tbody", {}, ...lines)));
+}
+
+function cell(share, before) {
+  const cut = share === 0 && before > 0;
+  return el("td", { class: cut && "cut" }, el("i", { class: "bar-of", style: `width:${100 * (cut ? before : share)}%` }), el("span", {}, cut ? "removed" : percent(share)));
+}
+
+// ------------------------------------------------------------------------------------------------ text of one lane
+
+const probability = (token) => (token.stages.length ? token.stages[0].chosen : 1);
+const surprise = (share) => Math.min(1, -Math.log2(Math.max(share, 1e-9)) / 6);
+
+export function tokenElement(token, on) {
+  const share = probability(token);
+  const classes = ["token", share < 0.25 && "unlikely", token.inherited && "inherited", token.chosenByYou && "yours"].filter(Boolean).join(" ");
+  const shown = token.piece === "\n" ? "⏎\n" : token.piece;
+  const label = `${quoted(token.piece)}, ${token.chosenByYou ? "chosen by you" : token.stages.length ? percent(share) : "forced"}`;
+  return el("span", { class: classes, role: "button", tabindex: "-1", "aria-haspopup": "dialog", "aria-label": label, style: `--surprise:${surprise(share).toFixed(3)}`, ...on }, shown);
+}
+
+export function alternatives(token, branch) {
+  const last = token.stages.at(-1), first = token.stages[0];
+  const others = token.tokens.map((each, i) => ({ ...each, before: first?.probs[i], after: last?.probs[i] }))
+    .filter((each) => each.id !== token.id).sort((a, b) => b.after - a.after || b.before - a.before).slice(0, 7);
+  const items = others.map((each) => el("li", {}, el("button", { type: "button", onclick: () => branch(each) },
+    el("b", {}, visible(each.piece)), el("span", {}, percent(each.before)), el("span", {}, each.after > 0 ? `→ ${percent(each.after)}` : "→ removed"))));
+  const chosen = first ? `${percent(first.chosen)} → ${percent(last.chosen)}` : "not drawn";
+  return [el("p", {}, el("b", {}, quoted(token.piece)), ` ${chosen}. Go on from another one:`), el("ul", {}, ...items)];
+}
+
+// ------------------------------------------------------------------------------------------------------ radix tree
+
+const nodes = new Map();
+let gone = [];
+
+export function changeTree(change) {
+  if (!change) return;
+  for (const node of change.changed) nodes.set(node.node, { ...node, isNew: !nodes.has(node.node) });
+  gone = change.removed.map((number) => nodes.get(number)).filter(Boolean);
+  for (const number of change.removed) nodes.delete(number);
+  if (change.changed.length || gone.length) requestAnimationFrame(drawTree);
+}
+
+export const forgetTree = () => nodes.clear();
+
+function drawTree() {
+  const children = Map.groupBy([...nodes.values(), ...gone.map((each) => ({ ...each, evicted: true }))], (node) => (nodes.has(node.parent) ? node.parent : null));
+  const branch = (number) => {
+    const below = children.get(number);
+    return below && el("ul", {}, ...below.sort((a, b) => a.node - b.node).map((node) => el("li", {}, box(node), node.evicted ? null : branch(node.node))));
+  };
+  const all = [...nodes.values()], pages = all.reduce((sum, node) => sum + node.pages.length, 0);
+  $("tree").replaceChildren(branch(null) ?? el("p", {}, "Nothing is cached yet."));
+  $("tree-about").textContent = `${plural(all.length, "node")}, ${plural(pages, "page")}. Prompts that begin alike share the nodes of their beginning.` +
+    (gone.length ? ` ${plural(gone.length, "node")} just evicted.` : "");
+  gone = [];
+  for (const node of all) node.isNew = false;
+}
+
+function box(node) {
+  const state = node.evicted ? "evicted" : node.locks ? "held" : "";
+  const words = [plural(node.pages.length, "page"), node.uses ? `reused ${node.uses}×` : null, node.evicted ? "evicted" : node.locks ? `in use by ${node.locks}` : null];
+  return el("div", { class: `node ${state} ${node.isNew ? "new" : ""}` }, el("span", { class: "text", title: node.text }, node.text.replaceAll("\n", "⏎")), el("small", {}, words.filter(Boolean).join(" · ")));
+}
+
+// ----------------------------------------------------------------------------------------------------------- pages
+
+let cells = [];
+
+export function drawPages(event) {
+  const { total, used, cached, evictable } = event.pages;
+  if (cells.length !== Math.min(total, 1024)) {
+    cells = Array.from({ length: Math.min(total, 1024) }, () => el("i", { class: "page" }));
+    $("pages").replaceChildren(...cells);
+  }
+  const look = Array.from(cells, () => ["page", ""]);
+  const set = (page, classes, text = "") => { if (page < look.length) look[page] = [classes, text]; };
+  for (const node of nodes.values()) for (const page of node.pages) set(page, node.locks ? "page kept held" : "page kept");
+  for (const request of event.running) for (const page of request.pages) set(page, "page own", nameOf(request.request));
+  look.forEach(([classes, text], page) => {
+    if (cells[page].className !== classes) cells[page].className = classes;
+    if (cells[page].textContent !== text) cells[page].textContent = text;
+  });
+  $("pages-about").textContent = `${used} of ${total} used: ${used - cached} by requests, ${cached} cached, of which ${evictable} can be evicted.` +
+    (total > cells.length ? ` The first ${cells.length} are drawn.` : "");
+}

@@ -1,0 +1,198 @@
+"""The page in a headless Chromium: it streams, branches, fits, and its script raises nothing."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from mini_engine.cli.play import Small
+from tests.server.conftest import Running, serving
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt install chromium"),
+]
+WAIT = 30_000  # milliseconds, for a machine that does other things too
+SIZES = {"phone": (390, 844), "desktop": (1400, 900)}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[Running]:
+    with serving(Small().config()) as running:
+        yield running
+
+
+@pytest.fixture
+def page(request, browser, app):
+    """A page that was just opened, as wide as the test says; its errors fail the test."""
+    width, height = SIZES[getattr(request, "param", "desktop")]
+    context = browser.new_context(viewport={"width": width, "height": height})
+    page, errors, outside = context.new_page(), [], []
+    page.set_default_timeout(WAIT)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda each: outside.append(each.url) if not each.url.startswith((app.url, "data:")) else None)
+    page.goto(app.url)
+    page.locator("#speed").fill("60")
+    yield page
+    assert errors == []
+    assert outside == []
+    context.close()
+
+
+def finish(page) -> None:
+    """Wait until every answer has ended and every step is shown."""
+    page.wait_for_function("document.querySelectorAll('.lane').length > 0")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.lane small')].every((s) => s.textContent.includes('ended'))"
+    )
+    page.wait_for_function("document.getElementById('behind').textContent === ''")
+
+
+def set_knob(page, name: str, value: float) -> None:
+    page.evaluate("document.getElementById('knobs-box').open = true")
+    page.locator(f"#{name}").fill(str(value))
+
+
+def tokens(page, lane: int = 0) -> list[str]:
+    return page.locator(".lane").nth(lane).locator(".token").all_text_contents()
+
+
+def completion(app: Running, prompt, **knobs) -> str:
+    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0.9, "top_k": 10, "top_p": 0.9, "seed": 7} | knobs
+    with app.http() as http:
+        return http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+
+
+def write(page, text: str) -> None:
+    """Ask one prompt for 24 tokens."""
+    page.locator("#both").uncheck()
+    set_knob(page, "max_tokens", 24)
+    page.locator("#prompt-a").fill(text)
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.wait_for_function("(text) => document.querySelector('.lane .prompt')?.textContent === text", arg=text)
+    finish(page)
+
+
+def test_without_a_key_two_prompts_share_their_beginning(page, app):
+    page.wait_for_selector(".token")
+    finish(page)
+    assert page.locator(".lane").count() == 2
+    assert "32 tokens from the cache" in page.locator(".lane").nth(1).text_content()
+    page.wait_for_selector("#timeline .bars .point path", state="attached")
+    nodes = page.locator("#tree .node .text").all_text_contents()
+    cache = app.engine.scheduler.cache
+    texts = [app.tokenizer.decode(node.tokens).replace("\n", "⏎") for node in cache.nodes.values()]
+    assert sorted(nodes) == sorted(texts)
+    assert page.locator("#pages .page").count() == app.engine.scheduler.allocator.num_pages
+    assert page.locator("#pages .kept").count() == cache.num_pages
+    assert page.locator("#pages .own").count() == 0
+
+
+def test_what_is_typed_is_answered_and_a_knob_changes_it(page, app):
+    write(page, "There was a bear named Ida")
+    assert "".join(tokens(page)) == completion(app, "There was a bear named Ida")
+    set_knob(page, "temperature", 0)
+    greedy = completion(app, "There was a bear named Ida", temperature=0)
+    page.wait_for_function(
+        "(text) => [...document.querySelectorAll('.token')].map((t) => t.textContent).join('') === text", arg=greedy
+    )
+    assert page.locator("#stages thead th").all_text_contents()[1].startswith("model")
+    assert page.locator("#stages thead th").count() == 2  # nothing is drawn, so there is no stage
+
+
+@pytest.mark.parametrize("page", ["phone"], indirect=True)
+def test_a_branch_goes_on_from_another_token_by_keyboard_alone(page, app):
+    write(page, "There was a bear named Ida")
+    before = tokens(page)
+    page.locator(".token[tabindex='0']").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    chosen = page.locator("#menu button").first.locator("b").text_content().replace("␣", " ")
+    assert page.evaluate("document.activeElement.closest('#menu') !== null")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.querySelectorAll('.lane').length === 2")
+    finish(page)
+    after = tokens(page, 1)
+    assert after[:4] == [*before[:3], chosen]
+    ids = app.tokenizer.encode("There was a bear named Ida" + "".join(after[:4]))
+    assert "".join(after[4:]) == completion(app, ids, max_tokens=20)
+    assert page.locator(".lane").nth(1).locator(".yours").text_content() == chosen
+
+
+def test_a_grammar_is_kept_to_and_seen_as_a_stage(page):
+    page.evaluate("document.getElementById('knobs-box').open = true")
+    page.locator("#grammar").select_option("regex")
+    write(page, "She had a")
+    assert "".join(tokens(page)).replace("<|im_end|>", "") in [
+        f" {c} {t}." for c in ("red", "blue") for t in ("ball", "boat")
+    ]
+    page.locator(".token").first.focus()
+    assert "grammar" in [text[:7] for text in page.locator("#stages thead th").all_text_contents()]
+    assert page.locator("#stages td.cut").count() > 0
+
+
+def test_pause_stops_the_text_and_one_step_gives_one_token(page):
+    page.wait_for_selector(".token")
+    page.get_by_role("button", name="Pause").click()
+    shown = len(tokens(page))
+    page.wait_for_timeout(300)
+    assert len(tokens(page)) == shown
+    page.get_by_role("button", name="One step").click()
+    assert len(tokens(page)) == shown + 1
+
+
+def test_traffic_fills_the_batch(page, app):
+    finish(page)
+    page.get_by_role("button", name="Add six requests").click()
+    page.wait_for_function("/: [4-6] running/.test(document.getElementById('batch-about').textContent)")
+    app.wait_until_idle(60)
+    page.wait_for_function("document.getElementById('behind').textContent === ''")
+    names = page.locator("#timeline .ytick text").all_text_contents()
+    assert len(set(names)) == len(names) >= 8
+
+
+def test_a_server_with_a_key_asks_for_it(browser):
+    with serving(Small().config(), api_key="secret") as running:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT)
+        page.goto(running.url)
+        page.locator("#key").fill("secret")
+        page.locator("#key").press("Tab")
+        page.wait_for_selector(".token")
+        page.close()
+
+
+@pytest.mark.parametrize(("page", "scheme"), [("phone", "light"), ("desktop", "dark")], indirect=["page"])
+def test_nothing_overflows_and_every_control_has_a_name(page, scheme):
+    page.emulate_media(color_scheme=scheme)
+    finish(page)
+    page.wait_for_timeout(500)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    unnamed = "[...document.querySelectorAll('button, input, select, textarea')].filter((e) => !(e.labels?.length || e.textContent.trim() || e.ariaLabel)).length"  # noqa: E501
+    assert page.evaluate(unnamed) == 0
+    for ink in ("--ink", "--soft", "--accent"):
+        assert contrast(page, ink, "--card") >= (3 if ink == "--accent" else 4.5)
+    assert contrast(page, "--on-accent", "--accent") >= 4.5
+
+
+def contrast(page, front: str, back: str) -> float:
+    """The contrast of two colours of the page, as WCAG 2 defines it."""
+    read = "(name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim()"
+    lights = []
+    for name in (front, back):
+        channels = [int(page.evaluate(read, name)[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
