@@ -22,9 +22,15 @@ from smoke.framework.manifest import load_manifest  # noqa: E402  it lies in ROO
 CACHE = ROOT / "docs" / ".site_cache"
 REPOSITORY = os.environ.get("GITHUB_REPOSITORY")  # "owner/name" where GitHub builds the site
 SECTIONS = {
-    "lessons/README": "Lessons", "docs/api/index": "API", "docs/USAGE": "Usage", "docs/BENCHMARKS": "Benchmarks",
-    "smoke/README": "Instructors", "CONTRIBUTING": "Contributing", "CHANGELOG": "Changelog",
-}  # fmt: skip
+    "lessons/README": "Lessons",
+    "docs/api/index": "API",
+    "docs/USAGE": "Usage",
+    "docs/SERVER": "Server",
+    "docs/BENCHMARKS": "Benchmarks",
+    "smoke/README": "Instructors",
+    "CONTRIBUTING": "Contributing",
+    "CHANGELOG": "Changelog",
+}
 
 project = author = html_title = "mini_engine"
 project_copyright = "The mini_engine authors, Apache-2.0"
@@ -78,6 +84,7 @@ def add_toctree(app: Sphinx, docname: str, source: list[str]) -> None:
     lessons = load_manifest().written
     children = {
         "README": [f"{title} </{page}>" for page, title in SECTIONS.items()],
+        "docs/SERVER": ["PAGE"],
         "lessons/README": [*(f"/{each.text_folder}/README" for each in lessons), "AGENTS", "/mini_engine/tiny/README"],
     }
     for each in lessons:
