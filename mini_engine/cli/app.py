@@ -21,7 +21,7 @@ COMMANDS = {  # each is defined in the file of its name
     "batch": "Answer every request of FILE, many at a time, one JSON line for each as it ends. Ctrl-C loses nothing.",
     "cache": "Run PROMPTS with the radix cache and draw the tree: text, pages, uses and last use of every edge.",
     "serve": "Serve a model over HTTP, for every client of OpenAI's interface.",
-    "play": "Open a page in the browser on which one sees the engine think.",
+    "play": "Open a page in the browser on which one sees the engine think. Only this machine can reach it.",
     "bench": "Measure the engine beside a peer, in the same process.",
 }
 

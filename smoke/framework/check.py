@@ -123,7 +123,6 @@ class Registry:
         self.checks[check_id] = Check(check_id, proves, probe, verdict, needs, seconds)
 
 
-@cache
 def registries() -> dict[str, Registry]:
     """Import every lesson's checks and return their registries by module, such as "l2.pool"."""
     found: dict[str, Registry] = {}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import mini_engine
+import smoke
 from smoke.framework.check import all_checks
 from smoke.grade import guard, probes
 from smoke.grade.confinement import Confinement, confine
@@ -66,7 +67,7 @@ class Children(child.Surroundings):
         out, view = Path(order["out"]), Path(order["view"])
         probes.answer_for_peer(Path(order["answers"]))
         probes.prune([check_id for _, check_id in order["checks"]], self.used[order["lesson"]])
-        root = str(Path(mini_engine.__path__[0]).parent)
+        course = tuple(f"{folder}{os.sep}" for folder in (*mini_engine.__path__, *smoke.__path__))
         mini_engine.__path__ = [str(view)]
         readable = self.settings.readable
         kept = [path for path in sys.path if readable.covers(path)]
@@ -74,7 +75,7 @@ class Children(child.Surroundings):
         sys.path_importer_cache.clear()
         for module in list(sys.modules.values()):  # a traceback shows no line of the course, and looks for none
             file = getattr(module, "__file__", None) or ""
-            if file.startswith(root):
+            if file.startswith(course):
                 linecache.cache[file] = (0, None, [], file)
         close_others(self.notes.writer)
         own = (str(view.parent), *([order["overlay"]] if order["overlay"] else []), *order["readable"])
