@@ -1,6 +1,7 @@
 """``python -m smoke``: the course's commands. Only the module of the command that is given is imported."""
 
 import importlib
+import os
 import sys
 from typing import NoReturn
 
@@ -26,6 +27,8 @@ def main() -> None:
     importlib.import_module(f"smoke.commands.{MODULES[words[0]]}").register(app)
     try:
         run(app, words)
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except typer.Exit as ended:
         sys.exit(ended.exit_code)
     except ValueError as error:  # a name or a path that does not exist, said in full

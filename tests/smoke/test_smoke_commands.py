@@ -57,6 +57,15 @@ def smoke(monkeypatch, tmp_path, capsys):
     return call
 
 
+def test_a_reader_that_has_seen_enough_is_no_error():
+    code = "from smoke.__main__ import main; import sys; sys.argv = ['smoke', 'status']; main()"
+    child = subprocess.Popen(
+        [sys.executable, "-u", "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    child.stdout.close()
+    assert child.stderr.read() == b""
+
+
 def solve(folder, *files):
     for file in files:
         shutil.copyfile(ENGINE / file, folder / file)
