@@ -79,7 +79,7 @@ class Chat:
         thoughts = Thoughts(self.thinks)
         pieces = [thoughts.add(output.text), thoughts.flush()]
         thought, text = ("".join(parts) for parts in zip(*pieces, strict=True))
-        text += self.stop_text(output.matched)
+        text += self.body.stop_text(output.matched)
         calls = calls_in(text, self.body) if self.calls_tools else []
         message: dict[str, Any] = {"role": "assistant", "content": None if calls else text, "refusal": None}
         if thought:
@@ -94,25 +94,15 @@ class Chat:
             "stop_reason": self.service.stop_reason(output.matched),
         }
 
-    def stop_text(self, matched: int | str | None) -> str:
-        """Return the stop string that ended an answer, if it is to be in the text."""
-        wanted = self.body.include_stop_str_in_output or self.body.no_stop_trim
-        return matched if wanted and isinstance(matched, str) else ""
-
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as events: one write for a step, chunks for each choice that has something new."""
         async with Job(self.service) as job:
             await self.submit(job)
-            handle, options = job.handles[0], self.body.stream_options
+            handle = job.handles[0]
             choices = [ChoiceStream(self, index, handle) for index in range(len(handle.names))]
-            async for new in job.steps():
-                data = b"".join(chunk for index, delta in new for chunk in choices[index].chunks(delta))
-                if data:
-                    yield data
-            end = b""
-            if options and options.include_usage:
-                end = event({**self.head, "choices": [], "usage": job.usage})
-            yield end + DONE
+            async for data in job.written(choices):
+                yield data
+            yield (event({**self.head, "choices": [], "usage": job.usage}) if self.body.wants_usage else b"") + DONE
 
 
 class ChoiceStream:
@@ -139,7 +129,7 @@ class ChoiceStream:
         if reason is not None:
             matched = self.handle.outputs[delta.request_id].matched
             last_thought, last_text = self.thoughts.flush()
-            thought, text = thought + last_thought, text + last_text + self.chat.stop_text(matched)
+            thought, text = thought + last_thought, text + last_text + self.chat.body.stop_text(matched)
         if self.chat.calls_tools:
             self.written += text
             text = ""

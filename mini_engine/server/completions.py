@@ -87,7 +87,7 @@ class Completion:
             lists = CompletionLogprobs(texts).lists([*echoed, *sampled])
         own: dict[str, Any] = {
             "index": index,
-            "text": (self.echo(output.prompt_ids) if body.echo else "") + output.text + self.stop_text(output.matched),
+            "text": (self.echo(output.prompt_ids) if body.echo else "") + output.text + body.stop_text(output.matched),
             "logprobs": lists,
             "finish_reason": output.finish_reason,
             "stop_reason": self.service.stop_reason(output.matched),
@@ -100,26 +100,15 @@ class Completion:
         """Return a prompt as text."""
         return str(self.service.tokenizer.decode(prompt_ids, skip_special_tokens=True))
 
-    def stop_text(self, matched: int | str | None) -> str:
-        """Return the stop string that ended an answer, if it is to be in the text."""
-        wanted = self.body.include_stop_str_in_output or self.body.no_stop_trim
-        return matched if wanted and isinstance(matched, str) else ""
-
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as events: one write for a step, a chunk for each choice that has something new."""
         async with Job(self.service) as job:
             await self.submit(job)
-            options = self.body.stream_options
             n = len(job.handles[0].names)
             choices = [ChoiceStream(self, i, job, job.handles[i // n]) for i in range(n * len(job.handles))]
-            async for new in job.steps():
-                data = b"".join(chunk for index, delta in new for chunk in choices[index].chunks(delta))
-                if data:
-                    yield data
-            end = b""
-            if options and options.include_usage:
-                end = event({**self.head, "choices": [], "usage": job.usage})
-            yield end + DONE
+            async for data in job.written(choices):
+                yield data
+            yield (event({**self.head, "choices": [], "usage": job.usage}) if self.body.wants_usage else b"") + DONE
 
 
 class ChoiceStream:
@@ -143,7 +132,7 @@ class ChoiceStream:
         text = self.before + delta.text
         if delta.finish_reason is not None:
             output = self.handle.outputs[delta.request_id]
-            text += self.completion.stop_text(output.matched)
+            text += self.completion.body.stop_text(output.matched)
         if not text and delta.finish_reason is None:
             return
         held, self.held, self.before = self.held, [], ""

@@ -1,9 +1,9 @@
 """One HTTP request while the engine works for it: a handle for each prompt, a deadline, and an end in every case."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from mini_engine.async_engine import Handle
 from mini_engine.outputs import Delta, RequestOutput
@@ -11,6 +11,13 @@ from mini_engine.sampler.params import SamplingParams
 from mini_engine.server.errors import ApiError, bad_request
 from mini_engine.server.service import Service
 from mini_engine.server.structure import Structure
+
+
+class Choice(Protocol):
+    """What one choice of a stream has not shown yet."""
+
+    def chunks(self, delta: Delta) -> Iterable[bytes]:
+        """Return the events that ``delta`` completes."""
 
 
 class Job:
@@ -75,6 +82,12 @@ class Job:
                 return
             else:
                 await self.news.wait()
+
+    async def written(self, choices: Sequence[Choice]) -> AsyncIterator[bytes]:
+        """Yield the chunks of all choices, joined for each step. Raises as ``steps`` does."""
+        async for new in self.steps():
+            if data := b"".join(chunk for index, delta in new for chunk in choices[index].chunks(delta)):
+                yield data
 
     async def results(self) -> list[list[RequestOutput]]:
         """Wait for the end; return the answers to each prompt, the likeliest ``n``. Raises as ``steps`` does."""

@@ -143,6 +143,16 @@ class GenerationBody(Body):
             raise ValueError("stream_options are only for streams; set stream to true, or leave them out")
         return self
 
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream is to end with the number of tokens."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def stop_text(self, matched: int | str | None) -> str:
+        """Return the stop string that ended an answer, if it is to be in the text."""
+        wanted = self.include_stop_str_in_output or self.no_stop_trim
+        return matched if wanted and isinstance(matched, str) else ""
+
 
 Prompt = str | list[int] | list[str] | list[list[int]]
 

@@ -19,12 +19,10 @@ HEADER = """\
 
 
 @dataclass(frozen=True)
-class ListedCheck:
-    """A check's id, its module inside ``smoke.checks``, and ``Check.needs``."""
+class Named:
+    """A check's id, and what it says."""
 
     id: str
-    module: str
-    needs: tuple[str, ...]
 
     @property
     def task_id(self) -> str:
@@ -35,6 +33,14 @@ class ListedCheck:
     def lesson_id(self) -> str:
         """``L2`` of ``L2.B.write``."""
         return self.id.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class ListedCheck(Named):
+    """A check's id, its module inside ``smoke.checks``, and ``Check.needs``."""
+
+    module: str
+    needs: tuple[str, ...]
 
 
 @cache

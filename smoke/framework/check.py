@@ -22,7 +22,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
-from smoke.framework.catalogue import ListedCheck, catalogue
+from smoke.framework.catalogue import ListedCheck, Named, catalogue
 from smoke.framework.manifest import SUITE, Lesson, Manifest, load_manifest
 
 if TYPE_CHECKING:
@@ -51,28 +51,17 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Named):
     """One thing that is proved about a lesson. ``id`` is ``TASK.name``; ``proves`` is one sentence.
 
     ``needs`` names tasks that the probe uses beyond what its own task depends on. ``seconds`` is its time limit.
     """
 
-    id: str
     proves: str
     probe: Probe
     verdict: Verdict
     needs: tuple[str, ...] = ()
     seconds: float = 20.0
-
-    @property
-    def task_id(self) -> str:
-        """``L2.B`` of ``L2.B.write``."""
-        return self.id.rpartition(".")[0]
-
-    @property
-    def lesson_id(self) -> str:
-        """``L2`` of ``L2.B.write``."""
-        return self.id.partition(".")[0]
 
 
 @dataclass(frozen=True)
