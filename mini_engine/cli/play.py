@@ -3,14 +3,13 @@
 import time
 import webbrowser
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any, cast
 
 import typer
 
 from mini_engine.cli.options import ComputeOption, DtypeOption, Engine, Model, engine_option, with_groups
-from mini_engine.cli.serve import Answering, import_server
+from mini_engine.cli.serve import Answering, import_server, model_name
 from mini_engine.config import Compute, Dtype, EngineConfig
 
 
@@ -55,8 +54,7 @@ def play(
     with input_errors():
         build_server = import_server()
         driver, tokenizer = start(model, small.engine, small.config())
-        name = Path(model).name if model and Path(model).is_dir() else model or "tiny"
-        server = build_server(driver, tokenizer, name, Answering(port=port, page=True))
+        server = build_server(driver, tokenizer, model_name(model), Answering(port=port, page=True))
     server.config.app.state.modules = None if small.engine is None else small.engine.name
     Thread(target=show_page, args=(server, browser), daemon=True).start()
     server.run()

@@ -81,10 +81,15 @@ def serve(*, model: Model = None, answering: Answering, running: Running) -> Non
     with input_errors():
         server_parts = import_server()
         driver, tokenizer = start(model, running.engine, running.config())
-        name = answering.name or (Path(model).name if model and Path(model).is_dir() else model) or "tiny"
+        name = answering.name or model_name(model)
         server = server_parts(driver, tokenizer, name, answering)
     typer.secho(f"serving {name} at http://{answering.host}:{answering.port}/v1", dim=True, err=True)
     server.run()
+
+
+def model_name(model: str | None) -> str:
+    """Return what a model is called that has no name of its own: its folder, its hub id, or the embedded one's."""
+    return Path(model).name if model and Path(model).is_dir() else model or "tiny"
 
 
 def import_server() -> Any:

@@ -1,22 +1,20 @@
 """``POST /v1/chat/completions``: the assistant's turn, with its thoughts and its calls of functions apart."""
 
-import time
 from collections.abc import AsyncGenerator, Iterator
 from itertools import chain
 from typing import Any
-from uuid import uuid4
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from mini_engine.async_engine import Handle
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.server.errors import ApiError
 from mini_engine.server.job import Job, usage
 from mini_engine.server.logprobs import Report, chat_logprobs, prompt_table
-from mini_engine.server.schema import ChatBody
+from mini_engine.server.schema import ChatBody, may_think
 from mini_engine.server.service import Service
-from mini_engine.server.stream import DONE, event, race, respond_with_events
+from mini_engine.server.stream import DONE, event, respond
 from mini_engine.server.structure import structure_of
 from mini_engine.server.thoughts import Thoughts
 from mini_engine.server.tools import calls_in, tool_structure
@@ -34,8 +32,7 @@ class Chat:
         self.calls_tools = tools is not None
         if tools is not None and structure_of(body) is not None:
             raise ApiError(400, "tool_choice and another structure are given; leave one", "tool_choice")
-        options = body.chat_template_kwargs
-        think = options is None or options.enable_thinking is not False
+        think = may_think(body.chat_template_kwargs)
         ids = service.encode_chat(body.messages, think, body.tools if self.calls_tools else None)
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         self.prompt = service.truncate(ids, body, 1 if wanted is None else wanted)
@@ -50,18 +47,12 @@ class Chat:
         about = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
         reasoning = {"reasoning": True} if self.thinks and self.structure is not None else {}
         self.params = service.params(body, wanted, self.structure, **about, **reasoning)
-        self.head = {
-            "id": f"chatcmpl-{uuid4().hex}",
-            "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": service.model_name,
-        }
+        self.head = service.head("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion")
 
     async def submit(self, job: Job) -> None:
         """Queue the chat. Raises ``ApiError``."""
-        options = {"cache_key": self.body.cache_salt, "score_only": self.score_only}
-        start = self.body.prompt_logprobs_start or 0
-        await job.submit([self.prompt], self.params, self.structure, prompt_logprobs_start=start, **options)
+        options = {"score_only": self.score_only, **self.body.engine_options}
+        await job.submit([self.prompt], self.params, self.structure, **options)
 
     async def answer(self) -> dict[str, Any]:
         """Return the whole answer."""
@@ -159,15 +150,11 @@ class ChoiceStream:
             choice["logprobs"] = chat_logprobs(chat.service.texts, self.reports)
             self.reports = []
         data: dict[str, Any] = {**chat.head, "choices": [choice]}
-        options = chat.body.stream_options
-        if options is not None and options.continuous_usage_stats:
+        if chat.body.reports_usage:
             data["usage"] = usage(len(self.handle.prompt_ids), self.num_tokens)
         return event(data)
 
 
 async def chat(service: Service, body: ChatBody, request: Request) -> Response:
     """Answer a request, plain or as a stream. Raises ``ApiError``."""
-    asked = Chat(service, body)
-    if body.stream:
-        return await respond_with_events(request.receive, asked.events())
-    return JSONResponse(await race(request.receive, asked.answer()))
+    return await respond(request.receive, Chat(service, body), bool(body.stream))

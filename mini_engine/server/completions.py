@@ -1,14 +1,12 @@
 """``POST /v1/completions``: texts that go on from prompts."""
 
-import time
 from collections.abc import AsyncGenerator, Iterator
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
-from uuid import uuid4
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.server.errors import ApiError
@@ -16,7 +14,7 @@ from mini_engine.server.job import Job, usage
 from mini_engine.server.logprobs import CompletionLogprobs, prompt_table
 from mini_engine.server.schema import CompletionBody
 from mini_engine.server.service import Service
-from mini_engine.server.stream import DONE, event, race, respond_with_events
+from mini_engine.server.stream import DONE, event, respond
 from mini_engine.server.structure import structure_of
 
 DEFAULT_MAX_TOKENS = 16
@@ -42,12 +40,7 @@ class Completion:
         if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
             more["prompt_logprobs"] = body.logprobs
         self.params = service.params(body, wanted, self.structure, **more)
-        self.head = {
-            "id": f"cmpl-{uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": service.model_name,
-        }
+        self.head = service.head("cmpl", "text_completion")
 
     def check_stream(self) -> None:
         """Raise ``ApiError`` for what is known at the end alone and so cannot be streamed."""
@@ -65,9 +58,8 @@ class Completion:
 
     async def submit(self, job: Job) -> None:
         """Queue the prompts. Raises ``ApiError``."""
-        options = {"cache_key": self.body.cache_salt, "score_only": self.score_only}
-        start = self.body.prompt_logprobs_start or 0
-        await job.submit(self.prompts, self.params, self.structure, prompt_logprobs_start=start, **options)
+        options = {"score_only": self.score_only, **self.body.engine_options}
+        await job.submit(self.prompts, self.params, self.structure, **options)
 
     async def answer(self) -> dict[str, Any]:
         """Return the whole answer."""
@@ -117,8 +109,6 @@ class ChoiceStream:
     def __init__(self, completion: Completion, index: int, job: Job, handle: Any) -> None:
         """Begin, with the prompt if it is echoed."""
         self.completion, self.index, self.handle = completion, index, handle
-        options = completion.body.stream_options
-        self.reports_usage = bool(options and options.continuous_usage_stats)
         self.held: list[Delta] = []  # tokens whose text is not shown yet
         self.num_tokens = 0
         self.before = completion.echo(handle.prompt_ids) if completion.body.echo else ""
@@ -144,7 +134,7 @@ class ChoiceStream:
             matched = self.completion.service.stop_reason(output.matched)
             choice |= {"finish_reason": delta.finish_reason, "stop_reason": matched}
         chunk = {**self.completion.head, "choices": [choice]}
-        if self.reports_usage:
+        if self.completion.body.reports_usage:
             chunk["usage"] = usage(len(self.handle.prompt_ids), self.num_tokens)
         yield event(chunk)
 
@@ -164,7 +154,4 @@ def prompts_of(body: CompletionBody, service: Service) -> list[Any]:
 
 async def complete(service: Service, body: CompletionBody, request: Request) -> Response:
     """Answer a request, plain or as a stream. Raises ``ApiError``."""
-    completion = Completion(service, body)
-    if body.stream:
-        return await respond_with_events(request.receive, completion.events())
-    return JSONResponse(await race(request.receive, completion.answer()))
+    return await respond(request.receive, Completion(service, body), bool(body.stream))

@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from mini_engine import __version__
 from mini_engine.server.errors import ApiError
-from mini_engine.server.schema import DetokenizeBody, TokenizeBody
+from mini_engine.server.schema import DetokenizeBody, TokenizeBody, may_think
 from mini_engine.server.service import Service
 
 
@@ -99,8 +99,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """Return the ids of a text, or of a chat as the model would read it."""
         service.check_model(body.model)
-        options = body.chat_template_kwargs
-        think = options is None or options.enable_thinking is not False
+        think = may_think(body.chat_template_kwargs)
         ids = (
             service.encode(body.prompt) if body.prompt is not None else service.encode_chat(body.messages or [], think)
         )

@@ -148,6 +148,16 @@ class GenerationBody(Body):
         """Whether a stream is to end with the number of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def reports_usage(self) -> bool:
+        """Whether every chunk of a stream is to have the number of tokens."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """What ``AsyncEngine.submit`` takes besides ``SamplingParams``."""
+        return {"cache_key": self.cache_salt, "prompt_logprobs_start": self.prompt_logprobs_start or 0}
+
     def stop_text(self, matched: int | str | None) -> str:
         """Return the stop string that ended an answer, if it is to be in the text."""
         wanted = self.include_stop_str_in_output or self.no_stop_trim
@@ -234,6 +244,11 @@ class TemplateOptions(Body):
     """What the chat template is told."""
 
     enable_thinking: bool | None = None
+
+
+def may_think(options: TemplateOptions | None) -> bool:
+    """Return whether an answer may begin with a thought: unless ``enable_thinking`` is false."""
+    return options is None or options.enable_thinking is not False
 
 
 class ChatBody(GenerationBody):

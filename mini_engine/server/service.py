@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
@@ -54,6 +55,11 @@ class Service:
         self.max_model_len = driver.model.config.max_position_embeddings
         self.vocab_size = driver.vocabulary.size
         self.can_think = tokenizer.backend_tokenizer.token_to_id(THINK_END) is not None
+
+    def head(self, prefix: str, kind: str) -> dict[str, Any]:
+        """Return what every answer, and every chunk of a stream, begins with."""
+        names = {"id": f"{prefix}-{uuid4().hex}", "object": kind}
+        return {**names, "created": int(time.time()), "model": self.model_name}
 
     def stop_reason(self, matched: int | str | None) -> int | str | None:
         """Return the stop string or token that ended an answer, ``None`` for the model's own end."""

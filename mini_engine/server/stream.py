@@ -7,9 +7,9 @@ read bodies, which would swallow the message.
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from mini_engine.server.errors import as_api_error
@@ -87,6 +87,23 @@ class EventResponse(Response):
             body = event(as_api_error(error).body, "error")
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Asked(Protocol):
+    """A request that was checked."""
+
+    async def answer(self) -> dict[str, Any]:
+        """Return the whole answer."""
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Return the answer as events."""
+
+
+async def respond(receive: Receive, asked: Asked, stream: bool) -> Response:
+    """Return the answer, whole or as a stream."""
+    if stream:
+        return await respond_with_events(receive, asked.events())
+    return JSONResponse(await race(receive, asked.answer()))
 
 
 async def respond_with_events(receive: Receive, events: AsyncGenerator[bytes, None]) -> Response:
