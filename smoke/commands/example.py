@@ -8,8 +8,7 @@ import typer
 
 from mini_engine.overlay import overlay_files
 from smoke.commands.exits import Exit, stop
-from smoke.commands.progress import TaskArgument
-from smoke.commands.run import EngineOption
+from smoke.commands.options import EngineOption, TaskArgument
 from smoke.course.example import pages_until
 from smoke.framework.manifest import ROOT, load_manifest
 

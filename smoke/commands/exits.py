@@ -21,7 +21,3 @@ def stop(status: Exit, message: str = "") -> NoReturn:
     if message:
         typer.echo(message, err=True)
     raise typer.Exit(int(status))
-
-
-def register(app: typer.Typer) -> None:
-    """Register nothing: this file only defines words."""

@@ -5,11 +5,6 @@ from typing import Annotated
 
 import typer
 
-
-def register(app: typer.Typer) -> None:
-    """Register nothing: this file only defines options."""
-
-
 LessonArgument = Annotated[str, typer.Argument(metavar="LESSON", help="L1, L2, …")]
 TargetArgument = Annotated[
     str, typer.Argument(metavar="[WHAT]", help="L4, L4.B or L4.B.top_k; without it, where you are.")

@@ -9,14 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 KINDS = (str, Path, bool)
-
-
-def register(app: typer.Typer) -> None:
-    """Register nothing: this file only reads arguments."""
 
 
 def plain_arguments(function: Callable[..., Any], words: list[str]) -> dict[str, Any] | None:

@@ -14,8 +14,6 @@ from smoke.course.work import Work
 from smoke.framework.catalogue import listed
 from smoke.framework.manifest import SUITE, Lesson, Task, load_manifest, refuse_unknown, require
 
-__all__ = ["TaskArgument"]  # other commands take it from here
-
 BAR_WIDTH = 20
 
 

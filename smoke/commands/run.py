@@ -20,8 +20,6 @@ from smoke.framework.check import DEFAULT_SEED, Result, load_check
 from smoke.framework.manifest import Lesson, Task, load_manifest
 from smoke.runner.runner import Runner
 
-__all__ = ["EngineOption"]  # other commands take it from here
-
 MAX_EXPLAINED = 3
 WRONG = ("fail", "timeout", "crashed", "skipped")
 LOG_LINES = 15
@@ -99,7 +97,7 @@ def go_on(alike: Alike, engine: Path, base: Base) -> list[Trial]:
     while True:
         work = Work(engine)
         task = work.place()
-        if task is None or task.id in seen or (seen and is_untouched(work, task)):
+        if task is None or task.id in seen or (seen and work.state_of(task).is_untouched):
             break
         lesson = load_manifest().lesson(task.lesson_id)
         if not work.has(lesson):
@@ -112,12 +110,6 @@ def go_on(alike: Alike, engine: Path, base: Base) -> list[Trial]:
     if not trials or trials[-1].passed:
         typer.echo("\n".join(["", *next_lines(Work(engine))] if trials else next_lines(Work(engine))))
     return trials
-
-
-def is_untouched(work: Work, task: Task) -> bool:
-    """Whether nothing of a task is written."""
-    (state,) = (each for each in work.tasks(load_manifest().lesson(task.lesson_id)) if each.task == task)
-    return len(state.open) == len(task.functions)
 
 
 def try_and_show(

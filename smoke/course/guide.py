@@ -25,7 +25,7 @@ def next_lines(work: Work) -> list[str]:
     if not work.has(lesson):
         return [*done_before(work, lesson), *to_start(work, lesson)]
     number = lesson.tasks.index(task) + 1
-    (state,) = (each for each in work.tasks(lesson) if each.task == task)
+    state = work.state_of(task)
     return [
         f"{task.id} {task.title}: task {number} of {len(lesson.tasks)} in {lesson.id} {lesson.title}",
         f"  state  {describe(state)}",
@@ -75,7 +75,7 @@ def describe(state: TaskState) -> str:
     """Return in a few words where a task stands."""
     if state.is_done:
         return "passes"
-    if len(state.open) == len(state.task.functions):
+    if state.is_untouched:
         return "to do"
     count = f"{state.passed} of {state.checks} checks pass"
     if state.open:

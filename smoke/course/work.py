@@ -39,6 +39,11 @@ class TaskState:
         """Whether every check passes with the functions as they are now."""
         return self.passed == self.checks
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no function of the task is written."""
+        return len(self.open) == len(self.task.functions)
+
 
 class Work:
     """The folder that holds a student's modules, named as in ``mini_engine``. Files are read once, the state anew."""
@@ -147,6 +152,11 @@ class Work:
             counts = len(ids), sum(name in known for name in ids), len(passed.intersection(ids))
             states.append(TaskState(task, *counts, missing, stale))
         return states
+
+    def state_of(self, task: Task) -> TaskState:
+        """Return where a task stands."""
+        (state,) = (each for each in self.tasks(load_manifest().lesson(task.lesson_id)) if each.task == task)
+        return state
 
     def place(self) -> Task | None:
         """Return the task to go on with: the first of the lesson begun last, or of those after it, that is not done."""
