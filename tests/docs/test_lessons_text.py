@@ -9,7 +9,6 @@ import ast
 import contextlib
 import importlib
 import io
-import pkgutil
 import re
 import textwrap
 from dataclasses import replace
@@ -21,7 +20,7 @@ import torch
 import typer
 
 from mini_engine.checkpoint import TINY_MODEL, load_config
-from smoke import commands
+from smoke.__main__ import MODULES
 from smoke.course.example import begin, execute, fences
 from smoke.framework.manifest import ENGINE, ROOT, load_manifest
 from tests.support.interpreter import needs_interpreter
@@ -208,8 +207,8 @@ def test_every_task_has_a_page_and_stands_in_the_list(lesson):
 def smoke_commands():
     """Name -> option names of every command of ``python -m smoke``."""
     app = typer.Typer()
-    for module in pkgutil.iter_modules(commands.__path__):
-        importlib.import_module(f"smoke.commands.{module.name}").register(app)
+    for module in sorted(set(MODULES.values())):
+        importlib.import_module(f"smoke.commands.{module}").register(app)
     return {
         name: {option for parameter in command.params for option in parameter.opts}
         for name, command in typer.main.get_command(app).commands.items()
