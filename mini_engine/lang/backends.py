@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
@@ -54,15 +54,9 @@ class Call:
 class Backend(Protocol):
     """What programs need of an engine. ``stats`` counts calls, prompt, cached and new tokens, and calls saved."""
 
+    tokenizer: PreTrainedTokenizerBase
+    eos_token_ids: frozenset[int]
     stats: Counter[str]
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the model."""
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
 
     def submit(self, call: Call) -> None:
         """Begin a call. Errors end the call, they are not raised."""
@@ -74,23 +68,15 @@ class Backend(Protocol):
         """Give up a call that has not ended."""
 
 
-@dataclass(eq=False)
 class InProcess:
-    """The engine of ``llm``, which nobody else steps meanwhile."""
+    """The engine of an ``LLM``, which nothing else steps meanwhile."""
 
-    llm: LLM
-    stats: Counter[str] = field(default_factory=Counter)
-    calls: dict[str, Call] = field(default_factory=dict)
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the model."""
-        return self.llm.tokenizer
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
-        return self.llm.engine.driver.eos_token_ids
+    def __init__(self, llm: LLM) -> None:
+        """Begin without calls."""
+        self.engine, self.tokenizer = llm.engine, llm.tokenizer
+        self.eos_token_ids = llm.engine.driver.eos_token_ids
+        self.stats: Counter[str] = Counter()
+        self.calls: dict[str, Call] = {}
 
     def submit(self, call: Call) -> None:
         """Queue a request of the engine."""
@@ -98,26 +84,25 @@ class InProcess:
             {} if call.start is None else {"prompt_logprobs_start": call.start, "score_only": True}
         )
         try:
-            self.calls[self.llm.engine.add_request(call.ids, call.params, **options)] = call
+            self.calls[self.engine.add_request(call.ids, call.params, **options)] = call
         except ValueError as error:
             call.error = error
 
     def advance(self) -> None:
         """Step the engine and hand out what ended."""
-        engine = self.llm.engine
-        engine.step()
+        self.engine.step()
         for name, call in list(self.calls.items()):
-            call.text = engine.entries[name].output.text
-            if engine.entries[name].request.state is RequestState.FINISHED:
-                finish(call, engine.take_output(name), self.stats)
+            call.text = self.engine.entries[name].output.text
+            if self.engine.entries[name].request.state is RequestState.FINISHED:
+                finish(call, self.engine.take_output(name), self.stats)
                 del self.calls[name]
 
     def abort(self, call: Call) -> None:
         """End the request of a call."""
         name = next(name for name, own in self.calls.items() if own is call)
-        self.llm.engine.abort(name)
+        self.engine.abort(name)
         del self.calls[name]
-        self.llm.engine.take_output(name)
+        self.engine.take_output(name)
         call.error = ValueError("the call was given up")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from mini_engine.lang.backends import Call
-from mini_engine.lang.context import Context
+from mini_engine.lang.context import Answer, Context
 from mini_engine.lang.expressions import Select
 from mini_engine.lang.hub import Work
 from mini_engine.prompts import encode_text

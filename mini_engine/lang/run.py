@@ -128,7 +128,9 @@ class Program:
             self.function(state, *args, **kwargs)
             state.settle_all()
         except BaseException as error:
-            state.give_up(error if isinstance(error, Exception) else RuntimeError(f"stopped by {error!r}"))
+            cause = error if isinstance(error, Exception) else RuntimeError(f"stopped by {error!r}")
+            state.give_up(cause)
+            state.error = state.error or cause
             raise
         finally:
             state.has_ended = True

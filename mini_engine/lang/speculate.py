@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mini_engine.detokenizer import Detokenizer
 from mini_engine.lang.backends import Call
-from mini_engine.lang.context import Ahead, Context
+from mini_engine.lang.context import Ahead, Answer, Context
 from mini_engine.lang.expressions import Gen
 from mini_engine.lang.hub import Condition, Work
 from mini_engine.outputs import RequestOutput

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mini_engine.lang.choices import choose
@@ -222,7 +223,8 @@ class State(Context):
         for call in self.calls:
             if not call.is_done:
                 self.hub.backend.abort(call)
-        self.fail(self.error or error)
+        if not self.is_idle:
+            self.fail(error)
         for fork in self.forks:
             fork.give_up(error)
 
