@@ -24,6 +24,15 @@ class Settings:
     think: bool = True
     num_api_spec_tokens: int | None = None
 
+    def __post_init__(self) -> None:
+        """Check the settings. Raises ``ValueError``."""
+        SamplingParams(**self.defaults)
+        if self.num_api_spec_tokens is not None and (self.canonical or self.num_api_spec_tokens < 1):
+            raise ValueError(
+                f"num_api_spec_tokens is {self.num_api_spec_tokens}; it must be at least 1, and without canonical, "
+                "which spells anew what was written ahead"
+            )
+
 
 @dataclass(frozen=True)
 class Answer:

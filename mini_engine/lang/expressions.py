@@ -119,19 +119,28 @@ def select(name: str | None, choices: Sequence[str], method: Method = "mean") ->
     return Select(name, tuple(choices), method)
 
 
+def turn(role: str, body: Expression | str) -> Turn:
+    """Return a turn of ``role``. Raises ``ValueError`` for a turn inside it."""
+    pieces = parts(body)
+    inner = next((piece for piece in pieces if isinstance(piece, Turn)), None)
+    if inner is not None:
+        raise ValueError(f"there is a turn of the {inner.role} inside a turn of the {role}; put one after the other")
+    return Turn(role, pieces)
+
+
 def system(body: Expression | str) -> Turn:
     """Return a turn of the system."""
-    return Turn("system", parts(body))
+    return turn("system", body)
 
 
 def user(body: Expression | str) -> Turn:
     """Return a turn of the user."""
-    return Turn("user", parts(body))
+    return turn("user", body)
 
 
 def assistant(body: Expression | str) -> Turn:
     """Return a turn of the assistant; what the model writes belongs here."""
-    return Turn("assistant", parts(body))
+    return turn("assistant", body)
 
 
 def image(*_: Any) -> Expression:

@@ -128,9 +128,8 @@ class Program:
             self.function(state, *args, **kwargs)
             state.settle_all()
         except BaseException as error:
-            cause = error if isinstance(error, Exception) else RuntimeError(f"stopped by {error!r}")
-            state.give_up(cause)
-            state.error = state.error or cause
+            state.error = error if isinstance(error, Exception) else RuntimeError(f"stopped by {error!r}")
+            state.give_up(state.error)
             raise
         finally:
             state.has_ended = True

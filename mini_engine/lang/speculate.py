@@ -30,19 +30,19 @@ def sampling_of(params: SamplingParams) -> SamplingParams | None:
 
     ``None`` if the next token depends on where the answer began or on more than tokens, so that nothing can be cut.
     """
-    free = replace(params, stop=(), max_new_tokens=1)
     plain = SamplingParams(
-        temperature=free.temperature,
-        top_k=free.top_k,
-        top_p=free.top_p,
-        min_p=free.min_p,
-        repetition_penalty=free.repetition_penalty,
-        logit_bias=free.logit_bias,
-        allowed_token_ids=free.allowed_token_ids,
-        seed=free.seed,
-        max_new_tokens=1,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
+        seed=params.seed,
+        stop=params.stop,
+        max_new_tokens=params.max_new_tokens,
     )
-    return free if free == plain else None
+    return replace(plain, stop=(), max_new_tokens=1) if params == plain else None
 
 
 def text_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

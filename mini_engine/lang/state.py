@@ -212,7 +212,7 @@ class State(Context):
 
     def fail(self, error: Exception) -> None:
         """End here: nothing in the queue is carried out, and forks that have not begun fail as well. Mutates."""
-        self.error = error
+        self.error = self.error or error
         for operation in self.queue:
             for fork in operation.forks if isinstance(operation, Fork) else ():
                 fork.fail(error)
