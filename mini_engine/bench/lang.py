@@ -1,8 +1,8 @@
-"""``mini-engine bench lang``: programs of the frontend language, and the same without a prefix cache and on transformers.
+"""``mini-engine bench lang``: programs of the frontend language, the same without a cache, and on transformers.
 
-The programs are those of the paper (Zheng et al., 2024), with what the embedded model can write. Its answers mean little;
-work and time are what is measured. The systems take turns in every round, each with a cold cache, and the median of the
-ratios within a round is reported.
+The programs are those of the paper (Zheng et al., 2024), with what the embedded model can write. Its answers mean
+little; work and time are what is measured. The systems take turns in every round, each with a cold cache, and the
+median of the ratios within a round is reported.
 """
 
 import json
