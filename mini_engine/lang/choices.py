@@ -52,6 +52,18 @@ def best_choice(scores: Sequence[float]) -> int:
     return max(range(len(scores)), key=scores.__getitem__)
 
 
+def same_values(ids: Sequence[Sequence[int]], rows: Sequence[Row]) -> list[list[float]]:
+    """Return ``rows`` with one value for the same token after the same tokens, that of the first choice which has it.
+
+    Two calls may differ in the last bits, and a difference there must not end a tie.
+    """
+    known: dict[tuple[int, ...], float] = {}
+    return [
+        [known.setdefault(tuple(own[: place + 1]), value) for place, value in enumerate(row)]
+        for own, row in zip(ids, rows, strict=True)
+    ]
+
+
 def choose(context: Context, select: Select) -> Work:
     """Score the choices and append the best. Mutates ``context``.
 
@@ -68,7 +80,7 @@ def choose(context: Context, select: Select) -> Work:
     new = {tuple(own): Call(own, SCORED, start=1) for own in ids if len(own) > 1 and tuple(own) not in alone}
     yield from context.ask(*conditional[1:], *new.values())
     alone.update({own: [0.0, *call.scores] for own, call in new.items()})
-    rows = [call.scores for call in conditional]
+    rows = same_values(ids, [call.scores for call in conditional])
     scores = {
         "mean": mean_scores(rows),
         "greedy": greedy_scores(rows),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from mini_engine import lang
+from mini_engine import LLM, lang
 from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.lang.choices import best_choice, greedy_scores, mean_scores, unconditional_scores
 
@@ -27,6 +27,16 @@ def test_greedy_walks_token_by_token(rows):
     for column in range(width):
         alive &= table[:, column] == table[alive, column].max()
     assert best_choice(greedy_scores(rows)) == int(alive.argmax())
+
+
+def test_choices_that_begin_alike_tie_there_without_batch_invariance():
+    @lang.program
+    def pick(s):
+        s += "Mila found a" + lang.select("what", [" silver bell in the garden", " silver", " silver key"], "greedy")
+
+    answer = pick.run(backend=LLM(**lang.ALWAYS_SHARE)).answer("what")
+    assert len({row[0] for row in answer.logprobs}) == 1
+    assert answer.value == " silver"  # it goes on with its mean, and the others with unlikely tokens
 
 
 def test_the_methods_can_differ():
