@@ -26,6 +26,7 @@ SECTIONS = {
     "docs/api/index": "API",
     "docs/USAGE": "Usage",
     "docs/SERVER": "Server",
+    "docs/LANG": "Programs",
     "docs/BENCHMARKS": "Benchmarks",
     "smoke/README": "Instructors",
     "CONTRIBUTING": "Contributing",

@@ -7,6 +7,7 @@ from mini_engine.bench.batch import bench_batch
 from mini_engine.bench.forward import bench_forward
 from mini_engine.bench.grammar.command import bench_grammar
 from mini_engine.bench.kernels.command import bench_kernels
+from mini_engine.bench.lang import bench_lang
 from mini_engine.bench.prefix import bench_prefix
 from mini_engine.bench.sampler import bench_sampler
 from mini_engine.bench.serving import bench_serving
@@ -20,3 +21,4 @@ bench.command("prefix")(bench_prefix)
 bench.command("grammar")(bench_grammar)
 bench.command("kernels")(bench_kernels)
 bench.command("batch")(bench_batch)
+bench.command("lang")(bench_lang)

@@ -86,6 +86,8 @@ class Completion:
         }
         if body.prompt_logprobs is not None:
             own["prompt_logprobs"] = prompt_table(texts, output.prompt_logprobs or ())
+        if body.return_token_ids:
+            own |= {"token_ids": output.token_ids, "prompt_token_ids": output.prompt_ids}
         return own
 
     def echo(self, prompt_ids: list[int]) -> str:
@@ -133,6 +135,8 @@ class ChoiceStream:
         if delta.finish_reason is not None:
             matched = self.completion.service.stop_reason(output.matched)
             choice |= {"finish_reason": delta.finish_reason, "stop_reason": matched}
+        if self.completion.body.return_token_ids:
+            choice["token_ids"] = [d.token_id for d in held if d.token_id is not None]
         chunk = {**self.completion.head, "choices": [choice]}
         if self.completion.body.reports_usage:
             chunk["usage"] = usage(len(self.handle.prompt_ids), self.num_tokens)

@@ -131,10 +131,11 @@ class GenerationBody(Body):
         """Take out what changes nothing. Raises ``ValueError`` for another value of such a field."""
         if not isinstance(data, dict):
             return data
-        for name in NEUTRAL.keys() & data.keys():
+        neutral = NEUTRAL.keys() - cls.model_fields.keys()
+        for name in neutral & data.keys():
             if data[name] is not None and data[name] not in NEUTRAL[name]:
                 raise ValueError(f"{name} is {data[name]!r}, which this server does not do; leave it out")
-        return {name: value for name, value in data.items() if name not in NEUTRAL and name not in LABELS}
+        return {name: value for name, value in data.items() if name not in neutral and name not in LABELS}
 
     @model_validator(mode="after")
     def check_stream_options(self) -> "GenerationBody":
@@ -174,6 +175,7 @@ class CompletionBody(GenerationBody):
     best_of: Annotated[int | None, Field(ge=1)] = None
     echo: bool | None = None
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    return_token_ids: bool | None = None
 
 
 class ContentPart(Body):

@@ -1,0 +1,418 @@
+"""States: order, forks and joins, streams, errors. Expected texts are those of calls of their own."""
+
+import asyncio
+import threading
+
+import pytest
+
+from mini_engine import SamplingParams, lang
+from mini_engine.lang.run import hub_of
+
+STORY = "Once upon a time there was a fox named"
+
+
+def append(state, piece):
+    state += piece
+
+
+def alone(llm, ids, **params):
+    """What the engine answers to these ids."""
+    return llm.generate([list(ids)], SamplingParams(**params))[0]
+
+
+def encode(llm, text):
+    return llm.tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_every_call_continues_exactly_the_ids_before_it(llm):
+    @lang.program
+    def tale(s):
+        s += STORY + lang.gen("name", max_new_tokens=3) + " who liked" + lang.gen("what", max_new_tokens=5)
+
+    s = tale.run(backend=llm)
+    prompt = encode(llm, STORY)
+    first = alone(llm, prompt, max_new_tokens=3)
+    prompt += [*first.token_ids, *encode(llm, " who liked")]
+    second = alone(llm, prompt, max_new_tokens=5)
+    assert s["name"] == first.text
+    assert s["what"] == second.text
+    assert s.ids == [*prompt, *second.token_ids]
+    assert s.text == STORY + first.text + " who liked" + second.text
+
+
+def test_a_stop_string_is_taken_off_the_ids_too(llm):
+    @lang.program
+    def tale(s):
+        s += STORY + lang.gen("rest", max_new_tokens=60, stop="ou") + lang.gen("more", max_new_tokens=4)
+
+    s = tale.run(backend=llm)
+    answer = s.answer("rest").output
+    assert answer.matched == "ou"
+    assert "ou" not in s["rest"]
+    assert llm.tokenizer.decode(s.ids) == s.text == STORY + s["rest"] + s["more"]
+    whole = alone(llm, encode(llm, STORY), max_new_tokens=60)
+    assert whole.text.startswith(s["rest"] + "ou")
+    kept = len(encode(llm, STORY)) + len(answer.token_ids) - 2
+    assert s.ids[:kept] == [*encode(llm, STORY), *whole.token_ids][:kept]  # all but the token in which "ou" begins
+
+
+def test_the_token_that_ends_an_answer_is_not_kept(llm):
+    @lang.program
+    def turn(s):
+        s += lang.user("Hello") + lang.assistant(lang.gen("answer", max_new_tokens=200))
+
+    s = turn.run(backend=llm)
+    assert s.answer("answer").output.finish_reason == "stop"
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": s["answer"]}]
+    assert s.text == llm.tokenizer.apply_chat_template(chat, tokenize=False)
+    assert s.ids.count(llm.tokenizer.eos_token_id) == 2
+
+
+def test_two_rounds_of_forks_append_to_one_list(llm):
+    @lang.program
+    def rounds(s):
+        s += STORY
+        for words in ((" Mila", " Tom"), (" Ben",)):
+            forks = s.fork(len(words))
+            for fork, word in zip(forks, words, strict=True):
+                append(fork, word + lang.gen("next", max_new_tokens=2))
+            s.join(forks)
+
+    s = rounds.run(backend=llm)
+    expected = [
+        alone(llm, encode(llm, STORY) + encode(llm, w), max_new_tokens=2).text for w in (" Mila", " Tom", " Ben")
+    ]
+    assert s["next"] == expected
+
+
+def test_a_join_keeps_the_place_of_a_fork_without_the_name(llm):
+    @lang.program
+    def some(s):
+        s += STORY
+        forks = s.fork(3)
+        forks[1] += lang.gen("name", max_new_tokens=2)
+        s.join(forks)
+
+    assert some.run(backend=llm)["name"][::2] == [None, None]
+
+
+def test_a_join_can_append_what_the_forks_wrote(llm):
+    @lang.program
+    def points(s):
+        s += STORY
+        forks = s.fork(2)
+        for fork, word in zip(forks, (" Mila", " Tom"), strict=True):
+            append(fork, word + lang.gen(max_new_tokens=3))
+        s.join(forks, appends=True)
+        s += "."
+
+    s = points.run(backend=llm)
+    texts = [alone(llm, encode(llm, STORY) + encode(llm, word), max_new_tokens=3).text for word in (" Mila", " Tom")]
+    assert s.text == f"{STORY} Mila{texts[0]} Tom{texts[1]}."
+
+
+def test_forks_may_begin_before_any_text(llm):
+    @lang.program
+    def empty(s):
+        forks = s.fork(2)
+        for fork in forks:
+            append(fork, STORY + lang.gen("name", max_new_tokens=2))
+        s.join(forks)
+
+    assert empty.run(backend=llm)["name"] == [alone(llm, encode(llm, STORY), max_new_tokens=2).text] * 2
+
+
+def test_a_fork_begins_with_what_its_parent_had_then(llm):
+    @lang.program
+    def late(s):
+        s += STORY + lang.gen("name", max_new_tokens=2)
+        (fork,) = s.fork()
+        s += lang.gen("name", max_new_tokens=4)
+        fork += " and" + lang.gen("more", max_new_tokens=2)
+        assert fork["name"] == alone(llm, encode(llm, STORY), max_new_tokens=2).text  # waits for the parent
+        assert fork.text.startswith(STORY + fork["name"] + " and")
+
+    s = late.run(backend=llm)
+    assert s.answer("name").output.prompt_ids == [
+        *encode(llm, STORY),
+        *alone(llm, encode(llm, STORY), max_new_tokens=2).token_ids,
+    ]
+
+
+def test_a_name_here_and_in_forks_is_an_error_and_nothing_is_replaced(llm):
+    @lang.program
+    def clash(s):
+        s += STORY + lang.gen("name", max_new_tokens=2)
+        forks = s.fork(2)
+        for fork in forks:
+            append(fork, lang.gen("name", max_new_tokens=2))
+        s.join(forks)
+
+    with pytest.raises(ValueError, match="'name' is set here and in forks"):
+        clash.run(backend=llm)
+
+
+def test_what_a_backend_refuses_is_raised_where_it_is_read_and_at_the_end(llm):
+    seen = []
+
+    @lang.program
+    def wrong(s):
+        s += STORY + lang.gen("first", max_new_tokens=2)
+        s += lang.gen("much", max_new_tokens=10**6) + lang.gen("after", max_new_tokens=2)
+        for name in ("first", "much", "after"):
+            try:
+                seen.append(s[name])
+            except ValueError as error:
+                seen.append(error)
+
+    with pytest.raises(ValueError, match="1000000") as caught:
+        wrong.run(backend=llm)
+    assert isinstance(seen[0], str)
+    assert seen[1:] == [caught.value] * 2
+
+
+def test_an_error_in_a_fork_is_raised_at_the_end_joined_or_not(llm):
+    def make(joins):
+        @lang.program
+        def wrong(s):
+            s += STORY
+            forks = s.fork(2)
+            forks[1] += lang.gen("much", max_new_tokens=10**6)
+            if joins:
+                s.join(forks)
+
+        return wrong
+
+    for joins in (False, True):
+        with pytest.raises(ValueError, match="1000000"):
+            make(joins).run(backend=llm)
+
+
+def test_forks_of_a_state_that_failed_fail_too(llm):
+    @lang.program
+    def wrong(s):
+        s += STORY + lang.gen("much", max_new_tokens=10**6)
+        forks = s.fork(2)
+        forks[0] += lang.gen("a", max_new_tokens=2)
+        with pytest.raises(ValueError, match="1000000"):
+            forks[0]["a"]
+
+    with pytest.raises(ValueError, match="1000000"):
+        wrong.run(backend=llm)
+
+
+def test_an_unknown_name_is_a_key_error_that_lists_what_there_is(llm):
+    @lang.program
+    def little(s):
+        s += STORY + lang.gen("name", max_new_tokens=1)
+
+    s = little.run(backend=llm)
+    with pytest.raises(KeyError, match="nothing sets 'nam'; there are name"):
+        s["nam"]
+
+
+def test_a_joined_fork_takes_nothing_more(llm):
+    @lang.program
+    def after(s):
+        s += STORY
+        forks = s.fork(2)
+        s.join(forks)
+        with pytest.raises(ValueError, match="joined; append to its parent"):
+            forks[0] += "more"
+        with pytest.raises(ValueError, match="joined before"):
+            s.join(forks)
+
+    after.run(backend=llm)
+
+
+def test_one_program_that_fails_stops_no_other(llm):
+    @lang.program
+    def maybe(s, length):
+        s += STORY + lang.gen("name", max_new_tokens=length)
+        if length == 3:
+            raise ZeroDivisionError("own")
+        s["name"]
+
+    states = maybe.run_batch([{"length": n} for n in (1, 10**6, 2, 3)], backend=llm)
+    assert [type(s.error) for s in states] == [type(None), ValueError, type(None), ZeroDivisionError]
+    assert states[2]["name"].startswith(states[0]["name"])
+    assert not llm.engine.has_work
+    assert not llm.engine.entries
+
+
+def test_programs_that_read_run_together(llm):
+    @lang.program
+    def reading(s, word):
+        s += STORY + word
+        for index in range(3):
+            s += lang.gen(f"part {index}", max_new_tokens=4)
+            s[f"part {index}"]
+
+    words = [{"word": f" {w}"} for w in "Mila Tom Ben Anna Leo Ida Max Eva".split()]
+    before = llm.engine.log.num_steps
+    states = reading.run_batch(words, backend=llm)
+    together = llm.engine.log.num_steps - before
+    assert together <= 3 * 4 + 6  # a single program takes 12 steps and the first of its prompt
+    assert [s.text for s in states] == [s.text for s in reading.run_batch(words, backend=llm, num_workers=1)]
+
+
+def test_no_thread_is_started(llm):
+    before = threading.active_count()
+    seen = []
+
+    @lang.program
+    def reading(s, number):
+        s += STORY + lang.gen("name", max_new_tokens=2)
+        s["name"]
+        seen.append(threading.active_count())
+
+    reading.run_batch([{"number": n} for n in range(20)], backend=llm)
+    assert set(seen) == {before}
+
+
+def test_workers_limit_what_is_under_way(llm):
+    most = []
+
+    @lang.program
+    def counting(s, number):
+        s += STORY + f" {number}" + lang.gen("name", max_new_tokens=2)
+        most.append(len(hub_of(llm).backend.calls))
+        s["name"]
+
+    counting.run_batch([{"number": n} for n in range(9)], backend=llm, num_workers=3)
+    assert max(most) == 3
+    with pytest.raises(ValueError, match="num_workers is 0"):
+        counting.run_batch([], backend=llm, num_workers=0)
+
+
+def test_a_stream_gives_the_text_as_it_comes(llm):
+    @lang.program
+    def tale(s):
+        s += STORY + lang.gen("rest", max_new_tokens=12, stop="zzz")
+
+    s = tale.start(backend=llm)
+    pieces = list(s.stream("rest"))
+    assert "".join(pieces) == s["rest"] == alone(llm, encode(llm, STORY), max_new_tokens=12).text
+    assert len([piece for piece in pieces if piece]) > 6
+
+
+def test_a_program_that_raises_leaves_nothing_in_the_engine(llm):
+    @lang.program
+    def stops(s):
+        s += STORY + lang.gen("rest", max_new_tokens=500)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stops.run(backend=llm)
+    assert not llm.engine.has_work
+    assert not hub_of(llm).backend.calls
+
+
+def test_a_program_may_run_another(llm):
+    @lang.program
+    def inner(s, word):
+        s += STORY + word + lang.gen("name", max_new_tokens=2)
+
+    @lang.program
+    def outer(s, word):
+        s += f"{word}: " + inner.run(word, backend=llm)["name"]
+        s += ", ".join(state["name"] for state in inner.run_batch([{"word": w} for w in "abc"], backend=llm))
+
+    states = outer.run_batch([{"word": " Mila"}, {"word": " Tom"}], backend=llm)
+    for state, word in zip(states, (" Mila", " Tom"), strict=True):
+        names = [alone(llm, encode(llm, STORY) + encode(llm, w), max_new_tokens=2).text for w in (word, "a", "b", "c")]
+        assert state.text == f"{word}: {names[0]}" + ", ".join(names[1:])
+
+
+def test_the_async_forms_do_the_same(llm):
+    @lang.program
+    def tale(s, word):
+        s += STORY + word + lang.gen("name", max_new_tokens=3)
+
+    async def both():
+        one = tale.run_async(" Mila", backend=llm)
+        many = tale.run_batch_async([{"word": " Mila"}, {"word": " Tom"}], backend=llm)
+        return await asyncio.gather(one, many)
+
+    one, many = asyncio.run(both())
+    assert [one.text, *(s.text for s in many)] == [tale.run(w, backend=llm).text for w in (" Mila", " Mila", " Tom")]
+
+
+def test_values_have_the_type_that_was_asked_for(llm):
+    @lang.program
+    def typed(s):
+        s += "Record: age = " + lang.gen("age", type=int, max_new_tokens=40)
+        s += ", weight = " + lang.gen("weight", type=float, max_new_tokens=60)
+        s += ", happy = " + lang.gen("happy", type=bool)
+        s += ", color: " + lang.gen("color", choices=["red", "blue"])
+
+    s = typed.run(backend=llm)
+    assert [type(s[name]) for name in ("age", "weight", "happy", "color")] == [int, float, bool, str]
+    assert s["color"] in ("red", "blue")
+    assert s.text.startswith(f"Record: age = {s['age']}, weight = ")
+
+
+def test_a_grammar_that_was_cut_is_an_error_and_not_a_value(llm):
+    @lang.program
+    def long(s):
+        s += STORY + lang.gen("digits", regex="[0-9]{40}", max_new_tokens=3)
+
+    with pytest.raises(ValueError, match="cut after 3 tokens, before its regex was complete"):
+        long.run(backend=llm)
+
+
+def test_defaults_of_a_run_give_way_to_what_a_gen_says(llm):
+    @lang.program
+    def two(s):
+        s += STORY + lang.gen("a") + lang.gen("b", max_new_tokens=5)
+
+    s = two.run(backend=llm, max_new_tokens=3)
+    assert [len(s.answer(name).output.token_ids) for name in "ab"] == [3, 5]
+
+
+def test_canonical_spells_the_whole_text_anew(llm):
+    @lang.program
+    def glued(s):
+        s += "Once upon a ti"
+        s += "me there was" + lang.gen("rest", max_new_tokens=4)
+
+    own, spelled = (glued.run(backend=llm, canonical=canonical) for canonical in (False, True))
+    assert own.answer("rest").output.prompt_ids == encode(llm, "Once upon a ti") + encode(llm, "me there was")
+    assert spelled.answer("rest").output.prompt_ids == encode(llm, "Once upon a time there was")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lang.gen("a", max_token=3), "max_token is not a sampling parameter"),
+        (lambda: lang.gen("a", temperature=-1), "temperature is -1"),
+        (lambda: lang.gen("a", n=2), "n is not a sampling parameter of gen"),
+        (lambda: lang.gen("a", type=list), "choose str, int, float or bool"),
+        (lambda: lang.gen("a", type=int, regex="a"), "type is int and there is a regex"),
+        (lambda: lang.gen("a", choices=["a"], temperature=1.0), "choices are scored"),
+        (lambda: lang.select("a", []), "at least one text"),
+        (lambda: lang.select("a", "yes"), "at least one text"),
+        (lambda: lang.select("a", ["b", ""]), "none of them empty"),
+        (lambda: lang.select("a", ["b", "b"]), "two of them are equal"),
+        (lambda: lang.select("a", ["b"], "best"), "choose mean, greedy or unconditional"),
+        (lambda: lang.image("a.png"), "read text, not images"),
+        (lambda: lang.user(3), "3 cannot be appended"),
+        (lambda: lang.user(lang.user("a")), "turn of the user inside a turn"),
+        (lambda: lang.program(lambda: None), "takes the state as its first parameter"),
+        (lambda: lang.program(lambda s, temperature: None), "'temperature' of a program is an option"),
+    ],
+)
+def test_what_is_wrong_is_refused_where_it_is_written(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_call_without_any_text_says_so(llm):
+    @lang.program
+    def nothing(s, piece):
+        s += piece
+
+    with pytest.raises(ValueError, match="the prompt has 0 tokens"):
+        nothing.run(lang.gen("a"), backend=llm)
+    with pytest.raises(ValueError, match="select compares choices after a text"):
+        nothing.run(lang.select("a", ["b", "c"]), backend=llm)
