@@ -6,14 +6,16 @@ a process that nothing has touched.
 
 Protocol: one JSON order per line on stdin; per order, on stdout, ``{"pid": …}`` at once and at the end
 ``{"exit": …, "notes": […]}``. Answers are files in the order's folder: ``imported.json`` first, then ``N.json`` for
-each probe.
+each probe. At the signal SIGUSR1 every thread's stack is written to ``stack.txt`` there.
 """
 
+import faulthandler
 import gc
 import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import time
 import warnings
@@ -24,7 +26,7 @@ from typing import Any
 
 from mini_engine import overlay
 from smoke.framework.check import Check, all_checks, describe_error, load_check, run_probe, use_one_thread
-from smoke.runner.transport import write_answer
+from smoke.runner.transport import STACK, write_answer
 
 
 class Surroundings:
@@ -80,6 +82,7 @@ def become_candidate(order: dict[str, Any], around: Surroundings, checks: Mappin
             resource.setrlimit(getattr(resource, name), (limit, limit))
         os.chdir(out)
         around.enter(order)
+        faulthandler.register(signal.SIGUSR1, (out / STACK).open("w"))
         code = run_order(order, out, checks)
         sys.stdout.flush()
     except BaseException as error:

@@ -177,7 +177,7 @@ def test_the_child_holds_no_expected_values(graded: Graded) -> None:
     allowed = {"cache smoke.framework.manifest.load_manifest", "cache smoke.framework.check.all_checks"}
     assert caches <= allowed, "no oracle may have been asked before the candidate runs"
     files = {item for item in hunted if item.startswith("file ")}
-    assert files <= {"file log.txt"}
+    assert files <= {"file log.txt", "file stack.txt"}
     secrets = {item for item in hunted if item.startswith("variable ")}
     assert secrets.isdisjoint({"variable SMOKE_CONFINEMENT"})
 
