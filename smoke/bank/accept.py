@@ -156,6 +156,7 @@ def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None])
     def work() -> None:
         try:
             with Runner(time_factor=TIME_FACTOR) as runner:
+                runner.prepare({check.id for job in todo for check in job.checks})
                 while True:
                     index, job = waiting.get_nowait()
                     verdict = run_job(runner, job)

@@ -58,6 +58,7 @@ class Check(Named):
     """One thing that is proved about a lesson. ``id`` is ``TASK.name``; ``proves`` is one sentence.
 
     ``needs`` names tasks that the probe uses beyond what its own task depends on. ``seconds`` is its time limit.
+    ``asks_peer``: whether the probe has inputs from transformers' models.
     """
 
     proves: str
@@ -65,6 +66,7 @@ class Check(Named):
     verdict: Verdict
     needs: tuple[str, ...] = ()
     seconds: float = 20.0
+    asks_peer: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,12 @@ class Registry:
         *,
         needs: tuple[str, ...] = (),
         seconds: float = 20.0,
+        asks_peer: bool = False,
     ) -> None:
         """Register a check. Mutates. Raises ``ValueError`` for a second one of the same id."""
         if check_id in self.checks:
             raise ValueError(f"check {check_id} is registered twice")
-        self.checks[check_id] = Check(check_id, proves, probe, verdict, needs, seconds)
+        self.checks[check_id] = Check(check_id, proves, probe, verdict, needs, seconds, asks_peer)
 
 
 def registries() -> dict[str, Registry]:

@@ -32,6 +32,13 @@ from smoke.runner.transport import STACK, write_answer
 class Surroundings:
     """What is done around each candidate's process: nothing here; grading confines it."""
 
+    def begin(self, checks: Mapping[str, Check]) -> None:
+        """Be called in the server once: what probes use is imported here, so that no process has to wait for it."""
+        if any(check.asks_peer for check in checks.values()):
+            from smoke.framework import peer
+
+            peer.qwen3()
+
     def prepare(self, order: dict[str, Any]) -> None:
         """Be called in the server before the process is forked."""
 
@@ -49,6 +56,7 @@ def serve(around: Surroundings | None = None, ids: Sequence[str] = ()) -> None:
     for words in ("overflow", "divide by zero"):  # infinity is what SiLU and the noise of a draw want there
         warnings.filterwarnings("ignore", f"{words} encountered", RuntimeWarning, "triton.runtime.interpreter")
     checks = {check_id: load_check(check_id) for check_id in ids} or all_checks()
+    around.begin(checks)
     use_one_thread()
     assert not overlay.loaded_modules(), "the server must not import the engine"
     gc.freeze()  # a collection in a child would copy every page that it shares with the server
