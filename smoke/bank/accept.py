@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +38,7 @@ class Job:
 
     kind: Kind
     id: str
-    files: dict[str, str]
+    files: Callable[[], dict[str, str]]
     checks: list[Check]
     rule: Callable[[Outcome], list[str]]
     seed: int = DEFAULT_SEED
@@ -61,16 +62,16 @@ def jobs(pattern: str = "", full: bool = False) -> list[Job]:
 def reference_jobs() -> Iterator[Job]:
     """Yield the reference with every seed."""
     for seed in SEEDS:
-        yield Job("reference", f"reference, seed {seed}", {}, list(all_checks().values()), must_pass, seed)
+        yield Job("reference", f"reference, seed {seed}", dict, list(all_checks().values()), must_pass, seed)
 
 
 def starter_jobs() -> Iterator[Job]:
     """Yield the starter of every task, and of every lesson as students get it."""
     for lesson in load_manifest().written:
         checks = checks_of([lesson])
-        yield Job("lesson starter", f"starter {lesson.id}", starter_files(lesson), checks, must_be_all_to_do)
+        yield Job("lesson starter", f"starter {lesson.id}", partial(starter_files, lesson), checks, must_be_all_to_do)
         for task in lesson.tasks:
-            yield Job("starter", f"starter {task.id}", task_starter(task), checks, must_miss(task))
+            yield Job("starter", f"starter {task.id}", partial(task_starter, task), checks, must_miss(task))
 
 
 def pitfall_jobs(full: bool) -> Iterator[Job]:
@@ -79,7 +80,7 @@ def pitfall_jobs(full: bool) -> Iterator[Job]:
         checks = checks_of([load_manifest().lesson(pitfall.lesson_id)])
         if not full:
             checks = [check for check in checks if check.id in pitfall.killed_by] or checks
-        yield Job("pitfall", pitfall.id, edited(pitfall), checks, must_be_killed(pitfall))
+        yield Job("pitfall", pitfall.id, partial(edited, pitfall), checks, must_be_killed(pitfall))
 
 
 def wheat_jobs(full: bool) -> Iterator[Job]:
@@ -88,7 +89,7 @@ def wheat_jobs(full: bool) -> Iterator[Job]:
         own = load_manifest().lesson(wheat.lesson_id)
         later = [lesson for lesson in load_manifest().written if lesson.number > own.number]
         checks = checks_of([own, *later] if full else [own])
-        yield Job("wheat", wheat.id, edited(wheat), checks, must_pass)
+        yield Job("wheat", wheat.id, partial(edited, wheat), checks, must_pass)
 
 
 def edited(entry: Pitfall | Wheat) -> dict[str, str]:
@@ -180,9 +181,10 @@ def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None])
 
 def run_job(runner: Runner, job: Job) -> Verdict:
     """Write the job's overlay, run it and apply its rule."""
+    files = job.files()
     with tempfile.TemporaryDirectory(prefix="smoke-overlay-") as folder:
-        write_overlay(Path(folder), job.files)
-        candidate = Candidate(job.id, Path(folder) if job.files else None, tuple(job.files))
+        write_overlay(Path(folder), files)
+        candidate = Candidate(job.id, Path(folder) if files else None, tuple(files))
         outcome = runner.run(candidate, job.checks, job.seed)
     return Verdict(job, outcome, job.rule(outcome))
 
