@@ -159,7 +159,6 @@ def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None])
     verdicts: dict[int, Verdict] = {}
     errors: list[BaseException] = []
     lock = threading.Lock()
-
     isolation = try_isolation() if any(job.kind == "wheat" for job in todo) else None
 
     def work(number: int) -> None:

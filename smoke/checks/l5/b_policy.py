@@ -192,9 +192,8 @@ def tree_verdict(seed: int, got: Values) -> list[Failure]:
     """Walk every tree along the order that came back."""
     failures = []
     queues = tree_people(seed)
-    for name, people in (
-        queues | {f"{name}, {SPLIT}": split_people(people) for name, people in queues.items()}
-    ).items():
+    queues |= {f"{name}, {SPLIT}": split_people(people) for name, people in queues.items()}
+    for name, people in queues.items():
         order = [str(entry) for entry in got[name]]
         if Counter(order) != Counter(person.name for person in people):
             failures.append(Failure(name, "", "every request once, the queue unchanged", str(order)))
