@@ -7,16 +7,18 @@ Files come from outside, so each fault is one ``ValueError`` that names the file
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.hf_files import GenerationFile, IndexFile, check_generation, parse
+
+if TYPE_CHECKING:  # imported where a tokenizer is loaded: it takes two seconds, and engines work on token ids
+    from transformers import PreTrainedTokenizerBase
 
 TINY_MODEL = Path(__file__).parent / "tiny" / "model"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
@@ -86,8 +88,10 @@ def load_eos_ids(folder: Path) -> frozenset[int]:
     return frozenset()
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """Load the folder's tokenizer with transformers. Raises ``ValueError`` naming the folder."""
+    from transformers import AutoTokenizer
+
     # Without these files transformers builds an empty tokenizer and says nothing.
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{folder} has no tokenizer; it needs one of {', '.join(TOKENIZER_FILES)}")

@@ -1,15 +1,16 @@
 """Prompts as token ids: from a text, a chat, or ids themselves."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Chat = Sequence[Mapping[str, Any]]  # messages with "role" and "content"
 Prompt = str | Chat | Sequence[int]
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, think: bool = True) -> list[int]:
+def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, think: bool = True) -> list[int]:
     """Return the ids of a prompt. ``think`` is for chats, as ``encode_chat`` takes it. Raises ``ValueError``."""
     if isinstance(prompt, str):
         return encode_text(tokenizer, prompt)
@@ -23,7 +24,7 @@ def is_chat(prompt: Any) -> bool:
     return not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(each, Mapping) for each in prompt)
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Chat, think: bool, **variables: Any) -> list[int]:
+def encode_chat(tokenizer: "PreTrainedTokenizerBase", messages: Chat, think: bool, **variables: Any) -> list[int]:
     """Render a conversation with the tokenizer's chat template and encode it, ready for the assistant's turn.
 
     ``think``: let a model that can think do so before it answers. ``variables``: what else the template may read, such
@@ -46,7 +47,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Chat, think: bool,
     return encode_text(tokenizer, cast(str, text))
 
 
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     """Return the ids of ``text``. Raises ``ValueError`` for half a surrogate pair: a byte that was not UTF-8."""
     try:
         text.encode()

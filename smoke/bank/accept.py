@@ -6,7 +6,8 @@ Owns: the four rules and the matrix. Must not know: how a candidate is run.
 2. The starter of a task fails exactly the task's own checks, with ``NotImplementedError`` naming the task. Every other
    check of the lesson passes, or is blocked by the task if it builds on it.
 3. A pitfall is caught by every check that it names. Others may catch it too.
-4. A wheat passes every check of its lesson and, in a full run, of all later ones.
+4. A wheat passes every check of its lesson and, in a full run, of all later ones. It runs confined, as grading runs it,
+   and nothing that it does is noted.
 
 Only a full run tries a pitfall on the checks that it does not name: nothing is proved by them, and the matrix shows
 which lesson's checks overlap.
@@ -16,7 +17,9 @@ import queue
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,9 +27,12 @@ from smoke.bank.bank import Pitfall, Wheat, load_pitfalls, load_wheats
 from smoke.course.starter import starter_files, task_starter
 from smoke.framework.check import DEFAULT_SEED, Check, all_checks, checks_of, tasks_needed
 from smoke.framework.manifest import Task, load_manifest
+from smoke.grade.trial import try_isolation
+from smoke.grade.worker import Worker
 from smoke.runner.runner import Candidate, Outcome, Runner
 
 Kind = Literal["reference", "starter", "lesson starter", "pitfall", "wheat"]
+MEMORY, SECONDS = 2 << 30, 180  # of a lesson of a wheat, as `grade` has them without options
 TIME_FACTOR = 3.0  # two workers and their judge share the cores
 SEEDS = (DEFAULT_SEED, 1, 2)  # of the reference; everything else runs with the first
 
@@ -37,7 +43,7 @@ class Job:
 
     kind: Kind
     id: str
-    files: dict[str, str]
+    files: Callable[[], dict[str, str]]
     checks: list[Check]
     rule: Callable[[Outcome], list[str]]
     seed: int = DEFAULT_SEED
@@ -61,16 +67,16 @@ def jobs(pattern: str = "", full: bool = False) -> list[Job]:
 def reference_jobs() -> Iterator[Job]:
     """Yield the reference with every seed."""
     for seed in SEEDS:
-        yield Job("reference", f"reference, seed {seed}", {}, list(all_checks().values()), must_pass, seed)
+        yield Job("reference", f"reference, seed {seed}", dict, list(all_checks().values()), must_pass, seed)
 
 
 def starter_jobs() -> Iterator[Job]:
     """Yield the starter of every task, and of every lesson as students get it."""
     for lesson in load_manifest().written:
         checks = checks_of([lesson])
-        yield Job("lesson starter", f"starter {lesson.id}", starter_files(lesson), checks, must_be_all_to_do)
+        yield Job("lesson starter", f"starter {lesson.id}", partial(starter_files, lesson), checks, must_be_all_to_do)
         for task in lesson.tasks:
-            yield Job("starter", f"starter {task.id}", task_starter(task), checks, must_miss(task))
+            yield Job("starter", f"starter {task.id}", partial(task_starter, task), checks, must_miss(task))
 
 
 def pitfall_jobs(full: bool) -> Iterator[Job]:
@@ -79,7 +85,7 @@ def pitfall_jobs(full: bool) -> Iterator[Job]:
         checks = checks_of([load_manifest().lesson(pitfall.lesson_id)])
         if not full:
             checks = [check for check in checks if check.id in pitfall.killed_by] or checks
-        yield Job("pitfall", pitfall.id, edited(pitfall), checks, must_be_killed(pitfall))
+        yield Job("pitfall", pitfall.id, partial(edited, pitfall), checks, must_be_killed(pitfall))
 
 
 def wheat_jobs(full: bool) -> Iterator[Job]:
@@ -88,7 +94,7 @@ def wheat_jobs(full: bool) -> Iterator[Job]:
         own = load_manifest().lesson(wheat.lesson_id)
         later = [lesson for lesson in load_manifest().written if lesson.number > own.number]
         checks = checks_of([own, *later] if full else [own])
-        yield Job("wheat", wheat.id, edited(wheat), checks, must_pass)
+        yield Job("wheat", wheat.id, partial(edited, wheat), checks, must_pass)
 
 
 def edited(entry: Pitfall | Wheat) -> dict[str, str]:
@@ -97,8 +103,9 @@ def edited(entry: Pitfall | Wheat) -> dict[str, str]:
 
 
 def must_pass(outcome: Outcome) -> list[str]:
-    """Name every check that did not pass."""
-    return [f"{r.check_id} is {r.status}: {r.failures[:1] or r.detail}" for r in outcome.results if not r.passed]
+    """Name every check that did not pass, and what a grader would be told of."""
+    faults = [f"{r.check_id} is {r.status}: {r.failures[:1] or r.detail}" for r in outcome.results if not r.passed]
+    return [*faults, *outcome.notes]
 
 
 def must_be_all_to_do(outcome: Outcome) -> list[str]:
@@ -152,13 +159,21 @@ def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None])
     verdicts: dict[int, Verdict] = {}
     errors: list[BaseException] = []
     lock = threading.Lock()
+    isolation = try_isolation() if any(job.kind == "wheat" for job in todo) else None
 
-    def work() -> None:
+    def work(number: int) -> None:
         try:
-            with Runner(time_factor=TIME_FACTOR) as runner:
+            with ExitStack() as stack:
+                runner = stack.enter_context(Runner(time_factor=TIME_FACTOR))
+                confinement = isolation and isolation.confinement(number, MEMORY, SECONDS)
+                grader = confinement and stack.enter_context(Worker(confinement))
                 while True:
                     index, job = waiting.get_nowait()
-                    verdict = run_job(runner, job)
+                    if job.kind == "wheat" and grader:
+                        verdict = run_confined(grader, job)
+                    else:
+                        runner.prepare({check.id for each in todo for check in each.checks})
+                        verdict = run_job(runner, job)
                     with lock:
                         verdicts[index] = verdict
                         report(verdict)
@@ -167,7 +182,7 @@ def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None])
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(workers, len(todo)))]
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(min(workers, len(todo)))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -179,10 +194,20 @@ def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None])
 
 def run_job(runner: Runner, job: Job) -> Verdict:
     """Write the job's overlay, run it and apply its rule."""
+    files = job.files()
     with tempfile.TemporaryDirectory(prefix="smoke-overlay-") as folder:
-        write_overlay(Path(folder), job.files)
-        candidate = Candidate(job.id, Path(folder) if job.files else None, tuple(job.files))
+        write_overlay(Path(folder), files)
+        candidate = Candidate(job.id, Path(folder) if files else None, tuple(files))
         outcome = runner.run(candidate, job.checks, job.seed)
+    return Verdict(job, outcome, job.rule(outcome))
+
+
+def run_confined(worker: Worker, job: Job) -> Verdict:
+    """Run the job's checks lesson by lesson in the process that grading uses, and apply its rule."""
+    lessons = [lesson for lesson in load_manifest().written if lesson.id in {check.lesson_id for check in job.checks}]
+    outcomes = [worker.run_reference(lesson, job.seed, job.files()) for lesson in lessons]
+    results = tuple(result for outcome in outcomes for result in outcome.results)
+    outcome = replace(outcomes[0], results=results, notes=tuple(note for each in outcomes for note in each.notes))
     return Verdict(job, outcome, job.rule(outcome))
 
 

@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class Edit:
 
 def find_definition(text: str, name: str) -> tuple[int, int] | None:
     """Return where the definition ``name`` begins, decorators included, and ends in ``text``; ``None`` if nowhere."""
-    body: Sequence[ast.stmt] = ast.parse(text).body
+    body: Sequence[ast.stmt] = parsed(text).body
     for part in name.split("."):
         node = next((each for each in body if isinstance(each, DEFINITION) and each.name == part), None)
         if node is None:
@@ -73,6 +73,12 @@ def find_definition(text: str, name: str) -> tuple[int, int] | None:
     lines = text.splitlines(keepends=True)
     start = len("".join(lines[: first - 1]))
     return start, start + len("".join(lines[first - 1 : node.end_lineno]))  # type: ignore[union-attr]
+
+
+@lru_cache(maxsize=64)
+def parsed(text: str) -> ast.Module:
+    """Parse a file of the engine; hundreds of entries ask for the same few."""
+    return ast.parse(text)
 
 
 def shared_margin(find: str, replace: str) -> int:

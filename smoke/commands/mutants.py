@@ -11,6 +11,7 @@ from smoke.bank.accept import edited, write_overlay
 from smoke.bank.bank import load_pitfalls
 from smoke.commands.exits import Exit, stop
 from smoke.commands.options import LessonArgument
+from smoke.framework.catalogue import listed
 from smoke.framework.manifest import load_manifest
 from smoke.runner.runner import Candidate, Runner
 
@@ -37,6 +38,7 @@ def mutants_command(
             Exit.USAGE, f"no pitfall of {chosen.id} has {pattern!r} in its id; `smoke pitfalls {chosen.id}` lists them"
         )
     with Runner() as runner, tempfile.TemporaryDirectory(prefix="smoke-mutants-") as folder:
+        runner.prepare({check.id for check in listed([chosen])})
         code, words = runner.run_tests(Candidate("reference"), mine, SECONDS)
         if code != 0:
             stop(Exit.CHECK_FAILED, f"your test fails on the reference, so it can prove nothing yet:\n{words}")

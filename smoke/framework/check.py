@@ -11,11 +11,13 @@ can change the comparison. Both get the same seed and draw the same inputs from 
 Importing torch takes two seconds, and the checks of pure Python need none: nothing here imports it.
 """
 
+import reprlib
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -37,6 +39,7 @@ Status = Literal["pass", "fail", "blocked", "timeout", "crashed", "not-implement
 DEFAULT_SEED = 0
 VERDICTS = threading.Lock()
 PLAIN_TYPES = (int, float, str, bool, type(None))
+LATEST = 12  # operations that are shown before the one that raised an exception
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Check(Named):
     """One thing that is proved about a lesson. ``id`` is ``TASK.name``; ``proves`` is one sentence.
 
     ``needs`` names tasks that the probe uses beyond what its own task depends on. ``seconds`` is its time limit.
+    ``asks_peer``: whether the probe has inputs from transformers' models.
     """
 
     proves: str
@@ -62,15 +66,20 @@ class Check(Named):
     verdict: Verdict
     needs: tuple[str, ...] = ()
     seconds: float = 20.0
+    asks_peer: bool = False
 
 
 @dataclass(frozen=True)
 class ProbeError:
-    """An exception that a probe raised: its type's name, its text and the last line of the candidate's own code."""
+    """An exception that a probe raised: its type's name, its text and the last line of the candidate's own code.
+
+    ``note`` says what the probe had done until then, where it noted that (``noting``).
+    """
 
     kind: str
     message: str
     place: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,11 +114,12 @@ class Registry:
         *,
         needs: tuple[str, ...] = (),
         seconds: float = 20.0,
+        asks_peer: bool = False,
     ) -> None:
         """Register a check. Mutates. Raises ``ValueError`` for a second one of the same id."""
         if check_id in self.checks:
             raise ValueError(f"check {check_id} is registered twice")
-        self.checks[check_id] = Check(check_id, proves, probe, verdict, needs, seconds)
+        self.checks[check_id] = Check(check_id, proves, probe, verdict, needs, seconds, asks_peer)
 
 
 def registries() -> dict[str, Registry]:
@@ -227,7 +237,7 @@ def result_of_error(check: Check, error: ProbeError, seconds: float = 0.0) -> Re
             return Result(check.id, "not-implemented", detail=error.message, seconds=seconds)
         if any(task.id == missing for task in load_manifest().tasks):
             return Result(check.id, "blocked", detail=error.message, seconds=seconds, blocked_by=missing)
-    failure = Failure("the code raised an exception", error.place, "", f"{error.kind}: {error.message}")
+    failure = Failure("the code raised an exception", error.place, "", f"{error.kind}: {error.message}", error.note)
     return Result(check.id, "fail", (failure,), seconds=seconds)
 
 
@@ -261,7 +271,23 @@ def describe_error(error: BaseException, engine_folders: Sequence[str] = ("mini_
     for frame in traceback.extract_tb(error.__traceback__):
         if any(folder in frame.filename for folder in engine_folders):
             place = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-    return ProbeError(type(error).__name__, str(error)[:2000], place)
+    note = "; ".join(map(str, getattr(error, "__notes__", [])))
+    return ProbeError(type(error).__name__, str(error)[:2000], place, note[:2000])
+
+
+@contextmanager
+def noting() -> Iterator[list[object]]:
+    """Give a list for what is done, each entry just before; an exception carries it as a note. The last is in full."""
+    done: list[object] = []
+    try:
+        yield done
+    except Exception as error:
+        if done:
+            *before, last = done
+            shown = [each if isinstance(each, str) else reprlib.repr(each) for each in before[-LATEST:]]
+            story = "; ".join(["…"] * (len(before) > LATEST) + shown)
+            error.add_note(f"in operation {len(before)}: {last}" + (f"; before it: {story}" if story else ""))
+        raise
 
 
 def run_probe(check: Check, seed: int, engine_folders: Sequence[str] = ("mini_engine",)) -> Values | ProbeError:

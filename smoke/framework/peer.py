@@ -6,33 +6,36 @@ A trap lies in ``model.to(torch.bfloat16)``: it also casts the rotary frequencie
 ``from_pretrained`` keeps in float32. They are put back here.
 """
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.models.qwen3 import modeling_qwen3 as qwen3
-from transformers.utils import logging
 
 from smoke.framework.cases import DTYPES, MODEL_FOLDER, ModelCase
 
-logging.disable_progress_bar()
-logging.set_verbosity_error()
+
+@cache
+def qwen3() -> Any:
+    """Import the module of transformers' models. It takes seconds, which most checks need not spend."""
+    from transformers.models.qwen3 import modeling_qwen3
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    return modeling_qwen3
 
 
 @lru_cache(maxsize=40)
 def model(case: ModelCase, dtype: str, implementation: str) -> Any:
     """Build the case's ``Qwen3ForCausalLM`` with the attention implementation "eager" or "sdpa"."""
     if case.seed is None:
-        return AutoModelForCausalLM.from_pretrained(
-            MODEL_FOLDER, dtype=DTYPES[dtype], attn_implementation=implementation
-        ).eval()
-    config = Qwen3Config(**case.hf_config)
+        load = qwen3().Qwen3ForCausalLM.from_pretrained
+        return load(MODEL_FOLDER, dtype=DTYPES[dtype], attn_implementation=implementation).eval()
+    config = qwen3().Qwen3Config(**case.hf_config)
     config._attn_implementation = implementation
-    peer = Qwen3ForCausalLM(config)
+    peer = qwen3().Qwen3ForCausalLM(config)
     missing = peer.load_state_dict(case.weights("float32"), strict=False).missing_keys
     assert set(missing) <= {"lm_head.weight"}, f"the case lacks {missing}"
     peer.tie_weights()
@@ -93,17 +96,17 @@ def generate(
 @torch.no_grad()
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Call ``Qwen3RMSNorm``."""
-    module = qwen3.Qwen3RMSNorm(weight.shape[0], eps=eps).to(weight.dtype)
+    module = qwen3().Qwen3RMSNorm(weight.shape[0], eps=eps).to(weight.dtype)
     module.weight.copy_(weight)
     return module(x)  # type: ignore[no-any-return]
 
 
 def rotary(head_dim: int, theta: float) -> Any:
     """Build ``Qwen3RotaryEmbedding``."""
-    config = Qwen3Config(
+    config = qwen3().Qwen3Config(
         head_dim=head_dim, hidden_size=2 * head_dim, num_attention_heads=2, num_key_value_heads=1, rope_theta=theta
     )
-    return qwen3.Qwen3RotaryEmbedding(config)
+    return qwen3().Qwen3RotaryEmbedding(config)
 
 
 def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -115,7 +118,7 @@ def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dt
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate ``x`` [T, heads, D], which transformers wants as [1, heads, T, D]."""
     heads_first = x.transpose(0, 1)[None]
-    turned, _ = qwen3.apply_rotary_pos_emb(heads_first, heads_first, cos[None], sin[None])
+    turned, _ = qwen3().apply_rotary_pos_emb(heads_first, heads_first, cos[None], sin[None])
     return turned[0].transpose(0, 1)  # type: ignore[no-any-return]
 
 
@@ -125,12 +128,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, implementation: str) -> Tensor:
     module = SimpleNamespace(num_key_value_groups=q.shape[0] // k.shape[0], training=False, is_causal=True)
     if implementation == "sdpa":
         assert q_len in (1, kv_len), "transformers has no maskless call for a chunk"
-        out, _ = sdpa_attention_forward(module, q[None], k[None], v[None], None, scaling=q.shape[-1] ** -0.5)
+        sdpa = qwen3().ALL_ATTENTION_FUNCTIONS["sdpa"]
+        out, _ = sdpa(module, q[None], k[None], v[None], None, scaling=q.shape[-1] ** -0.5)
     else:
         first = kv_len - q_len
         hidden = torch.tensor([[j > first + i for j in range(kv_len)] for i in range(q_len)])
         mask = torch.zeros(q_len, kv_len, dtype=q.dtype).masked_fill(hidden, torch.finfo(q.dtype).min)
-        out, _ = qwen3.eager_attention_forward(module, q[None], k[None], v[None], mask[None, None], q.shape[-1] ** -0.5)
+        eager = qwen3().eager_attention_forward
+        out, _ = eager(module, q[None], k[None], v[None], mask[None, None], q.shape[-1] ** -0.5)
     return out[0].transpose(0, 1)  # type: ignore[no-any-return]
 
 

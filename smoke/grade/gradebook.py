@@ -6,11 +6,11 @@ Owns: the queue and the progress. Must not know: how a report looks.
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from smoke.framework.check import Result, checks_of
 from smoke.framework.manifest import ENGINE, Lesson
@@ -22,6 +22,7 @@ from smoke.grade.trial import Isolation
 from smoke.grade.worker import MAX_LOG, ModeRun, Worker, lessons_of_mode
 
 Progress = Callable[[], object]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,16 @@ def grade(
     waiting = not_recorded(submissions, lessons, records, progress)
 
     def work(worker: Worker) -> None:
-        with suppress(queue.Empty):
-            while True:
-                submission, lesson = waiting.get_nowait()
-                records.save(submission, lesson, run_safely(worker, submission, lesson, records.seed))
-                progress()
+        for submission, lesson in taken_from(waiting):
+            records.save(submission, lesson, run_safely(worker, submission, lesson, records.seed))
+            progress()
 
     with ExitStack() as stack:
         numbers = range(min(jobs, waiting.qsize()))
         settings = [isolation.confinement(number, limits.memory, limits.seconds, hidden) for number in numbers]
         workers = [stack.enter_context(Worker(confinement)) for confinement in settings]
         if workers:
-            prove_reference(workers[0], handed_in(submissions, lessons), records.seed)
+            prove_reference(workers, handed_in(submissions, lessons), records.seed)
         work_together(work, workers, waiting)
     return [score_recorded(submission, lessons, records) for submission in submissions]
 
@@ -80,15 +79,21 @@ def not_recorded(
     return waiting
 
 
+def taken_from(waiting: "queue.Queue[T]") -> Iterator[T]:
+    """Yield what waits until nothing does; several threads may take from one queue."""
+    with suppress(queue.Empty):
+        while True:
+            yield waiting.get_nowait()
+
+
 def work_together(work: Callable[[Worker], None], workers: Sequence[Worker], waiting: "queue.Queue[Any]") -> None:
     """Let every worker work in a thread. Raises what one raised, or an interrupt, when the others have stopped."""
     errors: list[BaseException] = []
 
     def stop(error: BaseException) -> None:
         errors.append(error)
-        with suppress(queue.Empty):  # the lessons that are being run are finished and kept
-            while True:
-                waiting.get_nowait()
+        for _ in taken_from(waiting):  # the lessons that are being run are finished and kept
+            pass
 
     def guarded(worker: Worker) -> None:
         try:
@@ -116,18 +121,25 @@ def handed_in(submissions: Sequence[Submission], lessons: Sequence[Lesson]) -> l
     return [lesson for lesson in lessons if not names.isdisjoint(lesson.files)]
 
 
-def prove_reference(worker: Worker, lessons: Sequence[Lesson], seed: int) -> None:
+def prove_reference(workers: Sequence[Worker], lessons: Sequence[Lesson], seed: int) -> None:
     """Run the checks of ``lessons`` on the reference under the same conditions. Raises ``RuntimeError`` if one fails.
 
     There is no grading on a machine, or under limits, where the right answer fails. It also lets the oracles compute
     their answers before the first submission's clock runs.
     """
+    waiting: queue.Queue[Lesson] = queue.Queue()
     for lesson in lessons:
-        outcome = worker.run_reference(lesson, seed)
-        for result in outcome.results:
-            if not result.passed:
-                why = explain_short(result, outcome.log)
-                raise RuntimeError(f"the reference does not pass {result.check_id} here, {why}")
+        waiting.put(lesson)
+
+    def prove(worker: Worker) -> None:
+        for lesson in taken_from(waiting):
+            outcome = worker.run_reference(lesson, seed)
+            for result in outcome.results:
+                if not result.passed:
+                    why = explain_short(result, outcome.log)
+                    raise RuntimeError(f"the reference does not pass {result.check_id} here, {why}")
+
+    work_together(prove, workers, waiting)
 
 
 def explain_short(result: Result, log: str) -> str:

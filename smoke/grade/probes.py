@@ -168,7 +168,7 @@ def ask_peer(checks: Sequence[Check], seed: int, folder: Path) -> None:
             for name, function in real.items():
                 setattr(peer, name, asked(name, function))
             for check in checks:
-                if not set(ASKED).isdisjoint(names_used([check]).get(PEER, ())):
+                if check.asks_peer:
                     run_probe(check, seed)
         finally:
             for name, function in real.items():

@@ -13,13 +13,14 @@ import os
 import platform
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import mini_engine
 import smoke
-from smoke.framework.check import all_checks
+from smoke.framework.check import Check, all_checks
 from smoke.grade import guard, probes
 from smoke.grade.confinement import Confinement, confine
 from smoke.grade.landlock import libc
@@ -38,10 +39,6 @@ def serve() -> None:
     with suppress(AttributeError, OSError):
         libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     probes.install_absent_peer()
-    import transformers  # before a process is forked, so that no candidate has to wait for it
-
-    transformers.AutoTokenizer  # noqa: B018  # loaded when it is first named
-    platform.processor()  # starts a program, once
     child.serve(Children(settings))
 
 
@@ -52,6 +49,10 @@ class Children(child.Surroundings):
         """Keep the settings of every child."""
         self.settings = settings
         self.used: dict[str, dict[str, set[str]]] = {}  # names that probes use, by lesson
+
+    def begin(self, checks: Mapping[str, Check]) -> None:
+        """Leave transformers out, and start the program that tells the processor: no candidate can."""
+        platform.processor()
 
     def prepare(self, order: dict[str, Any]) -> None:
         """Open the notes and find out what the lesson's probes use, for every later child too."""

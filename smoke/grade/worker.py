@@ -8,12 +8,12 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import psutil
@@ -33,6 +33,7 @@ MAX_LOG = 4000  # characters of what a candidate printed that are kept
 PATIENCE = 4.0  # seconds on the clock for each second of processor time: the machine may be busy
 DISK_BYTES = 512 * 2**20  # that a candidate may keep in files at a time
 MAX_SWEEPS = 100  # for what starts others while it is ended
+FILES = sorted(file for lesson in load_manifest().written for file in lesson.files)
 CPU_SIGNAL = f"exit status {-signal.SIGXCPU}"
 
 
@@ -117,11 +118,12 @@ class Worker:
         finally:
             remove(folder)
 
-    def run_reference(self, lesson: Lesson, seed: int) -> Outcome:
-        """Run a lesson's checks on the reference, confined like a candidate."""
-        folder = self.lay_out({file: (ENGINE / file).read_text() for file in lesson.files})
+    def run_reference(self, lesson: Lesson, seed: int, changed: Mapping[str, str] = MappingProxyType({})) -> Outcome:
+        """Run a lesson's checks on the reference, confined like a candidate, with ``changed`` files in place of its."""
+        files = {file: (ENGINE / file).read_text() for file in lesson.files} | dict(changed)
+        folder = self.lay_out(files)
         try:
-            candidate = Candidate("reference", folder, lesson.files)
+            candidate = Candidate("reference", folder, tuple(files))
             checks, work = self.limited(checks_of([lesson])), self.order(candidate, lesson, seed)
             return self.runner.run(candidate, checks, seed, work=work)
         finally:
@@ -129,7 +131,8 @@ class Worker:
 
     def order(self, candidate: Candidate, lesson: Lesson, seed: int) -> dict[str, Any]:
         """Return what the process is given besides its checks. What is the same for many is made once."""
-        view = self.runner.home / f"view-{lesson.id}-{len(candidate.files)}"
+        own = sum(1 << FILES.index(file) for file in candidate.files)
+        view = self.runner.home / f"view-{lesson.id}-{own:x}"
         if not view.exists():
             write_view(view, lesson, candidate.files)
         if (lesson.id, seed) not in self.answers:

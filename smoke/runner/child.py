@@ -6,14 +6,16 @@ a process that nothing has touched.
 
 Protocol: one JSON order per line on stdin; per order, on stdout, ``{"pid": …}`` at once and at the end
 ``{"exit": …, "notes": […]}``. Answers are files in the order's folder: ``imported.json`` first, then ``N.json`` for
-each probe.
+each probe. At the signal SIGUSR1 every thread's stack is written to ``stack.txt`` there.
 """
 
+import faulthandler
 import gc
 import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import time
 import warnings
@@ -24,11 +26,18 @@ from typing import Any
 
 from mini_engine import overlay
 from smoke.framework.check import Check, all_checks, describe_error, load_check, run_probe, use_one_thread
-from smoke.runner.transport import write_answer
+from smoke.runner.transport import STACK, write_answer
 
 
 class Surroundings:
     """What is done around each candidate's process: nothing here; grading confines it."""
+
+    def begin(self, checks: Mapping[str, Check]) -> None:
+        """Be called in the server once: what probes use is imported here, so that no process has to wait for it."""
+        if any(check.asks_peer for check in checks.values()):
+            from smoke.framework import peer
+
+            peer.qwen3()
 
     def prepare(self, order: dict[str, Any]) -> None:
         """Be called in the server before the process is forked."""
@@ -47,6 +56,7 @@ def serve(around: Surroundings | None = None, ids: Sequence[str] = ()) -> None:
     for words in ("overflow", "divide by zero"):  # infinity is what SiLU and the noise of a draw want there
         warnings.filterwarnings("ignore", f"{words} encountered", RuntimeWarning, "triton.runtime.interpreter")
     checks = {check_id: load_check(check_id) for check_id in ids} or all_checks()
+    around.begin(checks)
     use_one_thread()
     assert not overlay.loaded_modules(), "the server must not import the engine"
     gc.freeze()  # a collection in a child would copy every page that it shares with the server
@@ -80,6 +90,7 @@ def become_candidate(order: dict[str, Any], around: Surroundings, checks: Mappin
             resource.setrlimit(getattr(resource, name), (limit, limit))
         os.chdir(out)
         around.enter(order)
+        faulthandler.register(signal.SIGUSR1, (out / STACK).open("w"))
         code = run_order(order, out, checks)
         sys.stdout.flush()
     except BaseException as error:

@@ -9,7 +9,9 @@ is a new child for every other one.
 """
 
 import json
+import linecache
 import os
+import re
 import select
 import shutil
 import signal
@@ -27,7 +29,7 @@ from typing import IO, Any, Self
 from smoke.framework.check import DEFAULT_SEED, Check, ProbeError, Result, Status, Values, judge, result_of_error
 from smoke.framework.manifest import ROOT
 from smoke.runner.interpreter import excused
-from smoke.runner.transport import read_answer, read_json, read_regular
+from smoke.runner.transport import STACK, read_answer, read_json, read_regular
 from smoke.runner.usage import Use
 
 MAX_RESTARTS = 3
@@ -36,6 +38,9 @@ START_SECONDS = 120.0
 END_SECONDS = 60.0  # ending a thousand processes takes half of that
 POLL_SECONDS = 0.005
 MAX_LOG_BYTES = 64 * 2**20
+MAX_STACK_BYTES = 2**20
+STACK_SECONDS = 1.0  # for a process that hangs to write where it does
+MAX_THREADS = 3  # that are named
 # What holds libraries to an older CPU: candidates compute the bits that their verdicts compare, in another process.
 CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "OPENBLAS_CORETYPE")
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.runner.child import serve; serve(ids=sys.argv[2:])"
@@ -336,6 +341,21 @@ def read_log(out: Path) -> str:
         return ""
 
 
+def own_places(stacks: str, candidate: Candidate) -> list[str]:
+    """Return the innermost line of each thread that is in a file of the candidate, as ``driver.py:7 in step: …``."""
+    if candidate.overlay is None:
+        return []
+    files = {str((candidate.overlay / file).resolve()): file for file in candidate.files}
+    found: list[str] = []
+    for thread in re.split(r"^(?:Current thread|Thread) 0x", stacks, flags=re.MULTILINE):
+        frames = re.findall(r'^  File "(.+)", line (\d{1,6}) in ([\w<>]{1,80})$', thread, flags=re.MULTILINE)
+        path, number, name = next((frame for frame in frames if frame[0] in files), ("", "", ""))
+        if path:
+            linecache.checkcache(path)
+            found.append(f"{files[path]}:{number} in {name}: {linecache.getline(path, int(number)).strip()[:120]}")
+    return list(dict.fromkeys(found))[:MAX_THREADS]
+
+
 class Watch:
     """Follows one child through the files it writes."""
 
@@ -409,7 +429,7 @@ class Watch:
             if self.exit_code is None:
                 status: Status = "crashed" if self.over else "timeout"
                 late = f"no answer after {limit:.0f} s" + (" of the processor" if self.runner.patience else "")
-                self.run.settle(index, Result(check.id, status, detail=self.over or late))
+                self.run.settle(index, Result(check.id, status, detail=self.over or late + self.hanging()))
             else:
                 detail = f"the process ended before it answered, {ending(self.exit_code)}"
                 self.run.settle(index, Result(check.id, "crashed", detail=detail))
@@ -418,6 +438,20 @@ class Watch:
         for suffix in ("json", "safetensors"):
             remove(self.out / f"{index}.{suffix}")
         return True
+
+    def hanging(self) -> str:
+        """Say in which lines of its own files the child is, thread by thread; nothing if it does not answer."""
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGUSR1)
+        deadline = time.monotonic() + STACK_SECONDS
+        text, before = "", None
+        while text != before and time.monotonic() < deadline:  # until nothing more is written
+            time.sleep(POLL_SECONDS)
+            with suppress(OSError, ValueError):
+                now = read_regular(self.out / STACK, MAX_STACK_BYTES).decode(errors="replace")
+                text, before = now, text or None
+        places = own_places(text, self.run.candidate)
+        return f"; it was in {' and in '.join(places)}" if places else ""
 
     def judged(self, check: Check, index: int) -> Result:
         """Read one answer and compare it. Whatever a candidate may have written, this ends in a result."""

@@ -7,6 +7,7 @@ checked before use.
 import json
 import os
 import stat
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # an answer without tensors needs no torch
 MAX_TENSOR_BYTES = 512 * 2**20  # of one result; the largest honest one has about 15 MiB
 MAX_JSON_BYTES = 16 * 2**20
 TENSOR_KEY = "$tensor"
+STACK = "stack.txt"  # in a candidate's folder: where its threads are
 
 
 def write_answer(folder: Path, index: int, answer: Values | ProbeError, seconds: float) -> None:
@@ -25,7 +27,7 @@ def write_answer(folder: Path, index: int, answer: Values | ProbeError, seconds:
     tensors: dict[str, Tensor] = {}
     body: dict[str, Any] = {"seconds": seconds}
     if isinstance(answer, ProbeError):
-        body["error"] = {"kind": answer.kind, "message": answer.message, "place": answer.place}
+        body["error"] = asdict(answer)
     else:
         body["values"] = flatten(answer, tensors)
         if tensors:
@@ -61,7 +63,7 @@ def read_answer(folder: Path, index: int) -> tuple[Values | ProbeError, float]:
             raise ValueError(f"the result cannot be read: it took {seconds} seconds")
         if "error" in body:
             error = body["error"]
-            return ProbeError(str(error["kind"]), str(error["message"]), str(error["place"])), seconds
+            return ProbeError(**{each.name: str(error[each.name]) for each in fields(ProbeError)}), seconds
         return restore(body["values"], read_tensors(folder / f"{index}.safetensors")), seconds
     except (OSError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"the result cannot be read: {type(error).__name__}: {error}") from error

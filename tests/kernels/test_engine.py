@@ -15,6 +15,7 @@ from tests.kernels.conftest import DEVICE
 from tests.support.shapes import ONE_LAYER
 
 # Tiny in the interpreter, which needs milliseconds for every program.
+NUM_PROMPTS = 20 if INTERPRETED else 100
 NEW_TOKENS = 2 if INTERPRETED else 64
 LONGEST_PROMPT = 2 if INTERPRETED else 300
 
@@ -46,11 +47,13 @@ def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
 
 @pytest.mark.slow
 def test_greedy_answers_are_those_of_torch():
-    prompts = random_prompts(100, LONGEST_PROMPT, 1019)
+    prompts = random_prompts(NUM_PROMPTS, LONGEST_PROMPT, 1019)
     params = SamplingParams(max_new_tokens=NEW_TOKENS)
     found = {
         compute: answers(
-            make_engine(load_driver(engine=EngineConfig(compute=compute, device=DEVICE, max_running_requests=100))),
+            make_engine(
+                load_driver(engine=EngineConfig(compute=compute, device=DEVICE, max_running_requests=NUM_PROMPTS))
+            ),
             prompts,
             params,
         )

@@ -16,9 +16,9 @@ from smoke.bank.bank import load_pitfalls, load_wheats
 from smoke.course.starter import empty, starter_files
 from smoke.framework.manifest import ENGINE, load_manifest
 
-# The kernels of L8 are interpreted, a minute for every submission: they are graded in a class of their own.
+# A submission hands in as few and as short lessons as show what it is there for. The kernels of L8 are interpreted, a
+# minute for every submission: they are graded in a class of their own.
 QUICK = [lesson.id for lesson in load_manifest().written if lesson.id != "L8"]
-ALL = dict.fromkeys(QUICK, 100)
 FULL = {"L1": 100, "L2": 100, "L3": 100}
 NOTHING = {"L1": 0, "L2": 0, "L3": 0}
 
@@ -38,11 +38,11 @@ class Example:
 
 
 def reference(*lessons: str) -> dict[str, str]:
-    """Return the reference's files of some lessons, of all ``QUICK`` ones without names."""
+    """Return the reference's files of some lessons, of the first three without names."""
     return {
         file: (ENGINE / file).read_text()
         for lesson in load_manifest().written
-        if lesson.id in (lessons or QUICK)
+        if lesson.id in (lessons or FULL)
         for file in lesson.files
     }
 
@@ -68,23 +68,19 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 def honest() -> Iterable[Example]:
     """Yield correct submissions in every form that one can be handed in, and correct alternatives."""
-    yield Example("honest-top", "honest", coded(reference()), {**ALL}, {**ALL})
-    yield Example("honest-work", "honest", coded(reference("L3"), "work/"), {**NOTHING, "L3": 100})
+    yield Example("honest-top", "honest", coded(reference()), {**FULL}, {**FULL})
+    yield Example("honest-work", "honest", coded(reference("L2"), "work/"), {**NOTHING, "L2": 100})
     yield Example(
         "honest-zip", "honest", coded(reference("L2"), "my homework/work/"), {**NOTHING, "L2": 100}, form="zip"
     )
-    yield Example(
-        "honest-bom",
-        "honest",
-        {"driver.py": b"\xef\xbb\xbf" + (ENGINE / "driver.py").read_bytes()},
-        {**NOTHING, "L3": 100},
-        form="zip",
-    )
-    quick = [wheat for wheat in load_wheats() if wheat.lesson_id in QUICK]
-    for number, wheat in enumerate(quick[::8]):  # the first with all lessons, the others with their own
-        files = reference(*([] if number == 0 else [wheat.lesson_id])) | {wheat.edit.file: wheat.edit.apply()}
-        points: dict[str, int | None] = FULL if number == 0 else {**NOTHING, wheat.lesson_id: 100}
-        yield Example(f"wheat-{wheat.id}", "honest", coded(files), points, points if number == 0 else {})
+    marked = {file: b"\xef\xbb\xbf" + data for file, data in coded(reference("L2")).items()}
+    yield Example("honest-bom", "honest", marked, {**NOTHING, "L2": 100}, form="zip")
+    for lesson_id in QUICK:  # one of each lesson; that of L1 with L2 on top of it
+        wheat = next(wheat for wheat in load_wheats() if wheat.lesson_id == lesson_id)
+        lessons = ["L1", "L2"] if lesson_id == "L1" else [lesson_id]
+        points: dict[str, int | None] = NOTHING | dict.fromkeys(lessons, 100)
+        files = reference(*lessons) | {wheat.edit.file: wheat.edit.apply()}
+        yield Example(f"wheat-{wheat.id}", "honest", coded(files), points, points if lesson_id == "L1" else {})
 
 
 def half_done() -> Iterable[Example]:

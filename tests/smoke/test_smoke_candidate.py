@@ -1,7 +1,9 @@
 """Candidates misbehave: they crash, hang, leave early, lie about results. Each costs its own check and nothing else."""
 
 import os
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,38 @@ def test_a_fault_in_one_function_costs_its_checks_and_no_others(runner, candidat
     checks = [all_checks()["L2.A.pages_needed"], all_checks()["L2.A.ownership"], all_checks()["L2.A.refusals"]]
     outcome = runner.run(candidate(allocator=broken_needed(body)), checks)
     assert statuses(outcome) == {"L2.A.pages_needed": status, "L2.A.ownership": "pass", "L2.A.refusals": "pass"}
+
+
+HANGING = """
+def wait():
+    return threading.Event().wait()
+
+import threading
+threading.Thread(target=wait, daemon=True).start()
+"""
+
+
+def test_a_time_out_names_the_lines_that_hang_thread_by_thread(runner, candidate):
+    check = replace(all_checks()["L2.A.pages_needed"], seconds=2.5)
+    text = broken_needed("while True: num_tokens += 0") + HANGING
+    places = [
+        f"attention/allocator.py:{text[: text.index(words)].count(chr(10)) + 1} in {name}: {words}"
+        for name, words in (
+            ("pages_needed", "while True: num_tokens += 0"),
+            ("wait", "return threading.Event().wait()"),
+        )
+    ]
+    (result,) = runner.run(candidate(allocator=text), [check]).results
+    assert result.detail.startswith("no answer after 0 s; it was in ")
+    assert set(result.detail.partition("it was in ")[2].split(" and in ")) == set(places)
+
+
+def test_an_exception_in_a_history_comes_with_the_operations_before_it(runner, candidate):
+    text = ALLOCATOR + "\nPageAllocator.free = lambda self, pages: {}[pages[0]]\n"
+    (result,) = runner.run(candidate(allocator=text), [all_checks()["L2.A.ownership"]]).results
+    (failure,) = result.failures
+    assert failure.got.startswith("KeyError: ")
+    assert re.fullmatch(r"in operation \d+: free \[.+\]; before it: (.*; )?allocate \d+(; .*)?", failure.note)
 
 
 def test_a_tensor_that_claims_to_equal_everything_is_refused(runner, candidate):

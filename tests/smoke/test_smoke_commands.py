@@ -129,15 +129,15 @@ def test_own_base_uses_earlier_lessons_and_reference_base_does_not(smoke, tmp_pa
     smoke("start", "L2")
     work = tmp_path / "work"
     solve(work, *load_manifest().lesson("L2").files)
-    code, words = smoke("run", "L2.D.alone", "--base", "own")
+    code, words = smoke("run", "L2.D.packed", "--base", "own")
     assert code == 0
     assert "the reference's own: L1.A" in words
     solve(work, "model.py")
     line = "wide = x.float()"
     assert line in (work / "model.py").read_text()
     (work / "model.py").write_text((work / "model.py").read_text().replace(line, "wide = x.float() / 0 * 0"))
-    assert smoke("run", "L2.D.alone")[0] == 0
-    assert smoke("run", "L2.D.alone", "--base", "own")[0] == 1
+    assert smoke("run", "L2.D.packed")[0] == 0
+    assert smoke("run", "L2.D.packed", "--base", "own")[0] == 1
 
 
 @pytest.mark.slow
@@ -238,13 +238,13 @@ def test_accept_reports_for_machines_and_notices_a_pitfall_that_survives(smoke, 
 
 @pytest.mark.slow
 def test_accept_notices_a_wheat_that_is_failed_and_a_starter_that_is_not(smoke, monkeypatch):
-    (kept,) = (wheat for wheat in bank.load_wheats() if wheat.id == "W3-D1")
-    chaff = bank.Edit.at("driver.py", "            token_ids.append(token_id)", "            token_ids.append(0)")
+    (kept,) = (wheat for wheat in bank.load_wheats() if wheat.id == "W2-A1")
+    chaff = bank.Edit.at("attention/allocator.py", "-(-num_tokens // page_size)", "num_tokens // page_size")
     monkeypatch.setattr("smoke.bank.accept.load_wheats", lambda: (bank.Wheat(**{**vars(kept), "edit": chaff}),))
-    assert smoke("accept", "-k", "W3-D1")[0] == 1
-    whole = {"driver.py": (ENGINE / "driver.py").read_text()}
+    assert smoke("accept", "-k", "W2-A1")[0] == 1
+    whole = {"attention/allocator.py": (ENGINE / "attention/allocator.py").read_text()}
     monkeypatch.setattr("smoke.bank.accept.task_starter", lambda task: whole)
-    code, words = smoke("accept", "-k", "starter L3.A")
+    code, words = smoke("accept", "-k", "starter L2.A")
     assert code == 1
     assert "not-implemented" in words
 
@@ -450,7 +450,7 @@ def test_what_is_not_written_falls_back_and_what_is_judged_does_not(smoke, tmp_p
     smoke("start", "L2")
     work = tmp_path / "work"
     write(work, "attention/paged.py", "PagedAttention.__call__")
-    code, words = smoke("run", "L2.D.alone")
+    code, words = smoke("run", "L2.D.packed")
     assert code == 0
     assert "not written yet, so the reference's own: L2.B, L2.C" in words
     write(work, "attention/pool.py", "KVPool.write")
@@ -459,7 +459,7 @@ def test_what_is_not_written_falls_back_and_what_is_judged_does_not(smoke, tmp_p
     assert "L2.B.memory            to do" in words
     text = (work / "attention/pool.py").read_text()
     (work / "attention/pool.py").write_text(text.replace("slot_mapping, k", "slot_mapping, 2 * k"))
-    assert smoke("run", "L2.D.alone")[0] == 1, "what is written is the student's, right or wrong"
+    assert smoke("run", "L2.D.packed")[0] == 1, "what is written is the student's, right or wrong"
 
 
 def test_watch_runs_at_every_save_and_goes_on(smoke, tmp_path, monkeypatch):

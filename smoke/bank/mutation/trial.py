@@ -118,6 +118,7 @@ def fates(
     with ExitStack() as stack:
         for _ in range(workers):
             runner = Runner(time_factor=time_factor, limits={"RLIMIT_DATA": MEMORY})
+            runner.prepare({check.id for check in trial.checks})
             idle.put(stack.enter_context(runner))
         trial.measure(runner)
         pool = ThreadPoolExecutor(workers)

@@ -224,12 +224,14 @@ REGISTRY.add(
     "Cosine and sine of any positions have transformers' bits: float32 angles, cast to the dtype at the end.",
     table_probe,
     bitwise(table_peer),
+    asks_peer=True,
 )
 REGISTRY.add(
     "L1.B.turn",
     "Applying a table to heads [T, heads, D] has transformers' bits and leaves its inputs alone.",
     turn_probe,
     bitwise(turn_peer),
+    asks_peer=True,
 )
 REGISTRY.add(
     "L1.B.values",

@@ -166,6 +166,7 @@ REGISTRY.add(
     "attention_block has the bits of transformers' first norm and attention in float32 and bfloat16.",
     attention_block_probe,
     bitwise(attention_block_peer),
+    asks_peer=True,
 )
 
 

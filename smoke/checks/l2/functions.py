@@ -14,7 +14,7 @@ from torch import Tensor
 from smoke.checks.l2 import spec_paging as paging
 from smoke.checks.l2.spec_paging import Chunk
 from smoke.framework.cases import DTYPES, random_case, random_tensor
-from smoke.framework.check import Failure, Registry, Values
+from smoke.framework.check import Failure, Registry, Values, noting
 from smoke.framework.compare import bitwise
 
 REGISTRY = Registry()
@@ -42,20 +42,22 @@ def play(allocator: Any, script: list[paging.Operation]) -> list[Any]:
     grants: list[list[int] | None] = []
     log: list[Any] = []
     answer: Any
-    for kind, argument in script:
-        pages = None if kind == "allocate" or argument >= len(grants) else grants[argument]
-        try:
-            if kind == "allocate":
-                grants.append(None)
-                grants[-1] = answer = [int(page) for page in allocator.allocate(argument)]
-            elif pages is None:
-                answer = "skipped"
-            else:
-                allocator.free([*pages, pages[0]] if kind == "free twice at once" and pages else list(pages))
-                answer = "None"
-        except ValueError:
-            answer = "ValueError"
-        log.append([answer, allocator.num_free])
+    with noting() as done:
+        for kind, argument in script:
+            pages = None if kind == "allocate" or argument >= len(grants) else grants[argument]
+            done.append(f"{kind} {argument if kind == 'allocate' else pages}")
+            try:
+                if kind == "allocate":
+                    grants.append(None)
+                    grants[-1] = answer = [int(page) for page in allocator.allocate(argument)]
+                elif pages is None:
+                    answer = "skipped"
+                else:
+                    allocator.free([*pages, pages[0]] if kind == "free twice at once" and pages else list(pages))
+                    answer = "None"
+            except ValueError:
+                answer = "ValueError"
+            log.append([answer, allocator.num_free])
     return log
 
 

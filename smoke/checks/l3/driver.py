@@ -378,6 +378,7 @@ REGISTRY.add(
     "The loop ends with the end-of-sequence id it generated, or at the limit, and never because of the prompt.",
     ends_probe,
     bitwise(ends_peer),
+    asks_peer=True,
 )
 
 
@@ -478,4 +479,5 @@ REGISTRY.add(
     'A generation holds every generated id and says "stop" if the last one ends a sequence, else "length".',
     generate_probe,
     bitwise(generate_peer),
+    asks_peer=True,
 )

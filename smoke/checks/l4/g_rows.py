@@ -16,7 +16,7 @@ from smoke.checks.l4 import spec_histories as histories
 from smoke.checks.l4.e_processors import rows_failures
 from smoke.checks.l4.spec_histories import Past
 from smoke.framework.cases import random_tensor
-from smoke.framework.check import Failure, Registry, Values
+from smoke.framework.check import Failure, Registry, Values, noting
 from smoke.framework.compare import bitwise, close, differences
 
 REGISTRY = Registry()
@@ -146,14 +146,16 @@ def script_probe(seed: int) -> Values:
         operations = script(seed, number)
         batch = None
         log: list[Any] = []
-        for index, operation in enumerate(operations):
-            batch = play(batch, operation)
-            lines = after(operations[: index + 1])
-            logits = script_logits(len(lines), seed + index)
-            if lines:
-                log.append([staged(batch, logits), staged(make_batch(lines), logits)])
-            else:
-                log.append([len(batch), len(batch.processors)])
+        with noting() as done:
+            for index, operation in enumerate(operations):
+                done.append(told(operation))
+                batch = play(batch, operation)
+                lines = after(operations[: index + 1])
+                logits = script_logits(len(lines), seed + index)
+                if lines:
+                    log.append([staged(batch, logits), staged(make_batch(lines), logits)])
+                else:
+                    log.append([len(batch), len(batch.processors)])
         values[f"script {number}"] = log
     return values
 
@@ -202,19 +204,21 @@ def columns_probe(seed: int) -> Values:
     for number in SCRIPTS:
         batch = None
         log = []
-        for operation in script(seed, number):
-            batch = play(batch, operation)
-            seeded = [row for row, params in enumerate(batch.params) if params.seed is not None]
-            log.append(
-                {
-                    "rows": len(batch),
-                    **{name: getattr(batch, name) for name in COLUMNS},
-                    "seeds of the rows that have one": batch.seeds[seeded],
-                    "random_rows": [int(row) for row in batch.random_rows],
-                    "num_tokens": [int(count) for count in batch.num_tokens],
-                    **{name: bool(getattr(batch, name)) for name in FLAGS},
-                }
-            )
+        with noting() as done:
+            for operation in script(seed, number):
+                done.append(told(operation))
+                batch = play(batch, operation)
+                seeded = [row for row, params in enumerate(batch.params) if params.seed is not None]
+                log.append(
+                    {
+                        "rows": len(batch),
+                        **{name: getattr(batch, name) for name in COLUMNS},
+                        "seeds of the rows that have one": batch.seeds[seeded],
+                        "random_rows": [int(row) for row in batch.random_rows],
+                        "num_tokens": [int(count) for count in batch.num_tokens],
+                        **{name: bool(getattr(batch, name)) for name in FLAGS},
+                    }
+                )
         values[f"script {number}"] = log
     return values
 

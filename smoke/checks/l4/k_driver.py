@@ -225,6 +225,7 @@ REGISTRY.add(
     "ignored end ids do not, own stop ids still do.",
     ends_probe,
     bitwise(ends_spec),
+    asks_peer=True,
 )
 
 

@@ -5,7 +5,8 @@ Owns: probes that hand waiting requests to a policy and what must come back. Hit
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from smoke.checks.l5 import spec_scheduling as scheduling
@@ -41,11 +42,36 @@ def hits_of(people: Sequence[Person]) -> Mapping[str, Any]:
     return {p.name: PrefixHit(tuple(rng.sample(range(1000), p.matched)), p.path) for p in people}
 
 
-def ordered(policy: Any, people: Sequence[Person]) -> list[str]:
+class Looks(Mapping[str, Any]):
+    """Hits as L6's cache finds them: a look-up splits the node that its path ends in, on the paths of others, too."""
+
+    def __init__(self, people: Sequence[Person]) -> None:
+        self.paths = {person.name: person.path for person in people}
+        self.ends = set[tuple[int, ...]]()
+
+    def __getitem__(self, name: str) -> Any:
+        from mini_engine.scheduler.prefix_cache import PrefixHit
+
+        self.ends.add(self.paths[name])
+        return PrefixHit((), cut_path(self.paths[name], self.ends))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+def cut_path(path: tuple[int, ...], ends: Collection[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the nodes of a path if nodes end only in ``ends``."""
+    return tuple(node for depth, node in enumerate(path, start=1) if path[:depth] in ends)
+
+
+def ordered(policy: Any, people: Sequence[Person], hits: Mapping[str, Any] | None = None) -> list[str]:
     """Order a queue; what comes back after a bar is a queue that the policy has changed."""
     requests = [build_request(person) for person in people]
     before = list(requests)
-    order = [request.request_id for request in policy.order(requests, hits_of(people))]
+    order = [request.request_id for request in policy.order(requests, hits_of(people) if hits is None else hits)]
     return order if requests == before else [*order, "| the queue was changed"]
 
 
@@ -146,13 +172,28 @@ def tree_probe(seed: int) -> Values:
     """Order by the weights of the tree."""
     from mini_engine.scheduler.policy import make_policy
 
-    return {name: ordered(make_policy("dfs-weight"), people) for name, people in tree_people(seed).items()}
+    values: Values = {}
+    for name, people in tree_people(seed).items():
+        values[name] = ordered(make_policy("dfs-weight"), people)
+        values[f"{name}, {SPLIT}"] = ordered(make_policy("dfs-weight"), people, Looks(people))
+    return values
+
+
+SPLIT = "whose nodes the look-ups split"
+
+
+def split_people(people: Sequence[Person]) -> list[Person]:
+    """Return the requests with the paths that they have when all have been looked up."""
+    ends = {person.path for person in people}
+    return [replace(person, path=cut_path(person.path, ends)) for person in people]
 
 
 def tree_verdict(seed: int, got: Values) -> list[Failure]:
     """Walk every tree along the order that came back."""
     failures = []
-    for name, people in tree_people(seed).items():
+    queues = tree_people(seed)
+    queues |= {f"{name}, {SPLIT}": split_people(people) for name, people in queues.items()}
+    for name, people in queues.items():
         order = [str(entry) for entry in got[name]]
         if Counter(order) != Counter(person.name for person in people):
             failures.append(Failure(name, "", "every request once, the queue unchanged", str(order)))
@@ -286,7 +327,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.B.tree",
-    "Depth first, the branch with the most waiting requests first, and a node's own requests after its branches.",
+    "Depth first, the branch with the most waiting requests first, and a node's own requests after its branches, also "
+    "if a look-up splits a node on the path of another request.",
     tree_probe,
     tree_verdict,
 )

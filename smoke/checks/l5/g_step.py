@@ -14,7 +14,7 @@ from smoke.checks.l5.a_request import build_request
 from smoke.checks.l5.d_share import Case, build_scheduler, chunk_list, running, waiting
 from smoke.checks.l5.spec_scheduling import Chunks, Naive, Person, Rules, World, draw_world, tell, token
 from smoke.checks.l5.spec_shelf import build_shelf
-from smoke.framework.check import Failure, Registry, Values
+from smoke.framework.check import Failure, Registry, Values, noting
 from smoke.framework.compare import bitwise, close, remember
 
 REGISTRY = Registry()
@@ -41,21 +41,27 @@ def walk(world: World, requests: dict[str, Any], scheduler: Any) -> Iterator[Any
     """
     real = {person.name: person.real for person in world.people}
     idle = 0
-    for step in range(world.most_steps):
-        for name in world.arrivals.get(step, []):
-            scheduler.add(requests[name])
-        for name in world.aborts.get(step, []):
-            scheduler.finish(requests[name], "abort")
-        if (step > max(world.arrivals) and not scheduler.has_work) or idle == MOST_IDLE:
-            return
-        batch = scheduler.schedule()
-        yield batch
-        idle = idle + 1 if scheduler.has_work and not batch.chunks else 0
-        scheduler.update(batch, tokens_of(batch))
-        for chunk in batch.chunks:
-            request = chunk.request
-            if chunk.samples and request.num_output_tokens == real[request.request_id]:
-                scheduler.finish(request, "stop")
+    with noting() as done:
+        for step in range(world.most_steps):
+            for name in world.arrivals.get(step, []):
+                done.append(f"add {name}")
+                scheduler.add(requests[name])
+            for name in world.aborts.get(step, []):
+                done.append(f"finish {name} (abort)")
+                scheduler.finish(requests[name], "abort")
+            if (step > max(world.arrivals) and not scheduler.has_work) or idle == MOST_IDLE:
+                return
+            done.append(f"schedule step {step}")
+            batch = scheduler.schedule()
+            yield batch
+            idle = idle + 1 if scheduler.has_work and not batch.chunks else 0
+            done.append(f"update {chunk_list(batch.chunks)}")
+            scheduler.update(batch, tokens_of(batch))
+            for chunk in batch.chunks:
+                request = chunk.request
+                if chunk.samples and request.num_output_tokens == real[request.request_id]:
+                    done.append(f"finish {request.request_id} (stop)")
+                    scheduler.finish(request, "stop")
 
 
 def build_all(world: World) -> dict[str, Any]:

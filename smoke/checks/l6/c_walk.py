@@ -21,7 +21,7 @@ from smoke.checks.l6.spec_prefixes import (
     numbered,
     ranks,
 )
-from smoke.framework.check import Failure, Probe, Registry, Values, Verdict
+from smoke.framework.check import Failure, Probe, Registry, Values, Verdict, noting
 from smoke.framework.compare import bitwise, differences
 
 REGISTRY = Registry()
@@ -45,10 +45,12 @@ def relive(cache: Any, history: Sequence[Operation]) -> Values:
     held: list[Any] = []
     results: list[Any] = []
     snapshots: list[Any] = []
-    for number, operation in enumerate(history, start=1):
-        results.append([happen(cache, held, operation), [cache.num_pages, cache.num_evictable]])
-        if number % SNAPSHOTS == 0 or number == len(history):
-            snapshots.append(cache_values(cache))
+    with noting() as done:
+        for number, operation in enumerate(history, start=1):
+            done.append(operation)
+            results.append([happen(cache, held, operation), [cache.num_pages, cache.num_evictable]])
+            if number % SNAPSHOTS == 0 or number == len(history):
+                snapshots.append(cache_values(cache))
     stats = cache.stats
     counted = (
         stats.num_uses,

@@ -22,7 +22,7 @@ from smoke.checks.l7.spec_regular import (
     table_of,
     table_of_words,
 )
-from smoke.framework.check import Registry, Values
+from smoke.framework.check import Registry, Values, noting
 from smoke.framework.compare import bitwise
 
 REGISTRY = Registry()
@@ -193,9 +193,11 @@ def history_probe(histories: Histories) -> Callable[[int], Values]:
             grammars = [grammar_of(language)]
             num_words = -(-len(language.token_bytes) // 32)
             seen: Values = {"before": see(grammars[0], num_words)}
-            for number, operation in enumerate(history, start=1):
-                raised = do(grammars, operation)
-                seen[step_name(number, operation)] = [raised, [see(grammar, num_words) for grammar in grammars]]
+            with noting() as done:
+                for number, operation in enumerate(history, start=1):
+                    done.append(operation)
+                    raised = do(grammars, operation)
+                    seen[step_name(number, operation)] = [raised, [see(grammar, num_words) for grammar in grammars]]
             values[f"{name} ({language_name})"] = seen
         return values
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from smoke.checks.l7.spec_grammar_queue import Desk, Order, orders
-from smoke.framework.check import Failure, Registry, Values
+from smoke.framework.check import Failure, Registry, Values, noting
 from smoke.framework.compare import differences
 
 REGISTRY = Registry()
@@ -97,20 +97,23 @@ def live(day: Sequence[Order]) -> list[Any]:
     clock = HandClock()
     queue = build_queue(store, clock)
     seen = list[Any]()
-    for what, *rest in day:
-        answer = None
-        if what == "submit":
-            queue.submit(rest[0], ("regex", rest[1]))
-        elif what == "tick":
-            clock.now += float(rest[0])
-        elif what == "drop":
-            queue.drop(rest[0])
-        elif what == "poll":
-            ready, failed = queue.poll()
-            answer = [[[name, grammar] for name, grammar in ready], [[name, str(why)] for name, why in failed.items()]]
-        else:
-            store.end(("regex", str(rest[0])), STATES[str(what)])
-        seen.append([answer, list(queue.waiting), sorted(store.cancelled), int(queue.num_timeouts)])
+    with noting() as done:
+        for what, *rest in day:
+            done.append(" ".join(map(str, [what, *rest])))
+            answer = None
+            if what == "submit":
+                queue.submit(rest[0], ("regex", rest[1]))
+            elif what == "tick":
+                clock.now += float(rest[0])
+            elif what == "drop":
+                queue.drop(rest[0])
+            elif what == "poll":
+                ready, failed = queue.poll()
+                reasons = [[name, str(why)] for name, why in failed.items()]
+                answer = [[[name, grammar] for name, grammar in ready], reasons]
+            else:
+                store.end(("regex", str(rest[0])), STATES[str(what)])
+            seen.append([answer, list(queue.waiting), sorted(store.cancelled), int(queue.num_timeouts)])
     return seen
 
 
