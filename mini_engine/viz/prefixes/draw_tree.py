@@ -48,7 +48,7 @@ def tree_film(frames: Sequence[Frame], since: int = 0) -> Figure:
         max((box.row for own in drawn[i : i + FRAMES_PER_LINE] for box in own), default=0) + 1
         for i in range(0, len(drawn), FRAMES_PER_LINE)
     ]
-    figure = canvas(sum(ROW_HEIGHT * rows + TITLE_HEIGHT for rows in tallest) + 0.5)
+    figure = canvas(sum(ROW_HEIGHT * rows + TITLE_HEIGHT for rows in tallest) + 0.7)
     grid = figure.subplots(len(tallest), FRAMES_PER_LINE, squeeze=False, sharex=True, height_ratios=tallest)
     widest = max((box.start + len(box.pages) for own in drawn for box in own), default=1)
     for index, axes in enumerate(grid.flat):
@@ -62,7 +62,7 @@ def tree_film(frames: Sequence[Frame], since: int = 0) -> Figure:
     states = {box.state for box in every} | ({"locked"} if any(box.locks for box in every) else set())
     handles = [patch for state, patch in film_legend().items() if state in states]
     if handles:
-        legend_below(figure, *handles, ncols=4)
+        legend_below(figure, *handles, ncols=4, title="a box is a node, the numbers are its pages")
     return Figure(figure, " ".join(film_sentence(number, frame, own) for number, frame, own in shown))
 
 

@@ -317,7 +317,7 @@ def mixing_chart(rows: Sequence[MixedRow]) -> Figure:
     legend_below(figure, exact, bars, ncols=2)
     return Figure(
         figure,
-        f"{plural(len(rows), 'row')} of {size} tokens with top_p = 1.0, each beside a row with 0.9. With the bypass "
+        f"{plural(len(rows), 'row')} of {size} tokens with top_p = 1.0, each next to a row with 0.9. With the bypass "
         f"they keep {min(row.kept for row in rows)} tokens or more; without it they lose {min(lost)} to {max(lost)}. "
         f"The running mass of row 0 goes up to 1 + {float(rows[0].excess.max()):.1e}.",
     )
