@@ -16,7 +16,6 @@ from smoke.framework.manifest import ROOT, load_manifest
 
 pytestmark = pytest.mark.slow
 LESSONS = load_manifest().written
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OPENED = [
     "index",
     "lessons/L3_driver/README",
@@ -78,18 +77,6 @@ def address(site):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser(address):
-    playwright = pytest.importorskip("playwright.sync_api")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"none of the browsers {', '.join(BROWSERS)} is installed")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
