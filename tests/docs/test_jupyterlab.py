@@ -21,7 +21,7 @@ SLIDERS = {
     "L4_sampler": ("sliders", 4, "0. softmax of the logits"),
     "L7_grammar": ("slider", 1, "Before the mask"),
 }
-START_SECONDS, RUN_SECONDS, DRAW_SECONDS = 60, 300, 30
+WAIT_SECONDS, RUN_SECONDS = 180, 600
 NOTEBOOK = "window.jupyterapp?.shell.currentWidget"
 RUN_ALL = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => (window.haveRun = true)) }"
 
@@ -46,11 +46,11 @@ def lab(tmp_path_factory):
             yield f"http://127.0.0.1:{port}"
         finally:
             server.terminate()
-            server.wait(START_SECONDS)
+            server.wait(WAIT_SECONDS)
 
 
 def wait_for(address, server):
-    end = time.monotonic() + START_SECONDS
+    end = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < end:
         assert server.poll() is None, "JupyterLab has ended"
         try:
@@ -59,14 +59,14 @@ def wait_for(address, server):
             time.sleep(0.2)
         else:
             return
-    raise AssertionError(f"JupyterLab does not answer within {START_SECONDS} s")
+    raise AssertionError(f"JupyterLab does not answer within {WAIT_SECONDS} s")
 
 
 @pytest.mark.parametrize("name", SLIDERS)
 def test_a_notebook_runs_and_its_slider_changes_the_picture(lab, browser, name):
     cell, count, heading = SLIDERS[name]
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.set_default_timeout(1000 * DRAW_SECONDS)
+    page.set_default_timeout(1000 * WAIT_SECONDS)
     page.goto(f"{lab}/lab/tree/{name}.ipynb")
     page.wait_for_function(f"() => {NOTEBOOK}?.context?.sessionContext?.session?.kernel?.status === 'idle'")
     page.evaluate(RUN_ALL)
