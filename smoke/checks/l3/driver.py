@@ -409,7 +409,7 @@ REGISTRY.add(
 
 
 ROWS = {  # the changed logits of a row of 128 that is 0 elsewhere, and whether a token can be chosen from it
-    "a NaN beside larger numbers": ({7: float("nan"), 9: 5.0}, False),
+    "a NaN next to larger numbers": ({7: float("nan"), 9: 5.0}, False),
     "plus infinity": ({7: float("inf")}, False),
     "minus infinity everywhere": (dict.fromkeys(range(128), float("-inf")), False),
     "minus infinity somewhere": ({7: float("-inf"), 9: 5.0}, True),
