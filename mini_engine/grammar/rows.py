@@ -63,8 +63,8 @@ def is_over(grammar: GrammarObject) -> bool:
 def mask_rows(rows: list[int], grammars: Sequence[GrammarObject], stop_ids: list[int], logits: Tensor) -> None:
     """Ban in ``rows`` of ``logits`` [N, V] what their grammars do not allow. Other rows are not touched. Mutates.
 
-    Least lengths and bans come before and may have banned all that the grammar allows. A complete text may then end: its
-    stop tokens are set to 0.0, because their logits are lost. vLLM does so for least lengths. Another row stays empty,
+    Least lengths and bans come first and may have banned all that the grammar allows. A complete text may then end: its
+    stop tokens become 0.0, because their logits are lost. vLLM does so for least lengths. Another row stays empty,
     and the sampler says why. Each row and the time of its fill are counted in its grammar's ``stats``.
     """
     first = grammars[0]  # all are of one backend, and so of one form
