@@ -67,8 +67,9 @@ def test_a_notebook_runs_and_its_slider_changes_the_picture(lab, browser, name):
     cell, count, heading = SLIDERS[name]
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(1000 * WAIT_SECONDS)
-    page.goto(f"{lab}/lab/tree/{name}.ipynb")
-    page.wait_for_function(f"() => {NOTEBOOK}?.context?.sessionContext?.session?.kernel?.status === 'idle'")
+    page.goto(f"{lab}/lab/workspaces/{name}/tree/{name}.ipynb")  # a workspace in which nothing is open yet
+    session = f"{NOTEBOOK}?.context?.sessionContext?.session"
+    page.wait_for_function(f"() => {session}?.path === '{name}.ipynb' && {session}.kernel?.status === 'idle'")
     page.evaluate(RUN_ALL)
     page.wait_for_function("() => window.haveRun", timeout=1000 * RUN_SECONDS)
     cells = page.evaluate(f"() => {NOTEBOOK}.content.model.toJSON().cells")
