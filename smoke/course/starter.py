@@ -102,7 +102,8 @@ def line_after(node: ast.stmt) -> int:
 
 def first_line(node: ast.stmt) -> int:
     """Return the number of a statement's first line, its decorators included."""
-    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def end_of(node: ast.stmt) -> int:

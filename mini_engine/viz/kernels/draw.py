@@ -92,7 +92,7 @@ def search_chart(search: Search) -> Figure:
     for axes in (left, right):
         cut = axes.axhline(search.cut, color=COLORS[2], linestyle="--", linewidth=1.4, label="the cut: logits below go")
         axes.grid(axis="y")
-    left.legend(handles=[cut], loc="upper right", bbox_to_anchor=(1, 0.92))
+    blank.legend(handles=[cut], loc="center")
     draw_candidates(counts, search)
     return Figure(
         figure,
