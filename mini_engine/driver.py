@@ -137,7 +137,7 @@ class GreedyDriver:
 
 
 def check_choice(largest: float, position: int) -> None:
-    """Raise ``ValueError`` if the ``largest`` logit of a row is NaN or infinite: the argmax of such a row says nothing.
+    """Raise ``ValueError`` if the ``largest`` logit of a row is NaN or infinite: its argmax has no meaning.
 
     NaN wins every comparison, so one NaN in a row is its largest logit. ``position`` is that of the token.
     """

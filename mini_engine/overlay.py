@@ -93,7 +93,7 @@ def functions_of(tree: ast.Module) -> dict[str, Function]:
 
 
 def open_task(node: Function) -> str | None:
-    """Return "L3.B" for a function that a starter left open: ``raise NotImplementedError("L3.B: One step")``."""
+    """Return "L3.A" for a function that a starter left open: ``raise NotImplementedError("L3.A: One step")``."""
     match node.body[1:] if ast.get_docstring(node) is not None else node.body:
         case [ast.Raise(exc=ast.Call(func=ast.Name(id="NotImplementedError"), args=[ast.Constant(value=str(text))]))]:
             return text.partition(":")[0]

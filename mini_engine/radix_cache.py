@@ -62,7 +62,7 @@ def register_eviction(name: str, rank: Callable[[Node], Rank]) -> None:
 
 @dataclass
 class RadixStats:
-    """What a cache has done so far. A *use* is a request that was let in; tokens are counted there."""
+    """What a cache has done so far. A *use* is a request that was admitted; tokens are counted there."""
 
     num_uses: int = 0
     num_tokens: int = 0

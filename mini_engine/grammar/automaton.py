@@ -177,7 +177,7 @@ def compile_node(node: Node, max_states: int = 20_000) -> Dfa:
 
 
 def byte_classes(nfa: Nfa) -> NDArray[np.int64]:
-    """Return the class of every byte [256]: bytes between two ends of ranges are told apart by no edge."""
+    """Return the class of every byte [256]: no edge distinguishes the bytes between two ends of ranges."""
     ranges = {byte_range for edges in nfa.edges for byte_range, _ in edges}
     cuts = sorted({0, 256} | {first for first, _ in ranges} | {last + 1 for _, last in ranges})
     return np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))

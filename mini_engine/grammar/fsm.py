@@ -37,7 +37,7 @@ Words = NDArray[np.int32]
 
 
 class CompiledGrammar:
-    """An automaton beside a vocabulary: what all copies of a grammar share. Grows with the states that are visited."""
+    """An automaton with a vocabulary, which all copies of a grammar share. Grows with the states that are visited."""
 
     def __init__(self, dfa: Dfa, table: TokenTable, trie: TokenTrie) -> None:
         """Hold them, and ``trie`` as this automaton sees it; no mask is computed yet."""

@@ -11,7 +11,7 @@ arrays and objects that nest at most ``ANY_LEVELS`` deep.
     {"properties": {"a": A, "b": B}, "required": ["b"]}  ──►  { ("a": A, )? "b": B }
 
 What cannot be promised is refused, by name and place: two patterns at once, references to themselves (finitely many
-states cannot count brackets). What says nothing about values is listed: ``Conversion.ignored``.
+states cannot count brackets). Keywords that do not limit values are listed: ``Conversion.ignored``.
 """
 
 import json
@@ -56,7 +56,7 @@ ANY_LEVELS = 2  # of arrays and objects in each other, where any JSON is valid
 
 @dataclass(frozen=True)
 class Conversion:
-    """The tree of a schema, and where the schema says nothing about values or allows deeper nesting: JSON pointers.
+    """The tree of a schema, and where the schema does not limit values or allows deeper nesting: JSON pointers.
 
     ``sizes``: about how many states the repeats of each keyword take, by keyword and place.
     """
@@ -178,7 +178,7 @@ def string(facts: Facts) -> Node:
         return string_of_length(least, most)
     if len(given) > 1:
         keyword = "pattern" if facts.patterns else "format"
-        raise facts.place.refusal(keyword, f"beside another asks for an intersection; keep one, or {ELSEWHERE}")
+        raise facts.place.refusal(keyword, f"next to another asks for an intersection; keep one, or {ELSEWHERE}")
     if facts.formats and not facts.limits.keys() & {"minLength", "maxLength"}:
         return string_of_format(given[0])
     try:
@@ -189,7 +189,7 @@ def string(facts: Facts) -> Node:
     if shorter is None:
         keyword = "minLength" if lengths_of(text)[0] < least else "maxLength"
         raise facts.place.refusal(
-            keyword, f"beside a pattern asks for an intersection; write the length in the pattern, or {ELSEWHERE}"
+            keyword, f"next to a pattern asks for an intersection; write the length in the pattern, or {ELSEWHERE}"
         )
     return quoted(shorter)
 
@@ -407,7 +407,7 @@ class Converter:
         """Return the tree of the values of ``enum`` or ``const`` that are valid. Raises ``GrammarError``."""
         values = [value for value in facts.typed_values() if holds(value, facts)]
         if not values:
-            raise facts.place.nothing("no value of enum or const is of the type, and within what is said beside it")
+            raise facts.place.nothing("no value of enum or const is of the type, and within the keywords next to it")
         try:
             return either([self.punctuation.constant(value) for value in values])
         except GrammarError as error:
@@ -415,12 +415,12 @@ class Converter:
 
 
 def check_names(facts: Facts, names: Iterable[str]) -> None:
-    """Raise ``UnsupportedKeywordError`` for declared names beside keywords about names that cannot be held to them."""
+    """Raise ``UnsupportedKeywordError`` if keywords about names cannot be applied to the declared names."""
     has_patterns = any(each.by_pattern for each in facts.members)
     if has_patterns and not all(key.isascii() and key.isprintable() for key in names):
-        raise facts.place.refusal("patternProperties", f"beside names that are not plain ASCII; {ELSEWHERE}")
+        raise facts.place.refusal("patternProperties", f"next to names that are not plain ASCII; {ELSEWHERE}")
     if facts.names:
-        raise facts.place.refusal("propertyNames", f"beside properties is not computed; remove it, or {ELSEWHERE}")
+        raise facts.place.refusal("propertyNames", f"next to properties is not computed; remove it, or {ELSEWHERE}")
 
 
 def holds(value: Any, facts: Facts) -> bool:

@@ -1,4 +1,4 @@
-"""L7: requests that wait until their grammar is compiled, while everybody else goes on.
+"""L7: requests that wait until their grammar is compiled, while all others go on.
 
 Owns: who waits for which compile, time-outs, and what several ranks agree on. Must not know: backends, the scheduler,
 tensors.

@@ -63,9 +63,9 @@ def is_over(grammar: GrammarObject) -> bool:
 def mask_rows(rows: list[int], grammars: Sequence[GrammarObject], stop_ids: list[int], logits: Tensor) -> None:
     """Ban in ``rows`` of ``logits`` [N, V] what their grammars do not allow. Other rows are not touched. Mutates.
 
-    Least lengths and bans come before and may have banned all that the grammar allows. Where the text is complete it
-    may end then: the stop tokens come back as 0.0, as what they were is lost; vLLM does so for least lengths. Else the
-    row stays empty, and the sampler says why. Each row and the time of its fill are counted in its grammar's ``stats``.
+    Least lengths and bans come first and may have banned all that the grammar allows. A complete text may then end: its
+    stop tokens become 0.0, because their logits are lost. vLLM does so for least lengths. Another row stays empty,
+    and the sampler says why. Each row and the time of its fill are counted in its grammar's ``stats``.
     """
     first = grammars[0]  # all are of one backend, and so of one form
     mask = first.allocate_vocab_mask(logits.shape[1], len(rows))

@@ -46,7 +46,7 @@ def row_argmax_kernel(logits, best, values, ids, stride, blocks, BLOCKS: tl.cons
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Find the largest logit of each row. ``logits`` [N, V] -> values [N] float32, ids [N] int64.
 
-    The lowest id among equals; NaN counts as the largest, so a value that is NaN tells of a spoilt row.
+    The lowest id among equals; NaN counts as the largest, so a value that is NaN says that the row holds a NaN.
     """
     check_shape("logits", logits, None, None)
     check_last_contiguous(logits=logits)

@@ -35,7 +35,7 @@ def store_kv_kernel(
     """Copy ``HEADS`` heads of one token to its slot. ``k_stride`` and ``v_stride`` lead from one token to the next."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)  # int64
-    # A slot outside the pool is padding or a fault; either way its address is someone else's memory.
+    # A slot outside the pool is padding or a fault; either way its address is not memory of the pool.
     if (slot >= 0) & (slot < slots):
         head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]  # [HEADS, 1]
         column = tl.arange(0, COLUMNS)[None, :]  # [1, COLUMNS]

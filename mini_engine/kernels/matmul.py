@@ -21,7 +21,7 @@ ROWS = 64  # of a tile: the fewest that a Hopper tensor core instruction multipl
 GROUP = 8  # row blocks that visit the columns together
 
 
-@triton.jit(do_not_specialize=["rows"])  # else Triton compiles another kernel for rows == 1 and for rows % 16 == 0
+@triton.jit(do_not_specialize=["rows"])  # otherwise Triton compiles another kernel for rows == 1 and for rows % 16 == 0
 def matmul_kernel(
     x,
     weight,
@@ -76,7 +76,7 @@ def invariant_matmul(x: Tensor, weight: Tensor) -> Tensor:
     check_last_contiguous(weight=weight)
     if x.dtype != weight.dtype:
         raise ValueError(f"x is {x.dtype} and weight {weight.dtype}; both must have one dtype, cast one of them")
-    # Triton compiles another kernel for an address that is no multiple of 16. New memory always is one.
+    # Triton compiles another kernel for an address that is not a multiple of 16. New memory always begins at one.
     x = x.contiguous() if x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
     columns = len(weight)
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
@@ -105,7 +105,7 @@ def tile_shape(columns: int, dtype: torch.dtype) -> tuple[int, int, int]:
 
     From the weight alone, never from the number of rows. A wide tile uses each number of ``x`` more often; a narrow one
     gives a small matrix enough programs to keep the processors of a GPU (132 on an H200) busy when the rows are few.
-    In 16 bits all three hold 96 KB in shared memory, so that two programs fit beside each other; 227 KB is the most.
+    In 16 bits all three hold 96 KB in shared memory, so that two programs fit at once; 227 KB is the most.
     Where the lines are drawn is free.
     """
     if dtype == torch.float32:

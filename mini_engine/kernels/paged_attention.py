@@ -20,7 +20,7 @@ from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.kernels.launch import LOG2_E, check_last_contiguous, check_shape
 from mini_engine.kernels.query_blocks import QueryBlocks
 
-# A finite mask: -inf minus -inf is NaN. Beside any visible score the weight is exp2(-1e30 - score), exactly 0.
+# A finite mask: -inf minus -inf is NaN. Next to any visible score the weight is exp2(-1e30 - score), exactly 0.
 HIDDEN: tl.constexpr = tl.constexpr(-1e30)
 MOST_DIM = 256  # of a head: beyond it tiles outgrow registers and shared memory
 

@@ -44,7 +44,7 @@ class Kernel:
     """One operation: ``launch`` and ``reference`` have the same signature and, to rounding, the same result.
 
     ``fault`` says why the kernel cannot run on a device in a dtype, ``None`` if it can. ``is_invariant_reference``: the
-    reference, too, gives a row the same bits in any company, so it may stand in under ``batch_invariant``.
+    reference, too, gives a row the same bits in any batch, so it may be used under ``batch_invariant``.
     """
 
     launch: Function
@@ -109,7 +109,7 @@ def choose_kernels(device: torch.device, dtype: torch.dtype, batch_invariant: bo
 
     A warning names its operations, separated by ", ", and the fault. A registered kernel that cannot run is replaced by
     its own reference. Raises ``ValueError``, naming operation and fault, if ``batch_invariant`` would be broken by a
-    reference that stands in.
+    reference that is used.
     """
     chosen: dict[str, Function] = {}
     left_out: dict[str, list[str]] = defaultdict(list)

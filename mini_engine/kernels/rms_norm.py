@@ -13,7 +13,7 @@ from mini_engine import model
 from mini_engine.kernels.launch import block_shape, check_last_contiguous, check_shape
 
 
-@triton.jit(do_not_specialize=["rows"])  # else another binary, and perhaps other bits, for 1 row and for 16
+@triton.jit(do_not_specialize=["rows"])  # otherwise another binary, and perhaps other bits, for 1 row and for 16
 def rms_norm_kernel(
     x,
     residual,

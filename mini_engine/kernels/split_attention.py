@@ -174,7 +174,7 @@ def split_attention(
     """Attend for the rows of ``blocks`` and write them to ``out``; its other rows stay as they are. Mutates ``out``.
 
     ``q``, ``out`` [T, Hq, D], rows and heads any distance apart; ``keys``, ``values`` [Hkv, slots, D], a layer of the
-    pool. Raises ``ValueError`` for shapes, strides or dtypes it cannot read and for a split that is no whole tiles.
+    pool. Raises ``ValueError`` for shapes, strides or dtypes it cannot read and for a split that is not whole tiles.
     """
     group, head_dim = q.shape[1] // max(1, keys.shape[0]), q.shape[-1]
     shape = split_tile_shape(group, head_dim, q.dtype)

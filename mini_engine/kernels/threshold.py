@@ -49,7 +49,7 @@ def mass_of(x, peak):
 
 @triton.jit
 def find_peak(logits, width, BLOCK: tl.constexpr):
-    """Return the largest logit of a row; at least the least finite number, so that -inf minus it is no NaN."""
+    """Return the largest logit of a row; at least the least finite number, so that -inf minus it is not NaN."""
     peak = tl.full([BLOCK], -FLOAT32_MAX, tl.float32)
     for start in tl.range(0, width, BLOCK, num_stages=3):
         column = start + tl.arange(0, BLOCK)
@@ -72,9 +72,9 @@ def mass_above(logits, width, peak, cut, limit, BLOCK: tl.constexpr):
 def find_cut(logits, width, peak, low, target, MASS: tl.constexpr, BLOCK: tl.constexpr):
     """Find the largest number at or above which the row weighs at least ``target``.
 
-    A logit weighs its mass if ``MASS``, else 1. ``target`` int64, from 1 to the weight of the row; the cut is known to
-    lie between ``low``, which may be -inf, and ``peak``. Returns the cut, a number of the row, and the weight of what
-    lies above it, int64. Keys of two numbers can be more than 2**31 apart. How it searches is free.
+    A logit weighs its mass if ``MASS``, otherwise 1. ``target`` int64, from 1 to the weight of the row; the cut is
+    known to lie between ``low``, which may be -inf, and ``peak``. Returns the cut, a number of the row, and the weight
+    of what lies above it, int64. Keys of two numbers can be more than 2**31 apart. How it searches is free.
     """
     high, above = peak, tl.full([], 0, tl.int64)  # nothing lies above the peak
     while low < high:

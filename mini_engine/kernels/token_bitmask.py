@@ -31,7 +31,7 @@ def token_bitmask_kernel(
     """Ban tokens of ``WORDS`` words of one mask."""
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + index) if HAS_ROWS else index  # int64: rows * V passes 2**31
-    if (row >= 0) & (row < num_rows):  # what is no row is someone else's memory
+    if (row >= 0) & (row < num_rows):  # what is not a row is other memory
         word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)[:, None]  # [WORDS, 1]
         bit = tl.arange(0, 32)[None, :]  # [1, 32]
         token = word * 32 + bit  # [WORDS, 32]
@@ -51,7 +51,7 @@ def apply_token_bitmask(logits: Tensor, mask: Tensor, rows: Tensor | None = None
     """Write minus infinity where the bit is 0. ``logits`` [R, V], ``mask`` int32 [N, ceil(V / 32)]. Mutates logits.
 
     ``rows`` [N] int64 says which row of the logits each mask belongs to; ``None``: N is R and mask i belongs to row i.
-    A row in no mask stays as it is; one in two is banned what either bans; a number that is no row is skipped, since
+    A row in no mask stays as it is; one in two is banned what either bans; a number that is not a row is skipped, since
     checking it would mean waiting for the device. Allowed logits keep their bits, whatever they are.
 
     The mask must cover the columns of the logits, those of a padded head too (``masks.apply_bitmask``). Raises

@@ -34,7 +34,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends. ``SamplingParams()`` is greedy with nothing on.
 
-    ``temperature``: 0 is greedy; else the logits are divided by it. ``top_k``: keep the k likeliest, 0 is off.
+    ``temperature``: 0 is greedy; otherwise the logits are divided by it. ``top_k``: keep the k likeliest, 0 is off.
     ``top_p``: keep the smallest set whose mass reaches p, 1 is off. ``min_p``: drop what is less likely than
     ``min_p`` times the likeliest, 0 is off.
     ``repetition_penalty``: positive logits of seen tokens (prompt and output) are divided by it, negative ones
@@ -168,7 +168,7 @@ COUNTS: dict[str, tuple[int, bool, str]] = {
 
 
 def check_numbers(params: SamplingParams) -> None:
-    """Raise ``ValueError`` for a real-valued parameter that is no finite number or out of range."""
+    """Raise ``ValueError`` for a real-valued parameter that is not finite or is out of range."""
     for name, (in_range, limits, remedy) in RANGES.items():
         value = getattr(params, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
@@ -178,7 +178,7 @@ def check_numbers(params: SamplingParams) -> None:
 
 
 def check_counts(params: SamplingParams) -> None:
-    """Raise ``ValueError`` for a whole-number parameter that is no ``int`` or too small, and for a wrong flag."""
+    """Raise ``ValueError`` for a whole number that is not an ``int`` or is too small, and for a wrong flag."""
     for name, (least, optional, remedy) in COUNTS.items():
         value = getattr(params, name)
         if optional and value is None:
@@ -197,7 +197,7 @@ def check_counts(params: SamplingParams) -> None:
 
 
 def check_collections(params: SamplingParams) -> None:
-    """Raise ``ValueError`` for a list or mapping that is something else: 0 is no empty list, a generator is read once.
+    """Raise ``ValueError`` for a list or mapping of another type: 0 is not an empty list, a generator is read once.
 
     ``None`` is the same as an empty one, so that a JSON null is legal.
     """
@@ -220,7 +220,7 @@ def check_collections(params: SamplingParams) -> None:
 
 
 def is_list(value: object) -> bool:
-    """Whether ``value`` holds items that can be read more than once; a string is no list of anything here."""
+    """Whether ``value`` holds items that can be read more than once; a string is not a list here."""
     return isinstance(value, Sequence | Set) and not isinstance(value, str | bytes)
 
 
@@ -232,8 +232,8 @@ def normal_forms(params: SamplingParams) -> dict[str, Any]:
     A bias has whole numbers as keys and floats as values; an empty one, and an empty choice of processors, is
     ``None``. Bad words are tuples of ids.
 
-    Raises ``ValueError`` for what is no token id, two bias keys that are one id, and a bias beyond ``MAX_BIAS``: minus
-    infinity is a ban, and the message names ``bad_words``, the parameter for that.
+    Raises ``ValueError`` for what is not a token id, two bias keys that are one id, and a bias beyond ``MAX_BIAS``.
+    Minus infinity is a ban, and the message names ``bad_words``, the parameter for that.
     """
     return {
         "temperature": 0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
@@ -252,7 +252,7 @@ def normal_forms(params: SamplingParams) -> dict[str, Any]:
 def grammar_text(kind: str, value: object) -> str | None:
     """Return a grammar as text: a mapping, or the schema of a pydantic model, as JSON in its own order of keys.
 
-    Raises ``ValueError`` for anything else that is no text.
+    Raises ``ValueError`` for anything else that is not a text.
     """
     if kind == "json_schema" and hasattr(value, "model_json_schema"):
         value = value.model_json_schema()
@@ -268,7 +268,7 @@ def grammar_text(kind: str, value: object) -> str | None:
 
 
 def token_ids(name: str, ids: Sequence[int], unique: bool = True) -> tuple[int, ...]:
-    """Return the ids as a tuple, each once if ``unique``. Raises ``ValueError`` for anything that is no id."""
+    """Return the ids as a tuple, each once if ``unique``. Raises ``ValueError`` for anything that is not an id."""
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise ValueError(f"{name} holds {token!r}; token ids are whole numbers of at least 0")
@@ -321,7 +321,7 @@ def check_combinations(params: SamplingParams) -> None:
         raise ValueError(f"{' and '.join(grammars)} are given; an answer has one grammar, so leave one")
     if grammars and params.ignore_eos and params.min_new_tokens:
         raise ValueError(
-            f"min_new_tokens is {params.min_new_tokens} and ignore_eos is True beside a {grammars[0]}: its text ends "
+            f"min_new_tokens is {params.min_new_tokens} and ignore_eos is True next to a {grammars[0]}: its text ends "
             "with an end-of-sequence id, which min_new_tokens bans only while it counts as an end; leave ignore_eos out"
         )
     if params.reasoning and not grammars:

@@ -280,7 +280,7 @@ class Scheduler:
         return request.steps_waited >= self.limits.max_steps_waited
 
     def try_admit(self, request: Request, hit: PrefixHit) -> bool:
-        """Start a waiting request if its expected pages are there, beside those promised to others. Mutates.
+        """Start a waiting request if its expected pages are free after those promised to others. Mutates.
 
         Locking the hit comes first: pages that were evictable until then cannot be counted twice, as cached and free.
         """

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 
 import ipywidgets  # type: ignore[import-untyped]
 
-from mini_engine.viz.figure import Figure
 
-
-def with_picture(sliders: Sequence[ipywidgets.Widget], draw: Callable[[], Figure]) -> ipywidgets.VBox:
-    """Return the sliders and, below them, the figure that ``draw`` makes now and whenever one of them moves.
+def with_picture(sliders: Sequence[ipywidgets.Widget], draw: Callable[[], str]) -> ipywidgets.VBox:
+    """Return the sliders and, below them, the HTML that ``draw`` makes now and whenever one of them moves.
 
     The picture is not an ``ipywidgets.Output``. nbclient sends the kernel everything that such a widget holds; it can
     then miss the end of the cell and wait for ever (https://github.com/jupyter/nbclient/issues/312).
@@ -19,7 +17,7 @@ def with_picture(sliders: Sequence[ipywidgets.Widget], draw: Callable[[], Figure
     picture = ipywidgets.HTML()
 
     def redraw(change: object = None) -> None:
-        picture.value = draw()._repr_html_()
+        picture.value = draw()
 
     for widget in sliders:
         widget.observe(redraw, names="value")

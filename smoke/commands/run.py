@@ -47,6 +47,8 @@ def run_command(
         alike = Alike(runner)
         if not (what or pattern or upto or seed != DEFAULT_SEED):
             trials = go_on(alike, engine, below)
+            if not trials and Work(engine).place():
+                stop(Exit.USAGE)  # there is a task, and no file to check
         else:
             parts = chosen(what, pattern, engine, upto)
             trials = [try_and_show(alike, lesson, checks, Work(engine), below, seed) for lesson, checks in parts]

@@ -3,7 +3,7 @@
 Owns: what is copied, what is taken out, and the proof that it is gone. Must not know: how checks run.
 
 The decision. Later lessons (after ``--upto``) lose everything that solves or tests them: their functions in
-``mini_engine`` are emptied like a starter's, so that the engine still imports and says ``NotImplementedError: L3.C: …``
+``mini_engine`` are emptied like a starter's, so that the engine still imports and says ``NotImplementedError: L3.B: …``
 where it ends; texts, notebooks, checks, hints, pitfalls and wheats are absent; the manifest keeps their titles. A file
 that earlier lessons call (``needed_earlier`` in the manifest) stays as it is.
 

@@ -8,6 +8,7 @@ the manifest names it. Anything unexpected is a ``ValueError``: a starter must n
 """
 
 import ast
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -17,6 +18,7 @@ from pathlib import Path
 from smoke.framework.manifest import ENGINE, Lesson, Task, load_manifest
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+READ = r"\.{0}\b|\bimport \(?[\w\s,]*\b{0}\b"  # where a text may import a name or read it from something
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def empty(file: str, tasks: Iterable[Task], engine: Path = ENGINE) -> str:
     helpers = private_helpers(file, tree, set(owners), listed | set(owners), engine)
     cuts += [function_cut(defined[name], text.splitlines()) for name in helpers]
     result = apply_cuts(text, cuts)
-    prove(file, text, result, owners, helpers)
+    prove(file, (text, tree), result, owners, helpers)
     return result
 
 
@@ -87,7 +89,7 @@ def body_cut(node: Function, replacement: str) -> Cut:
 
 def function_cut(node: Function, lines: Sequence[str]) -> Cut:
     """Return the cut of a whole function, the blank lines and comments directly above it included."""
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    first = first_line(node)
     while first > 1 and (not lines[first - 2].strip() or lines[first - 2].lstrip().startswith("#")):
         first -= 1
     return Cut(first, end_of(node), [])
@@ -96,6 +98,12 @@ def function_cut(node: Function, lines: Sequence[str]) -> Cut:
 def line_after(node: ast.stmt) -> int:
     """Return the number of the line after a statement."""
     return end_of(node) + 1
+
+
+def first_line(node: ast.stmt) -> int:
+    """Return the number of a statement's first line, its decorators included."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def end_of(node: ast.stmt) -> int:
@@ -169,16 +177,23 @@ def signature(node: ast.AST) -> list[ast.AST]:
     return [node.args, *node.decorator_list, *([node.returns] if node.returns else [])]
 
 
-def names_in_other_files(file: str, engine: Path, names: Collection[str]) -> set[str]:
-    """Return those of ``names`` that another file of the engine imports or reads."""
-    others = [text_of(other) for other in engine.rglob("*.py") if other != engine / file]
-    return {name for name in names if any(name in text and name in names_read(text) for text in others)}
+def names_in_other_files(file: str, engine: Path, names: set[str]) -> set[str]:
+    """Return those of ``names`` that another file of the engine, which names the module, imports or reads."""
+    path = engine / file
+    module = path.parent.name if path.stem == "__init__" else path.stem
+    found: set[str] = set()
+    for other, text in texts_of(engine).items():
+        if other != path and module in text:
+            # Most texts do not have the name, and many only as a word of a sentence. Only the others are parsed.
+            likely = [name for name in names - found if name in text and re.search(READ.format(name), text)]
+            found |= {name for name in likely if name in names_read(text)}
+    return found
 
 
 @cache
-def text_of(file: Path) -> str:
-    """Read a file of the engine, once for all starters of a process."""
-    return file.read_text()
+def texts_of(engine: Path) -> dict[Path, str]:
+    """Read the files of the engine, once for all starters of a process."""
+    return {file: file.read_text() for file in engine.rglob("*.py")}
 
 
 @lru_cache(maxsize=1024)  # one starter asks about every file, and there is a starter for every task
@@ -205,8 +220,10 @@ def apply_cuts(text: str, cuts: Sequence[Cut]) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def prove(file: str, before: str, text: str, owners: dict[str, Task], helpers: Sequence[str]) -> None:
-    """Raise ``ValueError`` unless exactly the named bodies and helpers are gone."""
+def prove(
+    file: str, before: tuple[str, ast.Module], text: str, owners: dict[str, Task], helpers: Sequence[str]
+) -> None:
+    """Raise ``ValueError`` unless exactly the named bodies and helpers are gone. ``before``: text and syntax tree."""
     after = ast.parse(text)
     functions = functions_of(after)
     for qualname, task in owners.items():
@@ -216,18 +233,28 @@ def prove(file: str, before: str, text: str, owners: dict[str, Task], helpers: S
             f"raise NotImplementedError({f'{task.id}: {task.title}'!r})"
         ]:
             raise ValueError(f"{file}: the starter of {qualname} still has a body")
-    for helper in helpers:
-        if any(isinstance(node, ast.Name) and node.id == helper for node in ast.walk(after)):
-            raise ValueError(f"{file}: the starter uses {helper}, which only the solution has")
-    if surface(before, set(helpers), owners) != surface(text, set(), owners):
+    used = {node.id for node in ast.walk(after) if isinstance(node, ast.Name)}.intersection(helpers)
+    if used:
+        raise ValueError(f"{file}: the starter uses {', '.join(sorted(used))}, which only the solution has")
+    if surface(*before, set(helpers), owners) != surface(text, after, set(), owners):
         raise ValueError(f"{file}: the starter's surface is not the reference's")
 
 
-def surface(text: str, without: set[str], emptied: Iterable[str]) -> list[str]:
-    """Return a module's syntax as text with the bodies of ``emptied`` functions left out and ``without`` dropped."""
-    tree = ast.parse(text)
-    for qualname, node in functions_of(tree).items():
-        if qualname in set(emptied):
-            documented = ast.get_docstring(node, clean=False) is not None
-            node.body = [node.body[0]] if documented else [ast.Pass()]
-    return [ast.dump(node) for node in tree.body if not (isinstance(node, Function) and node.name in without)]
+def surface(text: str, tree: ast.Module, without: set[str], emptied: Iterable[str]) -> list[str]:
+    """Return the module's statements with the bodies of ``emptied`` functions left out and ``without`` dropped.
+
+    A statement that holds none of these bodies is its own lines. The others are given as syntax. Mutates ``tree``.
+    """
+    lines = text.splitlines()
+    functions = functions_of(tree)
+    for qualname in emptied:
+        node = functions[qualname]
+        documented = ast.get_docstring(node, clean=False) is not None
+        node.body = [node.body[0]] if documented else [ast.Pass()]
+    changed = {qualname.split(".")[0] for qualname in emptied}
+    return [
+        ast.dump(node) if name in changed else "\n".join(lines[first_line(node) - 1 : end_of(node)])
+        for node in tree.body
+        if not (isinstance(node, Function) and node.name in without)
+        for name in [getattr(node, "name", None)]
+    ]

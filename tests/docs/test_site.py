@@ -16,7 +16,6 @@ from smoke.framework.manifest import ROOT, load_manifest
 
 pytestmark = pytest.mark.slow
 LESSONS = load_manifest().written
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OPENED = [
     "index",
     "lessons/L3_driver/README",
@@ -78,18 +77,6 @@ def address(site):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser(address):
-    playwright = pytest.importorskip("playwright.sync_api")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"none of the browsers {', '.join(BROWSERS)} is installed")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -170,7 +157,7 @@ def test_diagrams_formulas_copy_buttons_and_neighbours(visit):
     drawn = page.evaluate(r"MathJax.tex2svg('\\mathcal{L} = \\sum_i \\sqrt{x_i} \\in \\mathbb{R}').outerHTML")
     assert "<path" in drawn
     assert page.locator("button.copybtn").count() == page.locator("div.highlight pre").count()
-    assert page.locator("a.right-next").get_attribute("href") == "A_refuse_what_cannot_be_run.html"
+    assert page.locator("a.right-next").get_attribute("href") == "A_one_packed_step.html"
     assert page.locator("a.left-prev").count() == 1
 
 

@@ -366,7 +366,7 @@ def test_a_finished_grammar_goes_before_the_least_length_and_never_leaves_a_row_
         assert re.fullmatch(regex, output.text)
     output = ask(SamplingParams(regex=r"[a-c]*", min_new_tokens=15, max_new_tokens=40, logit_bias={STOP: 100}))
     assert len(output.token_ids) == 16
-    with pytest.raises(ValueError, match="min_new_tokens is 2 and ignore_eos is True beside a regex"):
+    with pytest.raises(ValueError, match="min_new_tokens is 2 and ignore_eos is True next to a regex"):
         SamplingParams(regex="a*", min_new_tokens=2, ignore_eos=True)
 
 

@@ -116,7 +116,7 @@ def broken() -> Iterable[Example]:
     """Yield submissions that cannot be imported, or not even be read."""
     l3 = {**NOTHING, "L3": 0}
     driver = (ENGINE / "driver.py").read_text()
-    crash = {"L3.A": "crashed", "L3.B": "crashed", "L3.D": "blocked"}
+    crash = {"L3.C": "crashed", "L3.A": "crashed", "L3.D": "blocked"}
     yield Example("broken-syntax", "broken", coded({"driver.py": driver + "\ndef f(:\n"}), l3, {}, crash)
     yield Example("broken-import", "broken", coded({"driver.py": "import no_such_module\n" + driver}), l3, {}, crash)
     yield Example("broken-raise", "broken", coded({"driver.py": driver + "\nraise SystemExit(0)\n"}), l3, {}, crash)
@@ -131,7 +131,7 @@ def broken() -> Iterable[Example]:
 
 def mistaken() -> Iterable[Example]:
     """Yield submissions with a pitfall of the bank."""
-    for pitfall_id in ("P1-A1", "P1-C2", "P2-C1", "P3-C1"):
+    for pitfall_id in ("P1-A1", "P1-C2", "P2-C1", "P3-B1"):
         pitfall = next(p for p in load_pitfalls() if p.id == pitfall_id)
         files = reference(pitfall.lesson_id) | {pitfall.edit.file: pitfall.edit.apply()}
         tasks = {check_id.rpartition(".")[0] for check_id in pitfall.killed_by}

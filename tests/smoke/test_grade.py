@@ -195,7 +195,7 @@ def test_files_outside_the_manifest_are_listed_and_not_run(graded: Graded) -> No
 def test_a_wrong_early_lesson_blocks_the_later_ones(graded: Graded) -> None:
     """Cumulative, L2 stands on the student's L1; the report says so instead of calling L2 wrong."""
     assert graded.row("broken-first", "L2")["isolated"] == "100"
-    assert graded.task("half-l1", "L3.C")[:2] == ["pass", "blocked"]
+    assert graded.task("half-l1", "L3.B")[:2] == ["pass", "blocked"]
 
 
 def test_the_report_speaks_like_the_student_command(graded: Graded) -> None:

@@ -375,10 +375,10 @@ def test_a_missing_result_is_a_zero_with_a_reason() -> None:
 
 
 def test_cumulative_failures_are_blocked_by_the_earlier_lesson() -> None:
-    """The same wrong L1.A and wrong L3.C: alone, L3 is judged for itself; over the own L1 it says nothing yet."""
+    """The same wrong L1.A and wrong L3.B: alone, L3 is judged for itself; over the own L1 it says nothing yet."""
     wrong = {
         check.id: Result(check.id, "fail", (Failure("case"),))
-        for name in ("L1.A", "L3.C")
+        for name in ("L1.A", "L3.B")
         for check in checks_of(LESSONS, name)
     }
     student = scored(wrong)

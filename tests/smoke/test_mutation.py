@@ -272,7 +272,7 @@ def test_what_a_file_calls_killed_is_not_run_again_and_survivors_are(tmp_path, m
 
     def run(todo, *_):
         ran.append([mutant.id for mutant in todo])
-        yield from (Fate(mutant, *(("L3.A.refusals", "fail") if i != 1 else ())) for i, mutant in enumerate(todo))
+        yield from (Fate(mutant, *(("L3.C.refusals", "fail") if i != 1 else ())) for i, mutant in enumerate(todo))
 
     monkeypatch.setattr(mutate, "fates", run)
     mutate.run_all(mutants, 1, 1.0, file)

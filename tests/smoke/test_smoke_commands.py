@@ -154,6 +154,7 @@ def test_a_candidate_that_cannot_be_imported_has_its_own_status(smoke, tmp_path)
     [
         (("run", "L9"), "L1, L2, L3"),
         (("run", "L0"), "L1, L2, L3"),
+        (("run",), "start L1"),
         (("run", "L1"), "start L1"),
         (("run", "L1", "--base", "mine"), "reference or own"),
         (("run", "L1.A", "--upto"), "run L1 --upto"),

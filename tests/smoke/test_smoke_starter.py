@@ -47,7 +47,7 @@ def test_a_task_starter_leaves_all_other_functions_alone(one):
 
 
 def test_comments_outside_an_emptied_body_stay_and_those_inside_go():
-    text = task_starter(load_manifest().task("L3.C"))["driver.py"]
+    text = task_starter(load_manifest().task("L3.B"))["driver.py"]
     assert "The last token is never fed back" not in text  # a comment inside the solution
     text = task_starter(load_manifest().task("L2.A"))["attention/allocator.py"]
     assert "only asked" in text  # a comment of the constructor

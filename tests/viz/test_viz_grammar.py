@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import random
+import re
 from itertools import pairwise
 
 import jsonschema
@@ -632,8 +633,9 @@ def test_shift_chart_draws_bits(figures):
 
 def test_before_after_draws_both_distributions(figures):
     left, right = figures["before_after"].figure.axes
-    assert bar_lengths(left, horizontal=True) == pytest.approx([90, 2, 4, 4])
-    assert bar_lengths(right, horizontal=True) == pytest.approx([0, 100 / 3, 200 / 3, 0], abs=1e-9)
+    allowed, banned = [0, 2, 4, 0], [90, 0, 0, 4]
+    assert bar_lengths(left, horizontal=True) == pytest.approx(allowed + banned, abs=1e-9)
+    assert bar_lengths(right, horizontal=True) == pytest.approx([0, 100 / 3, 200 / 3, 0] + [0] * 4, abs=1e-9)
     assert [text.get_text() for text in right.texts] == ["banned", "33.3", "66.7", "0"]
     assert figures["before_after"].summary == (
         "Step 0: 2 tokens of 4 may come and have 0.06 of the probability; the mask moves the distribution by 4.1 bits. "
@@ -683,15 +685,20 @@ def test_slider_redraws_the_step_it_is_moved_to(answer, tokenizer):
     _, _, steps = answer
     slider, picture = grammar.step_slider(steps, tokenizer, first=3).children
     assert (slider.value, slider.min, slider.max) == (3, 0, len(steps) - 1)
-    assert picture.value == grammar.draw_step(steps, tokenizer, 3)._repr_html_()
+    assert "Step 3, after " in picture.value
     slider.value = 0
     made = grammar.draw_step(steps, tokenizer, 0)
-    assert picture.value == made._repr_html_()
+    assert "Step 0, the beginning" in picture.value
+    assert "After the mask: 2 tokens" in picture.value
     assert made.summary.startswith("Step 0, the beginning: 2 tokens of 1024 may come")
     left, right = made.figure.axes
-    shown = [float(steps[0].before[token]) for token in steps[0].logprobs.topk(6).indices.tolist()]
-    assert bar_lengths(left, horizontal=True)[:6] == pytest.approx([100 * share for share in shown])
+    shown = [100 * float(steps[0].before[token]) for token in steps[0].logprobs.topk(6).indices.tolist()]
+    lengths = bar_lengths(left, horizontal=True)
+    lines = len(lengths) // 2  # one bar for what is allowed of a token and one for what is banned
+    assert [sum(lengths[i::lines]) for i in range(6)] == pytest.approx(shown)
     assert max(bar_lengths(right, horizontal=True)) == pytest.approx(100 * float(steps[0].after.max()))
+    written = [f"{share:.1f}" for share in [*shown, 100 * float(steps[0].after.max())] if share >= 0.05]
+    assert [word for word in written if word not in re.sub("<[^>]*>", " ", picture.value).split()] == []
     late = grammar.draw_step(steps, tokenizer, len(steps) - 1)
     assert "after " in late.summary
     checked_texts(late)

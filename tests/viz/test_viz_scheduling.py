@@ -24,7 +24,7 @@ def step(number, chunks, copied=(), preempted=(), pages=0, held=0):
     return StepOutput(number, float(number), {}, [], chunks, dict(copied), list(preempted), 0, 0, pages, held)
 
 
-# p has a prompt of 5 tokens in two chunks; q's prompt of 3 is copied from it later; p is sent back in step 4.
+# p has a prompt of 5 tokens in two chunks; q's prompt of 3 is copied from it later; p is preempted in step 4.
 LOG = [
     step(0, [("p", 0, 4)], pages=1, held=4),
     step(1, [("p", 4, 1)], pages=2, held=5),
@@ -330,13 +330,13 @@ def test_gantt_draws_every_piece_where_it_was(figures):
         for x, y in zip(*line.get_data(), strict=True)
         if line.get_marker() in "v|"
     }
-    assert marks == {("v", 4, 0), ("|", 8, 0), ("|", 6, 1)}, "sent back and the two ends"
+    assert marks == {("v", 4, 0), ("|", 8, 0), ("|", 6, 1)}, "preempted and the two ends"
     numbers = {(t.get_position(), t.get_text()) for t in axes.texts}
     assert numbers == {((0.5, 0), "4"), ((1.5, 0), "1"), ((5.5, 0), "4"), ((6.5, 0), "4"), ((2.5, 1), "2")}
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
     summary = figures["request_gantt"].summary
     assert summary == (
-        "8 steps. a: waits 1 step, prompt in chunks of 4, 1, sent back 1 time, 5 tokens, ends by length. b: waits "
+        "8 steps. a: waits 1 step, prompt in chunks of 4, 1, preempted 1 time, 5 tokens, ends by length. b: waits "
         "1 step, copies 2 tokens, 4 tokens, ends by stop. c: waits 0 steps, 0 tokens, ends by error."
     )
 
@@ -350,7 +350,7 @@ def test_a_long_run_has_no_numbers_that_would_not_fit():
 
 def test_the_legend_names_what_is_drawn_and_nothing_else(figures):
     shown = {text.get_text() for text in figures["request_gantt"].figure.legends[0].get_texts()}
-    assert {"computed again", "prompt copied from its sibling", "sent back", "end"} < shown
+    assert {"computed again", "prompt copied from its sibling", "preempted", "end"} < shown
     plain = scheduling.request_gantt(replace(FULL, log=LOG[:2], outputs={"p": OUTPUTS["p"]}))
     assert [t.get_text() for t in plain.figure.legends[0].get_texts()] == ["prompt (its tokens)", "end"]
 
@@ -369,7 +369,7 @@ def test_occupancy_is_that_of_every_step(figures):
     assert list(bottom.lines[1].get_xdata()) == []
     assert figures["occupancy_chart"].summary.startswith(
         "by hand: 8 steps, on average 2.2 of 3 pages in use, at most 3; 23.6% of the slots in them are empty; 1 time "
-        "a request was sent back."
+        "a request was preempted."
     )
     assert "none waits: 4 steps, on average 2.2 of 4 pages" in figures["occupancy_chart"].summary
 

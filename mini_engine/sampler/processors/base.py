@@ -23,7 +23,7 @@ class Vocabulary:
     eos_token_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for an end-of-sequence id that is no id of the vocabulary."""
+        """Raise ``ValueError`` for an end-of-sequence id that is not in the vocabulary."""
         wrong = sorted(token for token in self.eos_token_ids if not 0 <= token < self.size)
         if wrong:
             raise ValueError(f"end-of-sequence id {wrong[0]} lies outside the vocabulary, ids 0 to {self.size - 1}")

@@ -21,6 +21,7 @@ from mini_engine.viz.figure import (
     line_look,
     plural,
     style,
+    swatch,
 )
 
 PANELS_PER_LINE = 3
@@ -39,7 +40,7 @@ def top_tokens(
     ``names``: the texts of every step's likeliest tokens; ``context``: the texts of the tokens that were taken.
     """
     lines = -(-len(steps) // PANELS_PER_LINE)
-    figure = canvas(2.35 * lines)
+    figure = canvas(2.35 * lines + 0.35)
     grid = figure.subplots(lines, PANELS_PER_LINE, squeeze=False)
     for axes in grid.flat[len(steps) :]:
         axes.set_axis_off()
@@ -49,6 +50,8 @@ def top_tokens(
         axes.set_title(f"step {step}: {'…' + before if before else 'the beginning'} →", fontsize=11)
         if step in steps[-PANELS_PER_LINE:]:
             axes.set_xlabel("probability (%)")
+    keys = [swatch(name, COLORS[kind], HATCHES[kind]) for kind, name in enumerate(("taken", "not taken"))]
+    legend_below(figure, *keys, ncols=2)
     sentences = [
         f"Step {step}: {names[step][0]!r} with {distributions[step].probabilities[0]:.1%}, then {names[step][1]!r} "
         f"with {distributions[step].probabilities[1]:.1%}; entropy {distributions[step].entropy_bits:.2f} bits."
@@ -172,7 +175,7 @@ def crossroads_chart(crossroads: Sequence[Crossroads], texts: Sequence[tuple[str
 @style()
 def cache_cost(cached: Sequence[StepCost], recomputed: Sequence[StepCost]) -> Figure:
     """Draw what every step costs with a KV cache and without: tokens fed to the model, and measured time."""
-    figure = canvas(4.2)
+    figure = canvas(4.5)
     left, right = figure.subplots(1, 2)
     runs = {"KV cache": cached, "recompute": recomputed}
     for kind, (name, costs) in enumerate(runs.items()):
@@ -183,7 +186,7 @@ def cache_cost(cached: Sequence[StepCost], recomputed: Sequence[StepCost]) -> Fi
     right.set(ylabel="time (ms, best of several runs)", xlabel="step", title="Time per step", ylim=(0, None))
     for axes in (left, right):
         axes.grid(axis="y")
-        axes.legend()
+    legend_below(figure, *left.get_lines(), ncols=2)
     sums = {name: (sum(c.tokens for c in costs), sum(c.seconds for c in costs)) for name, costs in runs.items()}
     (tokens, seconds), (more_tokens, more_seconds) = sums["KV cache"], sums["recompute"]
     return Figure(

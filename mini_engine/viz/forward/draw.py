@@ -138,7 +138,9 @@ def error_growth(curves: Sequence[ErrorCurve], stages: Sequence[str]) -> Figure:
     axes = figure.subplots()
     for index, curve in enumerate(curves):
         values = [max(error, ZERO) for error in curve.errors]
-        axes.plot(values, **line_look(index), label=curve.name)
+        axes.plot(
+            values, **line_look(index), markersize=10 - 1.5 * index, label=curve.name
+        )  # all are seen where lines meet
     for name, size in ROUNDING.items():
         axes.axhline(size, color=GRAY, linewidth=1, linestyle=(0, (1, 2)))
         axes.text(len(stages) - 0.7, size, f"one rounding\nto {name}", color=GRAY, va="center", fontsize=10)

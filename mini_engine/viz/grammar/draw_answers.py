@@ -1,13 +1,13 @@
 """Pictures of what masks do to distributions and to texts, and of what jumps save."""
 
+import html
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
-from matplotlib.text import Annotation
-from torch import Tensor
 
+from mini_engine.viz.columns import OTHERS, Column, bar_table, column_key, draw_column, percent, shares_of
 from mini_engine.viz.figure import (
     COLORS,
     GRAY,
@@ -29,10 +29,11 @@ from mini_engine.viz.figure import (
     write,
 )
 from mini_engine.viz.grammar.measure import Jumps, Language, MaskedStep
-from mini_engine.viz.sampling.draw import percent
 from mini_engine.viz.sampling.strips import Strip, draw_strips, kind_legend
 
 KINDS = ("sampled", "forced")
+ALLOWED = "allowed"
+BANNED = "banned"
 LEAST_SHOWN = 0.05  # bits: a bar that is shorter has no number
 
 
@@ -127,24 +128,13 @@ def shift_chart(answers: Mapping[str, tuple[Sequence[MaskedStep], Sequence[str]]
 def before_after(step: MaskedStep, token_ids: Sequence[int], names: Sequence[str], title: str) -> Figure:
     """Draw the probabilities of some tokens, and of all others together, at one step before and after the mask."""
     figure = canvas(0.34 * len(names) + 2.0)
-    left, right = figure.subplots(1, 2, sharey=True, sharex=True)
-    banned = [not step.allowed[token] for token in token_ids]
-    draw_shares(left, step.before[list(token_ids)], banned)
-    words = draw_shares(right, step.after[list(token_ids)], banned)
-    for word, is_banned in zip(words, banned, strict=False):
-        word.set_text("banned" if is_banned else word.get_text())
-    left.set(title=f"Before the mask: {plural(len(step.allowed), 'token')}", xlabel="probability (%)")
-    right.set(title=f"After the mask: {plural(step.num_allowed, 'token')}", xlabel="probability (%)")
-    left.set_yticks(range(len(names) + 1), [*names, "all others"])
-    left.set(xlim=(0, 118), ylim=(len(names) + 0.5, -0.5), xticks=[0, 25, 50, 75, 100])
+    panels = figure.subplots(1, 2, sharey=True, sharex=True)
+    for axes, column in zip(panels, mask_columns(step, token_ids), strict=True):
+        draw_column(axes, column)
+        axes.set(xlabel="probability (%)", xlim=(0, 118), xticks=[0, 25, 50, 75, 100])
+    panels[0].set_yticks(range(len(names) + 1), [*names, OTHERS])
     figure.suptitle(title, fontsize=12)
-    legend_below(
-        figure,
-        Patch(facecolor=COLORS[0], edgecolor="#a0a0a0", label="allowed"),
-        Patch(**REMOVED, label="banned"),
-        Patch(facecolor=GRAY, hatch="...", edgecolor="#a0a0a0", label="all others"),
-        ncols=3,
-    )
+    legend_below(figure, *column_key(ALLOWED, BANNED), ncols=2)
     taken = ""
     if step.token_id in token_ids:
         before, after = float(step.before[step.token_id]), float(step.after[step.token_id])
@@ -156,14 +146,32 @@ def before_after(step: MaskedStep, token_ids: Sequence[int], names: Sequence[str
     )
 
 
-def draw_shares(axes: Axes, probs: Tensor, banned: Sequence[bool]) -> list[Annotation]:
-    """Draw a bar for each of ``probs`` [K] and one for all other tokens -> the texts at their ends, in percent."""
-    shares = 100 * np.array([*probs.tolist(), max(0.0, 1 - float(probs.sum()))])
-    colors = ["white" if is_banned else COLORS[0] for is_banned in banned] + [GRAY]
-    hatches = ["////" if is_banned else "" for is_banned in banned] + ["..."]
-    bars = axes.barh(range(len(shares)), shares, 0.75, color=colors, hatch=hatches, edgecolor="#a0a0a0", linewidth=0.8)
-    words = [percent(share) if share > 1e-9 else "0" for share in shares]
-    return axes.bar_label(bars, words, padding=3, fontsize=10)
+def step_table(step: MaskedStep, token_ids: Sequence[int], names: Sequence[str], title: str) -> str:
+    """Return what ``before_after`` draws as HTML."""
+    return f"<b>{html.escape(title)}</b>" + bar_table(
+        [*names, OTHERS], mask_columns(step, token_ids), (ALLOWED, BANNED)
+    )
+
+
+def mask_columns(step: MaskedStep, token_ids: Sequence[int]) -> list[Column]:
+    """Measure the tokens and all others together, before the mask and after it."""
+    before, after = step.before, step.after
+    allowed = shares_of(before * step.allowed, token_ids)
+    banned = shares_of(before * ~step.allowed, token_ids)
+    left = shares_of(after, token_ids)
+    whole = [share_word(sum(shares)) for shares in zip(allowed, banned, strict=True)]
+    masked = [share_word(share) for share in left]
+    for line, token in enumerate(token_ids):
+        masked[line] = masked[line] if step.allowed[token] else BANNED
+    return [
+        Column(f"Before the mask: {plural(len(step.allowed), 'token')}", allowed, banned, whole),
+        Column(f"After the mask: {plural(step.num_allowed, 'token')}", left, [0.0] * len(left), masked),
+    ]
+
+
+def share_word(share: float) -> str:
+    """Write a share given in percent; rounding may leave something of nothing."""
+    return percent(share) if share > 1e-9 else "0"
 
 
 @style()

@@ -90,8 +90,9 @@ def search_chart(search: Search) -> Figure:
     left.set(xlabel="rank", ylabel="logit", title=f"The row sorted: {num_kept} of {len(row)} kept", ylim=(floor, None))
     draw_intervals(right, search, floor)
     for axes in (left, right):
-        axes.axhline(search.cut, color=COLORS[2], linestyle="--", linewidth=1.4)
+        cut = axes.axhline(search.cut, color=COLORS[2], linestyle="--", linewidth=1.4, label="the cut: logits below go")
         axes.grid(axis="y")
+    blank.legend(handles=[cut], loc="center")
     draw_candidates(counts, search)
     return Figure(
         figure,

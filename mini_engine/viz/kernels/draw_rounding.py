@@ -78,6 +78,7 @@ def softmax_walk(scores: Sequence[float], steps: Sequence[TileStep], title: str)
     for number in raised:
         place = int(np.argmax(np.equal(scores, tops[number])))
         dots(top, place, tops[number], MARKERS[2], 8, COLORS[2], gid="raised")
+    top.plot([], [], linestyle="", marker=MARKERS[2], markersize=8, color=COLORS[2], label="a new largest")
     top.set(ylabel="score", title=title)
     draw_sums(bottom, steps, np.array(edges), raised)
     bottom.set(xlabel=f"place in the row, tiles of {tile}", xlim=(0, len(scores)))
@@ -85,7 +86,7 @@ def softmax_walk(scores: Sequence[float], steps: Sequence[TileStep], title: str)
         axes.vlines(edges[1:-1], 0, 1, transform=axes.get_xaxis_transform(), color=FAINT, linewidth=1, zorder=0)
         axes.grid(axis="y")
     handles = [*top.get_legend_handles_labels()[0], *bottom.get_legend_handles_labels()[0]]
-    legend_below(figure, *handles, ncols=4)
+    legend_below(figure, *handles, ncols=5)
     rescaled = "no later tile has a larger score than the first"
     if raised:
         factors = ", ".join(f"{float(steps[number].keep):.2g} at tile {number}" for number in raised)

@@ -184,7 +184,8 @@ def program_table(panels: Mapping[str, Sequence[DecodeLaunch]]) -> Figure:
     """
     some = next(iter(panels.values()))
     batches, contexts = (list(dict.fromkeys(getattr(own, part) for own in some)) for part in ("batch", "context"))
-    figure = canvas(0.6 * len(batches) * len(panels) + 0.62 * len(panels) + 0.4)
+    figure = canvas(0.6 * len(batches) * len(panels) + 0.62 * len(panels) + 0.65)
+    figure.supxlabel("programs × bytes that each reads, waves, share of the bandwidth", fontsize=11)
     grid = stacked(figure, len(panels), sharex=True)
     for axes, (title, launches) in zip(grid, panels.items(), strict=True):
         for own in launches:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from mini_engine.viz.figure import (
     add_box,
     bar_look,
     canvas,
+    dot_key,
     hide_frame,
     legend_below,
     plural,
@@ -183,12 +185,12 @@ def mask_cells(axes: Axes, mask: Tensor, left: int, top: int, index: int) -> Non
                 axes.plot(left + j + 0.5, top + i + 0.5, marker="o", markersize=4, color="black")
 
 
-def mask_legend() -> list[Patch]:
+def mask_legend() -> list[Patch | Line2D]:
     """Return the three kinds of cell."""
     return [
-        Patch(facecolor=COLORS[0], edgecolor="#b0b0b0", label="dot: sees"),
-        Patch(facecolor="#f2f2f2", edgecolor="#b0b0b0", hatch="////", label="hatched: future, masked"),
-        Patch(facecolor="white", edgecolor="#b0b0b0", label="empty: another sequence"),
+        dot_key("o", 4, "black", "seen"),
+        Patch(facecolor="#f2f2f2", edgecolor="#b0b0b0", hatch="////", label="in the future: masked"),
+        Patch(facecolor="white", edgecolor="#b0b0b0", label="of another sequence: not computed"),
     ]
 
 
@@ -235,13 +237,13 @@ def padding_cost(costs: Sequence[BatchCost]) -> Figure:
         shift = (index - (len(costs) - 1) / 2) * width
         bars = axes.bar(at + shift, shares, width * 0.94, **bar_look(index), label=cost.name)
         axes.bar_label(bars, fmt="%.0f %%", padding=2, fontsize=10)
-    axes.axhline(100, color="black", linestyle="--", linewidth=1.2)
-    axes.text(len(measures) - 0.5, 101, "padded to the longest", ha="right", va="bottom", fontsize=10)
+    axes.axhline(100, color="black", linestyle="--", linewidth=1.2, label="padded to the longest")
+    axes.margins(y=0.1)
     axes.set_xticks(at, list(measures))
-    axes.set(ylabel="cost of packing (% of padding)", ylim=(0, 128))
+    axes.set(ylabel="cost of packing (% of padding)")
     axes.set_title("What packing costs where padding costs 100 %")
     axes.grid(axis="y")
-    legend_below(figure, ncols=len(costs))
+    legend_below(figure, ncols=len(costs) + 1)
     return Figure(figure, " ".join(cost_sentence(cost) for cost in costs))
 
 

@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mini_engine.sampler.trace import Stage
+from mini_engine.viz.columns import OTHERS, Column, bar_table, column_key, draw_column, percent, shares_of
 from mini_engine.viz.figure import (
     COLORS,
     FAINT,
@@ -36,6 +35,7 @@ from mini_engine.viz.figure import (
 from mini_engine.viz.sampling.measure import Draws, MixedRow, binomial_band, chi_square, entropy_bits
 
 PANELS_PER_LINE = 3
+STAGE_KEY = ("still possible", "removed by this stage")
 MIN_NAMED = 4.0  # percent: a layer that is thinner has no room for its name
 ROOT_TICKS = (0, 1, 4, 10, 20, 40, 60, 80)  # percent, for a square-root scale
 
@@ -51,33 +51,34 @@ def stage_bars(stages: Sequence[Stage], token_ids: Sequence[int], names: Sequenc
     grid = figure.subplots(lines, PANELS_PER_LINE, squeeze=False, sharex=True, sharey=True)
     for axes in grid.flat[len(stages) :]:
         axes.set_axis_off()
-    before = [stages[0], *stages]
-    pairs = [
-        (shares_of(now.probs, token_ids), shares_of(was.probs * (now.probs == 0), token_ids))
-        for now, was in zip(stages, before, strict=False)
-    ]
-    top = max(float((share + taken).max()) for share, taken in pairs)
-    for index, (axes, stage, (share, taken)) in enumerate(zip(grid.flat, stages, pairs, strict=False)):
-        at = np.arange(len(share))
-        axes.barh(at, share, 0.8, color=COLORS[0])
-        ends = axes.barh(at, taken, 0.8, left=share, linewidth=[0.8 * (mass > 0) for mass in taken], **REMOVED)
-        axes.bar_label(ends, [percent(value) if value else "" for value in share], padding=3, fontsize=10)
-        cut = f", {1 - stage.kept:.1%} cut" if stage.kept < 1 - 1e-9 else ""
-        axes.set_title(f"{index}. {stage.name}{cut}\n{stage.support} tokens, {stage.entropy:.2f} bits", fontsize=11)
-        axes.set(xlim=(0, 1.22 * top), ylim=(len(share) - 0.4, -0.6))
+    columns = stage_columns(stages, token_ids)
+    top = max(max(np.add(column.left, column.removed)) for column in columns)
+    for index, (axes, column) in enumerate(zip(grid.flat, columns, strict=False)):
+        draw_column(axes, column)
+        axes.set_xlim(0, 1.22 * top)
         if index >= len(stages) - PANELS_PER_LINE:
             axes.set_xlabel("probability (%)")
-    grid[0, 0].set_yticks(np.arange(len(names) + 1), [*names, "all others"])
-    legend_below(
-        figure, Patch(color=COLORS[0], label="still possible"), Patch(**REMOVED, label="removed by this stage"), ncols=2
-    )
+    grid[0, 0].set_yticks(range(len(names) + 1), [*names, OTHERS])
+    legend_below(figure, *column_key(*STAGE_KEY), ncols=2)
     return Figure(figure, " ".join(stage_sentence(stage, token_ids, names) for stage in stages))
 
 
-def shares_of(probs: Tensor, token_ids: Sequence[int]) -> NDArray[np.float64]:
-    """Return the masses of the tokens and of all others together in ``probs`` [V], in percent."""
-    others = probs.index_fill(0, torch.tensor(token_ids), 0.0).sum()
-    return 100 * np.array([*probs[list(token_ids)].tolist(), float(others)])
+def stage_table(stages: Sequence[Stage], token_ids: Sequence[int], names: Sequence[str]) -> str:
+    """Return what ``stage_bars`` draws as HTML, one column per stage."""
+    return bar_table([*names, OTHERS], stage_columns(stages, token_ids), STAGE_KEY)
+
+
+def stage_columns(stages: Sequence[Stage], token_ids: Sequence[int]) -> list[Column]:
+    """Measure, for every stage, what it leaves of the tokens and of all others together, and what it removes."""
+    columns = []
+    for index, (now, was) in enumerate(zip(stages, [stages[0], *stages], strict=False)):
+        left = shares_of(now.probs, token_ids)
+        removed = shares_of(was.probs * (now.probs == 0), token_ids)
+        cut = f", {1 - now.kept:.1%} cut" if now.kept < 1 - 1e-9 else ""
+        name = now.name if index else "softmax of the logits"
+        heading = f"{index}. {name}{cut}\n{plural(now.support, 'token')}, {now.entropy:.2f} bits"
+        columns.append(Column(heading, left, removed, [percent(share) if share else "" for share in left]))
+    return columns
 
 
 def stage_sentence(stage: Stage, token_ids: Sequence[int], names: Sequence[str]) -> str:
@@ -89,11 +90,6 @@ def stage_sentence(stage: Stage, token_ids: Sequence[int], names: Sequence[str])
         f"{stage.name.capitalize()}: {plural(stage.support, 'token')}, {stage.entropy:.2f} bits{cut}; the likeliest is "
         f"{name} with {probability:.1%}."
     )
-
-
-def percent(share: float) -> str:
-    """Write a share given in percent with the digits that it needs."""
-    return f"{share:.1f}" if share >= 0.05 else "< 0.1"
 
 
 @style()
@@ -321,7 +317,7 @@ def mixing_chart(rows: Sequence[MixedRow]) -> Figure:
     legend_below(figure, exact, bars, ncols=2)
     return Figure(
         figure,
-        f"{plural(len(rows), 'row')} of {size} tokens with top_p = 1.0, each beside a row with 0.9. With the bypass "
+        f"{plural(len(rows), 'row')} of {size} tokens with top_p = 1.0, each next to a row with 0.9. With the bypass "
         f"they keep {min(row.kept for row in rows)} tokens or more; without it they lose {min(lost)} to {max(lost)}. "
         f"The running mass of row 0 goes up to 1 + {float(rows[0].excess.max()):.1e}.",
     )

@@ -6,8 +6,7 @@ import ipywidgets  # type: ignore[import-untyped]
 from torch import Tensor
 
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.viz.figure import Figure
-from mini_engine.viz.sampling.draw import stage_bars
+from mini_engine.viz.sampling.draw import stage_table
 from mini_engine.viz.sampling.measure import trace_row
 from mini_engine.viz.sliders import with_picture
 
@@ -26,9 +25,9 @@ def stage_sliders(
     """Return four sliders and, below them, the stages of ``logits`` [V] at their positions, as in ``stage_bars``."""
     sliders = {name: slider(name) for name in RANGES}
 
-    def draw() -> Figure:
-        positions = {name: widget.value for name, widget in sliders.items()}
-        return draw_stages(logits, positions, prompt_ids, token_ids, names)
+    def draw() -> str:
+        params = SamplingParams(**{name: widget.value for name, widget in sliders.items()})
+        return stage_table(trace_row(logits, params, prompt_ids), token_ids, names)
 
     return with_picture(list(sliders.values()), draw)
 
@@ -41,15 +40,3 @@ def slider(name: str) -> ipywidgets.Widget:
     return kind(
         value=first, min=least, max=most, step=step, description=name, style=whole_name, continuous_update=False
     )
-
-
-def draw_stages(
-    logits: Tensor,
-    positions: dict[str, float],
-    prompt_ids: Sequence[int],
-    token_ids: Sequence[int],
-    names: Sequence[str],
-) -> Figure:
-    """Draw the stages of ``logits`` [V] with the parameters at these positions."""
-    params = SamplingParams(**positions)  # type: ignore[arg-type]  # top_k's slider gives whole numbers
-    return stage_bars(trace_row(logits, params, prompt_ids), token_ids, names)

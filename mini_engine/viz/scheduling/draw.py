@@ -1,6 +1,7 @@
 """Pictures of runs of many requests: what each did in which step, pages in use, times under load, a stream."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -60,7 +61,14 @@ def request_gantt(run: Run) -> Figure:
         for piece in own:
             draw_piece(axes, line, piece.kind, piece.step, piece.length)
             if piece.kind not in ("waiting", "decode") and len(run.log) <= STEPS_WITH_NUMBERS:
-                cell_text(axes, piece.step + piece.length / 2, line, str(piece.tokens), bool(LOOKS[piece.kind][1]))
+                cell_text(
+                    axes,
+                    piece.step + piece.length / 2,
+                    line,
+                    str(piece.tokens),
+                    bool(LOOKS[piece.kind][1]),
+                    rotation=90,
+                )
         if own:
             dots(axes, own[-1].step + own[-1].length, line, "|", 15, "black", markeredgewidth=2.6)
         sent_back = [index for index, name in preempted if name == request_id]
@@ -71,7 +79,7 @@ def request_gantt(run: Run) -> Figure:
     handles: list[Patch | Line2D] = [piece_key(kind) for kind in LOOKS if kind in used]
     handles.append(dot_key("|", 12, "black", "end", markeredgewidth=2.6))
     if preempted:
-        handles.append(dot_key("v", 8, "black", "sent back"))
+        handles.append(dot_key("v", 8, "black", "preempted"))
     legend_below(figure, *handles, ncols=4)
     return Figure(figure, gantt_summary(run))
 
@@ -88,7 +96,7 @@ def gantt_summary(run: Run) -> str:
             f"{run.labels[request_id]}: waits {plural(waited, 'step')}, "
             + (f"prompt in chunks of {', '.join(map(str, chunks))}, " if chunks else "")
             + (f"copies {plural(copied, 'token')}, " if copied else "")
-            + (f"sent back {plural(output.num_preemptions, 'time')}, " if output.num_preemptions else "")
+            + (f"preempted {plural(output.num_preemptions, 'time')}, " if output.num_preemptions else "")
             + f"{plural(len(output.token_ids), 'token')}, ends by {output.finish_reason}."
         )
     return f"{plural(len(run.log), 'step')}. " + " ".join(sentences)
@@ -111,9 +119,9 @@ def piece_key(kind: str) -> Patch | Line2D:
     return swatch(words, color, hatch)
 
 
-def cell_text(axes: Axes, x: float, y: float, text: str, on_hatch: bool = True) -> None:
+def cell_text(axes: Axes, x: float, y: float, text: str, on_hatch: bool = True, **look: Any) -> None:
     """Write into a bar. ``on_hatch``: on a white ground, which keeps the text readable."""
-    write(axes, x, y, text, bbox=text_ground(0.2, 0.75) if on_hatch else None, gid="cell")
+    write(axes, x, y, text, bbox=text_ground(0.2, 0.75) if on_hatch else None, gid="cell", **look)
 
 
 def step_axes(axes: Axes, num_steps: int, labels: Sequence[str]) -> None:
@@ -153,7 +161,7 @@ def occupancy_chart(runs: Sequence[Run]) -> Figure:
         Line2D([], [], color="black", linestyle="--", label="the pool"),
     ]
     if any(step.preempted for run in runs for step in run.log):
-        handles.append(dot_key("v", 8, "black", "sent back"))
+        handles.append(dot_key("v", 8, "black", "preempted"))
     legend_below(figure, *handles, ncols=5)
     return Figure(figure, " ".join(occupancy_sentence(run) for run in runs))
 
@@ -166,7 +174,7 @@ def occupancy_sentence(run: Run) -> str:
     return (
         f"{run.name}: {plural(len(run.log), 'step')}, on average {np.mean(used):.1f} of {run.num_pages} pages in use, "
         f"at most {max(used)}; {waste:.1%} of the slots in them are empty; "
-        f"{plural(sum(len(step.preempted) for step in run.log), 'time')} a request was sent back."
+        f"{plural(sum(len(step.preempted) for step in run.log), 'time')} a request was preempted."
     )
 
 
@@ -224,7 +232,7 @@ def places_chart(runs: Sequence[Run]) -> Figure:
         axes.set(ylabel="place", xlabel="")
         axes.set_title(f"{run.name}: {len(run.log)} steps, {idle_share(run):.0%} of the places idle")
     panels[-1].set_xlabel("step")
-    idle = Patch(**IDLE, label="nobody")
+    idle = Patch(**IDLE, label="empty")
     legend_below(figure, swatch("prompt", *LOOKS["prompt"][:2]), swatch("decodes", *LOOKS["decode"][:2]), idle, ncols=3)
     return Figure(figure, " ".join(places_sentence(run) for run in runs))
 

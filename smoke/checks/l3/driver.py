@@ -49,58 +49,6 @@ def run(driver: Any, prompt: list[int], count: int) -> tuple[list[int], torch.Te
 
 # L3.A ---------------------------------------------------------------------------------------------------------------
 
-# prompt, max_new_tokens, numbers that the message must name. The model has 128 ids and 512 positions.
-REFUSED: dict[str, tuple[list[int], int, tuple[str, ...]]] = {
-    "an empty prompt": ([], 4, ("0", "1")),
-    "token id 128 of 128": ([5, 128], 4, ("128", "127")),
-    "token id -1": ([-1], 4, ("-1", "127")),
-    "token id 1.5": ([5, 1.5], 4, ("1.5",)),  # type: ignore[list-item]
-    "max_new_tokens 0": ([5], 0, ("0", "1")),
-    "max_new_tokens -3": ([5], -3, ("-3", "1")),
-    "500 tokens and 13 more in 512 positions": ([5] * 500, 13, ("513", "512")),
-    "513 tokens in 512 positions": ([5] * 513, 1, ("514", "512")),
-}
-ACCEPTED: dict[str, tuple[list[int], int]] = {
-    "one token, one more": ([0], 1),
-    "the last id of the vocabulary": ([127], 3),
-    "500 tokens and 12 more in 512 positions": ([5] * 500, 12),
-}
-
-
-def request_probe(seed: int) -> Values:
-    """Check every request and keep the type and the words of what is raised."""
-    driver = build_driver(random_case(SMALL, seed))
-    values: Values = {}
-    for name, (prompt, count, *_) in {**REFUSED, **ACCEPTED}.items():
-        try:
-            driver.check_request(prompt, count)
-            values[name] = "accepted"
-        except ValueError as error:
-            values[name] = f"ValueError: {error}"
-    return values
-
-
-def request_verdict(seed: int, got: Values) -> list[Failure]:
-    """Refusals are ``ValueError`` naming value and limit."""
-    failures = []
-    for name, (_, _, numbers) in REFUSED.items():
-        words = str(got[name])
-        if not words.startswith("ValueError") or not all(number in words for number in numbers):
-            failures.append(Failure(name, "", f"a ValueError that names {' and '.join(numbers)}", words))
-    failures += [Failure(name, "", "accepted", str(got[name])) for name in ACCEPTED if got[name] != "accepted"]
-    return failures
-
-
-REGISTRY.add(
-    "L3.A.refusals",
-    "A request that cannot be run is a ValueError that names the value and the limit; one that just fits is accepted.",
-    request_probe,
-    request_verdict,
-)
-
-
-# L3.B ---------------------------------------------------------------------------------------------------------------
-
 FORWARD_LENGTHS = (9, 1, 20)
 
 
@@ -153,14 +101,14 @@ def forward_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 REGISTRY.add(
-    "L3.B.last_rows",
+    "L3.A.last_rows",
     "One packed step gives the logits of every sequence's last token, and writes the pool for the next step.",
     forward_probe,
     forward_verdict,
 )
 
 
-# L3.C ---------------------------------------------------------------------------------------------------------------
+# L3.B ---------------------------------------------------------------------------------------------------------------
 
 
 def ids_probe(seed: int) -> Values:
@@ -179,7 +127,7 @@ def ids_peer(seed: int) -> Values:
 
 
 REGISTRY.add(
-    "L3.C.ids",
+    "L3.B.ids",
     "Twenty prompts of the embedded model, 64 tokens each: the ids of transformers' generate(do_sample=False), end of "
     "sequence included.",
     ids_probe,
@@ -227,13 +175,13 @@ def bits_peer(runs: Any) -> Any:
 
 
 REGISTRY.add(
-    "L3.C.bits",
+    "L3.B.bits",
     "Every step's logits have the bits of transformers' cached decode, in float32 and bfloat16.",
     bits_probe(BITS_RUNS),
     bitwise(bits_peer(BITS_RUNS)),
 )
 REGISTRY.add(
-    "L3.C.recompute",
+    "L3.B.recompute",
     "use_kv_cache=False computes everything anew: the bits of transformers without a cache.",
     bits_probe(RECOMPUTE_RUNS),
     bitwise(bits_peer(RECOMPUTE_RUNS)),
@@ -270,7 +218,7 @@ def invariant_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 REGISTRY.add(
-    "L3.C.invariant",
+    "L3.B.invariant",
     "With batch_invariant the cached and the recomputed decode have the same bits.",
     invariant_probe,
     invariant_verdict,
@@ -324,7 +272,7 @@ def page_peer(seed: int) -> Values:
 
 
 REGISTRY.add(
-    "L3.C.pages",
+    "L3.B.pages",
     "Generation has room for exactly the tokens it computes, at every page size and around every page boundary.",
     page_probe,
     bitwise(page_peer),
@@ -374,7 +322,7 @@ def ends_peer(seed: int) -> Values:
 
 
 REGISTRY.add(
-    "L3.C.ends",
+    "L3.B.ends",
     "The loop ends with the end-of-sequence id it generated, or at the limit, and never because of the prompt.",
     ends_probe,
     bitwise(ends_peer),
@@ -402,7 +350,7 @@ def ties_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 REGISTRY.add(
-    "L3.C.ties",
+    "L3.B.ties",
     "Greedy takes the lowest id among equally likely ones.",
     ties_probe,
     ties_verdict,
@@ -410,7 +358,7 @@ REGISTRY.add(
 
 
 ROWS = {  # the changed logits of a row of 128 that is 0 elsewhere, and whether a token can be chosen from it
-    "a NaN beside larger numbers": ({7: float("nan"), 9: 5.0}, False),
+    "a NaN next to larger numbers": ({7: float("nan"), 9: 5.0}, False),
     "plus infinity": ({7: float("inf")}, False),
     "minus infinity everywhere": (dict.fromkeys(range(128), float("-inf")), False),
     "minus infinity somewhere": ({7: float("-inf"), 9: 5.0}, True),
@@ -438,10 +386,62 @@ def finite_spec(seed: int) -> Values:
 
 
 REGISTRY.add(
-    "L3.C.finite",
+    "L3.B.finite",
     "A row of logits whose largest is NaN or infinite is a ValueError: nothing can be chosen from it.",
     finite_probe,
     bitwise(finite_spec),
+)
+
+
+# L3.C ---------------------------------------------------------------------------------------------------------------
+
+# prompt, max_new_tokens, numbers that the message must name. The model has 128 ids and 512 positions.
+REFUSED: dict[str, tuple[list[int], int, tuple[str, ...]]] = {
+    "an empty prompt": ([], 4, ("0", "1")),
+    "token id 128 of 128": ([5, 128], 4, ("128", "127")),
+    "token id -1": ([-1], 4, ("-1", "127")),
+    "token id 1.5": ([5, 1.5], 4, ("1.5",)),  # type: ignore[list-item]
+    "max_new_tokens 0": ([5], 0, ("0", "1")),
+    "max_new_tokens -3": ([5], -3, ("-3", "1")),
+    "500 tokens and 13 more in 512 positions": ([5] * 500, 13, ("513", "512")),
+    "513 tokens in 512 positions": ([5] * 513, 1, ("514", "512")),
+}
+ACCEPTED: dict[str, tuple[list[int], int]] = {
+    "one token, one more": ([0], 1),
+    "the last id of the vocabulary": ([127], 3),
+    "500 tokens and 12 more in 512 positions": ([5] * 500, 12),
+}
+
+
+def request_probe(seed: int) -> Values:
+    """Check every request and keep the type and the words of what is raised."""
+    driver = build_driver(random_case(SMALL, seed))
+    values: Values = {}
+    for name, (prompt, count, *_) in {**REFUSED, **ACCEPTED}.items():
+        try:
+            driver.check_request(prompt, count)
+            values[name] = "accepted"
+        except ValueError as error:
+            values[name] = f"ValueError: {error}"
+    return values
+
+
+def request_verdict(seed: int, got: Values) -> list[Failure]:
+    """Refusals are ``ValueError`` naming value and limit."""
+    failures = []
+    for name, (_, _, numbers) in REFUSED.items():
+        words = str(got[name])
+        if not words.startswith("ValueError") or not all(number in words for number in numbers):
+            failures.append(Failure(name, "", f"a ValueError that names {' and '.join(numbers)}", words))
+    failures += [Failure(name, "", "accepted", str(got[name])) for name in ACCEPTED if got[name] != "accepted"]
+    return failures
+
+
+REGISTRY.add(
+    "L3.C.refusals",
+    "A request that cannot be run is a ValueError that names the value and the limit; one that just fits is accepted.",
+    request_probe,
+    request_verdict,
 )
 
 

@@ -75,7 +75,7 @@ def logits_of(cases: Sequence[Case], seed: int) -> Tensor:
 def follow(module: str, kind: str, cases_of: Cases, steps: Sequence[int]) -> Probe:
     """Return a probe that feeds a processor its rows' futures and applies it after each of ``steps`` tokens.
 
-    Beside it stands a processor that was started from the longer past.
+    It is compared with a processor that was started from the longer past.
     """
 
     def probe(seed: int) -> Values:

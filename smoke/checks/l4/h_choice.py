@@ -62,7 +62,7 @@ def fault_probe(seed: int) -> Values:
 
 
 def fault_verdict(seed: int, got: Values) -> list[Failure]:
-    """Spoilt rows say why; the others get what they get without them."""
+    """Rows with an error say why; the others get what they get without them."""
     sound = iter(got["ids without the invalid rows"])
     expected = [-1 if words else next(sound) for _, _, words in FAULTS.values()]
     failures = differences(expected, got["ids"], None, "ids, -1 in invalid rows")

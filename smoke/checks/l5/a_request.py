@@ -361,7 +361,7 @@ def promised_probe(seed: int) -> Values:
         for size in PAGE_SIZES:
             single = [growth.promised_pages(iter([request]), size) for request in requests]
             values[f"{name}, page size {size}"] = [growth.promised_pages(iter(requests), size), *single]
-        values[f"{name}, nobody"] = growth.promised_pages(iter([]), 4)
+        values[f"{name}, no request"] = growth.promised_pages(iter([]), 4)
     return values
 
 
@@ -373,7 +373,7 @@ def promised_spec(seed: int) -> Values:
         for size in PAGE_SIZES:
             single = [scheduling.promised_pages([person], size, *estimate) for person in people]
             values[f"{name}, page size {size}"] = [scheduling.promised_pages(people, size, *estimate), *single]
-        values[f"{name}, nobody"] = 0
+        values[f"{name}, no request"] = 0
     return values
 
 

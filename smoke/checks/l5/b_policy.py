@@ -35,7 +35,7 @@ def queue(name: str, seed: int, count: int = 30) -> list[Person]:
 
 
 def hits_of(people: Sequence[Person]) -> Mapping[str, Any]:
-    """Build what everybody found in a prefix cache: pages of numbers that say nothing."""
+    """Build what each request found in a prefix cache: pages of numbers that say nothing."""
     from mini_engine.scheduler.prefix_cache import PrefixHit
 
     rng = random.Random(len(people))
@@ -83,7 +83,7 @@ def orders_probe(seed: int) -> Values:
     for name in ("fcfs", "lof", "shortest"):
         for draw in range(DRAWS):
             values[f"{name}, queue {draw}"] = ordered(make_policy(name), queue(f"{name} {draw}", seed))
-        values[f"{name}, nobody waits"] = ordered(make_policy(name), [])
+        values[f"{name}, no request waits"] = ordered(make_policy(name), [])
     return values
 
 
@@ -94,7 +94,7 @@ def orders_spec(seed: int) -> Values:
         for draw in range(DRAWS):
             order = scheduling.in_order(name, queue(f"{name} {draw}", seed))
             values[f"{name}, queue {draw}"] = [person.name for person in order]
-        values[f"{name}, nobody waits"] = []
+        values[f"{name}, no request waits"] = []
     return values
 
 

@@ -132,7 +132,7 @@ TAKERS = {
     "a prompt of 10": running(0, 10),
     "a prompt of 10, 6 of it computed": running(0, 10, computed=6),
     "decoding": running(0, 10, outputs=3, computed=12),
-    "preempted and let in again: 4 and 6 tokens": running(0, 4, outputs=6, preemptions=1),
+    "preempted and admitted again: 4 and 6 tokens": running(0, 4, outputs=6, preemptions=1),
 }
 
 

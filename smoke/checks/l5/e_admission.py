@@ -73,7 +73,7 @@ def line_cases(seed: int) -> dict[str, Case]:
         "the longest answer first": Case(
             Rules(20, policy="lof"), (waiting(0, 3, 2), waiting(1, 3, 9), waiting(2, 3, 5))
         ),
-        "nobody waits": Case(Rules(8), (busy,)),
+        "no request waits": Case(Rules(8), (busy,)),
         "preempted, 4 and 5 tokens": Case(Rules(20, 4), (waiting(0, 4, 9, outputs=5, preemptions=1),), rows=30),
     }
 
@@ -108,7 +108,7 @@ def aged_cases(seed: int) -> dict[str, Case]:
         ),
         "they stand at the end": Case(Rules(200, policy="lof", max_running=3, max_waited=40), tuple(queue[::-1])),
         "an aged one does not fit": Case(Rules(25, policy="lof", max_waited=40), (*queue[:4], waiting(8, 20, 2))),
-        "nobody has aged": Case(Rules(200, policy="lof", max_running=3, max_waited=42), tuple(queue)),
+        "no request has aged": Case(Rules(200, policy="lof", max_running=3, max_waited=42), tuple(queue)),
     }
 
 

@@ -42,7 +42,7 @@ def room_cases(seed: int) -> dict[str, Case]:
             person.pages = touched(person.computed if decoding else person.known, size)
             people.append(person)
         rng.shuffle(people)
-        arrivals = list(range(len(people)))  # the last that came is not the last that was let in
+        arrivals = list(range(len(people)))  # the last that came is not the last that was admitted
         rng.shuffle(arrivals)
         for person, arrival in zip(people, arrivals, strict=True):
             person.arrival = arrival
@@ -121,7 +121,7 @@ def missing_spec(seed: int) -> Values:
     }
 
 
-# The victims one by one: (prompt, outputs) by arrival, pages of one token, none free, everybody needs one.
+# The victims one by one: (prompt, outputs) by arrival, pages of one token, none free, each request needs one.
 VICTIMS: dict[str, tuple[list[tuple[int, int]], str]] = {
     "the fewest outputs, whatever the prompt": ([(9, 2), (3, 1), (9, 3)], "r1"),
     "not the most outputs": ([(3, 9), (4, 5), (4, 8)], "r1"),
@@ -140,7 +140,7 @@ def victims_probe(seed: int) -> Values:
             for index, (prompt, outputs) in enumerate(shapes)
         ]
         rules = Rules(sum(person.pages for person in people), preemption=True)
-        for order, group in (("", people), (", let in the other way round", people[::-1])):
+        for order, group in (("", people), (", admitted in the other order", people[::-1])):
             scheduler, _ = Case(rules, tuple(group)).scheduler()
             values[name + order] = [request.request_id for request in scheduler.make_room()]
     return values
@@ -148,7 +148,7 @@ def victims_probe(seed: int) -> Values:
 
 def victims_spec(seed: int) -> Values:
     """Worked out by hand."""
-    orders = ("", ", let in the other way round")
+    orders = ("", ", admitted in the other order")
     return {name + order: [victim] for name, (_, victim) in VICTIMS.items() for order in orders}
 
 

@@ -88,7 +88,7 @@ def step_cases(seed: int) -> dict[str, Case]:
         "5 decodes and 4 rows: the first four": Case(Rules(100, budget=4), (long, decoding, *many)),
         "5 decodes and 6 rows": Case(Rules(100, budget=6), (*many, long, decoding, new)),
         "as many run as may": Case(Rules(100, budget=20, max_running=2), shared),
-        "nobody is there": Case(Rules(100, preemption=True), ()),
+        "there is no request": Case(Rules(100, preemption=True), ()),
         "4 rows for them, with preemption": Case(Rules(100, budget=4, preemption=True), shared),
     }
     nearly = running(0, 11, 9, computed=9, pages=11)

@@ -313,7 +313,7 @@ def once_verdict(seed: int, got: Values) -> list[Failure]:
                 for place in range(first, min(first + rows, length)):
                     computed[place] += 1
             copied += sum(step["copied"].values())
-        want = [1] * (length - 1) + [4]  # everybody computes the last token, to have a row to sample from
+        want = [1] * (length - 1) + [4]  # every sample computes the last token, to have a row to sample from
         failures += differences(want, computed, None, f"{name}, how often each of its tokens is computed")
         failures += differences(3 * (length - 1), copied, None, f"{name}, tokens that are copied")
         if len(run["steps"]) > MOST_STEPS // 2:
@@ -339,7 +339,7 @@ def orphan_params(index: int = 0, n: int = 1) -> dict[str, Any]:
 
 
 # Steps before it happens, and what happens then: the first sample is aborted; or that, a step later the second one is
-# preempted, and the third overtakes it; or the second one is preempted and comes back beside the others.
+# preempted, and the third overtakes it; or the second one is preempted and comes back next to the others.
 MISHAPS = (*((steps, "abort") for steps in range(7)), (1, "abort, overtaken"), (4, "preempted"), (8, "preempted"))
 
 

@@ -226,7 +226,7 @@ REGISTRY.add(
 
 # tokens of each request and how many pages of 4 it found
 RATES: dict[str, list[tuple[int, int]]] = {
-    "nobody yet": [],
+    "no request yet": [],
     "nothing found": [(9, 0)],
     "half of it": [(16, 2)],
     "two requests": [(16, 2), (5, 1)],

@@ -116,7 +116,7 @@ LOOKERS: dict[str, Asker] = {
     "one token": Asker(LONG[:1]),
     "something else": Asker([1, 2, 3, 4, 5, 6]),
     "another key": Asker(LONG, key="tenant"),
-    "a key of nobody": Asker(LONG, key="somebody"),
+    "a key that no request has": Asker(LONG, key="somebody"),
     "a key that is the empty string": Asker(LONG, key=""),
     "back from a preemption": Asker(LONG[:10], LONG[10:15], state="preempted"),
     "back, and its output ends with a page": Asker(LONG[:10], LONG[10:16], state="preempted"),
@@ -323,7 +323,7 @@ WAITS = Asker(LONG, state="waiting")
 COMPUTES = Asker([*LONG[:16], 1, 2, 3], computed=4)
 MEETINGS: dict[str, dict[str, Meeting]] = {
     "enough": {
-        "nobody runs": Meeting(WAITS),
+        "no request runs": Meeting(WAITS),
         "16 tokens in common": Meeting(WAITS, 0, (COMPUTES,)),
         "16 tokens in common, 1 page found": Meeting(WAITS, 1, (COMPUTES,)),
         "16 tokens in common, 2 pages found": Meeting(WAITS, 2, (COMPUTES,)),

@@ -179,7 +179,7 @@ def judge_reason(case: str, name: str, key: str, why: str, reason: str) -> list[
 REGISTRY.add(
     "L7.J.days",
     "A request leaves when its own grammar is there, with its own copy, or when it failed or took too long; "
-    "no other request is held up, and a compile is cancelled when no request waits for it any more.",
+    "no other request is held up, and a compile is cancelled when none waits for it any more.",
     days_probe,
     days_verdict,
 )
@@ -296,7 +296,7 @@ def ranks_probe(seed: int) -> Values:
         return [report, ([], {})]
 
     empty = build_queue(HandStore(), HandClock(), gather_two)
-    values["nobody waits"] = [list(empty.poll()[0]), len(calls)]
+    values["none waits"] = [list(empty.poll()[0]), len(calls)]
     return values
 
 
@@ -313,7 +313,7 @@ def ranks_verdict(seed: int, got: Values) -> list[Failure]:
             failures += differences(
                 dict(got[name][0][1]), dict(reasons), None, f"{case}: reasons of rank 0 and its own"
             )
-    return failures + differences([[], 1], got["nobody waits"], None, "nobody waits: ready, and calls of gather")
+    return failures + differences([[], 1], got["none waits"], None, "none waits: ready, and calls of gather")
 
 
 REGISTRY.add(
@@ -340,7 +340,7 @@ def wait_probe(seed: int) -> Values:
     queue.submit("r2", ("regex", "b"))
     values["one is ready"] = timed_poll(queue, 5.0)
     queue.drop("r0")
-    values["nobody waits"] = timed_poll(queue, 5.0)
+    values["none waits"] = timed_poll(queue, 5.0)
     queue.submit("r3", ("regex", "c"))
     values["none ends"] = timed_poll(queue, 0.3)
     return values
@@ -356,7 +356,7 @@ def timed_poll(queue: Any, wait_s: float) -> list[Any]:
 def wait_verdict(seed: int, got: Values) -> list[Failure]:
     """Be back before the patience is at its end: when a request is ready, or there is nothing to wait for."""
     failures = []
-    for name, ready in {"one ends": ["r1"], "no patience": [], "one is ready": ["r2"], "nobody waits": []}.items():
+    for name, ready in {"one ends": ["r1"], "no patience": [], "one is ready": ["r2"], "none waits": []}.items():
         failures += differences(ready, got[name][0], None, f"{name}: ready")
         if got[name][1] > 3.0:
             failures.append(Failure(name, "seconds", "far less than the 5 that it may wait", f"{got[name][1]:.1f}"))

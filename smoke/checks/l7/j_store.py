@@ -150,7 +150,7 @@ def copies_probe(seed: int) -> Values:
 
 
 def copies_verdict(seed: int, got: Values) -> list[Failure]:
-    """Everybody begins at the beginning, with statistics of their own."""
+    """Every copy begins at the beginning, with statistics of its own."""
     want = {
         "before": [None, None],
         "after": [compiled("a", 1, False, 5), compiled("a", 2, True, 7), compiled("a", 0, True), None],

@@ -69,7 +69,7 @@ def mask_sizes(seed: int) -> dict[str, Masking]:
 
 
 def mask_rows(seed: int) -> dict[str, Masking]:
-    """Return masks for some rows: out of order, one twice, and numbers beside those of rows."""
+    """Return masks for some rows: out of order, one twice, and numbers that are not rows."""
     logits, mask, nothing = draw(5, 100, seed=seed), draw_mask(3, 100, seed), torch.zeros(4, 4, dtype=torch.int32)
     return {
         "rows 4, 0 and 3": Masking(logits, mask, [4, 0, 3]),
@@ -82,7 +82,7 @@ def mask_rows(seed: int) -> dict[str, Masking]:
 def mask_far(seed: int) -> dict[str, Masking]:
     """Return numbers whose lower halves are those of rows."""
     far = [2**32 + 3, 2 - 2**32, 1]
-    return {"row 1 beside 2**32 + 3": Masking(draw(5, 100, seed=seed), torch.zeros(3, 4, dtype=torch.int32), far)}
+    return {"row 1 next to 2**32 + 3": Masking(draw(5, 100, seed=seed), torch.zeros(3, 4, dtype=torch.int32), far)}
 
 
 def mask_memory(seed: int) -> dict[str, Masking]:

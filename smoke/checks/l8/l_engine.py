@@ -93,7 +93,7 @@ def off_probe(seed: int) -> Values:
     before = build_engine(embedded_case(), eos=eos, compute="reference", batch_invariant=False)
     other = build_engine(tiny_case(seed), compute="triton")
     values["over kernels"] = run(other, [[3, 1]], [{"max_new_tokens": 1}])[0]["ids"]
-    values["beside an engine over kernels"] = run(before, given, [PLAIN])[0]
+    values["next to an engine over kernels"] = run(before, given, [PLAIN])[0]
     return values
 
 
@@ -103,7 +103,7 @@ def off_verdict(seed: int, got: Values) -> list[Failure]:
     ids, logits = peer.generate(embedded_case(), "float32", tuple(prompts(seed)[0]), PLAIN["max_new_tokens"], eos)
     want = {"ids": ids, "logits": logits, "error": None}
     failures = differences(1, len(got["over kernels"]), None, "on")
-    for name in ("by default", "beside an engine over kernels"):
+    for name in ("by default", "next to an engine over kernels"):
         failures += differences(want, got[name], None, name)
     return failures
 

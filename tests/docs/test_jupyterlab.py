@@ -1,0 +1,95 @@
+"""Two notebooks in a real JupyterLab: every cell runs in a browser, and a slider that moves changes its picture."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from smoke.framework.manifest import ROOT
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("jupyterlab", reason='jupyterlab is not installed; pip install -e ".[notebooks]"')
+
+# notebook -> the cell with sliders, how many it has, a heading of its picture
+SLIDERS = {
+    "L4_sampler": ("sliders", 4, "0. softmax of the logits"),
+    "L7_grammar": ("slider", 1, "Before the mask"),
+}
+WAIT_SECONDS, RUN_SECONDS = 180, 600
+NOTEBOOK = "window.jupyterapp?.shell.currentWidget"
+RUN_ALL = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => (window.haveRun = true)) }"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Where a JupyterLab serves copies of the notebooks, without the settings of this machine's user."""
+    home = tmp_path_factory.mktemp("lab")
+    shutil.copytree(ROOT / "notebooks", home / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}"]
+    command += ["--IdentityProvider.token=", f"--ServerApp.root_dir={home / 'notebooks'}"]
+    command += ["--expose-app-in-browser", "--LabApp.extension_manager=readonly"]
+    folders = {name: str(home / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
+    settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JUPYTERLAB_SETTINGS_DIR": str(home / "settings")}
+    with (home / "log").open("w") as log:
+        server = subprocess.Popen(command, env=os.environ | folders | settings, stdout=log, stderr=log)
+        try:
+            wait_for(f"http://127.0.0.1:{port}/api/status", server)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait(WAIT_SECONDS)
+
+
+def wait_for(address, server):
+    end = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < end:
+        assert server.poll() is None, "JupyterLab has ended"
+        try:
+            urllib.request.urlopen(address).close()
+        except urllib.error.URLError:
+            time.sleep(0.2)
+        else:
+            return
+    raise AssertionError(f"JupyterLab does not answer within {WAIT_SECONDS} s")
+
+
+@pytest.mark.parametrize("name", SLIDERS)
+def test_a_notebook_runs_and_its_slider_changes_the_picture(lab, browser, name):
+    cell, count, heading = SLIDERS[name]
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(1000 * WAIT_SECONDS)
+    page.goto(f"{lab}/lab/workspaces/{name}/tree/{name}.ipynb")  # a workspace in which nothing is open yet
+    session = f"{NOTEBOOK}?.context?.sessionContext?.session"
+    page.wait_for_function(f"() => {session}?.path === '{name}.ipynb' && {session}.kernel?.status === 'idle'")
+    page.evaluate(RUN_ALL)
+    page.wait_for_function("() => window.haveRun", timeout=1000 * RUN_SECONDS)
+    cells = page.evaluate(f"() => {NOTEBOOK}.content.model.toJSON().cells")
+    outputs = [output for own in cells for output in own.get("outputs", [])]
+    assert [output for output in outputs if output["output_type"] == "error"] == []
+    assert outputs[-1]["text"].endswith("all statements hold\n")
+
+    page.evaluate(f"(index) => {NOTEBOOK}.content.scrollToItem(index, 'start')", [c["id"] for c in cells].index(cell))
+    picture = page.locator(".widget-html-content", has_text=heading)
+    picture.wait_for()
+    labels = page.locator(".widget-slider .widget-label")
+    assert labels.count() == count
+    assert labels.evaluate_all("all => all.filter(label => label.scrollWidth > label.clientWidth)") == []
+    before = picture.inner_html()
+    handle = page.locator(".widget-slider .noUi-handle").first
+    handle.focus()
+    handle.press("ArrowRight")
+    page.wait_for_function(
+        "([heading, before]) => [...document.querySelectorAll('.widget-html-content')]"
+        ".some((own) => own.textContent.includes(heading) && own.innerHTML !== before)",
+        arg=[heading, before],
+    )
+    page.close()
