@@ -262,11 +262,11 @@ async def measure(systems: Mapping[str, System], loads: Mapping[float, list[list
 def print_rows(rows: Sequence[Row]) -> None:
     """Print the table; the numbers in brackets are multiples of those of ``AsyncEngine``."""
     names = "out tok/s", "TTFT p50 ms", "TTFT p99 ms", "ITL p50 ms", "ITL p99 ms"
-    typer.echo(f"\n{'arrivals':14}{'system':32}" + "".join(f"{name:>17}" for name in names))
+    typer.echo(f"\n{'arrivals':17}{'system':32}" + "".join(f"{name:>17}" for name in names))
     for row in rows:
         pairs = zip(asdict(row.figures).values(), asdict(row.over_bare).values(), strict=True)
         arrivals = f"{row.rate:g} per second" if row.rate else "all at once"
-        typer.echo(f"{arrivals:14}{row.system:32}" + "".join(f"{own:9.1f} ({over:5.2f})" for own, over in pairs))
+        typer.echo(f"{arrivals:17}{row.system:32}" + "".join(f"{own:9.1f} ({over:5.2f})" for own, over in pairs))
 
 
 def print_goals(rows: Sequence[Row]) -> None:
