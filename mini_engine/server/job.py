@@ -26,8 +26,11 @@ class Asked(Protocol):
     """A request that was checked."""
 
     service: Service
-    body: GenerationBody
     head: dict[str, Any]
+
+    @property
+    def body(self) -> GenerationBody:
+        """What the client has sent."""
 
     async def submit(self, job: "Job") -> None:
         """Queue the prompts. Raises ``ApiError``."""
