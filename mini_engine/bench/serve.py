@@ -140,7 +140,7 @@ def our_fields(ask: Ask) -> dict[str, Any]:
 
 def their_fields(ask: Ask) -> dict[str, Any]:
     """Return what makes the server of transformers do the same."""
-    config = {"do_sample": False, "eos_token_id": None, "max_new_tokens": ask.new_tokens}
+    config = {"do_sample": False, "eos_token_id": -1, "pad_token_id": 0, "max_new_tokens": ask.new_tokens}
     return {"model": str(TINY_MODEL), "generation_config": json.dumps(config)}
 
 
