@@ -65,7 +65,8 @@ class Command:
 class Handle:
     """A request while an ``AsyncEngine`` has it. Its answers are requests of the engine, with the ids ``names``.
 
-    ``outputs`` has the answers that have ended.
+    ``outputs`` has the answers that have ended. ``growing`` has all answers, to which the engine's thread adds: only
+    the report about the prompt may be read there, once a delta has come.
     """
 
     def __init__(self, handle_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
@@ -73,6 +74,7 @@ class Handle:
         self.id, self.prompt_ids, self.params = handle_id, list(prompt_ids), params
         self.names = [f"{handle_id}-{index}" for index in range(params.num_samples)]
         self.outputs: dict[str, RequestOutput] = {}
+        self.growing: dict[str, RequestOutput] = {}
         self.unread: list[Delta] = []
         self.news = asyncio.Event()
         self.error: BaseException | None = None
@@ -320,6 +322,7 @@ class AsyncEngine:
         for name, params in zip(handle.names, sample_params(handle.params), strict=True):
             self.engine.add_request(prompt_ids, params, name, siblings=siblings, **options)
             siblings.append(self.engine.entries[name].request)
+            handle.growing[name] = self.engine.entries[name].output
 
     def step(self, failed: int) -> int:
         """Step once and hand out what came. Return how many steps have failed in a row, ``failed`` before this one.

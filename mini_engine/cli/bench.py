@@ -10,12 +10,14 @@ from mini_engine.bench.kernels.command import bench_kernels
 from mini_engine.bench.lang import bench_lang
 from mini_engine.bench.prefix import bench_prefix
 from mini_engine.bench.sampler import bench_sampler
+from mini_engine.bench.serve import bench_serve
 from mini_engine.bench.serving import bench_serving
 
 bench = typer.Typer(help="Measure the engine beside a peer, in the same process.", no_args_is_help=True)
 bench.command("forward")(bench_forward)
 bench.command("sampler")(bench_sampler)
 bench.command("serving")(bench_serving)
+bench.command("serve")(bench_serve)
 bench.command("ablate")(bench_ablate)
 bench.command("prefix")(bench_prefix)
 bench.command("grammar")(bench_grammar)

@@ -10,11 +10,11 @@ from starlette.responses import Response
 from mini_engine.async_engine import Handle
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.server.errors import ApiError
-from mini_engine.server.job import Job, usage
+from mini_engine.server.job import Job, events_of, usage
 from mini_engine.server.logprobs import Report, chat_logprobs, prompt_table
 from mini_engine.server.schema import ChatBody, may_think
 from mini_engine.server.service import Service
-from mini_engine.server.stream import DONE, event, respond
+from mini_engine.server.stream import Frame, event, respond
 from mini_engine.server.structure import structure_of
 from mini_engine.server.thoughts import Thoughts
 from mini_engine.server.tools import calls_in, tool_structure
@@ -85,15 +85,14 @@ class Chat:
             "stop_reason": self.service.stop_reason(output.matched),
         }
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer as events: one write for a step, chunks for each choice that has something new."""
-        async with Job(self.service) as job:
-            await self.submit(job)
-            handle = job.handles[0]
-            choices = [ChoiceStream(self, index, handle) for index in range(len(handle.names))]
-            async for data in job.written(choices):
-                yield data
-            yield (event({**self.head, "choices": [], "usage": job.usage}) if self.body.wants_usage else b"") + DONE
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Return the answer as events."""
+        return events_of(self)
+
+    def choices(self, job: Job) -> list["ChoiceStream"]:
+        """Return what writes the choices of a stream."""
+        (handle,) = job.handles
+        return [ChoiceStream(self, index, handle) for index in range(len(handle.names))]
 
 
 class ChoiceStream:
@@ -105,13 +104,19 @@ class ChoiceStream:
         self.thoughts = Thoughts(chat.thinks)
         self.reports: list[Report] = []  # of tokens whose text is not shown yet
         self.num_tokens, self.has_begun = 0, False
-        self.written = ""  # by a choice that calls tools: it is read at the end
+        self.calls = ""  # what a choice that calls tools has written: it is read at the end
+        is_plain = not chat.body.logprobs and not chat.body.reports_usage
+        self.frame = Frame(self.chunk({"content": Frame.MARK})) if is_plain else None
+
+    def written(self, delta: Delta) -> bytes:
+        """Return the chunks that ``delta`` completes. Mutates."""
+        return b"".join(self.chunks(delta))
 
     def chunks(self, delta: Delta) -> Iterator[bytes]:
         """Yield the chunks that ``delta`` completes: the role first, then text, then the end. Mutates."""
         if not self.has_begun:
             self.has_begun = True
-            yield self.chunk({"role": "assistant", "content": ""})
+            yield event(self.chunk({"role": "assistant", "content": ""}))
         self.num_tokens += delta.token_id is not None
         if delta.logprobs is not None:
             self.reports.append(delta.logprobs)
@@ -122,29 +127,31 @@ class ChoiceStream:
             last_thought, last_text = self.thoughts.flush()
             thought, text = thought + last_thought, text + last_text + self.chat.body.stop_text(matched)
         if self.chat.calls_tools:
-            self.written += text
+            self.calls += text
             text = ""
         own = {"reasoning_content": thought} if thought else {}
         if text:
             own["content"] = text
-        if own or (reason is not None and self.reports):
-            yield self.chunk(own or {"content": ""}, with_reports=True)
+        if self.frame is not None and text and not thought:
+            yield self.frame.filled(text)
+        elif own or (reason is not None and self.reports):
+            yield event(self.chunk(own or {"content": ""}, with_reports=True))
         if reason is not None:
             yield from self.end(reason, matched)
 
     def end(self, reason: str, matched: int | str | None) -> Iterator[bytes]:
         """Yield the calls, if the answer is calls, and the chunk that says why it ended."""
         if self.chat.calls_tools:
-            calls = calls_in(self.written, self.chat.body)
+            calls = calls_in(self.calls, self.chat.body)
             if calls:
-                yield self.chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
+                yield event(self.chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}))
                 reason = "tool_calls"
-            elif self.written:
-                yield self.chunk({"content": self.written})
-        yield self.chunk({}, finish_reason=reason, stop_reason=self.chat.service.stop_reason(matched))
+            elif self.calls:
+                yield event(self.chunk({"content": self.calls}))
+        yield event(self.chunk({}, finish_reason=reason, stop_reason=self.chat.service.stop_reason(matched)))
 
-    def chunk(self, delta: dict[str, Any], with_reports: bool = False, **end: Any) -> bytes:
-        """Return a chunk as an event. Mutates what is still to be reported."""
+    def chunk(self, delta: dict[str, Any], with_reports: bool = False, **end: Any) -> dict[str, Any]:
+        """Return a chunk. Mutates what is still to be reported."""
         chat, choice = self.chat, {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None, **end}
         if with_reports and chat.body.logprobs:
             choice["logprobs"] = chat_logprobs(chat.service.texts, self.reports)
@@ -152,7 +159,7 @@ class ChoiceStream:
         data: dict[str, Any] = {**chat.head, "choices": [choice]}
         if chat.body.reports_usage:
             data["usage"] = usage(len(self.handle.prompt_ids), self.num_tokens)
-        return event(data)
+        return data
 
 
 async def chat(service: Service, body: ChatBody, request: Request) -> Response:

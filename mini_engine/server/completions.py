@@ -1,6 +1,6 @@
 """``POST /v1/completions``: texts that go on from prompts."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Sequence
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
@@ -8,13 +8,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mini_engine.async_engine import Handle
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.server.errors import ApiError
-from mini_engine.server.job import Job, usage
-from mini_engine.server.logprobs import CompletionLogprobs, prompt_table
+from mini_engine.server.job import Job, events_of, usage
+from mini_engine.server.logprobs import CompletionLogprobs, Report, prompt_table
 from mini_engine.server.schema import CompletionBody
 from mini_engine.server.service import Service
-from mini_engine.server.stream import DONE, event, respond
+from mini_engine.server.stream import Frame, event, respond
 from mini_engine.server.structure import structure_of
 
 DEFAULT_MAX_TOKENS = 16
@@ -49,11 +50,9 @@ class Completion:
             raise ApiError(
                 HTTPStatus.BAD_REQUEST, "best_of cannot be streamed: set it to n, or stream to false", "best_of"
             )
-        if body.stream and (body.prompt_logprobs is not None or (body.echo and body.logprobs is not None)):
+        if body.stream and body.prompt_logprobs is not None:
             raise ApiError(
-                HTTPStatus.BAD_REQUEST,
-                "log-probabilities of the prompt cannot be streamed; set stream to false",
-                "stream",
+                HTTPStatus.BAD_REQUEST, "prompt_logprobs cannot be streamed; set stream to false", "prompt_logprobs"
             )
 
     async def submit(self, job: Job) -> None:
@@ -74,9 +73,8 @@ class Completion:
         body, texts = self.body, self.service.texts
         lists = None
         if body.logprobs is not None:
-            echoed = zip(output.prompt_ids, output.prompt_logprobs or (), strict=False) if body.echo else ()
             sampled = zip(output.token_ids, output.logprobs, strict=True)
-            lists = CompletionLogprobs(texts).lists([*echoed, *sampled])
+            lists = CompletionLogprobs(texts).lists([*self.echoed(output), *sampled])
         own: dict[str, Any] = {
             "index": index,
             "text": (self.echo(output.prompt_ids) if body.echo else "") + output.text + body.stop_text(output.matched),
@@ -94,53 +92,65 @@ class Completion:
         """Return a prompt as text."""
         return str(self.service.tokenizer.decode(prompt_ids, skip_special_tokens=True))
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer as events: one write for a step, a chunk for each choice that has something new."""
-        async with Job(self.service) as job:
-            await self.submit(job)
-            n = len(job.handles[0].names)
-            choices = [ChoiceStream(self, i, job, job.handles[i // n]) for i in range(n * len(job.handles))]
-            async for data in job.written(choices):
-                yield data
-            yield (event({**self.head, "choices": [], "usage": job.usage}) if self.body.wants_usage else b"") + DONE
+    def echoed(self, output: RequestOutput) -> list[tuple[int, Report | None]]:
+        """Return the report about a prompt that is echoed, empty for one that is not."""
+        return list(zip(output.prompt_ids, output.prompt_logprobs or (), strict=False)) if self.body.echo else []
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Return the answer as events."""
+        return events_of(self)
+
+    def choices(self, job: Job) -> list["ChoiceStream"]:
+        """Return what writes the choices of a stream."""
+        owners = [handle for handle in job.handles for _ in handle.names]
+        return [ChoiceStream(self, index, handle) for index, handle in enumerate(owners)]
 
 
 class ChoiceStream:
     """What one choice of a stream has not shown yet."""
 
-    def __init__(self, completion: Completion, index: int, job: Job, handle: Any) -> None:
+    def __init__(self, completion: Completion, index: int, handle: Handle) -> None:
         """Begin, with the prompt if it is echoed."""
         self.completion, self.index, self.handle = completion, index, handle
-        self.held: list[Delta] = []  # tokens whose text is not shown yet
+        self.held: list[tuple[int, Report | None]] | None = None  # tokens whose text is not shown yet
+        self.token_ids: list[int] = []  # of the text that is not shown yet
         self.num_tokens = 0
         self.before = completion.echo(handle.prompt_ids) if completion.body.echo else ""
         self.lists = CompletionLogprobs(completion.service.texts)
-        self.lists.offset = len(self.before)
+        body = completion.body
+        is_plain = body.logprobs is None and not body.reports_usage and not body.return_token_ids
+        self.frame = Frame(self.chunk(Frame.MARK)) if is_plain else None
 
-    def chunks(self, delta: Delta) -> Iterator[bytes]:
-        """Yield the chunk that ``delta`` completes, if it does. Mutates."""
-        self.num_tokens += delta.token_id is not None
-        self.held.append(delta)
-        text = self.before + delta.text
+    def written(self, delta: Delta) -> bytes:
+        """Return the chunk that ``delta`` completes, empty if it does not. Mutates."""
+        if self.held is None:
+            self.held = self.completion.echoed(self.handle.growing[delta.request_id])
+        if delta.token_id is not None:
+            self.num_tokens += 1
+            self.token_ids.append(delta.token_id)
+            self.held.append((delta.token_id, delta.logprobs))
+        text, end = self.before + delta.text, {}
         if delta.finish_reason is not None:
-            output = self.handle.outputs[delta.request_id]
-            text += self.completion.body.stop_text(output.matched)
-        if not text and delta.finish_reason is None:
-            return
-        held, self.held, self.before = self.held, [], ""
-        lists = None
-        if self.completion.body.logprobs is not None:
-            lists = self.lists.lists([(d.token_id, d.logprobs) for d in held if d.token_id is not None])
-        choice: dict[str, Any] = {"index": self.index, "text": text, "logprobs": lists, "finish_reason": None}
-        if delta.finish_reason is not None:
-            matched = self.completion.service.stop_reason(output.matched)
-            choice |= {"finish_reason": delta.finish_reason, "stop_reason": matched}
+            matched = self.handle.outputs[delta.request_id].matched
+            text += self.completion.body.stop_text(matched)
+            end = {"finish_reason": delta.finish_reason, "stop_reason": self.completion.service.stop_reason(matched)}
+        elif not text:
+            return b""
+        reports, self.held, self.before = self.held, [], ""
+        if self.frame is not None and not end:
+            return self.frame.filled(text)
+        return event(self.chunk(text, reports, **end))
+
+    def chunk(self, text: str, reports: Sequence[tuple[int, Report | None]] = (), **end: Any) -> dict[str, Any]:
+        """Return a chunk that reports tokens. Mutates what is still to be reported."""
+        lists = None if self.completion.body.logprobs is None else self.lists.lists(reports)
+        choice = {"index": self.index, "text": text, "logprobs": lists, "finish_reason": None, **end}
         if self.completion.body.return_token_ids:
-            choice["token_ids"] = [d.token_id for d in held if d.token_id is not None]
+            choice["token_ids"], self.token_ids = self.token_ids, []
         chunk = {**self.completion.head, "choices": [choice]}
         if self.completion.body.reports_usage:
             chunk["usage"] = usage(len(self.handle.prompt_ids), self.num_tokens)
-        yield event(chunk)
+        return chunk
 
 
 def prompts_of(body: CompletionBody, service: Service) -> list[Any]:

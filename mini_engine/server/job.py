@@ -1,7 +1,7 @@
 """One HTTP request while the engine works for it: a handle for each prompt, a deadline, and an end in every case."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol, Self
 
@@ -9,15 +9,43 @@ from mini_engine.async_engine import Handle
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.server.errors import ApiError, bad_request
+from mini_engine.server.schema import GenerationBody
 from mini_engine.server.service import Service
+from mini_engine.server.stream import DONE, event
 from mini_engine.server.structure import Structure
 
 
 class Choice(Protocol):
     """What one choice of a stream has not shown yet."""
 
-    def chunks(self, delta: Delta) -> Iterable[bytes]:
+    def written(self, delta: Delta) -> bytes:
         """Return the events that ``delta`` completes."""
+
+
+class Asked(Protocol):
+    """A request that was checked."""
+
+    service: Service
+    head: dict[str, Any]
+
+    @property
+    def body(self) -> GenerationBody:
+        """What the client has sent."""
+
+    async def submit(self, job: "Job") -> None:
+        """Queue the prompts. Raises ``ApiError``."""
+
+    def choices(self, job: "Job") -> Sequence[Choice]:
+        """Return what writes the choices of a stream, in the order of their numbers."""
+
+
+async def events_of(asked: Asked) -> AsyncGenerator[bytes, None]:
+    """Yield an answer as events: one write for a step, chunks for each choice that has something new."""
+    async with Job(asked.service) as job:
+        await asked.submit(job)
+        async for data in job.chunks(asked.choices(job)):
+            yield data
+        yield (event({**asked.head, "choices": [], "usage": job.usage}) if asked.body.wants_usage else b"") + DONE
 
 
 class Job:
@@ -66,28 +94,21 @@ class Job:
             if self.is_late:
                 self.expire()
 
-    async def steps(self) -> AsyncIterator[list[tuple[int, Delta]]]:
-        """Yield what is new, as often as there is something, each delta with the number of its choice.
-
-        Raises ``ApiError`` if an answer fails or is aborted.
-        """
-        places = {name: place for place, name in enumerate(name for handle in self.handles for name in handle.names)}
+    async def chunks(self, choices: Sequence[Choice]) -> AsyncIterator[bytes]:
+        """Yield the events of all choices, joined for each step. Raises ``ApiError`` for an answer that ended badly."""
+        names = (name for handle in self.handles for name in handle.names)
+        choice_of = dict(zip(names, choices, strict=True))
         while True:
             self.news.clear()
             if new := [delta for handle in self.handles for delta in handle.take()]:
                 for delta in new:
                     self.check(delta.finish_reason, delta.error)
-                yield [(places[delta.request_id], delta) for delta in new]
+                if data := b"".join([choice_of[delta.request_id].written(delta) for delta in new]):
+                    yield data
             elif all(handle.is_finished for handle in self.handles):
                 return
             else:
                 await self.news.wait()
-
-    async def written(self, choices: Sequence[Choice]) -> AsyncIterator[bytes]:
-        """Yield the chunks of all choices, joined for each step. Raises as ``steps`` does."""
-        async for new in self.steps():
-            if data := b"".join(chunk for index, delta in new for chunk in choices[index].chunks(delta)):
-                yield data
 
     async def results(self) -> list[list[RequestOutput]]:
         """Wait for the end; return the answers to each prompt, the likeliest ``n``. Raises as ``steps`` does."""

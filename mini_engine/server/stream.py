@@ -7,6 +7,7 @@ read bodies, which would swallow the message.
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Coroutine
+from json.encoder import encode_basestring
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import JSONResponse, Response
@@ -49,6 +50,20 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
     """Return one server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {ENCODER.encode(data)}\n\n".encode()
+
+
+class Frame:
+    """An event of which one text changes: the rest is encoded once."""
+
+    MARK = "\0"
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        """Encode ``data``, which holds ``MARK`` in the place of the text."""
+        self.before, self.after = event(data).split(encode_basestring(self.MARK).encode())
+
+    def filled(self, text: str) -> bytes:
+        """Return the event with ``text``."""
+        return b"%b%b%b" % (self.before, encode_basestring(text).encode(), self.after)
 
 
 async def anext_of(events: AsyncGenerator[bytes, None]) -> bytes:

@@ -42,6 +42,8 @@ class StagesBody(GenerationBody):
                 raise ValueError(f"{name} changes nothing here; leave it out")
         if self.n not in (None, 1) or self.stream is False or self.include_stop_str_in_output:
             raise ValueError("one answer is streamed, without its stop string; leave out n, stream and the like")
+        if self.max_tokens == 0:
+            raise ValueError("max_tokens is 0, and without a token there are no stages; ask for at least 1")
         return self
 
 

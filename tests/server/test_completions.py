@@ -1,5 +1,7 @@
 """/v1/completions with OpenAI's own client; the oracle is transformers on the same weights."""
 
+import collections
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -82,24 +84,28 @@ def test_scores_from_a_token_on_use_the_prefix_cache(server, http, peer):
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == (len(ids) - 3) // 16 * 16
 
 
-def test_a_stream_is_the_plain_answer_in_pieces(client):
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"echo": True, "max_tokens": 0, "n": 1}])
+def test_a_stream_is_the_plain_answer_in_pieces(client, more):
     options = {"model": "tiny", "prompt": LINES, "temperature": 0.9, "seed": 3, "n": 2, "max_tokens": 20, "logprobs": 1}
+    options |= more
     plain = client.completions.create(**options)
     chunks = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
-    texts, tokens, reasons = [""] * 6, [[] for _ in range(6)], [None] * 6
+    number = len(plain.choices)
+    texts, lists, reasons = [""] * number, [collections.defaultdict(list) for _ in range(number)], [None] * number
     for chunk in chunks[:-1]:
         assert chunk.usage is None
         for choice in chunk.choices:
             texts[choice.index] += choice.text
-            tokens[choice.index] += choice.logprobs.token_logprobs
+            for name, own in choice.logprobs.model_dump().items():
+                lists[choice.index][name] += own
             reasons[choice.index] = choice.finish_reason or reasons[choice.index]
     assert texts == [choice.text for choice in plain.choices]
-    assert tokens == [choice.logprobs.token_logprobs for choice in plain.choices]
+    assert lists == [choice.logprobs.model_dump() for choice in plain.choices]
     assert reasons == [choice.finish_reason for choice in plain.choices]
     assert len({chunk.id for chunk in chunks}) == 1
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == plain.usage.completion_tokens
-    assert len(set(texts)) == 6  # the answers of one seed differ
+    assert len(set(texts)) == number  # the answers of one seed differ
 
 
 def test_no_usage_chunk_comes_unasked_and_the_last_word_is_done(http):

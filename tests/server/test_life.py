@@ -1,6 +1,7 @@
 """A request ends with its client, the others are not touched, and the server ends as it is asked to."""
 
 import asyncio
+import gc
 import json
 import random
 import signal
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import httpx
 import pytest
@@ -124,6 +126,25 @@ def test_streams_side_by_side_give_the_answers_they_would_give_alone(server, num
     expected = answers_alone(number)
     assert finished == {index: expected[index] for index in finished}
     server.wait_until_idle(30)
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_streams_of_which_a_third_is_left(server, http):
+    def held():
+        server.wait_until_idle(30)
+        http.post("/flush_cache")
+        server.engine.log.clear()  # it keeps the newest steps, by design
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        asyncio.run(many(server, 50, random.Random(0)))  # imports, caches, connections of the loop
+        before = held()
+        asyncio.run(many(server, 200, random.Random(1)))
+        assert held() - before < 200 * 1024, "more than 1 KB is left of every stream"
+    finally:
+        tracemalloc.stop()
 
 
 def test_metrics_count_what_was_done(server, client, http):
