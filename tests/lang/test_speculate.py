@@ -89,6 +89,20 @@ def test_forks_keep_what_was_written_ahead(llm):
     assert (paid["calls"], paid_off["calls"]) == (2, 4)
 
 
+def test_a_fork_goes_on_with_what_its_parent_wrote_ahead(llm):
+    @lang.program
+    def forked(s):
+        s += STORY + lang.gen("a", max_new_tokens=4)
+        forks = s.fork(2)
+        for index in range(2):
+            forks[index] += lang.gen("b", max_new_tokens=4 + index)
+
+    state, paid = calls_of(llm, forked, num_api_spec_tokens=30)
+    off, _ = calls_of(llm, forked)
+    assert [fork["b"] for fork in state.forks] == [fork["b"] for fork in off.forks]
+    assert (paid["calls"], paid["saved_calls"]) == (1, 2)
+
+
 def test_what_ends_before_the_stop_string_is_continued(llm):
     whole = llm.generate([STORY], SamplingParams(max_new_tokens=60))[0]
     stop = llm.tokenizer.decode(whole.token_ids[20:24])

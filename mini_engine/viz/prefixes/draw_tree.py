@@ -45,13 +45,8 @@ def tree_film(frames: Sequence[Frame], since: int = 0, columns: int = 3) -> Figu
         max((box.row for own in drawn[i : i + columns] for box in own), default=0) + 1
         for i in range(0, len(drawn), columns)
     ]
-<<<<<<< HEAD
-    figure = canvas(sum(ROW_HEIGHT * rows + TITLE_HEIGHT for rows in tallest) + 0.5)
-    grid = figure.subplots(len(tallest), columns, squeeze=False, sharex=True, height_ratios=tallest)
-=======
     figure = canvas(sum(ROW_HEIGHT * rows + TITLE_HEIGHT for rows in tallest) + 0.7)
-    grid = figure.subplots(len(tallest), FRAMES_PER_LINE, squeeze=False, sharex=True, height_ratios=tallest)
->>>>>>> lessons
+    grid = figure.subplots(len(tallest), columns, squeeze=False, sharex=True, height_ratios=tallest)
     widest = max((box.start + len(box.pages) for own in drawn for box in own), default=1)
     for index, axes in enumerate(grid.flat):
         axes.set_axis_off()
