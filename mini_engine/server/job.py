@@ -111,7 +111,7 @@ class Job:
                 await self.news.wait()
 
     async def results(self) -> list[list[RequestOutput]]:
-        """Wait for the end; return the answers to each prompt, the likeliest ``n``. Raises as ``steps`` does."""
+        """Wait for the end; return the answers to each prompt, the likeliest ``n``. Raises as ``chunks`` does."""
         answers = [await handle.results() for handle in self.handles]
         for output in (output for handle in self.handles for output in handle.outputs.values()):
             self.check(output.finish_reason, output.error)
