@@ -3,6 +3,7 @@
 import pytest
 
 from mini_engine import lang
+from mini_engine.bench.reuse import least_tokens
 from mini_engine.lang import backends
 from tests.lang.conftest import make_llm
 
@@ -99,3 +100,23 @@ def test_a_batch_computes_less_than_its_calls_would_alone():
         essay.run_batch(words, backend=backend)
         paid.append(backend.stats["prompt_tokens"] - backend.stats["cached_tokens"])
     assert paid[0] < paid[1] / 2
+
+
+@lang.program
+def question(s, text, word):
+    s += text + f" What about the {word}?" + lang.gen(max_new_tokens=2)
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])
+def test_orders_that_follow_the_tree_compute_each_text_once_and_first_come_does_not(policy):
+    texts = [f"{name} {STORY} {STORY}" for name in ("Ben", "Anna", "Leo", "Ida")]
+    inputs = [{"text": text, "word": word} for word in ("fox", "dog", "owl", "cat") for text in texts]
+    computed = {}
+    for order in (policy, "fcfs"):
+        llm = make_llm(policy=order, page_size=4, num_pages=40, max_running_requests=1)
+        backend = Recorded(llm)
+        question.run_batch(inputs, backend=backend)
+        computed[order] = backend.stats["prompt_tokens"] - backend.stats["cached_tokens"]
+    prompts = [call.ids for call in backend.made]
+    assert computed[policy] == least_tokens(prompts, 4)
+    assert computed["fcfs"] > 2 * computed[policy]
