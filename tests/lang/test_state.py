@@ -69,6 +69,8 @@ def test_the_token_that_ends_an_answer_is_not_kept(llm):
 
 
 def test_two_rounds_of_forks_append_to_one_list(llm):
+    counts = []
+
     @lang.program
     def rounds(s):
         s += STORY
@@ -77,12 +79,14 @@ def test_two_rounds_of_forks_append_to_one_list(llm):
             for fork, word in zip(forks, words, strict=True):
                 append(fork, word + lang.gen("next", max_new_tokens=2))
             s.join(forks)
+            counts.append(len(s["next"]))  # waits for the join
 
     s = rounds.run(backend=llm)
     expected = [
         alone(llm, encode(llm, STORY) + encode(llm, w), max_new_tokens=2).text for w in (" Mila", " Tom", " Ben")
     ]
     assert s["next"] == expected
+    assert counts == [2, 3]
 
 
 def test_a_join_keeps_the_place_of_a_fork_without_the_name(llm):
