@@ -90,6 +90,7 @@ class InProcess:
 
     def advance(self) -> None:
         """Step the engine and hand out what ended."""
+        assert self.calls, "nothing is under way that could end the wait"
         self.engine.step()
         for name, call in list(self.calls.items()):
             call.text = self.engine.entries[name].output.text
@@ -147,7 +148,7 @@ class Endpoint:
         self.tokenizer, self.eos_token_ids = load_tokenizer(folder), load_eos_ids(folder)
         self.stats: Counter[str] = Counter()
         self.model, self.open = model, dict[Call, Any]()
-        self.ended: SimpleQueue[Call] = SimpleQueue()
+        self.ended: SimpleQueue[tuple[Call, RequestOutput | Exception]] = SimpleQueue()
         self.client = httpx.AsyncClient(base_url=base_url, timeout=timeout_s, **options)
         self.loop = asyncio.new_event_loop()
         Thread(target=self.loop.run_forever, name="endpoint", daemon=True).start()
@@ -157,16 +158,14 @@ class Endpoint:
         self.open[call] = asyncio.run_coroutine_threadsafe(self.post(call), self.loop)
 
     async def post(self, call: Call) -> None:
-        """Send a request and read its answer; what goes wrong is the call's error. Mutates ``call``."""
+        """Send a request and leave its answer, or what went wrong, to ``advance``."""
         try:
             response = await self.client.post("/completions", json=self.body(call))
             if response.is_error:
                 raise ValueError(f"the endpoint answered {response.status_code}: {response.text[:500]}")
-            finish(call, self.output(call, response.json()), self.stats)
+            self.ended.put((call, self.output(call, response.json())))
         except Exception as error:
-            call.error = error
-        finally:
-            self.ended.put(call)
+            self.ended.put((call, error))
 
     def body(self, call: Call) -> dict[str, Any]:
         """Return the body of a request: what differs from the defaults."""
@@ -203,7 +202,14 @@ class Endpoint:
 
     def advance(self) -> None:
         """Wait for the next answer."""
-        self.open.pop(self.ended.get(), None)
+        assert self.open, "nothing is under way that could end the wait"
+        call, outcome = self.ended.get()
+        if self.open.pop(call, None) is None:
+            return  # it was given up meanwhile
+        if isinstance(outcome, RequestOutput):
+            finish(call, outcome, self.stats)
+        else:
+            call.error = outcome
 
     def abort(self, call: Call) -> None:
         """Close the connection of a call."""

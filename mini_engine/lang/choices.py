@@ -52,6 +52,18 @@ def best_choice(scores: Sequence[float]) -> int:
     return max(range(len(scores)), key=scores.__getitem__)
 
 
+def same_values(ids: Sequence[Sequence[int]], rows: Sequence[Row]) -> list[list[float]]:
+    """Return ``rows`` with one value for the same token after the same tokens, that of the first choice which has it.
+
+    Two calls may differ in the last bits, and a difference there must not end a tie.
+    """
+    known: dict[tuple[int, ...], float] = {}
+    return [
+        [known.setdefault(tuple(own[: place + 1]), value) for place, value in enumerate(row)]
+        for own, row in zip(ids, rows, strict=True)
+    ]
+
+
 def choose(context: Context, select: Select) -> Work:
     """Score the choices and append the best. Mutates ``context``.
 
@@ -63,14 +75,16 @@ def choose(context: Context, select: Select) -> Work:
         raise ValueError("select compares choices after a text, and there is none; append one first")
     ids = [encode_text(context.tokenizer, choice) for choice in select.choices]
     conditional = [Call([*prompt, *own], SCORED, start=len(prompt)) for own in ids]
-    alone = [Call(own, SCORED, start=1) if len(own) > 1 else None for own in ids]
     yield from context.ask(conditional[0])
-    yield from context.ask(*conditional[1:], *filter(None, alone))
-    rows = [call.scores for call in conditional]
+    alone = context.hub.alone
+    new = {tuple(own): Call(own, SCORED, start=1) for own in ids if len(own) > 1 and tuple(own) not in alone}
+    yield from context.ask(*conditional[1:], *new.values())
+    alone.update({own: [0.0, *call.scores] for own, call in new.items()})
+    rows = same_values(ids, [call.scores for call in conditional])
     scores = {
         "mean": mean_scores(rows),
         "greedy": greedy_scores(rows),
-        "unconditional": unconditional_scores(rows, [[0.0, *(call.scores if call else [])] for call in alone]),
+        "unconditional": unconditional_scores(rows, [alone.get(tuple(own), [0.0]) for own in ids]),
     }
     place = best_choice(scores[select.method])
     context.extend(select.choices[place], ids[place])

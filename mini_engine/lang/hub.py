@@ -27,6 +27,7 @@ class Hub:
         self.waiting: list[tuple[Condition, Callable[[], Any]]] = []
         self.programs: set[greenlet] = set()
         self.lock = RLock()  # held while a run or a batch lasts: one thread at a time
+        self.alone: dict[tuple[int, ...], list[float]] = {}  # a choice's ids -> their values without a prompt
         self.marks = cache(partial(read_marks, backend.tokenizer))
 
     def start(self, function: Callable[[], None]) -> greenlet:

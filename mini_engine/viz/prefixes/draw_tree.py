@@ -22,9 +22,6 @@ from mini_engine.viz.figure import (
 from mini_engine.viz.prefixes.tree import Box, Frame, boxes
 from mini_engine.viz.tokens import visible
 
-FRAMES_PER_LINE = 3
-
-
 GAP = 0.12  # between a box and the next, in pages
 
 
@@ -37,23 +34,23 @@ FILLS = {"kept": "#dbe9fb", "new": SOFT, "evicted": "white"}
 
 
 @style()
-def tree_film(frames: Sequence[Frame], since: int = 0) -> Figure:
+def tree_film(frames: Sequence[Frame], since: int = 0, columns: int = 3) -> Figure:
     """Draw the tree after each event. A box is a node; it shows the text and the number of each of its pages.
 
-    ``since``: how many frames to leave out at the beginning.
+    ``since``: how many frames to leave out at the beginning. ``columns``: how many trees stand side by side.
     """
     drawn = boxes(frames)[since:]
     shown = list(zip(range(since + 1, len(frames) + 1), frames[since:], drawn, strict=True))
     tallest = [
-        max((box.row for own in drawn[i : i + FRAMES_PER_LINE] for box in own), default=0) + 1
-        for i in range(0, len(drawn), FRAMES_PER_LINE)
+        max((box.row for own in drawn[i : i + columns] for box in own), default=0) + 1
+        for i in range(0, len(drawn), columns)
     ]
     figure = canvas(sum(ROW_HEIGHT * rows + TITLE_HEIGHT for rows in tallest) + 0.5)
-    grid = figure.subplots(len(tallest), FRAMES_PER_LINE, squeeze=False, sharex=True, height_ratios=tallest)
+    grid = figure.subplots(len(tallest), columns, squeeze=False, sharex=True, height_ratios=tallest)
     widest = max((box.start + len(box.pages) for own in drawn for box in own), default=1)
     for index, axes in enumerate(grid.flat):
         axes.set_axis_off()
-        axes.set(xlim=(-GAP, widest + GAP), ylim=(tallest[index // FRAMES_PER_LINE] - 0.5, -0.5))
+        axes.set(xlim=(-GAP, widest + GAP), ylim=(tallest[index // columns] - 0.5, -0.5))
         if index < len(shown):
             number, frame, own = shown[index]
             draw_tree(axes, own)

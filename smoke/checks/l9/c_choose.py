@@ -1,10 +1,11 @@
 """The checks of ``choose`` (L9.C): which calls it makes, in which order, and what comes of them. No model."""
 
+import random
 from typing import Any
 
 from smoke.checks.l9.machine import Machine, logprob, new_state, number, words
 from smoke.framework.check import Failure, Registry, Values
-from smoke.framework.compare import close, differences
+from smoke.framework.compare import bitwise, close, differences
 
 REGISTRY = Registry()
 PROMPTS = ("ab the", "a", " there. ", "né ou")
@@ -15,6 +16,7 @@ CHOICES = (
     [" the ou", "o", ". u", " the"],
     ["u"],
     ["né", "n", "é"],
+    ["b", "bc", " the", "u"],  # after "a" the first two would merge with the prompt
 )
 METHODS = ("mean", "greedy", "unconditional")
 CASES = [(prompt, choices, method) for prompt in PROMPTS for choices in CHOICES for method in METHODS]
@@ -146,6 +148,7 @@ def tree_spec(seed: int) -> Values:
     values = Values()
     for case in range(8):
         text, ids, calls = "ab the", words().encode("ab the"), 0
+        alone = set[str]()
         for index in range(3):
             choices = CHOICES[number(seed, case, index) % len(CHOICES)]
             own = [words().encode(choice) for choice in choices]
@@ -154,11 +157,54 @@ def tree_spec(seed: int) -> Values:
             ]
             place = means.index(max(means))
             text, ids = text + choices[place] + " ", [*ids, *own[place], *words().encode(" ")]
-            calls += len(choices) + sum(len(row) > 1 for row in own)
-        values[f"case {case}"] = {"text": text, "ids": ids, "calls": calls}
+            calls += len(choices)
+            alone |= {choice for choice, row in zip(choices, own, strict=True) if len(row) > 1}
+        values[f"case {case}"] = {"text": text, "ids": ids, "calls": calls + len(alone)}
     return values
 
 
+def same_cases(seed: int) -> dict[str, tuple[list[list[int]], list[list[float]]]]:
+    """Return choices that begin alike, with values that differ in the last bits wherever they come up again."""
+    rng = random.Random(f"same {seed}")
+    cases: dict[str, tuple[list[list[int]], list[list[float]]]] = {}
+    for place in range(40):
+        ids = [[rng.randint(1, 2) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(1, 5))]
+        cases[f"case {place}, {ids}"] = (ids, [[-rng.randint(1, 4) - rng.random() * 1e-6 for _ in own] for own in ids])
+    return cases
+
+
+def same_probe(seed: int) -> Values:
+    """Ask for one value of each, and look whether the rows are what they were."""
+    from mini_engine.lang.choices import same_values
+
+    values = Values()
+    for name, (ids, rows) in same_cases(seed).items():
+        given = [list(row) for row in rows]
+        values[name] = [[list(row) for row in same_values(ids, given)], given == rows]
+    return values
+
+
+def same_spec(seed: int) -> Values:
+    """Look for the first choice that begins with the same tokens."""
+    values = Values()
+    for name, (ids, rows) in same_cases(seed).items():
+        found = [
+            [
+                next(rows[i][place] for i in range(len(ids)) if ids[i][: place + 1] == own[: place + 1])
+                for place in range(len(own))
+            ]
+            for own in ids
+        ]
+        values[name] = [found, True]
+    return values
+
+
+REGISTRY.add(
+    "L9.C.same_values",
+    "The same token after the same tokens has one value in all choices: that of the first choice which has it.",
+    same_probe,
+    bitwise(same_spec),
+)
 REGISTRY.add(
     "L9.C.calls",
     "The first choice is scored alone, from the prompt's end on; then all others together, and those of several tokens "
@@ -181,7 +227,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L9.C.tree",
-    "Choices in a row: each is scored after the ids of those chosen before it.",
+    "Choices in a row: each is scored after the ids of those chosen before it, and none twice without the prompt.",
     tree_probe,
     close(tree_spec, 1e-9),
 )

@@ -1,0 +1,45 @@
+"""Lesson 9: the scores of a choice, and what a program's calls cost."""
+
+from collections.abc import Mapping, Sequence
+
+from mini_engine.lang import Answer
+from mini_engine.viz.figure import FAINT, GRAY, SOFT, Figure, canvas, hide_frame, style
+from mini_engine.viz.tokens import visible
+
+METHODS = {
+    "mean": "mean log-probability",
+    "greedy": "tokens among the best",
+    "unconditional": "mean, less without the prompt",
+}
+
+
+@style()
+def score_chart(choices: Sequence[str], answer: Answer) -> Figure:
+    """Draw what each method gives to each choice. The best choice of a method has the darker bar."""
+    figure = canvas(0.34 * len(choices) + 1.1)
+    panels = figure.subplots(1, len(METHODS), sharey=True)
+    sentences = []
+    for axes, (method, title) in zip(panels, METHODS.items(), strict=True):
+        scores = answer.scores[method]
+        best = scores.index(max(scores))
+        bars = axes.barh(range(len(choices)), scores, color=[SOFT if i == best else FAINT for i in range(len(choices))])
+        labels = [f"{score:.2f}" + (" ← best" if i == best else "") for i, score in enumerate(scores)]
+        axes.bar_label(bars, labels, padding=3, color="black", label_type="edge")
+        axes.axvline(0, color=GRAY, linewidth=1)
+        axes.margins(x=0.75)
+        axes.set_title(f"{method}:\n{title}", fontsize=11)
+        axes.set_xticks([])
+        hide_frame(axes)
+        sentences.append(f"{method}: {', '.join(f'{c!r} {s:.2f}' for c, s in zip(choices, scores, strict=True))}")
+    panels[0].set_yticks(range(len(choices)), [visible(choice) for choice in choices])
+    panels[0].invert_yaxis()
+    return Figure(figure, f"A higher score is better. {'. '.join(sentences)}.")
+
+
+def cost_table(runs: Mapping[str, Mapping[str, int]]) -> str:
+    """Return what the calls of each run cost, a line for each: calls, tokens of their prompts, tokens they wrote."""
+    lines = [f"{'':<18}{'calls':>7}{'prompt tokens':>15}{'from the cache':>16}{'new tokens':>12}"]
+    for name, stats in runs.items():
+        counts = [stats.get(key, 0) for key in ("calls", "prompt_tokens", "cached_tokens", "new_tokens")]
+        lines.append(f"{name:<18}{counts[0]:>7}{counts[1]:>15}{counts[2]:>16}{counts[3]:>12}")
+    return "\n".join(lines)
