@@ -53,8 +53,7 @@ def engine_probe(seed: int) -> Values:
         "fact": states[0]["fact"],
         "scores": [list(row) for row in states[0].answer("kind").logprobs],
         "calls": [
-            [list(call.ids), call.start, list(call.output.token_ids), call.output.num_cached_tokens]
-            for call in calls
+            [list(call.ids), call.start, list(call.output.token_ids), call.output.num_cached_tokens] for call in calls
         ],
     }
 

@@ -305,7 +305,7 @@ def long_spec(seed: int) -> Values:
 
 
 def one_call_verdict(seed: int, got: Values) -> list[Failure]:
-    """A program that says what the machine says pays one call."""
+    """Demand one call of a program that says what the machine says."""
     own = edge_seed(seed)
     whole = answered(own, words().encode(OPENING), {"max_new_tokens": 20})
     return differences({"calls": 1, "saved": 2, "ids": [*words().encode(OPENING), *whole["ids"][:14]]}, got, None)
