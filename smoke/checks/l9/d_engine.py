@@ -3,8 +3,10 @@
 from collections import Counter
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from smoke.framework import peer
-from smoke.framework.cases import embedded_case
+from smoke.framework.cases import MODEL_FOLDER, embedded_case
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import differences
 
@@ -74,7 +76,7 @@ def engine_verdict(seed: int, got: Values) -> list[Failure]:
             Failure("tokens computed", "", f"{len(nodes)} of the tree, and at most {own} again", str(computed))
         )
     scored = Counter(tuple(ids) for ids, start, _, _ in calls if start is not None and start > 1)
-    for row, (ids, start) in zip(got["scores"], first_scored(calls), strict=True):
+    for row, (ids, start) in zip(got["scores"], scored_choices(calls), strict=True):
         logits = peer.logits(embedded_case(), "float32", "sdpa", ids).double().log_softmax(-1)
         expected = [float(logits[place - 1, ids[place]]) for place in range(start, len(ids))]
         failures += differences(expected, row, 1e-4, f"log-probabilities of {ids[start:]}")
@@ -82,12 +84,12 @@ def engine_verdict(seed: int, got: Values) -> list[Failure]:
     return failures
 
 
-def first_scored(calls: list[Any]) -> list[tuple[list[int], int]]:
-    """Return the calls that score the choices of the program that scores first; their prompt is the same."""
+def scored_choices(calls: list[Any]) -> list[tuple[list[int], int]]:
+    """Return the calls that score the choices of the first program, in the order of the choices."""
+    tokenizer = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
     scoring = [(ids, start) for ids, start, _, _ in calls if start is not None and start > 1]
-    ids, start = scoring[0]
-    found = [each for each in scoring if each[0][:start] == ids[:start] and each[1] == start]
-    return found[: len(CHOICES)]
+    own = [(ids, start) for ids, start in scoring if " dog" in tokenizer.decode(ids[:start])]
+    return [next(each for each in own if each[0][each[1] :] == tokenizer.encode(c).ids) for c in CHOICES]
 
 
 REGISTRY.add(

@@ -199,7 +199,7 @@ def later_probe(seed: int) -> Values:
 
 
 def later_spec(seed: int) -> Values:
-    """The fork waits for its parent, and nothing is asked twice."""
+    """Let the fork wait for its parent, and ask nothing twice."""
     ids = words().encode("ab")
     first = answered(seed, ids, {"max_new_tokens": 3})
     other = [*ids, *kept(first), *words().encode("re")]
