@@ -395,6 +395,7 @@ REGISTRY.add(
     "Each fork goes on from what its parent had, and from then on nothing is shared.",
     fork_probe,
     bitwise(fork_spec),
+    needs=("L9.E",),
 )
 REGISTRY.add(
     "L9.D.later",

@@ -359,6 +359,7 @@ REGISTRY.add(
     "Forks keep what was written ahead before them, and write ahead themselves.",
     forks_probe,
     bitwise(forks_spec),
+    needs=("L9.D",),
 )
 REGISTRY.add(
     "L9.F.long",
