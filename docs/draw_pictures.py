@@ -20,6 +20,7 @@ PICTURES = {  # lesson -> the cell of its notebook that shows the figure. No fig
     "L6_radix_cache": "grow",
     "L7_grammar": "step",
     "L8_kernels": "softmax",
+    "L9_lang": "tree",
 }
 
 

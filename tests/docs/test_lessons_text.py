@@ -299,6 +299,7 @@ FAULTS = {
     "L6": ("mini_engine.radix_cache", "hit_of", lambda hit: replace(hit, pages=hit.pages[::-1])),
     "L7": ("mini_engine.grammar.fsm", "pack_words", lambda words: words << 1),
     "L8": ("mini_engine.kernels.attention", "cut_queries", hide_last_key),
+    "L9": ("mini_engine.lang.speculate", "cut", lambda out: out and replace(out, text=out.text[:-1])),
 }
 
 

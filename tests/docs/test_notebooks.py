@@ -19,7 +19,7 @@ from PIL import Image, ImageChops
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
-NAMES = "L1_model L2_attention L3_driver L4_sampler L5_scheduler L6_radix_cache L7_grammar L8_kernels".split()
+NAMES = "L1_model L2_attention L3_driver L4_sampler L5_scheduler L6_radix_cache L7_grammar L8_kernels L9_lang".split()
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
 ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}  # a figure is drawn on one core
 

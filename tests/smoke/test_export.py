@@ -88,7 +88,7 @@ def test_the_readme_begins_with_commands_that_work(first: Path) -> None:
     section = (first / "README.md").read_text().partition("## Two commands\n")[2].partition("\n## ")[0]
     commands = [line.removeprefix("$ ") for line in section.splitlines() if line.startswith("$ ")]
     assert commands == ['pip install -e ".[dev]" && python -m smoke start L1', "python -m smoke watch"]
-    assert "L2, L3, L4, L5, L6, L7, L8 are empty here" in section
+    assert "L2, L3, L4, L5, L6, L7, L8, L9 are empty here" in section
     generated = run(first, "generate", "Once", module="mini_engine")
     assert generated.returncode != 0
     assert "not written yet: L" in generated.stderr

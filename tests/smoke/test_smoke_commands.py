@@ -431,9 +431,9 @@ def test_next_says_so_when_everything_passes(smoke, tmp_path):
     for lesson in load_manifest().written:
         checks = listed([lesson])
         work.remember(lesson, [Result(check.id, "pass") for check in checks], work.marks(lesson, "reference", checks))
-    assert smoke("next")[1].startswith("All 69 tasks of L1 to L8 pass")
+    assert smoke("next")[1].startswith("All 75 tasks of L1 to L9 pass")
     assert smoke("run") == (0, smoke("next")[1])
-    assert "All 69 tasks" in smoke("status")[1]
+    assert "All 75 tasks" in smoke("status")[1]
     assert "name the one" in smoke("hint")[1]
 
 
