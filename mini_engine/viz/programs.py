@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mini_engine.lang import Answer
-from mini_engine.viz.figure import FAINT, GRAY, SOFT, Figure, canvas, hide_frame, style
+from mini_engine.viz.figure import FAINT, GRAY, SOFT, Figure, bar_look, canvas, hide_frame, legend_below, style
 from mini_engine.viz.tokens import visible
 
 METHODS = {
@@ -43,3 +43,33 @@ def cost_table(runs: Mapping[str, Mapping[str, int]]) -> str:
         counts = [stats.get(key, 0) for key in ("calls", "prompt_tokens", "cached_tokens", "new_tokens")]
         lines.append(f"{name:<18}{counts[0]:>7}{counts[1]:>15}{counts[2]:>16}{counts[3]:>12}")
     return "\n".join(lines)
+
+
+@style()
+def cost_chart(runs: Mapping[str, Mapping[str, int]]) -> Figure:
+    """Draw what the calls of each run cost: how many there are, and the tokens that they read and write."""
+    figure = canvas(0.5 * len(runs) + 1.4)
+    calls, tokens = figure.subplots(1, 2, sharey=True, width_ratios=[1, 3])
+    places = range(len(runs))
+    bars = calls.barh(places, [stats["calls"] for stats in runs.values()], color=SOFT)
+    calls.bar_label(bars, padding=3)
+    calls.margins(x=0.3)
+    left = [0] * len(runs)
+    for index, (key, label) in enumerate({"prompt_tokens": "read, in prompts", "new_tokens": "written"}.items()):
+        counts = [stats[key] for stats in runs.values()]
+        tokens.barh(places, counts, left=left, label=label, **bar_look(index))
+        left = [a + b for a, b in zip(left, counts, strict=True)]
+        for place, (end, count) in enumerate(zip(left, counts, strict=True)):
+            ground = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+            tokens.text(end - count / 2, place, str(count), ha="center", va="center", bbox=ground)
+    for axes, title in ((calls, "calls"), (tokens, "tokens")):
+        axes.set_title(title)
+        axes.set_xticks([])
+        hide_frame(axes)
+    calls.set_yticks(places, list(runs))
+    calls.invert_yaxis()
+    legend_below(figure, ncols=2)
+    sentences = [
+        f"{n}: {s['calls']} calls, {s['prompt_tokens']} tokens read, {s['new_tokens']} written" for n, s in runs.items()
+    ]
+    return Figure(figure, f"{'. '.join(sentences)}.")
