@@ -5,9 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mini_engine.checkpoint import load_eos_ids, load_tokenizer, resolve_folder
 from mini_engine.llm import LLM
@@ -16,6 +14,9 @@ from mini_engine.prompts import encode_text
 from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import RequestState
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ALWAYS_SHARE: dict[str, Any] = {"prefix_cache": "radix", "wait_for_prefix": 1, "wait_below_match": 1 << 30}
 
@@ -54,7 +55,7 @@ class Call:
 class Backend(Protocol):
     """What programs need of an engine. ``stats`` counts calls, prompt, cached and new tokens, and calls saved."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     eos_token_ids: frozenset[int]
     stats: Counter[str]
 

@@ -267,7 +267,7 @@ def gather(state: State, forks: Sequence[State], appends: bool) -> None:
             num_ids, num_characters = fork.forked_at
             state.extend(fork.known_text[num_characters:], fork.known_ids[num_ids:])
     for name in dict.fromkeys(name for fork in forks for name in fork.own):
-        before = state.variables.get(name)
+        before = state.variables[name] if name in state.own else None  # what a fork began with does not count
         if before is not None and not before.is_joined:
             raise ValueError(f"{name!r} is set here and in forks, so a join would replace it; rename one of them")
         values = [fork.variables[name].value if name in fork.own else None for fork in forks]

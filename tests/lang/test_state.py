@@ -156,6 +156,25 @@ def test_a_name_here_and_in_forks_is_an_error_and_nothing_is_replaced(llm):
         clash.run(backend=llm)
 
 
+def test_a_fork_that_joins_begins_its_own_list(llm):
+    @lang.program
+    def nested(s):
+        s += STORY
+        for depth in range(2):
+            forks = s.fork(2)
+            for index in range(2):
+                for inner in (inners := forks[index].fork(2)) if depth else ():
+                    append(inner, lang.gen("name", max_new_tokens=1))
+                if depth:
+                    forks[index].join(inners)
+                else:
+                    append(forks[index], lang.gen("name", max_new_tokens=1))
+            s.join(forks)
+
+    name = alone(llm, encode(llm, STORY), max_new_tokens=1).text
+    assert nested.run(backend=llm)["name"] == [name, name, [name, name], [name, name]]
+
+
 def test_what_a_backend_refuses_is_raised_where_it_is_read_and_at_the_end(llm):
     seen = []
 

@@ -1,10 +1,12 @@
 """The check of a whole program on the embedded model (L9.D): what it computes, and what a choice's scores are."""
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from smoke.checks.l9.machine import Words
 from smoke.framework import peer
 from smoke.framework.cases import MODEL_FOLDER, embedded_case
 from smoke.framework.check import Failure, Registry, Values
@@ -21,7 +23,7 @@ def engine_probe(seed: int) -> Values:
     from mini_engine import lang
     from mini_engine.config import EngineConfig
     from mini_engine.lang.backends import ALWAYS_SHARE, InProcess
-    from mini_engine.llm import LLM
+    from mini_engine.llm import load_driver, make_engine
 
     class Noted(InProcess):
         """Keeps every call."""
@@ -45,7 +47,9 @@ def engine_probe(seed: int) -> Values:
     config = EngineConfig(
         batch_invariant=True, max_running_requests=8, page_size=1, num_pages=16_384, preemption=True, **ALWAYS_SHARE
     )
-    backend = Noted(LLM(config=config))
+    words = Words(Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json")))
+    engine = make_engine(load_driver(None, config), words.backend_tokenizer)
+    backend = Noted(SimpleNamespace(engine=engine, tokenizer=words))  # type: ignore[arg-type]  # all that it takes of an LLM
     states = essay.run_batch([{"animal": animal} for animal in ("dog", "owl")], backend=backend)
     calls = list(backend.made)
     states.append(essay.run("dog", backend=backend))

@@ -311,6 +311,12 @@ def gather_cases() -> dict[str, Plain]:
         },
         "a round that is empty": {"before": {"a": [1]}, "forks": [{}, {}], "after": {"a": [1]}},
         "no forks": {"before": {"a": [1]}, "forks": [], "after": {"a": [1]}},
+        "names that a fork began with": {
+            "before": {},
+            "inherited": {"a": [1, 2], "b": "b"},
+            "forks": [{"a": 3}, {"b": 4}],
+            "after": {"a": [3, None], "b": [None, 4]},
+        },
         "a name of the parent that forks only know": {"before": {"p": "p"}, "forks": [{"a": 1}], "after": {"a": [1]}},
     }
 
@@ -326,6 +332,8 @@ def gather_probe(seed: int) -> Values:
             state = new_state(Machine(seed))
             state.known_text, state.known_ids = "ab", words().encode("a") + words().encode("b")
             for variable, value in case["before"].items():
+                state.set(variable, Answer(value, is_joined=isinstance(value, list)))
+            for variable, value in case.get("inherited", {}).items():
                 state.variables[variable] = Answer(value, is_joined=isinstance(value, list))
             forks = state.fork(len(case["forks"]))
             lists = [value for value in case["before"].values() if isinstance(value, list)]
@@ -358,7 +366,7 @@ def gather_spec(seed: int) -> Values:
                 "values": case["after"],
                 "others": {n: value for n, value in case["before"].items() if n not in case["after"]},
                 "joined": True,
-                "order": [variable for variable in case["after"] if variable in set_here],
+                "order": list(dict.fromkeys([*case["before"], *(v for v in case["after"] if v in set_here)])),
                 "text": "ab" + "".join(texts),
                 "ids": ids,
                 "old lists": [value for value in case["before"].values() if isinstance(value, list)],

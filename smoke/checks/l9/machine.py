@@ -24,20 +24,13 @@ FREE = {  # parameters that do not depend on where an answer began
 
 
 class Words:
-    """Byte-level pairs, as far as the language uses a tokenizer of transformers. "é" takes two tokens."""
+    """A tokenizer, as far as the language uses one of transformers."""
 
     chat_template = None
 
-    def __init__(self) -> None:
-        """Build the vocabulary: the bytes, the merges, and the token that ends an answer."""
-        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-        merges = [(left, right) for left, right in (merge.split() for merge in MERGES)]
-        names = [*letters, *(left + right for left, right in merges)]
-        vocabulary = {name: place for place, name in enumerate(names)}
-        self.backend_tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-        self.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        self.backend_tokenizer.decoder = decoders.ByteLevel()
-        self.backend_tokenizer.add_special_tokens([END])
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Encode and decode with ``tokenizer``."""
+        self.backend_tokenizer = tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of a text."""
@@ -50,8 +43,16 @@ class Words:
 
 @cache
 def words() -> Words:
-    """Return the tokenizer, made once."""
-    return Words()
+    """Return the machine's tokenizer, made once: byte-level pairs with few merges. "é" takes two tokens."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [(left, right) for left, right in (merge.split() for merge in MERGES)]
+    names = [*letters, *(left + right for left, right in merges)]
+    vocabulary = {name: place for place, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END])
+    return Words(tokenizer)
 
 
 def number(*parts: Any) -> int:
