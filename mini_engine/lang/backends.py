@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from mini_engine.checkpoint import load_eos_ids, load_tokenizer, resolve_folder
 from mini_engine.llm import LLM
@@ -17,6 +17,10 @@ from mini_engine.scheduler.request import RequestState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    Tokenizer: TypeAlias = PreTrainedTokenizerBase
+else:
+    Tokenizer = Any  # importing transformers takes seconds, and only annotations need it
 
 ALWAYS_SHARE: dict[str, Any] = {"prefix_cache": "radix", "wait_for_prefix": 1, "wait_below_match": 1 << 30}
 
@@ -55,7 +59,7 @@ class Call:
 class Backend(Protocol):
     """What programs need of an engine. ``stats`` counts calls, prompt, cached and new tokens, and calls saved."""
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Tokenizer
     eos_token_ids: frozenset[int]
     stats: Counter[str]
 

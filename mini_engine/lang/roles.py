@@ -4,11 +4,9 @@ Templates are programs of the checkpoint. A turn's marks are what stands around 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+from mini_engine.lang.backends import Tokenizer
 
 MARK = "\u2063mark\u2063"  # invisible separators: no template writes them
 
@@ -26,7 +24,7 @@ class Marks:
     ends: dict[str, str]
 
 
-def read_marks(tokenizer: "PreTrainedTokenizerBase", think: bool) -> Marks:
+def read_marks(tokenizer: Tokenizer, think: bool) -> Marks:
     """Return the marks of the tokenizer's chat template. A role that it refuses is missing.
 
     ``think``: let a model that can think do so. Raises ``ValueError`` without a template.

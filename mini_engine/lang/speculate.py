@@ -9,19 +9,16 @@ next gen samples in the same way. Otherwise that gen is a call of its own. So an
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mini_engine.detokenizer import Detokenizer
-from mini_engine.lang.backends import Call
+from mini_engine.lang.backends import Call, Tokenizer
 from mini_engine.lang.context import Ahead, Answer, Context
 from mini_engine.lang.expressions import Gen
 from mini_engine.lang.hub import Condition, Work
 from mini_engine.outputs import RequestOutput
 from mini_engine.prompts import encode_text
 from mini_engine.sampler.params import SamplingParams
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 CONVERT: dict[type, Any] = {str: str, int: int, float: float, bool: lambda text: text == "True"}
 
@@ -46,12 +43,12 @@ def sampling_of(params: SamplingParams) -> SamplingParams | None:
     return replace(plain, stop=(), max_new_tokens=1) if params == plain else None
 
 
-def text_of(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Return ``ids`` as text without special tokens."""
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def kept_ids(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], text: str) -> list[int]:
+def kept_ids(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
     """Return ids of ``text``, which is the beginning of what ``ids`` say.
 
     As many of ``ids`` as fit are kept. Where a stop string began inside a token, the rest is encoded.
@@ -62,9 +59,7 @@ def kept_ids(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], text: str
     return [*ids[:count], *encode_text(tokenizer, text[len(known) :])]
 
 
-def cut(
-    tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], params: SamplingParams, is_end: bool
-) -> RequestOutput | None:
+def cut(tokenizer: Tokenizer, ids: Sequence[int], params: SamplingParams, is_end: bool) -> RequestOutput | None:
     """Return the answer that a call with ``params`` gives if the model writes ``ids``, ``None`` if it needs more.
 
     ``is_end``: the model ends after them.

@@ -15,7 +15,7 @@ from mini_engine.server.stream import DONE, event
 from mini_engine.server.structure import Structure
 
 
-class Choice(Protocol):
+class ChoiceWriter(Protocol):
     """What one choice of a stream has not shown yet."""
 
     def written(self, delta: Delta) -> bytes:
@@ -35,7 +35,7 @@ class Asked(Protocol):
     async def submit(self, job: "Job") -> None:
         """Queue the prompts. Raises ``ApiError``."""
 
-    def choices(self, job: "Job") -> Sequence[Choice]:
+    def choices(self, job: "Job") -> Sequence[ChoiceWriter]:
         """Return what writes the choices of a stream, in the order of their numbers."""
 
 
@@ -94,7 +94,7 @@ class Job:
             if self.is_late:
                 self.expire()
 
-    async def chunks(self, choices: Sequence[Choice]) -> AsyncIterator[bytes]:
+    async def chunks(self, choices: Sequence[ChoiceWriter]) -> AsyncIterator[bytes]:
         """Yield the events of all choices, joined for each step. Raises ``ApiError`` for an answer that ended badly."""
         names = (name for handle in self.handles for name in handle.names)
         choice_of = dict(zip(names, choices, strict=True))

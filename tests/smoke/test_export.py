@@ -151,4 +151,4 @@ def test_refuses_a_folder_that_is_not_empty(tmp_path: Path) -> None:
         export(tmp_path, "L1", sealed=False)
     assert (tmp_path / "own.txt").read_text() == "mine"
     with pytest.raises(ValueError, match="L1, L2, L3"):
-        export(tmp_path / "new", "L9", sealed=False)
+        export(tmp_path / "new", "L99", sealed=False)

@@ -382,7 +382,7 @@ def test_cumulative_failures_are_blocked_by_the_earlier_lesson() -> None:
         for check in checks_of(LESSONS, name)
     }
     student = scored(wrong)
-    by_mode = {mode: student.of_mode(mode)[2].tasks[2] for mode in MODES}
+    by_mode = {mode: student.of_mode(mode)[2].tasks[1] for mode in MODES}
     assert by_mode["isolated"].status == "fail"
     assert by_mode["cumulative"].status == "blocked"
     assert {result.blocked_by for result in by_mode["cumulative"].results} == {"L1.A"}

@@ -152,7 +152,7 @@ def test_a_candidate_that_cannot_be_imported_has_its_own_status(smoke, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run", "L9"), "L1, L2, L3"),
+        (("run", "L99"), "L1, L2, L3"),
         (("run", "L0"), "L1, L2, L3"),
         (("run",), "start L1"),
         (("run", "L1"), "start L1"),
@@ -163,7 +163,7 @@ def test_a_candidate_that_cannot_be_imported_has_its_own_status(smoke, tmp_path)
         (("run", "L1.A.bit"), "L1.A.values, L1.A.bits"),
         (("run", "L1", "-k", "L2.A"), "its tasks are L1.A"),
         (("start",), "LESSON"),
-        (("start", "L9"), "L1, L2, L3"),
+        (("start", "L99"), "L1, L2, L3"),
         (("hint", "L2.Q"), "L2.Q"),
         (("accept", "-k", "nothing-like-it"), "nothing-like-it"),
         (("mutants", "L1", "--mine", "nowhere.py"), "nowhere.py"),

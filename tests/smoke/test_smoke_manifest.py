@@ -69,7 +69,7 @@ def test_a_slip_is_refused_by_name(change, names):
 
 def test_an_unknown_lesson_or_task_names_the_choices():
     with pytest.raises(ValueError, match="L1, L2, L3"):
-        load_manifest().lesson("L9")
+        load_manifest().lesson("L99")
     *others, last = load_manifest().lessons
     announced = replace(load_manifest(), lessons=(*others, replace(last, files=(), tasks=())))  # and not written
     with pytest.raises(ValueError, match=f"choose one of .*{others[-1].id}$"):

@@ -107,6 +107,7 @@ def cut_probe(seed: int) -> Values:
         if output is not None:
             values[name] = {
                 "ids": list(output.token_ids),
+                "a list": isinstance(output.token_ids, list),
                 "text": output.text,
                 "reason": output.finish_reason,
                 "matched": output.matched,
@@ -121,7 +122,7 @@ def cut_spec(seed: int) -> Values:
     for name, case in cut_cases(seed).items():
         answer = ended([*case["ids"], *([end] if case["is_end"] else [])], case["limit"], case["stops"])
         is_short = answer["reason"] == "length" and len(answer["ids"]) < case["limit"]
-        values[name] = None if is_short else answer
+        values[name] = None if is_short else {**answer, "a list": True}
     return values
 
 
