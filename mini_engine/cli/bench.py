@@ -1,5 +1,7 @@
 """``mini-engine bench``: one command for each benchmark."""
 
+from importlib.util import find_spec
+
 import typer
 
 from mini_engine.bench.ablate import bench_ablate
@@ -7,7 +9,6 @@ from mini_engine.bench.batch import bench_batch
 from mini_engine.bench.forward import bench_forward
 from mini_engine.bench.grammar.command import bench_grammar
 from mini_engine.bench.kernels.command import bench_kernels
-from mini_engine.bench.lang import bench_lang
 from mini_engine.bench.prefix import bench_prefix
 from mini_engine.bench.sampler import bench_sampler
 from mini_engine.bench.serve import bench_serve
@@ -23,4 +24,7 @@ bench.command("prefix")(bench_prefix)
 bench.command("grammar")(bench_grammar)
 bench.command("kernels")(bench_kernels)
 bench.command("batch")(bench_batch)
-bench.command("lang")(bench_lang)
+if find_spec("greenlet") is not None:  # the extra "lang"
+    from mini_engine.bench.lang import bench_lang
+
+    bench.command("lang")(bench_lang)
