@@ -287,7 +287,9 @@ def bench_serve(
         str, typer.Option(help="equal: prompts of 128, answers of 64 tokens. ragged: 16-512 and 8-256.")
     ] = "equal",
     requests: Annotated[int, typer.Option(help="Requests of a load.", min=1)] = 128,
-    rate: Annotated[list[float] | None, typer.Option(help="Poisson arrivals per second, beside all at once.")] = None,
+    rate: Annotated[
+        list[float] | None, typer.Option(help="Poisson arrivals per second, in addition to all at once.")
+    ] = None,
     peer: Annotated[bool, typer.Option(help="Measure transformers serve too.")] = True,
     rounds: Annotated[int, typer.Option(help="Counted rounds.", min=1)] = 5,
     threads: Annotated[int, typer.Option(help="Torch threads of every system.", min=1)] = 1,

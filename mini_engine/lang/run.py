@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,7 +18,7 @@ from mini_engine.lang.state import State
 from mini_engine.llm import LLM
 
 HUBS: WeakKeyDictionary[Any, Hub] = WeakKeyDictionary()  # of every backend or LLM that ran a program
-SETTINGS = ("canonical", "think", "num_api_spec_tokens")
+SETTINGS = tuple(each.name for each in fields(Settings) if each.name != "defaults")
 
 
 def hub_of(backend: LLM | Backend | None) -> Hub:

@@ -3,7 +3,21 @@
 from collections.abc import Mapping, Sequence
 
 from mini_engine.lang import Answer
-from mini_engine.viz.figure import FAINT, GRAY, SOFT, Figure, bar_look, canvas, hide_frame, legend_below, style
+from mini_engine.lang.choices import best_choice
+from mini_engine.viz.figure import (
+    FAINT,
+    GRAY,
+    SOFT,
+    Figure,
+    bar_look,
+    canvas,
+    hide_frame,
+    legend_below,
+    plural,
+    style,
+    text_ground,
+    write,
+)
 from mini_engine.viz.tokens import visible
 
 METHODS = {
@@ -21,7 +35,7 @@ def score_chart(choices: Sequence[str], answer: Answer) -> Figure:
     sentences = []
     for axes, (method, title) in zip(panels, METHODS.items(), strict=True):
         scores = answer.scores[method]
-        best = scores.index(max(scores))
+        best = best_choice(scores)
         bars = axes.barh(range(len(choices)), scores, color=[SOFT if i == best else FAINT for i in range(len(choices))])
         labels = [f"{score:.2f}" + (" ← best" if i == best else "") for i, score in enumerate(scores)]
         axes.bar_label(bars, labels, padding=3, color="black", label_type="edge")
@@ -34,15 +48,6 @@ def score_chart(choices: Sequence[str], answer: Answer) -> Figure:
     panels[0].set_yticks(range(len(choices)), [visible(choice) for choice in choices])
     panels[0].invert_yaxis()
     return Figure(figure, f"A higher score is better. {'. '.join(sentences)}.")
-
-
-def cost_table(runs: Mapping[str, Mapping[str, int]]) -> str:
-    """Return what the calls of each run cost, a line for each: calls, tokens of their prompts, tokens they wrote."""
-    lines = [f"{'':<18}{'calls':>7}{'prompt tokens':>15}{'from the cache':>16}{'new tokens':>12}"]
-    for name, stats in runs.items():
-        counts = [stats.get(key, 0) for key in ("calls", "prompt_tokens", "cached_tokens", "new_tokens")]
-        lines.append(f"{name:<18}{counts[0]:>7}{counts[1]:>15}{counts[2]:>16}{counts[3]:>12}")
-    return "\n".join(lines)
 
 
 @style()
@@ -60,8 +65,7 @@ def cost_chart(runs: Mapping[str, Mapping[str, int]]) -> Figure:
         tokens.barh(places, counts, left=left, label=label, **bar_look(index))
         left = [a + b for a, b in zip(left, counts, strict=True)]
         for place, (end, count) in enumerate(zip(left, counts, strict=True)):
-            ground = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-            tokens.text(end - count / 2, place, str(count), ha="center", va="center", bbox=ground)
+            write(tokens, end - count / 2, place, str(count), bbox=text_ground(1.5))
     for axes, title in ((calls, "calls"), (tokens, "tokens")):
         axes.set_title(title)
         axes.set_xticks([])
@@ -70,6 +74,7 @@ def cost_chart(runs: Mapping[str, Mapping[str, int]]) -> Figure:
     calls.invert_yaxis()
     legend_below(figure, ncols=2)
     sentences = [
-        f"{n}: {s['calls']} calls, {s['prompt_tokens']} tokens read, {s['new_tokens']} written" for n, s in runs.items()
+        f"{name}: {plural(stats['calls'], 'call')}, {stats['prompt_tokens']} tokens read, {stats['new_tokens']} written"
+        for name, stats in runs.items()
     ]
     return Figure(figure, f"{'. '.join(sentences)}.")

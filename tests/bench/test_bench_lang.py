@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -12,14 +11,7 @@ from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.cli.app import app
 from mini_engine.config import EngineConfig
 from mini_engine.llm import LLM
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.support.engines import _one_thread  # noqa: F401  a fixture
 
 
 @pytest.mark.parametrize("program", [each for each in bench.SHARING if each is not bench.json_record])

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from mini_engine.config import EngineConfig
 from mini_engine.lang import ALWAYS_SHARE
 from mini_engine.llm import LLM
+from tests.support.engines import _one_thread  # noqa: F401  a fixture
 
 CONFIG = EngineConfig(
     batch_invariant=True,
@@ -18,14 +18,6 @@ CONFIG = EngineConfig(
     grammar_backend="fsm",
     **ALWAYS_SHARE,
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_llm(**changes):

@@ -21,19 +21,6 @@ CHOICES = [" big", " very small", " red"]
 def engine_probe(seed: int) -> Values:
     """Run a program of forks, a join and a choice on two inputs, note every call, and run it once more."""
     from mini_engine import lang
-    from mini_engine.config import EngineConfig
-    from mini_engine.lang.backends import ALWAYS_SHARE, InProcess
-    from mini_engine.llm import load_driver, make_engine
-
-    class Noted(InProcess):
-        """Keeps every call."""
-
-        made: list[Any] = []  # noqa: RUF012  one probe, one list
-
-        def submit(self, call: Any) -> None:
-            """Note it."""
-            super().submit(call)
-            self.made.append(call)
 
     @lang.program
     def essay(s: Any, animal: str) -> None:
@@ -44,12 +31,7 @@ def engine_probe(seed: int) -> Values:
         s.join(forks)
         s += " It is" + lang.select("kind", CHOICES) + lang.gen("why", max_new_tokens=5)
 
-    config = EngineConfig(
-        batch_invariant=True, max_running_requests=8, page_size=1, num_pages=16_384, preemption=True, **ALWAYS_SHARE
-    )
-    words = Words(Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json")))
-    engine = make_engine(load_driver(None, config), words.backend_tokenizer)
-    backend = Noted(SimpleNamespace(engine=engine, tokenizer=words))  # type: ignore[arg-type]  # all that it takes of an LLM
+    backend = noted_backend()
     states = essay.run_batch([{"animal": animal} for animal in ("dog", "owl")], backend=backend)
     calls = list(backend.made)
     states.append(essay.run("dog", backend=backend))
@@ -62,6 +44,33 @@ def engine_probe(seed: int) -> Values:
             [list(call.ids), call.start, list(call.output.token_ids), call.output.num_cached_tokens] for call in calls
         ],
     }
+
+
+def noted_backend() -> Any:
+    """Return the embedded model with pages of one token, as a backend that keeps every call in ``made``."""
+    from mini_engine.config import EngineConfig
+    from mini_engine.lang.backends import ALWAYS_SHARE, InProcess
+    from mini_engine.llm import load_driver, make_engine
+
+    class Noted(InProcess):
+        """Keeps every call."""
+
+        def __init__(self, llm: Any) -> None:
+            """Keep none yet."""
+            super().__init__(llm)
+            self.made: list[Any] = []
+
+        def submit(self, call: Any) -> None:
+            """Note it."""
+            super().submit(call)
+            self.made.append(call)
+
+    config = EngineConfig(
+        batch_invariant=True, max_running_requests=8, page_size=1, num_pages=16_384, preemption=True, **ALWAYS_SHARE
+    )
+    words = Words(Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json")))
+    engine = make_engine(load_driver(None, config), words.backend_tokenizer)
+    return Noted(SimpleNamespace(engine=engine, tokenizer=words))  # all that a backend takes of an LLM
 
 
 def engine_verdict(seed: int, got: Values) -> list[Failure]:
