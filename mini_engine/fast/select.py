@@ -8,7 +8,7 @@ from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import AttentionFactory
-from mini_engine.fast.attention.cascade import CascadeAttention, find_cascade
+from mini_engine.fast.attention.cascade import CascadeAttention, find_cascade, find_scattered
 from mini_engine.fast.attention.consecutive import ConsecutiveAttention
 from mini_engine.fast.attention.ragged import StepCache
 from mini_engine.fast.attention.strided import StridedAttention, find_grids
@@ -31,13 +31,13 @@ def consecutive(pool: KVPool, metadata: AttentionMetadata) -> Attention:
 
 
 def grouped(pool: KVPool, metadata: AttentionMetadata) -> Attention:
-    """Compute common prefixes once, or decode rows in few calls; else each sequence by itself.
+    """Compute common prefixes once, or decode rows in few calls; otherwise each sequence by itself.
 
     The first two read across gaps in the pool, where a sequence can catch its neighbour's NaN. So they have a
     ``fallback``, the plain path, which tells whose it is.
     """
     cache, kernel = StepCache(pool, metadata), grouped_attention
-    if (cascade := find_cascade(metadata, pool)) is not None:
+    if (cascade := find_cascade(cache) or find_scattered(cache)) is not None:
         return CascadeAttention(cache, cascade, kernel)
     if grids := find_grids(cache):
         return StridedAttention(cache, grids, kernel)

@@ -1,11 +1,12 @@
 """A faster form of L2's plain path: decode rows that begin with the same pages read those once.
 
-Owns: finding rows with common first pages, attention over the two parts, and their merging. Must not know: requests,
-caches, why pages are shared.
+Owns: finding rows with common first pages or on scattered ones, attention over the parts, and their merging. Must not
+know: requests, caches, why pages are shared.
 
 With a prefix cache many sequences lie on the same pages at first and on their own after that. A softmax over all keys
 is the weighted mean of softmaxes over parts of them, the weights being exp(log-sum-exp). So the queries of all rows go
 to the common keys together, as rows of one matrix, and to their own keys in one padded call; then both are merged.
+Rows on scattered pages are the case in which nothing is common: one padded call reads all of them.
 Source: cascade attention (FlashInfer), Hydragen.
 """
 
@@ -16,11 +17,11 @@ from itertools import takewhile
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mini_engine.attention.dense import AttentionKernel
-from mini_engine.attention.metadata import AttentionMetadata, slots_of
+from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.paged import PagedAttention
-from mini_engine.attention.pool import KVPool
 from mini_engine.fast.attention.ragged import StepCache, attend_alone, length_mask
 
 LEAST_SHARED = 64  # tokens; for fewer, a second call costs more than it saves
@@ -49,28 +50,49 @@ class Cascade:
     mask: Tensor
 
 
-def find_cascade(metadata: AttentionMetadata, pool: KVPool) -> Cascade | None:
+def find_cascade(cache: StepCache) -> Cascade | None:
     """Return the cascade of a step's decode rows; ``None`` if none would save more reading than padding costs."""
-    size, kv_lens = metadata.page_size, metadata.seq_lens_kv.tolist()
+    metadata, kv_lens = cache.metadata, cache.lengths
     table = metadata.block_table.tolist()
-    members, own, prefixes = list[int](), list[list[int]](), list[SharedPrefix]()
-    for group in alike(table, [i for i, (start, end) in enumerate(metadata.query_ranges) if end - start == 1]):
+    own, prefixes = dict[int, Tensor](), list[SharedPrefix]()
+    for group in alike(table, decode_rows(metadata)):
         # The newest token's page may be full and still is its own: a row keeps at least one key for the second call.
-        most = (min(kv_lens[i] for i in group) - 1) // size
-        pages = common_pages([table[i][:most] for i in group])
-        shared = len(pages) * size
+        most = (min(kv_lens[i] for i in group) - 1) // metadata.page_size
+        shared = len(common_pages([table[i][:most] for i in group])) * metadata.page_size
         if shared >= LEAST_SHARED:
-            rows = torch.arange(len(members), len(members) + len(group))
-            prefixes.append(SharedPrefix(rows, torch.tensor(slots_of(pages, 0, shared, size))))
-            own += [slots_of(table[i], shared, kv_lens[i], size) for i in group]
-            members += group
-    longest = max(map(len, own), default=0)
-    if not members or longest * len(members) > sum(kv_lens[i] for i in members):
+            rows = torch.arange(len(own), len(own) + len(group))
+            prefixes.append(SharedPrefix(rows, metadata.kv_slots[group[0]][:shared]))
+            own |= {i: metadata.kv_slots[i][shared:] for i in group}
+    if max(map(len, own.values()), default=0) * len(own) > sum(kv_lens[i] for i in own):
         return None
-    padded = [[*slots, *[pool.zero_slot] * (longest - len(slots))] for slots in own]
-    mask = length_mask([len(slots) for slots in own], pool.keys[0].dtype)
-    starts = torch.tensor([metadata.query_ranges[i][0] for i in members])
-    return Cascade(members, starts, prefixes, torch.tensor(padded).flatten(), mask)
+    return padded(cache, own, prefixes) if own else None
+
+
+def find_scattered(cache: StepCache) -> Cascade | None:
+    """Return a cascade without prefixes, which reads all decode rows in one call; ``None`` if most rows need no copy.
+
+    ``None`` as well if padding would double what is read. In a pool that a prefix cache has filled, a new request gets
+    pages of several old ones, so hardly any sequence lies in one piece.
+    """
+    rows = decode_rows(cache.metadata)
+    num_scattered = sum(cache.first_slots[i] is None for i in rows)
+    lengths = [cache.lengths[i] for i in rows]
+    if num_scattered < 2 or 2 * num_scattered < len(rows) or max(lengths) * len(rows) > 2 * sum(lengths):
+        return None
+    return padded(cache, {i: cache.metadata.kv_slots[i] for i in rows}, [])
+
+
+def decode_rows(metadata: AttentionMetadata) -> list[int]:
+    """Return the sequences of a step that have one new token."""
+    return [i for i, (start, end) in enumerate(metadata.query_ranges) if end - start == 1]
+
+
+def padded(cache: StepCache, own: dict[int, Tensor], prefixes: list[SharedPrefix]) -> Cascade:
+    """Return the cascade of sequences whose own keys are in the slots ``own``."""
+    slots = pad_sequence(list(own.values()), batch_first=True, padding_value=cache.pool.zero_slot)  # [N, L]
+    mask = length_mask([len(each) for each in own.values()], cache.pool.keys[0].dtype)
+    starts = torch.tensor([cache.metadata.query_ranges[i][0] for i in own])
+    return Cascade(list(own), starts, prefixes, slots.flatten(), mask)
 
 
 def alike(table: Sequence[Sequence[int]], sequences: Sequence[int]) -> list[list[int]]:
