@@ -1,10 +1,12 @@
 """mini_engine: a small LLM inference engine, and the reference solution of the course that builds it.
 
-from mini_engine import LLM, SamplingParams
+.. code-block:: python
 
-llm = LLM()
-for answer in llm.generate(["Once upon a time"], SamplingParams(max_new_tokens=40)):
-print(answer.text)
+    from mini_engine import LLM, SamplingParams
+
+    llm = LLM()
+    for answer in llm.generate(["Once upon a time"], SamplingParams(max_new_tokens=40)):
+        print(answer.text)
 """
 
 from importlib import import_module

@@ -24,6 +24,7 @@ from mini_engine.checkpoint import TINY_MODEL, load_eos_ids, load_tokenizer
 from mini_engine.lang.backends import Backend, Call, InProcess, finish
 from mini_engine.llm import LLM
 from mini_engine.outputs import RequestOutput
+from mini_engine.prompts import encode_text
 from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.sampler.params import SamplingParams
 
@@ -112,6 +113,7 @@ def nothing_shared(s: lang.State, name: str, animal: str) -> None:
 
 
 SHARING = (few_shot, tree_of_thought, skeleton, judge, json_record, chat, tools)
+OWN_ROUNDS = 5  # of the program that shares nothing, for each of the others: its rounds are short
 SHARED, ALONE, PEER, PLAIN = "programs", "without cache", "transformers", "Engine.generate"
 
 
@@ -203,8 +205,8 @@ def measure_plain(inputs: list[dict[str, Any]]) -> float:
     """Return requests per second of ``Engine.generate`` with the calls that ``nothing_shared`` makes."""
     backend = InProcess(LLM(**lang.ALWAYS_SHARE))
     prompts = [f"{each['name']} the {each['animal']} lived in a small house near the river." for each in inputs]
-    ids = [backend.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
     began = time.perf_counter()
+    ids = [encode_text(backend.tokenizer, prompt) for prompt in prompts]
     backend.engine.generate(ids, SamplingParams(max_new_tokens=32))
     return len(inputs) / (time.perf_counter() - began)
 
@@ -237,7 +239,7 @@ def bench_lang(
         measured = [{name: measure(program, systems[name], pairs) for name in names} for _ in range(rounds)]
         peers = [each[peer].programs_per_second for each in measured]
         rows += [median_row([each[name] for each in measured], peers, name, peer) for name in names]
-    own = [(measure(nothing_shared, systems[SHARED], pairs), measure_plain(pairs)) for _ in range(rounds)]
+    own = [(measure(nothing_shared, systems[SHARED], pairs), measure_plain(pairs)) for _ in range(OWN_ROUNDS * rounds)]
     rows.append(median_row([row for row, _ in own], [plain for _, plain in own], SHARED, PLAIN))
     typer.echo(f"{'program':<16}{'system':<16}{'programs/s':>11}{'x':>7}{'latency s':>11}{'calls':>7}{'computed':>15}")
     for row in rows:

@@ -1,13 +1,15 @@
 """The frontend language: programs that generate, choose, fork and join, and never pay twice for a prefix.
 
-from mini_engine import lang
+.. code-block:: python
 
-@lang.program
-def opinion(s, topic):
-s += lang.user(f"What do you think of {topic}?")
-s += lang.assistant(lang.select("verdict", ["Good.", "Bad."]) + " Because" + lang.gen("why", stop="."))
+    from mini_engine import lang
 
-print(opinion.run("rain")["verdict"])
+    @lang.program
+    def opinion(s, topic):
+        s += lang.user(f"What do you think of {topic}?")
+        s += lang.assistant(lang.select("verdict", ["Good.", "Bad."]) + " Because" + lang.gen("why", stop="."))
+
+    print(opinion.run("rain")["verdict"])
 """
 
 from mini_engine.lang.backends import ALWAYS_SHARE, Endpoint

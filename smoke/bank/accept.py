@@ -29,11 +29,10 @@ from smoke.framework.check import DEFAULT_SEED, Check, all_checks, checks_of, ta
 from smoke.framework.manifest import Task, load_manifest
 from smoke.grade.trial import try_isolation
 from smoke.grade.worker import Worker
-from smoke.runner.runner import Candidate, Outcome, Runner
+from smoke.runner.runner import PATIENCE, Candidate, Outcome, Runner
 
 Kind = Literal["reference", "starter", "lesson starter", "pitfall", "wheat"]
 MEMORY, SECONDS = 2 << 30, 180  # of a lesson of a wheat, as `grade` has them without options
-TIME_FACTOR = 3.0  # two workers and their judge share the cores
 SEEDS = (DEFAULT_SEED, 1, 2)  # of the reference; everything else runs with the first
 
 
@@ -164,7 +163,7 @@ def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None])
     def work(number: int) -> None:
         try:
             with ExitStack() as stack:
-                runner = stack.enter_context(Runner(time_factor=TIME_FACTOR))
+                runner = stack.enter_context(Runner(patience=PATIENCE))
                 confinement = isolation and isolation.confinement(number, MEMORY, SECONDS)
                 grader = confinement and stack.enter_context(Worker(confinement))
                 while True:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from smoke.bank.accept import TIME_FACTOR, Verdict, accept, jobs, matrix
+from smoke.bank.accept import Verdict, accept, jobs, matrix
 from smoke.bank.mutation.trial import Fate
 from smoke.commands.exits import Exit, stop
 from smoke.commands.mutate import GOAL, run_all, sample_of_each, score
@@ -52,7 +52,7 @@ def accept_command(
                 bar.write("\n".join([f"{verdict.job.id}:", *(f"  {fault}" for fault in verdict.faults)]))
 
         verdicts = accept(todo, workers, report)
-    fates = run_all(sample_of_each(lessons_of(pattern), MUTANTS), workers, TIME_FACTOR, None) if mutate else []
+    fates = run_all(sample_of_each(lessons_of(pattern), MUTANTS), workers, None) if mutate else []
     low = [each.id for each in load_manifest().written if score(of_lesson(fates, each.id)) < GOAL]
     seconds = time.perf_counter() - started
     if as_json:

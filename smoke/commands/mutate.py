@@ -31,7 +31,6 @@ def mutate_command(
     sample: Annotated[int, typer.Option(min=0, help="Only so many, drawn at random; 0 is all.")] = 0,
     seed: Annotated[int, typer.Option(help="Draws the sample.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Mutants that run at the same time.")] = 2,
-    time_factor: Annotated[float, typer.Option("--time-factor", min=0.1, help="Stretch every time limit.")] = 1.0,
     equivalent: Annotated[
         bool, typer.Option("--equivalent", help="Run those that are listed as equivalent instead: none may be killed.")
     ] = False,
@@ -49,7 +48,7 @@ def mutate_command(
     chosen = draw([m for m in mutants if pattern in m.id and (m.id in listed) == equivalent], sample, seed)
     if not chosen:
         stop(Exit.USAGE, "no mutant fits; an id is like model:rotary_table/unary/0ba558")
-    done = run_all(chosen, workers, time_factor, file)
+    done = run_all(chosen, workers, file)
     typer.echo("\n".join(summary(done)))
     typer.echo(f"{len(done)} mutants in {time.perf_counter() - started:.0f} s")
     if equivalent:
@@ -73,13 +72,13 @@ def sample_of_each(lessons: Sequence[Lesson], count: int, seed: int = 0) -> list
     return [mutant for mutants in unlisted.values() for mutant in draw(mutants, count, seed)]
 
 
-def run_all(mutants: Sequence[Mutant], workers: int, time_factor: float, file: Path | None) -> list[Fate]:
+def run_all(mutants: Sequence[Mutant], workers: int, file: Path | None) -> list[Fate]:
     """Run mutants, show survivors as they come, and keep every fate in ``file``."""
     known = killed_before(file)
     done = [Fate(mutant, *known[mutant.id]) for mutant in mutants if mutant.id in known]
     todo = [mutant for mutant in mutants if mutant.id not in known]
     with tqdm(total=len(todo), desc="mutants", unit="", leave=False) as bar:
-        for fate in fates(todo, workers, time_factor) if todo else ():
+        for fate in fates(todo, workers) if todo else ():
             bar.update()
             done.append(fate)
             if not fate.killed:

@@ -19,7 +19,8 @@ from smoke.grade.records import Records
 from smoke.grade.scoring import StudentScore
 from smoke.grade.submissions import Submission, read_submissions
 from smoke.grade.trial import Isolation, try_isolation
-from smoke.grade.worker import DISK_BYTES, PATIENCE
+from smoke.grade.worker import DISK_BYTES
+from smoke.runner.runner import PATIENCE
 
 UNITS = {"K": 10, "M": 20, "G": 30}
 

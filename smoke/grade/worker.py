@@ -26,11 +26,10 @@ from smoke.grade.probes import ask_peer
 from smoke.grade.server import BOOT, SETTINGS
 from smoke.grade.submissions import Submission
 from smoke.grade.view import DATA, write_view
-from smoke.runner.runner import IMPORT_SECONDS, Candidate, Outcome, Runner, remove
+from smoke.runner.runner import IMPORT_SECONDS, PATIENCE, Candidate, Outcome, Runner, remove
 
 PUBLIC_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 MAX_LOG = 4000  # characters of what a candidate printed that are kept
-PATIENCE = 4.0  # seconds on the clock for each second of processor time: the machine may be busy
 DISK_BYTES = 512 * 2**20  # that a candidate may keep in files at a time
 MAX_SWEEPS = 100  # for what starts others while it is ended
 FILES = sorted(file for lesson in load_manifest().written for file in lesson.files)
@@ -82,6 +81,7 @@ class Worker:
             boot=BOOT,
             environment={SETTINGS: json.dumps(confinement.as_dict())},
             patience=PATIENCE,
+            gives_up_tasks=True,
             disk=DISK_BYTES,
         )
         self.runner.home.chmod(0o711)  # candidates of another user pass through it to their own folder

@@ -33,6 +33,7 @@ from smoke.runner.transport import STACK, read_answer, read_json, read_regular
 from smoke.runner.usage import Use
 
 MAX_RESTARTS = 3
+PATIENCE = 4.0  # seconds on the clock for each second of processor time: the machine may be busy
 IMPORT_SECONDS = 30.0
 START_SECONDS = 120.0
 END_SECONDS = 60.0  # ending a thousand processes takes half of that
@@ -122,8 +123,9 @@ class Runner:
     ``{"RLIMIT_AS": 4 << 30}``. ``environment`` adds to the few variables that children get. ``boot`` is the line of
     Python that runs the server; grading has one whose children are confined.
 
-    ``patience`` is grading's: a time limit is one of the processor then, and that many times as long on the clock; and
-    every task has its chance, however many processes that takes. ``disk`` are the bytes that a child may keep in files.
+    ``patience``: above 1, a time limit is one of the processor, and that many times as long on the clock, so a busy
+    machine costs no check. ``gives_up_tasks``: a task that ended a process is not run again, and every other task has
+    its chance, however many processes that takes. ``disk`` are the bytes that a child may keep in files.
     """
 
     def __init__(
@@ -133,12 +135,13 @@ class Runner:
         limits: Mapping[str, int] | None = None,
         environment: Mapping[str, str] | None = None,
         boot: str = BOOT,
-        patience: float | None = None,
+        patience: float = 1.0,
+        gives_up_tasks: bool = False,
         disk: int | None = None,
     ) -> None:
         """Prepare; the server starts with the first candidate."""
         self.time_factor, self.limits = time_factor, dict(limits or {})
-        self.patience, self.disk = patience, disk
+        self.patience, self.gives_up_tasks, self.disk = patience, gives_up_tasks, disk
         self.environment, self.boot = dict(environment or {}), boot
         self.home = Path(tempfile.mkdtemp(prefix="smoke-"))
         self.server: subprocess.Popen[str] | None = None
@@ -249,11 +252,11 @@ class Runner:
     ) -> Outcome:
         """Run ``checks`` on a candidate; ``report`` hears every result as it comes. ``work`` adds to the order."""
         run = Run(candidate, checks, seed, report)
-        for _ in range(len(checks) if self.patience else MAX_RESTARTS + 1):
+        for _ in range(len(checks) if self.gives_up_tasks else MAX_RESTARTS + 1):
             if not run.waiting or run.import_fault is not None:
                 break
             self.run_child(run, work or {})
-            if self.patience:
+            if self.gives_up_tasks:
                 run.give_up_tasks()
         for index, check_id in run.waiting:
             if run.import_fault is not None:
@@ -379,8 +382,8 @@ class Watch:
     def wait_for(self, name: str, seconds: float) -> bool:
         """Wait until the child has written the file ``name``; ``False`` if it ends, or time does, before that."""
         allowed = seconds * self.runner.time_factor
-        deadline = time.monotonic() + allowed * (self.runner.patience or 1.0)
-        use = Use(self.pid, self.out, allowed, self.runner.disk) if self.runner.patience else None
+        deadline = time.monotonic() + allowed * self.runner.patience
+        use = Use(self.pid, self.out, allowed, self.runner.disk) if self.runner.patience > 1 else None
         file = self.out / name
         while not file.exists():
             if self.exit_code is None and self.server_spoke():
@@ -428,7 +431,7 @@ class Watch:
             limit = check.seconds * self.runner.time_factor
             if self.exit_code is None:
                 status: Status = "crashed" if self.over else "timeout"
-                late = f"no answer after {limit:.0f} s" + (" of the processor" if self.runner.patience else "")
+                late = f"no answer after {limit:.0f} s" + (" of the processor" if self.runner.patience > 1 else "")
                 self.run.settle(index, Result(check.id, status, detail=self.over or late + self.hanging()))
             else:
                 detail = f"the process ended before it answered, {ending(self.exit_code)}"

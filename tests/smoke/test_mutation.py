@@ -275,8 +275,8 @@ def test_what_a_file_calls_killed_is_not_run_again_and_survivors_are(tmp_path, m
         yield from (Fate(mutant, *(("L3.C.refusals", "fail") if i != 1 else ())) for i, mutant in enumerate(todo))
 
     monkeypatch.setattr(mutate, "fates", run)
-    mutate.run_all(mutants, 1, 1.0, file)
-    again = mutate.run_all(mutants, 1, 1.0, file)
+    mutate.run_all(mutants, 1, file)
+    again = mutate.run_all(mutants, 1, file)
     assert ran == [[mutant.id for mutant in mutants], [mutants[1].id]]
     assert [fate.killed for fate in again] == [True, True, True]
     assert len([json.loads(line) for line in file.read_text().splitlines()]) == 4

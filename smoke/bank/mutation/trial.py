@@ -22,10 +22,10 @@ from smoke.bank.accept import write_overlay
 from smoke.bank.mutation.mutants import Mutant
 from smoke.framework.check import DEFAULT_SEED, Check, Failure, Plain, Result, Values, Verdict, all_checks, tasks_needed
 from smoke.framework.manifest import load_manifest
-from smoke.runner.runner import Candidate, Runner
+from smoke.runner.runner import PATIENCE, Candidate, Runner
 
-MIN_SECONDS = 3.0  # of a check's time limit: other programs use the machine as well
-PATIENCE = 10.0  # times what the reference took
+MIN_SECONDS = 3.0  # of a check's time limit
+MARGIN = 10.0  # times what the reference took
 MEMORY = 8 << 30  # bytes that a mutant may map for itself: an endless list must not fill the machine
 
 
@@ -71,7 +71,7 @@ class Trial:
             )
         self.cost = {result.check_id: result.seconds for result in outcome.results}
         self.checks = [
-            replace(check, seconds=max(MIN_SECONDS, PATIENCE * self.cost[check.id])) for check in self.checks
+            replace(check, seconds=max(MIN_SECONDS, MARGIN * self.cost[check.id])) for check in self.checks
         ]
 
     def checks_for(self, mutant: Mutant) -> list[Check]:
@@ -96,9 +96,7 @@ class Trial:
         return Fate(mutant)
 
 
-def fates(
-    mutants: Sequence[Mutant], workers: int, time_factor: float = 1.0, own_checks: bool = False
-) -> Iterator[Fate]:
+def fates(mutants: Sequence[Mutant], workers: int, own_checks: bool = False) -> Iterator[Fate]:
     """Run mutants with ``workers`` servers and yield what became of each, as it comes.
 
     ``own_checks``: leave out the checks of tasks that no mutant is of, though they may see one.
@@ -117,7 +115,7 @@ def fates(
 
     with ExitStack() as stack:
         for _ in range(workers):
-            runner = Runner(time_factor=time_factor, limits={"RLIMIT_DATA": MEMORY})
+            runner = Runner(limits={"RLIMIT_DATA": MEMORY}, patience=PATIENCE)
             runner.prepare({check.id for check in trial.checks})
             idle.put(stack.enter_context(runner))
         trial.measure(runner)
