@@ -70,9 +70,7 @@ class Trial:
                 f"the reference does not pass {wrong[0]}; `python -m smoke accept -k reference` says why"
             )
         self.cost = {result.check_id: result.seconds for result in outcome.results}
-        self.checks = [
-            replace(check, seconds=max(MIN_SECONDS, MARGIN * self.cost[check.id])) for check in self.checks
-        ]
+        self.checks = [replace(check, seconds=max(MIN_SECONDS, MARGIN * self.cost[check.id])) for check in self.checks]
 
     def checks_for(self, mutant: Mutant) -> list[Check]:
         """Return the checks that can see a mutant: its task's own, then those that build on it; cheap ones first."""
