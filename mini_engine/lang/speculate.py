@@ -100,13 +100,14 @@ def plain_call(context: Context, params: SamplingParams) -> Generator[Condition,
 
 def cut_call(context: Context, params: SamplingParams) -> Generator[Condition, None, RequestOutput]:
     """Return an answer cut from what was written ahead; where that is too short, write ahead. Mutates ``context``."""
-    sampling, ahead = sampling_of(params), context.ahead
+    sampling, ahead, least = sampling_of(params), context.ahead, context.settings.num_api_spec_tokens
+    assert least is not None, "a run without speculation makes plain calls"
     if sampling is None:
         return (yield from plain_call(context, params))
     ids, is_end = (ahead.ids, ahead.is_end) if ahead and ahead.sampling == sampling else ([], False)
     output = cut(context.tokenizer, ids, params, is_end)
     if output is None:
-        wanted = max(params.max_new_tokens, context.settings.num_api_spec_tokens or 0) - len(ids)
+        wanted = max(params.max_new_tokens, least) - len(ids)
         longer = replace(sampling, max_new_tokens=wanted)
         call = Call([*context.prompt(), *ids], longer)
         yield from context.ask(call)

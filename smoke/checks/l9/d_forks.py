@@ -239,18 +239,20 @@ def turns_spec(seed: int) -> Values:
 
 
 def errors_probe(seed: int) -> Values:
-    """Let a fork's call fail: joined, not joined, and in a fork of a fork."""
+    """Let a fork's call fail: joined, not joined, in a fork of a fork, and in one that was forked before the others."""
     from mini_engine import lang
 
     values = Values()
-    for kind in ("joined", "not joined", "a fork of a fork", "of a parent that failed"):
+    for kind in ERRORS:
         state = new_state(Machine(seed, limit=50))
         state += "ab"
         much = lang.gen("much", max_new_tokens=60)
         if kind == "of a parent that failed":
             state += much
-        forks = state.fork(3)
-        own = forks[1].fork(1)[0] if kind == "a fork of a fork" else forks[1]
+        (earlier,), forks = state.fork(1), state.fork(3)
+        own = earlier if kind == "an earlier fork" else forks[1]
+        if kind == "a fork of a fork":
+            (own,) = forks[1].fork(1)
         if kind != "of a parent that failed":
             own += much
         forks[2] += lang.gen("fine", max_new_tokens=2)
@@ -280,6 +282,7 @@ ERRORS = {
     "joined": {"at the end": "ValueError", "the fork": "ValueError", "the list": "ValueError"},
     "not joined": {"at the end": "ValueError", "the fork": "ValueError"},
     "a fork of a fork": {"at the end": "ValueError", "the fork": "KeyError"},
+    "an earlier fork": {"at the end": "ValueError", "the fork": "KeyError"},
     "of a parent that failed": {"at the end": "ValueError", "the fork": "ValueError"},
 }
 

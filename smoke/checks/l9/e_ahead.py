@@ -85,6 +85,7 @@ def cut_cases(seed: int) -> dict[str, Plain]:
     rest: Plain = {"limit": 5, "stops": [], "is_end": False}
     half = words().encode("abé")[:-1]
     cases["a limit inside a character"] = {**rest, "ids": words().encode("abéc"), "limit": len(half)}
+    cases["a stop string that only the end shows"] = {**rest, "ids": half, "limit": len(half), "stops": ["\ufffd"]}
     cases["the model ends inside a character"] = {**rest, "ids": half, "is_end": True}
     cases["what could become a stop string"] = {**rest, "ids": words().encode("ab"), "stops": ["bc"], "is_end": True}
     cases["a stop string that the limit cuts"] = {**rest, "ids": words().encode("nnouuu"), "limit": 2, "stops": ["no"]}
