@@ -188,11 +188,11 @@ class RadixCache:
 
     def walk(self, token_ids: Sequence[int], key: str | None) -> list[Node]:
         """Go down from the root as far as whole pages agree; return the nodes on the way. Mutates as ``match`` says."""
-        tokens = token_ids if isinstance(token_ids, list) else list(token_ids)
+        tokens = list(token_ids)
         node, path, start = self.roots.get(key), list[Node](), 0
         self.now += 1
-        while node is not None and start + self.page_size <= len(tokens):
-            child = node.children.get(tuple(tokens[start : start + self.page_size]))
+        while node is not None:
+            child = node.children.get(tuple(tokens[start : start + self.page_size]))  # less than a page names no child
             if child is None:
                 break
             agreeing = self.agreeing_pages(child, tokens, start)
@@ -208,8 +208,6 @@ class RadixCache:
         By halving: the first ``low`` pages agree, and at most the first ``high``. Slices are compared in C.
         """
         size, own = self.page_size, node.tokens
-        if tokens[start : start + len(own)] == own:
-            return len(node.pages)
         low, high = 1, len(node.pages)
         while low < high:
             middle = (low + high + 1) // 2

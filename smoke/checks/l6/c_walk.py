@@ -4,6 +4,7 @@ Owns: random trees with questions to them, histories and their verdict: the spec
 No model.
 """
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -66,15 +67,15 @@ def happen(cache: Any, held: list[Any], operation: Operation) -> Any:
     """Do one operation and return what it gives; a list that belongs to the caller must stay as it was."""
     kind, *rest = operation
     if kind in ("insert", "match", "hold"):
-        tokens = list(rest[0])
-        pages = numbered(rest[1], tokens, cache.page_size) if kind == "insert" else []
-        own = list(pages)
-        hit = cache.insert(tokens, own, *rest[2:]) if kind == "insert" else cache.match(tokens, rest[1])
+        tokens = tuple(rest[0]) if len(rest[0]) % 3 == 0 else list(rest[0])  # any sequence will do
+        pages = numbered(rest[1], rest[0], cache.page_size) if kind == "insert" else []
+        own, more = list(pages), rest[2:] if rest[-1] else rest[2:-1]  # without a priority it is 0
+        hit = cache.insert(tokens, own, *more) if kind == "insert" else cache.match(tokens, rest[1])
         given: list[Any] = [int(page) for page in hit.pages]
         if kind == "hold":
             held.append(hit)
             given = [given, cache.lock(hit)]
-        return given if (tokens, own) == (rest[0], pages) else "the caller's list was changed"
+        return given if (list(tokens), own) == (rest[0], pages) else "the caller's list was changed"
     if kind == "again":
         held.append(held[rest[0]])
         return cache.lock(held[-1])
@@ -229,28 +230,31 @@ def longest_spec(seed: int) -> Values:
 
 
 def asked_probe(seed: int) -> Values:
-    """Ask all questions of one tree, one after the other, and look at the tree after each."""
+    """Ask all questions of one tree, one after the other, with lists and tuples, and look at the tree after each."""
     values: Values = {}
     for size in PAGE_SIZES:
         cache = plant(size, draw_trees(seed, size))
         answers = []
         for key, tokens in questions(seed, size):
-            hit = cache.match(tokens, key)
+            hit = cache.match(tuple(tokens) if len(answers) % 2 else tokens, key)
             answers.append({"pages": list(hit.pages), "path": list(hit.path), "cache": cache_values(cache)})
         values[f"page size {size}"] = answers
     return values
 
 
 def cuts_verdict(seed: int, got: Values) -> list[Failure]:
-    """Ask that the path of a hit is its pages and nothing more, and that the tree holds what it held."""
+    """Ask that the path of a hit is its pages and nothing more, that the tree holds what it held, and of one cut."""
     failures: list[Failure] = []
     for size in PAGE_SIZES:
-        prefixes = entries_of(draw_trees(seed, size), size)
+        prefixes, most = entries_of(draw_trees(seed, size), size), math.inf
         for (key, tokens), answer in zip(questions(seed, size), got[f"page size {size}"], strict=True):
             where = f"page size {size}, match of {tokens} under {key!r}"
             found = prefixes.match(tokens, key)
             failures += differences(prefixes.pages(found), answer["pages"], None, f"{where}, pages")
             nodes = {node["number"]: node for node in answer["cache"]["tree"]}
+            if len(nodes) > most:
+                failures.append(Failure(f"{where}, nodes", "", f"at most {most}, after one cut", str(len(nodes))))
+            most = len(nodes) + 1
             on_path = [page for number in answer["path"] for page in nodes[number]["pages"]]
             failures += differences(prefixes.pages(found), on_path, None, f"{where}, pages on its path")
             ends = [nodes[number]["parent"] for number in answer["path"]]
