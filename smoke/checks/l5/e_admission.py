@@ -6,6 +6,7 @@ Owns: states in which requests wait, and which of them the rules admit. The cand
 import random
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 from smoke.checks.l5.a_request import build_request
@@ -346,6 +347,44 @@ def allocate_spec(seed: int) -> Values:
     return {**values, "2 pages after those that are there": [1, 2]}
 
 
+def idle_cases() -> dict[str, Case]:
+    """Return states in which no waiting request can come in, and one in which two can."""
+    queue = tuple(waiting(index, 3, 2) for index in (1, 2))
+    busy = running(0, 2, 3, computed=1, pages=2)
+    return {
+        "as many run as may": Case(Rules(100, max_running=1), (busy, *queue)),
+        "no rows are left": Case(Rules(100), (busy, *queue), rows=0),
+        "no request waits": Case(Rules(100), (busy,)),
+        "there is room": Case(Rules(100), (busy, *queue)),
+    }
+
+
+def idle_probe(seed: int) -> Values:
+    """Count how many requests the policy is asked to put in order."""
+    values: Values = {}
+    for name, case in idle_cases().items():
+        scheduler, _ = case.scheduler()
+        asked: list[int] = []
+        policy = scheduler.policy
+        scheduler.policy = SimpleNamespace(
+            order=lambda queue, hits, asked=asked, policy=policy: asked.append(len(queue)) or policy.order(queue, hits)
+        )
+        scheduler.admit(case.rows, [])
+        values[name] = asked
+    return values
+
+
+def idle_spec(seed: int) -> Values:
+    """Ask once, and only if a request may come in."""
+    return {name: [2] if name == "there is room" else [] for name in idle_cases()}
+
+
+REGISTRY.add(
+    "L5.E.idle",
+    "The policy is asked for an order once, and not while no request can come in: an order may look at the whole cache.",
+    idle_probe,
+    bitwise(idle_spec),
+)
 REGISTRY.add(
     "L5.E.add",
     "A request that could never fit into the pool is refused at once, with the numbers; one that just fits is not.",
