@@ -194,9 +194,7 @@ class Scheduler:
 
         done | copied from a sibling | this step, noted in ``num_scheduled_tokens`` | later
         """
-        # Only a prompt is copied: who decodes need not look through its siblings in every step.
-        may_copy = request.siblings and request.num_computed_tokens < request.num_prompt_tokens
-        source, copied = prefix_to_copy(request) if may_copy else (None, 0)
+        source, copied = prefix_to_copy(request)
         start = request.num_computed_tokens + copied
         pending = request.num_tokens - start
         count = pending if budget is None else min(pending, budget)

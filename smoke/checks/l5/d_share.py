@@ -197,6 +197,7 @@ UPDATES: dict[str, tuple[Person, int, int, bool, int, int, int]] = {
     "a chunk in the middle": (running(0, 20, computed=4), 4, 7, False, 0, 11, 0),
     "the last chunk": (running(1, 20, computed=11), 11, 9, True, 0, 20, 1),
     "a whole prompt": (running(2, 5), 0, 5, True, 0, 5, 1),
+    "decoding for the first time": (running(8, 5, outputs=1, computed=5), 5, 1, True, 0, 6, 2),
     "decoding": (running(3, 5, outputs=2, computed=6), 6, 1, True, 0, 7, 3),
     "preempted, all of it again": (running(4, 5, outputs=4), 0, 9, True, 0, 9, 5),
     "preempted, a part of it": (running(5, 5, outputs=4), 0, 7, False, 0, 7, 4),
@@ -219,8 +220,11 @@ def update_probe(seed: int) -> Values:
         chunks.append(ScheduledChunk(request, start, count, samples, copied, source))
     tokens = tokens_for(chunks)
     del tokens["r7"]
+    shared: list[str] = []
+    scheduler.share = lambda request: shared.append(request.request_id)
     scheduler.update(ScheduledBatch(chunks, []), tokens)
-    return {name: [r.num_computed_tokens, list(map(int, r.output_ids))] for name, r in requests.items()}
+    noted = {name: [r.num_computed_tokens, list(map(int, r.output_ids))] for name, r in requests.items()}
+    return {**noted, "offered to the cache": sorted(shared)}
 
 
 def update_spec(seed: int) -> Values:
@@ -229,7 +233,8 @@ def update_spec(seed: int) -> Values:
     for name, (person, *_, computed, outputs) in UPDATES.items():
         old = [10_000 + place for place in range(person.outputs)]
         values[name] = [computed, old + [500 + person.known] * (outputs - person.outputs)]
-    return values
+    offered = [person.name for person, start, *_ in UPDATES.values() if start < person.prompt]
+    return {**values, "offered to the cache": sorted(offered)}
 
 
 def budgets_of_rounds(seed: int) -> dict[str, list[int | None]]:

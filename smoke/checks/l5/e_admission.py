@@ -381,7 +381,7 @@ def idle_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L5.E.idle",
-    "The policy is asked for an order once, and not while no request can come in: an order may look at the whole cache.",
+    "The policy is asked for an order once, and not while no request can come in: an order may look up all that wait.",
     idle_probe,
     bitwise(idle_spec),
 )

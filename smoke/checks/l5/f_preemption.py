@@ -55,15 +55,30 @@ def room_cases(seed: int) -> dict[str, Case]:
     return found
 
 
+def note_places(scheduler: Any) -> list[int | None]:
+    """Return a list that fills with the page behind which each request of pages is to lie."""
+    asked: list[int | None] = []
+    allocate = scheduler.allocator.allocate
+
+    def noting(count: int, after: int | None = None) -> Any:
+        asked.extend([after] * (count > 0))
+        return allocate(count, after)
+
+    scheduler.allocator.allocate = noting
+    return asked
+
+
 def room_probe(seed: int) -> Values:
     """Make room, and look whether pages that were there stay and whether an output or an arrival changed."""
     values: Values = {}
     for name, case in room_cases(seed).items():
         scheduler, requests = case.scheduler()
         before = {who: list(request.pages) for who, request in requests.items()}
+        behind = note_places(scheduler)
         gone = scheduler.make_room()
         pages = [page for request in requests.values() for page in request.pages]
         free = [page for page in range(scheduler.allocator.num_pages) if scheduler.allocator.is_free(page)]
+        ends = {before[who][-1] for who, request in requests.items() if len(request.pages) > len(before[who]) > 0}
         values[name] = {
             **state_of(scheduler, requests),
             "preempted": sorted(request.request_id for request in gone),
@@ -71,6 +86,7 @@ def room_probe(seed: int) -> Values:
             "every page in one place": sorted([*pages, *free]) == list(range(case.rules.num_pages)),
             "pages stay": all(r.pages[: len(before[who])] == before[who] for who, r in requests.items() if r.pages),
             "kept": {who: [r.num_output_tokens, r.arrival, r.steps_waited] for who, r in requests.items()},
+            "each grows behind its last page": None not in behind and ends <= set(behind),
             "missing afterwards": [scheduler.missing_pages(request) for request in scheduler.running],
         }
     return values
@@ -88,6 +104,7 @@ def room_spec(seed: int) -> Values:
             "ratio": float(naive.ratio),
             "every page in one place": True,
             "pages stay": True,
+            "each grows behind its last page": True,
             "kept": {p.name: [p.outputs, p.arrival, p.waited] for p in people},
             "missing afterwards": [0 for _ in naive.running],
         }
