@@ -202,7 +202,7 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """A turn of a chat."""
+    """A turn of a chat. What the assistant said may come back with all fields of an answer, as clients dump it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -211,6 +211,9 @@ class Message(Body):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
+    annotations: Annotated[list[Any] | None, Field(max_length=0)] = None
+    audio: None = None
+    function_call: None = None
 
 
 class Function(Body):

@@ -5,6 +5,7 @@ import json
 import jsonschema
 import pytest
 import torch
+from openai import BadRequestError
 from pydantic import BaseModel
 from transformers import AutoModelForCausalLM
 
@@ -88,6 +89,22 @@ def test_parts_a_developer_and_max_completion_tokens(client):
     )
     assert short.usage.completion_tokens == 3
     assert short.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("annotations", [None, []])
+def test_an_answer_with_all_its_fields_is_taken_as_a_turn(client, annotations):
+    def follow_up(turn):
+        messages = [*QUESTION, turn, {"role": "user", "content": "Thanks!"}]
+        answer = client.chat.completions.create(model="tiny", messages=messages, temperature=0, extra_body=QUICK)
+        return answer.choices[0].message
+
+    answer = client.chat.completions.create(model="tiny", messages=QUESTION, temperature=0, extra_body=QUICK)
+    dumped = answer.choices[0].message.model_dump()
+    assert {"annotations", "audio", "function_call"} <= dumped.keys()
+    short = {"role": "assistant", "content": dumped["content"]}
+    assert follow_up({**dumped, "annotations": annotations}).content == follow_up(short).content
+    with pytest.raises(BadRequestError, match="annotations"):
+        follow_up({**short, "annotations": [{"type": "url_citation"}]})
 
 
 def test_log_probabilities_cover_every_token_in_streams_too(server, client):
