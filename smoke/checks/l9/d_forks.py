@@ -132,7 +132,8 @@ def fork_probe(seed: int) -> Values:
         state = new_state(Machine(seed))
         state += "ab the"
         state.variables["before"] = Answer("b")
-        state.ahead = Ahead([5, 6], SamplingParams(), False)
+        drawn = SamplingParams(temperature=0.5, seed=None if count == 4 else 7)
+        state.ahead = Ahead([5, 6], SamplingParams() if count == 1 else drawn, False)
         forks = state.fork() if count == 1 else state.fork(count)
         begun = [fork.is_started for fork in forks]
         ahead = [fork.ahead == state.ahead for fork in forks]
@@ -164,7 +165,7 @@ def fork_spec(seed: int) -> Values:
         ids += [words().encode("ab the")] * (count - 1)
         values[f"{count} forks"] = {
             "begun": [True] * count,
-            "ahead": [True] * count,
+            "ahead": [count != 4] * count,  # a draw without a seed belongs to one of them
             "texts": texts,
             "ids": ids,
             "variables": [["after", "before"], ["before", "own"], *[["before"]] * (count - 1)],
@@ -178,13 +179,15 @@ def fork_spec(seed: int) -> Values:
 
 
 def later_probe(seed: int) -> Values:
-    """Fork behind an answer that is not there yet, write on the forks at once, and read a fork first."""
+    """Fork behind an answer that is not there yet, change the list, write on a fork at once, and read a fork first."""
     from mini_engine import lang
 
     machine = Machine(seed)
     state = new_state(machine)
     state += "ab" + lang.gen("name", max_new_tokens=3)
-    forks = state.fork(2)
+    made = state.fork(2)
+    forks = list(made)
+    made.clear()
     begun = [fork.is_started for fork in forks]
     forks[1] += "re" + lang.gen("more", max_new_tokens=2)
     early = len(machine.log)
@@ -229,13 +232,19 @@ def turns_probe(seed: int) -> Values:
     forks[0] += lang.assistant("c") + lang.user("d")
     forks[1] += lang.user("e")
     state += lang.assistant("f")
-    return {"texts": [each.text for each in (state, *forks)]}
+    other = new_state(Machine(seed))
+    other.hub.marks = state.hub.marks
+    (fork,) = other.fork()
+    fork += lang.system("a")
+    other.join([fork], appends=True)
+    other += lang.user("b")
+    return {"texts": [each.text for each in (state, *forks, other)]}
 
 
 def turns_spec(seed: int) -> Values:
     """Only the first turn of a chat has the first turn's mark."""
     begin = "<S>a</s><u>b</u>"
-    return {"texts": [begin + "<a>f</a>", begin + "<a>c</a><u>d</u>", begin + "<u>e</u>"]}
+    return {"texts": [begin + "<a>f</a>", begin + "<a>c</a><u>d</u>", begin + "<u>e</u>", begin]}
 
 
 def errors_probe(seed: int) -> Values:
@@ -243,7 +252,7 @@ def errors_probe(seed: int) -> Values:
     from mini_engine import lang
 
     values = Values()
-    for kind in ("joined", "not joined", "a fork of a fork", "of a parent that failed"):
+    for kind in ("joined", "not joined", "a fork of a fork", "of a parent that failed", "another round"):
         state = new_state(Machine(seed, limit=50))
         state += "ab"
         much = lang.gen("much", max_new_tokens=60)
@@ -257,6 +266,8 @@ def errors_probe(seed: int) -> Values:
         if kind == "joined":
             state.join(forks)
             state += lang.gen("after", max_new_tokens=2)
+        if kind == "another round":
+            state.fork(2)
         seen = Plain()
         reads = {"at the end": state.settle_all, "the fork": lambda forks=forks: forks[1]["much"]}
         if kind == "joined":
@@ -279,6 +290,7 @@ def raised(read: Any) -> str:
 ERRORS = {
     "joined": {"at the end": "ValueError", "the fork": "ValueError", "the list": "ValueError"},
     "not joined": {"at the end": "ValueError", "the fork": "ValueError"},
+    "another round": {"at the end": "ValueError", "the fork": "ValueError"},
     "a fork of a fork": {"at the end": "ValueError", "the fork": "KeyError"},
     "of a parent that failed": {"at the end": "ValueError", "the fork": "ValueError"},
 }
@@ -413,7 +425,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L9.D.turns",
-    "A fork goes on in the middle of its parent's chat.",
+    "A fork goes on in the middle of its parent's chat, and a join with appends in the middle of a fork's.",
     turns_probe,
     bitwise(turns_spec),
 )
