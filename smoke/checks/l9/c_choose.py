@@ -163,11 +163,14 @@ def together_probe(seed: int) -> Values:
     values = Values()
     for choices in CHOICES:
         machine = Machine(seed, is_shaken=True)
-        machine.turn = 0  # the other order would let one state end before the other goes on
         first = new_state(machine)
         states = [first, State(first.hub, first.settings)]
         for state, prompt in zip(states, PROMPTS, strict=False):
             state += prompt + lang.select("which", choices, "unconditional")  # noqa: PLW2901  a state appends in place
+        machine.turn = 0  # the first calls of both, the first state's before; then the second state ends first
+        while machine.num_advanced < 2 and machine.waiting:
+            first.hub.turn()
+        machine.turn = -1
         values[f"{choices}"] = {
             "scores": [list(state.answer("which").scores["unconditional"]) for state in states],
             "kept": sorted([list(ids), list(row)] for ids, row in first.hub.alone.items() if len(ids) > 1),
