@@ -183,7 +183,7 @@ def together_spec(seed: int) -> Values:
     values = Values()
     for choices in CHOICES:
         ids = [words().encode(choice) for choice in choices]
-        kept = [[own, [0.0, *(logprob(seed, own[:i], own[i]) for i in range(1, len(own)))]] for own in ids]
+        kept: list[Any] = [[own, [0.0, *(logprob(seed, own[:i], own[i]) for i in range(1, len(own)))]] for own in ids]
         ends = [chosen(seed, prompt, choices, "unconditional") for prompt in PROMPTS[:2]]
         values[f"{choices}"] = {
             "scores": [end["scores"]["unconditional"] for end in ends],
