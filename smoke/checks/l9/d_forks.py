@@ -122,6 +122,9 @@ def program_spec(seed: int) -> Values:
 # Forks --------------------------------------------------------------------------------------------------------------
 
 
+DRAWN = {1: "greedy", 2: "drawn with a seed", 4: "drawn without a seed"}  # forks -> how the text ahead was drawn
+
+
 def fork_probe(seed: int) -> Values:
     """Fork, and change everything that a fork and its parent could share."""
     from mini_engine.lang.context import Ahead, Answer
@@ -141,9 +144,9 @@ def fork_probe(seed: int) -> Values:
         forks[0].variables["own"] = Answer("o")
         state += "c"
         state.variables["after"] = Answer("a")
-        values[f"{count} forks"] = {
+        values[f"{count} forks, {DRAWN[count]}"] = {
             "begun": begun,
-            "ahead": ahead,
+            "begins with what was written ahead": ahead,
             "texts": [each.text for each in (state, *forks)],
             "ids": [list(each.ids) for each in (state, *forks)],
             "variables": [sorted(each.variables) for each in (state, *forks)],
@@ -163,9 +166,9 @@ def fork_spec(seed: int) -> Values:
         texts = ["ab thec", "ab the re", *["ab the"] * (count - 1)]
         ids = [words().encode("ab the") + more for more in (words().encode("c"), words().encode(" re"))]
         ids += [words().encode("ab the")] * (count - 1)
-        values[f"{count} forks"] = {
+        values[f"{count} forks, {DRAWN[count]}"] = {
             "begun": [True] * count,
-            "ahead": [count != 4] * count,  # a draw without a seed belongs to one of them
+            "begins with what was written ahead": [count != 4] * count,  # a draw without a seed belongs to one of them
             "texts": texts,
             "ids": ids,
             "variables": [["after", "before"], ["before", "own"], *[["before"]] * (count - 1)],
@@ -419,7 +422,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L9.D.later",
-    "A fork behind an answer begins when the answer is there, and then does what was appended to it.",
+    "A fork behind an answer begins when the answer is there, and then does what was appended to it. A change of the list "
+    "of forks changes nothing.",
     later_probe,
     bitwise(later_spec),
 )
