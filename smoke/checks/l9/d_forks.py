@@ -422,8 +422,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L9.D.later",
-    "A fork behind an answer begins when the answer is there, and then does what was appended to it. A change of the list "
-    "of forks changes nothing.",
+    "A fork behind an answer begins when the answer is there, and then does what was appended to it. A change of the "
+    "list of forks changes nothing.",
     later_probe,
     bitwise(later_spec),
 )
