@@ -57,6 +57,11 @@ class Ahead:
     sampling: SamplingParams
     is_end: bool
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether every call of its own would write the same: nothing is drawn, or it is drawn with a seed."""
+        return self.sampling.is_greedy or self.sampling.seed is not None
+
     def after(self, ids: Sequence[int]) -> "Ahead | None":
         """Return what is left after a constant, ``None`` if the model wrote something else."""
         same = len(ids) < len(self.ids) and self.ids[: len(ids)] == list(ids)
@@ -78,7 +83,7 @@ class Context:
         self.calls: list[Call] = []  # of the operation that is carried out
 
     def prompt(self) -> list[int]:
-        """Return the ids so far."""
+        """Return a new list of the ids so far."""
         return encode_text(self.tokenizer, self.known_text) if self.settings.canonical else list(self.known_ids)
 
     def extend(self, text: str, ids: list[int]) -> None:

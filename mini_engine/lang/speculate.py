@@ -62,7 +62,7 @@ def kept_ids(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
 def cut(tokenizer: Tokenizer, ids: Sequence[int], params: SamplingParams, is_end: bool) -> RequestOutput | None:
     """Return the answer that a call with ``params`` gives if the model writes ``ids``, ``None`` if it needs more.
 
-    ``is_end``: the model ends after them.
+    ``is_end``: the model ends after them. The answer's ids are a new list.
     """
     text = Detokenizer(tokenizer.backend_tokenizer, params.stop)
     shown = ""

@@ -86,7 +86,10 @@ class State(Context):
         raise KeyError(f"nothing sets {name!r}; there are {', '.join(self.variables) or 'no variables'}")
 
     def stream(self, name: str) -> Iterator[str]:
-        """Yield the text of a gen as it comes; from an endpoint it comes whole. Raises what ``state[name]`` raises."""
+        """Yield the text of a gen as it comes. Raises what ``state[name]`` raises.
+
+        From an endpoint, and with ``num_api_spec_tokens``, it comes whole.
+        """
         shown = 0
         while not self.has(name):
             text = self.text_of(name)
@@ -112,7 +115,7 @@ class State(Context):
     def fork(self, count: int = 1) -> list["State"]:
         """Return ``count`` states that go on from here, each on its own. It costs a list of ids."""
         forks = [State(self.hub, self.settings, self) for _ in range(count)]
-        self.append([Fork(forks)])
+        self.append([Fork(list(forks))])
         self.forks += forks
         return forks
 
@@ -160,8 +163,8 @@ class State(Context):
         return self.has(name) or len(self.text_of(name)) > shown
 
     def text_of(self, name: str) -> str:
-        """Return what a gen has written so far, if it is carried out now."""
-        current = self.queue[0] if self.queue else None
+        """Return what a gen has written so far, if it is carried out now and its call writes nothing ahead."""
+        current = self.queue[0] if self.queue and self.settings.num_api_spec_tokens is None else None
         return self.calls[0].text if isinstance(current, Gen) and current.name == name and self.calls else ""
 
     def append(self, operations: list[Operation]) -> None:
@@ -229,10 +232,11 @@ class State(Context):
             fork.give_up(error)
 
     def begin(self) -> None:
-        """Begin as a fork: with all that the parent has now. Mutates."""
+        """Begin as a fork: with all that the parent has now, but for a draw without a seed. Mutates."""
         assert self.parent is not None, "only a fork begins later"
         self.known_ids, self.known_text = list(self.parent.known_ids), self.parent.known_text
-        self.variables, self.ahead = dict(self.parent.variables), self.parent.ahead
+        self.variables, ahead = dict(self.parent.variables), self.parent.ahead
+        self.ahead = ahead if ahead and ahead.is_repeatable else None
         self.num_turns, self.is_started = self.parent.num_turns, True
         self.forked_at = (len(self.known_ids), len(self.known_text))
         self.proceed()
@@ -266,6 +270,7 @@ def gather(state: State, forks: Sequence[State], appends: bool) -> None:
         if appends:
             num_ids, num_characters = fork.forked_at
             state.extend(fork.known_text[num_characters:], fork.known_ids[num_ids:])
+            state.num_turns = max(state.num_turns, fork.num_turns)
     for name in dict.fromkeys(name for fork in forks for name in fork.own):
         before = state.variables[name] if name in state.own else None  # what a fork began with does not count
         if before is not None and not before.is_joined:

@@ -164,3 +164,30 @@ def test_a_cut_ends_as_the_engine_ends(llm):
 def test_speculation_and_canonical_ids_exclude_each_other(llm):
     with pytest.raises(ValueError, match="canonical"):
         written.run([], backend=llm, canonical=True, num_api_spec_tokens=3)
+
+
+def test_forks_draw_their_own_samples(llm):
+    @lang.program
+    def forked(s):
+        s += STORY + lang.gen("a", max_new_tokens=2)
+        forks = s.fork(4)
+        for index in range(4):
+            forks[index] += lang.gen("b", max_new_tokens=8)
+        s.join(forks)
+
+    state, paid = calls_of(llm, forked, num_api_spec_tokens=30, temperature=1.5)
+    assert len(set(state["b"])) > 1
+    assert paid["calls"] == 5
+    state, paid = calls_of(llm, forked, num_api_spec_tokens=30, temperature=1.5, seed=3)
+    assert state["b"] == calls_of(llm, forked, temperature=1.5, seed=3)[0]["b"]
+    assert paid["calls"] == 1
+
+
+def test_a_stream_shows_nothing_of_what_was_written_ahead(llm):
+    @lang.program
+    def tale(s):
+        s += STORY + lang.gen("a", max_new_tokens=4) + lang.gen("b", max_new_tokens=8, stop=".")
+
+    state = tale.start(backend=llm, num_api_spec_tokens=30)
+    for name in ("a", "b"):
+        assert "".join(state.stream(name)) == state[name]

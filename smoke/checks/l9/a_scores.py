@@ -50,19 +50,21 @@ def greedy_cases(seed: int) -> dict[str, Rows]:
             [[-1.0], [-1.0, -2.0], [-1.0, -0.5]],
             [[-1.0, -3.0], [-1.0, -2.5, -4.0], [-1.0, -2.0, -9.0]],
             [[0.0], [0.0, 0.0, 0.0]],
+            [[-1.0, -2.0], [-1.0 - 1e-9, -0.5]],
             *drawn_rows(seed, "greedy", 150),
         ]
     )
 
 
 def greedy_probe(seed: int) -> Values:
-    """Score them, and look whether the rows are what they were."""
+    """Score them, and look whether the scores are floats and the rows are what they were."""
     from mini_engine.lang.choices import greedy_scores
 
     values = Values()
     for name, rows in greedy_cases(seed).items():
         given = [list(row) for row in rows]
-        values[name] = [[float(score) for score in greedy_scores(given)], given == rows]
+        scores = list(greedy_scores(given))
+        values[name] = [scores, all(isinstance(score, float) for score in scores), given == rows]
     return values
 
 
@@ -81,7 +83,7 @@ def greedy_spec(seed: int) -> Values:
             for i in inside:
                 if all(value(rows[i], place) >= value(rows[j], place) for j in inside):
                     scores[i] = place + 1.0
-        values[name] = [scores, True]
+        values[name] = [scores, True, True]
     return values
 
 
@@ -116,7 +118,9 @@ def score_lists(seed: int) -> dict[str, list[float]]:
     """Return scores with the highest anywhere, once and several times; all equal; one alone."""
     rng = random.Random(f"best {seed}")
     drawn = [[-rng.randint(0, 4) / 2 for _ in range(rng.randint(1, 6))] for _ in range(60)]
-    return named([[0.0], [-1.0, -1.0, -1.0], [-2.0, -1.0, -1.0], [-1.0, -2.0, -1.0], [3.0, 3.0], *drawn])
+    return named(
+        [[0.0], [-1.0, -1.0, -1.0], [-2.0, -1.0, -1.0], [-1.0, -2.0, -1.0], [3.0, 3.0], [-1.0 - 1e-9, -1.0], *drawn]
+    )
 
 
 def best_probe(seed: int) -> Values:

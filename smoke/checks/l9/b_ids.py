@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from smoke.checks.l9.machine import Machine, answered, kept, new_state, number, words, written
+from smoke.checks.l9.machine import END, MARK, Machine, answered, kept, new_state, number, text_of, words, written
 from smoke.framework.check import Registry, Values
 from smoke.framework.compare import bitwise
 
@@ -81,7 +81,8 @@ def prompt_probe(seed: int) -> Values:
             first = state.prompt()
             got = list(first)
             first.append(-1)
-            values[f"case {place}, {texts}, canonical {canonical}"] = [got, list(state.prompt()), -1 in state.known_ids]
+            known = [list(state.known_ids), state.known_text]
+            values[f"case {place}, {texts}, canonical {canonical}"] = [got, list(state.prompt()), known]
     return values
 
 
@@ -92,22 +93,30 @@ def prompt_spec(seed: int) -> Values:
         own = [token for text in texts for token in words().encode(text)]
         for canonical in (False, True):
             ids = words().encode("".join(texts)) if canonical else own
-            values[f"case {place}, {texts}, canonical {canonical}"] = [ids, ids, False]
+            values[f"case {place}, {texts}, canonical {canonical}"] = [ids, ids, [own, "".join(texts)]]
     return values
 
 
 def cut_answers(seed: int) -> dict[str, Plain]:
     """Return ids and a beginning of their text: cut anywhere, between tokens, inside one, inside a character."""
     cases: dict[str, Plain] = {}
+    (end,) = words().encode(END)
     for case in range(25):
         ids = written(seed + case, words().encode("ab"), 12, {})
-        ids = [token for token in ids if words().decode([token], skip_special_tokens=True)]
-        text = words().decode(ids)
-        for end in {0, len(text), number(seed, case) % (len(text) + 1), number(case, seed) % (len(text) + 1)}:
-            cases[f"case {case}, {text[:end]!r} of {[words().decode([i]) for i in ids]}"] = {
+        ids = [token for token in ids if token != end]
+        text = text_of(ids)
+        for length in {0, len(text), number(seed, case) % (len(text) + 1), number(case, seed) % (len(text) + 1)}:
+            cases[f"case {case}, {text[:length]!r} of {[words().decode([i]) for i in ids]}"] = {
                 "ids": ids,
-                "text": text[:end],
+                "text": text[:length],
             }
+    a, b, mark, *character = [token for text in ("a", "b", MARK, "é") for token in words().encode(text)]
+    for count in range(5):  # behind a character of two tokens, others than the tokenizer's
+        ids = [*[b] * count, *character, *[a, b] * 2]
+        cases[f"a character after {count} tokens"] = {"ids": ids, "text": text_of(ids)}
+    cases["a token that ends a character and goes on"] = {"ids": words().encode("aéb"), "text": "aé"}
+    cases["special tokens"] = {"ids": [mark, a, mark, b, mark], "text": "a"}
+    cases["special tokens at the end"] = {"ids": [a, b, mark, mark], "text": "ab"}
     cut = words().encode("abcé")[:-1]  # in the middle of a character
     cases["half a character at the end"] = {"ids": cut, "text": words().decode(cut)}
     cases["nothing"] = {"ids": [], "text": ""}
@@ -134,7 +143,7 @@ def gens(seed: int) -> list[list[Any]]:
     """Return constants and gens, many of which a stop string cuts."""
     rng = random.Random(f"gens {seed}")
     programs: list[list[Any]] = []
-    for _ in range(12):
+    for _ in range(30):
         pieces: list[Any] = ["ab the"]
         for _ in range(rng.randint(2, 5)):
             gen: Plain = {"max_new_tokens": rng.randint(1, 14)}

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from smoke.checks.l9.machine import Machine, logprob, new_state, number, words
+from smoke.checks.l9.machine import Machine, logprob, new_state, number, shaken, words
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, close, differences
 
@@ -17,16 +17,17 @@ CHOICES = (
     ["u"],
     ["né", "n", "é"],
     ["b", "bc", " the", "u"],  # after "a" the first two would merge with the prompt
+    ["b", "bc"],
 )
 METHODS = ("mean", "greedy", "unconditional")
 CASES = [(prompt, choices, method) for prompt in PROMPTS for choices in CHOICES for method in METHODS]
 
 
 def run(seed: int, prompt: str, choices: list[str], method: Any) -> tuple[Any, Machine]:
-    """Append a text and a choice, and wait."""
+    """Append a text and a choice, and wait. No two calls with a prompt give the same token quite the same value."""
     from mini_engine import lang
 
-    machine = Machine(seed)
+    machine = Machine(seed, is_shaken=True)
     state = new_state(machine)
     state += prompt + lang.select("which", choices, method)
     state.settle()
@@ -90,7 +91,7 @@ def chosen(seed: int, prompt: str, choices: list[str], method: str) -> Values:
     """Return what one select gives."""
     before = words().encode(prompt)
     ids = [words().encode(choice) for choice in choices]
-    rows = [[logprob(seed, [*before, *own[:i]], own[i]) for i in range(len(own))] for own in ids]
+    rows = [[value_of(seed, before, own[: i + 1], ids) for i in range(len(own))] for own in ids]
     alone = [[0.0, *(logprob(seed, own[:i], own[i]) for i in range(1, len(own)))] for own in ids]
     means = [sum(row) / len(row) for row in rows]
     longest = max(len(row) for row in rows)
@@ -114,18 +115,29 @@ def chosen(seed: int, prompt: str, choices: list[str], method: str) -> Values:
     }
 
 
+def value_of(seed: int, before: list[int], own: list[int], ids: list[list[int]]) -> float:
+    """Return the value of the last token of ``own``, from the call of the first choice that begins with ``own``."""
+    first = next(each for each in ids if each[: len(own)] == own)
+    shift = shaken(seed, [*before, *first]) if len(before) > 1 else 0.0
+    return logprob(seed, [*before, *own[:-1]], own[-1]) + shift
+
+
 def first_probe(seed: int) -> Values:
-    """Choose before there is any text."""
+    """Choose before there is any text, and with ids alone."""
     from mini_engine import lang
 
     machine = Machine(seed)
     state = new_state(machine)
     state += lang.select("which", ["a", "b"])
+    raised = "nothing"
     try:
         state.settle()
     except ValueError:
-        return {"raised": "ValueError", "calls": len(machine.log)}
-    return {"raised": "nothing", "calls": len(machine.log)}
+        raised = "ValueError"
+    other = new_state(Machine(seed))
+    other.extend("", words().encode("ab"))
+    other += lang.select("which", ["n"])
+    return {"raised": raised, "calls": len(machine.log), "after ids without text": other["which"]}
 
 
 def tree_probe(seed: int) -> Values:
@@ -140,6 +152,43 @@ def tree_probe(seed: int) -> Values:
         for index in range(3):
             state += lang.select(None, CHOICES[number(seed, case, index) % len(CHOICES)]) + " "
         values[f"case {case}"] = {"text": state.text, "ids": list(state.ids), "calls": len(machine.log)}
+    return values
+
+
+def together_probe(seed: int) -> Values:
+    """Let two states of one hub choose at the same time, and look what is kept for all."""
+    from mini_engine import lang
+    from mini_engine.lang.state import State
+
+    values = Values()
+    for choices in CHOICES:
+        machine = Machine(seed, is_shaken=True)
+        first = new_state(machine)
+        states = [first, State(first.hub, first.settings)]
+        for state, prompt in zip(states, PROMPTS, strict=False):
+            state += prompt + lang.select("which", choices, "unconditional")  # noqa: PLW2901  a state appends in place
+        machine.turn = 0  # the first calls of both, the first state's before; then the second state ends first
+        while machine.num_advanced < 2 and machine.waiting:
+            first.hub.turn()
+        machine.turn = -1
+        values[f"{choices}"] = {
+            "scores": [list(state.answer("which").scores["unconditional"]) for state in states],
+            "kept": sorted([list(ids), list(row)] for ids, row in first.hub.alone.items() if len(ids) > 1),
+        }
+    return values
+
+
+def together_spec(seed: int) -> Values:
+    """Score the choices as if each state were alone; what is kept begins with 0."""
+    values = Values()
+    for choices in CHOICES:
+        ids = [words().encode(choice) for choice in choices]
+        kept: list[Any] = [[own, [0.0, *(logprob(seed, own[:i], own[i]) for i in range(1, len(own)))]] for own in ids]
+        ends = [chosen(seed, prompt, choices, "unconditional") for prompt in PROMPTS[:2]]
+        values[f"{choices}"] = {
+            "scores": [end["scores"]["unconditional"] for end in ends],
+            "kept": sorted(each for each in kept if len(each[0]) > 1),
+        }
     return values
 
 
@@ -221,9 +270,15 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L9.C.first",
-    "Without any text before it a choice is a ValueError, and nothing is asked.",
+    "Without any ids before it a choice is a ValueError, and nothing is asked.",
     first_probe,
-    lambda seed, got: differences({"raised": "ValueError", "calls": 0}, got, None),
+    bitwise(lambda seed: {"raised": "ValueError", "calls": 0, "after ids without text": "n"}),
+)
+REGISTRY.add(
+    "L9.C.together",
+    "Where two states choose at the same time, each has its own scores; values without a prompt are kept for all.",
+    together_probe,
+    close(together_spec, 1e-9),
 )
 REGISTRY.add(
     "L9.C.tree",

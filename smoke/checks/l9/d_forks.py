@@ -122,6 +122,9 @@ def program_spec(seed: int) -> Values:
 # Forks --------------------------------------------------------------------------------------------------------------
 
 
+DRAWN = {1: "greedy", 2: "drawn with a seed", 4: "drawn without a seed"}  # forks -> how the text ahead was drawn
+
+
 def fork_probe(seed: int) -> Values:
     """Fork, and change everything that a fork and its parent could share."""
     from mini_engine.lang.context import Ahead, Answer
@@ -132,7 +135,8 @@ def fork_probe(seed: int) -> Values:
         state = new_state(Machine(seed))
         state += "ab the"
         state.variables["before"] = Answer("b")
-        state.ahead = Ahead([5, 6], SamplingParams(), False)
+        drawn = SamplingParams(temperature=0.5, seed=None if count == 4 else 7)
+        state.ahead = Ahead([5, 6], SamplingParams() if count == 1 else drawn, False)
         forks = state.fork() if count == 1 else state.fork(count)
         begun = [fork.is_started for fork in forks]
         ahead = [fork.ahead == state.ahead for fork in forks]
@@ -140,9 +144,9 @@ def fork_probe(seed: int) -> Values:
         forks[0].variables["own"] = Answer("o")
         state += "c"
         state.variables["after"] = Answer("a")
-        values[f"{count} forks"] = {
+        values[f"{count} forks, {DRAWN[count]}"] = {
             "begun": begun,
-            "ahead": ahead,
+            "begins with what was written ahead": ahead,
             "texts": [each.text for each in (state, *forks)],
             "ids": [list(each.ids) for each in (state, *forks)],
             "variables": [sorted(each.variables) for each in (state, *forks)],
@@ -162,9 +166,9 @@ def fork_spec(seed: int) -> Values:
         texts = ["ab thec", "ab the re", *["ab the"] * (count - 1)]
         ids = [words().encode("ab the") + more for more in (words().encode("c"), words().encode(" re"))]
         ids += [words().encode("ab the")] * (count - 1)
-        values[f"{count} forks"] = {
+        values[f"{count} forks, {DRAWN[count]}"] = {
             "begun": [True] * count,
-            "ahead": [True] * count,
+            "begins with what was written ahead": [count != 4] * count,  # a draw without a seed belongs to one of them
             "texts": texts,
             "ids": ids,
             "variables": [["after", "before"], ["before", "own"], *[["before"]] * (count - 1)],
@@ -178,13 +182,15 @@ def fork_spec(seed: int) -> Values:
 
 
 def later_probe(seed: int) -> Values:
-    """Fork behind an answer that is not there yet, write on the forks at once, and read a fork first."""
+    """Fork behind an answer that is not there yet, change the list, write on a fork at once, and read a fork first."""
     from mini_engine import lang
 
     machine = Machine(seed)
     state = new_state(machine)
     state += "ab" + lang.gen("name", max_new_tokens=3)
-    forks = state.fork(2)
+    made = state.fork(2)
+    forks = list(made)
+    made.clear()
     begun = [fork.is_started for fork in forks]
     forks[1] += "re" + lang.gen("more", max_new_tokens=2)
     early = len(machine.log)
@@ -229,17 +235,23 @@ def turns_probe(seed: int) -> Values:
     forks[0] += lang.assistant("c") + lang.user("d")
     forks[1] += lang.user("e")
     state += lang.assistant("f")
-    return {"texts": [each.text for each in (state, *forks)]}
+    other = new_state(Machine(seed))
+    other.hub.marks = state.hub.marks
+    (fork,) = other.fork()
+    fork += lang.system("a")
+    other.join([fork], appends=True)
+    other += lang.user("b")
+    return {"texts": [each.text for each in (state, *forks, other)]}
 
 
 def turns_spec(seed: int) -> Values:
     """Only the first turn of a chat has the first turn's mark."""
     begin = "<S>a</s><u>b</u>"
-    return {"texts": [begin + "<a>f</a>", begin + "<a>c</a><u>d</u>", begin + "<u>e</u>"]}
+    return {"texts": [begin + "<a>f</a>", begin + "<a>c</a><u>d</u>", begin + "<u>e</u>", begin]}
 
 
 def errors_probe(seed: int) -> Values:
-    """Let a fork's call fail: joined, not joined, in a fork of a fork, and in one that was forked before the others."""
+    """Let a fork's call fail: joined, not joined, and in a fork of a fork."""
     from mini_engine import lang
 
     values = Values()
@@ -249,16 +261,16 @@ def errors_probe(seed: int) -> Values:
         much = lang.gen("much", max_new_tokens=60)
         if kind == "of a parent that failed":
             state += much
-        (earlier,), forks = state.fork(1), state.fork(3)
-        own = earlier if kind == "an earlier fork" else forks[1]
-        if kind == "a fork of a fork":
-            (own,) = forks[1].fork(1)
+        forks = state.fork(3)
+        own = forks[1].fork(1)[0] if kind == "a fork of a fork" else forks[1]
         if kind != "of a parent that failed":
             own += much
         forks[2] += lang.gen("fine", max_new_tokens=2)
         if kind == "joined":
             state.join(forks)
             state += lang.gen("after", max_new_tokens=2)
+        if kind == "another round":
+            state.fork(2)
         seen = Plain()
         reads = {"at the end": state.settle_all, "the fork": lambda forks=forks: forks[1]["much"]}
         if kind == "joined":
@@ -281,8 +293,8 @@ def raised(read: Any) -> str:
 ERRORS = {
     "joined": {"at the end": "ValueError", "the fork": "ValueError", "the list": "ValueError"},
     "not joined": {"at the end": "ValueError", "the fork": "ValueError"},
+    "another round": {"at the end": "ValueError", "the fork": "ValueError"},
     "a fork of a fork": {"at the end": "ValueError", "the fork": "KeyError"},
-    "an earlier fork": {"at the end": "ValueError", "the fork": "KeyError"},
     "of a parent that failed": {"at the end": "ValueError", "the fork": "ValueError"},
 }
 
@@ -410,13 +422,14 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L9.D.later",
-    "A fork behind an answer begins when the answer is there, and then does what was appended to it.",
+    "A fork behind an answer begins when the answer is there, and then does what was appended to it. A change of the "
+    "list of forks changes nothing.",
     later_probe,
     bitwise(later_spec),
 )
 REGISTRY.add(
     "L9.D.turns",
-    "A fork goes on in the middle of its parent's chat.",
+    "A fork goes on in the middle of its parent's chat, and a join with appends in the middle of a fork's.",
     turns_probe,
     bitwise(turns_spec),
 )

@@ -87,6 +87,7 @@ def cut_cases(seed: int) -> dict[str, Plain]:
     cases["a limit inside a character"] = {**rest, "ids": words().encode("abéc"), "limit": len(half)}
     cases["a stop string that only the end shows"] = {**rest, "ids": half, "limit": len(half), "stops": ["\ufffd"]}
     cases["the model ends inside a character"] = {**rest, "ids": half, "is_end": True}
+    cases["half a character is a stop string"] = {**rest, "ids": half, "limit": len(half), "stops": ["\ufffd"]}
     cases["what could become a stop string"] = {**rest, "ids": words().encode("ab"), "stops": ["bc"], "is_end": True}
     cases["a stop string that the limit cuts"] = {**rest, "ids": words().encode("nnouuu"), "limit": 2, "stops": ["no"]}
     cases["nothing, and the model goes on"] = {**rest, "ids": []}
@@ -108,7 +109,7 @@ def cut_probe(seed: int) -> Values:
         if output is not None:
             values[name] = {
                 "ids": list(output.token_ids),
-                "a list": isinstance(output.token_ids, list),
+                "a new list": isinstance(output.token_ids, list) and output.token_ids is not given,
                 "text": output.text,
                 "reason": output.finish_reason,
                 "matched": output.matched,
@@ -123,7 +124,7 @@ def cut_spec(seed: int) -> Values:
     for name, case in cut_cases(seed).items():
         answer = ended([*case["ids"], *([end] if case["is_end"] else [])], case["limit"], case["stops"])
         is_short = answer["reason"] == "length" and len(answer["ids"]) < case["limit"]
-        values[name] = None if is_short else {**answer, "a list": True}
+        values[name] = None if is_short else {**answer, "a new list": True}
     return values
 
 

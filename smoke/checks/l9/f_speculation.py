@@ -42,6 +42,13 @@ REFUSED: list[Plain] = [
     {"regex": "[a-z]{3}"},
     {"json_schema": {"type": "object"}},
     {"ebnf": 'root ::= "a"'},
+    {"structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}},
+    {"regex": "[a-z]{3}", "reasoning": True},
+    {"logits_processors": {"own": {}}},
+    {"prompt_logprobs": 0},
+    {"logprobs_mode": "processed"},
+    {"temperature": 0.5, "n": 2},
+    {"temperature": 0.5, "best_of": 2},
     {"temperature": 0.5, "presence_penalty": 0.5},
 ]
 
@@ -230,42 +237,43 @@ def edge_seed(seed: int) -> int:
 
 
 def forks_probe(seed: int) -> Values:
-    """Write ahead before a fork, and cut in each fork; write ahead in each fork, and cut there."""
+    """Write ahead before a fork, and cut in each fork; write ahead in each fork, and cut or continue there."""
     from mini_engine import lang
 
-    own = edge_seed(seed)
-    machine = Machine(own)
-    state = new_state(machine, num_api_spec_tokens=20)
-    state += OPENING + lang.gen("first", max_new_tokens=2)
-    forks = state.fork(2)
-    for fork in forks:
-        for name in ("second", "third"):
-            fork += lang.gen(name, max_new_tokens=3)  # noqa: PLW2901  a state appends in place
-    state.join(forks)
-    values: Values = {"values": [state["first"], state["second"], state["third"]], "calls": machine.stats["calls"]}
-    machine = Machine(own)
-    state = new_state(machine, num_api_spec_tokens=20)
-    state += OPENING
-    forks = state.fork(2)
-    for fork in forks:
-        for name in ("first", "second"):
-            fork += lang.gen(name, max_new_tokens=3)  # noqa: PLW2901
-    state.join(forks)
-    return {**values, "in forks": [state["first"], state["second"]], "calls in forks": machine.stats["calls"]}
+    values = Values()
+    for kind, (ahead, before, inside) in FORKED.items():
+        machine = Machine(edge_seed(seed))
+        state = new_state(machine, num_api_spec_tokens=ahead)
+        state += OPENING
+        for place, count in enumerate(before):
+            state += lang.gen(f"before {place}", max_new_tokens=count)
+        forks = state.fork(2)
+        for fork in forks:
+            for place, count in enumerate(inside):
+                fork += lang.gen(f"inside {place}", max_new_tokens=count)  # noqa: PLW2901  a state appends in place
+        state.join(forks)
+        state.settle()
+        values[kind] = [{name: state[name] for name in state.own}, machine.stats["calls"]]
+    return values
+
+
+# How many tokens are written ahead, those of the gens before the fork, and of those in each fork.
+FORKED = {
+    "cut in forks": (20, [2], [3, 3]),
+    "written ahead in forks": (20, [], [3, 3]),
+    "continued in forks": (6, [2], [10, 3]),
+}
 
 
 def forks_spec(seed: int) -> Values:
     """One call before the fork serves both; a call in each fork serves that fork."""
-    own = edge_seed(seed)
-    gens: list[Plain] = [{"max_new_tokens": count} for count in (2, 3, 3)]
-    first, second, third = texts(own, gens)
-    again = texts(own, [{"max_new_tokens": 3}, {"max_new_tokens": 3}])
-    return {
-        "values": [first, [second] * 2, [third] * 2],
-        "calls": 1,
-        "in forks": [[text] * 2 for text in again],
-        "calls in forks": 2,
-    }
+    values = Values()
+    for (kind, (_, before, inside)), calls in zip(FORKED.items(), (1, 2, 5), strict=True):
+        found = texts(edge_seed(seed), [{"max_new_tokens": count} for count in (*before, *inside)])
+        own: Plain = {f"before {place}": text for place, text in enumerate(found[: len(before)])}
+        own |= {f"inside {place}": [text] * 2 for place, text in enumerate(found[len(before) :])}
+        values[kind] = [own, calls]
+    return values
 
 
 def texts(seed: int, gens: list[Plain]) -> list[str]:
@@ -278,41 +286,63 @@ def texts(seed: int, gens: list[Plain]) -> list[str]:
     return found
 
 
+# Over how many tokens more than the opening has a call is refused, how many are written ahead, and those of the gens.
+LONG = {"the first is refused": (10, 50, [3, 4]), "the one that continues is refused": (8, 6, [3, 5])}
+
+
 def long_probe(seed: int) -> Values:
     """Ask for more than the machine takes, where the gens themselves are short."""
-    own = edge_seed(seed)
-    program: list[Any] = [{"max_new_tokens": 3}, {"max_new_tokens": 4}]
-    machine = Machine(own, limit=len(words().encode(OPENING)) + 10)
-    state = write(new_state(machine, num_api_spec_tokens=50), program)
-    first = [state["gen 0"], state["gen 1"], machine.stats["calls"], machine.stats["saved_calls"]]
-    machine = Machine(own, limit=20)
-    state = new_state(machine, num_api_spec_tokens=5)
+    own, size = edge_seed(seed), len(words().encode(OPENING))
+    values = Values()
+    for kind, (limit, ahead, counts) in LONG.items():
+        machine = Machine(own, limit=size + limit)
+        state = write(new_state(machine, num_api_spec_tokens=ahead), [{"max_new_tokens": count} for count in counts])
+        values[kind] = [state["gen 0"], state["gen 1"], machine.stats["calls"], machine.stats["saved_calls"]]
+    state = new_state(Machine(own, limit=20), num_api_spec_tokens=5)
     try:
         write(state, [{"max_new_tokens": 3}, {"max_new_tokens": 40}])
         error = "nothing"
     except ValueError as caught:
         error = type(caught).__name__
-    return {"answers": first, "a gen that is too long itself": error}
+    return {**values, "a gen that is too long itself": error}
 
 
 def long_spec(seed: int) -> Values:
     """Each gen is a call of its own then; one that is too long itself stays an error."""
-    own = edge_seed(seed)
-    return {
-        "answers": [*texts(own, [{"max_new_tokens": 3}, {"max_new_tokens": 4}]), 2, 0],
-        "a gen that is too long itself": "ValueError",
-    }
+    values = Values()
+    for kind, (_, _, counts) in LONG.items():
+        values[kind] = [*texts(edge_seed(seed), [{"max_new_tokens": count} for count in counts]), 2, 0]
+    return {**values, "a gen that is too long itself": "ValueError"}
 
 
 def one_call_verdict(seed: int, got: Values) -> list[Failure]:
-    """Demand one call of a program that says what the machine says."""
+    """Demand one call of a program that says what the machine says, and one more for a gen that cannot be cut."""
     own = edge_seed(seed)
     whole = answered(own, words().encode(OPENING), {"max_new_tokens": 20})
-    return differences({"calls": 1, "saved": 2, "ids": [*words().encode(OPENING), *whole["ids"][:14]]}, got, None)
+    expected = {
+        "calls": 1,
+        "saved": 2,
+        "ids": [*words().encode(OPENING), *whole["ids"][:14]],
+        "calls and saved ones around a penalty": [2, 1],
+    }
+    return differences(expected, got, None)
+
+
+PENALTY = {"max_new_tokens": 1, "frequency_penalty": 0.5}
+
+
+def between_seed(seed: int) -> int:
+    """Return a seed whose machine writes the same third token with a penalty."""
+    for own in range(seed * 1000, seed * 1000 + 999):
+        whole = answered(own, words().encode(OPENING), {"max_new_tokens": 12})
+        penalised = answered(own, [*words().encode(OPENING), *whole["ids"][:2]], PENALTY)
+        if whole["reason"] == "length" and penalised["ids"] == whole["ids"][2:3]:
+            return own
+    raise AssertionError("no seed writes the same token with a penalty")
 
 
 def one_call_probe(seed: int) -> Values:
-    """Let a program ask for 4 tokens, say the next 2 itself, and ask for 5 and 3 more."""
+    """Let a program ask for 4 tokens, say the next 2, and ask for 5 and 3 more; let another call write what follows."""
     own = edge_seed(seed)
     whole = answered(own, words().encode(OPENING), {"max_new_tokens": 20})
     machine = Machine(own)
@@ -324,7 +354,10 @@ def one_call_probe(seed: int) -> Values:
     state.extend(words().decode(whole["ids"][4:6]), whole["ids"][4:6])
     state += lang.gen("b", max_new_tokens=5) + lang.gen("c", max_new_tokens=3)
     state.settle()
-    return {"calls": machine.stats["calls"], "saved": machine.stats["saved_calls"], "ids": list(state.ids)}
+    values = {"calls": machine.stats["calls"], "saved": machine.stats["saved_calls"], "ids": list(state.ids)}
+    machine = Machine(between_seed(seed))
+    write(new_state(machine, num_api_spec_tokens=12), [{"max_new_tokens": 2}, PENALTY, {"max_new_tokens": 4}])
+    return {**values, "calls and saved ones around a penalty": [machine.stats["calls"], machine.stats["saved_calls"]]}
 
 
 REGISTRY.add(
@@ -350,7 +383,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L9.F.one_call",
-    "A program that says what the model says pays one call.",
+    "A program that says what the model says pays one call; what a call of its own writes is compared like a constant.",
     one_call_probe,
     one_call_verdict,
 )

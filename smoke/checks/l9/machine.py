@@ -15,9 +15,9 @@ from zlib import crc32
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 Plain = dict[str, Any]
-MERGES = ["a b", "ab c", "Ġ t", "Ġt h", "Ġth e", "r e", "o u", ". Ġ"]  # Ġ is a space in the byte-level alphabet
-END = "<end>"
-WRITTEN = ["a", "b", "c", "n", "o", "u", ".", " ", "ab", "abc", " t", " the", "re", "ou", "é", END]
+MERGES = ["a b", "ab c", "Ġ t", "Ġt h", "Ġth e", "r e", "o u", ". Ġ", "© b"]  # Ġ is a space, © the second half of é
+END, MARK = "<end>", "<mark>"  # special tokens; only the first ends an answer
+WRITTEN = ["a", "b", "c", "n", "o", "u", ".", " ", "ab", "abc", " t", " the", "re", "ou", "é", MARK, END]
 FREE = {  # parameters that do not depend on where an answer began
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "allowed_token_ids", "seed")
 }
@@ -51,8 +51,13 @@ def words() -> Words:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END])
+    tokenizer.add_special_tokens([END, MARK])
     return Words(tokenizer)
+
+
+def text_of(ids: Sequence[int]) -> str:
+    """Return ids as text without special tokens."""
+    return words().decode(ids, skip_special_tokens=True)
 
 
 def number(*parts: Any) -> int:
@@ -63,6 +68,11 @@ def number(*parts: Any) -> int:
 def logprob(seed: int, ids: Sequence[int], token: int) -> float:
     """Return the log-probability of a token after ``ids``: an eighth or a multiple of it, now and then exactly 0."""
     return -(number(seed, list(ids), token) % 24) / 8
+
+
+def shaken(seed: int, ids: Sequence[int]) -> float:
+    """Return by how much a call's values are off: little, and a power of 2 times a whole number, so sums are exact."""
+    return number(seed, list(ids)) % 9 / (1 << 20)
 
 
 def next_ids(seed: int, ids: Sequence[int], start: int, how: Plain) -> list[int]:
@@ -89,13 +99,13 @@ def ended(ids: Sequence[int], limit: int, stops: Sequence[str]) -> Plain:
     for count, token in enumerate(ids[:limit], start=1):
         own = list(ids[:count])
         if token == end:
-            return {"ids": own[:-1], "text": words().decode(own[:-1]), "reason": "stop", "matched": None}
-        text = words().decode(own)
+            return {"ids": own[:-1], "text": text_of(own), "reason": "stop", "matched": None}
+        text = text_of(own)
         found = sorted((text.find(stop), stop) for stop in stops if stop in text)
         if found:
             return {"ids": own, "text": text[: found[0][0]], "reason": "stop", "matched": found[0][1]}
     own = list(ids[:limit])
-    return {"ids": own, "text": words().decode(own), "reason": "length", "matched": None}
+    return {"ids": own, "text": text_of(own), "reason": "length", "matched": None}
 
 
 def answered(seed: int, ids: Sequence[int], gen: Mapping[str, Any]) -> Plain:
@@ -111,23 +121,23 @@ def drawn(gen: Mapping[str, Any]) -> Plain:
 
 def kept(answer: Plain) -> list[int]:
     """Return the ids that a state keeps of an answer: the most of them whose text is in it, and the rest encoded."""
-    fitting = [n for n in range(len(answer["ids"]) + 1) if answer["text"].startswith(words().decode(answer["ids"][:n]))]
-    known = words().decode(answer["ids"][: fitting[-1]])
+    fitting = [n for n in range(len(answer["ids"]) + 1) if answer["text"].startswith(text_of(answer["ids"][:n]))]
+    known = text_of(answer["ids"][: fitting[-1]])
     return [*answer["ids"][: fitting[-1]], *words().encode(answer["text"][len(known) :])]
 
 
 class Machine:
     """The backend. ``log`` has every call in the order of submission; the last one waiting is answered first."""
 
-    def __init__(self, seed: int, limit: int = 4000) -> None:
-        """Begin without calls. ``limit``: a call may have so many tokens in all."""
-        self.seed, self.limit = seed, limit
+    def __init__(self, seed: int, limit: int = 4000, is_shaken: bool = False) -> None:
+        """Begin without calls. ``limit``: the most tokens of a call. ``is_shaken``: values of calls differ a little."""
+        self.seed, self.limit, self.is_shaken = seed, limit, is_shaken
         self.tokenizer = words()
         self.eos_token_ids = frozenset(words().encode(END))
         self.stats: Counter[str] = Counter()
         self.waiting: list[Any] = []
         self.log: list[Plain] = []
-        self.num_advanced = 0
+        self.num_advanced, self.turn = 0, -1  # the place of the call that is answered next
 
     def submit(self, call: Any) -> None:
         """Note a call, and refuse one that is too long."""
@@ -151,7 +161,7 @@ class Machine:
         if not self.waiting:
             raise RuntimeError("the program waits, and no call is under way")
         self.num_advanced += 1
-        call = self.waiting.pop()
+        call = self.waiting.pop(self.turn)
         call.output = self.scored(call) if call.start is not None else self.generated(call)
         call.text = call.output.text
         self.stats.update(calls=1, new_tokens=len(call.output.token_ids))
@@ -167,9 +177,10 @@ class Machine:
         from mini_engine.sampler.logprobs import TokenLogprob
 
         table: list[Any] = [None] * call.start
+        shift = shaken(self.seed, call.ids) if self.is_shaken and call.start > 1 else 0.0
         for place in range(call.start, len(call.ids)):
             token = call.ids[place]
-            table.append([TokenLogprob(token, logprob(self.seed, call.ids[:place], token), 0)])
+            table.append([TokenLogprob(token, logprob(self.seed, call.ids[:place], token) + shift, 0)])
         return RequestOutput("", list(call.ids), prompt_logprobs=table, finish_reason="length")
 
     def generated(self, call: Any) -> Any:
