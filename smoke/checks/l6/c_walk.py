@@ -234,7 +234,7 @@ def asked_probe(seed: int) -> Values:
     values: Values = {}
     for size in PAGE_SIZES:
         cache = plant(size, draw_trees(seed, size))
-        answers = []
+        answers: list[Values] = []
         for key, tokens in questions(seed, size):
             hit = cache.match(tuple(tokens) if len(answers) % 2 else tokens, key)
             answers.append({"pages": list(hit.pages), "path": list(hit.path), "cache": cache_values(cache)})
