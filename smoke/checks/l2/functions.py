@@ -415,7 +415,7 @@ def slots_spec(seed: int) -> Values:
     }
 
 
-REFUSED = {
+REFUSED: dict[str, list[Any]] = {
     "an empty batch": [],
     "a sequence without new tokens": [([1, 2], 0, [0]), ([], 2, [1])],
     "5 tokens on one page of 4": [([1, 2, 3, 4, 5], 0, [0])],

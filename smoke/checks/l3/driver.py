@@ -48,6 +48,18 @@ def run(driver: Any, prompt: list[int], count: int) -> tuple[list[int], torch.Te
     return [int(step.token_id) for step in steps], torch.stack([step.logits for step in steps])
 
 
+def count_calls(driver: Any, name: str) -> list[int]:
+    """Count the calls of one of the driver's attributes, in a list of one number."""
+    call, count = getattr(driver, name), [0]
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        count[0] += 1
+        return call(*arguments, **named)
+
+    setattr(driver, name, counted)
+    return count
+
+
 # L3.A ---------------------------------------------------------------------------------------------------------------
 
 FORWARD_LENGTHS = (9, 1, 20)
@@ -62,15 +74,14 @@ def forward_probe(seed: int) -> Values:
     values: Values = {}
     for dtype in DTYPES:
         driver = build_driver(case, dtype=dtype)
-        make, made = driver.make_attention, list[Any]()
-        driver.make_attention = lambda pool, metadata, make=make, made=made: made.append(0) or make(pool, metadata)
+        made = count_calls(driver, "make_attention")
         prompts_ = [random_ids(case.vocab_size, length, seed) for length in FORWARD_LENGTHS]
         pages = [[4, 1], [0], [6, 2, 5]]
         pool = KVPool(driver.model.config, 8, 8, DTYPES[dtype])
         first = driver.forward(pack_batch([SequenceChunk(prompts_[0], 0, pages[0])], 8), pool)
         together = [SequenceChunk(ids, 0, own) for ids, own in zip(prompts_, pages, strict=True)]
         values[f"{dtype}, alone"] = first
-        values[f"{dtype}, calls of make_attention in a step"] = len(made)
+        values[f"{dtype}, calls of make_attention in a step"] = made[0]
         if dtype == "float32":
             values["float32, three together"] = driver.forward(pack_batch(together, 8), pool)
             values["float32, decode after it"] = driver.forward(pack_batch([SequenceChunk([3], 20, pages[2])], 8), pool)
@@ -343,14 +354,13 @@ def turns_probe(seed: int) -> Values:
     """Ask two generations of one driver in turn, and count the steps that they compute."""
     case = random_case(SMALL, seed)
     driver = build_driver(case)
-    forward, passes = driver.forward, list[int]()
-    driver.forward = lambda batch, pool: passes.append(len(batch.input_ids)) or forward(batch, pool)
+    passes = count_calls(driver, "forward")
     runs = [driver._steps(random_ids(case.vocab_size, n, seed + i), TURNS + 1) for i, n in enumerate(TURN_LENGTHS)]
     values: Values = {f"generation {i}": [] for i in range(len(runs))}
     for _ in range(TURNS):
         for i, steps in enumerate(runs):
             values[f"generation {i}"].append(int(next(steps).token_id))
-    return values | {"rows of each step": passes}
+    return values | {"calls of forward": passes[0]}
 
 
 def turns_peer(seed: int) -> Values:
@@ -362,7 +372,7 @@ def turns_peer(seed: int) -> Values:
         )[0][:TURNS]
         for i, n in enumerate(TURN_LENGTHS)
     }
-    return values | {"rows of each step": [*TURN_LENGTHS, *[1] * (2 * (TURNS - 1))]}
+    return values | {"calls of forward": TURNS * len(TURN_LENGTHS)}
 
 
 REGISTRY.add(
@@ -577,12 +587,11 @@ def again_probe(seed: int) -> Values:
     """Generate twice from one prompt with one driver, and count the steps that it computes."""
     case = random_case(SMALL, seed)
     driver = build_driver(case)
-    forward, passes = driver.forward, list[int]()
-    driver.forward = lambda batch, pool: passes.append(1) or forward(batch, pool)
+    passes = count_calls(driver, "forward")
     prompt = random_ids(case.vocab_size, 9, seed)
     short, long = (driver.generate(prompt, count) for count in AGAIN)
     ids = {f"{count} tokens": done.token_ids for count, done in zip(AGAIN, (short, long), strict=True)}
-    return {**ids, "token_ids is a": type(short.token_ids).__name__, "forward passes": len(passes)}
+    return {**ids, "token_ids is a": type(short.token_ids).__name__, "calls of forward": passes[0]}
 
 
 def again_peer(seed: int) -> Values:
@@ -590,7 +599,7 @@ def again_peer(seed: int) -> Values:
     case = random_case(SMALL, seed)
     prompt = tuple(random_ids(case.vocab_size, 9, seed))
     ids = {f"{count} tokens": peer.generate(case, "float32", prompt, count, ())[0] for count in AGAIN}
-    return {**ids, "token_ids is a": "list", "forward passes": sum(AGAIN)}
+    return {**ids, "token_ids is a": "list", "calls of forward": sum(AGAIN)}
 
 
 REGISTRY.add(
