@@ -122,6 +122,10 @@ def refusal_verdict(seed: int, got: Values) -> list[Failure]:
     return failures
 
 
+KEPT = ("the pages of a grant, after the next grant", "the list that was freed, afterwards")
+LEFT = "free pages after a tuple of pages was freed"
+
+
 def lists_probe(seed: int) -> Values:
     """Keep the lists that are given and taken, and look at them after the next calls."""
     from mini_engine.attention.allocator import PageAllocator
@@ -130,21 +134,19 @@ def lists_probe(seed: int) -> Values:
     first = allocator.allocate(3)
     granted = list(first)
     allocator.allocate(2)
-    values: Values = {"granted pages after the next grant": {"before": granted, "after": list(first)}}
+    values: Values = {KEPT[0]: {"before": granted, "after": list(first)}}
     allocator.free(first)
-    values["the list of pages that are freed"] = {"before": granted, "after": list(first)}
+    values[KEPT[1]] = {"before": granted, "after": list(first)}
     allocator.free(tuple(allocator.allocate(2)))
-    return values | {"pages free after a tuple of pages is freed": allocator.num_free}
+    return values | {LEFT: allocator.num_free}
 
 
 def lists_verdict(seed: int, got: Values) -> list[Failure]:
     """Every list is as it was, and 7 pages are free."""
-    left = "pages free after a tuple of pages is freed"
-    kept = [name for name in got if name != left]
-    failures = [
-        failure for name in kept for failure in differences(got[name]["before"], got[name]["after"], None, name)
-    ]
-    return failures + differences(7, got[left], None, left)
+    failures = differences(7, got[LEFT], None, LEFT)
+    for name in KEPT:
+        failures += differences(got[name]["before"], got[name]["after"], None, name)
+    return failures
 
 
 def pages_needed_probe(seed: int) -> Values:

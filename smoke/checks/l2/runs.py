@@ -102,9 +102,10 @@ def raw_probe(seed: int) -> Values:
             first += total
         attention = paged(kernel)(pool, pack_batch(chunks, 4).metadata)
         query = q[rows_now]
-        values[f"{kernel}, after the call of another layer"] = attention(1, query, k[rows_now], v[rows_now])
-        values[f"{kernel}, q afterwards"] = query
+        out = attention(1, query, k[rows_now], v[rows_now])
+        values |= {kernel: out.clone(), f"{kernel}, q afterwards": query}
         attention(0, 2 * query, k[rows_now], v[rows_now])
+        values[f"{kernel}, after the call of another layer"] = out
     return values
 
 
@@ -121,8 +122,8 @@ def raw_spec(seed: int) -> Values:
         first += total
     values: Values = {}
     for kernel in ("eager_attention", "sdpa_attention"):
+        values |= {kernel: torch.cat(out), f"{kernel}, q afterwards": torch.cat(asked)}
         values[f"{kernel}, after the call of another layer"] = torch.cat(out)
-        values[f"{kernel}, q afterwards"] = torch.cat(asked)
     return values
 
 
