@@ -28,11 +28,11 @@ class PageAllocator:
         return page not in self._owned
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
-        """Take ``count`` pages from the free list and return them. Mutates; takes nothing when it raises.
+        """Take ``count`` free pages and return them in a new list. Mutates; takes nothing when it raises.
 
         Any page will do, so ``after``, the last page that the owner has, changes nothing here.
 
-        Raises ``ValueError`` if fewer than ``count`` pages are free: ask ``num_free`` first.
+        Raises ``ValueError`` for a count below 0, and if fewer than ``count`` pages are free: ask ``num_free`` first.
         """
         if not 0 <= count <= len(self._free):
             raise ValueError(
@@ -44,9 +44,10 @@ class PageAllocator:
         return pages
 
     def free(self, pages: Sequence[int]) -> None:
-        """Give ``pages`` back. Mutates; gives back nothing when it raises.
+        """Give ``pages`` back. Mutates the allocator, not the list; gives back nothing when it raises.
 
-        Raises ``ValueError`` for a page that is not owned, so a double free is an error and not two owners later on.
+        Raises ``ValueError`` for a page that is not owned or stands twice: a double free is an error at once, and not
+        two owners later on.
         """
         wrong = [page for page in pages if page not in self._owned]
         if wrong or len(set(pages)) != len(pages):

@@ -63,7 +63,7 @@ class AttentionMetadata:
 
     @cached_property
     def kv_slots(self) -> list[Tensor]:
-        """The slots of every sequence's keys, position 0 first: N tensors [kv_len] int64."""
+        """The slots of every sequence's keys, position 0 first: N tensors [kv_len] int64, on the metadata's device."""
         offsets = torch.arange(self.page_size, device=self.block_table.device)
         slots = self.block_table.long()[:, :, None] * self.page_size + offsets  # [N, max_pages, page_size]
         lengths = self.seq_lens_kv.tolist()
@@ -89,7 +89,7 @@ def slots_of(pages: Sequence[int], start: int, stop: int, page_size: int) -> lis
 
 
 def pack_batch(chunks: Sequence[SequenceChunk], page_size: int, device: str = "cpu") -> BatchInputs:
-    """Lay ``chunks`` side by side in one step of T = sum of new tokens rows.
+    """Lay ``chunks`` side by side in one step of T = sum of new tokens rows. Chunks may share pages.
 
     Raises ``ValueError`` for an empty batch, a chunk without tokens or one whose pages do not hold its tokens.
     """

@@ -20,7 +20,7 @@ class PagedAttention:
         self.pool, self.metadata, self.kernel = pool, metadata, kernel
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool.
+        """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> a new [T, Hq, D]. Mutates the pool alone.
 
         Writing comes first: a query sees its own key, and the other new keys of its chunk, through the pool.
         """

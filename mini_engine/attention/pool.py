@@ -36,7 +36,7 @@ class KVPool:
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
 
     def write(self, layer: int, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
-        """Store ``k`` and ``v`` [T, Hkv, D] in the slots ``slot_mapping`` [T] of one layer. Mutates the pool."""
+        """Store ``k`` and ``v`` [T, Hkv, D] in the slots ``slot_mapping`` [T] of one layer. Mutates its tensors."""
         self.keys[layer].index_copy_(1, slot_mapping, k.transpose(0, 1))
         self.values[layer].index_copy_(1, slot_mapping, v.transpose(0, 1))
 

@@ -82,7 +82,8 @@ def hint_command(
     if engine.is_dir():
         work.take_hint(chosen, last)
     if last < HINTS:
-        typer.echo(f"One more: {command(f'hint {chosen.id}', engine)}")
+        which = "" if engine.is_dir() else f" --level {last + 1}"  # where no folder keeps what was taken
+        typer.echo(f"One more: {command(f'hint {chosen.id}{which}', engine)}")
 
 
 def pitfalls_command(

@@ -263,14 +263,18 @@ def block_dependents(results: Sequence[Result], *, fill: bool = False) -> list[R
 def describe_error(error: BaseException, engine_folders: Sequence[str] = ("mini_engine",)) -> ProbeError:
     """Reduce an exception to text, with the innermost line that belongs to the engine or the candidate.
 
+    The last of ``engine_folders`` is the candidate's. If the line is not of it, the candidate's innermost line follows.
     Triton's interpreter wraps what a kernel raises; the wrapped exception is reported.
     """
-    place = ""
+    place, own = "", ""
     while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
         error = error.__cause__
     for frame in traceback.extract_tb(error.__traceback__):
         if any(folder in frame.filename for folder in engine_folders):
             place = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+            own = place if engine_folders[-1] in frame.filename else own
+    if own and own != place:
+        place += f", called from {own}"
     note = "; ".join(map(str, getattr(error, "__notes__", [])))
     return ProbeError(type(error).__name__, str(error)[:2000], place, note[:2000])
 

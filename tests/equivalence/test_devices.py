@@ -14,7 +14,7 @@ from mini_engine.checkpoint import TINY_MODEL, load_tokenizer, weight_shapes
 from mini_engine.config import EngineConfig
 from mini_engine.llm import build_model, load_driver, make_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
-from tests.pretend_gpu import PretendGpu, device_of
+from smoke.framework.pretend_gpu import PretendGpu, device_of
 from tests.support.shapes import ONE_LAYER
 
 SCHEMA = json.dumps({"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]})

@@ -7,7 +7,7 @@ import torch
 
 import smoke.runner.canary
 from mini_engine.kernels.launch import INTERPRETED
-from tests.pretend_gpu import PretendGpu
+from smoke.framework.pretend_gpu import PretendGpu
 
 # PRETEND_GPU=1: interpreted as without it, and every tensor says that it is on a GPU, so that mixed devices show.
 PRETENDED = INTERPRETED and os.environ.get("PRETEND_GPU") == "1"

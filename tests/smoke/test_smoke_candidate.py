@@ -68,10 +68,20 @@ def test_an_overlay_stands_in_for_one_module_only(runner, candidate):
     assert statuses(outcome) == {
         "L2.A.ownership": "pass",
         "L2.A.refusals": "pass",
+        "L2.A.lists": "pass",
         "L2.A.pages_needed": "fail",
     }
     failure = outcome.results[-1].failures[0]
-    assert (failure.case, failure.place, failure.expected, failure.got) == ("page size 1", "item 0", "0", "1")
+    assert failure.case == "page size 1, pages for 0, 1, 2, … tokens"
+    assert (failure.place, failure.expected, failure.got) == ("item 0", "0", "1")
+
+
+def test_an_exception_beneath_the_candidate_names_the_candidates_line_too(runner, candidate):
+    text = broken_needed("from mini_engine.attention.metadata import slots_of; return slots_of([], 0, 1, 1)[0]")
+    outcome = runner.run(candidate(allocator=text), L2A)
+    place = outcome.results[-1].failures[0].place
+    assert "metadata.py:" in place.partition(", called from ")[0]
+    assert "allocator.py:" in place.partition(", called from ")[2]
 
 
 def test_a_candidate_leaves_nothing_for_the_next_one(runner, candidate):

@@ -4,6 +4,7 @@ Owns: probes that call ``mini_engine.attention`` and what they must give. Needs 
 these checks come from the inputs, not from the candidate's allocator, so one task's fault does not show in another's.
 """
 
+import operator
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,8 @@ from smoke.checks.l2 import spec_paging as paging
 from smoke.checks.l2.spec_paging import Chunk
 from smoke.framework.cases import DTYPES, random_case, random_tensor
 from smoke.framework.check import Failure, Registry, Values, noting
-from smoke.framework.compare import bitwise
+from smoke.framework.compare import bitwise, differences
+from smoke.framework.pretend_gpu import PretendGpu, device_of
 
 REGISTRY = Registry()
 PAGE_SIZES = (1, 4, 16, 64)
@@ -86,22 +88,26 @@ def refusal_probe(seed: int) -> Values:
     values: Values = {
         "allocate 6 of 5 free pages": words(allocator.allocate, 6),
         "allocate -1 pages": words(allocator.allocate, -1),
-        "free an owned page and one that is not": words(allocator.free, [pages[0], *missing_pages(pages)[:1]]),
+        **{name: words(allocator.free, [pages[0], *more]) for name, more in wrong_pages(pages).items()},
     }
     values["pages free afterwards"] = allocator.num_free
     values["the owned pages can be freed"] = words(allocator.free, pages)
     return values
 
 
-def missing_pages(pages: list[int]) -> list[int]:
-    """Return the pages of nine that were not granted."""
-    return [page for page in range(9) if page not in pages]
+def wrong_pages(granted: list[int]) -> dict[str, list[int]]:
+    """Return pages of a pool of nine that cannot be freed, by what is wrong with them."""
+    return {
+        "free an owned page and a free one": [page for page in range(9) if page not in granted][:1],
+        "free an owned page and page 9 of 9": [9],
+        "free an owned page and page -1": [-1],
+    }
 
 
 def refusal_verdict(seed: int, got: Values) -> list[Failure]:
     """Every refusal is a ``ValueError``; the first names both numbers; nothing changed."""
     failures = []
-    for case in ("allocate 6 of 5 free pages", "allocate -1 pages", "free an owned page and one that is not"):
+    for case in ("allocate 6 of 5 free pages", "allocate -1 pages", *wrong_pages([])):
         if not str(got[case]).startswith("ValueError"):
             failures.append(Failure(case, "", "ValueError", str(got[case])))
     words = str(got["allocate 6 of 5 free pages"])
@@ -116,17 +122,49 @@ def refusal_verdict(seed: int, got: Values) -> list[Failure]:
     return failures
 
 
+KEPT = ("the pages of a grant, after the next grant", "the list that was freed, afterwards")
+LEFT = "free pages after a tuple of pages was freed"
+
+
+def lists_probe(seed: int) -> Values:
+    """Keep the lists that are given and taken, and look at them after the next calls."""
+    from mini_engine.attention.allocator import PageAllocator
+
+    allocator = PageAllocator(9)
+    first = allocator.allocate(3)
+    granted = list(first)
+    allocator.allocate(2)
+    values: Values = {KEPT[0]: {"before": granted, "after": list(first)}}
+    allocator.free(first)
+    values[KEPT[1]] = {"before": granted, "after": list(first)}
+    allocator.free(tuple(allocator.allocate(2)))
+    return values | {LEFT: allocator.num_free}
+
+
+def lists_verdict(seed: int, got: Values) -> list[Failure]:
+    """Every list is as it was, and 7 pages are free."""
+    failures = differences(7, got[LEFT], None, LEFT)
+    for name in KEPT:
+        failures += differences(got[name]["before"], got[name]["after"], None, name)
+    return failures
+
+
 def pages_needed_probe(seed: int) -> Values:
     """Ask for 0 to 130 tokens."""
     from mini_engine.attention.allocator import pages_needed
 
-    return {f"page size {size}": [pages_needed(tokens, size) for tokens in range(131)] for size in PAGE_SIZES}
+    return {
+        f"page size {size}, pages for 0, 1, 2, … tokens": [pages_needed(tokens, size) for tokens in range(131)]
+        for size in PAGE_SIZES
+    }
 
 
 def pages_needed_spec(seed: int) -> Values:
     """Count the pages that the tokens 0 … n - 1 fall into."""
     return {
-        f"page size {size}": [len({token // size for token in range(tokens)}) for tokens in range(131)]
+        f"page size {size}, pages for 0, 1, 2, … tokens": [
+            len({token // size for token in range(tokens)}) for tokens in range(131)
+        ]
         for size in PAGE_SIZES
     }
 
@@ -144,6 +182,12 @@ REGISTRY.add(
     refusal_verdict,
 )
 REGISTRY.add(
+    "L2.A.lists",
+    "allocate gives a new list each time, and free leaves the list that it gets as it is.",
+    lists_probe,
+    lists_verdict,
+)
+REGISTRY.add(
     "L2.A.pages_needed",
     "n tokens need n / page_size pages, rounded up.",
     pages_needed_probe,
@@ -154,6 +198,8 @@ REGISTRY.add(
 # L2.B ---------------------------------------------------------------------------------------------------------------
 
 POOL_CASE = "GQA 9:3, wide heads"  # 2 layers, 3 key-value heads of 64
+READS = "[K, V] of layers 0 and 1 after each write, two reads of each layer"
+GIVEN = "k and v of each write, afterwards"
 
 
 def pool_script(seed: int, page_size: int) -> Iterator[tuple[int, list[int], int]]:
@@ -181,14 +227,20 @@ def pool_probe(seed: int) -> Values:
     for page_size in PAGE_SIZES:
         for dtype in DTYPES:
             pool = KVPool(config, 5, page_size, DTYPES[dtype])
-            reads = torch.tensor(pool_reads(seed, page_size))
+            tensors = [*pool.keys, *pool.values]
+            reads, run = torch.tensor(pool_reads(seed, page_size)), torch.arange(1, 5)
             history: list[Any] = []
+            given: list[Any] = []
             for layer, slots, value_seed in pool_script(seed, page_size):
                 k = random_tensor(len(slots), 3, 64, seed=value_seed, dtype=dtype)
                 v = random_tensor(len(slots), 3, 64, seed=value_seed + 1, dtype=dtype)
                 pool.write(layer, k, v, torch.tensor(slots))
-                history += [list(pool.gather(0, reads)), list(pool.gather(1, reads))]
-            values[f"page size {page_size}, {dtype}, [K, V] of layer 0 and 1 after each write"] = history
+                given += [k, v]
+                history += [list(pool.gather(side, slots)) for side in (0, 1) for slots in (reads, run)]
+            values[f"page size {page_size}, {dtype}, {READS}"] = history
+            values[f"page size {page_size}, {dtype}, {GIVEN}"] = given
+            same = all(map(operator.is_, tensors, [*pool.keys, *pool.values]))
+            values[f"page size {page_size}, {dtype}, keys and values are the pool's first tensors"] = same
     return values
 
 
@@ -200,19 +252,21 @@ def pool_spec(seed: int) -> Values:
             nothing = torch.zeros(3, 64, dtype=DTYPES[dtype])
             memory: dict[tuple[str, int, int], Tensor] = {}
             history: list[Any] = []
+            given: list[Any] = []
             for layer, slots, value_seed in pool_script(seed, page_size):
                 k = random_tensor(len(slots), 3, 64, seed=value_seed, dtype=dtype)
                 v = random_tensor(len(slots), 3, 64, seed=value_seed + 1, dtype=dtype)
                 for row, slot in enumerate(slots):
                     memory["k", layer, slot], memory["v", layer, slot] = k[row], v[row]
+                given += [k, v]
                 history += [
-                    [
-                        torch.stack([memory.get((kind, side, s), nothing) for s in pool_reads(seed, page_size)], dim=1)
-                        for kind in ("k", "v")
-                    ]
+                    [torch.stack([memory.get((kind, side, s), nothing) for s in slots], dim=1) for kind in ("k", "v")]
                     for side in (0, 1)
+                    for slots in (pool_reads(seed, page_size), range(1, 5))
                 ]
-            values[f"page size {page_size}, {dtype}, [K, V] of layer 0 and 1 after each write"] = history
+            values[f"page size {page_size}, {dtype}, {READS}"] = history
+            values[f"page size {page_size}, {dtype}, {GIVEN}"] = given
+            values[f"page size {page_size}, {dtype}, keys and values are the pool's first tensors"] = True
     return values
 
 
@@ -243,6 +297,7 @@ def batches(seed: int) -> Iterator[tuple[str, list[Chunk], int]]:
                 ]  # some have one to spare
                 chunks.append(Chunk([rng.randrange(1000) for _ in range(total)], computed, pages))
             yield f"page size {page_size}, batch {index}", chunks, page_size
+    yield "page size 4, page 7 is shared", [Chunk([1, 2, 3, 4, 5], 4, [7, 2]), Chunk([1, 2, 3, 4, 6, 7], 4, [7, 5])], 4
 
 
 def pack_probe(seed: int) -> Values:
@@ -263,6 +318,11 @@ def pack_probe(seed: int) -> Values:
             "slot_mapping": meta.slot_mapping,
             "page_size": meta.page_size,
         }
+    lists = [[2, 0], [3]]
+    pack_batch([SequenceChunk([5, 6], 3, lists[0]), SequenceChunk([7], 2, lists[1])], 4)
+    values["lists of pages, afterwards"] = lists
+    batch = pack_batch([SequenceChunk((5, 6), 3, (2, 0)), SequenceChunk((7,), 2, (3,))], 4)
+    values["block_table of tuples of pages"] = batch.metadata.block_table
     batch = pack_batch([SequenceChunk([5, 6], 0, [3])], 4, "meta")  # a device that holds no numbers
     tensors = [batch.input_ids, batch.positions, batch.logit_rows, *tensors_of(batch.metadata)]
     return values | {"devices": [str(tensor.device) for tensor in tensors]}
@@ -285,6 +345,8 @@ def pack_spec(seed: int) -> Values:
             for key, field in fields.items()
         }
         values[name] = {**tensors, "page_size": page_size}
+    values["lists of pages, afterwards"] = [[2, 0], [3]]
+    values["block_table of tuples of pages"] = torch.tensor([[2, 0], [3, -1]], dtype=torch.int32)
     return values | {"devices": ["meta"] * 7}
 
 
@@ -312,7 +374,17 @@ def views_probe(seed: int) -> Values:
         slot_mapping=torch.tensor([64 * FAR_PAGES[1] + 1]),
         page_size=64,
     )
-    return values | {"slots beyond int32": list(far.kv_slots)}
+    values["slots beyond int32"] = list(far.kv_slots)
+    with PretendGpu():
+        there = AttentionMetadata(
+            cu_seqlens_q=torch.tensor([0, 1, 3], dtype=torch.int32, device="cuda"),
+            seq_lens_kv=torch.tensor([5, 2], dtype=torch.int32, device="cuda"),
+            block_table=torch.tensor([[2, 0], [3, -1]], dtype=torch.int32, device="cuda"),
+            slot_mapping=torch.tensor([0, 12, 13], device="cuda"),
+            page_size=4,
+        )
+        values["devices of kv_slots on a GPU"] = [device_of(slots).type for slots in there.kv_slots]
+    return values
 
 
 def views_spec(seed: int) -> Values:
@@ -326,7 +398,8 @@ def views_spec(seed: int) -> Values:
             "kv_slots": [torch.tensor(slots) for slots in fields["kv_slots"]],
         }
         values[f"{name}: types"] = ["int"]
-    return values | {"slots beyond int32": [torch.tensor([paging.slot(FAR_PAGES, p, 64) for p in range(66)])]}
+    values["slots beyond int32"] = [torch.tensor([paging.slot(FAR_PAGES, p, 64) for p in range(66)])]
+    return values | {"devices of kv_slots on a GPU": ["cuda", "cuda"]}
 
 
 def slots_probe(seed: int) -> Values:
@@ -344,11 +417,13 @@ def slots_spec(seed: int) -> Values:
     }
 
 
-REFUSED = {
+REFUSED: dict[str, list[Any]] = {
     "an empty batch": [],
     "a sequence without new tokens": [([1, 2], 0, [0]), ([], 2, [1])],
     "5 tokens on one page of 4": [([1, 2, 3, 4, 5], 0, [0])],
     "1 new token after 8 cached on two pages of 4": [([1], 0, [3]), ([1], 8, [0, 1])],
+    "a first sequence without new tokens, a tuple": [((), 2, [1]), ([1, 2], 0, [0])],
+    "a first sequence of 9 tokens on two pages of 4": [([1], 8, [0, 1]), ([1], 0, [3])],
 }
 
 
@@ -380,7 +455,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L2.C.views",
-    "query_ranges and kv_slots say which packed rows and which slots belong to each sequence, padding left out.",
+    "query_ranges and kv_slots say which packed rows and which slots belong to each sequence, padding left out, on the "
+    "device of the metadata.",
     views_probe,
     bitwise(views_spec),
 )

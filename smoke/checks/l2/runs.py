@@ -101,26 +101,36 @@ def raw_probe(seed: int) -> Values:
             rows_now += list(range(first + computed, first + total))
             first += total
         attention = paged(kernel)(pool, pack_batch(chunks, 4).metadata)
-        values[kernel] = attention(1, q[rows_now], k[rows_now], v[rows_now])
+        query = q[rows_now]
+        out = attention(1, query, k[rows_now], v[rows_now])
+        values |= {kernel: out.clone(), f"{kernel}, q afterwards": query}
+        attention(0, 2 * query, k[rows_now], v[rows_now])
+        values[f"{kernel}, after the call of another layer"] = out
     return values
 
 
 def raw_spec(seed: int) -> Values:
     """Attend each sequence alone in float64, and keep the rows after the cached ones."""
     _, q, k, v = raw_inputs(seed)
-    out = []
+    out, asked = [], []
     first = 0
     for total, computed in RAW_CHUNKS:
         part = slice(first, first + total)
+        asked.append(q[part][computed:])
         whole = rows.causal_attention(q[part].transpose(0, 1), k[part].transpose(0, 1), v[part].transpose(0, 1))
         out.append(whole.transpose(0, 1)[computed:])
         first += total
-    return {kernel: torch.cat(out) for kernel in ("eager_attention", "sdpa_attention")}
+    values: Values = {}
+    for kernel in ("eager_attention", "sdpa_attention"):
+        values |= {kernel: torch.cat(out), f"{kernel}, q afterwards": torch.cat(asked)}
+        values[f"{kernel}, after the call of another layer"] = torch.cat(out)
+    return values
 
 
 REGISTRY.add(
     "L2.D.values",
-    "Every packed query attends to its own sequence up to its own position, through the pool (float64 rows, 1e-5).",
+    "Every packed query attends to its own sequence up to its own position, through the pool (float64 rows, 1e-5). "
+    "Nothing changes but the pool.",
     raw_probe,
     close(raw_spec, 1e-5),
 )

@@ -7,6 +7,7 @@ Owns: probes that call ``mini_engine.driver`` and what they must give: the ids, 
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from smoke.checks.l2.functions import PAGE_SIZES
@@ -47,6 +48,18 @@ def run(driver: Any, prompt: list[int], count: int) -> tuple[list[int], torch.Te
     return [int(step.token_id) for step in steps], torch.stack([step.logits for step in steps])
 
 
+def count_calls(driver: Any, name: str) -> list[int]:
+    """Count the calls of one of the driver's attributes, in a list of one number."""
+    call, count = getattr(driver, name), [0]
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        count[0] += 1
+        return call(*arguments, **named)
+
+    setattr(driver, name, counted)
+    return count
+
+
 # L3.A ---------------------------------------------------------------------------------------------------------------
 
 FORWARD_LENGTHS = (9, 1, 20)
@@ -61,12 +74,14 @@ def forward_probe(seed: int) -> Values:
     values: Values = {}
     for dtype in DTYPES:
         driver = build_driver(case, dtype=dtype)
+        made = count_calls(driver, "make_attention")
         prompts_ = [random_ids(case.vocab_size, length, seed) for length in FORWARD_LENGTHS]
         pages = [[4, 1], [0], [6, 2, 5]]
         pool = KVPool(driver.model.config, 8, 8, DTYPES[dtype])
         first = driver.forward(pack_batch([SequenceChunk(prompts_[0], 0, pages[0])], 8), pool)
         together = [SequenceChunk(ids, 0, own) for ids, own in zip(prompts_, pages, strict=True)]
         values[f"{dtype}, alone"] = first
+        values[f"{dtype}, calls of make_attention in a step"] = made[0]
         if dtype == "float32":
             values["float32, three together"] = driver.forward(pack_batch(together, 8), pool)
             values["float32, decode after it"] = driver.forward(pack_batch([SequenceChunk([3], 20, pages[2])], 8), pool)
@@ -96,7 +111,8 @@ def forward_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask a lone sequence for transformers' bits, a batch for its values."""
     exact = FORWARD_EXACT(seed)
     near = FORWARD_CLOSE(seed)
-    failures = differences(exact, {name: got[name] for name in exact}, None)
+    once = {f"{dtype}, calls of make_attention in a step": 1 for dtype in DTYPES}
+    failures = differences(exact | once, {name: got[name] for name in exact | once}, None)
     return failures + differences(near, {name: got[name] for name in near}, 1e-5)
 
 
@@ -299,6 +315,7 @@ def end_requests(seed: int) -> dict[str, tuple[list[int], int, tuple[int, ...]]]
         "an end id as the last allowed token": (prompt, place + 1, (token,)),
         "an end id one after the limit": (prompt, place, (token,)),
         "an end id in the prompt": ([*prompt[:-1], *unused, prompt[-1]], 6, unused),
+        "an end id as the last of the prompt": ([*prompt, *unused], 6, unused),
         "one token": (prompt, 1, ()),
     }
 
@@ -327,6 +344,65 @@ REGISTRY.add(
     ends_probe,
     bitwise(ends_peer),
     asks_peer=True,
+)
+
+
+TURN_LENGTHS, TURNS = (9, 10), 6  # pools of one size, steps of different positions
+
+
+def turns_probe(seed: int) -> Values:
+    """Ask two generations of one driver in turn, and count the steps that they compute."""
+    case = random_case(SMALL, seed)
+    driver = build_driver(case)
+    passes = count_calls(driver, "forward")
+    runs = [driver._steps(random_ids(case.vocab_size, n, seed + i), TURNS + 1) for i, n in enumerate(TURN_LENGTHS)]
+    values: Values = {f"generation {i}": [] for i in range(len(runs))}
+    for _ in range(TURNS):
+        for i, steps in enumerate(runs):
+            values[f"generation {i}"].append(int(next(steps).token_id))
+    return values | {"calls of forward": passes[0]}
+
+
+def turns_peer(seed: int) -> Values:
+    """Return transformers' ids of each prompt alone, and a step for each token that was asked for."""
+    case = random_case(SMALL, seed)
+    values: Values = {
+        f"generation {i}": peer.generate(
+            case, "float32", tuple(random_ids(case.vocab_size, n, seed + i)), TURNS + 1, ()
+        )[0][:TURNS]
+        for i, n in enumerate(TURN_LENGTHS)
+    }
+    return values | {"calls of forward": TURNS * len(TURN_LENGTHS)}
+
+
+REGISTRY.add(
+    "L3.B.turns",
+    "Two generations of one driver, asked in turn, are each as if alone, and a step is computed when it is asked for.",
+    turns_probe,
+    bitwise(turns_peer),
+)
+
+
+def device_probe(seed: int) -> Values:
+    """Take one step on a device that holds no numbers, with logits that do not come from a model."""
+    driver = build_driver(random_case(SMALL, seed), device="meta")
+    values: Values = {}
+
+    def forward(batch: Any, pool: Any) -> torch.Tensor:
+        tensors = {"keys": pool.keys[0], "values": pool.values[0], "input_ids": batch.input_ids}
+        values.update({name: str(tensor.device) for name, tensor in tensors.items()})
+        return torch.zeros(1, 128)
+
+    driver.forward = forward
+    run(driver, [1, 2, 3], 1)
+    return values
+
+
+REGISTRY.add(
+    "L3.B.device",
+    "The pool and the packed batch lie on the device of the configuration.",
+    device_probe,
+    bitwise(lambda seed: dict.fromkeys(("keys", "values", "input_ids"), "meta")),
 )
 
 
@@ -362,6 +438,7 @@ ROWS = {  # the changed logits of a row of 128 that is 0 elsewhere, and whether 
     "plus infinity": ({7: float("inf")}, False),
     "minus infinity everywhere": (dict.fromkeys(range(128), float("-inf")), False),
     "minus infinity somewhere": ({7: float("-inf"), 9: 5.0}, True),
+    "two logits that differ in the last bit": ({7: 5.0, 9: 5.0 + 2**-21}, True),
 }
 
 
@@ -371,18 +448,30 @@ def finite_probe(seed: int) -> Values:
     for name, (changed, _) in ROWS.items():
         row = torch.zeros(128)
         row[list(changed)] = torch.tensor(list(changed.values()))
-        driver = build_driver(random_case(SMALL, seed))
-        driver.model.lm_head = lambda x, row=row: row.repeat(len(x), 1)
-        try:
-            values[name] = run(driver, [1, 2, 3], 1)[0]
-        except ValueError:
-            values[name] = "ValueError"
+        values[name] = ids_of_rows([row], seed)
+    nine, unknown = torch.zeros(128), torch.full((128,), float("nan"))
+    nine[9] = 5.0
+    values["NaN in the second row"] = ids_of_rows([nine, unknown], seed)
     return values
+
+
+def ids_of_rows(rows: list[torch.Tensor], seed: int) -> list[int | str]:
+    """Return the ids that are chosen from these rows of logits, one a step, and how a step without one ends."""
+    driver, left = build_driver(random_case(SMALL, seed)), iter(rows)
+    driver.model.lm_head = lambda x: next(left).repeat(len(x), 1)
+    ids: list[int | str] = []
+    try:
+        for step in driver._steps([1, 2, 3], len(rows)):
+            ids.append(int(step.token_id))
+    except ValueError:
+        ids.append("ValueError")
+    return ids
 
 
 def finite_spec(seed: int) -> Values:
     """Choose a token only where the largest logit is a number."""
-    return {name: [9] if chosen else "ValueError" for name, (_, chosen) in ROWS.items()}
+    values: Values = {name: [9 if chosen else "ValueError"] for name, (_, chosen) in ROWS.items()}
+    return values | {"NaN in the second row": [9, "ValueError"]}
 
 
 REGISTRY.add(
@@ -400,14 +489,18 @@ REFUSED: dict[str, tuple[list[int], int, tuple[str, ...]]] = {
     "an empty prompt": ([], 4, ("0", "1")),
     "token id 128 of 128": ([5, 128], 4, ("128", "127")),
     "token id -1": ([-1], 4, ("-1", "127")),
+    "token id 200 between others": ([5, 200, 5], 4, ("200", "127")),
     "token id 1.5": ([5, 1.5], 4, ("1.5",)),  # type: ignore[list-item]
+    "token id 5.0": ([5, 5.0], 4, ("5.0",)),  # type: ignore[list-item]
     "max_new_tokens 0": ([5], 0, ("0", "1")),
     "max_new_tokens -3": ([5], -3, ("-3", "1")),
     "500 tokens and 13 more in 512 positions": ([5] * 500, 13, ("513", "512")),
     "513 tokens in 512 positions": ([5] * 513, 1, ("514", "512")),
 }
-ACCEPTED: dict[str, tuple[list[int], int]] = {
+ACCEPTED: dict[str, tuple[Any, int]] = {
     "one token, one more": ([0], 1),
+    "a tuple": ((5, 3), 1),
+    "numpy integers": ([np.int64(5), np.int32(3)], 1),
     "the last id of the vocabulary": ([127], 3),
     "500 tokens and 12 more in 512 positions": ([5] * 500, 12),
 }
@@ -423,7 +516,9 @@ def request_probe(seed: int) -> Values:
             values[name] = "accepted"
         except ValueError as error:
             values[name] = f"ValueError: {error}"
-    return values
+    prompt = [9, 3, 5]
+    driver.check_request(prompt, 1)
+    return values | {"the prompt [9, 3, 5] afterwards": prompt}
 
 
 def request_verdict(seed: int, got: Values) -> list[Failure]:
@@ -434,7 +529,8 @@ def request_verdict(seed: int, got: Values) -> list[Failure]:
         if not words.startswith("ValueError") or not all(number in words for number in numbers):
             failures.append(Failure(name, "", f"a ValueError that names {' and '.join(numbers)}", words))
     failures += [Failure(name, "", "accepted", str(got[name])) for name in ACCEPTED if got[name] != "accepted"]
-    return failures
+    name = "the prompt [9, 3, 5] afterwards"
+    return failures + differences([9, 3, 5], got[name], None, name)
 
 
 REGISTRY.add(
@@ -448,6 +544,10 @@ REGISTRY.add(
 # L3.D ---------------------------------------------------------------------------------------------------------------
 
 
+AGAIN = (4, 6)  # tokens
+WRONG = {"an empty prompt": ([], 4), "token id 128 of 128": ([128], 4), "max_new_tokens 0": ([5], 0)}
+
+
 def generate_probe(seed: int) -> Values:
     """Generate and keep the ids and the reason."""
     case = random_case(SMALL, seed)
@@ -455,11 +555,12 @@ def generate_probe(seed: int) -> Values:
     for name, (prompt, count, eos) in end_requests(seed).items():
         done = build_driver(case, eos=eos).generate(prompt, count)
         values[name] = {"token_ids": [int(t) for t in done.token_ids], "finish_reason": str(done.finish_reason)}
-    try:
-        build_driver(case).generate([], 4)
-        values["an empty prompt"] = "no error"
-    except ValueError:
-        values["an empty prompt"] = "ValueError"
+    for name, (prompt, count) in WRONG.items():
+        try:
+            build_driver(case).generate(prompt, count)
+            values[name] = "no error"
+        except ValueError:
+            values[name] = "ValueError"
     return values
 
 
@@ -470,8 +571,7 @@ def generate_peer(seed: int) -> Values:
     for name, (prompt, count, eos) in end_requests(seed).items():
         ids, _ = peer.generate(case, "float32", tuple(prompt), count, eos)
         values[name] = {"token_ids": ids, "finish_reason": "stop" if ids[-1] in eos else "length"}
-    values["an empty prompt"] = "ValueError"
-    return values
+    return values | dict.fromkeys(WRONG, "ValueError")
 
 
 REGISTRY.add(
@@ -480,4 +580,31 @@ REGISTRY.add(
     generate_probe,
     bitwise(generate_peer),
     asks_peer=True,
+)
+
+
+def again_probe(seed: int) -> Values:
+    """Generate twice from one prompt with one driver, and count the steps that it computes."""
+    case = random_case(SMALL, seed)
+    driver = build_driver(case)
+    passes = count_calls(driver, "forward")
+    prompt = random_ids(case.vocab_size, 9, seed)
+    short, long = (driver.generate(prompt, count) for count in AGAIN)
+    ids = {f"{count} tokens": done.token_ids for count, done in zip(AGAIN, (short, long), strict=True)}
+    return {**ids, "token_ids is a": type(short.token_ids).__name__, "calls of forward": passes[0]}
+
+
+def again_peer(seed: int) -> Values:
+    """Return the first of transformers' ids, as many as were asked for, and one pass for each."""
+    case = random_case(SMALL, seed)
+    prompt = tuple(random_ids(case.vocab_size, 9, seed))
+    ids = {f"{count} tokens": peer.generate(case, "float32", prompt, count, ())[0] for count in AGAIN}
+    return {**ids, "token_ids is a": "list", "calls of forward": sum(AGAIN)}
+
+
+REGISTRY.add(
+    "L3.D.again",
+    "A second generation does not change the first one's list, and every token is computed once.",
+    again_probe,
+    bitwise(again_peer),
 )

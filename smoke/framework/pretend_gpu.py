@@ -1,7 +1,7 @@
 """A GPU that is not there: tensors that say they are on "cuda" and are computed on the CPU.
 
 On a GPU an operation that mixes devices raises. On a machine without one every tensor is on the CPU, and a forgotten
-``device=`` stays unseen until somebody else runs it. This mode sees every call into torch, keeps book of which tensors
+``device=`` stays unseen until the code runs on a GPU. This mode sees every call into torch, keeps book of which tensors
 were asked for on "cuda" or come from such ones, and raises where a GPU would. It computes nothing else: values are
 those of the CPU. What it cannot see is what kernels do, and what happens inside of one call.
 """
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 NEEDS_CPU = ("numpy", "__array__")
 MAKE_SUBCLASS = torch.Tensor._make_subclass
-CUDA = {
+CUDA: dict[str, Any] = {
     "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=132),  # those of an H200
     **{name: lambda *_: None for name in ("synchronize", "empty_cache", "reset_peak_memory_stats")},
     **{name: lambda *_: 0 for name in ("memory_allocated", "max_memory_allocated")},
@@ -54,11 +54,14 @@ def target_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | N
 
 def make_subclass(cls: Any, data: Tensor, requires_grad: bool = False, **kwargs: Any) -> Tensor:
     """Make a parameter of a tensor, on the same device."""
-    return put(MAKE_SUBCLASS(cls, data, requires_grad, **kwargs), device_of(data))
+    made: Tensor = put(MAKE_SUBCLASS(cls, data, requires_grad, **kwargs), device_of(data))
+    return made
 
 
 class PretendGenerator(torch.Generator):
     """A generator that says where it is; the numbers are those of the CPU's."""
+
+    is_pretended: bool
 
     def __new__(cls, device: torch.device | str = "cpu") -> "PretendGenerator":
         """Make a generator of the CPU."""
@@ -89,7 +92,7 @@ class PretendGpu(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
         if func == torch.Tensor.device.__get__:
             return device_of(args[0])
-        if func == torch.Tensor.is_cuda.__get__:
+        if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return device_of(args[0]) == GPU
         if name in AS_THEY_ARE:
             return func(*args, **kwargs)
