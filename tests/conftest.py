@@ -1,5 +1,6 @@
 """Shared fixtures: small random models, saved as checkpoints and loaded by both sides."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mini_engine.fast.products import onednn_fault
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # each core has a worker, and threads of two workers would wait for each other
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the commands that tests run
 
 pytest.register_assert_rewrite("tests.support")  # so that their assertions say what they compared
 
