@@ -37,8 +37,9 @@ def grouped(pool: KVPool, metadata: AttentionMetadata) -> Attention:
     ``fallback``, the plain path, which tells whose it is.
     """
     cache, kernel = StepCache(pool, metadata), grouped_attention
-    if (cascade := find_cascade(cache) or find_scattered(cache)) is not None:
-        return CascadeAttention(cache, cascade, kernel)
-    if grids := find_grids(cache):
-        return StridedAttention(cache, grids, kernel)
+    if len(cache.lengths) > 1:
+        if (cascade := find_cascade(cache) or find_scattered(cache)) is not None:
+            return CascadeAttention(cache, cascade, kernel)
+        if grids := find_grids(cache):
+            return StridedAttention(cache, grids, kernel)
     return ConsecutiveAttention(cache, kernel)

@@ -100,8 +100,8 @@ def test_a_lesson_from_start_to_diff(smoke, tmp_path):
     solve(work, *load_manifest().lesson("L2").files)
     code, words = smoke("run", "L2")
     assert code == 0
-    assert "L2 PASS  Packed varlen attention: 13 checks" in words
-    assert "13/13" in smoke("status")[1]
+    assert "L2 PASS  Packed varlen attention: 14 checks" in words
+    assert "14/14" in smoke("status")[1]
     assert "Next: L3.A" in smoke("status")[1], "on with the lesson after the one that was begun"
     assert smoke("diff", "L2") == (0, "".join(f"{f}: no difference\n" for f in load_manifest().lesson("L2").files))
 
