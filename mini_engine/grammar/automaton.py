@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,21 +200,27 @@ def determinise(nfa: Nfa, begin: int, end: int, classes: NDArray[np.int64]) -> t
         nfa.count(len(found))
         return found & matter
 
-    sets = [reached(begin)]
-    number, rows = {sets[0]: START}, []
+    sets: list[frozenset[int]] = []
+    number: dict[frozenset[int], int] = {frozenset(): DEAD}
+
+    @cache  # a range of bytes leads to the same few targets by every byte
+    def number_of(targets: frozenset[int]) -> int:
+        members = frozenset(chain.from_iterable(map(reached, targets)))
+        if members not in number:
+            number[members] = len(sets)
+            sets.append(members)
+        return number[members]
+
+    number_of(frozenset({begin}))
+    columns, rows = classes.tolist(), []
     for members in sets:  # grows on the way
-        after: dict[int, set[int]] = defaultdict(set)
+        after: dict[int, list[int]] = defaultdict(list)
         for (first, last), target in (edge for state in members for edge in nfa.edges[state]):
-            for column in range(classes[first], classes[last] + 1):
-                after[column] |= reached(target)
-        row = [DEAD] * (classes[-1] + 1)
+            for column in range(columns[first], columns[last] + 1):
+                after[column].append(target)
+        row = [DEAD] * (columns[-1] + 1)
         for column, targets in after.items():
-            if targets:
-                key = frozenset(targets)
-                if key not in number:
-                    number[key] = len(sets)
-                    sets.append(key)
-                row[column] = number[key]
+            row[column] = number_of(frozenset(targets))
         rows.append(row)
         nfa.count(len(members))  # (a?){1,5000} has few sets, but each of thousands
         if len(sets) > nfa.limit:

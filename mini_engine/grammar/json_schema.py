@@ -395,12 +395,14 @@ class Converter:
     def some(self, members: Sequence[tuple[Node, bool]]) -> Node:
         """Return the tree of one or more of the members, none of which is required.
 
-        The first one that is there is in the left half, and any of the right half follow, or it is in the right half.
-        The tree has n log n parts; a choice of the first out of all, followed by any of the others, has n² / 2.
+        The first one that is there is in the left part, and any of the right part follow, or it is in the right part.
+        The members of the right part are written twice, so it is short; but each cut is a level of the tree. At most 3n
+        members are written. A choice of the first out of all, followed by any of the others, has n² / 2.
         """
         if len(members) == 1:
             return members[0][0]
-        left, right = members[: len(members) // 2], members[len(members) // 2 :]
+        cut = len(members) - max(1, len(members) // 16)
+        left, right = members[:cut], members[cut:]
         return either([Concat((self.some(left), *self.followers(right))), self.some(right)])
 
     def enumeration(self, facts: Facts) -> Node:

@@ -8,6 +8,7 @@ refused: what they match is not regular, or not worth the automaton. Lazy and gr
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -78,18 +79,18 @@ def parse_pattern(pattern: str) -> Node:
         raise GrammarError(
             f"pattern {shorten(pattern)} ignores case, which validators do differently; write [aA] instead"
         )
-    reader, around = (
-        PatternReader(ignore_case=False, dot_all=bool(flags & re.DOTALL), cautious=True),
-        Repeat(ANY, 0, None),
-    )
-    options = []
+    reader = PatternReader(ignore_case=False, dot_all=bool(flags & re.DOTALL), cautious=True)
+    around = Repeat(ANY, 0, None)
+    found: dict[tuple[bool, bool], list[Node]] = defaultdict(list)  # by their anchors; what is around stands there once
     for items in branches:
         inner, at_begin, at_end = strip_anchors(items)
         try:
-            found = reader.sequence(inner)
+            found[at_begin, at_end].append(reader.sequence(inner))
         except RecursionError as error:
             raise too_deep(pattern) from error
-        options.append(Concat((*(() if at_begin else (around,)), found, *(() if at_end else (around,)))))
+    options = []
+    for (at_begin, at_end), nodes in found.items():
+        options.append(Concat((*[around] * (not at_begin), Choice(tuple(nodes)), *[around] * (not at_end))))
     return Choice(tuple(options))
 
 

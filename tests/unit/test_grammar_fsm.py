@@ -151,7 +151,7 @@ def test_a_regex_is_the_language_of_fullmatch(pattern, seed):
 
 SPACES = "\t-\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 JAVASCRIPT = {".": "[^\n\r\u2028\u2029]", r"\s": f"[{SPACES}]", r"\S": f"[^{SPACES}]", "$": r"\Z"}
-SEARCHED = ["a.c", r"^\S+$", r"\s", "^.$", "^a|b$", r"^[^\d]{2}$", r"^(ab)?\w$", r"\W", "é|^$", r"^\D+$", "x$"]
+SEARCHED = ["a.c", r"^\S+$", r"\s", "^.$", "ab|a.|^a|b$", r"^[^\d]{2}$", r"^(ab)?\w$", r"\W", "é|^$", r"^\D+$", "x$"]
 
 
 @pytest.mark.parametrize("pattern", SEARCHED)
@@ -171,6 +171,15 @@ def test_a_pattern_is_found_by_python_and_by_javascript(pattern):
         if all(verdicts) and text.isascii() and not text.endswith("\n") and "\r" not in text:
             assert dfa.matches(text), f"nothing is left out where nobody differs: {pattern!r} {text!r}"
     assert found > 50
+
+
+def test_alternatives_that_are_found_anywhere_share_what_is_around_them():
+    """With a loop of its own around each of them, which have been found so far would be a state: 2^17 of them."""
+    kinds = [f"INTERVAL_{kind}" for kind in range(17)]
+    dfa = automaton(parse_pattern("|".join(kinds)))
+    assert dfa.num_states < 60
+    assert all(dfa.matches(f"a {kind} b") for kind in kinds)
+    assert not dfa.matches("INTERVAL_x")
 
 
 @quick
