@@ -29,6 +29,9 @@ def main() -> None:
         run(app, words)
     except BrokenPipeError:  # a reader such as `head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:  # threads that run candidates would not let Python end in order
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(130)
     except typer.Exit as ended:
         sys.exit(ended.exit_code)
     except ValueError as error:  # a name or a path that does not exist, said in full

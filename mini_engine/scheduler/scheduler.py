@@ -194,7 +194,7 @@ class Scheduler:
 
         done | copied from a sibling | this step, noted in ``num_scheduled_tokens`` | later
         """
-        source, copied = prefix_to_copy(request)
+        source, copied = prefix_to_copy(request) if request.siblings else (None, 0)
         start = request.num_computed_tokens + copied
         pending = request.num_tokens - start
         count = pending if budget is None else min(pending, budget)

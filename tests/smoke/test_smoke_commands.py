@@ -66,6 +66,19 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert child.stderr.read() == b""
 
 
+def test_ctrl_c_ends_a_command_in_one_line(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    ended = []
+    monkeypatch.setattr("smoke.__main__.run", interrupted)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(sys, "argv", ["smoke", "next"])
+    with pytest.raises(SystemExit):
+        main()
+    assert (ended, capsys.readouterr().err) == ([130], "interrupted\n")
+
+
 def solve(folder, *files):
     for file in files:
         shutil.copyfile(ENGINE / file, folder / file)
