@@ -110,6 +110,14 @@ def few(ids: list[int]) -> str:
     return str(ids) if len(ids) <= 12 else f"{len(ids)} ids: {ids[:6]} … {ids[-3:]}"
 
 
+HEIGHTS = (-3000.0, 2000.0, 0.0, 700.0)  # exp of the distance between two rows is 0 or infinity, also in float64
+
+
+def rows_at_heights(size: int, seed: int) -> Tensor:
+    """Draw rows [4, V] that lie far apart, as they do after small temperatures."""
+    return random_tensor(len(HEIGHTS), size, seed=seed + 7) + torch.tensor(HEIGHTS)[:, None]
+
+
 def mixed_rows(size: int, seed: int) -> Tensor:
     """Draw rows [8, V] that are hard in different ways: steep, flat, negative, tied, half banned."""
     rows = random_tensor(8, size, seed=seed + 400)
@@ -242,6 +250,8 @@ def tie_cases(seed: int) -> dict[str, FilterCase]:
     scattered[:, 150] = 3.0
     cases["seven equals after the first"] = FilterCase(scattered, {"k": [1, 2, 4, 7, 8, 9]})
     cases["all equal"] = FilterCase(torch.zeros(5, 200), {"k": [1, 63, 64, 199, 0]})
+    cases["all equal at a million"] = FilterCase(torch.full((3, 200), 1e6), {"k": [1, 63, 199]})
+    cases["nearly equal"] = FilterCase(torch.arange(200).expand(3, 200) * 1e-15, {"k": [1, 63, 199]})
     return cases
 
 
@@ -304,7 +314,9 @@ def top_p_cases(seed: int) -> dict[str, FilterCase]:
     """Pair every row with every p."""
     rows = mixed_rows(150, seed)
     turned = [[*PS[turn:], *PS[:turn]] for turn in range(len(PS))]
-    return {f"p turned by {turn}": FilterCase(rows, {"p": near(rows, ps)}) for turn, ps in enumerate(turned)}
+    cases = {f"p turned by {turn}": FilterCase(rows, {"p": near(rows, ps)}) for turn, ps in enumerate(turned)}
+    apart = rows_at_heights(150, seed)
+    return {**cases, "rows far apart": FilterCase(apart, {"p": near(apart, [0.6, 0.9, 0.5, 0.8])})}
 
 
 def boundary_cases(seed: int) -> dict[str, FilterCase]:
@@ -312,7 +324,7 @@ def boundary_cases(seed: int) -> dict[str, FilterCase]:
     four = torch.zeros(6, 4)
     scattered = torch.full((6, 40), -200.0)
     scattered[:, 3::5] = 1.5  # eight equals: 3, 8, 13, … 38
-    above, below = 0.5 + 2.0**-20, 0.5 - 2.0**-20
+    above, below = 0.5 + 2.0**-40, 0.5 - 2.0**-40  # p is float64
     wide = torch.zeros(6, 4096)
     edges = [count / 4096 for count in (64, 255, 256, 257, 2048, 4095)]
     return {
@@ -373,6 +385,9 @@ def min_p_cases(seed: int) -> dict[str, FilterCase]:
         cases[f"shares turned by {turn}"] = FilterCase(rows, {"min_p": shares})
     cases["all off"] = FilterCase(rows, {"min_p": [0.0] * 8})
     cases["a share of 1"] = FilterCase(rows, {"min_p": [1.0] * 8})
+    apart = rows_at_heights(150, seed)
+    shares = [spec.share_near(row, 0.2) for row in apart.tolist()]
+    cases["rows far apart"] = FilterCase(apart, {"min_p": shares})
     wide = random_tensor(3, 32000, seed=seed + 6) * 2.0
     shares = [0.0, spec.share_near(wide[1].tolist(), 0.02), 0.0]
     cases["32,000 tokens"] = FilterCase(wide, {"min_p": shares})
@@ -404,8 +419,12 @@ def joint_cases(seed: int) -> dict[str, FilterCase]:
     rows = mixed_rows(80, seed)
     example = vector([0.5, 0.2, 0.15, 0.15], 6)
     wanted = [0.6, 0.9, 1.0, 0.5, 0.3, 1.0, 0.95, 0.6]
+    wide = random_tensor(2, 32000, seed=seed + 8) * 2.0
     return {
         "0.5 0.2 0.15 0.15": FilterCase(example, {"k": [2, 2, 3, 0, 0, 9], "p": [0.6, 1.0, 0.6, 0.6, 1.0, 0.8]}),
+        "no row has k": FilterCase(example, {"k": [0] * 6, "p": [0.6, 1.0, 0.6, 0.6, 1.0, 0.8]}),
+        "no row has p": FilterCase(example, {"k": [2, 0, 3, 0, 0, 9], "p": [1.0] * 6}),
+        "32,000 tokens": FilterCase(wide, {"k": [0, 50], "p": near(wide, [1.0, 0.9])}),
         "eight rows": FilterCase(rows, {"k": [3, 50, 2, 0, 40, 0, 1, 80], "p": near(rows, wanted)}),
     }
 

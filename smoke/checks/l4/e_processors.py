@@ -89,9 +89,9 @@ def follow(module: str, kind: str, cases_of: Cases, steps: Sequence[int]) -> Pro
             if step in steps:
                 longer = [(case.past.after(case.future[:step]), case.arguments) for case in cases]
                 anew = start(module, kind, longer)
-                rows = {"followed": logits.clone(), "started from the whole past": logits.clone()}
-                moving.apply(rows["followed"])
-                anew.apply(rows["started from the whole past"])
+                rows = {name: logits.clone() for name in ("followed", "applied again", "started from the whole past")}
+                for processor, result in zip((moving, moving, anew), rows.values(), strict=True):
+                    processor.apply(result)
                 values[f"after {step} more tokens"] = rows
         return values
 
@@ -113,9 +113,8 @@ def expect(cases_of: Cases, spec: Spec, steps: Sequence[int]) -> Verdict:
             ]
             names = [case.name for case in cases]
             failures += rows_failures(name, names, logits, rows, got[name]["followed"])
-            failures += differences(
-                got[name]["followed"], got[name]["started from the whole past"], None, f"{name}, started anew"
-            )
+            for other in ("applied again", "started from the whole past"):
+                failures += differences(got[name]["followed"], got[name][other], None, f"{name}, {other}")
         return failures
 
     return verdict
@@ -164,30 +163,36 @@ def draw(seed: int, name: str, count: int, among: Sequence[int] = range(VOCAB)) 
 FORMULA_LOGITS = (3.0, 0.5, 0.0, -0.25, -7.0, -torch.inf, 2.0, -2.0, 6.0, -1.0)
 FORMULA_COUNTS = (0.0, 1.0, 2.0, 5.0, 1.0, 3.0, 0.0, 0.0, 11.0, 1.0)
 FORMULA_STRENGTHS = (1.3, 0.5, 1.7, 2.0, 0.9, 1.2, 0.75, 1.5, 0.25, 1.1)
+FORMULAS = (("repeat", 1), ("frequency", 1), ("presence", 1), ("frequency", -1), ("presence", -1))
 
 
 def formula_probe(seed: int) -> Values:
-    """Call the three penalties on a few entries."""
+    """Call the three penalties on a few entries, the additive ones with negative strengths, too."""
     from mini_engine.sampler import penalties
 
-    entries = [torch.tensor(numbers) for numbers in (FORMULA_LOGITS, FORMULA_COUNTS, FORMULA_STRENGTHS)]
-    return {
-        name: getattr(penalties, name)(*(entry.clone() for entry in entries)).nan_to_num(neginf=-1e30)
-        for name in ("repeat_penalty", "frequency_penalty", "presence_penalty")
-    }
+    logits, counts, strengths = map(torch.tensor, (FORMULA_LOGITS, FORMULA_COUNTS, FORMULA_STRENGTHS))
+    values: Values = {}
+    for name, sign in FORMULAS:
+        given = logits.clone()
+        changed = getattr(penalties, f"{name}_penalty")(given, counts, sign * strengths)
+        values[f"{name}, {sign}"] = changed.nan_to_num(neginf=-1e30)
+        values[f"{name}, {sign}: the caller's logits"] = bool(torch.equal(given, logits))
+    return values
 
 
 def formula_spec(seed: int) -> Values:
     """Compute them number by number."""
     entries = list(zip(FORMULA_LOGITS, FORMULA_COUNTS, FORMULA_STRENGTHS, strict=True))
-    columns = {
-        "repeat_penalty": [x / s if x > 0 else x * s for x, _, s in entries],
-        "frequency_penalty": [x - s * n for x, n, s in entries],
-        "presence_penalty": [x - s if n else x for x, n, s in entries],
-    }
-    return {
-        name: torch.tensor(column, dtype=torch.float64).clamp(min=-1e30).float() for name, column in columns.items()
-    }
+    values: Values = {}
+    for name, sign in FORMULAS:
+        columns = {
+            "repeat": [x / s if x > 0 else x * s for x, _, s in entries],
+            "frequency": [x - sign * s * n for x, n, s in entries],
+            "presence": [x - sign * s if n else x for x, n, s in entries],
+        }
+        values[f"{name}, {sign}"] = torch.tensor(columns[name], dtype=torch.float64).clamp(min=-1e30).float()
+        values[f"{name}, {sign}: the caller's logits"] = True
+    return values
 
 
 REGISTRY.add(
