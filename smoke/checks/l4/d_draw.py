@@ -216,6 +216,7 @@ def extreme_rows() -> dict[str, tuple[list[float], int, int, int]]:
         "the largest hash falls on an unlikely token": ([60.0, 0.0, 0.0, 0.0], largest, 8, 0),
         "the only token has the smallest hash": ([BANNED] * 3 + [0.0, BANNED], smallest, 8, 3),
         "the likelier token has the smallest hash": ([BANNED, 0.0, BANNED, 40.0], smallest, 8, 1),
+        "the only token is the least float32": ([BANNED, -3e38, BANNED, BANNED], 42, 6, 1),
         "equals so high that float32 rounds the noise away": ([2.0**28] * 4, 42, 6, 1),
     }
 

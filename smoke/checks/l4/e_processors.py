@@ -85,7 +85,9 @@ def follow(module: str, kind: str, cases_of: Cases, steps: Sequence[int]) -> Pro
         values: Values = {}
         for step in range(max(steps) + 1):
             if step:
+                earlier = [(state, repr(state)) for state in moving.states.values()]
                 moving.cumulate([case.future[step - 1] for case in cases])
+                values[f"states before token {step}"] = all(repr(state) == text for state, text in earlier)
             if step in steps:
                 longer = [(case.past.after(case.future[:step]), case.arguments) for case in cases]
                 anew = start(module, kind, longer)
@@ -115,6 +117,9 @@ def expect(cases_of: Cases, spec: Spec, steps: Sequence[int]) -> Verdict:
             failures += rows_failures(name, names, logits, rows, got[name]["followed"])
             for other in ("applied again", "started from the whole past"):
                 failures += differences(got[name]["followed"], got[name][other], None, f"{name}, {other}")
+        for step in range(1, max(steps) + 1):
+            name = f"states before token {step}"
+            failures += differences(True, got[name], None, f"{name} are as they were: advance returns a new one")
         return failures
 
     return verdict
@@ -365,12 +370,15 @@ def idle_probe(seed: int) -> Values:
     for name, (kind, arguments, output) in IDLE.items():
         state = getattr(constraints, kind).start(History([3], output), arguments, Vocabulary(VOCAB, frozenset(EOS)))
         values[name] = "nothing to do" if state is None else "a state"
+    arguments = {"min_new_tokens": 1, "stop_token_ids": (96, 41, 0, 64), "ignore_eos": False}
+    short = constraints.MinNewTokens.start(History([3], []), arguments, Vocabulary(VOCAB, frozenset(EOS)))
+    values["the stop ids of a least length"] = None if short is None else [int(token) for token in short.stop_ids]
     return values
 
 
 def idle_spec(seed: int) -> Values:
-    """Expect no state, so that no step goes through the row."""
-    return dict.fromkeys(IDLE, "nothing to do")
+    """Expect no state, so that no step goes through the row, and stop ids in rising order."""
+    return {**dict.fromkeys(IDLE, "nothing to do"), "the stop ids of a least length": [0, 3, 41, 64, 96]}
 
 
 def tails_probe(seed: int) -> Values:
@@ -472,6 +480,7 @@ def budget_cases(seed: int) -> list[Case]:
         Case("budget 0", Past((1, START)), arguments(0), (BREAK, END, 7, START, BREAK, END, 8, 9)),
         Case("ends with a line break", Past((1, START)), arguments(2), (60, BREAK, END, 7, START, BREAK, BREAK, END)),
         Case("a line break ends the prompt", Past((START, BREAK)), arguments(1), (BREAK, END, 7, 8, 9, 10, 11, 12)),
+        Case("id 0 is the line break", Past((1, START)), arguments(1, 0), (60, 0, END, 7, START, 60, 0, END)),
         Case("no line break", Past((1, START)), arguments(2, None), (60, 61, END, 62, START, 60, 61, END)),
         Case("closed without having begun", Past((END, 5)), arguments(0), free),
     ]

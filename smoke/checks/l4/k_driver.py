@@ -69,7 +69,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "two shards, scale 0.5 and soft cap 2": {"scale": 0.5, "soft_cap": 2.0, "shards": 2},
     "two shards": {"shards": 2},
 }
-HEAD_ROWS: dict[str, list[int] | None] = {"all rows": None, "rows 4 0 4": [4, 0, 4], "one row": [2]}
+HEAD_ROWS: dict[str, list[int] | None] = {"all rows": None, "rows 4 0 4": [4, 0, 4], "one row": [2], "no row": []}
 HEAD_VOCAB = 40
 
 
@@ -92,7 +92,7 @@ def head_probe(seed: int) -> Values:
                 width = HEAD_VOCAB // options.get("shards", 1)
                 if "shards" in options:
                     given["gather"] = partial(join, product[:, width:])
-                index = None if rows is None else torch.tensor(rows)
+                index = None if rows is None else torch.tensor(rows, dtype=torch.int64)
                 values[f"{name}, {rows_name}, {dtype}"] = LogitsHead(**given)(
                     hidden, index, partial(multiply, weight, width)
                 )
@@ -123,7 +123,7 @@ def head_verdict(seed: int, got: Values) -> list[Failure]:
                 values = (product.double() * options.get("scale", 1.0)).tolist()
                 if cap is not None:
                     values = [[cap * math.tanh(value / cap) for value in row] for row in values]
-                want = product if plain else torch.tensor(values, dtype=torch.float64)
+                want = product if plain else torch.tensor(values, dtype=torch.float64).view(product.shape)
                 failures += differences(want, got[case], None if plain else tolerance, case)
     return failures
 
