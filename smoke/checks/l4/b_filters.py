@@ -1,7 +1,7 @@
 """The checks of L4.B and L4.C: temperature, top-k, top-p, min-p and the joint order.
 
-Owns: probes that call ``mini_engine.sampler.filters`` and what they must give: exact support sets, probabilities to
-1e-5, and the caller's own bits in every row whose option is off. Needs no other lesson.
+Owns: probes that call ``mini_engine.sampler.filters`` and what they must give: exact support sets, and the caller's
+own bits for every token that stays and in every row whose option is off. Needs no other lesson.
 """
 
 from collections.abc import Callable, Collection
@@ -18,7 +18,7 @@ from smoke.framework.compare import bitwise, differences, remember
 
 REGISTRY = Registry()
 BANNED = spec.BANNED
-PROBABILITY = 1e-5
+SCALED = 1e-5  # how far a divided logit may be off
 PARAMETER_DTYPES = {"k": torch.int64, "p": torch.float64, "min_p": torch.float32}
 
 Keep = Callable[..., "Collection[int] | None"]  # a row and its parameters -> the ids that stay, None if it is off
@@ -62,7 +62,7 @@ def filter_probe(function: str, cases: Cases) -> Probe:
 
 
 def filter_verdict(cases: Cases, keep: Keep) -> Verdict:
-    """Return a verdict that asks every row for the ids that ``keep`` names, and for its neighbours' absence."""
+    """Return a verdict that asks every row for the ids that ``keep`` names, alone and among its neighbours."""
 
     def kept(seed: int) -> Values:
         return {
@@ -85,7 +85,7 @@ def filter_verdict(cases: Cases, keep: Keep) -> Verdict:
 
 
 def row_failures(name: str, case: FilterCase, kept: list[Collection[int] | None], got: Any) -> list[Failure]:
-    """Compare row by row: the caller's bits where the filter is off, otherwise the support and the probabilities."""
+    """Compare row by row: the caller's bits where the filter is off or a token stays, and which tokens stay."""
     if not isinstance(got, Tensor) or got.shape != case.logits.shape:
         return differences(case.logits, got, None, name)
     failures: list[Failure] = []
@@ -100,8 +100,8 @@ def row_failures(name: str, case: FilterCase, kept: list[Collection[int] | None]
         if support != allowed or bool(after.isnan().any()):
             failures.append(Failure(where, "ids that can still come", few(allowed), few(support)))
             continue
-        want = torch.tensor(spec.probabilities(spec.only(before.tolist(), allowed)))
-        failures += differences(want, after.double().softmax(-1).float(), PROBABILITY, f"{where}: probabilities")
+        want = torch.tensor(spec.only(before.tolist(), allowed))
+        failures += differences(want, after, None, f"{where}: logits")
     return failures
 
 
@@ -163,7 +163,7 @@ def temperature_verdict(seed: int, got: Values) -> list[Failure]:
         have = got["scaled"][index]
         where = f"row {index}, temperature {TEMPERATURES[index]}"
         failures += differences(want > BANNED, have > BANNED, None, f"{where}: tokens that can come")
-        failures += differences(want.nan_to_num(neginf=0.0), have.nan_to_num(neginf=0.0), PROBABILITY, where)
+        failures += differences(want.nan_to_num(neginf=0.0), have.nan_to_num(neginf=0.0), SCALED, where)
     failures += differences(got["scaled"], got["row by row"], None, "each row alone")
     return failures + differences(logits, got["the caller's logits"], None, "the caller's logits")
 
@@ -281,11 +281,36 @@ def off_k_cases(seed: int) -> dict[str, FilterCase]:
     }
 
 
+def off_k_probe(seed: int) -> Values:
+    """Filter, and look at what ``where_on`` and ``keep_largest`` do to the tensor that they are given."""
+    from mini_engine.sampler.filters import cut_top_k, keep_largest, where_on
+
+    rows = mixed_rows(60, seed)
+    given, counts = rows.clone(), torch.full((8,), 3)
+    keep_largest(given, counts, rows.topk(4).values)
+    unchanged = bool(torch.equal(given, rows))
+    same = where_on(given, torch.zeros(8, dtype=torch.bool), cut_top_k, counts) is given
+    return {
+        **filter_probe("apply_top_k", off_k_cases)(seed),
+        "where_on returns the tensor itself if no row is on": same,
+        "keep_largest leaves the caller's logits": unchanged,
+    }
+
+
+OFF_K_VERDICT = filter_verdict(off_k_cases, top_k_keep)
+
+
+def off_k_verdict(seed: int, got: Values) -> list[Failure]:
+    """Ask for the caller's bits and for the caller's tensor."""
+    names = ("where_on returns the tensor itself if no row is on", "keep_largest leaves the caller's logits")
+    return OFF_K_VERDICT(seed, got) + [f for name in names for f in differences(True, got[name], None, name)]
+
+
 REGISTRY.add(
     "L4.B.off",
     "A row with k 0, or with a k from the vocabulary's size on, keeps its bits whatever its neighbours ask for.",
-    filter_probe("apply_top_k", off_k_cases),
-    filter_verdict(off_k_cases, top_k_keep),
+    off_k_probe,
+    off_k_verdict,
 )
 
 

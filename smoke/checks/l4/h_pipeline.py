@@ -434,7 +434,17 @@ def mask_probe(seed: int) -> Values:
     output = make_sampler()(logits, batch)
     plain = make_batch([Line(PAST, {})])
     plain.final_mask = ban
+    computed = []
+
+    def mask(logits: Tensor, compute: Any = None) -> None:
+        computed.append(compute is not None)
+
+    mask.operation = "smoke_mask"  # type: ignore[attr-defined]
+    other = make_batch([Line(PAST, {})])
+    other.final_mask = mask
+    other.process(logits[:1], None, {"smoke_mask": ban})
     return {
+        "the mask is given its kernel": computed,
         "without a grammar": free,
         "with a grammar": ids_of(output),
         "errors": {str(row): str(words) for row, words in output.errors.items()},
@@ -452,6 +462,7 @@ def mask_verdict(seed: int, got: Values) -> list[Failure]:
     failures += differences([-1, second, -1], got["with a grammar"], None, "ids with a grammar that bans id 5")
     failures += differences([second], got["a grammar and nothing else"], None, "a batch with nothing but a grammar")
     failures += differences(logits, got["the caller's logits"], None, "the caller's logits")
+    failures += differences([True], got["the mask is given its kernel"], None, "process passes the kernels on")
     for row in ("0", "2"):
         words = got["errors"].get(row, "no error")
         if "grammar" not in words:
