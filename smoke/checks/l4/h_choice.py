@@ -60,6 +60,7 @@ def fault_probe(seed: int) -> Values:
         "ids without the invalid rows": ids_of(alone),
         "errors": {name: str(output.errors[row]) for row, name in enumerate(FAULTS) if row in output.errors},
         "the batch's drawn rows afterwards": [int(row) for row in batch.random_rows],
+        "two invalid rows alone": ids_of(make_sampler(seed)(logits[3:5], make_batch(lines[3:5]))),
     }
 
 
@@ -74,6 +75,7 @@ def fault_verdict(seed: int, got: Values) -> list[Failure]:
     drawn = [row for row, (params, _, _) in enumerate(FAULTS.values()) if "temperature" in params]
     afterwards = "the batch's drawn rows afterwards"
     failures += differences(drawn, got[afterwards], None, afterwards)
+    failures += differences([-1, -1], got["two invalid rows alone"], None, "two invalid rows alone: ids")
     for name, (_, _, words) in FAULTS.items():
         message = got["errors"].get(name, "")
         if not all(word in message for word in words):

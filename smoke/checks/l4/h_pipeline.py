@@ -434,23 +434,28 @@ def mask_probe(seed: int) -> Values:
     output = make_sampler()(logits, batch)
     plain = make_batch([Line(PAST, {})])
     plain.final_mask = ban
-    computed = []
-
-    def mask(logits: Tensor, compute: Any = None) -> None:
-        computed.append(compute is not None)
-
-    mask.operation = "smoke_mask"  # type: ignore[attr-defined]
-    other = make_batch([Line(PAST, {})])
-    other.final_mask = mask
-    other.process(logits[:1], None, {"smoke_mask": ban})
     return {
-        "the mask is given its kernel": computed,
+        "the mask is given its kernel": kernels_given(logits[:1]),
         "without a grammar": free,
         "with a grammar": ids_of(output),
         "errors": {str(row): str(words) for row, words in output.errors.items()},
         "a grammar and nothing else": ids_of(make_sampler()(logits[1:2], plain)),
         "the caller's logits": logits,
     }
+
+
+def kernels_given(logits: Tensor) -> list[bool]:
+    """Process a row with a kernel for the mask -> whether the mask is given it, each time that it is called."""
+    computed = []
+
+    def mask(logits: Tensor, compute: Any = None) -> None:
+        computed.append(compute is not None)
+
+    mask.operation = "smoke_mask"  # type: ignore[attr-defined]
+    batch = make_batch([Line(PAST, {})])
+    batch.final_mask = mask
+    batch.process(logits, None, {"smoke_mask": mask})
+    return computed
 
 
 def mask_verdict(seed: int, got: Values) -> list[Failure]:

@@ -68,12 +68,12 @@ def chosen_probe(seed: int) -> Values:
     values: Values = {}
     for name, (logits, chosen, counts) in chosen_cases(seed).items():
         table = logits.double().log_softmax(-1)
-        given = table.clone()
-        report = token_logprobs(given, torch.tensor(chosen), counts)
+        given, asked = table.clone(), list(counts)
+        report = token_logprobs(given, torch.tensor(chosen), asked)
         values[name] = entries(report)
         kinds = {type(value).__name__ for row in report for entry in row for value in vars(entry).values()}
         values[f"{name}: kinds of numbers"] = sorted(kinds)
-        values[f"{name}: the caller's tensor is unchanged"] = bool(torch.equal(given, table))
+        values[f"{name}: the caller's objects are unchanged"] = bool(torch.equal(given, table)) and asked == counts
     return values
 
 
@@ -84,7 +84,7 @@ def chosen_spec(seed: int) -> Values:
         rows = logits.double().log_softmax(-1).tolist()
         values[name] = [wanted(*row) for row in zip(rows, chosen, counts, strict=True)]
         values[f"{name}: kinds of numbers"] = ["float", "int"]
-        values[f"{name}: the caller's tensor is unchanged"] = True
+        values[f"{name}: the caller's objects are unchanged"] = True
     return values
 
 

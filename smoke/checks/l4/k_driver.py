@@ -195,6 +195,13 @@ def end_cases(seed: int) -> dict[str, tuple[list[int], dict[str, Any], tuple[int
     return cases
 
 
+# Output, least length and reason of requests whose end id is 7.
+NEWEST: dict[str, tuple[tuple[int, ...], int, str | None]] = {
+    "an end id that is not the newest": ((7, 5), 0, None),
+    "an end id that a processor has forced": ((5, 7), 4, "stop"),
+}
+
+
 def ends_probe(seed: int) -> Values:
     """Complete every request, and keep ids and reason."""
     from mini_engine.sampler.batch import SamplingRequest
@@ -204,15 +211,16 @@ def ends_probe(seed: int) -> Values:
     for name, (prompt, params, eos) in end_cases(seed).items():
         done = answer_of(build_driver(case, eos=eos).complete(prompt, make_params(params))[0])
         values[name] = {"ids": done["ids"], "finish_reason": done["finish_reason"]}
-    going_on = SamplingRequest([1, 2], make_params({"max_new_tokens": 9}), [7, 5])
-    values["an end id that is not the newest"] = build_driver(case, eos=(7,)).finish_reason(going_on)
+    for name, (output, least, _) in NEWEST.items():
+        request = SamplingRequest([1, 2], make_params({"max_new_tokens": 9, "min_new_tokens": least}), list(output))
+        values[name] = build_driver(case, eos=(7,)).finish_reason(request)
     return values
 
 
 def ends_spec(seed: int) -> Values:
     """Cut transformers' unbounded ids after the first stop id, or at the limit."""
     case = random_case(l3.SMALL, seed)
-    values: Values = {"an end id that is not the newest": None}
+    values: Values = {name: reason for name, (_, _, reason) in NEWEST.items()}
     for name, (prompt, params, eos) in end_cases(seed).items():
         free, _ = peer.generate(case, "float32", tuple(prompt), params["max_new_tokens"], ())
         stops = histories.stop_set(params, eos)
@@ -276,7 +284,12 @@ def together_probe(seed: int) -> Values:
     reported: list[list[float]] = [[] for _ in requests]
     passes: list[int] = []
     forward = driver.hidden_states
-    driver.hidden_states = lambda inputs, pool: passes.append(len(inputs.logit_rows)) or forward(inputs, pool)
+
+    def counted(inputs: Any, pool: Any) -> Any:
+        passes.append(len(inputs.logit_rows))
+        return forward(inputs, pool)
+
+    driver.hidden_states = counted
     for step in (step for steps in driver.run(requests) for step in steps):
         ids[step.index].append(int(step.token_id))
         logits[step.index].append(step.logits)
@@ -299,17 +312,17 @@ def resumed(driver: Any, case: ModelCase, seed: int, ids: list[int]) -> Values:
 
     prompt, params = together_prompt(case, seed, 2), make_params(TOGETHER[2][1])
     rest = [int(step.token_id) for (step,) in driver.run([SamplingRequest(prompt, params, ids[:7])])]
-    first = next(driver.stream(prompt, params)).logits
     driver.head = LogitsHead(scale=2.0)
     doubled = next(driver.stream(prompt, params)).logits
     driver.head = LogitsHead()
-    return {"resumed after 7 tokens": rest, "by a head of scale 2": doubled, "by the plain head": first}
+    return {"resumed after 7 tokens": rest, "by a head of scale 2": doubled}
 
 
 def together_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for the same bits, transformers' logits of the same ids, and the ids that the specs choose from them."""
     case = random_case(l3.SMALL, seed)
-    failures = differences(got["by the plain head"] * 2, got["by a head of scale 2"], None, "logits, head of scale 2")
+    doubled = got["sequence 2"]["alone"]["logits"][0] * 2
+    failures = differences(doubled, got["by a head of scale 2"], None, "sequence 2, first logits by a head of scale 2")
     lengths = [params["max_new_tokens"] for _, params in TOGETHER]
     wanted = [sum(length > step for length in lengths) for step in range(max(lengths))]
     failures += differences(wanted, got["passes"], None, "sequences in each call of hidden_states")
@@ -457,7 +470,9 @@ def stuck_verdict(seed: int, got: Values) -> list[Failure]:
         ids = got[f"sequence {index} alone"]
         expected[f"sequence {index}"] = [[token, None if i < 5 else "length", None] for i, token in enumerate(ids)]
     failures = differences(expected, {name: got[name] for name in expected}, None, "[id, finish reason, error named]")
-    failures += differences([[], [5]], got["output of the stuck ones"], None, "output ids of the sequences with an error")
+    failures += differences(
+        [[], [5]], got["output of the stuck ones"], None, "output ids of the sequences with an error"
+    )
     report = "report of sequence 1's prompt"
     return failures + differences(7, got.get(report, "none"), None, f"entries of the {report}")
 
@@ -469,12 +484,8 @@ REGISTRY.add(
     stuck_verdict,
 )
 
-ASKING: tuple[tuple[int, int | None], ...] = (
-    (7, 0),
-    (5, None),
-    (1, 0),
-    (12, 3),
-)  # tokens of the prompt, prompt_logprobs
+# Tokens of the prompt, prompt_logprobs.
+ASKING: tuple[tuple[int, int | None], ...] = ((7, 0), (5, None), (1, 0), (12, 3))
 
 
 def report_probe(seed: int) -> Values:
