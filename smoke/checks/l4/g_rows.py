@@ -37,7 +37,7 @@ DTYPES = {
 # What rows ask for. Every processor is absent from some of them, and no two rows of a script share one by accident.
 WISHES: tuple[dict[str, Any], ...] = (
     {},
-    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 1.3, "logprobs": 0},
     {"temperature": 0.7, "top_k": 5, "frequency_penalty": 0.5, "bad_words": [[4], [1, 2]], "seed": 7},
     {"presence_penalty": 0.6, "repetition_penalty": 0.8, "logit_bias": {4: 2.0, 9: -3.0, 1: 4.0}},
     {"temperature": 1.2, "min_p": 0.1, "allowed_token_ids": [*range(0, 20, 2), 1, 3], "logprobs": 2},
@@ -46,7 +46,6 @@ WISHES: tuple[dict[str, Any], ...] = (
     {"bad_words": [[1, 2, 3], [6], [2, 2]], "logit_bias": {7: -1.0}},
     {"min_new_tokens": 30, "ignore_eos": True, "stop_token_ids": [8], "temperature": 1.0, "seed": 2**62},
     {"repetition_penalty": 1.8, "frequency_penalty": 0.3, "presence_penalty": -0.7, "logit_bias": {2: 5.0}},
-    {"logprobs": 0},
 )
 
 
