@@ -1,7 +1,7 @@
 """L4: temperature and the three filters that cut the tail off a distribution: top-k, top-p, min-p.
 
-Each is a function from logits [R, V] to logits [R, V], in which a removed token is minus infinity. Greedy rows never
-come here.
+Each is a function from logits [R, V] to logits [R, V]. In those of the filters a removed token is minus infinity, and
+every other token keeps its logit. Greedy rows never come here.
 
 Every function takes one parameter per row and leaves a row alone whose parameter is off: an index selects the rows
 that are on, so that "off" is never an identity that is computed.

@@ -297,7 +297,7 @@ def check_combinations(params: SamplingParams) -> None:
 
     ``min_new_tokens`` above ``max_new_tokens``; ``best_of`` below ``n``; several samples without a temperature; an
     empty list of allowed ids; an empty bad word; an empty stop string, or more than ``MAX_STOP_STRINGS`` of them; more
-    than one grammar, or ``reasoning`` without any; ``min_new_tokens`` and ``ignore_eos`` together with a grammar.
+    than one grammar, or ``reasoning`` without any; ``min_new_tokens``, ``ignore_eos`` and a grammar, all three at once.
     """
     if params.min_new_tokens > params.max_new_tokens:
         raise ValueError(

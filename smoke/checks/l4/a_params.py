@@ -199,6 +199,7 @@ NO_NUMBERS: dict[str, Any] = {
     "True": True,
     "0.5": "0.5",
     "None": None,
+    "1000000": 10**400,  # too large for a float
 }
 FITTING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "top_p": 1e-9},
@@ -279,7 +280,11 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[float, ..
     "a bias key that is no id": ({"logit_bias": {"cat": 1.0}}, ("logit_bias", "cat"), ()),
     "a negative bias key": ({"logit_bias": {-3: 1.0}}, ("logit_bias",), (-3,)),
     "one bias key twice": ({"logit_bias": {7: 1.0, "7": 2.0}}, ("logit_bias",), (7,)),
+    "half a bias key": ({"logit_bias": {7.5: 1.0}}, ("logit_bias", "7.5"), ()),
+    "a bias key of a raised digit": ({"logit_bias": {"\u00b2": 1.0}}, ("logit_bias", "\u00b2"), ()),
+    "a bias that is a string": ({"logit_bias": {4: "5"}}, ("logit_bias", "5"), (100,)),
     "True as a bias key": ({"logit_bias": {True: 1.0}}, ("logit_bias", "True"), ()),
+    "an empty grammar and another": ({"regex": "", "ebnf": "root ::= 'a'"}, ("regex", "ebnf"), ()),
     "two grammars": ({"regex": "a+", "ebnf": "root ::= 'a'"}, ("regex", "ebnf"), ()),
     "a schema and a structural tag": ({"json_schema": {}, "structural_tag": {}}, ("json_schema", "structural_tag"), ()),
     "reasoning without a grammar": ({"reasoning": True}, ("reasoning",), ()),

@@ -1,7 +1,7 @@
 """The checks of L4.B and L4.C: temperature, top-k, top-p, min-p and the joint order.
 
-Owns: probes that call ``mini_engine.sampler.filters`` and what they must give: exact support sets, probabilities to
-1e-5, and the caller's own bits in every row whose option is off. Needs no other lesson.
+Owns: probes that call ``mini_engine.sampler.filters`` and what they must give: exact support sets, and the caller's
+own bits for every token that stays and in every row whose option is off. Needs no other lesson.
 """
 
 from collections.abc import Callable, Collection
@@ -18,7 +18,7 @@ from smoke.framework.compare import bitwise, differences, remember
 
 REGISTRY = Registry()
 BANNED = spec.BANNED
-PROBABILITY = 1e-5
+SCALED = 1e-5  # how far a divided logit may be off
 PARAMETER_DTYPES = {"k": torch.int64, "p": torch.float64, "min_p": torch.float32}
 
 Keep = Callable[..., "Collection[int] | None"]  # a row and its parameters -> the ids that stay, None if it is off
@@ -62,7 +62,7 @@ def filter_probe(function: str, cases: Cases) -> Probe:
 
 
 def filter_verdict(cases: Cases, keep: Keep) -> Verdict:
-    """Return a verdict that asks every row for the ids that ``keep`` names, and for its neighbours' absence."""
+    """Return a verdict that asks every row for the ids that ``keep`` names, alone and among its neighbours."""
 
     def kept(seed: int) -> Values:
         return {
@@ -85,7 +85,7 @@ def filter_verdict(cases: Cases, keep: Keep) -> Verdict:
 
 
 def row_failures(name: str, case: FilterCase, kept: list[Collection[int] | None], got: Any) -> list[Failure]:
-    """Compare row by row: the caller's bits where the filter is off, otherwise the support and the probabilities."""
+    """Compare row by row: the caller's bits where the filter is off or a token stays, and which tokens stay."""
     if not isinstance(got, Tensor) or got.shape != case.logits.shape:
         return differences(case.logits, got, None, name)
     failures: list[Failure] = []
@@ -100,14 +100,22 @@ def row_failures(name: str, case: FilterCase, kept: list[Collection[int] | None]
         if support != allowed or bool(after.isnan().any()):
             failures.append(Failure(where, "ids that can still come", few(allowed), few(support)))
             continue
-        want = torch.tensor(spec.probabilities(spec.only(before.tolist(), allowed)))
-        failures += differences(want, after.double().softmax(-1).float(), PROBABILITY, f"{where}: probabilities")
+        want = torch.tensor(spec.only(before.tolist(), allowed))
+        failures += differences(want, after, None, f"{where}: logits")
     return failures
 
 
 def few(ids: list[int]) -> str:
     """Print the first ids of a long list and how many there are."""
     return str(ids) if len(ids) <= 12 else f"{len(ids)} ids: {ids[:6]} … {ids[-3:]}"
+
+
+HEIGHTS = (-3000.0, 2000.0, 0.0, 700.0)  # exp of the distance between two rows is 0 or infinity, also in float64
+
+
+def rows_at_heights(size: int, seed: int) -> Tensor:
+    """Draw rows [4, V] that lie far apart, as they do after small temperatures."""
+    return random_tensor(len(HEIGHTS), size, seed=seed + 7) + torch.tensor(HEIGHTS)[:, None]
 
 
 def mixed_rows(size: int, seed: int) -> Tensor:
@@ -155,7 +163,7 @@ def temperature_verdict(seed: int, got: Values) -> list[Failure]:
         have = got["scaled"][index]
         where = f"row {index}, temperature {TEMPERATURES[index]}"
         failures += differences(want > BANNED, have > BANNED, None, f"{where}: tokens that can come")
-        failures += differences(want.nan_to_num(neginf=0.0), have.nan_to_num(neginf=0.0), PROBABILITY, where)
+        failures += differences(want.nan_to_num(neginf=0.0), have.nan_to_num(neginf=0.0), SCALED, where)
     failures += differences(got["scaled"], got["row by row"], None, "each row alone")
     return failures + differences(logits, got["the caller's logits"], None, "the caller's logits")
 
@@ -242,6 +250,8 @@ def tie_cases(seed: int) -> dict[str, FilterCase]:
     scattered[:, 150] = 3.0
     cases["seven equals after the first"] = FilterCase(scattered, {"k": [1, 2, 4, 7, 8, 9]})
     cases["all equal"] = FilterCase(torch.zeros(5, 200), {"k": [1, 63, 64, 199, 0]})
+    cases["all equal at a million"] = FilterCase(torch.full((3, 200), 1e6), {"k": [1, 63, 199]})
+    cases["nearly equal"] = FilterCase(torch.arange(200).expand(3, 200) * 1e-15, {"k": [1, 63, 199]})
     return cases
 
 
@@ -271,11 +281,36 @@ def off_k_cases(seed: int) -> dict[str, FilterCase]:
     }
 
 
+def off_k_probe(seed: int) -> Values:
+    """Filter, and look at what ``where_on`` and ``keep_largest`` do to the tensor that they are given."""
+    from mini_engine.sampler.filters import cut_top_k, keep_largest, where_on
+
+    rows = mixed_rows(60, seed)
+    given, counts = rows.clone(), torch.full((8,), 3)
+    keep_largest(given, counts, rows.topk(4).values)
+    unchanged = bool(torch.equal(given, rows))
+    same = where_on(given, torch.zeros(8, dtype=torch.bool), cut_top_k, counts) is given
+    return {
+        **filter_probe("apply_top_k", off_k_cases)(seed),
+        "where_on returns the tensor itself if no row is on": same,
+        "keep_largest leaves the caller's logits": unchanged,
+    }
+
+
+OFF_K_VERDICT = filter_verdict(off_k_cases, top_k_keep)
+
+
+def off_k_verdict(seed: int, got: Values) -> list[Failure]:
+    """Ask for the caller's bits and for the caller's tensor."""
+    names = ("where_on returns the tensor itself if no row is on", "keep_largest leaves the caller's logits")
+    return OFF_K_VERDICT(seed, got) + [f for name in names for f in differences(True, got[name], None, name)]
+
+
 REGISTRY.add(
     "L4.B.off",
     "A row with k 0, or with a k from the vocabulary's size on, keeps its bits whatever its neighbours ask for.",
-    filter_probe("apply_top_k", off_k_cases),
-    filter_verdict(off_k_cases, top_k_keep),
+    off_k_probe,
+    off_k_verdict,
 )
 
 
@@ -304,7 +339,9 @@ def top_p_cases(seed: int) -> dict[str, FilterCase]:
     """Pair every row with every p."""
     rows = mixed_rows(150, seed)
     turned = [[*PS[turn:], *PS[:turn]] for turn in range(len(PS))]
-    return {f"p turned by {turn}": FilterCase(rows, {"p": near(rows, ps)}) for turn, ps in enumerate(turned)}
+    cases = {f"p turned by {turn}": FilterCase(rows, {"p": near(rows, ps)}) for turn, ps in enumerate(turned)}
+    apart = rows_at_heights(150, seed)
+    return {**cases, "rows far apart": FilterCase(apart, {"p": near(apart, [0.6, 0.9, 0.5, 0.8])})}
 
 
 def boundary_cases(seed: int) -> dict[str, FilterCase]:
@@ -312,7 +349,7 @@ def boundary_cases(seed: int) -> dict[str, FilterCase]:
     four = torch.zeros(6, 4)
     scattered = torch.full((6, 40), -200.0)
     scattered[:, 3::5] = 1.5  # eight equals: 3, 8, 13, … 38
-    above, below = 0.5 + 2.0**-20, 0.5 - 2.0**-20
+    above, below = 0.5 + 2.0**-40, 0.5 - 2.0**-40  # p is float64
     wide = torch.zeros(6, 4096)
     edges = [count / 4096 for count in (64, 255, 256, 257, 2048, 4095)]
     return {
@@ -373,6 +410,9 @@ def min_p_cases(seed: int) -> dict[str, FilterCase]:
         cases[f"shares turned by {turn}"] = FilterCase(rows, {"min_p": shares})
     cases["all off"] = FilterCase(rows, {"min_p": [0.0] * 8})
     cases["a share of 1"] = FilterCase(rows, {"min_p": [1.0] * 8})
+    apart = rows_at_heights(150, seed)
+    shares = [spec.share_near(row, 0.2) for row in apart.tolist()]
+    cases["rows far apart"] = FilterCase(apart, {"min_p": shares})
     wide = random_tensor(3, 32000, seed=seed + 6) * 2.0
     shares = [0.0, spec.share_near(wide[1].tolist(), 0.02), 0.0]
     cases["32,000 tokens"] = FilterCase(wide, {"min_p": shares})
@@ -404,8 +444,12 @@ def joint_cases(seed: int) -> dict[str, FilterCase]:
     rows = mixed_rows(80, seed)
     example = vector([0.5, 0.2, 0.15, 0.15], 6)
     wanted = [0.6, 0.9, 1.0, 0.5, 0.3, 1.0, 0.95, 0.6]
+    wide = random_tensor(2, 32000, seed=seed + 8) * 2.0
     return {
         "0.5 0.2 0.15 0.15": FilterCase(example, {"k": [2, 2, 3, 0, 0, 9], "p": [0.6, 1.0, 0.6, 0.6, 1.0, 0.8]}),
+        "no row has k": FilterCase(example, {"k": [0] * 6, "p": [0.6, 1.0, 0.6, 0.6, 1.0, 0.8]}),
+        "no row has p": FilterCase(example, {"k": [2, 0, 3, 0, 0, 9], "p": [1.0] * 6}),
+        "32,000 tokens": FilterCase(wide, {"k": [0, 50], "p": near(wide, [1.0, 0.9])}),
         "eight rows": FilterCase(rows, {"k": [3, 50, 2, 0, 40, 0, 1, 80], "p": near(rows, wanted)}),
     }
 

@@ -144,11 +144,11 @@ def crowd(seed: int) -> tuple[Tensor, list[int], list[int]]:
 
 
 def broad(seed: int) -> tuple[Tensor, list[int], list[int]]:
-    """Return logits [3, 70001] of a few allowed tokens each: one row has more numbers than are hashed at a time."""
+    """Return logits [3, 70001] of a few allowed tokens each, most of them behind those that are hashed at a time."""
     rng = random.Random(f"broad {seed}")
     logits = torch.full((3, 70001), BANNED)
     for row in range(3):
-        ids = rng.sample(range(70001), 9)
+        ids = rng.sample(range(64000, 70001), 9)
         logits[row, ids] = torch.tensor([rng.gauss(0, 1) for _ in ids])
     return logits, [rng.randrange(2**40) for _ in range(3)], [rng.randrange(900) for _ in range(3)]
 
@@ -171,6 +171,7 @@ def seeded_probe(seed: int) -> Values:
         "even rows, odd ones filtered": draw_seeded(others, *rows)[::2].clone(),
         "140 rows of 32,000 tokens": draw_seeded(many, torch.tensor(many_seeds), torch.tensor(many_positions)),
         "3 rows of 70,001 tokens": draw_seeded(wide, torch.tensor(wide_seeds), torch.tensor(wide_positions)),
+        "no rows": draw_seeded(logits[:0], *(row[:0] for row in rows)),
         "the caller's logits": given,
     }
 
@@ -191,6 +192,7 @@ def seeded_spec(seed: int) -> Values:
         "3 rows of 70,001 tokens": torch.tensor(
             [spec.seeded(*row) for row in zip(wide[0].tolist(), wide[1], wide[2], strict=True)]
         ),
+        "no rows": ids[:0],
         "the caller's logits": logits,
     }
 
@@ -214,6 +216,8 @@ def extreme_rows() -> dict[str, tuple[list[float], int, int, int]]:
         "the largest hash falls on an unlikely token": ([60.0, 0.0, 0.0, 0.0], largest, 8, 0),
         "the only token has the smallest hash": ([BANNED] * 3 + [0.0, BANNED], smallest, 8, 3),
         "the likelier token has the smallest hash": ([BANNED, 0.0, BANNED, 40.0], smallest, 8, 1),
+        "the only token is the least float32": ([BANNED, -3e38, BANNED, BANNED], 42, 6, 1),
+        "equals so high that float32 rounds the noise away": ([2.0**28] * 4, 42, 6, 1),
     }
 
 
@@ -311,6 +315,8 @@ def uniform_rows(seed: int) -> dict[str, tuple[list[float], list[tuple[float, in
     lone = [BANNED, BANNED, 3.0, BANNED]
     points["one token"] = (lone, [(u, 2) for u in (0.0, 0.3, 1.0 - 2.0**-53)])
     equals = [0.0] * 25 + [BANNED]  # float32 rounds 1/25 down, so these masses sum to less than 1
+    ten = [0.0] * 10 + [BANNED]  # float64 sums of 1/10 end below 1, too
+    points["ten equals and a banned token"] = (ten, [(0.0, 0), (0.55, 5), (1.0 - 2.0**-53, 9)])
     points["twenty-five equals and a banned token"] = (equals, [(0.0, 0), (0.5, 12), (1.0 - 2.0**-53, 24)])
     unlikely = [0.0, -20.7]  # a mass of 1e-9 at the far end
     points["a mass of one in a billion at the end"] = (unlikely, [(1.0 - 5e-10, 1), (1.0 - 2e-9, 0)])

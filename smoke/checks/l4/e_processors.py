@@ -85,13 +85,15 @@ def follow(module: str, kind: str, cases_of: Cases, steps: Sequence[int]) -> Pro
         values: Values = {}
         for step in range(max(steps) + 1):
             if step:
+                earlier = [(state, repr(state)) for state in moving.states.values()]
                 moving.cumulate([case.future[step - 1] for case in cases])
+                values[f"states before token {step}"] = all(repr(state) == text for state, text in earlier)
             if step in steps:
                 longer = [(case.past.after(case.future[:step]), case.arguments) for case in cases]
                 anew = start(module, kind, longer)
-                rows = {"followed": logits.clone(), "started from the whole past": logits.clone()}
-                moving.apply(rows["followed"])
-                anew.apply(rows["started from the whole past"])
+                rows = {name: logits.clone() for name in ("followed", "applied again", "started from the whole past")}
+                for processor, result in zip((moving, moving, anew), rows.values(), strict=True):
+                    processor.apply(result)
                 values[f"after {step} more tokens"] = rows
         return values
 
@@ -113,9 +115,11 @@ def expect(cases_of: Cases, spec: Spec, steps: Sequence[int]) -> Verdict:
             ]
             names = [case.name for case in cases]
             failures += rows_failures(name, names, logits, rows, got[name]["followed"])
-            failures += differences(
-                got[name]["followed"], got[name]["started from the whole past"], None, f"{name}, started anew"
-            )
+            for other in ("applied again", "started from the whole past"):
+                failures += differences(got[name]["followed"], got[name][other], None, f"{name}, {other}")
+        for step in range(1, max(steps) + 1):
+            name = f"states before token {step}"
+            failures += differences(True, got[name], None, f"{name} are as they were: advance returns a new one")
         return failures
 
     return verdict
@@ -164,30 +168,36 @@ def draw(seed: int, name: str, count: int, among: Sequence[int] = range(VOCAB)) 
 FORMULA_LOGITS = (3.0, 0.5, 0.0, -0.25, -7.0, -torch.inf, 2.0, -2.0, 6.0, -1.0)
 FORMULA_COUNTS = (0.0, 1.0, 2.0, 5.0, 1.0, 3.0, 0.0, 0.0, 11.0, 1.0)
 FORMULA_STRENGTHS = (1.3, 0.5, 1.7, 2.0, 0.9, 1.2, 0.75, 1.5, 0.25, 1.1)
+FORMULAS = (("repeat", 1), ("frequency", 1), ("presence", 1), ("frequency", -1), ("presence", -1))
 
 
 def formula_probe(seed: int) -> Values:
-    """Call the three penalties on a few entries."""
+    """Call the three penalties on a few entries, the additive ones with negative strengths, too."""
     from mini_engine.sampler import penalties
 
-    entries = [torch.tensor(numbers) for numbers in (FORMULA_LOGITS, FORMULA_COUNTS, FORMULA_STRENGTHS)]
-    return {
-        name: getattr(penalties, name)(*(entry.clone() for entry in entries)).nan_to_num(neginf=-1e30)
-        for name in ("repeat_penalty", "frequency_penalty", "presence_penalty")
-    }
+    logits, counts, strengths = map(torch.tensor, (FORMULA_LOGITS, FORMULA_COUNTS, FORMULA_STRENGTHS))
+    values: Values = {}
+    for name, sign in FORMULAS:
+        given = logits.clone()
+        changed = getattr(penalties, f"{name}_penalty")(given, counts, sign * strengths)
+        values[f"{name}, {sign}"] = changed.nan_to_num(neginf=-1e30)
+        values[f"{name}, {sign}: the caller's logits"] = bool(torch.equal(given, logits))
+    return values
 
 
 def formula_spec(seed: int) -> Values:
     """Compute them number by number."""
     entries = list(zip(FORMULA_LOGITS, FORMULA_COUNTS, FORMULA_STRENGTHS, strict=True))
-    columns = {
-        "repeat_penalty": [x / s if x > 0 else x * s for x, _, s in entries],
-        "frequency_penalty": [x - s * n for x, n, s in entries],
-        "presence_penalty": [x - s if n else x for x, n, s in entries],
-    }
-    return {
-        name: torch.tensor(column, dtype=torch.float64).clamp(min=-1e30).float() for name, column in columns.items()
-    }
+    values: Values = {}
+    for name, sign in FORMULAS:
+        columns = {
+            "repeat": [x / s if x > 0 else x * s for x, _, s in entries],
+            "frequency": [x - sign * s * n for x, n, s in entries],
+            "presence": [x - sign * s if n else x for x, n, s in entries],
+        }
+        values[f"{name}, {sign}"] = torch.tensor(columns[name], dtype=torch.float64).clamp(min=-1e30).float()
+        values[f"{name}, {sign}: the caller's logits"] = True
+    return values
 
 
 REGISTRY.add(
@@ -360,12 +370,15 @@ def idle_probe(seed: int) -> Values:
     for name, (kind, arguments, output) in IDLE.items():
         state = getattr(constraints, kind).start(History([3], output), arguments, Vocabulary(VOCAB, frozenset(EOS)))
         values[name] = "nothing to do" if state is None else "a state"
+    arguments = {"min_new_tokens": 1, "stop_token_ids": (96, 41, 0, 64), "ignore_eos": False}
+    short = constraints.MinNewTokens.start(History([3], []), arguments, Vocabulary(VOCAB, frozenset(EOS)))
+    values["the stop ids of a least length"] = None if short is None else [int(token) for token in short.stop_ids]
     return values
 
 
 def idle_spec(seed: int) -> Values:
-    """Expect no state, so that no step goes through the row."""
-    return dict.fromkeys(IDLE, "nothing to do")
+    """Expect no state, so that no step goes through the row, and stop ids in rising order."""
+    return {**dict.fromkeys(IDLE, "nothing to do"), "the stop ids of a least length": [0, 3, 41, 64, 96]}
 
 
 def tails_probe(seed: int) -> Values:
@@ -467,6 +480,7 @@ def budget_cases(seed: int) -> list[Case]:
         Case("budget 0", Past((1, START)), arguments(0), (BREAK, END, 7, START, BREAK, END, 8, 9)),
         Case("ends with a line break", Past((1, START)), arguments(2), (60, BREAK, END, 7, START, BREAK, BREAK, END)),
         Case("a line break ends the prompt", Past((START, BREAK)), arguments(1), (BREAK, END, 7, 8, 9, 10, 11, 12)),
+        Case("id 0 is the line break", Past((1, START)), arguments(1, 0), (60, 0, END, 7, START, 60, 0, END)),
         Case("no line break", Past((1, START)), arguments(2, None), (60, 61, END, 62, START, 60, 61, END)),
         Case("closed without having begun", Past((END, 5)), arguments(0), free),
     ]

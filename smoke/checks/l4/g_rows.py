@@ -25,11 +25,19 @@ EOS = (3, 20)
 IDS = range(10)  # what scripts generate: few ids, so that they repeat and complete bad words
 FLAGS = ("all_greedy", "need_top_k", "need_top_p", "need_min_p", "need_logprobs")
 COLUMNS = ("temperature", "top_k", "top_p", "min_p", "positions")
+DTYPES = {
+    "temperature": "float32",
+    "top_k": "int64",
+    "top_p": "float64",
+    "min_p": "float32",
+    "seeds": "int64",
+    "positions": "int64",
+}
 
 # What rows ask for. Every processor is absent from some of them, and no two rows of a script share one by accident.
 WISHES: tuple[dict[str, Any], ...] = (
     {},
-    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 1.3, "logprobs": 0},
     {"temperature": 0.7, "top_k": 5, "frequency_penalty": 0.5, "bad_words": [[4], [1, 2]], "seed": 7},
     {"presence_penalty": 0.6, "repetition_penalty": 0.8, "logit_bias": {4: 2.0, 9: -3.0, 1: 4.0}},
     {"temperature": 1.2, "min_p": 0.1, "allowed_token_ids": [*range(0, 20, 2), 1, 3], "logprobs": 2},
@@ -216,10 +224,12 @@ def columns_probe(seed: int) -> Values:
                         "seeds of the rows that have one": batch.seeds[seeded],
                         "random_rows": [int(row) for row in batch.random_rows],
                         "num_tokens": [int(count) for count in batch.num_tokens],
+                        "least_temperature": float(batch.least_temperature),
                         **{name: bool(getattr(batch, name)) for name in FLAGS},
                     }
                 )
         values[f"script {number}"] = log
+    values["dtypes"] = {name: str(getattr(batch, name).dtype).removeprefix("torch.") for name in DTYPES}
     return values
 
 
@@ -243,6 +253,7 @@ def columns_of(lines: Sequence[Line]) -> dict[str, Any]:
         "random_rows": [row for row, line in enumerate(lines) if line.params.get("temperature", 0.0) > 0],
         "num_tokens": lengths,
         "all_greedy": not drawn,
+        "least_temperature": min([1.0, *(params["temperature"] for params in drawn)]),
         **{f"need_{name}": any(name in params for params in drawn) for name in ("top_k", "top_p", "min_p")},
         "need_logprobs": any("logprobs" in line.params for line in lines),
     }
@@ -254,7 +265,7 @@ def columns_spec(seed: int) -> Values:
     for number in SCRIPTS:
         operations = script(seed, number)
         values[f"script {number}"] = [columns_of(after(operations[: i + 1])) for i in range(len(operations))]
-    return values
+    return {**values, "dtypes": DTYPES}
 
 
 REGISTRY.add(
@@ -265,7 +276,8 @@ REGISTRY.add(
 )
 
 # Two batches and what becomes of them: parameters by number, and for each operation the processors that must be there.
-STAGES = ("penalties", "min_new_tokens", "logit_bias", "allowed_token_ids", "bad_words", "disallowed_tokens")
+STAGES = ("penalties", "min_new_tokens", "logit_bias", "allowed_token_ids", "bad_words", "a_rule", "disallowed_tokens")
+RULED = len(WISHES)  # a row with a processor that the check registers
 MEMBERS: dict[str, list[Operation]] = {
     "the last row with a bias leaves": [("start", [3, 0, 1]), ("filter", [1, 2]), ("filter", [0])],
     "the last row with penalties leaves": [("start", [0, 9, 5]), ("filter", [0, 2]), ("filter", [])],
@@ -273,18 +285,40 @@ MEMBERS: dict[str, list[Operation]] = {
     "rows with everything meet plain rows": [("start", [2, 4, 6]), ("merge", [0, 0]), ("filter", [3, 4])],
     "a bias meets penalties": [("start", [7]), ("merge", [9]), ("filter", [1]), ("merge", [7])],
     "a registered one meets built-in ones": [("start", [6]), ("merge", [8]), ("merge", [4])],
+    "registered ones by name": [("start", [6]), ("merge", [RULED])],
     "an empty batch is filled again": [("start", [3]), ("filter", []), ("merge", [5, 3])],
 }
 
 
 def member_operations(operations: Sequence[Operation]) -> list[Operation]:
     """Turn numbers of parameters into rows."""
-    lines = {number: Line(Past((1, 2, 8)), params) for number, params in enumerate(WISHES)}
+    wishes = (*WISHES, {"logits_processors": {"a_rule": {}}})
+    lines = {number: Line(Past((1, 2, 8)), params) for number, params in enumerate(wishes)}
     return [(kind, value if kind == "filter" else [lines[number] for number in value]) for kind, value in operations]
+
+
+def label_kind() -> Any:
+    """Return a processor that holds a word per row and does nothing."""
+    from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary
+
+    class Label(LogitsProcessor[str]):
+        """Holds a word per row and does nothing."""
+
+        @classmethod
+        def start(cls, history: History, arguments: Any, vocabulary: Vocabulary) -> str | None:
+            return "a word"
+
+        def apply(self, logits: Tensor) -> None:
+            pass
+
+    return Label
 
 
 def members_probe(seed: int) -> Values:
     """List the processors after every operation."""
+    from mini_engine.sampler.processors.registry import register_processor
+
+    register_processor("a_rule")(label_kind())
     values: Values = {}
     for name, operations in MEMBERS.items():
         batch = None
@@ -326,27 +360,17 @@ KEEPS: tuple[list[int], ...] = ([0, 1, 2, 3], [3, 0], [2], [1], [], [2, 1, 0, 3]
 
 def states_probe(seed: int) -> Values:
     """Call the three verbs of a processor of its own on a few rows."""
-    from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary
-
-    class Label(LogitsProcessor[str]):
-        """Holds a word per row and does nothing."""
-
-        @classmethod
-        def start(cls, history: History, arguments: Any, vocabulary: Vocabulary) -> str | None:
-            return None
-
-        def apply(self, logits: Tensor) -> None:
-            pass
+    kind = label_kind()
 
     def listed(processor: Any) -> list[list[Any]]:
         return sorted([int(row), str(state)] for row, state in processor.states.items())
 
     values: Values = {}
     for keep in KEEPS:
-        label = Label(dict(ROW_STATES))
+        label = kind(dict(ROW_STATES))
         label.filter(keep)
         values[f"filter {keep}"] = listed(label)
-    left, right = Label(dict(ROW_STATES)), Label({0: "w", 1: "x", 4: "z"})
+    left, right = kind(dict(ROW_STATES)), kind({0: "w", 1: "x", 4: "z"})
     right.shift(5)
     values["shift 5"] = listed(right)
     left.merge(right)

@@ -51,13 +51,16 @@ def fault_probe(seed: int) -> Values:
     """Sample valid and invalid rows together, and the valid ones among themselves."""
     logits = fault_logits(seed)
     lines = [Line(PAST, params) for params, _, _ in FAULTS.values()]
-    output = make_sampler(seed)(logits, make_batch(lines))
+    batch = make_batch(lines)
+    output = make_sampler(seed)(logits, batch)
     sound = [row for row, (_, _, words) in enumerate(FAULTS.values()) if not words]
     alone = make_sampler(seed)(logits[sound], make_batch([lines[row] for row in sound]))
     return {
         "ids": ids_of(output),
         "ids without the invalid rows": ids_of(alone),
         "errors": {name: str(output.errors[row]) for row, name in enumerate(FAULTS) if row in output.errors},
+        "the batch's drawn rows afterwards": [int(row) for row in batch.random_rows],
+        "two invalid rows alone": ids_of(make_sampler(seed)(logits[3:5], make_batch(lines[3:5]))),
     }
 
 
@@ -69,6 +72,10 @@ def fault_verdict(seed: int, got: Values) -> list[Failure]:
     failures += differences(
         [name for name, (_, _, words) in FAULTS.items() if words], list(got["errors"]), None, "rows with an error"
     )
+    drawn = [row for row, (params, _, _) in enumerate(FAULTS.values()) if "temperature" in params]
+    afterwards = "the batch's drawn rows afterwards"
+    failures += differences(drawn, got[afterwards], None, afterwards)
+    failures += differences([-1, -1], got["two invalid rows alone"], None, "two invalid rows alone: ids")
     for name, (_, _, words) in FAULTS.items():
         message = got["errors"].get(name, "")
         if not all(word in message for word in words):
@@ -93,7 +100,7 @@ DRAWS = 4000
 
 def generator_probe(seed: int) -> Values:
     """Watch the generator over batches of all kinds, and draw one distribution many times."""
-    greedy, seeded = Line(PAST, {}), Line(PAST, {"temperature": 1.0, "seed": 5})
+    greedy, seeded = Line(PAST, {}), Line(PAST, {"temperature": 1.0, "seed": 0})
     free = Line(PAST, {"temperature": 1.0})
     sampler = make_sampler(seed)
     before = sampler.generator.get_state().clone()
@@ -188,9 +195,12 @@ REGISTRY.add(
 
 
 def report_lines(seed: int) -> list[Line]:
-    """Return rows that want the chosen token's log-probability, before or after all stages, or not at all."""
+    """Return rows that want the chosen token's log-probability, before or after all stages, or not at all.
+
+    Every third row is greedy, so each kind has one.
+    """
     kinds = ({"logprobs": 0}, {"logprobs": 0, "logprobs_mode": "processed"}, {"logprobs": None})
-    lines = [Line(line.past, {**line.params, **kinds[row % 3]}) for row, line in enumerate(mixed_lines(seed)[:9])]
+    lines = [Line(line.past, {**line.params, **kinds[row // 3]}) for row, line in enumerate(mixed_lines(seed)[:9])]
     return [*lines[:3], *lines[4:], lines[3]]
 
 

@@ -435,12 +435,27 @@ def mask_probe(seed: int) -> Values:
     plain = make_batch([Line(PAST, {})])
     plain.final_mask = ban
     return {
+        "the mask is given its kernel": kernels_given(logits[:1]),
         "without a grammar": free,
         "with a grammar": ids_of(output),
         "errors": {str(row): str(words) for row, words in output.errors.items()},
         "a grammar and nothing else": ids_of(make_sampler()(logits[1:2], plain)),
         "the caller's logits": logits,
     }
+
+
+def kernels_given(logits: Tensor) -> list[bool]:
+    """Process a row with a kernel for the mask -> whether the mask is given it, each time that it is called."""
+    computed = []
+
+    def mask(logits: Tensor, compute: Any = None) -> None:
+        computed.append(compute is not None)
+
+    mask.operation = "smoke_mask"  # type: ignore[attr-defined]
+    batch = make_batch([Line(PAST, {})])
+    batch.final_mask = mask
+    batch.process(logits, None, {"smoke_mask": mask})
+    return computed
 
 
 def mask_verdict(seed: int, got: Values) -> list[Failure]:
@@ -452,6 +467,7 @@ def mask_verdict(seed: int, got: Values) -> list[Failure]:
     failures += differences([-1, second, -1], got["with a grammar"], None, "ids with a grammar that bans id 5")
     failures += differences([second], got["a grammar and nothing else"], None, "a batch with nothing but a grammar")
     failures += differences(logits, got["the caller's logits"], None, "the caller's logits")
+    failures += differences([True], got["the mask is given its kernel"], None, "process passes the kernels on")
     for row in ("0", "2"):
         words = got["errors"].get(row, "no error")
         if "grammar" not in words:

@@ -56,6 +56,8 @@ def chosen_cases(seed: int) -> dict[str, tuple[Tensor, list[int], list[int]]]:
         "half the tokens banned": (banned, [2 * i for i in range(6)], [0, 3, 5, 15, -1, 31]),
         "more asked than are allowed": (banned, [2 * i for i in range(6)], [16, 3, 20, 15, 29, 0]),
         "one row of one token": (torch.zeros(1, 1), [0], [5]),
+        "nearly impossible ones": (torch.tensor([[-300.0, 0.0, -200.0, spec.BANNED]]), [2], [4]),
+        "equals only in float32": (torch.arange(30).expand(3, 30) * 1e-9, [0, 28, 29], [30, 2, 1]),
     }
 
 
@@ -65,20 +67,24 @@ def chosen_probe(seed: int) -> Values:
 
     values: Values = {}
     for name, (logits, chosen, counts) in chosen_cases(seed).items():
-        table = logits.log_softmax(-1)
-        given = table.clone()
-        values[name] = entries(token_logprobs(given, torch.tensor(chosen), counts))
-        values[f"{name}: the caller's tensor is unchanged"] = bool(torch.equal(given, table))
+        table = logits.double().log_softmax(-1)
+        given, asked = table.clone(), list(counts)
+        report = token_logprobs(given, torch.tensor(chosen), asked)
+        values[name] = entries(report)
+        kinds = {type(value).__name__ for row in report for entry in row for value in vars(entry).values()}
+        values[f"{name}: kinds of numbers"] = sorted(kinds)
+        values[f"{name}: the caller's objects are unchanged"] = bool(torch.equal(given, table)) and asked == counts
     return values
 
 
 def chosen_spec(seed: int) -> Values:
-    """Rank each row of the same float32 numbers."""
+    """Rank each row of the same numbers."""
     values: Values = {}
     for name, (logits, chosen, counts) in chosen_cases(seed).items():
-        rows = logits.log_softmax(-1).tolist()
+        rows = logits.double().log_softmax(-1).tolist()
         values[name] = [wanted(*row) for row in zip(rows, chosen, counts, strict=True)]
-        values[f"{name}: the caller's tensor is unchanged"] = True
+        values[f"{name}: kinds of numbers"] = ["float", "int"]
+        values[f"{name}: the caller's objects are unchanged"] = True
     return values
 
 

@@ -69,7 +69,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "two shards, scale 0.5 and soft cap 2": {"scale": 0.5, "soft_cap": 2.0, "shards": 2},
     "two shards": {"shards": 2},
 }
-HEAD_ROWS: dict[str, list[int] | None] = {"all rows": None, "rows 4 0 4": [4, 0, 4], "one row": [2]}
+HEAD_ROWS: dict[str, list[int] | None] = {"all rows": None, "rows 4 0 4": [4, 0, 4], "one row": [2], "no row": []}
 HEAD_VOCAB = 40
 
 
@@ -92,7 +92,7 @@ def head_probe(seed: int) -> Values:
                 width = HEAD_VOCAB // options.get("shards", 1)
                 if "shards" in options:
                     given["gather"] = partial(join, product[:, width:])
-                index = None if rows is None else torch.tensor(rows)
+                index = None if rows is None else torch.tensor(rows, dtype=torch.int64)
                 values[f"{name}, {rows_name}, {dtype}"] = LogitsHead(**given)(
                     hidden, index, partial(multiply, weight, width)
                 )
@@ -123,8 +123,9 @@ def head_verdict(seed: int, got: Values) -> list[Failure]:
                 values = (product.double() * options.get("scale", 1.0)).tolist()
                 if cap is not None:
                     values = [[cap * math.tanh(value / cap) for value in row] for row in values]
-                want = product if plain else torch.tensor(values, dtype=torch.float64)
+                want = product if plain else torch.tensor(values, dtype=torch.float64).view(product.shape)
                 failures += differences(want, got[case], None if plain else tolerance, case)
+                failures += differences(dtype, str(got[case].dtype).removeprefix("torch."), None, f"{case}, dtype")
     return failures
 
 
@@ -194,20 +195,32 @@ def end_cases(seed: int) -> dict[str, tuple[list[int], dict[str, Any], tuple[int
     return cases
 
 
+# Output, least length and reason of requests whose end id is 7.
+NEWEST: dict[str, tuple[tuple[int, ...], int, str | None]] = {
+    "an end id that is not the newest": ((7, 5), 0, None),
+    "an end id that a processor has forced": ((5, 7), 4, "stop"),
+}
+
+
 def ends_probe(seed: int) -> Values:
     """Complete every request, and keep ids and reason."""
+    from mini_engine.sampler.batch import SamplingRequest
+
     case = random_case(l3.SMALL, seed)
     values: Values = {}
     for name, (prompt, params, eos) in end_cases(seed).items():
         done = answer_of(build_driver(case, eos=eos).complete(prompt, make_params(params))[0])
         values[name] = {"ids": done["ids"], "finish_reason": done["finish_reason"]}
+    for name, (output, least, _) in NEWEST.items():
+        request = SamplingRequest([1, 2], make_params({"max_new_tokens": 9, "min_new_tokens": least}), list(output))
+        values[name] = build_driver(case, eos=(7,)).finish_reason(request)
     return values
 
 
 def ends_spec(seed: int) -> Values:
     """Cut transformers' unbounded ids after the first stop id, or at the limit."""
     case = random_case(l3.SMALL, seed)
-    values: Values = {}
+    values: Values = {name: reason for name, (_, _, reason) in NEWEST.items()}
     for name, (prompt, params, eos) in end_cases(seed).items():
         free, _ = peer.generate(case, "float32", tuple(prompt), params["max_new_tokens"], ())
         stops = histories.stop_set(params, eos)
@@ -263,15 +276,26 @@ def together_probe(seed: int) -> Values:
     case = random_case(l3.SMALL, seed)
     driver = build_driver(case, batch_invariant=True, page_size=4)
     requests = [
-        SamplingRequest(together_prompt(case, seed, index), make_params(params))
+        SamplingRequest(together_prompt(case, seed, index), make_params({**params, "logprobs": 0}))
         for index, (_, params) in enumerate(TOGETHER)
     ]
     ids: list[list[int]] = [[] for _ in requests]
     logits: list[list[Tensor]] = [[] for _ in requests]
+    reported: list[list[float]] = [[] for _ in requests]
+    passes: list[int] = []
+    forward = driver.hidden_states
+
+    def counted(inputs: Any, pool: Any) -> Any:
+        passes.append(len(inputs.logit_rows))
+        return forward(inputs, pool)
+
+    driver.hidden_states = counted
     for step in (step for steps in driver.run(requests) for step in steps):
         ids[step.index].append(int(step.token_id))
         logits[step.index].append(step.logits)
-    values: Values = {}
+        reported[step.index].append(float(step.logprobs[0].logprob))
+    driver.hidden_states = forward
+    values: Values = {"log-probabilities": reported, "passes": passes, **resumed(driver, case, seed, ids[2])}
     for index, (_, params) in enumerate(TOGETHER):
         alone = answer_of(driver.complete(together_prompt(case, seed, index), make_params(params))[0])
         values[f"sequence {index}"] = {
@@ -281,10 +305,29 @@ def together_probe(seed: int) -> Values:
     return values
 
 
+def resumed(driver: Any, case: ModelCase, seed: int, ids: list[int]) -> Values:
+    """Run sequence 2 from its seventh token on, and its first step with a head that doubles the logits."""
+    from mini_engine.sampler.batch import SamplingRequest
+    from mini_engine.sampler.head import LogitsHead
+
+    prompt, params = together_prompt(case, seed, 2), make_params(TOGETHER[2][1])
+    rest = [int(step.token_id) for (step,) in driver.run([SamplingRequest(prompt, params, ids[:7])])]
+    driver.head = LogitsHead(scale=2.0)
+    doubled = next(driver.stream(prompt, params)).logits
+    driver.head = LogitsHead()
+    return {"resumed after 7 tokens": rest, "by a head of scale 2": doubled}
+
+
 def together_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for the same bits, transformers' logits of the same ids, and the ids that the specs choose from them."""
     case = random_case(l3.SMALL, seed)
-    failures = []
+    doubled = got["sequence 2"]["alone"]["logits"][0] * 2
+    failures = differences(doubled, got["by a head of scale 2"], None, "sequence 2, first logits by a head of scale 2")
+    lengths = [params["max_new_tokens"] for _, params in TOGETHER]
+    wanted = [sum(length > step for length in lengths) for step in range(max(lengths))]
+    failures += differences(wanted, got["passes"], None, "sequences in each call of hidden_states")
+    rest = got["sequence 2"]["together"]["ids"][7:]
+    failures += differences(rest, got["resumed after 7 tokens"], None, "sequence 2, resumed after 7 tokens: ids")
     for index, (_, params) in enumerate(TOGETHER):
         name = f"sequence {index}"
         prompt = together_prompt(case, seed, index)
@@ -301,6 +344,8 @@ def together_verdict(seed: int, got: Values) -> list[Failure]:
             choose(row, Past(tuple(prompt), tuple(ids[:step])), params) for step, row in enumerate(logits.tolist())
         ]
         failures += differences(chosen, ids, None, f"{name} {params}, ids by its logits")
+        own = [distribution.log_softmax(row)[token] for row, token in zip(logits.tolist(), ids, strict=True)]
+        failures += differences(own, got["log-probabilities"][index], 1e-5, f"{name}, log-probabilities of its ids")
     return failures
 
 
@@ -390,7 +435,7 @@ REGISTRY.add(
 
 STUCK: tuple[dict[str, Any], ...] = (
     {"max_new_tokens": 6},
-    {"max_new_tokens": 6, "allowed_token_ids": [5], "bad_words": [[5]]},
+    {"max_new_tokens": 6, "allowed_token_ids": [5], "bad_words": [[5]], "prompt_logprobs": 0},
     {"max_new_tokens": 6, "temperature": 1.0, "seed": 2},
     {"max_new_tokens": 6, "allowed_token_ids": [5], "bad_words": [[5, 5]]},
 )
@@ -404,10 +449,14 @@ def stuck_probe(seed: int) -> Values:
     driver = build_driver(case, batch_invariant=True)
     prompt = random_ids(case.vocab_size, 7, seed)
     values: Values = {f"sequence {index}": [] for index in range(len(STUCK))}
-    for steps in driver.run([SamplingRequest(list(prompt), make_params(params)) for params in STUCK]):
+    requests = [SamplingRequest(list(prompt), make_params(params)) for params in STUCK]
+    for steps in driver.run(requests):
         for step in steps:
+            if step.prompt_logprobs is not None:
+                values[f"report of sequence {step.index}'s prompt"] = len(step.prompt_logprobs)
             named = "no token" in str(step.error) if step.error is not None else None
             values[f"sequence {step.index}"].append([int(step.token_id), step.finish_reason, named])
+    values["output of the stuck ones"] = [list(map(int, requests[index].output_ids)) for index in (1, 3)]
     for index in (0, 2):
         values[f"sequence {index} alone"] = answer_of(driver.complete(prompt, make_params(STUCK[index]))[0])["ids"]
     return values
@@ -420,7 +469,12 @@ def stuck_verdict(seed: int, got: Values) -> list[Failure]:
     for index in (0, 2):
         ids = got[f"sequence {index} alone"]
         expected[f"sequence {index}"] = [[token, None if i < 5 else "length", None] for i, token in enumerate(ids)]
-    return differences(expected, {name: got[name] for name in expected}, None, "[id, finish reason, error named]")
+    failures = differences(expected, {name: got[name] for name in expected}, None, "[id, finish reason, error named]")
+    failures += differences(
+        [[], [5]], got["output of the stuck ones"], None, "output ids of the sequences with an error"
+    )
+    report = "report of sequence 1's prompt"
+    return failures + differences(7, got.get(report, "none"), None, f"entries of the {report}")
 
 
 REGISTRY.add(
@@ -430,12 +484,8 @@ REGISTRY.add(
     stuck_verdict,
 )
 
-ASKING: tuple[tuple[int, int | None], ...] = (
-    (7, 0),
-    (5, None),
-    (1, 0),
-    (12, 3),
-)  # tokens of the prompt, prompt_logprobs
+# Tokens of the prompt, prompt_logprobs.
+ASKING: tuple[tuple[int, int | None], ...] = ((7, 0), (5, None), (1, 0), (12, 3))
 
 
 def report_probe(seed: int) -> Values:
