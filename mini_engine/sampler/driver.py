@@ -172,11 +172,15 @@ class SamplingDriver(GreedyDriver):
         return steps
 
     def prompt_report(self, sequence: Running, hidden: Tensor) -> list[list[TokenLogprob] | None] | None:
-        """Return the prompt's log-probabilities if the request asks and this was its prefill; ``hidden`` [T, H]."""
+        """Return the prompt's log-probabilities if the request asks and this was its prefill.
+
+        ``hidden`` [T, H]: its prompt's tokens, and those that a resumed request had written.
+        """
         count = sequence.request.params.prompt_logprobs
         if count is None or sequence.num_computed_tokens > 0:
             return None
-        return prompt_logprobs(self.logits(hidden, None), sequence.request.prompt_ids, count)
+        prompt_ids = sequence.request.prompt_ids
+        return prompt_logprobs(self.logits(hidden[: len(prompt_ids)], None), prompt_ids, count)
 
     def finish_reason(self, request: SampledRequest) -> FinishReason | None:
         """Return why ``request`` ends with its newest token, ``None`` if it goes on. A stop token wins over length."""

@@ -195,6 +195,18 @@ def test_the_driver_refuses_a_request_before_it_runs_if_one_of_its_processors_do
             run([1, 2, 3], params)
 
 
+def test_a_resumed_request_reports_the_prompt_alone(driver: SamplingDriver) -> None:
+    params = SamplingParams(max_new_tokens=4, prompt_logprobs=1)
+    written = [step.token_id for (step,) in driver.run([SamplingRequest([1, 2, 3], params)])]
+    reports = []
+    for ids in ([], written[:2]):
+        ((step,), *_) = driver.run([SamplingRequest([1, 2, 3], params, ids)])
+        assert step.prompt_logprobs is not None
+        assert step.prompt_logprobs[0] is None
+        reports.append([each[0].token_id for each in step.prompt_logprobs if each])
+    assert reports[0] == reports[1] == [2, 3]
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["scale", "soft_cap"])
 def test_the_head_refuses_factors_that_make_no_logits(name: str, value: float) -> None:
