@@ -42,9 +42,7 @@ def rests(sentences: Sequence[str], said: bytes) -> list[bytes]:
     return [sentence[len(said) :] for sentence in whole if sentence.startswith(said)]
 
 
-def allowed(
-    sentences: Sequence[str], said: bytes, stops: Sequence[int], spellings: Sequence[bytes] = ()
-) -> set[int]:
+def allowed(sentences: Sequence[str], said: bytes, stops: Sequence[int], spellings: Sequence[bytes] = ()) -> set[int]:
     """Return the tokens that may come next, by trying each one; ``spellings``: of another vocabulary."""
     left = rests(sentences, said)
     tokens = enumerate(spellings or token_bytes())
