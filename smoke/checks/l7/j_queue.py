@@ -219,8 +219,14 @@ def orders_of(story: str) -> list[Order]:
 
 
 def stories_probe(seed: int) -> Values:
-    """Tell every story."""
-    return {name: live(orders_of(story)) for name, story in STORIES.items()}
+    """Tell every story, and one of a store that is closed while a request waits."""
+    store = HandStore()
+    queue = build_queue(store, HandClock())
+    queue.submit("r0", ("regex", "a"))
+    store.pending["regex", "a"].cancel()
+    ready, failed = queue.poll()
+    closed = [list(ready), {name: str(why) for name, why in failed.items()}, list(queue.waiting)]
+    return {**{name: live(orders_of(story)) for name, story in STORIES.items()}, "closed": closed}
 
 
 def stories_verdict(seed: int, got: Values) -> list[Failure]:
@@ -232,12 +238,17 @@ def stories_verdict(seed: int, got: Values) -> list[Failure]:
         for place, (order, seen) in enumerate(zip(orders_of(story), got[name], strict=True)):
             where = f"{name}, order {place}: {' '.join(map(str, order))}"
             failures += judge_order(desk, order, seen, copies, where)[:1]
+    ready, failed, waiting = got["closed"]
+    case = "a compile that is cancelled while r0 waits for it"
+    failures += differences([[], ["r0"], []], [ready, list(failed), waiting], None, f"{case}: ready, failed, who waits")
+    if "given up" not in failed.get("r0", "given up"):
+        failures.append(Failure(f"{case}: the reason of r0", "", "what describe(None) says", failed["r0"]))
     return failures
 
 
 REGISTRY.add(
     "L7.J.stories",
-    "The cases that a queue goes wrong in: out of order, late, late and needed by others, gone, failed, known before.",
+    "The cases that a queue goes wrong in: out of order, late, late and needed by others, gone, failed, cancelled, known.",
     stories_probe,
     stories_verdict,
 )
