@@ -326,7 +326,7 @@ def tokens_probe(seed: int) -> Values:
         taken = [int(token) for token in jumper.tokens(grammar, list(jump.ids), jump.most)]
         values[name] = {"taken": taken, "the grammar is where it was": grammar.marks == before}
     for name, (sentences, _) in JOINED.items():
-        values[name] = [list(spelling) for spelling in joined_tokens(sentences)]
+        values[name] = [spelling.decode(errors="backslashreplace") for spelling in joined_tokens(sentences)]
     return values
 
 
@@ -372,8 +372,8 @@ def tokens_verdict(seed: int, got: Values) -> list[Failure]:
         )
     assert num_taken > 100, "the languages force too little"
     for name, (sentences, spelled) in JOINED.items():
-        case = f"{name}: bytes of the tokens that begin {' or '.join(sentences)!r}"
-        failures += differences([list(each) for each in spelled], got[name], None, case)
+        case = f"{name}: tokens that begin {' or '.join(map(repr, sentences))}"
+        failures += differences([each.decode() for each in spelled], got[name], None, case)
     return failures
 
 
