@@ -248,7 +248,7 @@ def stories_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.J.stories",
-    "The cases that a queue goes wrong in: out of order, late, late and needed by others, gone, failed, cancelled, known.",
+    "The cases that a queue goes wrong in: out of order, late, late but needed, gone, failed, cancelled, known before.",
     stories_probe,
     stories_verdict,
 )
