@@ -11,7 +11,7 @@ never seen:
    tokenizer might take ``"ap`` for the next token. The model decides then.
 
 3. Also a token before the last could have been another, if later text can merge with the end of the forced text. Such
-   tokens are left out too (``JumpForward.settled``).
+   tokens are left out by ``JumpForward.settled``, which the engine calls afterwards.
 
 Nothing that was given out is ever taken back. SGLang retokenised everything and rolled back (removed in 2025, PR 4032);
 mlc-llm (PR 2551) holds back.
@@ -42,7 +42,8 @@ class JumpForward:
     def tokens(self, grammar: GrammarObject, output_ids: Sequence[int], most: int) -> list[int]:
         """Return at most ``most`` tokens that must follow ``output_ids``. The grammar is where it was afterwards.
 
-        Ends where a token is not spelled with the next forced bytes, and where a longer one could come.
+        Forced is the text of whole characters. Ends where a token is not spelled with its next bytes, and where a token
+        could come that reaches beyond it.
         """
         text = whole_characters(grammar.try_jump_forward())
         candidates = self.spell(output_ids, text)[:most] if text and most > 0 else []
@@ -106,7 +107,7 @@ class JumpForward:
         return allowed
 
     def could_be_longer(self, grammar: GrammarObject, num_bytes: int) -> bool:
-        """Whether a token may come next that reaches beyond the ``num_bytes`` that are forced."""
+        """Whether a token may come next that has more than ``num_bytes`` bytes: those that are left of a text."""
         allowed = self.allowed(grammar)
         return bool((allowed & (self.lengths > num_bytes)).any())
 

@@ -32,7 +32,7 @@ def words(allowed: Tensor) -> Tensor:
     """Return the spec's bitmask [..., W]."""
     rows = allowed.reshape(-1, allowed.shape[-1]).tolist()
     packed = torch.tensor([words_of(row) for row in rows], dtype=torch.int32)
-    return packed.reshape(*allowed.shape[:-1], -1)
+    return packed.reshape(*allowed.shape[:-1], -(-allowed.shape[-1] // 32))
 
 
 def several(seed: int) -> dict[str, Tensor]:
@@ -46,6 +46,7 @@ def several(seed: int) -> dict[str, Tensor]:
         cases[f"{size} tokens, drawn"] = draw_allowed(seed + size, 4, size)
         cases[f"{size} tokens, one row"] = draw_allowed(seed + size + 1, size)
         cases[f"{size} tokens, two by three rows"] = draw_allowed(seed + size + 2, 2, 3, size)
+        cases[f"{size} tokens, no rows"] = draw_allowed(seed, 0, size)
     return cases
 
 
@@ -103,6 +104,7 @@ def unpack_cases(seed: int) -> dict[str, tuple[Tensor, int]]:
             size,
         )
         cases[f"{size} tokens, one row"] = (words(full[0]), size)
+        cases[f"{size} tokens, no rows"] = (words(full[:0]), size)
         cases[f"{size} tokens, two by two rows"] = (words(full).reshape(2, 2, -1), size)
     return cases
 
@@ -124,7 +126,7 @@ def unpack_spec(seed: int) -> Values:
     values: Values = {}
     for name, (mask, size) in unpack_cases(seed).items():
         rows = [bits_of(row, size) for row in mask.reshape(-1, mask.shape[-1]).tolist()]
-        allowed = torch.tensor(rows).reshape(*mask.shape[:-1], size)
+        allowed = torch.tensor(rows, dtype=torch.bool).reshape(*mask.shape[:-1], size)
         values[name] = {"allowed": allowed, "banned": torch.where(allowed, False, True)}
         values[f"{name}, given"] = True
     return values
@@ -162,8 +164,8 @@ def apply_probe(form: str) -> Callable[[int], Values]:
         apply: Any = apply_bitmask if form == "bitmask" else apply_banned
         values: Values = {}
         for name, (logits, allowed) in logits_cases(seed).items():
-            packed = torch.zeros(0, 2, dtype=torch.int32) if not len(allowed) else words(allowed)
-            mask = packed if form == "bitmask" else ~allowed
+            padded = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % 32), value=True)  # belongs to no token
+            mask = words(padded) if form == "bitmask" else ~allowed
             wide = torch.nn.functional.pad(logits, (2, 3), value=1.5)
             mine, given = logits.clone(), mask.clone()
             returned = [apply(target, mask) for target in (mine, wide[:, 2:-3])]

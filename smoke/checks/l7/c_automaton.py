@@ -32,6 +32,7 @@ from smoke.framework.compare import bitwise, differences
 
 REGISTRY = Registry()
 LIMIT = 2000
+MOST_PARTS = 100_000  # of a graph; what is built here has at most 10,000
 Trees = Callable[[int], list[Tree]]
 
 
@@ -55,6 +56,7 @@ def tables(table: Any, accepting: Any, classes: Any) -> Values:
     return {
         "table": torch.tensor([[int(after) for after in row] for row in table], dtype=torch.int32),
         "accepting": [bool(accepts) for accepts in accepting],
+        "dtypes": f"{table.dtype} and {accepting.dtype}",
         "classes": [int(number) for number in classes],
     }
 
@@ -64,8 +66,22 @@ def build(tree: Tree, limit: int = LIMIT) -> Values:
     from mini_engine.grammar.automaton import Nfa, byte_classes, determinise
     from mini_engine.grammar.base import GrammarError
 
+    class CopiesOfNothingError(GrammarError):
+        """So many parts were added, and no limit of states was met."""
+
+    class CountingNfa(Nfa):
+        """Counts its parts: a copy of the empty text adds no state, so that no limit of states ends the copying."""
+
+        num_parts = 0
+
+        def add(self, node: Any, start: int) -> int:
+            self.num_parts += 1
+            if self.num_parts > MOST_PARTS:
+                raise CopiesOfNothingError
+            return super().add(node, start)
+
     try:
-        nfa = Nfa(limit)
+        nfa = CountingNfa(limit)
         begin = nfa.state()
         end = nfa.add(node_of(tree), begin)
         classes = byte_classes(nfa)
@@ -94,6 +110,8 @@ def form_faults(values: Values, name: str) -> list[Failure]:
     columns = table.shape[1] if table.dim() == 2 else -1
     if table.dim() != 2 or len(table) != size or not size:
         return [Failure(name, "table", f"[{size}, classes]", str(list(table.shape)))]
+    if values["dtypes"] != "int32 and bool":
+        return [Failure(name, "dtypes of the table and of who accepts", "int32 and bool", values["dtypes"])]
     if columns <= max(values["classes"]) or not bool(((table >= DEAD) & (table < size)).all()):
         return [
             Failure(name, "table", f"states from {DEAD} to {size - 1}, a column per class", str(table.tolist())[:200])
@@ -353,6 +371,7 @@ def limit_cases() -> dict[str, tuple[Tree, int, str]]:
         "ten million copies": (times(A, 0, 10**7), 50, far),
         "copies of copies": (times(times(times(A, 99, 99), 99, 99), 99, 99), 300, far),
         "ten million times nothing": (times(text(""), 10**7, 10**7), 1, ""),
+        "up to ten million times nothing": (times(text(""), 0, 10**7), 1, ""),
         "200 copies, 201 states": (times(A, many, many), 201, ""),
         "200 copies, 200 states": (times(A, many, many), many, far),
     }

@@ -61,6 +61,10 @@ def to_merge(seed: int) -> dict[str, Automaton]:
         ),
         "twins that lead to each other": ([[1, 2], [2, 3], [1, 3], [DEAD, DEAD]], [False, False, False, True]),
     }
+    # States 1 and 2 differ in what column 69 leads to, states 3 and 4 in what column 0 does, and 6 is a twin of 1.
+    edges = [{0: 1, 1: 2, 2: 6}, {69: 3}, {69: 4}, {0: 5, 69: 5}, {0: 3, 69: 5}, {}, {69: 3}]
+    many = [[leads.get(column, DEAD) for column in range(70)] for leads in edges]
+    cases["70 columns, of which the first and the last tell states apart"] = (many, [state == 5 for state in range(7)])
     for length in (5, 30):
         chain = [[state + 1, DEAD] for state in range(length)] + [[DEAD, DEAD]]
         cases[f"a chain of {length}"] = (chain, [False] * length + [True])

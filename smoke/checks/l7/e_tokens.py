@@ -112,6 +112,8 @@ def walk_probe(kind: str) -> Any:
                 trie.allowed(transitions, 0).tolist() == found[0].tolist(),
                 transitions.tolist() == rows,
             ]
+            refusing = trie.allowed(np.full_like(transitions, DEAD), 0)
+            values[f"{name}, with another table, in which no byte may come"] = bool(refusing.any())
         return values
 
     return probe
@@ -129,6 +131,7 @@ def walk_spec(kind: str) -> Any:
             ]
             values[f"{name}, form"] = [[len(tokens)], "bool"]
             values[f"{name}, again, after the caller wrote into the answer"] = [True, True, True]
+            values[f"{name}, with another table, in which no byte may come"] = False
         return values
 
     return spec
@@ -172,6 +175,7 @@ def follow_probe(seed: int) -> Values:
         transitions = np.array(rows, dtype=np.int32)
         after = follow(transitions, states, states != DEAD, levels[depth + 1])
         values[name] = [int(state) for state in after]
+        values[f"{name}, dtype"] = str(after.dtype)
         values[f"{name}, given"] = states.tolist() == given and transitions.tolist() == rows
     return values
 
@@ -183,6 +187,7 @@ def follow_spec(seed: int) -> Values:
         levels = levels_of(tokens)
         above = dict(zip(levels[depth], states, strict=True))
         values[name] = [run(rows, node[-1:], above[node[:-1]]) for node in levels[depth + 1]]
+        values[f"{name}, dtype"] = "int32"
         values[f"{name}, given"] = True
     return values
 

@@ -309,7 +309,10 @@ def members_of(case: str) -> Any:
     from mini_engine.grammar.syntax import literal
 
     members = [(literal(chr(97 + index)), kind == "r") for index, kind in enumerate(case)]
-    return Converter(True, PUNCTUATIONS["compact"]).members(members)
+    given = list(members)
+    tree = Converter(True, PUNCTUATIONS["compact"]).members(members)
+    assert members == given, f"members was given {len(given)} pairs, and changed the list"
+    return tree
 
 
 def members_probe(seed: int) -> Values:

@@ -308,7 +308,7 @@ def copies_probe(seed: int) -> Values:
             went = follow(twin, ["accept", tokens[place]]) if place < len(tokens) else "done"
             apart = [state(grammar), state(twin)]
             back = [follow(twin, ["rollback", place + (place < len(tokens))]), state(twin), state(grammar)]
-            rows.append([both, went, apart, back])
+            rows.append([both, went, apart, back, twin.stats is grammar.stats])
         values[name] = rows
     return values
 
@@ -321,8 +321,8 @@ def copies_verdict(seed: int, got: Values) -> list[Failure]:
         for place, row in enumerate(rows):
             here = Story(thinks, tokens[:place]).state()
             after = Story(thinks, tokens[: place + 1]).state()
-            want = [[here, here], "done", [here, after], ["done", Story(thinks).state(), here]]
-            case = f"{name}, copied after {place} tokens: both, the copy goes on, it goes back to the beginning"
+            want = [[here, here], "done", [here, after], ["done", Story(thinks).state(), here], False]
+            case = f"{name}, copied after {place} tokens: both, the copy goes on, goes back, shares its stats"
             failures += differences(want, row, None, case)
     return failures
 

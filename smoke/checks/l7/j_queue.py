@@ -15,7 +15,7 @@ from smoke.framework.check import Failure, Registry, Values, noting
 from smoke.framework.compare import differences
 
 REGISTRY = Registry()
-TIMEOUT = 8.0
+TIMEOUT = 8.5
 NUM_DAYS = 60
 Key = tuple[str, str]
 
@@ -196,7 +196,7 @@ STORIES: dict[str, str] = {  # orders, split at commas
     "the order of arrival and not of the compiles": f"{ALL_COME}, {ALL_END}, poll",
     "known before: ready at the next poll, and not before": "submit r0 a, finish a, poll, submit r1 a, poll",
     "one is too late, the other in time": "submit r0 a, tick 1, submit r1 b, begin a, begin b, "
-    "tick 6.9, poll, tick 0.1, poll, finish b, poll",
+    "tick 7.25, poll, tick 0.25, poll, finish b, poll",
     "late, and the same grammar later: it was kept": f"submit r0 a, begin a, {LATE}, poll, finish a, submit r1 a, poll",
     "late, while another waits for the same compile": f"submit r0 a, tick {TIMEOUT - 1}, submit r1 a, tick 1, poll, "
     "finish a, poll",
@@ -206,6 +206,8 @@ STORIES: dict[str, str] = {  # orders, split at commas
     "gone while it runs": "submit r0 a, begin a, drop r0, finish a, submit r1 a, poll",
     "one of two is gone": "submit r0 a, submit r1 a, drop r0, finish a, poll",
     "an unknown request is gone": "drop who, submit r0 a, drop who, finish a, poll",
+    "a failure waits, and the new compile of the same text is given up": "submit r0 a, fail a, submit r1 a, drop r1, "
+    "poll",
     "a failure for all that wait, and none for a later request": "submit r0 a, submit r1 a, fail a, submit r2 a, poll, "
     "finish a, poll",
 }
@@ -217,8 +219,14 @@ def orders_of(story: str) -> list[Order]:
 
 
 def stories_probe(seed: int) -> Values:
-    """Tell every story."""
-    return {name: live(orders_of(story)) for name, story in STORIES.items()}
+    """Tell every story, and one of a store that is closed while a request waits."""
+    store = HandStore()
+    queue = build_queue(store, HandClock())
+    queue.submit("r0", ("regex", "a"))
+    store.pending["regex", "a"].cancel()
+    ready, failed = queue.poll()
+    closed = [list(ready), {name: str(why) for name, why in failed.items()}, list(queue.waiting)]
+    return {**{name: live(orders_of(story)) for name, story in STORIES.items()}, "closed": closed}
 
 
 def stories_verdict(seed: int, got: Values) -> list[Failure]:
@@ -230,12 +238,17 @@ def stories_verdict(seed: int, got: Values) -> list[Failure]:
         for place, (order, seen) in enumerate(zip(orders_of(story), got[name], strict=True)):
             where = f"{name}, order {place}: {' '.join(map(str, order))}"
             failures += judge_order(desk, order, seen, copies, where)[:1]
+    ready, failed, waiting = got["closed"]
+    case = "a compile that is cancelled while r0 waits for it"
+    failures += differences([[], ["r0"], []], [ready, list(failed), waiting], None, f"{case}: ready, failed, who waits")
+    if "given up" not in failed.get("r0", "given up"):
+        failures.append(Failure(f"{case}: the reason of r0", "", "what describe(None) says", failed["r0"]))
     return failures
 
 
 REGISTRY.add(
     "L7.J.stories",
-    "The cases that a queue goes wrong in: out of order, late, late and needed by others, gone, failed, known before.",
+    "The cases that a queue goes wrong in: out of order, late, late but needed, gone, failed, cancelled, known before.",
     stories_probe,
     stories_verdict,
 )
@@ -303,16 +316,20 @@ def ranks_probe(seed: int) -> Values:
 def ranks_verdict(seed: int, got: Values) -> list[Failure]:
     """Run who is ready everywhere; end who failed anywhere; all ranks say the same."""
     failures = []
-    for name, (_, ready, failed) in RANKS.items():
-        for rank, (who, reasons, waiting, calls) in enumerate(got[name]):
+    for name, (states, ready, failed) in RANKS.items():
+        for rank, (came, reasons, waiting, calls) in enumerate(got[name]):
             case = f"{name}, rank {rank}"
-            failures += differences(ready, who, None, f"{case}: ready")
+            failures += differences(ready, came, None, f"{case}: ready")
             failures += differences(failed, sorted(each for each, _ in reasons), None, f"{case}: failed")
             failures += differences(sorted({*NAMES} - {*ready, *failed}), waiting, None, f"{case}: who waits on")
             failures += differences(1, calls, None, f"{case}: calls of gather")
             failures += differences(
                 dict(got[name][0][1]), dict(reasons), None, f"{case}: reasons of rank 0 and its own"
             )
+            for who, reason in reasons:
+                first = next((place for place, (_, wrong) in enumerate(states) if who in wrong), rank)
+                if f"of rank {first}" not in reason:
+                    failures.append(Failure(f"{case}: the reason of {who}", "", f"that of rank {first}", reason))
     return failures + differences([[], 1], got["none waits"], None, "none waits: ready, and calls of gather")
 
 

@@ -143,6 +143,7 @@ def copies_probe(seed: int) -> Values:
     third, other = store.cached(key), store.cached(("regex", "b"))
     return {
         "before": [seen(missing), seen(early)],
+        "of the compile, after the hits": seen(store.copy_of(future.result())),
         "after": [seen(each) for each in (first, second, third, other)],
         "another kind": seen(store.cached(("ebnf", "a"))),
         "totals": totals(store),
@@ -153,6 +154,7 @@ def copies_verdict(seed: int, got: Values) -> list[Failure]:
     """Every copy begins at the beginning, with statistics of its own."""
     want = {
         "before": [None, None],
+        "of the compile, after the hits": compiled("a"),
         "after": [compiled("a", 1, False, 5), compiled("a", 2, True, 7), compiled("a", 0, True), None],
         "another kind": None,
         "totals": [1, 0, 2, 0, SECONDS, 0, 1],

@@ -8,10 +8,13 @@ import json
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
@@ -23,6 +26,7 @@ from smoke.framework.compare import differences
 REGISTRY = Registry()
 DEAD = -1
 LONGEST = 14  # bytes of the words that are looked at
+LONG_CHAIN = 3000  # bytes: more than functions may call themselves
 
 # Edges --------------------------------------------------------------------------------------------------------------
 
@@ -85,32 +89,40 @@ def automata(seed: int) -> dict[str, Automaton]:
     return found
 
 
-def edges_probe(seed: int) -> Values:
-    """Ask every state of every automaton, in a drawn order and twice."""
+def compiled_of(transitions: Any, accepting: Sequence[bool]) -> Any:
+    """Return the candidate's automaton; its vocabulary does not matter."""
     from mini_engine.grammar.automaton import Dfa
     from mini_engine.grammar.fsm import CompiledGrammar
     from mini_engine.grammar.tokens import TokenTable
     from mini_engine.grammar.trie import TokenTrie
 
     table = TokenTable((b"", b"a"), frozenset({0}))
+    return CompiledGrammar(Dfa(transitions, np.array(accepting)), table, TokenTrie(table.token_bytes))
+
+
+def edges_probe(seed: int) -> Values:
+    """Ask every state of every automaton, in a drawn order and twice, and the start of a long chain."""
     values: Values = {}
     for name, automaton in automata(seed).items():
         transitions = np.full((len(automaton.edges), 256), DEAD, dtype=np.int32)
         for state, edges in enumerate(automaton.edges):
             for byte, after in edges.items():
                 transitions[state, byte] = after
-        dfa = Dfa(transitions, np.array(automaton.accepting))
-        compiled = CompiledGrammar(dfa, table, TokenTrie(table.token_bytes))
+        compiled = compiled_of(transitions, automaton.accepting)
         states = [*range(len(automaton.edges))] * 2
         random.Random(seed).shuffle(states)
         asked = [[state, list(compiled.jump(state))] for state in states]
         values[name] = sorted(asked)
+    chain_of_a = np.full((LONG_CHAIN + 1, 256), DEAD, dtype=np.int32)
+    chain_of_a[:-1, 97] = np.arange(1, LONG_CHAIN + 1)
+    forced = compiled_of(chain_of_a, [False] * LONG_CHAIN + [True]).jump(0)
+    values["a long chain"] = len(forced) if set(forced) == {97} else 0
     return values
 
 
 def edges_verdict(seed: int, got: Values) -> list[Failure]:
     """Compare all words that can follow."""
-    failures = []
+    failures = differences(LONG_CHAIN, got["a long chain"], None, f"a chain of {LONG_CHAIN} bytes, bytes that follow")
     for name, automaton in automata(seed).items():
         for state, jump in got[name]:
             common = specs.agreement(automaton.words(state))
@@ -174,8 +186,8 @@ def write_row(mask: Tensor, row: int, allowed: Collection[int]) -> None:
         mask[row, token // 32] |= 1 << token % 32 if token % 32 < 31 else -(1 << 31)
 
 
-def build_sentences(sentences: Sequence[str], stops: Sequence[int] = ()) -> Any:
-    """Build a grammar object that lets one of these sentences be said."""
+def build_sentences(sentences: Sequence[str], stops: Sequence[int] = (), spellings: tuple[bytes, ...] = ()) -> Any:
+    """Build a grammar object that lets one of these sentences be said; ``spellings``: of another vocabulary."""
     from mini_engine.grammar.base import GrammarObject, TokenRefusedError, check_rollback
 
     class Sentences(GrammarObject):
@@ -187,13 +199,13 @@ def build_sentences(sentences: Sequence[str], stops: Sequence[int] = ()) -> Any:
             self.ended = ended
 
         def allowed(self) -> set[int]:
-            return set() if self.ended else allowed_after(tuple(sentences), self.marks[-1], tuple(stops))
+            return set() if self.ended else allowed_after(tuple(sentences), self.marks[-1], tuple(stops), spellings)
 
         def accept_token(self, token_id: int) -> None:
             if token_id not in self.allowed():
                 raise TokenRefusedError(f"token {token_id}")
             self.ended = token_id in stops
-            self.marks.append(self.marks[-1] + specs.token_bytes()[token_id])
+            self.marks.append(self.marks[-1] + (spellings or specs.token_bytes())[token_id])
 
         def rollback(self, count: int) -> None:
             check_rollback(count, len(self.marks) - 1)
@@ -218,15 +230,12 @@ def build_sentences(sentences: Sequence[str], stops: Sequence[int] = ()) -> Any:
     return Sentences()
 
 
-ALLOWED: dict[tuple[tuple[str, ...], bytes, tuple[int, ...]], set[int]] = {}
-
-
-def allowed_after(sentences: tuple[str, ...], said: bytes, stops: tuple[int, ...]) -> set[int]:
+@cache
+def allowed_after(
+    sentences: tuple[str, ...], said: bytes, stops: tuple[int, ...], spellings: tuple[bytes, ...]
+) -> set[int]:
     """Return what may come next; looked up if it was asked before."""
-    key = (sentences, said, stops)
-    if key not in ALLOWED:
-        ALLOWED[key] = specs.allowed(sentences, said, stops)
-    return ALLOWED[key]
+    return specs.allowed(sentences, said, stops, spellings)
 
 
 @dataclass(frozen=True)
@@ -255,6 +264,7 @@ LANGUAGES: dict[str, tuple[str, ...]] = {
     "a letter that is written in two": ("cafe\u0301 is open", "cafe\u0301 is shut"),
     "spaces and line breaks": ('{\n    "a":   1,\n\n    "b": [2]\n}', '{\n    "a":   1,\n\n    "b": [3]\n}'),
     "digits": ("0123456789 and more", "0123456789 and less"),
+    "a text that reads like a special token": ("Say <|im_end|> now", "Say <|im_end|> again"),
 }
 
 
@@ -279,7 +289,7 @@ def jumps(seed: int) -> dict[str, Jump]:
             ways[0] = ways[1]
         for kind, ids in zip(("tokens", "bytes", "drawn tokens"), ways, strict=True):
             for place in sorted({0, *rng.sample(range(len(ids) + 1), min(9, len(ids) + 1))}):
-                jump = Jump(sentences, tuple(ids[:place]), rng.choice([99, 99, 99, 0, 1, 2]))
+                jump = Jump(sentences, tuple(ids[:place]), rng.choice([99, 99, 99, -1, 0, 1, 2]))
                 found[f"{name}, {place} {kind}, at most {jump.most}"] = jump
     # Where it matters how far one looks back, there are several right answers.
     return {name: jump for name, jump in found.items() if not is_open(jump)}
@@ -315,7 +325,36 @@ def tokens_probe(seed: int) -> Values:
         before = list(grammar.marks)
         taken = [int(token) for token in jumper.tokens(grammar, list(jump.ids), jump.most)]
         values[name] = {"taken": taken, "the grammar is where it was": grammar.marks == before}
+    for name, (sentences, _) in JOINED.items():
+        values[name] = [spelling.decode(errors="backslashreplace") for spelling in joined_tokens(sentences)]
     return values
+
+
+# What a tokenizer joins that has a token for each byte, in this order; sentences, and which tokens may be appended.
+JOINS = [(b"\xc3", b"\xa9"), ("é".encode(), "é".encode()), (b" ", b"\xf0"), (b"b", b"c"), (b"a", b"bc")]
+JOINS += [(b"e", b"f"), (b"d", b"ef"), (b"d", b"e")]
+JOINED: dict[str, tuple[tuple[str, ...], list[bytes]]] = {
+    "a space, joined to the half of a character that is forced behind it": (("éé 😀", "éé 😁"), ["éé".encode()]),
+    "two tokens, where a third one begins with both": (("abc", "abd"), []),
+    "a token, where a longer one has a smaller id": (("def", "deg"), []),
+    "a token of two bytes, where one of two characters may come": (("éé", "éa"), []),
+    "two tokens, and the third one later": (("xab abc", "xab abd"), [b"x", b"a", b"b", b" "]),
+}
+
+
+def joined_tokens(sentences: tuple[str, ...]) -> list[bytes]:
+    """Jump from the beginning, with the tokenizer of ``JOINS``; return how the tokens are spelled."""
+    from mini_engine.grammar.jump import JumpForward
+    from mini_engine.grammar.tokens import TokenTable
+
+    spellings = (*(bytes([number]) for number in range(256)), *(left + right for left, right in JOINS))
+    letter = {number: character for character, number in specs.byte_of_character().items()}
+    names = ["".join(letter[number] for number in spelling) for spelling in spellings]
+    merges = [(names[spellings.index(left)], names[spellings.index(right)]) for left, right in JOINS]
+    joining = Tokenizer(BPE({name: token for token, name in enumerate(names)}, merges))
+    joining.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    grammar = build_sentences(sentences, spellings=spellings)
+    return [spellings[t] for t in JumpForward(joining, TokenTable(spellings, frozenset())).tokens(grammar, [], 99)]
 
 
 def tokens_verdict(seed: int, got: Values) -> list[Failure]:
@@ -332,6 +371,9 @@ def tokens_verdict(seed: int, got: Values) -> list[Failure]:
             True, got[name]["the grammar is where it was"], None, f"{name}: the grammar is where it was"
         )
     assert num_taken > 100, "the languages force too little"
+    for name, (sentences, spelled) in JOINED.items():
+        case = f"{name}: tokens that begin {' or '.join(map(repr, sentences))}"
+        failures += differences([each.decode() for each in spelled], got[name], None, case)
     return failures
 
 

@@ -42,10 +42,11 @@ def rests(sentences: Sequence[str], said: bytes) -> list[bytes]:
     return [sentence[len(said) :] for sentence in whole if sentence.startswith(said)]
 
 
-def allowed(sentences: Sequence[str], said: bytes, stops: Sequence[int]) -> set[int]:
-    """Return the tokens that may come next, by trying each one."""
+def allowed(sentences: Sequence[str], said: bytes, stops: Sequence[int], spellings: Sequence[bytes] = ()) -> set[int]:
+    """Return the tokens that may come next, by trying each one; ``spellings``: of another vocabulary."""
     left = rests(sentences, said)
-    fitting = {t for t, each in enumerate(token_bytes()) if each and any(rest.startswith(each) for rest in left)}
+    tokens = enumerate(spellings or token_bytes())
+    fitting = {token for token, each in tokens if each and any(rest.startswith(each) for rest in left)}
     return fitting | (set(stops) if b"" in left else set())
 
 

@@ -123,6 +123,7 @@ def wide(seed: int) -> list[Tree]:
         chars("é€😀"),
         chars("\u07fe-\u0801"),
         chars("a\u0800-\u0801"),
+        chars("\u0801-\u0fff\u1840-\u1fff"),
         ANY,
         others,
         times(ANY, 0),
