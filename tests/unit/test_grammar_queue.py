@@ -139,58 +139,6 @@ def settle(engine: Engine) -> None:
 # ---- waiting ----
 
 
-def test_a_slow_compile_holds_nobody_back(gates: Gates) -> None:
-    """Neither free requests nor those whose grammars are there, whoever came first."""
-    engine = make_engine(config=gated())
-    slow = engine.add_request(PROMPT, SLOW)
-    others = [engine.add_request(PROMPT, params) for params in (FREE, BOUND, FREE)]
-    outputs = finish(engine, *others)
-    for output, params in zip(outputs, (FREE, BOUND, FREE), strict=True):
-        assert_like(output, alone("embedded", PROMPT, params, gated()))
-    assert engine.entries[slow].output.token_ids == []
-    assert engine.step().num_compiling == 1
-    assert engine.has_work
-    gates.open()
-    (output,) = finish(engine, slow)
-    assert_like(output, alone("embedded", PROMPT, SLOW, gated()))
-    assert output.grammar_stats is not None
-    assert output.grammar_stats.compile_s > 0
-    check_idle(engine)
-
-
-def test_requests_leave_in_the_order_in_which_their_grammars_come(gates: Gates) -> None:
-    engine = make_engine(config=gated(max_running_requests=1))
-    texts = ["slow[a-z]{10}", "slow[b-z]{10}", "slow[c-z]{10}"]
-    names = [engine.add_request(PROMPT, SamplingParams(max_new_tokens=2, regex=text)) for text in texts]
-    ended = []
-    for index in (2, 0, 1):
-        gates.open(texts[index])
-        step_until(engine, lambda index=index: engine.entries[names[index]].output.finish_reason is not None)
-        ended.append([bool(engine.entries[name].output.finish_reason) for name in names])
-    assert ended == [[False, False, True], [True, False, True], [True, True, True]]
-
-
-def test_identical_compiles_in_flight_are_one_and_states_are_apart(gates: Gates) -> None:
-    engine = make_engine(config=gated())
-    params = [SamplingParams(max_new_tokens=5, temperature=1.0, seed=i, regex=SLOW.regex) for i in range(4)]
-    names = [engine.add_request(PROMPT, own) for own in params[:3]]
-    engine.step()
-    names.append(engine.add_request(PROMPT, params[3]))  # later, and still under way
-    gates.open()
-    outputs = finish(engine, *names)
-    assert gates.compiled == {("regex", SLOW.regex): 1}
-    assert engine.constraints.store.stats.num_shared == 3
-    for output, own in zip(outputs, params, strict=True):
-        assert_like(output, alone("embedded", PROMPT, own, gated()))
-    settle(engine)
-    for _ in range(2):
-        again = answer_of(engine, PROMPT, params[1])  # from the cache, and from the beginning
-        assert again.token_ids == outputs[1].token_ids
-    assert again.grammar_stats is not None
-    assert (again.grammar_stats.is_cache_hit, gates.compiled.total()) == (True, 1)
-    check_idle(engine)
-
-
 def test_samples_of_one_request_share_compile_and_prompt(gates: Gates) -> None:
     engine = make_engine(config=gated())
     params = SamplingParams(temperature=1.0, seed=11, n=3, max_new_tokens=5, regex="[a-z ]{40}")
@@ -276,31 +224,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(
     check_idle(engine)
 
 
-def test_a_failure_reaches_all_who_share_the_compile_and_no_later_one(gates: Gates) -> None:
-    engine = make_engine(config=gated())
-    names = [engine.add_request(PROMPT, SamplingParams(regex="slow crash")) for _ in range(2)]
-    gates.open("slow crash")
-    assert [output.finish_reason for output in finish(engine, *names)] == ["error", "error"]
-    assert answer_of(engine, PROMPT, SamplingParams(regex="slow crash")).finish_reason == "error"
-    assert gates.compiled.total() == 2
-
-
 # ---- aborts ----
-
-
-def test_abort_while_a_compile_is_shared_leaves_the_others_their_grammar(gates: Gates) -> None:
-    engine = make_engine(config=gated())
-    first, second = engine.add_request(PROMPT, SLOW), engine.add_request(PROMPT, SLOW)
-    engine.step()
-    engine.abort(first)
-    deltas = engine.step().deltas
-    assert [(delta.request_id, delta.finish_reason) for delta in deltas] == [(first, "abort")]
-    gates.open()
-    aborted, output = finish(engine, first, second)
-    assert (aborted.finish_reason, aborted.token_ids) == ("abort", [])
-    assert_like(output, alone("embedded", PROMPT, SLOW, gated()))
-    assert gates.compiled.total() == 1
-    check_idle(engine)
 
 
 def test_abort_gives_up_a_compile_that_has_not_begun_and_keeps_what_one_under_way_brings(
