@@ -1,7 +1,6 @@
 """The backend ``fsm`` from a regular expression to a mask, each step against something that is not ours.
 
-Oracles: ``re.fullmatch`` and ``re.search``, Unicode's own encoder, the table of distinguishable states, trying every
-token on a copy, replaying a path from its beginning.
+Oracles: ``re.fullmatch`` and ``re.search``, and a walk token by token. Lesson 7 checks what students write of it.
 """
 
 import random
