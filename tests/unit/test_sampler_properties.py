@@ -21,7 +21,6 @@ from mini_engine.sampler.filters import (
     apply_temperature,
     apply_top_k,
     apply_top_p,
-    largest,
 )
 from mini_engine.sampler.logprobs import prompt_logprobs, token_logprobs
 from mini_engine.sampler.params import SamplingParams
@@ -112,11 +111,6 @@ def sample(logits: Tensor, requests: list[SamplingRequest], sampler: Sampler | N
     return (sampler or Sampler())(logits, make_batch(requests, logits.shape[1]))
 
 
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Like ``torch.equal``, and NaN, -0.0 and dtypes count too."""
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.int32), b.view(torch.int32))
-
-
 # Rows know nothing of each other
 
 
@@ -133,32 +127,6 @@ def filters_of(dice: random.Random, rows: int, size: int) -> dict[str, tuple]:
         "min_p": (apply_min_p, min_p),
         "joint": (apply_joint, k, p),
     }
-
-
-@repeat
-@given(worlds, st.integers(1, 5), st.sampled_from(SIZES))
-def test_logprobs_and_the_largest_treat_every_row_as_if_it_were_alone(
-    dice: random.Random, rows: int, size: int
-) -> None:
-    """Alternatives that cannot come are listed with the lowest ids first.
-
-    They used to be in the order of ``torch.topk``, which depends on how many a neighbour asks for.
-    """
-    table = make_logits(dice, rows, size).log_softmax(-1)
-    chosen = torch.tensor([dice.randrange(size) for _ in range(rows)])
-    counts = [dice.choice([0, 1, 4, size, -1, 2 * size]) for _ in range(rows)]
-    together = token_logprobs(table, chosen, counts)
-    values, ids = largest(table, 3)
-    for row in range(rows):
-        one = slice(row, row + 1)
-        assert together[row] == token_logprobs(table[one], chosen[one], [counts[row]])[0]
-        order = sorted(range(size), key=lambda token: (-float(table[row, token]), token))
-        wanted = size if counts[row] == -1 else min(counts[row], size)
-        assert [entry.token_id for entry in together[row][1:]] == order[:wanted]
-        assert together[row][0].rank == order.index(int(chosen[row])) + 1
-        alone = largest(table[one], 3)
-        assert same_bits(values[one], alone[0])
-        assert torch.equal(ids[one][values[one] > -torch.inf], alone[1][values[one] > -torch.inf])
 
 
 @repeat
