@@ -5,22 +5,18 @@ import re
 
 import jsonschema
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from mini_engine.bench import ablate
 from mini_engine.bench.grammar import coverage
 from mini_engine.bench.grammar.loads import (
     GRAMMARS,
-    JUMP_SCHEMAS,
-    STEP_SCHEMAS,
     large_tokenizer,
     make_merges,
-    questions,
     tiny_tokenizer,
 )
-from mini_engine.bench.grammar.masks import MaskRow, Times, forget_masks, mask_goals, walk
-from mini_engine.bench.grammar.steps import StepRow, TimedStep, decode_steps, share_of, spellings, step_goals, step_row
+from mini_engine.bench.grammar.masks import Times, walk
+from mini_engine.bench.grammar.steps import TimedStep, decode_steps, share_of, spellings, step_row
 from mini_engine.cli.app import app
 from mini_engine.grammar.backends import make_backend
 from mini_engine.grammar.base import REGISTRY, GrammarOptions
@@ -82,21 +78,6 @@ def test_the_texts_are_what_their_grammars_allow(name):
             jsonschema.validate(json.loads(text), json.loads(grammar))
 
 
-def test_the_schemas_are_schemas_that_every_backend_compiles(tokenizer):
-    table = table_of(tokenizer)
-    for schema in [*JUMP_SCHEMAS.values(), *STEP_SCHEMAS]:
-        jsonschema.Draft202012Validator.check_schema(schema)
-        for name in ("fsm", "xgrammar", "llguidance"):
-            pytest.importorskip({"fsm": "numpy"}.get(name, name))
-            make_backend(name, table, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
-
-
-def test_questions_end_where_the_answer_begins():
-    for text in questions(5, seed=3):
-        assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert questions(2, seed=3) != questions(2, seed=4)
-
-
 @pytest.mark.parametrize(
     ("backend", "library"), [("fsm", "numpy"), ("xgrammar", "xgrammar"), ("llguidance", "llguidance")]
 )
@@ -110,48 +91,6 @@ def test_a_walk_times_every_token_and_the_library_alone(tokenizer, backend, libr
     assert [len(times.first), len(times.again), len(times.accept)] == [count] * 3
     assert [len(times.raw_fill), len(times.raw_accept)] == [0 if backend == "fsm" else count] * 2
     assert isinstance(times, Times)
-
-
-def test_fsm_forgets_its_masks_before_a_first_visit(tokenizer):
-    compiled = make_backend("fsm", table_of(tokenizer), GrammarOptions()).compile(GRAMMARS["number"][0])
-    compiled.fill_vocab_mask(torch.zeros(1, -(-tokenizer.get_vocab_size() // 32), dtype=torch.int32), 0)
-    assert compiled.compiled.masks
-    forget_masks(compiled)
-    assert not compiled.compiled.masks
-
-
-def mask_row(**values):
-    defaults = {
-        "vocab": 151_936,
-        "grammar": "person",
-        "backend": "fsm",
-        "compile_ms": 9.0,
-        "compile_over_xgrammar": 12.0,
-        "first_p50": 900.0,
-        "first_p99": 2400.0,
-        "first_max": 9000.0,
-        "fill": 1.5,
-        "raw_fill": None,
-        "accept": 1.0,
-        "raw_accept": None,
-    }
-    return MaskRow(**(defaults | values))
-
-
-def test_goals_are_those_of_fsm_at_its_worst():
-    rows = [
-        mask_row(),
-        mask_row(grammar="email", fill=2.5),
-        mask_row(vocab=1024, fill=9.0),
-        mask_row(backend="outlines"),
-    ]
-    assert [(value, reached) for _, value, reached in mask_goals(rows)] == [(2.5, False), (2.4, True), (12.0, False)]
-    assert mask_goals(rows[2:]) == []
-    steps = [StepRow("0.6b", 16, "fsm", 9, 1.0, {}, share) for share in (0.04, 0.06)]
-    assert [reached for *_, reached in step_goals([*steps, StepRow("tiny", 1, "fsm", 9, 1.0, {}, 0.9)])] == [
-        True,
-        False,
-    ]
 
 
 def timed(seconds, mask, sizes=(1, 1)):

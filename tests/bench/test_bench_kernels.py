@@ -13,7 +13,7 @@ from mini_engine.bench.kernels import cases as kernels_cases
 from mini_engine.bench.kernels import command as bench
 from mini_engine.bench.kernels import engine as kernels_engine
 from mini_engine.bench.kernels import sampling as kernels_sampling
-from mini_engine.bench.kernels.timer import LEAST_CALLS, MOST_CALLS, DeviceTimer, HostTimer, Sample, num_sets
+from mini_engine.bench.kernels.timer import DeviceTimer, Sample, num_sets
 from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.cli.app import app
 from mini_engine.config import EngineConfig
@@ -91,18 +91,6 @@ def test_what_the_host_needs_to_queue_a_call_is_not_counted_as_the_device():
     assert own.host == pytest.approx(50e-6)
 
 
-def test_as_many_calls_as_fill_the_time_within_limits():
-    def calls(computing, seconds):
-        device = FakeDevice(queueing=1e-6, computing=computing)
-        sample = DeviceTimer(device, lambda: None, seconds, device.clock).measure(device.call)
-        assert device.waits >= sample.calls / 16, "the queue stays short"
-        return sample.calls
-
-    assert calls(1.0, 0.1) == LEAST_CALLS
-    assert calls(1e-6, 10.0) == MOST_CALLS
-    assert calls(1e-3, 0.1) == pytest.approx(100, abs=1)
-
-
 def test_percentiles_and_the_number_of_the_call():
     device = FakeDevice(queueing=0.0, computing=0.0)
     own = DeviceTimer(device, lambda: None, 1.0, lambda: device.host)
@@ -117,12 +105,6 @@ def test_percentiles_and_the_number_of_the_call():
     assert sample.median == pytest.approx(1e-6 * (sample.calls + 1) / 2)
     assert sample.p10 == pytest.approx(1e-6 * (1 + 0.1 * (sample.calls - 1)))
     assert sample.p90 == pytest.approx(1e-6 * (1 + 0.9 * (sample.calls - 1)))
-
-
-def test_the_host_timer_calls_once():
-    moments, calls = iter([1.0, 4.0]), []
-    sample = HostTimer(lambda: next(moments)).measure(calls.append)
-    assert (sample.median, sample.host, sample.calls, calls) == (3.0, 3.0, 1, [0])
 
 
 @pytest.mark.parametrize(
@@ -155,14 +137,6 @@ def test_inputs_are_four_times_the_cache_together(num_bytes, sets):
 )
 def test_bytes_are_those_that_cannot_be_avoided(shape, name, size, num_bytes):
     assert sizes(shape)[name, size].num_bytes == num_bytes
-
-
-def test_operations():
-    cases = sizes("4b")
-    assert cases["invariant_matmul", "16 x 2560 x 19456"].num_flops == 1_593_835_520
-    # 512 * 513 / 2 pairs of 32 heads, two products of 128 each, an addition and a multiplication.
-    assert cases["paged_attention", "1 x 512, GQA 4"].num_flops == 2_151_677_952
-    assert cases["split_attention", "1 x 4096, GQA 4"].num_flops == 67_108_864
 
 
 def test_goals_are_set_where_they_were_promised():
@@ -209,18 +183,6 @@ def test_what_was_promised_is_compared_with_what_was_reached(goal, value, enough
     assert bench.make_row(case, sample_of(1e-6), peers, None).promised is None, "the interpreter promises nothing"
     missing = bench.make_row(replace(CASE, goal=("other", 1.0)), sample_of(1e-6), peers, LIMITS)
     assert missing.promised is None
-
-
-def test_limits_count_a_copy_twice_and_a_product_as_two_operations(monkeypatch):
-    class Fixed:
-        def measure(self, call):
-            call(0)
-            return sample_of(1e-3)
-
-    monkeypatch.setattr(bench, "COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(bench, "PRODUCT_SIZE", 64)
-    limits = bench.measure_limits(Fixed(), CPU, torch.float32)
-    assert (limits.bytes_per_s, limits.flops_per_s) == pytest.approx((2 * 2**20 / 1e-3, 2 * 64**3 / 1e-3))
 
 
 # Whether a result is right.
@@ -296,23 +258,6 @@ def test_the_sort_cuts_as_lesson_four_does():
     assert bool((expected.gather(-1, drawn[:, None]) > -torch.inf).all())
 
 
-def test_the_pages_of_a_sequence_lie_anywhere_and_its_peers_see_it_in_one_piece():
-    q, keys, values, metadata, blocks = kernels_attention.paged_inputs(TOY, 3, 2, 40, 4, seed=0)
-    assert metadata.seq_lens_kv.tolist() == [40] * 3
-    assert sorted(metadata.block_table.flatten().tolist()) == list(range(9))
-    assert metadata.block_table.flatten().tolist() != list(range(9))
-    assert sorted((block.start, block.end, block.visible) for block in blocks.blocks) == [
-        (0, 2, 40),
-        (2, 4, 40),
-        (4, 6, 40),
-    ]
-    piece = kernels_attention.in_one_piece(keys, 3, 40)
-    assert piece.shape == (3, 2, 40, 16)
-    assert torch.equal(piece[1, 0], keys[0, 48:88])
-    assert len(q) == 6
-    assert values.shape == keys.shape
-
-
 # What fails.
 
 
@@ -341,29 +286,6 @@ def test_a_wrong_kernel_has_no_figure_and_a_peer_that_fails_is_named():
     assert list(run.failed) == ["op 2", "op 3"]
     assert "differs from its reference" in run.failed["op 2"]
     assert run.unavailable["op 4"] == "OutOfMemoryError: full"
-
-
-def test_sets_of_inputs_take_turns_for_kernel_and_peers_alike():
-    class Often:
-        def measure(self, call):
-            for n in range(6):
-                call(n)
-            return sample_of(1e-6)
-
-    seen = {"ours": [], "theirs": []}
-    case = replace(
-        CASE,
-        make=lambda seed: (seed,),
-        num_bytes=100_000_000,
-        check=lambda *_: None,
-        is_reference_timed=False,
-        kernel=seen["ours"].append,
-        peers={"peer": seen["theirs"].append},
-        reference=lambda seed: None,
-    )
-    bench.Bench(Often(), LIMITS, 5).measure(case)
-    assert seen["ours"] == [5, *[5, 15] * 3], "compared once, then two sets in turn"
-    assert seen["theirs"] == [5, 15] * 3
 
 
 def test_a_failed_kernel_ends_the_command_with_an_error(monkeypatch):

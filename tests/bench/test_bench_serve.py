@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from mini_engine.bench.serve import Ask, Figures, Received, make_asks, medians, ratios, serve_load
+from mini_engine.bench.serve import Ask, Received, make_asks, serve_load
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 
 
@@ -35,12 +35,6 @@ def test_a_load_waits_for_arrivals_and_is_reduced_to_figures():
     assert figures.ttft_p50 == pytest.approx(500, abs=25)
     assert (figures.itl_p50, figures.itl_p99) == pytest.approx((15, 20), abs=0.5)
     assert figures.tokens_per_s == pytest.approx(60 / 0.58, rel=0.1)
-
-
-def test_ratios_and_medians_are_taken_figure_by_figure():
-    one, two, three = (Figures(x, 2 * x, 3 * x, 4 * x, 5 * x) for x in (1.0, 2.0, 9.0))
-    assert ratios(three, one) == Figures(9, 9, 9, 9, 9)
-    assert medians([three, one, two]) == two
 
 
 def test_prompts_are_stories_of_the_asked_length():

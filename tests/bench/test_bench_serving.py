@@ -25,7 +25,6 @@ from mini_engine.bench.workload import (
     make_jobs,
     paged_waste,
     percentile,
-    shortened,
 )
 from mini_engine.cli.app import app
 from mini_engine.config import EngineConfig
@@ -69,12 +68,6 @@ def test_figures_of_a_run_made_by_hand() -> None:
     assert (own.kv_waste, own.memory_bytes, own.preemptions, own.steps) == (0.25, 7, 2, 2)
     assert (own.schedule_s, own.sample_s) == pytest.approx((6.0, 1.0))
     assert (own.schedule_share, own.sample_share) == pytest.approx((12 / 20, 2 / 20))
-
-
-def test_a_peer_without_a_log_has_no_laps() -> None:
-    run = Run(0.0, [Answer([1], RequestTimes(0.0, 0.0, 1.0, [1.0]))])
-    own = figures(run, [Job([1], 1)])
-    assert (own.schedule_s, own.sample_share, own.kv_waste, own.tpot_p50) == (None, None, None, 0.0)
 
 
 def test_percentiles_are_those_of_the_standard_library() -> None:
@@ -136,24 +129,6 @@ def test_goals_say_what_was_reached() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "least"), [("tiny", "float32", 1.5), ("0.6b", "bfloat16", 2.0), ("0.6b", "float32", None)]
-)
-def test_goal_at_equal_lengths(shape: str, dtype: str, least: float | None) -> None:
-    load = {"workload": "equal", "running": 16, "arrivals": "all at once"}
-    rows = [row(serving.SERVING, 1.9), row("compiled", 2.1), row("packed", 3.0)]
-    found = [goal for goal in goals(shape, dtype, load, rows, 3000) if "/ trans" in goal.text]
-    reached = {"fast": 1.9, "compiled": 2.1} if least else {}
-    expected = [(f"{name} / transformers static >= {least:g}", least < ratio) for name, ratio in reached.items()]
-    assert [(goal.text, goal.reached) for goal in found] == expected
-
-
-def test_with_arrivals_no_throughput_is_promised() -> None:
-    load = {"workload": "ragged", "running": 32, "arrivals": "Poisson, 4 per second"}
-    rows = [row(serving.SERVING, 1.0), row("packed+invariant", 0.5)]
-    assert [goal.text[:6] for goal in goals("0.6b", "float32", load, rows, 3000)] == ["schedu", "memory"]
-
-
 # Loads.
 
 
@@ -178,12 +153,6 @@ def test_arrivals_are_a_poisson_process_and_leave_the_lengths_alone() -> None:
     assert statistics.mean(gaps) == pytest.approx(0.2, rel=0.14)  # 4 standard deviations of the mean
     assert statistics.stdev(gaps) == pytest.approx(0.2, rel=0.2)
     assert [replace(job, arrival_s=0.0) for job in jobs] == make_jobs("ragged", 900, 50, 0.0, 3)
-
-
-def test_equal_lengths_and_short_answers() -> None:
-    jobs = make_jobs("equal", 3, 50, rate=2.0, seed=0)
-    assert {(len(job.prompt_ids), job.new_tokens) for job in jobs} == {(128, 64)}
-    assert {(job.new_tokens, job.arrival_s) for job in shortened(jobs, 4)} == {(4, 0.0)}
 
 
 # Systems.
@@ -255,17 +224,6 @@ def test_a_static_batch_takes_whoever_has_come(peer: Qwen3ForCausalLM, monkeypat
     assert batches == [2, 1, 1]
     assert run.answers[3].times.started >= run.began + 0.5
     assert run.answers[3].times.added == pytest.approx(run.began + 0.5)
-
-
-@pytest.mark.parametrize("kind", ["engine", "continuous"])
-def test_requests_count_from_their_arrival(kind: str, peer: Qwen3ForCausalLM, untied: Path) -> None:
-    jobs = [JOBS[0], replace(JOBS[1], arrival_s=0.4)]
-    system = ContinuousPeer(peer, 3, 16, 512) if kind == "continuous" else EngineSystem(load_driver(untied))
-    run = serve(system, jobs)
-    first, second = (answer.times for answer in run.answers)
-    assert first.tokens[0] < run.began + 0.4, "the first did not wait for the second"
-    assert second.added == pytest.approx(run.began + 0.4)
-    assert second.started >= second.added
 
 
 def test_a_late_request_waits_from_its_arrival_even_if_a_step_is_on(untied: Path) -> None:
@@ -430,15 +388,6 @@ def test_bench_ablate_of_a_sampling_option_sees_other_ids() -> None:
     assert report_of(invoke("ablate", "--option", "temperature", *SHORT))["changed_ids"] > 0
     report = report_of(invoke("ablate", "--option", "logprobs", *SHORT))
     assert (report["changed_ids"], report["off"]["value"], report["on"]["value"]) == (0, None, 5)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("short_lengths")
-def test_bench_ablate_with_a_base_and_several_answers() -> None:
-    base = ("--base", "temperature=0.8", "--base", "seed=1")
-    report = report_of(invoke("ablate", "--option", "n", "--values", "1,2", *base, *SHORT))
-    assert report["base"] == {"temperature": 0.8, "seed": 1}
-    assert (report["changed_ids"], report["requests"]) == (0, 3)  # the first answer has the seed of the only one
 
 
 @pytest.mark.parametrize(

@@ -81,16 +81,6 @@ def test_few_pages_evict_and_the_orders_differ() -> None:
     assert paths(runs["lru"]["edges"]) != paths(runs["mru"]["edges"])
 
 
-def test_policies_differ() -> None:
-    """Two beginnings by turns, room for one request: longest-match-first reaches the bound, arrival does not."""
-    texts = [f"{start} {name}." for name in ("Mila", "Tom", "Ida") for start in (STORIES[0], STORIES[3])]
-    ids = [TOKENIZER.encode(text, add_special_tokens=False).ids for text in texts]
-    options = ("--page-size", "1", "--max-new-tokens", "1", "--running", "1", "--num-pages", str(max(map(len, ids))))
-    hits = {policy: report(*texts, *options, "--policy", policy)["num_tokens_hit"] for policy in ("fcfs", "lpm")}
-    assert hits["lpm"] == sum(map(len, ids)) - edge_tokens(ids)
-    assert hits["fcfs"] < hits["lpm"] - 10
-
-
 def test_waiting_can_be_left_out() -> None:
     assert report("--running", "4", "--no-wait")["num_tokens_hit"] < report("--running", "4")["num_tokens_hit"]
 

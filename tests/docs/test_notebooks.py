@@ -26,27 +26,12 @@ ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
 # What a fault does to a figure is not looked at: figures are built, and no picture is drawn of them.
 NO_PICTURES = "get_ipython().display_formatter.active_types = ['text/plain']\n"
 
-# Code that runs in the kernel before the first cell. Every fault is a bug that engines have had.
+# Code that runs in the kernel before the first cell: for each notebook a bug that engines have had. The bank has more.
 FAULTS = {
-    ("L1_model", "rotate_half without the minus sign"): """
-import torch
-from mini_engine import model
-model.rotate_half = lambda x: torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)
-""",
-    ("L1_model", "no causal mask"): """
-import torch
-from mini_engine.attention import dense
-dense.causal_mask = lambda q_len, kv_len, device="cpu": torch.ones(q_len, kv_len, dtype=torch.bool)
-""",
     ("L1_model", "epsilon outside the square root"): """
 import torch
 from mini_engine import model
 model.rms_norm = lambda x, w, eps: w * (x.float() / (x.float().pow(2).mean(-1, keepdim=True).sqrt() + eps)).to(x.dtype)
-""",
-    ("L2_attention", "causal mask aligned top-left"): """
-import torch
-from mini_engine.attention import dense
-dense.causal_mask = lambda q_len, kv_len, device="cpu": torch.ones(q_len, kv_len, dtype=torch.bool).tril()
 """,
     ("L2_attention", "slots that know only the first page"): """
 from mini_engine.attention import metadata
@@ -61,10 +46,6 @@ def shifted(chunks, page_size, device="cpu"):
     return replace(batch, positions=batch.positions + (chunks[0].num_computed_tokens > 0))
 driver.pack_batch = shifted
 """,
-    ("L3_driver", "the end of the text is not noticed"): """
-from mini_engine import llm as startup
-startup.load_eos_ids = lambda folder: frozenset()
-""",
     ("L4_sampler", "top-p removes the token that reaches p"): """
 import torch
 from mini_engine.sampler import sampler
@@ -77,20 +58,6 @@ def too_few(logits, p):
     return torch.where(several[:, None], kept.scatter(-1, least, -torch.inf), kept)
 sampler.apply_top_p = too_few
 """,
-    ("L4_sampler", "the seed is hashed by products of primes"): """
-from mini_engine.sampler import draw
-draw.murmur3 = lambda seeds, positions, ids: (
-    (((seeds * 19349663) ^ (positions * 73856093)) * 8589934591) ^ (ids * 479001599)
-).remainder(1 << 24) * 256
-""",
-    ("L4_sampler", "one temperature for the whole batch"): """
-from mini_engine.sampler import sampler
-sampler.apply_temperature = lambda logits, temperature: logits / temperature[0]
-""",
-    ("L5_scheduler", "a stream shows the beginning of a stop string"): """
-from mini_engine.detokenizer import StopStrings
-StopStrings.held_back = lambda self, text, start: 0
-""",
     ("L5_scheduler", "a preempted request forgets its output"): """
 from mini_engine.scheduler.scheduler import Scheduler
 preempt = Scheduler.preempt
@@ -99,60 +66,14 @@ def forgetful(self, request):
     request.output_ids.clear()
 Scheduler.preempt = forgetful
 """,
-    ("L5_scheduler", "nobody joins a batch that runs"): """
-from mini_engine.scheduler.scheduler import Scheduler
-admit = Scheduler.admit
-Scheduler.admit = lambda self, budget, chunks: None if self.running else admit(self, budget, chunks)
-""",
-    ("L6_radix_cache", "nothing is found"): """
-from mini_engine.scheduler import scheduler
-from mini_engine.scheduler.prefix_cache import PrefixHit
-scheduler.match_prefix = lambda request, cache: PrefixHit()
-""",
-    ("L6_radix_cache", "nothing is left for others"): """
-from mini_engine.scheduler import scheduler
-from mini_engine.scheduler.scheduler import Scheduler
-Scheduler.share = lambda self, request: None
-""",
     ("L6_radix_cache", "the most recently used goes in the order of the least"): """
 from mini_engine import radix_cache
 radix_cache.EVICTIONS["mru"] = radix_cache.EVICTIONS["lru"]
-""",
-    ("L7_grammar", "a token that goes over a border of the grammar is banned"): """
-import numpy as np
-from mini_engine.grammar.fsm import CompiledGrammar
-right = CompiledGrammar.mask
-def within_borders(self, state):
-    mask = right(self, state).copy()
-    for token, spelling in enumerate(self.table.token_bytes):
-        if len(spelling) > 1 and b'"' in spelling:
-            mask.view(np.uint32)[token // 32] &= ~np.uint32(1 << token % 32)
-    return mask
-CompiledGrammar.mask = within_borders
 """,
     ("L7_grammar", "a forced token that could be longer is appended"): """
 from mini_engine.grammar.jump import JumpForward
 JumpForward.could_be_longer = lambda self, grammar, num_bytes: False
 JumpForward.settled = lambda self, grammar, output_ids, tokens: list(tokens)
-""",
-    ("L7_grammar", "special tokens are spelled as they look"): """
-from mini_engine.grammar.tokens import TokenTable
-right = TokenTable.from_tokenizer
-def spelled(tokenizer, vocab_size, stop_ids):
-    texts = list(right(tokenizer, vocab_size, stop_ids).token_bytes)
-    for number, token in tokenizer.get_added_tokens_decoder().items():
-        texts[number] = b"" if number in stop_ids else token.content.encode()
-    return TokenTable(tuple(texts), stop_ids)
-TokenTable.from_tokenizer = spelled
-""",
-    ("L8_kernels", "splits follow the batch after all"): """
-from mini_engine.viz.kernels.measure import interpret_kernels
-interpret_kernels()
-from mini_engine.kernels import split_attention
-right = split_attention.attend_piece
-def by_batch(q, keys, values, metadata, blocks, out, split_size):
-    right(q, keys, values, metadata, blocks, out, 128 if len(blocks.blocks) > 2 else split_size)
-split_attention.attend_piece = by_batch
 """,
     ("L8_kernels", "the token that reaches p is cut too"): """
 import torch
@@ -165,13 +86,6 @@ def too_few(logits, p):
     least = torch.where(kept == -torch.inf, torch.inf, kept).argmin(-1, keepdim=True)
     return kept.scatter(-1, least, -torch.inf)
 top_p.apply_top_p = too_few
-""",
-    ("L8_kernels", "the up projection is activated instead of the gate"): """
-from mini_engine.viz.kernels.measure import interpret_kernels
-interpret_kernels()
-from mini_engine.kernels import silu_and_mul
-right = silu_and_mul.silu_and_mul
-silu_and_mul.silu_and_mul = lambda gate_up: right(gate_up.roll(gate_up.shape[-1] // 2, -1).contiguous())
 """,
 }
 

@@ -21,11 +21,10 @@ from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
-from mini_engine.bench import ablate, forward, serving
+from mini_engine.bench import forward
 from mini_engine.bench import machine as bench_machine
 from mini_engine.cli.app import app
 from mini_engine.config import EngineConfig, ModelConfig
-from mini_engine.driver import GreedyDriver
 from mini_engine.fast.compiled import attention as compiled_attention
 from mini_engine.fast.compiled import loops
 from mini_engine.fast.compiled.attention import CompiledAttention
@@ -350,12 +349,6 @@ def test_greedy_answers_are_those_of_torch():
     assert compiled == plain
 
 
-def test_the_greedy_driver_is_that_of_the_loops():
-    driver = load_driver(engine=NUMBA)
-    assert isinstance(driver, GreedyDriver)
-    assert driver.generate([1, 2, 3], 20) == load_driver().generate([1, 2, 3], 20)
-
-
 # Options, and where there is no Numba
 
 
@@ -369,11 +362,6 @@ def test_the_greedy_driver_is_that_of_the_loops():
 def test_what_the_loops_cannot_do_is_refused_with_the_remedy(changes, remedy):
     with pytest.raises(ValueError, match=remedy):
         EngineConfig(compute="compiled", **changes)
-
-
-def test_a_server_over_loops_has_packed_weights():
-    assert EngineConfig.serving(compute="compiled").packs_weights
-    assert EngineConfig.serving(compute="compiled", batch_invariant=True).batch_invariant
 
 
 def test_without_numba_the_way_to_it_is_named(monkeypatch):
@@ -409,21 +397,6 @@ def test_the_command_generates_with_loops():
 
 
 # Benchmarks
-
-
-def test_ablation_of_loops_has_what_they_need():
-    off, on, needs = ablate.trial("compute", "reference,compiled")
-    sides = [ablate.settings("compute", value, needs)[0] for value in (off, on)]
-    assert [side.compute for side in sides] == ["reference", "compiled"]
-    ablate.check_kernels_run(sides)
-
-
-@pytest.mark.parametrize(("dtype", "there"), [("float32", True), ("bfloat16", False)])
-def test_loops_are_measured_in_float32_alone(dtype, there):
-    names = serving.chosen_systems(None, "tiny", dtype)
-    over_loops = ("compiled", "compiled+invariant")
-    assert [name in names for name in over_loops] == [there, there]
-    assert all(serving.serving_config(name, "float32", 4).compute == "compiled" for name in over_loops)
 
 
 def test_benchmarks_run_without_numba_and_say_what_they_leave_out(monkeypatch, capsys):

@@ -16,33 +16,26 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from mini_engine import detokenizer, llm
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.llm import build_model
 from mini_engine.outputs import Delta, StepLog
-from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
 from mini_engine.sampler.driver import SamplingDriver
-from mini_engine.sampler.head import LogitsHead
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.sampler.sampler import Sampler
 from mini_engine.scheduler.policy import POLICIES
-from mini_engine.scheduler.request import RequestState
 from tests.support.engines import (
     BEGINNINGS,
     TOKENIZER,
     TRACES,
     Planned,
-    Spoiler,
     Thrower,
     _one_thread,  # noqa: F401
     alone,
     assert_like,
     check_equal,
     encode,
-    lonely,
     make_driver,
     make_engine,
     make_model,
@@ -90,43 +83,10 @@ def test_with_everything_off_ids_and_logits_are_those_of_the_greedy_driver(name:
         assert answer.token_ids == driver.generate(prompt, 24).token_ids
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_with_sampling_parameters_one_request_is_that_of_the_sampling_driver(dtype: str) -> None:
-    config = EngineConfig(dtype=dtype)
-    prompt = encode(BEGINNINGS[2])
-    for seed in (3, None):
-        params = SamplingParams(
-            temperature=1.1,
-            top_k=30,
-            top_p=0.9,
-            min_p=0.01,
-            repetition_penalty=1.2,
-            frequency_penalty=0.3,
-            presence_penalty=0.2,
-            min_new_tokens=5,
-            max_new_tokens=30,
-            bad_words=[encode(" the")],
-            seed=seed,
-            logit_bias={20: 3.0},
-            logprobs=2,
-            prompt_logprobs=1,
-            logprobs_mode="processed",
-        )
-        engine = make_engine(config=config)
-        expected = list(make_driver(config=config).stream(prompt, params))
-        ((output,),) = engine.generate([prompt], params)
-        assert_like(output, lonely(expected, params))
-        got = list(make_engine(config=config).stream(prompt, params))
-        assert all(torch.equal(d.logits, s.logits) for d, s in zip(got, expected, strict=True))
-
-
 def test_the_empty_step_is_empty() -> None:
     output = make_engine().step()
     assert [output.deltas, output.chunks, output.preempted] == [[], [], []]
     assert (output.num_running, output.num_pages_used) == (0, 0)
-
-
-# ---- the lonely run ----
 
 
 # ---- the matrix ----
@@ -294,82 +254,6 @@ def test_without_batch_invariance_greedy_ids_agree_where_the_two_likeliest_are_a
     assert compared > 100
 
 
-@pytest.mark.parametrize("invariant", [False, True])
-def test_every_token_follows_from_its_logits_and_its_own_past(invariant: bool) -> None:
-    """Penalties, seeds, bans and counters survive preemption and changing neighbours: a fresh row agrees each time."""
-    checked = preempted = 0
-    for seed in range(100, 106):
-        trace = Trace(seed, batch_invariant=invariant).run()
-        preempted += trace.num_preemptions
-        vocabulary = trace.engine.driver.vocabulary
-        for planned in trace.planned:
-            past: list[int] = []
-            for delta in planned.deltas:
-                if delta.token_id is None:
-                    continue
-                row = SamplingBatch.from_requests([SamplingRequest(planned.prompt, planned.params, past)], vocabulary)
-                chosen = Sampler()(delta.logits[None], row)
-                assert chosen.token_ids == [delta.token_id]
-                assert chosen.logprobs == [delta.logprobs]
-                past.append(delta.token_id)
-                checked += 1
-    assert checked > 200
-    assert preempted >= 10
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 5, None])
-def test_the_log_probabilities_of_a_prompt_do_not_depend_on_its_chunks(chunk: int | None) -> None:
-    """A chunk in the middle of a prompt predicts one more token than its own rows hold: it used to raise."""
-    prompt, params = encode(BEGINNINGS[0]), SamplingParams(max_new_tokens=3, prompt_logprobs=2)
-    engine = make_engine(config=serving(max_tokens_per_step=chunk))
-    answers = engine.generate([prompt, prompt[:1], prompt[:2], prompt[:6]], params)
-    for (answer,), count in zip(answers, (len(prompt), 1, 2, 6), strict=True):
-        assert_like(answer, alone("embedded", prompt[:count], params))
-        assert len(answer.prompt_logprobs) == count
-
-
-def test_the_log_probabilities_of_a_prompt_survive_a_preemption_in_its_middle() -> None:
-    """Chunks are cut elsewhere the second time, so one of them begins in what was reported and ends beyond it."""
-    prompt, params = encode(BEGINNINGS[0]), SamplingParams(max_new_tokens=3, prompt_logprobs=2)
-    engine = make_engine(config=serving(max_tokens_per_step=5))
-    other = engine.add_request([5], SamplingParams(ignore_eos=True))
-    engine.step()
-    name = engine.add_request(prompt, params)
-    assert engine.step().chunks[-1] == (name, 0, 4)
-    engine.scheduler.preempt(engine.entries[name].request)
-    engine.abort(other)
-    assert engine.step().chunks == [(name, 0, 5)]
-    while engine.scheduler.has_work:
-        engine.step()
-    assert_like(engine.take_output(name), alone("embedded", prompt, params))
-
-
-def test_a_stop_token_goes_before_a_stop_string_and_that_before_the_length() -> None:
-    """All three fall on the fourth token. A stop token is not shown, so no stop string is looked for in it."""
-    prompt = encode(BEGINNINGS[0])
-    ids = alone("embedded", prompt, SamplingParams(max_new_tokens=4)).token_ids
-    end = TOKENIZER.decode(ids)[-2:]
-    both, string, none = (
-        SamplingParams(max_new_tokens=4, stop=[end], stop_token_ids=[ids[3]]),
-        SamplingParams(max_new_tokens=4, stop=[end]),
-        SamplingParams(max_new_tokens=4),
-    )
-    answers = [answer for (answer,) in make_engine().generate([prompt] * 3, [both, string, none])]
-    assert [(a.finish_reason, a.matched) for a in answers] == [("stop", ids[3]), ("stop", end), ("length", None)]
-    assert [answer.token_ids for answer in answers] == [ids] * 3
-    assert answers[0].text == TOKENIZER.decode(ids[:3])
-    assert answers[1].text + end == answers[2].text == TOKENIZER.decode(ids)
-
-
-def test_what_was_held_back_for_a_stop_string_comes_out_when_a_stop_token_ends_the_answer() -> None:
-    prompt = encode(BEGINNINGS[0])
-    ids = alone("embedded", prompt, SamplingParams(max_new_tokens=4)).token_ids
-    shown = TOKENIZER.decode(ids[:3])
-    params = SamplingParams(max_new_tokens=4, stop=[shown[-2:] + "never"], stop_token_ids=[ids[3]])
-    *_, last = make_engine().stream(prompt, params)
-    assert (last.token_id, last.text, last.finish_reason) == (ids[3], shown[-2:], "stop")
-
-
 # ---- generate ----
 
 
@@ -409,11 +293,6 @@ def test_answers_come_in_the_order_of_the_prompts_and_refused_ones_keep_their_pl
     check_idle(engine)
 
 
-def test_an_empty_stop_string_is_refused_by_the_parameters() -> None:
-    with pytest.raises(ValueError, match="at least one character"):
-        SamplingParams(stop=["a", ""])
-
-
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(ValueError, match="stop strings need a tokenizer"):
         make_engine(text=False).add_request([1], SamplingParams(stop=["a"]))
@@ -439,51 +318,6 @@ def test_n_answers_have_the_seeds_counted_up_and_best_of_returns_the_likeliest()
     check_idle(engine)
     refused = engine.generate([[]], params)[0]
     assert [answer.finish_reason for answer in refused] == ["error"]
-
-
-@pytest.mark.parametrize("changes", [{}, {"max_tokens_per_step": 3}, {"max_running_requests": 2}, {"num_pages": 6}])
-def test_samples_of_one_prompt_share_one_prefill_and_no_bit_changes(changes: dict[str, int]) -> None:
-    """The siblings copy keys and values; each computes the prompt's last token itself, to have a row to sample from.
-
-    With room for two at a time a later sample copies from whoever is still there; with six pages some are preempted.
-    """
-    prompt = encode(BEGINNINGS[0])
-    params = SamplingParams(temperature=1.0, seed=11, max_new_tokens=20, n=4, logprobs=1, prompt_logprobs=1)
-    engine = make_engine(config=serving(page_size=8, **changes))
-    answers = engine.generate([prompt, prompt[:3]], [params, SamplingParams(max_new_tokens=4)])
-    for index, answer in enumerate(answers[0]):
-        assert_like(answer, alone("embedded", prompt, replace(params, n=1, seed=11 + index)))
-    check_idle(engine)
-    if "num_pages" not in changes:
-        of_prompt = sum(
-            min(n, len(prompt) - 1 - first)
-            for step in engine.log
-            for name, first, n in step.chunks
-            if name in "0123" and first < len(prompt) - 1
-        )
-        assert of_prompt == len(prompt) - 1
-        assert sum(sum(step.copied.values()) for step in engine.log) == 3 * (len(prompt) - 1)
-
-
-def test_all_samples_come_in_the_step_after_their_prompt() -> None:
-    """A sample that copied the prompt and computes its last token used to hold up the next one, a step for each."""
-    engine = make_engine(config=serving(max_running_requests=8))
-    prompt = encode(BEGINNINGS[0])
-    engine.generate([prompt], SamplingParams(temperature=1.0, seed=1, max_new_tokens=4, n=6))
-    assert [len(step.chunks) for step in engine.log] == [1, 6, 6, 6, 5]
-
-
-def test_a_sibling_does_not_wait_for_one_that_ended() -> None:
-    engine = make_engine(config=serving(max_tokens_per_step=2))
-    prompt = encode(BEGINNINGS[0])
-    params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=3, n=2)
-    first, second = engine.add_samples(prompt, params)
-    engine.step()
-    assert engine.entries[second].request.state is RequestState.WAITING  # it could run and would compute all again
-    engine.abort(first)
-    while engine.scheduler.has_work:
-        engine.step()
-    assert_like(engine.take_output(second), alone("embedded", prompt, replace(params, n=1, seed=4)))
 
 
 def test_the_progress_bar_is_shown_when_asked_and_counts_to_the_end(capfd: pytest.CaptureFixture[str]) -> None:
@@ -572,16 +406,6 @@ def test_an_answer_cannot_be_taken_before_it_is_there() -> None:
 # ---- stream ----
 
 
-def test_the_deltas_of_a_stream_join_to_the_answer() -> None:
-    prompt = encode(BEGINNINGS[0])
-    for params in (SamplingParams(max_new_tokens=30), SamplingParams(max_new_tokens=30, stop=["a b", " lived"])):
-        expected = alone("embedded", prompt, params)
-        deltas = list(make_engine().stream(prompt, params))
-        assert "".join(delta.text for delta in deltas) == expected.text
-        assert [delta.token_id for delta in deltas] == expected.token_ids  # one delta a token, the last one too
-        assert [d.finish_reason for d in deltas] == [None] * (len(deltas) - 1) + [expected.finish_reason]
-
-
 @pytest.mark.parametrize("taken", [0, 1, 3])
 def test_closing_a_stream_aborts_its_request_and_frees_its_pages(taken: int) -> None:
     """Also one that nobody read from: a generator that never began has no ``finally``, and so it used to run on."""
@@ -647,97 +471,6 @@ def test_a_stream_refuses_at_once() -> None:
 # ---- abort and errors ----
 
 
-def test_abort_in_every_state() -> None:
-    engine = make_engine(config=serving(page_size=1, num_pages=40, max_tokens_per_step=8))
-    prompt, params = encode(BEGINNINGS[0])[:10], SamplingParams(max_new_tokens=25, ignore_eos=True)
-    names = [engine.add_request(prompt, params) for _ in range(6)]
-    seen = set()
-    while {RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED} - seen:
-        engine.scheduler.growth.ratio = 0.0
-        engine.step()
-        requests = {name: engine.entries[name].request for name in names}
-        for state in set(RequestState) - seen - {RequestState.FINISHED}:
-            for name, request in requests.items():
-                chunked = 0 < request.num_computed_tokens < request.num_prompt_tokens
-                if request.state is state and (state is not RequestState.RUNNING or chunked):
-                    seen.add(state)
-                    engine.abort(name)
-                    engine.abort(name)
-                    check_integrity(engine)
-                    assert request.finish_reason == "abort"
-                    break
-    engine.abort("no such request")
-    while engine.scheduler.has_work:
-        engine.step()
-        check_integrity(engine)
-    expected = alone("embedded", prompt, params)
-    outputs = [engine.take_output(name) for name in names]
-    assert sorted(o.finish_reason for o in outputs) == ["abort"] * 3 + ["length"] * 3
-    for output in outputs:
-        assert output.token_ids == expected.token_ids[: len(output.token_ids)]
-    check_idle(engine)
-
-
-def test_an_aborted_request_gives_out_what_was_held_back() -> None:
-    engine = make_engine()
-    name = engine.add_request(
-        encode(BEGINNINGS[0]), SamplingParams(stop=["tiger named no such thing"], ignore_eos=True)
-    )
-    engine.step()
-    deltas = engine.step().deltas
-    engine.abort(name)
-    deltas += engine.step().deltas
-    output = engine.take_output(name)
-    assert output.text == TOKENIZER.decode(output.token_ids)
-    assert deltas[-1].finish_reason == "abort"
-    assert deltas[-1].token_id is None
-
-
-def test_a_row_of_nan_ends_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mini_engine.sampler.processors.registry.REGISTRY", {"spoiler": Spoiler})
-    prompts = [encode(text) for text in BEGINNINGS]
-    params = [SamplingParams(max_new_tokens=10, ignore_eos=True, frequency_penalty=0.5) for _ in prompts]
-    params[1] = replace(params[1], logits_processors={"spoiler": {"after": 3}})
-    params[3] = replace(params[3], logits_processors={"spoiler": {"after": 0}})
-    engine = make_engine(config=serving())
-    answers = [answer for (answer,) in engine.generate(prompts, params)]
-    for index, (answer, prompt, own) in enumerate(zip(answers, prompts, params, strict=True)):
-        expected = alone("embedded", prompt, own)
-        assert_like(answer, expected)
-        assert (answer.finish_reason == "error") == (index in (1, 3))
-    assert [len(answer.token_ids) for answer in answers] == [10, 3, 10, 0, 10]
-    assert "spoiler" in answers[1].error
-    assert "NaN" in answers[1].error
-    check_idle(engine)
-    *_, last = engine.stream(prompts[1], params[1])
-    assert (last.token_id, last.finish_reason, last.error) == (None, "error", answers[1].error)
-
-
-@pytest.mark.parametrize(("place", "tokens"), [("start", 0), ("advance", 1), ("apply", 2)])
-def test_a_processor_that_raises_ends_its_own_request_alone(
-    place: str, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each step used to raise until the request was aborted, and nobody else came on."""
-    monkeypatch.setattr("mini_engine.sampler.processors.registry.REGISTRY", {"thrower": Thrower})
-    prompts = [encode(text) for text in BEGINNINGS[:3]]
-    params = [
-        SamplingParams(max_new_tokens=6, temperature=1.0, seed=i, frequency_penalty=0.5, ignore_eos=True)
-        for i in range(3)
-    ]
-    at = 0 if place == "start" else 2
-    params[1] = replace(params[1], logits_processors={"thrower": {"after": at, "place": place}})
-    params[2] = replace(params[2], logits_processors={"thrower": {"after": 99, "place": place}})
-    engine = make_engine(config=serving())
-    answers = [answer for (answer,) in engine.generate(prompts, params)]
-    assert [answer.finish_reason for answer in answers] == ["length", "error", "length"]
-    assert len(answers[1].token_ids) == tokens
-    assert f"in {place}" in answers[1].error
-    assert "thrower" in answers[1].error
-    for index in (0, 2):
-        assert_like(answers[index], alone("embedded", prompts[index], params[index]))
-    check_idle(engine)
-
-
 def test_a_processor_that_cannot_start_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mini_engine.sampler.processors.registry.REGISTRY", {"thrower": Thrower})
     wrong = SamplingParams(max_new_tokens=2, logits_processors={"thrower": {"after": "soon"}})
@@ -745,50 +478,6 @@ def test_a_processor_that_cannot_start_is_refused_at_once(monkeypatch: pytest.Mo
     assert [answer.finish_reason for (answer,) in answers] == ["error", "length"]
     assert "thrower" in answers[0][0].error
     assert "TypeError" in answers[0][0].error
-
-
-def test_a_model_that_gives_nan_ends_the_requests_of_that_step_and_no_other() -> None:
-    calls = iter(range(100))
-
-    def fail_once(logits: Tensor) -> Tensor:
-        if next(calls) == 2:
-            logits[0] = math.inf
-        return logits
-
-    engine = make_engine(config=serving(), head=LogitsHead(gather=fail_once))
-    prompts = [encode(text) for text in BEGINNINGS[:2]]
-    answers = [answer for (answer,) in engine.generate(prompts, SamplingParams(max_new_tokens=6))]
-    assert [answer.finish_reason for answer in answers] == ["error", "length"]
-    assert "plus infinity" in answers[0].error
-    assert_like(answers[1], alone("embedded", prompts[1], SamplingParams(max_new_tokens=6)))
-    check_idle(engine)
-
-
-@pytest.mark.parametrize("place", ["hidden_states", "logits", "sampler"])
-def test_a_step_that_was_interrupted_is_computed_again(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C, or a processor that raises: what was not computed is still pending, and nobody loses or gains a token."""
-    engine = make_engine(config=serving(max_tokens_per_step=9))
-    prompts = [encode(text) for text in BEGINNINGS[:3]]
-    params = SamplingParams(max_new_tokens=8, frequency_penalty=0.9, temperature=1.0, seed=3, prompt_logprobs=0)
-    names = [engine.add_request(prompt, params) for prompt in prompts]
-    plain, calls = getattr(engine.driver, place), iter(range(10_000))
-
-    def interrupted(*arguments: object) -> object:
-        if next(calls) % 3 == 1:
-            raise KeyboardInterrupt
-        return plain(*arguments)
-
-    monkeypatch.setattr(engine.driver, place, interrupted)
-    interruptions = 0
-    while engine.scheduler.has_work:
-        try:
-            engine.step()
-        except KeyboardInterrupt:
-            interruptions += 1
-        check_integrity(engine)
-    assert interruptions > 3
-    for name, prompt in zip(names, prompts, strict=True):
-        assert_like(engine.take_output(name), alone("embedded", prompt, params))
 
 
 # ---- numbers ----
@@ -826,33 +515,6 @@ def test_a_pool_is_large_enough_for_one_longest_request_by_itself() -> None:
     assert engine.scheduler.allocator.num_pages * engine.scheduler.page_size >= 2048
     many = make_engine(config=serving(max_running_requests=64))
     assert many.scheduler.allocator.num_pages * many.scheduler.page_size == 16_384
-
-
-def test_an_unknown_policy_is_refused_when_the_engine_is_made() -> None:
-    with pytest.raises(ValueError, match="no policy 'fifo'"):
-        make_engine(config=serving(policy="fifo"))
-
-
-def test_the_random_policy_takes_a_seed_and_the_others_refuse_it() -> None:
-    orders = set()
-    for seed in (1, 1, 2):
-        engine = make_engine(config=serving(policy="random", policy_seed=seed, max_running_requests=1))
-        engine.generate([[5]] * 6, SamplingParams(max_new_tokens=1))
-        orders.add(tuple(name for step in engine.log for name, _, _ in step.chunks))
-    assert len(orders) == 2
-    with pytest.raises(ValueError, match="policy_seed is 3 and the policy 'fcfs' draws nothing"):
-        make_engine(config=serving(policy_seed=3))
-
-
-def test_a_request_that_waited_too_long_goes_first_whatever_the_policy() -> None:
-    for steps, first in ((2, "short"), (256, "short"), (1, "long")):
-        engine = make_engine(config=serving(policy="shortest", max_steps_waited=steps, max_running_requests=1))
-        engine.add_request([5], SamplingParams(max_new_tokens=2, ignore_eos=True), "running")
-        engine.step()
-        engine.add_request([6] * 90, SamplingParams(max_new_tokens=1), "long")
-        engine.step()
-        engine.add_request([7], SamplingParams(max_new_tokens=1), "short")
-        assert engine.step().chunks[0][0] == first
 
 
 @pytest.mark.parametrize("field_name", ["max_running_requests", "max_tokens_per_step", "num_pages", "max_steps_waited"])

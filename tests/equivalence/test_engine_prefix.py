@@ -8,7 +8,7 @@ so that whoever reads a page that was given back shows. The matrix of random tra
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from mini_engine.attention.metadata import BatchInputs
 from mini_engine.attention.pool import KVPool
-from mini_engine.bench.reuse import computed_tokens, edge_tokens
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.outputs import StepOutput
@@ -29,9 +28,7 @@ from mini_engine.sampler.head import LogitsHead
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.policy import POLICIES
 from mini_engine.scheduler.prefix_cache import NullPrefixCache
-from mini_engine.scheduler.request import Request
 from tests.support.engines import (
-    BEGINNINGS,
     TRACES,
     Planned,
     Spoiler,
@@ -39,7 +36,6 @@ from tests.support.engines import (
     alone,
     assert_like,
     check_equal,
-    encode,
     make_engine,
     make_model,
     serving,
@@ -301,96 +297,8 @@ def test_on_with_nothing_to_share_steps_and_bits_are_those_of_off(dtype: str) ->
     assert all(torch.equal(a, b) for a, b in zip(*bits, strict=True))
 
 
-# ---- who starts from what ----
-
-
-def first_chunks(engine: Engine) -> dict[str, int]:
-    """Where the first chunk of each request began."""
-    starts: dict[str, int] = {}
-    for step in engine.log:
-        for name, start, _ in step.chunks:
-            starts.setdefault(name, start)
-    return starts
-
-
 PROMPT = list(range(100, 120))
 ONE, GREEDY = SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=6, ignore_eos=True)
-
-
-@pytest.mark.parametrize(("page_size", "start"), [(1, 19), (2, 18), (4, 16), (5, 15), (16, 16), (32, 0)])
-def test_a_prompt_that_is_cached_whole_computes_its_last_token_or_page(page_size: int, start: int) -> None:
-    engine = make_engine(config=shared(page_size=page_size))
-    for _ in range(2):
-        engine.generate([PROMPT], ONE)
-    assert first_chunks(engine) == {"0": 0, "1": start}
-    check_nothing_held(engine)
-
-
-def test_the_next_turn_starts_behind_the_answer_but_for_its_last_token() -> None:
-    """20 prompt tokens and 6 of the answer, of which the last was never fed back: 25 keys, 24 in whole pages of 4."""
-    engine = make_engine(config=shared())
-    ((answer,),) = engine.generate([PROMPT], GREEDY)
-    engine.generate([[*PROMPT, *answer.token_ids, 5, 6]], ONE)
-    assert first_chunks(engine)["1"] == 24
-    assert radix(engine).stats.num_tokens_hit == 24
-
-
-def test_a_request_that_reports_its_prompt_looks_nothing_up_and_still_shares() -> None:
-    engine = make_engine(config=shared())
-    params = replace(ONE, prompt_logprobs=1)
-    for own in (params, params, ONE):
-        ((answer,),) = engine.generate([PROMPT], own)
-        assert_like(answer, alone("embedded", PROMPT, own))
-    assert first_chunks(engine) == {"0": 0, "1": 0, "2": 16}
-    assert radix(engine).num_pages == 5, "the second one's pages were duplicates"
-    check_nothing_held(engine)
-
-
-def test_requests_with_other_keys_share_nothing() -> None:
-    engine = make_engine(config=shared())
-    for key in ("a", "b", None, "a"):
-        engine.add_request(PROMPT, ONE, cache_key=key)
-        while engine.scheduler.has_work:
-            engine.step()
-    assert list(first_chunks(engine).values()) == [0, 0, 0, 16]
-
-
-def test_who_computed_the_same_side_by_side_goes_on_with_one_copy() -> None:
-    """Both start cold in one step. The second's whole pages are duplicates: freed, and the first's are used."""
-    engine = make_engine(config=shared(max_tokens_per_step=None))
-    poison_freed_pages(engine)
-    names = [engine.add_request(PROMPT, GREEDY) for _ in range(2)]
-    engine.step()
-    one, two = (engine.entries[name].request for name in names)
-    assert one.pages[:5] == two.pages[:5] == list(one.hit.pages) == list(two.hit.pages)
-    assert radix(engine).num_pages == 5
-    while engine.scheduler.has_work:
-        engine.step()
-        check_sharing(engine)
-    for name in names:
-        assert_like(engine.take_output(name), alone("embedded", PROMPT, GREEDY))
-    check_nothing_held(engine)
-
-
-def test_samples_share_the_prompt_through_the_tree() -> None:
-    engine = make_engine(config=shared(max_running_requests=8))
-    params = SamplingParams(max_new_tokens=6, ignore_eos=True, temperature=1.0, seed=4, n=5)
-    (answers,) = engine.generate([PROMPT], params)
-    for answer, own in zip(answers, sample_params(params), strict=True):
-        assert_like(answer, alone("embedded", PROMPT, own))
-    lengths = {answer.request_id: len(PROMPT) for answer in answers}
-    chunks = [chunk for step in engine.log for chunk in step.chunks]
-    assert computed_tokens(chunks, lengths) == len(PROMPT) + 4, "the prompt once, and a row for everyone"
-    check_nothing_held(engine)
-
-
-def test_an_aborted_request_leaves_what_it_computed() -> None:
-    engine = make_engine(config=shared(max_tokens_per_step=9))
-    name = engine.add_request(PROMPT, GREEDY)
-    engine.step()
-    engine.abort(name)
-    engine.generate([PROMPT], ONE)
-    assert first_chunks(engine) == {"0": 0, "1": 8}
 
 
 # ---- errors ----
@@ -479,107 +387,7 @@ def test_an_interrupted_step_shares_nothing_that_it_did_not_finish(place: str, m
     check_nothing_held(engine)
 
 
-# ---- waiting ----
-
-
-def prefill(config: EngineConfig, prompts: Mapping[str, list[int]]) -> tuple[Engine, int]:
-    """All at once; how many prompt tokens were computed."""
-    engine = make_engine(config=config)
-    for name, prompt in prompts.items():
-        engine.add_request(prompt, GREEDY, name)
-    while engine.scheduler.has_work:
-        engine.step()
-        check_sharing(engine)
-    for name, prompt in prompts.items():
-        assert_like(engine.take_output(name), alone("embedded", prompt, GREEDY))
-    chunks = [chunk for step in engine.log for chunk in step.chunks]
-    return engine, computed_tokens(chunks, {name: len(prompt) for name, prompt in prompts.items()})
-
-
-@pytest.mark.parametrize("budget", [None, 7, 30])
-def test_waiting_for_a_prefix_computes_every_edge_once(budget: int | None) -> None:
-    stem = encode(BEGINNINGS[0])[:8]
-    prompts = {str(i): [*stem, *range(10 * i, 10 * i + 5)] for i in range(2, 6)}
-    config = shared(max_tokens_per_step=budget, max_running_requests=8)
-    _, cold = prefill(config, prompts)
-    engine, waited = prefill(replace(config, wait_for_prefix=4), prompts)
-    assert waited == edge_tokens(prompts.values()) == 8 + 4 * 5
-    if budget is None:
-        assert cold == 4 * 13
-        assert [len(step.chunks) for step in engine.log][:2] == [1, 4]
-
-
-def test_waiting_has_two_thresholds() -> None:
-    """16 shared tokens, pages of 4. Waits for 16 and not for 17; not beside 4 cached ones if that is too many."""
-    stem = list(range(200, 216))
-    prompts = {str(i): [*stem, 10 + i, 20] for i in range(2)}
-    for least, below, cached, waits in ((16, 32, 0, True), (17, 32, 0, False), (12, 4, 4, True), (12, 3, 4, False)):
-        engine = make_engine(config=shared(max_tokens_per_step=None, wait_for_prefix=least, wait_below_match=below))
-        if cached:
-            engine.generate([stem[:cached]], ONE)
-        for name, prompt in prompts.items():
-            engine.add_request(prompt, ONE, f"asked {name}")
-        assert len(engine.step().chunks) == (1 if waits else 2)
-
-
-def test_nobody_waits_for_less_than_a_page_for_the_newest_token_or_for_another_key() -> None:
-    """None of it will be passed on: the wait used to be for nothing, and in a busy engine for ever."""
-    config = shared(page_size=16, max_tokens_per_step=24, wait_for_prefix=8)
-    stem = list(range(200, 232))
-    for own, key, waits in (
-        ([*stem[:12], 7], None, False),  # 12 in common, no page of 16
-        (stem[:16], None, False),  # one page, but its last token has to be computed anyway
-        ([*stem[:16], 7], None, True),
-        ([*stem[:16], 7], "other", False),
-    ):
-        engine = make_engine(config=config)
-        engine.add_request([*stem[:20], *range(300, 302)], ONE)
-        engine.add_request(own, ONE, cache_key=key)
-        assert len(engine.step().chunks) == (1 if waits else 2)
-
-
-def starving(**limits: Any) -> int | None:
-    """Long prompts, one a step, as large as the budget: one is always being computed. When does the short one start?"""
-    engine = make_engine(
-        config=shared(page_size=16, max_tokens_per_step=32, num_pages=400, max_steps_waited=20, **limits)
-    )
-    stem, fresh = list(range(96)), iter(range(300, 1000))
-
-    def long(count: int) -> list[int]:
-        return [*stem, next(fresh), *[5] * (count - 1)]
-
-    engine.add_request(long(40), ONE)
-    for step in range(80):
-        engine.add_request(long(32), ONE)
-        if step == 2:
-            engine.add_request([*stem[:44], next(fresh)], ONE, "short")
-        output = engine.step()
-        if "short" in [name for name, _, _ in output.chunks]:
-            return step
-    return None
-
-
-def test_waiting_starves_nobody_in_a_stream_of_those_whose_prefix_one_shares() -> None:
-    """Less than a page in common beyond what was found: it used to wait for each of them in turn, aged or not."""
-    for least in (1, 8, 16, 32):
-        assert starving(wait_for_prefix=least) <= 30
-
-
-def test_a_request_that_shares_nothing_ages_and_goes_before_longer_matches() -> None:
-    """lpm with a stream of full matches: after ``max_steps_waited`` steps the stranger is first."""
-    waited = {}
-    for limit in (10, 1000):
-        engine = make_engine(config=shared(policy="lpm", max_running_requests=1, max_steps_waited=limit))
-        engine.generate([PROMPT], ONE)
-        stranger = engine.add_request([7, 8, 9], ONE)
-        for step in range(60):
-            engine.add_request([*PROMPT, 300 + step], replace(ONE, max_new_tokens=2, ignore_eos=True))
-            engine.add_request([*PROMPT, 400 + step], ONE)
-            if stranger in [name for name, _, _ in engine.step().chunks]:
-                break
-        waited[limit] = step
-    assert waited[10] in range(10, 14)
-    assert waited[1000] == 59
+# ---- priorities ----
 
 
 def test_priority_keeps_pages_of_the_important() -> None:
@@ -594,24 +402,3 @@ def test_priority_keeps_pages_of_the_important() -> None:
         hits = {first: radix(engine).match(list(range(first, first + 20))).pages for first in (100, 200)}
         kept[eviction] = [len(pages) for pages in hits.values()]
     assert kept == {"lru": [2, 5], "priority": [5, 2]}
-
-
-def test_a_preempted_request_comes_back_to_its_own_prompt() -> None:
-    """Its pages stay in the tree until somebody needs them, so that computing all of it again is computing a little."""
-    engine = make_engine(config=shared(page_size=1, num_pages=60, max_tokens_per_step=None))
-    params = replace(GREEDY, max_new_tokens=30)
-    prompts = [[*PROMPT, 1], [*PROMPT, 2]]
-    names = [engine.add_request(prompt, params) for prompt in prompts]
-    again: list[int] = []
-    victims: list[Request] = []
-    while engine.scheduler.has_work:
-        engine.scheduler.growth.ratio = 0.0
-        output = engine.step()
-        check_sharing(engine)
-        again += [start for name, start, _ in output.chunks for v in victims if name == v.request_id]
-        victims = [engine.entries[name].request for name in output.preempted] or [v for v in victims if not v.pages]
-    assert again
-    assert again[0] >= len(PROMPT)
-    for name, prompt in zip(names, prompts, strict=True):
-        assert_like(engine.take_output(name), alone("embedded", prompt, params))
-    check_nothing_held(engine)

@@ -24,7 +24,6 @@ from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.grammar.base import REGISTRY, GrammarBackend, GrammarObject, check_rollback
 from mini_engine.outputs import Delta, RequestOutput
-from mini_engine.sampler.head import LogitsHead
 from mini_engine.sampler.params import GrammarKind, SamplingParams
 from mini_engine.tiny import corpus
 from tests.support.engines import (
@@ -57,7 +56,6 @@ from tests.support.grammars import (
 
 NUM_TRACES = max(9, -(-TRACES // 3))
 NEWLINE = encode("\n")[0]
-SPECIAL = {TOKENIZER.token_to_id(text) for text in ("<|endoftext|>", "<|im_start|>", corpus.THINK, corpus.THINK_END)}
 ANYTHING = r"[\s\S]*"
 SCHEMAS = [
     PERSON,
@@ -66,9 +64,6 @@ SCHEMAS = [
     {"type": "string", "pattern": "^[a-zà-ÿ]{2,5}$"},
 ]
 REGEXES = [r"[a-z ]{3,20}\.", r"(yes|no|maybe), [A-Z][a-z]+", r"(霍格|霍比)[^\n]{2,4}", r"\d{1,3}(\.\d+)?", ANYTHING]
-
-
-# ---- the oracle: a grammar as a processor that tries every token ----
 
 
 # ---- off ----
@@ -145,19 +140,6 @@ def test_a_grammar_that_allows_all_changes_no_bit(name: str, dtype: str, backend
         assert [d.token_id for d in got] == [d.token_id for d in expected]
         assert all(torch.equal(a.logits, b.logits) for a, b in zip(got, expected, strict=True))
         assert [d.finish_reason for d in got] == [d.finish_reason for d in expected]
-
-
-def test_rows_without_a_grammar_beside_rows_with_one_keep_their_bits() -> None:
-    """Also the log-probabilities after everything, which show what the mask of a neighbour would have done."""
-    for name, dtype in (("embedded", "float32"), ("padded", "bfloat16")):
-        config = serving(dtype=dtype)
-        free = SamplingParams(temperature=0.8, seed=3, max_new_tokens=10, logprobs=3, logprobs_mode="processed")
-        bound = replace(free, regex=r"[a-c]{30}")
-        engine = make_engine(name, config)
-        answers = engine.generate(PROMPTS * 2, [free, bound] * 4)
-        assert max(len(step.chunks) for step in engine.log) == 8
-        for index, ((answer,), prompt) in enumerate(zip(answers, PROMPTS * 2, strict=True)):
-            assert_like(answer, alone(name, prompt, [free, bound][index % 2], config))
 
 
 # ---- the matrix ----
@@ -340,36 +322,6 @@ def ask(params: SamplingParams, prompt: Sequence[int] = PROMPTS[0], **changes: A
     return answer_of(make_engine(config=serving(**changes)), prompt, params)
 
 
-@pytest.mark.parametrize("jump", [False, True])
-@pytest.mark.parametrize("ignore_eos", [False, True])
-def test_no_free_token_follows_a_finished_grammar(ignore_eos: bool, jump: bool) -> None:
-    """SGLang looks whether the grammar has ended before it takes the token in: with ``ignore_eos`` one more leaks."""
-    for regex in (r"[0-9]{2}", r"yes|no", r"x", r""):
-        for temperature in (0.0, 1.5):
-            params = SamplingParams(
-                regex=regex, ignore_eos=ignore_eos, max_new_tokens=20, temperature=temperature, seed=3
-            )
-            output = ask(params, jump_forward=jump)
-            assert output.finish_reason == "stop"
-            assert output.is_grammar_complete
-            assert is_valid(params, output.text)
-            assert output.matched in EOS
-            assert [token in EOS for token in output.token_ids] == [False] * (len(output.token_ids) - 1) + [True]
-
-
-def test_a_finished_grammar_goes_before_the_least_length_and_never_leaves_a_row_empty() -> None:
-    """Only stop tokens are left and all of them are banned: they come back, as in vLLM."""
-    for regex, text in ((r"[0-9]{2}", None), (r"yes", "yes"), (r"a{2,4}", "aaaa")):
-        output = ask(SamplingParams(regex=regex, min_new_tokens=15, max_new_tokens=20))
-        assert output.finish_reason == "stop"
-        assert text is None or output.text == text  # what may go on goes on: the least length is kept where it can be
-        assert re.fullmatch(regex, output.text)
-    output = ask(SamplingParams(regex=r"[a-c]*", min_new_tokens=15, max_new_tokens=40, logit_bias={STOP: 100}))
-    assert len(output.token_ids) == 16
-    with pytest.raises(ValueError, match="min_new_tokens is 2 and ignore_eos is True next to a regex"):
-        SamplingParams(regex="a*", min_new_tokens=2, ignore_eos=True)
-
-
 def test_the_least_length_and_ignored_ends_used_to_be_one_token_short() -> None:
     """With ``ignore_eos`` no end-of-sequence id counts as an end, so ``min_new_tokens`` banned none; the grammar's text
     ended with one all the same, after two of eight tokens. The two cannot both be kept, so they are refused together.
@@ -446,51 +398,7 @@ def test_nothing_that_a_request_asks_for_makes_its_text_invalid() -> None:
         check_idle(engine)
 
 
-def test_a_model_that_gives_nan_ends_that_row_alone_and_not_its_grammar() -> None:
-    calls = iter(range(100))
-
-    def fail_once(logits: Tensor) -> Tensor:
-        if next(calls) == 2:
-            logits[0] = math.nan
-        return logits
-
-    engine = make_engine(head=LogitsHead(gather=fail_once))
-    params = SamplingParams(json_schema=PERSON)
-    answers = [answer for (answer,) in engine.generate([PROMPTS[0], PROMPTS[0]], params)]
-    assert [answer.finish_reason for answer in answers] == ["error", "stop"]
-    assert "the model's own row of logits holds NaN" in str(answers[0].error)
-    assert is_valid(params, answers[1].text)
-    check_idle(engine)
-
-
 # ---- thoughts ----
-
-
-def test_a_thought_is_free_and_the_answer_behind_it_is_not() -> None:
-    prompt = question(ASK, think=True)
-    params = SamplingParams(json_schema=PERSON, reasoning=True, max_new_tokens=120)
-    for jump in (False, True):
-        output = ask(params, prompt, jump_forward=jump)
-        thought, answer = output.text.split(corpus.THINK_END)
-        assert output.token_ids[0] == THINK
-        assert "Mila" in thought or "fields" in thought
-        assert is_valid(params, answer)
-        assert json.loads(answer)["age"] == 7
-        assert output.is_grammar_complete
-        free = ask(SamplingParams(max_new_tokens=120), prompt)
-        end = free.token_ids.index(THINK_END) + 1
-        assert output.token_ids[:end] == free.token_ids[:end]  # greedy, and bit by bit what it is without a grammar
-    expected = alone("embedded", prompt, params, serving())
-    assert_like(ask(params, prompt), expected)
-
-
-def test_a_thought_that_never_ends_is_no_answer() -> None:
-    params = SamplingParams(json_schema=PERSON, reasoning=True, max_new_tokens=5)
-    output = ask(params, question(ASK, think=True))
-    assert (output.finish_reason, output.is_grammar_complete) == ("length", False)
-    output = ask(replace(params, logit_bias={STOP: 100}, max_new_tokens=9), question(ASK, think=True))
-    assert (output.finish_reason, output.is_grammar_complete) == ("stop", False)
-    assert output.matched == STOP
 
 
 @pytest.mark.parametrize("budget", [0, 3, 200])
@@ -505,24 +413,6 @@ def test_a_budget_of_thought_is_kept_and_the_answer_is_valid(budget: int) -> Non
         assert used <= budget + 1  # the line break
         assert output.finish_reason == "stop"
         assert is_valid(params, output.text.split(corpus.THINK_END)[1])
-
-
-def test_behind_a_closed_thought_the_answer_is_bound_from_its_first_token() -> None:
-    params = SamplingParams(json_schema=PERSON)
-    output = ask(params, question(ASK))
-    assert output.text.startswith("{")
-    assert is_valid(params, output.text)
-    bound = ask(params, question(ASK, think=True))  # the model would like to think, and may not
-    assert is_valid(params, bound.text)
-
-
-def test_the_samples_of_one_thought_part() -> None:
-    params = SamplingParams(json_schema=PERSON, reasoning=True, n=3, temperature=1.0, seed=2, max_new_tokens=120)
-    (answers,) = make_engine().generate([question(ASK, think=True)], params)
-    assert len({answer.text for answer in answers}) > 1
-    for answer in answers:
-        if answer.finish_reason == "stop":
-            assert is_valid(params, answer.text.split(corpus.THINK_END)[1]) == answer.is_grammar_complete
 
 
 # ---- what is accepted ----

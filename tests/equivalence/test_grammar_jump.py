@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from mini_engine.config import EngineConfig
-from mini_engine.engine import Engine
 from mini_engine.grammar.base import GrammarOptions
 from mini_engine.grammar.fsm import FsmBackend
 from mini_engine.grammar.json_schema import parse_schema, schema_node
@@ -20,21 +19,16 @@ from mini_engine.grammar.masks import unpack_allowed
 from mini_engine.grammar.regex import parse_regex
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.outputs import RequestOutput
-from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.sampler.sampler import Sampler
 from mini_engine.tiny import corpus, words
 from tests.support.engines import EOS, TOKENIZER, encode
 from tests.support.forms import GRAMMARS, TYPES
 from tests.support.grammars import (
-    ASK,
     PERSON,
     PROMPTS,
-    THINK_END,
     _one_thread,  # noqa: F401
     _oracle,  # noqa: F401
     answer_of,
-    check_idle,
     is_valid,
     make_engine,
     question,
@@ -229,114 +223,6 @@ def test_log_probabilities_of_forced_tokens_are_the_models(chunk: int | None) ->
     assert on.cumulative_logprob == pytest.approx(off.cumulative_logprob)
 
 
-def test_penalties_count_forced_tokens() -> None:
-    """Every token follows from its logits and the whole past: a row that is built anew chooses the same."""
-    params = replace(PARAMS, frequency_penalty=1.5, repetition_penalty=1.4, temperature=0.9, seed=5)
-    engine = make_engine(config=serving(jump_forward=True))
-    deltas = list(engine.stream(PROMPTS[0], params))
-    past: list[int] = []
-    behind_forced = 0
-    arguments = {"kind": "json_schema", "text": params.json_schema, "reasoning": False}
-    own = replace(params.for_ids, logits_processors={"zz_try_every_token": arguments})
-    for previous, delta in zip([None, *deltas], deltas, strict=False):
-        assert delta.token_id is not None
-        if delta.logits is not None:
-            row = SamplingBatch.from_requests([SamplingRequest(PROMPTS[0], own, past)], engine.driver.vocabulary)
-            assert Sampler()(delta.logits[None], row).token_ids == [delta.token_id]
-            behind_forced += previous is not None and previous.logits is None
-        past.append(delta.token_id)
-    assert behind_forced >= 2
-
-
-# ---- what ends a request inside forced text ----
-
-
-def test_stop_strings_inside_forced_text_cut_where_they_would_have() -> None:
-    off, on = both(PROMPTS[0], PARAMS)
-    assert_same(off, on)
-    pieces = {off.text[i : i + n] for n in (1, 3, 9) for i in range(0, len(off.text) - n, 4)}
-    for stop in sorted(pieces):
-        off, on = both(PROMPTS[0], replace(PARAMS, stop=[stop]))
-        assert_same(off, on)
-        assert on.matched == stop
-
-
-@pytest.mark.slow
-def test_stop_tokens_and_lengths_inside_forced_text_end_it_there() -> None:
-    full = answer_of(make_engine(), PROMPTS[0], PARAMS)
-    forced = 0
-    for count, token in enumerate(full.token_ids, start=1):
-        for changes in ({"max_new_tokens": count}, {"stop_token_ids": [token]}):
-            off, on = both(PROMPTS[0], replace(PARAMS, **changes))
-            assert_same(off, on)
-            assert len(on.token_ids) <= count
-            forced += num_forced(on)
-    assert forced > 30
-
-
-@pytest.mark.slow
-def test_reported_log_probabilities_are_as_many_as_the_tokens_however_a_request_ends() -> None:
-    """The rows of forced tokens are computed a step later: a stop string in them used to end the request before."""
-    text = answer_of(make_engine(), PROMPTS[0], PARAMS).text
-    for changes in (
-        *({"stop": [text[i : i + 2]]} for i in range(1, 20, 3)),
-        *({"max_new_tokens": count} for count in (1, 2, 4, 6, 9)),
-        *({"stop_token_ids": [token]} for token in encode(text)[:8]),
-        {"logprobs_mode": "processed"},
-    ):
-        off, on = both(PROMPTS[0], replace(PARAMS, **{"logprobs": 1, **changes}))
-        assert_same(off, on)
-        assert len(on.logprobs) == len(on.token_ids)
-
-
-@pytest.mark.slow
-def test_what_bans_tokens_is_asked_before_they_are_appended() -> None:
-    """A bad word, a list of allowed ids or a processor used to be passed over where the grammar forced a text."""
-    full = answer_of(make_engine(), PROMPTS[0], PARAMS)
-    for token in sorted(set(full.token_ids) - EOS)[::2]:
-        off, on = both(PROMPTS[0], replace(PARAMS, bad_words=[[token]]))
-        assert_same(off, on)
-        assert token not in on.token_ids
-        off, on = both(PROMPTS[0], replace(PARAMS, allowed_token_ids=[t for t in range(1024) if t != token]))
-        assert_same(off, on)
-        _, on = both(PROMPTS[0], replace(PARAMS, stop_token_ids=[token], min_new_tokens=20))
-        assert token not in on.token_ids[:20]
-    own = {"disallowed_tokens": {"token_ids": full.token_ids[:3]}}
-    assert_same(*both(PROMPTS[0], replace(PARAMS, logits_processors=own)))
-
-
-# ---- pages ----
-
-
-def step_to_pending(engine: Engine, name: str) -> int:
-    """Step until forced tokens wait for their forward pass; return how many."""
-    while True:
-        forced = engine.step().forced.get(name, 0)
-        if forced >= 2:
-            return forced
-
-
-@pytest.mark.parametrize(("prefix_cache", "logprobs"), [(None, None), (None, 1), ("radix", None)])
-def test_forced_tokens_that_wait_survive_a_preemption(prefix_cache: Any, logprobs: int | None) -> None:
-    """vLLM lost them once."""
-    params = replace(PARAMS, logprobs=logprobs)
-    off = answer_of(make_engine(), PROMPTS[0], params)
-    engine = make_engine(config=serving(jump_forward=True, prefix_cache=prefix_cache, page_size=1))
-    for most in (1, 2):
-        assert_same(off, answer_of(engine, PROMPTS[0], params))  # whose pages are there
-        name = engine.add_request(PROMPTS[0], params)
-        for _ in range(most):
-            step_to_pending(engine, name)
-        engine.scheduler.preempt(engine.entries[name].request)
-        while engine.has_work:
-            engine.step()
-        output = engine.take_output(name)
-        assert_same(off, output)
-        assert output.num_preemptions == 1
-        assert num_forced(output) > 0
-    check_idle(engine)
-
-
 def test_log_probabilities_that_might_never_be_computed_are_refused() -> None:
     """A preempted request may find its own tokens in the prefix cache. It used to jump or not by the configuration."""
     config = serving(jump_forward=True, prefix_cache="radix", page_size=1)
@@ -348,35 +234,6 @@ def test_log_probabilities_that_might_never_be_computed_are_refused() -> None:
         assert_same(off, answer_of(make_engine(config=replace(config, **change)), PROMPTS[0], asked))
     processed = replace(asked, logprobs_mode="processed")  # for which nobody jumps
     answer_of(make_engine(config=config), PROMPTS[0], processed)
-
-
-def test_forced_text_is_shared_through_the_prefix_cache() -> None:
-    config = serving(jump_forward=True, prefix_cache="radix", page_size=4)
-    engine = make_engine(config=config)
-    first = answer_of(engine, PROMPTS[0], PARAMS)
-    second = answer_of(engine, PROMPTS[0] + first.token_ids[:10], replace(PARAMS, json_schema=None))
-    start = next(start for name, start, _ in engine.log[-len(second.token_ids)].chunks)
-    assert start >= len(PROMPTS[0]) + 4, "pages of the answer, forced tokens in them, are found"
-    off = answer_of(make_engine(), PROMPTS[0] + first.token_ids[:10], replace(PARAMS, json_schema=None))
-    assert second.token_ids == off.token_ids
-    check_idle(engine)
-
-
-# ---- thoughts ----
-
-
-def test_behind_a_thought_the_beginning_of_the_answer_is_forced_at_once() -> None:
-    """The marker that ends a thought has no bytes: it used to keep the first text of the answer from being forced."""
-    params = replace(PARAMS, reasoning=True, max_new_tokens=150)
-    prompt = question(ASK, think=True)
-    off, on = both(prompt, params)
-    assert_same(off, on)
-    engine = make_engine(config=serving(jump_forward=True))
-    deltas = list(engine.stream(prompt, params))
-    end = next(i for i, delta in enumerate(deltas) if delta.token_id == THINK_END)
-    assert all(delta.logits is not None for delta in deltas[: end + 1]), "a thought is never forced"
-    assert deltas[end + 1].logits is None
-    assert json.loads(on.text.split(corpus.THINK_END)[1])["name"] == "Mila"
 
 
 def test_the_deltas_of_forced_tokens_are_marked_and_have_their_text() -> None:

@@ -80,15 +80,6 @@ def test_the_least_is_what_the_best_of_all_orders_computes(page_size: int) -> No
         assert least_tokens(prompts, page_size) == min(costs)
 
 
-def test_the_least_by_hand() -> None:
-    """Pages of 2. [1 2] once, [3 4] once for the two that go on and once for each that it ends, and the rests."""
-    prompts = [[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 9]]
-    assert least_tokens(prompts, 2) == 2 + 2 * 2 + 1 + 1
-    assert least_tokens([[1, 2, 3, 4], [1, 2, 3, 4, 5]], 2) == 4 + 1
-    assert least_tokens([[7, 7]] * 3, 1) == 2 + 2  # the last token by all three
-    assert least_tokens([[7]], 16) == 1
-
-
 def test_without_beginnings_of_others_the_least_is_the_sum_of_the_edges() -> None:
     for seed in range(300):
         dice = random.Random(seed)
@@ -159,15 +150,6 @@ def test_one_page_less_than_the_longest_request_is_refused() -> None:
         run_load([[1, 2, 3], [1]], num_pages=2)
 
 
-def test_depth_first_by_weight_on_the_smallest_load_that_tells() -> None:
-    """After the first, its edge [1 1 10] is whole. The second is matched and cuts off [1 1], the third cuts off [1].
-
-    The second's path does not name [1]. So the third and fourth, which weigh two, pass for a heavier branch, though
-    they lie above it: they come first, [1 1] is evicted and computed again.
-    """
-    assert run_load([[1, 1, 10], [1, 1, 11], [1, 0, 12], [1, 0, 13]], 1, "dfs-weight").num_computed == 7
-
-
 @pytest.mark.slow
 def test_theorem_depth_first_by_weight() -> None:
     for seed in range(300):
@@ -193,11 +175,6 @@ def test_first_come_first_served_computes_everything_on_an_alternating_load() ->
     assert run_load(prompts, policy="fcfs", num_pages=56).num_computed == 56, "with room for the tree any order will do"
 
 
-def test_longest_match_first_arrives_there_from_every_order_of_arrival() -> None:
-    for order in permutations(alternating(2, 3, stem=3)):
-        assert run_load(order).num_computed == 2 * 3 + 6 * 2
-
-
 def test_first_come_first_served_falls_short_on_random_loads() -> None:
     short = Counter[str]()
     for seed in range(200):
@@ -207,12 +184,6 @@ def test_first_come_first_served_falls_short_on_random_loads() -> None:
             assert reuse.num_computed >= reuse.num_least
             short[policy] += reuse.gap > 0.1
     assert min(short.values()) > 100, short
-
-
-def test_in_a_long_queue_longest_match_first_gives_up_and_so_does_the_bound() -> None:
-    """128 waiting requests are sorted by match, 129 by arrival, until enough have gone."""
-    assert run_load(alternating(2, 64)).gap == 0
-    assert run_load(alternating(2, 70)).gap > 0
 
 
 # ---- side by side ----

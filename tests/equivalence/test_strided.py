@@ -57,12 +57,6 @@ def test_values_are_those_of_the_plain_path(name, dtype):
     assert all(torch.equal(a, b) for a, b in zip(first.keys + first.values, second.keys + second.values, strict=True))
 
 
-def test_a_sequence_on_scattered_pages_is_computed_beside_the_grid():
-    chunks = [chunk_at(0, 20, 8), SequenceChunk([1], 19, [30, 9, 4]), chunk_at(16, 33, 8)]
-    plain, strided, _, _ = run_both(chunks, 40, 8)
-    torch.testing.assert_close(strided, plain, atol=1e-5, rtol=1e-5)
-
-
 CUTS = {  # (first page, keys) of each sequence, pages of 8 in a pool of 960; what is served together
     "one sequence, which a view serves": ([(0, 20)], []),
     "a pair at any distance": ([(3, 20), (950, 20)], [[3, 950]]),

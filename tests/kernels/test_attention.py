@@ -11,7 +11,7 @@ from mini_engine.attention.pool import KVPool
 from mini_engine.config import ModelConfig
 from mini_engine.kernels import attention, kv_store, paged_attention, split_attention
 from mini_engine.kernels.attention import KernelAttention
-from mini_engine.kernels.query_blocks import QueryBlock, cut_queries, whole_sequences
+from mini_engine.kernels.query_blocks import QueryBlock, whole_sequences
 from tests.kernels.cases import random, relative_error
 from tests.kernels.conftest import DEVICE
 
@@ -111,18 +111,6 @@ def test_without_it_the_split_follows_the_batch_and_bits_do_too(monkeypatch):
     beside = run([(0, 299, 300), (1, 299, 300), (2, 299, 300)])
     assert relative_error(beside[:1], alone.double()) <= 4e-6
     assert not torch.equal(beside[0], alone[0])
-
-
-def test_blocks_cover_every_row_once_and_know_what_their_last_row_sees():
-    whole = whole_sequences(pack(MIXED).metadata)
-    assert whole == [QueryBlock(0, 0, 1, 41), QueryBlock(1, 1, 51, 80), QueryBlock(2, 51, 60, 9)]
-    blocks = cut_queries(whole, 16, DEVICE)
-    assert sorted(row for block in blocks.blocks for row in range(block.start, block.end)) == list(range(60))
-    for sequence, start, end, visible in blocks.blocks:
-        assert end - start <= 16
-        assert visible == whole[sequence].visible - (whole[sequence].end - end)
-    assert [block.visible for block in blocks.blocks] == sorted((b.visible for b in blocks.blocks), reverse=True)
-    assert blocks.table.tolist() == [list(block) for block in blocks.blocks]
 
 
 def test_fewer_keys_than_queries_are_refused():

@@ -11,7 +11,7 @@ from mini_engine.kernels.launch import INTERPRETED
 from mini_engine.sampler import draw
 from tests.kernels.cases import random, strided
 from tests.kernels.conftest import DEVICE
-from tests.kernels.filter_cases import ints, lone
+from tests.kernels.filter_cases import ints
 
 # Vectors of another engine's hash; the last was found because its uniform number is exactly 1.
 VECTORS = {
@@ -84,12 +84,6 @@ def test_the_hash_of_all_ones_does_not_draw_a_banned_token(monkeypatch):
     assert op.draw_seeded(logits, seed, position).item() == 5
     logits[0, token] = 0.0
     assert op.draw_seeded(logits, seed, position).item() == token
-
-
-def test_a_row_with_one_token_draws_it_and_a_row_with_none_the_first(monkeypatch):
-    monkeypatch.setattr(op, "BLOCK", 64)
-    logits = torch.cat((lone(200), lone(200)[:1] - torch.inf))
-    assert op.draw_seeded(logits, ints(1, 2, 3, 4), ints(0, 0, 0, 0)).tolist() == [0, 100, 199, 0]
 
 
 def test_a_row_is_drawn_alone_as_among_others_and_rows_may_lie_apart(monkeypatch):

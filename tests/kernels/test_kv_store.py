@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.kernels import kv_store as op
 from tests.kernels.cases import (
     bits,
@@ -44,19 +43,6 @@ def test_bits_arrive_in_their_slots_and_nowhere_else(shape, dtype, store):
     assert torch.equal(bits(values), wanted[1])
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_a_packed_batch_is_stored_as_the_pool_stores_it(page_size):
-    first = list(range(90 // page_size, 0, -1))  # pages in falling order: slots are no ranges
-    chunks = [SequenceChunk([1, 2, 3], 61 if page_size == 64 else 3, [*first, 95]), SequenceChunk([4], 0, [99])]
-    slots = pack_batch(chunks, page_size, DEVICE).metadata.slot_mapping
-    k, v = (random_bits(4, 2, 20, dtype=torch.float32, seed=seed) for seed in (1, 2))
-    keys, values = random_bits(2, 2, 100 * page_size + 1, 20, dtype=torch.float32, seed=3)
-    wanted = [bits(pool).index_copy(1, slots, bits(x).transpose(0, 1)) for pool, x in ((keys, k), (values, v))]
-    op.store_kv(k, v, keys, values, slots)
-    assert torch.equal(bits(keys), wanted[0])
-    assert torch.equal(bits(values), wanted[1])
-
-
 @pytest.mark.parametrize("store", FUNCTIONS)
 def test_slots_outside_the_pool_write_nothing(store):
     """The pool is a window of other memory, so that a write beside it shows and does not crash."""
@@ -67,22 +53,6 @@ def test_slots_outside_the_pool_write_nothing(store):
     wanted[0, :, 5 + 9], wanted[1, :, 5 + 9] = bits(k)[2], bits(v)[2]
     store(k, v, keys, values, slots_of(-1, -3, 9, 10, 12, 2**40))
     assert torch.equal(bits(memory), wanted)
-
-
-def test_tokens_may_lie_apart_as_the_projection_left_them():
-    heads = random_bits(4, 3 + 2 + 2, 20, dtype=torch.float32)
-    k, v = heads[:, 3:5], heads[:, ::4]  # strides of their own
-    keys, values = torch.zeros(2, 2, 9, 20, device=DEVICE)
-    wanted = store_by_hand(k, keys, [8, 1, 3, 0]), store_by_hand(v, values, [8, 1, 3, 0])
-    op.store_kv(k, v, keys, values, slots_of(8, 1, 3, 0))
-    assert torch.equal(bits(keys), wanted[0])
-    assert torch.equal(bits(values), wanted[1])
-
-
-def test_no_tokens_store_nothing():
-    keys, values = torch.ones(2, 2, 9, 20, device=DEVICE)
-    op.store_kv(keys[:0, :2], keys[:0, :2], keys, values, slots_of())
-    assert bool((keys == 1).all())
 
 
 @pytest.mark.compiled

@@ -31,40 +31,6 @@ def test_the_reference_has_the_same_signature_and_values():
     assert relative_error(out, batch.exact) <= 2e-6
 
 
-def test_more_keys_than_two_tiles_of_queries_hold():
-    batch = make_batch([(70, 200)], 16, (2, 1), 32, torch.float16)
-    assert relative_error(attend(batch), batch.exact) <= 1e-2
-
-
-def test_only_the_rows_of_the_chosen_sequences_are_written():
-    batch = make_batch(RAGGED, 16, (4, 2), 32)
-    out = attend(batch, [1, 5])
-    written = out.isfinite().all(-1).all(-1)
-    assert written.tolist() == [i in (1, *range(47, 50)) for i in range(50)]
-    assert relative_error(out[written], batch.exact[written]) <= 2e-6
-
-
-def test_large_scores_do_not_overflow():
-    """exp of a score of 300 is infinite in float32; with the largest one subtracted it is 1."""
-    batch = make_batch([(6, 80)], 16, (2, 1), 32)
-    loud = Batch(batch.q * 300, batch.keys, batch.values, batch.metadata, batch.exact)
-    assert bool(attend(loud).isfinite().all())
-
-
-def test_queries_and_outputs_may_lie_apart():
-    batch = make_batch([(4, 40), (1, 9)], 16, (4, 2), 20)
-    whole = attend(batch)
-    apart = Batch(strided(batch.q), batch.keys, batch.values, batch.metadata, batch.exact)
-    out = strided(batch.poisoned())
-    op.paged_attention(apart.q, apart.keys, apart.values, apart.metadata, apart.blocks(8), out)
-    assert torch.equal(out, whole)
-
-
-def test_no_sequence_is_no_launch():
-    batch = make_batch([(0, 0), (1, 3)], 16, (2, 1), 16)
-    assert bool(attend(batch, [0]).isnan().all())
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -3,11 +3,9 @@ import pytest
 import torch
 
 from mini_engine.kernels import penalties as op
-from mini_engine.sampler.penalties import PENALTIES, Penalties
-from mini_engine.sampler.processors.base import History
 from tests.kernels.cases import random, strided
 from tests.kernels.conftest import DEVICE
-from tests.kernels.filter_cases import floats, ints, same_bits
+from tests.kernels.filter_cases import same_bits
 
 OFF = (1.0, 0.0, 0.0)
 STRENGTHS = [(1.3, 0.37, 0.71), (0.7, -0.4, 0.0), (1.0, 0.1, 0.0), (1.0, 0.0, -1.3), (1.9, 0.0, 0.0), OFF]
@@ -56,36 +54,6 @@ def test_every_entry_has_the_bits_of_rounded_arithmetic_and_no_other_logit_chang
     assert same_bits(logits, wanted)
     assert same_bits(apart, wanted)
     assert same_bits(torch_too, wanted)
-
-
-def test_the_rows_are_those_that_lesson_four_makes():
-    logits = random(3, 40) * 5
-    names = [name for name, _, _ in PENALTIES]
-    histories = [History([1, 2, 3, 3], [3, 4, 4, 39]), History([0], [7, 7, 7])]
-    states = {0: dict(zip(names, STRENGTHS[0], strict=True)), 2: dict(zip(names, STRENGTHS[1], strict=True))}
-    wanted = logits.clone()
-    penalties = Penalties.build(states, histories)
-    penalties.apply(wanted)
-    rows = ints(0, 0, 0, 0, 0, 2, 2)
-    strengths = torch.tensor([STRENGTHS[0]] * 5 + [STRENGTHS[1]] * 2, device=DEVICE).T.contiguous()
-    counts = floats(0, 0, 1, 2, 1, 0, 3, dtype=torch.float32)
-    op.apply_penalties(logits, rows, ints(1, 2, 3, 4, 39, 0, 7), counts, *strengths)
-    assert same_bits(logits, wanted)
-
-
-def test_strengths_that_are_off_keep_the_bits_of_what_arithmetic_would_change():
-    logits = torch.tensor([[-0.0, 1e-42, torch.nan, -torch.inf, torch.inf]], device=DEVICE)
-    before = logits.clone()
-    off = [torch.full((5,), number, device=DEVICE) for number in (3.0, *OFF)]
-    op.apply_penalties(logits, ints(0, 0, 0, 0, 0), ints(0, 1, 2, 3, 4), *off)
-    assert same_bits(logits, before)
-
-
-def test_without_entries_nothing_happens():
-    logits = random(2, 8)
-    before, nothing = logits.clone(), floats(dtype=torch.float32)
-    op.apply_penalties(logits, nothing.long(), nothing.long(), *[nothing] * 4)
-    assert torch.equal(logits, before)
 
 
 @pytest.mark.parametrize(

@@ -69,30 +69,6 @@ def test_both_ends_of_the_interval_find_a_token_that_may_be_drawn():
     assert op.sample_top_k_top_p(lone(130), *off, floats(0.0, 0.5, last)).tolist() == [0, 65, 129]
 
 
-def test_equals_at_the_cut_are_counted_across_blocks():
-    """128 equal tokens, of which 100 stay: number u draws the token floor(100 u)."""
-    logits = torch.zeros(4, 128, device=DEVICE)
-    off = floats(1.0, 1.0, 1.0, 1.0), floats(1.0, 1.0, 1.0, 1.0, dtype=torch.float32)
-    drawn = op.sample_top_k_top_p(logits, ints(100, 100, 100, 100), *off, floats(0.005, 0.635, 0.645, 0.995))
-    assert drawn.tolist() == [0, 63, 64, 99]
-
-
-def test_equals_that_are_cut_have_no_share_before_a_token_that_stays():
-    """Of 127 tokens of mass 1 the first 100 stay, and one of mass 50 behind them, in the same block or the next."""
-    logits = torch.full((2, 192), -torch.inf, device=DEVICE)
-    logits[:, :127] = 0.0
-    logits[[0, 1], [127, 150]] = torch.tensor(50.0, device=DEVICE).log()
-    off = floats(1.0, 1.0), floats(0.0, 0.0, dtype=torch.float32)
-    assert op.sample_top_k_top_p(logits, ints(101, 101), *off, floats(0.7, 0.7)).tolist() == [127, 150]
-
-
-def test_a_row_without_tokens_stays_within_the_row():
-    logits = torch.full((1, 70), -torch.inf, device=DEVICE)
-    for p in (0.5, 1.0):
-        drawn = op.sample_top_k_top_p(logits, ints(3), floats(p), floats(0.1, dtype=torch.float32), floats(0.7))
-        assert 0 <= drawn.item() < 70
-
-
 def test_a_row_is_drawn_alone_as_among_others_in_any_block_and_rows_may_lie_apart(monkeypatch):
     logits, k, p = random(4, 150) * 2, ints(*K[:4]), floats(*P[:4])
     min_p, uniform = floats(*MIN_P[:4], dtype=torch.float32), floats(0.1, 0.9, 0.4, 0.65)

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.kernels import silu_and_mul as op
-from tests.kernels.cases import DTYPES, random, relative_error, strided, ulps
+from tests.kernels.cases import DTYPES, random, relative_error, ulps
 from tests.kernels.conftest import DEVICE
 
 SHAPES = [(1, 1), (3, 20), (5, 96), (2, 1000), (2, 1025)]  # rows, F
@@ -38,24 +38,6 @@ def test_large_numbers_give_zero_or_themselves_and_never_nan(dtype, function):
     assert bool(got.isfinite().all())
     torch.testing.assert_close(got.double(), exact_product(gate_up)[0], rtol=torch.finfo(dtype).eps * 16, atol=1e-7)
     assert torch.equal(got[-3:], gate_up[0, 6:9] / 2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_model_differs_by_rounding_only(dtype):
-    gate_up = random(4, 2 * 48, dtype=dtype)
-    gate, up = gate_up.chunk(2, dim=-1)
-    of_model = torch.nn.functional.silu(gate) * up
-    assert relative_error(op.silu_and_mul(gate_up), of_model.double()) <= 2 * torch.finfo(dtype).eps
-
-
-def test_rows_may_lie_apart():
-    gate_up = random(4, 2 * 20)
-    assert torch.equal(op.silu_and_mul(strided(gate_up)), op.silu_and_mul(gate_up))
-
-
-@pytest.mark.parametrize("shape", [(0, 20), (3, 0)])
-def test_nothing_is_nothing(shape):
-    assert op.silu_and_mul(random(shape[0], 2 * shape[1])).shape == shape
 
 
 def test_a_row_has_the_same_bits_alone():

@@ -44,23 +44,6 @@ def test_banned_logits_are_minus_infinity_and_the_others_keep_their_bits(vocab_s
     assert torch.equal(bits(logits), wanted)
 
 
-@pytest.mark.parametrize("vocab_size", [33, 1000])
-def test_the_result_is_that_of_lesson_seven(vocab_size):
-    logits, mask = torch.randn(2, vocab_size, device=DEVICE), random_mask(2, vocab_size, seed=5)
-    wanted = logits.clone()
-    masks.apply_bitmask(wanted, mask)
-    op.apply_token_bitmask(logits, mask)
-    assert torch.equal(logits, wanted)
-
-
-@pytest.mark.parametrize("token", [0, 30, 31, 32, 63, 64, 69])
-def test_one_allowed_token_alone_is_left(token):
-    logits = torch.zeros(1, 70, device=DEVICE)
-    allowed = torch.arange(70) == token
-    op.apply_token_bitmask(logits, masks.pack_allowed(allowed[None]).to(DEVICE))
-    assert torch.equal(logits[0].cpu() == 0, allowed)
-
-
 @pytest.mark.parametrize("apply", FUNCTIONS)
 def test_masks_go_to_the_rows_that_are_named(apply):
     logits, mask = random_bits(5, 100, dtype=torch.float32), random_mask(3, 100)
@@ -70,47 +53,11 @@ def test_masks_go_to_the_rows_that_are_named(apply):
 
 
 @pytest.mark.parametrize("apply", FUNCTIONS)
-def test_a_row_named_twice_is_banned_what_either_mask_bans(apply):
-    logits, mask = torch.zeros(2, 100, device=DEVICE), random_mask(2, 100)
-    wanted = mask_by_hand(logits, (mask[0] & mask[1])[None], [1])
-    apply(logits, mask, torch.tensor([1, 1], device=DEVICE))
-    assert torch.equal(bits(logits), wanted)
-
-
-@pytest.mark.parametrize("apply", FUNCTIONS)
 def test_numbers_that_are_no_rows_write_nothing(apply):
     """The logits are a window of other memory, so that a write beside them shows and does not crash."""
     memory, mask = torch.zeros(7, 100, device=DEVICE), torch.zeros(4, 4, dtype=torch.int32, device=DEVICE)
     apply(memory[2:5], mask, torch.tensor([-1, 3, 1, 2**40], device=DEVICE))
     assert memory.isinf().any(-1).tolist() == [False, False, False, True, False, False, False]
-
-
-def test_rows_may_lie_apart_and_nothing_between_them_is_written():
-    memory = torch.zeros(3, 140, device=DEVICE)
-    mask = random_mask(3, 100)
-    mask[:, -1] = 0  # the last word bans tokens 96 to 127, of which 4 exist
-    logits = torch.zeros(3, 100, device=DEVICE)
-    op.apply_token_bitmask(logits, mask)
-    op.apply_token_bitmask(memory[:, 20:120], torch.cat((mask, mask), dim=1)[:, :4])
-    assert torch.equal(memory[:, 20:120], logits)
-    assert not bool(memory[:, :20].any())
-    assert not bool(memory[:, 120:].any())
-
-
-def test_bits_past_the_vocabulary_are_ignored():
-    memory, mask = torch.zeros(2, 70, device=DEVICE), masks.allocate_bitmask(2, 70, DEVICE)
-    mask[:, -1] = 0b111111  # tokens 64 to 69 exist and are allowed
-    op.apply_token_bitmask(memory, mask)
-    assert not bool(memory.any())
-
-
-def test_no_masks_change_nothing():
-    logits = torch.zeros(2, 70, device=DEVICE)
-    op.apply_token_bitmask(
-        logits, masks.allocate_bitmask(0, 70, DEVICE), torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    )
-    op.apply_token_bitmask(logits[:0], masks.allocate_bitmask(0, 70, DEVICE))
-    assert not bool(logits.any())
 
 
 @pytest.mark.compiled

@@ -91,17 +91,6 @@ def test_ids_and_scores_do_not_depend_on_workers_or_on_the_cache():
     assert results(make_llm(prefix_cache=None, wait_for_prefix=None), 64) == cold
 
 
-def test_a_batch_computes_less_than_its_calls_would_alone():
-    words = [{"word": w} for w in ("fox", "dog", "owl", "cat")]
-    llm, plain = make_llm(), make_llm(prefix_cache=None, wait_for_prefix=None)
-    paid = []
-    for each in (llm, plain):
-        backend = Recorded(each)
-        essay.run_batch(words, backend=backend)
-        paid.append(backend.stats["prompt_tokens"] - backend.stats["cached_tokens"])
-    assert paid[0] < paid[1] / 2
-
-
 @lang.program
 def question(s, text, word):
     s += text + f" What about the {word}?" + lang.gen(max_new_tokens=2)

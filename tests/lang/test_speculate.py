@@ -7,7 +7,6 @@ import pytest
 
 from mini_engine import SamplingParams, lang
 from mini_engine.lang.run import hub_of
-from mini_engine.lang.speculate import cut, kept_ids, sampling_of
 
 STORY = "Once upon a time there was a fox named"
 
@@ -58,107 +57,6 @@ def test_answers_and_ids_are_the_same_on_and_off(llm, seed):
         reasons = [(s.answer(n).output.finish_reason, s.answer(n).output.matched) for s in (on, off) for n in off.own]
         assert reasons[: len(off.own)] == [(r, m if isinstance(m, str) else None) for r, m in reasons[len(off.own) :]]
         assert paid_on["calls"] + paid_on["saved_calls"] == paid_off["calls"]
-
-
-def test_a_program_that_says_what_the_model_says_pays_one_call(llm):
-    whole = llm.generate([STORY], SamplingParams(max_new_tokens=40))[0]
-    first, second, third = (llm.tokenizer.decode([token]) for token in whole.token_ids[5:8])
-    pieces = [{"max_new_tokens": 5}, first, {"max_new_tokens": 1}, third, {"max_new_tokens": 10}]
-    state, paid = calls_of(llm, written, pieces, num_api_spec_tokens=40)
-    assert paid["calls"] == 1
-    assert paid["saved_calls"] == 2
-    assert state["gen 2"] == second
-    assert len(state.answer("gen 4").output.token_ids) == 10  # limits are counted in tokens
-
-
-def test_forks_keep_what_was_written_ahead(llm):
-    whole = llm.generate([STORY], SamplingParams(max_new_tokens=30))[0]
-    constant = llm.tokenizer.decode(whole.token_ids[4:5])
-
-    @lang.program
-    def forked(s):
-        s += STORY
-        forks = s.fork(2)
-        for index in range(2):
-            forks[index] += lang.gen("a", max_new_tokens=4) + constant + lang.gen("b", max_new_tokens=4)
-        s.join(forks)
-
-    state, paid = calls_of(llm, forked, num_api_spec_tokens=30)
-    off, paid_off = calls_of(llm, forked)
-    assert state["b"] == off["b"]
-    assert (paid["calls"], paid_off["calls"]) == (2, 4)
-
-
-def test_a_fork_goes_on_with_what_its_parent_wrote_ahead(llm):
-    @lang.program
-    def forked(s):
-        s += STORY + lang.gen("a", max_new_tokens=4)
-        forks = s.fork(2)
-        for index in range(2):
-            forks[index] += lang.gen("b", max_new_tokens=4 + index)
-
-    state, paid = calls_of(llm, forked, num_api_spec_tokens=30)
-    off, _ = calls_of(llm, forked)
-    assert [fork["b"] for fork in state.forks] == [fork["b"] for fork in off.forks]
-    assert (paid["calls"], paid["saved_calls"]) == (1, 2)
-
-
-def test_what_ends_before_the_stop_string_is_continued(llm):
-    whole = llm.generate([STORY], SamplingParams(max_new_tokens=60))[0]
-    stop = llm.tokenizer.decode(whole.token_ids[20:24])
-    pieces = [{"max_new_tokens": 4}, {"max_new_tokens": 50, "stop": stop}]
-    off, _ = calls_of(llm, written, pieces)
-    on, paid = calls_of(llm, written, pieces, num_api_spec_tokens=10)
-    assert off["gen 1"] == on["gen 1"]
-    assert on.answer("gen 1").output.matched == stop
-    assert paid["calls"] == 2
-
-
-@pytest.mark.parametrize(
-    "more", [{"frequency_penalty": 1.0}, {"min_new_tokens": 2}, {"regex": "[a-z ]{3,9}"}, {"stop_token_ids": [5]}]
-)
-def test_what_depends_on_where_an_answer_begins_is_a_call_of_its_own(llm, more):
-    assert sampling_of(SamplingParams(**more)) is None
-    off, _ = calls_of(llm, written, [{"max_new_tokens": 12, **more}] * 2)
-    on, paid = calls_of(llm, written, [{"max_new_tokens": 12, **more}] * 2, num_api_spec_tokens=40)
-    assert on.ids == off.ids
-    assert paid["calls"] == 2
-
-
-def test_another_temperature_is_not_cut_from_greedy_text(llm):
-    pieces = [{"max_new_tokens": 4}, {"max_new_tokens": 4, "temperature": 1.0, "seed": 3}]
-    off, _ = calls_of(llm, written, pieces)
-    on, paid = calls_of(llm, written, pieces, num_api_spec_tokens=40)
-    assert on.ids == off.ids
-    assert paid["calls"] == 2
-
-
-def test_seeded_answers_are_the_same_on_and_off(llm):
-    pieces = [{"max_new_tokens": 5, "temperature": 1.0, "seed": 3}] * 3
-    off, _ = calls_of(llm, written, pieces)
-    on, paid = calls_of(llm, written, pieces, num_api_spec_tokens=40)
-    assert on.ids == off.ids
-    assert paid["calls"] == 1
-
-
-def test_a_cut_ends_as_the_engine_ends(llm):
-    ids = llm.generate([STORY], SamplingParams(max_new_tokens=40))[0].token_ids
-    prompt = llm.tokenizer.encode(STORY, add_special_tokens=False)
-    for limit in (1, 7, 40):
-        for stop in ((), ("ou",), (" the", "a"), ("zzz",)):
-            params = SamplingParams(max_new_tokens=limit, stop=stop)
-            expected = llm.generate([prompt], params)[0]
-            own = cut(llm.tokenizer, ids, params, is_end=False)
-            assert (own.text, own.finish_reason, own.matched) == (
-                expected.text,
-                expected.finish_reason,
-                expected.matched,
-            )
-            assert own.token_ids == expected.token_ids
-            kept = kept_ids(llm.tokenizer, own.token_ids, own.text)
-            assert llm.tokenizer.decode(kept) == own.text
-    assert cut(llm.tokenizer, ids, SamplingParams(max_new_tokens=41), is_end=False) is None
-    assert cut(llm.tokenizer, ids, SamplingParams(max_new_tokens=41), is_end=True).finish_reason == "stop"
 
 
 def test_speculation_and_canonical_ids_exclude_each_other(llm):

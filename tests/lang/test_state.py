@@ -1,4 +1,4 @@
-"""States: order, forks and joins, streams, errors. Expected texts are those of calls of their own."""
+"""States: programs that run together, streams, errors, values. Expected texts are those of calls of their own."""
 
 import asyncio
 import threading
@@ -24,38 +24,6 @@ def encode(llm, text):
     return llm.tokenizer.encode(text, add_special_tokens=False)
 
 
-def test_every_call_continues_exactly_the_ids_before_it(llm):
-    @lang.program
-    def tale(s):
-        s += STORY + lang.gen("name", max_new_tokens=3) + " who liked" + lang.gen("what", max_new_tokens=5)
-
-    s = tale.run(backend=llm)
-    prompt = encode(llm, STORY)
-    first = alone(llm, prompt, max_new_tokens=3)
-    prompt += [*first.token_ids, *encode(llm, " who liked")]
-    second = alone(llm, prompt, max_new_tokens=5)
-    assert s["name"] == first.text
-    assert s["what"] == second.text
-    assert s.ids == [*prompt, *second.token_ids]
-    assert s.text == STORY + first.text + " who liked" + second.text
-
-
-def test_a_stop_string_is_taken_off_the_ids_too(llm):
-    @lang.program
-    def tale(s):
-        s += STORY + lang.gen("rest", max_new_tokens=60, stop="ou") + lang.gen("more", max_new_tokens=4)
-
-    s = tale.run(backend=llm)
-    answer = s.answer("rest").output
-    assert answer.matched == "ou"
-    assert "ou" not in s["rest"]
-    assert llm.tokenizer.decode(s.ids) == s.text == STORY + s["rest"] + s["more"]
-    whole = alone(llm, encode(llm, STORY), max_new_tokens=60)
-    assert whole.text.startswith(s["rest"] + "ou")
-    kept = len(encode(llm, STORY)) + len(answer.token_ids) - 2
-    assert s.ids[:kept] == [*encode(llm, STORY), *whole.token_ids][:kept]  # all but the token in which "ou" begins
-
-
 def test_the_token_that_ends_an_answer_is_not_kept(llm):
     @lang.program
     def turn(s):
@@ -66,113 +34,6 @@ def test_the_token_that_ends_an_answer_is_not_kept(llm):
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": s["answer"]}]
     assert s.text == llm.tokenizer.apply_chat_template(chat, tokenize=False)
     assert s.ids.count(llm.tokenizer.eos_token_id) == 2
-
-
-def test_two_rounds_of_forks_append_to_one_list(llm):
-    counts = []
-
-    @lang.program
-    def rounds(s):
-        s += STORY
-        for words in ((" Mila", " Tom"), (" Ben",)):
-            forks = s.fork(len(words))
-            for fork, word in zip(forks, words, strict=True):
-                append(fork, word + lang.gen("next", max_new_tokens=2))
-            s.join(forks)
-            counts.append(len(s["next"]))  # waits for the join
-
-    s = rounds.run(backend=llm)
-    expected = [
-        alone(llm, encode(llm, STORY) + encode(llm, w), max_new_tokens=2).text for w in (" Mila", " Tom", " Ben")
-    ]
-    assert s["next"] == expected
-    assert counts == [2, 3]
-
-
-def test_a_join_keeps_the_place_of_a_fork_without_the_name(llm):
-    @lang.program
-    def some(s):
-        s += STORY
-        forks = s.fork(3)
-        forks[1] += lang.gen("name", max_new_tokens=2)
-        s.join(forks)
-
-    assert some.run(backend=llm)["name"][::2] == [None, None]
-
-
-def test_a_join_can_append_what_the_forks_wrote(llm):
-    @lang.program
-    def points(s):
-        s += STORY
-        forks = s.fork(2)
-        for fork, word in zip(forks, (" Mila", " Tom"), strict=True):
-            append(fork, word + lang.gen(max_new_tokens=3))
-        s.join(forks, appends=True)
-        s += "."
-
-    s = points.run(backend=llm)
-    texts = [alone(llm, encode(llm, STORY) + encode(llm, word), max_new_tokens=3).text for word in (" Mila", " Tom")]
-    assert s.text == f"{STORY} Mila{texts[0]} Tom{texts[1]}."
-
-
-def test_forks_may_begin_before_any_text(llm):
-    @lang.program
-    def empty(s):
-        forks = s.fork(2)
-        for fork in forks:
-            append(fork, STORY + lang.gen("name", max_new_tokens=2))
-        s.join(forks)
-
-    assert empty.run(backend=llm)["name"] == [alone(llm, encode(llm, STORY), max_new_tokens=2).text] * 2
-
-
-def test_a_fork_begins_with_what_its_parent_had_then(llm):
-    @lang.program
-    def late(s):
-        s += STORY + lang.gen("name", max_new_tokens=2)
-        (fork,) = s.fork()
-        s += lang.gen("name", max_new_tokens=4)
-        fork += " and" + lang.gen("more", max_new_tokens=2)
-        assert fork["name"] == alone(llm, encode(llm, STORY), max_new_tokens=2).text  # waits for the parent
-        assert fork.text.startswith(STORY + fork["name"] + " and")
-
-    s = late.run(backend=llm)
-    assert s.answer("name").output.prompt_ids == [
-        *encode(llm, STORY),
-        *alone(llm, encode(llm, STORY), max_new_tokens=2).token_ids,
-    ]
-
-
-def test_a_name_here_and_in_forks_is_an_error_and_nothing_is_replaced(llm):
-    @lang.program
-    def clash(s):
-        s += STORY + lang.gen("name", max_new_tokens=2)
-        forks = s.fork(2)
-        for fork in forks:
-            append(fork, lang.gen("name", max_new_tokens=2))
-        s.join(forks)
-
-    with pytest.raises(ValueError, match="'name' is set here and in forks"):
-        clash.run(backend=llm)
-
-
-def test_a_fork_that_joins_begins_its_own_list(llm):
-    @lang.program
-    def nested(s):
-        s += STORY
-        for depth in range(2):
-            forks = s.fork(2)
-            for index in range(2):
-                for inner in (inners := forks[index].fork(2)) if depth else ():
-                    append(inner, lang.gen("name", max_new_tokens=1))
-                if depth:
-                    forks[index].join(inners)
-                else:
-                    append(forks[index], lang.gen("name", max_new_tokens=1))
-            s.join(forks)
-
-    name = alone(llm, encode(llm, STORY), max_new_tokens=1).text
-    assert nested.run(backend=llm)["name"] == [name, name, [name, name], [name, name]]
 
 
 def test_what_a_backend_refuses_is_raised_where_it_is_read_and_at_the_end(llm):
@@ -192,36 +53,6 @@ def test_what_a_backend_refuses_is_raised_where_it_is_read_and_at_the_end(llm):
         wrong.run(backend=llm)
     assert isinstance(seen[0], str)
     assert seen[1:] == [caught.value] * 2
-
-
-def test_an_error_in_a_fork_is_raised_at_the_end_joined_or_not(llm):
-    def make(joins):
-        @lang.program
-        def wrong(s):
-            s += STORY
-            forks = s.fork(2)
-            forks[1] += lang.gen("much", max_new_tokens=10**6)
-            if joins:
-                s.join(forks)
-
-        return wrong
-
-    for joins in (False, True):
-        with pytest.raises(ValueError, match="1000000"):
-            make(joins).run(backend=llm)
-
-
-def test_forks_of_a_state_that_failed_fail_too(llm):
-    @lang.program
-    def wrong(s):
-        s += STORY + lang.gen("much", max_new_tokens=10**6)
-        forks = s.fork(2)
-        forks[0] += lang.gen("a", max_new_tokens=2)
-        with pytest.raises(ValueError, match="1000000"):
-            forks[0]["a"]
-
-    with pytest.raises(ValueError, match="1000000"):
-        wrong.run(backend=llm)
 
 
 def test_an_unknown_name_is_a_key_error_that_lists_what_there_is(llm):
@@ -391,17 +222,6 @@ def test_defaults_of_a_run_give_way_to_what_a_gen_says(llm):
 
     s = two.run(backend=llm, max_new_tokens=3)
     assert [len(s.answer(name).output.token_ids) for name in "ab"] == [3, 5]
-
-
-def test_canonical_spells_the_whole_text_anew(llm):
-    @lang.program
-    def glued(s):
-        s += "Once upon a ti"
-        s += "me there was" + lang.gen("rest", max_new_tokens=4)
-
-    own, spelled = (glued.run(backend=llm, canonical=canonical) for canonical in (False, True))
-    assert own.answer("rest").output.prompt_ids == encode(llm, "Once upon a ti") + encode(llm, "me there was")
-    assert spelled.answer("rest").output.prompt_ids == encode(llm, "Once upon a time there was")
 
 
 @pytest.mark.parametrize(

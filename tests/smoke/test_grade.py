@@ -16,10 +16,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from smoke.framework.check import all_checks
+from smoke.framework.check import all_checks, checks_of
 from smoke.framework.manifest import ENGINE, ROOT, load_manifest
-from smoke.grade.trial import FIRST_UID
-from tests.smoke.submissions import FULL, Example, coded, examples, write_examples
+from smoke.grade.submissions import Submission
+from smoke.grade.trial import FIRST_UID, try_isolation
+from smoke.grade.worker import Worker
+from tests.smoke.submissions import FULL, Example, examples, write_examples
 
 pytestmark = pytest.mark.slow
 
@@ -91,8 +93,8 @@ ALL_NAMES = [example.name for example in examples(Path("victim"))]
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_points(graded: Graded, name: str) -> None:
-    """The right table: every submission gets exactly the points that it has worked for."""
+def test_points_and_statuses(graded: Graded, name: str) -> None:
+    """Every submission gets exactly the points that it has worked for, and a crash is not called a wrong answer."""
     example = graded.students[name]
     for lesson in load_manifest().written:
         row = graded.row(name, lesson.id)
@@ -102,12 +104,7 @@ def test_points(graded: Graded, name: str) -> None:
                 assert int(row[column]) == wanted[lesson.id], (name, lesson.id, column, row["reason"], row["notes"])
         assert got[1] <= got[0] or got[0] == got[1], "own modules cannot be worth more than the reference's"
         assert row["reason"] or got == (100, 100), f"{name}, {lesson.id}: points are missing without a reason"
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_statuses(graded: Graded, name: str) -> None:
-    """The reason is the right one: a crash is not called a wrong answer nor nothing handed in."""
-    for task_id, status in graded.students[name].status.items():
+    for task_id, status in example.status.items():
         assert graded.task(name, task_id)[0] == status, graded.report(name)[:3000]
 
 
@@ -261,20 +258,17 @@ def test_single_lessons_are_graded_alone(graded: Graded, tmp_path: Path) -> None
     assert rows["honest-work", "L1"]["status"] == rows["half-nothing", "L2"]["status"] == "not handed in"
 
 
-def test_kernels_are_graded_in_the_interpreter(tmp_path: Path) -> None:
-    """No submission brings a GPU along, and no machine that grades needs one.
-
-    The command proves beforehand that all kernels pass; the submission has the first one.
-    """
-    folder = tmp_path / "submissions"
-    folder.mkdir()
-    file = load_manifest().task("L8.A").functions[0].file
-    write_examples(folder, [Example("kernels", "honest", coded({file: (ENGINE / file).read_text()}), {})])
-    done = command(folder, tmp_path / "report", "--timeout", "300", "--seed", str(SEED))
-    assert done.returncode == 0, done.stderr[-4000:]
-    with (tmp_path / "report" / "grades.csv").open(newline="") as stream:
-        rows = {row["lesson"]: row for row in csv.DictReader(stream)}
-    assert rows["L8"]["isolated"] == str(load_manifest().task("L8.A").points), rows["L8"]
+def test_a_kernel_is_graded_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No submission brings a GPU along, and no machine that grades needs one. The first kernel is proof enough."""
+    lesson, task = load_manifest().lesson("L8"), load_manifest().task("L8.A")
+    checks = [check for check in checks_of([lesson]) if check.task_id == task.id]
+    monkeypatch.setattr("smoke.grade.worker.checks_of", lambda lessons: checks)
+    file = task.functions[0].file
+    with Worker(try_isolation().confinement(31, 2 << 30, 300)) as worker:
+        proof = worker.run_reference(lesson, SEED)
+        mode = worker.run(Submission("kernels", {file: (ENGINE / file).read_text()}), [lesson], SEED)
+    assert [result.status for result in proof.results] == ["pass"] * len(checks), proof.results
+    assert [result.status for result in mode.results] == ["pass"] * len(checks), mode.results
 
 
 def test_a_rerun_runs_nothing_again(graded: Graded) -> None:

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import typer
@@ -24,7 +23,6 @@ from smoke.commands import COMMANDS, mutants
 from smoke.commands.plain import plain_arguments
 from smoke.commands.progress import load_hints
 from smoke.commands.run import repeat, run_command
-from smoke.course.example import fences
 from smoke.course.work import Work
 from smoke.framework.catalogue import catalogue, listed
 from smoke.framework.check import Result
@@ -121,19 +119,6 @@ def test_a_lesson_from_start_to_diff(smoke, tmp_path):
     assert smoke("reset", "L2", "--yes")[0] == 0
     assert "NotImplementedError" in (work / "attention/pool.py").read_text()
     assert "index_copy_" in (work / "attention/pool.py.bak").read_text()
-
-
-@pytest.mark.slow
-def test_a_failure_is_explained(smoke, tmp_path):
-    smoke("start", "L2")
-    work = tmp_path / "work"
-    solve(work, *load_manifest().lesson("L2").files)
-    file = work / "attention/pool.py"
-    file.write_text(file.read_text().replace("self.values[layer].index_select", "self.keys[layer].index_select"))
-    code, words = smoke("run", "L2", "-k", "L2.B")
-    assert code == 1
-    for part in ("L2.B.memory", "expected", "got", "P2-B2", "smoke hint L2.B", "lessons/L2_attention/B_the_kv_pool.md"):
-        assert part in words
 
 
 @pytest.mark.slow
@@ -328,12 +313,6 @@ def test_an_example_needs_modules_and_a_task_that_exists(smoke):
     assert "there is no task 'L2.Z'" in words
 
 
-def test_blocks_of_a_page_have_their_kind_and_line():
-    page = "# L2.B\n```python\nb = a\nc\n```\nwords\n```output\nno\n```\n"
-    blocks = [(fence.info, fence.line, fence.text) for fence in fences(page)]
-    assert blocks == [("python", 2, "b = a\nc\n"), ("output", 7, "no\n")]
-
-
 def typed(folder, *words):
     """Run a program of these words in ``folder``, as a student's shell does."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -401,16 +380,6 @@ def test_the_overview_lists_what_the_modules_register():
 )
 def test_plain_arguments_are_read_and_all_others_left_to_typer(words, arguments):
     assert plain_arguments(run_command, words.split()) == arguments
-
-
-def test_a_command_without_its_argument_is_left_to_typer():
-    def command(
-        lesson: Annotated[str, typer.Argument()], engine: Annotated[Path, typer.Option("--engine")] = Path()
-    ) -> None:
-        pass
-
-    assert plain_arguments(command, ["--engine", "x"]) is None
-    assert plain_arguments(command, ["L1"]) == {"lesson": "L1"}
 
 
 def test_next_goes_through_a_lesson(smoke, tmp_path):

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from types import ModuleType
 
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from mini_engine.viz.figure import Figure, style
@@ -49,17 +50,44 @@ def figure_functions(*modules: ModuleType) -> set[str]:
     return {name for name, value in parts if getattr(value, "__annotations__", {}).get("return") is Figure}
 
 
-def check_titles_and_legends(figure: Figure) -> None:
+def check_figures(figures: dict[str, Figure], *modules: ModuleType) -> None:
+    """Assert that ``figures`` are all that ``modules`` draw, and what holds of every figure.
+
+    Texts are large enough, inside, and apart; no two series differ by colour alone.
+    """
+    assert figure_functions(*modules) == set(figures)
+    for name, figure in figures.items():
+        for text in checked_texts(figure, more=titles_of(figure)):
+            assert "mathdefault" not in text.get_text(), f"{name}: set a LogFormatter, the style draws no formulas"
+        check_titles_and_legends(name, figure)
+        for axes in figure.figure.axes:
+            check_series(name, axes)
+
+
+def check_titles_and_legends(name: str, figure: Figure) -> None:
     """Assert that no title touches its neighbour and that legends lie inside the picture."""
     canvas = figure.figure
-    with style():
-        canvas.draw_without_rendering()
     boxes = [axes._left_title.get_window_extent() for axes in canvas.axes if axes._left_title.get_text()]
     for left, right in pairwise(boxes):
-        assert left.x1 + 4 < right.x0 or left.y0 > right.y1 or left.x0 >= right.x0
+        assert left.x1 + 4 < right.x0 or left.y0 > right.y1 or left.x0 >= right.x0, name
     for legend in canvas.legends:
-        assert legend.get_window_extent().x0 >= 0
-        assert legend.get_window_extent().x1 <= canvas.get_figwidth() * canvas.dpi
+        assert legend.get_window_extent().x0 >= 0, name
+        assert legend.get_window_extent().x1 <= canvas.get_figwidth() * canvas.dpi, name
+
+
+def check_series(name: str, axes) -> None:
+    """Assert that lines differ in marker or dashes, and that bars of one hatch differ in grey."""
+    lines = [line for line in axes.lines if not line.get_label().startswith("_")]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == len(lines), name
+    bars = [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_fill()]
+    looks = sorted({(patch.get_hatch() or "", gray(patch.get_facecolor())) for patch in bars})
+    for (hatch, one), (other_hatch, other) in pairwise(looks):
+        assert hatch != other_hatch or other - one > 0.08, (name, looks)
+
+
+def gray(color) -> float:
+    red, green, blue = color[:3]
+    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def titles_of(figure: Figure) -> list[Text]:

@@ -1,4 +1,4 @@
-"""Many coroutines over one engine: each gets the answer that it would have got alone."""
+"""Requests of many coroutines: what is refused, aborted and reported, and an event loop that stays free."""
 
 import asyncio
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mini_engine import llm
-from mini_engine.async_engine import AsyncEngine, EngineDeadError, QueueFullError, RequestRefusedError
+from mini_engine.async_engine import AsyncEngine, RequestRefusedError
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
 from mini_engine.llm import load_driver
@@ -26,55 +26,8 @@ def make_engine(tokenizer, config=CONFIG):
     return llm.make_engine(load_driver(None, config), tokenizer.backend_tokenizer)
 
 
-def params_of(index):
-    return SamplingParams(temperature=0.8 * (index % 2), seed=index, max_new_tokens=12 + index)
-
-
 async def collect(engine, ids, params):
     return "".join([delta.text async for delta in engine.stream(ids, params)])
-
-
-def test_streams_side_by_side_give_the_lonely_answers(tokenizer):
-    prompts = [tokenizer.encode(text) for text in TEXTS]
-    alone = make_engine(tokenizer, EngineConfig(batch_invariant=True))
-    expected = [alone.generate([ids], params_of(i))[0][0].text for i, ids in enumerate(prompts)]
-
-    async def serve():
-        engine = AsyncEngine(make_engine(tokenizer))
-        texts = await asyncio.gather(*(collect(engine, ids, params_of(i)) for i, ids in enumerate(prompts)))
-        later = await collect(engine, prompts[0], params_of(0))  # after a pause without work
-        allocator = engine.engine.scheduler.allocator
-        await engine.close()
-        return texts, later, allocator.num_free == allocator.num_pages, engine.engine.entries
-
-    texts, later, all_free, entries = asyncio.run(serve())
-    assert list(texts) == expected
-    assert later == expected[0]
-    assert all_free
-    assert not entries
-
-
-def test_a_cancelled_stream_is_aborted_and_the_others_go_on(tokenizer):
-    prompts = [tokenizer.encode(text) for text in TEXTS[:2]]
-    long = SamplingParams(max_new_tokens=400, ignore_eos=True)
-
-    async def serve():
-        engine = AsyncEngine(make_engine(tokenizer))
-        lost = asyncio.create_task(collect(engine, prompts[0], long))
-        kept = asyncio.create_task(collect(engine, prompts[1], params_of(0)))
-        await asyncio.sleep(0.2)
-        lost.cancel()
-        text = await kept
-        with pytest.raises(asyncio.CancelledError):
-            await lost
-        await asyncio.sleep(0.05)
-        running = engine.engine.scheduler.has_work
-        await engine.close()
-        return text, running
-
-    text, running = asyncio.run(serve())
-    assert text
-    assert not running
 
 
 def run(work, **options):
@@ -108,57 +61,6 @@ def test_a_refusal_names_the_parameter_and_leaves_nothing_behind(ids, params, me
 
     config = replace(CONFIG, grammar_backend="auto")
     assert run(work, config=config) == (param, {}, {}, {})
-
-
-def test_a_failing_step_ends_its_requests_and_the_next_one_is_served(tokenizer):
-    ids = tokenizer.encode(TEXTS[0])
-
-    async def work(engine):
-        sampler, expected = engine.engine.driver.sampler, await (await engine.submit(ids, params_of(0))).result()
-
-        def fail(*_):
-            engine.engine.driver.sampler = sampler
-            raise RuntimeError("the machine is on fire")
-
-        engine.engine.driver.sampler = fail
-        failed = await (await engine.submit(ids, params_of(0))).result()
-        later = await (await engine.submit(ids, params_of(0))).result()
-        engine.engine.scheduler.check_pages()
-        return expected.text, failed, later.text
-
-    expected, failed, later = run(work)
-    assert failed.finish_reason == "error"
-    assert "the machine is on fire" in failed.error
-    assert later == expected
-
-
-def test_an_engine_that_cannot_step_is_dead(tokenizer):
-    ids = tokenizer.encode(TEXTS[0])
-
-    async def work(engine):
-        engine.engine.schedule = fail
-        with pytest.raises(EngineDeadError, match="no schedule"):
-            await (await engine.submit(ids, params_of(0))).result()
-        with pytest.raises(EngineDeadError, match="no schedule"):
-            await engine.submit(ids, params_of(0))
-
-    def fail():
-        raise RuntimeError("no schedule")
-
-    run(work)
-
-
-def test_no_more_answers_wait_than_may(tokenizer):
-    ids, two = tokenizer.encode(TEXTS[0]), SamplingParams(temperature=1.0, n=2, max_new_tokens=3)
-
-    async def work(engine):
-        handles = [await engine.submit(ids, two) for _ in range(3)]
-        with pytest.raises(QueueFullError, match="6 answers run or wait"):
-            await engine.submit(ids, two)
-        answers = [await handle.results() for handle in handles]
-        return [len(own) for own in answers], len(await (await engine.submit(ids, two)).results())
-
-    assert run(work, max_waiting=2) == ([2, 2, 2], 2)  # four run
 
 
 def test_an_aborted_request_keeps_what_it_has(tokenizer):

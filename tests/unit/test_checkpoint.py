@@ -88,31 +88,22 @@ def test_the_config_of_transformers_4_is_read_too(folder: Path) -> None:
     assert load_config(folder).rope_theta == theta == 5e5
 
 
-def test_a_missing_tensor_is_named(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, folder / WEIGHTS)
-    with pytest.raises(ValueError, match=r"lacks 1 tensors.*model\.layers\.1\.mlp\.up_proj\.weight"):
-        load(folder)
+WRONG_TENSORS: list[tuple[dict[str, torch.Tensor | None], str]] = [
+    ({"model.layers.1.mlp.up_proj.weight": None}, r"lacks 1 tensors.*model\.layers\.1\.mlp\.up_proj\.weight"),
+    (
+        {"model.layers.0.self_attn.q_proj.bias": torch.ones(3)},
+        r"model\.safetensors holds an unknown tensor .*q_proj\.bias",
+    ),
+    ({"model.norm.weight": torch.ones(47)}, r"model\.norm\.weight has shape \(47,\).*\(48,\)"),
+    ({"model.norm.weight": torch.ones(48, dtype=torch.int8)}, r"model\.norm\.weight is torch\.int8"),
+]
 
 
-def test_an_unknown_tensor_is_named(folder: Path) -> None:
-    save_file(load_file(folder / WEIGHTS) | {"model.layers.0.self_attn.q_proj.bias": torch.ones(3)}, folder / WEIGHTS)
-    with pytest.raises(ValueError, match=r"model\.safetensors holds an unknown tensor .*q_proj\.bias"):
-        load(folder)
-
-
-def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
-    save_file(load_file(folder / WEIGHTS) | {"model.norm.weight": torch.ones(47)}, folder / WEIGHTS)
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \(47,\).*\(48,\)"):
-        load(folder)
-
-
-def test_quantised_weights_are_refused(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    tensors["model.norm.weight"] = torch.ones(48, dtype=torch.int8)
-    save_file(tensors, folder / WEIGHTS)
-    with pytest.raises(ValueError, match=r"model\.norm\.weight is torch\.int8"):
+@pytest.mark.parametrize(("changes", "message"), WRONG_TENSORS, ids=["missing", "unknown", "shape", "quantised"])
+def test_a_wrong_tensor_is_named(folder: Path, changes: dict[str, torch.Tensor | None], message: str) -> None:
+    tensors = load_file(folder / WEIGHTS) | changes
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=message):
         load(folder)
 
 

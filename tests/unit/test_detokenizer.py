@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.decoders import DecodeStream
 
 from mini_engine.checkpoint import TINY_MODEL
-from mini_engine.detokenizer import Detokenizer, StopStrings
+from mini_engine.detokenizer import Detokenizer
 
 TOKENIZER = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
 SIZE = TOKENIZER.get_vocab_size()
@@ -105,44 +105,6 @@ def test_the_pieces_join_to_a_decode_of_the_whole(dice: random.Random) -> None:
     assert "".join(pieces) == TOKENIZER.decode(ids, skip_special_tokens=True) == text.text
 
 
-@repeat
-@given(worlds)
-def test_a_character_is_shown_whole_and_as_soon_as_it_is(dice: random.Random) -> None:
-    """After every token: what was shown is a start of the final text, and nothing complete is kept back."""
-    words = "".join(dice.choice(TEXTS[:5]) for _ in range(3))
-    ids = respell(words, dice)
-    text, shown = Detokenizer(TOKENIZER), ""
-    for index, token in enumerate(ids):
-        shown += text.add(token)
-        assert words.startswith(shown)
-        assert shown == TOKENIZER.decode(ids[: index + 1]).rstrip("\ufffd")
-    assert shown + text.flush() == words
-
-
-def test_an_emoji_comes_out_with_its_last_byte() -> None:
-    assert feed(spell("a👍b"))[0] == ["a", "", "", "", "👍", "b", ""]
-
-
-@pytest.mark.parametrize("missing", [1, 2, 3])
-def test_an_unfinished_character_becomes_a_replacement_at_the_end_and_not_before(missing: int) -> None:
-    ids = spell("a" + "👍")[:-missing]
-    pieces, _ = feed(ids)
-    assert pieces[0] == "a"
-    assert pieces[1:-1] == [""] * (len(ids) - 1)
-    assert pieces[-1] == TOKENIZER.decode(ids)[1:] != ""
-    assert set(pieces[-1]) == {"\ufffd"}
-
-
-def test_a_stray_byte_does_not_hold_back_what_follows_for_ever() -> None:
-    pieces, _ = feed([*spell(b"\xff"), *spell("abc")])
-    assert "".join(pieces[:-1]) == "\ufffdabc"
-
-
-def test_special_tokens_are_not_shown() -> None:
-    eos = TOKENIZER.token_to_id("<|im_end|>")
-    assert "".join(feed([*spell("a"), eos, *spell("b")])[0]) == "ab"
-
-
 # ---- stop strings ----
 
 
@@ -169,96 +131,9 @@ def test_stop_strings_cut_the_text_where_a_search_of_the_whole_does_however_it_i
         assert ("".join(pieces), text.matched) == expected
 
 
-@repeat
-@given(worlds)
-def test_a_stream_never_shows_a_part_of_a_stop_string_and_keeps_back_nothing_else(dice: random.Random) -> None:
-    """What is shown is always a start of the final text, and all of it that cannot be the start of a stop string."""
-    words = "".join(dice.choice(["ab", "aab", "abab", "b", "c", "é"]) for _ in range(dice.randint(1, 12)))
-    stops = random_stops(dice, words)
-    final, _ = first_stop(words, stops)
-    text, shown, whole = Detokenizer(TOKENIZER, stops), "", ""
-    for token, letter in zip(spell_letters(words), words, strict=True):
-        shown += "".join(text.add(t) for t in token)
-        whole += letter
-        assert final.startswith(shown)
-        if text.matched is not None:
-            assert shown == final
-            break
-        kept = whole[len(shown) :]
-        assert kept == max((s[:n] for s in stops for n in range(len(s)) if whole.endswith(s[:n])), key=len)
-    assert shown + text.flush() == final
-
-
-def spell_letters(words: str) -> list[list[int]]:
-    return [spell(letter) for letter in words]
-
-
-CASES = {
-    # name: (tokens, stops, text, matched)
-    "across tokens": (["He", "llo", " wor", "ld"], ["lo w"], "Hel", "lo w"),
-    "inside one token": ([" upon"], ["po"], " u", "po"),
-    "at the very end": (["ab"], ["b"], "a", "b"),
-    "the whole text": (["ab"], ["ab"], "", "ab"),
-    "a start of it alone": (["xab"], ["abc"], "xab", None),
-    "nearly, then truly": (["aab", "aac"], ["aac"], "aab", "aac"),
-    "one is a start of the other": (["abc"], ["abc", "ab"], "", "ab"),  # "ab" is there first
-    "one is an end of the other": (["xabc"], ["bc", "abc"], "x", "abc"),  # both end together: the longer
-    "overlapping": (["abcd"], ["bcd", "abc"], "", "abc"),
-    "inside another": (["abcd"], ["abcd", "bc"], "a", "bc"),
-    "inside another, in one token": ([" upon"], [" upon", "po"], " u", "po"),
-    "twice": (["a.b."], ["."], "a", "."),
-    "a line break": (["a\n", "\nb"], ["\n\n"], "a", "\n\n"),
-    "half of an emoji's neighbours": (["👍👎"], ["👎"], "👍", "👎"),
-}
-
-
-@pytest.mark.parametrize("name", list(CASES))
-@pytest.mark.parametrize("bytewise", [False, True])
-def test_stop_strings_by_hand(name: str, bytewise: bool) -> None:
-    parts, stops, expected, matched = CASES[name]
-    write = spell if bytewise else lambda part: TOKENIZER.encode(part, add_special_tokens=False).ids
-    for order in (stops, stops[::-1]):
-        pieces, text = feed([token for part in parts for token in write(part)], order)
-        assert ("".join(pieces), text.text, text.matched) == (expected, expected, matched)
-
-
-def test_the_first_tokens_of_a_least_length_cannot_hold_a_stop_string() -> None:
-    """The search begins behind the text of the first ``min_new_tokens`` tokens, as in vLLM."""
-    ids = spell("a.b.c.")
-    for least, expected in ((0, "a"), (1, "a"), (2, "a.b"), (3, "a.b"), (4, "a.b.c"), (6, "a.b.c.")):
-        pieces, text = feed(ids, ["."], least)
-        assert ("".join(pieces), text.matched) == (expected, None if least == 6 else ".")
-    assert feed(spell("xabab"), ["ab"], min_new_tokens=2)[1].text == "xab"  # the first "ab" begins too early
-
-
-def test_nothing_is_held_back_while_no_stop_string_can_count() -> None:
-    pieces, _ = feed(spell("ab"), ["abc"], min_new_tokens=2)
-    assert pieces == ["a", "b", ""]
-
-
-def test_what_was_held_back_comes_out_when_it_turns_out_to_be_something_else() -> None:
-    assert feed(spell("xabd"), ["abc"])[0] == ["x", "", "", "abd", ""]
-    assert feed(spell("xab"), ["abc"])[0] == ["x", "", "", "ab"]
-
-
-def test_held_back_is_the_longest_end_that_begins_a_stop_string() -> None:
-    stops = StopStrings(["aab", "abc"])
-    held = {"": 0, "x": 0, "a": 1, "xa": 1, "xaa": 2, "xaaa": 2, "xab": 2, "aab": 2, "b": 0}
-    assert {text: stops.held_back(text, 0) for text in held} == held
-    assert stops.held_back("xaa", 2) == 1
-
-
 def test_ids_beyond_the_tokenizer_have_no_text() -> None:
     """A model's table of embeddings is often longer than its tokenizer's vocabulary."""
     assert "".join(feed([*spell("a"), SIZE + 5, *spell("b")])[0]) == "ab"
-
-
-def test_a_stop_string_inside_a_character_that_the_least_tokens_have_begun_does_not_count() -> None:
-    """The first byte of the first é is the last of the least tokens, so the letter is theirs; the second é counts."""
-    ids = spell("aébéc")
-    for least, expected in ((1, "a"), (2, "aéb"), (3, "aéb"), (5, "aébéc")):
-        pieces, text = feed(ids, ["é"], least)
-        assert "".join(pieces) == text.text == expected, least
 
 
 @cache

@@ -1,7 +1,6 @@
 """The backend ``fsm`` from a regular expression to a mask, each step against something that is not ours.
 
-Oracles: ``re.fullmatch`` and ``re.search``, Unicode's own encoder, the table of distinguishable states, trying every
-token on a copy, replaying a path from its beginning.
+Oracles: ``re.fullmatch`` and ``re.search``, and a walk token by token. Lesson 7 checks what students write of it.
 """
 
 import random
@@ -13,30 +12,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import mini_engine.tiny
 from mini_engine.grammar import fsm
-from mini_engine.grammar.automaton import DEAD, compile_node, minimise
-from mini_engine.grammar.base import GrammarError, GrammarOptions, TokenRefusedError, TooManyStatesError
+from mini_engine.grammar.automaton import DEAD, compile_node
+from mini_engine.grammar.base import GrammarError, GrammarOptions, TooManyStatesError
 from mini_engine.grammar.fsm import FsmBackend
 from mini_engine.grammar.masks import (
-    allocate_bitmask,
-    apply_banned,
     apply_bitmask,
     apply_bitmask_on_cpu,
-    banned_of,
-    bitmask_of,
     pack_allowed,
     unpack_allowed,
 )
 from mini_engine.grammar.regex import parse_pattern, parse_regex
-from mini_engine.grammar.syntax import complement, merge_ranges, to_regex
+from mini_engine.grammar.syntax import to_regex
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.grammar.trie import TokenTrie
-from mini_engine.grammar.utf8 import byte_sequences
 
 TOKENIZER = Tokenizer.from_file(str(Path(mini_engine.tiny.__file__).parent / "model" / "tokenizer.json"))
 STOP, OTHER_STOP, V = 1021, 1019, 1030  # <|im_end|>, <|endoftext|>; a head that is padded from 1024 to 1030 columns
@@ -315,102 +309,6 @@ def test_the_largest_number_of_states_is_allowed():
 
 # --- bytes and automata ----------------------------------------------------------------------------------------------
 
-EDGES = [0, 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x3FFFF, 0x40000, 0x10FFFF]
-CODES = (
-    st.sampled_from(EDGES)
-    | st.integers(0, 0x10FFFF)
-    | st.builds(lambda edge, by: min(max(edge + by, 0), 0x10FFFF), st.sampled_from(EDGES), st.integers(-70, 70))
-)
-RANGES = st.lists(st.tuples(CODES, CODES).map(sorted).map(tuple), min_size=1, max_size=3).map(merge_ranges)
-
-
-def matches_some(sequences, data):
-    return sum(
-        len(data) == len(sequence)
-        and all(low <= byte <= high for byte, (low, high) in zip(data, sequence, strict=True))
-        for sequence in sequences
-    )
-
-
-@quick
-@given(RANGES, st.lists(CODES, max_size=30))
-def test_byte_ranges_spell_exactly_the_characters(ranges, codes):
-    sequences = list(byte_sequences(ranges))
-    near = {end + by for pair in ranges for end in pair for by in (-1, 0, 1)}
-    for code in {*codes, *near}:
-        if 0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF:
-            inside = any(first <= code <= last for first, last in ranges)
-            assert matches_some(sequences, chr(code).encode()) == inside, "once, and no other"
-    # As many byte strings as characters, so none that is no UTF-8 is among them.
-    spelled = sum(int(np.prod([high - low + 1 for low, high in sequence])) for sequence in sequences)
-    assert spelled == sum(last - first + 1 for first, last in ranges)
-
-
-def test_all_of_unicode_in_nine_sequences():
-    sequences = list(byte_sequences(complement(())))
-    assert sum(int(np.prod([high - low + 1 for low, high in s])) for s in sequences) == 0x110000 - 2048
-    assert matches_some(sequences, b"\xed\xa0\x80") == 0, "a surrogate"
-    assert matches_some(sequences, b"\xc0\x80") == 0, "an overlong NUL"
-    assert matches_some(sequences, b"\xf4\x90\x80\x80") == 0, "beyond the last character"
-
-
-@given(RANGES)
-@quick
-def test_complement_is_what_is_left(ranges):
-    size = sum(last - first + 1 for first, last in [*ranges, *complement(ranges)])
-    assert size == 0x110000 - 2048
-    assert complement(complement(ranges)) == ranges
-
-
-def told_apart(transitions, accepting):
-    """The table of Myhill and Nerode: which states some text tells apart; the dead one is the last."""
-    table = np.vstack([transitions, np.full((1, transitions.shape[1]), -1)]) % (len(accepting) + 1)
-    ends = np.append(accepting, False)
-    apart = ends[:, None] != ends
-    while True:
-        more = apart.copy()
-        for column in table.T:
-            more |= apart[column[:, None], column]
-        if (more == apart).all():
-            return apart
-        apart = more
-
-
-@quick
-@given(INNER)
-def test_the_automaton_is_the_smallest(pattern):
-    dfa = automaton(parse_regex(pattern))
-    assume(dfa is not None and dfa.num_states <= 60)
-    apart = told_apart(dfa.transitions, dfa.accepting)
-    assert (apart | np.eye(len(apart), dtype=bool)).all(), "two states, or one and the dead one, mean the same"
-    reached, todo = {0}, [0]
-    while todo:
-        for after in set(dfa.transitions[todo.pop()].tolist()) - {DEAD} - reached:
-            reached.add(after)
-            todo.append(after)
-    assert reached == set(range(dfa.num_states))
-
-
-@quick
-@given(st.integers(1, 14), st.integers(1, 3), st.integers(0, 10**6))
-def test_minimise_leaves_one_state_per_class_of_texts(num_states, columns, seed):
-    draw = np.random.default_rng(seed)
-    table = draw.integers(-1, num_states, (num_states, columns)).astype(np.int32)
-    accepting = draw.random(num_states) < draw.random()
-    useful = np.append(accepting, False)
-    for _ in range(num_states):
-        useful[:-1] |= useful[table].any(axis=1)
-    accepting |= ~useful[:-1]  # from every state an accepting one is reached
-    small, ends = minimise(table, accepting)
-    apart = told_apart(table, accepting)[:-1, :-1]
-    assert len(ends) == len(small) == len({tuple(row) for row in apart})
-    for _ in range(60):  # the same language from the start on
-        old = new = 0
-        for column in draw.integers(0, columns, draw.integers(0, 12)):
-            old, new = (DEAD if s == DEAD else int(t[s, column]) for s, t in ((old, table), (new, small)))
-        assert (old == DEAD) == (new == DEAD)
-        assert old == DEAD or accepting[old] == ends[new]
-
 
 def test_a_long_chain_is_minimised_in_linear_time():
     """A round over all states for each of 15,000 took minutes."""
@@ -425,17 +323,12 @@ WALKED = [
     r"[0-9]+(\.[0-9]+)?",
     "foo(bar)?",
     r"[\s\S]*",
-    r'"[^"\\]{0,20}"',
     "[a-zé-ÿ一-龥😀-🙏]{2,6}",
-    "(the|they|there) [A-Z][a-z]*!?",
     r"\w+@\w+\.(com|org)",
     "(?i)once upon",
-    r"[^\x00-\x7f]{1,3}",
     "",
     "霍格沃茨|霍比特人",
-    r"( ?\d{1,3})+",
     "(a|b)*a(a|b){3}",
-    r"Once upon a time,? .*\.",
 ]
 
 
@@ -447,42 +340,6 @@ def allowed_tokens(grammar):
     assert (mask[[0, 2]] == -1).all()
     assert not unpack_allowed(mask[1], 33 * 32)[V:].any()
     return set(unpack_allowed(mask[1], V).nonzero()[:, 0].tolist())
-
-
-def accepted_tokens(grammar):
-    """Every token, tried on a fork."""
-    accepted = set()
-    for token in range(-1, V + 2):
-        fork = grammar.copy()
-        try:
-            fork.accept_token(token)
-        except TokenRefusedError:
-            assert fork.states == grammar.states
-        else:
-            accepted.add(token)
-    return accepted
-
-
-def walk(pattern, seed, steps, backend=BACKEND):
-    """Yield the grammar before every token of a random path, and at its end."""
-    grammar, draw = backend.compile(("regex", pattern)), random.Random(seed)
-    for _ in range(steps):
-        yield grammar
-        possible = sorted(allowed_tokens(grammar) - {STOP, OTHER_STOP})
-        token = draw.choice(possible) if possible else STOP
-        grammar.accept_token(token)
-        if token == STOP:
-            break
-    yield grammar
-
-
-@pytest.mark.parametrize("pattern", WALKED)
-def test_the_mask_is_what_a_fork_accepts(pattern):
-    for grammar in walk(pattern, 1, 8):
-        allowed = allowed_tokens(grammar)
-        assert allowed == accepted_tokens(grammar)
-        assert ({STOP, OTHER_STOP} <= allowed) == (grammar.is_complete() and not grammar.is_terminated())
-        assert bool(allowed) != grammar.is_terminated()
 
 
 @pytest.mark.parametrize("pattern", WALKED)
@@ -501,79 +358,6 @@ def test_a_path_spells_a_text_of_the_language(pattern):
                 break
         if grammar.is_terminated():
             assert re.fullmatch(pattern, spelled.decode(), re.ASCII), (pattern, spelled)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pattern", WALKED[:8])
-def test_rollback_is_the_same_as_a_shorter_path(pattern):
-    draw = random.Random(7)
-    for _ in range(6):
-        grammar, tokens = BACKEND.compile(("regex", pattern)), []
-        for _ in range(40):
-            allowed = sorted(allowed_tokens(grammar))
-            if tokens and (not allowed or draw.random() < 0.3):
-                count = draw.randint(0, len(tokens))  # also across the stop token
-                grammar.rollback(count)
-                del tokens[len(tokens) - count :]
-            elif allowed:
-                stops = [token for token in allowed if token in TABLE.stop_ids]
-                tokens.append(draw.choice(stops if stops and draw.random() < 0.4 else allowed))
-                grammar.accept_token(tokens[-1])
-            replay = BACKEND.compile(("regex", pattern))
-            for token in tokens:
-                replay.accept_token(token)
-            assert grammar.states == replay.states
-            assert allowed_tokens(grammar) == allowed_tokens(replay)
-            assert (grammar.is_terminated(), grammar.is_complete()) == (replay.is_terminated(), replay.is_complete())
-            assert grammar.try_jump_forward() == replay.try_jump_forward()
-        for wrong in (-1, len(tokens) + 1):
-            with pytest.raises(ValueError, match=f"rollback of {wrong} tokens; {len(tokens)} were accepted"):
-                grammar.rollback(wrong)
-
-
-def test_a_fork_goes_its_own_way():
-    grammar = BACKEND.compile(("regex", "[ab]{3}"))
-    a, b = (TABLE.token_bytes.index(text) for text in (b"a", b"b"))
-    grammar.accept_token(a)
-    fork = grammar.copy()
-    fork.accept_token(b)
-    fork.rollback(2)
-    assert (len(grammar.states), len(fork.states)) == (2, 1)
-    assert fork.compiled is grammar.compiled
-
-
-@pytest.mark.parametrize("pattern", WALKED)
-def test_forced_bytes_are_the_only_ones_and_as_many_as_there_are(pattern):
-    for grammar in walk(pattern, 2, 6):
-        if grammar.is_terminated():
-            assert grammar.try_jump_forward() == b""
-            continue
-        dfa, state, forced = grammar.compiled.dfa, grammar.states[-1], grammar.try_jump_forward()
-        for byte in forced:
-            assert not dfa.accepting[state]
-            assert np.flatnonzero(dfa.transitions[state] != DEAD).tolist() == [byte]
-            state = int(dfa.transitions[state, byte])
-        assert dfa.accepting[state] or (dfa.transitions[state] != DEAD).sum() > 1
-
-
-def test_kept_masks_are_dropped_at_a_limit_and_stay_right(monkeypatch):
-    expected = [allowed_tokens(grammar) for grammar in walk("[a-z]{1,30}", 5, 25)]
-    monkeypatch.setattr(fsm, "KEPT_BYTES", 3 * 4 * 33)  # three rows of 33 words
-    backend, seen = FsmBackend(TABLE), []
-    for grammar in walk("[a-z]{1,30}", 5, 25, backend):
-        seen.append(allowed_tokens(grammar))
-        assert len(grammar.compiled.masks) <= 3
-    assert seen == expected
-    assert len(seen) > 6
-
-
-def test_a_mask_of_the_batch_is_no_window_into_the_kept_one():
-    grammar = BACKEND.compile(("regex", "[ab]{3}"))
-    before = allowed_tokens(grammar)
-    mask = grammar.allocate_vocab_mask(V, 1)
-    grammar.fill_vocab_mask(mask, 0)
-    mask.zero_()
-    assert allowed_tokens(grammar) == before
 
 
 def test_one_compiled_grammar_serves_eight_threads(monkeypatch):
@@ -631,32 +415,11 @@ def test_the_walk_of_the_trie_is_a_walk_per_token(tokens, seed, num_states):
         assert merged.allowed(table, state).tolist() == expected
 
 
-SIZES = st.sampled_from([1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 200]) | st.integers(1, 200)
-
-
-@quick
-@given(
-    SIZES.flatmap(lambda size: st.lists(st.lists(st.booleans(), min_size=size, max_size=size), min_size=1, max_size=3))
-)
-def test_masks_have_two_forms(rows):
-    allowed = torch.tensor(rows)
-    count, size = allowed.shape
-    packed = pack_allowed(allowed)
-    assert packed.dtype == torch.int32
-    assert packed.shape == (count, (size + 31) // 32)
-    # Bit t % 32 of word t // 32, read off with Python's own integers, and none beyond the last token.
-    numbers = [sum((word & 0xFFFFFFFF) << 32 * place for place, word in enumerate(row)) for row in packed.tolist()]
-    assert numbers == [sum(1 << token for token, flag in enumerate(row) if flag) for row in rows]
-    assert torch.equal(unpack_allowed(packed, size), allowed)
-    assert torch.equal(bitmask_of(~allowed), packed)
-    assert torch.equal(banned_of(packed, size), ~allowed)
-    assert fsm.pack_words(allowed[0].numpy()).tolist() == packed[0].tolist()
-    assert unpack_allowed(allocate_bitmask(count, size), size).all()
-    logits = torch.randn(count, size)
-    by_bits, by_flags = logits.clone(), logits.clone()
-    apply_bitmask(by_bits, packed)
-    apply_bitmask_on_cpu(fast := logits.clone(), packed)
-    assert fast.equal(by_bits)
-    apply_banned(by_flags, ~allowed)
-    assert torch.equal(by_bits, torch.where(allowed, logits, -torch.inf))
-    assert torch.equal(by_flags, by_bits)
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65, 200])
+def test_the_fast_way_to_write_a_mask_is_the_plain_one(size):
+    allowed, logits = torch.rand(3, size) < 0.5, torch.randn(3, size)
+    plain, fast = logits.clone(), logits.clone()
+    apply_bitmask(plain, pack_allowed(allowed))
+    apply_bitmask_on_cpu(fast, pack_allowed(allowed))
+    assert fast.equal(plain)
+    assert plain.equal(torch.where(allowed, logits, -torch.inf))

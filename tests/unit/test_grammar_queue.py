@@ -23,7 +23,7 @@ from mini_engine.engine import Engine
 from mini_engine.grammar import store as store_module
 from mini_engine.grammar.base import REGISTRY
 from mini_engine.grammar.fsm import FsmBackend, FsmGrammar
-from mini_engine.outputs import Delta, RequestOutput
+from mini_engine.outputs import Delta
 from mini_engine.sampler.params import GrammarKey, GrammarKind, SamplingParams
 from tests.support.engines import assert_like
 from tests.support.grammars import (
@@ -126,69 +126,7 @@ def step_until(engine: Engine, is_done: Callable[[], bool]) -> list[Delta]:
     return deltas
 
 
-def finish(engine: Engine, *names: str) -> list[RequestOutput]:
-    step_until(engine, lambda: all(engine.entries[name].output.finish_reason for name in names))
-    return [engine.take_output(name) for name in names]
-
-
-def settle(engine: Engine) -> None:
-    """Wait until no compile is under way."""
-    step_until(engine, lambda: time.sleep(0.001) is None and not engine.constraints.store.pending)
-
-
 # ---- waiting ----
-
-
-def test_a_slow_compile_holds_nobody_back(gates: Gates) -> None:
-    """Neither free requests nor those whose grammars are there, whoever came first."""
-    engine = make_engine(config=gated())
-    slow = engine.add_request(PROMPT, SLOW)
-    others = [engine.add_request(PROMPT, params) for params in (FREE, BOUND, FREE)]
-    outputs = finish(engine, *others)
-    for output, params in zip(outputs, (FREE, BOUND, FREE), strict=True):
-        assert_like(output, alone("embedded", PROMPT, params, gated()))
-    assert engine.entries[slow].output.token_ids == []
-    assert engine.step().num_compiling == 1
-    assert engine.has_work
-    gates.open()
-    (output,) = finish(engine, slow)
-    assert_like(output, alone("embedded", PROMPT, SLOW, gated()))
-    assert output.grammar_stats is not None
-    assert output.grammar_stats.compile_s > 0
-    check_idle(engine)
-
-
-def test_requests_leave_in_the_order_in_which_their_grammars_come(gates: Gates) -> None:
-    engine = make_engine(config=gated(max_running_requests=1))
-    texts = ["slow[a-z]{10}", "slow[b-z]{10}", "slow[c-z]{10}"]
-    names = [engine.add_request(PROMPT, SamplingParams(max_new_tokens=2, regex=text)) for text in texts]
-    ended = []
-    for index in (2, 0, 1):
-        gates.open(texts[index])
-        step_until(engine, lambda index=index: engine.entries[names[index]].output.finish_reason is not None)
-        ended.append([bool(engine.entries[name].output.finish_reason) for name in names])
-    assert ended == [[False, False, True], [True, False, True], [True, True, True]]
-
-
-def test_identical_compiles_in_flight_are_one_and_states_are_apart(gates: Gates) -> None:
-    engine = make_engine(config=gated())
-    params = [SamplingParams(max_new_tokens=5, temperature=1.0, seed=i, regex=SLOW.regex) for i in range(4)]
-    names = [engine.add_request(PROMPT, own) for own in params[:3]]
-    engine.step()
-    names.append(engine.add_request(PROMPT, params[3]))  # later, and still under way
-    gates.open()
-    outputs = finish(engine, *names)
-    assert gates.compiled == {("regex", SLOW.regex): 1}
-    assert engine.constraints.store.stats.num_shared == 3
-    for output, own in zip(outputs, params, strict=True):
-        assert_like(output, alone("embedded", PROMPT, own, gated()))
-    settle(engine)
-    for _ in range(2):
-        again = answer_of(engine, PROMPT, params[1])  # from the cache, and from the beginning
-        assert again.token_ids == outputs[1].token_ids
-    assert again.grammar_stats is not None
-    assert (again.grammar_stats.is_cache_hit, gates.compiled.total()) == (True, 1)
-    check_idle(engine)
 
 
 def test_samples_of_one_request_share_compile_and_prompt(gates: Gates) -> None:
@@ -205,18 +143,6 @@ def test_samples_of_one_request_share_compile_and_prompt(gates: Gates) -> None:
     check_idle(engine)
 
 
-def test_a_stream_waits_for_its_grammar_and_others_run_along(gates: Gates) -> None:
-    engine = make_engine(config=gated())
-    free = engine.add_request(PROMPT, FREE)
-    timer = threading.Timer(0.1, gates.open, [SLOW.regex])
-    timer.start()
-    deltas = list(engine.stream(PROMPT, SLOW))
-    assert "".join(delta.text for delta in deltas) == alone("embedded", PROMPT, SLOW, gated()).text
-    (output,) = finish(engine, free)
-    assert output.finish_reason == "length"
-    check_idle(engine)
-
-
 def test_closing_a_stream_that_waits_for_its_grammar_aborts_it(gates: Gates) -> None:
     engine = make_engine(config=gated())
     stream = engine.stream(PROMPT, SLOW)
@@ -228,26 +154,6 @@ def test_closing_a_stream_that_waits_for_its_grammar_aborts_it(gates: Gates) -> 
 
 
 # ---- time-outs and failures ----
-
-
-def test_a_time_out_ends_one_request_and_its_late_result_serves_the_next(gates: Gates) -> None:
-    """SGLang keeps the time-out itself in its cache, so that an identical request fails for ever."""
-    engine = make_engine(config=gated(grammar_timeout_s=0.05))
-    slow, free = engine.add_request(PROMPT, SLOW), engine.add_request(PROMPT, FREE)
-    lost, kept = finish(engine, slow, free)
-    assert lost.finish_reason == "error"
-    assert lost.error == "its regex was not compiled within 0.05 s; simplify it, or raise grammar_timeout_s"
-    assert (lost.token_ids, lost.is_grammar_complete) == ([], None)
-    assert kept.finish_reason == "length"
-    assert engine.constraints.queue.num_timeouts == 1
-    second = engine.add_request(PROMPT, SLOW)  # while the first one's compile still runs
-    (output,) = finish(engine, second)
-    assert output.finish_reason == "error"
-    gates.open()
-    settle(engine)
-    assert_like(answer_of(engine, PROMPT, SLOW), alone("embedded", PROMPT, SLOW, gated()))
-    assert gates.compiled.total() == 1
-    check_idle(engine)
 
 
 @pytest.mark.parametrize(
@@ -276,57 +182,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(
     check_idle(engine)
 
 
-def test_a_failure_reaches_all_who_share_the_compile_and_no_later_one(gates: Gates) -> None:
-    engine = make_engine(config=gated())
-    names = [engine.add_request(PROMPT, SamplingParams(regex="slow crash")) for _ in range(2)]
-    gates.open("slow crash")
-    assert [output.finish_reason for output in finish(engine, *names)] == ["error", "error"]
-    assert answer_of(engine, PROMPT, SamplingParams(regex="slow crash")).finish_reason == "error"
-    assert gates.compiled.total() == 2
-
-
 # ---- aborts ----
-
-
-def test_abort_while_a_compile_is_shared_leaves_the_others_their_grammar(gates: Gates) -> None:
-    engine = make_engine(config=gated())
-    first, second = engine.add_request(PROMPT, SLOW), engine.add_request(PROMPT, SLOW)
-    engine.step()
-    engine.abort(first)
-    deltas = engine.step().deltas
-    assert [(delta.request_id, delta.finish_reason) for delta in deltas] == [(first, "abort")]
-    gates.open()
-    aborted, output = finish(engine, first, second)
-    assert (aborted.finish_reason, aborted.token_ids) == ("abort", [])
-    assert_like(output, alone("embedded", PROMPT, SLOW, gated()))
-    assert gates.compiled.total() == 1
-    check_idle(engine)
-
-
-def test_abort_gives_up_a_compile_that_has_not_begun_and_keeps_what_one_under_way_brings(
-    gates: Gates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_module, "NUM_THREADS", 1)
-    engine = make_engine(config=gated())
-    running = engine.add_request(PROMPT, SLOW)
-    queued = engine.add_request(PROMPT, SamplingParams(regex="slow[0-9]{5}"))
-    step_until(engine, lambda: gates.compiled.total() == 1)
-    for name in (running, queued, queued):
-        engine.abort(name)
-    assert [output.finish_reason for output in finish(engine, running, queued)] == ["abort", "abort"]
-    assert not engine.has_work
-    gates.open(SLOW.regex, "slow[0-9]{5}")
-    settle(engine)
-    assert gates.compiled == {("regex", SLOW.regex): 1}
-    assert answer_of(engine, PROMPT, SLOW).grammar_stats.is_cache_hit
-    check_idle(engine)
-    # Not where somebody else waits for the same; and given up once is not given up for ever.
-    gate = engine.add_request(PROMPT, SamplingParams(regex="slow[x-z]{5}"))
-    shared = [engine.add_request(PROMPT, SamplingParams(regex="a[0-9]{5}", max_new_tokens=1)) for _ in range(2)]
-    engine.abort(shared[0])
-    gates.open("slow[x-z]{5}")
-    assert [output.finish_reason for output in finish(engine, *shared, gate)] == ["abort", "length", "stop"]
-    assert answer_of(engine, PROMPT, SamplingParams(regex="slow[0-9]{5}", max_new_tokens=9)).text.startswith("slow")
 
 
 def test_what_is_raised_on_the_way_leaves_no_request_behind(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:

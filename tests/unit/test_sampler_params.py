@@ -48,25 +48,20 @@ def names(message: str, name: str, value: object) -> bool:
     return name in message and (repr(value) in message or str(value) in message)
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: repr(value)[:20])
-@pytest.mark.parametrize("name", REALS)
-def test_a_real_parameter_takes_numbers_only(name: str, value: object) -> None:
-    """10**400 once came back as ``OverflowError``: it is finite and no float."""
-    assert names(refusal(**{name: value}), name, value)
-
-
-@pytest.mark.parametrize("name", REALS)
-def test_no_real_parameter_takes_none(name: str) -> None:
-    assert names(refusal(**{name: None}), name, None)
-
-
 NO_COUNTS = [value for value in NO_NUMBERS if not isinstance(value, int) or isinstance(value, bool)]
+WRONG_KINDS: dict[str, list[object]] = {
+    **{name: [*NO_NUMBERS, None] for name in REALS},
+    **{name: [*NO_COUNTS, 1.0, 0.5, np.int64(3)] for name in COUNTS},
+    **dict.fromkeys(LISTS, NO_LISTS),
+    **dict.fromkeys(MAPPINGS, NO_MAPPINGS),
+}
 
 
-@pytest.mark.parametrize("value", [*NO_COUNTS, 1.0, 0.5, np.int64(3)], ids=lambda value: repr(value)[:20])
-@pytest.mark.parametrize("name", COUNTS)
-def test_a_count_takes_whole_numbers_only(name: str, value: object) -> None:
-    assert names(refusal(**{name: value}), name, value)
+@pytest.mark.parametrize("name", WRONG_KINDS)
+def test_a_value_of_another_kind_is_refused_by_name(name: str) -> None:
+    """10**400 once came back as ``OverflowError``, ``stop_token_ids=0`` passed for an empty list."""
+    for value in WRONG_KINDS[name]:
+        assert names(refusal(**{name: value}), name, value), value
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -75,19 +70,6 @@ def test_a_count_takes_none_only_where_none_means_off(name: str) -> None:
         assert getattr(SamplingParams(**{name: None}), name) is None
     else:
         assert names(refusal(**{name: None}), name, None)
-
-
-@pytest.mark.parametrize("value", NO_LISTS, ids=lambda value: repr(value)[:20])
-@pytest.mark.parametrize("name", LISTS)
-def test_a_list_parameter_takes_lists_only(name: str, value: object) -> None:
-    """``stop_token_ids=0`` once passed for an empty list, and a generator was empty when it was read again."""
-    assert names(refusal(**{name: value}), name, value)
-
-
-@pytest.mark.parametrize("value", NO_MAPPINGS, ids=lambda value: repr(value)[:20])
-@pytest.mark.parametrize("name", MAPPINGS)
-def test_a_mapping_parameter_takes_mappings_only(name: str, value: object) -> None:
-    assert names(refusal(**{name: value}), name, value)
 
 
 # Values that a message shows as they are.
@@ -141,19 +123,19 @@ WRONG_KEYS = [-1, "a", 1.5, True, None, (1,)]
 WRONG_BIASES = [101, math.nan, -math.inf, None, "3", True, [3], 10**400]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "part"),
-    [
-        *((name, value, value) for name, values in OUT_OF_RANGE.items() for value in values),
-        *((name, value, part) for name, pairs in WRONG_ENTRIES.items() for value, part in pairs),
-        *(("logit_bias", {key: 1.0}, key) for key in WRONG_KEYS),
-        *(("logit_bias", {1: bias}, bias) for bias in WRONG_BIASES),
-        ("logit_bias", {"1": 1.0, 1: 2.0}, 1),
-    ],
-    ids=lambda value: repr(value)[:20],
-)
-def test_a_value_out_of_range_is_named(name: str, value: object, part: object) -> None:
-    assert names(refusal(**{name: value}), name, part)
+WRONG_VALUES = [
+    *((name, value, value) for name, values in OUT_OF_RANGE.items() for value in values),
+    *((name, value, part) for name, pairs in WRONG_ENTRIES.items() for value, part in pairs),
+    *(("logit_bias", {key: 1.0}, key) for key in WRONG_KEYS),
+    *(("logit_bias", {1: bias}, bias) for bias in WRONG_BIASES),
+    ("logit_bias", {"1": 1.0, 1: 2.0}, 1),
+]
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _, _ in WRONG_VALUES}))
+def test_a_value_out_of_range_is_named(name: str) -> None:
+    for value, part in ((value, part) for own, value, part in WRONG_VALUES if own == name):
+        assert names(refusal(**{name: value}), name, part), value
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.integers(-(10**400), 10**400) | st.floats()
@@ -194,50 +176,7 @@ def test_names_that_do_not_exist_are_refused() -> None:
         SamplingParams.preset("poetry")
 
 
-@pytest.mark.parametrize(
-    ("given_", "parts"),
-    [
-        ({"min_new_tokens": 9, "max_new_tokens": 8}, ["min_new_tokens is 9", "max_new_tokens 8"]),
-        ({"best_of": 2, "n": 3, "temperature": 1}, ["best_of is 2", "n is 3"]),
-        ({"n": 3}, ["3 samples"]),
-        ({"best_of": 3, "temperature": 9e-7}, ["3 samples"]),
-    ],
-    ids=str,
-)
-def test_parameters_that_contradict_each_other_are_named_together(given_: dict[str, object], parts: list[str]) -> None:
-    assert all(part in refusal(**given_) for part in parts)
-
-
 # One form each
-
-
-@pytest.mark.parametrize(
-    ("name", "spellings"),
-    [
-        ("temperature", [0, 0.0, -0.0, 9.9e-7, 1e-300]),
-        ("top_k", [0, -1, 1 << 30, 10**400]),
-        ("stop", [(), [], None]),
-        ("stop_token_ids", [(), [], None, set()]),
-        ("bad_words", [(), [], None]),
-        ("logit_bias", [None, {}]),
-        ("logits_processors", [None, {}]),
-        ("allowed_token_ids", [None]),
-    ],
-)
-def test_every_spelling_of_off_is_the_default(name: str, spellings: list[object]) -> None:
-    for value in spellings:
-        assert SamplingParams(**{name: value}) == SamplingParams()
-
-
-def test_equal_requests_are_equal() -> None:
-    one = SamplingParams(
-        stop="x", stop_token_ids=[4, 4, 2], allowed_token_ids=[9, 3, 9], logit_bias={"7": 1}, temperature=1
-    )
-    two = SamplingParams(
-        stop=["x", "x"], stop_token_ids=(4, 2), allowed_token_ids=[3, 9], logit_bias={7: 1.0}, temperature=1.0
-    )
-    assert one == two
-    assert SamplingParams(temperature=1e-6).temperature == 1e-6  # the limit itself is not greedy
 
 
 EVERYTHING = {
@@ -281,10 +220,9 @@ def test_presets_are_parameters_and_can_be_changed(name: str) -> None:
     assert (changed.temperature, changed.max_new_tokens) == (0.55, 7)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
-def test_no_field_can_be_set_afterwards(name: str) -> None:
+def test_no_field_can_be_set_afterwards() -> None:
     with pytest.raises(FrozenInstanceError):
-        setattr(SamplingParams(), name, off_value(name))
+        SamplingParams().top_k = 3  # type: ignore[misc]
 
 
 def test_the_callers_lists_are_copied() -> None:

@@ -28,10 +28,8 @@ from mini_engine.sampler.processors.registry import (
     register_processor,
 )
 from mini_engine.sampler.processors.thinking import MODELS
-from mini_engine.sampler.sampler import Sampler
 
 VOCABULARY = Vocabulary(20, frozenset({0}))
-THINK, ANSWER, BREAK = 1, 2, 3
 
 
 @pytest.fixture(autouse=True)
@@ -62,16 +60,6 @@ def process(logits: Tensor, *choices: Mapping[str, Any] | None, **more: Any) -> 
 
 
 # The registry
-
-
-def test_a_registered_class_runs_on_the_rows_that_name_it_and_on_no_other() -> None:
-    register_processor("favourite")(Favourite)
-    logits = torch.randn(3, 20)
-    got = process(logits, {"favourite": {"token": 7}}, None, {"favourite": {"token": 9}})
-    expected = logits.clone()
-    expected[0, 7] += 50.0
-    expected[2, 9] += 50.0
-    assert torch.equal(got, expected)
 
 
 def test_an_unknown_name_is_refused_with_the_names_that_exist() -> None:
@@ -271,56 +259,6 @@ def test_trusted_text_that_holds_no_processor_is_a_value_error(text: str) -> Non
 # The rules, by brute force
 
 
-def allowed_of(logits: Tensor) -> set[int]:
-    return set((logits[0] > -torch.inf).nonzero()[:, 0].tolist())
-
-
-def forced_token(tokens: list[int], prompt_length: int, budget: int) -> int | None:
-    """Oracle: read the whole sequence from behind; the block is open if a start comes before any end."""
-    for place in range(len(tokens) - 1, -1, -1):
-        if tokens[place] == ANSWER:
-            return None
-        if tokens[place] == THINK:
-            if len(tokens) - place - 1 < budget:
-                return None
-            return ANSWER if len(tokens) > prompt_length and tokens[-1] == BREAK else BREAK
-    return None
-
-
-def test_the_thinking_budget_is_what_reading_the_whole_sequence_says() -> None:
-    dice, forced = random.Random(0), 0
-    for _ in range(150):
-        budget = dice.randint(0, 5)
-        prompt = [dice.choice([THINK, ANSWER, BREAK, 5, 6, 7, 8, 9]) for _ in range(dice.randint(1, 4))]
-        arguments = {"budget": budget, "start": THINK, "end": ANSWER, "newline": BREAK}
-        params = SamplingParams(logits_processors={"thinking_budget": arguments})
-        batch = SamplingBatch.from_requests([SamplingRequest(prompt, params)], VOCABULARY)
-        tokens = list(prompt)
-        for _ in range(10):
-            expected = forced_token(tokens, len(prompt), budget)
-            got = allowed_of(batch.process(torch.randn(1, 20)))
-            assert got == (set(range(20)) if expected is None else {expected}), (tokens, budget)
-            forced += expected is not None
-            token = expected if expected is not None else dice.choice([THINK, BREAK, *range(4, 12)])
-            batch.cumulate([token])
-            tokens.append(token)
-    assert forced > 100
-
-
-@pytest.mark.parametrize("budget", [0, 1, 4])
-def test_a_budget_of_b_gives_b_tokens_of_thought_a_break_and_the_end(budget: int) -> None:
-    arguments = {"budget": budget, "start": THINK, "end": ANSWER, "newline": BREAK}
-    request = SamplingRequest([5, THINK], SamplingParams(logits_processors={"thinking_budget": arguments}))
-    batch, sampler = SamplingBatch.from_requests([request], VOCABULARY), Sampler()
-    logits = torch.zeros(1, 20)
-    logits[0, 9] = 5.0  # the model would think of 9 for ever
-    tokens = []
-    for _ in range(budget + 4):
-        tokens += sampler(logits, batch).token_ids
-        batch.cumulate(tokens[-1:])
-    assert tokens == [9] * budget + [BREAK, ANSWER, 9, 9]
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_models_by_name_have_three_different_markers(model: str) -> None:
     markers = MODELS[model]
@@ -328,6 +266,10 @@ def test_models_by_name_have_three_different_markers(model: str) -> None:
     arguments = {"budget": 1, "model": model}
     vocabulary = Vocabulary(max(markers.start, markers.end) + 1)
     check_processors({"thinking_budget": arguments}, vocabulary)
+
+
+def allowed_of(logits: Tensor) -> set[int]:
+    return set((logits[0] > -torch.inf).nonzero()[:, 0].tolist())
 
 
 def banned_ngrams(tokens: list[int], size: int, window: int | None, whitelist: list[int]) -> set[int]:
@@ -358,24 +300,3 @@ def test_no_repeat_ngram_with_window_and_whitelist_is_what_trying_every_token_sa
             batch.cumulate([token])
             tokens.append(token)
     assert count > 300
-
-
-def test_a_banned_token_cannot_be_brought_back_by_a_bias() -> None:
-    logits = torch.zeros(1, 20)
-    got = process(logits, {"disallowed_tokens": {"token_ids": [4]}}, logit_bias={4: 100.0, 6: 100.0}, bad_words=[[6]])
-    assert got[0, 4] == got[0, 6] == -torch.inf
-
-
-def test_the_final_mask_comes_after_every_processor() -> None:
-    """A forced token that a grammar forbids is an error of its row, and the grammar is not overruled."""
-    arguments = {"budget": 0, "start": THINK, "end": ANSWER}
-    params = SamplingParams(logits_processors={"thinking_budget": arguments})
-    batch = SamplingBatch.from_requests([SamplingRequest([THINK], params)] * 2, VOCABULARY)
-
-    def forbid(logits: Tensor) -> None:
-        logits[0, ANSWER] = -torch.inf
-
-    batch.final_mask = forbid
-    output = Sampler()(torch.zeros(2, 20), batch)
-    assert output.token_ids == [-1, ANSWER]
-    assert "after grammar" in output.errors[0]

@@ -6,7 +6,6 @@ went is a batch built from the histories.
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from mini_engine.sampler.filters import (
     apply_temperature,
     apply_top_k,
     apply_top_p,
-    largest,
 )
 from mini_engine.sampler.logprobs import prompt_logprobs, token_logprobs
 from mini_engine.sampler.params import SamplingParams
@@ -113,11 +111,6 @@ def sample(logits: Tensor, requests: list[SamplingRequest], sampler: Sampler | N
     return (sampler or Sampler())(logits, make_batch(requests, logits.shape[1]))
 
 
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Like ``torch.equal``, and NaN, -0.0 and dtypes count too."""
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.int32), b.view(torch.int32))
-
-
 # Rows know nothing of each other
 
 
@@ -136,72 +129,17 @@ def filters_of(dice: random.Random, rows: int, size: int) -> dict[str, tuple]:
     }
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "joint"])
-def test_a_filter_treats_every_row_as_if_it_were_alone(name: str) -> None:
-    @repeat
-    @given(worlds, st.integers(1, 6), st.sampled_from(SIZES))
-    def check(dice: random.Random, rows: int, size: int) -> None:
-        logits = make_logits(dice, rows, size)
-        apply, *parameters = filters_of(dice, rows, size)[name]
-        together = apply(logits, *parameters)
-        for row in range(rows):
-            one = slice(row, row + 1)
-            assert same_bits(together[one], apply(logits[one].clone(), *(p[one] for p in parameters)))
-
-    check()
-
-
 @repeat
-@given(worlds, st.integers(1, 6), st.sampled_from(SIZES))
-def test_both_draws_treat_every_row_as_if_it_were_alone(dice: random.Random, rows: int, size: int) -> None:
-    logits = make_logits(dice, rows, size)
-    uniform = torch.tensor([dice.random() for _ in range(rows)], dtype=torch.float64)
-    seeds = torch.tensor([dice.randint(-(2**63), 2**63 - 1) for _ in range(rows)])
-    positions = torch.tensor([dice.randrange(2**20) for _ in range(rows)])
-    inverted, seeded = draw_uniform(logits, uniform), draw_seeded(logits, seeds, positions)
-    for row in range(rows):
-        one = slice(row, row + 1)
-        assert inverted[row] == draw_uniform(logits[one].clone(), uniform[one])[0]
-        assert seeded[row] == draw_seeded(logits[one].clone(), seeds[one], positions[one])[0]
-        assert logits[row, inverted[row]] > -torch.inf
-        assert logits[row, seeded[row]] > -torch.inf
-
-
-@repeat
-@given(worlds, st.integers(1, 5), st.sampled_from(SIZES))
-def test_logprobs_and_the_largest_treat_every_row_as_if_it_were_alone(
-    dice: random.Random, rows: int, size: int
+@given(worlds, st.integers(1, 6), st.sampled_from(SIZES), st.sampled_from(["sequential", "joint"]))
+def test_the_sampler_treats_every_seeded_row_as_if_it_were_alone(
+    dice: random.Random, rows: int, size: int, order: str
 ) -> None:
-    """Alternatives that cannot come are listed with the lowest ids first.
-
-    They used to be in the order of ``torch.topk``, which depends on how many a neighbour asks for.
-    """
-    table = make_logits(dice, rows, size).log_softmax(-1)
-    chosen = torch.tensor([dice.randrange(size) for _ in range(rows)])
-    counts = [dice.choice([0, 1, 4, size, -1, 2 * size]) for _ in range(rows)]
-    together = token_logprobs(table, chosen, counts)
-    values, ids = largest(table, 3)
-    for row in range(rows):
-        one = slice(row, row + 1)
-        assert together[row] == token_logprobs(table[one], chosen[one], [counts[row]])[0]
-        order = sorted(range(size), key=lambda token: (-float(table[row, token]), token))
-        wanted = size if counts[row] == -1 else min(counts[row], size)
-        assert [entry.token_id for entry in together[row][1:]] == order[:wanted]
-        assert together[row][0].rank == order.index(int(chosen[row])) + 1
-        alone = largest(table[one], 3)
-        assert same_bits(values[one], alone[0])
-        assert torch.equal(ids[one][values[one] > -torch.inf], alone[1][values[one] > -torch.inf])
-
-
-@repeat
-@given(worlds, st.integers(1, 6), st.sampled_from(SIZES))
-def test_the_sampler_treats_every_seeded_row_as_if_it_were_alone(dice: random.Random, rows: int, size: int) -> None:
     """Ids, errors, and every bit of every log-probability, whatever the neighbours asked for."""
     logits = make_logits(dice, rows, size)
     requests = [make_request(dice, size) for _ in range(rows)]
-    together = sample(logits, requests)
+    together = sample(logits, requests, Sampler(order))
     for row, request in enumerate(requests):
-        alone = sample(logits[row : row + 1].clone(), [request])
+        alone = sample(logits[row : row + 1].clone(), [request], Sampler(order))
         assert together.token_ids[row] == alone.token_ids[0]
         assert together.logprobs[row] == alone.logprobs[0]
         assert together.errors.get(row) == alone.errors.get(0)
@@ -218,37 +156,7 @@ def test_unseeded_rows_take_one_number_each_in_their_order(dice: random.Random, 
     assert together.token_ids == [output.token_ids[0] for output in alone]
 
 
-@repeat
-@given(worlds, st.integers(1, 5), st.sampled_from([17, 131, 600]))
-def test_processors_treat_every_row_as_if_it_were_alone(dice: random.Random, rows: int, size: int) -> None:
-    """And a row without any is not touched, bit for bit."""
-    logits = make_logits(dice, rows, size)
-    requests = [make_request(dice, size) for _ in range(rows)]
-    requests[0] = replace(requests[0], params=SamplingParams())
-    together = make_batch(requests, size).process(logits)
-    assert same_bits(together[0], logits[0])
-    for row, request in enumerate(requests):
-        one = slice(row, row + 1)
-        assert same_bits(together[one], make_batch([request], size).process(logits[one]))
-
-
 # Off is off, nothing empties a row, nothing is written to
-
-
-@repeat
-@given(worlds, st.integers(2, 5), st.sampled_from(SIZES))
-def test_a_filter_that_is_off_for_a_row_leaves_its_bits_beside_rows_where_it_is_on(
-    dice: random.Random, rows: int, size: int
-) -> None:
-    logits = make_logits(dice, rows, size)
-    for apply, off, on, dtype in (
-        (apply_top_k, 0, 1, torch.int64),
-        (apply_top_p, 1.0, 0.5, torch.float64),
-        (apply_min_p, 0.0, 0.9, torch.float32),
-    ):
-        got = apply(logits, torch.tensor([off] + [on] * (rows - 1), dtype=dtype))
-        assert same_bits(got[0], logits[0])
-    assert same_bits(apply_joint(logits, torch.zeros(rows, dtype=torch.int64), torch.ones(rows).double()), logits)
 
 
 @repeat
@@ -385,14 +293,6 @@ def test_logits_of_1e30_are_no_fault_at_any_temperature(temperature: float) -> N
     assert not output.errors
 
 
-def test_contradicting_constraints_are_named_by_the_stage_that_closed_the_last_door() -> None:
-    params = SamplingParams(allowed_token_ids=[3], bad_words=[[3]])
-    output = sample(torch.randn(2, 9), [SamplingRequest([1], params), SamplingRequest([1], SamplingParams())])
-    assert output.token_ids[0] == NO_TOKEN
-    assert "after bad_words" in output.errors[0]
-    assert output.token_ids[1] != NO_TOKEN
-
-
 # Rows that come and go
 
 
@@ -457,25 +357,6 @@ def drop_spent(batch: SamplingBatch) -> None:
             del batch.processors["min_new_tokens"]
 
 
-@pytest.mark.slow
-@repeat
-@given(worlds, st.integers(1, 4))
-def test_a_preempted_request_continues_as_if_nothing_had_happened(dice: random.Random, rows: int) -> None:
-    """Eight steps; after each one the batch is thrown away and built from the histories, or it is not."""
-    size = 11
-    requests = [make_request(dice, size) for _ in range(rows)]
-    again = [replace(request, output_ids=list(request.output_ids)) for request in requests]
-    batch, sampler = make_batch(requests, size), Sampler()
-    for _ in range(8):
-        logits = make_logits(dice, rows, size)
-        output = sampler(logits, batch)
-        assert output == sample(logits, again)
-        tokens = [max(token, 0) for token in output.token_ids]
-        batch.cumulate(tokens)
-        for request, token in zip(again, tokens, strict=True):
-            request.output_ids.append(token)
-
-
 # Threads
 
 
@@ -511,14 +392,6 @@ def test_one_and_two_threads_give_the_same_bits_at_the_vocabulary_of_a_real_mode
         )
     for one, two in zip(*results, strict=True):
         assert torch.equal(one, two) if isinstance(one, Tensor) else one == two
-
-
-def test_alternatives_that_cannot_come_are_the_lowest_ids_however_many_a_neighbour_asks_for() -> None:
-    table = torch.full((2, 1000), -torch.inf)
-    table[:, [7, 40]] = torch.tensor([0.25, 0.75]).log()
-    for count, beside in ((5, 5), (5, 20), (20, 400)):
-        rows = token_logprobs(table, torch.tensor([40, 40]), [count, beside])
-        assert [entry.token_id for entry in rows[0][1:]] == [40, 7, *(i for i in range(30) if i != 7)][:count]
 
 
 def test_ranks_are_those_of_logits_that_differ_in_their_last_bit() -> None:

@@ -22,7 +22,6 @@ from mini_engine.tiny.train import (
     lr_scale,
     make_optimizers,
     model_config,
-    pack_rows,
     train_step,
 )
 
@@ -135,23 +134,6 @@ def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(tmp_pa
             train_step(side, own, batch, lr_scale(step, 6))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     assert Progress.load(tmp_path / "none.pt", other, other_optimizers) == Progress(0, 0)
-
-
-def test_rows_start_with_a_document_and_hold_nothing_else() -> None:
-    tokenizer = TOKENIZER.backend_tokenizer
-    rows = pack_rows(tokenizer, corpus.documents(9), 20, 256)
-    end = "<|endoftext|>"
-    stream = end + "".join(some_documents(9))
-    assert len(rows) == 20
-    assert all(end + TOKENIZER.decode(row) in stream for row in rows.tolist())
-
-
-def test_the_learning_rate_warms_up_stays_and_falls_to_zero() -> None:
-    scales = [lr_scale(step, 1000) for step in range(1000)]
-    assert scales[0] < 0.02
-    assert scales[200] == scales[390] == 1.0
-    assert scales[-1] < 0.002
-    assert scales[400:] == sorted(scales[400:], reverse=True)
 
 
 @pytest.mark.parametrize(

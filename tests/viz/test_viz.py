@@ -4,11 +4,9 @@ import html
 import math
 import subprocess
 import sys
-from itertools import pairwise
 
 import pytest
 import torch
-from matplotlib.patches import Rectangle
 from transformers import Qwen3ForCausalLM
 
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
@@ -22,10 +20,10 @@ from mini_engine.model import rms_norm
 from mini_engine.viz import decoding, difference, forward, paging, peer, tokens
 from mini_engine.viz.decoding.measure import Crossroads, StepCost
 from mini_engine.viz.difference import Difference
-from mini_engine.viz.figure import Figure, plural
+from mini_engine.viz.figure import Figure
 from mini_engine.viz.forward.measure import ErrorCurve
 from mini_engine.viz.paging.measure import BatchCost, Cost
-from tests.support.figures import bar_lengths, checked_texts, figure_functions, texts
+from tests.support.figures import bar_lengths, check_figures, texts
 
 IDS = [7, 100, 3, 3, 58, 121, 0, 44]
 
@@ -64,7 +62,8 @@ COSTS = [
 ]
 
 
-def all_figures(run) -> dict[str, Figure]:
+@pytest.fixture(scope="module")
+def figures(run) -> dict[str, Figure]:
     names = [f"t{i}" for i in range(len(IDS))]
     curves = [ErrorCurve("first", [0.0, 1e-7, 2e-7, 2e-7, 3e-7]), ErrorCurve("second", [0.0] * 5)]
     fork = Crossroads(2, 0.5, (0.5, 0.35), [1], [2])
@@ -88,65 +87,11 @@ def all_figures(run) -> dict[str, Figure]:
     }
 
 
-FIGURES = [
-    "residual_sizes",
-    "attention_overview",
-    "attention_map",
-    "error_growth",
-    "difference_chart",
-    "page_map",
-    "slot_map",
-    "packed_mask",
-    "mask_alignment",
-    "padding_cost",
-    "bits_table",
-    "top_tokens",
-    "probability_bars",
-    "uncertainty",
-    "crossroads_chart",
-    "cache_cost",
-]
-
-
-@pytest.fixture(scope="module")
-def figures(run):
-    return all_figures(run)
-
-
 # --------------------------------------------------------------------------------------------- every figure is readable
 
 
-def test_every_figure_function_is_tested(figures):
-    assert list(figures) == FIGURES
-    assert figure_functions(forward.draw, paging.draw, decoding.draw) == set(FIGURES)
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_text_is_large_enough_and_inside_the_figure(figures, name):
-    checked_texts(figures[name])
-
-
-@pytest.mark.parametrize("name", [n for n in FIGURES if n not in {"page_map", "slot_map", "bits_table"}])
-def test_axes_are_labelled(figures, name):
-    canvas = figures[name].figure
-    labels = [axes.get_xlabel() + axes.get_ylabel() for axes in canvas.axes if axes.axison]
-    shared = [text.get_text() for text in (canvas._supxlabel, canvas._supylabel) if text]
-    assert any(labels) or shared
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_no_two_series_differ_by_colour_alone(figures, name):
-    """Bars and patches of different colours in one picture also differ in hatch; lines also in marker or dashes."""
-    for axes in figures[name].figure.axes:
-        filled = [
-            p for p in axes.patches if isinstance(p, Rectangle) and p.get_fill() and min(p.get_facecolor()[:3]) < 1
-        ]
-        looks = {(patch.get_facecolor()[:3], patch.get_hatch() or "") for patch in filled}
-        colors = {color for color, _ in looks}
-        hatches = {hatch for _, hatch in looks}
-        assert len(colors) == len(hatches) or name == "packed_mask", looks  # its axes name the sequences
-        labelled = [line for line in axes.lines if not line.get_label().startswith("_")]
-        assert len({(line.get_linestyle(), line.get_marker()) for line in labelled}) == len(labelled)
+def test_every_figure_is_tested_and_readable(figures):
+    check_figures(figures, forward.draw, paging.draw, decoding.draw)
 
 
 def test_display_shows_the_picture_with_the_summary_as_its_text():
@@ -156,11 +101,6 @@ def test_display_shows_the_picture_with_the_summary_as_its_text():
     assert "<b>" not in shown
     assert repr(figure) == str(figure) == figure.summary
     assert figure.png().startswith(b"\x89PNG")
-
-
-def test_figures_are_saved_as_pictures(figures, tmp_path):
-    figures["page_map"].save(tmp_path / "map.png")
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -174,10 +114,6 @@ for module in pkgutil.walk_packages(mini_engine.__path__, "mini_engine."):
         importlib.import_module(module.name)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
-
-
-def test_plural():
-    assert [plural(0, "row"), plural(1, "row"), plural(2, "row")] == ["0 rows", "1 row", "2 rows"]
 
 
 # --------------------------------------------------------------------------------------------------- L1: looking inside
@@ -240,21 +176,6 @@ def test_strongest_head_is_the_one_with_most_weight():
     assert forward.strongest_head(made, -1, [1, 2]) == (1, 1)
 
 
-def test_residual_sizes_of_known_streams():
-    residual = [torch.full((3, 4), 2.0), torch.full((3, 4), 4.0), torch.full((3, 4), 20.0)]
-    residual[2][1] = 40.0
-    updates = [b - a for a, b in pairwise(residual)]
-    figure = forward.residual_sizes(
-        forward.measure.ForwardTrace(residual, updates, [], torch.zeros(0)), ["x", "y", "z"]
-    )
-    assert "root mean square of 2.00 and leaves the last block with 20.0, 10 times as much" in figure.summary
-    assert "The block that adds most is mlp 0 (median 16.0)" in figure.summary
-    assert "'y' at position 1 with 40.0" in figure.summary
-    (axes,) = figure.figure.axes
-    assert bar_lengths(axes, horizontal=False) == [2.0, 16.0]
-    assert axes.lines[0].get_ydata().tolist() == [2.0, 4.0, 20.0]
-
-
 def test_attention_map_says_where_the_last_token_looks():
     weights = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.7, 0.1, 0.2]])
     figure = forward.attention_map(weights, ["<a>", "␣b", "c"], "Head")
@@ -307,17 +228,6 @@ def test_error_growth_says_where_a_difference_starts():
 
 
 # ------------------------------------------------------------------------------------------------- L2: where things lie
-
-
-def test_page_map_shows_every_token_in_its_slot(figures):
-    figure = figures["page_map"]
-    shown = texts(figure)
-    assert [text for text in shown if text[0] in "ab" and text[1:].isdigit()].__len__() == 9
-    assert {f"a{i}" for i in range(5)} | {f"b{i}" for i in range(4)} <= set(shown)
-    assert "page 3 (free)" in shown
-    assert "page 4" in shown
-    assert "a has 5 tokens in pages 4, 0, 6; b has 4 tokens in pages 5, 1." in figure.summary
-    assert "3 pages of 8 are free. 1 slot of the 10 in owned pages are empty" in figure.summary
 
 
 def test_slot_map_says_the_slot_mapping(figures):
@@ -398,16 +308,6 @@ def test_closest_and_contrasting_steps():
     assert decoding.closest_steps(STEPS, 2) == [2, 0]
     assert decoding.contrasting_steps(STEPS, 2) == [1, 2]
     assert decoding.contrasting_steps(STEPS, 9) == [0, 1, 2, 3]
-
-
-def test_top_tokens_bars_hold_the_probabilities(figures):
-    figure = figures["top_tokens"]
-    shown = [axes for axes in figure.figure.axes if axes.axison]
-    assert len(shown) == 3
-    assert bar_lengths(shown[0], horizontal=True) == pytest.approx([50, 25, 12.5])
-    assert [label.get_text() for label in shown[0].get_yticklabels()] == ["x", "y", "z"]
-    assert {"50.0", "25.0", "12.5", "98.0", "93.8", "6.2", "< 0.1"} <= set(texts(figure))
-    assert "Step 0: 'x' with 50.0%, then 'y' with 25.0%; entropy 1.75 bits." in figure.summary
 
 
 def test_probability_bars_stack_to_one_hundred(figures):

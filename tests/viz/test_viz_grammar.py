@@ -29,14 +29,7 @@ from mini_engine.viz import grammar, peer, scheduling, tokens
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.grammar.automata import Arrow
 from mini_engine.viz.grammar.measure import Jumps, Language, MaskedStep, Timing
-from tests.support.figures import (
-    bar_lengths,
-    check_titles_and_legends,
-    checked_texts,
-    figure_functions,
-    texts,
-    titles_of,
-)
+from tests.support.figures import bar_lengths, check_figures, checked_texts, texts
 
 TWELVE = (b'"', b"n", b"o", b":", b"1", b'"n', b'":', b'o":1', b"\xc3", b"\xa9", b"", b"")
 NAMES = ['"', "n", "o", ":", "1", '"n', '":', 'o":1', "C3", "A9", "</think>", "end"]
@@ -70,7 +63,7 @@ def random_words(seed: int) -> list[str]:
     return sorted({"".join(dice.choices("abé", k=dice.randint(1, 6))) for _ in range(dice.randint(1, 7))})
 
 
-ALL_WORDS = [*LANGUAGES, *map(random_words, range(40))]
+ALL_WORDS = [*LANGUAGES, *map(random_words, range(8))]
 
 
 # ------------------------------------------------------------------------------------------------------------- automata
@@ -137,29 +130,6 @@ def test_bold_arrows_are_what_all_words_have_in_common(words):
         assert forced == wanted, prefix
 
 
-def test_a_compressed_diagram_keeps_choices_ends_and_meetings_only():
-    made = grammar.diagram(dfa(NO), compressed=True)
-    labels = {(arrow.source, arrow.label, arrow.is_forced) for arrow in made.arrows}
-    assert labels == {
-        (0, '"n', True),
-        (2, "o", False),
-        (2, "C3", False),
-        (4, "A9", True),
-        (3, '":1', True),
-        (7, "1", False),
-    }
-    assert made.accepting == {7}
-    assert made.num_forced == 3
-    meeting = grammar.diagram(dfa("xaz|ybz"), compressed=True)
-    assert sorted((arrow.label, arrow.is_forced) for arrow in meeting.arrows) == [
-        ("a", True),
-        ("b", True),
-        ("x", False),
-        ("y", False),
-        ("z", True),
-    ], "forced ways that meet are not drawn twice"
-
-
 @pytest.mark.parametrize(
     "pattern", [NO, "a*b*", r'"[^"\\]*"', "(ab|c)*d", r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", "(a|b)*a(a|b){2}"]
 )
@@ -181,13 +151,6 @@ def test_layout_leads_to_the_right_and_nothing_lies_on_top_of_another(pattern, c
         assert lines, "a column is empty"
         assert lines[0] >= 0
         assert all(b - a > 0.97 for a, b in pairwise(lines))
-
-
-def test_every_edge_that_leads_back_belongs_to_a_loop_of_the_automaton():
-    made = grammar.diagram(dfa("(ab|c)*d"))
-    back = {(arrow.source, arrow.target) for arrow, way in zip(made.arrows, made.ways, strict=True) if not way}
-    assert len(back) == 2, "c leads from the start to itself, b from the state behind a to the start"
-    assert not any(not way for way in grammar.diagram(dfa("abc|ade|f")).ways)
 
 
 @pytest.mark.parametrize(
@@ -269,16 +232,6 @@ def test_allowed_tokens_are_those_that_are_accepted(name, driver, tokenizer):
 
 def masked_step(token: int, probs: list[float], allowed: list[int]) -> MaskedStep:
     return MaskedStep(token, torch.tensor(probs, dtype=torch.float64).log(), torch.tensor(allowed).bool())
-
-
-def test_a_step_of_known_probabilities():
-    step = masked_step(2, [0.5, 0.25, 0.125, 0.125], [0, 0, 1, 1])
-    assert step.kept == pytest.approx(0.25)
-    assert step.distance == pytest.approx(0.75)
-    assert step.divergence_bits == pytest.approx(2.0)
-    assert (step.num_allowed, step.preferred) == (2, 0)
-    assert step.before.tolist() == pytest.approx([0.5, 0.25, 0.125, 0.125])
-    assert step.after.tolist() == pytest.approx([0, 0, 0.5, 0.5])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -471,17 +424,6 @@ TIMINGS = [
     Timing("b", "llguidance", 0.001, [1e-5] * 3, [1e-5] * 3),
 ]
 MASKS = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 0], [1, 0, 0, 1]]).bool()
-FIGURES = [
-    "automaton_chart",
-    "mask_table",
-    "mask_picture",
-    "backend_chart",
-    "mask_chart",
-    "shift_chart",
-    "before_after",
-    "jump_chart",
-    "language_chart",
-]
 
 
 @pytest.fixture(scope="module")
@@ -509,26 +451,8 @@ def figures() -> dict[str, Figure]:
     }
 
 
-def test_every_figure_function_is_tested(figures):
-    modules = (grammar.draw, grammar.draw_answers, grammar.draw_automata)
-    assert figure_functions(*modules) == set(FIGURES) == set(figures)
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_text_is_large_enough_and_inside_the_figure(figures, name):
-    checked_texts(figures[name], more=titles_of(figures[name]))
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_titles_of_neighbours_do_not_touch_and_legends_fit(figures, name):
-    check_titles_and_legends(figures[name])
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_series_differ_in_more_than_colour(figures, name):
-    for axes in figures[name].figure.axes:
-        labelled = [line for line in axes.lines if not line.get_label().startswith("_")]
-        assert len({(line.get_linestyle(), line.get_marker()) for line in labelled}) == len(labelled)
+def test_every_figure_is_tested_and_readable(figures):
+    check_figures(figures, grammar.draw, grammar.draw_answers, grammar.draw_automata)
 
 
 def test_automaton_draws_states_labels_and_bold_arrows(figures):
@@ -628,18 +552,6 @@ def test_shift_chart_draws_bits(figures):
     assert first.get_title(loc="left") == "A: 6.06 bits in all"
     assert "A: 3 steps, 6.06 bits in all, 2 above 1 bit; most at step 0 ('{') with 4.06 bits, a total variation" in (
         figures["shift_chart"].summary
-    )
-
-
-def test_before_after_draws_both_distributions(figures):
-    left, right = figures["before_after"].figure.axes
-    allowed, banned = [0, 2, 4, 0], [90, 0, 0, 4]
-    assert bar_lengths(left, horizontal=True) == pytest.approx(allowed + banned, abs=1e-9)
-    assert bar_lengths(right, horizontal=True) == pytest.approx([0, 100 / 3, 200 / 3, 0] + [0] * 4, abs=1e-9)
-    assert [text.get_text() for text in right.texts] == ["banned", "33.3", "66.7", "0"]
-    assert figures["before_after"].summary == (
-        "Step 0: 2 tokens of 4 may come and have 0.06 of the probability; the mask moves the distribution by 4.1 bits. "
-        "Taken is '{', from 0.02 to 0.33."
     )
 
 

@@ -19,9 +19,9 @@ from mini_engine.viz import prefixes
 from mini_engine.viz.figure import Figure
 from mini_engine.viz.prefixes.draw import HitCurves
 from mini_engine.viz.prefixes.measure import Cell, Served, Visit
-from mini_engine.viz.prefixes.tree import Box, Edge, Film, Frame
+from mini_engine.viz.prefixes.tree import Box, Film, Frame
 from mini_engine.viz.scheduling.measure import Run
-from tests.support.figures import check_titles_and_legends, checked_texts, figure_functions, texts, titles_of
+from tests.support.figures import check_figures, texts
 
 
 def small_film() -> Film:
@@ -70,10 +70,6 @@ BOXES = [
         Box(0, 2, None, (7,), ("xx",), "new"),
     ],
 ]
-
-
-def by_place(boxes):
-    return sorted(boxes, key=lambda box: (box.row, box.start))
 
 
 def served(name, times, steps, pages, pool=12) -> Served:
@@ -134,22 +130,6 @@ CELLS = [
 # --------------------------------------------------------------------------------------------- a tree, event by event
 
 
-def test_a_frame_has_every_node_with_its_whole_path():
-    a, b, d = (97, 97), (98, 98), (100, 100)
-    edges = {edge.path: edge for edge in FILM.frames[3].edges}
-    assert edges == {
-        (None, a): Edge((None, a), (0,), ("aa",), 1),
-        (None, a, b): Edge((None, a, b), (1,), ("bb",), 1),
-        (None, a, d): Edge((None, a, d), (3,), ("dd",), 0),
-    }
-    assert [frame.caption for frame in FILM.frames] == ["one", "two", "lock", "evict", "other"]
-
-
-def test_boxes_of_a_tree_by_hand():
-    made = prefixes.tree.boxes(FILM.frames)
-    assert made == [by_place(own) for own in BOXES]
-
-
 def test_trees_of_two_keys_stay_apart():
     cache = RadixCache(page_size=2)
     film = Film(cache)
@@ -197,7 +177,7 @@ def random_film(seed: int) -> Film:
     return film
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(10))
 def test_boxes_of_random_trees_are_the_tree(seed):
     film = random_film(seed)
     known: dict[int, tuple] = {}
@@ -301,15 +281,7 @@ def test_served_counts_shared_pages_once():
         assert [len(output.token_ids) for output in run.run.outputs.values()] == [3, 4, 3]
 
 
-def test_served_numbers_by_hand():
-    assert (COLD.num_prompt, COLD.num_computed) == (30, 30)
-    assert (WARM.num_prompt, WARM.num_computed) == (30, 14)
-    assert WARM.ttft_s == pytest.approx([0.010, 0.012, 0.014])
-
-
 # ------------------------------------------------------------------------------------------------------------- figures
-
-FIGURES = ["tree_film", "page_map", "hit_rate_chart", "first_token_chart", "memory_chart"]
 
 
 @pytest.fixture(scope="module")
@@ -323,33 +295,9 @@ def figures() -> dict[str, Figure]:
     }
 
 
-def test_every_figure_function_is_tested(figures):
-    assert figure_functions(prefixes.draw, prefixes.draw_tree) == set(FIGURES) == set(figures)
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_text_is_large_enough_and_inside_the_figure(figures, name):
-    checked_texts(figures[name], more=titles_of(figures[name]))
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_titles_of_neighbours_do_not_touch_and_legends_fit(figures, name):
-    check_titles_and_legends(figures[name])
-    assert len(figures[name].figure.legends) == 1
-
-
-def gray(color) -> float:
-    red, green, blue = color[:3]
-    return 0.299 * red + 0.587 * green + 0.114 * blue
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_fills_differ_in_grey_and_lines_in_more_than_colour(figures, name):
-    for axes in figures[name].figure.axes:
-        fills = sorted({gray(p.get_facecolor()) for p in axes.patches if p.get_fill()})
-        assert all(b - a > 0.08 for a, b in pairwise(fills)), fills
-        labelled = [line for line in axes.lines if not line.get_label().startswith("_")]
-        assert len({(line.get_linestyle(), line.get_marker()) for line in labelled}) == len(labelled)
+def test_every_figure_is_tested_and_readable(figures):
+    check_figures(figures, prefixes.draw, prefixes.draw_tree)
+    assert all(len(figure.figure.legends) == 1 for figure in figures.values())
 
 
 def rectangles(axes, kind=None):
@@ -383,16 +331,6 @@ def test_film_draws_every_box_as_wide_as_its_pages(figures):
         }
     assert not panels[5].axison
     assert not panels[5].patches
-
-
-def test_film_hangs_every_box_where_its_parent_ends(figures):
-    for axes, boxes in zip(figures["tree_film"].figure.axes, BOXES, strict=False):
-        branches = sorted(
-            list(zip(*line.get_data(), strict=True))[:2] for line in axes.lines if line.get_gid() == "branch"
-        )
-        assert branches == sorted(
-            [(box.start, box.row if box.parent_row is None else box.parent_row), (box.start, box.row)] for box in boxes
-        )
 
 
 def test_film_says_what_changed_and_its_legend_only_what_is_there(figures):

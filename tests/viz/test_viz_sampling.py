@@ -9,7 +9,6 @@ from itertools import accumulate, pairwise
 import mmh3
 import pytest
 import torch
-from matplotlib.patches import Rectangle
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.llm import load_driver
@@ -19,7 +18,7 @@ from mini_engine.viz import peer, sampling
 from mini_engine.viz.columns import BAR
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.sampling.measure import Draws, MixedRow
-from tests.support.figures import bar_lengths, checked_texts, figure_functions, texts
+from tests.support.figures import bar_lengths, check_figures
 
 V = 40
 LOGITS = torch.randn(V, generator=torch.Generator().manual_seed(3)) * 2.5
@@ -289,7 +288,8 @@ def stages():
     return trace.stages(0)
 
 
-def all_figures() -> dict[str, Figure]:
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Figure]:
     return {
         "stage_bars": sampling.stage_bars(stages(), [0, 1, 2], NAMES[:3]),
         "survivors_chart": sampling.survivors_chart({"k": [4] * 5, "p": [1, 2, 9, 1, 1]}, [0.1, 1, 3, 0, 0], NAMES),
@@ -307,68 +307,8 @@ def all_figures() -> dict[str, Figure]:
     }
 
 
-FIGURES = [
-    "stage_bars",
-    "survivors_chart",
-    "temperature_sweep",
-    "order_table",
-    "draw_histogram",
-    "penalty_chart",
-    "token_strips",
-    "surprise_chart",
-    "mixing_chart",
-]
-
-
-@pytest.fixture(scope="module")
-def figures():
-    return all_figures()
-
-
-def test_every_figure_function_is_tested(figures):
-    assert figure_functions(sampling.draw, sampling.strips) == set(FIGURES) == set(figures)
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_text_is_large_enough_and_inside_the_figure(figures, name):
-    checked_texts(figures[name])
-
-
-@pytest.mark.parametrize("name", [n for n in FIGURES if n not in {"token_strips", "order_table"}])
-def test_axes_are_labelled(figures, name):
-    canvas = figures[name].figure
-    labels = " ".join(axes.get_xlabel() + axes.get_ylabel() for axes in canvas.axes)
-    shared = " ".join(text.get_text() for text in (canvas._supxlabel, canvas._supylabel) if text)
-    assert any(unit in labels + shared for unit in ("(%)", "(bits)", "(nats)", "(millionths)")), (
-        "a label names its unit"
-    )
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_no_two_series_differ_by_colour_alone(figures, name):
-    for axes in figures[name].figure.axes:
-        filled = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_fill()]
-        looks = {(patch.get_facecolor()[:3], patch.get_hatch() or "") for patch in filled}
-        assert len({color for color, _ in looks}) == len({hatch for _, hatch in looks}) == len(looks), looks
-        labelled = [line for line in axes.lines if not line.get_label().startswith("_")]
-        assert len({(line.get_linestyle(), line.get_marker()) for line in labelled}) == len(labelled)
-
-
-def test_stage_bars_show_what_is_kept_and_what_is_removed(figures):
-    raw, top_k_panel, top_p_panel = figures["stage_bars"].figure.axes
-    kept, removed = ([box.get_width() for box in container.patches] for container in top_k_panel.containers[:2])
-    assert kept == pytest.approx([50, 30, 15, 5], abs=1e-4)
-    assert removed == pytest.approx([0, 0, 0, 10], abs=1e-4), "two of the others are removed, one stays"
-    assert [box.get_x() for box in top_k_panel.containers[1].patches] == pytest.approx(kept), "removed beside kept"
-    kept, removed = ([box.get_width() for box in container.patches] for container in top_p_panel.containers[:2])
-    assert kept == pytest.approx([62.5, 37.5, 0, 0], abs=1e-4)
-    assert removed == pytest.approx([0, 0, 15, 5], abs=1e-4)
-    assert [label.get_text() for label in raw.get_yticklabels()] == [*NAMES[:3], "all others"]
-    assert "2. top-p, 20.0% cut\n2 tokens, 0.95 bits" in texts(figures["stage_bars"])
-    summary = figures["stage_bars"].summary
-    assert summary.startswith("Logits: 6 tokens, 2.02 bits; the likeliest is '␣a' with 50.0%. Top-k: 4 tokens")
-    assert "10.0% of the mass cut" in summary
-    assert "Top-p: 2 tokens, 0.95 bits, 20.0% of the mass cut; the likeliest is '␣a' with 62.5%." in summary
+def test_every_figure_is_tested_and_readable(figures):
+    check_figures(figures, sampling.draw, sampling.strips)
 
 
 def test_survivors_chart_draws_every_count(figures):

@@ -2,10 +2,8 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
-from matplotlib.patches import Rectangle
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
@@ -14,10 +12,10 @@ from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import RequestTimes
 from mini_engine.viz import scheduling
-from mini_engine.viz.figure import Figure, style
+from mini_engine.viz.figure import Figure
 from mini_engine.viz.scheduling.measure import Arrival, Piece, Run, Stay, StreamLine
 from mini_engine.viz.scheduling.simulation import Job, LoadPoint, StepCost
-from tests.support.figures import checked_texts, figure_functions, texts
+from tests.support.figures import check_figures, texts
 
 
 def step(number, chunks, copied=(), preempted=(), pages=0, held=0):
@@ -241,7 +239,8 @@ def test_measured_cost_is_that_of_the_steps(tiny, monkeypatch):
 # ------------------------------------------------------------------------------------------------------------- figures
 
 
-def all_figures() -> dict[str, Figure]:
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Figure]:
     return {
         "request_gantt": scheduling.request_gantt(RUN),
         "occupancy_chart": scheduling.occupancy_chart([RUN, FULL]),
@@ -252,58 +251,8 @@ def all_figures() -> dict[str, Figure]:
     }
 
 
-FIGURES = ["request_gantt", "occupancy_chart", "rows_chart", "places_chart", "load_chart", "stream_chart"]
-
-
-@pytest.fixture(scope="module")
-def figures():
-    return all_figures()
-
-
-def test_every_figure_function_is_tested(figures):
-    assert figure_functions(scheduling.draw) == set(FIGURES) == set(figures)
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_text_is_large_enough_and_inside_the_figure(figures, name):
-    for text in checked_texts(figures[name]):
-        assert "mathdefault" not in text.get_text(), "a tick label that needs the mathematics that the style turns off"
-
-
-def test_titles_of_neighbours_do_not_touch(figures):
-    canvas = figures["load_chart"].figure
-    with style():
-        canvas.draw_without_rendering()
-    boxes = [axes._left_title.get_window_extent() for axes in canvas.axes]
-    assert all(left.x1 + 4 < right.x0 for left, right in pairwise(boxes))
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_axes_are_labelled(figures, name):
-    labels = " ".join(axes.get_xlabel() + axes.get_ylabel() for axes in figures[name].figure.axes)
-    assert any(unit in labels for unit in ("step", "requests a second", "token"))
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_no_two_series_differ_by_colour_alone(figures, name):
-    for axes in figures[name].figure.axes:
-        filled = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_fill()]
-        looks = {(patch.get_facecolor()[:3], patch.get_hatch() or "") for patch in filled}
-        assert len({color for color, _ in looks}) == len({hatch for _, hatch in looks}) == len(looks), looks
-        labelled = [line for line in axes.lines if not line.get_label().startswith("_")]
-        assert len({(line.get_linestyle(), line.get_marker()) for line in labelled}) == len(labelled)
-
-
-def gray(color) -> float:
-    red, green, blue = color[:3]
-    return 0.299 * red + 0.587 * green + 0.114 * blue
-
-
-def test_fills_side_by_side_differ_in_grey(figures):
-    for name in ("request_gantt", "rows_chart", "places_chart"):
-        for axes in figures[name].figure.axes:
-            fills = sorted({gray(p.get_facecolor()) for p in axes.patches})
-            assert all(b - a > 0.1 for a, b in pairwise(fills)), (name, fills)
+def test_every_figure_is_tested_and_readable(figures):
+    check_figures(figures, scheduling.draw)
 
 
 def bars(axes, kind=None):
@@ -312,32 +261,6 @@ def bars(axes, kind=None):
         (round(p.get_y() + p.get_height() / 2), p.get_x(), p.get_width())
         for p in axes.patches
         if kind is None or p.get_gid() == kind
-    )
-
-
-def test_gantt_draws_every_piece_where_it_was(figures):
-    (axes,) = figures["request_gantt"].figure.axes
-    assert bars(axes, "prompt") == [(0, 0, 1), (0, 1, 1)]
-    assert bars(axes, "again") == [(0, 5, 1), (0, 6, 1)]
-    assert bars(axes, "copied") == [(1, 2, 1)]
-    assert bars(axes, "decode") == [(0, 2, 2), (0, 7, 1), (1, 3, 3)]
-    assert len(axes.patches) == 8, "and no bar more"
-    waits = [(line.get_ydata()[0], *line.get_xdata()) for line in axes.lines if line.get_gid() == "waiting"]
-    assert waits == [(0, 4, 5), (1, 1, 2)]
-    marks = {
-        (line.get_marker(), x, y)
-        for line in axes.lines
-        for x, y in zip(*line.get_data(), strict=True)
-        if line.get_marker() in "v|"
-    }
-    assert marks == {("v", 4, 0), ("|", 8, 0), ("|", 6, 1)}, "preempted and the two ends"
-    numbers = {(t.get_position(), t.get_text()) for t in axes.texts}
-    assert numbers == {((0.5, 0), "4"), ((1.5, 0), "1"), ((5.5, 0), "4"), ((6.5, 0), "4"), ((2.5, 1), "2")}
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
-    summary = figures["request_gantt"].summary
-    assert summary == (
-        "8 steps. a: waits 1 step, prompt in chunks of 4, 1, preempted 1 time, 5 tokens, ends by length. b: waits "
-        "1 step, copies 2 tokens, 4 tokens, ends by stop. c: waits 0 steps, 0 tokens, ends by error."
     )
 
 

@@ -5,6 +5,7 @@ from statistics import median
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -102,6 +103,7 @@ def mask_picture(masks: Tensor, spellings: Sequence[bytes], visited: Sequence[in
     bars.set_xscale("log")
     bars.set(xlim=(0.6, 2 * size), xlabel="tokens allowed", title="How many")
     bars.xaxis.set_major_formatter("{x:.0f}")
+    bars.xaxis.set_minor_formatter(LogFormatter())
     for axes in (picture, bars):
         axes.spines[["top", "right"]].set_visible(axes is picture)
     legend_below(figure)
@@ -140,6 +142,7 @@ def backend_chart(timings: Sequence[Timing]) -> Figure:
             axes.errorbar(middles, lines, xerr=ends, label=backend, **look)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(LogFormatter())
         axes.set(title=part, xlabel=unit if part == "Compile" else f"{unit}\n(median, least to most)")
         axes.grid(axis="x")
         axes.tick_params(axis="y", length=0)
