@@ -261,10 +261,10 @@ def minimise(table: Table, accepting: NDArray[np.bool_]) -> tuple[Table, NDArray
 
 
 def sources_of(table: Table) -> list[list[int]]:
-    """Return the states that lead to each state, and last, where index -1 finds it, those with a dead edge."""
+    """Return the states that lead to each state."""
     num_states = len(table)
     targets = np.where(table == DEAD, num_states, table).astype(np.int64)
     pairs = np.unique(targets * num_states + np.arange(num_states)[:, None])  # each source once, by target
-    ends = np.searchsorted(pairs, np.arange(num_states + 2) * num_states)
+    ends = np.searchsorted(pairs, np.arange(num_states + 1) * num_states)
     sources: list[int] = (pairs % num_states).tolist()
     return [sources[begin:end] for begin, end in pairwise(ends.tolist())]

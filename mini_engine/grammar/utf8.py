@@ -35,7 +35,7 @@ def split_range(low: bytes, high: bytes) -> Iterator[tuple[ByteRange, ...]]:
     """Cut ``low`` … ``high``, of equal length, into pieces in which every byte ranges on its own."""
     rest = len(low) - 1
     least, most = bytes([CONTINUATION[0]]) * rest, bytes([CONTINUATION[1]]) * rest
-    if rest == 0 or (low[1:] == least and high[1:] == most):
+    if low[1:] == least and high[1:] == most:
         yield ((low[0], high[0]), *[CONTINUATION] * rest)
     elif low[0] == high[0]:
         for tail in split_range(low[1:], high[1:]):

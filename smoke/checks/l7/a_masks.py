@@ -15,6 +15,7 @@ from torch import Tensor
 from smoke.checks.l7.spec_regular import Ranges, bits_of, words_of
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
+from smoke.framework.pretend_gpu import PretendGpu, device_of
 
 REGISTRY = Registry()
 SIZES = (1, 5, 31, 32, 33, 63, 64, 65, 96, 100, 151)  # of vocabularies: around one, two and three words
@@ -70,6 +71,8 @@ def pack_probe(cases: Cases) -> Callable[[int], Values]:
             banned = ~allowed
             values[name] = {"allowed": pack_allowed(given), "of banned": bitmask_of(banned)}
             values[f"{name}, given"] = [torch.equal(given, allowed), torch.equal(banned, ~allowed)]
+        with PretendGpu():
+            values["device of a mask packed on a GPU"] = device_of(pack_allowed(torch.ones(2, 70).bool().cuda())).type
         return values
 
     return probe
@@ -83,7 +86,7 @@ def pack_spec(cases: Cases) -> Callable[[int], Values]:
         for name, allowed in cases(seed).items():
             values[name] = {"allowed": words(allowed), "of banned": words(allowed)}
             values[f"{name}, given"] = [True, True]
-        return values
+        return values | {"device of a mask packed on a GPU": "cuda"}
 
     return spec
 
@@ -118,6 +121,9 @@ def unpack_probe(seed: int) -> Values:
         given = mask.clone()
         values[name] = {"allowed": unpack_allowed(given, size), "banned": banned_of(given, size)}
         values[f"{name}, given"] = torch.equal(given, mask)
+    with PretendGpu():
+        unpacked = unpack_allowed(torch.zeros(2, 3).int().cuda(), 70)
+        values["device of what is unpacked on a GPU"] = device_of(unpacked).type
     return values
 
 
@@ -129,7 +135,7 @@ def unpack_spec(seed: int) -> Values:
         allowed = torch.tensor(rows, dtype=torch.bool).reshape(*mask.shape[:-1], size)
         values[name] = {"allowed": allowed, "banned": torch.where(allowed, False, True)}
         values[f"{name}, given"] = True
-    return values
+    return values | {"device of what is unpacked on a GPU": "cuda"}
 
 
 SPECIAL = (0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, 3.0e38, -7.5)

@@ -361,6 +361,8 @@ def limit_cases() -> dict[str, tuple[Tree, int, str]]:
     some = either(A, B)
     far = "TooManyStatesError"
     many = 200
+    circles = either(*[times(times(A, length, length), 0) for length in (10, 11) for _ in range(100)])
+    skips = either(*[times(text(""), 0)] * 50)
     return {
         "6 characters, 7 states": (text("abcdef"), 7, ""),
         "6 characters, 6 states": (text("abcdef"), 6, far),
@@ -374,6 +376,8 @@ def limit_cases() -> dict[str, tuple[Tree, int, str]]:
         "up to ten million times nothing": (times(text(""), 0, 10**7), 1, ""),
         "200 copies, 201 states": (times(A, many, many), 201, ""),
         "200 copies, 200 states": (times(A, many, many), many, far),
+        "110 sets of 200 members each": (circles, many, far),
+        "100 closures of 100 members each": (seq(either(*[A] * 100), skips), 20, far),
     }
 
 

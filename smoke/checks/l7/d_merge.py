@@ -59,6 +59,10 @@ def to_merge(seed: int) -> dict[str, Automaton]:
             [[1, 2], [3, 4], [-1, -1], [0, 5], [0, 5], [6, 7], [1, 2], [0, 7]],
             [True, True, True, False, False, False, True, False],
         ),
+        "many alike accept, and each of the few others differs": (
+            [[1, 2, DEAD], [3, DEAD, 4], [DEAD, 5, 6], *[[DEAD] * 3] * 4],
+            [*[False] * 3, *[True] * 4],
+        ),
         "twins that lead to each other": ([[1, 2], [2, 3], [1, 3], [DEAD, DEAD]], [False, False, False, True]),
     }
     # States 1 and 2 differ in what column 69 leads to, states 3 and 4 in what column 0 does, and 6 is a twin of 1.
