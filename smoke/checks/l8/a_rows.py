@@ -5,20 +5,19 @@ Kernels run in Triton's interpreter, on CPU tensors. Attention is in ``e_attenti
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from smoke.checks.l7.spec_regular import bits_of
-from smoke.checks.l8.guard import Guard, bits, guarded
+from smoke.checks.l8.guard import ON_GPU, Guard, bits, guarded
 from smoke.checks.l8.spec_kernels import DTYPES, draw, draw_bits, near, norm, rotation, silu_product
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
 
 REGISTRY = Registry()
 NOISE = 3.25  # around tensors that are written in place: no operation leaves it as it is
-DAMAGE = "written outside"
 
 # L8.A ---------------------------------------------------------------------------------------------------------------
 
@@ -27,12 +26,16 @@ VOCABULARIES = (1, 31, 32, 33, 64, 100, 2048, 2049)  # around one word, around t
 
 @dataclass(frozen=True)
 class Masking:
-    """Logits, masks and the rows that the masks belong to; ``gap`` numbers lie between two rows of each."""
+    """Logits, masks and the rows that the masks belong to; ``gap`` numbers lie between two rows of each.
+
+    ``is_far``: a kernel finds the rows of logits 2**30 numbers apart.
+    """
 
     logits: Tensor
     mask: Tensor
     rows: list[int] | None = None
     gap: int = 0
+    is_far: bool = False
 
 
 Maskings = Callable[[int], dict[str, Masking]]
@@ -80,9 +83,13 @@ def mask_rows(seed: int) -> dict[str, Masking]:
 
 
 def mask_far(seed: int) -> dict[str, Masking]:
-    """Return numbers whose lower halves are those of rows."""
-    far = [2**32 + 3, 2 - 2**32, 1]
-    return {"row 1 next to 2**32 + 3": Masking(draw(5, 100, seed=seed), torch.zeros(3, 4, dtype=torch.int32), far)}
+    """Return numbers whose lower halves are those of rows, and rows whose offsets are beyond 2**31."""
+    far, logits, mask = [2**32 + 3, 2 - 2**32, 1], draw(5, 100, seed=seed), draw_mask(5, 100, seed)
+    return {
+        "row 1 next to 2**32 + 3": Masking(logits, torch.zeros(3, 4, dtype=torch.int32), far),
+        "rows 2**30 apart": Masking(logits, mask, is_far=True),
+        "rows 4, 1 and 3, 2**30 apart": Masking(logits, mask[:3], [4, 1, 3], is_far=True),
+    }
 
 
 def mask_memory(seed: int) -> dict[str, Masking]:
@@ -107,12 +114,15 @@ def mask_probe(cases: Maskings) -> Callable[[int], Values]:
         for name, case in cases(seed).items():
             with guarded() as guard:
                 logits = guard.put("the logits", case.logits, case.gap, NOISE)
+                guard.unread.add("the logits")
+                if case.is_far:
+                    guard.stretch("the logits", logits)
                 mask = guard.put("the masks", case.mask, case.gap, 0)
                 rows = (
                     None if case.rows is None else guard.put("rows", torch.tensor(case.rows, dtype=torch.int64), 0, 0)
                 )
                 apply_token_bitmask(logits, mask, rows)
-            values[name] = {"bits of the logits": bits(logits), DAMAGE: guard.damaged()}
+            values[name] = {"bits of the logits": bits(logits), ON_GPU: guard.faults()}
         return values
 
     return probe
@@ -129,7 +139,7 @@ def mask_spec(cases: Maskings) -> Callable[[int], Values]:
             for row, words in zip(rows, case.mask.tolist(), strict=True):
                 if 0 <= row < len(after):
                     after[row, ~torch.tensor(bits_of(words, after.shape[1]))] = lowest
-            values[name] = {"bits of the logits": after, DAMAGE: []}
+            values[name] = {"bits of the logits": after, ON_GPU: []}
         return values
 
     return spec
@@ -144,7 +154,10 @@ MASK_CHECKS: dict[str, tuple[str, Maskings]] = {
         "Each mask goes to the row that is named; a row named twice is banned by both, no row is skipped.",
         mask_rows,
     ),
-    "int64": ("Row numbers have 64 bits: one beyond 2**32 is not a row, whatever its lower half.", mask_far),
+    "int64": (
+        "Row numbers and offsets have 64 bits: 2**32 + 3 is no row, and rows may lie 2**30 apart.",
+        mask_far,
+    ),
     "memory": ("Rows may lie any distance apart, and nothing between or after them is written.", mask_memory),
 }
 for _name, (_proves, _cases) in MASK_CHECKS.items():
@@ -173,8 +186,8 @@ class Norming:
 
     @property
     def total(self) -> Tensor:
-        """What is normed: the sum, rounded to the dtype."""
-        return self.x if self.residual is None else (self.x.double() + self.residual.double()).to(self.x.dtype)
+        """What is normed: the sum, rounded to the dtype of the residual."""
+        return self.x if self.residual is None else (self.x.double() + self.residual.double()).to(self.residual.dtype)
 
 
 Normings = Callable[[int], dict[str, Norming]]
@@ -205,6 +218,8 @@ def norm_sums(seed: int) -> dict[str, Norming]:
             weight = draw(width, seed=seed + 1, dtype=dtype)
             cases[f"{dtype} [{rows}, {width}]"] = Norming(x, weight, residual=residual)
             cases[f"{dtype} [{rows}, {width}], rows apart"] = Norming(x, weight, residual=residual, gap=rows % 4 + 2)
+    x, residual = draw(5, 96, seed=seed, dtype="float16"), draw(5, 96, seed=seed + 2) * 9
+    cases["float16, residual and weight float32"] = Norming(x, draw(96, seed=seed + 1), residual=residual)
     return cases
 
 
@@ -235,7 +250,7 @@ def norm_probe(cases: Normings) -> Callable[[int], Values]:
                     residual = guard.put("the residual", case.residual, 2 * case.gap, NOISE)
                     out = add_rms_norm(x, residual, weight, case.eps)
                     values[name]["bits of the sum"] = bits(residual)
-            values[name] |= {"norm": out, "x is as it was": torch.equal(bits(x), bits(case.x)), DAMAGE: guard.damaged()}
+            values[name] |= {"norm": out, "x is as it was": torch.equal(bits(x), bits(case.x)), ON_GPU: guard.faults()}
         return values
 
     return probe
@@ -251,7 +266,7 @@ def norm_verdict(cases: Normings) -> Callable[[int, Values], list[Failure]]:
             # What is rounded twice may come out two neighbours away if float32 rounds the other way first.
             bounds = {"float32": (0.0, 2e-6), "float16": (2.0, 0.0)}[case.dtype]
             found = near(f"{name}, norm", exact, mine.pop("norm"), case.dtype, *bounds)
-            expected: Values = {"x is as it was": True, DAMAGE: []}
+            expected: Values = {"x is as it was": True, ON_GPU: []}
             if case.residual is not None:
                 expected["bits of the sum"] = bits(case.total)
             failures += [*differences(expected, mine, None, name), *found]
@@ -277,6 +292,7 @@ def norm_halves(seed: int) -> dict[str, Norming]:
     x, weight = draw(40, 120, seed=seed, dtype="float16"), draw(120, seed=seed + 1, dtype="float16")
     return {
         "norm": Norming(x, weight),
+        "norm, weight float32": Norming(x, draw(120, seed=seed + 1)),
         "norm of a sum": Norming(x, weight, residual=draw(40, 120, seed=seed + 2, dtype="float16") * 9),
     }
 
@@ -370,7 +386,7 @@ def silu_probe(seed: int) -> Values:
             out = silu_and_mul(guard.put("gate and up", gate_up, gap))
             alone = silu_and_mul(guard.put("the last row", gate_up[-1:]))
         same = torch.equal(alone, out[-1:])
-        values[name] = {"product": out, DAMAGE: guard.damaged(), "the last row alone has the same bits": same}
+        values[name] = {"product": out, ON_GPU: guard.faults(), "the last row alone has the same bits": same}
     return values
 
 
@@ -379,8 +395,14 @@ def silu_verdict(seed: int, got: Values) -> list[Failure]:
     failures: list[Failure] = []
     for name, (gate_up, _) in silu_rows(seed).items():
         mine, dtype = dict(got[name]), str(gate_up.dtype).removeprefix("torch.")
-        found = near(name, silu_product(gate_up), mine.pop("product"), dtype, 0.0 if dtype == "float32" else 1.0)
-        expected = {DAMAGE: [], "the last row alone has the same bits": True}
+        exact, product = silu_product(gate_up), mine.pop("product")
+        found = near(name, exact, product, dtype, 0.0 if dtype == "float32" else 1.0)
+        if exact.numel() > 999 and not found:
+            share = float((product.double() != exact.to(product.dtype)).double().mean())
+            if dtype == "float16" and share > MOST_OTHERS:
+                words = "hardly any: only the product is rounded"
+                found = [Failure(name, "numbers rounded otherwise", words, f"{share:.0%}")]
+        expected = {ON_GPU: [], "the last row alone has the same bits": True}
         failures += [*differences(expected, mine, None, name), *found]
     return failures[:8]
 
@@ -392,7 +414,7 @@ class Turning:
     heads: Tensor
     num_heads: int
     num_kv_heads: int
-    angles: Tensor  # cos and sin [2, T, D / 2], in the dtype of the heads
+    angles: Tensor  # cos and sin [2, T, D / 2], in the dtype of the heads or in float32
     gap: int
 
 
@@ -406,7 +428,15 @@ def turnings(seed: int) -> dict[str, Turning]:
             angles = torch.stack((angle.cos(), angle.sin())).to(DTYPES[dtype])
             name = f"{dtype}, {tokens} tokens, {num_heads} and {num_kv_heads} heads of {dim}"
             cases[name] = Turning(heads, num_heads, num_kv_heads, angles, dim % 7)
+    angle = draw(9, 10, seed=seed + 1) * 3
+    heads = draw(9, 5, 20, seed=seed, dtype="float16")
+    cases["float16, angles in float32"] = Turning(heads, 3, 1, torch.stack((angle.cos(), angle.sin())), 3)
     return cases
+
+
+def half_of(angles: Tensor) -> Tensor:
+    """Return a table [T, D] whose second half, which nothing should read, is NaN."""
+    return torch.cat((angles, torch.full_like(angles, torch.nan)), dim=1)
 
 
 def rotary_probe(seed: int) -> Values:
@@ -419,13 +449,13 @@ def rotary_probe(seed: int) -> Values:
         with guarded() as guard:
             heads = guard.put("the heads", case.heads, case.gap, NOISE)
             q, k, v = heads.split(bounds, dim=1)
-            cos = guard.put("cos", case.angles[0].repeat(1, 2), 3)
-            sin = guard.put("sin", case.angles[1].repeat(1, 2), 4)
+            cos = guard.put("cos", half_of(case.angles[0]), 3)
+            sin = guard.put("sin", half_of(case.angles[1]), 4)
             apply_rotary(q, k, cos, sin)
             alone_q, alone_k, _ = guard.put("the last token", case.heads[-1:], 0, NOISE).split(bounds, dim=1)
             apply_rotary(alone_q, alone_k, cos[-1:], sin[-1:])
         same = torch.equal(alone_q, q[-1:]) and torch.equal(alone_k, k[-1:])
-        values[name] = {"q": q, "k": k, "v": v, DAMAGE: guard.damaged(), "the last token alone has the same bits": same}
+        values[name] = {"q": q, "k": k, "v": v, ON_GPU: guard.faults(), "the last token alone has the same bits": same}
     return values
 
 
@@ -438,7 +468,7 @@ def rotary_verdict(seed: int, got: Values) -> list[Failure]:
         for part, x in (("q", q), ("k", k)):
             exact = rotation(x, case.angles)
             failures += near(f"{name}, {part}", exact, mine.pop(part), dtype, 0.0 if dtype == "float32" else 1.0)
-        expected = {"v": v, DAMAGE: [], "the last token alone has the same bits": True}
+        expected = {"v": v, ON_GPU: [], "the last token alone has the same bits": True}
         failures += differences(expected, mine, None, name)
     return failures[:8]
 
@@ -461,13 +491,17 @@ REGISTRY.add(
 
 @dataclass(frozen=True)
 class Storing:
-    """Keys and values [T, Hkv, D] for ``slots`` of a pool of ``size`` slots; ``apart``: no two strides alike."""
+    """Keys and values [T, Hkv, D] for ``slots`` of a pool of ``size`` slots; ``apart``: no two strides alike.
+
+    ``is_far``: a kernel finds the tokens, and the heads of the pool, 2**30 numbers apart.
+    """
 
     k: Tensor
     v: Tensor
     pool: Tensor  # [2, Hkv, slots, D]
     slots: list[int]
     apart: bool = False
+    is_far: bool = False
 
 
 Storings = Callable[[int], dict[str, Storing]]
@@ -497,9 +531,13 @@ def stores_outside(seed: int) -> dict[str, Storing]:
 
 
 def stores_far(seed: int) -> dict[str, Storing]:
-    """Return slots whose lower halves are those of others."""
+    """Return slots whose lower halves are those of others, and offsets beyond 2**31."""
     slots = [2**32 + 4, 3 - 2**32, 2**40, 6]
-    return {"slots of which only 6 is one": make_storing(len(slots), 2, 20, slots, 10, "float32", seed)}
+    near_by = make_storing(5, 5, 20, [7, 0, 8, 4, 2], 9, "float32", seed)
+    return {
+        "slots of which only 6 is one": make_storing(len(slots), 2, 20, slots, 10, "float32", seed),
+        "tokens, and heads of the pool, 2**30 numbers apart": replace(near_by, is_far=True),
+    }
 
 
 def stores_apart(seed: int) -> dict[str, Storing]:
@@ -526,12 +564,15 @@ def store_probe(cases: Storings) -> Callable[[int], Values]:
                     guard.put(part, tensor, gap)
                     for part, tensor, gap in zip(("k", "v", "the keys", "the values"), tensors, gaps, strict=True)
                 )
+                for part, tensor in (("k", k), ("v", v), ("the keys", keys), ("the values", values_of_pool)):
+                    if case.is_far:
+                        guard.stretch(part, tensor)
                 slots = guard.put("the slots", torch.tensor(case.slots, dtype=torch.int64), margin=1)
                 store_kv(k, v, keys, values_of_pool, slots)
             values[name] = {
                 "bits of the keys": bits(keys),
                 "bits of the values": bits(values_of_pool),
-                DAMAGE: guard.damaged(),
+                ON_GPU: guard.faults(),
             }
         return values
 
@@ -548,7 +589,7 @@ def store_spec(cases: Storings) -> Callable[[int], Values]:
             for token, slot in enumerate(case.slots):
                 if 0 <= slot < pool.shape[2]:
                     pool[0, :, slot], pool[1, :, slot] = bits(case.k)[token], bits(case.v)[token]
-            values[name] = {"bits of the keys": pool[0], "bits of the values": pool[1], DAMAGE: []}
+            values[name] = {"bits of the keys": pool[0], "bits of the values": pool[1], ON_GPU: []}
         return values
 
     return spec
@@ -557,7 +598,10 @@ def store_spec(cases: Storings) -> Callable[[int], Values]:
 STORE_CHECKS: dict[str, tuple[str, Storings]] = {
     "bits": ("Keys and values arrive in their slots with all their bits, and every other slot stays as it is.", stores),
     "outside": ("A token whose slot is negative or beyond the pool is stored nowhere.", stores_outside),
-    "int64": ("Slots have 64 bits: one beyond 2**32 is none, whatever its lower half.", stores_far),
+    "int64": (
+        "Slots and offsets have 64 bits: 2**32 + 4 is no slot, and heads may lie 2**30 apart.",
+        stores_far,
+    ),
     "strides": ("Tokens, heads and slots may lie any distance apart, each tensor's in its own way.", stores_apart),
 }
 for _name, (_proves, _store_cases) in STORE_CHECKS.items():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l4 import spec_distribution as spec
-from smoke.checks.l8.guard import apart, with_signs
+from smoke.checks.l8.guard import ON_GPU, apart, with_signs
 from smoke.checks.l8.h_filters import BLOCK, MASS_ONE, plain, small_blocks, tied
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
@@ -98,7 +98,7 @@ def above_probe(seed: int) -> Values:
     for name, row, cut, limit in above_cases(seed):
         mass = torch.full((1,), -1)
         memory = torch.cat((row, torch.full((BLOCK,), 1e30)))
-        given = [torch.tensor([row.max(), cut, limit])[i : i + 1].clone() for i in range(3)]
+        given = [row.max()[None].clone(), torch.tensor([cut]), torch.tensor([limit], dtype=torch.float64)]
         mass_above_kernel[(1,)](mass_above, memory, *given, mass, len(row), BLOCK)
         values[name] = int(mass[0])
     return values
@@ -113,6 +113,7 @@ def above_cases(seed: int) -> list[tuple[str, Tensor, float, float]]:
         ("above equals", equals, 1.0, BANNED),
         ("not far below the peak", row, BANNED, -2.0),
         ("exactly at the limit", equals, BANNED, 1.0 - float(equals.max())),
+        ("below the limit by 1e-12", equals, BANNED, 1.0 - float(equals.max()) + 1e-12),
         ("above the peak", row, float(row.max()), BANNED),
     ]
 
@@ -193,7 +194,7 @@ def both_probe(seed: int) -> Values:
                 kept = op.apply_top_k_top_p(apart(case.rows, 1000.0), *given, joint)
                 values[f"{name}, joint {joint}"] = with_signs(kept)
         values["no rows"] = list(op.apply_top_k_top_p(torch.zeros(0, 5), given[0][:0], given[1][:0]).shape)
-        values["written within bounds"] = not guard.damaged()
+        values[ON_GPU] = guard.faults()
     return values
 
 
@@ -207,7 +208,7 @@ def both_spec(seed: int) -> Values:
                 for row, k, p in zip(case.rows.tolist(), case.k, case.p, strict=True)
             ]
             values[f"{name}, joint {joint}"] = with_signs(torch.tensor(rows))
-    return {**values, "no rows": [0, 5], "written within bounds": True}
+    return {**values, "no rows": [0, 5], ON_GPU: []}
 
 
 REGISTRY.add(
@@ -308,14 +309,14 @@ def draw_probe(seed: int) -> Values:
     with small_blocks(op) as guard:
         for name, (draws, joint) in draw_cases(seed).items():
             values[name] = op.sample_top_k_top_p(apart(draws.rows, 1000.0), *draws.given(), joint=joint)
-        values["written within bounds"] = not guard.damaged()
+        values[ON_GPU] = guard.faults()
     return values
 
 
 def draw_spec(seed: int) -> Values:
     """Return the ids that the points were made for."""
     ids = {name: torch.tensor(draws.ids) for name, (draws, _) in draw_cases(seed).items()}
-    return {**ids, "written within bounds": True}
+    return {**ids, ON_GPU: []}
 
 
 REGISTRY.add(
