@@ -272,8 +272,8 @@ def odd_draws() -> dict[str, tuple[list[float], int, int, int]]:
     """Return rows, seeds and positions: with extreme hashes, and with two scores that only float64 tells apart."""
     for own in range(1000):
         first, second = (spec.noise(spec.hashed(own, 8, token)) for token in (0, 1))
-        row = np.float32([1000.0, 1000.0 + first - second])
-        scores = row + np.float32([first, second])
+        row = torch.tensor([1000.0, 1000.0 + first - second])
+        scores = row + torch.tensor([first, second])
         if row[1].item() + second > 1000.0 + first and scores[1] <= scores[0]:
             return {**extreme_rows(), "two scores that are equal in float32": (row.tolist(), own, 8, 1)}
     raise AssertionError("no seed has such scores")

@@ -167,7 +167,7 @@ class Guard:
 
 def address_of(tensor: Tensor) -> int:
     """Return the real address of a tensor's first number."""
-    return tensor.storage_offset() * tensor.itemsize + tensor.untyped_storage().data_ptr()
+    return int(tensor.storage_offset()) * tensor.itemsize + tensor.untyped_storage().data_ptr()
 
 
 def extent(tensor: Tensor) -> int:
