@@ -1,4 +1,4 @@
-"""The checks of L8.A to L8.D: bitmask, norm, activation, rotation and store, one program for each few rows.
+"""The checks of L8.A to L8.C: bitmask, norm, activation and rotation, one program for each few rows.
 
 Owns: shapes that are not multiples of a block, strides of every kind, numbers at the edge of what a dtype holds.
 Kernels run in Triton's interpreter, on CPU tensors. Attention is in ``e_attention.py``.
@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l7.spec_regular import bits_of
-from smoke.checks.l8.guard import Guard, bits, guarded
+from smoke.checks.l8.guard import ON_GPU, Guard, bits, guarded
 from smoke.checks.l8.spec_kernels import DTYPES, draw, draw_bits, near, norm, rotation, silu_product
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
 
 REGISTRY = Registry()
 NOISE = 3.25  # around tensors that are written in place: no operation leaves it as it is
-DAMAGE = "written outside"
 
 # L8.A ---------------------------------------------------------------------------------------------------------------
 
@@ -27,12 +26,16 @@ VOCABULARIES = (1, 31, 32, 33, 64, 100, 2048, 2049)  # around one word, around t
 
 @dataclass(frozen=True)
 class Masking:
-    """Logits, masks and the rows that the masks belong to; ``gap`` numbers lie between two rows of each."""
+    """Logits, masks and the rows that the masks belong to; ``gap`` numbers lie between two rows of each.
+
+    ``is_far``: a kernel finds the rows of logits 2**30 numbers apart.
+    """
 
     logits: Tensor
     mask: Tensor
     rows: list[int] | None = None
     gap: int = 0
+    is_far: bool = False
 
 
 Maskings = Callable[[int], dict[str, Masking]]
@@ -80,9 +83,13 @@ def mask_rows(seed: int) -> dict[str, Masking]:
 
 
 def mask_far(seed: int) -> dict[str, Masking]:
-    """Return numbers whose lower halves are those of rows."""
-    far = [2**32 + 3, 2 - 2**32, 1]
-    return {"row 1 next to 2**32 + 3": Masking(draw(5, 100, seed=seed), torch.zeros(3, 4, dtype=torch.int32), far)}
+    """Return numbers whose lower halves are those of rows, and rows whose offsets are beyond 2**31."""
+    far, logits, mask = [2**32 + 3, 2 - 2**32, 1], draw(5, 100, seed=seed), draw_mask(5, 100, seed)
+    return {
+        "row 1 next to 2**32 + 3": Masking(logits, torch.zeros(3, 4, dtype=torch.int32), far),
+        "rows 2**30 apart": Masking(logits, mask, is_far=True),
+        "rows 4, 1 and 3, 2**30 apart": Masking(logits, mask[:3], [4, 1, 3], is_far=True),
+    }
 
 
 def mask_memory(seed: int) -> dict[str, Masking]:
@@ -107,12 +114,15 @@ def mask_probe(cases: Maskings) -> Callable[[int], Values]:
         for name, case in cases(seed).items():
             with guarded() as guard:
                 logits = guard.put("the logits", case.logits, case.gap, NOISE)
+                guard.unread.add("the logits")
+                if case.is_far:
+                    guard.stretch("the logits", logits)
                 mask = guard.put("the masks", case.mask, case.gap, 0)
                 rows = (
                     None if case.rows is None else guard.put("rows", torch.tensor(case.rows, dtype=torch.int64), 0, 0)
                 )
                 apply_token_bitmask(logits, mask, rows)
-            values[name] = {"bits of the logits": bits(logits), DAMAGE: guard.damaged()}
+            values[name] = {"bits of the logits": bits(logits), ON_GPU: guard.faults()}
         return values
 
     return probe
@@ -129,7 +139,7 @@ def mask_spec(cases: Maskings) -> Callable[[int], Values]:
             for row, words in zip(rows, case.mask.tolist(), strict=True):
                 if 0 <= row < len(after):
                     after[row, ~torch.tensor(bits_of(words, after.shape[1]))] = lowest
-            values[name] = {"bits of the logits": after, DAMAGE: []}
+            values[name] = {"bits of the logits": after, ON_GPU: []}
         return values
 
     return spec
@@ -144,7 +154,10 @@ MASK_CHECKS: dict[str, tuple[str, Maskings]] = {
         "Each mask goes to the row that is named; a row named twice is banned by both, no row is skipped.",
         mask_rows,
     ),
-    "int64": ("Row numbers have 64 bits: one beyond 2**32 is not a row, whatever its lower half.", mask_far),
+    "int64": (
+        "Row numbers and offsets have 64 bits: 2**32 + 3 is no row, and rows may lie 2**30 apart.",
+        mask_far,
+    ),
     "memory": ("Rows may lie any distance apart, and nothing between or after them is written.", mask_memory),
 }
 for _name, (_proves, _cases) in MASK_CHECKS.items():
@@ -173,8 +186,8 @@ class Norming:
 
     @property
     def total(self) -> Tensor:
-        """What is normed: the sum, rounded to the dtype."""
-        return self.x if self.residual is None else (self.x.double() + self.residual.double()).to(self.x.dtype)
+        """What is normed: the sum, rounded to the dtype of the residual."""
+        return self.x if self.residual is None else (self.x.double() + self.residual.double()).to(self.residual.dtype)
 
 
 Normings = Callable[[int], dict[str, Norming]]
@@ -205,6 +218,8 @@ def norm_sums(seed: int) -> dict[str, Norming]:
             weight = draw(width, seed=seed + 1, dtype=dtype)
             cases[f"{dtype} [{rows}, {width}]"] = Norming(x, weight, residual=residual)
             cases[f"{dtype} [{rows}, {width}], rows apart"] = Norming(x, weight, residual=residual, gap=rows % 4 + 2)
+    x, residual = draw(5, 96, seed=seed, dtype="float16"), draw(5, 96, seed=seed + 2) * 9
+    cases["float16, residual and weight float32"] = Norming(x, draw(96, seed=seed + 1), residual=residual)
     return cases
 
 
@@ -235,7 +250,7 @@ def norm_probe(cases: Normings) -> Callable[[int], Values]:
                     residual = guard.put("the residual", case.residual, 2 * case.gap, NOISE)
                     out = add_rms_norm(x, residual, weight, case.eps)
                     values[name]["bits of the sum"] = bits(residual)
-            values[name] |= {"norm": out, "x is as it was": torch.equal(bits(x), bits(case.x)), DAMAGE: guard.damaged()}
+            values[name] |= {"norm": out, "x is as it was": torch.equal(bits(x), bits(case.x)), ON_GPU: guard.faults()}
         return values
 
     return probe
@@ -251,7 +266,7 @@ def norm_verdict(cases: Normings) -> Callable[[int, Values], list[Failure]]:
             # What is rounded twice may come out two neighbours away if float32 rounds the other way first.
             bounds = {"float32": (0.0, 2e-6), "float16": (2.0, 0.0)}[case.dtype]
             found = near(f"{name}, norm", exact, mine.pop("norm"), case.dtype, *bounds)
-            expected: Values = {"x is as it was": True, DAMAGE: []}
+            expected: Values = {"x is as it was": True, ON_GPU: []}
             if case.residual is not None:
                 expected["bits of the sum"] = bits(case.total)
             failures += [*differences(expected, mine, None, name), *found]
@@ -277,6 +292,7 @@ def norm_halves(seed: int) -> dict[str, Norming]:
     x, weight = draw(40, 120, seed=seed, dtype="float16"), draw(120, seed=seed + 1, dtype="float16")
     return {
         "norm": Norming(x, weight),
+        "norm, weight float32": Norming(x, draw(120, seed=seed + 1)),
         "norm of a sum": Norming(x, weight, residual=draw(40, 120, seed=seed + 2, dtype="float16") * 9),
     }
 
@@ -370,7 +386,7 @@ def silu_probe(seed: int) -> Values:
             out = silu_and_mul(guard.put("gate and up", gate_up, gap))
             alone = silu_and_mul(guard.put("the last row", gate_up[-1:]))
         same = torch.equal(alone, out[-1:])
-        values[name] = {"product": out, DAMAGE: guard.damaged(), "the last row alone has the same bits": same}
+        values[name] = {"product": out, ON_GPU: guard.faults(), "the last row alone has the same bits": same}
     return values
 
 
@@ -379,8 +395,14 @@ def silu_verdict(seed: int, got: Values) -> list[Failure]:
     failures: list[Failure] = []
     for name, (gate_up, _) in silu_rows(seed).items():
         mine, dtype = dict(got[name]), str(gate_up.dtype).removeprefix("torch.")
-        found = near(name, silu_product(gate_up), mine.pop("product"), dtype, 0.0 if dtype == "float32" else 1.0)
-        expected = {DAMAGE: [], "the last row alone has the same bits": True}
+        exact, product = silu_product(gate_up), mine.pop("product")
+        found = near(name, exact, product, dtype, 0.0 if dtype == "float32" else 1.0)
+        if exact.numel() > 999 and not found:
+            share = float((product.double() != exact.to(product.dtype)).double().mean())
+            if dtype == "float16" and share > MOST_OTHERS:
+                words = "hardly any: only the product is rounded"
+                found = [Failure(name, "numbers rounded otherwise", words, f"{share:.0%}")]
+        expected = {ON_GPU: [], "the last row alone has the same bits": True}
         failures += [*differences(expected, mine, None, name), *found]
     return failures[:8]
 
@@ -392,7 +414,7 @@ class Turning:
     heads: Tensor
     num_heads: int
     num_kv_heads: int
-    angles: Tensor  # cos and sin [2, T, D / 2], in the dtype of the heads
+    angles: Tensor  # cos and sin [2, T, D / 2], in the dtype of the heads or in float32
     gap: int
 
 
@@ -406,6 +428,9 @@ def turnings(seed: int) -> dict[str, Turning]:
             angles = torch.stack((angle.cos(), angle.sin())).to(DTYPES[dtype])
             name = f"{dtype}, {tokens} tokens, {num_heads} and {num_kv_heads} heads of {dim}"
             cases[name] = Turning(heads, num_heads, num_kv_heads, angles, dim % 7)
+    angle = draw(9, 10, seed=seed + 1) * 3
+    heads = draw(9, 5, 20, seed=seed, dtype="float16")
+    cases["float16, angles in float32"] = Turning(heads, 3, 1, torch.stack((angle.cos(), angle.sin())), 3)
     return cases
 
 
@@ -425,7 +450,7 @@ def rotary_probe(seed: int) -> Values:
             alone_q, alone_k, _ = guard.put("the last token", case.heads[-1:], 0, NOISE).split(bounds, dim=1)
             apply_rotary(alone_q, alone_k, cos[-1:], sin[-1:])
         same = torch.equal(alone_q, q[-1:]) and torch.equal(alone_k, k[-1:])
-        values[name] = {"q": q, "k": k, "v": v, DAMAGE: guard.damaged(), "the last token alone has the same bits": same}
+        values[name] = {"q": q, "k": k, "v": v, ON_GPU: guard.faults(), "the last token alone has the same bits": same}
     return values
 
 
@@ -438,7 +463,7 @@ def rotary_verdict(seed: int, got: Values) -> list[Failure]:
         for part, x in (("q", q), ("k", k)):
             exact = rotation(x, case.angles)
             failures += near(f"{name}, {part}", exact, mine.pop(part), dtype, 0.0 if dtype == "float32" else 1.0)
-        expected = {"v": v, DAMAGE: [], "the last token alone has the same bits": True}
+        expected = {"v": v, ON_GPU: [], "the last token alone has the same bits": True}
         failures += differences(expected, mine, None, name)
     return failures[:8]
 
@@ -455,110 +480,3 @@ REGISTRY.add(
     rotary_probe,
     rotary_verdict,
 )
-
-# L8.D ---------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Storing:
-    """Keys and values [T, Hkv, D] for ``slots`` of a pool of ``size`` slots; ``apart``: no two strides alike."""
-
-    k: Tensor
-    v: Tensor
-    pool: Tensor  # [2, Hkv, slots, D]
-    slots: list[int]
-    apart: bool = False
-
-
-Storings = Callable[[int], dict[str, Storing]]
-
-
-def make_storing(tokens: int, heads: int, dim: int, slots: list[int], size: int, dtype: str, seed: int) -> Storing:
-    """Draw bits of every kind."""
-    k, v = (draw_bits(tokens, heads, dim, seed=seed + part, dtype=dtype) for part in (1, 2))
-    return Storing(k, v, draw_bits(2, heads, size, dim, seed=seed + 3, dtype=dtype), slots)
-
-
-def stores(seed: int) -> dict[str, Storing]:
-    """Return copies of every shape; 9 heads of 1000 numbers are more than one program takes."""
-    shapes = ((1, 1, 32), (5, 2, 20), (3, 8, 64), (4, 3, 128), (2, 9, 1000), (0, 2, 20))
-    slots = [7, 0, 9, 4, 2]
-    return {
-        f"{dtype} [{tokens}, {heads}, {dim}]": make_storing(tokens, heads, dim, slots[:tokens], 11, dtype, seed)
-        for tokens, heads, dim in shapes
-        for dtype in DTYPES
-    }
-
-
-def stores_outside(seed: int) -> dict[str, Storing]:
-    """Return numbers that are not slots: before the first, after the last."""
-    slots = [-1, -3, 9, 10, 12]
-    return {"slots of which only 9 is one": make_storing(len(slots), 2, 20, slots, 10, "float32", seed)}
-
-
-def stores_far(seed: int) -> dict[str, Storing]:
-    """Return slots whose lower halves are those of others."""
-    slots = [2**32 + 4, 3 - 2**32, 2**40, 6]
-    return {"slots of which only 6 is one": make_storing(len(slots), 2, 20, slots, 10, "float32", seed)}
-
-
-def stores_apart(seed: int) -> dict[str, Storing]:
-    """Return tensors whose tokens, heads and slots lie apart, each in its own way."""
-    cases: dict[str, Storing] = {}
-    for tokens, heads, dim in ((4, 3, 20), (3, 9, 1000)):
-        one = make_storing(tokens, heads, dim, [8, 1, 5, 0][:tokens], 9, "float32", seed)
-        cases[f"[{tokens}, {heads}, {dim}]"] = Storing(one.k, one.v, one.pool, one.slots, True)
-    return cases
-
-
-def store_probe(cases: Storings) -> Callable[[int], Values]:
-    """Return a probe that stores, every tensor in separate memory."""
-
-    def probe(seed: int) -> Values:
-        from mini_engine.kernels.kv_store import store_kv
-
-        values: Values = {}
-        for name, case in cases(seed).items():
-            gaps = (3, 8, 1, 6) if case.apart else (0, 0, 0, 0)
-            tensors = (case.k, case.v, case.pool[0], case.pool[1])
-            with guarded() as guard:
-                k, v, keys, values_of_pool = (
-                    guard.put(part, tensor, gap)
-                    for part, tensor, gap in zip(("k", "v", "the keys", "the values"), tensors, gaps, strict=True)
-                )
-                slots = guard.put("the slots", torch.tensor(case.slots, dtype=torch.int64), margin=1)
-                store_kv(k, v, keys, values_of_pool, slots)
-            values[name] = {
-                "bits of the keys": bits(keys),
-                "bits of the values": bits(values_of_pool),
-                DAMAGE: guard.damaged(),
-            }
-        return values
-
-    return probe
-
-
-def store_spec(cases: Storings) -> Callable[[int], Values]:
-    """Return a spec that copies token by token."""
-
-    def spec(seed: int) -> Values:
-        values: Values = {}
-        for name, case in cases(seed).items():
-            pool = bits(case.pool).clone()
-            for token, slot in enumerate(case.slots):
-                if 0 <= slot < pool.shape[2]:
-                    pool[0, :, slot], pool[1, :, slot] = bits(case.k)[token], bits(case.v)[token]
-            values[name] = {"bits of the keys": pool[0], "bits of the values": pool[1], DAMAGE: []}
-        return values
-
-    return spec
-
-
-STORE_CHECKS: dict[str, tuple[str, Storings]] = {
-    "bits": ("Keys and values arrive in their slots with all their bits, and every other slot stays as it is.", stores),
-    "outside": ("A token whose slot is negative or beyond the pool is stored nowhere.", stores_outside),
-    "int64": ("Slots have 64 bits: one beyond 2**32 is none, whatever its lower half.", stores_far),
-    "strides": ("Tokens, heads and slots may lie any distance apart, each tensor's in its own way.", stores_apart),
-}
-for _name, (_proves, _store_cases) in STORE_CHECKS.items():
-    REGISTRY.add(f"L8.D.{_name}", _proves, store_probe(_store_cases), bitwise(store_spec(_store_cases)))

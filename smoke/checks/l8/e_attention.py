@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoke.checks.l8.guard import Guard, guarded
+from smoke.checks.l8.guard import FAR, ON_GPU, Guard, guarded
 from smoke.checks.l8.spec_kernels import DTYPES, Sequences, attend_all, near, rows_of
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import differences
@@ -28,6 +28,7 @@ class Launch:
     """One call: a step, which of its sequences are computed (None: all), and how many numbers lie between its rows.
 
     ``split_size`` is that of ``split_attention``; 0 is ``paged_attention``. ``queries`` of a block: 0 is what fits.
+    ``is_far``: a kernel finds the rows, and the heads of the pool, 2**30 numbers apart; if there is one, its pages.
     """
 
     step: Sequences
@@ -35,6 +36,7 @@ class Launch:
     chosen: tuple[int, ...] | None = None
     gap: int = 0
     queries: int = 0
+    is_far: bool = False
 
     @property
     def sequences(self) -> list[int]:
@@ -45,10 +47,10 @@ class Launch:
 Launches = Callable[[int], dict[str, Launch]]
 
 
-def make_pool(step: Sequences, drawn: Drawn, seed: int, guard: Guard) -> tuple[Tensor, Tensor, Tensor]:
+def make_pool(launch: Launch, drawn: Drawn, seed: int, guard: Guard) -> tuple[Tensor, Tensor, Tensor]:
     """Return keys, values [Hkv, slots, D] and the page table, padded with -1; slots without a key are NaN."""
-    pages = step.pages(seed)
-    size = step.page_size
+    step = launch.step
+    pages, size = step.pages(seed), step.page_size
     num_pages = sum(len(own) for own in pages) + 3
     keys = torch.full((step.heads[1], num_pages * size + 1, step.dim), torch.nan, dtype=DTYPES[step.dtype])
     values = keys.clone()
@@ -57,7 +59,12 @@ def make_pool(step: Sequences, drawn: Drawn, seed: int, guard: Guard) -> tuple[T
         slots = [own[position // size] * size + position % size for position in range(k.shape[1])]
         keys[:, slots], values[:, slots] = k, v
         table[index, : len(own)] = torch.tensor(own, dtype=torch.int32)
-    return guard.put("the keys", keys), guard.put("the values", values), guard.put("the page table", table, 1, -1)
+    pool = [guard.put("the keys", keys), guard.put("the values", values)]
+    if launch.is_far:
+        page = size * step.dim if step.heads[1] == 1 else 0  # numbers that stay together; 0: a head
+        table = torch.where(table < 0, table, table * (FAR // page)) if page else table
+        pool = [guard.stretch(name, part, page) for name, part in zip(("the keys", "the values"), pool, strict=True)]
+    return pool[0], pool[1], guard.put("the page table", table, 1, -1)
 
 
 def cut(launch: Launch, queries: int) -> Any:
@@ -87,10 +94,12 @@ def attend(launch: Launch, drawn: Drawn, seed: int) -> Values:
         step.heads[0] // step.heads[1], step.dim, DTYPES[step.dtype]
     )
     with guarded() as guard:
-        keys, values, table = make_pool(step, drawn, seed, guard)
+        keys, values, table = make_pool(launch, drawn, seed, guard)
         packed = torch.cat([q for q, _, _ in drawn])
         q = guard.put("the queries", packed, launch.gap)
         out = guard.put("the output", torch.full_like(packed, UNTOUCHED), 2 * launch.gap, UNTOUCHED)
+        for name, rows in (("the queries", q), ("the output", out)) if launch.is_far else ():
+            guard.stretch(name, rows)
         metadata = AttentionMetadata(
             cu_seqlens_q=torch.tensor(step.bounds, dtype=torch.int32),
             seq_lens_kv=torch.tensor([length for _, length in step.lengths], dtype=torch.int32),
@@ -103,7 +112,7 @@ def attend(launch: Launch, drawn: Drawn, seed: int) -> Values:
             split_attention(q, keys, values, metadata, blocks, out, launch.split_size)
         else:
             paged_attention(q, keys, values, metadata, blocks, out)
-    return {"out": out, "written outside": guard.damaged()}
+    return {"out": out, ON_GPU: guard.faults()}
 
 
 def probe_of(launches: Launches) -> Callable[[int], Values]:
@@ -126,7 +135,7 @@ def verdict_of(launches: Launches) -> Callable[[int, Values], list[Failure]]:
 def compare(name: str, launch: Launch, drawn: Drawn, got: Values, bound: float) -> list[Failure]:
     """Compare one launch's output with float64, sequence by sequence: what a row is depends on whose it is."""
     exact = attend_all(drawn)
-    failures = differences([], got["written outside"], None, f"{name}, written outside")
+    failures = differences([], got[ON_GPU], None, f"{name}, {ON_GPU}")
     for sequence, (start, end) in enumerate(pairwise(launch.step.bounds)):
         queries, keys = launch.step.lengths[sequence]
         case = f"{name}, sequence {sequence} ({queries} queries, {keys} keys)"
@@ -170,20 +179,28 @@ def exact_launches(seed: int) -> dict[str, Launch]:
 
 def half_launches(seed: int) -> dict[str, Launch]:
     """Return steps of 16 bits, whose tiles have 64 keys."""
-    return steps(((1, 1), (1, 130), (30, 100), (9, 64)), "float16", 0)
+    one = Sequences(((1, 130), (2, 70)), 16, (2, 1), 64, "float16")
+    return {
+        **steps(((1, 1), (1, 130), (30, 100), (9, 64)), "float16", 0),
+        "products of queries and keys beyond 65,504": Launch(replace(one, growth=8000.0)),
+        "weighted values that sum to more than 65,504": Launch(replace(one, offset=6000.0)),
+    }
 
 
 def memory_launches(seed: int) -> dict[str, Launch]:
     """Return steps of which some sequences are computed, from and to rows that lie apart."""
     cases = {}
     for name, (page_size, heads, dim) in SHAPES.items():
-        step = Sequences(((1, 1), (9, 50), (2, 33), (1, 64)), page_size, heads, dim)
+        step = Sequences(((1, 1), (9, 50), (2, 33), (1, 57)), page_size, heads, dim)
         cases[f"{name}, the second and the last of four sequences"] = Launch(step, 0, (1, 3), gap=3)
+    for heads in ((8, 4), (2, 1)):
+        step = Sequences(((4, 20), (1, 40)), 16, heads, 32)
+        cases[f"rows and heads, or pages, 2**30 numbers apart, {heads[1]} key-value heads"] = Launch(step, is_far=True)
     cases["none of them"] = Launch(Sequences(((1, 3), (1, 4)), 16, (2, 1), 16), 0, ())
     return cases
 
 
-SEEN = ((1, 1), (1, 32), (5, 9), (12, 30), (20, 20), (3, 32))
+SEEN = ((1, 1), (1, 32), (5, 9), (12, 30), (20, 20), (2, 32))
 
 
 def seen_step() -> Launch:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from smoke.checks.l4 import spec_distribution as spec
 from smoke.checks.l4.d_draw import EDGES, KNOWN, extreme_rows, triples
-from smoke.checks.l8.guard import apart, followed_by, gaps_of, guarded, set_for_now, with_signs
+from smoke.checks.l8.guard import ON_GPU, apart, bits, followed_by, gaps_of, guarded, set_for_now, with_signs
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, close, differences
@@ -73,8 +73,8 @@ def odd_rows() -> dict[str, Tensor]:
 def largest_of(op: Any, rows: Tensor) -> Values:
     """Run the kernel over rows that lie apart, among numbers larger than all of theirs."""
     with guarded(math.nan) as guard:
-        values, ids = op.argmax(apart(rows, 1000.0))
-    return {"values": values, "ids": ids, "written within bounds": not guard.damaged()}
+        values, ids = op.argmax(guard.stretch("the logits", apart(rows, 1000.0)))
+    return {"values": values, "ids": ids, ON_GPU: guard.faults()}
 
 
 def first_largest(row: list[float]) -> int:
@@ -88,7 +88,7 @@ def largest_by_hand(rows: Tensor) -> Values:
     return {
         "values": rows[range(len(ids)), ids].float(),
         "ids": torch.tensor(ids),
-        "written within bounds": True,
+        ON_GPU: [],
     }
 
 
@@ -150,7 +150,7 @@ def hash_probe(seed: int) -> Values:
             op.hash_tokens(*(torch.tensor(column) for column in zip(*rows, strict=True)))
             for rows in (list(KNOWN), triples(seed))
         )
-    return {"known triples": known, "drawn triples": drawn, "written within bounds": not guard.damaged()}
+    return {"known triples": known, "drawn triples": drawn, ON_GPU: guard.faults()}
 
 
 def hash_spec(seed: int) -> Values:
@@ -158,7 +158,7 @@ def hash_spec(seed: int) -> Values:
     return {
         "known triples": torch.tensor(list(KNOWN.values())),
         "drawn triples": torch.tensor([spec.hashed(*triple) for triple in triples(seed)]),
-        "written within bounds": True,
+        ON_GPU: [],
     }
 
 
@@ -228,7 +228,7 @@ def draw_probe(seed: int) -> Values:
     logits, *rest = seeded_rows(seed)
     seeds, positions = (torch.tensor(column) for column in rest)
     with set_for_now(op, BLOCK=BLOCK), guarded(math.nan) as guard:
-        together = op.draw_seeded(apart(logits, 1000.0), seeds, positions)
+        together = op.draw_seeded(guard.stretch("the logits", apart(logits, 1000.0)), seeds, positions)
         backwards = op.draw_seeded(logits.flip(0), seeds.flip(0), positions.flip(0)).flip(0)
         alone = [op.draw_seeded(*(part[i : i + 1] for part in (logits, seeds, positions))) for i in (0, 4, 8)]
         none = op.draw_seeded(logits[:0], seeds[:0], positions[:0])
@@ -239,7 +239,7 @@ def draw_probe(seed: int) -> Values:
         "rows 0, 4 and 8 alone": torch.cat(alone),
         "no rows": list(none.shape),
         "1 and 65 columns": torch.cat(narrow),
-        "written within bounds": not guard.damaged(),
+        ON_GPU: guard.faults(),
     }
 
 
@@ -256,7 +256,7 @@ def draw_spec(seed: int) -> Values:
         "rows 0, 4 and 8 alone": ids[[0, 4, 8]],
         "no rows": [0],
         "1 and 65 columns": torch.tensor(narrow),
-        "written within bounds": True,
+        ON_GPU: [],
     }
 
 
@@ -268,13 +268,24 @@ REGISTRY.add(
 )
 
 
+def odd_draws() -> dict[str, tuple[list[float], int, int, int]]:
+    """Return rows, seeds and positions: with extreme hashes, and with two scores that only float64 tells apart."""
+    for own in range(1000):
+        first, second = (spec.noise(spec.hashed(own, 8, token)) for token in (0, 1))
+        row = torch.tensor([1000.0, 1000.0 + first - second])
+        scores = row + torch.tensor([first, second])
+        if row[1].item() + second > 1000.0 + first and scores[1] <= scores[0]:
+            return {**extreme_rows(), "two scores that are equal in float32": (row.tolist(), own, 8, 1)}
+    raise AssertionError("no seed has such scores")
+
+
 def extremes_probe(seed: int) -> Values:
     """Draw where a hash is the smallest or the largest; then a row of equals, and one without any token."""
     import mini_engine.kernels.gumbel as op
 
     values: Values = {
         name: int(op.draw_seeded(torch.tensor([row]), torch.tensor([own]), torch.tensor([position]))[0])
-        for name, (row, own, position, _) in extreme_rows().items()
+        for name, (row, own, position, _) in odd_draws().items()
     }
     with set_for_now(op, BLOCK=BLOCK):
         nothing = op.draw_seeded(torch.full((1, 150), BANNED), torch.tensor([3]), torch.tensor([4]))
@@ -283,13 +294,14 @@ def extremes_probe(seed: int) -> Values:
 
 def extremes_spec(seed: int) -> Values:
     """Draw from the noise."""
-    drawn = {name: spec.seeded(row, own, position) for name, (row, own, position, _) in extreme_rows().items()}
+    drawn = {name: spec.seeded(row, own, position) for name, (row, own, position, _) in odd_draws().items()}
     return {**drawn, "a row without tokens": 0}
 
 
 REGISTRY.add(
     "L8.G.extremes",
-    "The smallest and the largest hash give finite noise: no token is forced, forbidden or freed of its ban by it.",
+    "The smallest and the largest hash give finite noise: no token is forced, forbidden or freed of its ban by it; "
+    "scores are compared in float64.",
     extremes_probe,
     bitwise(extremes_spec),
 )
@@ -351,6 +363,7 @@ def entries(seed: int, width: int) -> list[Tensor]:
     places = torch.randperm(len(STRENGTHS) * width, generator=generator)[: 2 * width]
     rows, token_ids = places // width, places % width
     counts = torch.randint(0, 5, (len(places),), generator=generator).float()
+    counts[token_ids == 0] = 0.0  # where the logit is -0.0: 0 times a negative strength is -0.0, too
     columns = [rows, token_ids, counts, *torch.tensor(STRENGTHS)[rows].T.contiguous()]
     return [followed_by(column, behind) for column, behind in zip(columns, BEHIND, strict=True)]
 
@@ -382,7 +395,13 @@ def penalties_probe(seed: int) -> Values:
             given = entries(seed, width)
             lying_apart = apart(logits)
             op.apply_penalties(logits, *given)
-            op.apply_penalties(lying_apart, *given)
+            with guarded() as guard:
+                kept = [
+                    guard.put(name, part, margin=behind)
+                    for name, part, behind in zip(NAMES, given, BEHIND, strict=True)
+                ]
+                op.apply_penalties(guard.stretch("the logits", lying_apart), *kept)
+            values[f"{width} columns, {ON_GPU}"] = guard.faults()
             values[f"{width} columns"] = with_signs(logits)
             values[f"{width} columns, rows apart"] = with_signs(lying_apart)
             values[f"{width} columns, the gaps"] = bool(gaps_of(lying_apart).isnan().all())
@@ -395,6 +414,7 @@ def penalties_spec(seed: int) -> Values:
     for width in (1, 50, 300):
         want = with_signs(penalised(penalty_logits(seed, width), entries(seed, width)))
         values |= {f"{width} columns": want, f"{width} columns, rows apart": want, f"{width} columns, the gaps": True}
+        values[f"{width} columns, {ON_GPU}"] = []
     return values
 
 
@@ -406,24 +426,31 @@ REGISTRY.add(
 )
 
 ODD = (-0.0, 1e-42, math.nan, BANNED, math.inf)
+SIGNALLING = (0x7F800001, -0x7FFFFF)  # NaN that any arithmetic changes, even a division by 1
+
+
+def odd_logits() -> Tensor:
+    """Return logits [1, 7] that arithmetic may change."""
+    return torch.cat((torch.tensor(ODD), torch.tensor(SIGNALLING, dtype=torch.int32).view(torch.float32)))[None]
 
 
 def off_probe(seed: int) -> Values:
     """Penalise odd logits with strengths that are off, and without entries at all."""
     import mini_engine.kernels.penalties as op
 
-    logits = torch.tensor([ODD])
-    other = random_tensor(2, 9, seed=seed)
-    numbers = [torch.full((len(ODD),), x) for x in (3.0, 1.0, 0.0, 0.0)]
-    op.apply_penalties(logits, torch.zeros(len(ODD), dtype=torch.int64), torch.arange(len(ODD)), *numbers)
+    logits, other = odd_logits(), random_tensor(2, 9, seed=seed)
+    count = logits.shape[1]
+    numbers = [torch.full((count,), x) for x in (3.0, 1.0, 0.0, 0.0)]
+    with np.errstate(invalid="ignore"):
+        op.apply_penalties(logits, torch.zeros(count, dtype=torch.int64), torch.arange(count), *numbers)
     nothing = torch.zeros(0)
     op.apply_penalties(other, nothing.long(), nothing.long(), *[nothing] * 4)
-    return {"off": with_signs(logits), "no entries": with_signs(other)}
+    return {"off": bits(logits), "no entries": with_signs(other)}
 
 
 def off_spec(seed: int) -> Values:
     """Change nothing."""
-    return {"off": with_signs(torch.tensor([ODD])), "no entries": with_signs(random_tensor(2, 9, seed=seed))}
+    return {"off": bits(odd_logits()), "no entries": with_signs(random_tensor(2, 9, seed=seed))}
 
 
 REGISTRY.add(

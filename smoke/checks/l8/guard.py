@@ -2,7 +2,8 @@
 
 A kernel gets addresses. In Triton's interpreter a read outside a tensor finds whatever lies there, and a write outside
 it damages another tensor; neither raises an error. So every tensor here lies in the middle of larger memory: what is
-read around it is NaN, what is written around it is noticed, and an output that was not written is NaN as well.
+read around it is NaN, what is read or written around it is noticed, and an output that was not written is NaN as well.
+A kernel can be told that rows lie 2**30 numbers apart: its loads and stores are led back to where they really lie.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,10 @@ MARGIN = 32768  # numbers on either side: a tile of rows beyond the last ends wi
 UNWRITTEN = -77  # an integer that was not written
 GAP = 37  # numbers between two rows: more than any rounding of a width, and not a power of two
 BEHIND = 300  # numbers after a vector
+FAR = 1 << 30  # numbers between two rows: those of the fourth begin where 32 bits end
+BEYOND = 1 << 60  # an address that no memory has
+WINDOW = 1 << 45  # bytes from one such address to the next
+ON_GPU = "wrong on a GPU"  # what stands before ``Guard.faults``
 INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -65,7 +70,7 @@ def set_for_now(module: Any, **constants: Any) -> Iterator[None]:
 
 
 class Guard:
-    """Tensors in memory with margins. ``damaged`` names those around which something was written.
+    """Tensors in memory with margins. ``faults`` says what kernels did that a GPU would not forgive.
 
     ``margin`` lies around the tensors that ``allocate`` returns, if it fits their dtype.
     """
@@ -74,6 +79,10 @@ class Guard:
         """Hold nothing."""
         self.margin = margin
         self.held: list[tuple[str, Tensor, Tensor, Tensor]] = []  # name, memory, what is outside the tensor, its bits
+        self.far: list[tuple[str, Tensor, int, bool]] = []  # name, tensor, numbers in a row, whether axis 0 says FAR
+        self.is_honest = False  # whether even a tensor of ``far`` tells its real strides
+        self.noted = set[str]()
+        self.unread = set[str]()  # names of tensors that a kernel has no reason to read
 
     def put(self, name: str, tensor: Tensor, gap: int = 0, margin: float = torch.nan) -> Tensor:
         """Return the same numbers, rows of the last axis ``gap`` numbers apart, with ``margin`` around and between.
@@ -96,9 +105,55 @@ class Guard:
         self.held.append((name, memory, outside, bits(memory)[outside].clone()))
         return view
 
-    def damaged(self) -> list[str]:
-        """Name every tensor around which something was written."""
-        return [name for name, memory, outside, before in self.held if not torch.equal(bits(memory)[outside], before)]
+    def stretch(self, name: str, tensor: Tensor, row: int = 0) -> Tensor:
+        """Have kernels find the rows of ``tensor`` FAR numbers apart, ``row`` numbers each; 0: those of axis 0."""
+        self.far.append((name, tensor, row or tensor.stride(0), not row))
+        return tensor
+
+    def faults(self) -> list[str]:
+        """Say outside which tensors something was read or written, and what else was noted."""
+        written = {n for n, memory, outside, before in self.held if not torch.equal(bits(memory)[outside], before)}
+        return sorted({f"written outside {name}" for name in written} | self.noted)
+
+    def stride(self, tensor: Tensor, strides: tuple[int, ...], *axis: int) -> Any:
+        """Return what a launcher is told of the ``strides`` of ``tensor``."""
+        if not self.is_honest and any(tensor is mine and by_axis for _, mine, _, by_axis in self.far):
+            strides = (FAR, *strides[1:])
+        return strides[axis[0]] if axis else strides
+
+    def address(self, real: int) -> int:
+        """Return the address that a kernel gets for the ``real`` one."""
+        places = (number for number, (_, tensor, _, _) in enumerate(self.far) if address_of(tensor) == real)
+        return next((BEYOND + number * WINDOW for number in places), real)
+
+    def locate(self, addresses: Any, mask: Any, verb: str) -> tuple[Any, Any]:
+        """Note what is outside every tensor -> the real addresses, and the mask without those that are nowhere.
+
+        ``verb`` says what is done there. Both arrays have one shape.
+        """
+        for number, (name, tensor, row, _) in enumerate(self.far):
+            size = tensor.itemsize
+            offset = addresses.astype(np.int64) - (BEYOND + number * WINDOW)
+            mine = abs(offset) < WINDOW // 2
+            index, rest = np.divmod(offset // size, FAR)
+            real = address_of(tensor) + (index * row + rest) * size
+            inside = mine & (index >= 0) & (index * row + rest < extent(tensor)) & (rest < row)
+            if (mask & mine & ~inside).any():
+                self.noted.add(f"{verb} outside {name}")
+            addresses, mask = np.where(inside, real.astype(np.uint64), addresses), mask & (inside | ~mine)
+        if verb == "read":
+            self.note_reads(addresses[mask])
+        return addresses, mask
+
+    def note_reads(self, addresses: Any) -> None:
+        """Note the tensors around which something is read, and those that nothing should read."""
+        for name, memory, _, _ in self.held if addresses.size else ():
+            start, margin = address_of(memory), MARGIN * memory.itemsize
+            here = addresses[(addresses >= start) & (addresses < start + memory.nbytes)]
+            if name in self.unread and here.size:
+                self.noted.add(f"read {name}")
+            if ((here < start + margin) | (here >= start + memory.nbytes - margin)).any():
+                self.noted.add(f"read outside {name}")
 
     def allocate(self, *size: Any, dtype: torch.dtype | None = None) -> Tensor:
         """Return a new tensor of NaN, or of ``UNWRITTEN`` integers, with a margin around it."""
@@ -110,10 +165,25 @@ class Guard:
         return self.put(f"an allocated tensor {list(shape)}", unwritten, margin=margin)
 
 
-def poisoned(load: Any) -> Any:
+def address_of(tensor: Tensor) -> int:
+    """Return the real address of a tensor's first number."""
+    return int(tensor.storage_offset()) * tensor.itemsize + tensor.untyped_storage().data_ptr()
+
+
+def extent(tensor: Tensor) -> int:
+    """Return how many numbers of memory lie from the first to the last of a tensor."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, real_strides(tensor), strict=True))
+
+
+def real_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor, whatever ``Tensor.stride`` is told to say."""
+    return tuple(torch._C.TensorBase.stride(tensor))
+
+
+def poisoned(load: Any, guard: Guard) -> Any:
     """Return the interpreter's ``load`` with poison, and not 0, where a mask is off and the kernel gives no ``other``.
 
-    On a GPU it can be anything.
+    On a GPU it can be anything. ``guard`` notes what is read.
     """
     from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
@@ -122,19 +192,52 @@ def poisoned(load: Any) -> Any:
             kind = pointers.get_element_ty()
             dtype = np.dtype(_get_np_dtype(kind))
             other = TensorHandle(np.full(pointers.data.shape, np.nan if dtype.kind == "f" else 77, dtype), kind)
-        return load(builder, pointers, mask, other, *options)
+        found, real = guard.locate(pointers.data, mask.data, "read")
+        return load(builder, TensorHandle(found, pointers.dtype), TensorHandle(real, mask.dtype), other, *options)
 
     return masked_load
+
+
+def honest(collect: Any, guard: Guard) -> Any:
+    """Return the interpreter's ``collect``, which copies arguments by their strides; it hears the real ones."""
+
+    def collected(executor: Any, *arguments: Any) -> Any:
+        with patch.object(guard, "is_honest", True):
+            return collect(executor, *arguments)
+
+    return collected
+
+
+def watched(store: Any, guard: Guard) -> Any:
+    """Return the interpreter's ``store``; ``guard`` notes what is written."""
+    from triton.runtime.interpreter import TensorHandle
+
+    def masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *options: Any) -> Any:
+        found, real = guard.locate(pointers.data, mask.data, "written")
+        return store(builder, TensorHandle(found, pointers.dtype), value, TensorHandle(real, mask.dtype), *options)
+
+    return masked_store
+
+
+def precise(dot: Any, guard: Guard) -> Any:
+    """Return the interpreter's ``dot``, which knows no tf32; ``guard`` notes where a GPU would use it."""
+
+    def checked(builder: Any, a: Any, b: Any, total: Any, precision: Any, *options: Any) -> Any:
+        if a.dtype.primitive_bitwidth == 32 and "IEEE" not in str(precision).upper():
+            guard.noted.add("a product of float32 tiles without input_precision='ieee'")
+        return dot(builder, a, b, total, precision, *options)
+
+    return checked
 
 
 @contextmanager
 def guarded(margin: float = -7.0) -> Iterator[Guard]:
     """While this is open, ``torch.empty``, ``torch.empty_like`` and ``Tensor.new_empty`` allocate from a guard.
 
-    With a ``margin`` of NaN a read outside an allocated tensor shows in the result; with a number every write does.
+    With a ``margin`` of NaN a read outside an allocated tensor spoils the result; with a number every write shows.
     What a kernel's mask leaves out is poison, if the load names no other number for it.
     """
-    from triton.runtime.interpreter import InterpreterBuilder
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
     guard = Guard(margin)
 
@@ -147,10 +250,17 @@ def guarded(margin: float = -7.0) -> Iterator[Guard]:
     def new_empty(tensor: Tensor, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         return guard.allocate(*size, dtype=dtype or tensor.dtype)
 
+    operations = ("create_masked_load", "create_masked_store", "create_dot")
+    load, store, dot = (getattr(InterpreterBuilder, name) for name in operations)
     with (
         patch.object(torch, "empty", empty),
         patch.object(torch, "empty_like", empty_like),
         patch.object(torch.Tensor, "new_empty", new_empty),
-        patch.object(InterpreterBuilder, "create_masked_load", poisoned(InterpreterBuilder.create_masked_load)),
+        patch.object(torch.Tensor, "stride", lambda x, *axis: guard.stride(x, real_strides(x), *axis)),
+        patch.object(torch.Tensor, "data_ptr", lambda x: guard.address(address_of(x))),
+        patch.object(GridExecutor, "_init_args_hst", honest(GridExecutor._init_args_hst, guard)),
+        patch.object(InterpreterBuilder, "create_masked_load", poisoned(load, guard)),
+        patch.object(InterpreterBuilder, "create_masked_store", watched(store, guard)),
+        patch.object(InterpreterBuilder, "create_dot", precise(dot, guard)),
     ):
         yield guard

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l4 import spec_distribution as spec
-from smoke.checks.l8.guard import apart, with_signs
-from smoke.checks.l8.h_filters import BLOCK, MASS_ONE, plain, small_blocks, tied
+from smoke.checks.l8.guard import ON_GPU, apart, with_signs
+from smoke.checks.l8.h_filters import BLOCK, LIKELY, MASS_ONE, plain, small_blocks, tied
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
@@ -30,7 +30,8 @@ def left_of(row: Tensor) -> list[int]:
 # Edges --------------------------------------------------------------------------------------------------------------
 
 # Equal logits weigh exactly the same, so a mass can be exactly p: number of equals, p, how many stay.
-EQUALS = ((4, 0.25, 1), (4, 0.3, 2), (8, 0.5, 4), (8, 0.51, 5), (128, 0.75, 96))
+EQUALS = ((4, 0.25, 1), (4, 0.3, 2), (8, 0.5, 4), (8, 0.51, 5), (128, 0.75, 96), (2, 0.5 + 2.0**-42, 2))
+UNITS = 2.0**40 + 198  # the mass of ``LIKELY``
 LADDER = (0.5, 0.25, 0.125, 0.125)
 
 
@@ -50,7 +51,14 @@ def edges_probe(seed: int) -> Values:
         for equal, p, _ in EQUALS:
             row = torch.full((1, equal + 30), BANNED)
             row[0, 20 : 20 + equal] = -1.5
-            values[f"{equal} equals, p {p}"] = left_of(top_p.apply_top_p(row, torch.tensor([p]).double())[0])
+            values[f"{equal} equals, p {p}"] = left_of(
+                top_p.apply_top_p(row, torch.tensor([p], dtype=torch.float64))[0]
+            )
+        share = torch.tensor([(UNITS - 47.5) / UNITS], dtype=torch.float64)
+        values["all but 47.5 of 2**40 + 198 units"] = left_of(top_p.apply_top_p(LIKELY[None], share)[0])
+        far, one = torch.tensor([[0.0, -200.0, -20000.0]]), torch.ones(1, dtype=torch.float64)
+        values["no mass, p 1"] = left_of(top_p.apply_top_p(far, one)[0])
+        values["no mass, min-p 0"] = left_of(min_p.apply_min_p(far, torch.zeros(1))[0])
         values["two equals, k 1"] = left_of(
             top_k.apply_top_k(torch.tensor([[0.4, 0.4, 0.1, 0.1]]).log(), torch.tensor([1]))[0]
         )
@@ -66,7 +74,8 @@ def edges_probe(seed: int) -> Values:
 def edges_spec(seed: int) -> Values:
     """Count what stays."""
     values: Values = {f"{n} equals, p {p}": list(range(20, 20 + kept)) for n, p, kept in EQUALS}
-    values["two equals, k 1"] = [0]
+    values |= {"two equals, k 1": [0], "no mass, p 1": [0, 1, 2], "no mass, min-p 0": [0, 1, 2]}
+    values["all but 47.5 of 2**40 + 198 units"] = list(range(77))
     for limit in (1.0, 0.5, 0.25):
         for name, more in (("", False), (" and a little more", True)):
             values[f"min-p {limit}{name}"] = [
@@ -98,10 +107,13 @@ def above_probe(seed: int) -> Values:
     for name, row, cut, limit in above_cases(seed):
         mass = torch.full((1,), -1)
         memory = torch.cat((row, torch.full((BLOCK,), 1e30)))
-        given = [torch.tensor([row.max(), cut, limit])[i : i + 1].clone() for i in range(3)]
+        given = [row.max()[None].clone(), torch.tensor([cut]), torch.tensor([limit], dtype=torch.float64)]
         mass_above_kernel[(1,)](mass_above, memory, *given, mass, len(row), BLOCK)
         values[name] = int(mass[0])
     return values
+
+
+EXACTLY = "a mass of 2**40 and 99 of 2 units"
 
 
 def above_cases(seed: int) -> list[tuple[str, Tensor, float, float]]:
@@ -113,6 +125,8 @@ def above_cases(seed: int) -> list[tuple[str, Tensor, float, float]]:
         ("above equals", equals, 1.0, BANNED),
         ("not far below the peak", row, BANNED, -2.0),
         ("exactly at the limit", equals, BANNED, 1.0 - float(equals.max())),
+        ("below the limit by 1e-12", equals, BANNED, 1.0 - float(equals.max()) + 1e-12),
+        (EXACTLY, LIKELY, BANNED, BANNED),
         ("above the peak", row, float(row.max()), BANNED),
     ]
 
@@ -125,7 +139,10 @@ def above_verdict(seed: int, got: Values) -> list[Failure]:
         exact = math.fsum(
             math.exp(x - peak) * MASS_ONE for x in row.tolist() if x > cut and x > BANNED and x - peak >= limit
         )
-        if abs(got[name] - exact) > exact * 1e-6 + len(row):
+        bound = exact * 1e-6 + len(row)
+        if name == EXACTLY:
+            exact, bound = UNITS, 0.0
+        if abs(got[name] - exact) > bound:
             failures.append(Failure(name, "", f"{exact:.0f}", str(got[name])))
     return failures
 
@@ -193,7 +210,7 @@ def both_probe(seed: int) -> Values:
                 kept = op.apply_top_k_top_p(apart(case.rows, 1000.0), *given, joint)
                 values[f"{name}, joint {joint}"] = with_signs(kept)
         values["no rows"] = list(op.apply_top_k_top_p(torch.zeros(0, 5), given[0][:0], given[1][:0]).shape)
-        values["written within bounds"] = not guard.damaged()
+        values[ON_GPU] = guard.faults()
     return values
 
 
@@ -207,7 +224,7 @@ def both_spec(seed: int) -> Values:
                 for row, k, p in zip(case.rows.tolist(), case.k, case.p, strict=True)
             ]
             values[f"{name}, joint {joint}"] = with_signs(torch.tensor(rows))
-    return {**values, "no rows": [0, 5], "written within bounds": True}
+    return {**values, "no rows": [0, 5], ON_GPU: []}
 
 
 REGISTRY.add(
@@ -297,6 +314,8 @@ def draw_cases(seed: int) -> dict[str, tuple[Draws, bool]]:
     cases["a larger one after equals that go"] = (unfiltered(late, shares, [68, 120], 70), False)
     few = torch.tensor([[0.0, 0.0, 1.0, 0.0]]).repeat(3, 1)  # the largest stays, and the first equal
     cases["equals before and after a larger one"] = (unfiltered(few, [0.1, 0.5, 0.95], [0, 2, 2], 2), False)
+    small = unfiltered(LIKELY.repeat(2, 1), [20.5 / UNITS, (UNITS - 36.5) / UNITS], [10, 81])
+    cases["a share of 2 in 2**40 + 198"] = (small, False)
     return cases
 
 
@@ -308,14 +327,14 @@ def draw_probe(seed: int) -> Values:
     with small_blocks(op) as guard:
         for name, (draws, joint) in draw_cases(seed).items():
             values[name] = op.sample_top_k_top_p(apart(draws.rows, 1000.0), *draws.given(), joint=joint)
-        values["written within bounds"] = not guard.damaged()
+        values[ON_GPU] = guard.faults()
     return values
 
 
 def draw_spec(seed: int) -> Values:
     """Return the ids that the points were made for."""
     ids = {name: torch.tensor(draws.ids) for name, (draws, _) in draw_cases(seed).items()}
-    return {**ids, "written within bounds": True}
+    return {**ids, ON_GPU: []}
 
 
 REGISTRY.add(

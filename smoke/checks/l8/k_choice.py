@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoke.checks.l8.guard import apart, guarded, set_for_now
+from smoke.checks.l8.guard import ON_GPU, apart, guarded, set_for_now
 from smoke.checks.l8.spec_kernels import first_wrong
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Plain, Registry, Values
@@ -43,11 +43,12 @@ def product_probe(seed: int) -> Values:
         for dtype in DTYPES:
             for shape in SHAPES:
                 x, weight = matrices(seed, *shape, dtype)
-                values[f"{shape} {dtype}"] = invariant_matmul(x, apart(weight))
+                far = guard.stretch("the weight", apart(weight))
+                values[f"{shape} {dtype}"] = invariant_matmul(guard.put("x", x), far)
         values["x with gaps"] = invariant_matmul(apart(x), weight)
         for shape in ((0, 33, 45), (5, 0, 45), (5, 33, 0)):
             values[f"empty {shape}"] = invariant_matmul(*matrices(seed, *shape, "float32"))
-        values["written within bounds"] = not guard.damaged()
+        values[ON_GPU] = guard.faults()
     return values
 
 
@@ -62,7 +63,7 @@ def product_faults(case: str, exact: Tensor, bound: Tensor, got: Plain, dtype: t
 
 def product_verdict(seed: int, got: Values) -> list[Failure]:
     """Allow K roundings of float32, each at its worst, and one of the dtype."""
-    failures = differences(True, got["written within bounds"], None, "written within bounds")
+    failures = differences([], got[ON_GPU], None, ON_GPU)
     for shape in ((0, 33, 45), (5, 0, 45), (5, 33, 0)):
         failures += differences(torch.zeros(shape[:2]), got[f"empty {shape}"], None, f"empty {shape}")
     for dtype, torch_dtype in DTYPES.items():
@@ -97,13 +98,14 @@ def rows_probe(seed: int) -> Values:
         invalid = x.clone()
         invalid[:3], invalid[4:] = math.nan, math.inf
         with np.errstate(invalid="ignore"):  # the interpreter multiplies with NumPy
-            beside = invariant_matmul(invalid, weight)[3].clone()
+            beside = invariant_matmul(invalid, weight)
         values[dtype] = {
             "all": invariant_matmul(x, weight),
             "beginnings": {str(n): invariant_matmul(x[:n], weight) for n in (1, 2, 15, 16, 17, 33, 63, 64, 65)},
             "alone": {str(i): invariant_matmul(x[i : i + 1], weight) for i in (7, 63, 64, 69)},
             "in another order": invariant_matmul(x[order], weight),
-            "row 3 among NaN and infinity": beside,
+            "row 3 among NaN and infinity": beside[3].clone(),
+            "rows of NaN": bool(beside[:3].isnan().all()),
         }
     return values
 
@@ -121,6 +123,7 @@ def rows_verdict(seed: int, got: Values) -> list[Failure]:
         failures += differences(whole[order], values["in another order"], None, f"{dtype}, in another order")
         name = "row 3 among NaN and infinity"
         failures += differences(whole[3], values[name], None, f"{dtype}, {name}")
+        failures += differences(True, values["rows of NaN"], None, f"{dtype}, the product of rows of NaN is NaN")
     return failures + differences(sorted(DTYPES), sorted(got), None, "dtypes")
 
 
@@ -244,9 +247,10 @@ def choose_probe(seed: int) -> Values:
         "elsewhere": toy("elsewhere", "device", asked),
         "small": toy("small", "dtype", asked),
     }
-    fixed = {**built_in, "moody": toy("moody", None, asked, invariant=False)}
+    fixed = {**built_in, "moody": toy("moody", None, asked)}
     moody = {**built_in, "moody": toy("moody", "device", asked, invariant=False)}
     own = {"narrow": toy("my narrow", None, asked), "plain": toy("my plain", "device", asked)}
+    able, unable = (toy("my moody", why, asked, invariant=False) for why in (None, "device"))
     values: Values = {}
     with set_for_now(registry, BUILT_IN=built_in, REGISTERED={}):
         for dtype in (torch.float32, torch.float16):
@@ -255,8 +259,14 @@ def choose_probe(seed: int) -> Values:
         for name, kernel in own.items():
             registry.register_kernel(name, kernel)
         values["registered"] = choice_of(registry, CPU, torch.float16)
+        values["what is built in was left alone"] = [registry.BUILT_IN[name] not in own.values() for name in own]
+        values["asked on cuda in bfloat16"] = choice_of(registry, torch.device("cuda"), torch.bfloat16)
     with set_for_now(registry, BUILT_IN=fixed, REGISTERED={}):
         values["invariant by its kernel"] = choice_of(registry, CPU, torch.float16, True)
+        registry.register_kernel("moody", able)
+        values["invariant by the registered kernel"] = choice_of(registry, CPU, torch.float16, True)
+        registry.register_kernel("moody", unable)
+        values["another order in the registered reference, invariant"] = choice_of(registry, CPU, torch.float16, True)
     with set_for_now(registry, BUILT_IN=moody, REGISTERED={}):
         values["another order in the reference"] = choice_of(registry, CPU, torch.float16)
         values["another order in the reference, invariant"] = choice_of(registry, CPU, torch.float16, True)
@@ -282,7 +292,12 @@ def choose_verdict(seed: int, got: Values) -> list[Failure]:
         "torch.float16": (chosen(few), [by_dtype, by_device]),
         "torch.float16, invariant": (chosen(few), [by_dtype, by_device]),
         "registered": (chosen(mine), [[WORDS["dtype"], ["small"]], [WORDS["device"], ["plain", "elsewhere"]]]),
+        "asked on cuda in bfloat16": (chosen({"narrow": "kernel of my narrow", "plain": "kernel of my plain"}), []),
         "invariant by its kernel": (chosen(few, all_names), [by_dtype, by_device]),
+        "invariant by the registered kernel": (
+            chosen({**few, "moody": "kernel of my moody"}, all_names),
+            [by_dtype, by_device],
+        ),
         "another order in the reference": (
             chosen({**few, "moody": "reference of moody"}, all_names),
             [by_dtype, [WORDS["device"], ["elsewhere", "moody"]]],
@@ -295,13 +310,14 @@ def choose_verdict(seed: int, got: Values) -> list[Failure]:
             continue
         failures += differences(by, got[case]["by"], None, case)
         failures += judge_warnings(case, got[case]["warnings"], reasons, all_names.split())
-    case = "another order in the reference, invariant"
-    words = got[case].get("refused", "")
-    if "moody" not in words or WORDS["device"] not in words:
-        failures.append(Failure(case, "", "a ValueError that names moody and its fault", words or "no error"))
-    return failures + differences(
-        [["cpu", "torch.float16"], ["cpu", "torch.float32"]], [list(one) for one in got["asked"]], None, "asked for"
-    )
+    for case in ("another order in the reference, invariant", "another order in the registered reference, invariant"):
+        words = got[case].get("refused", "")
+        if "moody" not in words or WORDS["device"] not in words:
+            failures.append(Failure(case, "", "a ValueError that names moody and its fault", words or "no error"))
+    case = "what is built in was left alone"
+    failures += differences([True, True], got[case], None, case)
+    asked = [["cpu", "torch.float16"], ["cpu", "torch.float32"], ["cuda", "torch.bfloat16"]]
+    return failures + differences(asked, [list(one) for one in got["asked"]], None, "asked for")
 
 
 def judge_warnings(case: str, heard: list[str], reasons: list[Any], names: list[str]) -> list[Failure]:
@@ -309,8 +325,9 @@ def judge_warnings(case: str, heard: list[str], reasons: list[Any], names: list[
     failures = differences(len(reasons), len(heard), None, f"{case}, warnings, one for each reason")
     for why, concerned in reasons:
         text = next((one for one in heard if why in one), "").replace(why, "")
-        named = set(names) & set(re.findall(r"\w+", text))
-        told_here = f"{case}, operations named in the warning {text!r} for the fault {why!r}"
+        lists = (set(one.split(", ")) & set(names) for one in re.findall(r"\w+(?:, \w+)*", text))
+        named = max(lists, key=len, default=set())
+        told_here = f"{case}, operations, separated by ', ', in the warning {text!r} for the fault {why!r}"
         failures += differences(sorted(concerned), sorted(named), None, told_here)
     return failures
 
@@ -371,10 +388,11 @@ def packed(seed: int) -> dict[str, tuple[list[tuple[int, int, int, int]], int]]:
         start = 0
         blocks = []
         for sequence in range(rng.randint(1, 6)):
-            rows = rng.choice([1, 1, 2, 7, 16, 33])
+            rows = rng.choice([0, 1, 1, 2, 7, 16, 33])
             if rng.random() < 0.8:  # the others go to another launch
                 blocks.append((sequence, start, start + rows, rows + rng.choice([0, 0, 3, 100])))
             start += rows
+        rng.shuffle(blocks)
         cases[f"{len(blocks)} sequences, number {number}"] = (blocks, rng.choice([1, 2, 4, 16, 64]))
     return cases
 
@@ -387,13 +405,16 @@ def cut_probe(seed: int) -> Values:
     for name, (blocks, queries) in packed(seed).items():
         cut = cut_queries((QueryBlock(*block) for block in blocks), queries, "cpu")
         values[name] = {
-            "blocks": [[int(number) for number in block] for block in cut.blocks],
+            "blocks": [[int(x) for x in (one.sequence, one.start, one.end, one.visible)] for one in cut.blocks],
             "table": cut.table,
             "queries": int(cut.queries),
         }
-    for queries in (0, -3):
+    given = [QueryBlock(0, 0, 1, 1), QueryBlock(1, 1, 3, 9)]
+    values["device"] = str(cut_queries(given, 4, "meta").table.device)
+    values["what was given"] = [list(block) for block in given]
+    for queries, sequences in ((0, [QueryBlock(0, 0, 2, 2)]), (-3, [])):
         try:
-            cut_queries([QueryBlock(0, 0, 2, 2)], queries, "cpu")
+            cut_queries(sequences, queries, "cpu")
         except ValueError as error:
             values[f"{queries} queries"] = str(error)
     return values
@@ -413,10 +434,14 @@ def cut_verdict(seed: int, got: Values) -> list[Failure]:
         failures += differences(count, len(cut), None, f"{name}, blocks of at most {queries}")
         if any(end - start > queries for _, start, end, _ in cut):
             failures.append(Failure(name, "", f"blocks of at most {queries} rows", str(cut)))
-        visible = [block[3] for block in cut]
-        failures += differences(sorted(visible, reverse=True), visible, None, f"{name}, the longest first")
+        place = {block[0]: index for index, block in enumerate(blocks)}
+        order = [(-block[3], place.get(block[0], -1)) for block in cut]
+        told_here = f"{name}, blocks by falling keys, equal ones in the order that was given: [- keys, place]"
+        failures += differences(sorted(order), order, None, told_here)
         table = torch.tensor(cut, dtype=torch.int32).view(-1, 4)
         failures += differences([table, queries], [got[name]["table"], got[name]["queries"]], None, f"{name}, table")
+    failures += differences("meta", got["device"], None, "device of the table")
+    failures += differences([[0, 0, 1, 1], [1, 1, 3, 9]], got["what was given"], None, "the list that was given")
     for queries in (0, -3):
         if str(queries) not in got.get(f"{queries} queries", ""):
             failures.append(Failure(f"{queries} queries", "", "a ValueError that names them", "no such error"))

@@ -108,7 +108,8 @@ def rotation(x: Tensor, angles: Tensor) -> Tensor:
 class Sequences:
     """A step of several sequences: ``lengths`` are the queries and the keys of each.
 
-    ``growth``: the last key is so much longer than the first, so that later keys weigh more.
+    ``growth``: the last key is so much longer than the first, so that later keys weigh more. ``offset``: is added to
+    the values.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -117,6 +118,7 @@ class Sequences:
     dim: int
     dtype: str = "float32"
     growth: float = 0.0
+    offset: float = 0.0
 
     @property
     def bounds(self) -> list[int]:
@@ -134,7 +136,7 @@ class Sequences:
                 (
                     draw(queries, num_heads, self.dim, seed=own, dtype=self.dtype),
                     draw(num_kv_heads, keys, self.dim, seed=own + 1, dtype=self.dtype) * stretch.to(DTYPES[self.dtype]),
-                    draw(num_kv_heads, keys, self.dim, seed=own + 2, dtype=self.dtype),
+                    draw(num_kv_heads, keys, self.dim, seed=own + 2, dtype=self.dtype) + self.offset,
                 )
             )
         return found
