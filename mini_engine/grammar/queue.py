@@ -75,7 +75,7 @@ class GrammarQueue(Generic[Grammar]):
         reports = [report] if self.gather is None else self.gather(report)
         failed = {name: reason for _, reasons in reversed(reports) for name, reason in reasons.items()}
         everywhere = set.intersection(*(set(names) for names, _ in reports))
-        ready = [name for name in self.waiting if name in everywhere and name not in failed]
+        ready = [name for name in self.waiting if name in everywhere]
         grammars = [(name, self.take(name)) for name in ready]
         for name in failed:
             self.drop(name)

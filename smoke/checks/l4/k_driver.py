@@ -295,14 +295,14 @@ def together_probe(seed: int) -> Values:
         logits[step.index].append(step.logits)
         reported[step.index].append(float(step.logprobs[0].logprob))
     driver.hidden_states = forward
-    values: Values = {"log-probabilities": reported, "passes": passes, **resumed(driver, case, seed, ids[2])}
+    values: Values = {"log-probabilities": reported, "passes": passes}
     for index, (_, params) in enumerate(TOGETHER):
         alone = answer_of(driver.complete(together_prompt(case, seed, index), make_params(params))[0])
         values[f"sequence {index}"] = {
             "together": {"ids": ids[index], "logits": torch.stack(logits[index])},
             "alone": {"ids": alone["ids"], "logits": alone["logits"]},
         }
-    return values
+    return values | resumed(driver, case, seed, ids[2])
 
 
 def resumed(driver: Any, case: ModelCase, seed: int, ids: list[int]) -> Values:
@@ -312,10 +312,8 @@ def resumed(driver: Any, case: ModelCase, seed: int, ids: list[int]) -> Values:
 
     prompt, params = together_prompt(case, seed, 2), make_params(TOGETHER[2][1])
     rest = [int(step.token_id) for (step,) in driver.run([SamplingRequest(prompt, params, ids[:7])])]
-    driver.head = LogitsHead(scale=2.0)
-    doubled = next(driver.stream(prompt, params)).logits
-    driver.head = LogitsHead()
-    return {"resumed after 7 tokens": rest, "by a head of scale 2": doubled}
+    driver.head = LogitsHead(scale=2.0)  # the last that this driver does
+    return {"resumed after 7 tokens": rest, "by a head of scale 2": next(driver.stream(prompt, params)).logits}
 
 
 def together_verdict(seed: int, got: Values) -> list[Failure]:
@@ -326,11 +324,10 @@ def together_verdict(seed: int, got: Values) -> list[Failure]:
     lengths = [params["max_new_tokens"] for _, params in TOGETHER]
     wanted = [sum(length > step for length in lengths) for step in range(max(lengths))]
     failures += differences(wanted, got["passes"], None, "sequences in each call of hidden_states")
-    rest = got["sequence 2"]["together"]["ids"][7:]
-    failures += differences(rest, got["resumed after 7 tokens"], None, "sequence 2, resumed after 7 tokens: ids")
+    whole = got["sequence 2"]["together"]["ids"]
+    failures += differences(whole[7:], got["resumed after 7 tokens"], None, "sequence 2, resumed after 7 tokens: ids")
     for index, (_, params) in enumerate(TOGETHER):
-        name = f"sequence {index}"
-        prompt = together_prompt(case, seed, index)
+        name, prompt = f"sequence {index}", together_prompt(case, seed, index)
         parts = got[name]
         ids, logits = parts["together"]["ids"], parts["together"]["logits"]
         failures += differences(parts["alone"], parts["together"], None, f"{name} {params}, as alone")

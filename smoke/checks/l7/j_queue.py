@@ -360,6 +360,10 @@ def wait_probe(seed: int) -> Values:
     values["none waits"] = timed_poll(queue, 5.0)
     queue.submit("r3", ("regex", "c"))
     values["none ends"] = timed_poll(queue, 0.3)
+    alone = build_queue(store, time.monotonic)
+    alone.submit("r4", ("regex", "b"))
+    alone.drop("r4")  # its grammar was kept, so there is no compile to give up
+    values["dropped"] = timed_poll(alone, 5.0)
     return values
 
 
@@ -373,7 +377,8 @@ def timed_poll(queue: Any, wait_s: float) -> list[Any]:
 def wait_verdict(seed: int, got: Values) -> list[Failure]:
     """Be back before the patience is at its end: when a request is ready, or there is nothing to wait for."""
     failures = []
-    for name, ready in {"one ends": ["r1"], "no patience": [], "one is ready": ["r2"], "none waits": []}.items():
+    some = {"one ends": ["r1"], "one is ready": ["r2"]}
+    for name, ready in {**some, "no patience": [], "none waits": [], "dropped": []}.items():
         failures += differences(ready, got[name][0], None, f"{name}: ready")
         if got[name][1] > 3.0:
             failures.append(Failure(name, "seconds", "far less than the 5 that it may wait", f"{got[name][1]:.1f}"))

@@ -176,13 +176,13 @@ def sharing_probe(seed: int) -> Values:
     """Ask for the same while it is compiled, for another, and again afterwards."""
     log: list[str] = []
     store = build_store(log)
-    first, second = store.compile(("regex", "a")), store.compile(("regex", "a"))
+    first, second, third = [store.compile(("regex", "a")) for _ in range(3)]
     other, kind = store.compile(("regex", "b")), store.compile(("ebnf", "a"))
     for number in (1, 0):
         store.pool.do(number)
     later = store.cached(("regex", "a"))
     return {
-        "one future": first is second,
+        "one future": first is second is third,
         "others": [other is first, kind is first],
         "log": list(log),
         "work": len(store.pool.work),
@@ -193,7 +193,7 @@ def sharing_probe(seed: int) -> Values:
 
 
 def sharing_verdict(seed: int, got: Values) -> list[Failure]:
-    """One compile for two requests, one for each other key."""
+    """One compile for three requests, one for each other key."""
     want = {
         "one future": True,
         "others": [False, False],
@@ -201,7 +201,7 @@ def sharing_verdict(seed: int, got: Values) -> list[Failure]:
         "work": 3,
         "done": [True, True, False],
         "later": compiled("a", hit=True),
-        "totals": [2, 0, 1, 1, 2 * SECONDS, 1, 2],
+        "totals": [2, 0, 1, 2, 2 * SECONDS, 1, 2],
     }
     return differences(want, got, None)
 
@@ -215,11 +215,13 @@ REGISTRY.add(
 
 
 def failing_probe(seed: int) -> Values:
-    """Let a compile fail, another be given up, and try both again."""
+    """Let two compiles fail, another be given up, and try one that failed and that one again."""
     log: list[str] = []
     store = build_store(log)
     first = store.compile(("regex", "X"))
-    store.pool.do(0)
+    store.compile(("regex", "XX"))
+    for number in (0, 1):
+        store.pool.do(number)
     given_up = store.compile(("regex", "a"))
     cancelled = given_up.cancel()
     values: Values = {
@@ -230,7 +232,7 @@ def failing_probe(seed: int) -> Values:
     }
     again = [store.compile(("regex", text)) for text in "Xa"]
     values["new"] = [again[0] is not first, again[1] is not given_up]
-    for number in range(1, len(store.pool.work)):
+    for number in range(2, len(store.pool.work)):
         store.pool.do(number)
     values["done"] = [future.done() and not future.cancelled() and future.exception() is None for future in again]
     return {
@@ -247,12 +249,12 @@ def failing_verdict(seed: int, got: Values) -> list[Failure]:
         "error": "X is wrong",
         "cancelled": True,
         "kept": [None, None],
-        "totals": [0, 1, 0, 0, 0.0, 0, 0],
+        "totals": [0, 2, 0, 0, 0.0, 0, 0],
         "new": [True, True],
         "done": [True, True],
         "again": [compiled("X", hit=True), compiled("a", hit=True)],
-        "totals again": [2, 1, 2, 0, 2 * SECONDS, 0, 2],
-        "log": ["X", "X", "a"],
+        "totals again": [2, 2, 2, 0, 2 * SECONDS, 0, 2],
+        "log": ["X", "XX", "X", "a"],
     }
     return differences(want, got, None)
 

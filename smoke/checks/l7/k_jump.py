@@ -323,7 +323,7 @@ def tokens_probe(seed: int) -> Values:
         for token in jump.ids:
             grammar.accept_token(token)
         before = list(grammar.marks)
-        taken = [int(token) for token in jumper.tokens(grammar, list(jump.ids), jump.most)]
+        taken = [int(token) for token in jumper.tokens(grammar, tuple(jump.ids), jump.most)]
         values[name] = {"taken": taken, "the grammar is where it was": grammar.marks == before}
     for name, (sentences, _) in JOINED.items():
         values[name] = [spelling.decode(errors="backslashreplace") for spelling in joined_tokens(sentences)]
