@@ -396,8 +396,9 @@ class Converter:
         """Return the tree of one or more of the members, none of which is required.
 
         The first one that is there is in the left part, and any of the right part follow, or it is in the right part.
-        The members of the right part are written twice, so it is short; but each cut is a level of the tree. At most 3n
-        members are written. A choice of the first out of all, followed by any of the others, has n² / 2.
+        The members of the right part are written twice, so it is short; but each cut is a level of the tree. Of n = 30
+        members 2n are written, of 1,000 some 3n. A choice of the first out of all, followed by any of the others, has
+        n² / 2.
         """
         if len(members) == 1:
             return members[0][0]

@@ -90,7 +90,7 @@ def parse_pattern(pattern: str) -> Node:
             raise too_deep(pattern) from error
     options = []
     for (at_begin, at_end), nodes in found.items():
-        options.append(Concat((*[around] * (not at_begin), Choice(tuple(nodes)), *[around] * (not at_end))))
+        options.append(Concat((*(() if at_begin else (around,)), Choice(tuple(nodes)), *(() if at_end else (around,)))))
     return Choice(tuple(options))
 
 

@@ -15,10 +15,12 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import LogFormatter
 
 COLORS = tuple(map(to_hex, mpl.color_sequences["petroff10"]))  # Petroff, 2021: chosen for colour-blind readers
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "+++", "---", "OO", "**")
@@ -113,6 +115,12 @@ def hide_frame(axes: Axes) -> None:
     """Hide the frame and the tick marks; labels stay."""
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+
+
+def label_log_axis(axis: Axis, numbers: str) -> None:
+    """Label a logarithmic axis with plain ``numbers``, also the ticks of a short one between powers of ten."""
+    axis.set_major_formatter(numbers)
+    axis.set_minor_formatter(LogFormatter())  # matplotlib's own writes formulas, which the style does not draw
 
 
 def text_ground(pad: float, alpha: float = 1.0) -> Look:

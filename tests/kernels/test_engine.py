@@ -76,7 +76,7 @@ def logits_of(engine: Engine, prompts: list[list[int]], new_tokens: int) -> dict
 
 @cache
 def logits_alone(prompt: tuple[int, ...], new_tokens: int) -> list[torch.Tensor]:
-    """What the lonely run gives, which is the same whatever it is compared with."""
+    """What the request gives alone, which is the same whatever it is compared with."""
     (rows,) = logits_of(tiny_engine(compute="triton", batch_invariant=True), [list(prompt)], new_tokens).values()
     return rows
 

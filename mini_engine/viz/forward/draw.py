@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
-from matplotlib.ticker import LogFormatter
 from torch import Tensor
 
 from mini_engine.viz.difference import Difference
@@ -18,6 +17,7 @@ from mini_engine.viz.figure import (
     add_box,
     bar_look,
     canvas,
+    label_log_axis,
     legend_below,
     line_look,
     plural,
@@ -46,8 +46,7 @@ def residual_sizes(trace: ForwardTrace, tokens: Sequence[str]) -> Figure:
         heights = np.median(added, 1)[first::2]
         axes.bar(at[1 + first :: 2], heights, 0.55, **bar_look(1 + first), label=f"added by {name}, median token")
     axes.set(yscale="log", xlabel="place in the model", ylabel="root mean square of a token (log scale)")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(LogFormatter())
+    label_log_axis(axes.yaxis, "{x:g}")
     axes.set_xticks(at, stages, rotation=45, ha="right")
     axes.set_title("The residual stream: every block adds to it, none replaces it")
     axes.grid(axis="y")

@@ -5,7 +5,6 @@ from statistics import median
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from mini_engine.viz.figure import (
     colour_grid,
     dots,
     hide_frame,
+    label_log_axis,
     legend_below,
     line_look,
     plural,
@@ -102,8 +102,7 @@ def mask_picture(masks: Tensor, spellings: Sequence[bytes], visited: Sequence[in
     dots(bars, left, lines, MARKERS[9], 6, "black", label="visited by the answer", gid="visited", clip_on=False)
     bars.set_xscale("log")
     bars.set(xlim=(0.6, 2 * size), xlabel="tokens allowed", title="How many")
-    bars.xaxis.set_major_formatter("{x:.0f}")
-    bars.xaxis.set_minor_formatter(LogFormatter())
+    label_log_axis(bars.xaxis, "{x:.0f}")
     for axes in (picture, bars):
         axes.spines[["top", "right"]].set_visible(axes is picture)
     legend_below(figure)
@@ -141,8 +140,7 @@ def backend_chart(timings: Sequence[Timing]) -> Figure:
             look = line_look(index) | {"linestyle": "", "markersize": 7, "elinewidth": 1.2}
             axes.errorbar(middles, lines, xerr=ends, label=backend, **look)
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(LogFormatter())
+        label_log_axis(axes.xaxis, "{x:g}")
         axes.set(title=part, xlabel=unit if part == "Compile" else f"{unit}\n(median, least to most)")
         axes.grid(axis="x")
         axes.tick_params(axis="y", length=0)

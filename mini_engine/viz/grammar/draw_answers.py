@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogFormatter
 
 from mini_engine.viz.columns import OTHERS, Column, bar_table, column_key, draw_column, percent, shares_of
 from mini_engine.viz.figure import (
@@ -21,6 +20,7 @@ from mini_engine.viz.figure import (
     canvas,
     dot_key,
     dots,
+    label_log_axis,
     legend_below,
     line_look,
     plural,
@@ -50,8 +50,7 @@ def mask_chart(steps: Sequence[MaskedStep], taken: Sequence[str], preferred: Seq
     size = len(steps[0].allowed)
     top.bar(range(len(steps)), counts, 0.8, color=COLORS[0])
     top.set_yscale("log")
-    top.yaxis.set_major_formatter("{x:.0f}")
-    top.yaxis.set_minor_formatter(LogFormatter())
+    label_log_axis(top.yaxis, "{x:.0f}")
     top.set(ylabel="tokens allowed", ylim=(0.7, 2 * size), title=f"How many of {size} tokens may come")
     draw_kept(bottom, steps)
     against = [i for i, step in enumerate(steps) if step.preferred != step.token_id]

@@ -18,6 +18,7 @@ from mini_engine.viz.figure import (
     canvas,
     colour_grid,
     dots,
+    label_log_axis,
     legend_below,
     plural,
     stacked,
@@ -85,7 +86,7 @@ def search_chart(search: Search) -> Figure:
     look = {"facecolor": PALE, "hatch": "...", "edgecolor": "white", "gid": "kept"}
     left.fill_between(np.arange(1, num_kept + 1), floor, row[:num_kept], **look)
     left.set_xscale("log")
-    left.xaxis.set_major_formatter("{x:.0f}")
+    label_log_axis(left.xaxis, "{x:.0f}")
     left.tick_params(labelbottom=True)
     left.set(xlabel="rank", ylabel="logit", title=f"The row sorted: {num_kept} of {len(row)} kept", ylim=(floor, None))
     draw_intervals(right, search, floor)

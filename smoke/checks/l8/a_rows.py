@@ -155,7 +155,7 @@ MASK_CHECKS: dict[str, tuple[str, Maskings]] = {
         mask_rows,
     ),
     "int64": (
-        "Row numbers and offsets have 64 bits: 2**32 + 3 is no row, and rows may lie 2**30 apart.",
+        "Row numbers and offsets have 64 bits: 2**32 + 3 is beyond the rows, and rows may lie 2**30 apart.",
         mask_far,
     ),
     "memory": ("Rows may lie any distance apart, and nothing between or after them is written.", mask_memory),

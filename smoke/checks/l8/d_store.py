@@ -86,16 +86,14 @@ def store_probe(cases: Storings) -> Callable[[int], Values]:
         values: Values = {}
         for name, case in cases(seed).items():
             gaps = (3, 8, 1, 6) if case.apart else (0, 0, 0, 0)
-            tensors = (case.k, case.v, case.pool[0], case.pool[1])
+            tensors = {"k": case.k, "v": case.v, "the keys": case.pool[0], "the values": case.pool[1]}
             with guarded() as guard:
-                k, v, keys, values_of_pool = (
-                    guard.put(part, tensor, gap)
-                    for part, tensor, gap in zip(("k", "v", "the keys", "the values"), tensors, gaps, strict=True)
-                )
-                for part, tensor in (("k", k), ("v", v), ("the keys", keys), ("the values", values_of_pool)):
-                    if case.is_far:
+                given = [guard.put(part, tensors[part], gap) for part, gap in zip(tensors, gaps, strict=True)]
+                if case.is_far:
+                    for part, tensor in zip(tensors, given, strict=True):
                         guard.stretch(part, tensor)
                 slots = guard.put("the slots", torch.tensor(case.slots, dtype=torch.int64), margin=1)
+                k, v, keys, values_of_pool = given
                 store_kv(k, v, keys, values_of_pool, slots)
             values[name] = {
                 "bits of the keys": bits(keys),
@@ -127,7 +125,7 @@ STORE_CHECKS: dict[str, tuple[str, Storings]] = {
     "bits": ("Keys and values arrive in their slots with all their bits, and every other slot stays as it is.", stores),
     "outside": ("A token whose slot is negative or beyond the pool is stored nowhere.", stores_outside),
     "int64": (
-        "Slots and offsets have 64 bits: 2**32 + 4 is no slot, and heads may lie 2**30 apart.",
+        "Slots and offsets have 64 bits: 2**32 + 4 is beyond the pool, and heads may lie 2**30 apart.",
         stores_far,
     ),
     "strides": ("Tokens, heads and slots may lie any distance apart, each tensor's in its own way.", stores_apart),
