@@ -9,7 +9,7 @@ import typer
 from mini_engine.overlay import overlay_files
 from smoke.commands.exits import Exit, stop
 from smoke.commands.options import EngineOption, TaskArgument
-from smoke.course.example import pages_until
+from smoke.course.example import NOT_WRITTEN, pages_until
 from smoke.framework.manifest import ROOT, load_manifest
 
 
@@ -27,6 +27,8 @@ def example_command(task: TaskArgument, engine: EngineOption = Path("work")) -> 
     arguments = [sys.executable, "-m", "smoke.course.example", str(engine.resolve()), chosen.id]
     run = subprocess.run([*arguments, *map(str, pages)], cwd=ROOT, check=False, capture_output=True, text=True)
     typer.echo(run.stdout + run.stderr, nl=False)
+    if run.returncode == NOT_WRITTEN:
+        stop(Exit.CHECK_FAILED, f"write {chosen.id}, then run this again")
     if run.returncode != 0:
         stop(Exit.CHECK_FAILED, f"the example of {chosen.id} does not hold on {engine}/")
     typer.echo(f"the example of {chosen.id} holds on {engine}/")

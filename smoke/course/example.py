@@ -19,6 +19,8 @@ import torch
 from mini_engine.overlay import install_overlay, overlay_files
 from smoke.framework.manifest import Lesson, Task
 
+NOT_WRITTEN = 3  # the exit status for a task of which nothing is written
+
 
 @dataclass(frozen=True)
 class Fence:
@@ -108,14 +110,16 @@ def holds(fence: Fence, expected: str, namespace: dict[str, Any], page: Path) ->
 
 
 def main(folder: str, task: str, *pages: str) -> None:
-    """Run ``pages`` on the modules of ``folder``; exit with 0 if ``task`` is written and the last page's blocks hold.
+    """Run ``pages`` on the modules of ``folder``; exit with 0 if the last page's blocks hold.
 
-    Tasks that are not written yet are the reference's: an example may use what a later task writes.
+    Where nothing of ``task`` is written, it exits with ``NOT_WRITTEN``. Tasks that are not written yet are the
+    reference's: an example may use what a later task writes.
     """
     overlay = install_overlay(Path(folder).resolve(), overlay_files(Path(folder).resolve()), fill=True)
     is_right = run_pages([Path(page) for page in pages])
     if task in overlay.filled:
-        sys.exit(f"{task} is not written yet: what you see above is the reference's")
+        print(f"{task} is not written yet: what you see above is the reference's")
+        sys.exit(NOT_WRITTEN)
     if overlay.filled:
         print(f"not written yet, so from the reference: {', '.join(sorted(overlay.filled))}")
     sys.exit(0 if is_right else 1)

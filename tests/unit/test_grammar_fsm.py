@@ -3,6 +3,7 @@
 Oracles: ``re.fullmatch`` and ``re.search``, and a walk token by token. Lesson 7 checks what students write of it.
 """
 
+import gc
 import random
 import re
 import time
@@ -423,3 +424,23 @@ def test_the_fast_way_to_write_a_mask_is_the_plain_one(size):
     apply_bitmask_on_cpu(fast, pack_allowed(allowed))
     assert fast.equal(plain)
     assert plain.equal(torch.where(allowed, logits, -torch.inf))
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_compiling_leaves_the_search_for_cycles_as_it_was(was_enabled, monkeypatch):
+    seen = []
+
+    def compile_seen(node, most):
+        seen.append(gc.isenabled())
+        return compile_node(node, most)
+
+    monkeypatch.setattr(fsm, "compile_node", compile_seen)
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        BACKEND.compile(("regex", "[a-z]+"))
+        with pytest.raises(TooManyStatesError):
+            FsmBackend(TABLE, GrammarOptions(max_states=20)).compile(("regex", "[a-z]{21}"))
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()
+    assert seen == [False, False]
