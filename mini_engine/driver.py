@@ -83,7 +83,10 @@ class GreedyDriver:
         return self._steps(list(prompt_ids), max_new_tokens)
 
     def _steps(self, token_ids: list[int], max_new_tokens: int) -> Iterator[GreedyStep]:
-        """Run the loop; ``token_ids`` grows by one token a step."""
+        """Run the loop; ``token_ids`` grows by one token a step.
+
+        Raises ``ValueError`` if the largest logit of a step is NaN or infinite.
+        """
         page_size = self.config.page_size
         # The last token is never fed back, so its key and value are never computed and need no room.
         allocator = PageAllocator(pages_needed(len(token_ids) + max_new_tokens - 1, page_size))

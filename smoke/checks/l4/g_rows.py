@@ -18,6 +18,7 @@ from smoke.checks.l4.spec_histories import Past
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values, noting
 from smoke.framework.compare import bitwise, close, differences
+from smoke.framework.pretend_gpu import PretendGpu, device_of
 
 REGISTRY = Registry()
 VOCAB = 24
@@ -105,7 +106,7 @@ def after(operations: Sequence[Operation]) -> list[Line]:
     return lines
 
 
-def make_batch(lines: Sequence[Line]) -> Any:
+def make_batch(lines: Sequence[Line], device: str = "cpu") -> Any:
     """Build the candidate's batch of these rows."""
     from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
     from mini_engine.sampler.params import SamplingParams
@@ -114,7 +115,7 @@ def make_batch(lines: Sequence[Line]) -> Any:
     requests = [
         SamplingRequest(list(line.past.prompt), SamplingParams(**line.params), list(line.past.output)) for line in lines
     ]
-    return SamplingBatch.from_requests(requests, Vocabulary(VOCAB, frozenset(EOS)))
+    return SamplingBatch.from_requests(requests, Vocabulary(VOCAB, frozenset(EOS)), device)
 
 
 def play(batch: Any, operation: Operation) -> Any:
@@ -230,6 +231,13 @@ def columns_probe(seed: int) -> Values:
                 )
         values[f"script {number}"] = log
     values["dtypes"] = {name: str(getattr(batch, name).dtype).removeprefix("torch.") for name in DTYPES}
+    with PretendGpu():
+        there = make_batch(after(script(seed, 0)[:1]), "cuda")
+        there.merge(make_batch([Line(Past((1,), ()), wish) for wish in WISHES], "cuda"))
+        there.filter([*range(1, len(there))])
+        values["devices of a batch on a GPU"] = {name: device_of(getattr(there, name)).type for name in DTYPES}
+        logits = staged(there, script_logits(len(there), seed).cuda())
+        values["device of logits on a GPU after all stages"] = device_of(logits).type
     return values
 
 
@@ -265,12 +273,18 @@ def columns_spec(seed: int) -> Values:
     for number in SCRIPTS:
         operations = script(seed, number)
         values[f"script {number}"] = [columns_of(after(operations[: i + 1])) for i in range(len(operations))]
-    return {**values, "dtypes": DTYPES}
+    return {
+        **values,
+        "dtypes": DTYPES,
+        "devices of a batch on a GPU": dict.fromkeys(DTYPES, "cuda"),
+        "device of logits on a GPU after all stages": "cuda",
+    }
 
 
 REGISTRY.add(
     "L4.G.columns",
-    "Parameters, seeds, positions and flags describe the rows that are there now, after every change.",
+    "Parameters, seeds, positions and flags describe the rows that are there now, after every change, and are on the "
+    "batch's device.",
     columns_probe,
     close(columns_spec, 1e-6),
 )
