@@ -316,6 +316,8 @@ def draw_cases(seed: int) -> dict[str, tuple[Draws, bool]]:
     cases["equals before and after a larger one"] = (unfiltered(few, [0.1, 0.5, 0.95], [0, 2, 2], 2), False)
     small = unfiltered(LIKELY.repeat(2, 1), [20.5 / UNITS, (UNITS - 36.5) / UNITS], [10, 81])
     cases["a share of 2 in 2**40 + 198"] = (small, False)
+    at_limit = torch.tensor([[0.0, math.log(0.25)]])  # below the logarithm by its rounding, at min-p by that of exp
+    cases["a token exactly at min-p"] = (Draws(at_limit, [0], [1.0], [0.25], [0.9], [1]), False)
     return cases
 
 
