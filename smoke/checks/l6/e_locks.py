@@ -282,7 +282,7 @@ def descent_twigs(rng: random.Random, depth: int, pages: list[int]) -> tuple[Twi
 
 
 def descent_probe(seed: int) -> Values:
-    """Go through a drawn tree of two keys."""
+    """Go through a drawn tree of two keys, and through siblings that were used equally often."""
     pages = list(range(1000))
     trees = {key: descent_twigs(random.Random(f"descent {seed} {key}"), 0, pages) for key in (None, "tenant")}
     cache = plant(1, trees)
@@ -292,7 +292,12 @@ def descent_probe(seed: int) -> Values:
         while root.parent is not None:
             root = root.parent
         results.append([str(root.cache_key), int(depth), list(node.pages), node.num_uses])
-    return {"results": results, "empty": list(plant(1, {}).descend())}
+    equal = plant(1, {None: [Twig([9], [4], tuple(Twig([token], [token]) for token in range(4)))]})
+    return {
+        "results": results,
+        "empty": list(plant(1, {}).descend()),
+        "equal": sorted(list(node.pages) for _, node in equal.descend()),
+    }
 
 
 def descent_rows(twigs: Sequence[Twig], depth: int, key: str) -> list[list[Any]]:
@@ -307,6 +312,7 @@ def descent_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for every branch in one piece and in order; which root, or which of its children, comes first is free."""
     pages = list(range(1000))
     failures = differences([], got["empty"], None, "an empty cache")
+    failures += differences([[0], [1], [2], [3], [4]], got["equal"], None, "pages of nodes of equal uses")
     left = [list(row) for row in got["results"]]
     branches = {}
     for key in (None, "tenant"):
