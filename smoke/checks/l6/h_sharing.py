@@ -157,7 +157,7 @@ def match_probe(people: Mapping[str, Asker]) -> Probe:
             values[name] = {
                 "pages": list(hit.pages),
                 "path": list(hit.path),
-                "asked under": [key for _, key in store.asked],
+                "asked under": [key for tokens, key in store.asked if tokens],
                 "the request": [len(request.pages), len(request.hit.pages), request.num_computed_tokens],
             }
         return values
@@ -182,7 +182,7 @@ def match_spec(people: Mapping[str, Asker]) -> Expected:
                 if entry is None or reports:
                     break
                 pages.append(entry.page)
-            asked = [] if reports else [asker.key]
+            asked = [] if reports or most == 1 else [asker.key]  # nothing need not be looked up
             values[name] = {"pages": pages, "path": pages, "asked under": asked, "the request": [0, 0, 0]}
         return values
 
