@@ -26,6 +26,7 @@ REGISTRY.add(
 
 Insert = tuple[list[int], list[int], str | None, int]  # tokens, pages, key, priority
 SIZE = 4
+LATER, TUPLES = "after the caller has changed its lists", "of tuples, [pages, a list finds them without a cut]"
 STEM = distinct(12)  # three pages
 # What is there: a stem of three pages that goes on in two ways, and another key. Pages are not in order on purpose.
 BEFORE: tuple[Insert, ...] = (
@@ -75,8 +76,8 @@ def cases_probe(seed: int) -> Values:
         }
         for own in given:
             own[:] = [-5] * len(own)
-        values[name]["later"] = list(cache.match(list(tokens), key).pages)
-        values[name]["of tuples"] = tuples_hit(tokens, pages, key, priority)
+        values[name][LATER] = list(cache.match(list(tokens), key).pages)
+        values[name][TUPLES] = tuples_hit(tokens, pages, key, priority)
     return values
 
 
@@ -102,8 +103,8 @@ def cases_verdict(seed: int, got: Values) -> list[Failure]:
             "hit": hit,
             "the caller's lists": [tokens, pages],
             "again": hit,
-            "later": hit,
-            "of tuples": [hit, True],
+            LATER: hit,
+            TUPLES: [hit, True],
             "inserted": prefixes.statistics["inserted"],
         }
         failures += differences(expected, {part: values[part] for part in expected}, None, name)
