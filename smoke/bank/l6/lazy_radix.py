@@ -117,6 +117,7 @@ class RadixCache:
     def unlock(self, hit: PrefixHit) -> None:
         """Undo one lock."""
         for node in self.ancestry(hit):
+            assert node.lock_count, f"node {node.number} has no lock"
             node.lock_count -= 1
             if not node.lock_count:
                 self.num_evictable += len(node.pages)

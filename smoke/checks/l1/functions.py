@@ -20,7 +20,10 @@ from smoke.framework.compare import bitwise, close
 
 REGISTRY = Registry()
 
-NORM_CASES = (("rows", (5, 96), 1e-6), ("heads", (7, 3, 20), 1e-5), ("tiny values", (4, 64), 1e-2))
+NORM_CASES = (
+    *(("rows", (5, 96), 1e-6), ("heads", (7, 3, 20), 1e-5), ("tiny values", (4, 64), 1e-2)),
+    *(("one head", (4, 1, 20), 1e-6), ("one row", (1, 24), 1e-6), ("heads that lie apart", (3, 5, 16), 1e-6)),
+)
 ROTARY_CASES = ((32, 1e4), (20, 1e6), (128, 5e5))  # head_dim, theta
 FLOAT64_CASE = "under torch.set_default_dtype(torch.float64)"
 POSITIONS = [0, 1, 2, 3, 17, 100, 99, 4095, 40000]
@@ -44,9 +47,10 @@ def both_dtypes() -> Iterator[tuple[str, torch.dtype]]:
 
 
 def norm_inputs(seed: int, dtype: str) -> Iterator[tuple[str, Tensor, Tensor, float]]:
-    """Yield name, x, weight and eps; the third case is so small that eps decides."""
+    """Yield name, x, weight and eps; one case is so small that eps decides, and one is not contiguous."""
     for index, (name, shape, eps) in enumerate(NORM_CASES):
         x = random_tensor(*shape, seed=seed + index, dtype=dtype) * (0.01 if name == "tiny values" else 3.0)
+        x = x.transpose(0, 1).contiguous().transpose(0, 1) if name == "heads that lie apart" else x
         weight = 1.0 + 0.5 * random_tensor(shape[-1], seed=seed + 50 + index)
         yield f"{name} {list(shape)}, eps {eps:g}, {dtype}", x, weight.to(DTYPES[dtype]), eps
 
@@ -269,6 +273,11 @@ def mask_probe(seed: int) -> Values:
     return values | {"device": str(causal_mask(3, 7, "meta").device)}
 
 
+def on_meta(shape: tuple[int, int, int, int, int]) -> list[Tensor]:
+    """Return q, k and v on the device "meta": what is made on another one cannot be combined with them."""
+    return [x.to("meta") for x in qkv(0, shape, "float32")]
+
+
 def mask_spec(seed: int) -> Values:
     """Query i stands at position kv_len - q_len + i and sees the keys up to there."""
     values: Values = {
@@ -318,7 +327,10 @@ def softmax_inputs() -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
     """Yield decode steps of 512 heads in bfloat16 that give back their weights: the values are unit vectors.
 
     The scores are such that torch's softmax of bfloat16 rounds one of the weights otherwise than one of float32 does.
+    Then two queries over keys whose scores are lower than any number that a mask is likely to have for minus infinity.
     """
+    far = torch.full((1, 2, 1), 2.0**17, dtype=torch.bfloat16)
+    yield "scores below -1e10", far, -far, torch.tensor([[[10.0], [20.0]]], dtype=torch.bfloat16)
     for seed in (0, 17, 49):
         q, k = torch.zeros(512, 1, 64), torch.zeros(512, 33, 64)
         q[..., 0], k[..., 0] = 8.0, 5.0 * random_tensor(512, 33, seed=seed)
@@ -327,15 +339,16 @@ def softmax_inputs() -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
 
 
 def softmax_probe(seed: int) -> Values:
-    """Attend where a softmax in bfloat16 shows."""
+    """Attend where a softmax in bfloat16 shows, and on the device "meta"."""
     from mini_engine.attention.dense import eager_attention
 
-    return {name: eager_attention(*inputs) for name, *inputs in softmax_inputs()}
+    values: Values = {name: eager_attention(*inputs) for name, *inputs in softmax_inputs()}
+    return values | {"device": str(eager_attention(*on_meta(CALLS["a chunk"])).device)}
 
 
 def softmax_peer(seed: int) -> Values:
     """Return transformers' attention."""
-    return {name: peer.attention(q, k, v, "eager") for name, q, k, v in softmax_inputs()}
+    return {"device": "meta", **{name: peer.attention(q, k, v, "eager") for name, q, k, v in softmax_inputs()}}
 
 
 def dense_probe(seed: int) -> Values:
@@ -379,7 +392,10 @@ class FusedCalls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-CALLS = {"a whole prompt": (6, 2, 32, 7, 7), "a single query": (5, 1, 24, 1, 19), "a chunk": (9, 3, 64, 5, 40)}
+CALLS = {
+    **{"a whole prompt": (6, 2, 32, 7, 7), "a single query": (5, 1, 24, 1, 19), "a chunk": (9, 3, 64, 5, 40)},
+    "a prompt of one token": (3, 3, 16, 1, 1),
+}
 
 
 def calls_probe(seed: int) -> Values:
@@ -391,13 +407,16 @@ def calls_probe(seed: int) -> Values:
         with FusedCalls() as noted:
             sdpa_attention(*qkv(seed, shape, "float32"))
         values[f"{name}: [a mask is given, is_causal] of each call"] = noted.calls
-    return values
+    return values | {"device of a chunk": str(sdpa_attention(*on_meta(CALLS["a chunk"])).device)}
 
 
 def calls_spec(seed: int) -> Values:
     """Write down what the docstring says."""
-    expected = {"a whole prompt": [False, True], "a single query": [False, False], "a chunk": [True, False]}
-    return {f"{name}: [a mask is given, is_causal] of each call": [call] for name, call in expected.items()}
+    expected = {"a whole prompt": [False, True], "a chunk": [True, False]}
+    values: Values = {
+        f"{name}: [a mask is given, is_causal] of each call": [expected.get(name, [False, False])] for name in CALLS
+    }
+    return values | {"device of a chunk": "meta"}
 
 
 WHOLE_OR_DECODE = tuple(shape for shape in ATTENTION_CASES if shape[3] in (1, shape[4]))
@@ -421,7 +440,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L1.C.softmax",
-    "The softmax of bfloat16 scores is taken in float32 and cast back, as transformers does.",
+    "The softmax of bfloat16 scores is taken in float32 and cast back, as transformers does; a hidden key has no "
+    "weight, however low the other scores are. The mask lies on the device of q.",
     softmax_probe,
     bitwise(softmax_peer),
 )
@@ -445,7 +465,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L1.D.calls",
-    "A whole prompt is one call with the kernel's own causal mask, a single query has no mask, a chunk has one.",
+    "A whole prompt is one call with the kernel's own causal mask, a single query has no mask, a chunk has one, on the "
+    "device of q.",
     calls_probe,
     bitwise(calls_spec),
 )

@@ -25,6 +25,7 @@ from smoke.framework.check import Registry, Values
 from smoke.framework.compare import bitwise, close
 
 REGISTRY = Registry()
+FROM_4 = torch.arange(4, 15)  # positions
 BLOCKS = ("GQA 6:2, tied", "MHA 3:3, untied, theta 1e6", "GQA 9:3, wide heads")
 
 # L1.E, L1.F ---------------------------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ def block_inputs(seed: int) -> Iterator[tuple[str, ModelCase, str, Tensor]]:
     for name in BLOCKS:
         case = random_case(name, seed)
         for dtype in DTYPES:
-            x = random_tensor(11, case.hf_config["hidden_size"], seed=seed + 7, dtype=dtype)
+            x = random_tensor(len(FROM_4), case.hf_config["hidden_size"], seed=seed + 7, dtype=dtype)
             yield f"{name}, {dtype}", case, dtype, x
 
 
@@ -60,12 +61,17 @@ def mlp_probe(seed: int) -> Values:
     for name, case, dtype, x in block_inputs(seed):
         model = bare_model(case, dtype)
         values[name] = model.mlp_block(model.layers[1], x)
+        values[f"input after the call, {name}"] = x
     return values
 
 
 def mlp_peer(seed: int) -> Values:
-    """Return transformers' feed-forward of layer 1."""
-    return {name: peer.mlp_block(case, dtype, 1, x) for name, case, dtype, x in block_inputs(seed)}
+    """Return transformers' feed-forward of layer 1, and the inputs unchanged."""
+    values: Values = {}
+    for name, case, dtype, x in block_inputs(seed):
+        values[name] = peer.mlp_block(case, dtype, 1, x)
+        values[f"input after the call, {name}"] = x
+    return values
 
 
 @torch.no_grad()
@@ -105,23 +111,28 @@ def attention_block_probe(seed: int) -> Values:
     for name, case, dtype, x in block_inputs(seed):
         model = bare_model(case, dtype)
         cfg = case.hf_config
-        positions = torch.arange(4, 4 + x.shape[0])
-        cos, sin = peer.rotary_table(positions, cfg["head_dim"], cfg["rope_theta"], x.dtype)
-        values[name] = model.attention_block(1, model.layers[1], x, cos, sin, DenseAttention(eager_attention))
+        table = peer.rotary_table(FROM_4, cfg["head_dim"], cfg["rope_theta"], x.dtype)
+        values[name] = model.attention_block(1, model.layers[1], x, *table, DenseAttention(eager_attention))
+        values[f"inputs after the call, {name}"] = [x, *table]
     return values
 
 
 def attention_block_peer(seed: int) -> Values:
-    """Return transformers' attention block of layer 1."""
-    return {
-        name: peer.attention_block(case, dtype, 1, x, torch.arange(4, 4 + x.shape[0]))
-        for name, case, dtype, x in block_inputs(seed)
-    }
+    """Return transformers' attention block of layer 1, and the inputs unchanged."""
+    values: Values = {}
+    for name, case, dtype, x in block_inputs(seed):
+        cfg = case.hf_config
+        values[name] = peer.attention_block(case, dtype, 1, x, FROM_4)
+        values[f"inputs after the call, {name}"] = [
+            x,
+            *peer.rotary_table(FROM_4, cfg["head_dim"], cfg["rope_theta"], x.dtype),
+        ]
+    return values
 
 
 @torch.no_grad()
 def seam_probe(seed: int) -> Values:
-    """Record how a block calls its attention object."""
+    """Record how a block calls its attention object, with layers whose number is not their place."""
     calls: list[Any] = []
 
     def recorder(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -132,14 +143,15 @@ def seam_probe(seed: int) -> Values:
     model = bare_model(case, "float32")
     x = random_tensor(5, 72, seed=seed)
     out = [
-        model.attention_block(i, model.layers[i], x, torch.ones(5, 64), torch.zeros(5, 64), recorder) for i in (0, 1)
+        model.attention_block(number, layer, x, torch.ones(5, 64), torch.zeros(5, 64), recorder)
+        for number, layer in zip((0, 7), model.layers, strict=True)
     ]
     return {"calls (layer, q, k, v)": calls, "output of zeros": out}
 
 
 def seam_spec(seed: int) -> Values:
     """Every block calls once, with its own index; without residual, zeros stay zeros."""
-    calls = [[layer, [5, 9, 64], [5, 3, 64], [5, 3, 64]] for layer in (0, 1)]
+    calls = [[layer, [5, 9, 64], [5, 3, 64], [5, 3, 64]] for layer in (0, 7)]
     return {"calls (layer, q, k, v)": calls, "output of zeros": [torch.zeros(5, 72), torch.zeros(5, 72)]}
 
 
@@ -151,7 +163,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L1.E.bits",
-    "mlp_block has the bits of transformers' second norm and MLP in float32 and bfloat16.",
+    "mlp_block has the bits of transformers' second norm and MLP in float32 and bfloat16, and leaves its input alone.",
     mlp_probe,
     bitwise(mlp_peer),
 )
@@ -163,7 +175,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L1.F.bits",
-    "attention_block has the bits of transformers' first norm and attention in float32 and bfloat16.",
+    "attention_block has the bits of transformers' first norm and attention in float32 and bfloat16, and leaves its "
+    "inputs alone.",
     attention_block_probe,
     bitwise(attention_block_peer),
     asks_peer=True,
@@ -218,7 +231,7 @@ def embedded_cases(seed: int) -> list[ModelCase]:
     return [embedded_case()]
 
 
-PICKED_ROWS = [32, 0, 31, 7]
+PICKED_ROWS = ([32, 0, 31, 7], [0], list(range(32, -1, -1)))
 
 
 def scaled_case(case: ModelCase) -> ModelCase:
@@ -229,31 +242,35 @@ def scaled_case(case: ModelCase) -> ModelCase:
 
 @torch.no_grad()
 def call_probe(seed: int) -> Values:
-    """Ask for some rows, start in the middle, and record which layers attend."""
+    """Ask for some rows, start in the middle, and record what each call does."""
     from mini_engine.attention.dense import DenseAttention
 
     case = random_case("GQA 4:2, untied, odd sizes", seed)
     model = build_model(case, "float32")
-    dense = DenseAttention()
-    layers: list[int] = []
-    heads: list[int] = []
+    dense, head, rotary = DenseAttention(), model.lm_head, model.rotary
+    done: list[str] = []
 
-    def head(x: Tensor, head: Any = model.lm_head) -> Any:
-        heads.append(x.shape[0])
+    def noted_head(x: Tensor) -> Any:
+        done.append(f"head on {len(x)} rows")
         return head(x)
 
-    def recorder(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        layers.append(layer)
+    def noted_rotary(positions: Tensor, dtype: torch.dtype) -> Any:
+        done.append(f"rotary of {len(positions)} rows")
+        return rotary(positions, dtype)
+
+    def noted_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        done.append(f"layer {layer} attends with {len(q)} rows")
         return dense(layer, q, k, v)
 
     ids = torch.tensor(random_ids(case.vocab_size, 33, seed))
     scaled = build_model(scaled_case(case), "bfloat16")
-    model.lm_head = head
-    some = model(ids, torch.arange(33), recorder, torch.tensor(PICKED_ROWS))
-    return {
-        "rows 32, 0, 31, 7": some,
-        "rows that the head multiplies": sum(heads),
-        "layers that attend": layers,
+    model.lm_head, model.rotary = noted_head, noted_rotary
+    values: Values = {
+        f"rows {picked}": model(ids, torch.arange(33), noted_attention, torch.tensor(picked)) for picked in PICKED_ROWS
+    }
+    values["hidden states, through the head"] = head(model.hidden_states(ids, torch.arange(33), noted_attention))
+    return values | {
+        "what is done": list(done),
         "positions from 5": model(ids, torch.arange(5, 38), dense),
         "a checkpoint with YaRN": scaled(ids, torch.arange(33), dense),
     }
@@ -263,10 +280,16 @@ def call_peer(seed: int) -> Values:
     """Return transformers' answers."""
     case = random_case("GQA 4:2, untied, odd sizes", seed)
     ids = random_ids(case.vocab_size, 33, seed)
-    return {
-        "rows 32, 0, 31, 7": peer.logits(case, "float32", "eager", ids, rows=PICKED_ROWS),
-        "rows that the head multiplies": 4,
-        "layers that attend": [0, 1, 2],
+    values: Values = {
+        f"rows {picked}": peer.logits(case, "float32", "eager", ids, rows=picked) for picked in PICKED_ROWS
+    }
+    values["hidden states, through the head"] = peer.logits(case, "float32", "eager", ids)
+    body = ["rotary of 33 rows", *(f"layer {layer} attends with 33 rows" for layer in range(3))]
+    return values | {
+        "what is done": [
+            *(step for picked in PICKED_ROWS for step in (*body, f"head on {len(picked)} rows")),
+            *body,
+        ],
         "positions from 5": peer.logits(case, "float32", "eager", ids, positions=list(range(5, 38))),
         "a checkpoint with YaRN": peer.logits(scaled_case(case), "bfloat16", "eager", ids),
     }
@@ -274,8 +297,8 @@ def call_peer(seed: int) -> Values:
 
 REGISTRY.add(
     "L1.G.call",
-    "A call gives the rows asked for, the head gets no others; it uses its positions and self.rotary, and attends once "
-    "per layer.",
+    "Each call gives the rows asked for, the head gets no others; it uses its positions, self.rotary once, and attends "
+    "once per layer with all rows. The hidden states are what the head gets.",
     call_probe,
     bitwise(call_peer),
 )

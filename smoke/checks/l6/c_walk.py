@@ -237,7 +237,8 @@ def asked_probe(seed: int) -> Values:
         answers: list[Values] = []
         for key, tokens in questions(seed, size):
             hit = cache.match(tuple(tokens) if len(answers) % 2 else tokens, key)
-            answers.append({"pages": list(hit.pages), "path": list(hit.path), "cache": cache_values(cache)})
+            known = {"now": cache.now, "cache": cache_values(cache)}
+            answers.append({"pages": list(hit.pages), "path": list(hit.path), **known})
         values[f"page size {size}"] = answers
     return values
 
@@ -268,13 +269,17 @@ def cuts_verdict(seed: int, got: Values) -> list[Failure]:
 
 
 def recency_verdict(seed: int, got: Values) -> list[Failure]:
-    """Compare the order of the last uses of all pages after every question."""
+    """Compare the order of the last uses of all pages after every question, and the clock."""
     for size in PAGE_SIZES:
         prefixes = entries_of(draw_trees(seed, size), size)
         for (key, tokens), answer in zip(questions(seed, size), got[f"page size {size}"], strict=True):
             prefixes.match(tokens, key)
-            where = f"page size {size}, after match of {tokens} under {key!r}, {BOOK}"
-            failures = differences(prefixes.books(), books_of(answer["cache"], size), None, where)
+            where = f"page size {size}, after match of {tokens} under {key!r}"
+            failures = differences(prefixes.books(), books_of(answer["cache"], size), None, f"{where}, {BOOK}")
+            failures += differences(prefixes.now, answer["now"], None, f"{where}, now")
+            used = [node["used"] for node in answer["cache"]["tree"] if node["number"] in answer["path"]]
+            ticks = [answer["now"]] * len(answer["path"])
+            failures += differences(ticks, used, None, f"{where}, last uses on its path")
             if failures:
                 return failures
     return []
@@ -325,7 +330,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L6.C.recency",
-    "What a match passes becomes the latest used, also the part of a node that it ends in, and nothing else does.",
+    "What a match passes becomes the latest used, also the part of a node that it ends in, and nothing else does. "
+    "Every match is one tick, also one that finds nothing.",
     asked_probe,
     recency_verdict,
 )

@@ -118,7 +118,7 @@ CUT_ORDERS = ((1,), (5,), (3, 1), (3, 5), (1, 2, 3, 4, 5), (5, 4, 3, 2, 1))
 
 
 def later_cuts_probe(seed: int) -> Values:
-    """Lock a node of six pages, cut it by what others look for and insert, and unlock it by the old hit."""
+    """Lock a node of six pages, cut it by what others look for and insert, lock it again, and unlock it by the hit."""
     values: Values = {}
     for cuts in CUT_ORDERS:
         for way in ("match", "insert"):
@@ -133,12 +133,14 @@ def later_cuts_probe(seed: int) -> Values:
                 else:
                     cache.insert([*tokens[: 2 * cut], 7, 7], [*[90] * cut, 50 + number])
             locked = {str(node["pages"]): node["locks"] for node in tree_of(cache)}
-            during = cache.num_evictable
+            during, again = cache.num_evictable, cache.lock(hit)
+            cache.unlock(hit)
             cache.unlock(hit)
             values[f"cuts by {way} after {cuts} pages"] = {
                 "taken": taken,
                 "locked": locked,
                 "evictable meanwhile": during,
+                "taken once more": again,
                 "cache": cache_values(cache),
                 "evictable at the end": cache.num_evictable,
             }
@@ -159,6 +161,7 @@ def later_cuts_verdict(seed: int, got: Values) -> list[Failure]:
                 "taken": 6,
                 "locked": parts | {f"[{50 + number}]": 0 for number in range(added)},
                 "evictable meanwhile": added,
+                "taken once more": 0,
                 "evictable at the end": 6 + added,
             }
             failures += differences(expected, {part: values[part] for part in expected}, None, where)
@@ -175,7 +178,7 @@ REGISTRY.add(
 
 
 def twice_probe(seed: int) -> Values:
-    """Lock a hit twice and unlock it twice."""
+    """Lock a hit twice and unlock it twice, and once too often."""
     cache = make_cache(2)
     cache.insert(distinct(6), [0, 1, 2])
     hit = cache.match(distinct(4))
@@ -184,6 +187,10 @@ def twice_probe(seed: int) -> Values:
     results.append(cache.num_evictable)
     cache.unlock(hit)
     results.append(cache.num_evictable)
+    try:
+        cache.unlock(hit)
+    except AssertionError:
+        results.append("refused")
     path = [[list(node.pages) for node in cache.ancestry(found)] for found in (hit, cache.match(distinct(6)))]
     nothing = [list(cache.ancestry(cache.match([1])))]
     return {
@@ -197,7 +204,7 @@ def twice_probe(seed: int) -> Values:
 def twice_spec(seed: int) -> Values:
     """Worked out by hand: two pages, locked by the first lock alone, free after the second unlock."""
     return {
-        "results": [2, 0, 1, 1, 3],
+        "results": [2, 0, 1, 1, 3, "refused"],
         "ancestry": [[[0, 1]], [[2], [0, 1]]],
         "ancestry of nothing": [[]],
         "path": [1, 2],
@@ -206,7 +213,8 @@ def twice_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L6.E.twice",
-    "A hit that was locked twice is protected until it is unlocked twice; the way up ends below the root.",
+    "A hit that was locked twice is protected until it is unlocked twice, and cannot be unlocked once more; the way up "
+    "ends below the root.",
     twice_probe,
     bitwise(twice_spec),
 )
@@ -274,7 +282,7 @@ def descent_twigs(rng: random.Random, depth: int, pages: list[int]) -> tuple[Twi
 
 
 def descent_probe(seed: int) -> Values:
-    """Go through a drawn tree of two keys."""
+    """Go through a drawn tree of two keys, and through siblings that were used equally often."""
     pages = list(range(1000))
     trees = {key: descent_twigs(random.Random(f"descent {seed} {key}"), 0, pages) for key in (None, "tenant")}
     cache = plant(1, trees)
@@ -284,7 +292,12 @@ def descent_probe(seed: int) -> Values:
         while root.parent is not None:
             root = root.parent
         results.append([str(root.cache_key), int(depth), list(node.pages), node.num_uses])
-    return {"results": results, "empty": list(plant(1, {}).descend())}
+    equal = plant(1, {None: [Twig([9], [4], tuple(Twig([token], [token]) for token in range(4)))]})
+    return {
+        "results": results,
+        "empty": list(plant(1, {}).descend()),
+        "equal": sorted(list(node.pages) for _, node in equal.descend()),
+    }
 
 
 def descent_rows(twigs: Sequence[Twig], depth: int, key: str) -> list[list[Any]]:
@@ -299,6 +312,7 @@ def descent_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for every branch in one piece and in order; which root, or which of its children, comes first is free."""
     pages = list(range(1000))
     failures = differences([], got["empty"], None, "an empty cache")
+    failures += differences([[0], [1], [2], [3], [4]], got["equal"], None, "pages of nodes of equal uses")
     left = [list(row) for row in got["results"]]
     branches = {}
     for key in (None, "tenant"):

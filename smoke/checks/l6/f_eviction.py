@@ -163,8 +163,9 @@ TENANTS = ("a", "b", None, "")
 
 
 def emptied_probe(seed: int) -> Values:
-    """Fill and empty a cache for several keys, twice, with one of them locked the first time."""
+    """Fill and empty a cache for several keys, twice, with one locked the first time. All nodes have one rank."""
     cache = make_cache(2)
+    cache.rank = lambda node: (0,)
     values = Values()
     for round_ in range(2):
         for number, key in enumerate(TENANTS):
@@ -212,7 +213,8 @@ def emptied_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L6.F.nothing_left",
-    "When the last page of a key has gone, so has its root; what is empty can be filled again.",
+    "When the last page of a key has gone, so has its root; what is empty can be filled again. Of nodes with equal "
+    "ranks any may go first.",
     emptied_probe,
     bitwise(emptied_spec),
 )

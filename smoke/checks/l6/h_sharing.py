@@ -26,7 +26,7 @@ class Store:
         self.prefixes = Prefixes(page_size)
         self.hit_type = PrefixHit
         self.asked: list[list[Any]] = []
-        self.refuses = False
+        self.most: int | None = None  # pages of one insert
 
     def hit(self, names: Sequence[Name]) -> Any:
         """Return names as a hit."""
@@ -43,10 +43,9 @@ class Store:
         return self.hit(self.prefixes.match(token_ids, key))
 
     def insert(self, token_ids: Sequence[int], pages: Sequence[int], key: str | None = None, priority: int = 0) -> Any:
-        """Take pages over, or refuse all of them."""
-        if self.refuses:
-            return self.hit_type()
-        return self.hit(self.prefixes.insert(token_ids, pages, key, priority))
+        """Take pages over, no more than ``most``."""
+        tokens = token_ids if self.most is None else token_ids[: self.most * self.prefixes.page_size]
+        return self.hit(self.prefixes.insert(tokens, pages, key, priority))
 
     def lock(self, hit: Any) -> int:
         """Protect a hit."""
@@ -158,7 +157,7 @@ def match_probe(people: Mapping[str, Asker]) -> Probe:
             values[name] = {
                 "pages": list(hit.pages),
                 "path": list(hit.path),
-                "asked under": [key for _, key in store.asked],
+                "asked under": [key for tokens, key in store.asked if tokens],
                 "the request": [len(request.pages), len(request.hit.pages), request.num_computed_tokens],
             }
         return values
@@ -183,7 +182,7 @@ def match_spec(people: Mapping[str, Asker]) -> Expected:
                 if entry is None or reports:
                     break
                 pages.append(entry.page)
-            asked = [] if reports else [asker.key]
+            asked = [] if reports or most == 1 else [asker.key]  # nothing need not be looked up
             values[name] = {"pages": pages, "path": pages, "asked under": asked, "the request": [0, 0, 0]}
         return values
 
@@ -231,25 +230,27 @@ SHARERS: dict[str, Asker] = {
     "it reports its prompt": Asker(LONG, [5], computed=24, pages=OWN[:7], prompt_logprobs=0),
 }
 
+MOST = (None, 0, 1, 3)  # pages that the cache takes at once
+
 
 def share_probe(seed: int) -> Values:
-    """Share what is computed, twice; then with a cache that takes nothing."""
+    """Share what is computed, twice; also with a cache that takes nothing, or less than it is given."""
     from mini_engine.scheduler.sharing import share_pages
 
     values: Values = {}
     for name, asker in SHARERS.items():
-        for refuses in (False, True):
+        for most in MOST:
             store = stored()
             request = build(asker)
             request.hit = store.match(asker.tokens[: 4 * asker.hit], asker.key)
             store.lock(request.hit)
             request.pages = [*request.hit.pages, *request.pages]
-            store.refuses = refuses
+            store.most = most
             results = []
             for _ in range(2):
                 duplicates = share_pages(request, store, 4)
                 results.append(left_by(request, store, sorted(duplicates)))
-            values[f"{name}, the cache {'takes nothing' if refuses else 'takes all'}"] = results
+            values[f"{name}, the cache takes {'all' if most is None else most} of its pages"] = results
     return values
 
 
@@ -270,26 +271,25 @@ def share_spec(seed: int) -> Values:
     """Go through the pages one by one: not whole, not computed, of the hit, a duplicate or new."""
     values: Values = {}
     for name, asker in SHARERS.items():
-        for refuses in (False, True):
+        for most in MOST:
             entries = deepcopy(stored().prefixes.entries)
             names: list[Name] = [(asker.key, tuple(asker.tokens[:end])) for end in range(4, len(asker.tokens) + 1, 4)]
             pages = [*(entries[name].page for name in names[: asker.hit]), *asker.pages]
-            taken = pages[: asker.hit] if refuses else []
+            taken = []
             freed = []
-            for place, name_ in enumerate(names):
-                if refuses or 4 * (place + 1) > asker.computed:
-                    break
+            for place, name_ in enumerate(names[: asker.computed // 4][:most]):
                 entries.setdefault(name_, Entry(pages[place], 0, 0))
                 entries[name_].priority = max(entries[name_].priority, asker.priority)
                 if entries[name_].page != pages[place]:
                     freed.append(pages[place])
                     pages[place] = entries[name_].page
                 taken.append(pages[place])
+            taken = max(pages[: asker.hit], taken, key=len)
             for name_ in names[: len(taken)]:
                 entries[name_].locks = 1
             rows = [[str(key), len(tokens), e.page, e.locks, e.priority] for (key, tokens), e in entries.items()]
             once = {"pages": pages, "hit": taken, "computed": asker.computed, "cached": sorted(rows)}
-            values[f"{name}, the cache {'takes nothing' if refuses else 'takes all'}"] = [
+            values[f"{name}, the cache takes {'all' if most is None else most} of its pages"] = [
                 {"to be freed": sorted(freed), **once},
                 {"to be freed": [], **once},
             ]
@@ -342,6 +342,7 @@ MEETINGS: dict[str, dict[str, Meeting]] = {
         "the first page differs, the rest is the same": Meeting(WAITS, 0, (Asker([0, *LONG[1:]], computed=0),)),
         "a page that was found differs in the other": Meeting(WAITS, 1, (Asker([0, *LONG[1:]], computed=0),)),
         "a short prompt that is the beginning": Meeting(WAITS, 0, (Asker(LONG[:6]),)),
+        "two whole pages that are the beginning": Meeting(WAITS, 0, (Asker(LONG[:8]),)),
         "who asks is short": Meeting(Asker(LONG[:6], state="waiting"), 0, (COMPUTES,)),
         "who asks has exactly 8": Meeting(Asker(LONG[:8], state="waiting"), 0, (COMPUTES,)),
         "it decodes already": Meeting(WAITS, 0, (Asker(LONG, [4], computed=24),)),
