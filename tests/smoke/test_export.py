@@ -135,14 +135,16 @@ def test_what_an_earlier_lesson_calls_stays(tmp_path: Path) -> None:
     assert "L6." in refused.stderr
 
 
-@pytest.mark.slow
-def test_a_leak_is_noticed(tmp_path: Path) -> None:
+def test_a_leak_is_noticed(first: Path) -> None:
     """The proof must be able to fail: a renamed copy of a solution, in a file that no reader would look into."""
-    export(tmp_path / "course", "L2", sealed=False)
     text = (ENGINE / "driver.py").read_text().replace("prompt_ids", "words").replace("page", "sheet")
-    (tmp_path / "course" / "smoke" / "other.py").write_text(text)
-    with pytest.raises(ValueError, match=r"smoke/other.py still holds the solution of driver:"):
-        prove_absent(tmp_path / "course", [load_manifest().lesson("L3")], set())
+    leak = first / "smoke" / "other.py"
+    leak.write_text(text)
+    try:
+        with pytest.raises(ValueError, match=r"smoke/other.py still holds the solution of driver:"):
+            prove_absent(first, [load_manifest().lesson("L3")], set())
+    finally:
+        leak.unlink()
 
 
 def test_refuses_a_folder_that_is_not_empty(tmp_path: Path) -> None:
