@@ -2,7 +2,7 @@
 
 The oracle is that of ``test_engine``: the driver of L4, one request, nothing cached. Freed pages are filled with NaN,
 so that whoever reads a page that was given back shows. The matrix of random traces runs ``MINI_ENGINE_TRACES`` of them,
-10 without that variable.
+6 without that variable.
 """
 
 import math
