@@ -1,4 +1,4 @@
-"""Beside Triton's interpreter: a ``tl.dot`` in which no row's bits depend on where in its tile the row stands, and haste.
+"""Beside Triton's interpreter: a ``tl.dot`` in which no row's bits depend on its place in the tile, and less to do.
 
 Owns: the two functions of the interpreter that are replaced. Must not know: kernels.
 
@@ -6,8 +6,8 @@ The interpreter hands a ``tl.dot`` to NumPy, and NumPy to a BLAS library. Some C
 adds in another order for some rows of a tile than for others. A GPU's tensor cores do not, so a kernel that is right
 would break its promise here and nowhere else.
 
-For every call of a function from a kernel the interpreter replaces some hundred names of ``triton.language``, which takes
-longer than most functions. Once in a launch is enough.
+At every call of a function inside a kernel the interpreter replaces some hundred names of ``triton.language``, which
+takes longer than most functions. Once in a launch is enough.
 """
 
 from collections.abc import Callable

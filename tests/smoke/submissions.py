@@ -67,7 +67,8 @@ def zipped(files: dict[str, bytes]) -> bytes:
 def honest() -> Iterable[Example]:
     """Yield correct submissions: the reference, and a correct variant of each lesson, in every form of handing in."""
     yield Example("honest-top", "honest", coded(reference()), {**NOTHING, **FULL}, {**NOTHING, **FULL})
-    for lesson_id, prefix, form in (("L1", "", "folder"), ("L2", "work/", "folder"), ("L3", "my homework/work/", "zip")):
+    forms = (("L1", "", "folder"), ("L2", "work/", "folder"), ("L3", "my homework/work/", "zip"))
+    for lesson_id, prefix, form in forms:
         wheat = next(wheat for wheat in load_wheats() if wheat.lesson_id == lesson_id)
         lessons = ["L1", "L2"] if lesson_id == "L1" else [lesson_id]  # L2 on top of another L1
         points: dict[str, int | None] = NOTHING | dict.fromkeys(lessons, 100)
@@ -113,7 +114,8 @@ def broken() -> Iterable[Example]:
     yield Example("broken-raise", "broken", coded({"driver.py": driver + "\nraise SystemExit(0)\n"}), l3, {}, crash)
     yield Example("broken-bytes", "broken", {"driver.py": b"\xff\xfe" + driver.encode()}, l3)
     yield Example("broken-zip", "broken", {"": b"PK\x03\x04 this is no zip"}, NOTHING, form="raw zip")
-    yield Example("broken-first", "broken", coded(reference() | {"model.py": "1 / 0\n"}), {**NOTHING, "L2": 100}, NOTHING)
+    first = coded(reference() | {"model.py": "1 / 0\n"})
+    yield Example("broken-first", "broken", first, {**NOTHING, "L2": 100}, NOTHING)
     climbing = {"../../model.py": b"raise SystemExit", "/driver.py": b"raise SystemExit", "work/../driver.py": b"1/0"}
     yield Example("broken-slip", "broken", climbing, NOTHING, form="zip")
     yield Example("broken-bomb", "broken", {"driver.py": b"#" * 50_000_000}, NOTHING, form="zip")

@@ -83,6 +83,7 @@ def test_no_line_of_a_later_solution_is_left(first: Path) -> None:
     assert leaks == []
 
 
+@pytest.mark.slow
 def test_the_readme_begins_with_commands_that_work(first: Path) -> None:
     """``generate`` needs later lessons; what stands there instead is run by ``test_lesson_one_can_be_worked_on``."""
     section = (first / "README.md").read_text().partition("## Two commands\n")[2].partition("\n## ")[0]
@@ -94,6 +95,7 @@ def test_the_readme_begins_with_commands_that_work(first: Path) -> None:
     assert "not written yet: L" in generated.stderr
 
 
+@pytest.mark.slow
 def test_the_generated_tables_are_current(first: Path) -> None:
     done = run(first, "sync", "--check")
     assert done.returncode == 0, done.stdout

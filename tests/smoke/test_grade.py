@@ -17,8 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from smoke.framework.check import all_checks, checks_of
-from smoke.framework.manifest import ENGINE, ROOT, load_manifest
-from smoke.grade.submissions import Submission
+from smoke.framework.manifest import ROOT, load_manifest
 from smoke.grade.trial import FIRST_UID, try_isolation
 from smoke.grade.worker import Worker
 from tests.smoke.submissions import FULL, NOTHING, Example, examples, write_examples
@@ -247,7 +246,7 @@ def test_single_lessons_are_graded_alone(graded: Graded, tmp_path: Path) -> None
     folder.mkdir()
     chosen = [graded.students[name] for name in ("wheat-L2", "half-nothing")]
     write_examples(folder, chosen)
-    done = command(folder, tmp_path / "report", "--lessons", "L2,L1", "--seed", str(SEED))
+    done = command(folder, tmp_path / "report", "--lessons", "L2,L1", "--jobs", "1", "--seed", str(SEED))
     assert done.returncode == 0, done.stderr[-4000:]
     with (tmp_path / "report" / "grades.csv").open(newline="") as stream:
         rows = {(row["student"], row["lesson"]): row for row in csv.DictReader(stream)}
@@ -257,14 +256,21 @@ def test_single_lessons_are_graded_alone(graded: Graded, tmp_path: Path) -> None
     assert rows["wheat-L2", "L1"]["status"] == rows["half-nothing", "L2"]["status"] == "not handed in"
 
 
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(try_isolation().confinement(31, 2 << 30, 300)) as own:
+        yield own
+
+
 @pytest.mark.parametrize("lesson_id", [lesson.id for lesson in load_manifest().written if lesson.id not in NOTHING])
-def test_the_reference_passes_where_a_lesson_is_graded(lesson_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_passes_where_a_lesson_is_graded(
+    worker: Worker, lesson_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the lessons that nobody hands in here. Those of L8 are interpreted for a minute: its first task is enough."""
     lesson = load_manifest().lesson(lesson_id)
     checks = [check for check in checks_of([lesson]) if lesson_id != "L8" or check.task_id == "L8.A"]
     monkeypatch.setattr("smoke.grade.worker.checks_of", lambda lessons: checks)
-    with Worker(try_isolation().confinement(31, 2 << 30, 300)) as worker:
-        proof = worker.run_reference(lesson, SEED)
+    proof = worker.run_reference(lesson, SEED)
     assert [result.status for result in proof.results] == ["pass"] * len(checks), proof.results
 
 
