@@ -26,7 +26,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.fast.products import make_projections
 from mini_engine.llm import build_model, load_driver
-from tests.support.shapes import SHAPES, peer_config
+from tests.support.shapes import ALL_SHAPES, SHAPES, peer_config
 
 
 @cache
@@ -116,7 +116,7 @@ def _restore_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", ALL_SHAPES, ids=str)
 @pytest.mark.parametrize(
     "options",
     [

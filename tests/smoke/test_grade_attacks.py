@@ -326,6 +326,7 @@ for _fd in range(3, 64):
 # Time and disk --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_loop_costs_its_own_task_alone(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks after it earn what they earn where the same function raises an exception."""
 
