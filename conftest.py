@@ -6,6 +6,9 @@ import tempfile
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read with torch: a thread that waits leaves its core to others
+
 import torch
 
 # Triton reads this when it is imported, once. With a GPU the kernels are compiled, otherwise interpreted.

@@ -26,6 +26,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.fast.products import make_projections
 from mini_engine.llm import build_model, load_driver
+from tests.support.engines import TRACES
 from tests.support.shapes import ALL_SHAPES, SHAPES, peer_config
 
 
@@ -133,7 +134,7 @@ def test_logits_are_bitwise_the_same_in_any_packing_chunking_page_size_and_threa
 ) -> None:
     driver = make_driver(shape, EngineConfig(**options, batch_invariant=True))
 
-    @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=TRACES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(cases())
     def check(case: Case) -> None:
         assert rows_that_differ(driver, case) == 0
