@@ -202,7 +202,7 @@ def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize("threads", [2, 4, 8])
 def test_matrix_at_other_thread_counts(threads: int) -> None:
     """The lonely run has one thread, the batch has several: what a thread computes depends on their number."""
     for seed in (0, 1, 3):

@@ -26,8 +26,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.fast.products import make_projections
 from mini_engine.llm import build_model, load_driver
-from tests.support.engines import TRACES
-from tests.support.shapes import ALL_SHAPES, SHAPES, peer_config
+from tests.support.shapes import SHAPES, peer_config
 
 
 @cache
@@ -60,7 +59,7 @@ def cases(draw: st.DrawFn) -> Case:
         lengths=lengths,
         chunk_sizes=draw(st.lists(sizes, min_size=count, max_size=count)),
         page_size=draw(st.sampled_from([1, 4, 16, 64])),
-        threads=draw(st.sampled_from([1, 2, 4])),
+        threads=draw(st.sampled_from([1, 2, 4, 8])),
         seed=draw(st.integers(0, 2**31)),
     )
 
@@ -117,7 +116,7 @@ def _restore_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("shape", ALL_SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(
     "options",
     [
@@ -134,7 +133,7 @@ def test_logits_are_bitwise_the_same_in_any_packing_chunking_page_size_and_threa
 ) -> None:
     driver = make_driver(shape, EngineConfig(**options, batch_invariant=True))
 
-    @settings(max_examples=TRACES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(cases())
     def check(case: Case) -> None:
         assert rows_that_differ(driver, case) == 0
