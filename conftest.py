@@ -6,6 +6,9 @@ import tempfile
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read with torch: a thread that waits leaves its core to others
+
 import torch
 
 # Triton reads this when it is imported, once. With a GPU the kernels are compiled, otherwise interpreted.
@@ -24,18 +27,18 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     torch.set_num_threads(threads)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
-BEGIN_WITH = ("test_notebooks.py", "test_grade.py")  # the longest
+BEGIN_WITH = ("test_grade.py", "test_notebooks.py")  # the longest
 BY_LESSON = re.compile(r".*/(test_lessons|test_notebooks)\.py::\w+\[(L\d)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no process is left alone with one of them at the end."""
-    items.sort(key=lambda item: item.path.name not in BEGIN_WITH)
+    items.sort(key=lambda item: [item.path.name == name for name in BEGIN_WITH], reverse=True)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With -n a process takes a whole file, whose fixtures are made once; of the two longest it takes one lesson."""
+    """With -n a process takes a whole file, whose fixtures are made once; of lessons and notebooks it takes one."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFileOrLesson(LoadFileScheduling):

@@ -31,6 +31,7 @@ import typer
 from smoke.course.starter import functions_of, starter_files
 from smoke.framework.manifest import COURSE, ENGINE, ROOT, Lesson, load_manifest, parse_manifest
 from smoke.grade.authorship import TELLING_NODES, normal_form
+from smoke.grade.likeness import forms as forms_of
 
 PARTS = ("README.md", "LICENSE", "pyproject.toml", ".gitignore", "docs", "lessons", "mini_engine", "smoke", "notebooks")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_checkpoints", ".DS_Store", "*.egg-info", ".*_cache")
@@ -185,6 +186,6 @@ def prove_absent(folder: Path, lessons: list[Lesson], kept: set[str]) -> None:
                 if sum(1 for _ in ast.walk(node)) >= TELLING_NODES:
                     forms[normal_form(node)] = str(function)
     for file in folder.rglob("*.py"):
-        for node in functions_of(ast.parse(file.read_text())).values():
-            if normal_form(node) in forms:
-                raise ValueError(f"{file.relative_to(folder)} still holds the solution of {forms[normal_form(node)]}")
+        for form in forms_of(file.read_text()):
+            if form in forms:
+                raise ValueError(f"{file.relative_to(folder)} still holds the solution of {forms[form]}")

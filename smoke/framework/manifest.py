@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,22 @@ class Manifest:
     @property
     def tasks(self) -> tuple[Task, ...]:
         """Every task of every lesson, in order."""
-        return tuple(task for lesson in self.lessons for task in lesson.tasks)
+        return tuple(self.task_of.values())
+
+    @cached_property
+    def task_of(self) -> dict[str, Task]:
+        """Every task by its id."""
+        return {task.id: task for lesson in self.lessons for task in lesson.tasks}
+
+    @cached_property
+    def needed_by(self) -> dict[str, frozenset[str]]:
+        """Of every task the ids of those that it builds on, all of which stand earlier."""
+        found: dict[str, frozenset[str]] = {}
+        for lesson in self.lessons:
+            earlier = frozenset(found)
+            for task in lesson.tasks:
+                found[task.id] = earlier.union(task.depends, *(found[other] for other in task.depends))
+        return found
 
     def lesson(self, lesson_id: str) -> Lesson:
         """Return the written lesson ``lesson_id``. Raises ``ValueError`` naming the ones that can be chosen."""
@@ -159,9 +174,8 @@ class Manifest:
 
     def task(self, task_id: str) -> Task:
         """Return one task. Raises ``ValueError`` for an unknown id, naming those of its lesson."""
-        for task in self.tasks:
-            if task.id == task_id.upper():
-                return task
+        if (task := self.task_of.get(task_id.upper())) is not None:
+            return task
         lesson = self.lesson(task_id.partition(".")[0])
         names = ", ".join(task.id for task in lesson.tasks)
         raise ValueError(f"there is no task {task_id!r}; {lesson.id} has {names}")
@@ -173,16 +187,7 @@ class Manifest:
 
     def needs(self, task_id: str) -> frozenset[str]:
         """Return every task that ``task_id`` builds on: its dependencies, theirs, and all of the earlier lessons."""
-        found: set[str] = set()
-        waiting = list(self.task(task_id).depends)
-        while waiting:
-            task = self.task(waiting.pop())
-            if task.id not in found:
-                found.add(task.id)
-                waiting.extend(task.depends)
-        number = int(self.task(task_id).lesson_id[1:])
-        found.update(task.id for lesson in self.lessons if lesson.number < number for task in lesson.tasks)
-        return frozenset(found)
+        return self.needed_by[self.task(task_id).id]
 
 
 @cache

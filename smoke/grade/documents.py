@@ -141,7 +141,8 @@ def explain_all(results: Sequence[Result]) -> str:
 
 def printable(text: str) -> str:
     """Return a text without control characters: a terminal would obey them and XML forbids them."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+    found = {letter for letter in set(text) if not letter.isprintable()} - {"\n", "\t"}
+    return text.translate(dict.fromkeys(map(ord, found), "?"))
 
 
 def quoted(text: str) -> str:

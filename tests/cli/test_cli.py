@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,12 @@ def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@cache
+def run_reference() -> "subprocess.CompletedProcess[str]":
+    """Run the command on the reference, once."""
+    return run_command()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "line", "wrong"),
@@ -135,7 +142,7 @@ def test_a_students_modules_run_in_place_of_the_engines_own(file: str, line: str
     assert source.count(line) == 1
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(source.replace(line, wrong))
-    own, reference = run_command("--engine", str(tmp_path)), run_command()
+    own, reference = run_command("--engine", str(tmp_path)), run_reference()
     assert own.returncode == reference.returncode == 0
     assert own.stdout != reference.stdout
     assert f"running the modules of {tmp_path}" in own.stderr

@@ -33,7 +33,7 @@ from mini_engine.fast.products import make_projections
 from mini_engine.llm import load_driver, make_engine
 from mini_engine.model import Qwen3, rotary_frequencies, rotary_table
 from mini_engine.sampler.params import SamplingParams
-from tests.support.shapes import SHAPES, weights_of
+from tests.support.shapes import ALL_SHAPES, weights_of
 
 NUMBA = EngineConfig(compute="compiled")
 
@@ -237,7 +237,7 @@ def test_attention_is_that_of_the_plain_path_for_any_sequences_on_any_pages(want
 
 
 @pytest.mark.parametrize(("size", "relative"), [(3, 2e-6), (300, 1e-3)])  # scores of hundreds are rounded by 1e-5
-@pytest.mark.parametrize("dim", [20, pytest.param(32, marks=pytest.mark.slow), 128])  # each is compiled
+@pytest.mark.parametrize("dim", [20, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (32, 128))])
 def test_attention_against_float64(dim, size, relative):
     rng = np.random.default_rng(3)
     keys, values = (rng.standard_normal((2, 400, dim)).astype(np.float32) for _ in range(2))
@@ -299,7 +299,7 @@ def test_what_a_thread_raises_is_raised(monkeypatch):
 # Model and engine
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", ALL_SHAPES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"batch_invariant": True}], ids=str)
 def test_the_compiled_model_computes_what_the_plain_one_computes(shape, options):
     config, weights = weights_of(shape, "float32")

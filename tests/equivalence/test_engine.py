@@ -1,7 +1,7 @@
 """The engine against the lonely run: whatever shares its steps, a request gets the tokens, bits and text it gets alone.
 
 The oracle is the driver of L4, which knows no scheduler, with the stop strings looked for in what it generated. The
-matrix of random traces runs ``MINI_ENGINE_TRACES`` of them, 10 without that variable; before a release run
+matrix of random traces runs ``MINI_ENGINE_TRACES`` of them, 6 without that variable; before a release run
 
     MINI_ENGINE_TRACES=200 pytest tests/equivalence/test_engine.py -k matrix
 """
@@ -217,7 +217,7 @@ def test_matrix_at_other_thread_counts(threads: int) -> None:
     "changes", [{"compute": "packed"}, {"compute": "fast"}, {"compute": "compiled", "dtype": "float32"}], ids=str
 )
 def test_matrix_with_packed_weights(changes: dict[str, str]) -> None:
-    for seed in range(4):
+    for seed in range(3):
         trace = Trace(seed, **changes).run()
         for planned in trace.planned:
             check_equal(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
@@ -226,7 +226,7 @@ def test_matrix_with_packed_weights(changes: dict[str, str]) -> None:
 def test_without_batch_invariance_the_matrix_fails() -> None:
     """The negative control: tokens may agree, but some bits do not."""
     changed = 0
-    for seed in range(4):
+    for seed in range(2):
         trace = Trace(seed, batch_invariant=False).run()
         for planned in trace.planned:
             expected = alone(trace.name, planned.prompt, planned.params, trace.config)
@@ -238,7 +238,7 @@ def test_without_batch_invariance_the_matrix_fails() -> None:
 def test_without_batch_invariance_greedy_ids_agree_where_the_two_likeliest_are_apart() -> None:
     """float32, as far as every gap before was above 1e-3: then the texts may part."""
     compared = 0
-    for seed in range(0, 12, 2):
+    for seed in range(0, 6, 2):
         trace = Trace(seed, batch_invariant=False)
         for planned in trace.planned:
             planned.params = SamplingParams(max_new_tokens=planned.params.max_new_tokens)

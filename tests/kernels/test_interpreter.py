@@ -5,6 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_engine.kernels.launch import INTERPRETED
 from tests.kernels.conftest import DEVICE
 
 SIZES = [(16, 16, 16), (16, 64, 32), (32, 32, 64), (64, 64, 128)]
@@ -56,3 +57,33 @@ def test_bytes_are_multiplied_as_triton_does_it():
     b = a.T.contiguous()
     out = product(a.to(DEVICE), b.to(DEVICE), torch.full((16, 16), 7, dtype=torch.int32, device=DEVICE))
     assert torch.equal(out.cpu(), a.int() @ b.int() + 7)
+
+
+@triton.jit
+def sum_of(x):
+    """Return the sum of a block, by a function of Triton's own that calls others."""
+    return tl.sum(x, axis=0)
+
+
+@triton.jit
+def total(x, out, FAILS: tl.constexpr):
+    """Store the sum of 16 numbers, by functions that call functions; or fail among them."""
+    column = tl.arange(0, 16)
+    found = sum_of(tl.load(x + column)) + tl.max(sum_of(tl.load(x + column)) + column, axis=0)
+    tl.static_assert(not FAILS)
+    tl.store(out, found)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="nothing is replaced where kernels are compiled")
+def test_names_are_replaced_in_every_launch_and_put_back_after_it():
+    before = {name: getattr(tl, name) for name in ("load", "store", "range", "arange", "static_assert")}
+    x, out = torch.ones(16, device=DEVICE), torch.zeros(1, device=DEVICE)
+    for fails in (False, True, False):
+        out.zero_()
+        if fails:
+            with pytest.raises(Exception, match="AssertionError"):
+                total[(1,)](x, out, FAILS=True)
+        else:
+            total[(2,)](x, out, FAILS=False)
+        assert float(out) == (0 if fails else 16 + 16 + 15)
+        assert all(getattr(tl, name) is value for name, value in before.items())

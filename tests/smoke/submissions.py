@@ -16,10 +16,8 @@ from smoke.bank.bank import load_pitfalls, load_wheats
 from smoke.course.starter import empty, starter_files
 from smoke.framework.manifest import ENGINE, load_manifest
 
-# A submission hands in as few and as short lessons as show what it is there for. L8 is interpreted for a minute:
-# one of its kernels is graded by itself.
-QUICK = [lesson.id for lesson in load_manifest().written if lesson.id != "L8"]
-FULL = {"L1": 100, "L2": 100, "L3": 100}
+# A submission hands in as few and as short lessons as show what it is there for, all of them among the first three.
+FULL = {"L1": 100, "L2": 100}
 NOTHING = {"L1": 0, "L2": 0, "L3": 0}
 
 
@@ -38,7 +36,7 @@ class Example:
 
 
 def reference(*lessons: str) -> dict[str, str]:
-    """Return the reference's files of some lessons, of the first three without names."""
+    """Return the reference's files of some lessons, of the first two without names."""
     return {
         file: (ENGINE / file).read_text()
         for lesson in load_manifest().written
@@ -67,23 +65,22 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 def honest() -> Iterable[Example]:
-    """Yield correct submissions in every form that one can be handed in, and correct alternatives."""
-    yield Example("honest-top", "honest", coded(reference()), {**FULL}, {**FULL})
-    yield Example("honest-work", "honest", coded(reference("L2"), "work/"), {**NOTHING, "L2": 100})
-    marked = {file: b"\xef\xbb\xbf" + data for file, data in coded(reference("L2"), "my homework/work/").items()}
-    yield Example("honest-zip", "honest", marked, {**NOTHING, "L2": 100}, form="zip")
-    for lesson_id in FULL:  # one of each lesson; that of L1 with L2 on top of it
+    """Yield correct submissions: the reference, and a correct variant of each lesson, in every form of handing in."""
+    yield Example("honest-top", "honest", coded(reference()), {**NOTHING, **FULL}, {**NOTHING, **FULL})
+    forms = (("L1", "", "folder"), ("L2", "work/", "folder"), ("L3", "my homework/work/", "zip"))
+    for lesson_id, prefix, form in forms:
         wheat = next(wheat for wheat in load_wheats() if wheat.lesson_id == lesson_id)
-        lessons = ["L1", "L2"] if lesson_id == "L1" else [lesson_id]
+        lessons = ["L1", "L2"] if lesson_id == "L1" else [lesson_id]  # L2 on top of another L1
         points: dict[str, int | None] = NOTHING | dict.fromkeys(lessons, 100)
-        files = reference(*lessons) | {wheat.edit.file: wheat.edit.apply()}
-        yield Example(f"wheat-{wheat.id}", "honest", coded(files), points, points if lesson_id == "L1" else {})
+        files = coded(reference(*lessons) | {wheat.edit.file: wheat.edit.apply()}, prefix)
+        if form == "zip":
+            files = {file: b"\xef\xbb\xbf" + data for file, data in files.items()}
+        yield Example(f"wheat-{lesson_id}", "honest", files, points, points if lesson_id == "L1" else {}, form=form)
 
 
 def half_done() -> Iterable[Example]:
-    """Yield submissions that are not finished. The first has begun every lesson, so the reference passes them all."""
-    nothing = dict.fromkeys(QUICK, 0)
-    yield Example("half-starters", "half", coded(starters(*QUICK)), nothing, nothing)
+    """Yield submissions that are not finished."""
+    yield Example("half-starters", "half", coded(starters(*NOTHING)), NOTHING, NOTHING)
     yield Example("half-nothing", "half", {}, NOTHING, NOTHING)
     open_tasks = [task for task in load_manifest().lesson("L1").tasks if task.id not in ("L1.A", "L1.B", "L1.C")]
     files = {file: empty(file, open_tasks) for file in load_manifest().lesson("L1").files}
@@ -105,9 +102,6 @@ def half_done() -> Iterable[Example]:
         {},
         {"L2.A": "not-implemented", "L2.B": "pass"},
     )
-    yield Example(
-        "half-l1-missing", "half", coded(reference("L2", "L3")), {**FULL, "L1": 0}, {"L1": 0, "L2": None, "L3": None}
-    )
 
 
 def broken() -> Iterable[Example]:
@@ -120,7 +114,8 @@ def broken() -> Iterable[Example]:
     yield Example("broken-raise", "broken", coded({"driver.py": driver + "\nraise SystemExit(0)\n"}), l3, {}, crash)
     yield Example("broken-bytes", "broken", {"driver.py": b"\xff\xfe" + driver.encode()}, l3)
     yield Example("broken-zip", "broken", {"": b"PK\x03\x04 this is no zip"}, NOTHING, form="raw zip")
-    yield Example("broken-first", "broken", coded(reference() | {"model.py": "1 / 0\n"}), {**FULL, "L1": 0}, NOTHING)
+    first = coded(reference() | {"model.py": "1 / 0\n"})
+    yield Example("broken-first", "broken", first, {**NOTHING, "L2": 100}, NOTHING)
     climbing = {"../../model.py": b"raise SystemExit", "/driver.py": b"raise SystemExit", "work/../driver.py": b"1/0"}
     yield Example("broken-slip", "broken", climbing, NOTHING, form="zip")
     yield Example("broken-bomb", "broken", {"driver.py": b"#" * 50_000_000}, NOTHING, form="zip")
@@ -189,12 +184,6 @@ def rms_norm(x, weight, eps):
     return x
 
 print("hunted: " + "; ".join(sorted(set(_hunt()))))
-"""
-
-LOOP = """
-def rms_norm(x, weight, eps):
-    while True:
-        pass
 """
 
 FORKS = """
@@ -355,7 +344,6 @@ def hostile(victim: Path) -> Iterable[Example]:
     hook = b"def pytest_runtest_makereport(item, call):\n    raise SystemExit(0)\n"
     yield attack("conftest", "", "not-implemented", conftest__py=hook, sitecustomize__py=hook, torch__py=hook)
     yield attack("atexit", at_exit(victim), "")
-    yield attack("loop", LOOP, "timeout")
     yield attack("forks", FORKS, "not-implemented")
     yield attack("memory", MEMORY, "fail")
     yield attack("hunt", HUNT, "fail")

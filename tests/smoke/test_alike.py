@@ -13,6 +13,7 @@ from smoke.runner.runner import Candidate, Runner
 @pytest.fixture(scope="module")
 def alike():
     with Runner() as runner:
+        runner.prepare({"L1.A.values", "L1.A.bits", "L1.B.half"})
         yield Alike(runner)
 
 
@@ -34,7 +35,7 @@ def with_norm(result):
 @pytest.mark.parametrize("pitfall_id", ["P1-A1", "P1-A3", "P1-B4"])
 def test_a_mistake_of_the_bank_is_recognised(alike, tmp_path, pitfall_id):
     (pitfall,) = (each for each in load_pitfalls() if each.id == pitfall_id)
-    ids, status = named(alike, tmp_path, pitfall.killed_by[-1], pitfall.edit.apply())
+    ids, status = named(alike, tmp_path, pitfall.killed_by[0], pitfall.edit.apply())
     assert status == "fail"
     assert pitfall_id in ids
 

@@ -17,11 +17,10 @@ from xml.etree import ElementTree
 import pytest
 
 from smoke.framework.check import all_checks, checks_of
-from smoke.framework.manifest import ENGINE, ROOT, load_manifest
-from smoke.grade.submissions import Submission
+from smoke.framework.manifest import ROOT, load_manifest
 from smoke.grade.trial import FIRST_UID, try_isolation
 from smoke.grade.worker import Worker
-from tests.smoke.submissions import FULL, Example, examples, write_examples
+from tests.smoke.submissions import FULL, NOTHING, Example, examples, write_examples
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +161,6 @@ def test_attempts_are_reported(graded: Graded) -> None:
         assert words in (graded.out / "matrix.md").read_text(), name
     assert "refused: starting a program" in graded.row("hostile-writing", "L1")["notes"]
     assert "refused: the C library" in graded.row("hostile-writing", "L1")["notes"]
-    assert "no answer after 20 s of the processor" in graded.report("hostile-loop")
 
 
 def test_the_child_holds_no_expected_values(graded: Graded) -> None:
@@ -203,7 +201,7 @@ def test_the_report_speaks_like_the_student_command(graded: Graded) -> None:
 
 def test_results_json_is_gradescopes(graded: Graded) -> None:
     """Each test has the fields that Gradescope reads, and the scores add up to the total."""
-    for name in ("honest-top", "half-l1", "hostile-loop"):
+    for name in ("honest-top", "half-l1", "hostile-memory"):
         results = json.loads((graded.out / "students" / name / "results.json").read_text())
         assert results["score"] == sum(test["score"] for test in results["tests"])
         assert sum(test["max_score"] for test in results["tests"]) == 100 * LESSONS
@@ -246,29 +244,34 @@ def test_single_lessons_are_graded_alone(graded: Graded, tmp_path: Path) -> None
     """The points are those of the chosen lessons, and what was not handed in is not a failure."""
     folder = tmp_path / "submissions"
     folder.mkdir()
-    chosen = [graded.students[name] for name in ("honest-work", "half-nothing")]
+    chosen = [graded.students[name] for name in ("wheat-L2", "half-nothing")]
     write_examples(folder, chosen)
-    done = command(folder, tmp_path / "report", "--lessons", "L2,L1", "--seed", str(SEED))
+    done = command(folder, tmp_path / "report", "--lessons", "L2,L1", "--jobs", "1", "--seed", str(SEED))
     assert done.returncode == 0, done.stderr[-4000:]
     with (tmp_path / "report" / "grades.csv").open(newline="") as stream:
         rows = {(row["student"], row["lesson"]): row for row in csv.DictReader(stream)}
     assert len(rows) == 2 * 3
-    assert (rows["honest-work", "all"]["points"], rows["honest-work", "all"]["isolated"]) == ("200", "100")
-    assert rows["honest-work", "L2"]["status"] == "pass"
-    assert rows["honest-work", "L1"]["status"] == rows["half-nothing", "L2"]["status"] == "not handed in"
+    assert (rows["wheat-L2", "all"]["points"], rows["wheat-L2", "all"]["isolated"]) == ("200", "100")
+    assert rows["wheat-L2", "L2"]["status"] == "pass"
+    assert rows["wheat-L2", "L1"]["status"] == rows["half-nothing", "L2"]["status"] == "not handed in"
 
 
-def test_a_kernel_is_graded_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No submission brings a GPU along, and no machine that grades needs one. The first kernel is proof enough."""
-    lesson, task = load_manifest().lesson("L8"), load_manifest().task("L8.A")
-    checks = [check for check in checks_of([lesson]) if check.task_id == task.id]
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(try_isolation().confinement(31, 2 << 30, 300)) as own:
+        yield own
+
+
+@pytest.mark.parametrize("lesson_id", [lesson.id for lesson in load_manifest().written if lesson.id not in NOTHING])
+def test_the_reference_passes_where_a_lesson_is_graded(
+    worker: Worker, lesson_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the lessons that nobody hands in here. Those of L8 are interpreted for a minute: its first task is enough."""
+    lesson = load_manifest().lesson(lesson_id)
+    checks = [check for check in checks_of([lesson]) if lesson_id != "L8" or check.task_id == "L8.A"]
     monkeypatch.setattr("smoke.grade.worker.checks_of", lambda lessons: checks)
-    file = task.functions[0].file
-    with Worker(try_isolation().confinement(31, 2 << 30, 300)) as worker:
-        proof = worker.run_reference(lesson, SEED)
-        mode = worker.run(Submission("kernels", {file: (ENGINE / file).read_text()}), [lesson], SEED)
+    proof = worker.run_reference(lesson, SEED)
     assert [result.status for result in proof.results] == ["pass"] * len(checks), proof.results
-    assert [result.status for result in mode.results] == ["pass"] * len(checks), mode.results
 
 
 def test_a_rerun_runs_nothing_again(graded: Graded) -> None:

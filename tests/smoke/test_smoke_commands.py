@@ -428,6 +428,7 @@ def test_what_is_run_is_a_lesson_a_task_or_a_check(smoke, tmp_path, what):
     assert [line.split()[0] for line in words.splitlines() if line.endswith("to do") and "." in line] == known
 
 
+@pytest.mark.slow
 def test_what_is_not_written_falls_back_and_what_is_judged_does_not(smoke, tmp_path):
     """L2.D needs L2.B and L2.C, of which the first is half written: its own checks see that half alone."""
     smoke("start", "L2")

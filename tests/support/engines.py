@@ -26,7 +26,8 @@ from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary
 from mini_engine.sampler.sampler import Sampler
 
-TRACES = int(os.environ.get("MINI_ENGINE_TRACES", "10"))
+TRACES = int(os.environ.get("MINI_ENGINE_TRACES", "6"))
+EXAMPLES = 10 * TRACES  # of a property, drawn by Hypothesis
 TOKENIZER = Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
 EOS = load_eos_ids(TINY_MODEL)
 BEGINNINGS = [

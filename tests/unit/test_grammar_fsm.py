@@ -32,12 +32,13 @@ from mini_engine.grammar.regex import parse_pattern, parse_regex
 from mini_engine.grammar.syntax import to_regex
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.grammar.trie import TokenTrie
+from tests.support.engines import EXAMPLES
 
 TOKENIZER = Tokenizer.from_file(str(Path(mini_engine.tiny.__file__).parent / "model" / "tokenizer.json"))
 STOP, OTHER_STOP, V = 1021, 1019, 1030  # <|im_end|>, <|endoftext|>; a head that is padded from 1024 to 1030 columns
 TABLE = TokenTable.from_tokenizer(TOKENIZER, V, frozenset({STOP, OTHER_STOP}))
 BACKEND = FsmBackend(TABLE)
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=EXAMPLES, deadline=None)
 
 # --- regular expressions ---------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mini_engine.sampler.params import PRESETS, SamplingParams, off_value
+from tests.support.engines import EXAMPLES
 
 REALS = ["temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"]
 COUNTS = ["top_k", "min_new_tokens", "max_new_tokens", "n", "best_of", "logprobs", "prompt_logprobs", "seed"]
@@ -33,7 +34,7 @@ NO_NUMBERS = [*NO_REAL_NUMBERS, *TOO_LARGE, *OTHER_TYPES, *ARRAYS]
 NO_SEQUENCES = [0, 1, 5, 0.0, False, True, {}, {1: 2}, object(), endless(), iter([1]), b"ab", b"", len]
 NO_LISTS = [*NO_SEQUENCES, np.array([1, 2]), np.array([]), torch.tensor([1, 2]), torch.tensor([])]
 NO_MAPPINGS = [0, 1, 0.0, False, True, "", "ab", [], [1], (), [(1, 2.0)], {1}, object(), endless(), np.array([]), len]
-refused = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+refused = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def refusal(**given_: object) -> str:

@@ -27,11 +27,12 @@ from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.base import Vocabulary
 from mini_engine.sampler.sampler import NO_TOKEN, Sampler, SamplerOutput
 from mini_engine.sampler.trace import SamplingTrace
+from tests.support.engines import EXAMPLES
 
 # One token, sizes below and above what the filters look at first, sizes that no vector width divides
 SIZES = [1, 2, 17, 63, 131, 257, 600]
 EOS = 0
-repeat = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+repeat = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 worlds = st.builds(random.Random, st.integers(0, 2**32))
 
 
