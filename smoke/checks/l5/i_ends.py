@@ -334,7 +334,8 @@ def breaks_probe(seed: int) -> Values:
     name = start(engine, [5], {"max_new_tokens": 9})
     engine.entries[name].request.score_only = True
     give(engine, name, 7)
-    values["only its prompt was asked for"] = {"deltas": taken_deltas(engine), "outcome": outcome(engine, name)}
+    ids = list(engine.entries[name].output.token_ids)
+    values["score_only"] = {"deltas": taken_deltas(engine), "ids": ids, "ended": is_over(engine, name)}
     return values
 
 
@@ -359,15 +360,12 @@ def breaks_spec(seed: int) -> Values:
     done = ended([7], {"max_new_tokens": 1})
     ended_before = {part: done[part] for part in ("ids", "text", "matched", "finish_reason", "error")}
     cut = {"ids": HALF, "text": "a", "matched": None, "finish_reason": "abort", "error": None}
-    scored = {"text": "", "finish_reason": "length", "error": None}
+    scored = {"id": None, "text": "", "finish_reason": "length", "error": None}
     return {
         **values,
         "an ended and an unknown one": {"deltas": done["deltas"], "outcome": ended_before},
         "aborted, and the end completes a stop string": {"outcome": cut},
-        "only its prompt was asked for": {
-            "deltas": [{"id": None, **scored}],
-            "outcome": {"ids": [], "matched": None, **scored},
-        },
+        "score_only": {"deltas": [scored], "ids": [], "ended": True},
     }
 
 

@@ -228,10 +228,29 @@ def failing_probe(seed: int) -> Values:
             values[f"request {index}"] = {"engine": run["requests"][index]}
             if index not in WHY:
                 values[f"request {index}"]["alone"] = alone(driver, given[index], plan.params)
+    values["pages that are cleared"] = cleared_pages(case)
     values["no NaN in the pool"] = clean
     values["filled with"] = sorted(set(fills))
     values["all pages free"] = run["all pages free"]
     return values
+
+
+def cleared_pages(case: Any) -> list[int]:
+    """Let a request on three pages fail, of which the cache has two and drops the second; return which are cleared."""
+    from mini_engine.sampler.sampler import NO_TOKEN, SamplerOutput
+    from mini_engine.scheduler.prefix_cache import PrefixHit
+
+    engine = build_engine(case, page_size=4, num_pages=9)
+    request = engine.entries[engine.add_request([5] * 9, make_params({"max_new_tokens": 2}))].request
+    engine.log.begin()
+    batch = engine.schedule()
+    pages = list(request.pages)
+    request.hit = PrefixHit(tuple(pages[:2]))
+    engine.scheduler.cache.drop = lambda hit: pages[1:2]
+    cleared = list[int]()
+    engine.pool.fill = lambda numbers, value: cleared.extend(numbers)
+    engine.update(batch, torch.zeros(1, case.vocab_size), SamplerOutput([NO_TOKEN], [None], {0: "it holds NaN"}))
+    return sorted(pages.index(page) for page in cleared)
 
 
 def watch_pool(engine: Any) -> tuple[list[bool], list[float]]:
@@ -263,6 +282,7 @@ def failing_verdict(seed: int, got: Values) -> list[Failure]:
     clean = got["no NaN in the pool"]
     failures = differences([True] * len(clean), clean, None, "the pool holds no NaN, step by step")
     failures += differences(True, got["all pages free"], None, "all pages are free when all are done")
+    failures += differences([1, 2], got["pages that are cleared"], None, "pages that are cleared: those that got free")
     if got["filled with"] not in ([], [0.0]):
         failures.append(Failure("pages of a failed request", "filled with", "0.0", str(got["filled with"])))
     for index, plan in enumerate(FAILING):
