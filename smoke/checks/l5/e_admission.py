@@ -345,9 +345,12 @@ def allocate_probe(seed: int) -> Values:
                 "available": [before, scheduler.num_available],
             }
     asked: list[list[int | None]] = []
-    scheduler.allocator = SimpleNamespace(
-        num_free=9, allocate=lambda count, after=None: asked.append([count, after]) or [0] * count
-    )
+
+    def noting(count: int, after: int | None = None) -> list[int]:
+        asked.append([count, after])
+        return [0] * count
+
+    scheduler.allocator = SimpleNamespace(num_free=9, allocate=noting)
     scheduler.allocate(2, after=7)
     values["2 pages after page 7"] = asked
     return values

@@ -524,8 +524,9 @@ def asking_spec(seed: int) -> Values:
         rows = [distribution.log_softmax(row) for row in peer.logits(case, "float32", "sdpa", ids).tolist()]
         deltas = [distribution.report(row, token, count or 0) for row, token in zip(rows, ids[1:], strict=False)]
         tables.append(None if count is None else [None, *deltas])
+    first: list[Any] = tables[0] or []
     preempted = {f"{chunk} rows a step, preempted in the prompt": tables[0] for chunk in (4, 5, 6)}
-    parts = {f"from token {start} on": [None] * len(tables[0][:start]) + tables[0][start:] for start in STARTS}
+    parts = {f"from token {start} on": [None] * len(first[:start]) + first[start:] for start in STARTS}
     return {**dict.fromkeys(ASKING_LOADS, tables), **preempted, **parts}
 
 
