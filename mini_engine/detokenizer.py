@@ -106,5 +106,5 @@ class Detokenizer:
     def give(self, stop: int) -> str:
         """Return the text from what was given last up to ``stop``. Mutates."""
         piece = self.text[self.num_given : stop]
-        self.num_given = max(self.num_given, stop)
+        self.num_given = stop
         return piece

@@ -255,6 +255,7 @@ class EngineCore:
         """Give a new token to its request: note the time, decode the text, end the request if it was the last. Mutates.
 
         ``finish_reason`` says whether it was. A token that it refuses ends the request with "error" and adds no text.
+        A ``score_only`` request ends with "length" and gets no token.
         """
         entry = self.entries[request.request_id]
         assert delta.token_id is not None, "a delta without a token is made by finish()"

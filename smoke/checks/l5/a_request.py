@@ -76,7 +76,8 @@ def length_people(seed: int) -> dict[str, Person]:
     people = [
         Person("r0", 5, 4, outputs=2, computed=computed, state=state) for computed in (0, 4, 5, 6) for state in STATES
     ]
-    people += [Person("r0", 1, 1, state="running"), Person("r0", 1, 3, outputs=2, computed=2, state="running")]
+    people += [Person("r0", 5, 4, outputs=4, computed=8, state="finished"), Person("r0", 1, 1, state="running")]
+    people += [Person("r0", 1, 3, outputs=2, computed=2, state="running")]
     people += draw_people("lengths", seed, 20)
     return {
         f"prompt of {p.prompt}, {p.outputs} of {p.most} new tokens, {p.computed} computed, {p.state}, case {index}": p

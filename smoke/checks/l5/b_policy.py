@@ -296,7 +296,7 @@ def names_verdict(seed: int, got: Values) -> list[Failure]:
         if case == "'random', seed 3":
             wanted = words == "no error"
         elif "None" in case:
-            wanted = words.startswith("ValueError") and all(name in words for name in NAMES)
+            wanted = words.startswith("ValueError") and all(name in words for name in (*NAMES, "backwards"))
         else:
             wanted = words.startswith("ValueError")
         if not wanted:

@@ -136,6 +136,47 @@ TAKERS = {
 }
 
 
+# computed by the sibling and by the request itself, its outputs; how many of the 10 prompt tokens it copies
+SIBLINGS: dict[str, tuple[int, int, int, int]] = {
+    "the sibling has 7 of 10, it has 2": (7, 2, 0, 5),
+    "the sibling has 12, it has none": (12, 0, 0, 9),
+    "the sibling has 12, it has none of 13": (12, 0, 3, 10),
+    "both have 4": (4, 4, 0, 0),
+    "its own prompt is computed": (12, 10, 1, 0),
+}
+
+
+def copied_probe() -> Values:
+    """Give rows to a request whose sibling has computed a part of their prompt."""
+    scheduler = build_scheduler(Rules(100, 4))
+    values: Values = {}
+    for name, (theirs, own, outputs, _) in SIBLINGS.items():
+        for budget in BUDGETS:
+            source = build_request(running(0, 10, outputs=4, computed=theirs))
+            request = build_request(running(1, 10, outputs=outputs, computed=own))
+            source.siblings = request.siblings = [source, request]
+            chunks = list[Any]()
+            rest = scheduler.schedule_chunk(request, budget, chunks)
+            copies = [[c.num_copied, c.copied_from.request_id if c.copied_from else None] for c in chunks]
+            values[f"{name}, budget {budget}"] = {"rest": rest, "chunks": chunk_list(chunks), "copies": copies}
+    return values
+
+
+def copied_spec() -> Values:
+    """Start after the copied tokens."""
+    values: Values = {}
+    for name, (_, own, outputs, copied) in SIBLINGS.items():
+        for budget in BUDGETS:
+            pending = 10 + outputs - own - copied
+            count = pending if budget is None else min(pending, budget)
+            values[f"{name}, budget {budget}"] = {
+                "rest": None if budget is None else budget - count,
+                "chunks": [["r1", own + copied, count, count == pending]] if count else [],
+                "copies": [[copied, "r0" if copied else None]] if count else [],
+            }
+    return values
+
+
 def shared_people(seed: int) -> list[Person]:
     """Return who shares one budget."""
     rng = random.Random(f"shared {seed}")
@@ -152,6 +193,7 @@ def take_probe(seed: int) -> Values:
     for name, person in TAKERS.items():
         for budget in BUDGETS:
             request = build_request(person)
+            request.num_scheduled_tokens = 3  # of a step that failed
             chunks = list[Any]()
             rest = scheduler.schedule_chunk(request, budget, chunks)
             values[f"{name}, budget {budget}"] = {
@@ -166,7 +208,7 @@ def take_probe(seed: int) -> Values:
         for person in shared_people(seed):
             left = scheduler.schedule_chunk(build_request(person), left, chunks)
         values[f"six requests share {budget}"] = {"rest": left, "chunks": chunk_list(chunks)}
-    return values
+    return values | copied_probe()
 
 
 def take_spec(seed: int) -> Values:
@@ -189,11 +231,12 @@ def take_spec(seed: int) -> Values:
         for person in shared_people(seed):
             left -= naive.give_rows(person, left, chunks)
         values[f"six requests share {budget}"] = {"rest": left, "chunks": chunks}
-    return values
+    return values | copied_spec()
 
 
 # person, start, num_tokens, samples, num_copied; state afterwards: computed, outputs
 UPDATES: dict[str, tuple[Person, int, int, bool, int, int, int]] = {
+    "ended meanwhile": (Person("r7", 5, arrival=7, outputs=1, computed=5, state="finished"), 5, 1, True, 0, 5, 1),
     "a chunk in the middle": (running(0, 20, computed=4), 4, 7, False, 0, 11, 0),
     "the last chunk": (running(1, 20, computed=11), 11, 9, True, 0, 20, 1),
     "a whole prompt": (running(2, 5), 0, 5, True, 0, 5, 1),
@@ -202,7 +245,6 @@ UPDATES: dict[str, tuple[Person, int, int, bool, int, int, int]] = {
     "preempted, all of it again": (running(4, 5, outputs=4), 0, 9, True, 0, 9, 5),
     "preempted, a part of it": (running(5, 5, outputs=4), 0, 7, False, 0, 7, 4),
     "after 6 tokens copied from a sibling": (running(6, 9, computed=2), 8, 1, True, 6, 9, 1),
-    "ended meanwhile": (Person("r7", 5, arrival=7, outputs=1, computed=5, state="finished"), 5, 1, True, 0, 5, 1),
 }
 
 
@@ -290,7 +332,8 @@ def rounds_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L5.D.take",
-    "A request gets the rows that it wants and the budget has; the chunk samples if it ends at the newest token.",
+    "A request gets the rows that it wants and the budget has, after what it can copy; the chunk samples if it ends at "
+    "the newest token.",
     take_probe,
     bitwise(take_spec),
 )

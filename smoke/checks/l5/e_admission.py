@@ -4,7 +4,7 @@ Owns: states in which requests wait, and which of them the rules admit. The cand
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +39,8 @@ def register_admission(check_id: str, proves: str, cases: Cases) -> None:
             scheduler, requests = case.scheduler()
             chunks: list[Any] = []
             scheduler.admit(case.rows, chunks)
-            values[name] = {"chunks": chunk_list(chunks), **state_of(scheduler, requests)}
+            waited = {who: request.steps_waited for who, request in requests.items()}
+            values[name] = {"chunks": chunk_list(chunks), "steps waited": waited, **state_of(scheduler, requests)}
         return values
 
     def spec(seed: int) -> Values:
@@ -48,7 +49,8 @@ def register_admission(check_id: str, proves: str, cases: Cases) -> None:
             naive, people = case.naive()
             chunks: Chunks = []
             naive.let_in(10**9 if case.rows is None else case.rows, chunks)
-            values[name] = {"chunks": chunks, **state_expected(naive, people)}
+            waited = {person.name: person.waited for person in people}
+            values[name] = {"chunks": chunks, "steps waited": waited, **state_expected(naive, people)}
         return values
 
     REGISTRY.add(check_id, proves, probe, bitwise(spec))
@@ -57,7 +59,7 @@ def register_admission(check_id: str, proves: str, cases: Cases) -> None:
 def line_cases(seed: int) -> dict[str, Case]:
     """Return queues whose head does not fit, and ends of every other kind."""
     large, small = waiting(1, 5, 4), waiting(2, 1, 1)
-    busy = running(0, 2, 3, computed=1, pages=2)
+    busy = running(0, 1, 4, outputs=1, computed=1, pages=2)  # it decodes
     four = tuple(waiting(index, 3 + index, 2) for index in range(4))
     return {
         "8 pages: one runs and needs 4, the head needs 8, the next needs 1": Case(Rules(8), (busy, large, small)),
@@ -109,6 +111,10 @@ def aged_cases(seed: int) -> dict[str, Case]:
         ),
         "they stand at the end": Case(Rules(200, policy="lof", max_running=3, max_waited=40), tuple(queue[::-1])),
         "an aged one does not fit": Case(Rules(25, policy="lof", max_waited=40), (*queue[:4], waiting(8, 20, 2))),
+        "a preempted one has aged": Case(
+            Rules(200, policy="lof", max_running=1, max_waited=40),
+            (*queue[:3], Person("r8", 2, 4, 8, outputs=1, waited=40, state="preempted", preemptions=1)),
+        ),
         "no request has aged": Case(Rules(200, policy="lof", max_running=3, max_waited=42), tuple(queue)),
     }
 
@@ -195,7 +201,7 @@ def siblings_probe(seed: int) -> Values:
     for computed, name in ((4, "the prompt is being computed"), (10, "it waits for none")):
         scheduler = build_scheduler(Rules(100))
         first = running(0, 10, computed=4, pages=10)
-        people = [first, waiting(1, 10), waiting(2, 3), waiting(3, 4)]
+        people = [first, waiting(1, 10, waited=300), waiting(2, 3), waiting(3, 4)]  # r1 has aged
         requests = put(scheduler, people)
         if computed == 4:
             for sibling in ("r0", "r1"):
@@ -210,7 +216,7 @@ def siblings_spec(seed: int) -> Values:
     """Pass over that request only."""
     values: Values = {}
     for name, passed in (("the prompt is being computed", 1), ("it waits for none", 0)):
-        people = [running(0, 10, computed=4, pages=10), waiting(1, 10), waiting(2, 3), waiting(3, 4)]
+        people = [running(0, 10, computed=4, pages=10), waiting(1, 10, waited=300), waiting(2, 3), waiting(3, 4)]
         naive = Naive(Rules(100), people[1 + passed :], [people[0]])
         chunks: Chunks = []
         naive.let_in(9, chunks)
@@ -231,6 +237,8 @@ class Shelved:
     computed: dict[str, int] = field(default_factory=dict)  # from where
     held: int = 0  # locks on all pages
     left: int = 0  # pages on the shelf
+    outputs: int = 0  # so many of the tokens are output, of a request that was preempted
+    scored: bool = False  # the prompt's log-probabilities are asked for, so every row must be computed
 
 
 A = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -242,6 +250,8 @@ SHELVES: dict[str, Shelved] = {
     "3 of 6 pages cached, 3 more free": Shelved(3, (A[:6],), ((A, 5),), 0, ["r0"], {"r0": 6}, 3, 3),
     "3 of 6 pages cached, 2 more free: not 2 and 3": Shelved(2, (A[:6],), ((A, 5),), 0, [], {"r0": 0}, 0, 3),
     "all of the prompt is cached": Shelved(3, (A,), ((A, 5),), 0, ["r0"], {"r0": 6}, 3, 4),
+    "the same, preempted with 2 tokens of output": Shelved(3, (A,), ((A, 7),), 0, ["r0"], {"r0": 6}, 3, 4, outputs=2),
+    "the prompt is scored": Shelved(6, (A,), ((A, 5),), 0, ["r0"], {"r0": 0}, 0, 4, scored=True),
     "2 of 6 pages found, 4 others cached": Shelved(0, (B[:4], [7] * 8), ((A, 5),), 0, ["r0"], {"r0": 4}, 2, 4),
     "2 of 6 pages found, 3 others cached": Shelved(0, (B[:4], [7] * 6), ((A, 5),), 0, [], {"r0": 0}, 0, 5),
     "two find the same pages": Shelved(7, (A[:4],), ((A, 5), (B, 5)), 0, ["r0", "r1"], {"r0": 4, "r1": 4}, 4, 2),
@@ -263,9 +273,13 @@ def shelved_probe(seed: int) -> Values:
             shelf.insert(tokens, scheduler.allocator.allocate(len(tokens) // 2))
         requests = []
         for index, (prompt, most) in enumerate(case.queue):
-            requests.append(build_request(waiting(index, len(prompt), most)))
-            requests[-1].prompt_ids = prompt
-            scheduler.waiting.append(requests[-1])
+            request = build_request(waiting(index, len(prompt) - case.outputs, most))
+            cut = request.num_prompt_tokens
+            request.prompt_ids, request.output_ids = prompt[:cut], prompt[cut:]
+            if case.scored:
+                request.params = replace(request.params, prompt_logprobs=0)
+            requests.append(request)
+            scheduler.waiting.append(request)
         available = [scheduler.num_available]
         scheduler.admit(None, [])
         own = [page for r in requests for page in r.pages[len(r.hit.pages) :]]
@@ -274,11 +288,13 @@ def shelved_probe(seed: int) -> Values:
             "admitted": [r.request_id for r in scheduler.running],
             "computed": {r.request_id: r.num_computed_tokens for r in requests},
             "locks": sum(shelf.holders.values()),
+            "hits": {r.request_id: len(r.hit.pages) for r in requests},
             "reported to the cache": shelf.records,
             "pages in the cache": shelf.num_pages,
             "available before and after": [*available, scheduler.num_available],
             "every page in one place": sorted([*own, *free, *shelf.pages.values()]) == list(range(total)),
             "pages": {r.request_id: len(r.pages) for r in requests},
+            "lists": all(isinstance(r.pages, list) for r in requests),
         }
     return values
 
@@ -298,6 +314,7 @@ def shelved_spec(seed: int) -> Values:
             "admitted": case.admitted,
             "computed": case.computed,
             "locks": case.held,
+            "hits": {who: computed // 2 for who, computed in case.computed.items()},
             "reported to the cache": [
                 [case.computed[who] // 2, len(case.queue[int(who[1:])][0])] for who in case.admitted
             ],
@@ -305,6 +322,7 @@ def shelved_spec(seed: int) -> Values:
             "available before and after": [case.free + cached, case.free + cached - own - sum(taken.values())],
             "every page in one place": True,
             "pages": pages,
+            "lists": True,
         }
     return values
 
@@ -326,9 +344,15 @@ def allocate_probe(seed: int) -> Values:
                 "evicted": bool(shelf.evicted) if surplus else shelf.evicted,
                 "available": [before, scheduler.num_available],
             }
-    scheduler = build_scheduler(Rules(20))
-    first = scheduler.allocate(3)
-    values["2 pages after those that are there"] = [page - first[-1] for page in scheduler.allocate(2, after=first[-1])]
+    asked: list[list[int | None]] = []
+
+    def noting(count: int, after: int | None = None) -> list[int]:
+        asked.append([count, after])
+        return [0] * count
+
+    scheduler.allocator = SimpleNamespace(num_free=9, allocate=noting)
+    scheduler.allocate(2, after=7)
+    values["2 pages after page 7"] = asked
     return values
 
 
@@ -344,7 +368,7 @@ def allocate_spec(seed: int) -> Values:
                 "evicted": lacking > 0 if surplus else lacking,
                 "available": [10, 10 - count],
             }
-    return {**values, "2 pages after those that are there": [1, 2]}
+    return {**values, "2 pages after page 7": [[2, 7]]}
 
 
 def idle_cases() -> dict[str, Case]:

@@ -35,8 +35,10 @@ def room_cases(seed: int) -> dict[str, Case]:
         size = rng.choice([1, 1, 2, 4])
         people = []
         for index in range(rng.randint(2, 8)):
-            person = running(index, rng.choice([1, 4, 4, 5, 9]), 20, outputs=rng.choice([0, 1, 1, 2, 6]))
-            person.waited = rng.choice([0, 3, 70])
+            person = running(
+                index, rng.choice([1, 4, 4, 5, 9]), rng.choice([20, 90, 200]), outputs=rng.choice([0, 1, 1, 2, 6])
+            )
+            person.waited, person.preemptions = rng.choice([0, 3, 70]), rng.choice([0, 2])
             decoding = person.outputs and rng.random() < 0.8
             person.computed = person.known - 1 if decoding else rng.randrange(person.known)
             person.pages = touched(person.computed if decoding else person.known, size)
@@ -81,7 +83,7 @@ def room_probe(seed: int) -> Values:
         ends = {before[who][-1] for who, request in requests.items() if len(request.pages) > len(before[who]) > 0}
         values[name] = {
             **state_of(scheduler, requests),
-            "preempted": sorted(request.request_id for request in gone),
+            "preempted": [request.request_id for request in gone],
             "ratio": float(scheduler.growth.ratio),
             "every page in one place": sorted([*pages, *free]) == list(range(case.rules.num_pages)),
             "pages stay": all(r.pages[: len(before[who])] == before[who] for who, r in requests.items() if r.pages),
@@ -100,7 +102,7 @@ def room_spec(seed: int) -> Values:
         gone = naive.make_room()
         values[name] = {
             **state_expected(naive, people),
-            "preempted": sorted(gone),
+            "preempted": gone,
             "ratio": float(naive.ratio),
             "every page in one place": True,
             "pages stay": True,
@@ -193,6 +195,7 @@ def finish_probe(seed: int) -> Values:
             requests = put(scheduler, [*others, person])
             request = requests[person.name]
             request.num_scheduled_tokens = 3 if person.state == "running" else 0
+            pages = request.pages  # the engine still looks at them
             scheduler.finish(request, reason)
             scheduler.finish(request, "abort" if reason == "stop" else "stop")
             values[f"{name}, {reason}"] = {
@@ -201,6 +204,7 @@ def finish_probe(seed: int) -> Values:
                 "reason": str(request.finish_reason),
                 "scheduled": request.num_scheduled_tokens,
                 "output": list(request.output_ids),
+                "pages it had": len(pages),
                 "pages of others": sum(len(r.pages) for r in requests.values() if r is not request),
             }
     return values
@@ -222,13 +226,19 @@ def finish_spec(seed: int) -> Values:
                 "reason": reason,
                 "scheduled": 0,
                 "output": output_of(person),
+                "pages it had": person.pages,
                 "pages of others": held,
             }
     return values
 
 
 def shared_probe(seed: int) -> Values:
-    """Let two requests run on the same three cached pages, send one back and end the other."""
+    """Let two requests run on three cached pages, send one back and end the other; then let the cache shrink."""
+    return {**shared_by("error"), **shared_by("abort"), "pages of the cache make room": shrunk()}
+
+
+def shared_by(reason: str) -> Values:
+    """End the one that goes on with ``reason``."""
     shelf = build_shelf(1)
     scheduler = build_scheduler(Rules(20, preemption=True), cache=shelf)
     tokens = [100, 101, 102]
@@ -243,8 +253,8 @@ def shared_probe(seed: int) -> Values:
     steps = {
         "before": lambda: None,
         "one is preempted": lambda: scheduler.preempt(requests["r1"]),
-        "the other fails": lambda: scheduler.finish(requests["r0"], "error"),
-        "the one that was preempted is ended": lambda: scheduler.finish(requests["r1"], "abort"),
+        f"the other ends, {reason}": lambda: scheduler.finish(requests["r0"], reason),
+        f"after that {reason} the one that was preempted is ended": lambda: scheduler.finish(requests["r1"], "abort"),
     }
     for name, step in steps.items():
         step()
@@ -259,8 +269,26 @@ def shared_probe(seed: int) -> Values:
     return values
 
 
+def shrunk() -> Values:
+    """Let two requests lack a page each, while one is free and the cache has three that no request needs."""
+    shelf = build_shelf(1)
+    scheduler = build_scheduler(Rules(8, preemption=True), cache=shelf)
+    shelf.insert([1, 2, 3], scheduler.allocator.allocate(3))
+    people = [running(index, 2, outputs=1, computed=2, pages=2) for index in range(2)]
+    requests = put(scheduler, people)
+    gone = scheduler.make_room()
+    return {
+        "preempted": [request.request_id for request in gone],
+        "pages": [len(request.pages) for request in requests.values()],
+        "pages of the cache": shelf.num_pages,
+    }
+
+
 def shared_spec(seed: int) -> Values:
-    """Worked out by hand: 20 pages, 3 in the cache, 2 and 3 of their own. What fails takes its beginning with it."""
+    """Worked out by hand: 20 pages, 3 in the cache, 2 and 3 of their own.
+
+    What fails takes its beginning with it; what is aborted leaves the page of its fourth token as well.
+    """
 
     def state(own: int, holders: int, hits: list[int], cached: int = 3) -> Values:
         return {
@@ -274,8 +302,11 @@ def shared_spec(seed: int) -> Values:
     return {
         "before": state(5, 2, [3, 3]),
         "one is preempted": state(2, 1, [3, 0]),
-        "the other fails": state(0, 0, [0, 0], cached=0),
-        "the one that was preempted is ended": state(0, 0, [0, 0], cached=0),
+        "the other ends, error": state(0, 0, [0, 0], cached=0),
+        "after that error the one that was preempted is ended": state(0, 0, [0, 0], cached=0),
+        "the other ends, abort": state(0, 0, [0, 0], cached=4),
+        "after that abort the one that was preempted is ended": state(0, 0, [0, 0], cached=4),
+        "pages of the cache make room": {"preempted": [], "pages": [3, 3], "pages of the cache": 2},
     }
 
 

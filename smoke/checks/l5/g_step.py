@@ -6,7 +6,7 @@ decide; the prefix cache, where there is one, is a shelf.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from smoke.checks.l5 import spec_scheduling as scheduling
@@ -93,6 +93,13 @@ def step_cases(seed: int) -> dict[str, Case]:
     }
     nearly = running(0, 11, 9, computed=9, pages=11)
     found["1 row: a decode goes before the last 2 tokens of a prompt"] = Case(Rules(100, budget=1), (nearly, decoding))
+    found["6 rows: two running prompts keep their order"] = Case(
+        Rules(100, budget=6), (long, replace(nearly, name="r3"))
+    )
+    back = running(4, 3, 9, outputs=5, computed=4, pages=8, preemptions=1)
+    found["3 rows: a decode goes before one that computes its output again"] = Case(
+        Rules(100, budget=3), (back, decoding)
+    )
     short = Rules(19, budget=9, preemption=True)
     edge = tuple(running(index, 5, 4, outputs=index, computed=4 + index, pages=4 + index) for index in (1, 2, 3))
     found["no page for the newest tokens, and one waits"] = Case(short, (*edge, waiting(0, 1, 1)))
@@ -110,6 +117,7 @@ def step_probe(seed: int) -> Values:
             "rows": batch.num_tokens,
             "preempted": sorted(request.request_id for request in batch.preempted),
             "still waiting": sorted(request.request_id for request in scheduler.waiting),
+            "running": [request.request_id for request in scheduler.running],
             "steps waited": {who: request.steps_waited for who, request in requests.items()},
             "ratio": float(scheduler.growth.ratio),
         }
@@ -127,6 +135,7 @@ def step_spec(seed: int) -> Values:
             "rows": sum(chunk[2] for chunk in planned["chunks"]),
             "preempted": sorted(planned["preempted"]),
             "still waiting": sorted(person.name for person in naive.waiting),
+            "running": [person.name for person in naive.running],
             "steps waited": {person.name: person.waited for person in people},
             "ratio": float(naive.ratio),
         }

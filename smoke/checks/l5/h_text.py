@@ -206,6 +206,7 @@ add_feed(
 BY_HAND: tuple[tuple[str, list[str]], ...] = (
     ("Hello world", ["lo w"]),
     (" upon a time", ["po"]),
+    (" there", [" t"]),
     (" upon a time", [" upon", "po"]),
     ("ab", ["b"]),
     ("ab", ["ab"]),
@@ -285,25 +286,32 @@ ENDS: dict[str, Writing] = {
     "an unfinished character": (spec.in_bytes("a👍")[:-1], [], 0),
     "an unfinished character after held text": (spec.in_bytes("xab👍")[:-2], ["ab👍"], 0),
     "a stop string that only the end completes": (spec.in_bytes("ab👍")[:-1], ["b\ufffd"], 0),
+    "an end that would complete one, in the first 4 tokens": (spec.in_bytes("ab👍")[:-1], ["\ufffd"], 4),
     "after a stop string": (spec.in_bytes("xabc"), ["bc"], 0),
     "nothing left": (spec.in_bytes("xyz"), ["abc"], 0),
 }
 
 
+WHOLE = ", decoded as a whole"
+
+
 def end_probe(seed: int) -> Values:
-    """Flush twice."""
+    """Flush twice; once more with the whole decoded for every token, as after bytes that are no UTF-8."""
     from mini_engine.detokenizer import Detokenizer
 
     values: Values = {}
     for name, (ids, stops, least) in ENDS.items():
-        text = Detokenizer(spec.tokenizer(), stops, least)
-        shown = "".join(text.add(token) for token in ids)
-        values[name] = {
-            "shown": shown,
-            "flush": [text.flush(), text.flush()],
-            "text": text.text,
-            "matched": text.matched,
-        }
+        for how in ("", WHOLE):
+            text = Detokenizer(spec.tokenizer(), stops, least)
+            if how:
+                text.decoder = None
+            shown = "".join(text.add(token) for token in ids)
+            values[name + how] = {
+                "shown": shown,
+                "flush": [text.flush(), text.flush()],
+                "text": text.text,
+                "matched": text.matched,
+            }
     return values
 
 
@@ -313,7 +321,7 @@ def end_spec(seed: int) -> Values:
     for name, writing in ENDS.items():
         streamed = spec.streamed(*writing)
         shown = "".join(streamed.pieces)
-        values[name] = {
+        values[name] = values[name + WHOLE] = {
             "shown": shown,
             "flush": [streamed.rest, ""],
             "text": streamed.text,

@@ -110,6 +110,11 @@ def end_cases(seed: int) -> dict[str, tuple[list[int], dict[str, Any]]]:
             [*ids, *text.in_bytes("👍")[:-1]],
             {"max_new_tokens": len(ids) + 3, "stop": [word[-1] + "\ufffd"]},
         ),
+        "an end id before the end completes a stop string": (
+            [*ids, *text.in_bytes("👍")[:-1], EOS[0]],
+            {"max_new_tokens": 20, "stop": [word[-1] + "\ufffd"]},
+        ),
+        "token 0 is an own stop id": ([*ids, 0], {"max_new_tokens": 20, "stop_token_ids": [0]}),
         "half a character at the limit": ([*ids, *text.in_bytes("é")[:-1]], {"max_new_tokens": len(ids) + 1}),
         "a stop string too early": (many, {"max_new_tokens": len(many), "stop": [word], "min_new_tokens": len(ids)}),
     }
@@ -285,6 +290,7 @@ def break_off(engine: Any, state: str, how: str) -> str:
     return name
 
 
+HALF = text.in_bytes("ab👍")[:-1]  # the character is unfinished
 STATES = ("waiting", "in its prompt", "running", "preempted")
 
 
@@ -305,6 +311,7 @@ def breaks_probe(seed: int) -> Values:
                 "shown": "".join(delta["text"] for delta in deltas),
                 "pages more": pages_left(engine) - held,
                 "finished": engine.entries[name].request.times.finished is not None,
+                "error of the request": engine.entries[name].request.error,
                 "outcome": outcome(engine, name),
                 "others": [str(engine.entries[each].request.state) for each in (other, waiting)],
             }
@@ -318,6 +325,17 @@ def breaks_probe(seed: int) -> Values:
         "deltas": taken_deltas(engine),
         "outcome": outcome(engine, name),
     }
+    name = start(engine, [5], {"max_new_tokens": 9, "stop": ["b\ufffd"]})
+    for token in HALF:
+        give(engine, name, token)
+    engine.abort(name)
+    values["aborted, and the end completes a stop string"] = {"outcome": outcome(engine, name)}
+    engine.deltas = []
+    name = start(engine, [5], {"max_new_tokens": 9})
+    engine.entries[name].request.score_only = True
+    give(engine, name, 7)
+    ids = list(engine.entries[name].output.token_ids)
+    values["score_only"] = {"deltas": taken_deltas(engine), "ids": ids, "ended": is_over(engine, name)}
     return values
 
 
@@ -335,12 +353,20 @@ def breaks_spec(seed: int) -> Values:
                 "shown": shown,
                 "pages more": 0,
                 "finished": True,
+                "error of the request": error,
                 "outcome": {"ids": ids, "text": shown, "matched": None, "finish_reason": how, "error": error},
                 "others": ["running", "waiting"],
             }
     done = ended([7], {"max_new_tokens": 1})
     ended_before = {part: done[part] for part in ("ids", "text", "matched", "finish_reason", "error")}
-    return {**values, "an ended and an unknown one": {"deltas": done["deltas"], "outcome": ended_before}}
+    cut = {"ids": HALF, "text": "a", "matched": None, "finish_reason": "abort", "error": None}
+    scored = {"id": None, "text": "", "finish_reason": "length", "error": None}
+    return {
+        **values,
+        "an ended and an unknown one": {"deltas": done["deltas"], "outcome": ended_before},
+        "aborted, and the end completes a stop string": {"outcome": cut},
+        "score_only": {"deltas": [scored], "ids": [], "ended": True},
+    }
 
 
 REGISTRY.add(
@@ -363,6 +389,7 @@ GUIDED: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
     "it refuses a token": (WORD, [*WORD[:1], WORD[0] + 1], {}),
     "it breaks": ([WORD[0], -1], WORD, {}),
     "a stop string cuts the answer": ([*WORD, EOS[0]], WORD, {"stop": ["x"]}),
+    "the end completes a stop string": ([*HALF, EOS[0]], HALF, {"max_new_tokens": len(HALF), "stop": ["b\ufffd"]}),
 }
 
 
@@ -374,7 +401,7 @@ def one_text(texts: dict[str, list[int]]) -> Any:
         def __init__(self) -> None:
             self.left = texts
             self.waiting = set[str]()
-            self.over = list[str]()
+            self.over = list[list[str]]()
 
         @property
         def num_waiting(self) -> int:  # type: ignore[override]
@@ -403,7 +430,7 @@ def one_text(texts: dict[str, list[int]]) -> Any:
             return not left
 
         def finish(self, request: Any) -> Any:
-            self.over.append(request.request_id)
+            self.over.append([request.request_id, request.finish_reason])
             return GrammarStats(num_masks=7), request.matched is None or not self.left.get(request.request_id, [1])
 
     return OneText()
@@ -426,7 +453,8 @@ def limits_probe(seed: int) -> Values:
             "last delta": taken_deltas(engine)[-1],
             "complete": output.is_grammar_complete,
             "cost": output.grammar_stats is not None and output.grammar_stats.num_masks,
-            "over": constraints.over.count(name),
+            "over": [reason for who, reason in constraints.over if who == name],
+            "times": len(output.times.tokens),
             "pages not free": pages_left(engine),
             **outcome(engine, name),
         }
@@ -449,6 +477,7 @@ def limits_spec(seed: int) -> Values:
         "it refuses a token": ([WORD[0], WORD[0] + 1], "f", "", "error", f"the grammar wants {WORD[1]}", None, True),
         "it breaks": (WORD[:2], "f", "", "error", "it is broken", None, True),
         "a stop string cuts the answer": (WORD, "fo", "", "stop", None, "x", False),
+        "the end completes a stop string": (HALF, "a", "", "stop", None, "b\ufffd", False),
     }
     values: Values = {}
     for case, (ids, shown, last, reason, error, matched, complete) in cases.items():
@@ -456,7 +485,8 @@ def limits_spec(seed: int) -> Values:
             "last delta": {"id": ids[-1], "text": last, "finish_reason": reason, "error": error},
             "complete": complete,
             "cost": 7,
-            "over": 1,
+            "over": [reason],
+            "times": len(ids),
             "pages not free": 0,
             "ids": ids,
             "text": shown,

@@ -471,6 +471,7 @@ ASKING: tuple[Plan, ...] = (
     Plan(12, {"max_new_tokens": 4, "prompt_logprobs": 0}, 1),
     Plan(6, {"max_new_tokens": 9, "prompt_logprobs": 1}, 2),
 )
+STARTS = (1, 7, 18, 19, 40)  # the prompt has 19 tokens
 ASKING_LOADS: dict[str, dict[str, Any]] = {
     "whole prompts": {},
     "1 row a step": {"max_tokens_per_step": 1},
@@ -481,7 +482,7 @@ ASKING_LOADS: dict[str, dict[str, Any]] = {
 
 
 def asking_probe(seed: int) -> Values:
-    """Run requests that ask about their prompt; then send one back to wait in the middle of its prompt."""
+    """Run requests that ask about their prompt; send one back in the middle of its prompt; ask for a part of it."""
     case = random_case(l3.SMALL, seed)
     given = [plan.prompt(case, seed, index) for index, plan in enumerate(ASKING)]
     values: Values = {}
@@ -503,6 +504,14 @@ def asking_probe(seed: int) -> Values:
                 break
             engine.step()
         values[f"{chunk} rows a step, preempted in the prompt"] = table_of(engine.take_output(name).prompt_logprobs)
+    for start in STARTS:
+        engine = build_engine(case, max_tokens_per_step=5)
+        name = engine.add_request(given[0], make_params(ASKING[0].params), prompt_logprobs_start=start)
+        for _ in range(MOST_STEPS):
+            if not engine.scheduler.has_work:
+                break
+            engine.step()
+        values[f"from token {start} on"] = table_of(engine.take_output(name).prompt_logprobs)
     return values
 
 
@@ -515,8 +524,10 @@ def asking_spec(seed: int) -> Values:
         rows = [distribution.log_softmax(row) for row in peer.logits(case, "float32", "sdpa", ids).tolist()]
         deltas = [distribution.report(row, token, count or 0) for row, token in zip(rows, ids[1:], strict=False)]
         tables.append(None if count is None else [None, *deltas])
+    first: list[Any] = tables[0] or []
     preempted = {f"{chunk} rows a step, preempted in the prompt": tables[0] for chunk in (4, 5, 6)}
-    return {**dict.fromkeys(ASKING_LOADS, tables), **preempted}
+    parts = {f"from token {start} on": [None] * len(first[:start]) + first[start:] for start in STARTS}
+    return {**dict.fromkeys(ASKING_LOADS, tables), **preempted, **parts}
 
 
 ASKING_SPEC = remember(asking_spec)

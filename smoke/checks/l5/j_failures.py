@@ -222,16 +222,40 @@ def failing_probe(seed: int) -> Values:
             case, weights=weights, batch_invariant=True, max_running_requests=5, page_size=4, num_pages=40
         )
         clean, fills = watch_pool(engine)
+        taken = watch_rows(engine)
         run = drive(engine, plans, given, rng=random.Random(seed))
         driver = l4.build_driver(case, weights=weights, batch_invariant=True)
         for index, plan in enumerate(plans):
             values[f"request {index}"] = {"engine": run["requests"][index]}
             if index not in WHY:
                 values[f"request {index}"]["alone"] = alone(driver, given[index], plan.params)
+    values["tokens are taken in"] = all(token is None or token >= 0 for token in taken)
+    values["pages that are cleared"] = cleared_pages(case)
     values["no NaN in the pool"] = clean
     values["filled with"] = sorted(set(fills))
     values["all pages free"] = run["all pages free"]
     return values
+
+
+def cleared_pages(case: Any) -> list[list[int]]:
+    """Let a request on three pages fail, of which the cache has two and drops the second.
+
+    Returns which are cleared, and the request's output.
+    """
+    from mini_engine.sampler.sampler import NO_TOKEN, SamplerOutput
+    from mini_engine.scheduler.prefix_cache import PrefixHit
+
+    engine = build_engine(case, page_size=4, num_pages=9)
+    request = engine.entries[engine.add_request([5] * 9, make_params({"max_new_tokens": 2}))].request
+    engine.log.begin()
+    batch = engine.schedule()
+    pages = list(request.pages)
+    request.hit = PrefixHit(tuple(pages[:2]))
+    engine.scheduler.cache.drop = lambda hit: pages[1:2]
+    cleared = list[int]()
+    engine.pool.fill = lambda numbers, value: cleared.extend(numbers)
+    engine.update(batch, torch.zeros(1, case.vocab_size), SamplerOutput([NO_TOKEN], [None], {0: "it holds NaN"}))
+    return [sorted(pages.index(page) for page in cleared), list(request.output_ids)]
 
 
 def watch_pool(engine: Any) -> tuple[list[bool], list[float]]:
@@ -258,11 +282,29 @@ def watch_pool(engine: Any) -> tuple[list[bool], list[float]]:
     return clean, fills
 
 
+def watch_rows(engine: Any) -> list[int | None]:
+    """Note what the sampling rows take in. Mutates the engine."""
+    plain = engine.rows.cumulate
+    taken = list[int | None]()
+
+    def noted(token_ids: Any) -> None:
+        taken.extend(token_ids)
+        plain(token_ids)
+
+    engine.rows.cumulate = noted
+    return taken
+
+
 def failing_verdict(seed: int, got: Values) -> list[Failure]:
     """Three requests end with an error that says why; the others are as alone; nothing is left behind."""
     clean = got["no NaN in the pool"]
     failures = differences([True] * len(clean), clean, None, "the pool holds no NaN, step by step")
     failures += differences(True, got["all pages free"], None, "all pages are free when all are done")
+    want = [[1, 2], []]
+    failures += differences(
+        want, got["pages that are cleared"], None, "pages that are cleared: those that got free; output"
+    )
+    failures += differences(True, got["tokens are taken in"], None, "the rows take in tokens, and None for an error")
     if got["filled with"] not in ([], [0.0]):
         failures.append(Failure("pages of a failed request", "filled with", "0.0", str(got["filled with"])))
     for index, plan in enumerate(FAILING):

@@ -58,7 +58,7 @@ def family_probe(seed: int) -> Values:
         for index, (state, computed, generated) in enumerate(members):
             request = Request(str(index), list(range(length)), make_params({"max_new_tokens": 20}), siblings=siblings)
             request.state = RequestState(state)
-            request.num_computed_tokens = computed
+            request.num_computed_tokens, request.num_scheduled_tokens = computed, 2 if index else 0
             request.output_ids = list(range(generated))
             siblings.append(request)
         asking = siblings[0]
@@ -361,6 +361,8 @@ def orphans_probe(seed: int) -> Values:
         )
         poison_freed_pages(engine)
         names = engine.add_samples(prompt, make_params(orphan_params(n=3)))
+        families = [engine.entries[name].request.siblings for name in names]
+        values[f"one family, {what} after {steps} steps"] = all(family is families[0] for family in families)
         for _ in range(steps):
             engine.step()
         happen(engine, names, what)
@@ -395,6 +397,7 @@ def orphans_verdict(seed: int, got: Values) -> list[Failure]:
     failures = []
     for steps, what in MISHAPS:
         name = f"{what} after {steps} steps"
+        failures += differences(True, got[f"one family, {name}"], None, f"{name}, the samples share one list")
         for index, sample in enumerate(got[name]):
             want = {part: got["alone"][index][part] for part in ("ids", "prompt_logprobs", "finish_reason")}
             if index == 0 and "abort" in what:

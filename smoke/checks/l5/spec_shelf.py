@@ -41,13 +41,13 @@ class Shelf:
         return [tuple(token_ids[:end]) for end in ends]
 
     def match(self, token_ids: Sequence[int], *_: Any, **__: Any) -> Any:
-        """Return the pages of the longest beginning; a page's node has the page's number."""
+        """Return the pages of the longest beginning; one node, named by its last page, is the path."""
         found: list[int] = []
         for beginning in self.beginnings(token_ids):
             if beginning not in self.pages:
                 break
             found.append(self.pages[beginning])
-        return self.hit_type(tuple(found), tuple(found))
+        return self.hit_type(tuple(found), tuple(found[-1:]))
 
     def record(self, hit: Any, num_tokens: int) -> None:
         """Note how many pages a request starts from, and how many tokens it has."""
