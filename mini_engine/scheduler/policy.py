@@ -45,7 +45,7 @@ class LongestPrefixMatch:
 class DepthFirstWeight:
     """Walk the prefix tree depth first, heaviest subtree first, so that a branch is finished while it is cached.
 
-    The weight of a node is the number of waiting requests below it. Source: SGLang's ``dfs-weight``.
+    The weight of a node is the number of waiting requests that have it on their path. Source: SGLang's ``dfs-weight``.
     """
 
     def order(self, waiting: Sequence[Request], hits: Hits) -> list[Request]:

@@ -9,7 +9,7 @@ from typing import Protocol
 class PrefixHit:
     """Pages whose keys and values can be used as they are: those of the first ``len(pages) * page_size`` tokens.
 
-    ``path`` names the nodes from the root to the last one matched; requests with equal starts share a path.
+    ``path`` names the nodes from below the root to the last one matched; requests with equal starts share a path.
     """
 
     pages: tuple[int, ...] = ()

@@ -39,7 +39,7 @@ class RequestTimes:
 
     @property
     def queue_s(self) -> float | None:
-        """Seconds from arrival until its first token was computed upon."""
+        """Seconds from its arrival to its first step."""
         return None if self.started is None else self.started - self.added
 
     @property

@@ -256,7 +256,7 @@ class Scheduler:
         """Let waiting requests in, the aged by arrival and then the policy's order, until one does not fit. Mutates.
 
         Stopping there is the head-of-line rule: what is behind waits too, or a large request could wait for ever. Only
-        a request whose prompt a running sibling is just computing is passed over: it will copy what comes out. The
+        a request whose tokens a running one is just computing is passed over: it will start from what comes out. The
         policy is asked once, and not while no request can come in: an order may look up all that wait.
         """
         if not self.waiting or len(self.running) >= self.limits.max_running_requests or budget == 0:
