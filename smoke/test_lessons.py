@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
 from types import FunctionType
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def unwritten(tasks: list[Task]) -> Iterator[None]:
 
 def find_function(name: FunctionName) -> FunctionType | None:
     """Return the function behind decorators, or ``None`` if it is a kernel."""
-    found = import_module(f"mini_engine.{name.module}")
+    found: Any = import_module(f"mini_engine.{name.module}")
     for part in name.qualname.split("."):
         found = vars(found)[part]
     if isinstance(found, property):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from smoke.checks.l5.a_request import build_request
 from smoke.checks.l5.spec_scheduling import Chunks, Naive, Person, Rules
@@ -136,27 +137,31 @@ TAKERS = {
 }
 
 
-# computed by the sibling and by the request itself, its outputs; how many of the 10 prompt tokens it copies
-SIBLINGS: dict[str, tuple[int, int, int, int]] = {
-    "the sibling has 7 of 10, it has 2": (7, 2, 0, 5),
-    "the sibling has 12, it has none": (12, 0, 0, 9),
-    "the sibling has 12, it has none of 13": (12, 0, 3, 10),
-    "both have 4": (4, 4, 0, 0),
-    "its own prompt is computed": (12, 10, 1, 0),
+# computed by the request itself, its outputs, and how many of the 10 prompt tokens it copies; L5.K finds that out
+COPIES: dict[str, tuple[int, int, int]] = {
+    "2 of 10 computed, 5 to copy": (2, 0, 5),
+    "9 of 10 to copy": (0, 0, 9),
+    "10 of 13 to copy": (0, 3, 10),
+    "4 of 10 computed, nothing to copy": (4, 0, 0),
+    "its own prompt is computed": (10, 1, 0),
 }
 
 
 def copied_probe() -> Values:
-    """Give rows to a request whose sibling has computed a part of their prompt."""
+    """Give rows to a request that copies a part of its prompt from a sibling."""
+    import mini_engine.scheduler.scheduler as module
+
     scheduler = build_scheduler(Rules(100, 4))
     values: Values = {}
-    for name, (theirs, own, outputs, _) in SIBLINGS.items():
+    for name, (own, outputs, copied) in COPIES.items():
         for budget in BUDGETS:
-            source = build_request(running(0, 10, outputs=4, computed=theirs))
+            source = build_request(running(0, 10))
             request = build_request(running(1, 10, outputs=outputs, computed=own))
             source.siblings = request.siblings = [source, request]
+            found = (source, copied) if copied else (None, 0)
             chunks = list[Any]()
-            rest = scheduler.schedule_chunk(request, budget, chunks)
+            with patch.object(module, "prefix_to_copy", lambda request, found=found: found):
+                rest = scheduler.schedule_chunk(request, budget, chunks)
             copies = [[c.num_copied, c.copied_from.request_id if c.copied_from else None] for c in chunks]
             values[f"{name}, budget {budget}"] = {"rest": rest, "chunks": chunk_list(chunks), "copies": copies}
     return values
@@ -165,7 +170,7 @@ def copied_probe() -> Values:
 def copied_spec() -> Values:
     """Start after the copied tokens."""
     values: Values = {}
-    for name, (_, own, outputs, copied) in SIBLINGS.items():
+    for name, (own, outputs, copied) in COPIES.items():
         for budget in BUDGETS:
             pending = 10 + outputs - own - copied
             count = pending if budget is None else min(pending, budget)
