@@ -236,8 +236,6 @@ def columns_probe(seed: int) -> Values:
         there.merge(make_batch([Line(Past((1,), ()), wish) for wish in WISHES], "cuda"))
         there.filter([*range(1, len(there))])
         values["devices of a batch on a GPU"] = {name: device_of(getattr(there, name)).type for name in DTYPES}
-        logits = staged(there, script_logits(len(there), seed).cuda())
-        values["device of logits on a GPU after all stages"] = device_of(logits).type
     return values
 
 
@@ -277,7 +275,6 @@ def columns_spec(seed: int) -> Values:
         **values,
         "dtypes": DTYPES,
         "devices of a batch on a GPU": dict.fromkeys(DTYPES, "cuda"),
-        "device of logits on a GPU after all stages": "cuda",
     }
 
 
