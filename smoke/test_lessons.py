@@ -34,7 +34,7 @@ def test_lesson(check: Check) -> None:
 
 @contextmanager
 def unwritten(tasks: list[Task]) -> Iterator[None]:
-    """Let the functions of ``tasks`` raise what a starter raises, whoever holds them. Kernels stay as they are."""
+    """Let the functions of ``tasks`` raise what a starter raises. Kernels stay as they are."""
     before = []
     for task in tasks:
         for function in filter(None, map(find_function, task.functions)):

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mini_engine.overlay import install_overlay, overlay_files
 from smoke.framework.manifest import Lesson, Task
 
@@ -73,6 +71,8 @@ def pages_until(lesson: Lesson, task: Task) -> list[Path]:
 
 def begin() -> dict[str, Any]:
     """Return the namespace in which a lesson's pages run, and seed torch: the pages' numbers come from seed 0."""
+    import torch  # here, so that the command that starts this process need not import it
+
     torch.manual_seed(0)
     return {"__name__": "lesson"}
 

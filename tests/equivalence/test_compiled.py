@@ -33,7 +33,7 @@ from mini_engine.fast.products import make_projections
 from mini_engine.llm import load_driver, make_engine
 from mini_engine.model import Qwen3, rotary_frequencies, rotary_table
 from mini_engine.sampler.params import SamplingParams
-from tests.support.shapes import ALL_SHAPES, weights_of
+from tests.support.shapes import SHAPES, weights_of
 
 NUMBA = EngineConfig(compute="compiled")
 
@@ -299,7 +299,9 @@ def test_what_a_thread_raises_is_raised(monkeypatch):
 # Model and engine
 
 
-@pytest.mark.parametrize("shape", ALL_SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(shape, marks=[pytest.mark.slow] * (i % 2)) for i, shape in enumerate(SHAPES)], ids=str
+)
 @pytest.mark.parametrize("options", [{}, {"batch_invariant": True}], ids=str)
 def test_the_compiled_model_computes_what_the_plain_one_computes(shape, options):
     config, weights = weights_of(shape, "float32")

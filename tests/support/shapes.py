@@ -3,7 +3,6 @@
 from functools import cache
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -16,7 +15,6 @@ from mini_engine.driver import GreedyDriver
 
 # (hidden, Hq, Hkv, head_dim, intermediate, vocab): even sizes, odd sizes, one key-value head, wide heads
 SHAPES = [(128, 6, 2, 32, 384, 512), (96, 3, 3, 16, 200, 259), (64, 5, 1, 24, 100, 301), (80, 8, 2, 128, 96, 128)]
-ALL_SHAPES = [pytest.param(shape, marks=[pytest.mark.slow] * (shape in SHAPES[1::2])) for shape in SHAPES]
 
 
 # For kernels in the interpreter, which needs milliseconds for every program.

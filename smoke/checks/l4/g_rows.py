@@ -271,11 +271,7 @@ def columns_spec(seed: int) -> Values:
     for number in SCRIPTS:
         operations = script(seed, number)
         values[f"script {number}"] = [columns_of(after(operations[: i + 1])) for i in range(len(operations))]
-    return {
-        **values,
-        "dtypes": DTYPES,
-        "devices of a batch on a GPU": dict.fromkeys(DTYPES, "cuda"),
-    }
+    return {**values, "dtypes": DTYPES, "devices of a batch on a GPU": dict.fromkeys(DTYPES, "cuda")}
 
 
 REGISTRY.add(

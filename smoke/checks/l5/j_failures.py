@@ -18,7 +18,7 @@ from smoke.checks.l3 import driver as l3
 from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4.k_driver import make_params
 from smoke.checks.l5 import spec_text as text
-from smoke.checks.l5.j_engine import MOST_STEPS, PLANS, Plan, alone, build_engine, drive, like_alone
+from smoke.checks.l5.j_engine import PLANS, Plan, alone, build_engine, drive, like_alone, run_out
 from smoke.framework.cases import embedded_case, embedded_eos_ids, random_case
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
@@ -466,10 +466,7 @@ def guided_probe(seed: int) -> Values:
                 engine.add_request(plan.prompt(case, seed, index), make_params(plan.params))
                 for index, plan in enumerate(each)
             ]
-            for _ in range(MOST_STEPS):
-                if not engine.has_work:
-                    break
-                engine.step()
+            run_out(engine)
             runs.append([engine.take_output(name) for name in names])
             engine.close()
         values[load] = {

@@ -5,7 +5,7 @@ from typing import Any
 from smoke.checks.l3 import driver as l3
 from smoke.checks.l4 import spec_distribution as distribution
 from smoke.checks.l4.k_driver import make_params
-from smoke.checks.l5.j_engine import MOST_STEPS, Plan, build_engine, drive, table_of
+from smoke.checks.l5.j_engine import Plan, build_engine, drive, run_out, table_of
 from smoke.framework import peer
 from smoke.framework.cases import random_case
 from smoke.framework.check import Failure, Registry, Values
@@ -57,14 +57,6 @@ def asking_probe(seed: int) -> Values:
         run_out(engine)
         values[f"from token {start} on"] = table_of(engine.take_output(name).prompt_logprobs)
     return values
-
-
-def run_out(engine: Any) -> None:
-    """Step until nothing is left to do. Mutates the engine."""
-    for _ in range(MOST_STEPS):
-        if not engine.scheduler.has_work:
-            break
-        engine.step()
 
 
 def asking_spec(seed: int) -> Values:

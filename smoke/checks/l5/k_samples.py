@@ -12,7 +12,16 @@ from smoke.checks.l3 import driver as l3
 from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4 import spec_distribution as distribution
 from smoke.checks.l4.k_driver import make_params
-from smoke.checks.l5.j_engine import MOST_STEPS, alone, build_engine, entries_of, poison_freed_pages, table_of, unlike
+from smoke.checks.l5.j_engine import (
+    MOST_STEPS,
+    alone,
+    build_engine,
+    entries_of,
+    poison_freed_pages,
+    run_out,
+    table_of,
+    unlike,
+)
 from smoke.framework.cases import ModelCase, embedded_case, random_case, random_ids, random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
@@ -366,10 +375,7 @@ def orphans_probe(seed: int) -> Values:
         for _ in range(steps):
             engine.step()
         happen(engine, names, what)
-        for _ in range(MOST_STEPS):
-            if not engine.scheduler.has_work:
-                break
-            engine.step()
+        run_out(engine)
         outputs = [engine.take_output(name) for name in names]
         values[f"{what} after {steps} steps"] = [sample_of(output) for output in outputs]
     engine = build_engine(case, num_pages=2)
