@@ -71,7 +71,9 @@ class Handle:
 
     def __init__(self, handle_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Wait for the answers that ``params`` ask for."""
-        self.id, self.prompt_ids, self.params = handle_id, list(prompt_ids), params
+        self.id = handle_id
+        self.prompt_ids = list(prompt_ids)
+        self.params = params
         self.names = [f"{handle_id}-{index}" for index in range(params.num_samples)]
         self.outputs: dict[str, RequestOutput] = {}
         self.growing: dict[str, RequestOutput] = {}
@@ -86,7 +88,8 @@ class Handle:
 
     def take(self) -> list[Delta]:
         """Return what is new, without waiting. Raises ``EngineDeadError`` if the engine has failed. Mutates."""
-        deltas, self.unread = self.unread, []
+        deltas = self.unread
+        self.unread = []
         if not deltas and self.error is not None:
             raise self.error
         return deltas
@@ -132,7 +135,8 @@ class AsyncEngine:
         ``max_waiting``: how many answers may wait for their first step, besides those that can run; ``None`` is no
         limit.
         """
-        self.engine, self.max_waiting = engine, max_waiting
+        self.engine = engine
+        self.max_waiting = max_waiting
         self.commands: SimpleQueue[Command | None] = SimpleQueue()  # None: end
         self.handles: dict[str, Handle] = {}
         self.owners: dict[str, Handle] = {}  # request of the engine -> handle
@@ -190,7 +194,8 @@ class AsyncEngine:
         """Wait until the grammar of ``params`` is compiled. Raises ``RequestRefusedError`` if it is not."""
         if params.grammar is None:
             return
-        kind, seconds = params.grammar[0], self.engine.driver.config.grammar_timeout_s
+        kind = params.grammar[0]
+        seconds = self.engine.driver.config.grammar_timeout_s
         try:
             compiled = await self.call(lambda: self.engine.constraints.prepare(params))
             if compiled is not None:  # others may wait for the same compile, so this one does not cancel it

@@ -49,7 +49,9 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), min_new_tokens: int = 0) -> None:
         """Decode with ``tokenizer``. Stop strings count only in what follows the first ``min_new_tokens`` tokens."""
-        self.tokenizer, self.stops, self.min_new_tokens = tokenizer, StopStrings(stops), min_new_tokens
+        self.tokenizer = tokenizer
+        self.stops = StopStrings(stops)
+        self.min_new_tokens = min_new_tokens
         self.decoder: DecodeStream | None = DecodeStream(skip_special_tokens=True)
         self.token_ids: list[int] = []
         self.text = ""
@@ -101,7 +103,8 @@ class Detokenizer:
         # What was given out cannot begin a stop string: anything that could was held back.
         found = self.stops.find(self.text, max(self.searched_from, self.num_given))
         if found is not None:
-            self.text, self.matched = self.text[: found[0]], found[1]
+            self.text = self.text[: found[0]]
+            self.matched = found[1]
 
     def give(self, stop: int) -> str:
         """Return the text from what was given last up to ``stop``. Mutates."""

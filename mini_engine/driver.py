@@ -65,8 +65,11 @@ class GreedyDriver:
                 f"batch_invariant={config.batch_invariant} and compute={config.compute!r} need an attention of "
                 "their own; build the driver with mini_engine.llm.make_driver, or give it one of fast.select"
             )
-        self.model, self.config, self.eos_token_ids = model, config, eos_token_ids
-        self.use_kv_cache, self.make_attention = use_kv_cache, attention or PagedAttention
+        self.model = model
+        self.config = config
+        self.eos_token_ids = eos_token_ids
+        self.use_kv_cache = use_kv_cache
+        self.make_attention = attention or PagedAttention
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> Generation:
         """Generate until an end-of-sequence id or ``max_new_tokens``. Raises ``ValueError`` as ``steps`` does."""

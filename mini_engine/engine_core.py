@@ -74,7 +74,9 @@ class EngineCore:
         num_pages = config.pool_pages(model.config)
         limits = SchedulerLimits.from_config(config)
         policy = make_policy(config.policy, config.policy_seed)
-        self.driver, self.tokenizer, self.clock = driver, tokenizer, clock
+        self.driver = driver
+        self.tokenizer = tokenizer
+        self.clock = clock
         self.pool = KVPool(model.config, num_pages, config.page_size, model.embedding.dtype, config.device)
         self.scheduler = Scheduler(
             num_pages, config.page_size, limits, policy, prefix_cache, allocator=allocator(num_pages)
@@ -123,8 +125,10 @@ class EngineCore:
             raise ValueError("stop strings need a tokenizer and this engine has none; give stop_token_ids")
         times = RequestTimes(self.clock())
         request = Request(name, list(prompt_ids), params, arrival, times, siblings=siblings)
-        request.cache_key, request.cache_priority = cache_key, cache_priority
-        request.prompt_logprobs_start, request.score_only = prompt_logprobs_start, score_only
+        request.cache_key = cache_key
+        request.cache_priority = cache_priority
+        request.prompt_logprobs_start = prompt_logprobs_start
+        request.score_only = score_only
         self.scheduler.check_fits(request)
         if not self.constraints.submit(request):
             self.scheduler.add(request)
@@ -155,7 +159,8 @@ class EngineCore:
             sampled = self.sample(batch.sampling, logits)
             self.update(batch, logits, sampled)
         output = self.log.end(batch, self.scheduler, self.deltas, self.forced, self.constraints.num_waiting)
-        self.deltas, self.forced = [], {}
+        self.deltas = []
+        self.forced = {}
         return output
 
     @phase
@@ -199,7 +204,8 @@ class EngineCore:
         """Report log-probabilities of prompt tokens and forced tokens where asked. ``hidden`` [T, H]. Mutates."""
         for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
             if chunk.request.params.prompt_logprobs is not None or chunk.request.params.logprobs is not None:
-                output, rows = self.entries[chunk.request.request_id].output, hidden[slice(*query_range)]
+                output = self.entries[chunk.request.request_id].output
+                rows = hidden[slice(*query_range)]
                 score_prompt(chunk, output, rows, self.driver.logits)
                 score_forced(chunk, output, rows, self.driver.logits)
 
@@ -267,7 +273,8 @@ class EngineCore:
         if delta.logprobs is not None:
             entry.output.logprobs.append(delta.logprobs)
         try:
-            reason, text = self.finish_reason(request, delta.token_id), ""
+            reason = self.finish_reason(request, delta.token_id)
+            text = ""
         except ConstraintError as error:
             self.finish(entry, "error", str(error), last=delta)
             return
@@ -305,12 +312,16 @@ class EngineCore:
         """
         request, output = entry.request, entry.output
         self.release(request, reason)
-        request.error, request.times.finished = error, self.clock()
+        request.error = error
+        request.times.finished = self.clock()
         rest = entry.detokenizer.flush() if entry.detokenizer else ""
         output.text += rest
         if entry.detokenizer is not None and entry.detokenizer.matched is not None and reason == "length":
-            request.finish_reason, request.matched = "stop", entry.detokenizer.matched
-        output.finish_reason, output.matched, output.error = request.finish_reason, request.matched, error
+            request.finish_reason = "stop"
+            request.matched = entry.detokenizer.matched
+        output.finish_reason = request.finish_reason
+        output.matched = request.matched
+        output.error = error
         output.num_preemptions = request.num_preemptions
         self.report_constraint(entry)
         last = last or Delta(request.request_id, None, "")

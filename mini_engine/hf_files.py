@@ -202,7 +202,8 @@ def check_rope(rope: Rope) -> None:
             f"config.json has rope type {rope.kind!r}, partial_rotary_factor {rope.partial_rotary_factor}; this engine "
             f"computes only the rope types {', '.join(ROPE_FIELDS)}, over whole heads; run this model with transformers"
         )
-    given, known = rope.model_dump(exclude_unset=True, exclude_none=True), ROPE_FIELDS[rope.kind]
+    given = rope.model_dump(exclude_unset=True, exclude_none=True)
+    known = ROPE_FIELDS[rope.kind]
     missing = [name for name in NEEDED if name in known and name not in given]
     if missing:
         raise ValueError(f"config.json has rope type {rope.kind!r} without {missing[0]}; write it there")

@@ -68,7 +68,8 @@ class StepLog(deque[StepOutput]):
     def __init__(self, clock: Callable[[], float]) -> None:
         """Begin empty; ``clock`` returns seconds."""
         super().__init__(maxlen=LOGGED_STEPS)
-        self.clock, self.num_steps = clock, 0
+        self.clock = clock
+        self.num_steps = 0
         self.listeners: list[Callable[[StepOutput], None]] = []
 
     def begin(self) -> None:
@@ -79,7 +80,8 @@ class StepLog(deque[StepOutput]):
     def mark(self, phase: str) -> None:
         """Note the seconds since the last mark under ``phase``. Mutates."""
         now = self.clock()
-        self.seconds[phase], self.last = now - self.last, now
+        self.seconds[phase] = now - self.last
+        self.last = now
 
     def end(
         self, batch: ScheduledBatch, scheduler: Scheduler, deltas: list[Delta], forced: dict[str, int], compiling: int

@@ -27,7 +27,9 @@ class OverlayFinder(MetaPathFinder):
 
         ``fill`` and ``judged``: see ``install_overlay``.
         """
-        self.folder, self.fill, self.judged = folder, fill, judged
+        self.folder = folder
+        self.fill = fill
+        self.judged = judged
         self.files = {module_name(file): file for file in files}
         self.filled = set[str]()  # the tasks that are not written yet, in the modules imported so far
 
@@ -49,7 +51,9 @@ class FillingLoader(SourceFileLoader):
     def __init__(self, fullname: str, own: Path, reference: Path, finder: OverlayFinder) -> None:
         """Load ``own``; tell ``finder`` which tasks came from ``reference``."""
         super().__init__(fullname, str(own))
-        self.own, self.reference, self.finder = own, reference, finder
+        self.own = own
+        self.reference = reference
+        self.finder = finder
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the code. It is compiled anew: as bytecode in the cache it would be taken for the student's file."""

@@ -86,8 +86,10 @@ class RadixCache:
         """Start empty. Raises ``ValueError`` for an unknown ``eviction``, listing the names that exist."""
         if eviction not in EVICTIONS:
             raise ValueError(f"there is no eviction order {eviction!r}; choose one of {', '.join(EVICTIONS)}")
-        self.page_size, self.rank = page_size, EVICTIONS[eviction]
-        self.numbers, self.now = count(), 0
+        self.page_size = page_size
+        self.rank = EVICTIONS[eviction]
+        self.numbers = count()
+        self.now = 0
         self.roots: dict[str | None, Node] = {}
         self.nodes: dict[int, Node] = {}  # without the roots
         self.leaves: dict[int, Node] = {}  # the nodes without children, locked or not
@@ -112,7 +114,8 @@ class RadixCache:
         The new ones are counted in ``stats``.
         """
         path = self.walk(token_ids, key)
-        done, whole = sum(len(node.pages) for node in path), len(token_ids) // self.page_size
+        done = sum(len(node.pages) for node in path)
+        whole = len(token_ids) // self.page_size
         if done < whole:
             own = list(pages[done:whole])
             assert len(own) == whole - done, f"{len(pages)} pages cannot hold {whole} pages of tokens"
@@ -189,7 +192,9 @@ class RadixCache:
     def walk(self, token_ids: Sequence[int], key: str | None) -> list[Node]:
         """Go down from the root as far as whole pages agree; return the nodes on the way. Mutates as ``match`` says."""
         tokens = list(token_ids)
-        node, path, start = self.roots.get(key), list[Node](), 0
+        node = self.roots.get(key)
+        path = list[Node]()
+        start = 0
         self.now += 1
         while node is not None:
             child = node.children.get(tuple(tokens[start : start + self.page_size]))  # less than a page names no child
@@ -208,7 +213,8 @@ class RadixCache:
         By halving: the first ``low`` pages agree, and at most the first ``high``. Slices are compared in C.
         """
         size, own = self.page_size, node.tokens
-        low, high = 1, len(node.pages)
+        low = 1
+        high = len(node.pages)
         while low < high:
             middle = (low + high + 1) // 2
             if tokens[start + low * size : start + middle * size] == own[low * size : middle * size]:

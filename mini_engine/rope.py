@@ -44,11 +44,13 @@ def yarn_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> Tenso
     )  # the pair that turns so often within the positions of the training
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low = max(low, 0)
+    high = min(high, head_dim - 1)
     if low == high:
         high += 0.001
     divided = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)  # [D / 2], 1: slow
-    kept, slowest = 1 - divided, powers(head_dim, theta)
+    kept = 1 - divided
+    slowest = powers(head_dim, theta)
     return 1.0 / (scaling.factor * slowest) * (1 - kept) + 1.0 / slowest * kept
 
 

@@ -29,13 +29,16 @@ def score_prompt(chunk: ScheduledChunk, output: RequestOutput, hidden: Tensor, h
 
     What was reported before a preemption is not repeated. Tokens before ``prompt_logprobs_start`` have ``None``.
     """
-    request, wanted = chunk.request, chunk.request.params.prompt_logprobs
-    first, last = chunk.start, min(chunk.start + chunk.num_tokens, request.num_prompt_tokens - 1)
+    request = chunk.request
+    wanted = chunk.request.params.prompt_logprobs
+    first = chunk.start
+    last = min(chunk.start + chunk.num_tokens, request.num_prompt_tokens - 1)
     if wanted is None or len(output.prompt_logprobs or ()) > last:
         return
     unreported = min(max(request.prompt_logprobs_start, 1), request.num_prompt_tokens)
     known = [None] * unreported if output.prompt_logprobs is None else output.prompt_logprobs
-    skip, tokens = len(known) - 1 - first, request.tokens(len(known), last + 1)
+    skip = len(known) - 1 - first
+    tokens = request.tokens(len(known), last + 1)
     assert skip >= 0, f"rows that predict tokens {len(known)} to {first} were never computed"
     output.prompt_logprobs = [*known, *score(hidden[skip:][: len(tokens)], tokens, wanted, head)]
 
@@ -45,8 +48,10 @@ def score_forced(chunk: ScheduledChunk, output: RequestOutput, hidden: Tensor, h
 
     They were appended to the output before their rows were computed; the chunk has those rows.
     """
-    request, wanted = chunk.request, chunk.request.params.logprobs
-    first, end = request.num_prompt_tokens + len(output.logprobs), chunk.start + chunk.num_tokens
+    request = chunk.request
+    wanted = chunk.request.params.logprobs
+    first = request.num_prompt_tokens + len(output.logprobs)
+    end = chunk.start + chunk.num_tokens
     # The last row predicts a token that is not known yet.
     tokens = [] if wanted is None else request.tokens(first, end + 1)
     if wanted is not None and first > chunk.start:

@@ -17,7 +17,9 @@ class PagedAttention:
 
     def __init__(self, pool: KVPool, metadata: AttentionMetadata, kernel: AttentionKernel = sdpa_attention) -> None:
         """Bind the pool, the step's layout and the kernel that does the arithmetic."""
-        self.pool, self.metadata, self.kernel = pool, metadata, kernel
+        self.pool = pool
+        self.metadata = metadata
+        self.kernel = kernel
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> a new [T, Hq, D]. Mutates the pool alone.

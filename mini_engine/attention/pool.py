@@ -29,7 +29,8 @@ class KVPool:
         Raises ``ValueError`` as ``check_memory`` does.
         """
         check_memory(config, num_pages, page_size, dtype, device)
-        self.num_pages, self.page_size = num_pages, page_size
+        self.num_pages = num_pages
+        self.page_size = page_size
         self.zero_slot = num_pages * page_size
         shape = (config.num_key_value_heads, self.zero_slot + 1, config.head_dim)  # [Hkv, slots + 1, D]
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
@@ -64,7 +65,8 @@ class KVPool:
 def check_memory(config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: str) -> None:
     """Raise ``ValueError`` for a pool on the CPU that is larger than its memory; a GPU's allocator says so itself."""
     slot = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    wanted, memory = num_pages * page_size * slot, psutil.virtual_memory().total
+    wanted = num_pages * page_size * slot
+    memory = psutil.virtual_memory().total
     if torch.device(device).type == "cpu" and wanted > memory:
         raise ValueError(
             f"a KV pool of {num_pages} pages of {page_size} tokens takes {wanted / 2**30:.1f} GiB, and the machine has "

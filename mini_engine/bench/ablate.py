@@ -103,7 +103,8 @@ class Ablation:
     def conclusion(self) -> str:
         """One sentence: what changed, by how much, and whether every round agrees."""
         ratios = self.throughput_ratios
-        faster, slower = min(ratios) > 1 + CLEAR, max(ratios) < 1 - CLEAR
+        faster = min(ratios) > 1 + CLEAR
+        slower = max(ratios) < 1 - CLEAR
         verdict = "pays off" if faster else "costs" if slower else "makes no clear difference to the throughput"
         return (
             f"On this load {self.option}={self.on.value} instead of {self.off.value} {verdict}: output tokens per "

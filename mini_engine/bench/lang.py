@@ -122,7 +122,8 @@ class Transformers:
 
     def __init__(self, model: Any) -> None:
         """Compute with ``model``."""
-        self.model, self.tokenizer = model, load_tokenizer(TINY_MODEL)
+        self.model = model
+        self.tokenizer = load_tokenizer(TINY_MODEL)
         self.eos_token_ids = load_eos_ids(TINY_MODEL)
         self.stats: Counter[str] = Counter()
         self.calls: list[Call] = []
@@ -145,7 +146,8 @@ class Transformers:
             report = [None, *([TokenLogprob(token, row, 0)] for token, row in zip(call.ids[1:], rows, strict=True))]
             finish(call, RequestOutput("", call.ids, prompt_logprobs=report, finish_reason="length"), self.stats)
             return
-        limit, stop = call.params.max_new_tokens, list(call.params.stop)
+        limit = call.params.max_new_tokens
+        stop = list(call.params.stop)
         options: dict[str, Any] = {"stop_strings": stop, "tokenizer": self.tokenizer} if stop else {}
         mask = torch.ones_like(ids)
         out = self.model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=limit, **options)
@@ -195,7 +197,8 @@ def measure(program: lang.Program, make: Callable[[], Backend], inputs: list[dic
     began = time.perf_counter()
     program.run(**inputs[0], backend=single)
     latency = time.perf_counter() - began
-    stats, name = backend.stats, program.function.__name__
+    stats = backend.stats
+    name = program.function.__name__
     computed = stats["prompt_tokens"] - stats["cached_tokens"]
     speed = len(inputs) / seconds
     return LangRow(name, "", "", speed, 1.0, latency, stats["calls"], stats["prompt_tokens"], computed)

@@ -60,7 +60,8 @@ class StaticPeer:
 
     def __init__(self, model: Qwen3ForCausalLM, size: int) -> None:
         """Serve with ``model``."""
-        self.model, self.size = model, size
+        self.model = model
+        self.size = size
 
     def open(self) -> None:
         """Do nothing: every batch makes its own cache."""

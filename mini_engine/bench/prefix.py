@@ -288,7 +288,8 @@ def bench_prefix(
     """Serve loads that share beginnings with and without the radix cache; the last line is JSON."""
     chosen([model], SHAPES, "model")
     chosen([dtype], get_args(Dtype), "dtype")
-    loads, names = chosen(load, LOADS, "load"), chosen(system, [*SYSTEMS, STATIC], "system")
+    loads = chosen(load, LOADS, "load")
+    names = chosen(system, [*SYSTEMS, STATIC], "system")
     names = [OFF, *(name for name in names if name != OFF)]  # ratios are to it
     rounds = rounds or (1 if model == "0.6b" else 3)
     command = f"mini-engine bench prefix --model {model} --dtype {dtype} --rounds {rounds} --seed {seed}" + "".join(

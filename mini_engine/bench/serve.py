@@ -116,7 +116,8 @@ class Http:
 
     def __init__(self, port: int, more: Callable[[Ask], dict[str, Any]]) -> None:
         """Ask the server at ``port``. ``more``: the fields of a request that this server needs."""
-        self.port, self.more = port, more
+        self.port = port
+        self.more = more
 
     async def ask(self, ask: Ask) -> list[float]:
         """Stream one answer."""
@@ -183,7 +184,8 @@ def answers(port: int) -> bool:
 def make_asks(workload: str, count: int, tokenizer: PreTrainedTokenizerBase, rate: float, seed: int) -> list[Ask]:
     """Return requests with the lengths and arrivals of ``make_jobs``, and stories as prompts."""
     texts = map(tokenizer.encode, documents(seed))
-    ids, asks = list[int](), []
+    ids = list[int]()
+    asks = []
     for job in make_jobs(workload, count, 1, rate, seed):
         while len(ids) < len(job.prompt_ids):
             ids += next(texts)
@@ -274,10 +276,14 @@ def print_goals(rows: Sequence[Row]) -> None:
     for row in (row for row in rows if row.system == OURS):
         over = row.over_bare
         if row.rate:
-            text, value, is_kept = f"<= {MOST_TTFT:g}", over.ttft_p99, over.ttft_p99 <= MOST_TTFT
+            text = f"<= {MOST_TTFT:g}"
+            value = over.ttft_p99
+            is_kept = over.ttft_p99 <= MOST_TTFT
             text = f"p99 of TTFT at {row.rate:g} per second {text}"
         else:
-            text, value, is_kept = f">= {LEAST_SPEED:g}", over.tokens_per_s, over.tokens_per_s >= LEAST_SPEED
+            text = f">= {LEAST_SPEED:g}"
+            value = over.tokens_per_s
+            is_kept = over.tokens_per_s >= LEAST_SPEED
             text = f"streamed throughput {text}"
         typer.echo(f"{text} of {BARE}: {value:.2f}, {'reached' if is_kept else 'MISSED'}")
 

@@ -29,7 +29,8 @@ def make_jobs(workload: str, count: int, vocab_size: int, rate: float, seed: int
 
     ``rate``: requests per second of a Poisson process that begins with a request; 0: all requests arrive at once.
     """
-    lengths, times = random.Random(seed), random.Random(seed + 1)
+    lengths = random.Random(seed)
+    times = random.Random(seed + 1)
     arrivals = [0.0, *accumulate(times.expovariate(rate) for _ in range(count - 1))] if rate else [0.0] * count
     jobs = []
     for arrival in arrivals:

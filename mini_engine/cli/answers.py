@@ -74,7 +74,8 @@ def complete_samples(
 def seconds_of(answer: RequestOutput) -> dict[str, float]:
     """Return the seconds to the first token (prefill), the seconds of the rest and the decode rate."""
     assert answer.times is not None, "only a refused request has no times"
-    first, last = answer.times.tokens[0], answer.times.tokens[-1]
+    first = answer.times.tokens[0]
+    last = answer.times.tokens[-1]
     rate = (len(answer.token_ids) - 1) / (last - first) if last > first else 0.0
     return {"prefill_s": first - answer.times.added, "decode_s": last - first, "decode_tokens_per_s": rate}
 

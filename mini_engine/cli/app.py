@@ -39,7 +39,8 @@ def load_command(name: str) -> Any:
     """Import a command and return it in the form that typer runs."""
     command = getattr(import_module(f"mini_engine.cli.{name}"), name)
     if not isinstance(command, typer.Typer):
-        function, command = command, typer.Typer(add_completion=False)
+        function = command
+        command = typer.Typer(add_completion=False)
         command.command(name)(function)
     return get_command(command)
 

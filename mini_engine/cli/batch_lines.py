@@ -201,7 +201,9 @@ class AnswerWriter:
 
     def __init__(self, stream: BinaryIO, name: str, ordered: bool) -> None:
         """Write to ``stream``, called ``name`` in errors."""
-        self.stream, self.name, self.ordered = stream, name, ordered
+        self.stream = stream
+        self.name = name
+        self.ordered = ordered
         self.num_written = 0
         self.expected: dict[int, bytes | None] = {}  # in the order of the file: lines without an answer on paper
 

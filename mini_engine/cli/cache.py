@@ -50,11 +50,13 @@ class Edge:
 
 def tree_edges(cache: RadixCache, tokenizer: PreTrainedTokenizerBase) -> list[Edge]:
     """Return the edges of all trees of ``cache``, parents before children."""
-    places, edges = dict[int, int](), list[Edge]()
+    places = dict[int, int]()
+    edges = list[Edge]()
     for depth, node in cache.descend():
         places[node.number] = len(edges)
         parent = places.get(node.parent.number) if node.parent else None
-        text, key = tokenizer.decode(node.tokens), root_of(node).cache_key
+        text = tokenizer.decode(node.tokens)
+        key = root_of(node).cache_key
         sizes = (len(node.tokens), len(node.pages), node.num_uses, node.last_used, node.lock_count)
         edges.append(Edge(text, *sizes, depth, parent, key))
     return edges
@@ -90,7 +92,9 @@ def shortened(text: str) -> str:
 
 def drawn(edges: Sequence[Edge]) -> Tree:
     """Return the tree to print; one branch below the top for every cache key."""
-    top, roots, branches = Tree("cache"), dict[str | None, Tree](), list[Tree]()
+    top = Tree("cache")
+    roots = dict[str | None, Tree]()
+    branches = list[Tree]()
     for edge in edges:
         if edge.cache_key not in roots:
             key = edge.cache_key

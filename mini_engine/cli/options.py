@@ -120,7 +120,8 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {
         name: each.annotation for name, each in parameters.items() if is_dataclass(each.annotation)
     }
-    keyword, flat = inspect.Parameter.KEYWORD_ONLY, list[inspect.Parameter]()
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    flat = list[inspect.Parameter]()
     for name, each in parameters.items():
         if name in groups:
             members = fields(groups[name])

@@ -70,7 +70,8 @@ class FusedQwen3(Qwen3):
 
     def __init__(self, config: ModelConfig, weights: dict[str, Tensor], projections: Projections) -> None:
         """Stack and hand over the weights as ``Qwen3`` does. Consumes the dictionary; keeps no tensor it stacked."""
-        self.config, self.projections = config, projections
+        self.config = config
+        self.projections = projections
         self.embedding = weights.pop("model.embed_tokens.weight")  # [V, H]
         self.layers = []
         self.fused = [self._fused_layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]

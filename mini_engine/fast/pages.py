@@ -20,7 +20,8 @@ class PlacedAllocator:
         """Start with all pages free. Raises ``ValueError`` for fewer than one page."""
         if num_pages < 1:
             raise ValueError(f"num_pages is {num_pages}; a pool needs at least 1 page")
-        self.num_pages, self.spacing = num_pages, max(spacing, 1)
+        self.num_pages = num_pages
+        self.spacing = max(spacing, 1)
         self.num_free = num_pages
         self.free_pages = [True] * num_pages
 

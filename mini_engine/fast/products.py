@@ -195,13 +195,15 @@ def make_plan(times: dict[str, list[float]]) -> list[str]:
 
 def fastest(times: dict[str, float], clearly: float = CLEARLY_FASTER) -> str:
     """Return the name with the least time; the first one unless that takes less than ``clearly`` times as long."""
-    first, best = next(iter(times)), min(times, key=lambda name: times[name])
+    first = next(iter(times))
+    best = min(times, key=lambda name: times[name])
     return best if times[best] < clearly * times[first] else first
 
 
 def ranked(times: Mapping[str, Sequence[float]]) -> list[str]:
     """Return the names in the order in which they would be chosen, by the product of their times."""
-    left, order = {name: math.prod(own) for name, own in times.items()}, []
+    left = {name: math.prod(own) for name, own in times.items()}
+    order = []
     while left:
         order.append(fastest(left, CLEARLY_FASTER ** len(next(iter(times.values())))))
         del left[order[-1]]
@@ -268,7 +270,8 @@ def whole(name: str) -> Product:
     """Return the way of that ``name``: a weight -> its product with any number of rows."""
 
     def product(weight: Tensor) -> Linear:
-        way, stored = WAYS[name], WAYS[name].store(weight)
+        way = WAYS[name]
+        stored = WAYS[name].store(weight)
         return lambda x: way.multiply(x, stored)
 
     return product

@@ -36,7 +36,8 @@ def grouped(pool: KVPool, metadata: AttentionMetadata) -> Attention:
     The first two read across gaps in the pool, where a sequence can catch its neighbour's NaN. So they have a
     ``fallback``, the plain path, which tells whose it is.
     """
-    cache, kernel = StepCache(pool, metadata), grouped_attention
+    cache = StepCache(pool, metadata)
+    kernel = grouped_attention
     if len(cache.lengths) > 1:
         if (cascade := find_cascade(cache) or find_scattered(cache)) is not None:
             return CascadeAttention(cache, cascade, kernel)

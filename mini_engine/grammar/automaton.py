@@ -104,7 +104,8 @@ class Nfa:
     def add_repeat(self, node: Repeat, start: int) -> int:
         """Add copies: those that must be there, then a loop, or copies that may end at any point. Mutates."""
         for _ in range(node.least):
-            before, start = start, self.add(node.node, start)
+            before = start
+            start = self.add(node.node, start)
             if start == before:  # nothing but the empty text: so are the copies that are left
                 return start
         if node.most is None:
@@ -124,7 +125,8 @@ class Nfa:
         behind: dict[tuple[ByteRange, ...], int] = {(): after}
         for sequence in sequences:
             for cut in range(len(sequence), 0, -1):
-                rest, tail = sequence[cut:], sequence[cut - 1 :]
+                rest = sequence[cut:]
+                tail = sequence[cut - 1 :]
                 if cut == 1:
                     self.edges[start].append((sequence[0], behind[rest]))
                 elif tail not in behind:
@@ -134,7 +136,8 @@ class Nfa:
 
     def closure(self, state: int) -> frozenset[int]:
         """Return the states that ``state`` leads to without a byte, itself included."""
-        seen, todo = {state}, [state]
+        seen = {state}
+        todo = [state]
         while todo:
             for after in self.skips[todo.pop()]:
                 if after not in seen:
@@ -154,7 +157,8 @@ class Nfa:
         for state, (edges, skips) in enumerate(zip(self.edges, self.skips, strict=True)):
             for after in [*skips, *(target for _, target in edges)]:
                 before[after].append(state)
-        seen, todo = {end}, [end]
+        seen = {end}
+        todo = [end]
         while todo:
             new = [state for state in before[todo.pop()] if state not in seen]
             seen.update(new)
@@ -212,7 +216,8 @@ def determinise(nfa: Nfa, begin: int, end: int, classes: NDArray[np.int64]) -> t
         return number[members]
 
     number_of(frozenset({begin}))
-    columns, rows = classes.tolist(), []
+    columns = classes.tolist()
+    rows = []
     for members in sets:  # grows on the way
         after: dict[int, list[int]] = defaultdict(list)
         for (first, last), target in (edge for state in members for edge in nfa.edges[state]):

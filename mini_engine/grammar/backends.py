@@ -40,7 +40,8 @@ class AutoBackend(GrammarBackend):
 
         A grammar that ``fsm`` narrows is kept for the case that no library takes it.
         """
-        reasons, narrowed = [], None
+        reasons = []
+        narrowed = None
         for backend in self.backends():
             try:
                 grammar = backend.compile((kind, text))

@@ -36,7 +36,8 @@ class UnsupportedKeywordError(GrammarError):
     def __init__(self, keyword: str, path: str, reason: str) -> None:
         """Name the keyword, where it stands and why it is refused."""
         super().__init__(f"{keyword!r} at {path or '/'} {reason}")
-        self.keyword, self.path = keyword, path
+        self.keyword = keyword
+        self.path = path
 
 
 class TooManyStatesError(GrammarError):
@@ -145,7 +146,8 @@ class GrammarBackend(ABC):
 
     def __init__(self, table: TokenTable, options: GrammarOptions | None = None) -> None:
         """Compile for the tokens of ``table``."""
-        self.table, self.options = table, options or GrammarOptions()
+        self.table = table
+        self.options = options or GrammarOptions()
 
     def compile(self, key: GrammarKey) -> GrammarObject:
         """Compile a grammar, at its beginning. Slow. Raises ``GrammarError`` for one that cannot be compiled."""

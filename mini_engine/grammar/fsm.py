@@ -43,7 +43,9 @@ class CompiledGrammar:
 
     def __init__(self, dfa: Dfa, table: TokenTable, trie: TokenTrie) -> None:
         """Hold them, and ``trie`` as this automaton sees it; no mask is computed yet."""
-        self.dfa, self.table, self.trie = dfa, table, trie.merged(dfa.transitions)
+        self.dfa = dfa
+        self.table = table
+        self.trie = trie.merged(dfa.transitions)
         self.stop_ids = sorted(table.stop_ids)
         self.masks: dict[int, Words] = {}
         self.most_masks = max(1, KEPT_BYTES // (4 * num_words(table.vocab_size)))
@@ -70,7 +72,8 @@ class CompiledGrammar:
         An accepting state has the choice to stop there.
         """
         if state not in self.jumps:
-            forced, after = bytearray(), state
+            forced = bytearray()
+            after = state
             while not self.dfa.accepting[after]:
                 (possible,) = np.nonzero(self.dfa.transitions[after] != DEAD)
                 if len(possible) != 1:
@@ -106,7 +109,8 @@ class FsmGrammar(GrammarObject):
 
     def state_after(self, token_id: int) -> int:
         """Return the state behind ``token_id``, ``DEAD`` if it may not come."""
-        state, compiled = self.states[-1], self.compiled
+        state = self.states[-1]
+        compiled = self.compiled
         if state == ENDED or not 0 <= token_id < compiled.table.vocab_size:
             return DEAD
         if token_id in compiled.table.stop_ids:
@@ -182,5 +186,6 @@ class FsmBackend(GrammarBackend):
         except TooManyStatesError as error:
             raise TooManyStatesError(most, tree.largest()) from error
         grammar = FsmGrammar(CompiledGrammar(dfa, self.table, self.trie))
-        grammar.stats.ignored, grammar.stats.narrowed = tree.ignored, tree.narrowed
+        grammar.stats.ignored = tree.ignored
+        grammar.stats.narrowed = tree.narrowed
         return grammar

@@ -372,7 +372,8 @@ class SchemaReader:
             raise place.refusal("$ref", f"is {reference!r:.60}; only a place in the schema itself, #/…, is followed")
         if place.is_moved:
             raise place.refusal("$ref", f"begins at an $id that is not computed; remove that, or {ELSEWHERE}")
-        value, at = self.root, place.follow(local)
+        value = self.root
+        at = place.follow(local)
         for token in unquote(local[1:]).split("/")[1:]:
             at = replace(at, is_moved=at.is_moved or (value is not self.root and has_identity(value)))
             key = token.replace("~1", "/").replace("~0", "~")

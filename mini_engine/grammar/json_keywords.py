@@ -154,7 +154,8 @@ def limits_of(schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """
     limits: dict[str, Any] = {key: count_of(schema, key, place) for key in COUNTS if key in schema}
     for side in ("Minimum", "Maximum"):
-        plain, exclusive = side.lower(), f"exclusive{side}"
+        plain = side.lower()
+        exclusive = f"exclusive{side}"
         if isinstance(schema.get(exclusive), bool) and plain in schema:
             limits[exclusive if schema[exclusive] else plain] = bound_of(schema, plain, place)
         else:
@@ -186,7 +187,8 @@ def count_of(schema: Mapping[str, Any], keyword: str, place: Place) -> int | Non
 
 def counts_of(limits: Mapping[str, Any], least: str, most: str, place: Place) -> tuple[int, int | None]:
     """Return the least and the greatest length. Raises ``NothingValidError`` if no length is between them."""
-    low, high = limits.get(least, 0), limits.get(most)
+    low = limits.get(least, 0)
+    high = limits.get(most)
     if high is not None and low > high:
         raise place.nothing(f"{least} {low} is more than {most} {high}")
     return low, high

@@ -145,7 +145,8 @@ def integer(facts: Facts) -> Node:
     if "exclusiveMaximum" in bounds:
         highs.append(math.ceil(bounds["exclusiveMaximum"]) - 1)
     limit = 10 ** max([OPEN_DIGITS, *(len(str(abs(bound))) for bound in [*lows, *highs])]) - 1
-    low, high = max(lows, default=-limit), min(highs, default=limit)
+    low = max(lows, default=-limit)
+    high = min(highs, default=limit)
     if low > high:
         raise facts.place.nothing(f"no integer is at least {low} and at most {high}")
     return integers_between(low, high)
@@ -254,7 +255,8 @@ class Converter:
         A branch or type under which nothing is valid is not written; ``NothingValidError`` if none is left.
         """
         place = parts[0][1] if len(parts) == 1 else place
-        nodes, errors = [], [place.nothing("the schema is false, or its parts have no type in common")]
+        nodes = []
+        errors = [place.nothing("the schema is false, or its parts have no type in common")]
         for facts in self.reader.together(parts, place):
             if facts.is_empty:
                 return self.anything(place)
@@ -431,7 +433,8 @@ def holds(value: Any, facts: Facts) -> bool:
 
     Raises ``UnsupportedKeywordError`` for an array or object that something more is said about.
     """
-    kind, limits = type_of(value), facts.limits
+    kind = type_of(value)
+    limits = facts.limits
     if kind in ("array", "object"):
         if facts.members or facts.required or facts.elements or facts.unique or facts.names:
             raise facts.place.refusal("enum", f"of arrays or objects stands alone; keep one, or {ELSEWHERE}")

@@ -211,7 +211,8 @@ def magnitudes_between(low: Decimal, above_low: bool, high: Decimal | None, belo
     is_near = (above_low and low > 0) or (below_high and high is not None)  # a double could be the bound itself
     num_after = SIGNIFICANT_DIGITS - (len(last) if is_near else 0)
     num_after = max(num_after, len(after_first), len(after_last))
-    begin, end = (after_first.rstrip("0"), above_low), None if high is None else (after_last.rstrip("0"), below_high)
+    begin = (after_first.rstrip("0"), above_low)
+    end = None if high is None else (after_last.rstrip("0"), below_high)
     cases = [(first, begin, end)] if first == last else [(first, begin, None), (last, ("", False), end)]
     options: list[Node] = []
     for whole, lower, upper in cases if int(first) <= int(last) else []:

@@ -36,7 +36,8 @@ class JumpForward:
 
     def __init__(self, tokenizer: Tokenizer, table: TokenTable) -> None:
         """Note how long every token is."""
-        self.tokenizer, self.table = tokenizer, table
+        self.tokenizer = tokenizer
+        self.table = table
         self.lengths = np.array([len(spelling) for spelling in table.token_bytes])
 
     def tokens(self, grammar: GrammarObject, output_ids: Sequence[int], most: int) -> list[int]:
@@ -47,7 +48,8 @@ class JumpForward:
         """
         text = whole_characters(grammar.try_jump_forward())
         candidates = self.spell(output_ids, text)[:most] if text and most > 0 else []
-        rest, taken = text.encode(), list[int]()
+        rest = text.encode()
+        taken = list[int]()
         for token in candidates:
             spelling = self.table.token_bytes[token]
             # A tokenizer that normalises may spell other bytes than it was given.
@@ -71,7 +73,8 @@ class JumpForward:
         try:
             context = b"".join(self.table.token_bytes[token] for token in before).decode()
         except UnicodeDecodeError:  # it begins inside a character
-            before, context = [], ""
+            before = []
+            context = ""
         ids = self.tokenizer.encode(context + text, add_special_tokens=False).ids
         return ids[len(before) :] if ids[: len(before)] == before else []
 
@@ -82,7 +85,8 @@ class JumpForward:
         ``c|es``, not ``ce|s``. So the text is spelled anew with the rest of every token that may reach beyond it. The
         grammar is where it was afterwards.
         """
-        text, beyond = whole_characters(grammar.try_jump_forward()), set[bytes]()
+        text = whole_characters(grammar.try_jump_forward())
+        beyond = set[bytes]()
         for cut in range(len(text)):
             reach = len(text[cut:].encode())
             before = self.spell(output_ids, text[:cut]) if cut and reach < self.lengths.max() else []

@@ -52,7 +52,10 @@ class GrammarQueue(Generic[Grammar]):
         self, store: Store[Grammar], timeout_s: float, clock: Callable[[], float], gather: Gather | None = None
     ) -> None:
         """Wait at most ``timeout_s`` for a compile. ``gather`` collects every rank's report (``ranks.make_gather``)."""
-        self.store, self.timeout_s, self.clock, self.gather = store, timeout_s, clock, gather
+        self.store = store
+        self.timeout_s = timeout_s
+        self.clock = clock
+        self.gather = gather
         self.waiting: dict[str, Waiting[Grammar]] = {}  # in the order of arrival
         self.num_timeouts = 0
 
@@ -87,7 +90,8 @@ class GrammarQueue(Generic[Grammar]):
         The reason of a compile is what ``describe`` says; that of a time-out names the kind of grammar, the seconds and
         ``grammar_timeout_s``.
         """
-        ready, failed = [], {}
+        ready = []
+        failed = {}
         for name, entry in self.waiting.items():
             if entry.future is None:
                 ready.append(name)

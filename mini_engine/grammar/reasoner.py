@@ -23,7 +23,8 @@ class ReasonerGrammar(GrammarObject):
     def __init__(self, inner: GrammarObject, think_end: int) -> None:
         """Begin in the answer; ``maybe_init_reasoning`` moves the beginning into a thought."""
         super().__init__()
-        self.inner, self.think_end = inner, think_end
+        self.inner = inner
+        self.think_end = think_end
         self.stats = inner.stats
         self.is_thinking = False
         self.num_thinking = self.num_inside = 0
@@ -68,7 +69,9 @@ class ReasonerGrammar(GrammarObject):
     def copy(self) -> Self:
         """Return a wrapper of its own, in the same phase, around a copy of the grammar."""
         twin = type(self)(self.inner.copy(), self.think_end)
-        twin.is_thinking, twin.num_thinking, twin.num_inside = self.is_thinking, self.num_thinking, self.num_inside
+        twin.is_thinking = self.is_thinking
+        twin.num_thinking = self.num_thinking
+        twin.num_inside = self.num_inside
         return twin
 
     def try_jump_forward(self) -> bytes:

@@ -136,7 +136,8 @@ def too_deep(pattern: str) -> GrammarError:
 
 def strip_anchors(items: list[Any]) -> tuple[list[Any], bool, bool]:
     """Cut anchors off both ends -> what is between, whether it was anchored at its beginning, and at its end."""
-    start, stop = 0, len(items)
+    start = 0
+    stop = len(items)
     while start < stop and items[start][0] is op.AT and items[start][1] in BEGIN:
         start += 1
     while start < stop and items[stop - 1][0] is op.AT and items[stop - 1][1] in END:

@@ -19,7 +19,8 @@ class BitmaskBy:
 
     def __init__(self, grammar: GrammarObject, compute: Callable[[Tensor, Tensor], None]) -> None:
         """Let ``compute`` stand in for the function of ``grammar``."""
-        self.grammar, self.compute = grammar, compute
+        self.grammar = grammar
+        self.compute = compute
 
     def __getattr__(self, name: str) -> Any:
         """Ask the grammar."""

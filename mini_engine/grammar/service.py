@@ -48,8 +48,12 @@ class GrammarService:
 
         ``gather``: how several processes that serve one model agree whose grammars are ready (``grammar.ranks``).
         """
-        self.config, self.tokenizer, self.vocab_size = config, tokenizer, vocabulary.size
-        self.stop_ids, self.clock, self.gather = vocabulary.eos_token_ids, clock, gather
+        self.config = config
+        self.tokenizer = tokenizer
+        self.vocab_size = vocabulary.size
+        self.stop_ids = vocabulary.eos_token_ids
+        self.clock = clock
+        self.gather = gather
         self.backend_name = backend_name(config.grammar_backend)
         self.grammars: dict[str, GrammarObject] = {}  # of the requests that have begun
         self.thinking: dict[str, bool] = {}  # of those that wait: whether the grammar begins after a thought
@@ -173,7 +177,8 @@ class GrammarService:
         Never the last token that the answer may have, nor one that stops it: the model is asked for those. Those that
         are taken are counted in the grammar's ``stats``. Raises ``ConstraintError``.
         """
-        grammar, params = self.grammars.get(request.request_id), request.params
+        grammar = self.grammars.get(request.request_id)
+        params = request.params
         if grammar is None or not self.config.jump_forward or not self.needs_no_logits(params):
             return
         try:

@@ -36,7 +36,8 @@ class GrammarStore:
 
     def __init__(self, backend: GrammarBackend, clock: Callable[[], float] = time.perf_counter) -> None:
         """Compile in ``NUM_THREADS`` threads, which start when they are needed."""
-        self.backend, self.clock = backend, clock
+        self.backend = backend
+        self.clock = clock
         self.pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         self.kept: OrderedDict[GrammarKey, GrammarObject] = OrderedDict()  # the least recently used first
         self.pending: dict[GrammarKey, Future[GrammarObject]] = {}

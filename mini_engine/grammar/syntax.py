@@ -67,7 +67,8 @@ def without_surrogates(first: int, last: int) -> list[tuple[int, int]]:
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Return every other character."""
-    gaps, free = [], 0
+    gaps = []
+    free = 0
     for first, last in merge_ranges([*ranges, SURROGATES]) or ():
         gaps.append((free, first - 1))
         free = last + 1

@@ -72,7 +72,8 @@ class Group:
 
 def make_items(metadata: AttentionMetadata, longest: int) -> list[Item]:
     """Cut every sequence's queries into items of at most ``longest``; each sees the keys up to its own last query."""
-    items, kv_lens = [], metadata.seq_lens_kv.tolist()
+    items = []
+    kv_lens = metadata.seq_lens_kv.tolist()
     for sequence, ((start, end), kv_len) in enumerate(zip(metadata.query_ranges, kv_lens, strict=True)):
         for first in range(start, end, longest):
             last = min(first + longest, end)
@@ -94,7 +95,8 @@ def make_group(
 
     ``slots`` [N, tiles, TILE]: those of all sequences. ``numbers``: the numbers of query rows that there may be.
     """
-    num_kv_heads, dtype = pool.keys[0].shape[0], pool.keys[0].dtype
+    num_kv_heads = pool.keys[0].shape[0]
+    dtype = pool.keys[0].dtype
     items = sorted(items, key=lambda item: -item.num_tiles)
     items_per_tile = [sum(item.num_tiles > tile for item in items) for tile in range(items[0].num_tiles)]
     pairs = [(number, tile) for tile, count in enumerate(items_per_tile) for number in range(count)]
@@ -102,7 +104,8 @@ def make_group(
         pairs *= 2
     places = [items[number].sequence * slots.shape[1] + tile for number, tile in pairs]
     first = [first_hidden(items[number], tile) for number, tile in pairs]
-    q_len, heads_per_kv = items[0].q_len, num_attention_heads // num_kv_heads
+    q_len = items[0].q_len
+    heads_per_kv = num_attention_heads // num_kv_heads
     padded = next(number for number in numbers if number >= q_len * heads_per_kv)
     return Group(
         rows=index([row for item in items for row in range(item.start, item.start + q_len)]),
@@ -171,7 +174,8 @@ def numbers_that_hold(kv_heads: int, head_dim: int, dtype: torch.dtype, numbers:
 
     def attend(pairs: int) -> Rows:
         shape = (pairs, kv_heads, -1, -1)
-        all_keys, all_values = keys.expand(*shape).contiguous(), values.T.expand(*shape).contiguous()
+        all_keys = keys.expand(*shape).contiguous()
+        all_values = values.T.expand(*shape).contiguous()
 
         def attend_all(x: Tensor) -> Tensor:
             out, lse = kernel(x.expand(*shape), all_keys, all_values, torch.zeros(pairs, 1, len(x), TILE, dtype=dtype))
@@ -197,7 +201,8 @@ class InvariantAttention:
 
     def __init__(self, pool: KVPool, metadata: AttentionMetadata, num_attention_heads: int) -> None:
         """Plan the step once, for all layers."""
-        self.pool, self.metadata = pool, metadata
+        self.pool = pool
+        self.metadata = metadata
         num_kv_heads, _, head_dim = pool.keys[0].shape
         numbers = query_rows(num_attention_heads, num_kv_heads, head_dim, pool.keys[0].dtype)
         longest = min(TILE, numbers[-1] // (num_attention_heads // num_kv_heads))

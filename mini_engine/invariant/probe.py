@@ -44,8 +44,10 @@ def opposite_terms(size: int, count: int, dtype: torch.dtype) -> tuple[Tensor, T
         powers = torch.randint(-4, 5, shape, generator=generator)
         return torch.randn(shape, generator=generator).ldexp(powers).to(dtype)
 
-    row, vectors = draw(half), draw(few, half)
-    row, vectors = torch.cat((row, row))[order], torch.cat((vectors, -vectors), dim=1)[:, order]
+    row = draw(half)
+    vectors = draw(few, half)
+    row = torch.cat((row, row))[order]
+    vectors = torch.cat((vectors, -vectors), dim=1)[:, order]
     row, vectors = (F.pad(part, (0, size % 2)) for part in (row, vectors))
     return row, vectors[torch.arange(count) % few]
 

@@ -24,7 +24,8 @@ def block_argmax_kernel(logits, best, width, stride, blocks, BLOCK: tl.constexpr
 
     The key lies above the reversed id, ``ID_BITS - id``, in one number, so one maximum does both.
     """
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + column, mask=column < width, other=0.0).to(tl.float32)
     is_number = x == x  # noqa: PLR0124 (NaN is not)
@@ -36,7 +37,8 @@ def block_argmax_kernel(logits, best, width, stride, blocks, BLOCK: tl.constexpr
 @triton.jit
 def row_argmax_kernel(logits, best, values, ids, stride, blocks, BLOCKS: tl.constexpr):
     """Take the best of a row's blocks: its id to ``ids[row]``, its logit, read again, to ``values[row]``."""
-    row, block = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCKS)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, BLOCKS)
     ranked = tl.max(tl.load(best + row * blocks + block, mask=block < blocks, other=NOTHING), axis=0)
     token = ID_BITS - (ranked & ID_BITS)
     tl.store(ids + row, token)

@@ -52,9 +52,13 @@ class KernelAttention:
         Sequences whose queries fit into one block of ``split_attention`` go there: decoding, and the last few tokens of
         a prompt that was cached. With ``invariant`` all of them do. The others go to ``paged_attention``.
         """
-        self.pool, self.metadata, self.kernels = pool, metadata, kernels
+        self.pool = pool
+        self.metadata = metadata
+        self.kernels = kernels
         num_kv_heads, _, head_dim = pool.keys[0].shape
-        group, dtype, device = num_attention_heads // num_kv_heads, pool.keys[0].dtype, metadata.block_table.device
+        group = num_attention_heads // num_kv_heads
+        dtype = pool.keys[0].dtype
+        device = metadata.block_table.device
         most = split_queries(group, head_dim, dtype)
         sequences = whole_sequences(metadata)
         limit = math.inf if invariant else most
@@ -65,7 +69,8 @@ class KernelAttention:
         self.long = cut_queries(long, paged_queries(group, head_dim, dtype), device)
         self.split_size = INVARIANT_SPLIT
         if not invariant and self.short.blocks:
-            longest, count = self.short.blocks[0].visible, len(self.short.blocks)
+            longest = self.short.blocks[0].visible
+            count = len(self.short.blocks)
             self.split_size = choose_split_size(longest, count, num_kv_heads, num_processors(device))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

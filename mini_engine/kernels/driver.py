@@ -34,7 +34,8 @@ def build_kernel_model(config: ModelConfig, weights: dict[str, Tensor], engine: 
 
     Raises ``ValueError`` if ``batch_invariant`` cannot be kept there; warns of operations that have no kernel there.
     """
-    device, dtype = torch.device(engine.device), getattr(torch, engine.dtype)
+    device = torch.device(engine.device)
+    dtype = getattr(torch, engine.dtype)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # Triton starts kernels on the current device, wherever the tensors are
     return KernelQwen3(config, weights, choose_kernels(device, dtype, engine.batch_invariant), engine.batch_invariant)

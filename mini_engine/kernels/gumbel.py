@@ -71,7 +71,8 @@ def block_draw_kernel(logits, seeds, positions, scores, ids, width, stride, bloc
 
     They go to ``scores`` float64 and ``ids`` int32, both [rows, blocks], at [row, block].
     """
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + column, mask=column < width, other=-float("inf")).to(tl.float64)
     score = x
@@ -86,7 +87,8 @@ def block_draw_kernel(logits, seeds, positions, scores, ids, width, stride, bloc
 @triton.jit
 def row_draw_kernel(scores, ids, drawn, width, blocks, BLOCKS: tl.constexpr):
     """Take the best of a row's blocks, of equal ones the lowest id, and store the id at ``drawn[row]``."""
-    row, block = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCKS)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, BLOCKS)
     score = tl.load(scores + row * blocks + block, mask=block < blocks, other=-float("inf"))
     token = tl.load(ids + row * blocks + block, mask=block < blocks, other=width)
     tl.store(drawn + row, tl.min(tl.where(score == tl.max(score, axis=0), token, width), axis=0).to(tl.int64))

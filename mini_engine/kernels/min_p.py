@@ -27,7 +27,8 @@ def min_p_kernel(logits, out, min_p, width, stride, out_stride, BLOCK: tl.conste
     """Cut one row."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    peak, limit = find_peak(logits, width, BLOCK), find_min_p(tl.load(min_p + row))
+    peak = find_peak(logits, width, BLOCK)
+    limit = find_min_p(tl.load(min_p + row))
     for start in tl.range(0, width, BLOCK, num_stages=3):
         column = start + tl.arange(0, BLOCK)
         x = tl.load(logits + column, mask=column < width, other=-INFINITY)

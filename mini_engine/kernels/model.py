@@ -21,7 +21,8 @@ class KernelProjections(TorchProjections):
 
     def __init__(self, kernels: KernelSet, batch_invariant: bool) -> None:
         """Multiply with ``kernels.invariant_matmul`` or with ``F.linear``."""
-        self.kernels, self.batch_invariant = kernels, batch_invariant
+        self.kernels = kernels
+        self.batch_invariant = batch_invariant
 
     def linear(self, weight: Tensor) -> Linear:
         """Return the product with ``weight`` [out, in]."""
@@ -42,7 +43,8 @@ class KernelQwen3(FusedQwen3):
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
-        eps, norms = self.config.rms_norm_eps, [layer.input_norm for layer in self.fused[1:]] + [self.final_norm]
+        eps = self.config.rms_norm_eps
+        norms = [layer.input_norm for layer in self.fused[1:]] + [self.final_norm]
         residual = F.embedding(input_ids, self.embedding)  # [T, H], fresh memory
         cos, sin = self.rotary(positions, residual.dtype)  # [T, D] each
         x = self.kernels.rms_norm(residual, self.fused[0].input_norm, eps)  # [T, H]

@@ -130,7 +130,8 @@ def paged_attention_kernel(
     DIM: tl.constexpr,
 ):
     """Attend for one block of queries and one key-value head."""
-    block, kv_head = blocks + tl.program_id(0) * 4, tl.program_id(1)
+    block = blocks + tl.program_id(0) * 4
+    kv_head = tl.program_id(1)
     tile, query, head, sees, used = load_queries(
         q, block, kv_head, q_row_stride, q_head_stride, GROUP, ROWS, HEAD_DIM, DIM
     )
@@ -225,7 +226,8 @@ def paged_attention(
     ``q``, ``out`` [T, Hq, D], rows and heads any distance apart; ``keys``, ``values`` [Hkv, slots, D], a layer of the
     pool. Raises ``ValueError`` for shapes, strides or dtypes it cannot read.
     """
-    group, head_dim = q.shape[1] // max(1, keys.shape[0]), q.shape[-1]
+    group = q.shape[1] // max(1, keys.shape[0])
+    head_dim = q.shape[-1]
     shape = paged_tile_shape(group, head_dim, q.dtype)
     check_attention(q, keys, values, metadata, blocks, out, shape.rows // max(1, group))
     if not blocks.blocks:

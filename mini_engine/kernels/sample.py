@@ -49,7 +49,8 @@ def sample_kernel(logits, top_k, top_p, min_p, uniform, drawn, width, stride, JO
         after += tl.maximum(tl.minimum(equals - seen, alike), 0) * each
         if (before <= target) & (target < after):
             found, found_before, found_seen = start, before, seen
-        before, seen = after, seen + alike
+        before = after
+        seen = seen + alike
 
     column = found + tl.arange(0, BLOCK)
     x = tl.load(logits + column, mask=column < width, other=-INFINITY)

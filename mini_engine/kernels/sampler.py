@@ -45,7 +45,8 @@ class KernelSampler(Sampler):
 
     def filter_scaled(self, scaled: Tensor, batch: SamplingBatch, rows: list[int]) -> Tensor:
         """Cut the distributions of the rows that are drawn. ``scaled`` [R, V] -> [R, V]."""
-        kernels, joint = self.kernels, self.filter_order == "joint"
+        kernels = self.kernels
+        joint = self.filter_order == "joint"
         if batch.need_top_k and batch.need_top_p:
             scaled = kernels.apply_top_k_top_p(scaled, batch.top_k[rows], batch.top_p[rows], joint)
         elif batch.need_top_k:

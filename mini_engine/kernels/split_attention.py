@@ -63,8 +63,11 @@ def split_attention_kernel(
     ``partial`` [B * queries, Hq, splits, HEAD_DIM] float32 takes the results, ``lse`` [B * queries, Hq, splits] the
     logarithms to base 2 of the sums of weights. Query i of block b has row b * queries + i.
     """
-    block, kv_head, split = blocks + tl.program_id(0) * 4, tl.program_id(1), tl.program_id(2)
-    first, visible = split * split_size, tl.load(block + 3)
+    block = blocks + tl.program_id(0) * 4
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    first = split * split_size
+    visible = tl.load(block + 3)
     if first >= visible:
         return  # a shorter sequence than the longest: no row has this split, and none will read it
     tile, query, head, sees, used = load_queries(
@@ -113,7 +116,8 @@ def merge_splits_kernel(
     """
     row, head = tl.program_id(0), tl.program_id(1)
     block = blocks + row // queries * 4
-    query, end = tl.load(block + 1) + row % queries, tl.load(block + 2)
+    query = tl.load(block + 1) + row % queries
+    end = tl.load(block + 2)
     if query >= end:
         return  # the block is shorter
     sees = tl.load(block + 3) - (end - 1 - query)
@@ -176,7 +180,8 @@ def split_attention(
     ``q``, ``out`` [T, Hq, D], rows and heads any distance apart; ``keys``, ``values`` [Hkv, slots, D], a layer of the
     pool. Raises ``ValueError`` for shapes, strides or dtypes it cannot read and for a split that is not whole tiles.
     """
-    group, head_dim = q.shape[1] // max(1, keys.shape[0]), q.shape[-1]
+    group = q.shape[1] // max(1, keys.shape[0])
+    head_dim = q.shape[-1]
     shape = split_tile_shape(group, head_dim, q.dtype)
     check_attention(q, keys, values, metadata, blocks, out, shape.rows // max(1, group))
     if split_size < 1 or split_size % shape.tile:
@@ -190,7 +195,8 @@ def cut_into_pieces(blocks: QueryBlocks, split_size: int, bytes_per_split: int) 
 
     ``bytes_per_split``: what one query leaves for one split. Blocks do not meet each other, so no bit changes.
     """
-    pieces, first = [], 0
+    pieces = []
+    first = 0
     while first < len(blocks.blocks):
         longest = blocks.blocks[first].visible  # the blocks are sorted by it
         per_block = triton.cdiv(longest, split_size) * blocks.queries * bytes_per_split

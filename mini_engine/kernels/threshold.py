@@ -104,11 +104,16 @@ def find_cut(logits, width, peak, low, target, MASS: tl.constexpr, BLOCK: tl.con
         if weight_last >= target:
             low = tl.maximum(low, probe_last)
         elif weight_middle >= target:
-            low, high, above = tl.maximum(low, probe_middle), tl.minimum(high, number_of(last - 1)), weight_last
+            low = tl.maximum(low, probe_middle)
+            high = tl.minimum(high, number_of(last - 1))
+            above = weight_last
         elif weight_first >= target:
-            low, high, above = tl.maximum(low, probe_first), tl.minimum(high, number_of(middle - 1)), weight_middle
+            low = tl.maximum(low, probe_first)
+            high = tl.minimum(high, number_of(middle - 1))
+            above = weight_middle
         else:
-            high, above = tl.minimum(high, number_of(first - 1)), weight_first
+            high = tl.minimum(high, number_of(first - 1))
+            above = weight_first
     return high, above
 
 

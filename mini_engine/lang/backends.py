@@ -78,7 +78,8 @@ class InProcess:
 
     def __init__(self, llm: LLM) -> None:
         """Begin without calls."""
-        self.engine, self.tokenizer = llm.engine, llm.tokenizer
+        self.engine = llm.engine
+        self.tokenizer = llm.tokenizer
         self.eos_token_ids = llm.engine.driver.eos_token_ids
         self.stats: Counter[str] = Counter()
         self.calls: dict[str, Call] = {}
@@ -114,7 +115,8 @@ class InProcess:
 
 def finish(call: Call, output: RequestOutput, stats: Counter[str]) -> None:
     """Give a call its answer, and count it. Mutates."""
-    call.output, call.text = output, output.text
+    call.output = output
+    call.text = output.text
     stats.update(calls=1, prompt_tokens=len(call.ids), new_tokens=len(output.token_ids))
     stats.update(cached_tokens=output.num_cached_tokens)
     if output.finish_reason == "error":
@@ -150,9 +152,11 @@ class Endpoint:
         import httpx
 
         folder = resolve_folder(tokenizer)
-        self.tokenizer, self.eos_token_ids = load_tokenizer(folder), load_eos_ids(folder)
+        self.tokenizer = load_tokenizer(folder)
+        self.eos_token_ids = load_eos_ids(folder)
         self.stats: Counter[str] = Counter()
-        self.model, self.open = model, dict[Call, Any]()
+        self.model = model
+        self.open = dict[Call, Any]()
         self.ended: SimpleQueue[tuple[Call, RequestOutput | Exception]] = SimpleQueue()
         self.client = httpx.AsyncClient(base_url=base_url, timeout=timeout_s, **options)
         self.loop = asyncio.new_event_loop()
@@ -179,7 +183,8 @@ class Endpoint:
         if call.start is not None:
             return {**body, "max_tokens": 0, "echo": True, "logprobs": 0, "prompt_logprobs_start": call.start}
         for each in fields(call.params):
-            value, name = getattr(call.params, each.name), each.name
+            value = getattr(call.params, each.name)
+            name = each.name
             if value == each.default:
                 continue
             if name in UNSENT:
@@ -197,7 +202,8 @@ class Endpoint:
             values = zip(call.ids, choice["logprobs"]["token_logprobs"], strict=True)
             scored = [None if value is None else [TokenLogprob(token, value, 0)] for token, value in values]
             return RequestOutput(answer["id"], call.ids, prompt_logprobs=scored, finish_reason="length")
-        ids, text = choice.get("token_ids"), choice["text"]
+        ids = choice.get("token_ids")
+        text = choice["text"]
         if ids is None:
             ids = encode_text(self.tokenizer, text)
         output = RequestOutput(answer["id"], call.ids, ids, text, choice["finish_reason"], choice.get("stop_reason"))

@@ -73,7 +73,8 @@ class Context:
 
     def __init__(self, hub: Hub, settings: Settings) -> None:
         """Begin empty."""
-        self.hub, self.settings = hub, settings
+        self.hub = hub
+        self.settings = settings
         self.tokenizer = hub.backend.tokenizer
         self.known_ids: list[int] = []
         self.known_text = ""

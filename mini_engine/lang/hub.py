@@ -63,7 +63,8 @@ class Hub:
 
     def turn(self) -> None:
         """Go on with everything that need not wait any more; if there is nothing, let the backend work."""
-        waiting, self.waiting = self.waiting, []
+        waiting = self.waiting
+        self.waiting = []
         num_ready = 0
         for condition, go_on in waiting:
             if condition():

@@ -37,14 +37,17 @@ def read_marks(tokenizer: Tokenizer, think: bool) -> Marks:
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": prompt, "enable_thinking": think}
         return cast(str, tokenizer.apply_chat_template(chat, **options))
 
-    asked, prompted = render("user"), render("user", prompt=True)
+    asked = render("user")
+    prompted = render("user", prompt=True)
     answered = render("user", "assistant")
     end = asked.rsplit(MARK, 1)[1]
     first = {"user": asked.split(MARK)[0]}
-    later, ends = {"assistant": prompted[len(asked) :]}, {"user": end, "assistant": answered.rsplit(MARK, 1)[1]}
+    later = {"assistant": prompted[len(asked) :]}
+    ends = {"user": end, "assistant": answered.rsplit(MARK, 1)[1]}
     later["user"] = render("user", "assistant", "user").split(MARK)[2].removeprefix(ends["assistant"])
     try:
-        first["system"], ends["system"] = render("system", "user").split(MARK)[0], ""
+        first["system"] = render("system", "user").split(MARK)[0]
+        ends["system"] = ""
         between = render("system", "user").split(MARK)[1]
         ends["system"] = between.removesuffix(later["user"])
     except Exception:  # some templates have no system: they raise whatever they like

@@ -88,7 +88,9 @@ class Program:
         """
         if num_workers < 1:
             raise ValueError(f"num_workers is {num_workers}; at least 1 program is under way")
-        hub, states, running = hub_of(backend), list[State](), list[State]()
+        hub = hub_of(backend)
+        states = list[State]()
+        running = list[State]()
 
         def wait(most: int) -> None:
             hub.wait(lambda: sum(not state.has_ended for state in running) <= most)

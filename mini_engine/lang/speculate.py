@@ -100,7 +100,9 @@ def plain_call(context: Context, params: SamplingParams) -> Generator[Condition,
 
 def cut_call(context: Context, params: SamplingParams) -> Generator[Condition, None, RequestOutput]:
     """Return an answer cut from what was written ahead; where that is too short, write ahead. Mutates ``context``."""
-    sampling, ahead, least = sampling_of(params), context.ahead, context.settings.num_api_spec_tokens
+    sampling = sampling_of(params)
+    ahead = context.ahead
+    least = context.settings.num_api_spec_tokens
     assert least is not None, "a run without speculation makes plain calls"
     if sampling is None:
         return (yield from plain_call(context, params))

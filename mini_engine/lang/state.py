@@ -234,10 +234,13 @@ class State(Context):
     def begin(self) -> None:
         """Begin as a fork: with all that the parent has now, but for a draw without a seed. Mutates."""
         assert self.parent is not None, "only a fork begins later"
-        self.known_ids, self.known_text = list(self.parent.known_ids), self.parent.known_text
-        self.variables, ahead = dict(self.parent.variables), self.parent.ahead
+        self.known_ids = list(self.parent.known_ids)
+        self.known_text = self.parent.known_text
+        self.variables = dict(self.parent.variables)
+        ahead = self.parent.ahead
         self.ahead = ahead if ahead and ahead.is_repeatable else None
-        self.num_turns, self.is_started = self.parent.num_turns, True
+        self.num_turns = self.parent.num_turns
+        self.is_started = True
         self.forked_at = (len(self.known_ids), len(self.known_text))
         self.proceed()
 

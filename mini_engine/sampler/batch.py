@@ -77,7 +77,10 @@ class SamplingBatch:
         device: str = "cpu",
     ) -> None:
         """Hold rows with these parameters, numbers of tokens and processors."""
-        self.params, self.num_tokens, self.processors, self.device = list(params), list(num_tokens), processors, device
+        self.params = list(params)
+        self.num_tokens = list(num_tokens)
+        self.processors = processors
+        self.device = device
         self.final_mask: Callable[[Tensor], None] | None = None
         self.pack()
 
@@ -101,7 +104,8 @@ class SamplingBatch:
 
         self.temperature = column("temperature", torch.float32)
         self.top_k = column("top_k", torch.int64)
-        self.top_p, self.min_p = column("top_p", torch.float64), column("min_p", torch.float32)
+        self.top_p = column("top_p", torch.float64)
+        self.min_p = column("min_p", torch.float32)
         self.seeds = torch.tensor([p.seed or 0 for p in self.params], dtype=torch.int64, device=self.device)
         self.positions = torch.tensor(self.num_tokens, dtype=torch.int64, device=self.device) - 1
         self.random_rows = [row for row, p in enumerate(self.params) if not p.is_greedy]
@@ -172,7 +176,8 @@ class SamplingBatch:
             else:
                 self.processors[name] = theirs
         self.processors = {name: self.processors[name] for name in stage_order(self.processors)}
-        self.params, self.num_tokens = self.params + other.params, self.num_tokens + other.num_tokens
+        self.params = self.params + other.params
+        self.num_tokens = self.num_tokens + other.num_tokens
         self.pack()
 
 
@@ -196,7 +201,8 @@ def build_processors(requests: Sequence[SampledRequest], vocabulary: Vocabulary)
     processors: dict[str, Processor] = {}
     for name in [*BUILT_IN, *sorted(chosen)]:
         kind = BUILT_IN.get(name) or find_processor(name)
-        states, histories = {}, []
+        states = {}
+        histories = []
         for row, request in enumerate(requests):
             arguments = processor_arguments(name, request.params)
             if arguments is None or (kind.is_argmax_invariant and request.params.is_greedy):

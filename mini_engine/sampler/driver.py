@@ -107,7 +107,8 @@ class SamplingDriver(GreedyDriver):
     ) -> None:
         """Drive ``model``; without a ``sampler`` or a ``head`` the plain ones are used."""
         super().__init__(model, config, eos_token_ids, attention=attention)
-        self.sampler, self.head = sampler or Sampler(), head or LogitsHead()
+        self.sampler = sampler or Sampler()
+        self.head = head or LogitsHead()
         self.vocabulary = Vocabulary(model.config.vocab_size, eos_token_ids)
 
     def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[SampledStep]:
@@ -160,7 +161,8 @@ class SamplingDriver(GreedyDriver):
         output = self.sampler(logits, batch)
         steps = []
         for row, (sequence, query_range) in enumerate(zip(running, inputs.metadata.query_ranges, strict=True)):
-            token_id, error = output.token_ids[row], output.errors.get(row)
+            token_id = output.token_ids[row]
+            error = output.errors.get(row)
             about_prompt = self.prompt_report(sequence, hidden[slice(*query_range)])
             sequence.num_computed_tokens = len(sequence.token_ids)
             if error is None:

@@ -92,7 +92,8 @@ class TokenTable:
         """Keep the rows ``keep``, in that order. Mutates."""
         index = torch.tensor(keep, dtype=torch.int64)
         self.columns = [self.columns[row] for row in keep]
-        self.token_ids, self.counts = self.token_ids[index], self.counts[index]
+        self.token_ids = self.token_ids[index]
+        self.counts = self.counts[index]
 
     def merge(self, other: "TokenTable") -> None:
         """Append the rows of ``other``, which must not be used again. Mutates."""

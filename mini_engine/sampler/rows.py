@@ -21,7 +21,8 @@ class SampledRows(Generic[Sampled]):
 
     def __init__(self, vocabulary: Vocabulary, device: str = "cpu") -> None:
         """Start without rows."""
-        self.vocabulary, self.device = vocabulary, device
+        self.vocabulary = vocabulary
+        self.device = device
         self.requests: list[Sampled] = []
         self.batch = SamplingBatch([], [], {}, device)
 

@@ -60,7 +60,8 @@ class Sampler:
         """
         if filter_order not in get_args(FilterOrder):
             raise ValueError(f"filter_order is {filter_order!r}; choose one of {', '.join(get_args(FilterOrder))}")
-        self.filter_order, self.trace = filter_order, trace
+        self.filter_order = filter_order
+        self.trace = trace
         self.generator = generator or torch.Generator()
         if generator is None:
             self.generator.seed()
@@ -136,7 +137,8 @@ def find_errors(logits: Tensor, batch: SamplingBatch, peaks: Tensor) -> dict[int
 
     ``peaks`` [N]: each row's largest logit after processing.
     """
-    values, limit = peaks.tolist(), FLOAT32_MAX * batch.least_temperature
+    values = peaks.tolist()
+    limit = FLOAT32_MAX * batch.least_temperature
     if all(map(math.isfinite, values)) and -limit <= min(values, default=0.0) <= max(values, default=0.0) <= limit:
         return {}  # the usual case; looking at each row in turn costs more than the argmax
     invalid = [row for row, peak in enumerate(values) if not fits(peak, batch.params[row].temperature)]

@@ -95,7 +95,8 @@ class WaitingHits(Mapping[str, PrefixHit]):
 
     def __init__(self, waiting: Sequence[Request], cache: PrefixCache) -> None:
         """Look up requests of ``waiting`` in ``cache``."""
-        self.requests, self.cache = {request.request_id: request for request in waiting}, cache
+        self.requests = {request.request_id: request for request in waiting}
+        self.cache = cache
 
     def __getitem__(self, request_id: str) -> PrefixHit:
         """Look one request up, each time anew: another one's look may have cut a node on its path."""
@@ -138,7 +139,9 @@ class Scheduler:
     ) -> None:
         """Own ``num_pages`` pages of ``page_size`` tokens, which ``allocator`` hands out."""
         self.allocator: Allocator = allocator or PageAllocator(num_pages)
-        self.page_size, self.limits, self.policy = page_size, limits, policy
+        self.page_size = page_size
+        self.limits = limits
+        self.policy = policy
         self.cache = cache or NullPrefixCache()
         self.growth = GrowthEstimate(limits.preemption)
         self.waiting: list[Request] = []
@@ -238,7 +241,8 @@ class Scheduler:
         """
         self.running.remove(request)
         self.release(request)
-        request.state, request.num_computed_tokens = RequestState.PREEMPTED, 0
+        request.state = RequestState.PREEMPTED
+        request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.waiting.append(request)
 
@@ -250,7 +254,9 @@ class Scheduler:
         """
         self.allocator.free(request.pages[len(request.hit.pages) :])
         self.cache.unlock(request.hit)
-        request.pages, request.hit, request.num_scheduled_tokens = [], PrefixHit(), 0
+        request.pages = []
+        request.hit = PrefixHit()
+        request.num_scheduled_tokens = 0
 
     def admit(self, budget: int | None, chunks: list[ScheduledChunk]) -> None:
         """Let waiting requests in, the aged by arrival and then the policy's order, until one does not fit. Mutates.
@@ -292,7 +298,8 @@ class Scheduler:
         self.cache.record(hit, request.num_tokens)
         self.waiting.remove(request)
         self.running.append(request)
-        request.state, request.hit = RequestState.RUNNING, hit
+        request.state = RequestState.RUNNING
+        request.hit = hit
         request.pages = [*hit.pages, *self.allocate(pages_needed(request.num_tokens, self.page_size) - len(hit.pages))]
         request.num_computed_tokens = len(hit.pages) * self.page_size
         request.check()
@@ -334,7 +341,8 @@ class Scheduler:
         self.release(request)
         if reason == "error":  # no request may start from what it has left
             self.allocator.free(self.cache.drop(hit))
-        request.state, request.finish_reason = RequestState.FINISHED, reason
+        request.state = RequestState.FINISHED
+        request.finish_reason = reason
 
     def check_pages(self) -> None:
         """Assert that every page is free, cached or owned by one running request: the sum must come out."""

@@ -42,7 +42,8 @@ def share_pages(request: Request, cache: PrefixCache, page_size: int) -> list[in
 
     Computed means written: the newest token has no keys and values yet and is never among them.
     """
-    whole, before = request.num_computed_tokens // page_size, len(request.hit.pages)
+    whole = request.num_computed_tokens // page_size
+    before = len(request.hit.pages)
     tokens = request.tokens(0, whole * page_size)
     hit = cache.insert(tokens, request.pages[:whole], request.cache_key, request.cache_priority)
     if len(hit.pages) <= before:
@@ -51,7 +52,8 @@ def share_pages(request: Request, cache: PrefixCache, page_size: int) -> list[in
     duplicates = [own for own, cached in replaced if own != cached]
     cache.lock(hit)
     cache.unlock(request.hit)
-    request.pages[: len(hit.pages)], request.hit = hit.pages, hit
+    request.pages[: len(hit.pages)] = hit.pages
+    request.hit = hit
     return duplicates
 
 
@@ -66,7 +68,8 @@ def could_share_soon(
     siblings = [sibling for sibling in request.siblings if sibling.state is RequestState.RUNNING]
     if siblings:
         return all(sibling.is_computing_prompt for sibling in siblings)
-    least, matched = limits.wait_for_prefix, len(hit.pages) * page_size
+    least = limits.wait_for_prefix
+    matched = len(hit.pages) * page_size
     if least is None or matched > limits.wait_below_match or request.params.prompt_logprobs is not None:
         return False
     # Only whole pages are passed on, and never the newest token: without them the wait would be for nothing.

@@ -64,7 +64,9 @@ class Gate:
 
     def __init__(self, app: ASGIApp, api_key: str | None, max_body_bytes: int) -> None:
         """Stand before ``app``."""
-        self.app, self.api_key, self.max_body_bytes = app, api_key, max_body_bytes
+        self.app = app
+        self.api_key = api_key
+        self.max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with an error."""

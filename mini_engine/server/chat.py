@@ -26,7 +26,8 @@ class Chat:
     def __init__(self, service: Service, body: ChatBody) -> None:
         """Check the request. Raises ``ApiError``."""
         service.check_model(body.model)
-        self.service, self.body = service, body
+        self.service = service
+        self.body = body
         tools = tool_structure(body)
         self.structure = tools or structure_of(body)
         self.calls_tools = tools is not None
@@ -100,10 +101,13 @@ class ChoiceStream:
 
     def __init__(self, chat: Chat, index: int, handle: Handle) -> None:
         """Begin with nothing shown."""
-        self.chat, self.index, self.handle = chat, index, handle
+        self.chat = chat
+        self.index = index
+        self.handle = handle
         self.thoughts = Thoughts(chat.thinks)
         self.reports: list[Report] = []  # of tokens whose text is not shown yet
-        self.num_tokens, self.has_begun = 0, False
+        self.num_tokens = 0
+        self.has_begun = False
         self.calls = ""  # what a choice that calls tools has written: it is read at the end
         is_plain = not chat.body.logprobs and not chat.body.reports_usage
         self.frame = Frame(self.chunk({"content": Frame.MARK})) if is_plain else None
@@ -121,11 +125,13 @@ class ChoiceStream:
         if delta.logprobs is not None:
             self.reports.append(delta.logprobs)
         thought, text = self.thoughts.add(delta.text)
-        reason, matched = delta.finish_reason, None
+        reason = delta.finish_reason
+        matched = None
         if reason is not None:
             matched = self.handle.outputs[delta.request_id].matched
             last_thought, last_text = self.thoughts.flush()
-            thought, text = thought + last_thought, text + last_text + self.chat.body.stop_text(matched)
+            thought = thought + last_thought
+            text = text + last_text + self.chat.body.stop_text(matched)
         if self.chat.calls_tools:
             self.calls += text
             text = ""
@@ -152,7 +158,8 @@ class ChoiceStream:
 
     def chunk(self, delta: dict[str, Any], with_reports: bool = False, **end: Any) -> dict[str, Any]:
         """Return a chunk. Mutates what is still to be reported."""
-        chat, choice = self.chat, {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None, **end}
+        chat = self.chat
+        choice = {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None, **end}
         if with_reports and chat.body.logprobs:
             choice["logprobs"] = chat_logprobs(chat.service.texts, self.reports)
             self.reports = []

@@ -27,7 +27,8 @@ class Completion:
     def __init__(self, service: Service, body: CompletionBody) -> None:
         """Check the request. Raises ``ApiError``."""
         service.check_model(body.model)
-        self.service, self.body = service, body
+        self.service = service
+        self.body = body
         self.structure = structure_of(body)
         wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         prompts = [service.truncate(ids, body, wanted) for ids in map(service.encode, prompts_of(body, service))]
@@ -35,7 +36,8 @@ class Completion:
         if body.max_tokens is None:
             wanted = max(min(wanted, service.max_model_len - longest), 1)
         service.check_length(longest, wanted, "prompt")
-        self.prompts, self.score_only = prompts, wanted == 0
+        self.prompts = prompts
+        self.score_only = wanted == 0
         self.check_stream()
         more: dict[str, Any] = {"best_of": body.best_of, "logprobs": body.logprobs}
         if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
@@ -70,7 +72,8 @@ class Completion:
 
     def choice(self, index: int, output: RequestOutput) -> dict[str, Any]:
         """Return a choice of the whole answer."""
-        body, texts = self.body, self.service.texts
+        body = self.body
+        texts = self.service.texts
         lists = None
         if body.logprobs is not None:
             sampled = zip(output.token_ids, output.logprobs, strict=True)
@@ -111,7 +114,9 @@ class ChoiceStream:
 
     def __init__(self, completion: Completion, index: int, handle: Handle) -> None:
         """Begin, with the prompt if it is echoed."""
-        self.completion, self.index, self.handle = completion, index, handle
+        self.completion = completion
+        self.index = index
+        self.handle = handle
         self.held: list[tuple[int, Report | None]] | None = None  # tokens whose text is not shown yet
         self.token_ids: list[int] = []  # of the text that is not shown yet
         self.num_tokens = 0
@@ -129,14 +134,17 @@ class ChoiceStream:
             self.num_tokens += 1
             self.token_ids.append(delta.token_id)
             self.held.append((delta.token_id, delta.logprobs))
-        text, end = self.before + delta.text, {}
+        text = self.before + delta.text
+        end = {}
         if delta.finish_reason is not None:
             matched = self.handle.outputs[delta.request_id].matched
             text += self.completion.body.stop_text(matched)
             end = {"finish_reason": delta.finish_reason, "stop_reason": self.completion.service.stop_reason(matched)}
         elif not text:
             return b""
-        reports, self.held, self.before = self.held, [], ""
+        reports = self.held
+        self.held = []
+        self.before = ""
         if self.frame is not None and not end:
             return self.frame.filled(text)
         return event(self.chunk(text, reports, **end))
@@ -146,7 +154,8 @@ class ChoiceStream:
         lists = None if self.completion.body.logprobs is None else self.lists.lists(reports)
         choice = {"index": self.index, "text": text, "logprobs": lists, "finish_reason": None, **end}
         if self.completion.body.return_token_ids:
-            choice["token_ids"], self.token_ids = self.token_ids, []
+            choice["token_ids"] = self.token_ids
+            self.token_ids = []
         chunk = {**self.completion.head, "choices": [choice]}
         if self.completion.body.reports_usage:
             chunk["usage"] = usage(len(self.handle.prompt_ids), self.num_tokens)

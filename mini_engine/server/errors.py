@@ -24,7 +24,9 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         """Say what is wrong; ``status`` is that of HTTP."""
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status = status
+        self.param = param
+        self.code = code
         self.message = message.encode(errors="replace").decode()  # it may quote half a surrogate pair
 
     @property
@@ -51,7 +53,8 @@ def bad_request(error: ValueError, names: dict[str, str] | None = None) -> ApiEr
 
     The message speaks of the fields too.
     """
-    message, names = str(error), (names or {}) | API_NAMES
+    message = str(error)
+    names = (names or {}) | API_NAMES
     param = error.param if isinstance(error, RequestRefusedError) else None
     if param is None:  # a message begins with its parameter, or names it
         param = next((word for word in re.findall(r"\w+", message) if word in names), None)
@@ -80,7 +83,8 @@ def validation_error(error: RequestValidationError) -> ApiError:
     first, *others = sorted(error.errors(), key=lambda each: (-len(each["loc"]), order.get(each["type"], 2)))
     if first["type"] == "json_invalid":
         return ApiError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")
-    name, said = field_of(first), [str(first["msg"]).removeprefix("Value error, ")]
+    name = field_of(first)
+    said = [str(first["msg"]).removeprefix("Value error, ")]
     said += [str(other["msg"]) for other in others if field_of(other) == name]  # of a field that can be many things
     about = re.match(r"(\w+) (is|are) ", said[0])
     if first["type"] == "extra_forbidden":

@@ -53,7 +53,8 @@ class Job:
 
     def __init__(self, service: Service) -> None:
         """Begin without prompts."""
-        self.service, self.handles = service, list[Handle]()
+        self.service = service
+        self.handles = list[Handle]()
         self.news = asyncio.Event()
         self.is_late = False
 

@@ -21,7 +21,8 @@ class CompletionLogprobs:
 
     def __init__(self, texts: TokenTexts) -> None:
         """Begin at the beginning of the text."""
-        self.texts, self.offset = texts, 0
+        self.texts = texts
+        self.offset = 0
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def lists(self, reports: Sequence[tuple[int, Report | None]]) -> dict[str, list[Any]]:

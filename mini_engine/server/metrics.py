@@ -34,7 +34,8 @@ class Metrics:
         """Count what ``engine`` does from now on."""
         self.registry = CollectorRegistry()
         label = {"model_name": model_name}
-        names, values = list(label), label
+        names = list(label)
+        values = label
         self.counters = {
             name: Counter(f"vllm:{name}", text, names, registry=self.registry).labels(**values)
             for name, text in COUNTERS.items()
@@ -87,13 +88,15 @@ class State(Collector):
 
     def __init__(self, engine: AsyncEngine, model_name: str) -> None:
         """Look at ``engine``."""
-        self.engine, self.model_name = engine, model_name
+        self.engine = engine
+        self.model_name = model_name
 
     def collect(self) -> Iterable[Metric]:
         """Yield the gauges, and the counters of the prefix cache."""
         engine = self.engine.engine
         scheduler = engine.scheduler
-        allocator, stats = scheduler.allocator, getattr(scheduler.cache, "stats", None)
+        allocator = scheduler.allocator
+        stats = getattr(scheduler.cache, "stats", None)
         waiting = len(scheduler.waiting) + engine.constraints.num_waiting
         used = allocator.num_pages - allocator.num_free - scheduler.cache.num_evictable
         yield self.metric(GaugeMetricFamily, "num_requests_running", "Requests in the batch.", len(scheduler.running))

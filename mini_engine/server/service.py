@@ -45,7 +45,9 @@ class Service:
         self, engine: AsyncEngine, tokenizer: PreTrainedTokenizerBase, model_name: str, limits: Limits | None = None
     ) -> None:
         """Serve ``engine`` under the name ``model_name``."""
-        self.engine, self.tokenizer, self.model_name = engine, tokenizer, model_name
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.model_name = model_name
         self.limits = limits or Limits()
         self.metrics = Metrics(engine, model_name)
         self.texts = TokenTexts(tokenizer)
@@ -151,7 +153,8 @@ class Service:
         """Return a bad word as ids, at the beginning of a text and after a space. Raises ``ApiError``."""
         if not word.strip():
             raise ApiError(HTTPStatus.BAD_REQUEST, "bad_words holds an empty word", "bad_words")
-        first, later = self.encode(word.lstrip()), self.encode(" " + word.lstrip())
+        first = self.encode(word.lstrip())
+        later = self.encode(" " + word.lstrip())
         return [first, later] if len(later) == len(first) and later[0] != first[0] else [first]
 
 

@@ -33,7 +33,8 @@ class EventQueue:
 
     def __init__(self) -> None:
         """Belong to the running event loop."""
-        self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Event | None](MOST_UNREAD)
+        self.loop = asyncio.get_running_loop()
+        self.queue = asyncio.Queue[Event | None](MOST_UNREAD)
         self.is_full = False
 
     def put(self, event: Event | None) -> None:
@@ -70,7 +71,8 @@ class EventQueue:
 
 def engine_fields(engine: Engine) -> dict[str, Any]:
     """Return the first event of the stream of steps: how the engine is set up, and the number of the next step."""
-    config, model = engine.driver.config, engine.driver.model.config
+    config = engine.driver.config
+    model = engine.driver.model.config
     names = "compute dtype page_size max_running_requests max_tokens_per_step policy preemption prefix_cache eviction"
     fields = {name: getattr(config, name) for name in [*names.split(), "grammar_backend", "jump_forward"]}
     sizes = {"num_pages": engine.scheduler.allocator.num_pages, "max_positions": model.max_position_embeddings}
@@ -82,7 +84,8 @@ class Watcher:
 
     def __init__(self, engine: Engine, put: Callable[[Event], None]) -> None:
         """Describe the steps of ``engine``; ``put`` takes the events."""
-        self.engine, self.put = engine, put
+        self.engine = engine
+        self.put = put
 
     def attach(self) -> None:
         """Be called after every step. Mutates the engine's log."""
@@ -201,7 +204,9 @@ class WatchedRows(SamplingTrace):
     def __init__(self, rows: SampledRows[Request]) -> None:
         """Trace the rows that ``rows`` holds at the time of a call."""
         super().__init__()
-        self.rows, self.watched, self.places = rows, set[str](), dict[int, str]()
+        self.rows = rows
+        self.watched = set[str]()
+        self.places = dict[int, str]()
 
     def start(self, logits: Tensor) -> Callable[[str, Tensor], None]:
         """Forget the last call and find the watched requests among the rows. Mutates."""
@@ -229,7 +234,9 @@ class StageEvents(Watcher):
     ) -> None:
         """Describe the tokens of a request with these ``params``. ``top``: so many tokens of a distribution."""
         super().__init__(engine, put)
-        self.request_id, self.params, self.top = request_id, params, top
+        self.request_id = request_id
+        self.params = params
+        self.top = top
         self.index = 0
 
     def attach(self) -> None:
@@ -258,7 +265,9 @@ class StageEvents(Watcher):
     def token(self, delta: Delta, step: int) -> Event:
         """Describe a token. One that the grammar forced went through no stages."""
         assert delta.token_id is not None, "a delta without a token is not described"
-        trace, token, stages = self.engine.driver.sampler.trace, delta.token_id, list[Stage]()
+        trace = self.engine.driver.sampler.trace
+        token = delta.token_id
+        stages = list[Stage]()
         if delta.logits is not None and isinstance(trace, WatchedRows):
             stages = self.asked(trace.stages_of(self.request_id))
         ids = shown_ids(stages, token, self.top)
@@ -295,7 +304,8 @@ def shown_ids(stages: Sequence[Stage], chosen: int, top: int) -> list[int]:
     """Return at most ``top`` ids: the chosen one, the likeliest after all stages and those before, likeliest first."""
     if not stages:
         return [chosen]
-    first, last = stages[0].probs, stages[-1].probs
+    first = stages[0].probs
+    last = stages[-1].probs
     after, before = likeliest(last, top), likeliest(first, top)
     ids = list(dict.fromkeys([chosen, *after[: top // 2], *before, *after]))[:top]
     return sorted(ids, key=lambda token: (-float(first[token]), token))

@@ -34,7 +34,8 @@ async def until_disconnect(receive: Receive) -> None:
 
 async def race(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return what ``work`` returns; cancel it and raise ``ClientGoneError`` if the client leaves before."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(until_disconnect(receive))
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(until_disconnect(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -80,7 +81,8 @@ class EventResponse(Response):
         """Send ``first`` and then ``events``, which are closed at the end, whatever happens."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
-        self.first, self.events = first, events
+        self.first = first
+        self.events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, until the client leaves."""

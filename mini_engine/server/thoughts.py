@@ -25,14 +25,16 @@ class Thoughts:
             self.state = "answer" if self.held else "gap"
         if self.state != "answer":
             return thought, ""
-        answer, self.held = self.held, ""
+        answer = self.held
+        self.held = ""
         return thought, answer
 
     def begin(self) -> None:
         """Find out whether there is a thought. Mutates."""
         start = self.held.lstrip("\n")
         if start.startswith(BEGIN):
-            self.state, self.held = "thought", start.removeprefix(BEGIN)
+            self.state = "thought"
+            self.held = start.removeprefix(BEGIN)
         elif not BEGIN.startswith(start):
             self.state = "answer"
 
@@ -43,7 +45,8 @@ class Thoughts:
             self.has_begun = bool(self.held)
         thought, mark, rest = self.held.partition(END)
         if mark:
-            self.state, self.held = "gap", rest
+            self.state = "gap"
+            self.held = rest
             return thought.rstrip("\n")
         kept = max(length for length in range(len(END)) if thought.endswith(END[:length]))
         shown = thought[: len(thought) - kept].rstrip("\n")
@@ -52,5 +55,6 @@ class Thoughts:
 
     def flush(self) -> tuple[str, str]:
         """Return the rest when no more text comes. Mutates."""
-        rest, self.held = self.held, ""
+        rest = self.held
+        self.held = ""
         return (rest.rstrip("\n"), "") if self.state == "thought" else ("", rest if self.state == "answer" else "")

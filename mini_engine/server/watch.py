@@ -91,7 +91,8 @@ async def attached(engine: AsyncEngine, watcher: Watcher) -> AsyncIterator[None]
 
 async def step_events(service: Service, modules: str | None) -> AsyncGenerator[bytes, None]:
     """Yield the events of all steps, the engine's own first."""
-    engine, queue = service.engine, EventQueue()
+    engine = service.engine
+    queue = EventQueue()
     async with attached(engine, StepEvents(engine.engine, queue.put)):
         about = {"model": service.model_name, "modules": modules}
         yield event(about | engine_fields(engine.engine), "engine")
@@ -107,7 +108,9 @@ async def stage_events(service: Service, body: StagesBody, name: str) -> AsyncGe
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     ids = service.truncate(service.encode(body.prompt), body, max_tokens)
     service.check_length(len(ids), max_tokens, "prompt")
-    structure, engine, queue = structure_of(body), service.engine, EventQueue()
+    structure = structure_of(body)
+    engine = service.engine
+    queue = EventQueue()
     params = service.params(body, max_tokens, structure)
     request_id = f"{name}-0"  # as the handle names its only answer
     watcher = StageEvents(engine.engine, queue.put, request_id, params, body.top)

@@ -52,7 +52,8 @@ def status_command(
 
 def lesson_line(work: Work, lesson: Lesson) -> str:
     """Return a bar and a count for one lesson."""
-    passed, checks = len(work.passed(lesson)), len(listed([lesson]))
+    passed = len(work.passed(lesson))
+    checks = len(listed([lesson]))
     full = BAR_WIDTH * passed // checks
     note = "" if work.has(lesson) else "  (not started)"
     return f"{lesson.id}  {'█' * full}{'░' * (BAR_WIDTH - full)} {passed:>3}/{checks:<3} {lesson.title}{note}"

@@ -153,7 +153,8 @@ def run(folder: Path, *command: str) -> bool:
 
 def tell_commands(folder: Path, last: Lesson, emptied: list[Lesson]) -> None:
     """Put commands that work in an engine without the ``emptied`` lessons in the place of the README's first ones."""
-    readme, first = folder / "README.md", load_manifest().written[0]
+    readme = folder / "README.md"
+    first = load_manifest().written[0]
     ends = ", ".join(lesson.id for lesson in emptied)
     text = f"""## Two commands
 

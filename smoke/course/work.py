@@ -143,7 +143,8 @@ class Work:
     def tasks(self, lesson: Lesson) -> list[TaskState]:
         """Return where each task of a lesson stands."""
         known = self.load().get("checks", {}).get(lesson.id, {})
-        passed, still_open = self.passed(lesson), self.open_functions(lesson.files)
+        passed = self.passed(lesson)
+        still_open = self.open_functions(lesson.files)
         states = []
         for task in lesson.tasks:
             ids = [check.id for check in listed([lesson]) if check.task_id == task.id]

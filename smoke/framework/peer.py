@@ -150,7 +150,8 @@ def mlp_block(case: ModelCase, dtype: str, layer: int, x: Tensor) -> Tensor:
 def attention_block(case: ModelCase, dtype: str, layer: int, x: Tensor, positions: Tensor) -> Tensor:
     """Call one decoder layer's first norm and attention (eager, causal) on ``x`` [T, H]."""
     peer = model(case, dtype, "eager").model
-    block, length = peer.layers[layer], x.shape[0]
+    block = peer.layers[layer]
+    length = x.shape[0]
     cos, sin = peer.rotary_emb(x[None], positions[None])
     hidden = torch.tensor([[j > i for j in range(length)] for i in range(length)])
     mask = torch.zeros(length, length, dtype=x.dtype).masked_fill(hidden, torch.finfo(x.dtype).min)

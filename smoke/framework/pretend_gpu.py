@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+GPU = torch.device("cuda", 0)
+CPU = torch.device("cpu")
 NEEDS_CPU = ("numpy", "__array__")
 MAKE_SUBCLASS = torch.Tensor._make_subclass
 CUDA: dict[str, Any] = {
@@ -89,7 +90,8 @@ class PretendGpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute on the CPU, as though each tensor were where it says."""
-        name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
+        name = getattr(func, "__name__", str(func))
+        kwargs = dict(kwargs or {})
         if func == torch.Tensor.device.__get__:
             return device_of(args[0])
         if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]

@@ -28,7 +28,8 @@ def rotate(row: Row, position: int, theta: float) -> Row:
     for i in range(half):
         angle = position * math.pow(theta, -2 * i / len(row))
         z = complex(row[i], row[i + half]) * complex(math.cos(angle), math.sin(angle))
-        turned[i], turned[i + half] = z.real, z.imag
+        turned[i] = z.real
+        turned[i + half] = z.imag
     return turned
 
 

@@ -33,7 +33,8 @@ class Records:
         ``auto`` goes on with the seed of a run that was not finished and draws a new one otherwise. Raises
         ``ValueError`` for a seed that is neither ``auto`` nor a number.
         """
-        self.folder, self.run_file = out / "records", out / "run.json"
+        self.folder = out / "records"
+        self.run_file = out / "run.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         before = read(self.run_file)
         self.resumed = bool(before) and not before.get("finished")

@@ -56,7 +56,11 @@ NOTED = {"os.fork": "a process was started", "os.forkpty": "a process was starte
 MODELS = ("transformers.generation", "transformers.integrations")
 NULL = os.devnull
 # Bound here, where no later change of ``os`` reaches.
-lstat, readlink, getcwd, write, decode = os.lstat, os.readlink, os.getcwd, os.write, os.fsdecode
+lstat = os.lstat
+readlink = os.readlink
+getcwd = os.getcwd
+write = os.write
+decode = os.fsdecode
 quote = json.encoder.encode_basestring_ascii
 
 
@@ -68,9 +72,13 @@ class Decider:
 
         Notes go to the descriptor ``writer`` under ``key``.
         """
-        self.writer, self.key = writer, key
-        self.home, self.readable, self.names = (home,), tuple(readable), tuple(names)
-        self.written, self.left = set[str](), MAX_BYTES
+        self.writer = writer
+        self.key = key
+        self.home = (home,)
+        self.readable = tuple(readable)
+        self.names = tuple(names)
+        self.written = set[str]()
+        self.left = MAX_BYTES
 
     def decide(self, event: str, args: Any) -> str | None:
         """Return the words of the refusal, or ``None``."""
@@ -185,7 +193,9 @@ def folder_of(descriptor: int) -> str | None:
 
 def follow(path: str) -> str:
     """Return an absolute path without links and dots."""
-    done, waiting, links = "", path.split("/")[::-1], 0
+    done = ""
+    waiting = path.split("/")[::-1]
+    links = 0
     while waiting:
         part = waiting.pop()
         if part == "..":

@@ -126,7 +126,8 @@ def score_student(
             labelled = [result for result in block_dependents(whole) if result.check_id in seen]
             authorship = authorships.get(lesson.id, Authorship())
             withheld = authorship.withheld or (withheld if mode == "cumulative" else "")
-            own_notes, remarks = tuple(notes.get((lesson.id, mode), ())), tuple(authorship.notes())
+            own_notes = tuple(notes.get((lesson.id, mode), ()))
+            remarks = tuple(authorship.notes())
             tasks = tuple(TaskScore(t, tuple(of_task(t, labelled)), withheld) for t in lesson.tasks)
             scores.append(LessonScore(lesson, mode, tasks, own_notes, remarks, withheld))
     return StudentScore(submission, tuple(scores))

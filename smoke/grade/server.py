@@ -98,7 +98,8 @@ def close_others(kept: int) -> None:
 
 def end_orphans() -> int:
     """End every child of this process, and theirs as they come up, and return how many there were."""
-    ended, source = 0, Path(f"/proc/self/task/{os.getpid()}/children")
+    ended = 0
+    source = Path(f"/proc/self/task/{os.getpid()}/children")
     for _ in range(MAX_ROUNDS if source.exists() else 0):
         children = [int(pid) for pid in source.read_text().split()]
         if not children:

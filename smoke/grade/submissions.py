@@ -138,7 +138,8 @@ def one_line(text: str) -> str:
 def free_name(wanted: str, taken: set[str]) -> str:
     """Turn a name into one that is safe as a file's name and that is not ``taken``."""
     base = re.sub(r"[^\w.@+-]+", "_", wanted).lstrip(".@+-")[:80] or "unnamed"
-    name, number = base, 1
+    name = base
+    number = 1
     while name.lower() in {other.lower() for other in taken}:  # some file systems do not tell cases apart
         number += 1
         name = f"{base}-{number}"
@@ -165,7 +166,8 @@ def walk(folder: Path) -> Iterator[Path]:
 
     What lies deeper than ``MAX_DEPTH`` is left out, and so is a folder that cannot be listed.
     """
-    waiting, seen = [folder], 0
+    waiting = [folder]
+    seen = 0
     while waiting and seen < MAX_ENTRIES:
         own = waiting.pop()
         try:

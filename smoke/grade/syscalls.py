@@ -15,7 +15,8 @@ import sys
 from smoke.grade.landlock import libc
 
 PR_SET_SECCOMP, MODE_FILTER = 22, 2
-ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
+ALLOW = 0x7FFF0000
+REFUSE = 0x00050000 | errno.EPERM
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # instructions
 NUMBER, ARCHITECTURE = 0, 4  # where they stand in what the filter is shown
 X32 = 0x40000000  # a second set of numbers on x86-64

@@ -92,7 +92,8 @@ def start_trial(uid: int | None, read_all: bool) -> subprocess.CompletedProcess[
 
 def try_here() -> None:
     """Confine this process and print as JSON what it was refused. It must be a process of its own."""
-    home, raw = Path(sys.argv[2]), json.loads(sys.argv[3])
+    home = Path(sys.argv[2])
+    raw = json.loads(sys.argv[3])
     confine(Confinement(raw["uid"], raw["read_all"], 2**30, SECONDS, interpreter_paths([ROOT])), home / "own")
     facts = {
         "network_closed": not other_devices(),

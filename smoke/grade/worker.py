@@ -55,7 +55,8 @@ class Clock:
 
     def __init__(self, seconds: float) -> None:
         """Start the clock, which is over after ``seconds`` that count."""
-        self.left, self.last = seconds, time.monotonic()
+        self.left = seconds
+        self.last = time.monotonic()
 
     def is_over(self, *, counts: bool) -> bool:
         """Take off what has passed since the last question, if it counts. Mutates."""
@@ -75,7 +76,8 @@ class Worker:
 
     def __init__(self, confinement: Confinement) -> None:
         """Prepare; the server starts with the first submission."""
-        self.confinement, self.seconds = confinement, PATIENCE * confinement.seconds
+        self.confinement = confinement
+        self.seconds = PATIENCE * confinement.seconds
         self.runner = Runner(
             time_factor=min(1.0, confinement.seconds / IMPORT_SECONDS),
             boot=BOOT,
@@ -124,7 +126,8 @@ class Worker:
         folder = self.lay_out(files)
         try:
             candidate = Candidate("reference", folder, tuple(files))
-            checks, work = self.limited(checks_of([lesson])), self.order(candidate, lesson, seed)
+            checks = self.limited(checks_of([lesson]))
+            work = self.order(candidate, lesson, seed)
             return self.runner.run(candidate, checks, seed, work=work)
         finally:
             remove(folder)
@@ -167,7 +170,8 @@ class Worker:
 
     def run_files(self, candidate: Candidate, lesson: Lesson, seed: int) -> ModeRun:
         """Run the checks until they are done or the time is used up."""
-        checks, clock = checks_of([lesson]), Clock(self.seconds)
+        checks = checks_of([lesson])
+        clock = Clock(self.seconds)
         results: dict[str, Result] = {}
 
         def keep(result: Result) -> None:
@@ -178,12 +182,16 @@ class Worker:
             if clock.is_over(counts=result.status != "timeout") or spent:
                 raise OutOfTimeError
 
-        fault, log, notes = None, "", []
+        fault = None
+        log = ""
+        notes = []
         trouble = ""
         try:
             work = self.order(candidate, lesson, seed)
             outcome = self.runner.run(candidate, self.limited(checks), seed, keep, work)
-            fault, log, notes = outcome.import_fault, outcome.log, list(outcome.notes)
+            fault = outcome.import_fault
+            log = outcome.log
+            notes = list(outcome.notes)
         except OutOfTimeError:
             trouble = self.spent
         except RuntimeError as error:  # the server is gone; the next submission gets a new one

@@ -105,7 +105,8 @@ def run_order(order: dict[str, Any], out: Path, checks: Mapping[str, Check]) -> 
     folders = [overlay.PACKAGE]
     if order["overlay"] is not None:
         folders.append(order["overlay"])
-        fill, judged = order.get("fill", False), order.get("judged", ())
+        fill = order.get("fill", False)
+        judged = order.get("judged", ())
         overlay.install_overlay(Path(order["overlay"]), order["files"], fill, judged)
     if "tests" in order:
         return run_tests(order["tests"], out)

@@ -140,9 +140,13 @@ class Runner:
         disk: int | None = None,
     ) -> None:
         """Prepare; the server starts with the first candidate."""
-        self.time_factor, self.limits = time_factor, dict(limits or {})
-        self.patience, self.gives_up_tasks, self.disk = patience, gives_up_tasks, disk
-        self.environment, self.boot = dict(environment or {}), boot
+        self.time_factor = time_factor
+        self.limits = dict(limits or {})
+        self.patience = patience
+        self.gives_up_tasks = gives_up_tasks
+        self.disk = disk
+        self.environment = dict(environment or {})
+        self.boot = boot
         self.home = Path(tempfile.mkdtemp(prefix="smoke-"))
         self.server: subprocess.Popen[str] | None = None
         self.is_ready = False
@@ -364,7 +368,10 @@ class Watch:
 
     def __init__(self, runner: Runner, run: Run, out: Path, pid: int) -> None:
         """Follow the child ``pid``, which writes to ``out``."""
-        self.runner, self.run, self.out, self.pid = runner, run, out, pid
+        self.runner = runner
+        self.run = run
+        self.out = out
+        self.pid = pid
         self.exit_code: int | None = None
         self.over = ""  # what it used too much of, besides time
 
@@ -447,7 +454,8 @@ class Watch:
         with suppress(OSError):
             os.kill(self.pid, signal.SIGUSR1)
         deadline = time.monotonic() + STACK_SECONDS
-        text, before = "", None
+        text = ""
+        before = None
         while text != before and time.monotonic() < deadline:  # until nothing more is written
             time.sleep(POLL_SECONDS)
             with suppress(OSError, ValueError):

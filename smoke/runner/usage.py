@@ -19,7 +19,10 @@ class Use:
 
     def __init__(self, pid: int, folder: Path, seconds: float, disk: int | None) -> None:
         """Begin to count the time; ``disk`` are the bytes that it may keep, ``None`` for any number."""
-        self.pid, self.folder, self.seconds, self.disk = pid, folder, seconds, disk
+        self.pid = pid
+        self.folder = folder
+        self.seconds = seconds
+        self.disk = disk
         self.began = self.processor_seconds()
         self.time_look = self.disk_look = time.monotonic()
 

@@ -150,7 +150,8 @@ def bench_grammar(
         raise typer.BadParameter(f"the part {COVERAGE} and the option --schemas need each other")
     models = chosen(model, SHAPES, "model") if model or not quick else ["tiny"]
     models = models if wanted != [COVERAGE] else []
-    backends, size = chosen(backend, BACKENDS, "backend"), Size.of(quick, rounds)
+    backends = chosen(backend, BACKENDS, "backend")
+    size = Size.of(quick, rounds)
     if threads:
         torch.set_num_threads(threads)
     command = (

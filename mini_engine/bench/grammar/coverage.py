@@ -122,7 +122,8 @@ def measure_coverage(schemas: Sequence[tuple[str, str]], names: Sequence[str], s
     assert stop is not None, "the embedded model has it"
     table = TokenTable.from_tokenizer(tokenizer, tokenizer.get_vocab_size(), frozenset({stop}))
     for name in names:
-        backend, coverage = make_backend(name, table, GrammarOptions()), Coverage(name)
+        backend = make_backend(name, table, GrammarOptions())
+        coverage = Coverage(name)
         for place, text in tqdm(schemas, desc=f"schemas with {name}", unit="schema"):
             grammar = compile_one(backend, text, coverage)
             if grammar is not None:
@@ -164,7 +165,8 @@ def write_texts(
 ) -> None:
     """Write ``NUM_TEXTS`` texts under a schema (its name and text) and validate them. Mutates ``coverage``."""
     name, source = schema
-    validator, draw = validator_of(json.loads(source)), random.Random(f"{seed} {name}")
+    validator = validator_of(json.loads(source))
+    draw = random.Random(f"{seed} {name}")
     for _ in range(NUM_TEXTS):
         text = random_text(grammar.copy(), table, draw)
         if text is None:
@@ -211,7 +213,8 @@ def is_utf8(text: bytes) -> bool:
 
 def allowed_tokens(grammar: GrammarObject, vocab_size: int) -> list[int]:
     """Return the tokens that the mask allows, read off logits: every backend has its own form of mask."""
-    mask, logits = grammar.allocate_vocab_mask(vocab_size, 1), torch.zeros(1, vocab_size)
+    mask = grammar.allocate_vocab_mask(vocab_size, 1)
+    logits = torch.zeros(1, vocab_size)
     grammar.fill_vocab_mask(mask, 0)
     grammar.apply_vocab_mask(logits, mask)
     return np.flatnonzero(logits[0].numpy() == 0).tolist()
@@ -222,7 +225,8 @@ def random_text(grammar: GrammarObject, table: TokenTable, draw: random.Random, 
 
     After ``length`` tokens it ends as soon as it may, and prefers tokens that close something.
     """
-    spelling, text = table.token_bytes, b""
+    spelling = table.token_bytes
+    text = b""
     for step in range(MOST_TOKENS):
         allowed = set(allowed_tokens(grammar, table.vocab_size))
         may_end = bool(allowed & table.stop_ids)

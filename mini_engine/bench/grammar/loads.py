@@ -79,7 +79,8 @@ def make_merges(num_tokens: int, seed: int) -> tuple[dict[str, int], list[tuple[
 
     What a word is made of when its merge is added is what the merges before bring about, so every token can occur.
     """
-    source, characters = random.Random(seed + 1), byte_characters()
+    source = random.Random(seed + 1)
+    characters = byte_characters()
     ids = {character: number for number, character in enumerate(characters)}
     ranks: dict[tuple[str, str], int] = {}
     for word in draw_words(seed):
@@ -100,7 +101,9 @@ def large_tokenizer(seed: int, num_tokens: int = NUM_TOKENS) -> Tokenizer:
     """Return a byte-level tokenizer of ``num_tokens`` tokens of text and the embedded model's special ones."""
     small = tiny_tokenizer()
     large = Tokenizer(models.BPE(*make_merges(num_tokens, seed)))
-    large.normalizer, large.pre_tokenizer, large.decoder = small.normalizer, small.pre_tokenizer, small.decoder
+    large.normalizer = small.normalizer
+    large.pre_tokenizer = small.pre_tokenizer
+    large.decoder = small.decoder
     special = [token.content for token in small.get_added_tokens_decoder().values()]
     large.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     return large

@@ -78,7 +78,9 @@ def raw_calls(grammar: GrammarObject, mask: Tensor) -> tuple[Callable[[], object
         matcher = grammar.matcher
         return lambda: matcher.fill_next_token_bitmask(mask, 0), matcher.accept_token
     if isinstance(grammar, LLGuidanceGrammar):
-        words, fill, own = mask.numpy(), grammar.fill, grammar.matcher
+        words = mask.numpy()
+        fill = grammar.fill
+        own = grammar.matcher
         return lambda: fill(own, words, 0), own.consume_token
     return None
 
@@ -147,7 +149,8 @@ class MaskBench:
 
     def __init__(self, tokenizer: Tokenizer, table: TokenTable, names: Sequence[str]) -> None:
         """Set the backends up; one whose library is missing goes to ``unavailable`` with the reason."""
-        self.tokenizer, self.table = tokenizer, table
+        self.tokenizer = tokenizer
+        self.table = table
         self.backends: dict[str, GrammarBackend] = {}
         self.set_up: list[SetUp] = []
         self.unavailable: dict[str, str] = {}
@@ -228,7 +231,8 @@ def mask_goals(rows: Sequence[MaskRow]) -> list[tuple[str, float, bool]]:
     ours = [row for row in rows if row.backend == FSM and row.vocab >= 100_000]
     if not ours:
         return []
-    fill, first = max(row.fill for row in ours), max(row.first_p99 for row in ours) / 1e3
+    fill = max(row.fill for row in ours)
+    first = max(row.first_p99 for row in ours) / 1e3
     promised = [
         ("fsm, mask of a known state, us <= 2", fill, fill <= 2),
         ("fsm, first visit of a state, p99 in ms <= 2.5", first, first <= 2.5),

@@ -21,7 +21,8 @@ from mini_engine.kernels.query_blocks import cut_queries, whole_sequences
 from mini_engine.kernels.split_attention import INVARIANT_SPLIT, choose_split_size, split_attention, split_queries
 
 TOLERANCE = 1e-2
-DECODE_GOAL, PREFILL_GOAL = (BANDWIDTH, 0.75), ("SDPA flash", 0.5)
+DECODE_GOAL = (BANDWIDTH, 0.75)
+PREFILL_GOAL = ("SDPA flash", 0.5)
 FLEX_AT = (16, 8192)  # batch and context: torch compiles flex attention for a minute, so it is done once
 
 

@@ -231,7 +231,8 @@ def add_norm_case(setting: Setting, rows: int) -> Case:
     num_bytes = (4 * rows * width + width) * item
 
     def make(seed: int) -> Inputs:
-        x, residual = setting.normal(seed, rows, width), setting.normal(seed + 1, rows, width)
+        x = setting.normal(seed, rows, width)
+        residual = setting.normal(seed + 1, rows, width)
         return x, residual, setting.normal(seed + 2, width), EPS
 
     pair = rms_norm.add_rms_norm, rms_norm.add_rms_norm_reference
@@ -241,7 +242,8 @@ def add_norm_case(setting: Setting, rows: int) -> Case:
 
 def rotary_case(setting: Setting, rows: int) -> Case:
     """Turn the heads of ``rows`` tokens in place: read and written once, and half of each table read."""
-    shape, item = setting.shape, setting.dtype.itemsize
+    shape = setting.shape
+    item = setting.dtype.itemsize
     heads = shape.q_heads + shape.kv_heads
     num_bytes = (2 * rows * heads * shape.head_dim + rows * shape.head_dim) * item
     frequencies = rotary_frequencies(shape.head_dim, 1e6).to(setting.device)

@@ -109,7 +109,9 @@ class Bench:
 
     def __init__(self, timer: Timer, limits: Limits | None, seed: int) -> None:
         """Begin with nothing measured."""
-        self.timer, self.limits, self.seed = timer, limits, seed
+        self.timer = timer
+        self.limits = limits
+        self.seed = seed
         self.failed: dict[str, str] = {}
         self.unavailable: dict[str, str] = {}
 

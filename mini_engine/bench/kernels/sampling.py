@@ -94,7 +94,8 @@ def make_logits(setting: Setting, rows: int, seed: int) -> Tensor:
 
 def filter_cases(setting: Setting, rows: int) -> Iterator[Case]:
     """Yield the filters: logits read and written."""
-    vocab, device = setting.shape.vocab, setting.device
+    vocab = setting.shape.vocab
+    device = setting.device
     k = torch.full((rows,), min(K, vocab // 2), device=device)
     p = torch.full((rows,), P, dtype=torch.float64, device=device)
     least = torch.full((rows,), MIN_P, device=device)
@@ -148,7 +149,8 @@ def draw_cases(setting: Setting, rows: int) -> Iterator[Case]:
 
 def penalties_case(setting: Setting, rows: int) -> Case:
     """Penalise ``SEEN`` tokens of each row: their logits read and written, six numbers read for each."""
-    vocab, device = setting.shape.vocab, setting.device
+    vocab = setting.shape.vocab
+    device = setting.device
     seen = min(SEEN, vocab // 2)
 
     def make(seed: int) -> Inputs:

@@ -62,7 +62,10 @@ class DeviceTimer:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Spend about ``seconds`` on a measurement; ``head_start`` keeps the device busy for a while."""
-        self.cuda, self.head_start, self.seconds, self.clock = cuda, head_start, seconds, clock
+        self.cuda = cuda
+        self.head_start = head_start
+        self.seconds = seconds
+        self.clock = clock
 
     def measure(self, call: Callable[[int], object]) -> Sample:
         """Time single calls, each after a head start."""

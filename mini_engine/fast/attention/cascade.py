@@ -54,7 +54,8 @@ def find_cascade(cache: StepCache) -> Cascade | None:
     """Return the cascade of a step's decode rows; ``None`` if none would save more reading than padding costs."""
     metadata, kv_lens = cache.metadata, cache.lengths
     table = metadata.block_table.tolist()
-    own, prefixes = dict[int, Tensor](), list[SharedPrefix]()
+    own = dict[int, Tensor]()
+    prefixes = list[SharedPrefix]()
     for group in alike(table, decode_rows(metadata)):
         # The newest token's page may be full and still is its own: a row keeps at least one key for the second call.
         most = (min(kv_lens[i] for i in group) - 1) // metadata.page_size
@@ -119,7 +120,9 @@ class CascadeAttention:
 
     def __init__(self, cache: StepCache, cascade: Cascade, kernel: AttentionKernel) -> None:
         """Bind the step's part of the cache, its cascade, and the kernel for all other sequences."""
-        self.cache, self.cascade, self.kernel = cache, cascade, kernel
+        self.cache = cache
+        self.cascade = cascade
+        self.kernel = kernel
         self.fallback = PagedAttention(cache.pool, cache.metadata, kernel)  # see ``fast.select.grouped``
         self.others = sorted(set(range(len(cache.metadata.query_ranges))) - set(cascade.members))
 

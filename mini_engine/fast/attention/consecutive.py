@@ -18,7 +18,8 @@ class ConsecutiveAttention:
 
     def __init__(self, cache: StepCache, kernel: AttentionKernel = sdpa_attention) -> None:
         """Bind the step's part of the cache and the kernel."""
-        self.cache, self.kernel = cache, kernel
+        self.cache = cache
+        self.kernel = kernel
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""

@@ -42,8 +42,10 @@ class StepCache:
 
     def __init__(self, pool: KVPool, metadata: AttentionMetadata) -> None:
         """Bind the pool and the step's layout."""
-        self.pool, self.metadata = pool, metadata
-        self.first_slots, self.lengths = first_slots(metadata), metadata.seq_lens_kv.tolist()
+        self.pool = pool
+        self.metadata = metadata
+        self.first_slots = first_slots(metadata)
+        self.lengths = metadata.seq_lens_kv.tolist()
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store the step's new ``k`` and ``v`` [T, Hkv, D] in the slots of one layer. Mutates the pool."""

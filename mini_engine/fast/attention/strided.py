@@ -111,10 +111,14 @@ def make_grid(rows: list[DecodeRow], dtype: torch.dtype) -> Grid:
     """Return the grid of two and more rows, which are in order."""
     first = rows[0].first
     distance, places = spacing(rows)
-    asked, lengths, is_idle = [rows[0].row] * places, [0] * places, [True] * places
+    asked = [rows[0].row] * places
+    lengths = [0] * places
+    is_idle = [True] * places
     for row in rows:
         place = (row.first - first) // distance
-        asked[place], lengths[place], is_idle[place] = row.row, row.kv_len, False
+        asked[place] = row.row
+        lengths[place] = row.kv_len
+        is_idle[place] = False
     return Grid(asked, is_idle, first, distance, length_mask(lengths, dtype))
 
 
@@ -125,7 +129,8 @@ def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid) -> Tensor:
     """
     num_kv_heads, slots, dim = keys.shape
     shape = (q.shape[0], num_kv_heads, grid.mask.shape[-1], dim)
-    strides, offset = (grid.distance * dim, slots * dim, dim, 1), grid.first * dim
+    strides = (grid.distance * dim, slots * dim, dim, 1)
+    offset = grid.first * dim
     out = F.scaled_dot_product_attention(
         q.view(q.shape[0], num_kv_heads, -1, dim),  # [places, Hkv, Hq / Hkv, D]
         keys.as_strided(shape, strides, keys.storage_offset() + offset),
@@ -140,7 +145,9 @@ class StridedAttention:
 
     def __init__(self, cache: StepCache, grids: list[Grid], kernel: AttentionKernel) -> None:
         """Bind the step's part of the cache, its grids, and the kernel for the sequences that are on none."""
-        self.cache, self.grids, self.kernel = cache, grids, kernel
+        self.cache = cache
+        self.grids = grids
+        self.kernel = kernel
         self.fallback = PagedAttention(cache.pool, cache.metadata, kernel)  # see ``fast.select.grouped``
         asked = [row for grid in grids for row in grid.rows]
         is_idle = [idle for grid in grids for idle in grid.is_idle]

@@ -29,8 +29,10 @@ class CompiledAttention:
         self, pool: KVPool, metadata: AttentionMetadata, num_attention_heads: int, kernel: AttentionKernel | None
     ) -> None:
         """Find the rows for the loop; ``kernel`` is for sequences with several queries, ``None``: they have none."""
-        self.pool, self.written = pool, metadata.slot_mapping.numpy()
-        self.kernel, most = kernel, 1 if kernel else int(metadata.cu_seqlens_q[-1])
+        self.pool = pool
+        self.written = metadata.slot_mapping.numpy()
+        self.kernel = kernel
+        most = 1 if kernel else int(metadata.cu_seqlens_q[-1])
         lengths = metadata.seq_lens_kv.numpy()
         self.slots = loops.find_slots(metadata.block_table.numpy(), pool.page_size, lengths)
         found = loops.rows_of_short(metadata.cu_seqlens_q.numpy(), lengths, most)

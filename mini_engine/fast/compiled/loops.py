@@ -23,10 +23,12 @@ Ints = NDArray[np.integer[Any]]
 Float = Any  # one number: a float32 for the compiler
 Head = tuple[bool, ...]  # of the length of a head: a tuple's length is known to the compiler, an array's is not
 
-ONE, HALF = np.float32(1), np.float32(0.5)
+ONE = np.float32(1)
+HALF = np.float32(0.5)
 LOG2_E = np.float32(math.log2(math.e))
 # ln 2 in two parts: the first has so few bits that a product with a whole number of up to 8 bits is exact.
-LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+LN2_HIGH = np.float32(0.693359375)
+LN2_LOW = np.float32(-2.12194440e-4)
 AT_ONCE = 4  # keys that attention takes together: their sums do not wait for one another
 SMALLEST, LARGEST = np.float32(-87.0), np.float32(88.0)  # beyond them exp is 0 or no longer a float32
 
@@ -113,7 +115,8 @@ def rotary_table(positions: Ints, frequencies: Floats, cos: Floats, sin: Floats)
     for t in range(positions.shape[0]):
         for i in range(frequencies.shape[0]):
             angle = np.float32(positions[t]) * frequencies[i]
-            cos[t, i], sin[t, i] = math.cos(angle), math.sin(angle)
+            cos[t, i] = math.cos(angle)
+            sin[t, i] = math.sin(angle)
 
 
 @as_written
@@ -123,13 +126,17 @@ def norm_and_rotate(heads: Floats, weights: Floats, cos: Floats, sin: Floats, ep
     ``heads`` [T, Hq + 2 Hkv, D]; ``weights`` [Hq + Hkv, D], one for each of these heads; ``cos``, ``sin`` [T, D / 2].
     Number i of a head turns with number i + D/2.
     """
-    half, num_heads = heads.shape[2] // 2, q.shape[1]
+    half = heads.shape[2] // 2
+    num_heads = q.shape[1]
     for t in range(heads.shape[0]):
         for head in range(weights.shape[0]):
-            x, weight, scale = heads[t, head], weights[head], inverse_rms(heads[t, head], eps)
+            x = heads[t, head]
+            weight = weights[head]
+            scale = inverse_rms(heads[t, head], eps)
             turned = q[t, head] if head < num_heads else k[t, head - num_heads]
             for i in range(half):
-                a, b = x[i] * scale * weight[i], x[half + i] * scale * weight[half + i]
+                a = x[i] * scale * weight[i]
+                b = x[half + i] * scale * weight[half + i]
                 turned[i] = a * cos[t, i] - b * sin[t, i]
                 turned[half + i] = b * cos[t, i] + a * sin[t, i]
 
@@ -153,9 +160,12 @@ def rows_of_short(bounds: Ints, lengths: Ints, most: int) -> tuple[Ints, Ints, I
     rows, owners, visible = np.empty((3, bounds[-1]), np.int64)
     count = 0
     for n in range(lengths.shape[0]):
-        first, end = bounds[n], bounds[n + 1]
+        first = bounds[n]
+        end = bounds[n + 1]
         for row in range(first, end if end - first <= most else first):
-            rows[count], owners[count], visible[count] = row, n, lengths[n] - (end - 1 - row)
+            rows[count] = row
+            owners[count] = n
+            visible[count] = lengths[n] - (end - 1 - row)
             count += 1
     return rows[:count], owners[:count], visible[:count]
 
@@ -237,7 +247,8 @@ def score(q: Floats, keys: Floats, slots: Ints, head: Head, scores: Floats) -> N
 @in_lanes
 def softmax(scores: Floats, length: int) -> None:
     """Turn the first ``length`` of ``scores`` into probabilities, and what pads into 0, in place."""
-    largest, total = scores[0], np.float32(0)
+    largest = scores[0]
+    total = np.float32(0)
     for i in range(length):
         largest = max(largest, scores[i])
     for i in range(length):
@@ -257,6 +268,9 @@ def mix(weights: Floats, values: Floats, slots: Ints, head: Head, out: Floats) -
         n0, n1, n2, n3 = at_once(slots, i)
         v0, v1, v2, v3 = values[n0], values[n1], values[n2], values[n3]
         for g in range(out.shape[0]):
-            w0, w1, w2, w3 = weights[g, i], weights[g, i + 1], weights[g, i + 2], weights[g, i + 3]
+            w0 = weights[g, i]
+            w1 = weights[g, i + 1]
+            w2 = weights[g, i + 2]
+            w3 = weights[g, i + 3]
             for d in range(len(head)):
                 out[g, d] += w0 * v0[d] + w1 * v1[d] + w2 * v2[d] + w3 * v3[d]

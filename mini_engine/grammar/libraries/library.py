@@ -140,7 +140,9 @@ class LibraryGrammar(GrammarObject):
 
     def continue_from(self, other: "LibraryGrammar") -> None:
         """Take over where ``other`` stands, its matcher apart. Mutates."""
-        self.num_tokens, self.ended, self.stats.kind = other.num_tokens, other.ended, other.stats.kind
+        self.num_tokens = other.num_tokens
+        self.ended = other.ended
+        self.stats.kind = other.stats.kind
 
 
 def read_json(kind: GrammarKind, text: str) -> Any:
@@ -234,7 +236,9 @@ def read_tag(structure: Any, triggers: list[str]) -> Tag:
     """Read one structure. Raises ``GrammarError``."""
     if not isinstance(structure, dict) or not {"begin", "end"} <= structure.keys() <= {"begin", "schema", "end"}:
         raise GrammarError(f'a structure is {{"begin", "schema", "end"}}, not {structure!r}')
-    begin, end, schema = structure["begin"], structure["end"], structure.get("schema")
+    begin = structure["begin"]
+    end = structure["end"]
+    schema = structure.get("schema")
     if not (isinstance(begin, str) and isinstance(end, str)):
         raise GrammarError(f"a structure begins with {begin!r} and ends with {end!r}; both are texts")
     found = [trigger for trigger in triggers if begin.startswith(trigger)]

@@ -60,7 +60,8 @@ class LLGuidanceGrammar(LibraryGrammar):
     def __init__(self, matcher: Any, table: TokenTable, fill: Any) -> None:
         """Follow ``matcher``; ``fill`` is the library's function that writes a mask."""
         super().__init__(table)
-        self.matcher, self.fill = matcher, fill
+        self.matcher = matcher
+        self.fill = fill
 
     def advance(self, token_id: int) -> bool:
         """Take in a token. ``consume_token`` would never recover from a wrong one. Mutates."""

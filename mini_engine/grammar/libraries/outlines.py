@@ -126,7 +126,8 @@ class OutlinesBackend(GrammarBackend):
         except (ValueError, TypeError) as error:
             raise compile_error(kind, error) from error
         grammar = OutlinesGrammar(index, self.table).check_start(kind)
-        grammar.stats.ignored, grammar.stats.narrowed = tree.ignored, tree.narrowed
+        grammar.stats.ignored = tree.ignored
+        grammar.stats.narrowed = tree.narrowed
         return grammar
 
 

@@ -83,7 +83,8 @@ def check_types(schema: Mapping[str, Any], types: list[Any], path: str) -> None:
 
 def check_object(schema: Mapping[str, Any], path: str) -> None:
     """Refuse names that the library does not enforce, and members beside the declared ones, which could repeat them."""
-    properties, required = schema.get("properties", {}), schema.get("required", [])
+    properties = schema.get("properties", {})
+    required = schema.get("required", [])
     if isinstance(required, list) and isinstance(properties, Mapping):
         for name in required:
             if name not in properties:

@@ -128,7 +128,8 @@ def character_label(character: str) -> str:
 
 def byte_set_label(members: frozenset[int]) -> str:
     """Write a set of bytes as ranges, and most of ASCII by what is missing: ``ASCII but "``."""
-    low, high = members & set(ASCII), members - set(ASCII)
+    low = members & set(ASCII)
+    high = members - set(ASCII)
     parts = [range_label(*run) for run in runs(low)]
     if len(low) > MANY:
         missing = [range_label(*run) for run in runs(set(ASCII) - low)]
@@ -197,7 +198,8 @@ def place(arrows: Sequence[Arrow], columns: Mapping[int, int]) -> tuple[dict[int
         for column in range(first + 1, last):
             layers[column].append((-1, number))
         for column in range(first, last):
-            one, other = chain[column - first], chain[column - first + 1]
+            one = chain[column - first]
+            other = chain[column - first + 1]
             near[one, column].append(other)
             near[other, column + 1].append(one)
         chains.append([(first + i, node) for i, node in enumerate(chain)] if last > first else [])
@@ -243,7 +245,8 @@ def spread(wanted: Sequence[float]) -> list[float]:
         count = 1
         while blocks and blocks[-1][0] > mean:
             before, many = blocks.pop()
-            mean, count = (mean * count + before * many) / (count + many), count + many
+            mean = (mean * count + before * many) / (count + many)
+            count = count + many
         blocks.append((mean, count))
     flat = [mean for mean, count in blocks for _ in range(count)]
     return [mean + index for index, mean in enumerate(flat)]

@@ -147,7 +147,8 @@ class AutomatonPicture:
         points = [self.spot(place) for place in way]
         points[0] = (points[0][0] + RADIUS, points[0][1])
         points[-1] = (points[-1][0] - RADIUS, points[-1][1])
-        corners, codes = [points[0]], [Path.MOVETO]
+        corners = [points[0]]
+        codes = [Path.MOVETO]
         for (left, y), (right, next_y) in pairwise(points):
             middle = (left + right) / 2
             corners += [(middle, y), (middle, next_y), (right, next_y)]

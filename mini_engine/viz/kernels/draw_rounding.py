@@ -112,7 +112,8 @@ def draw_sums(axes: Axes, steps: Sequence[TileStep], edges: np.ndarray, raised: 
     axes.bar(starts, kept, widths, color=PALE, edgecolor="white", label="kept of the sum before", gid="kept", **box)
     axes.bar(starts, added, widths, bottom=kept, **bar_look(1), label="added by this tile", gid="added", **box)
     for number in raised:
-        middle, above = starts[number] + widths[number] / 2, totals[number] + 0.03 * max(totals)
+        middle = starts[number] + widths[number] / 2
+        above = totals[number] + 0.03 * max(totals)
         factor = f"× {float(steps[number].keep):.2g}"
         axes.text(middle, above, factor, ha="center", fontsize=10, rotation=90, gid="rescaled")
     axes.set(ylabel="running sum", ylim=(0, 1.5 * max(totals)))

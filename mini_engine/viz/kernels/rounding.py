@@ -92,7 +92,8 @@ def softmax_error(block: int, dtype: torch.dtype, seed: int) -> float:
 
 def attention_error(block: int, dtype: torch.dtype, seed: int) -> float:
     """Return the error of attention, whose weighted values are summed in ``dtype`` too."""
-    scores, values = draw(seed, ROWS, LENGTH), draw(seed + 1, LENGTH, HEAD_DIM)
+    scores = draw(seed, ROWS, LENGTH)
+    values = draw(seed + 1, LENGTH, HEAD_DIM)
     values = values + 1  # so that the sums do not cancel
     weighted = torch.zeros(ROWS, HEAD_DIM, dtype=dtype)
     for step, part in zip(online_softmax(scores, block, dtype), values.split(block), strict=True):

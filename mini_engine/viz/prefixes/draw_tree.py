@@ -99,7 +99,8 @@ def draw_tree(axes: Axes, drawn: Sequence[Box]) -> None:
     look: Look = {"color": GRAY, "linewidth": 1.2, "zorder": 0}
     for box in drawn:
         above = box.row if box.parent_row is None else box.parent_row
-        x, y = [box.start, box.start, box.start + GAP / 2], [above, box.row, box.row]
+        x = [box.start, box.start, box.start + GAP / 2]
+        y = [above, box.row, box.row]
         axes.plot(x, y, linestyle="--" if box.state == "evicted" else "-", gid="branch", **look)
         if above == box.row and box.start:
             axes.plot([box.start - GAP / 2, box.start], [above, above], **look)
@@ -108,8 +109,10 @@ def draw_tree(axes: Axes, drawn: Sequence[Box]) -> None:
 
 def draw_box(axes: Axes, box: Box) -> None:
     """Draw one node: its pages side by side, each with its text and, below it, its number."""
-    left, right = box.start + GAP / 2, box.start + len(box.pages) - GAP / 2
-    low, high = box.row - BOX_HEIGHT / 2, box.row + BOX_HEIGHT / 2
+    left = box.start + GAP / 2
+    right = box.start + len(box.pages) - GAP / 2
+    low = box.row - BOX_HEIGHT / 2
+    high = box.row + BOX_HEIGHT / 2
     gone = box.state == "evicted"
     edge = {"edgecolor": "black", "linewidth": 2.6} if box.locks else {"edgecolor": GRAY, "linewidth": 1.0}
     look = {"facecolor": FILLS[box.state], "linestyle": "--" if gone else "-"} | edge

@@ -59,7 +59,8 @@ class Film:
         top = node
         size = self.cache.page_size
         while top.parent is not None:
-            above, top = top.tokens + above, top.parent
+            above = top.tokens + above
+            top = top.parent
         own = [node.tokens[i : i + size] for i in range(0, len(node.tokens), size)]
         path = (top.cache_key, *(tuple(above[i : i + size]) for i in range(0, len(above), size)))
         return Edge(path, tuple(node.pages), tuple(map(self.decode, own)), node.lock_count)

@@ -50,7 +50,8 @@ class Penalties(LogitsProcessor[Seen]):
         """Work on whole rows [V], with zeros where nothing was seen."""
         for row, (strengths, seen, counts) in self.states.items():
             repetition, frequency, presence = torch.tensor(strengths)
-            mask, dense = torch.zeros(logits.shape[1], dtype=torch.bool), torch.zeros(logits.shape[1])
+            mask = torch.zeros(logits.shape[1], dtype=torch.bool)
+            dense = torch.zeros(logits.shape[1])
             mask[list(seen)] = True
             dense[list(counts)] = torch.tensor([float(count) for count in counts.values()])
             values = logits[row].clone()

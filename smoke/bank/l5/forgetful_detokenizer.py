@@ -33,7 +33,9 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), min_new_tokens: int = 0) -> None:
         """Decode with ``tokenizer``."""
-        self.tokenizer, self.stops, self.min_new_tokens = tokenizer, StopStrings(stops), min_new_tokens
+        self.tokenizer = tokenizer
+        self.stops = StopStrings(stops)
+        self.min_new_tokens = min_new_tokens
         self.token_ids: list[int] = []
         self.shown = ""
         self.is_over = False

@@ -70,8 +70,10 @@ class RadixCache:
         """Start empty."""
         if eviction not in EVICTIONS:
             raise ValueError(f"there is no eviction order {eviction!r}; choose one of {', '.join(EVICTIONS)}")
-        self.page_size, self.rank = page_size, EVICTIONS[eviction]
-        self.numbers, self.now = count(), 0
+        self.page_size = page_size
+        self.rank = EVICTIONS[eviction]
+        self.numbers = count()
+        self.now = 0
         self.roots: dict[str | None, Node] = {}
         self.nodes: dict[int, Node] = {}
         self.leaves: dict[int, Node] = {}
@@ -194,7 +196,8 @@ class RadixCache:
 
     def split(self, node: Node, num_pages: int) -> Node:
         """Cut a node in two."""
-        parent, cut = node.parent, num_pages * self.page_size
+        parent = node.parent
+        cut = num_pages * self.page_size
         assert parent is not None, "a root has nothing to cut"
         upper = Node(
             next(self.numbers),

@@ -220,7 +220,8 @@ def swap_augmented(node: ast.AugAssign) -> Iterator[ast.AST]:
 
 def work_in_place(node: ast.Assign) -> Iterator[ast.AST]:
     """``x = x * y`` -> ``x *= y``: the caller's own tensor changes."""
-    value, target = node.value, node.targets[0]
+    value = node.value
+    target = node.targets[0]
     if not isinstance(value, ast.BinOp) or not isinstance(target, ast.Name | ast.Attribute | ast.Subscript):
         return
     if ast.unparse(value.left) == ast.unparse(target):

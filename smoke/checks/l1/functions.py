@@ -333,7 +333,8 @@ def softmax_inputs() -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
     yield "scores below -1e10", far, -far, torch.tensor([[[10.0], [20.0]]], dtype=torch.bfloat16)
     for seed in (0, 17, 49):
         q, k = torch.zeros(512, 1, 64), torch.zeros(512, 33, 64)
-        q[..., 0], k[..., 0] = 8.0, 5.0 * random_tensor(512, 33, seed=seed)
+        q[..., 0] = 8.0
+        k[..., 0] = 5.0 * random_tensor(512, 33, seed=seed)
         v = torch.eye(33, 64).expand(512, -1, -1).contiguous()
         yield f"scores {seed}", q.bfloat16(), k.bfloat16(), v.bfloat16()
 

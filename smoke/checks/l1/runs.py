@@ -247,7 +247,9 @@ def call_probe(seed: int) -> Values:
 
     case = random_case("GQA 4:2, untied, odd sizes", seed)
     model = build_model(case, "float32")
-    dense, head, rotary = DenseAttention(), model.lm_head, model.rotary
+    dense = DenseAttention()
+    head = model.lm_head
+    rotary = model.rotary
     done: list[str] = []
 
     def noted_head(x: Tensor) -> Any:
@@ -264,7 +266,8 @@ def call_probe(seed: int) -> Values:
 
     ids = torch.tensor(random_ids(case.vocab_size, 33, seed))
     scaled = build_model(scaled_case(case), "bfloat16")
-    model.lm_head, model.rotary = noted_head, noted_rotary
+    model.lm_head = noted_head
+    model.rotary = noted_rotary
     values: Values = {
         f"rows {picked}": model(ids, torch.arange(33), noted_attention, torch.tensor(picked)) for picked in PICKED_ROWS
     }

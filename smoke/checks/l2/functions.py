@@ -228,7 +228,8 @@ def pool_probe(seed: int) -> Values:
         for dtype in DTYPES:
             pool = KVPool(config, 5, page_size, DTYPES[dtype])
             tensors = [*pool.keys, *pool.values]
-            reads, run = torch.tensor(pool_reads(seed, page_size)), torch.arange(1, 5)
+            reads = torch.tensor(pool_reads(seed, page_size))
+            run = torch.arange(1, 5)
             history: list[Any] = []
             given: list[Any] = []
             for layer, slots, value_seed in pool_script(seed, page_size):
@@ -257,7 +258,8 @@ def pool_spec(seed: int) -> Values:
                 k = random_tensor(len(slots), 3, 64, seed=value_seed, dtype=dtype)
                 v = random_tensor(len(slots), 3, 64, seed=value_seed + 1, dtype=dtype)
                 for row, slot in enumerate(slots):
-                    memory["k", layer, slot], memory["v", layer, slot] = k[row], v[row]
+                    memory["k", layer, slot] = k[row]
+                    memory["v", layer, slot] = v[row]
                 given += [k, v]
                 history += [
                     [torch.stack([memory.get((kind, side, s), nothing) for s in slots], dim=1) for kind in ("k", "v")]

@@ -49,7 +49,8 @@ def run(driver: Any, prompt: list[int], count: int) -> tuple[list[int], torch.Te
 
 def count_calls(driver: Any, name: str) -> list[int]:
     """Count the calls of one of the driver's attributes, in a list of one number."""
-    call, count = getattr(driver, name), [0]
+    call = getattr(driver, name)
+    count = [0]
 
     def counted(*arguments: Any, **named: Any) -> Any:
         count[0] += 1
@@ -258,7 +259,8 @@ def page_probe(seed: int) -> Values:
 
 def watch_pools(driver: Any) -> list[list[int]]:
     """Return a list that will hold the numbers of pages and of slots on a page of each pool that the driver makes."""
-    make, seen = driver.make_attention, list[Any]()
+    make = driver.make_attention
+    seen = list[Any]()
     pools: list[list[int]] = []
 
     def make_attention(pool: Any, metadata: Any) -> Any:
@@ -448,7 +450,8 @@ def finite_probe(seed: int) -> Values:
         row = torch.zeros(128)
         row[list(changed)] = torch.tensor(list(changed.values()))
         values[name] = ids_of_rows([row], seed)
-    nine, unknown = torch.zeros(128), torch.full((128,), float("nan"))
+    nine = torch.zeros(128)
+    unknown = torch.full((128,), float("nan"))
     nine[9] = 5.0
     values["NaN in the second row"] = ids_of_rows([nine, unknown], seed)
     return values
@@ -456,7 +459,8 @@ def finite_probe(seed: int) -> Values:
 
 def ids_of_rows(rows: list[torch.Tensor], seed: int) -> list[int | str]:
     """Return the ids that are chosen from these rows of logits, one a step, and how a step without one ends."""
-    driver, left = build_driver(random_case(SMALL, seed)), iter(rows)
+    driver = build_driver(random_case(SMALL, seed))
+    left = iter(rows)
     driver.model.lm_head = lambda x: next(left).repeat(len(x), 1)
     ids: list[int | str] = []
     try:

@@ -286,7 +286,8 @@ def off_k_probe(seed: int) -> Values:
     from mini_engine.sampler.filters import cut_top_k, keep_largest, where_on
 
     rows = mixed_rows(60, seed)
-    given, counts = rows.clone(), torch.full((8,), 3)
+    given = rows.clone()
+    counts = torch.full((8,), 3)
     keep_largest(given, counts, rows.topk(4).values)
     unchanged = bool(torch.equal(given, rows))
     same = where_on(given, torch.zeros(8, dtype=torch.bool), cut_top_k, counts) is given
@@ -354,7 +355,7 @@ def boundary_cases(seed: int) -> dict[str, FilterCase]:
     edges = [count / 4096 for count in (64, 255, 256, 257, 2048, 4095)]
     return {
         "four equals": FilterCase(four, {"p": [0.5, 0.25, 0.75, above, below, 1.0]}),
-        "four equals that all stay": FilterCase(four, {"p": [0.9] * 6}),
+        "four equals, in every other row all of them": FilterCase(four, {"p": [0.9, 0.5, 0.9, 0.25, 0.9, 0.75]}),
         "eight equals between impossible tokens": FilterCase(scattered, {"p": [0.5, 0.125, 0.875, above, below, 0.25]}),
         "4,096 equals": FilterCase(wide, {"p": edges}),
         "a lone token": FilterCase(torch.tensor([[BANNED, 2.0, BANNED]]).expand(3, 3).clone(), {"p": [0.1, 0.9, 1.0]}),

@@ -210,7 +210,8 @@ def extreme_rows() -> dict[str, tuple[list[float], int, int, int]]:
 
     The seeds are made by running the hash backwards.
     """
-    largest, smallest = spec.seed_of_hash(TOP, 8, 1, 77), spec.seed_of_hash(0, 8, 3, 5)
+    largest = spec.seed_of_hash(TOP, 8, 1, 77)
+    smallest = spec.seed_of_hash(0, 8, 3, 5)
     return {
         "the largest hash falls on a banned token": ([1.0, BANNED, 0.0], largest, 8, -1),
         "the largest hash falls on an unlikely token": ([60.0, 0.0, 0.0, 0.0], largest, 8, 0),

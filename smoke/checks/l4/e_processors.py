@@ -217,7 +217,8 @@ def penalty_cases(seed: int) -> list[Case]:
     """Return rows with none, one and three penalties and pasts of all lengths; the ids 0 and V - 1 in some of them."""
     last = VOCAB - 1
     few = range(10, 20)
-    prompt, output = draw(seed, "prompt", 12), draw(seed, "output", 9, few)
+    prompt = draw(seed, "prompt", 12)
+    output = draw(seed, "output", 9, few)
     loud = draw(seed, "loud", 1)[0]
     return [
         Case("repetition, a past of every token", Past(tuple(range(VOCAB))), strengths(1.3)),

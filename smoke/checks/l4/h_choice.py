@@ -100,7 +100,8 @@ DRAWS = 4000
 
 def generator_probe(seed: int) -> Values:
     """Watch the generator over batches of all kinds, and draw one distribution many times."""
-    greedy, seeded = Line(PAST, {}), Line(PAST, {"temperature": 1.0, "seed": 0})
+    greedy = Line(PAST, {})
+    seeded = Line(PAST, {"temperature": 1.0, "seed": 0})
     free = Line(PAST, {"temperature": 1.0})
     sampler = make_sampler(seed)
     before = sampler.generator.get_state().clone()
@@ -110,7 +111,8 @@ def generator_probe(seed: int) -> Values:
     rows = torch.full((DRAWS, VOCAB), -math.inf)
     rows[:, : len(DRAWN)] = torch.tensor(DRAWN)
     once, again = make_sampler(seed), make_sampler(seed)
-    company, alone = make_batch([greedy, free, seeded, free]), make_batch([free, free])
+    company = make_batch([greedy, free, seeded, free])
+    alone = make_batch([free, free])
     mixed = ids_of(once(logits, company))
     one = make_batch([free])
     broad = torch.full((5, 1 << 20), -math.inf)  # more logits than are drawn from at a time

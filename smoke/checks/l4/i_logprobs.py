@@ -68,7 +68,8 @@ def chosen_probe(seed: int) -> Values:
     values: Values = {}
     for name, (logits, chosen, counts) in chosen_cases(seed).items():
         table = logits.double().log_softmax(-1)
-        given, asked = table.clone(), list(counts)
+        given = table.clone()
+        asked = list(counts)
         report = token_logprobs(given, torch.tensor(chosen), asked)
         values[name] = entries(report)
         kinds = {type(value).__name__ for row in report for entry in row for value in vars(entry).values()}

@@ -310,10 +310,11 @@ def resumed(driver: Any, case: ModelCase, seed: int, ids: list[int]) -> Values:
     from mini_engine.sampler.batch import SamplingRequest
     from mini_engine.sampler.head import LogitsHead
 
-    prompt, params = together_prompt(case, seed, 2), make_params(TOGETHER[2][1])
-    rest = [int(step.token_id) for (step,) in driver.run([SamplingRequest(prompt, params, ids[:7])])]
+    request = SamplingRequest(together_prompt(case, seed, 2), make_params(TOGETHER[2][1]), ids[:7])
+    rest = [int(step.token_id) for (step,) in driver.run([request])]
     driver.head = LogitsHead(scale=2.0)  # the last that this driver does
-    return {"resumed after 7 tokens": rest, "by a head of scale 2": next(driver.stream(prompt, params)).logits}
+    doubled = next(driver.stream(request.prompt_ids, request.params)).logits
+    return {"resumed after 7 tokens": rest, "by a head of scale 2": doubled}
 
 
 def together_verdict(seed: int, got: Values) -> list[Failure]:
@@ -327,15 +328,15 @@ def together_verdict(seed: int, got: Values) -> list[Failure]:
     whole = got["sequence 2"]["together"]["ids"]
     failures += differences(whole[7:], got["resumed after 7 tokens"], None, "sequence 2, resumed after 7 tokens: ids")
     for index, (_, params) in enumerate(TOGETHER):
-        name, prompt = f"sequence {index}", together_prompt(case, seed, index)
+        name = f"sequence {index}"
+        prompt = together_prompt(case, seed, index)
         parts = got[name]
         ids, logits = parts["together"]["ids"], parts["together"]["logits"]
         failures += differences(parts["alone"], parts["together"], None, f"{name} {params}, as alone")
         if len(ids) != params["max_new_tokens"] or len(logits) != len(ids):
             failures.append(Failure(name, "number of ids", str(params["max_new_tokens"]), str(len(ids))))
             continue
-        rows = range(len(prompt) - 1, len(prompt) - 1 + len(ids))
-        want = peer.logits(case, "float32", "sdpa", [*prompt, *ids])[rows.start : rows.stop]
+        want = peer.logits(case, "float32", "sdpa", [*prompt, *ids])[len(prompt) - 1 : -1]
         failures += differences(want, logits, 1e-4, f"{name}, logits of its own ids")
         chosen = [
             choose(row, Past(tuple(prompt), tuple(ids[:step])), params) for step, row in enumerate(logits.tolist())

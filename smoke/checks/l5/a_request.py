@@ -54,7 +54,8 @@ def draw_people(name: str, seed: int, count: int) -> list[Person]:
         person = Person(f"r{index}", rng.randint(1, 30), rng.randint(1, 20), index)
         person.outputs = rng.choice([0, 0, rng.randint(0, person.most - 1)])
         person.computed = rng.choice([0, person.known - 1, rng.randrange(person.known)])
-        person.waited, person.state = rng.choice([0, 0, 1, 2, 5]), rng.choice(STATES)
+        person.waited = rng.choice([0, 0, 1, 2, 5])
+        person.state = rng.choice(STATES)
         people.append(person)
     return people
 
@@ -289,7 +290,8 @@ def jump_spec(seed: int) -> Values:
     for name, people in left_behind(seed).items():
         used = allowed = 0
         for person in people:
-            used, allowed = used + person.outputs + 20, allowed + person.most
+            used = used + person.outputs + 20
+            allowed = allowed + person.most
         ratio = min(used / (allowed + 1), 1.0)
         values[name] = [ratio, max(ratio - 0.602 / 600, 0.098)]
     return values

@@ -275,7 +275,8 @@ def shelved_probe(seed: int) -> Values:
         for index, (prompt, most) in enumerate(case.queue):
             request = build_request(waiting(index, len(prompt) - case.outputs, most))
             cut = request.num_prompt_tokens
-            request.prompt_ids, request.output_ids = prompt[:cut], prompt[cut:]
+            request.prompt_ids = prompt[:cut]
+            request.output_ids = prompt[cut:]
             if case.scored:
                 request.params = replace(request.params, prompt_logprobs=0)
             requests.append(request)

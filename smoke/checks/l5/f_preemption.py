@@ -38,7 +38,8 @@ def room_cases(seed: int) -> dict[str, Case]:
             person = running(
                 index, rng.choice([1, 4, 4, 5, 9]), rng.choice([20, 90, 200]), outputs=rng.choice([0, 1, 1, 2, 6])
             )
-            person.waited, person.preemptions = rng.choice([0, 3, 70]), rng.choice([0, 2])
+            person.waited = rng.choice([0, 3, 70])
+            person.preemptions = rng.choice([0, 2])
             decoding = person.outputs and rng.random() < 0.8
             person.computed = person.known - 1 if decoding else rng.randrange(person.known)
             person.pages = touched(person.computed if decoding else person.known, size)

@@ -190,7 +190,8 @@ def runs_verdict(preemption: bool) -> Any:
     def verdict(seed: int, got: Values) -> list[Failure]:
         failures = []
         for name, world in worlds(seed, preemption).items():
-            story, steps = planned(seed)[name], got[name]["steps"]
+            story = planned(seed)[name]
+            steps = got[name]["steps"]
             failures += step_failures(name, story, steps)
             if got[name]["not finished"] or len(steps) >= world.most_steps:
                 who = got[name]["not finished"]

@@ -74,7 +74,8 @@ def drive(
     """
     names: dict[str, int] = {}
     deltas: list[list[Any]] = [[] for _ in plans]
-    steps, preempted = [], 0
+    steps = []
+    preempted = 0
     for number in range(MOST_STEPS):
         for index, plan in enumerate(plans):
             if plan.arrives == number:
@@ -163,7 +164,8 @@ def off_probe(seed: int) -> Values:
     for index, dtype, count in l4.OFF_RUNS:
         engine = build_engine(embedded_case(), dtype=dtype, eos=tuple(embedded_eos_ids()))
         deltas = list(engine.stream(prompts(seed)[index], make_params({"max_new_tokens": count})))
-        ids, logits = [int(delta.token_id) for delta in deltas], stacked([delta.logits for delta in deltas])
+        ids = [int(delta.token_id) for delta in deltas]
+        logits = stacked([delta.logits for delta in deltas])
         values[f"prompt {index}, {dtype}"] = {"ids": ids, "logits": logits}
     return values
 
@@ -227,7 +229,8 @@ def load_options(load: str, plans: Sequence[Plan]) -> dict[str, Any]:
 
 def poison_freed_pages(engine: Any) -> None:
     """Fill freed pages with NaN, so that a later read shows. Mutates the engine."""
-    plain, pool = engine.scheduler.allocator.free, engine.pool
+    plain = engine.scheduler.allocator.free
+    pool = engine.pool
 
     def free(pages: Any) -> None:
         plain(pages)
@@ -385,7 +388,8 @@ def rows_verdict(seed: int, got: Values) -> list[Failure]:
     """Follow every step: a chunk samples exactly if it reaches the newest token, and only such chunks have logits."""
     failures = []
     for load in ROW_LOADS:
-        computed, tokens = [0] * len(ROW_PLANS), [plan.length for plan in ROW_PLANS]
+        computed = [0] * len(ROW_PLANS)
+        tokens = [plan.length for plan in ROW_PLANS]
         for number, (chunks, sampled, rows) in enumerate(got[load]["steps"]):
             due = []
             for index, start, count in chunks:
@@ -427,11 +431,14 @@ def past_probe(seed: int) -> Values:
 
 def past_verdict(seed: int, got: Values) -> list[Failure]:
     """Choose every token anew from its logits, its request's whole past and parameters, and work out its report."""
-    case, failures = random_case(l3.SMALL, seed), []
+    case = random_case(l3.SMALL, seed)
+    failures = []
     for load, requests in got.items():
         for index, (plan, request) in enumerate(zip(PLANS, requests, strict=True)):
-            where, prompt = f"{load}, request {index} {plan.params}", plan.prompt(case, seed, index)
-            ids, logits = request["ids"], [] if request["logits"] is None else request["logits"].tolist()
+            where = f"{load}, request {index} {plan.params}"
+            prompt = plan.prompt(case, seed, index)
+            ids = request["ids"]
+            logits = [] if request["logits"] is None else request["logits"].tolist()
             pasts = [Past(tuple(prompt), tuple(ids[:count])) for count in range(len(ids))]
             chosen = [choose(row, past, plan.params) for row, past in zip(logits, pasts, strict=True)]
             failures += differences(chosen, ids, None, f"{where}, ids by its logits and past")
@@ -447,7 +454,8 @@ def past_verdict(seed: int, got: Values) -> list[Failure]:
 
 def right_end(request: dict[str, Any], plan: Plan, where: str) -> list[Failure]:
     """Ask for the reason that follows from the ids; an abort may come before it."""
-    ids, stops = request["ids"], plan.params.get("stop_token_ids", ())
+    ids = request["ids"]
+    stops = plan.params.get("stop_token_ids", ())
     early = [place for place, token in enumerate(ids[:-1]) if token in stops]
     if early or len(ids) > plan.params["max_new_tokens"]:
         return [Failure(where, "ids", "none after the end", str(ids))]

@@ -64,7 +64,8 @@ def asking_spec(seed: int) -> Values:
     case = random_case(l3.SMALL, seed)
     tables = []
     for index, plan in enumerate(ASKING):
-        ids, count = plan.prompt(case, seed, index), plan.params.get("prompt_logprobs")
+        ids = plan.prompt(case, seed, index)
+        count = plan.params.get("prompt_logprobs")
         rows = [distribution.log_softmax(row) for row in peer.logits(case, "float32", "sdpa", ids).tolist()]
         deltas = [distribution.report(row, token, count or 0) for row, token in zip(rows, ids[1:], strict=False)]
         tables.append(None if count is None else [None, *deltas])

@@ -67,7 +67,8 @@ def family_probe(seed: int) -> Values:
         for index, (state, computed, generated) in enumerate(members):
             request = Request(str(index), list(range(length)), make_params({"max_new_tokens": 20}), siblings=siblings)
             request.state = RequestState(state)
-            request.num_computed_tokens, request.num_scheduled_tokens = computed, 2 if index else 0
+            request.num_computed_tokens = computed
+            request.num_scheduled_tokens = 2 if index else 0
             request.output_ids = list(range(generated))
             siblings.append(request)
         asking = siblings[0]
@@ -131,12 +132,11 @@ def copy_probe(seed: int) -> Values:
     values = Values()
     for name, (page_size, theirs, own, first, count) in COPIES.items():
         engine = build_engine(case, page_size=page_size, num_pages=10)
-        prompt, params = (
-            random_ids(case.vocab_size, 12 if page_size == 4 else 4, seed),
-            make_params({"max_new_tokens": 2}),
-        )
+        prompt = random_ids(case.vocab_size, 12 if page_size == 4 else 4, seed)
+        params = make_params({"max_new_tokens": 2})
         source, target = (engine.entries[engine.add_request(prompt, params)] for _ in range(2))
-        source.request.pages, target.request.pages = list(theirs), list(own)
+        source.request.pages = list(theirs)
+        target.request.pages = list(own)
         source.output.prompt_logprobs = [None]
         pool = [*engine.pool.keys, *engine.pool.values]
         for tensor, number in zip(pool, numbers(case, seed, page_size), strict=True):

@@ -19,7 +19,9 @@ class Shelf:
 
     def __init__(self, hit_type: Any, page_size: int, surplus: int = 0) -> None:
         """Start empty; hits are built by ``hit_type``."""
-        self.hit_type, self.page_size, self.surplus = hit_type, page_size, surplus
+        self.hit_type = hit_type
+        self.page_size = page_size
+        self.surplus = surplus
         self.pages: dict[Beginning, int] = {}
         self.holders: Counter[int] = Counter()
         self.evicted = 0

@@ -122,7 +122,8 @@ def respelled(text: str, rng: random.Random) -> list[int]:
     ids = list[int]()
     rest = text
     while rest:
-        piece, rest = rest[: (count := rng.randint(1, 6))], rest[count:]
+        piece = rest[: (count := rng.randint(1, 6))]
+        rest = rest[count:]
         ids += rng.choice((encoded, in_bytes))(piece)
     return ids
 

@@ -351,7 +351,8 @@ def shape_of(tree: Sequence[Values]) -> list[list[Any]]:
 
 def below_cut(size: int, below: int, cut: int) -> list[list[Any]]:
     """Return the shape after the cut: the children hang under the lower half."""
-    first, second = distinct(size * 2, 1000), distinct(size * CUT_PAGES, 2000)
+    first = distinct(size * 2, 1000)
+    second = distinct(size * CUT_PAGES, 2000)
     upper = [*first, *second[: cut * size]]
     lower = [*first, *second]
     rows: list[list[Any]] = [

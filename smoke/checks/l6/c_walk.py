@@ -247,7 +247,8 @@ def cuts_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask that the path of a hit is its pages and nothing more, that the tree holds what it held, and of one cut."""
     failures: list[Failure] = []
     for size in PAGE_SIZES:
-        prefixes, most = entries_of(draw_trees(seed, size), size), math.inf
+        prefixes = entries_of(draw_trees(seed, size), size)
+        most = math.inf
         for (key, tokens), answer in zip(questions(seed, size), got[f"page size {size}"], strict=True):
             where = f"page size {size}, match of {tokens} under {key!r}"
             found = prefixes.match(tokens, key)

@@ -145,7 +145,8 @@ def roots_probe(seed: int) -> Values:
     cache.now = 9
     second = cache.grow(first, [5, 6], [3])
     values["after one below it"] = [cache.num_pages, cache.num_evictable, leaf_pages(cache)]
-    first.lock_count, cache.num_evictable = 1, 1
+    first.lock_count = 1
+    cache.num_evictable = 1
     third = cache.grow(first, [5, 7], [4])
     values["after another below it"] = [cache.num_pages, cache.num_evictable, leaf_pages(cache)]
     nodes = (first, second, third)

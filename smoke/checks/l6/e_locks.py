@@ -133,7 +133,8 @@ def later_cuts_probe(seed: int) -> Values:
                 else:
                     cache.insert([*tokens[: 2 * cut], 7, 7], [*[90] * cut, 50 + number])
             locked = {str(node["pages"]): node["locks"] for node in tree_of(cache)}
-            during, again = cache.num_evictable, cache.lock(hit)
+            during = cache.num_evictable
+            again = cache.lock(hit)
             cache.unlock(hit)
             cache.unlock(hit)
             values[f"cuts by {way} after {cuts} pages"] = {

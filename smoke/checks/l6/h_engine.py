@@ -108,7 +108,8 @@ def like_alone(run: Values, cold: Values, visits: Sequence[Visit], where: str) -
     """Compare every sample with its reference run, an aborted one with its beginning, and count the pages."""
     failures: list[Failure] = []
     for name, request in run["requests"].items():
-        visit, want = visits[int(name.partition(".")[0])], cold[name]
+        visit = visits[int(name.partition(".")[0])]
+        want = cold[name]
         case = f"{where}, request {name} {visit.params}"
         failures += agreement(request, case)
         if visit.aborted is not None and request["finish_reason"] == ["abort"]:

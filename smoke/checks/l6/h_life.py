@@ -166,7 +166,8 @@ class Replay:
 
     def __init__(self, world: World, where: str) -> None:
         """Start with nothing written."""
-        self.world, self.where = world, where
+        self.world = world
+        self.where = where
         self.guests = {guest.name: guest for guest in world.guests}
         self.written: dict[tuple[int, int], Beginning] = {}
         self.computed: Counter[str] = Counter()

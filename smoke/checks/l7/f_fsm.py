@@ -282,7 +282,8 @@ def refusals(seed: int) -> dict[str, History]:
 
 def rollbacks(seed: int) -> dict[str, History]:
     """Return ways back: nothing, one, all, too many, across an end, and forth again."""
-    word, stop = tokens_of("ye", "s", "terday"), tokens_of("stop")
+    word = tokens_of("ye", "s", "terday")
+    stop = tokens_of("stop")
     return {
         "none": ("words", [back(0), *word, back(0), back(0)]),
         "one by one": ("words", [*word, back(1), back(1), back(1)]),
@@ -302,7 +303,8 @@ def copies(seed: int) -> dict[str, History]:
         return [(kind, who, what) for kind, _, what in operations]
 
     copy: Operation = ("copy", 0, 0)
-    stop, no = tokens_of("stop"), tokens_of("no", "stop")
+    stop = tokens_of("stop")
+    no = tokens_of("no", "stop")
     return {
         "at the beginning": ("words", [copy, *tokens_of("no"), *other(tokens_of("ye", "s")), *tokens_of("stop")]),
         "on the way": ("words", [*tokens_of("ye"), copy, *tokens_of("s", "stop"), *other(tokens_of("s", "terday"))]),

@@ -52,7 +52,8 @@ def counter_class() -> Any:
 
         def __init__(self, text: str, count: int = 0) -> None:
             super().__init__()
-            self.text, self.count = text, count
+            self.text = text
+            self.count = count
 
         def accept_token(self, token_id: int) -> None:
             self.count += 1
@@ -140,7 +141,8 @@ def copies_probe(seed: int) -> Values:
     second.accept_token(1)
     second.accept_token(1)
     second.stats.num_masks += 7
-    third, other = store.cached(key), store.cached(("regex", "b"))
+    third = store.cached(key)
+    other = store.cached(("regex", "b"))
     return {
         "before": [seen(missing), seen(early)],
         "of the compile, after the hits": seen(store.copy_of(future.result())),

@@ -77,7 +77,8 @@ def together_verdict(seed: int, got: Values) -> list[Failure]:
 
 def judge_reports(guest: Guest, got: dict[str, Any], seed: int, case: str) -> list[Failure]:
     """Ask the peer for the log-probability of every token, sampled or appended, after all that stand before it."""
-    prompt, ids = prompts(seed)[guest.prompt], got["ids"]
+    prompt = prompts(seed)[guest.prompt]
+    ids = got["ids"]
     table = peer.logits(embedded_case(), "float32", "sdpa", [*prompt, *ids])[len(prompt) - 1 : -1].log_softmax(-1)
     want = [[token, float(table[place, token])] for place, token in enumerate(ids)]
     found = [[entries[0][0], entries[0][1]] for entries in got["logprobs"]]

@@ -108,5 +108,6 @@ def ends(tree: Tree, text: str, starts: frozenset[int]) -> frozenset[int]:
             starts -= found  # where it was before it has gone on already
         elif starts <= found and count > least + len(text):
             break  # longer than the text: nothing new can come
-        found, count = found | starts, count + 1
+        found = found | starts
+        count = count + 1
     return found

@@ -73,7 +73,9 @@ def mask_sizes(seed: int) -> dict[str, Masking]:
 
 def mask_rows(seed: int) -> dict[str, Masking]:
     """Return masks for some rows: out of order, one twice, and numbers that are not rows."""
-    logits, mask, nothing = draw(5, 100, seed=seed), draw_mask(3, 100, seed), torch.zeros(4, 4, dtype=torch.int32)
+    logits = draw(5, 100, seed=seed)
+    mask = draw_mask(3, 100, seed)
+    nothing = torch.zeros(4, 4, dtype=torch.int32)
     return {
         "rows 4, 0 and 3": Masking(logits, mask, [4, 0, 3]),
         "rows 1, 2 and 1 again": Masking(logits, mask, [1, 2, 1]),
@@ -84,7 +86,9 @@ def mask_rows(seed: int) -> dict[str, Masking]:
 
 def mask_far(seed: int) -> dict[str, Masking]:
     """Return numbers whose lower halves are those of rows, and rows whose offsets are beyond 2**31."""
-    far, logits, mask = [2**32 + 3, 2 - 2**32, 1], draw(5, 100, seed=seed), draw_mask(5, 100, seed)
+    far = [2**32 + 3, 2 - 2**32, 1]
+    logits = draw(5, 100, seed=seed)
+    mask = draw_mask(5, 100, seed)
     return {
         "row 1 next to 2**32 + 3": Masking(logits, torch.zeros(3, 4, dtype=torch.int32), far),
         "rows 2**30 apart": Masking(logits, mask, is_far=True),
@@ -134,7 +138,8 @@ def mask_spec(cases: Maskings) -> Callable[[int], Values]:
     def spec(seed: int) -> Values:
         values: Values = {}
         for name, case in cases(seed).items():
-            after, lowest = bits(case.logits).clone(), bits(torch.tensor([-torch.inf], dtype=case.logits.dtype))[0]
+            after = bits(case.logits).clone()
+            lowest = bits(torch.tensor([-torch.inf], dtype=case.logits.dtype))[0]
             rows = list(range(len(case.mask))) if case.rows is None else case.rows
             for row, words in zip(rows, case.mask.tolist(), strict=True):
                 if 0 <= row < len(after):
@@ -214,11 +219,13 @@ def norm_sums(seed: int) -> dict[str, Norming]:
     cases: dict[str, Norming] = {}
     for dtype in DTYPES:
         for rows, width in ((5, 96), (140, 20), (3, 700), (0, 8)):
-            x, residual = draw(rows, width, seed=seed, dtype=dtype), draw(rows, width, seed=seed + 2, dtype=dtype) * 9
+            x = draw(rows, width, seed=seed, dtype=dtype)
+            residual = draw(rows, width, seed=seed + 2, dtype=dtype) * 9
             weight = draw(width, seed=seed + 1, dtype=dtype)
             cases[f"{dtype} [{rows}, {width}]"] = Norming(x, weight, residual=residual)
             cases[f"{dtype} [{rows}, {width}], rows apart"] = Norming(x, weight, residual=residual, gap=rows % 4 + 2)
-    x, residual = draw(5, 96, seed=seed, dtype="float16"), draw(5, 96, seed=seed + 2) * 9
+    x = draw(5, 96, seed=seed, dtype="float16")
+    residual = draw(5, 96, seed=seed + 2) * 9
     cases["float16, residual and weight float32"] = Norming(x, draw(96, seed=seed + 1), residual=residual)
     return cases
 
@@ -227,7 +234,8 @@ def norm_memory(seed: int) -> dict[str, Norming]:
     """Return rows that lie apart, as those of a slice of a projection do."""
     cases: dict[str, Norming] = {}
     for rows, width, gap in ((3, 20, 5), (40, 100, 1), (5, 1000, 24), (1, 7, 9)):
-        x, weight = draw(rows, width, seed=seed), draw(width, seed=seed + 1)
+        x = draw(rows, width, seed=seed)
+        weight = draw(width, seed=seed + 1)
         cases[f"[{rows}, {width}], {gap} numbers between two rows"] = Norming(x, weight, gap=gap)
     return cases
 
@@ -241,7 +249,8 @@ def norm_probe(cases: Normings) -> Callable[[int], Values]:
         values: Values = {}
         for name, case in cases(seed).items():
             with guarded() as guard:
-                x, weight = guard.put("x", case.x, case.gap), guard.put("the weight", case.weight)
+                x = guard.put("x", case.x, case.gap)
+                weight = guard.put("the weight", case.weight)
                 values[name] = {}
                 if case.residual is None:
                     out = rms_norm(x, weight, case.eps)
@@ -262,7 +271,8 @@ def norm_verdict(cases: Normings) -> Callable[[int, Values], list[Failure]]:
     def verdict(seed: int, got: Values) -> list[Failure]:
         failures: list[Failure] = []
         for name, case in cases(seed).items():
-            exact, mine = norm(case.total, case.weight, case.eps, case.dtype), dict(got[name])
+            exact = norm(case.total, case.weight, case.eps, case.dtype)
+            mine = dict(got[name])
             # What is rounded twice may come out two neighbours away if float32 rounds the other way first.
             bounds = {"float32": (0.0, 2e-6), "float16": (2.0, 0.0)}[case.dtype]
             found = near(f"{name}, norm", exact, mine.pop("norm"), case.dtype, *bounds)
@@ -289,7 +299,8 @@ def norm_rounding_verdict(seed: int, got: Values) -> list[Failure]:
 
 def norm_halves(seed: int) -> dict[str, Norming]:
     """Return many numbers of 16 bits, added first or not."""
-    x, weight = draw(40, 120, seed=seed, dtype="float16"), draw(120, seed=seed + 1, dtype="float16")
+    x = draw(40, 120, seed=seed, dtype="float16")
+    weight = draw(120, seed=seed + 1, dtype="float16")
     return {
         "norm": Norming(x, weight),
         "norm, weight float32": Norming(x, draw(120, seed=seed + 1)),
@@ -310,7 +321,9 @@ def norm_alone_probe(seed: int) -> Values:
     """Norm rows among many, and each alone."""
     values: Values = {}
     for width in (20, 128, 1000):
-        x, residual, weight = draw(40, width, seed=seed), draw(40, width, seed=seed + 2), draw(width, seed=seed + 1)
+        x = draw(40, width, seed=seed)
+        residual = draw(40, width, seed=seed + 2)
+        weight = draw(width, seed=seed + 1)
         with guarded() as guard:
             among = norm_both(guard, x, residual, weight)
             for row in (0, 33, 39):
@@ -394,8 +407,10 @@ def silu_verdict(seed: int, got: Values) -> list[Failure]:
     """Activate in float64."""
     failures: list[Failure] = []
     for name, (gate_up, _) in silu_rows(seed).items():
-        mine, dtype = dict(got[name]), str(gate_up.dtype).removeprefix("torch.")
-        exact, product = silu_product(gate_up), mine.pop("product")
+        mine = dict(got[name])
+        dtype = str(gate_up.dtype).removeprefix("torch.")
+        exact = silu_product(gate_up)
+        product = mine.pop("product")
         found = near(name, exact, product, dtype, 0.0 if dtype == "float32" else 1.0)
         if exact.numel() > 999 and not found:
             share = float((product.double() != exact.to(product.dtype)).double().mean())
@@ -458,7 +473,8 @@ def rotary_verdict(seed: int, got: Values) -> list[Failure]:
     """Turn in float64; values stay."""
     failures: list[Failure] = []
     for name, case in turnings(seed).items():
-        mine, dtype = dict(got[name]), str(case.heads.dtype).removeprefix("torch.")
+        mine = dict(got[name])
+        dtype = str(case.heads.dtype).removeprefix("torch.")
         q, k, v = case.heads.split((case.num_heads, case.num_kv_heads, case.num_kv_heads), dim=1)
         for part, x in (("q", q), ("k", k)):
             exact = rotation(x, case.angles)

@@ -114,7 +114,8 @@ def store_spec(cases: Storings) -> Callable[[int], Values]:
             pool = bits(case.pool).clone()
             for token, slot in enumerate(case.slots):
                 if 0 <= slot < pool.shape[2]:
-                    pool[0, :, slot], pool[1, :, slot] = bits(case.k)[token], bits(case.v)[token]
+                    pool[0, :, slot] = bits(case.k)[token]
+                    pool[1, :, slot] = bits(case.v)[token]
             values[name] = {"bits of the keys": pool[0], "bits of the values": pool[1], ON_GPU: []}
         return values
 

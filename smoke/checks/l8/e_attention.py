@@ -50,14 +50,16 @@ Launches = Callable[[int], dict[str, Launch]]
 def make_pool(launch: Launch, drawn: Drawn, seed: int, guard: Guard) -> tuple[Tensor, Tensor, Tensor]:
     """Return keys, values [Hkv, slots, D] and the page table, padded with -1; slots without a key are NaN."""
     step = launch.step
-    pages, size = step.pages(seed), step.page_size
+    pages = step.pages(seed)
+    size = step.page_size
     num_pages = sum(len(own) for own in pages) + 3
     keys = torch.full((step.heads[1], num_pages * size + 1, step.dim), torch.nan, dtype=DTYPES[step.dtype])
     values = keys.clone()
     table = torch.full((len(pages), max(len(own) for own in pages) + 2), -1, dtype=torch.int32)
     for index, (own, (_, k, v)) in enumerate(zip(pages, drawn, strict=True)):
         slots = [own[position // size] * size + position % size for position in range(k.shape[1])]
-        keys[:, slots], values[:, slots] = k, v
+        keys[:, slots] = k
+        values[:, slots] = v
         table[index, : len(own)] = torch.tensor(own, dtype=torch.int32)
     pool = [guard.put("the keys", keys), guard.put("the values", values)]
     if launch.is_far:
@@ -396,7 +398,8 @@ def size_verdict(seed: int, got: Values) -> list[Failure]:
     least, wanted = got["LEAST_SPLIT, PROGRAMS_PER_PROCESSOR"]
     failures: list[Failure] = []
     for (keys, blocks, heads, processors), size in zip(SIZES, got["sizes"], strict=True):
-        splits, aim = -(-keys // size), wanted * processors
+        splits = -(-keys // size)
+        aim = wanted * processors
         programs = blocks * heads * splits
         fault = ""
         if type(size) is not int or size < 1 or size % least:

@@ -361,7 +361,8 @@ def entries(seed: int, width: int) -> list[Tensor]:
     """Return the entries of 2 V places, no pair twice, in no order, in memory with a trap after."""
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(len(STRENGTHS) * width, generator=generator)[: 2 * width]
-    rows, token_ids = places // width, places % width
+    rows = places // width
+    token_ids = places % width
     counts = torch.randint(0, 5, (len(places),), generator=generator).float()
     counts[token_ids == 0] = 0.0  # where the logit is -0.0: 0 times a negative strength is -0.0, too
     columns = [rows, token_ids, counts, *torch.tensor(STRENGTHS)[rows].T.contiguous()]
@@ -438,7 +439,8 @@ def off_probe(seed: int) -> Values:
     """Penalise odd logits with strengths that are off, and without entries at all."""
     import mini_engine.kernels.penalties as op
 
-    logits, other = odd_logits(), random_tensor(2, 9, seed=seed)
+    logits = odd_logits()
+    other = random_tensor(2, 9, seed=seed)
     count = logits.shape[1]
     numbers = [torch.full((count,), x) for x in (3.0, 1.0, 0.0, 0.0)]
     with np.errstate(invalid="ignore"):

@@ -140,7 +140,8 @@ class Guard:
             inside = mine & (index >= 0) & (index * row + rest < extent(tensor)) & (rest < row)
             if (mask & mine & ~inside).any():
                 self.noted.add(f"{verb} outside {name}")
-            addresses, mask = np.where(inside, real.astype(np.uint64), addresses), mask & (inside | ~mine)
+            addresses = np.where(inside, real.astype(np.uint64), addresses)
+            mask = mask & (inside | ~mine)
         if verb == "read":
             self.note_reads(addresses[mask])
         return addresses, mask
@@ -148,7 +149,8 @@ class Guard:
     def note_reads(self, addresses: Any) -> None:
         """Note the tensors around which something is read, and those that nothing should read."""
         for name, memory, _, _ in self.held if addresses.size else ():
-            start, margin = address_of(memory), MARGIN * memory.itemsize
+            start = address_of(memory)
+            margin = MARGIN * memory.itemsize
             here = addresses[(addresses >= start) & (addresses < start + memory.nbytes)]
             if name in self.unread and here.size:
                 self.noted.add(f"read {name}")

@@ -229,7 +229,8 @@ def searched(find_cut: Any, row: Tensor, target: int, by_mass: bool) -> list[flo
     """Search a row that stands before larger logits."""
     from smoke.checks.l8.probes import cut_kernel
 
-    cut, above = torch.full((1,), math.nan), torch.full((1,), -1)
+    cut = torch.full((1,), math.nan)
+    above = torch.full((1,), -1)
     peak = row.max()[None].clone()
     behind = torch.full((BLOCK,), LARGEST)
     logits = torch.cat((row, behind))

@@ -56,7 +56,8 @@ def edges_probe(seed: int) -> Values:
             )
         share = torch.tensor([(UNITS - 47.5) / UNITS], dtype=torch.float64)
         values["all but 47.5 of 2**40 + 198 units"] = left_of(top_p.apply_top_p(LIKELY[None], share)[0])
-        far, one = torch.tensor([[0.0, -200.0, -20000.0]]), torch.ones(1, dtype=torch.float64)
+        far = torch.tensor([[0.0, -200.0, -20000.0]])
+        one = torch.ones(1, dtype=torch.float64)
         values["no mass, p 1"] = left_of(top_p.apply_top_p(far, one)[0])
         values["no mass, min-p 0"] = left_of(min_p.apply_min_p(far, torch.zeros(1))[0])
         values["two equals, k 1"] = left_of(
@@ -141,7 +142,8 @@ def above_verdict(seed: int, got: Values) -> list[Failure]:
         )
         bound = exact * 1e-6 + len(row)
         if name == EXACTLY:
-            exact, bound = UNITS, 0.0
+            exact = UNITS
+            bound = 0.0
         if abs(got[name] - exact) > bound:
             failures.append(Failure(name, "", f"{exact:.0f}", str(got[name])))
     return failures

@@ -96,7 +96,8 @@ def rows_probe(seed: int) -> Values:
         x, weight = matrices(seed, 70, 27, 173, dtype)
         order = torch.randperm(70, generator=torch.Generator().manual_seed(seed))
         invalid = x.clone()
-        invalid[:3], invalid[4:] = math.nan, math.inf
+        invalid[:3] = math.nan
+        invalid[4:] = math.inf
         with np.errstate(invalid="ignore"):  # the interpreter multiplies with NumPy
             beside = invariant_matmul(invalid, weight)
         values[dtype] = {

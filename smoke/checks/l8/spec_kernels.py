@@ -155,7 +155,8 @@ def attend(q: Tensor, key: Tensor, value: Tensor) -> Tensor:
     The last query sees all keys, and every one before it one fewer.
     """
     out = torch.zeros(q.shape, dtype=torch.float64)
-    before, group = key.shape[1] - len(q), q.shape[1] // key.shape[0]
+    before = key.shape[1] - len(q)
+    group = q.shape[1] // key.shape[0]
     for index in range(len(q)):
         for head in range(q.shape[1]):
             seen = key[head // group, : before + index + 1].double()

@@ -164,7 +164,8 @@ def reuse_probe(seed: int) -> Values:
         state = new_state(machine)
         for piece in program:
             state += piece if isinstance(piece, str) else lang.gen(None, **piece)
-        text, ids = state.text, list(state.ids)
+        text = state.text
+        ids = list(state.ids)
         values[f"case {place}, {program}"] = {"calls": [call["ids"] for call in machine.log], "text": text, "ids": ids}
     return values
 
@@ -173,15 +174,18 @@ def reuse_spec(seed: int) -> Values:
     """Append what each piece gives, id by id."""
     values = Values()
     for place, program in enumerate(gens(seed)):
-        ids, text = list[int](), ""
+        ids = list[int]()
+        text = ""
         calls = []
         for piece in program:
             if isinstance(piece, str):
-                ids, text = [*ids, *words().encode(piece)], text + piece
+                ids = [*ids, *words().encode(piece)]
+                text = text + piece
             else:
                 calls.append(ids)
                 answer = answered(seed + place, ids, piece)
-                ids, text = [*ids, *kept(answer)], text + answer["text"]
+                ids = [*ids, *kept(answer)]
+                text = text + answer["text"]
         values[f"case {place}, {program}"] = {"calls": calls, "text": text, "ids": ids}
     return values
 

@@ -196,7 +196,9 @@ def tree_spec(seed: int) -> Values:
     """Choose one after the other."""
     values = Values()
     for case in range(8):
-        text, ids, calls = "ab the", words().encode("ab the"), 0
+        text = "ab the"
+        ids = words().encode("ab the")
+        calls = 0
         alone = set[str]()
         for index in range(3):
             choices = CHOICES[number(seed, case, index) % len(CHOICES)]
@@ -205,7 +207,8 @@ def tree_spec(seed: int) -> Values:
                 sum(logprob(seed + case, [*ids, *row[:i]], row[i]) for i in range(len(row))) / len(row) for row in own
             ]
             place = means.index(max(means))
-            text, ids = text + choices[place] + " ", [*ids, *own[place], *words().encode(" ")]
+            text = text + choices[place] + " "
+            ids = [*ids, *own[place], *words().encode(" ")]
             calls += len(choices)
             alone |= {choice for choice, row in zip(choices, own, strict=True) if len(row) > 1}
         values[f"case {case}"] = {"text": text, "ids": ids, "calls": calls + len(alone)}

@@ -82,21 +82,26 @@ def program_probe(seed: int) -> Values:
 
 def spec_run(seed: int, start: Plain, operations: Operations) -> Plain:
     """Carry a program out one operation after the other -> its text, its ids, what it set, in order."""
-    ids, text, own = list(start["ids"]), start["text"], Plain()
+    ids = list(start["ids"])
+    text = start["text"]
+    own = Plain()
     for operation in operations:
         if isinstance(operation, str):
-            ids, text = ids + words().encode(operation), text + operation
+            ids = ids + words().encode(operation)
+            text = text + operation
         elif isinstance(operation, list):
             name, gen = operation
             answer = answered(seed, ids, gen)
-            ids, text = ids + kept(answer), text + answer["text"]
+            ids = ids + kept(answer)
+            text = text + answer["text"]
             if name is not None:
                 own[name] = answer["text"]
         else:
             ends = [spec_run(seed, {"ids": ids, "text": text}, each) for each in operation["forks"]]
             begun = (len(ids), len(text))
             if operation["late"]:
-                ids, text = ids + words().encode(" "), text + " "
+                ids = ids + words().encode(" ")
+                text = text + " "
             for end in ends if operation["appends"] else ():
                 ids, text = ids + end["ids"][begun[0] :], text + end["text"][begun[1] :]
             names = [name for end in ends for name in end["own"]]
@@ -345,7 +350,8 @@ def gather_probe(seed: int) -> Values:
     for name, case in gather_cases().items():
         for appends in (False, True):
             state = new_state(Machine(seed))
-            state.known_text, state.known_ids = "ab", words().encode("a") + words().encode("b")
+            state.known_text = "ab"
+            state.known_ids = words().encode("a") + words().encode("b")
             for variable, value in case["before"].items():
                 state.set(variable, Answer(value, is_joined=isinstance(value, list)))
             for variable, value in case.get("inherited", {}).items():

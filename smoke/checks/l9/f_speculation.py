@@ -93,7 +93,8 @@ def programs(seed: int) -> list[list[Any]]:
     rng = random.Random(f"speculation {seed}")
     found: list[list[Any]] = []
     for place in range(40):
-        ids, pieces = words().encode(OPENING), list[Any]()
+        ids = words().encode(OPENING)
+        pieces = list[Any]()
         for _ in range(rng.randint(2, 6)):
             gen: Plain = {"max_new_tokens": rng.choice((1, 2, 4, 8, 20))}
             if rng.random() < 0.4:
@@ -153,13 +154,17 @@ def same_spec(seed: int) -> Values:
     """Make a call for each gen."""
     values = Values()
     for place, program in enumerate(programs(seed)):
-        ids, text, answers = words().encode(OPENING), OPENING, list[Plain]()
+        ids = words().encode(OPENING)
+        text = OPENING
+        answers = list[Plain]()
         for piece in program:
             if not is_gen(piece):
-                ids, text = [*ids, *words().encode(piece)], text + piece
+                ids = [*ids, *words().encode(piece)]
+                text = text + piece
                 continue
             answer = answered(seed + place, ids, piece)
-            ids, text = [*ids, *kept(answer)], text + answer["text"]
+            ids = [*ids, *kept(answer)]
+            text = text + answer["text"]
             part = {name: answer[name] for name in ("ids", "reason", "matched")}
             answers.append({"value": answer["text"], **part})
         for ahead in AHEAD:
@@ -195,11 +200,13 @@ def paid_spec(seed: int) -> Values:
 
 def spec_calls(seed: int, program: list[Any], ahead: int) -> list[Any]:
     """Return the calls of one program: their prompts, and how many tokens they ask for."""
-    ids, calls = words().encode(OPENING), list[Any]()
+    ids = words().encode(OPENING)
+    calls = list[Any]()
     left: Plain | None = None  # ids, how they were drawn, whether the machine ended after them
     for piece in program:
         if not is_gen(piece):
-            ids, left = [*ids, *words().encode(piece)], without(left, words().encode(piece))
+            ids = [*ids, *words().encode(piece)]
+            left = without(left, words().encode(piece))
             continue
         answer = answered(seed, ids, piece)
         how = {key: value for key, value in piece.items() if key not in ("stop", "max_new_tokens")}
@@ -215,7 +222,8 @@ def spec_calls(seed: int, program: list[Any], ahead: int) -> list[Any]:
                 left = {"how": how, "ids": [*left["ids"], *more["ids"]], "is_end": more["reason"] == "stop"}
         else:
             calls.append([ids, piece["max_new_tokens"]])
-        ids, left = [*ids, *kept(answer)], without(left, kept(answer))
+        ids = [*ids, *kept(answer)]
+        left = without(left, kept(answer))
     return calls
 
 
@@ -278,7 +286,8 @@ def forks_spec(seed: int) -> Values:
 
 def texts(seed: int, gens: list[Plain]) -> list[str]:
     """Return what gens in a row write."""
-    ids, found = words().encode(OPENING), list[str]()
+    ids = words().encode(OPENING)
+    found = list[str]()
     for gen in gens:
         answer = answered(seed, ids, gen)
         ids = [*ids, *kept(answer)]
@@ -292,7 +301,8 @@ LONG = {"the first is refused": (10, 50, [3, 4]), "the one that continues is ref
 
 def long_probe(seed: int) -> Values:
     """Ask for more than the machine takes, where the gens themselves are short."""
-    own, size = edge_seed(seed), len(words().encode(OPENING))
+    own = edge_seed(seed)
+    size = len(words().encode(OPENING))
     values = Values()
     for kind, (limit, ahead, counts) in LONG.items():
         machine = Machine(own, limit=size + limit)

@@ -110,7 +110,8 @@ def ended(ids: Sequence[int], limit: int, stops: Sequence[str]) -> Plain:
 
 def answered(seed: int, ids: Sequence[int], gen: Mapping[str, Any]) -> Plain:
     """Return what a call of its own answers to ``ids``. ``gen``: its sampling parameters."""
-    limit, stops = gen.get("max_new_tokens", 128), gen.get("stop", [])
+    limit = gen.get("max_new_tokens", 128)
+    stops = gen.get("stop", [])
     return ended(written(seed, ids, limit, drawn(gen)), limit, [stops] if isinstance(stops, str) else stops)
 
 
@@ -131,7 +132,9 @@ class Machine:
 
     def __init__(self, seed: int, limit: int = 4000, is_shaken: bool = False) -> None:
         """Begin without calls. ``limit``: the most tokens of a call. ``is_shaken``: values of calls differ a little."""
-        self.seed, self.limit, self.is_shaken = seed, limit, is_shaken
+        self.seed = seed
+        self.limit = limit
+        self.is_shaken = is_shaken
         self.tokenizer = words()
         self.eos_token_ids = frozenset(words().encode(END))
         self.stats: Counter[str] = Counter()
@@ -193,7 +196,8 @@ class Machine:
         answer = answered(self.seed, call.ids, gen)
         ids, reason, matched = answer["ids"], answer["reason"], answer["matched"]
         if reason == "stop" and matched is None:
-            ids, matched = [*ids, *self.eos_token_ids], next(iter(self.eos_token_ids))
+            ids = [*ids, *self.eos_token_ids]
+            matched = next(iter(self.eos_token_ids))
         return RequestOutput("", list(call.ids), ids, answer["text"], reason, matched)
 
 
