@@ -77,13 +77,6 @@ def test_names_of_plain_parameters_are_reserved() -> None:
             register_processor(name)(Favourite)
 
 
-def test_the_order_of_registered_processors_does_not_depend_on_the_order_of_the_request() -> None:
-    register_processor("favourite")(Favourite)
-    spoken = {"favourite": {"token": 7}, "disallowed_tokens": {"token_ids": [7]}}
-    logits = torch.randn(1, 20)
-    assert torch.equal(process(logits, spoken), process(logits, dict(reversed(spoken.items()))))
-
-
 def test_a_processor_that_keeps_the_argmax_is_not_built_for_greedy_rows() -> None:
     class Polite(Favourite):
         is_argmax_invariant = True
