@@ -19,7 +19,6 @@ from mini_engine.fast.products import (
     make_projections,
     onednn_fault,
     onednn_linear,
-    usual_rows,
 )
 from mini_engine.invariant import findings
 from mini_engine.linear import TorchProjections
@@ -92,14 +91,6 @@ def test_one_bfloat16_row_stays_alone_and_few_are_padded(
     for rows in range(1, 10):
         assert torch.equal(multiply(x[:rows]), F.linear(x[:rows], weight)) or rows in (2, 3)
     assert onednn_rows == [1, 4, 4, 4, 5, 6, 7, 8, 9]
-
-
-def test_usual_numbers_of_rows_are_few_and_near() -> None:
-    few = [1, 2, 4, 6, 8, *range(12, 33, 4), *range(40, 65, 8)]
-    assert sorted({usual_rows(rows) for rows in range(1, 65)}) == few
-    for rows in range(1, 3000):
-        assert rows <= usual_rows(rows) <= max(rows + 3, rows * 5 / 4)
-        assert usual_rows(usual_rows(rows)) == usual_rows(rows)
 
 
 def test_a_plan_with_two_ways_takes_each_for_its_number_of_rows(
