@@ -281,6 +281,6 @@ def test_two_ranks_with_different_compile_times_schedule_the_same_steps(monkeypa
 def test_reports_are_gathered_from_every_process(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
     try:
-        assert make_gather()({"ready": ["0"]}) == [{"ready": ["0"]}]
+        assert make_gather()((["0"], {"1": "only here"})) == [(["0"], {"1": "only here"})]
     finally:
         dist.destroy_process_group()
