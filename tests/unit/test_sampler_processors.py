@@ -1,7 +1,6 @@
-"""Logits processors from outside: the registry, their arguments, pickled code, and the rules of those that we bring."""
+"""Logits processors from outside: the registry, their arguments, pickled code, what a driver and its head refuse."""
 
 import json
-import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.head import LogitsHead
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary
-from mini_engine.sampler.processors.disallowed import DisallowedTokens
 from mini_engine.sampler.processors.pickled import from_text, to_text
 from mini_engine.sampler.processors.registry import (
     REGISTRY,
@@ -27,7 +25,6 @@ from mini_engine.sampler.processors.registry import (
     find_processor,
     register_processor,
 )
-from mini_engine.sampler.processors.thinking import MODELS
 
 VOCABULARY = Vocabulary(20, frozenset({0}))
 
@@ -62,40 +59,22 @@ def process(logits: Tensor, *choices: Mapping[str, Any] | None, **more: Any) -> 
 # The registry
 
 
-def test_an_unknown_name_is_refused_with_the_names_that_exist() -> None:
-    for check in (lambda: find_processor("favourit"), lambda: check_processors({"favourit": {}}, VOCABULARY)):
-        with pytest.raises(ValueError, match=r"'favourit'.*disallowed_tokens, no_repeat_ngram, .*thinking_budget"):
-            check()
-
-
-def test_a_taken_name_is_refused_and_stays_with_its_class() -> None:
-    with pytest.raises(ValueError, match=r"'disallowed_tokens' is already DisallowedTokens"):
-        register_processor("disallowed_tokens")(Favourite)
-    assert find_processor("disallowed_tokens") is DisallowedTokens
-
-
-def test_registering_the_same_class_again_is_no_conflict() -> None:
-    """A notebook cell runs twice, a module is reloaded."""
+def test_names_are_given_once_and_unknown_ones_are_refused() -> None:
+    """The same class again is no conflict: a notebook cell runs twice, a module is reloaded."""
     register_processor("favourite")(Favourite)
     register_processor("favourite")(Favourite)
     assert find_processor("favourite") is Favourite
+    with pytest.raises(ValueError, match=r"'disallowed_tokens' is already DisallowedTokens"):
+        register_processor("disallowed_tokens")(Favourite)
+    with pytest.raises(ValueError, match=r"'favourit'.*disallowed_tokens, .*no_repeat_ngram, .*thinking_budget"):
+        check_processors({"favourit": {}}, VOCABULARY)
 
 
-@pytest.mark.parametrize("name", RESERVED)
-def test_names_of_plain_parameters_are_reserved(name: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}' is a parameter of its own"):
-        register_processor(name)(Favourite)
-
-
-def test_every_built_in_stage_is_reserved() -> None:
+def test_names_of_plain_parameters_are_reserved() -> None:
     assert set(BUILT_IN) < set(RESERVED)
-
-
-def test_the_order_of_registered_processors_does_not_depend_on_the_order_of_the_request() -> None:
-    register_processor("favourite")(Favourite)
-    spoken = {"favourite": {"token": 7}, "disallowed_tokens": {"token_ids": [7]}}
-    logits = torch.randn(1, 20)
-    assert torch.equal(process(logits, spoken), process(logits, dict(reversed(spoken.items()))))
+    for name in RESERVED:
+        with pytest.raises(ValueError, match=f"'{name}' is a parameter of its own"):
+            register_processor(name)(Favourite)
 
 
 def test_a_processor_that_keeps_the_argmax_is_not_built_for_greedy_rows() -> None:
@@ -118,33 +97,22 @@ def test_a_processor_that_keeps_the_argmax_is_not_built_for_greedy_rows() -> Non
     ("name", "arguments", "parts"),
     [
         ("disallowed_tokens", {"token_ids": [20]}, ["token_ids", "20", "0 to 19"]),
-        ("disallowed_tokens", {"token_ids": [-1]}, ["token_ids", "-1"]),
-        ("disallowed_tokens", {"token_ids": 5}, ["token_ids", "5"]),
         ("disallowed_tokens", {"token_ids": 0}, ["token_ids", "0"]),
-        ("disallowed_tokens", {"token_ids": "12"}, ["token_ids", "12"]),
         ("disallowed_tokens", {"token_ids": ""}, ["token_ids", "''"]),
-        ("disallowed_tokens", {"token_ids": {}}, ["token_ids", "{}"]),
         ("disallowed_tokens", {"token_ids": [True]}, ["token_ids", "True"]),
-        ("disallowed_tokens", {"token_ids": [1.0]}, ["token_ids", "1.0"]),
         ("disallowed_tokens", {"tokens": [1]}, ["disallowed_tokens", "'tokens'", "token_ids"]),
         ("disallowed_tokens", {1: [1], "a": 2}, ["disallowed_tokens", "1", "token_ids"]),
         ("no_repeat_ngram", {}, ["no_repeat_ngram", "ngram_size"]),
-        ("no_repeat_ngram", {"ngram_size": None}, ["no_repeat_ngram", "ngram_size"]),
         ("no_repeat_ngram", {"ngram_size": 0}, ["ngram_size", "0"]),
         ("no_repeat_ngram", {"ngram_size": True}, ["ngram_size", "True"]),
-        ("no_repeat_ngram", {"ngram_size": 2.0}, ["ngram_size", "2.0"]),
         ("no_repeat_ngram", {"ngram_size": 2, "window_size": 0}, ["window_size", "0"]),
         ("no_repeat_ngram", {"ngram_size": 2, "whitelist_token_ids": [99]}, ["whitelist_token_ids", "99"]),
-        ("no_repeat_ngram", {"ngram_size": 2, "window": 5}, ["no_repeat_ngram", "'window'"]),
         ("thinking_budget", {"start": 1, "end": 2}, ["thinking_budget", "budget"]),
         ("thinking_budget", {"budget": -1, "start": 1, "end": 2}, ["budget", "-1"]),
-        ("thinking_budget", {"budget": True, "start": 1, "end": 2}, ["budget", "True"]),
         ("thinking_budget", {"budget": 3}, ["thinking_budget", "start"]),
-        ("thinking_budget", {"budget": 3, "start": 1}, ["thinking_budget", "end"]),
         ("thinking_budget", {"budget": 3, "start": 1, "end": 20}, ["20", "0 to 19"]),
         ("thinking_budget", {"budget": 3, "start": 1, "end": 2, "newline": "\n"}, ["newline", "'\\n'"]),
         ("thinking_budget", {"budget": 3, "model": "qwen3"}, ["151668", "0 to 19"]),
-        ("thinking_budget", {"budget": 3, "model": "gpt"}, ["'gpt'", "qwen3, deepseek-r1"]),
         ("thinking_budget", {"budget": 3, "model": ["qwen3"]}, ["['qwen3']", "qwen3, deepseek-r1"]),
         ("thinking_budget", {"budget": 3, "model": "qwen3", "end": 4}, ["model", "ids"]),
     ],
@@ -164,22 +132,10 @@ def driver(untied: Path) -> SamplingDriver:
     return SamplingDriver(load_model(untied, EngineConfig()), EngineConfig(), frozenset({5}))
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"disallowed_tokens": {"token_ids": [10**6]}},
-        {"no_repeat_ngram": {}},
-        {"unheard_of": {}},
-        {"disallowed_tokens": {"token_ids": [1]}, "thinking_budget": {"budget": 1, "start": 1, "end": 2, "brake": 3}},
-    ],
-    ids=str,
-)
-def test_the_driver_refuses_a_request_before_it_runs_if_one_of_its_processors_does(
-    driver: SamplingDriver, choice: dict[str, Any]
-) -> None:
-    params = SamplingParams(logits_processors=choice)
+def test_the_driver_refuses_a_request_before_it_runs_if_one_of_its_processors_does(driver: SamplingDriver) -> None:
+    params = SamplingParams(logits_processors={"disallowed_tokens": {"token_ids": [1]}, "no_repeat_ngram": {}})
     for run in (driver.check_params, driver.stream, driver.complete):
-        with pytest.raises(ValueError, match=f"{list(choice)[-1]}|token_ids"):
+        with pytest.raises(ValueError, match="no_repeat_ngram"):
             run([1, 2, 3], params)
 
 
@@ -195,12 +151,12 @@ def test_a_resumed_request_reports_the_prompt_alone(driver: SamplingDriver) -> N
     assert reports[0] == reports[1] == [2, 3]
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["scale", "soft_cap"])
-def test_the_head_refuses_factors_that_make_no_logits(name: str, value: float) -> None:
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_the_head_refuses_factors_that_make_no_logits(value: float) -> None:
     """A soft cap of infinity is not "off": 0 times infinity is NaN."""
-    with pytest.raises(ValueError, match=f"{name} is .*finite number above 0"):
-        LogitsHead(**{name: value})
+    for name in ("scale", "soft_cap"):
+        with pytest.raises(ValueError, match=f"{name} is .*finite number above 0"):
+            LogitsHead(**{name: value})
 
 
 # Pickled code
@@ -209,8 +165,6 @@ def test_the_head_refuses_factors_that_make_no_logits(name: str, value: float) -
 def test_pickled_code_is_refused_without_the_word_of_trust_and_not_even_looked_at() -> None:
     with pytest.raises(ValueError, match=r"CVE-2026-7304.*trust_pickled_code=True"):
         from_text(to_text(Favourite))
-    with pytest.raises(ValueError, match=r"trust_pickled_code"):
-        from_text("no JSON at all")
 
 
 def test_a_pickled_processor_works_when_it_is_trusted() -> None:
@@ -238,15 +192,11 @@ def test_a_pickled_processor_works_when_it_is_trusted() -> None:
     [
         "",
         "{}",
-        "[]",
-        "5",
         '{"callable": 5}',
         '{"callable": "zz"}',
-        '{"callable": ""}',
         '{"callable": "00"}',
         json.dumps({"callable": b"cno_such_module\nthing\n.".hex()}),
         json.dumps({"callable": dill.dumps(5).hex()}),
-        json.dumps({"callable": dill.dumps(dict).hex()}),
         json.dumps({"callable": dill.dumps(print).hex()}),
     ],
 )
@@ -254,49 +204,3 @@ def test_trusted_text_that_holds_no_processor_is_a_value_error(text: str) -> Non
     """A damaged pickle fails in its own ways: ``UnpicklingError``, ``EOFError``, ``ModuleNotFoundError``."""
     with pytest.raises(ValueError, match=r"no LogitsProcessor class|not a pickled processor"):
         from_text(text, trust_pickled_code=True)
-
-
-# The rules, by brute force
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_models_by_name_have_three_different_markers(model: str) -> None:
-    markers = MODELS[model]
-    assert len({markers.start, markers.end, markers.newline}) == 3
-    arguments = {"budget": 1, "model": model}
-    vocabulary = Vocabulary(max(markers.start, markers.end) + 1)
-    check_processors({"thinking_budget": arguments}, vocabulary)
-
-
-def allowed_of(logits: Tensor) -> set[int]:
-    return set((logits[0] > -torch.inf).nonzero()[:, 0].tolist())
-
-
-def banned_ngrams(tokens: list[int], size: int, window: int | None, whitelist: list[int]) -> set[int]:
-    """Oracle: try every token and look for the sequence it would end, start by start, inside the window."""
-    seen = tokens if window is None else tokens[-window:]
-    banned = set()
-    for token in set(range(20)) - set(whitelist):
-        ending = [*tokens, token][-size:]
-        if len(ending) == size and any(seen[i : i + size] == ending for i in range(len(seen) - size + 1)):
-            banned.add(token)
-    return banned
-
-
-def test_no_repeat_ngram_with_window_and_whitelist_is_what_trying_every_token_says() -> None:
-    dice, count = random.Random(1), 0
-    for _ in range(120):
-        size, window = dice.randint(1, 4), dice.choice([None, 1, 3, 6, 50])
-        whitelist = dice.sample(range(4), dice.randint(0, 2))
-        tokens = [dice.randrange(3) for _ in range(dice.randint(1, 12))]
-        arguments = {"ngram_size": size, "window_size": window, "whitelist_token_ids": whitelist}
-        params = SamplingParams(logits_processors={"no_repeat_ngram": arguments})
-        batch = SamplingBatch.from_requests([SamplingRequest(list(tokens), params)], VOCABULARY)
-        for _ in range(8):
-            expected = banned_ngrams(tokens, size, window, whitelist)
-            assert allowed_of(batch.process(torch.randn(1, 20))) == set(range(20)) - expected
-            count += len(expected)
-            token = dice.randrange(3)
-            batch.cumulate([token])
-            tokens.append(token)
-    assert count > 300

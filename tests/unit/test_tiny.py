@@ -12,13 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from mini_engine.checkpoint import TINY_MODEL, load_config
-from mini_engine.tiny import corpus, evaluate
+from mini_engine.tiny import corpus, evaluate, train
 from mini_engine.tiny.tokenizer import SPECIAL_TOKENS, train_tokenizer
 from mini_engine.tiny.train import (
     PHASES,
     SEED,
     Progress,
-    batches,
     lr_scale,
     make_optimizers,
     model_config,
@@ -28,24 +27,19 @@ from mini_engine.tiny.train import (
 TOKENIZER = AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
-def some_documents(seed: int, count: int = 300) -> list[str]:
+def some_documents(seed: int, count: int) -> list[str]:
     return list(itertools.islice(corpus.documents(seed), count))
-
-
-def test_the_corpus_is_the_same_for_the_same_seed_and_another_for_another() -> None:
-    assert some_documents(3) == some_documents(3)
-    assert some_documents(3) != some_documents(4)
 
 
 def test_held_out_names_never_occur_in_training_and_always_in_the_questions() -> None:
     """Without this, copying could not be told from memory."""
     rng = random.Random(0)
     held_out = {make(rng, True) for _ in range(2000) for make in (corpus.make_name, corpus.make_odd_name)}
-    texts = [*some_documents(1, 3000), *itertools.islice(corpus.documents(1, PHASES[1].mixture), 3000)]
+    texts = [*some_documents(1, 1500), *itertools.islice(corpus.documents(1, PHASES[1].mixture), 1500)]
     assert all(corpus.is_held_out(name) for name in held_out)
     names = set(re.findall(r"(?:named|called|name|Record: name) ([A-Z]\w+)", " ".join(texts)))
     names |= set(re.findall(r"([A-Z]\w+) has ", " ".join(texts)))
-    assert len(names) > 1000
+    assert len(names) > 500
     assert not any(corpus.is_held_out(name) for name in names)
 
 
@@ -86,11 +80,6 @@ def test_the_tokenizer_is_byte_level_and_loses_nothing() -> None:
     assert TOKENIZER.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(1019, 1024))
 
 
-def test_control_tokens_are_hidden_when_decoding_and_think_tokens_are_not() -> None:
-    ids = TOKENIZER.encode("<|im_start|><think>x</think><|im_end|><|endoftext|>")
-    assert TOKENIZER.decode(ids, skip_special_tokens=True) == "<think>x</think>"
-
-
 @pytest.mark.slow
 def test_training_the_tokenizer_again_gives_the_committed_one() -> None:
     assert json.loads(train_tokenizer(SEED).to_str()) == json.loads((TINY_MODEL / "tokenizer.json").read_text())
@@ -105,33 +94,33 @@ def test_the_folder_is_small_float32_and_loads_in_transformers() -> None:
     assert model.generation_config.eos_token_id == TOKENIZER.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
 
 
-@pytest.mark.slow
-def test_batches_resume_where_they_stopped() -> None:
-    tokenizer = TOKENIZER.backend_tokenizer
-    phase = replace(PHASES[1], steps=1000)
-    whole = itertools.islice(batches(tokenizer, phase, 0, "1"), 101)
-    resumed = next(batches(tokenizer, phase, 100, "1"))
-    assert torch.equal(list(whole)[100], resumed)
-    assert resumed.shape == (32, 256)
-    assert next(batches(tokenizer, phase, 900, "1")).shape == (16, 512)
+def test_batches_resume_where_they_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of steps has its own text; the last fifth of them has longer rows."""
+    monkeypatch.setattr(train, "STEPS_PER_BLOCK", 2)
+    tokenizer, phase = TOKENIZER.backend_tokenizer, replace(PHASES[1], steps=10)
+    whole = list(itertools.islice(train.batches(tokenizer, phase, 0, "1"), 5))
+    assert torch.equal(whole[4], next(train.batches(tokenizer, phase, 4, "1")))
+    assert not torch.equal(whole[4], whole[2])
+    assert whole[4].shape == (32, 256)
+    assert next(train.batches(tokenizer, phase, 8, "1")).shape == (16, 512)
 
 
 def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
     """Weights, optimisers and the place in the text all have to come back, or the two runs drift apart."""
     torch.manual_seed(0)
     tokenizer = TOKENIZER.backend_tokenizer
-    model = Qwen3ForCausalLM(model_config(tokenizer))
+    config = model_config(tokenizer)
+    config.num_hidden_layers = 1  # a step of all five takes seconds
+    model = Qwen3ForCausalLM(config)
     optimizers = make_optimizers(model)
-    stream = torch.randint(0, 1024, (6, 2, 32), generator=torch.Generator().manual_seed(1))
-    for step, batch in enumerate(stream[:3]):
-        train_step(model, optimizers, batch, lr_scale(step, 6))
-    Progress(0, 3).save(tmp_path / "state.pt", model, optimizers)
-    other = Qwen3ForCausalLM(model_config(tokenizer))
+    stream = torch.randint(0, 1024, (2, 2, 16), generator=torch.Generator().manual_seed(1))
+    train_step(model, optimizers, stream[0], lr_scale(0, 2))
+    Progress(0, 1).save(tmp_path / "state.pt", model, optimizers)
+    other = Qwen3ForCausalLM(config)
     other_optimizers = make_optimizers(other)
-    assert Progress.load(tmp_path / "state.pt", other, other_optimizers) == Progress(0, 3)
-    for step, batch in enumerate(stream[3:], start=3):
-        for side, own in ((model, optimizers), (other, other_optimizers)):
-            train_step(side, own, batch, lr_scale(step, 6))
+    assert Progress.load(tmp_path / "state.pt", other, other_optimizers) == Progress(0, 1)
+    for side, own in ((model, optimizers), (other, other_optimizers)):
+        train_step(side, own, stream[1], lr_scale(1, 2))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     assert Progress.load(tmp_path / "none.pt", other, other_optimizers) == Progress(0, 0)
 
@@ -163,5 +152,5 @@ def test_a_story_must_name_its_animal_outside_the_think_block() -> None:
 @pytest.mark.slow
 def test_the_embedded_model_is_as_good_as_its_readme_says() -> None:
     """A small draw of the committed figures; ``python -m mini_engine.tiny.evaluate`` measures them all."""
-    for figure in evaluate.measure(TINY_MODEL, count=20, seed=123):
-        assert figure.right >= figure.wanted * figure.total - 2, figure
+    for figure in evaluate.measure(TINY_MODEL, count=8, seed=123):
+        assert figure.right >= figure.wanted * figure.total - 1, figure
