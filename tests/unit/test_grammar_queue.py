@@ -235,11 +235,11 @@ class UnevenBackend(FsmBackend):
 
 
 class Rank0(UnevenBackend):
-    sleeps = {"a": 0.2}  # noqa: RUF012
+    sleeps = {"a": 0.5}  # noqa: RUF012
 
 
 class Rank1(UnevenBackend):
-    sleeps = {"b": 0.8, "d": 4.0}  # noqa: RUF012
+    sleeps = {"b": 1.2, "d": 4.0}  # noqa: RUF012
 
 
 def test_two_ranks_with_different_compile_times_schedule_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
