@@ -1,10 +1,8 @@
 """What L8's figures show agrees with counted operations, exact fractions, sorts and numpy; figures draw their data."""
 
 import math
-import os
 import random
 import struct
-import subprocess
 import sys
 from dataclasses import asdict
 from fractions import Fraction
@@ -86,24 +84,6 @@ def test_what_only_copies_has_no_operations():
     assert copies["store_kv"].num_bytes == store
     assert copies["apply_token_bitmask"].num_bytes == 3 * (3 * 4 + 70 * 4)  # no token of 70 is one in 512
     assert copies["store_kv"].intensity == 0
-
-
-@pytest.mark.parametrize("new", [1, 300])
-def test_bytes_are_those_of_the_benchmark(new):
-    """The benchmark states the same least bytes, but for attention, where it leaves out what is small."""
-    shape, cpu = kernels_cases.SHAPES["0.6b"], torch.device("cpu")
-    setting = kernels_cases.Setting(shape, kernels_cases.TOY, cpu, torch.bfloat16)
-    own = {each.name: each for each in kernels.step_operations(kernels.work.QWEN3_0_6B, [(new, new)])}
-    for name, case in [
-        ("add_rms_norm", kernels_cases.add_norm_case(setting, new)),
-        ("apply_rotary", kernels_cases.rotary_case(setting, new)),
-        ("silu_and_mul", kernels_cases.silu_case(setting, new)),
-        ("store_kv", kernels_cases.store_case(setting, new)),
-        ("attention", kernels_attention.prefill_case(setting, 1, new)),
-    ]:
-        assert own[name].num_bytes == case.num_bytes, name
-    assert own["attention"].num_flops == kernels_attention.prefill_case(setting, 1, new).num_flops
-    assert own["apply_token_bitmask"].num_bytes == pytest.approx(kernels_cases.bitmask_case(setting, 1).num_bytes, 1e-5)
 
 
 def test_roof_and_least_time():
@@ -198,7 +178,7 @@ def tree(numbers: list[Fraction], bits: int) -> Fraction:
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 8), (torch.float32, 24)])
-@pytest.mark.parametrize("block", [1, 4, 16, 64])
+@pytest.mark.parametrize("block", [1, 16, 64])
 def test_sums_are_rounded_at_every_addition(dtype, bits, block):
     """The oracle adds fractions and rounds each sum; every bit agrees."""
     dice = random.Random(block)
@@ -211,32 +191,6 @@ def test_sums_are_rounded_at_every_addition(dtype, bits, block):
     assert got.tolist() == [float(total)]
 
 
-@pytest.mark.parametrize("tile", [1, 4, 16, 64])
-def test_online_softmax_ends_where_softmax_does(tile):
-    scores = torch.randn(3, 64, generator=torch.Generator().manual_seed(tile), dtype=torch.float64) * 4
-    steps = list(kernels.online_softmax(scores, tile))
-    seen = [scores[:, : tile * (number + 1)] for number in range(len(steps))]
-    assert len(steps) == 64 // tile
-    for step, part in zip(steps, seen, strict=True):
-        assert step.top.tolist() == part.max(-1).values.tolist()
-        wanted = part.logsumexp(-1) - part.max(-1).values
-        torch.testing.assert_close(step.total.double().log(), wanted, rtol=0, atol=1e-6)
-    for (before, after), part in zip(pairwise(steps), seen[1:], strict=True):
-        torch.testing.assert_close(after.keep, (before.top - after.top).exp())
-        fresh = (part[:, -tile:] - after.top[:, None]).exp().sum(-1)
-        torch.testing.assert_close(after.added.double(), fresh, rtol=1e-6, atol=0)
-    assert steps[0].keep.tolist() == [0, 0, 0]
-
-
-def test_errors_of_exact_sums_are_zero_and_those_of_bfloat16_fall_with_the_block(monkeypatch):
-    monkeypatch.setattr(kernels.rounding, "LENGTH", 256)
-    for error in kernels.rounding.OPERATIONS.values():
-        assert error(16, torch.float64, 0) < 1e-14
-        small, large = error(1, torch.bfloat16, 0), error(256, torch.bfloat16, 0)
-        assert 1e-1 > small > large > 1e-4
-        assert error(1, torch.float32, 0) < 2e-6
-
-
 def test_relative_error_is_the_largest_of_a_row_and_the_mean_of_rows():
     exact = torch.tensor([[1.0, -4.0], [2.0, 0.0]])
     assert kernels.rounding.relative_error(exact + torch.tensor([[0.0, 1.0], [1.0, 0.1]]), exact) == pytest.approx(
@@ -247,43 +201,11 @@ def test_relative_error_is_the_largest_of_a_row_and_the_mean_of_rows():
 # ----------------------------------------------------------------------------------------------------- kernels that run
 
 
-@pytest.mark.slow
-def test_viz_does_not_import_triton():
-    code = "import sys; import mini_engine.viz.kernels; assert 'triton' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("first", "words"), [("", "2.5"), ("import triton", "restart the kernel")])
-def test_the_interpreter_is_chosen_before_triton_is_imported(first, words):
-    code = f"""
-{first}
-from mini_engine.viz import kernels
-kernels.interpret_kernels()
-import torch
-from mini_engine.kernels.silu_and_mul import silu_and_mul
-print(silu_and_mul(torch.tensor([[100.0, 0.025]])).item())
-"""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment, check=False
-    )
-    assert words in done.stdout + done.stderr
-    assert (done.returncode == 0) == (not first)
-
-
-@pytest.fixture(scope="module")
-def divergence() -> list[Divergence]:
-    return kernels.batch_divergence(batches=(1, 2, 4), context=384)
-
-
-def test_only_splits_that_follow_the_batch_change_bits(divergence):
-    chosen, fixed = divergence
-    assert chosen.split_sizes == (128, 256, 384)
-    assert fixed.split_sizes == (256, 256, 256)
-    assert not bool(fixed.ulps.any())
-    assert [bool(row.any()) for row in chosen.ulps] == [False, True, True]
-    assert int(chosen.ulps.median()) < 100, "the last bits, not another result"
+def test_the_interpreter_is_chosen_before_triton_is_imported(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", object())
+    with pytest.raises(ValueError, match="restart the kernel"):
+        kernels.interpret_kernels()
 
 
 def test_the_first_row_is_right():
@@ -318,10 +240,9 @@ def key(number: float) -> int:
 
 
 @interpreted
-@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 7}, {"top_k": 250}, {"top_p": 0.1}, {"top_p": 0.97}])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_search_closes_on_the_cut_that_a_sort_finds(options, seed):
-    row = row_of(seed)
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 250}, {"top_p": 0.1}, {"top_p": 0.97}])
+def test_a_search_closes_on_the_cut_that_a_sort_finds(options):
+    row = row_of(0)
     ordered = row.double().sort(descending=True).values
     if "top_k" in options:
         kept = options["top_k"]
@@ -364,12 +285,6 @@ def test_places_of_a_block_are_what_the_mask_says():
     assert [block.count(kind) for kind in (KEPT, OUTSIDE)] == [68, 1748]
     with pytest.raises(ValueError, match=r"65 words.*mask\[:64\]"):
         kernels.bitmask_block(torch.zeros(65, dtype=torch.int32), 2080)
-
-
-def test_this_machine_is_measured():
-    roof = kernels.measure_roof()
-    assert 1e8 < roof.bytes_per_s < 1e13
-    assert 1e8 < roof.flops_per_s < 1e14
 
 
 # -------------------------------------------------------------------------------------------------------------- figures

@@ -5,15 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
-from mini_engine.llm import load_driver, make_engine
-from mini_engine.outputs import Delta, RequestOutput, StepOutput
-from mini_engine.sampler.params import SamplingParams
+from mini_engine.outputs import RequestOutput, StepOutput
 from mini_engine.scheduler.request import RequestTimes
 from mini_engine.viz import scheduling
 from mini_engine.viz.figure import Figure
-from mini_engine.viz.scheduling.measure import Arrival, Piece, Run, Stay, StreamLine
+from mini_engine.viz.scheduling.measure import Piece, Run, Stay, StreamLine
 from mini_engine.viz.scheduling.simulation import Job, LoadPoint, StepCost
 from tests.support.figures import check_figures, texts
 
@@ -65,15 +62,6 @@ LINES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return load_driver(TINY_MODEL, EngineConfig(batch_invariant=True)), load_tokenizer(TINY_MODEL).backend_tokenizer
-
-
-def wanted(length, **options):
-    return SamplingParams(max_new_tokens=length, ignore_eos=True, **options)
-
-
 # ------------------------------------------------------------------------------------------------- what the log tells
 
 
@@ -105,59 +93,6 @@ def test_samples_are_numbered():
 # ------------------------------------------------------------------------------------------------- runs of the engine
 
 
-def test_served_requests_have_the_answers_of_a_lonely_engine(tiny):
-    driver, tokenizer = tiny
-    prompts = [[5, 9, 300, 41], [7] * 9, [12, 99]]
-    arrivals = [
-        Arrival(3, prompts[0], wanted(6)),
-        Arrival(0, prompts[1], wanted(3, n=2, temperature=1.0, seed=3)),
-        Arrival(40, prompts[2], wanted(4)),
-    ]
-    run = scheduling.serve("x", driver, tokenizer, arrivals, max_running_requests=3, max_tokens_per_step=4, num_pages=9)
-    alone = make_engine(driver, tokenizer)
-    expected = [alone.generate([a.prompt_ids], a.params)[0] for a in (arrivals[1], arrivals[0], arrivals[2])]
-    assert [o.token_ids for o in run.outputs.values()] == [o.token_ids for samples in expected for o in samples]
-    assert list(run.labels.values()) == ["a1", "a2", "b", "c"], "in the order in which they came"
-    assert [o.times.added for o in run.outputs.values()] == [0.0, 0.0, 3.0, 40.0]
-    assert (run.num_pages, run.config.max_tokens_per_step) == (9, 4)
-    began = [entry.began for entry in run.log]
-    assert 40.0 in began, "time goes on when nobody is there"
-    assert began == sorted(set(began))
-    waits = {run.labels[r]: [p for p in own if p.kind == "waiting"] for r, own in scheduling.timeline(run).items()}
-    assert waits["c"] == []
-    assert [p.tokens for p in scheduling.timeline(run)[next(iter(run.outputs))] if p.kind == "prompt"] == [4, 4, 1]
-
-
-def test_a_static_batch_ends_with_its_longest_answer(tiny):
-    driver, tokenizer = tiny
-    lengths = [3, 7, 2, 5, 4]
-    arrivals = [Arrival(0, [5, 9 + i], wanted(length)) for i, length in enumerate(lengths)]
-    static = scheduling.serve("x", driver, tokenizer, arrivals, static=True, max_running_requests=2)
-    assert len(static.log) == 7 + 5 + 4
-    assert scheduling.idle_share(static) == pytest.approx(1 - sum(lengths) / 32)
-    assert {stay.step for stay in scheduling.measure.stays(static)} == {0, 7, 12}
-    joined = scheduling.serve("x", driver, tokenizer, arrivals, max_running_requests=2)
-    # By hand: place 0 has 3 and 2 steps, then 5 of the fourth; place 1 has 7, then 4 of the fifth.
-    assert len(joined.log) == 11
-    assert [o.token_ids for o in static.outputs.values()] == [o.token_ids for o in joined.outputs.values()]
-
-
-def test_stream_lines_hold_what_was_decoded_and_not_shown(tiny):
-    _, tokenizer = tiny
-    ids = tokenizer.encode("Once upon a time").ids
-    pieces = [tokenizer.decode(ids[: i + 1])[len(tokenizer.decode(ids[:i])) :] for i in range(len(ids))]
-    shown = ["", pieces[0], *[""] * (len(ids) - 2)]
-    deltas = [Delta("r", None, "")]
-    deltas += [Delta("r", token, text) for token, text in zip(ids, shown, strict=True)]
-    deltas[-1] = replace(deltas[-1], finish_reason="stop")
-    lines = scheduling.stream_lines(deltas, tokenizer)
-    assert len(lines) == len(ids), "the start of a stream has no line"
-    assert lines[0] == StreamLine(pieces[0].replace(" ", "␣"), "", "", pieces[0], False)
-    assert (lines[1].before, lines[1].new, lines[1].held) == ("", pieces[0], pieces[1])
-    assert (lines[-1].before, lines[-1].held) == (pieces[0], "".join(pieces[1:]))
-    assert [line.cut for line in lines] == [False] * (len(ids) - 1) + [True]
-
-
 # --------------------------------------------------------------------------------------------------- without a model
 
 
@@ -173,19 +108,6 @@ def test_simulated_times_by_hand():
     assert first.finished == first.tokens[-1]
     assert (third.started, third.tokens) == (20.0, pytest.approx([21.2])), "nothing happens until it comes"
     assert third.tpot_s is None
-
-
-def test_simulated_policies_differ_in_who_waits():
-    jobs = [Job(0.0, 8, 1), Job(0.1, 8, 5), Job(0.1, 2, 1)]
-    cost, config = StepCost(1.0, 0.0), EngineConfig(max_running_requests=1)
-    order = {}
-    for policy in ("fcfs", "shortest", "lof"):
-        times = scheduling.simulate(jobs, cost, replace(config, policy=policy))
-        order[policy] = sorted(range(3), key=[t.started for t in times].__getitem__)
-    assert order == {"fcfs": [0, 1, 2], "shortest": [0, 2, 1], "lof": [0, 1, 2]}
-    jobs[1], jobs[2] = replace(jobs[1], num_output=1), replace(jobs[2], num_output=5)
-    times = scheduling.simulate(jobs, cost, replace(config, policy="lof"))
-    assert [t.started for t in times] == [0.0, 6.0, 1.0]
 
 
 def test_poisson_jobs_have_their_rate_and_their_lengths():
@@ -212,28 +134,6 @@ def test_load_point_and_capacity_by_hand():
     assert point.tpot_mean == pytest.approx(0.6), "a single token has no gap"
     jobs = [Job(7.0, 3, 1), Job(9.0, 3, 1)]
     assert scheduling.capacity(jobs, StepCost(1.0, 0.5), EngineConfig()) == pytest.approx(2 / 5), "two steps of 2.5 s"
-
-
-def test_measured_cost_is_that_of_the_steps(tiny, monkeypatch):
-    true = StepCost(2e-3, 3e-5)
-
-    class FakeEngine:
-        def __init__(self, driver):
-            assert driver.config.max_tokens_per_step is None
-            self.log = []
-
-        def generate(self, prompts, params):
-            (prompt,) = prompts
-            assert params.max_new_tokens == 1
-            before = sum(entry.chunks[0][2] == len(prompt) for entry in self.log)
-            slow = (1.0, 0.5, 0.0, 0.1)[before]  # the first run warms up; of the others the best counts
-            part = (true(len(prompt)) + slow) / 2
-            entry = step(0, [("r", 0, len(prompt))])
-            self.log.append(replace(entry, seconds={"forward": part, "sample": part}))
-
-    monkeypatch.setattr(scheduling.simulation, "make_engine", FakeEngine)
-    made = scheduling.measure_cost(tiny[0], (1, 10, 50))
-    assert (made.fixed, made.per_row) == pytest.approx((2e-3, 3e-5))
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
