@@ -19,7 +19,7 @@ from mini_engine.viz.difference import Difference
 from mini_engine.viz.figure import Figure
 from mini_engine.viz.forward.measure import ErrorCurve
 from mini_engine.viz.paging.measure import BatchCost, Cost
-from tests.support.figures import bar_lengths, check_figures, texts
+from tests.support.figures import check_drawn, check_figures, texts
 
 IDS = [7, 100, 3, 3, 58, 121, 0, 44]
 
@@ -88,6 +88,21 @@ def figures(run) -> dict[str, Figure]:
 
 def test_every_figure_is_tested_and_readable(figures):
     check_figures(figures, forward.draw, paging.draw, decoding.draw)
+
+
+def test_figures_draw_and_say_what_they_are_given(figures):
+    drawn = {
+        "cache_cost": (
+            [8, 1, 4],
+            "with a KV cache 9 tokens are fed in 5 ms, without one 16 in 8 ms: 1.8 times",
+        ),
+        "uncertainty": ([1.75, 2, 1], "The most open is step 2 ('.') with 2.00 bits."),
+        "difference_chart": ([0.13, 1e-6], "one: 3 of 5 rows differ, by 1.3e-01 at most, and 1 greedy choice changed."),
+        "error_growth": ([1e-7, 3e-7], "second: the same bits everywhere."),
+        "crossroads_chart": ([50, 35], "Step 2, after 'a b': taken 'c c c"),
+        "padding_cost": ([25, 50, 100], "prompts: 30 rows instead of 120, 400 scores instead of 1600, 64 slots"),
+    }
+    check_drawn(figures, drawn)
 
 
 def test_display_shows_the_picture_with_the_summary_as_its_text():
@@ -172,23 +187,6 @@ def test_differences_are_counted_by_row():
     assert not difference.same_bits(a, a.double())
 
 
-def test_difference_chart_draws_bars_for_differences_and_a_mark_for_none():
-    figure = forward.difference_chart(DIFFERENCES, "Title")
-    lengths = bar_lengths(figure.figure.axes[0], horizontal=True)
-    assert lengths == pytest.approx([0.13, 1e-6])
-    assert "one: 3 of 5 rows differ, by 1.3e-01 at most, and 1 greedy choice changed." in figure.summary
-    assert "two: the same bits in all 5 rows." in figure.summary
-    assert "0: the same bits in every row" in texts(figure)
-    assert "0.13: 3 of 5 rows differ,\n1 choice changed" in texts(figure)
-
-
-def test_error_growth_says_where_a_difference_starts():
-    curves = [ErrorCurve("grows", [0.0, 0.0, 1e-3]), ErrorCurve("equal", [0.0, 0.0, 0.0])]
-    figure = forward.error_growth(curves, ["embedding", "attn 0", "mlp 0"])
-    assert "grows: first differs after mlp 0, relative difference 1.0e-03 at the end." in figure.summary
-    assert "equal: the same bits everywhere." in figure.summary
-
-
 # ------------------------------------------------------------------------------------------------- L2: where things lie
 
 
@@ -217,14 +215,6 @@ def test_mask_alignment_numbers(figures):
         figures["mask_alignment"].summary
     )
     assert paging.mask_alignment(4, 4).summary.endswith("they see 1 and 4: the same.")
-
-
-def test_padding_cost_bars_are_shares_of_padding(figures):
-    (axes,) = figures["padding_cost"].figure.axes
-    assert bar_lengths(axes, horizontal=False) == pytest.approx([25, 25, 50, 25, 100, 50, 50, 100])
-    assert "prompts: 30 rows instead of 120, 400 scores instead of 1600, 64 slots instead of 128" in (
-        figures["padding_cost"].summary
-    )
 
 
 def test_measured_padding_counts_like_brute_force(untied):
@@ -266,34 +256,6 @@ def test_probability_bars_stack_to_one_hundred(figures):
     assert "its mean is 67%, the runner-up's 14%" in summary
     assert "The lowest taken probability is 25%, at step 2 ('.')" in summary
     assert [label.get_text() for label in axes.get_xticklabels()] == TAKEN, "a dollar sign is no formula"
-
-
-def test_uncertainty_draws_entropy_and_gap(figures):
-    top, bottom = figures["uncertainty"].figure.axes
-    assert bar_lengths(top, horizontal=False) == pytest.approx([d.entropy_bits for d in STEPS])
-    assert bar_lengths(bottom, horizontal=False)[:4] == pytest.approx([d.gap_bits for d in STEPS])
-    summary = figures["uncertainty"].summary
-    assert "2 of 4 steps are below 0.5 bits. The most open is step 2 ('.') with 2.00 bits." in summary
-    assert "1 step is a close call with a gap under 1 bit; the smallest gap is 0.000 bits at step 2" in summary
-
-
-def test_crossroads_chart_says_both_ways():
-    forks = [Crossroads(3, 0.25, (0.5, 0.42), [1, 2], [3, 4])]
-    figure = decoding.crossroads_chart(forks, [("lived in a", "small town", "quiet valley")])
-    assert "50.0% taken: small town …" in texts(figure)
-    assert "42.0% nearly: quiet valley …" in texts(figure)
-    assert "Step 3, after 'lived in a': taken 'small town' (50.0%), nearly 'quiet valley' (42.0%), gap 0.250 bits" in (
-        figure.summary
-    )
-    assert bar_lengths(figure.figure.axes[0], horizontal=True) == pytest.approx([50, 42])
-
-
-def test_cache_cost_sums(figures):
-    summary = figures["cache_cost"].summary
-    assert "2 steps: with a KV cache 9 tokens are fed in 5 ms, without one 16 in 8 ms: 1.8 times the work" in summary
-    left, right = figures["cache_cost"].figure.axes
-    assert [line.get_ydata().tolist() for line in left.lines] == [[8, 1], [8, 8]]
-    assert right.lines[0].get_ydata().tolist() == pytest.approx([4, 1])
 
 
 def test_the_other_way_continues_greedily_from_the_runner_up(untied):

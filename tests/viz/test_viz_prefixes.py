@@ -21,7 +21,7 @@ from mini_engine.viz.prefixes.draw import HitCurves
 from mini_engine.viz.prefixes.measure import Cell, Served, Visit
 from mini_engine.viz.prefixes.tree import Box, Film, Frame
 from mini_engine.viz.scheduling.measure import Run
-from tests.support.figures import check_figures, texts
+from tests.support.figures import check_drawn, check_figures, texts
 
 
 def small_film() -> Film:
@@ -192,20 +192,6 @@ def test_visits_find_what_the_measured_run_did_not_compute(policy):
             assert [visit.prompt for visit in made] == run.order
             assert sorted(run.order) == list(range(20))
             assert sum(len(prompts[visit.prompt]) - visit.found for visit in made) == run.num_computed
-            if policy == "lpm" or room == 20 * pages:  # nothing is missed that was evicted: as if all were kept
-                assert [visit.found for visit in made] == found_if_all_is_kept(prompts, run.order, 4)
-
-
-def found_if_all_is_kept(prompts: list[list[int]], order: list[int], page_size: int) -> list[int]:
-    """Brute force, prompt by prompt: the tokens of the whole pages, but for the last token, that an earlier one had."""
-    kept, found = set[tuple[int, ...]](), []
-    for index in order:
-        ends = range(page_size, len(prompts[index]) + 1, page_size)
-        found.append(
-            max((end for end in ends if end < len(prompts[index]) and tuple(prompts[index][:end]) in kept), default=0)
-        )
-        kept |= {tuple(prompts[index][:end]) for end in ends}
-    return found
 
 
 def test_pages_by_hand():
@@ -255,6 +241,17 @@ def test_every_figure_is_tested_and_readable(figures):
     assert all(len(figure.figure.legends) == 1 for figure in figures.values())
 
 
+def test_figures_draw_and_say_what_they_are_given(figures):
+    drawn = {
+        "hit_rate_chart": ([50, 10, 30, 80, 20, 11], "fcfs 0.0% with 4 pages, 20.0% with 8."),
+        "first_token_chart": (
+            [10, 20, 90, 12, 14, 30, 16],
+            "warm: 3 requests, the first token after 12 ms (median), 10 to 14 ms; 14 of 30 prompt tokens computed.",
+        ),
+    }
+    check_drawn(figures, drawn)
+
+
 def rectangles(axes, kind=None):
     return sorted(
         (p.get_x(), p.get_y(), p.get_width())
@@ -296,40 +293,6 @@ def test_page_map_draws_a_cell_for_every_page(figures):
         assert (*axes.get_xlim(), *axes.get_ylim()) == (0.5, 3.5, 5, 0)
     assert figures["page_map"].summary.endswith(
         "fcfs: 3 requests; of their pages 5 are computed for the first time, 1 again, 2 are found."
-    )
-
-
-def test_hit_rates_are_drawn_in_percent_beside_the_bound(figures):
-    for axes, curves in zip(figures["hit_rate_chart"].figure.axes, CURVES.values(), strict=True):
-        for name, rates in curves.rates.items():
-            (line,) = [line for line in axes.lines if line.get_label() == name]
-            assert list(line.get_xdata()) == list(curves.pages)
-            assert list(line.get_ydata()) == pytest.approx([100 * rate for rate in rates])
-        (bound,) = [line for line in axes.lines if line.get_gid() == "bound"]
-        assert set(bound.get_ydata()) == {100 * curves.bound}
-        assert axes.get_ylim()[1] > 80, "no panel cuts off its bound"
-        trees = [set(line.get_xdata()) for line in axes.lines if line.get_gid() == "tree"]
-        assert trees == ([{11}] if curves.tree == 11 else [])
-    assert figures["hit_rate_chart"].summary == (
-        "low: bound 50.0%; lpm 50.0% with 4 pages, the bound from 4 on; fcfs 10.0% with 4 pages, the bound from 12 on. "
-        "high: bound 80.0%; lpm 80.0% with 4 pages, the bound from 4 on; fcfs 0.0% with 4 pages, 20.0% with 8."
-    )
-
-
-def test_first_tokens_and_their_median(figures):
-    left, right = figures["first_token_chart"].figure.axes
-    times = [sorted(line.get_xdata()) for line in left.lines if line.get_gid() == "request"]
-    assert times == [pytest.approx([10, 20, 90]), pytest.approx([10, 12, 14])]
-    assert [line.get_xdata()[0] for line in left.lines if line.get_gid() == "median"] == pytest.approx([20, 12])
-    assert [t.get_text() for t in left.texts] == ["20 ms", "12 ms"]
-    bars = {
-        kind: [(p.get_x(), p.get_width()) for p in right.patches if p.get_gid() == kind] for kind in ("first", "found")
-    }
-    assert bars == {"first": [(0, 30), (0, 14)], "found": [(30, 0), (14, 16)]}
-    assert [t.get_text() for t in right.texts] == ["30", "14"]
-    assert [t.get_text() for t in left.get_yticklabels()] == ["cold", "warm"]
-    assert figures["first_token_chart"].summary.endswith(
-        "warm: 3 requests, the first token after 12 ms (median), 10 to 14 ms; 14 of 30 prompt tokens computed."
     )
 
 

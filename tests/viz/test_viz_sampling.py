@@ -8,13 +8,12 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from mini_engine.llm import load_driver
 from mini_engine.sampler.trace import SamplingTrace
-from mini_engine.viz import peer, sampling
+from mini_engine.viz import sampling
 from mini_engine.viz.columns import BAR
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.sampling.measure import Draws, MixedRow
-from tests.support.figures import bar_lengths, check_figures
+from tests.support.figures import check_drawn, check_figures
 
 V = 40
 LOGITS = torch.randn(V, generator=torch.Generator().manual_seed(3)) * 2.5
@@ -53,14 +52,6 @@ def heated(temperature: float) -> list[float]:
 # ------------------------------------------------------------------------------------------------------- measurements
 
 
-def test_next_logits_are_those_of_the_last_position(untied):
-    ids = [7, 100, 3, 3, 58]
-    torch.testing.assert_close(
-        sampling.next_logits(load_driver(untied), ids), peer.Peer(untied).logits(ids)[-1], rtol=1e-4, atol=1e-4
-    )
-    assert sampling.likeliest(LOGITS, 4) == by_size(LOGITS.tolist())[:4]
-
-
 def test_temperature_sweep_and_entropy():
     rows = sampling.sweep_temperature(LOGITS, [0.5, 1.0, 4.0])
     for row, temperature in zip(rows, (0.5, 1.0, 4.0), strict=True):
@@ -85,24 +76,6 @@ def test_filters_in_any_order_agree_with_sets_computed_by_hand():
     ):
         assert sampling.apply_in_order(LOGITS, order).tolist() == pytest.approx(expected, rel=1e-4), order
     assert joint != pytest.approx(cut(first, top_p(first, 0.8)), rel=1e-4), "the orders differ here"
-
-
-def noise(hashed: float) -> float:
-    return -math.log(-math.log(hashed))
-
-
-def test_the_old_hash_is_the_formula_and_fails():
-    target = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05, 0.0])
-    expected = [0] * 6
-    for position in range(200):
-        step = (42 * 19349663) ^ (position * 73856093)
-        scores = []
-        for i, p in enumerate(target.tolist()[:5]):
-            low = ((step * 8589934591) ^ (i * 479001599)) & 0xFFFFFF
-            scores.append(math.log(p) + (noise(low / 2**24) if low else -math.inf))
-        expected[scores.index(max(scores))] += 1
-    assert sampling.draw_old_hash("old", target.log(), 42, 200).counts.tolist() == expected
-    assert sampling.chi_square(sampling.draw_old_hash("old", target.log(), 42, 20_000), target).p_value < 1e-100
 
 
 def test_binomial_band_by_exact_sums():
@@ -201,14 +174,17 @@ def test_every_figure_is_tested_and_readable(figures):
     check_figures(figures, sampling.draw, sampling.strips)
 
 
-def test_survivors_chart_draws_every_count(figures):
-    top, bottom = figures["survivors_chart"].figure.axes
-    assert bar_lengths(top, horizontal=False) == [0.1, 1, 3, 0, 0]
-    assert [line.get_ydata().tolist() for line in bottom.lines] == [[4] * 5, [1, 2, 9, 1, 1]]
-    assert "k leaves 4 to 4 tokens, 0 times a single one. p leaves 1 to 9 tokens, 3 times a single one." in (
-        figures["survivors_chart"].summary
-    )
-    assert [label.get_text() for label in bottom.get_xticklabels()] == NAMES
+def test_figures_draw_and_say_what_they_are_given(figures):
+    drawn = {
+        "survivors_chart": ([0.1, 3, 9], "p leaves 1 to 9 tokens, 3 times a single one."),
+        "penalty_chart": (
+            [2, 4, 3.5, 0.5],
+            "'fox' came at 2 steps of 4. Taken away: repetition: 0.00 at the first",
+        ),
+        "order_table": ([], "one (two lines): 2 tokens left, '␣a' with 60.0%, 0.97 bits. two: 4 tokens left"),
+        "mixing_chart": ([50, 4], "they keep 50 tokens or more; without it they lose 4 to 4."),
+    }
+    check_drawn(figures, drawn)
 
 
 def test_temperature_layers_stack_to_one_hundred(figures):
@@ -224,26 +200,6 @@ def test_temperature_layers_stack_to_one_hundred(figures):
     assert f"At temperature 1: '␣a' has {probs[1][4]:.1%}" in figures["temperature_sweep"].summary
 
 
-def test_order_table_has_a_number_for_each_token_that_is_left(figures):
-    (axes,) = figures["order_table"].figure.axes
-    cells = {(t.get_position(), t.get_text()) for t in axes.texts}
-    assert cells == {
-        ((3.6, -0.5), "tokens\nleft"),
-        ((0.5, 0.5), "60.0"),
-        ((1.5, 0.5), "40.0"),
-        ((3.6, 0.5), "2"),
-        ((0.5, 1.5), "50.0"),
-        ((1.5, 1.5), "25.0"),
-        ((2.5, 1.5), "12.5"),
-        ((3.6, 1.5), "4"),
-    }
-    hatched = [(round(p.get_x(), 2), round(p.get_y(), 2)) for p in axes.patches if p.get_hatch()]
-    assert hatched == [(2.04, 0.08)]
-    assert "one (two lines): 2 tokens left, '␣a' with 60.0%, 0.97 bits. two: 4 tokens left" in (
-        figures["order_table"].summary
-    )
-
-
 def test_histogram_marks_what_lies_outside_its_band(figures):
     right, wrong = figures["draw_histogram"].figure.axes
     for axes, draws in zip((right, wrong), DRAWS, strict=True):
@@ -257,17 +213,6 @@ def test_histogram_marks_what_lies_outside_its_band(figures):
     assert [p.get_x() + 0.4 for p in wrong.patches if p.get_hatch()] == pytest.approx([0, 1, 2])
     assert "right: 1000 draws, 0 of 4 tokens outside their band, chi-square 1.0 with 3" in (
         figures["draw_histogram"].summary
-    )
-
-
-def test_penalty_chart_holds_logits_and_differences(figures):
-    top, bottom = figures["penalty_chart"].figure.axes
-    assert bar_lengths(top, horizontal=False) == [2.0, 4.0, 2.0, 3.0, 2.0, 3.5]
-    lines = [line for line in bottom.lines if not line.get_label().startswith("_")]
-    assert [line.get_ydata().tolist() for line in lines] == [[0, 0.5, 1, 1], [0, 0.5, 0.5, 0.5]]
-    assert [label.get_text() for label in top.get_xticklabels()] == ["step 0\nseen 0×", "step 2\nseen 1×"]
-    assert "'fox' came at 2 steps of 4. Taken away: repetition: 0.00 at the first step, 1.00 at the last, 1.00" in (
-        figures["penalty_chart"].summary
     )
 
 
@@ -303,15 +248,6 @@ def test_surprise_is_in_bits_and_coloured_by_rank(figures):
     )
     kinds = [sampling.strips.rank_kind(rank).split()[-1] for rank in (1, 2, 5, 6, 20, 21, 1024)]
     assert kinds == ["1", "5", "5", "20", "20", "20", "20"]
-
-
-def test_mixing_chart_draws_the_sum_and_the_losses(figures):
-    left, right = figures["mixing_chart"].figure.axes
-    curve = left.lines[0]
-    assert curve.get_xdata().tolist() == list(range(1, 51))
-    assert curve.get_ydata().tolist() == pytest.approx(torch.linspace(-10, 1, 50).tolist(), abs=1e-4)
-    assert bar_lengths(right, horizontal=False) == [0, 0, 4, 4]
-    assert "they keep 50 tokens or more; without it they lose 4 to 4." in figures["mixing_chart"].summary
 
 
 # ------------------------------------------------------------------------------------------------------------- sliders

@@ -12,7 +12,7 @@ from mini_engine.viz import scheduling
 from mini_engine.viz.figure import Figure
 from mini_engine.viz.scheduling.measure import Piece, Run, Stay, StreamLine
 from mini_engine.viz.scheduling.simulation import Job, LoadPoint, StepCost
-from tests.support.figures import check_figures, texts
+from tests.support.figures import check_drawn, check_figures
 
 
 def step(number, chunks, copied=(), preempted=(), pages=0, held=0):
@@ -83,13 +83,6 @@ def test_a_request_takes_the_lowest_free_place():
     assert scheduling.idle_share(RUN) == pytest.approx(5 / 16)
 
 
-def test_samples_are_numbered():
-    assert scheduling.measure.sample_labels(2, 1) == ["c"]
-    assert scheduling.measure.sample_labels(2, 3) == ["c1", "c2", "c3"]
-    assert scheduling.measure.sample_labels(26, 1) == ["26"]
-    assert scheduling.measure.sample_labels(30, 2) == ["30 1", "30 2"]
-
-
 # ------------------------------------------------------------------------------------------------- runs of the engine
 
 
@@ -155,6 +148,14 @@ def test_every_figure_is_tested_and_readable(figures):
     check_figures(figures, scheduling.draw)
 
 
+def test_figures_draw_and_say_what_they_are_given(figures):
+    drawn = {
+        "places_chart": ([3, 8], "9 new tokens in 8 steps, 1.12 a step; 31.2% of the 2 places are idle."),
+        "load_chart": ([0.06, 0.9, 4, 1.8], "at 111% of the capacity the first token comes after 200 ms on average"),
+    }
+    check_drawn(figures, drawn)
+
+
 def bars(axes, kind=None):
     """(line, left, width) of the bars of one kind, from top to bottom."""
     return sorted(
@@ -209,32 +210,6 @@ def test_rows_are_stacked_under_the_budget(figures):
     assert "by hand: 8 steps with 20 rows (6 decode, 6 prompt, 8 again); the largest step has 5, on average they " in (
         figures["rows_chart"].summary
     )
-
-
-def test_places_show_who_was_where_and_when_nobody_was(figures):
-    top, _ = figures["places_chart"].figure.axes
-    assert bars(top, "prompt") == [(0, 0, 2), (0, 5, 2), (1, 2, 1)]
-    assert bars(top, "decode") == [(0, 2, 2), (0, 7, 1), (1, 3, 3)]
-    background = [bar for bar in bars(top) if bar not in bars(top, "prompt") + bars(top, "decode")]
-    assert background == [(0, 0, 8), (1, 0, 8)]
-    assert {(t.get_position(), t.get_text()) for t in top.texts} == {((2, 0), "a"), ((4, 1), "b"), ((6.5, 0), "a")}
-    assert "by hand: 8 steps, 31% of the places idle" in texts(figures["places_chart"])
-    assert "9 new tokens in 8 steps, 1.12 a step; 31.2% of the 2 places are idle." in figures["places_chart"].summary
-
-
-def test_load_chart_has_a_line_for_each_policy(figures):
-    mean, unlucky, between = figures["load_chart"].figure.axes
-    for axes, field, scale in ((mean, "ttft_mean", 1), (unlucky, "ttft_p99", 1), (between, "tpot_mean", 1e3)):
-        for line, (name, points) in zip(axes.lines, CURVES.items(), strict=False):
-            assert line.get_label() == name
-            assert line.get_xdata().tolist() == [1.0, 2.0]
-            assert line.get_ydata().tolist() == pytest.approx([scale * getattr(p, field) for p in points])
-        assert set(axes.lines[-1].get_xdata()) == {1.8}
-    assert (
-        "shortest: at 56% of the capacity the first token comes after 60 ms on average and 99 of 100 after 100 ms, "
-        "then one every 2.0 ms; at 111% of the capacity the first token comes after 200 ms on average and 99 of 100 "
-        "after 1500 ms, then one every 3.0 ms."
-    ) in figures["load_chart"].summary
 
 
 def test_stream_chart_marks_what_is_shown_held_back_and_cut(figures):
