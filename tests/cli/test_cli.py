@@ -76,10 +76,8 @@ def test_a_prompt_can_come_from_standard_input() -> None:
     ("arguments", "message"),
     [
         (["", "--max-new-tokens", "5"], "the prompt has 0 tokens; give at least 1"),
-        (["a", "--max-new-tokens", "0"], "max_new_tokens is 0; it must be a whole number of at least 1"),
         (["a", "--max-new-tokens", "5000"], "the model has 2048; shorten the prompt"),
         (["a", "--model", "no/such/folder"], "no/such/folder is not a folder"),
-        (["a", "--dtype", "int8"], "dtype is 'int8'; choose one of float32, bfloat16"),
         (["a", "--compute", "quick"], "compute is 'quick'; choose one of reference, packed, fast, compiled, triton"),
         (["a", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["a", "--no-think"], "--no-think only means something with --chat"),
@@ -258,11 +256,6 @@ def test_samples_are_printed_one_by_one_and_reported_as_json() -> None:
         assert [entry["token_id"] for entry in chosen] == sample["token_ids"]
         assert sample["cumulative_logprob"] == pytest.approx(sum(entry["logprob"] for entry in chosen))
         assert all(len(entries) == 3 for entries in sample["logprobs"])
-    generated = [
-        json.loads(invoke("generate", PROMPT, *options, "--n", "4", "--json", "--logprobs", "0").stdout)["samples"]
-    ][0]
-    best = sorted((sample["cumulative_logprob"] for sample in generated), reverse=True)[:2]
-    assert sorted((s["cumulative_logprob"] for s in report["samples"]), reverse=True) == pytest.approx(best)
 
 
 def test_trace_shows_every_stage_that_is_on_and_only_those() -> None:
@@ -287,8 +280,6 @@ def test_logprobs_are_printed_with_ranks() -> None:
     ("options", "words"),
     [
         (["--top-p", "0.9"], "--top-p changes nothing at temperature 0"),
-        (["--seed", "1"], "--seed changes nothing at temperature 0"),
-        (["--top-p", "0", "--temperature", "1"], "top_p is 0.0; it must be above 0 and at most 1"),
         (["--n", "2"], "2 samples at temperature 0 would be the same one"),
         (["--preset", "poem"], "there is no preset 'poem'; choose one of code"),
         (["--trace", "--json"], "--trace prints tables for one streamed answer"),

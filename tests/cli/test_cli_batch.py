@@ -85,13 +85,6 @@ def test_a_faulty_line_has_its_error_in_its_place(tmp_path):
     assert "10 ended with an error" in said
 
 
-def test_stop_strings_end_answers_and_are_not_shown(tmp_path):
-    (report,), _ = run(tmp_path, [{"prompt": "Record: name Mila, age 7"}], "--stop", "p", "--max-new-tokens", "30")
-    (answer,) = report["answers"]
-    assert (answer["finish_reason"], answer["matched"]) == ("stop", "p")
-    assert "p" not in answer["text"]
-
-
 def test_a_bias_is_given_by_the_text_of_an_id(tmp_path):
     (report,), _ = run(tmp_path, [{"prompt": "Once", "logit_bias": {"7": 100}, "max_new_tokens": 3}])
     assert report["answers"][0]["token_ids"] == [7, 7, 7]
