@@ -48,17 +48,10 @@ def shifted(chunks, page_size, device="cpu"):
 driver.pack_batch = shifted
 """,
     "L4_sampler": """stages
-# top-p removes the token that reaches p
-import torch
+# top-k keeps one too few
 from mini_engine.sampler import sampler
-right = sampler.apply_top_p
-def too_few(logits, p):
-    kept = right(logits, p)
-    banned = kept == -torch.inf
-    several = (p < 1) & ((~banned).sum(-1) > 1)
-    least = kept.masked_fill(banned, torch.inf).argmin(-1, keepdim=True)
-    return torch.where(several[:, None], kept.scatter(-1, least, -torch.inf), kept)
-sampler.apply_top_p = too_few
+right = sampler.apply_top_k
+sampler.apply_top_k = lambda logits, k: right(logits, (k - 1).clamp(min=1))
 """,
     "L5_scheduler": """gantt
 # a preempted request forgets its output

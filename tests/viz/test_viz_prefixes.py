@@ -76,28 +76,20 @@ CURVES = {
 }
 PROMPTS = [[1, 1, 2, 2, 9], [1, 1, 3], [1, 1, 2, 2, 8]]
 VISITS = [[Visit(0, 0), Visit(2, 4), Visit(1, 2)], [Visit(0, 0), Visit(1, 2), Visit(2, 2)]]
-CELLS = [
-    [
-        Cell(0, 0, "first"),
-        Cell(0, 1, "first"),
-        Cell(0, 2, "first"),
-        Cell(1, 0, "found"),
-        Cell(1, 1, "found"),
-        Cell(1, 3, "first"),
-        Cell(2, 0, "found"),
-        Cell(2, 4, "first"),
-    ],
-    [
-        Cell(0, 0, "first"),
-        Cell(0, 1, "first"),
-        Cell(0, 2, "first"),
-        Cell(1, 0, "found"),
-        Cell(1, 4, "first"),
-        Cell(2, 0, "found"),
-        Cell(2, 1, "again"),
-        Cell(2, 3, "first"),
-    ],
-]
+KINDS = {"1": "first", "f": "found", "a": "again"}
+
+
+def cells(*visits: str) -> list[Cell]:
+    """A mark for each line of pages that a visit needs."""
+    return [
+        Cell(visit, line, KINDS[mark])
+        for visit, marks in enumerate(visits)
+        for line, mark in enumerate(marks)
+        if mark in KINDS
+    ]
+
+
+CELLS = [cells("111", "ff.1", "f...1"), cells("111", "f...1", "fa.1")]
 
 
 # --------------------------------------------------------------------------------------------- a tree, event by event
