@@ -121,17 +121,12 @@ def test_inputs_are_four_times_the_cache_together(num_bytes, sets):
     ("shape", "name", "size", "num_bytes"),
     [
         ("0.6b", "rms_norm", "32768 x 1024", 134_219_776),  # 2 * 64 MiB and a weight of 2 KiB
-        ("0.6b", "add_rms_norm", "32768 x 1024", 268_437_504),  # 4 * 64 MiB and the weight
-        ("0.6b", "apply_rotary", "32768 x 24 x 128", 411_041_792),  # 2 * 192 MiB and half of two tables of 8 MiB
-        ("0.6b", "silu_and_mul", "32768 x 2 x 3072", 603_979_776),  # 3 * 192 MiB
         ("0.6b", "store_kv", "32768 x 2 x 8 x 128", 268_697_600),  # 4 * 64 MiB and slots of 8 bytes
         ("0.6b", "apply_token_bitmask", "256 x 151936", 160_141_312),  # 256 * (4,748 words + 151,640 banned) * 4
         ("4b", "split_attention", "4 x 4096, GQA 4", 67_108_864),  # 4 * 4096 tokens, 4 KiB for K and V each
-        ("0.6b", "split_attention", "64 x 32768, GQA 2", 8_589_934_592),
         ("4b", "paged_attention", "1 x 512, GQA 4", 10_485_760),  # q and out 4 MiB each, K and V 1 MiB each
         ("4b", "invariant_matmul", "16 x 2560 x 19456", 100_319_232),  # 2 * (16*2560 + 19456*2560 + 16*19456)
         ("0.6b", "apply_top_p", "64 x 151936", 77_791_232),
-        ("0.6b", "sample_top_k_top_p", "64 x 151936", 38_895_616),
         ("0.6b", "apply_penalties", "64 x 512 of 151936", 1_310_720),  # 40 bytes for each of 32,768
     ],
 )
@@ -139,19 +134,9 @@ def test_bytes_are_those_that_cannot_be_avoided(shape, name, size, num_bytes):
     assert sizes(shape)[name, size].num_bytes == num_bytes
 
 
-def test_goals_are_set_where_they_were_promised():
-    cases = sizes("4b")
-    assert cases["rms_norm", "32768 x 2560"].goal == ("bandwidth", 0.8)
-    assert cases["rms_norm", "64 x 2560"].goal is None, "too small to fill the device"
-    assert cases["split_attention", "1 x 4096, GQA 4"].goal is None
-    assert cases["split_attention", "4 x 4096, GQA 4"].goal == ("bandwidth", 0.75)
-    assert cases["paged_attention", "4 x 8192, GQA 4"].goal == ("SDPA flash", 0.5)
-    by_sort = {name for name, case in cases.items() if case.goal == ("sort", 3.0)}
-    assert by_sort == {
-        (name, "64 x 151936") for name in ("apply_top_k", "apply_top_p", "apply_top_k_top_p", "sample_top_k_top_p")
-    }
-    for case in cases.values():
-        assert case.goal is None or case.goal[0] in (*bench.GOALS, *case.peers), "a goal is about something measured"
+def test_goals_are_about_something_measured():
+    for case in sizes("4b").values():
+        assert case.goal is None or case.goal[0] in (*bench.GOALS, *case.peers)
 
 
 CASE = kernels_cases.Case("norm", "op", "1 x 2", lambda seed: (), print, print, 2_000_000, 4_000_000_000)
@@ -305,12 +290,6 @@ def generated(times, ids):
     return kernels_engine.Generated(10.0, times, ids, 7)
 
 
-def test_tokens_per_second_of_all_and_of_decoding():
-    run = generated([[12.0, 13.0, 14.0], [13.0, 14.0, 15.0]], [[1, 2, 3], [4, 5, 6]])
-    assert run.tokens_per_s == pytest.approx(6 / 5)
-    assert run.decode_tokens_per_s == pytest.approx(3 / 2), "the tokens after 13 s, when both had begun"
-
-
 def test_engine_rows_are_ratios_to_transformers_and_the_goal_is_that_of_kernels():
     slow = generated([[11.0, 12.0, 13.0]], [[1, 2, 3]])
     fast = generated([[10.5, 10.7, 10.9]], [[1, 9, 3]])
@@ -378,22 +357,9 @@ def test_toys_run_in_the_interpreter_and_say_that_their_times_mean_nothing():
     ]
 
 
-@pytest.mark.parametrize("arguments", [("--parts", "norm,none"), ("--shape", "70b")])
-def test_unknown_names_are_refused(arguments):
-    assert CliRunner().invoke(app, ["bench", "kernels", *arguments]).exit_code == 2
-
-
 def test_without_a_gpu_both_ways_are_named(monkeypatch):
     monkeypatch.setattr(launch, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     text = message(CliRunner().invoke(app, ["bench", "kernels"]))
     assert "no NVIDIA GPU" in text
     assert "TRITON_INTERPRET=1" in text
-
-
-def test_without_triton_the_way_to_it_is_named(monkeypatch):
-    def missing(name):
-        raise ModuleNotFoundError("No module named 'triton'", name="triton")
-
-    monkeypatch.setattr(bench, "import_module", missing)
-    assert "mini-engine[kernels]" in message(CliRunner().invoke(app, ["bench", "kernels"]))

@@ -70,9 +70,3 @@ def test_a_short_run_reports_every_system():
     assert report["rows"][0]["hit_rate"] is None
     # Every thought finds its parent's prompt and answer: all but what a page cuts off and the newest tokens.
     assert report["rows"][1]["hit_rate"] > 0.8
-
-
-@pytest.mark.parametrize("option", ["--load", "--system", "--model", "--dtype"])
-def test_unknown_names_are_refused(option):
-    result = CliRunner().invoke(app, ["bench", "prefix", option, "none"])
-    assert result.exit_code == 2

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -77,10 +76,8 @@ def test_a_prompt_can_come_from_standard_input() -> None:
     ("arguments", "message"),
     [
         (["", "--max-new-tokens", "5"], "the prompt has 0 tokens; give at least 1"),
-        (["a", "--max-new-tokens", "0"], "max_new_tokens is 0; it must be a whole number of at least 1"),
         (["a", "--max-new-tokens", "5000"], "the model has 2048; shorten the prompt"),
         (["a", "--model", "no/such/folder"], "no/such/folder is not a folder"),
-        (["a", "--dtype", "int8"], "dtype is 'int8'; choose one of float32, bfloat16"),
         (["a", "--compute", "quick"], "compute is 'quick'; choose one of reference, packed, fast, compiled, triton"),
         (["a", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["a", "--no-think"], "--no-think only means something with --chat"),
@@ -122,31 +119,19 @@ def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@cache
-def run_reference() -> "subprocess.CompletedProcess[str]":
-    """Run the command on the reference, once."""
-    return run_command()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("file", "line", "wrong"),
-    [
-        ("model.py", "x = x + self.mlp_block(layer, x)", "x = x - self.mlp_block(layer, x)"),
-        ("sampler/sampler.py", "peaks, chosen = processed.max(-1)", "peaks, chosen = processed.min(-1)"),
-    ],
-)
-def test_a_students_modules_run_in_place_of_the_engines_own(file: str, line: str, wrong: str, tmp_path: Path) -> None:
-    """A mistake in a student's file shows in the text; without the folder the reference runs."""
+def test_a_students_modules_run_in_place_of_the_engines_own(tmp_path: Path) -> None:
+    """A mistake in a student's file shows in the text."""
+    file, line = "sampler/sampler.py", "peaks, chosen = processed.max(-1)"
     source = (Path(mini_engine.__file__).parent / file).read_text()
     assert source.count(line) == 1
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text(source.replace(line, wrong))
-    own, reference = run_command("--engine", str(tmp_path)), run_reference()
-    assert own.returncode == reference.returncode == 0
-    assert own.stdout != reference.stdout
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_text(source.replace(line, line.replace("max", "min")))
+    own = run_command("--engine", str(tmp_path))
+    assert own.returncode == 0
+    assert own.stdout.startswith(PROMPT)
+    assert own.stdout != PROMPT + greedy_text(PROMPT, 6)[2] + "\n"
     assert f"running the modules of {tmp_path}" in own.stderr
-    assert "running the modules" not in reference.stderr
 
 
 def test_what_is_not_written_yet_is_the_references(tmp_path: Path) -> None:
@@ -163,15 +148,14 @@ def test_what_is_not_written_yet_is_the_references(tmp_path: Path) -> None:
     assert {"L1.A", "L3.A", "L4.H", "L5.A"} <= set(named) <= {task.id for lesson in lessons for task in lesson.tasks}
 
 
-@pytest.mark.slow
-def test_a_task_that_is_half_written_is_one_line(tmp_path: Path) -> None:
-    source = (Path(mini_engine.__file__).parent / "model.py").read_text()
-    line = "return rms_norm(x, self.final_norm, self.config.rms_norm_eps)"
-    assert source.count(line) == 1
-    (tmp_path / "model.py").write_text(source.replace(line, 'raise NotImplementedError("L1.G: The forward pass")'))
-    result = run_command("--engine", str(tmp_path))
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == "error: not written yet: L1.G: The forward pass"
+def test_a_task_that_is_half_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwritten(*_: object) -> None:
+        raise NotImplementedError("L1.B: The norm")
+
+    monkeypatch.setattr("mini_engine.model.rms_norm", unwritten)
+    result = invoke("generate", PROMPT)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == "error: not written yet: L1.B: The norm"
 
 
 def test_a_folder_without_engine_modules_is_refused(tmp_path: Path) -> None:
@@ -272,11 +256,6 @@ def test_samples_are_printed_one_by_one_and_reported_as_json() -> None:
         assert [entry["token_id"] for entry in chosen] == sample["token_ids"]
         assert sample["cumulative_logprob"] == pytest.approx(sum(entry["logprob"] for entry in chosen))
         assert all(len(entries) == 3 for entries in sample["logprobs"])
-    generated = [
-        json.loads(invoke("generate", PROMPT, *options, "--n", "4", "--json", "--logprobs", "0").stdout)["samples"]
-    ][0]
-    best = sorted((sample["cumulative_logprob"] for sample in generated), reverse=True)[:2]
-    assert sorted((s["cumulative_logprob"] for s in report["samples"]), reverse=True) == pytest.approx(best)
 
 
 def test_trace_shows_every_stage_that_is_on_and_only_those() -> None:
@@ -301,8 +280,6 @@ def test_logprobs_are_printed_with_ranks() -> None:
     ("options", "words"),
     [
         (["--top-p", "0.9"], "--top-p changes nothing at temperature 0"),
-        (["--seed", "1"], "--seed changes nothing at temperature 0"),
-        (["--top-p", "0", "--temperature", "1"], "top_p is 0.0; it must be above 0 and at most 1"),
         (["--n", "2"], "2 samples at temperature 0 would be the same one"),
         (["--preset", "poem"], "there is no preset 'poem'; choose one of code"),
         (["--trace", "--json"], "--trace prints tables for one streamed answer"),

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -84,13 +85,6 @@ def test_a_faulty_line_has_its_error_in_its_place(tmp_path):
     assert "10 ended with an error" in said
 
 
-def test_stop_strings_end_answers_and_are_not_shown(tmp_path):
-    (report,), _ = run(tmp_path, [{"prompt": "Record: name Mila, age 7"}], "--stop", "p", "--max-new-tokens", "30")
-    (answer,) = report["answers"]
-    assert (answer["finish_reason"], answer["matched"]) == ("stop", "p")
-    assert "p" not in answer["text"]
-
-
 def test_a_bias_is_given_by_the_text_of_an_id(tmp_path):
     (report,), _ = run(tmp_path, [{"prompt": "Once", "logit_bias": {"7": 100}, "max_new_tokens": 3}])
     assert report["answers"][0]["token_ids"] == [7, 7, 7]
@@ -115,6 +109,16 @@ def command(*arguments, **options):
     return subprocess.Popen(line, env=environment, text=True, stderr=subprocess.PIPE, **options)
 
 
+def wait_for_lines(process, output, count):
+    """Wait until so many answers are in the file."""
+    while not (output.exists() and output.read_bytes().count(b"\n") >= count):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+
+
+COUNT = 1_200  # of requests: more than are answered before a signal comes
+
+
 def write_requests(file, count, longest=1):
     requests = ({"token_ids": [i % 900 + 1], "max_new_tokens": i % longest + 1} for i in range(count))
     file.write_text("".join(json.dumps(request) + "\n" for request in requests))
@@ -124,10 +128,9 @@ def write_requests(file, count, longest=1):
 @pytest.mark.slow
 @pytest.mark.parametrize("ordered", [[], ["--ordered"]])
 def test_an_interrupted_run_keeps_its_answers_and_goes_on(tmp_path, ordered):
-    file, output = write_requests(tmp_path / "requests.jsonl", 3_000, longest=4), tmp_path / "answers.jsonl"
+    file, output = write_requests(tmp_path / "requests.jsonl", COUNT, longest=4), tmp_path / "answers.jsonl"
     process = command(file, "--output", output, *ordered)
-    while not (output.exists() and output.read_bytes().count(b"\n") > 50):
-        assert process.poll() is None, process.stderr.read()
+    wait_for_lines(process, output, 50)
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=120)[1]
     first = output.read_bytes()
@@ -136,20 +139,18 @@ def test_an_interrupted_run_keeps_its_answers_and_goes_on(tmp_path, ordered):
     assert f"mini-engine batch {file} --output {output} --resume" in said
     assert first.endswith(b"\n")
     indices = [json.loads(line)["line"] for line in first.splitlines()]
-    assert 50 < len(indices) < 3_000
+    assert 50 <= len(indices) < COUNT
     assert len(set(indices)) == len(indices)
     if ordered:
         assert indices == list(range(len(indices)))
     assert all(json.loads(line)["answers"][0]["finish_reason"] in ("length", "stop") for line in first.splitlines())
     output.write_bytes(first[:-9])  # torn, as by a second Ctrl-C
-    process = command(file, "--output", output, "--resume", *ordered)
-    process.communicate(timeout=120)
-    assert process.returncode == 0
+    assert CliRunner().invoke(app, ["batch", str(file), "--output", str(output), "--resume", *ordered]).exit_code == 0
     after = output.read_bytes()
     kept = first[: first[:-9].rfind(b"\n") + 1]
     assert after.startswith(kept)
     indices = [json.loads(line)["line"] for line in after.splitlines()]
-    assert sorted(indices) == list(range(3_000))
+    assert sorted(indices) == list(range(COUNT))
     assert not ordered or indices == sorted(indices)
 
 
@@ -173,7 +174,7 @@ def test_files_are_opened_before_the_model_is_loaded(tmp_path, monkeypatch, file
 
 @pytest.mark.slow
 def test_a_full_disk_and_a_closed_pipe_are_one_line(tmp_path):
-    file = write_requests(tmp_path / "requests.jsonl", 2_000)
+    file = write_requests(tmp_path / "requests.jsonl", COUNT)
     with open("/dev/full", "wb") as full:
         process = command(file, stdout=full)
         said = process.communicate(timeout=120)[1]
@@ -278,10 +279,10 @@ def test_a_file_cut_anywhere_goes_on(tmp_path_factory, places, random, cut):
 
 @pytest.mark.slow
 def test_the_benchmark_counts_every_line():
-    result = CliRunner().invoke(app, ["bench", "batch", "--lines", "600", "--lines", "1200", "--rounds", "1"])
+    result = CliRunner().invoke(app, ["bench", "batch", "--lines", "512", "--lines", "600", "--rounds", "1"])
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout.splitlines()[-1])["rows"]
-    assert [row["lines"] for row in rows] == [600, 1_200]
+    assert [row["lines"] for row in rows] == [512, 600]
     assert rows[1]["ratio"] == pytest.approx(rows[1]["seconds_per_line"] / rows[0]["seconds_per_line"])
 
 
@@ -292,8 +293,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     long = {"token_ids": [1], "max_new_tokens": 1_000, "ignore_eos": True}
     file.write_text('{"token_ids": [5], "max_new_tokens": 1}\n' + (json.dumps(long) + "\n") * 5_000)
     process = command(file, "--output", output)
-    while not (output.exists() and output.read_bytes()):
-        assert process.poll() is None, process.stderr.read()
+    wait_for_lines(process, output, 1)
     process.send_signal(signal.SIGINT)
     assert process.stderr.readline() == "\n"
     assert "Ctrl-C again stops at once" in process.stderr.readline()

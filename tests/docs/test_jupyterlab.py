@@ -1,4 +1,4 @@
-"""Two notebooks in a real JupyterLab, up to their sliders: cells run in a browser, and a slider changes its picture."""
+"""A notebook in a real JupyterLab, up to its sliders: cells run in a browser, and a slider changes the picture."""
 
 import os
 import socket
@@ -16,11 +16,7 @@ from smoke.framework.manifest import ROOT
 pytestmark = pytest.mark.slow
 pytest.importorskip("jupyterlab", reason='jupyterlab is not installed; pip install -e ".[notebooks]"')
 
-# notebook -> the cell with sliders, how many it has, a heading of its picture
-SLIDERS = {
-    "L4_sampler": ("sliders", 4, "0. softmax of the logits"),
-    "L7_grammar": ("slider", 1, "Before the mask"),
-}
+NAME, CELL, HEADING = "L4_sampler", "sliders", "0. softmax of the logits"  # of the picture below the sliders
 WAIT_SECONDS, RUN_SECONDS = 180, 600
 NOTEBOOK = "window.jupyterapp?.shell.currentWidget"
 RUN_ALL = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => (window.haveRun = true)) }"
@@ -28,13 +24,12 @@ RUN_ALL = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells').
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """Where a JupyterLab serves the notebooks, cut after their sliders, without the settings of this machine's user."""
+    """Where a JupyterLab serves the notebook, cut after its sliders, without the settings of this machine's user."""
     home = tmp_path_factory.mktemp("lab")
     (home / "notebooks").mkdir()
-    for name, (cell, _, _) in SLIDERS.items():
-        notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-        notebook.cells = notebook.cells[: [own.id for own in notebook.cells].index(cell) + 1]
-        nbformat.write(notebook, home / "notebooks" / f"{name}.ipynb")
+    notebook = nbformat.read(ROOT / "notebooks" / f"{NAME}.ipynb", as_version=4)
+    notebook.cells = notebook.cells[: [own.id for own in notebook.cells].index(CELL) + 1]
+    nbformat.write(notebook, home / "notebooks" / f"{NAME}.ipynb")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,14 +61,12 @@ def wait_for(address, server):
     raise AssertionError(f"JupyterLab does not answer within {WAIT_SECONDS} s")
 
 
-@pytest.mark.parametrize("name", SLIDERS)
-def test_a_notebook_runs_and_its_slider_changes_the_picture(lab, browser, name):
-    cell, count, heading = SLIDERS[name]
+def test_a_notebook_runs_and_its_slider_changes_the_picture(lab, browser):
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(1000 * WAIT_SECONDS)
-    page.goto(f"{lab}/lab/workspaces/{name}/tree/{name}.ipynb")  # a workspace in which nothing is open yet
+    page.goto(f"{lab}/lab/tree/{NAME}.ipynb")
     session = f"{NOTEBOOK}?.context?.sessionContext?.session"
-    page.wait_for_function(f"() => {session}?.path === '{name}.ipynb' && {session}.kernel?.status === 'idle'")
+    page.wait_for_function(f"() => {session}?.path === '{NAME}.ipynb' && {session}.kernel?.status === 'idle'")
     page.evaluate(RUN_ALL)
     page.wait_for_function("() => window.haveRun", timeout=1000 * RUN_SECONDS)
     cells = page.evaluate(f"() => {NOTEBOOK}.content.model.toJSON().cells")
@@ -81,11 +74,11 @@ def test_a_notebook_runs_and_its_slider_changes_the_picture(lab, browser, name):
     assert [output for output in outputs if output["output_type"] == "error"] == []
     assert outputs, "nothing has run"
 
-    page.evaluate(f"(index) => {NOTEBOOK}.content.scrollToItem(index, 'start')", [c["id"] for c in cells].index(cell))
-    picture = page.locator(".widget-html-content", has_text=heading)
+    page.evaluate(f"(index) => {NOTEBOOK}.content.scrollToItem(index, 'start')", [c["id"] for c in cells].index(CELL))
+    picture = page.locator(".widget-html-content", has_text=HEADING)
     picture.wait_for()
     labels = page.locator(".widget-slider .widget-label")
-    assert labels.count() == count
+    assert labels.count() == 4
     assert labels.evaluate_all("all => all.filter(label => label.scrollWidth > label.clientWidth)") == []
     before = picture.inner_html()
     handle = page.locator(".widget-slider .noUi-handle").first
@@ -94,6 +87,5 @@ def test_a_notebook_runs_and_its_slider_changes_the_picture(lab, browser, name):
     page.wait_for_function(
         "([heading, before]) => [...document.querySelectorAll('.widget-html-content')]"
         ".some((own) => own.textContent.includes(heading) && own.innerHTML !== before)",
-        arg=[heading, before],
+        arg=[HEADING, before],
     )
-    page.close()

@@ -33,12 +33,6 @@ def test_python_blocks_run(page, block, capsys):
     assert capsys.readouterr().out.count("\n") >= 2
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_exist(command):
-    assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text())
-    assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
+def test_commands_exist():
+    for command in COMMANDS:
+        assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0, command

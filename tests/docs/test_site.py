@@ -16,9 +16,9 @@ from smoke.framework.manifest import ROOT, load_manifest
 
 pytestmark = pytest.mark.slow
 LESSONS = load_manifest().written
-OPENED = [
+STORIES = [f"{lesson.text_folder}/README" for lesson in LESSONS]
+OTHERS = [
     "index",
-    "lessons/L3_driver/README",
     "lessons/L4_sampler/C_top_p_min_p_and_the_joint_order",
     "notebooks/L4_sampler",
     "docs/api/model",
@@ -27,7 +27,7 @@ OPENED = [
 # Parts of the page that scroll sideways: the whole, and the theme's boxes. Code and tables may.
 TOO_WIDE = """[document.documentElement, ...document.querySelectorAll("[class^=bd-]")]
     .filter((part) => part.scrollWidth > part.clientWidth && part.clientWidth).map((part) => part.className)"""
-WIDTHS = {390: 844, 1280: 800}  # a phone, a laptop: width and height
+PHONE, LAPTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 800}
 
 
 class Links(HTMLParser):
@@ -81,26 +81,23 @@ def address(site):
 
 @pytest.fixture
 def visit(browser, address):
-    """Open a page at a width; in the end, nothing may have gone wrong and no request may have left the machine."""
-    contexts, faults = [], []
+    """Open a page; in the end, nothing may have gone wrong and no request may have left the machine."""
+    faults, context = [], browser.new_context(viewport=LAPTOP, color_scheme="dark")
 
-    def open_page(name, width, **options):
-        context = browser.new_context(viewport={"width": width, "height": WIDTHS[width]}, **options)
-        contexts.append(context)
+    def open_page(name):
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(f"{name}: {error}"))
         page.on("console", lambda said: said.type == "error" and faults.append(f"{name}: {said.text}"))
         page.on("response", lambda got: got.status >= 400 and faults.append(f"{name}: {got.status} for {got.url}"))
         page.on("request", lambda sent: local(sent.url) or faults.append(f"{name}: asks for {sent.url}"))
-        page.goto(f"{address}/{name}.html", wait_until="networkidle")
+        page.goto(f"{address}/{name}.html", wait_until="load")
         return page
 
     def local(url):
         return url.startswith((f"{address}/", "data:", "blob:"))
 
     yield open_page
-    for context in contexts:
-        context.close()
+    context.close()
     assert faults == []
 
 
@@ -131,25 +128,21 @@ def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site):
     assert lost == []
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_pages_fit_and_run_without_errors(visit, width):
-    for name in OPENED:
-        page = visit(name, width)
-        assert page.evaluate(TOO_WIDE) == [], f"{name} scrolls sideways at {width} pixels"
+def test_pages_fit_a_phone_and_a_laptop_and_a_lesson_begins_with_a_command_and_a_picture(visit):
+    for name in STORIES + OTHERS:
+        page = visit(name)
         assert page.locator("h1").first.is_visible()
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_first_screen_of_a_lesson_has_a_command_and_a_picture(visit, width):
-    for lesson in LESSONS:
-        page = visit(f"{lesson.text_folder}/README", width)
-        for what in ("div.highlight", "article img"):
-            top = page.locator(what).first.bounding_box()["y"]
-            assert top < WIDTHS[width] - 100, f"{what} of {lesson.id} begins at {top}"
+        for size in (LAPTOP, PHONE):
+            page.set_viewport_size(size)
+            assert page.evaluate(TOO_WIDE) == [], f"{name} scrolls sideways at {size['width']} pixels"
+            for what in ("div.highlight", "article img") if name in STORIES else ():
+                top = page.locator(what).first.bounding_box()["y"]
+                assert top < size["height"] - 100, f"{what} of {name} begins at {top}"
+        page.close()
 
 
 def test_diagrams_formulas_copy_buttons_and_neighbours(visit):
-    page = visit("lessons/L3_driver/README", 1280, color_scheme="dark")
+    page = visit("lessons/L3_driver/README")
     page.locator(".highlight-mermaid svg").wait_for()
     assert "append the new one" in page.locator(".highlight-mermaid").text_content()
     page.add_script_tag(url="../../_static/vendor/mathjax.js")
@@ -162,6 +155,6 @@ def test_diagrams_formulas_copy_buttons_and_neighbours(visit):
 
 
 def test_the_search_finds_a_page(visit):
-    page = visit("search", 1280)
-    page.goto(f"{page.url}?q=nucleus", wait_until="networkidle")
+    page = visit("search")
+    page.goto(f"{page.url}?q=nucleus")
     page.get_by_text("Top-p, min-p and the joint order").first.wait_for()

@@ -1,6 +1,7 @@
 """What tests read from a figure: its texts, titles, legends and bars."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import ModuleType
 
@@ -62,6 +63,22 @@ def check_figures(figures: dict[str, Figure], *modules: ModuleType) -> None:
         check_titles_and_legends(name, figure)
         for axes in figure.figure.axes:
             check_series(name, axes)
+
+
+def check_drawn(figures: dict[str, Figure], drawn: Mapping[str, tuple[Sequence[float], str]]) -> None:
+    """Assert that each figure has bars of these lengths or points with these coordinates, and says these words."""
+    for name, (numbers, words) in drawn.items():
+        own = [number for axes in figures[name].figure.axes for number in numbers_of(axes)]
+        for number in numbers:
+            assert any(math.isclose(number, each, rel_tol=1e-4, abs_tol=1e-9) for each in own), (name, number)
+        assert words in figures[name].summary
+
+
+def numbers_of(axes) -> list[float]:
+    """The widths and heights of bars and the coordinates of points."""
+    bars = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    found = [number for bar in bars for number in (bar.get_width(), bar.get_height())]
+    return found + [float(number) for line in axes.lines for number in (*line.get_xdata(), *line.get_ydata())]
 
 
 def check_titles_and_legends(name: str, figure: Figure) -> None:

@@ -3,9 +3,7 @@
 import functools
 import itertools
 import json
-import math
 import random
-import re
 from itertools import pairwise
 
 import jsonschema
@@ -17,8 +15,7 @@ from matplotlib.patches import Circle, FancyArrowPatch
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
 from mini_engine.grammar.automaton import Dfa, compile_node
-from mini_engine.grammar.backends import BUILT_IN, make_backend
-from mini_engine.grammar.base import GrammarOptions, TokenRefusedError
+from mini_engine.grammar.backends import BUILT_IN
 from mini_engine.grammar.fsm import FsmBackend
 from mini_engine.grammar.regex import parse_regex
 from mini_engine.grammar.tokens import TokenTable
@@ -29,7 +26,7 @@ from mini_engine.viz import grammar, peer, scheduling, tokens
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.grammar.automata import Arrow
 from mini_engine.viz.grammar.measure import Jumps, Language, MaskedStep, Timing
-from tests.support.figures import bar_lengths, check_figures, checked_texts, texts
+from tests.support.figures import bar_lengths, check_drawn, check_figures, checked_texts, texts
 
 TWELVE = (b'"', b"n", b"o", b":", b"1", b'"n', b'":', b'o":1', b"\xc3", b"\xa9", b"", b"")
 NAMES = ['"', "n", "o", ":", "1", '"n', '":', 'o":1', "C3", "A9", "</think>", "end"]
@@ -63,7 +60,7 @@ def random_words(seed: int) -> list[str]:
     return sorted({"".join(dice.choices("abé", k=dice.randint(1, 6))) for _ in range(dice.randint(1, 7))})
 
 
-ALL_WORDS = [*LANGUAGES, *map(random_words, range(8))]
+ALL_WORDS = [*LANGUAGES, *map(random_words, range(4))]
 
 
 # ------------------------------------------------------------------------------------------------------------- automata
@@ -96,17 +93,6 @@ def test_a_diagram_reads_the_words_and_nothing_else(words, compressed):
     for word in tried:
         state, left = follow(made.arrows, word.encode())
         assert (not left and state in made.accepting) == (word in words), word
-
-
-@pytest.mark.parametrize("words", ALL_WORDS, ids=" ".join)
-def test_without_loops_every_arrow_leads_to_the_right(words):
-    made = grammar.diagram(dfa("|".join(words)))
-    for arrow, way in zip(made.arrows, made.ways, strict=True):
-        assert len(way) == 1 + made.places[arrow.target][0] - made.places[arrow.source][0] > 1
-    steps = {state: {arrow.target for arrow in made.arrows if arrow.source == state} for state in made.places}
-    longest = max(map(len, (word.encode() for word in words)))
-    assert made.num_columns == longest + 1, "the longest word has a column for each of its bytes"
-    assert all(steps[state] for state in made.places if state not in made.accepting)
 
 
 @pytest.mark.parametrize("words", ALL_WORDS, ids=" ".join)
@@ -170,13 +156,6 @@ def test_labels_of_sets(members, label):
     assert grammar.automata.byte_set_label(frozenset(members.encode())) == label
 
 
-def test_labels_of_bytes():
-    assert grammar.automata.byte_set_label(frozenset([*range(0xE1, 0xED), 0xEE, 0xEF])) == "E1-EC EE EF"
-    assert grammar.bytes_label('"né": '.encode()) == '"né":␣'
-    assert grammar.bytes_label("é".encode()[1:] + b'":1') == 'A9 ":1'
-    assert grammar.bytes_label("霍".encode()[:2]) == "E9 9C"
-
-
 # ---------------------------------------------------------------------------------------------------------------- masks
 
 
@@ -194,59 +173,11 @@ def twelve_tokens() -> TokenTable:
     return TokenTable(TWELVE, frozenset({11}))
 
 
-def test_masks_of_twelve_tokens_by_brute_force():
-    compiled = FsmBackend(twelve_tokens()).compile(("regex", NO)).compiled
-    words = [f'"{word}":{"1" * count}'.encode() for word in ("no", "né") for count in range(1, 9)]
-    masks = grammar.state_masks(compiled)
-    seen = set()
-    for prefix in {word[:end] for word in words[:2] + words[8:10] for end in range(len(word) + 1)}:
-        state = compiled.dfa.run(prefix)
-        seen.add(state)
-        wanted = [bool(token) and any(word.startswith(prefix + token) for word in words) for token in TWELVE]
-        wanted[11] = prefix in words
-        assert masks[state].tolist() == wanted, prefix
-    assert seen == set(range(8)) == set(range(len(masks)))
-
-
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
-def test_allowed_tokens_are_those_that_are_accepted(name, driver, tokenizer):
-    table = TokenTable.from_tokenizer(tokenizer.backend_tokenizer, driver.vocabulary.size, driver.eos_token_ids)
-    compiled = make_backend(name, table, GrammarOptions()).compile(("regex", "[a-c]{1,3}(né|, no)?"))
-    for text in ("", "ab", "abc", "bn"):
-        state = compiled.copy()
-        for token in tokenizer.encode(text, add_special_tokens=False):
-            state.accept_token(token)
-        allowed = grammar.allowed_tokens(state, table.vocab_size)
-        assert allowed.dtype == torch.bool
-        for token in range(table.vocab_size):
-            try:
-                state.copy().accept_token(token)
-            except TokenRefusedError:
-                assert not allowed[token], (text, token)
-            else:
-                assert allowed[token], (text, token)
-
-
 # -------------------------------------------------------------------------------------------------------------- answers
 
 
 def masked_step(token: int, probs: list[float], allowed: list[int]) -> MaskedStep:
     return MaskedStep(token, torch.tensor(probs, dtype=torch.float64).log(), torch.tensor(allowed).bool())
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_divergence_and_distance_are_what_their_definitions_say(seed):
-    generator = torch.Generator().manual_seed(seed)
-    logits, allowed = 9 * torch.randn(50, generator=generator).double(), torch.rand(50, generator=generator) < 0.1
-    allowed[seed] = True
-    step = MaskedStep(seed, logits.log_softmax(0), allowed)
-    p = [math.exp(x - float(logits.max())) for x in logits.tolist()]
-    p = [x / sum(p) for x in p]
-    q = [x * bool(a) for x, a in zip(p, allowed, strict=True)]
-    q = [x / sum(q) for x in q]
-    assert step.divergence_bits == pytest.approx(sum(b * math.log2(b / a) for a, b in zip(p, q, strict=True) if b))
-    assert step.distance == pytest.approx(sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2)
-    assert step.after.tolist() == pytest.approx(q)
 
 
 def test_a_mask_that_bans_nothing_moves_nothing():
@@ -274,42 +205,6 @@ def test_a_followed_answer_is_the_engines_with_the_distributions_of_transformers
         assert step.preferred == int(row.argmax())
         assert int(step.after.argmax()) == step.token_id, "greedy takes the likeliest that is allowed"
         assert float(step.after.sum()) == pytest.approx(1)
-
-
-def test_jumps_save_the_passes_of_forced_tokens(driver, tokenizer):
-    prompt = tokens.chat_ids(tokenizer, "Make a record: name Mila, age 7, city Oslo.")
-    params = SamplingParams(max_new_tokens=60, json_schema=PERSON)
-    slow, fast = (
-        grammar.answer_with_jumps("x", driver, tokenizer.backend_tokenizer, prompt, params, jump)
-        for jump in ("off", "on")
-    )
-    assert slow.output.text == fast.output.text == '{"name": "Mila", "age": 7, "city": "Oslo"}'
-    assert not any(slow.forced)
-    assert sum(fast.forced) == fast.output.grammar_stats.num_forced_tokens > 5
-    for run in (slow, fast):
-        assert len(run.forced) == len(run.output.token_ids) == run.lengths[-1]
-        assert run.num_passes == run.forced.count(False), "a pass samples one token"
-        assert [b - a for a, b in pairwise([0, *run.lengths])] == [
-            1 + sum(1 for _ in itertools.takewhile(bool, run.forced[i + 1 :]))
-            for i, forced in enumerate(run.forced)
-            if not forced
-        ], "a sampled token, and the forced ones behind it"
-        assert run.num_rows == len(prompt) + len(run.forced) - 1, "all but the last token go through the model"
-
-
-def test_a_jump_that_holds_nothing_back_spoils_the_spelling_and_with_it_the_answer(driver, tokenizer):
-    """The model's token is " fox". After a forced blank it has never seen a word, and says that a fox is a house."""
-    prompt = tokens.chat_ids(tokenizer, "Tom is a fox. What is Tom?")
-    params = SamplingParams(max_new_tokens=20, regex=r"Tom is a (fox|fog|ford|horse|house)\.")
-    made = {
-        jump: grammar.answer_with_jumps(jump, driver, tokenizer.backend_tokenizer, prompt, params, jump).output
-        for jump in ("off", "on", "naive")
-    }
-    canonical = tokenizer.encode("Tom is a fox.", add_special_tokens=False)
-    assert made["off"].token_ids[:-1] == made["on"].token_ids[:-1] == canonical
-    blank = tokenizer.encode("Tom is a ", add_special_tokens=False)
-    assert made["naive"].token_ids[: len(blank)] == blank != canonical[: len(blank)]
-    assert made["naive"].token_ids[:-1] != tokenizer.encode(made["naive"].text, add_special_tokens=False)
 
 
 # ------------------------------------------------------------------------------------------------------ small languages
@@ -346,8 +241,8 @@ def by_spellings(theirs, prompt, table, words):
     return free, masked
 
 
-@pytest.mark.parametrize("words", [["yes", "no"], ["a", "ab", "abé"]])
-def test_probabilities_of_texts_by_brute_force_over_spellings(driver, tokenizer, words):
+def test_probabilities_of_texts_by_brute_force_over_spellings(driver, tokenizer):
+    words = ["a", "ab", "abé"]
     prompt = tokens.chat_ids(tokenizer, "Is Mila a fox?")
     table = TokenTable.from_tokenizer(tokenizer.backend_tokenizer, driver.vocabulary.size, driver.eos_token_ids)
     made = grammar.enumerate_language(driver, tokenizer.backend_tokenizer, prompt, words)
@@ -370,16 +265,6 @@ def test_too_large_a_language_is_refused(driver, tokenizer, monkeypatch):
 
 
 # -------------------------------------------------------------------------------------------------------------- timings
-
-
-def test_every_backend_is_timed_along_the_answer():
-    answers = {"no": (("regex", NO), [5, 7, 4])}
-    timings = grammar.time_backends(sorted(BUILT_IN), twelve_tokens(), answers, repeats=1)
-    assert [timing.backend for timing in timings] == sorted(BUILT_IN)
-    for timing in timings:
-        assert timing.grammar == "no"
-        assert len(timing.first) == len(timing.again) == 4, "before each token and after the last"
-        assert min(timing.compile_s, *timing.first, *timing.again) > 0
 
 
 def test_backends_without_their_library_are_left_out(monkeypatch):
@@ -455,6 +340,22 @@ def test_every_figure_is_tested_and_readable(figures):
     check_figures(figures, grammar.draw, grammar.draw_answers, grammar.draw_automata)
 
 
+def test_figures_draw_and_say_what_they_are_given(figures):
+    drawn = {
+        "shift_chart": (
+            [4.0589, 2],
+            "A: 3 steps, 6.06 bits in all, 2 above 1 bit; most at step 0 ('{') with 4.06",
+        ),
+        "jump_chart": ([1, 2, 3], "fast: 3 tokens, 1 of them forced, in 2 forward passes with 7 rows: 'abc'."),
+        "language_chart": ([25, 75, 80, 20], "Conditioned and masked: 'yes' 25.0% and 80.0%, 'no' 75.0% and 20.0%"),
+        "backend_chart": (
+            [2, 100, 20, 1],
+            "a in fsm: compile 2.0 ms, a mask 20.0 µs at first (at most 30), 2.0 µs",
+        ),
+    }
+    check_drawn(figures, drawn)
+
+
 def test_automaton_draws_states_labels_and_bold_arrows(figures):
     made = [grammar.diagram(dfa(NO)), grammar.diagram(dfa(NO), compressed=True)]
     for axes, own in zip(figures["automaton_chart"].figure.axes, made, strict=False):
@@ -498,16 +399,7 @@ def test_mask_table_has_the_bits_and_the_numbers_of_the_lesson(figures):
     assert words[::2] == ["33", "2", "388", "65", "512", "8", "16", "2064"]
     bits = "".join(text.get_text() for text in axes.texts if text.get_gid() == "bit")
     rows = [bits[i : i + 12][::-1] for i in range(0, 96, 12)]  # drawn from token 0 on, which stands on the right
-    assert rows == [
-        "000000100001",
-        "000000000010",
-        "000110000100",
-        "000001000001",
-        "001000000000",
-        "000000001000",
-        "000000010000",
-        "100000010000",
-    ]
+    assert rows == [f"{int(word):012b}" for word in words[::2]]
     places = [text.get_position()[0] for text in axes.texts if text.get_gid() == "bit"][:12]
     assert places == [11.5 - token for token in range(12)]
     assert "State 7: '1', 'end'; the word is 2064." in figures["mask_table"].summary
@@ -545,51 +437,6 @@ def test_mask_chart_draws_what_is_allowed_and_what_was_wanted(figures):
     )
 
 
-def test_shift_chart_draws_bits(figures):
-    first, second = figures["shift_chart"].figure.axes
-    assert bar_lengths(first, horizontal=False) == pytest.approx([-math.log2(0.06), 0, 2], abs=1e-9)
-    assert bar_lengths(second, horizontal=False) == pytest.approx([0], abs=1e-9)
-    assert first.get_title(loc="left") == "A: 6.06 bits in all"
-    assert "A: 3 steps, 6.06 bits in all, 2 above 1 bit; most at step 0 ('{') with 4.06 bits, a total variation" in (
-        figures["shift_chart"].summary
-    )
-
-
-def test_jump_chart_counts_passes(figures):
-    text, below = figures["jump_chart"].figure.axes
-    assert [line.get_ydata().tolist() for line in below.lines] == [[1, 2, 3], [2, 3]]
-    assert [line.get_xdata().tolist() for line in below.lines] == [[1, 2, 3], [1, 2]]
-    headings = [own.get_text() for own in text.texts if own.get_gid() != "token"]
-    assert headings == ["slow: 3 forward passes", "fast: 2 forward passes"]
-    hatched = [patch for patch in text.patches if patch.get_hatch()]
-    assert len(hatched) == 1
-    assert "fast: 3 tokens, 1 of them forced, in 2 forward passes with 7 rows: 'abc'." in figures["jump_chart"].summary
-
-
-def test_language_chart_puts_both_distributions_side_by_side(figures):
-    for axes in figures["language_chart"].figure.axes:
-        assert bar_lengths(axes, horizontal=True) == pytest.approx([25, 75, 80, 20])
-    assert (
-        "Q: the model gives the language 3e-14 of its probability. Conditioned and masked: 'yes' 25.0% and 80.0%, 'no' "
-        "75.0% and 20.0%; distance 0.55. Masked greedy decoding says 'yes'."
-    ) in figures["language_chart"].summary
-
-
-def test_backend_chart_draws_medians_and_spans(figures):
-    compile_, first, again = figures["backend_chart"].figure.axes
-    for axes, values in ((compile_, [2, 100]), (first, [20, 100]), (again, [2, 1])):
-        (points, _, (span,)) = axes.containers[0]
-        assert points.get_xdata().tolist() == pytest.approx(values)
-        assert points.get_ydata().tolist() == [0, 3]
-        assert len(span.get_segments()) == 2
-    (_, _, (span,)) = first.containers[0]
-    assert span.get_segments()[0][:, 0].tolist() == pytest.approx([10, 30])
-    assert [label.get_text() for label in compile_.get_yticklabels()] == ["a", "b"]
-    assert "a in fsm: compile 2.0 ms, a mask 20.0 µs at first (at most 30), 2.0 µs again." in (
-        figures["backend_chart"].summary
-    )
-
-
 # --------------------------------------------------------------------------------------------------------------- slider
 
 
@@ -599,18 +446,8 @@ def test_slider_redraws_the_step_it_is_moved_to(answer, tokenizer):
     assert (slider.value, slider.min, slider.max) == (3, 0, len(steps) - 1)
     assert "Step 3, after " in picture.value
     slider.value = 0
-    made = grammar.draw_step(steps, tokenizer, 0)
     assert "Step 0, the beginning" in picture.value
     assert "After the mask: 2 tokens" in picture.value
-    assert made.summary.startswith("Step 0, the beginning: 2 tokens of 1024 may come")
-    left, right = made.figure.axes
-    shown = [100 * float(steps[0].before[token]) for token in steps[0].logprobs.topk(6).indices.tolist()]
-    lengths = bar_lengths(left, horizontal=True)
-    lines = len(lengths) // 2  # one bar for what is allowed of a token and one for what is banned
-    assert [sum(lengths[i::lines]) for i in range(6)] == pytest.approx(shown)
-    assert max(bar_lengths(right, horizontal=True)) == pytest.approx(100 * float(steps[0].after.max()))
-    written = [f"{share:.1f}" for share in [*shown, 100 * float(steps[0].after.max())] if share >= 0.05]
-    assert [word for word in written if word not in re.sub("<[^>]*>", " ", picture.value).split()] == []
     late = grammar.draw_step(steps, tokenizer, len(steps) - 1)
     assert "after " in late.summary
     checked_texts(late)

@@ -2,23 +2,18 @@
 
 import math
 import re
-import struct
 import time
 from itertools import accumulate, pairwise
 
-import mmh3
 import pytest
 import torch
 
-from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
-from mini_engine.llm import load_driver
-from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.trace import SamplingTrace
-from mini_engine.viz import peer, sampling
+from mini_engine.viz import sampling
 from mini_engine.viz.columns import BAR
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.sampling.measure import Draws, MixedRow
-from tests.support.figures import bar_lengths, check_figures
+from tests.support.figures import check_drawn, check_figures
 
 V = 40
 LOGITS = torch.randn(V, generator=torch.Generator().manual_seed(3)) * 2.5
@@ -57,40 +52,6 @@ def heated(temperature: float) -> list[float]:
 # ------------------------------------------------------------------------------------------------------- measurements
 
 
-def test_next_logits_are_those_of_the_last_position(untied):
-    ids = [7, 100, 3, 3, 58]
-    torch.testing.assert_close(
-        sampling.next_logits(load_driver(untied), ids), peer.Peer(untied).logits(ids)[-1], rtol=1e-4, atol=1e-4
-    )
-    assert sampling.likeliest(LOGITS, 4) == by_size(LOGITS.tolist())[:4]
-
-
-def test_traced_stages_are_those_of_a_row_computed_by_hand():
-    params = SamplingParams(temperature=1.5, top_k=12, top_p=0.8, min_p=0.25, presence_penalty=1.0)
-    stages = sampling.trace_row(LOGITS, params, [1, 2])
-    assert [s.name for s in stages] == ["logits", "penalties", "temperature", "top-k", "top-p", "min-p"]
-    expected = heated(1.5)
-    assert stages[2].probs.tolist() == pytest.approx(expected, rel=1e-5), "the output is empty: nothing to penalise"
-    expected = cut(expected, top_k(expected, 12))
-    assert stages[3].probs.tolist() == pytest.approx(expected, rel=1e-5)
-    expected = cut(expected, top_p(expected, 0.8))
-    assert stages[4].probs.tolist() == pytest.approx(expected, rel=1e-5)
-    expected = cut(expected, {i for i, p in enumerate(expected) if p >= 0.25 * max(expected)})
-    assert stages[5].probs.tolist() == pytest.approx(expected, rel=1e-5)
-    assert 1 < stages[5].support < stages[4].support < stages[3].support == 12
-
-
-def test_survivors_are_counted_after_all_stages():
-    even, sharp = torch.zeros(8), torch.tensor([9.0, 0, 0, 0, 0, 0, 0, 0])
-    settings = {
-        "k": SamplingParams(temperature=1.0, top_k=3),
-        "p": SamplingParams(temperature=1.0, top_p=0.8),
-        "both": SamplingParams(temperature=1.0, top_k=6, top_p=0.45),
-    }
-    counts = sampling.count_survivors([even, sharp], settings)
-    assert counts == {"k": [3, 3], "p": [7, 1], "both": [3, 1]}
-
-
 def test_temperature_sweep_and_entropy():
     rows = sampling.sweep_temperature(LOGITS, [0.5, 1.0, 4.0])
     for row, temperature in zip(rows, (0.5, 1.0, 4.0), strict=True):
@@ -117,67 +78,6 @@ def test_filters_in_any_order_agree_with_sets_computed_by_hand():
     assert joint != pytest.approx(cut(first, top_p(first, 0.8)), rel=1e-4), "the orders differ here"
 
 
-def test_penalties_in_any_order_agree_with_formulas():
-    cool = {"temperature": 0.5}
-    counts = {3: 2, 8: 1}
-    before = [(x - 0.7 * counts.get(i, 0)) / 0.5 for i, x in enumerate(LOGITS.tolist())]
-    after = [x / 0.5 - 0.7 * counts.get(i, 0) for i, x in enumerate(LOGITS.tolist())]
-    seen = {5, *counts}
-    divided = [(x / 1.3 if x > 0 else x * 1.3) / 0.5 if i in seen else x / 0.5 for i, x in enumerate(LOGITS.tolist())]
-    for order, expected in (
-        ([{"frequency_penalty": 0.7}, cool], before),
-        ([cool, {"frequency_penalty": 0.7}], after),
-        ([{"repetition_penalty": 1.3}, cool], divided),
-        ([cool, {"repetition_penalty": 1.3}], divided),
-    ):
-        made = sampling.apply_in_order(LOGITS, order, [5], [3, 8, 3])
-        assert made.tolist() == pytest.approx(softmax(expected), rel=1e-4), order
-
-
-def noise(hashed: float) -> float:
-    return -math.log(-math.log(hashed))
-
-
-@pytest.mark.parametrize("chunk", [7, 1024])
-def test_seeded_draws_are_those_of_another_hash_library(monkeypatch, chunk):
-    monkeypatch.setattr(sampling.measure, "ROWS_AT_ONCE", chunk)
-    probs = heated(1.5)
-    allowed = top_k(probs, 6)
-    chosen = []
-    for position in range(60):
-        scores = {
-            i: math.log(probs[i]) + noise(mmh3.hash(struct.pack("<QII", 42, position, i), 0, signed=False) / 0xFFFFFFFF)
-            for i in allowed
-        }
-        chosen.append(max(scores, key=scores.__getitem__))
-    for count in (1, 2, 3, 60):
-        draws = sampling.draw_many("x", LOGITS, SamplingParams(temperature=1.5, top_k=6, seed=42), count)
-        assert draws.counts.tolist() == [chosen[:count].count(i) for i in range(V)]
-        assert draws.total == count
-
-
-def test_unseeded_draws_follow_the_target():
-    target = torch.tensor(heated(1.5))
-    draws = sampling.draw_many("x", LOGITS, SamplingParams(temperature=1.5), 3000)
-    assert sampling.chi_square(draws, target).p_value > 1e-3
-    again = sampling.draw_many("x", LOGITS, SamplingParams(temperature=1.5), 3000, generator_seed=1)
-    assert not torch.equal(draws.counts, again.counts)
-
-
-def test_the_old_hash_is_the_formula_and_fails():
-    target = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05, 0.0])
-    expected = [0] * 6
-    for position in range(200):
-        step = (42 * 19349663) ^ (position * 73856093)
-        scores = []
-        for i, p in enumerate(target.tolist()[:5]):
-            low = ((step * 8589934591) ^ (i * 479001599)) & 0xFFFFFF
-            scores.append(math.log(p) + (noise(low / 2**24) if low else -math.inf))
-        expected[scores.index(max(scores))] += 1
-    assert sampling.draw_old_hash("old", target.log(), 42, 200).counts.tolist() == expected
-    assert sampling.chi_square(sampling.draw_old_hash("old", target.log(), 42, 20_000), target).p_value < 1e-100
-
-
 def test_binomial_band_by_exact_sums():
     low, high = sampling.measure.binomial_band(torch.tensor([0.3, 0.0, 1.0, 0.02]), 50, level=0.9)
     for p, least, most in zip((0.3, 0.02), low[[0, 3]].tolist(), high[[0, 3]].tolist(), strict=True):
@@ -198,49 +98,12 @@ def test_chi_square_of_known_tables():
     assert sampling.chi_square(Draws("x", torch.tensor([50, 46, 1, 1, 1, 1])), target).p_value == 0.0
 
 
-def test_penalised_logits_follow_the_text_and_leave_the_logits_alone():
-    rows = list(torch.randn(5, V, generator=torch.Generator().manual_seed(1)))
-    kept = [row.clone() for row in rows]
-    text = [4, 9, 4, 4, 2]
-    made = sampling.penalised_logits(
-        rows,
-        [9],
-        text,
-        {
-            "none": SamplingParams(),
-            "repetition": SamplingParams(repetition_penalty=1.5),
-            "frequency": SamplingParams(frequency_penalty=0.5),
-            "presence": SamplingParams(presence_penalty=0.5),
-        },
-    )
-    assert list(made) == ["none", "repetition", "frequency", "presence"]
-    for step, row in enumerate(kept):
-        for token in range(V):
-            raw, count = float(row[token]), text[:step].count(token)
-            seen = count > 0 or token == 9
-            repeated = raw if not seen else raw / 1.5 if raw > 0 else raw * 1.5
-            expected = [raw, repeated, raw - 0.5 * count, raw - 0.5 * (count > 0)]
-            assert [float(t[step, token]) for t in made.values()] == pytest.approx(expected, abs=1e-5)
-    assert all(torch.equal(a, b) for a, b in zip(rows, kept, strict=True))
-
-
 def test_kinds_of_thought():
     arguments = {"budget": 2, "start": 90, "end": 91, "newline": 7}
     spent = sampling.thought_kinds([1, 90], [5, 6, 7, 91, 3, 4], arguments)
     assert spent == ["thought", "thought", "forced", "forced", "answer", "answer"]
     assert sampling.thought_kinds([1, 90], [5, 91, 3], arguments) == ["thought", "thought", "answer"]
     assert sampling.thought_kinds([1], [5, 90, 6, 6, 7], arguments) == ["answer", "answer", *["thought"] * 2, "forced"]
-
-
-def test_thinking_prompt_ends_with_an_open_block():
-    tokenizer = load_tokenizer(TINY_MODEL)
-    arguments = sampling.think_arguments(tokenizer, 5)
-    ids = sampling.think_ids(tokenizer, "Hello!")
-    assert tokenizer.decode(ids) == "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n<think>"
-    assert ids[-1] == arguments["start"]
-    texts_of = [tokenizer.decode([arguments[name]]) for name in ("start", "end", "newline")]
-    assert texts_of == ["<think>", "</think>", "\n"]
-    assert arguments["budget"] == 5
 
 
 def test_a_row_without_bypass_loses_its_tail():
@@ -311,14 +174,17 @@ def test_every_figure_is_tested_and_readable(figures):
     check_figures(figures, sampling.draw, sampling.strips)
 
 
-def test_survivors_chart_draws_every_count(figures):
-    top, bottom = figures["survivors_chart"].figure.axes
-    assert bar_lengths(top, horizontal=False) == [0.1, 1, 3, 0, 0]
-    assert [line.get_ydata().tolist() for line in bottom.lines] == [[4] * 5, [1, 2, 9, 1, 1]]
-    assert "k leaves 4 to 4 tokens, 0 times a single one. p leaves 1 to 9 tokens, 3 times a single one." in (
-        figures["survivors_chart"].summary
-    )
-    assert [label.get_text() for label in bottom.get_xticklabels()] == NAMES
+def test_figures_draw_and_say_what_they_are_given(figures):
+    drawn = {
+        "survivors_chart": ([0.1, 3, 9], "p leaves 1 to 9 tokens, 3 times a single one."),
+        "penalty_chart": (
+            [2, 4, 3.5, 0.5],
+            "'fox' came at 2 steps of 4. Taken away: repetition: 0.00 at the first",
+        ),
+        "order_table": ([], "one (two lines): 2 tokens left, '␣a' with 60.0%, 0.97 bits. two: 4 tokens left"),
+        "mixing_chart": ([50, 4], "they keep 50 tokens or more; without it they lose 4 to 4."),
+    }
+    check_drawn(figures, drawn)
 
 
 def test_temperature_layers_stack_to_one_hundred(figures):
@@ -334,26 +200,6 @@ def test_temperature_layers_stack_to_one_hundred(figures):
     assert f"At temperature 1: '␣a' has {probs[1][4]:.1%}" in figures["temperature_sweep"].summary
 
 
-def test_order_table_has_a_number_for_each_token_that_is_left(figures):
-    (axes,) = figures["order_table"].figure.axes
-    cells = {(t.get_position(), t.get_text()) for t in axes.texts}
-    assert cells == {
-        ((3.6, -0.5), "tokens\nleft"),
-        ((0.5, 0.5), "60.0"),
-        ((1.5, 0.5), "40.0"),
-        ((3.6, 0.5), "2"),
-        ((0.5, 1.5), "50.0"),
-        ((1.5, 1.5), "25.0"),
-        ((2.5, 1.5), "12.5"),
-        ((3.6, 1.5), "4"),
-    }
-    hatched = [(round(p.get_x(), 2), round(p.get_y(), 2)) for p in axes.patches if p.get_hatch()]
-    assert hatched == [(2.04, 0.08)]
-    assert "one (two lines): 2 tokens left, '␣a' with 60.0%, 0.97 bits. two: 4 tokens left" in (
-        figures["order_table"].summary
-    )
-
-
 def test_histogram_marks_what_lies_outside_its_band(figures):
     right, wrong = figures["draw_histogram"].figure.axes
     for axes, draws in zip((right, wrong), DRAWS, strict=True):
@@ -367,17 +213,6 @@ def test_histogram_marks_what_lies_outside_its_band(figures):
     assert [p.get_x() + 0.4 for p in wrong.patches if p.get_hatch()] == pytest.approx([0, 1, 2])
     assert "right: 1000 draws, 0 of 4 tokens outside their band, chi-square 1.0 with 3" in (
         figures["draw_histogram"].summary
-    )
-
-
-def test_penalty_chart_holds_logits_and_differences(figures):
-    top, bottom = figures["penalty_chart"].figure.axes
-    assert bar_lengths(top, horizontal=False) == [2.0, 4.0, 2.0, 3.0, 2.0, 3.5]
-    lines = [line for line in bottom.lines if not line.get_label().startswith("_")]
-    assert [line.get_ydata().tolist() for line in lines] == [[0, 0.5, 1, 1], [0, 0.5, 0.5, 0.5]]
-    assert [label.get_text() for label in top.get_xticklabels()] == ["step 0\nseen 0×", "step 2\nseen 1×"]
-    assert "'fox' came at 2 steps of 4. Taken away: repetition: 0.00 at the first step, 1.00 at the last, 1.00" in (
-        figures["penalty_chart"].summary
     )
 
 
@@ -411,24 +246,8 @@ def test_surprise_is_in_bits_and_coloured_by_rank(figures):
         "2 of 5 tokens were the likeliest. The text costs 20.0 bits in all, 4.00 a token. The least expected is '⏎' "
         "with 10.0 bits, rank 21."
     )
-    assert [sampling.strips.rank_kind(rank) for rank in (1, 2, 5, 6, 20, 21, 1024)] == [
-        "rank 1",
-        "rank 2 to 5",
-        "rank 2 to 5",
-        "rank 6 to 20",
-        "rank 6 to 20",
-        "rank above 20",
-        "rank above 20",
-    ]
-
-
-def test_mixing_chart_draws_the_sum_and_the_losses(figures):
-    left, right = figures["mixing_chart"].figure.axes
-    curve = left.lines[0]
-    assert curve.get_xdata().tolist() == list(range(1, 51))
-    assert curve.get_ydata().tolist() == pytest.approx(torch.linspace(-10, 1, 50).tolist(), abs=1e-4)
-    assert bar_lengths(right, horizontal=False) == [0, 0, 4, 4]
-    assert "they keep 50 tokens or more; without it they lose 4 to 4." in figures["mixing_chart"].summary
+    kinds = [sampling.strips.rank_kind(rank).split()[-1] for rank in (1, 2, 5, 6, 20, 21, 1024)]
+    assert kinds == ["1", "5", "5", "20", "20", "20", "20"]
 
 
 # ------------------------------------------------------------------------------------------------------------- sliders

@@ -5,17 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
-from mini_engine.llm import load_driver, make_engine
-from mini_engine.outputs import Delta, RequestOutput, StepOutput
-from mini_engine.sampler.params import SamplingParams
+from mini_engine.outputs import RequestOutput, StepOutput
 from mini_engine.scheduler.request import RequestTimes
 from mini_engine.viz import scheduling
 from mini_engine.viz.figure import Figure
-from mini_engine.viz.scheduling.measure import Arrival, Piece, Run, Stay, StreamLine
+from mini_engine.viz.scheduling.measure import Piece, Run, Stay, StreamLine
 from mini_engine.viz.scheduling.simulation import Job, LoadPoint, StepCost
-from tests.support.figures import check_figures, texts
+from tests.support.figures import check_drawn, check_figures
 
 
 def step(number, chunks, copied=(), preempted=(), pages=0, held=0):
@@ -65,15 +62,6 @@ LINES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return load_driver(TINY_MODEL, EngineConfig(batch_invariant=True)), load_tokenizer(TINY_MODEL).backend_tokenizer
-
-
-def wanted(length, **options):
-    return SamplingParams(max_new_tokens=length, ignore_eos=True, **options)
-
-
 # ------------------------------------------------------------------------------------------------- what the log tells
 
 
@@ -95,67 +83,7 @@ def test_a_request_takes_the_lowest_free_place():
     assert scheduling.idle_share(RUN) == pytest.approx(5 / 16)
 
 
-def test_samples_are_numbered():
-    assert scheduling.measure.sample_labels(2, 1) == ["c"]
-    assert scheduling.measure.sample_labels(2, 3) == ["c1", "c2", "c3"]
-    assert scheduling.measure.sample_labels(26, 1) == ["26"]
-    assert scheduling.measure.sample_labels(30, 2) == ["30 1", "30 2"]
-
-
 # ------------------------------------------------------------------------------------------------- runs of the engine
-
-
-def test_served_requests_have_the_answers_of_a_lonely_engine(tiny):
-    driver, tokenizer = tiny
-    prompts = [[5, 9, 300, 41], [7] * 9, [12, 99]]
-    arrivals = [
-        Arrival(3, prompts[0], wanted(6)),
-        Arrival(0, prompts[1], wanted(3, n=2, temperature=1.0, seed=3)),
-        Arrival(40, prompts[2], wanted(4)),
-    ]
-    run = scheduling.serve("x", driver, tokenizer, arrivals, max_running_requests=3, max_tokens_per_step=4, num_pages=9)
-    alone = make_engine(driver, tokenizer)
-    expected = [alone.generate([a.prompt_ids], a.params)[0] for a in (arrivals[1], arrivals[0], arrivals[2])]
-    assert [o.token_ids for o in run.outputs.values()] == [o.token_ids for samples in expected for o in samples]
-    assert list(run.labels.values()) == ["a1", "a2", "b", "c"], "in the order in which they came"
-    assert [o.times.added for o in run.outputs.values()] == [0.0, 0.0, 3.0, 40.0]
-    assert (run.num_pages, run.config.max_tokens_per_step) == (9, 4)
-    began = [entry.began for entry in run.log]
-    assert 40.0 in began, "time goes on when nobody is there"
-    assert began == sorted(set(began))
-    waits = {run.labels[r]: [p for p in own if p.kind == "waiting"] for r, own in scheduling.timeline(run).items()}
-    assert waits["c"] == []
-    assert [p.tokens for p in scheduling.timeline(run)[next(iter(run.outputs))] if p.kind == "prompt"] == [4, 4, 1]
-
-
-def test_a_static_batch_ends_with_its_longest_answer(tiny):
-    driver, tokenizer = tiny
-    lengths = [3, 7, 2, 5, 4]
-    arrivals = [Arrival(0, [5, 9 + i], wanted(length)) for i, length in enumerate(lengths)]
-    static = scheduling.serve("x", driver, tokenizer, arrivals, static=True, max_running_requests=2)
-    assert len(static.log) == 7 + 5 + 4
-    assert scheduling.idle_share(static) == pytest.approx(1 - sum(lengths) / 32)
-    assert {stay.step for stay in scheduling.measure.stays(static)} == {0, 7, 12}
-    joined = scheduling.serve("x", driver, tokenizer, arrivals, max_running_requests=2)
-    # By hand: place 0 has 3 and 2 steps, then 5 of the fourth; place 1 has 7, then 4 of the fifth.
-    assert len(joined.log) == 11
-    assert [o.token_ids for o in static.outputs.values()] == [o.token_ids for o in joined.outputs.values()]
-
-
-def test_stream_lines_hold_what_was_decoded_and_not_shown(tiny):
-    _, tokenizer = tiny
-    ids = tokenizer.encode("Once upon a time").ids
-    pieces = [tokenizer.decode(ids[: i + 1])[len(tokenizer.decode(ids[:i])) :] for i in range(len(ids))]
-    shown = ["", pieces[0], *[""] * (len(ids) - 2)]
-    deltas = [Delta("r", None, "")]
-    deltas += [Delta("r", token, text) for token, text in zip(ids, shown, strict=True)]
-    deltas[-1] = replace(deltas[-1], finish_reason="stop")
-    lines = scheduling.stream_lines(deltas, tokenizer)
-    assert len(lines) == len(ids), "the start of a stream has no line"
-    assert lines[0] == StreamLine(pieces[0].replace(" ", "␣"), "", "", pieces[0], False)
-    assert (lines[1].before, lines[1].new, lines[1].held) == ("", pieces[0], pieces[1])
-    assert (lines[-1].before, lines[-1].held) == (pieces[0], "".join(pieces[1:]))
-    assert [line.cut for line in lines] == [False] * (len(ids) - 1) + [True]
 
 
 # --------------------------------------------------------------------------------------------------- without a model
@@ -173,19 +101,6 @@ def test_simulated_times_by_hand():
     assert first.finished == first.tokens[-1]
     assert (third.started, third.tokens) == (20.0, pytest.approx([21.2])), "nothing happens until it comes"
     assert third.tpot_s is None
-
-
-def test_simulated_policies_differ_in_who_waits():
-    jobs = [Job(0.0, 8, 1), Job(0.1, 8, 5), Job(0.1, 2, 1)]
-    cost, config = StepCost(1.0, 0.0), EngineConfig(max_running_requests=1)
-    order = {}
-    for policy in ("fcfs", "shortest", "lof"):
-        times = scheduling.simulate(jobs, cost, replace(config, policy=policy))
-        order[policy] = sorted(range(3), key=[t.started for t in times].__getitem__)
-    assert order == {"fcfs": [0, 1, 2], "shortest": [0, 2, 1], "lof": [0, 1, 2]}
-    jobs[1], jobs[2] = replace(jobs[1], num_output=1), replace(jobs[2], num_output=5)
-    times = scheduling.simulate(jobs, cost, replace(config, policy="lof"))
-    assert [t.started for t in times] == [0.0, 6.0, 1.0]
 
 
 def test_poisson_jobs_have_their_rate_and_their_lengths():
@@ -214,28 +129,6 @@ def test_load_point_and_capacity_by_hand():
     assert scheduling.capacity(jobs, StepCost(1.0, 0.5), EngineConfig()) == pytest.approx(2 / 5), "two steps of 2.5 s"
 
 
-def test_measured_cost_is_that_of_the_steps(tiny, monkeypatch):
-    true = StepCost(2e-3, 3e-5)
-
-    class FakeEngine:
-        def __init__(self, driver):
-            assert driver.config.max_tokens_per_step is None
-            self.log = []
-
-        def generate(self, prompts, params):
-            (prompt,) = prompts
-            assert params.max_new_tokens == 1
-            before = sum(entry.chunks[0][2] == len(prompt) for entry in self.log)
-            slow = (1.0, 0.5, 0.0, 0.1)[before]  # the first run warms up; of the others the best counts
-            part = (true(len(prompt)) + slow) / 2
-            entry = step(0, [("r", 0, len(prompt))])
-            self.log.append(replace(entry, seconds={"forward": part, "sample": part}))
-
-    monkeypatch.setattr(scheduling.simulation, "make_engine", FakeEngine)
-    made = scheduling.measure_cost(tiny[0], (1, 10, 50))
-    assert (made.fixed, made.per_row) == pytest.approx((2e-3, 3e-5))
-
-
 # ------------------------------------------------------------------------------------------------------------- figures
 
 
@@ -253,6 +146,14 @@ def figures() -> dict[str, Figure]:
 
 def test_every_figure_is_tested_and_readable(figures):
     check_figures(figures, scheduling.draw)
+
+
+def test_figures_draw_and_say_what_they_are_given(figures):
+    drawn = {
+        "places_chart": ([3, 8], "9 new tokens in 8 steps, 1.12 a step; 31.2% of the 2 places are idle."),
+        "load_chart": ([0.06, 0.9, 4, 1.8], "at 111% of the capacity the first token comes after 200 ms on average"),
+    }
+    check_drawn(figures, drawn)
 
 
 def bars(axes, kind=None):
@@ -309,32 +210,6 @@ def test_rows_are_stacked_under_the_budget(figures):
     assert "by hand: 8 steps with 20 rows (6 decode, 6 prompt, 8 again); the largest step has 5, on average they " in (
         figures["rows_chart"].summary
     )
-
-
-def test_places_show_who_was_where_and_when_nobody_was(figures):
-    top, _ = figures["places_chart"].figure.axes
-    assert bars(top, "prompt") == [(0, 0, 2), (0, 5, 2), (1, 2, 1)]
-    assert bars(top, "decode") == [(0, 2, 2), (0, 7, 1), (1, 3, 3)]
-    background = [bar for bar in bars(top) if bar not in bars(top, "prompt") + bars(top, "decode")]
-    assert background == [(0, 0, 8), (1, 0, 8)]
-    assert {(t.get_position(), t.get_text()) for t in top.texts} == {((2, 0), "a"), ((4, 1), "b"), ((6.5, 0), "a")}
-    assert "by hand: 8 steps, 31% of the places idle" in texts(figures["places_chart"])
-    assert "9 new tokens in 8 steps, 1.12 a step; 31.2% of the 2 places are idle." in figures["places_chart"].summary
-
-
-def test_load_chart_has_a_line_for_each_policy(figures):
-    mean, unlucky, between = figures["load_chart"].figure.axes
-    for axes, field, scale in ((mean, "ttft_mean", 1), (unlucky, "ttft_p99", 1), (between, "tpot_mean", 1e3)):
-        for line, (name, points) in zip(axes.lines, CURVES.items(), strict=False):
-            assert line.get_label() == name
-            assert line.get_xdata().tolist() == [1.0, 2.0]
-            assert line.get_ydata().tolist() == pytest.approx([scale * getattr(p, field) for p in points])
-        assert set(axes.lines[-1].get_xdata()) == {1.8}
-    assert (
-        "shortest: at 56% of the capacity the first token comes after 60 ms on average and 99 of 100 after 100 ms, "
-        "then one every 2.0 ms; at 111% of the capacity the first token comes after 200 ms on average and 99 of 100 "
-        "after 1500 ms, then one every 3.0 ms."
-    ) in figures["load_chart"].summary
 
 
 def test_stream_chart_marks_what_is_shown_held_back_and_cut(figures):
