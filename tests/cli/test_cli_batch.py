@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -256,6 +256,7 @@ def test_answers_of_another_file_are_refused(tmp_path):
     assert output.read_bytes() == before
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 30), min_size=1, unique=True), st.randoms(), st.integers(0, 3_000))
 def test_a_file_cut_anywhere_goes_on(tmp_path_factory, places, random, cut):
     """Answers in any order of ending: --ordered brings theirs; a file torn at any byte keeps its whole lines."""
