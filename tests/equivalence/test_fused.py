@@ -198,17 +198,6 @@ def test_a_driver_refuses_options_that_the_attention_it_has_does_not_compute(unt
         GreedyDriver(load_model(untied, engine), engine)
 
 
-def test_scattered_pages_give_the_logits_of_consecutive_ones(untied) -> None:
-    engine = EngineConfig(compute="packed")
-    driver = make_driver(load_model(untied, engine), engine)
-    rows = []
-    for pages in ([0, 1, 2], [2, 0, 1]):
-        pool = KVPool(driver.model.config, 3, 4, torch.float32)
-        for ids, done in (([1, 2, 3, 4, 5, 6, 7], 0), ([8], 7), ([9], 8)):
-            rows.append(driver.forward(pack_batch([SequenceChunk(ids, done, pages)], 4), pool))
-    assert all(torch.equal(a, b) for a, b in zip(rows[:3], rows[3:], strict=True))
-
-
 def test_a_fused_model_has_no_blocks_to_trace(untied) -> None:
     with pytest.raises(ValueError, match="load it with compute='reference'"):
         trace_forward(load_model(untied, EngineConfig(compute="packed")), [1, 2, 3])

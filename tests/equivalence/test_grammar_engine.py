@@ -9,8 +9,9 @@ import json
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import pytest
@@ -30,9 +31,13 @@ from tests.support.engines import (
     EOS,
     TOKENIZER,
     TRACES,
+    Planned,
     _one_thread,  # noqa: F401
     assert_like,
+    check_equal,
+    check_idle,
     encode,
+    run_trace,
 )
 from tests.support.grammars import (
     ASK,
@@ -45,7 +50,6 @@ from tests.support.grammars import (
     _oracle,  # noqa: F401
     alone,
     answer_of,
-    check_idle,
     is_valid,
     make_driver,
     make_engine,
@@ -145,16 +149,6 @@ def test_a_grammar_that_allows_all_changes_no_bit(name: str, dtype: str, backend
 # ---- the matrix ----
 
 
-@dataclass
-class Planned:
-    prompt: list[int]
-    params: SamplingParams
-    arrives: int
-    aborted: int | None
-    deltas: list[Delta] = field(default_factory=list)
-    output: RequestOutput | None = None
-
-
 def make_params(dice: random.Random, size: int) -> SamplingParams:
     def maybe(value: object, off: object, chance: float = 0.3) -> Any:
         return value if dice.random() < chance else off
@@ -187,7 +181,7 @@ def make_params(dice: random.Random, size: int) -> SamplingParams:
 
 
 class Trace:
-    """One seed: a model, a configuration, requests over time. ``run`` drives the engine and checks every step."""
+    """One seed: a model, a configuration, requests over time."""
 
     def __init__(self, seed: int, **changes: Any) -> None:
         dice = self.dice = random.Random(seed)
@@ -214,66 +208,29 @@ class Trace:
                 planned.params = replace(planned.params, logprobs=None)
 
     def run(self) -> "Trace":
-        self.engine = engine = make_engine(self.name, self.config)
-        allocator, free = engine.scheduler.allocator, engine.scheduler.allocator.free
-
-        def poison(pages: Sequence[int]) -> None:
-            free(pages)
-            engine.pool.poison(list(pages))  # whoever reads a page after it was given back reads NaN
-
-        engine.pool.poison(list(range(allocator.num_pages)))
-        allocator.free = poison  # type: ignore[method-assign]
-        self.num_preemptions, self.num_forced, names, step = 0, 0, {}, 0
-        while engine.has_work or len(names) < len(self.planned) or engine.deltas:
-            for planned in self.planned:
-                if planned.arrives == step:
-                    names[engine.add_request(planned.prompt, planned.params)] = planned
-            for name, planned in names.items():
-                if planned.aborted == step:
-                    engine.abort(name)
-            if self.tight:
-                engine.scheduler.growth.ratio = 0.0  # nobody is expected to grow, so pages run out soon
-            output = engine.step()
-            engine.scheduler.check_pages()
-            self.num_preemptions += len(output.preempted)
-            self.num_forced += sum(output.forced.values())
-            for delta in output.deltas:
-                names[delta.request_id].deltas.append(delta)
-            step += 1
-        for name, planned in names.items():
-            planned.output = engine.take_output(name)
-        check_idle(engine)
+        self.engine = make_engine(self.name, self.config)
+        self.steps = run_trace(self.engine, self.planned, self.tight)
         return self
 
-
-def check_planned(planned: Planned, expected: Any) -> None:
-    """All of it, bit for bit; of an aborted request what it had come to."""
-    output, tokens = planned.output, [d for d in planned.deltas if d.token_id is not None]
-    assert output is not None
-    assert "".join(delta.text for delta in planned.deltas) == output.text
-    assert [delta.token_id for delta in tokens] == output.token_ids
-    count = len(output.token_ids)
-    assert all(torch.equal(d.logits, row) for d, row in zip(tokens, expected.logits[:count], strict=True))
-    if output.finish_reason == "abort":
-        assert output.token_ids == expected.token_ids[:count]
-        assert output.logprobs == expected.logprobs[: len(output.logprobs)]
-        return
-    assert_like(output, expected)
-    if planned.params.grammar is not None and output.is_grammar_complete and not planned.params.reasoning:
-        assert is_valid(planned.params, output.text)
+    @property
+    def num_preemptions(self) -> int:
+        return sum(len(step.preempted) for step in self.steps)
 
 
 def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None:
     """Mixed batches, chunks, forced preemptions, shared prefixes: the grammar's state is where the tokens are."""
-    preempted, hits, ended = 0, 0, dict.fromkeys(("stop", "length", "abort", "error"), 0)
+    preempted, hits, ended = 0, 0, Counter[str | None]()
     for seed in range(NUM_TRACES):
         trace = Trace(seed).run()
         preempted += trace.num_preemptions
         hits += trace.engine.constraints.store.stats.num_hits
         for planned in trace.planned:
-            check_planned(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
-            assert planned.output is not None
-            ended[str(planned.output.finish_reason)] += 1
+            check_equal(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
+            output, own = planned.output, planned.params
+            assert output is not None
+            if own.grammar is not None and output.is_grammar_complete and not own.reasoning:
+                assert is_valid(own, output.text) or output.finish_reason == "abort"
+            ended[output.finish_reason] += 1
     assert preempted >= NUM_TRACES // 2, (
         "the traces were meant to run out of pages"
     )  # how often depends on the compiles
@@ -287,7 +244,7 @@ def test_matrix_with_forced_text_is_bitwise_the_lonely_run_with_forced_text() ->
     preempted, forced = 0, 0
     for seed in range(NUM_TRACES):
         trace = Trace(seed, jump_forward=True).run()
-        preempted, forced = preempted + trace.num_preemptions, forced + trace.num_forced
+        preempted, forced = preempted + trace.num_preemptions, forced + sum(sum(s.forced.values()) for s in trace.steps)
         config = EngineConfig(
             dtype=trace.config.dtype,
             batch_invariant=True,
@@ -322,16 +279,8 @@ def ask(params: SamplingParams, prompt: Sequence[int] = PROMPTS[0], **changes: A
     return answer_of(make_engine(config=serving(**changes)), prompt, params)
 
 
-def test_the_least_length_and_ignored_ends_used_to_be_one_token_short() -> None:
-    """With ``ignore_eos`` no end-of-sequence id counts as an end, so ``min_new_tokens`` banned none; the grammar's text
-    ended with one all the same, after two of eight tokens. The two cannot both be kept, so they are refused together.
-    """
-    with pytest.raises(ValueError, match="leave ignore_eos out"):
-        SamplingParams(json_schema=PERSON, min_new_tokens=8, ignore_eos=True)
-
-
 def test_a_text_cut_by_length_is_not_complete() -> None:
-    for most in range(1, 15):
+    for most in (1, 6, 14):
         for jump in (False, True):
             output = ask(SamplingParams(json_schema=PERSON, max_new_tokens=most), jump_forward=jump)
             assert len(output.token_ids) == most
@@ -343,9 +292,7 @@ def is_valid_text(text: str) -> bool:
 
 
 @pytest.mark.parametrize("jump", [False, True])
-@pytest.mark.parametrize(
-    "stop", [{"stop": ["}"]}, {"stop": ['": 7']}, {"stop_token_ids": encode("}")}, {"stop": ["a", "zebra"]}]
-)
+@pytest.mark.parametrize("stop", [{"stop": ["}"]}, {"stop_token_ids": encode("}")}])
 def test_a_text_cut_by_a_stop_is_not_called_complete(stop: dict[str, Any], jump: bool) -> None:
     """The grammar has seen the whole text and is complete; the text that is given out lacks its end."""
     output = ask(SamplingParams(json_schema=PERSON, **stop), jump_forward=jump)
@@ -364,17 +311,12 @@ def test_nothing_that_a_request_asks_for_makes_its_text_invalid() -> None:
     schema = {"json_schema": PERSON, "max_new_tokens": 40}
     cases: list[tuple[dict[str, Any], str | None]] = [
         ({"logit_bias": {STOP: 100, encode("{")[0]: -100, encode(" the")[0]: 100}}, None),
-        ({"logit_bias": dict.fromkeys(digits[:9], -100)}, None),
         ({"allowed_token_ids": [STOP, *digits]}, "after grammar the row allows no token"),
-        ({"allowed_token_ids": range(1024)}, None),
         ({"bad_words": [[token] for token, text in enumerate(TABLE.token_bytes[:1024]) if b'"' in text]}, "allows no"),
-        ({"bad_words": [[digits[7]]]}, None),
         ({"logits_processors": {"no_repeat_ngram": {"ngram_size": 3, "window_size": None}}}, None),
-        ({"logits_processors": {"disallowed_tokens": {"token_ids": encode("{")}}}, None),
         ({"logits_processors": {"spoiler": {"after": 2}}}, "holds NaN"),
         ({"logits_processors": {"thrower": {"after": 2, "place": "apply"}}}, "raised RuntimeError"),
         ({"repetition_penalty": 2.0, "frequency_penalty": 2.0, "presence_penalty": 2.0}, None),
-        ({"temperature": 1e6, "seed": 4}, None),
         ({"temperature": 2.0, "top_k": 1, "top_p": 0.01, "min_p": 1.0, "seed": 4}, None),
     ]
     params = [SamplingParams(**schema, **changes) for changes, _ in cases]
@@ -401,7 +343,7 @@ def test_nothing_that_a_request_asks_for_makes_its_text_invalid() -> None:
 # ---- thoughts ----
 
 
-@pytest.mark.parametrize("budget", [0, 3, 200])
+@pytest.mark.parametrize("budget", [0, 200])
 def test_a_budget_of_thought_is_kept_and_the_answer_is_valid(budget: int) -> None:
     arguments = {"budget": budget, "start": THINK, "end": THINK_END, "newline": NEWLINE}
     params = SamplingParams(
@@ -443,17 +385,11 @@ def test_a_schema_may_be_a_mapping_text_or_a_pydantic_model() -> None:
     ("changes", "message"),
     [
         ({"regex": "a", "ebnf": 'root ::= "a"'}, "regex and ebnf are given; an answer has one grammar"),
-        ({"json_schema": {}, "structural_tag": "{}"}, "json_schema and structural_tag are given"),
         ({"reasoning": True}, "reasoning is True without a grammar"),
         ({"regex": "a", "reasoning": 1}, "reasoning is 1; it is True or False"),
         ({"json_schema": 3}, "json_schema is 3; it must be a mapping, JSON text or a pydantic model"),
-        ({"json_schema": ["a"]}, "must be a mapping, JSON text or a pydantic model"),
-        ({"json_schema": {"const": {1, 2}}}, "which is not JSON"),
         ({"json_schema": {"const": math.nan}}, "which is not JSON"),
         ({"regex": b"a"}, "regex is b'a'; it must be text"),
-        ({"regex": {"a": 1}}, "must be text"),
-        ({"ebnf": 1}, "ebnf is 1; it must be text"),
-        ({"structural_tag": []}, "must be a mapping or JSON text"),
     ],
 )
 def test_parameters_that_make_no_grammar_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -467,9 +403,7 @@ def test_parameters_that_make_no_grammar_are_refused(changes: dict[str, Any], me
         ({"grammar_backend": None}, "grammar_backend is None; give a name"),
         ({"json_whitespace": "wide"}, "json_whitespace is 'wide'; choose one of spaced, compact, any"),
         ({"grammar_timeout_s": 0}, "grammar_timeout_s is 0; it must be above 0 seconds"),
-        ({"grammar_timeout_s": math.nan}, "grammar_timeout_s is nan"),
         ({"grammar_backend": "none", "jump_forward": True}, "jump_forward is set, but there are no grammars"),
-        ({"grammar_backend": "none", "json_whitespace": "any"}, "json_whitespace is set, but there are no grammars"),
     ],
 )
 def test_options_of_the_engine_that_mean_nothing_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -29,12 +29,6 @@ def test_every_decode_row_is_that_of_float64(page_size, heads, dim, dtype):
     assert relative_error(attend(batch), batch.exact) <= (2e-6 if dtype == torch.float32 else 1e-2)
 
 
-@pytest.mark.parametrize("split_size", [64, 128, 256])
-def test_every_row_of_longer_queries_too(split_size):
-    batch = make_batch(RAGGED, 16, (2, 1), 20)
-    assert relative_error(attend(batch, split_size), batch.exact) <= 2e-6
-
-
 def test_more_splits_than_are_merged_at_once():
     """Thirty splits, 16 at once. In some head the largest log-sum-exp is in the second half: the first must be kept."""
     batch = make_batch([(1, 1900), (1, 40)], 16, (4, 1), 16)
@@ -106,10 +100,3 @@ def test_the_scratch_of_a_long_prompt_is_bounded():
         splits = -(-max(block.visible for block in piece.blocks) // op.INVARIANT_SPLIT)
         assert len(piece.blocks) * 8 * splits * per_split <= op.SCRATCH_BYTES
         assert piece.table.tolist() == [list(block) for block in piece.blocks]
-
-
-@pytest.mark.parametrize("split_size", [0, 33])
-def test_a_split_of_parts_of_tiles_is_refused(split_size):
-    batch = make_batch([(1, 20)], 16, (4, 2), 16)
-    with pytest.raises(ValueError, match=f"split_size is {split_size}; it must be a multiple of 32"):
-        attend(batch, split_size)

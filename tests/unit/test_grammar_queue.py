@@ -25,14 +25,13 @@ from mini_engine.grammar.base import REGISTRY
 from mini_engine.grammar.fsm import FsmBackend, FsmGrammar
 from mini_engine.outputs import Delta
 from mini_engine.sampler.params import GrammarKey, GrammarKind, SamplingParams
-from tests.support.engines import assert_like
+from tests.support.engines import assert_like, check_idle
 from tests.support.grammars import (
     PROMPTS,
     _one_thread,  # noqa: F401
     _oracle,  # noqa: F401
     alone,
     answer_of,
-    check_idle,
     make_engine,
     serving,
 )
