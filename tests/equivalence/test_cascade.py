@@ -117,6 +117,13 @@ def test_nothing_is_copied_where_most_rows_lie_together_or_padding_would_double_
     assert find_scattered(StepCache(make_pool(80, PAGE), pack_batch(chunks, PAGE).metadata)) is None
 
 
+def spied(driver):
+    """Note every attention that the driver makes. Mutates the driver."""
+    used, choose = [], driver.make_attention
+    driver.make_attention = lambda pool, metadata: used.append(choose(pool, metadata)) or used[-1]
+    return used
+
+
 def test_an_engine_whose_cache_has_filled_the_pool_reads_scattered_rows_together():
     """Greedy, on the embedded model: the answers are those of an engine without a cache, whose rows lie together."""
     config = EngineConfig.serving(num_pages=60, max_running_requests=4, prefix_cache=None)
@@ -124,8 +131,7 @@ def test_an_engine_whose_cache_has_filled_the_pool_reads_scattered_rows_together
     params = SamplingParams(max_new_tokens=25, ignore_eos=True)
     plain = make_engine(load_driver(engine=config))
     driver = load_driver(engine=replace(config, prefix_cache="radix"))
-    used, choose = [], driver.make_attention
-    driver.make_attention = lambda pool, metadata: used.append(choose(pool, metadata)) or used[-1]
+    used = spied(driver)
     cached = make_engine(driver)
     for prompts in loads:
         answers = [[answer.token_ids for (answer,) in each.generate(prompts, params)] for each in (plain, cached)]
@@ -143,7 +149,6 @@ def test_an_engine_with_a_prefix_cache_uses_it_and_answers_the_same():
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
     plain = [answer.token_ids for (answer,) in make_engine(driver).generate(prompts, params)]
     driver = load_driver(engine=replace(config, prefix_cache="radix", wait_for_prefix=32))
-    used, choose = [], driver.make_attention
-    driver.make_attention = lambda pool, metadata: used.append(choose(pool, metadata)) or used[-1]
+    used = spied(driver)
     assert [answer.token_ids for (answer,) in make_engine(driver).generate(prompts, params)] == plain
     assert sum(isinstance(attention, CascadeAttention) for attention in used) >= 10

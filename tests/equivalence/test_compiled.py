@@ -222,18 +222,6 @@ def test_attention_against_float64(dim, size, relative):
             near(out[0, head], weights / weights.sum() @ own_values, relative)
 
 
-def test_a_nan_reaches_the_rows_that_see_it_and_no_others():
-    chunks, num_pages = scattered([(9, 1), (5, 1)], 4)
-    batch, pool = pack_batch(chunks, 4), make_pool(num_pages, 4)
-    pool.fill(list(range(num_pages)), 0.5)
-    pool.keys[0][0, chunks[0].pages[1] * 4] = torch.nan  # a key of the first sequence, of the first key-value head
-    q, k, v = (torch.randn(2, heads, 16) for heads in (6, 2, 2))
-    out = CompiledAttention(pool, batch.metadata, 6, sdpa_attention)(0, q, k, v)
-    assert out[0, :3].isnan().all()
-    assert out[0, 3:].isfinite().all()
-    assert out[1].isfinite().all()
-
-
 def test_work_that_is_shared_among_threads_has_the_same_bits(monkeypatch):
     sequences = [(50, 1), (80, 30), (3, 1), (9, 9)]
     before = torch.get_num_threads()

@@ -21,8 +21,6 @@ SCHEMA = json.dumps({"type": "object", "properties": {"age": {"type": "integer"}
 PARAMS = {
     "greedy": SamplingParams(max_new_tokens=6),
     "seeded": SamplingParams(max_new_tokens=6, temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, seed=3),
-    "flat": SamplingParams(max_new_tokens=6, temperature=2.0, top_p=0.99, seed=4),
-    "only top-k": SamplingParams(max_new_tokens=6, temperature=0.9, top_k=5, seed=4),
     "unseeded": SamplingParams(max_new_tokens=6, temperature=0.9, top_p=0.9),
     "penalised": SamplingParams(
         max_new_tokens=8,

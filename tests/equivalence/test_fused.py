@@ -163,17 +163,6 @@ def test_a_sequence_is_viewed_only_where_its_pages_follow_one_another() -> None:
     assert first(chunk(1, 7, [4, 5, 1]), chunk(3, 0, [2])) == [16, 8]
 
 
-def test_a_view_is_the_memory_of_the_pool() -> None:
-    config, _ = weights_of(SHAPES[0], "float32")
-    pool = KVPool(config, 8, 4, torch.float32)
-    cache = StepCache(pool, pack_batch([chunk(1, 8, [4, 5, 6]), chunk(1, 8, [0, 2, 1])], 4).metadata)
-    for tensor, held in zip(cache.read(1, 0), (pool.keys[1], pool.values[1]), strict=True):
-        assert tensor.shape[1] == 9
-        assert tensor.data_ptr() == held[:, 16:].data_ptr()
-    copied = cache.read(1, 1)[0]
-    assert copied.untyped_storage().data_ptr() != pool.keys[1].untyped_storage().data_ptr()
-
-
 def test_each_option_gets_its_own_model_and_attention(untied) -> None:
     """Off is the plain path; packed is the fast one where it applies."""
     together, scattered = (pack_batch([chunk(1, 8, pages)], 4) for pages in ([0, 1, 2], [0, 2, 1]))

@@ -12,20 +12,18 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import torch
 from pydantic import BaseModel
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
 
 from mini_engine import llm
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
-from mini_engine.grammar.base import REGISTRY, GrammarBackend, GrammarObject, check_rollback
 from mini_engine.outputs import Delta, RequestOutput
-from mini_engine.sampler.params import GrammarKind, SamplingParams
+from mini_engine.sampler.params import SamplingParams
 from mini_engine.tiny import corpus
 from tests.support.engines import (
     EOS,
@@ -87,63 +85,15 @@ def test_with_a_backend_and_no_grammar_ids_and_logits_are_those_without(name: st
         assert not {"store", "queue", "table"} & set(vars(on.constraints))
 
 
-class AllowAll(GrammarObject):
-    """Bans nothing, special tokens included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens: list[int] = []
-
-    def accept_token(self, token_id: int) -> None:
-        self.tokens.append(token_id)
-
-    def rollback(self, count: int) -> None:
-        check_rollback(count, len(self.tokens))
-        del self.tokens[len(self.tokens) - count :]
-
-    def is_terminated(self) -> bool:
-        return STOP in self.tokens
-
-    def is_complete(self) -> bool:
-        return True
-
-    def fill_vocab_mask(self, mask: Tensor, row: int) -> None:
-        assert (mask[row] == -1).all()
-
-    def copy(self) -> Self:
-        return type(self)()
-
-
-class AllowAllBackend(GrammarBackend):
-    name = "all"
-
-    def build(self, kind: GrammarKind, text: str) -> GrammarObject:
-        return AllowAll()
-
-
-@pytest.fixture
-def _own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY.factories, "all", AllowAllBackend)
-
-
-@pytest.mark.usefixtures("_own_backends")
-@pytest.mark.parametrize(
-    ("name", "dtype", "backend"),
-    [("embedded", "float32", "fsm"), ("embedded", "float32", "all"), ("padded", "bfloat16", "all")],
-)
-def test_a_grammar_that_allows_all_changes_no_bit(name: str, dtype: str, backend: str) -> None:
-    r"""``[\s\S]*`` bans special tokens and broken characters; the embedded model's greedy answers have none.
-
-    The random model's do, so it gets a grammar that bans nothing at all.
-    """
-    config = EngineConfig(dtype=dtype, grammar_backend=backend)
+def test_a_grammar_that_allows_all_changes_no_bit() -> None:
+    r"""``[\s\S]*`` bans special tokens and broken characters; the greedy answers of the embedded model have none."""
     free = SamplingParams(max_new_tokens=20)
     for prompt in PROMPTS:
-        expected = list(make_engine(name, EngineConfig(dtype=dtype)).stream(prompt, free))
-        got = list(make_engine(name, config).stream(prompt, replace(free, regex=ANYTHING)))
-        assert [d.token_id for d in got] == [d.token_id for d in expected]
+        expected = list(make_engine(config=EngineConfig()).stream(prompt, free))
+        config = EngineConfig(grammar_backend="fsm")
+        got = list(make_engine(config=config).stream(prompt, replace(free, regex=ANYTHING)))
         assert all(torch.equal(a.logits, b.logits) for a, b in zip(got, expected, strict=True))
-        assert [d.finish_reason for d in got] == [d.finish_reason for d in expected]
+        assert [(d.token_id, d.finish_reason) for d in got] == [(d.token_id, d.finish_reason) for d in expected]
 
 
 # ---- the matrix ----
@@ -279,14 +229,6 @@ def ask(params: SamplingParams, prompt: Sequence[int] = PROMPTS[0], **changes: A
     return answer_of(make_engine(config=serving(**changes)), prompt, params)
 
 
-def test_a_text_cut_by_length_is_not_complete() -> None:
-    for most in (1, 6, 14):
-        for jump in (False, True):
-            output = ask(SamplingParams(json_schema=PERSON, max_new_tokens=most), jump_forward=jump)
-            assert len(output.token_ids) == most
-            assert (output.finish_reason, output.is_grammar_complete) == ("length", is_valid_text(output.text))
-
-
 def is_valid_text(text: str) -> bool:
     return is_valid(SamplingParams(json_schema=PERSON), text)
 
@@ -367,18 +309,12 @@ class Pet(BaseModel):
 
 def test_a_schema_may_be_a_mapping_text_or_a_pydantic_model() -> None:
     text = json.dumps(PERSON, ensure_ascii=False)
-    assert (
-        SamplingParams(json_schema=PERSON).grammar == SamplingParams(json_schema=text).grammar == ("json_schema", text)
-    )
+    for schema in (PERSON, text):
+        assert SamplingParams(json_schema=schema).grammar == ("json_schema", text)
     key = SamplingParams(json_schema=Pet).grammar
     assert key is not None
     assert json.loads(key[1]) == Pet.model_json_schema()
-    Pet.model_validate_json(ask(SamplingParams(json_schema=Pet)).text)
-    assert SamplingParams(structural_tag={"structures": []}).grammar == ("structural_tag", '{"structures": []}')
     assert SamplingParams(json_schema={"const": "é"}).grammar == ("json_schema", '{"const": "é"}')  # as it is written
-    assert SamplingParams(regex="").grammar == ("regex", "")
-    assert SamplingParams().grammar is None
-    assert SamplingParams(regex="a", reasoning=True).for_ids == SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -453,20 +389,3 @@ def test_a_thought_needs_the_token_that_ends_it() -> None:
 def test_a_backend_that_nobody_knows_is_refused_when_the_engine_is_made() -> None:
     with pytest.raises(ValueError, match="grammar_backend is 'lark'; choose one of none, auto, fsm, xgrammar"):
         make_engine(config=serving(grammar_backend="lark"))
-
-
-def test_a_registered_backend_goes_before_a_built_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY.factories, "fsm", AllowAllBackend)
-    engine = make_engine()
-    assert not is_valid_text(answer_of(engine, PROMPTS[1], SamplingParams(json_schema=PERSON, max_new_tokens=9)).text)
-    assert isinstance(engine.constraints.store.backend, AllowAllBackend)
-    with pytest.raises(ValueError, match="register another name"):
-        REGISTRY.register("none")
-
-
-@pytest.mark.parametrize("backend", ["fsm", "xgrammar", "llguidance"])
-def test_white_space_of_json_is_the_engines(backend: str) -> None:
-    for whitespace, separators in (("spaced", (", ", ": ")), ("compact", (",", ":"))):
-        config = serving(grammar_backend=backend, json_whitespace=whitespace)
-        text = answer_of(make_engine(config=config), PROMPTS[0], SamplingParams(json_schema=PERSON)).text
-        assert text == json.dumps(json.loads(text), separators=separators)

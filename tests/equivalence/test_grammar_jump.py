@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 
 from mini_engine.config import EngineConfig
-from mini_engine.grammar.base import GrammarOptions
 from mini_engine.grammar.fsm import FsmBackend
-from mini_engine.grammar.json_schema import parse_schema, schema_node
 from mini_engine.grammar.jump import JumpForward
-from mini_engine.grammar.regex import parse_regex
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.outputs import RequestOutput
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.tiny import corpus, words
 from tests.support.engines import EOS, TOKENIZER, encode
-from tests.support.forms import GRAMMARS, TYPES
+from tests.support.forms import TYPES
 from tests.support.grammars import (
     PERSON,
     PROMPTS,
@@ -32,7 +29,6 @@ from tests.support.grammars import (
     question,
     serving,
 )
-from tests.support.schemas import sample
 
 PARAMS = SamplingParams(json_schema=PERSON, max_new_tokens=60)
 TABLE = TokenTable.from_tokenizer(TOKENIZER, TOKENIZER.get_vocab_size(), EOS)
@@ -55,37 +51,6 @@ def is_canonical(output: RequestOutput) -> bool:
 
 
 # ---- spelling ----
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("whitespace", ["spaced", "compact", "any"])
-def test_forced_tokens_are_those_of_the_tokenizer(whitespace: Any) -> None:
-    """In place of the model stands a writer who spells as the tokenizer does: whatever differs is the jumps' fault."""
-    backend, rng = FsmBackend(TABLE, GrammarOptions(whitespace)), random.Random(0)
-    jumps = JumpForward(TOKENIZER, TABLE)
-    same, forced, num_tokens = [], 0, 0
-    for own in GRAMMARS:
-        key = SamplingParams(**own).grammar
-        assert key is not None
-        node = parse_regex(key[1]) if key[0] == "regex" else schema_node(parse_schema(key[1]), whitespace)
-        ids = encode(text := sample(node, rng))
-        assert TOKENIZER.decode(ids) == text
-        grammar, written = backend.compile(key), list[int]()
-        while len(written) < len(ids) and written == ids[: len(written)]:
-            written.append(ids[len(written)])
-            grammar.accept_token(written[-1])
-            before = grammar.states[:]  # type: ignore[attr-defined]
-            jump = jumps.tokens(grammar, written, 1000)
-            jump = jumps.settled(grammar, written, jump) if jump else []
-            assert grammar.states == before  # type: ignore[attr-defined]
-            for token in jump:
-                grammar.accept_token(token)
-            written, forced = written + jump, forced + len(jump)
-        assert text.encode().startswith(b"".join(TABLE.token_bytes[token] for token in written))
-        same.append(written == ids)
-        num_tokens += len(ids)
-    assert all(same)
-    assert forced >= {"spaced": 0.2, "compact": 0.2, "any": 0.1}[whitespace] * num_tokens
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from transformers import (
 )
 
 from mini_engine.sampler.batch import SamplingBatch, SamplingRequest
-from mini_engine.sampler.filters import apply_min_p, apply_top_k, apply_top_p
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.base import Vocabulary
 from mini_engine.sampler.sampler import Sampler
@@ -38,10 +37,6 @@ def make_logits(kind: str, size: int, seed: int = 0, rows: int = 4) -> Tensor:
     if kind == "all negative":
         return logits.abs().neg() - 50
     return torch.full_like(logits, 1.5) if kind == "all equal" else logits
-
-
-def column(value: float, logits: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.full((len(logits),), value, dtype=dtype)
 
 
 def one_row(logits: Tensor, prompt: list[int], output: list[int], eos: int = 0, **given: object) -> Tensor:
@@ -63,41 +58,10 @@ def chi_square_fits(counts: Tensor, expected: Tensor) -> bool:
 # Filters and transformers
 
 
-@pytest.mark.parametrize("k", [1, 5, 99])
-@pytest.mark.parametrize("size", [100, 32_000])
-def test_top_k_is_transformers_to_the_bit_where_nothing_is_tied(size: int, k: int) -> None:
-    orders = [torch.randperm(size, generator=torch.Generator().manual_seed(row)) for row in range(4)]
-    logits = torch.stack(orders) / size * 10 - 50
-    assert all(len(row.unique()) == size for row in logits)
-    assert torch.equal(apply_top_k(logits, column(k, logits, torch.int64)), TopKLogitsWarper(k)(NOWHERE, logits))
-
-
 def mass_before(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Oracle: ids in falling order, the lowest first among equals, and the float64 mass before each of them."""
     masses, ids = torch.sort(logits.double().softmax(-1), dim=-1, descending=True, stable=True)
     return ids, masses.cumsum(-1) - masses
-
-
-def away_from_edges(logits: Tensor, p: float) -> Tensor:
-    """Return the rows whose masses keep a distance from p."""
-    return logits[((mass_before(logits)[1] - p).abs() > EDGE).all(-1)]
-
-
-@pytest.mark.parametrize("p", [1e-4, 0.5, 0.999])
-@pytest.mark.parametrize("kind", ["plain", "all negative", "banned tail"])
-@pytest.mark.parametrize("size", [7, 100, 1000])
-def test_top_p_has_the_support_and_the_values_of_transformers(size: int, kind: str, p: float) -> None:
-    logits = away_from_edges(make_logits(kind, size, rows=40), p)
-    assert len(logits) > 0
-    assert torch.equal(apply_top_p(logits, column(p, logits)), TopPLogitsWarper(p)(NOWHERE, logits))
-
-
-@pytest.mark.parametrize("min_p", [1e-6, 0.3, 1.0])
-@pytest.mark.parametrize("kind", ["plain", "ties", "banned tail", "all negative", "all equal"])
-@pytest.mark.parametrize("size", [7, 32_000])
-def test_min_p_is_transformers(size: int, kind: str, min_p: float) -> None:
-    logits = make_logits(kind, size)
-    assert torch.equal(apply_min_p(logits, column(min_p, logits)), MinPLogitsWarper(min_p)(NOWHERE, logits))
 
 
 @pytest.mark.parametrize("seed", range(4))

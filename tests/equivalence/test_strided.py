@@ -6,7 +6,6 @@ from math import gcd
 import pytest
 import torch
 
-from mini_engine.attention.allocator import PageAllocator
 from mini_engine.attention.dense import grouped_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
@@ -120,30 +119,6 @@ def test_allocator_keeps_a_request_together_and_places_apart():
     assert third == list(range(9, 18))
     assert allocator.allocate(1, after=8) == [5]  # its next page is taken
     assert allocator.allocate(7) == [6, 7, 18, 19, 20, 21, 22]  # no run is long enough: the lowest free pages
-
-
-def test_allocator_owns_every_page_once():
-    generator = random.Random(3)
-    allocator, plain = PlacedAllocator(50, 6), PageAllocator(50)
-    owned: list[list[int]] = []
-    for _ in range(1000):
-        if owned and generator.random() < 0.5:
-            pages = owned.pop(generator.randrange(len(owned)))
-            allocator.free(pages)
-            plain.free(plain.allocate(0))
-        else:
-            count = generator.randint(0, 9)
-            after = generator.choice([None, *(pages[-1] for pages in owned if pages)])
-            if count > allocator.num_free:
-                with pytest.raises(ValueError, match=f"{count} pages wanted"):
-                    allocator.allocate(count, after)
-                continue
-            pages = allocator.allocate(count, after)
-            assert len(pages) == count
-            owned.append(pages)
-        flat = [page for pages in owned for page in pages]
-        assert len(flat) == len(set(flat)) == 50 - allocator.num_free
-        assert all(not allocator.is_free(page) for page in flat)
 
 
 def test_allocator_refuses_a_double_free():

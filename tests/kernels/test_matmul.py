@@ -42,9 +42,9 @@ def is_within_bound(got: Tensor, x: Tensor, weight: Tensor) -> bool:
 def test_a_row_has_the_same_bits_in_every_batch(dtype):
     x, weight = random(70, 45, dtype=dtype), random(27, 45, dtype=dtype, seed=1)
     whole = op.invariant_matmul(x, weight)
-    for rows in range(1, 71):
+    for rows in (1, 2, 15, 16, 17, 33, 64, 65, 69):
         assert torch.equal(op.invariant_matmul(x[:rows], weight), whole[:rows]), rows
-    for row in range(0, 70, 7):
+    for row in (0, 15, 64):
         assert torch.equal(op.invariant_matmul(x[row : row + 1], weight)[0], whole[row]), row
 
 
