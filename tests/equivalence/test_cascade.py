@@ -127,8 +127,8 @@ def spied(driver):
 def test_an_engine_whose_cache_has_filled_the_pool_reads_scattered_rows_together():
     """Greedy, on the embedded model: the answers are those of an engine without a cache, whose rows lie together."""
     config = EngineConfig.serving(num_pages=60, max_running_requests=4, prefix_cache=None)
-    loads = [[[start + i, *range(100 + start, 120 + start + i)] for i in range(6)] for start in (0, 10, 20)]
-    params = SamplingParams(max_new_tokens=25, ignore_eos=True)
+    loads = [[[start + i, *range(100 + start, 120 + start + i)] for i in range(6)] for start in (0, 10, 20, 30)]
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True)
     plain = make_engine(load_driver(engine=config))
     driver = load_driver(engine=replace(config, prefix_cache="radix"))
     used = spied(driver)

@@ -118,6 +118,8 @@ class Trace:
                 prompt = encode(dice.choice(BEGINNINGS))
             elif dice.random() < 0.7:
                 prompt = stem[: dice.randint(5, 12 if self.tight else 30)] + prompt[:3]
+            if self.planned and dice.random() < 0.3:
+                prompt = dice.choice(self.planned).prompt
             arrives, aborted = dice.choice([0, 0, dice.randint(1, 20)]), dice.randint(0, 60)
             params = make_params(dice, size, dice.randint(12, 30) if self.tight else dice.randint(1, 24))
             self.planned.append(Planned(prompt, params, arrives, aborted if dice.random() < 0.15 else None))

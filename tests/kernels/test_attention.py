@@ -21,11 +21,6 @@ KERNELS = SimpleNamespace(
     paged_attention=paged_attention.paged_attention,
     split_attention=split_attention.split_attention,
 )
-REFERENCES = SimpleNamespace(
-    store_kv=kv_store.store_kv_reference,
-    paged_attention=paged_attention.paged_attention_reference,
-    split_attention=split_attention.split_attention_reference,
-)
 Step = Sequence[tuple[int, int, int]]  # of each sequence: its number, tokens before this step, tokens after it
 
 
@@ -59,18 +54,17 @@ def fresh_pool(step: Step = ()) -> KVPool:
     return pool
 
 
-def run(step: Step, invariant: bool = False, kernels: object = KERNELS, layer: int = 0) -> Tensor:
-    return KernelAttention(fresh_pool(step), pack(step).metadata, kernels, 4, invariant)(layer, *projections(step))
+def run(step: Step, invariant: bool = False, layer: int = 0) -> Tensor:
+    return KernelAttention(fresh_pool(step), pack(step).metadata, KERNELS, 4, invariant)(layer, *projections(step))
 
 
 MIXED: Step = [(0, 40, 41), (1, 30, 80), (2, 0, 9)]  # decoding, a chunk in the middle of a prompt, a short prompt
 
 
 @pytest.mark.parametrize("invariant", [False, True])
-@pytest.mark.parametrize("kernels", [KERNELS, REFERENCES], ids=["kernels", "references"])
-def test_a_mixed_step_has_the_values_of_the_plain_path(invariant, kernels):
+def test_a_mixed_step_has_the_values_of_the_plain_path(invariant):
     plain = PagedAttention(fresh_pool(MIXED), pack(MIXED).metadata)(1, *projections(MIXED))
-    assert relative_error(run(MIXED, invariant, kernels, layer=1), plain.double()) <= 4e-6
+    assert relative_error(run(MIXED, invariant, layer=1), plain.double()) <= 4e-6
 
 
 def test_new_keys_and_values_stay_in_the_pool_of_their_layer():
