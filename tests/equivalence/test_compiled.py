@@ -1,7 +1,6 @@
 """Loops compiled for the CPU: each against float64, the model and its attention against the plain path, and the engine
 over them against the engine without."""
 
-import json
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from mini_engine import llm as startup
 from mini_engine.attention.allocator import pages_needed
@@ -23,7 +21,6 @@ from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
 from mini_engine.bench import forward
 from mini_engine.bench import machine as bench_machine
-from mini_engine.cli.app import app
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.fast.compiled import attention as compiled_attention
 from mini_engine.fast.compiled import loops
@@ -78,15 +75,7 @@ def test_the_exponential_at_the_ends():
     assert np.isnan(got[8])
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=70))
-def test_the_exponential_of_a_number_does_not_depend_on_where_it_stands(numbers):
-    x = np.array(numbers, np.float32)
-    alone = np.concatenate([exponential(x[i : i + 1]) for i in range(len(x))])
-    assert exponential(x).tobytes() == alone.tobytes()
-
-
-ROWS = [(1, 1), (1, 128), (3, 7), (16, 128), (5, 333), (130, 1024)]
+ROWS = [(1, 1), (16, 128), (5, 333)]
 
 
 @pytest.mark.parametrize(("rows", "width"), ROWS)
@@ -105,14 +94,6 @@ def test_norms(rows, width):
     near(out, exact(total.astype(np.float64)))
 
 
-def test_a_row_of_zeros_and_one_of_nan_in_a_norm():
-    x, out = np.zeros((3, 20), np.float32), np.full((3, 20), 7, np.float32)
-    x[1, 4] = np.nan
-    loops.rms_norm(x, draw(20), 1e-6, out)
-    assert not out[[0, 2]].any()
-    assert np.isnan(out[1]).all()
-
-
 @pytest.mark.parametrize(("rows", "width"), ROWS)
 def test_silu_and_mul(rows, width):
     gate_up = draw(rows, 2 * width) * 8
@@ -123,15 +104,6 @@ def test_silu_and_mul(rows, width):
     assert (np.abs(out - exact) <= 1e-6 * np.abs(exact) + 1e-30).all()
 
 
-def test_silu_far_from_zero_is_a_line_and_nothing():
-    gate_up = np.array([[1e4, -1e4, np.nan, 1, 1, 1]], np.float32)
-    out = np.empty((1, 3), np.float32)
-    loops.silu_and_mul(gate_up, out)
-    assert out[0, 0] == 1e4
-    assert abs(out[0, 1]) < 1e-30
-    assert np.isnan(out[0, 2])
-
-
 def test_the_rotary_table_is_that_of_the_model():
     positions, frequencies = torch.tensor([0, 1, 77, 2047, 40_000]), rotary_frequencies(64, 1e6)
     cos, sin = np.empty((2, 5, 32), np.float32)
@@ -140,7 +112,7 @@ def test_the_rotary_table_is_that_of_the_model():
         np.testing.assert_allclose(got, whole[:, :32].numpy(), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize(("rows", "num_heads", "num_kv_heads", "dim"), [(1, 1, 1, 2), (16, 6, 2, 32), (7, 5, 1, 24)])
+@pytest.mark.parametrize(("rows", "num_heads", "num_kv_heads", "dim"), [(1, 1, 1, 2), (7, 5, 1, 24)])
 def test_heads_are_normed_and_turned(rows, num_heads, num_kv_heads, dim):
     count = num_heads + num_kv_heads
     heads, weights, angles = draw(rows, count + num_kv_heads, dim), draw(count, dim, seed=1), draw(rows, dim // 2)
@@ -158,12 +130,8 @@ SLOTS, HEAD = numba.types.Array(numba.uintp, 1, "C"), numba.types.UniTuple(numba
 ARGUMENTS = {
     "exponential": [numba.float32],
     "inverse_rms": [FLOATS[1], numba.float64],
-    "rms_norm": [FLOATS[2], FLOATS[1], numba.float64, FLOATS[2]],
-    "add_rms_norm": [FLOATS[2], FLOATS[2], FLOATS[1], numba.float64, FLOATS[2]],
     "silu_and_mul": [FLOATS[2], FLOATS[2]],
-    "rotary_table": [numba.types.Array(numba.int64, 1, "C"), FLOATS[1], FLOATS[2], FLOATS[2]],
     "norm_and_rotate": [FLOATS[3], *[FLOATS[2]] * 3, numba.float64, FLOATS[3], FLOATS[3]],
-    "find_slots": [numba.types.Array(numba.int32, 2, "C"), numba.int64, numba.types.Array(numba.int32, 1, "C")],
     "score": [FLOATS[2], FLOATS[2], SLOTS, HEAD, FLOATS[2]],
     "softmax": [FLOATS[1], numba.int64],
     "mix": [FLOATS[2], FLOATS[2], SLOTS, HEAD, FLOATS[2]],
@@ -237,7 +205,7 @@ def test_attention_is_that_of_the_plain_path_for_any_sequences_on_any_pages(want
 
 
 @pytest.mark.parametrize(("size", "relative"), [(3, 2e-6), (300, 1e-3)])  # scores of hundreds are rounded by 1e-5
-@pytest.mark.parametrize("dim", [20, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (32, 128))])
+@pytest.mark.parametrize("dim", [20, pytest.param(128, marks=pytest.mark.slow)])
 def test_attention_against_float64(dim, size, relative):
     rng = np.random.default_rng(3)
     keys, values = (rng.standard_normal((2, 400, dim)).astype(np.float32) for _ in range(2))
@@ -254,20 +222,7 @@ def test_attention_against_float64(dim, size, relative):
             near(out[0, head], weights / weights.sum() @ own_values, relative)
 
 
-def test_a_nan_reaches_the_rows_that_see_it_and_no_others():
-    chunks, num_pages = scattered([(9, 1), (5, 1)], 4)
-    batch, pool = pack_batch(chunks, 4), make_pool(num_pages, 4)
-    pool.fill(list(range(num_pages)), 0.5)
-    pool.keys[0][0, chunks[0].pages[1] * 4] = torch.nan  # a key of the first sequence, of the first key-value head
-    q, k, v = (torch.randn(2, heads, 16) for heads in (6, 2, 2))
-    out = CompiledAttention(pool, batch.metadata, 6, sdpa_attention)(0, q, k, v)
-    assert out[0, :3].isnan().all()
-    assert out[0, 3:].isfinite().all()
-    assert out[1].isfinite().all()
-
-
-@pytest.mark.parametrize("threads", [2, 3])
-def test_work_that_is_shared_among_threads_has_the_same_bits(threads, monkeypatch):
+def test_work_that_is_shared_among_threads_has_the_same_bits(monkeypatch):
     sequences = [(50, 1), (80, 30), (3, 1), (9, 9)]
     before = torch.get_num_threads()
     torch.manual_seed(1)
@@ -278,12 +233,12 @@ def test_work_that_is_shared_among_threads_has_the_same_bits(threads, monkeypatc
     spied = SimpleNamespace(submit=lambda *args: used.append(args) or pool.submit(*args))
     monkeypatch.setattr(compiled_attention, "workers", lambda: spied)
     try:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(3)
         torch.manual_seed(1)
         assert torch.equal(run_both(sequences, 4, None)[1], alone)
     finally:
         torch.set_num_threads(before)
-    assert len(used) == threads - 1
+    assert len(used) == 2
 
 
 def test_what_a_thread_raises_is_raised(monkeypatch):
@@ -319,28 +274,27 @@ def test_the_compiled_model_computes_what_the_plain_one_computes(shape, options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_no_request_waits_for_the_compiler(batch_invariant, monkeypatch):
+def test_no_request_waits_for_the_compiler(monkeypatch):
     """What is compiled when the model is built serves chunks, decoding rows, one row and shared work."""
     names = [name for name in dir(loops) if hasattr(getattr(loops, name), "signatures")]
     assert {"attend", "rms_norm", "exponential"} <= set(names)
     for name in names:  # other tests may have called them with other types
         monkeypatch.setattr(loops, name, numba.njit(getattr(loops, name).py_func))
-    driver = load_driver(
-        engine=EngineConfig(compute="compiled", batch_invariant=batch_invariant, max_running_requests=4)
-    )
-    before = {name: len(getattr(loops, name).signatures) for name in names}
-    assert before["attend"] == 1
     monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 50_000)
-    for prompts in ([[1, 2, 3] * 30, [4], [5, 6]], [[7]]):
-        make_engine(driver).generate(prompts, SamplingParams(max_new_tokens=4, prompt_logprobs=0))
-    assert {name: len(getattr(loops, name).signatures) for name in names} == before
+    for batch_invariant in (False, True):
+        config = EngineConfig(compute="compiled", batch_invariant=batch_invariant, max_running_requests=4)
+        driver = load_driver(engine=config)
+        before = {name: len(getattr(loops, name).signatures) for name in names}
+        assert before["attend"] == 1
+        for prompts in ([[1, 2, 3] * 30, [4], [5, 6]], [[7]]):
+            make_engine(driver).generate(prompts, SamplingParams(max_new_tokens=4, prompt_logprobs=0))
+        assert {name: len(getattr(loops, name).signatures) for name in names} == before
 
 
 def test_greedy_answers_are_those_of_torch():
     rng = random.Random(0)
-    prompts = [[rng.randrange(1019) for _ in range(rng.randint(1, 200))] for _ in range(100)]
-    params = SamplingParams(max_new_tokens=40)
+    prompts = [[rng.randrange(1019) for _ in range(rng.randint(1, 200))] for _ in range(40)]
+    params = SamplingParams(max_new_tokens=20)
     found = {}
     for changes in ({}, {"compute": "compiled"}):
         engine = make_engine(
@@ -388,14 +342,6 @@ def test_loops_compile_where_nothing_can_be_kept(monkeypatch):
     double = loops.compiled("contract")(lambda x: x * 2)
     assert double(3) == 6
     assert kept == [True, False]
-
-
-def test_the_command_generates_with_loops():
-    command = ["generate", "Once", "--max-new-tokens", "8", "--json"]
-    plain, compiled = (CliRunner().invoke(app, [*command, *more]) for more in ([], ["--compute", "compiled"]))
-    assert compiled.exit_code == 0, compiled.output
-    ids = [json.loads(run.stdout)["token_ids"] for run in (plain, compiled)]
-    assert ids[0] == ids[1]
 
 
 # Benchmarks

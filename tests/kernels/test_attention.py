@@ -11,7 +11,6 @@ from mini_engine.attention.pool import KVPool
 from mini_engine.config import ModelConfig
 from mini_engine.kernels import attention, kv_store, paged_attention, split_attention
 from mini_engine.kernels.attention import KernelAttention
-from mini_engine.kernels.query_blocks import QueryBlock, whole_sequences
 from tests.kernels.cases import random, relative_error
 from tests.kernels.conftest import DEVICE
 
@@ -21,11 +20,6 @@ KERNELS = SimpleNamespace(
     store_kv=kv_store.store_kv,
     paged_attention=paged_attention.paged_attention,
     split_attention=split_attention.split_attention,
-)
-REFERENCES = SimpleNamespace(
-    store_kv=kv_store.store_kv_reference,
-    paged_attention=paged_attention.paged_attention_reference,
-    split_attention=split_attention.split_attention_reference,
 )
 Step = Sequence[tuple[int, int, int]]  # of each sequence: its number, tokens before this step, tokens after it
 
@@ -60,18 +54,17 @@ def fresh_pool(step: Step = ()) -> KVPool:
     return pool
 
 
-def run(step: Step, invariant: bool = False, kernels: object = KERNELS, layer: int = 0) -> Tensor:
-    return KernelAttention(fresh_pool(step), pack(step).metadata, kernels, 4, invariant)(layer, *projections(step))
+def run(step: Step, invariant: bool = False, layer: int = 0) -> Tensor:
+    return KernelAttention(fresh_pool(step), pack(step).metadata, KERNELS, 4, invariant)(layer, *projections(step))
 
 
 MIXED: Step = [(0, 40, 41), (1, 30, 80), (2, 0, 9)]  # decoding, a chunk in the middle of a prompt, a short prompt
 
 
 @pytest.mark.parametrize("invariant", [False, True])
-@pytest.mark.parametrize("kernels", [KERNELS, REFERENCES], ids=["kernels", "references"])
-def test_a_mixed_step_has_the_values_of_the_plain_path(invariant, kernels):
+def test_a_mixed_step_has_the_values_of_the_plain_path(invariant):
     plain = PagedAttention(fresh_pool(MIXED), pack(MIXED).metadata)(1, *projections(MIXED))
-    assert relative_error(run(MIXED, invariant, kernels, layer=1), plain.double()) <= 4e-6
+    assert relative_error(run(MIXED, invariant, layer=1), plain.double()) <= 4e-6
 
 
 def test_new_keys_and_values_stay_in_the_pool_of_their_layer():
@@ -80,16 +73,6 @@ def test_new_keys_and_values_stay_in_the_pool_of_their_layer():
     for stored, given in zip(pool.gather(1, metadata.slot_mapping), (k, v), strict=True):
         assert torch.equal(stored, given.transpose(0, 1))
     assert bool(pool.gather(0, metadata.slot_mapping)[0].isnan().all())
-
-
-def test_short_queries_are_split_and_long_ones_are_not():
-    plan = KernelAttention(fresh_pool(MIXED), pack(MIXED).metadata, KERNELS, 4, False)
-    assert plan.short.blocks == [QueryBlock(0, 0, 1, 41)]
-    assert {block.sequence for block in plan.long.blocks} == {1, 2}
-    plan = KernelAttention(fresh_pool(MIXED), pack(MIXED).metadata, KERNELS, 4, True)
-    assert not plan.long.blocks
-    assert sum(block.end - block.start for block in plan.short.blocks) == 1 + 50 + 9
-    assert plan.split_size == attention.INVARIANT_SPLIT
 
 
 def test_invariant_bits_are_those_of_the_sequence_alone():
@@ -111,10 +94,3 @@ def test_without_it_the_split_follows_the_batch_and_bits_do_too(monkeypatch):
     beside = run([(0, 299, 300), (1, 299, 300), (2, 299, 300)])
     assert relative_error(beside[:1], alone.double()) <= 4e-6
     assert not torch.equal(beside[0], alone[0])
-
-
-def test_fewer_keys_than_queries_are_refused():
-    metadata = pack(MIXED).metadata
-    metadata.seq_lens_kv[2] = 5
-    with pytest.raises(ValueError, match="sequence 2 has 9 queries and 5 keys"):
-        whole_sequences(metadata)

@@ -1,7 +1,7 @@
 """The engine over kernels: what lesson 8 promises of whole answers."""
 
 import random
-from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +15,9 @@ from mini_engine.sampler.params import SamplingParams
 from tests.kernels.conftest import DEVICE
 from tests.support.shapes import ONE_LAYER
 
-# Tiny in the interpreter, which needs milliseconds for every program.
-NUM_PROMPTS = 6 if INTERPRETED else 100
-NEW_TOKENS = 2 if INTERPRETED else 64
-LONGEST_PROMPT = 2 if INTERPRETED else 300
+# Small in the interpreter, which needs milliseconds for every program.
+NUM_PROMPTS, LONGEST, NEW_TOKENS = (3, 14, 3) if INTERPRETED else (12, 90, 60)
+DTYPES = ["float32", pytest.param("bfloat16", marks=pytest.mark.compiled)]
 
 
 def random_prompts(count: int, longest: int, vocab_size: int) -> list[list[int]]:
@@ -46,21 +45,14 @@ def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
     return [samples[0].token_ids for samples in engine.generate(prompts, params)]
 
 
-@pytest.mark.slow
+@pytest.mark.compiled
 def test_greedy_answers_are_those_of_torch():
-    prompts = random_prompts(NUM_PROMPTS, LONGEST_PROMPT, 1019)
-    params = SamplingParams(max_new_tokens=NEW_TOKENS)
-    found = {
-        compute: answers(
-            make_engine(
-                load_driver(engine=EngineConfig(compute=compute, device=DEVICE, max_running_requests=NUM_PROMPTS))
-            ),
-            prompts,
-            params,
-        )
-        for compute in ("reference", "triton")
-    }
-    assert found["triton"] == found["reference"]
+    prompts, params = random_prompts(100, 300, 1019), SamplingParams(max_new_tokens=64)
+    found = []
+    for compute in ("reference", "triton"):
+        config = EngineConfig(compute=compute, device=DEVICE, max_running_requests=100)
+        found.append(answers(make_engine(load_driver(engine=config)), prompts, params))
+    assert found[0] == found[1]
 
 
 def logits_of(engine: Engine, prompts: list[list[int]], new_tokens: int) -> dict[str, list[torch.Tensor]]:
@@ -74,58 +66,38 @@ def logits_of(engine: Engine, prompts: list[list[int]], new_tokens: int) -> dict
     return rows
 
 
-@cache
-def logits_alone(prompt: tuple[int, ...], new_tokens: int) -> list[torch.Tensor]:
-    """What the request gives alone, which is the same whatever it is compared with."""
-    (rows,) = logits_of(tiny_engine(compute="triton", batch_invariant=True), [list(prompt)], new_tokens).values()
-    return rows
+def together_and_alone(**options: object) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the logits of every step of every request: in chunks, preempted and with a shared prefix; and alone."""
+    prompts = random_prompts(NUM_PROMPTS, LONGEST, 60)
+    prompts[-1] = prompts[0][:9] + prompts[-1]  # something to share
+    pages = pages_needed(2 * (LONGEST + NEW_TOKENS), 4)
+    pressure = {"max_tokens_per_step": 7, "preemption": True, "num_pages": pages, "prefix_cache": "radix"}
+    crowd = tiny_engine(compute="triton", max_running_requests=3, **pressure, **options)
+    together = logits_of(crowd, prompts, NEW_TOKENS).values()
+    lonely = tiny_engine(compute="triton", **options)
+    alone = [rows for prompt in prompts for rows in logits_of(lonely, [prompt], NEW_TOKENS).values()]
+    return [pair for rows in zip(together, alone, strict=True) for pair in zip(*rows, strict=True)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_running_requests": 3, "max_tokens_per_step": 7},
-        {"max_running_requests": 3, "max_tokens_per_step": 5, "preemption": True, "num_pages": 13},
-        {"max_running_requests": 2, "prefix_cache": "radix", "page_size": 2},
-    ],
-    ids=["chunks", "preemption", "radix"],
-)
-def test_batch_invariant_logits_are_those_of_the_lonely_run(options):
-    prompts = random_prompts(4, 20, 60)
-    prompts[3] = prompts[0][:9] + prompts[3]  # something to share
-    new_tokens = 4 if INTERPRETED else 40
-    if "num_pages" in options and not INTERPRETED:
-        options = {**options, "num_pages": pages_needed(2 * (30 + new_tokens), 4)}
-    together = logits_of(tiny_engine(compute="triton", batch_invariant=True, **options), prompts, new_tokens)
-    for prompt, rows in zip(prompts, together.values(), strict=True):
-        alone = logits_alone(tuple(prompt), new_tokens)
-        assert len(rows) == len(alone) == new_tokens
-        for step, (row, expected) in enumerate(zip(rows, alone, strict=True)):
-            assert torch.equal(row, expected), f"step {step} differs by {(row - expected).abs().max()}"
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_batch_invariant_logits_are_those_of_the_lonely_run(dtype):
+    assert all(torch.equal(*pair) for pair in together_and_alone(batch_invariant=True, dtype=dtype))
 
 
 @pytest.mark.slow
 def test_without_invariance_the_batch_shows_in_the_bits():
     """The control: if this did not differ, the test above would show nothing."""
-    prompts = random_prompts(4, 20, 60)
-    together = logits_of(tiny_engine(compute="triton", max_tokens_per_step=7), prompts, 4)
-    lonely = tiny_engine(compute="triton")
-    alone = [row for prompt in prompts for rows in logits_of(lonely, [prompt], 4).values() for row in rows]
-    assert not all(
-        torch.equal(a, b) for a, b in zip(alone, [row for rows in together.values() for row in rows], strict=True)
-    )
+    assert not all(torch.equal(*pair) for pair in together_and_alone())
 
 
-SAMPLED = [
-    SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.01, max_new_tokens=4, ignore_eos=True),
-    SamplingParams(temperature=0.8, seed=7, max_new_tokens=4, ignore_eos=True),
-    SamplingParams(temperature=1.3, top_k=9, top_p=0.8, seed=1, max_new_tokens=4, ignore_eos=True),
-    SamplingParams(temperature=0.9, min_p=0.1, seed=2, max_new_tokens=4, ignore_eos=True),
-    SamplingParams(
-        temperature=0.7, seed=3, repetition_penalty=1.3, presence_penalty=0.4, max_new_tokens=4, ignore_eos=True
-    ),
-    SamplingParams(repetition_penalty=1.2, frequency_penalty=0.5, logprobs=2, max_new_tokens=4, ignore_eos=True),
+SAMPLED: list[dict[str, Any]] = [
+    {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 0.8, "seed": 7},
+    {"temperature": 1.3, "top_k": 9, "top_p": 0.8, "seed": 1},
+    {"temperature": 0.9, "min_p": 0.1, "seed": 2},
+    {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "presence_penalty": 0.4},
+    {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "logprobs": 2},
 ]
 
 
@@ -133,11 +105,12 @@ SAMPLED = [
 def test_drawn_and_penalised_answers_are_those_of_torch():
     """The first has no seed: its row takes the same uniform numbers."""
     prompts = random_prompts(len(SAMPLED), 6, 60)
+    params = [SamplingParams(max_new_tokens=2, ignore_eos=True, **own) for own in SAMPLED]
     found = []
     for compute in ("reference", "triton"):
         engine = tiny_engine(compute=compute)
         engine.driver.sampler.generator.manual_seed(5)
-        found.append([one for samples in engine.generate(prompts, SAMPLED) for one in samples])
+        found.append([one for samples in engine.generate(prompts, params) for one in samples])
     for plain, ours in zip(*found, strict=True):
         assert ours.token_ids == plain.token_ids
         assert ours.finish_reason == plain.finish_reason
@@ -156,20 +129,6 @@ def test_a_row_of_nan_ends_its_own_request_alone():
     assert spoilt.finish_reason == "error"
     assert "NaN" in spoilt.error
     assert fine.finish_reason == "length"
-
-
-@pytest.mark.compiled
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_on_a_gpu_the_equivalence_holds_in_both_dtypes(dtype):
-    prompts = random_prompts(12, 90, 60)
-    options = {"dtype": dtype, "compute": "triton", "batch_invariant": True}
-    together = logits_of(
-        tiny_engine(**options, max_tokens_per_step=32, max_running_requests=6, prefix_cache="radix"), prompts, 60
-    )
-    lonely = tiny_engine(**options)
-    for prompt, rows in zip(prompts, together.values(), strict=True):
-        (alone,) = logits_of(lonely, [prompt], 60).values()
-        assert all(torch.equal(a, b) for a, b in zip(rows, alone, strict=True))
 
 
 def test_invariance_on_a_gpu_needs_kernels():

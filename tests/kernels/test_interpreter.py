@@ -8,7 +8,7 @@ import triton.language as tl
 from mini_engine.kernels.launch import INTERPRETED
 from tests.kernels.conftest import DEVICE
 
-SIZES = [(16, 16, 16), (16, 64, 32), (32, 32, 64), (64, 64, 128)]
+SIZES = [(16, 64, 32), (32, 32, 64)]
 
 
 @triton.jit

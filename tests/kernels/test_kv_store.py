@@ -63,21 +63,3 @@ def test_slots_beyond_two_to_the_31_numbers_are_reached():
     assert torch.equal(bits(keys[0, -1]), bits(k[0, 0]))
     assert torch.equal(bits(values[0, -1]), bits(v[0, 0]))
     assert not bool(keys[0, :-1].any())
-
-
-def test_a_wrong_shape_or_dtype_is_refused_before_any_address_is_used():
-    k, pool, slots = torch.ones(3, 2, 20, device=DEVICE), torch.ones(2, 9, 20, device=DEVICE), slots_of(1, 2, 3)
-    with pytest.raises(ValueError, match=r"v has the shape \[2, 2, 20\]; it must be \[3, 2, 20\]"):
-        op.store_kv(k, k[:2], pool, pool, slots)
-    with pytest.raises(ValueError, match=r"keys has the shape"):
-        op.store_kv(k, k, pool.transpose(0, 1), pool, slots)
-    with pytest.raises(ValueError, match=r"values has the shape \[2, 8, 20\]"):
-        op.store_kv(k, k, pool, pool[:, 1:], slots)
-    with pytest.raises(ValueError, match=r"slot_mapping has the shape \[2\]; it must be \[3\]"):
-        op.store_kv(k, k, pool, pool, slots[:2])
-    with pytest.raises(ValueError, match=r"slot_mapping is torch.int32; it must be int64"):
-        op.store_kv(k, k, pool, pool, slots.int())
-    with pytest.raises(ValueError, match=r"v is torch.float16 and the pool torch.float32"):
-        op.store_kv(k, k.half(), pool, pool, slots)
-    with pytest.raises(ValueError, match=r"contiguous"):
-        op.store_kv(k, k, pool, torch.ones(2, 20, 9, device=DEVICE).transpose(1, 2), slots)

@@ -40,34 +40,3 @@ def test_the_rotation_is_that_of_float64(shape, dtype, apply):
             assert relative_error(got, wanted) <= 2e-6
         else:
             assert ulps(got, wanted) <= 1
-
-
-def test_a_token_has_the_same_bits_alone():
-    q, k, (cos, sin) = random(7, 4, 20), random(7, 2, 20, seed=1), table(7, 20)
-    alone = q[4:5].clone(), k[4:5].clone()
-    op.apply_rotary(q, k, cos, sin)
-    op.apply_rotary(*alone, cos[4:5], sin[4:5])
-    assert torch.equal(alone[0][0], q[4])
-    assert torch.equal(alone[1][0], k[4])
-
-
-@pytest.mark.parametrize(
-    ("q", "k", "cos", "sin", "words"),
-    [
-        ((3, 2, 32), (2, 1, 32), (3, 32), (3, 32), r"k has the shape \[2, 1, 32\]"),
-        ((3, 2, 32), (3, 1, 16), (3, 32), (3, 32), r"k has the shape"),
-        ((3, 2, 32), (3, 1, 32), (3, 16), (3, 16), r"cos has the shape \[3, 16\]; it must be \[3, 32\]"),
-        ((3, 2, 32), (3, 1, 32), (4, 32), (4, 32), r"cos has the shape"),
-        ((3, 2, 32), (3, 1, 32), (3, 32), (3, 16), r"sin has the shape \[3, 16\]; it must be \[3, 32\]"),
-        ((3, 2, 7), (3, 1, 7), (3, 7), (3, 7), r"the head dim is 7"),
-        ((3, 32), (3, 32), (3, 32), (3, 32), r"q has the shape"),
-    ],
-)
-def test_a_wrong_shape_is_refused_before_any_address_is_used(q, k, cos, sin, words):
-    with pytest.raises(ValueError, match=words):
-        op.apply_rotary(random(*q), random(*k), random(*cos), random(*sin))
-
-
-def test_gaps_between_the_numbers_of_a_head_are_refused():
-    with pytest.raises(ValueError, match="contiguous"):
-        op.apply_rotary(random(3, 32, 2).transpose(1, 2), random(3, 1, 32), *table(3, 32))

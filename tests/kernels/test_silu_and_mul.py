@@ -38,21 +38,3 @@ def test_large_numbers_give_zero_or_themselves_and_never_nan(dtype, function):
     assert bool(got.isfinite().all())
     torch.testing.assert_close(got.double(), exact_product(gate_up)[0], rtol=torch.finfo(dtype).eps * 16, atol=1e-7)
     assert torch.equal(got[-3:], gate_up[0, 6:9] / 2)
-
-
-def test_a_row_has_the_same_bits_alone():
-    gate_up = random(7, 2 * 100)
-    whole = op.silu_and_mul(gate_up)
-    for row in (0, 3, 6):
-        assert torch.equal(op.silu_and_mul(gate_up[row : row + 1])[0], whole[row])
-
-
-@pytest.mark.parametrize(("shape", "words"), [((3, 7), "has 7 columns"), ((3, 2, 8), r"must be \[any, any\]")])
-def test_a_wrong_shape_is_refused_before_any_address_is_used(shape, words):
-    with pytest.raises(ValueError, match=words):
-        op.silu_and_mul(random(*shape))
-
-
-def test_gaps_between_the_numbers_of_a_row_are_refused():
-    with pytest.raises(ValueError, match="contiguous"):
-        op.silu_and_mul(random(8, 4).T)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -20,7 +21,8 @@ from mini_engine.detokenizer import Detokenizer
 from mini_engine.engine import Engine
 from mini_engine.llm import build_model, load_model
 from mini_engine.model import Qwen3
-from mini_engine.outputs import Delta, RequestOutput
+from mini_engine.outputs import Delta, RequestOutput, StepOutput
+from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.driver import SampledStep, SamplingDriver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary
@@ -185,6 +187,67 @@ def check_equal(planned: Planned, expected: Expected) -> None:
     )
     text = Detokenizer(TOKENIZER, planned.params.stop, planned.params.min_new_tokens)
     assert output.text == "".join(map(text.add, output.token_ids)) + text.flush()
+
+
+def poison_freed_pages(engine: Engine) -> None:
+    """Whoever reads a page after it was given back, or before it is written, reads NaN. Mutates the engine."""
+    allocator, free = engine.scheduler.allocator, engine.scheduler.allocator.free
+
+    def poison(pages: Sequence[int]) -> None:
+        free(pages)
+        engine.pool.poison(list(pages))
+
+    engine.pool.poison(list(range(allocator.num_pages)))
+    allocator.free = poison  # type: ignore[method-assign]
+
+
+def check_pages(engine: Engine) -> None:
+    """Every page is free, cached or owned by one request, and a cache counts right."""
+    engine.scheduler.check_pages()
+    if isinstance(engine.scheduler.cache, RadixCache):
+        engine.scheduler.cache.check()
+
+
+def check_idle(engine: Engine) -> None:
+    """Nothing is left behind: no request, no entry, no page but cached ones that could be given up."""
+    scheduler, cache = engine.scheduler, engine.scheduler.cache
+    assert not engine.has_work
+    assert engine.entries == {}
+    assert scheduler.allocator.num_free + cache.num_pages == scheduler.allocator.num_pages
+    assert cache.num_evictable == cache.num_pages
+    check_pages(engine)
+
+
+def run_trace(
+    engine: Engine, planned: Sequence[Planned], tight: bool, shuffle: random.Random | None = None
+) -> list[StepOutput]:
+    """Drive requests to their ends, checking every step -> the steps. Sets the deltas and outputs of ``planned``.
+
+    ``tight``: nobody is expected to grow, so pages run out soon. ``shuffle`` draws the order of the rows, which is
+    nobody's business.
+    """
+    poison_freed_pages(engine)
+    names: dict[str, Planned] = {}
+    steps: list[StepOutput] = []
+    while engine.has_work or len(names) < len(planned) or engine.deltas:
+        for one in planned:
+            if one.arrives == len(steps):
+                names[engine.add_request(one.prompt, one.params)] = one
+        for name, one in names.items():
+            if one.aborted == len(steps):
+                engine.abort(name)
+        if tight:
+            engine.scheduler.growth.ratio = 0.0
+        if shuffle is not None:
+            shuffle.shuffle(engine.scheduler.running)
+        steps.append(engine.step())
+        check_pages(engine)
+        for delta in steps[-1].deltas:
+            names[delta.request_id].deltas.append(delta)
+    for name, one in names.items():
+        one.output = engine.take_output(name)
+    check_idle(engine)
+    return steps
 
 
 class Spoiler(LogitsProcessor[int]):

@@ -107,15 +107,6 @@ def answer_of(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> 
     return output
 
 
-def check_idle(engine: Engine) -> None:
-    assert not engine.has_work
-    assert engine.entries == {}
-    engine.scheduler.check_pages()
-    assert (
-        engine.scheduler.allocator.num_free + engine.scheduler.cache.num_pages == engine.scheduler.allocator.num_pages
-    )
-
-
 def is_valid(params: SamplingParams, text: str) -> bool:
     """By the hands of others: the validator and the regular expressions of the standard library."""
     if params.regex is not None:

@@ -28,13 +28,12 @@ from mini_engine.grammar.ranks import make_gather
 from mini_engine.grammar.service import GrammarService
 from mini_engine.outputs import Delta
 from mini_engine.sampler.params import GrammarKey, GrammarKind, SamplingParams
-from tests.support.engines import TOKENIZER, assert_like
+from tests.support.engines import TOKENIZER, assert_like, check_idle
 from tests.support.grammars import (
     PROMPTS,
     _one_thread,  # noqa: F401
     _oracle,  # noqa: F401
     alone,
-    check_idle,
     make_driver,
     make_engine,
     serving,
