@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from smoke.course.starter import functions_of
 from smoke.framework.check import Failure, Result, checks_of
 from smoke.framework.manifest import ENGINE, ROOT, Lesson, load_manifest
 from smoke.grade import confinement
@@ -88,17 +89,16 @@ def write_submission(place: Path, name: str, files: dict[str, bytes], form: str)
 
 
 @pytest.mark.parametrize("prefix", LAYOUTS)
-@pytest.mark.parametrize("form", ["folder", "zip", "tar", "tar.gz", "tgz"])
+@pytest.mark.parametrize("form", ["folder", "zip", "tar", "tgz"])
 def test_files_are_found_wherever_students_put_them(tmp_path: Path, prefix: str, form: str) -> None:
     write_submission(tmp_path, "ada", coded({"attention/pool.py": "POOL", "driver.py": "DRIVER"}, prefix), form)
     (submission,) = read_submissions(tmp_path)
     assert submission == Submission("ada", {"attention/pool.py": "POOL", "driver.py": "DRIVER"})
 
 
-@pytest.mark.parametrize("form", ["folder", "zip", "tar.gz"])
-def test_what_lies_beside_the_folder_hides_nothing(tmp_path: Path, form: str) -> None:
+def test_what_lies_beside_the_folder_hides_nothing(tmp_path: Path) -> None:
     others = {"README.md": b"", "essay.pdf": b"%PDF", ".vscode/settings.json": b"{}", "Thumbs.db": b"\0"}
-    write_submission(tmp_path, "ada", {"hw1/driver.py": b"DRIVER", **others}, form)
+    write_submission(tmp_path, "ada", {"hw1/driver.py": b"DRIVER", **others}, "zip")
     (submission,) = read_submissions(tmp_path)
     assert submission.files == {"driver.py": "DRIVER"}
     assert set(submission.ignored) == {"README.md", "essay.pdf"}
@@ -134,11 +134,13 @@ def test_what_cannot_be_a_submission_is_one_with_the_reason(tmp_path: Path) -> N
     (tmp_path / "eve.zip").write_bytes(b"no zip")
     (tmp_path / "fay.tgz").write_bytes(gzip.compress(b"no tar"))
     os.mkfifo(tmp_path / "gus.zip")
+    write_submission(tmp_path, "hal", {"driver.py": b"\xff\xfe"}, "folder")
     found = {submission.name: submission for submission in read_submissions(tmp_path)}
-    assert list(found) == ["ada", "bob", "cid", "dan", "eve", "fay", "gus"]
+    assert list(found) == ["ada", "bob", "cid", "dan", "eve", "fay", "gus", "hal"]
     assert all(not submission.files and len(submission.faults) == 1 for submission in found.values())
     assert "none of its 1 files is a file of the course" in found["ada"].faults[0]
     assert "put the lesson's files into one" in found["bob"].faults[0]
+    assert "UTF-8" in found["hal"].faults[0]
 
 
 def test_folders_nested_deeper_than_python_can_follow(tmp_path: Path) -> None:
@@ -255,31 +257,18 @@ def test_what_the_grader_stumbles_over_stays_with_its_submission() -> None:
     assert worker.stopped == 1
 
 
-def test_source_that_cannot_be_walked_is_remarked() -> None:
-    deep = "def rms_norm(x):\n    return " + "-" * 3000 + "x\n"
-    found = examine(Submission("ada", {"model.py": deep}), load_manifest().lesson("L1"))
-    assert found.oracles == ()
-
-
 # Authorship ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_copy_is_recognised_under_other_names() -> None:
-    ours = ast.parse(
-        "def f(x, n):\n    'Say.'\n    total: int = 0  # why\n    for i in range(n): total += x[i]\n    return total"
-    ).body[0]
-    theirs = ast.parse("def f(a, m):\n    s = 0\n    for k in range(m):\n        s += a[k]\n    return s").body[0]
-    other = ast.parse("def f(a, m):\n    s = 1\n    for k in range(m):\n        s += a[k]\n    return s").body[0]
-    assert isinstance(ours, ast.FunctionDef)
-    assert isinstance(theirs, ast.FunctionDef)
-    assert isinstance(other, ast.FunctionDef)
-    assert normal_form(ours) == normal_form(theirs)
-    assert normal_form(ours) != normal_form(other)
+    form = "def f(a, m):\n    s = {}\n    for k in range(m):\n        s += a[k]\n    return s"
+    ours = "def f(x, n):\n    'Say.'\n    total: int = 0  # why\n    for i in range(n): total += x[i]\n    return total"
+    same, copied, other = (functions_of(ast.parse(text))["f"] for text in (ours, form.format(0), form.format(1)))
+    assert normal_form(same) == normal_form(copied)
+    assert normal_form(same) != normal_form(other)
 
 
-@pytest.mark.parametrize(
-    "lesson", [pytest.param(each, id=each.id, marks=[pytest.mark.slow] if each.id > "L3" else []) for each in LESSONS]
-)
+@pytest.mark.parametrize("lesson", LESSONS[:3], ids=lambda lesson: lesson.id)
 def test_the_reference_is_a_copy_and_a_starter_is_none(lesson: Lesson) -> None:
     copied = examine(Submission("ada", reference(lesson.id)), lesson)
     assert len(copied.copied) == copied.compared > 0
@@ -300,6 +289,7 @@ def test_the_reference_is_a_copy_and_a_starter_is_none(lesson: Lesson) -> None:
         "g = rms_norm.__globals__",
         "x = getattr(f, '__closure__')",
         "e.__traceback__.tb_frame.f_back",
+        "x = torch.from_file(name)",
     ],
 )
 def test_an_oracle_costs_the_points(line: str) -> None:
@@ -315,9 +305,10 @@ def test_words_about_an_oracle_cost_nothing() -> None:
     assert found.remarkable == ("driver.py imports gc",)
 
 
-@pytest.mark.parametrize("text", ["def f(:", "\0", "(" * 100_000, "x = " + "-" * 50_000 + "1"])
-def test_source_that_cannot_be_parsed_is_no_error(text: str) -> None:
-    assert examine(Submission("ada", {"driver.py": text}), load_manifest().lesson("L3")).copied == ()
+@pytest.mark.parametrize("text", ["def f(:", "\0", "(" * 100_000, *("x = " + "-" * n + "1" for n in (3000, 50_000))])
+def test_source_that_cannot_be_parsed_or_walked_is_no_error(text: str) -> None:
+    found = examine(Submission("ada", {"driver.py": text}), load_manifest().lesson("L3"))
+    assert found.copied == found.oracles == ()
 
 
 def test_pairs_of_submissions_that_share_functions() -> None:
@@ -334,7 +325,7 @@ def test_pairs_of_submissions_that_share_functions() -> None:
         "eve": starters("L1", "L3") | {"attention/dense.py": common.format("g", "h", "k")},
         "fay": starters("L1", "L3"),
     }
-    found = pairs([Submission(name, own_files) for name, own_files in files.items()], LESSONS)
+    found = pairs([Submission(name, own_files) for name, own_files in files.items()], LESSONS[:3])
     assert (found[0].first, found[0].second) == ("ada", "bob")
     assert set(found[0].functions) == {"driver.py:turn", "model.py:a"}
     assert {(pair.first, pair.second) for pair in found[1:]} == {
@@ -349,13 +340,6 @@ def test_pairs_of_submissions_that_share_functions() -> None:
 
 
 # Scores -------------------------------------------------------------------------------------------------------------
-
-
-def test_everything_passed() -> None:
-    student = scored({})
-    assert points(student, "isolated") == points(student, "cumulative") == [100] * len(LESSONS)
-    assert student.total("isolated") == (TOTAL, TOTAL)
-    assert all(score.reason == "" for score in student.scores)
 
 
 @pytest.mark.parametrize("status", ["fail", "blocked", "timeout", "crashed", "not-implemented", "skipped"])
@@ -406,7 +390,8 @@ def test_records_hold_until_something_changes(tmp_path: Path) -> None:
     records.save(ada, lesson, {"isolated": run, "cumulative": run})
     assert records.load(ada, lesson) == {"isolated": run, "cumulative": run}
     assert records.load(Submission("ada", {"model.py": "MODEL", "driver.py": "OTHER"}), lesson), "L1 knows no driver"
-    assert records.load(Submission("ada", {"model.py": "OTHER"}), lesson) is None
+    for files in ({"model.py": "OTHER"}, {"model.py": ""}, {}):
+        assert records.load(Submission("ada", files), lesson) is None
     assert records.load(ada, later) is None
     assert Records(tmp_path, "5", {"timeout": 60}).load(ada, lesson)
     assert Records(tmp_path, "6", {"timeout": 60}).load(ada, lesson) is None
@@ -415,24 +400,13 @@ def test_records_hold_until_something_changes(tmp_path: Path) -> None:
     assert records.load(ada, lesson) is None, "half a record is none"
 
 
-def test_an_empty_file_is_not_a_missing_one() -> None:
-    assert Submission("ada", {"model.py": ""}).digest(("model.py",)) != Submission("ada", {}).digest(("model.py",))
-    assert Submission("ada", {"model.py": "missing"}).digest(("model.py",)) != Submission("ada", {}).digest(
-        ("model.py",)
-    )
-
-
 def test_auto_draws_a_seed_and_keeps_it_until_the_run_is_finished(tmp_path: Path) -> None:
     first = Records(tmp_path, "auto", {})
     again = Records(tmp_path, "auto", {})
     assert (again.seed, again.resumed) == (first.seed, True)
     again.mark(finished=True)
-    seeds = set()
-    for _ in range(5):
-        fresh = Records(tmp_path, "auto", {})
-        assert not fresh.resumed
-        fresh.mark(finished=True)
-        seeds.add(fresh.seed)
+    assert not Records(tmp_path, "auto", {}).resumed
+    seeds = {Records(tmp_path / name, "auto", {}).seed for name in "abcd"}
     assert len(seeds) > 1, "a fresh run draws a fresh seed"
     with pytest.raises(ValueError, match="--seed x"):
         Records(tmp_path, "x", {})
