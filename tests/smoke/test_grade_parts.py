@@ -29,7 +29,7 @@ from smoke.grade.command import choose_lessons, parse_size
 from smoke.grade.confinement import PROCESSES
 from smoke.grade.documents import fenced, gradescope, one_line, report, write_csv, write_junit
 from smoke.grade.gradebook import run_safely
-from smoke.grade.guard import Notes, read_notes
+from smoke.grade.guard import Notes
 from smoke.grade.landlock import LANDLOCK_CREATE, libc
 from smoke.grade.likeness import pairs
 from smoke.grade.matrix import page, write_matrix
@@ -215,12 +215,7 @@ def test_many_entries_and_broken_names(tmp_path: Path) -> None:
     assert [submission.name for submission in found] == ["_1+1", "a_b_x_", "elsewhere", "loop"]
     assert len(found[1].ignored) == MAX_ENTRIES
     assert "links are not followed" in found[2].faults[0]
-
-
-def test_names_never_collide() -> None:
-    assert free_name("../../etc", set()) == "_.._etc"
     assert free_name("Ada", {"ada"}) == "Ada-2"
-    assert free_name("...", set()) == "unnamed"
 
 
 def test_no_submission_is_an_error(tmp_path: Path) -> None:
@@ -448,10 +443,6 @@ def only_first_handed_in() -> StudentScore:
 def test_a_lesson_that_was_not_handed_in_is_no_failure(tmp_path: Path) -> None:
     student = only_first_handed_in()
     assert student.total("isolated") == (100, 200)
-    write_csv(tmp_path / "grades.csv", [student])
-    rows = [line.split(",") for line in (tmp_path / "grades.csv").read_text().splitlines()]
-    assert [row[5] for row in rows] == ["status", "pass", "not handed in", "incomplete"]
-    assert "not handed in: L2" in rows[3][6]
     assert "| not handed in | | 100 |" in report(student, [])
     write_junit(tmp_path / "junit.xml", [student])
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
@@ -492,14 +483,14 @@ def test_sizes() -> None:
 # The guard ----------------------------------------------------------------------------------------------------------
 
 
-def rules(tmp_path: Path, *trees: Path) -> tuple[Callable[..., str | None], Callable[[], list[str]]]:
-    """Return the decision about an event of a candidate that may write to ``tmp_path/own``, and its notes so far."""
+def rules(tmp_path: Path, *trees: Path) -> Callable[..., str | None]:
+    """Return the decision about an event of a candidate that may write to ``tmp_path/own``."""
     notes = Notes()
     own = tmp_path / "own"
     own.mkdir()
     readable = [str(path) for path in (own, *trees)]
     decide = Decider(notes.writer, notes.key, str(own), readable, readable).decide
-    return lambda event, *args: decide(event, args), notes.read
+    return lambda event, *args: decide(event, args)
 
 
 def test_the_hook_knows_where_a_path_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,7 +498,7 @@ def test_the_hook_knows_where_a_path_leads(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "secret.txt").touch()
     (tmp_path / "tree" / "fair.txt").touch()
     (tmp_path / "tree" / "link.txt").symlink_to("../secret.txt")
-    decide, _ = rules(tmp_path, tmp_path / "tree")
+    decide = rules(tmp_path, tmp_path / "tree")
     monkeypatch.chdir(tmp_path / "own")
     for path in ("../tree/fair.txt", str(tmp_path / "tree" / "fair.txt"), "new.txt", b"../tree", "../not there"):
         assert decide("open", path, "r", 0) is None, path
@@ -524,7 +515,7 @@ def test_the_hook_resolves_a_path_from_every_open_folder(tmp_path: Path, monkeyp
     """``os.open`` does not tell its hook which folder a relative path starts from."""
     (tmp_path / "deep" / "tree").mkdir(parents=True)
     (tmp_path / "secret.txt").touch()
-    decide, _ = rules(tmp_path, tmp_path / "deep" / "tree")
+    decide = rules(tmp_path, tmp_path / "deep" / "tree")
     monkeypatch.chdir(tmp_path / "own")
     assert decide("open", "../../secret.txt", None, os.O_RDONLY) is None, "there is no such file from here"
     folder = os.open(tmp_path / "deep" / "tree", os.O_RDONLY)
@@ -534,19 +525,6 @@ def test_the_hook_resolves_a_path_from_every_open_folder(tmp_path: Path, monkeyp
         assert decide("os.remove", "own.txt", -1) is None
     finally:
         os.close(folder)
-
-
-def test_notes_are_told_from_everything_else(tmp_path: Path) -> None:
-    decide, read = rules(tmp_path)
-    decide("os.system", "true")
-    for number in range(3000):
-        decide("os.rename", f"/elsewhere/{number}", "x", -1, -1)
-    notes = read()
-    assert notes[0] == "refused: starting a program (os.system)"
-    assert [note for note in notes if note.startswith("refused: changing …, ")]
-    assert len(notes) < 10
-    data = b'key"a"\nkey"a"\n[guard] refused: b\nkey"c"\n'
-    assert read_notes(data, "key") == ["a", "c", "wrote into the pipe of the grader's notes"]
 
 
 # Confinement --------------------------------------------------------------------------------------------------------
