@@ -139,7 +139,7 @@ def test_memory_stays_flat_over_streams_of_which_a_third_is_left(server, http):
 
     tracemalloc.start()
     try:
-        asyncio.run(many(server, 30, random.Random(0)))  # imports, caches, connections of the loop
+        asyncio.run(many(server, 80, random.Random(0)))  # imports, caches, connections of the loop
         before = held()
         asyncio.run(many(server, 80, random.Random(1)))
         assert held() - before < 80 * 1024, "more than 1 KB is left of every stream"

@@ -586,25 +586,6 @@ def test_processes_are_limited_without_root_where_they_are_counted_anew(kernel: 
     assert int(limited) == (PROCESSES - 1 if is_counted_anew else PROCESSES)
 
 
-def test_orphans_of_any_session_are_ended() -> None:
-    """A server that forks a process which flees to its own session gets it back and ends it."""
-    code = (
-        "import os, sys, time; sys.path.insert(0, sys.argv[1]); from smoke.grade import server\n"
-        "server.libc().prctl(server.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    for _ in range(3):\n"
-        "        if os.fork() == 0:\n"
-        "            os.setsid(); time.sleep(100)\n"
-        "    os._exit(0)\n"
-        "os.waitpid(pid, 0); print(server.end_orphans(), server.end_orphans())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout.split() == ["3", "0"], done.stderr
-
-
 def test_what_outlived_its_server_is_ended(tmp_path: Path) -> None:
     """It is known by the HOME that it was started with, and nothing else is."""
     sleep = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(100)"]
