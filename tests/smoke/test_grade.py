@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from smoke.bank.bank import load_pitfalls, load_wheats
+from smoke.bank.bank import Pitfall, Wheat, load_pitfalls, load_wheats
 from smoke.framework.check import checks_of
 from smoke.framework.manifest import ROOT, load_manifest
 from smoke.grade.command import grade_command
@@ -48,9 +48,9 @@ STATUSES = {  # of tasks, isolated
 }
 
 
-def edited(pitfall_or_wheat) -> dict[str, str]:
+def edited(entry: Pitfall | Wheat) -> dict[str, str]:
     """Return the file that an entry of the bank changes, changed."""
-    return {pitfall_or_wheat.edit.file: pitfall_or_wheat.edit.apply()}
+    return {entry.edit.file: entry.edit.apply()}
 
 
 def submissions(victim: Path) -> dict[str, dict[str, bytes]]:
@@ -152,8 +152,8 @@ def test_points_are_those_that_were_worked_for(graded: Graded) -> None:
     }
     assert points == POINTS
     assert {row["points"] for (_, lesson), row in rows.items() if lesson == "all"} == {"200"}
-    for row in rows.values():
-        assert row["reason"] or row["isolated"] == row["cumulative"] == row["points"], row
+    for (_, lesson), row in rows.items():
+        assert lesson == "all" or row["reason"] or row["isolated"] == row["cumulative"] == row["points"], row
 
 
 def test_a_crash_is_not_called_a_wrong_answer_and_nothing_handed_in_no_failure(graded: Graded) -> None:
