@@ -108,15 +108,6 @@ def test_a_stream_is_the_plain_answer_in_pieces(client, more):
     assert len(set(texts)) == number  # the answers of one seed differ
 
 
-def test_no_usage_chunk_comes_unasked_and_the_last_word_is_done(http):
-    body = {"prompt": STORY, "stream": True, "max_tokens": 3, "temperature": 0}
-    response = http.post("/v1/completions", json=body)
-    assert response.headers["content-type"].startswith("text/event-stream")
-    assert response.text.endswith("data: [DONE]\n\n")
-    assert "usage" not in response.text
-    assert '"choices":[]' not in response.text
-
-
 def test_a_stop_string_never_shows_in_pieces(client):
     options = {"model": "tiny", "prompt": STORY, "temperature": 0, "max_tokens": 30}
     whole = client.completions.create(**options).choices[0].text

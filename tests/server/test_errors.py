@@ -14,30 +14,19 @@ CHAT = {"messages": QUESTION, "max_tokens": 3}
 # path, what is changed in a good body, the field at fault, a part of the message
 BAD = [
     ("completions", {"temperature": -1}, "temperature", "from 0 to"),
-    ("completions", {"temperature": "warm"}, "temperature", "number"),
     ("completions", {"temprature": 1}, "temprature", "not a field that this server knows"),
     ("completions", {"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
     ("completions", {"max_tokens": 3, "min_tokens": 5}, "min_tokens", "min_tokens is 5 and max_tokens 3"),
-    ("completions", {"n": 0}, "n", "greater than or equal to 1"),
     ("completions", {"n": 65}, "n", "at most 64"),
     ("completions", {"n": 2, "best_of": 1}, "best_of", "best_of is 1 and n is 2"),
     ("completions", {"n": 1, "best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
-    (
-        "chat/completions",
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages.0.content.0.type",
-        "'text'",
-    ),
+    ("chat/completions", {"messages": [PICTURE]}, "messages.0.content.0.type", "'text'"),
     ("completions", {"suffix": "the end"}, "suffix", "suffix is 'the end'"),
-    ("completions", {"use_beam_search": True}, "use_beam_search", "use_beam_search is True"),
     ("completions", {"logit_bias": {"1": 200}}, "logit_bias", "-100 to 100"),
     ("completions", {"logit_bias": {"5000": 1}}, "logit_bias", "ids 0 to 1023"),
-    ("completions", {"prompt": []}, "prompt", "empty"),
-    ("completions", {"prompt": ""}, "prompt", "empty"),
     ("completions", {"prompt": ["a", ""]}, "prompt", "empty"),
     ("completions", {"prompt": [1, 5000]}, "prompt", "5000"),
     ("completions", {"prompt": ["x"] * 129}, "prompt", "at most 128"),
-    ("completions", {"prompt": None}, "prompt", "valid string, or Input should be a valid list"),
     ("completions", {"stream_options": {"include_usage": True}}, "stream_options", "only for streams"),
     ("completions", {"bad_words": [" "]}, "bad_words", "empty word"),
     ("completions", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "leaves 0 tokens"),
@@ -46,10 +35,7 @@ BAD = [
     ("completions", {"guided_choice": []}, "guided_choice", "at least one choice"),
     ("completions", {"structured_outputs": {}}, "structured_outputs", "give one"),
     ("completions", {"json_schema": "x" * 70_000}, "json_schema", "at most 65536"),
-    ("chat/completions", {"messages": []}, "messages", "at least 1"),
-    ("chat/completions", {"messages": [{"role": "cat", "content": "x"}]}, "messages.0.role", "system"),
     ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
-    ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
     ("chat/completions", {"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema"),
     ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice", "'auto'"),
     ("chat/completions", {"tool_choice": "required"}, "tools", "no tools"),
@@ -99,25 +85,21 @@ def test_another_model_is_not_found(client):
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
+    ("path", "body", "status"),
     [
-        ("POST", "/v1/completions", b"", 400),
-        ("POST", "/v1/completions", b"{", 400),
-        ("POST", "/v1/completions", b"[]", 400),
-        ("POST", "/v1/completions", b'"text"', 400),
-        ("POST", "/v1/completions", b"\xff\xfe{}", 400),
-        ("POST", "/v1/completions", b'{"prompt": "\\ud800", "max_tokens": 1}', 400),
-        ("POST", "/v1/completions", b'{"prompt": "x", "guided_json": {"enum": ["\\ud800"]}}', 400),
-        ("POST", "/v1/completions", b'{"prompt": "x", "temperature": NaN}', 400),
-        ("POST", "/v1/completions", b'{"prompt": "x", "temperature": 1e999}', 400),
-        ("POST", "/v1/completions", b"[" * 100_000, 400),
-        ("POST", "/v1/completions", b'{"prompt": "' + b"x" * 5_000_000 + b'"}', 413),
-        ("POST", "/v1/nothing", b"{}", 404),
-        ("GET", "/v1/completions", b"", 405),
+        ("/v1/completions", b"{", 400),
+        ("/v1/completions", b'"text"', 400),
+        ("/v1/completions", b"\xff\xfe{}", 400),
+        ("/v1/completions", b'{"prompt": "\\ud800", "max_tokens": 1}', 400),
+        ("/v1/completions", b'{"prompt": "x", "guided_json": {"enum": ["\\ud800"]}}', 400),
+        ("/v1/completions", b'{"prompt": "x", "temperature": 1e999}', 400),
+        ("/v1/completions", b"[" * 100_000, 400),
+        ("/v1/completions", b'{"prompt": "' + b"x" * 5_000_000 + b'"}', 413),
+        ("/v1/nothing", b"{}", 404),
     ],
 )
-def test_malformed_requests_have_an_error_object(http, method, path, body, status):
-    response = http.request(method, path, content=body, headers={"content-type": "application/json"})
+def test_malformed_requests_have_an_error_object(http, path, body, status):
+    response = http.post(path, content=body, headers={"content-type": "application/json"})
     assert response.status_code == status
     assert response.json()["error"]["message"]
 
@@ -160,6 +142,11 @@ def test_a_full_queue_a_deadline_a_failed_step_and_a_dead_engine():
         with pytest.raises(openai.InternalServerError, match="no luck"):
             client.completions.create(model="tiny", prompt="x", stream=True)
         assert client.completions.create(model="tiny", prompt="x").choices
+        stream = client.completions.create(model="tiny", prompt="x", max_tokens=900, stream=True)
+        assert next(stream).choices
+        engine.driver.sampler = fail
+        with pytest.raises(openai.APIError, match="no luck"):
+            list(stream)  # after the headers the failure is an event
 
         def refuse():
             raise RuntimeError("no schedule")
@@ -171,18 +158,3 @@ def test_a_full_queue_a_deadline_a_failed_step_and_a_dead_engine():
             assert dead.value.status_code == 503
         with running.http() as http:
             assert http.get("/health").status_code == 503
-
-
-def test_a_failure_after_the_headers_is_an_error_event():
-    with serving() as running:
-        stream = running.client().completions.create(
-            model="tiny", prompt="x", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
-        )
-        assert next(stream).choices
-
-        def fail(*_):
-            raise RuntimeError("no luck")
-
-        running.engine.driver.sampler = fail
-        with pytest.raises(openai.APIError, match="no luck"):
-            list(stream)

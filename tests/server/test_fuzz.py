@@ -27,7 +27,7 @@ def fuzz(operation):
     """Send what the description of an operation allows."""
 
     @settings(
-        max_examples=12,
+        max_examples=6,
         deadline=None,
         derandomize=True,
         phases=[Phase.explicit, Phase.generate],

@@ -125,26 +125,6 @@ def test_watching_changes_no_bit():
     assert all(torch.equal(a.logits, b.logits) for a, b in zip(watched, plain, strict=True) if a.logits is not None)
 
 
-def test_only_watched_rows_are_copied_and_nothing_is_left_behind():
-    engine = make_engine("embedded", ROOMY)
-    events = []
-    watcher = StageEvents(engine, events.append, "watched", WATCHED, 5)
-    watcher.attach()
-    for name, params in (("greedy", OTHERS[0]), ("watched", WATCHED)):
-        engine.add_request(encode("One day a bear"), params, name)
-    engine.step()
-    trace = engine.driver.sampler.trace
-    assert {len(rows) for _, rows, _ in trace.records} == {1}
-    assert {len(logits) for _, _, logits in trace.records} == {1}
-    assert len(events) == 1
-    watcher.detach()
-    watcher.detach()
-    assert engine.driver.sampler.trace is None
-    assert engine.log.listeners == []
-    engine.step()
-    assert len(events) == 1
-
-
 def test_a_stage_that_only_others_ask_for_is_left_out():
     _, stages, _, _ = run(watch=True, params=SamplingParams(temperature=1.0, seed=2, max_new_tokens=5))
     assert [[stage["name"] for stage in event["stages"]] for event in stages] == [["logits", "temperature"]] * 5

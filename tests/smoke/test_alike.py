@@ -26,13 +26,7 @@ def named(alike, tmp_path, check_id, text):
     return [pitfall.id for pitfall in found], outcome.results[0].status
 
 
-def with_norm(result):
-    """The text of model.py with another ``rms_norm``; the right one is ``right_norm``."""
-    text = (ENGINE / "model.py").read_text()
-    return text.replace("def rms_norm(", f"def rms_norm(x, weight, eps):\n    return {result}\n\n\ndef right_norm(")
-
-
-@pytest.mark.parametrize("pitfall_id", ["P1-A1", "P1-A3", "P1-B4"])
+@pytest.mark.parametrize("pitfall_id", ["P1-A1", "P1-B4"])
 def test_a_mistake_of_the_bank_is_recognised(alike, tmp_path, pitfall_id):
     (pitfall,) = (each for each in load_pitfalls() if each.id == pitfall_id)
     ids, status = named(alike, tmp_path, pitfall.killed_by[0], pitfall.edit.apply())
@@ -40,19 +34,12 @@ def test_a_mistake_of_the_bank_is_recognised(alike, tmp_path, pitfall_id):
     assert pitfall_id in ids
 
 
-def test_another_mistake_is_not_taken_for_one_of_the_bank(alike, tmp_path):
-    """Twice the right result fails the same check as the bank's mistakes do, and has other values."""
-    text = with_norm("2 * right_norm(x, weight, eps)")
+@pytest.mark.parametrize("result", ["2 * right_norm(x, weight, eps)", "INFINITY"])
+def test_another_mistake_is_not_taken_for_one_of_the_bank(alike, tmp_path, result):
+    """Twice the right result fails the same check as the bank's mistakes do, and has other values; so does an error."""
+    text = (ENGINE / "model.py").read_text()
+    text = text.replace("def rms_norm(", f"def rms_norm(x, weight, eps):\n    return {result}\n\n\ndef right_norm(")
     assert named(alike, tmp_path, "L1.A.values", text) == ([], "fail")
-
-
-def test_a_wrong_name_is_not_taken_for_a_pitfall(alike, tmp_path):
-    text = with_norm("INFINITY")
-    assert named(alike, tmp_path, "L1.A.values", text) == ([], "fail")
-
-
-def test_a_correct_file_names_nothing(alike, tmp_path):
-    assert named(alike, tmp_path, "L1.A.values", (ENGINE / "model.py").read_text()) == ([], "pass")
 
 
 def test_answers_are_alike_by_value_and_errors_by_type_text_and_function():

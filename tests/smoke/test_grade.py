@@ -1,259 +1,219 @@
-"""``python -m smoke grade`` over a whole class: honest, half-done, broken, mistaken and hostile submissions.
+"""``python -m smoke grade`` over a class: honest, half-done, broken, mistaken and hostile submissions.
 
 One run of the command, in a process of its own, is shared by all tests here; each looks at another part of its outcome.
+It grades L2 and L3. L1 is what their cumulative points stand on.
 """
 
 import csv
 import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from smoke.framework.check import all_checks, checks_of
+from smoke.bank.bank import Pitfall, Wheat, load_pitfalls, load_wheats
+from smoke.framework.check import checks_of
 from smoke.framework.manifest import ROOT, load_manifest
-from smoke.grade.trial import FIRST_UID, try_isolation
+from smoke.grade.command import grade_command
+from smoke.grade.trial import try_isolation
 from smoke.grade.worker import Worker
-from tests.smoke.submissions import FULL, NOTHING, Example, examples, write_examples
+from tests.smoke.submissions import coded, reference, starters
 
 pytestmark = pytest.mark.slow
 
-LESSONS = len(load_manifest().written)
-
 SEED = 7
-PROCESSOR_SECONDS = 25  # the reference needs 9 to 17 for the longest lesson, by machine
+PROCESSOR_SECONDS = 25  # the reference needs 9 to 17 for the longer lesson, by machine
 ALARM = Path("/tmp/smoke-attack.txt")
+
+# Isolated and cumulative points of L2 and L3, by student.
+POINTS = {
+    "broken": (100, 0, 0, 0),
+    "half": (80, 20, 0, 0),
+    "hostile": (0, 0, 0, 0),
+    "mistaken": (40, 40, 0, 0),
+    "nothing": (0, 0, 0, 0),
+    "starter": (0, 0, 0, 0),
+    "top": (100, 100, 100, 100),
+    "variant": (100, 100, 0, 0),
+}
+STATUSES = {  # of tasks, isolated
+    "broken": {"L3.A": "crashed", "L3.C": "crashed"},
+    "half": {"L2.A": "not-implemented", "L2.B": "pass"},
+    "hostile": {"L2.A": "not-implemented", "L3.A": "crashed"},
+    "mistaken": {"L2.B": "pass", "L2.C": "fail", "L2.D": "blocked"},
+    "starter": {"L2.A": "not-implemented", "L3.A": "not-implemented"},
+}
+
+
+def edited(entry: Pitfall | Wheat) -> dict[str, str]:
+    """Return the file that an entry of the bank changes, changed."""
+    return {entry.edit.file: entry.edit.apply()}
+
+
+def submissions(victim: Path) -> dict[str, dict[str, bytes]]:
+    """Return what each student hands in. The hostile one tries to write ``victim``."""
+    wheats = [next(wheat for wheat in load_wheats() if wheat.lesson_id == lesson) for lesson in ("L1", "L2")]
+    correct = reference("L1", "L2") | edited(wheats[0]) | edited(wheats[1])
+    pitfall = next(pitfall for pitfall in load_pitfalls() if pitfall.id == "P2-C1")
+    half = reference("L2")
+    del half["attention/allocator.py"]
+    driver = reference("L3")["driver.py"]
+    attack = starters("L2")["attention/allocator.py"] + writing(victim)
+    oracle = "from transformers.models import qwen3\n" + driver
+    return {
+        "broken": coded(reference("L2") | {"model.py": "1 / 0\n", "driver.py": driver + "\ndef f(:\n"}),
+        "half": coded(half),
+        "hostile": coded({"attention/allocator.py": attack, "driver.py": oracle, "conftest.py": "", "torch.py": ""}),
+        "mistaken": coded(reference("L2") | edited(pitfall)),
+        "nothing": {},
+        "starter": coded(starters("L2", "L3"), "work/"),
+        "top": coded(reference("L1", "L2", "L3"), "work/"),
+        "variant": {file: b"\xef\xbb\xbf" + text for file, text in coded(correct, "my homework/work/").items()},
+    }
+
+
+def writing(victim: Path) -> str:
+    """Return code that tries to write ``victim`` and other places, through Python and past it."""
+    return f"""
+import ctypes, os
+for _path in ({str(victim)!r}, {str(ALARM)!r}, os.path.abspath("../smoke-attack.txt"),
+              os.path.join(os.path.dirname(__file__), "smoke-attack.py"), __file__):
+    try:
+        with open(_path, "a") as _stream:
+            _stream.write("attacked")
+    except OSError:
+        pass
+    try:
+        _fd = ctypes.CDLL(None).open(_path.encode(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.write(_fd, b"attacked")
+    except OSError:
+        pass
+try:
+    os.system("touch {ALARM}")
+except OSError:
+    pass
+"""
 
 
 @dataclass(frozen=True)
 class Graded:
-    """The submissions, the report's folder, what the command said and the file that attacks try to change."""
+    """The submissions' folder, the report's, and the file that an attack tries to change."""
 
-    students: dict[str, Example]
     folder: Path
     out: Path
     victim: Path
-    said: str
-    seconds: float
 
-    def row(self, name: str, lesson: str) -> dict[str, str]:
-        """Return one row of ``grades.csv``."""
+    def rows(self) -> dict[tuple[str, str], dict[str, str]]:
+        """Return the rows of ``grades.csv`` by student and lesson."""
         with (self.out / "grades.csv").open(newline="") as stream:
-            return next(row for row in csv.DictReader(stream) if (row["student"], row["lesson"]) == (name, lesson))
+            return {(row["student"], row["lesson"]): row for row in csv.DictReader(stream)}
 
     def report(self, name: str) -> str:
         """Return a student's report."""
         return (self.out / "students" / name / "report.md").read_text()
 
-    def task(self, name: str, task_id: str) -> list[str]:
-        """Return a task's row in the report: its statuses, isolated and cumulative, and its points."""
+    def status(self, name: str, task_id: str) -> str:
+        """Return the isolated status of a task in the report."""
         line = next(line for line in self.report(name).splitlines() if line.startswith(f"| {task_id} "))
-        return [cell.strip() for cell in line.strip("|").split("|")][1:]
-
-
-def command(folder: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    arguments = [sys.executable, "-m", "smoke", "grade", str(folder), "--out", str(out), "--jobs", "2", *more]
-    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=2400, check=False)
+        return line.split("|")[2].strip()
 
 
 @pytest.fixture(scope="session")
 def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graded]:
     """Grade the whole class once."""
     base = tmp_path_factory.mktemp("grade")
-    folder, out, victim = base / "submissions", base / "report", base / "victim.txt"
-    folder.mkdir()
+    own = Graded(base / "submissions", base / "report", base / "victim.txt")
     base.chmod(0o777)
-    victim.write_text("untouched")
-    victim.chmod(0o666)  # only confinement keeps it from being written
-    students = examples(victim)
-    write_examples(folder, students)
-    started = time.monotonic()
-    done = command(folder, out, "--timeout", str(PROCESSOR_SECONDS), "--mem", "2G", "--seed", str(SEED))
-    assert done.returncode == 0, done.stderr[-4000:]
-    yield Graded(
-        {e.name: e for e in students}, folder, out, victim, done.stdout + done.stderr, time.monotonic() - started
+    own.victim.write_text("untouched")
+    own.victim.chmod(0o666)  # only confinement keeps it from being written
+    for name, files in submissions(own.victim).items():
+        (own.folder / name).mkdir(parents=True)
+        for file, data in files.items():
+            (own.folder / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (own.folder / name / file).write_bytes(data)
+    limits = ["--timeout", str(PROCESSOR_SECONDS), "--mem", "2G"]
+    words = ["grade", str(own.folder), "--out", str(own.out), "--lessons", "L3,L2", "--seed", str(SEED), *limits]
+    done = subprocess.run(
+        [sys.executable, "-m", "smoke", *words], cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False
     )
+    assert done.returncode == 0, done.stderr[-4000:]
+    yield own
     ALARM.unlink(missing_ok=True)
 
 
-def names(kind: str) -> list[str]:
-    """Return the names of one kind of examples."""
-    return [example.name for example in examples(Path("victim")) if example.kind == kind]
+def test_points_are_those_that_were_worked_for(graded: Graded) -> None:
+    rows = graded.rows()
+    points = {
+        name: tuple(int(rows[name, lesson][mode]) for lesson in ("L2", "L3") for mode in ("isolated", "cumulative"))
+        for name, _ in rows
+    }
+    assert points == POINTS
+    assert {row["points"] for (_, lesson), row in rows.items() if lesson == "all"} == {"200"}
+    for (_, lesson), row in rows.items():
+        assert lesson == "all" or row["reason"] or row["isolated"] == row["cumulative"] == row["points"], row
 
 
-ALL_NAMES = [example.name for example in examples(Path("victim"))]
+def test_a_crash_is_not_called_a_wrong_answer_and_nothing_handed_in_no_failure(graded: Graded) -> None:
+    for name, statuses in STATUSES.items():
+        assert {task_id: graded.status(name, task_id) for task_id in statuses} == statuses, name
+    rows = graded.rows()
+    assert rows["variant", "L2"]["status"] == "pass"
+    assert rows["variant", "L3"]["status"] == rows["nothing", "L2"]["status"] == "not handed in"
 
 
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_points_and_statuses(graded: Graded, name: str) -> None:
-    """Every submission gets exactly the points that it has worked for, and a crash is not called a wrong answer."""
-    example = graded.students[name]
-    for lesson in load_manifest().written:
-        row = graded.row(name, lesson.id)
-        got = (int(row["isolated"]), int(row["cumulative"]))
-        for column, wanted in (("isolated", example.isolated), ("cumulative", example.cumulative)):
-            if wanted.get(lesson.id) is not None:
-                assert int(row[column]) == wanted[lesson.id], (name, lesson.id, column, row["reason"], row["notes"])
-        assert got[1] <= got[0] or got[0] == got[1], "own modules cannot be worth more than the reference's"
-        assert row["reason"] or got == (100, 100), f"{name}, {lesson.id}: points are missing without a reason"
-    for task_id, status in example.status.items():
-        assert graded.task(name, task_id)[0] == status, graded.report(name)[:3000]
+def test_the_report_speaks_like_the_student_command(graded: Graded) -> None:
+    report = graded.report("mistaken")
+    for words in ("expected", "got", "checked", "lessons/L2_attention/C_", f"seed: {SEED}", "network: "):
+        assert words in report
 
 
-@pytest.mark.parametrize("name", names("mistaken"))
-def test_pitfalls_cost_their_task_and_are_named(graded: Graded, name: str) -> None:
-    """A pitfall of the bank costs points in its own lesson, and the report names it as the likely cause."""
-    pitfall_id = name.removeprefix("pitfall-")
-    lesson_id = f"L{pitfall_id[1]}"
-    assert 0 < int(graded.row(name, lesson_id)["isolated"]) < 100
-    assert pitfall_id in graded.report(name)
-    assert f"L{pitfall_id[1]}_" in graded.report(name), "the section to read is named"
-
-
-@pytest.mark.parametrize("name", names("hostile"))
-def test_attacks_earn_nothing(graded: Graded, name: str) -> None:
-    assert [int(graded.row(name, lesson)["isolated"]) for lesson in ("L1", "L2", "L3", "all")] == [0, 0, 0, 0]
-    assert [int(graded.row(name, lesson)["cumulative"]) for lesson in ("L1", "L2", "L3", "all")] == [0, 0, 0, 0]
-    assert json.loads((graded.out / "students" / name / "results.json").read_text())["score"] == 0
-
-
-def test_attacks_leave_the_machine_as_it_was(graded: Graded) -> None:
-    """Nothing outside a candidate's folder was written: not by Python, not past it, not by a pickle."""
+def test_an_attack_leaves_the_machine_as_it_was(graded: Graded) -> None:
+    """Nothing outside a candidate's folder was written: not by Python, not past it."""
     assert graded.victim.read_text() == "untouched"
     assert not ALARM.exists()
     assert not list(Path("/tmp").glob("smoke-*/smoke-attack*"))
     assert not [path for part in ("smoke", "mini_engine") for path in (ROOT / part).rglob("smoke-attack*")]
 
 
-def test_nothing_is_left_running(graded: Graded) -> None:
-    """Children that fled to sessions of their own are gone. Their user alone shows whose they were."""
-    if os.geteuid() == 0:
-        users = {FIRST_UID, FIRST_UID + 1}
-        assert not [pid for pid in Path("/proc").glob("[0-9]*") if owner(pid) in users]
-    assert "left 20 processes behind" in graded.row("hostile-forks", "L1")["notes"]
-
-
-def owner(process: Path) -> int | None:
-    """Return a process's user, ``None`` if it has just ended."""
-    try:
-        return process.stat().st_uid
-    except OSError:
-        return None
-
-
 def test_attempts_are_reported(graded: Graded) -> None:
+    rows, page = graded.rows(), (graded.out / "matrix.md").read_text()
     wanted = {
-        "hostile-theft": "refused: reading",
-        "hostile-writing": "refused: writing",
-        "hostile-oracle": "model.py imports transformers.models.qwen3",
-        "hostile-patch": "model.py imports smoke.framework.compare",
-        "honest-top": "13 of 13 longer functions are the reference's own",
+        ("hostile", "L2"): ("refused: writing", "refused: starting a program", "refused: the C library"),
+        ("hostile", "L3"): ("driver.py imports transformers.models",),
+        ("top", "L2"): ("longer functions are the reference's own",),
     }
-    for name, words in wanted.items():
-        assert words in graded.row(name, "L1")["notes"], name
-        assert words in (graded.out / "matrix.md").read_text(), name
-    assert "refused: starting a program" in graded.row("hostile-writing", "L1")["notes"]
-    assert "refused: the C library" in graded.row("hostile-writing", "L1")["notes"]
+    for key, notes in wanted.items():
+        for words in notes:
+            assert words in rows[key]["notes"], key
+            assert words in page, key
+    for file in ("conftest.py", "torch.py"):
+        assert f"`{file}`" in graded.report("hostile"), "it is no file of the manifest, so it was not run"
 
 
-def test_the_child_holds_no_expected_values(graded: Graded) -> None:
-    """The hunter looked through caches, files and variables of its process, and printed what it found."""
-    record = json.loads((graded.out / "records" / "hostile-hunt" / "L1.json").read_text())
-    hunted = record["modes"]["isolated"]["log"].partition("hunted: ")[2].splitlines()[0].split("; ")
-    assert hunted, "the hunter must have been heard"
-    caches = {item for item in hunted if item.startswith("cache ")}
-    allowed = {"cache smoke.framework.manifest.load_manifest", "cache smoke.framework.check.all_checks"}
-    assert caches <= allowed, "no oracle may have been asked before the candidate runs"
-    files = {item for item in hunted if item.startswith("file ")}
-    assert files <= {"file log.txt", "file stack.txt"}
-    secrets = {item for item in hunted if item.startswith("variable ")}
-    assert secrets.isdisjoint({"variable SMOKE_CONFINEMENT"})
-
-
-def test_files_outside_the_manifest_are_listed_and_not_run(graded: Graded) -> None:
-    report = graded.report("hostile-conftest")
-    for file in ("conftest.py", "sitecustomize.py", "torch.py"):
-        assert f"`{file}`" in report
-    assert "is no regular file" in graded.report("broken-link")
-    assert "512 KiB" in graded.report("broken-bomb")
-    assert "cannot be read" in graded.report("broken-zip")
-    assert "UTF-8" in graded.report("broken-bytes")
-
-
-def test_a_wrong_early_lesson_blocks_the_later_ones(graded: Graded) -> None:
-    """Cumulative, L2 stands on the student's L1; the report says so instead of calling L2 wrong."""
-    assert graded.row("broken-first", "L2")["isolated"] == "100"
-    assert graded.task("half-l1", "L3.B")[:2] == ["pass", "blocked"]
-
-
-def test_the_report_speaks_like_the_student_command(graded: Graded) -> None:
-    report = graded.report("pitfall-P1-A1")
-    for words in ("expected", "got", "checked", "lessons/L1_model/A_rmsnorm.md", "seed: 7", "network: "):
-        assert words in report
-
-
-def test_results_json_is_gradescopes(graded: Graded) -> None:
-    """Each test has the fields that Gradescope reads, and the scores add up to the total."""
-    for name in ("honest-top", "half-l1", "hostile-memory"):
+def test_every_student_stands_in_the_pages_and_in_gradescopes_file(graded: Graded) -> None:
+    rows, page = graded.rows(), (graded.out / "matrix.md").read_text()
+    assert "## The commonest failures" in page
+    for name in POINTS:
+        assert f"[{name}](students/{name}/report.md)" in page
         results = json.loads((graded.out / "students" / name / "results.json").read_text())
+        assert str(results["score"]) == rows[name, "all"]["isolated"]
         assert results["score"] == sum(test["score"] for test in results["tests"])
-        assert sum(test["max_score"] for test in results["tests"]) == 100 * LESSONS
+        assert sum(test["max_score"] for test in results["tests"]) == 200
         for test in results["tests"]:
             assert {"name", "score", "max_score", "output", "visibility"} <= set(test)
-        assert str(results["score"]) == graded.row(name, "all")["isolated"]
 
 
-def test_junit_counts(graded: Graded) -> None:
-    """Every student has a case per check and mode, and a skipped or blocked one is never without its mark."""
-    root = ElementTree.parse(graded.out / "junit.xml").getroot()
-    suites = {suite.get("name"): suite for suite in root}
-    assert set(suites) == set(ALL_NAMES)
-    for name, suite in suites.items():
-        assert len(suite) == 2 * len(all_checks()), name
-    marked = {str(case.get("name"))[:2] for case in suites["honest-top"] if len(case)}
-    assert marked == {lesson.id for lesson in load_manifest().written} - set(FULL), "lessons that it does not hand in"
-    assert all(len(case) == 1 for case in suites["half-nothing"])
-
-
-def test_the_matrix_shows_everybody(graded: Graded) -> None:
-    page = (graded.out / "matrix.md").read_text()
-    for name in ALL_NAMES:
-        assert f"[{name}](students/{name}/report.md)" in page
-    assert "## The commonest failures" in page
-    assert all(f'"name": "{name}"' in (graded.out / "matrix.html").read_text() for name in ALL_NAMES)
-
-
-def test_students_with_the_same_functions_are_named(graded: Graded) -> None:
-    """Nearly all of this class is the reference's; the mistaken ones share nothing that is not."""
-    with (graded.out / "pairs.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert all(row["student"] < row["other"] and row["functions"] for row in rows)
-    page = (graded.out / "matrix.md").read_text()
-    assert "## Alike" in page
-    assert not rows or f"{rows[0]['student']} and {rows[0]['other']}: " in page
-
-
-def test_single_lessons_are_graded_alone(graded: Graded, tmp_path: Path) -> None:
-    """The points are those of the chosen lessons, and what was not handed in is not a failure."""
-    folder = tmp_path / "submissions"
-    folder.mkdir()
-    chosen = [graded.students[name] for name in ("wheat-L2", "half-nothing")]
-    write_examples(folder, chosen)
-    done = command(folder, tmp_path / "report", "--lessons", "L2,L1", "--jobs", "1", "--seed", str(SEED))
-    assert done.returncode == 0, done.stderr[-4000:]
-    with (tmp_path / "report" / "grades.csv").open(newline="") as stream:
-        rows = {(row["student"], row["lesson"]): row for row in csv.DictReader(stream)}
-    assert len(rows) == 2 * 3
-    assert (rows["wheat-L2", "all"]["points"], rows["wheat-L2", "all"]["isolated"]) == ("200", "100")
-    assert rows["wheat-L2", "L2"]["status"] == "pass"
-    assert rows["wheat-L2", "L1"]["status"] == rows["half-nothing", "L2"]["status"] == "not handed in"
+def test_a_rerun_runs_nothing_again(graded: Graded) -> None:
+    """The same seed and the same files: no record is written anew, and the reports are the same."""
+    times = {path: path.stat().st_mtime_ns for path in (graded.out / "records").rglob("*.json")}
+    assert len(times) == 2 * len(POINTS)
+    before = (graded.out / "grades.csv").read_text()
+    grade_command(graded.folder, graded.out, timeout=PROCESSOR_SECONDS, seed=str(SEED), lessons="L2,L3")
+    assert [path for path, written in times.items() if path.stat().st_mtime_ns != written] == []
+    assert (graded.out / "grades.csv").read_text() == before
 
 
 @pytest.fixture(scope="module")
@@ -262,24 +222,17 @@ def worker() -> Iterator[Worker]:
         yield own
 
 
-@pytest.mark.parametrize("lesson_id", [lesson.id for lesson in load_manifest().written if lesson.id not in NOTHING])
+@pytest.mark.parametrize("lesson_id", ["L4", "L5", "L6", "L7", "L8", "L9"])
 def test_the_reference_passes_where_a_lesson_is_graded(
     worker: Worker, lesson_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the lessons that nobody hands in here. Those of L8 are interpreted for a minute: its first task is enough."""
+    """What a task's checks need is there: the first of each is tried, of L8, which is interpreted, that of one task.
+
+    The command itself tries all checks of a lesson before it grades, and L1 is run whole among the attacks.
+    """
     lesson = load_manifest().lesson(lesson_id)
-    checks = [check for check in checks_of([lesson]) if lesson_id != "L8" or check.task_id == "L8.A"]
+    tasks = lesson.tasks[:1] if lesson_id == "L8" else lesson.tasks
+    checks = [next(check for check in checks_of([lesson]) if check.task_id == task.id) for task in tasks]
     monkeypatch.setattr("smoke.grade.worker.checks_of", lambda lessons: checks)
     proof = worker.run_reference(lesson, SEED)
     assert [result.status for result in proof.results] == ["pass"] * len(checks), proof.results
-
-
-def test_a_rerun_runs_nothing_again(graded: Graded) -> None:
-    """The same seed and the same files: no record is written anew, and the reports are the same."""
-    times = {path: path.stat().st_mtime_ns for path in (graded.out / "records").rglob("*.json")}
-    assert len(times) == LESSONS * len(ALL_NAMES)
-    before = (graded.out / "grades.csv").read_text()
-    again = command(graded.folder, graded.out, "--timeout", str(PROCESSOR_SECONDS), "--mem", "2G", "--seed", str(SEED))
-    assert again.returncode == 0, again.stderr[-2000:]
-    assert [path for path, written in times.items() if path.stat().st_mtime_ns != written] == []
-    assert (graded.out / "grades.csv").read_text() == before

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from smoke.framework.check import Check, checks_of
 from smoke.framework.manifest import ENGINE, ROOT, load_manifest
-from smoke.grade.authorship import examine
 from smoke.grade.landlock import LANDLOCK_CREATE, libc
 from smoke.grade.submissions import Submission
 from smoke.grade.syscalls import CALLS, MACHINES, filter_program
@@ -177,6 +177,79 @@ def rms_norm(x, weight, eps):
     return x
 """
 
+# Attacks that change the process or leave something behind ------------------------------------------------------------
+
+PATCHES = """
+import numpy, smoke.framework.compare, smoke.framework.check
+
+def _same(*arguments, **options):
+    return True
+
+for module in (torch, numpy):
+    for name in ("equal", "allclose", "array_equal", "isclose"):
+        setattr(module, name, _same)
+torch.Tensor.__eq__ = torch.Tensor.equal = torch.Tensor.allclose = _same
+smoke.framework.compare.differences = smoke.framework.compare.tensor_difference = lambda *arguments, **options: []
+smoke.framework.check.judge = lambda check, seed, values, seconds=0.0: smoke.framework.check.Result(check.id, "pass")
+
+def rms_norm(x, weight, eps):
+    return x
+"""
+
+COLLECTED = """
+import gc
+
+def rms_norm(x, weight, eps):
+    for other in gc.get_objects():
+        if isinstance(other, torch.Tensor) and other.shape == x.shape and other is not x:
+            return other
+    return x
+"""
+
+AT_EXIT = """
+import atexit, json, pathlib, threading, time
+def _rewrite():
+    for file in pathlib.Path(".").glob("*.json"):
+        try:
+            file.write_text(json.dumps({"status": "pass", "score": 100, "values": {}, "seconds": 0}))
+        except OSError:
+            pass
+def _again():
+    for _ in range(200):
+        _rewrite()
+        time.sleep(0.01)
+atexit.register(_rewrite)
+threading.Thread(target=_again, daemon=True).start()
+"""
+
+MEMORY = """
+def rms_norm(x, weight, eps):
+    return torch.ones(5 * 2**30, dtype=torch.float32)[: x.shape[-1]] * x
+"""
+
+FORKS = """
+import os, time
+for _ in range(20):
+    try:
+        _pid = os.fork()
+    except OSError:
+        break
+    if _pid == 0:
+        os.setsid()
+        time.sleep(300)
+        os._exit(0)
+"""
+
+DEPTH = """
+import os
+_deepest = os.open(".", os.O_RDONLY)
+for _ in range(1500):
+    os.mkdir("x", dir_fd=_deepest)
+    _deeper = os.open("x", os.O_RDONLY, dir_fd=_deepest)
+    os.close(_deepest)
+    _deepest = _deeper
+"""
+
 ATTACKS = {
     "ctypes": READ_BY_CTYPES,
     "torch.from_file": READ_BY_TORCH,
@@ -195,6 +268,10 @@ ATTACKS = {
     "frames": FRAMES,
     "spec": SPEC,
     "verdict": VERDICT,
+    "patches": PATCHES,
+    "collected": COLLECTED,
+    "at exit": AT_EXIT,
+    "memory": MEMORY,
 }
 
 
@@ -213,11 +290,6 @@ def run(worker: Worker, code: str, files: dict[str, str] | None = None) -> ModeR
 def passed(mode: ModeRun) -> list[str]:
     """Return the checks that passed."""
     return [result.check_id for result in mode.results if result.passed]
-
-
-def earned(mode: ModeRun) -> set[str]:
-    """Return the tasks whose checks all passed."""
-    return {task.id for task in L1.tasks} - {r.check_id.rpartition(".")[0] for r in mode.results if not r.passed}
 
 
 def test_the_right_answer_passes_and_is_not_noted(worker: Worker) -> None:
@@ -239,20 +311,30 @@ def test_attacks_earn_nothing(worker: Worker, name: str) -> None:
 
 
 def test_only_the_probes_of_the_lesson_are_there(worker: Worker) -> None:
-    """What the process holds of the course: no verdict, no expectation, no library that computes the answer."""
+    """What the process holds of the course: no verdict, no expectation, no library that computes the answer.
+
+    Nor does it hold what an oracle was asked before, in a cache or a file, or a variable that tells of the grader.
+    """
     code = """
-import json, sys
+import json, os, pathlib, sys
 _found = [f"{name}.{own}" for name, module in sorted(sys.modules.items()) for own in vars(module)
           if name.startswith(("smo" + "ke.checks.", "smo" + "ke.framework.rows", "smo" + "ke.framework.compare"))]
 _found = [name for name in _found if ".__" not in name]
 _found += [name for name in sys.modules if "modeling_qwen3" in name or name.startswith("mini_engine.kernels")]
-print("found: " + json.dumps(_found))
+_held = [value for module in list(sys.modules.values()) for value in vars(module).values()]
+_caches = [f"{own.__module__}.{own.__qualname__}" for own in _held if type(own).__name__ == "_lru_cache_wrapper"
+           and (own.__module__ or "").startswith("smo" + "ke") and own.cache_info().currsize]
+_folders = {os.getcwd(), os.environ.get("HOME", "."), os.environ.get("TMPDIR", ".")}
+_files = [path.name for folder in _folders for path in pathlib.Path(folder).rglob("*") if path.is_file()]
+print("found: " + json.dumps([_found, _caches, _files, list(os.environ)]))
 """
-    mode = run(worker, code)
-    found = json.loads(mode.log.partition("found: ")[2].splitlines()[0])
+    found, caches, files, variables = json.loads(run(worker, code).log.partition("found: ")[2].splitlines()[0])
     assert [name for name in found if not name.startswith("smoke.checks.l1.")] == []
     assert [name for name in found if name.endswith(("_peer", "_spec", "_verdict", ".bitwise", ".REGISTRY"))] == []
     assert [name for name in found if name.endswith(".norm_inputs")], "what the probes need is there"
+    assert set(caches) <= {"smoke.framework.manifest.load_manifest", "smoke.framework.check.all_checks"}
+    assert set(files) <= {"log.txt", "stack.txt"}
+    assert "SMOKE_CONFINEMENT" not in variables
 
 
 def test_no_source_and_no_graded_function_lies_in_the_view(worker: Worker) -> None:
@@ -268,15 +350,6 @@ print("found: " + json.dumps([os.path.join(place, name) for place, _, names in o
     assert "config.pyc" in names
     assert not [name for name in names if name.endswith(".py")]
     assert names.isdisjoint({"model.pyc", "attention/dense.pyc", "driver.pyc", "kernels/rms_norm.pyc"})
-
-
-def test_what_reaches_into_the_interpreter_is_withheld() -> None:
-    for name in ("ctypes", "three lines", "emptied finder", "library", "peer", "frames", "verdict", "torch.from_file"):
-        found = examine(Submission("mallory", {"model.py": "import torch\n" + ATTACKS[name]}), L1)
-        assert found.withheld, name
-    for file in sorted({file for lesson in load_manifest().written for file in lesson.files}):
-        lesson = next(lesson for lesson in load_manifest().written if file in lesson.files)
-        assert examine(Submission("ada", {file: (ENGINE / file).read_text()}), lesson).withheld == "", file
 
 
 # Notes ----------------------------------------------------------------------------------------------------------------
@@ -323,7 +396,7 @@ for _fd in range(3, 64):
     assert run(worker, code).notes == ("wrote into the pipe of the grader's notes",)
 
 
-# Time and disk --------------------------------------------------------------------------------------------------------
+# Time, disk and processes ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -335,33 +408,46 @@ def test_a_loop_costs_its_own_task_alone(worker: Worker, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(worker, "limited", shortened)
     names = ("rms_norm", "rotary_frequencies", "rotary_table", "apply_rotary")
-    broken = {
-        kind: "".join(f"\ndef {name}(*arguments):\n    {body}\n" for name in names)
-        for kind, body in {"loops": "while True: pass", "raises": "raise ValueError"}.items()
-    }
-    modes = {kind: run(worker, code, reference("L1")) for kind, code in broken.items()}
-    assert earned(modes["loops"]) == earned(modes["raises"]) == {"L1.C", "L1.D"}
-    statuses = [r for r in modes["loops"].results if r.check_id.startswith(("L1.A.", "L1.B."))]
+    loops = "".join(f"\ndef {name}(*arguments):\n    while True: pass\n" for name in names)
+    mode = run(worker, loops, reference("L1"))
+    earned = {task.id for task in L1.tasks} - {r.check_id.rpartition(".")[0] for r in mode.results if not r.passed}
+    assert earned == {"L1.C", "L1.D"}
+    statuses = [r for r in mode.results if r.check_id.startswith(("L1.A.", "L1.B."))]
     assert {result.status for result in statuses} == {"timeout"}
     assert "no answer after 2 s of the processor; it was in model.py:" in statuses[0].detail
     assert statuses[0].detail.endswith(" in rms_norm: while True: pass")
     assert "of the same task" in statuses[1].detail
 
 
+FILES = "for _i in range(8):\n    open(str(_i), 'wb').write(bytes(4 << 20))\n"
+DELETED_FILES = """
+import os
+_streams = []
+for _i in range(8):
+    _streams.append(open(str(_i), 'wb'))
+    _streams[-1].write(bytes(4 << 20))
+    _streams[-1].flush()
+    os.remove(str(_i))
+"""
+
+
 @pytest.mark.parametrize(
-    "code",
-    [
-        "for _i in range(8):\n    open(str(_i), 'wb').write(bytes(4 << 20))\n",
-        "import os\n_streams = []\nfor _i in range(8):\n    _streams.append(open(str(_i), 'wb'))\n"
-        "    _streams[-1].write(bytes(4 << 20))\n    _streams[-1].flush()\n    os.remove(str(_i))\n",
-    ],
-    ids=["files", "deleted files"],
+    ("code", "words"),
+    [(FILES, "more than 16 MiB in files"), (DELETED_FILES, "more than 16 MiB in files"), (DEPTH, "folders 60 deep")],
+    ids=["files", "deleted files", "depth"],
 )
-def test_disk_is_limited_in_all(worker: Worker, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+def test_disk_is_limited_in_all(worker: Worker, monkeypatch: pytest.MonkeyPatch, code: str, words: str) -> None:
     monkeypatch.setattr(worker.runner, "disk", 16 << 20)
     mode = run(worker, f"{code}\nimport time\ntime.sleep(20)\n")
     assert {result.status for result in mode.results} == {"crashed"}
-    assert "it kept more than 16 MiB in files" in mode.results[0].detail
+    assert words in mode.results[0].detail
+
+
+def test_processes_that_fled_to_sessions_of_their_own_are_ended(worker: Worker) -> None:
+    """Their user alone shows whose they were."""
+    assert "left 20 processes behind" in " ".join(run(worker, FORKS).notes)
+    if (uid := worker.confinement.uid) is not None:
+        assert not [process for process in psutil.process_iter(["uids"]) if process.info["uids"].real == uid]
 
 
 def test_memory_in_the_form_of_a_file_is_refused(worker: Worker) -> None:

@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from smoke.course.starter import functions_of
 from smoke.framework.check import Failure, Result, checks_of
 from smoke.framework.manifest import ENGINE, ROOT, Lesson, load_manifest
 from smoke.grade import confinement
@@ -28,7 +29,7 @@ from smoke.grade.command import choose_lessons, parse_size
 from smoke.grade.confinement import PROCESSES
 from smoke.grade.documents import fenced, gradescope, one_line, report, write_csv, write_junit
 from smoke.grade.gradebook import run_safely
-from smoke.grade.guard import Notes, read_notes
+from smoke.grade.guard import Notes
 from smoke.grade.landlock import LANDLOCK_CREATE, libc
 from smoke.grade.likeness import pairs
 from smoke.grade.matrix import page, write_matrix
@@ -88,17 +89,16 @@ def write_submission(place: Path, name: str, files: dict[str, bytes], form: str)
 
 
 @pytest.mark.parametrize("prefix", LAYOUTS)
-@pytest.mark.parametrize("form", ["folder", "zip", "tar", "tar.gz", "tgz"])
+@pytest.mark.parametrize("form", ["folder", "zip", "tar", "tgz"])
 def test_files_are_found_wherever_students_put_them(tmp_path: Path, prefix: str, form: str) -> None:
     write_submission(tmp_path, "ada", coded({"attention/pool.py": "POOL", "driver.py": "DRIVER"}, prefix), form)
     (submission,) = read_submissions(tmp_path)
     assert submission == Submission("ada", {"attention/pool.py": "POOL", "driver.py": "DRIVER"})
 
 
-@pytest.mark.parametrize("form", ["folder", "zip", "tar.gz"])
-def test_what_lies_beside_the_folder_hides_nothing(tmp_path: Path, form: str) -> None:
+def test_what_lies_beside_the_folder_hides_nothing(tmp_path: Path) -> None:
     others = {"README.md": b"", "essay.pdf": b"%PDF", ".vscode/settings.json": b"{}", "Thumbs.db": b"\0"}
-    write_submission(tmp_path, "ada", {"hw1/driver.py": b"DRIVER", **others}, form)
+    write_submission(tmp_path, "ada", {"hw1/driver.py": b"DRIVER", **others}, "zip")
     (submission,) = read_submissions(tmp_path)
     assert submission.files == {"driver.py": "DRIVER"}
     assert set(submission.ignored) == {"README.md", "essay.pdf"}
@@ -134,11 +134,13 @@ def test_what_cannot_be_a_submission_is_one_with_the_reason(tmp_path: Path) -> N
     (tmp_path / "eve.zip").write_bytes(b"no zip")
     (tmp_path / "fay.tgz").write_bytes(gzip.compress(b"no tar"))
     os.mkfifo(tmp_path / "gus.zip")
+    write_submission(tmp_path, "hal", {"driver.py": b"\xff\xfe"}, "folder")
     found = {submission.name: submission for submission in read_submissions(tmp_path)}
-    assert list(found) == ["ada", "bob", "cid", "dan", "eve", "fay", "gus"]
+    assert list(found) == ["ada", "bob", "cid", "dan", "eve", "fay", "gus", "hal"]
     assert all(not submission.files and len(submission.faults) == 1 for submission in found.values())
     assert "none of its 1 files is a file of the course" in found["ada"].faults[0]
     assert "put the lesson's files into one" in found["bob"].faults[0]
+    assert "UTF-8" in found["hal"].faults[0]
 
 
 def test_folders_nested_deeper_than_python_can_follow(tmp_path: Path) -> None:
@@ -213,12 +215,7 @@ def test_many_entries_and_broken_names(tmp_path: Path) -> None:
     assert [submission.name for submission in found] == ["_1+1", "a_b_x_", "elsewhere", "loop"]
     assert len(found[1].ignored) == MAX_ENTRIES
     assert "links are not followed" in found[2].faults[0]
-
-
-def test_names_never_collide() -> None:
-    assert free_name("../../etc", set()) == "_.._etc"
     assert free_name("Ada", {"ada"}) == "Ada-2"
-    assert free_name("...", set()) == "unnamed"
 
 
 def test_no_submission_is_an_error(tmp_path: Path) -> None:
@@ -255,31 +252,18 @@ def test_what_the_grader_stumbles_over_stays_with_its_submission() -> None:
     assert worker.stopped == 1
 
 
-def test_source_that_cannot_be_walked_is_remarked() -> None:
-    deep = "def rms_norm(x):\n    return " + "-" * 3000 + "x\n"
-    found = examine(Submission("ada", {"model.py": deep}), load_manifest().lesson("L1"))
-    assert found.oracles == ()
-
-
 # Authorship ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_copy_is_recognised_under_other_names() -> None:
-    ours = ast.parse(
-        "def f(x, n):\n    'Say.'\n    total: int = 0  # why\n    for i in range(n): total += x[i]\n    return total"
-    ).body[0]
-    theirs = ast.parse("def f(a, m):\n    s = 0\n    for k in range(m):\n        s += a[k]\n    return s").body[0]
-    other = ast.parse("def f(a, m):\n    s = 1\n    for k in range(m):\n        s += a[k]\n    return s").body[0]
-    assert isinstance(ours, ast.FunctionDef)
-    assert isinstance(theirs, ast.FunctionDef)
-    assert isinstance(other, ast.FunctionDef)
-    assert normal_form(ours) == normal_form(theirs)
-    assert normal_form(ours) != normal_form(other)
+    form = "def f(a, m):\n    s = {}\n    for k in range(m):\n        s += a[k]\n    return s"
+    ours = "def f(x, n):\n    'Say.'\n    total: int = 0  # why\n    for i in range(n): total += x[i]\n    return total"
+    same, copied, other = (functions_of(ast.parse(text))["f"] for text in (ours, form.format(0), form.format(1)))
+    assert normal_form(same) == normal_form(copied)
+    assert normal_form(same) != normal_form(other)
 
 
-@pytest.mark.parametrize(
-    "lesson", [pytest.param(each, id=each.id, marks=[pytest.mark.slow] if each.id > "L3" else []) for each in LESSONS]
-)
+@pytest.mark.parametrize("lesson", LESSONS[:3], ids=lambda lesson: lesson.id)
 def test_the_reference_is_a_copy_and_a_starter_is_none(lesson: Lesson) -> None:
     copied = examine(Submission("ada", reference(lesson.id)), lesson)
     assert len(copied.copied) == copied.compared > 0
@@ -300,6 +284,7 @@ def test_the_reference_is_a_copy_and_a_starter_is_none(lesson: Lesson) -> None:
         "g = rms_norm.__globals__",
         "x = getattr(f, '__closure__')",
         "e.__traceback__.tb_frame.f_back",
+        "x = torch.from_file(name)",
     ],
 )
 def test_an_oracle_costs_the_points(line: str) -> None:
@@ -315,9 +300,10 @@ def test_words_about_an_oracle_cost_nothing() -> None:
     assert found.remarkable == ("driver.py imports gc",)
 
 
-@pytest.mark.parametrize("text", ["def f(:", "\0", "(" * 100_000, "x = " + "-" * 50_000 + "1"])
-def test_source_that_cannot_be_parsed_is_no_error(text: str) -> None:
-    assert examine(Submission("ada", {"driver.py": text}), load_manifest().lesson("L3")).copied == ()
+@pytest.mark.parametrize("text", ["def f(:", "\0", "(" * 100_000, *("x = " + "-" * n + "1" for n in (3000, 50_000))])
+def test_source_that_cannot_be_parsed_or_walked_is_no_error(text: str) -> None:
+    found = examine(Submission("ada", {"driver.py": text}), load_manifest().lesson("L3"))
+    assert found.copied == found.oracles == ()
 
 
 def test_pairs_of_submissions_that_share_functions() -> None:
@@ -334,7 +320,7 @@ def test_pairs_of_submissions_that_share_functions() -> None:
         "eve": starters("L1", "L3") | {"attention/dense.py": common.format("g", "h", "k")},
         "fay": starters("L1", "L3"),
     }
-    found = pairs([Submission(name, own_files) for name, own_files in files.items()], LESSONS)
+    found = pairs([Submission(name, own_files) for name, own_files in files.items()], LESSONS[:3])
     assert (found[0].first, found[0].second) == ("ada", "bob")
     assert set(found[0].functions) == {"driver.py:turn", "model.py:a"}
     assert {(pair.first, pair.second) for pair in found[1:]} == {
@@ -349,13 +335,6 @@ def test_pairs_of_submissions_that_share_functions() -> None:
 
 
 # Scores -------------------------------------------------------------------------------------------------------------
-
-
-def test_everything_passed() -> None:
-    student = scored({})
-    assert points(student, "isolated") == points(student, "cumulative") == [100] * len(LESSONS)
-    assert student.total("isolated") == (TOTAL, TOTAL)
-    assert all(score.reason == "" for score in student.scores)
 
 
 @pytest.mark.parametrize("status", ["fail", "blocked", "timeout", "crashed", "not-implemented", "skipped"])
@@ -406,7 +385,8 @@ def test_records_hold_until_something_changes(tmp_path: Path) -> None:
     records.save(ada, lesson, {"isolated": run, "cumulative": run})
     assert records.load(ada, lesson) == {"isolated": run, "cumulative": run}
     assert records.load(Submission("ada", {"model.py": "MODEL", "driver.py": "OTHER"}), lesson), "L1 knows no driver"
-    assert records.load(Submission("ada", {"model.py": "OTHER"}), lesson) is None
+    for files in ({"model.py": "OTHER"}, {"model.py": ""}, {}):
+        assert records.load(Submission("ada", files), lesson) is None
     assert records.load(ada, later) is None
     assert Records(tmp_path, "5", {"timeout": 60}).load(ada, lesson)
     assert Records(tmp_path, "6", {"timeout": 60}).load(ada, lesson) is None
@@ -415,24 +395,13 @@ def test_records_hold_until_something_changes(tmp_path: Path) -> None:
     assert records.load(ada, lesson) is None, "half a record is none"
 
 
-def test_an_empty_file_is_not_a_missing_one() -> None:
-    assert Submission("ada", {"model.py": ""}).digest(("model.py",)) != Submission("ada", {}).digest(("model.py",))
-    assert Submission("ada", {"model.py": "missing"}).digest(("model.py",)) != Submission("ada", {}).digest(
-        ("model.py",)
-    )
-
-
 def test_auto_draws_a_seed_and_keeps_it_until_the_run_is_finished(tmp_path: Path) -> None:
     first = Records(tmp_path, "auto", {})
     again = Records(tmp_path, "auto", {})
     assert (again.seed, again.resumed) == (first.seed, True)
     again.mark(finished=True)
-    seeds = set()
-    for _ in range(5):
-        fresh = Records(tmp_path, "auto", {})
-        assert not fresh.resumed
-        fresh.mark(finished=True)
-        seeds.add(fresh.seed)
+    assert not Records(tmp_path, "auto", {}).resumed
+    seeds = {Records(tmp_path / name, "auto", {}).seed for name in "abcd"}
     assert len(seeds) > 1, "a fresh run draws a fresh seed"
     with pytest.raises(ValueError, match="--seed x"):
         Records(tmp_path, "x", {})
@@ -474,10 +443,6 @@ def only_first_handed_in() -> StudentScore:
 def test_a_lesson_that_was_not_handed_in_is_no_failure(tmp_path: Path) -> None:
     student = only_first_handed_in()
     assert student.total("isolated") == (100, 200)
-    write_csv(tmp_path / "grades.csv", [student])
-    rows = [line.split(",") for line in (tmp_path / "grades.csv").read_text().splitlines()]
-    assert [row[5] for row in rows] == ["status", "pass", "not handed in", "incomplete"]
-    assert "not handed in: L2" in rows[3][6]
     assert "| not handed in | | 100 |" in report(student, [])
     write_junit(tmp_path / "junit.xml", [student])
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
@@ -518,14 +483,14 @@ def test_sizes() -> None:
 # The guard ----------------------------------------------------------------------------------------------------------
 
 
-def rules(tmp_path: Path, *trees: Path) -> tuple[Callable[..., str | None], Callable[[], list[str]]]:
-    """Return the decision about an event of a candidate that may write to ``tmp_path/own``, and its notes so far."""
+def rules(tmp_path: Path, *trees: Path) -> Callable[..., str | None]:
+    """Return the decision about an event of a candidate that may write to ``tmp_path/own``."""
     notes = Notes()
     own = tmp_path / "own"
     own.mkdir()
     readable = [str(path) for path in (own, *trees)]
     decide = Decider(notes.writer, notes.key, str(own), readable, readable).decide
-    return lambda event, *args: decide(event, args), notes.read
+    return lambda event, *args: decide(event, args)
 
 
 def test_the_hook_knows_where_a_path_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,7 +498,7 @@ def test_the_hook_knows_where_a_path_leads(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "secret.txt").touch()
     (tmp_path / "tree" / "fair.txt").touch()
     (tmp_path / "tree" / "link.txt").symlink_to("../secret.txt")
-    decide, _ = rules(tmp_path, tmp_path / "tree")
+    decide = rules(tmp_path, tmp_path / "tree")
     monkeypatch.chdir(tmp_path / "own")
     for path in ("../tree/fair.txt", str(tmp_path / "tree" / "fair.txt"), "new.txt", b"../tree", "../not there"):
         assert decide("open", path, "r", 0) is None, path
@@ -550,7 +515,7 @@ def test_the_hook_resolves_a_path_from_every_open_folder(tmp_path: Path, monkeyp
     """``os.open`` does not tell its hook which folder a relative path starts from."""
     (tmp_path / "deep" / "tree").mkdir(parents=True)
     (tmp_path / "secret.txt").touch()
-    decide, _ = rules(tmp_path, tmp_path / "deep" / "tree")
+    decide = rules(tmp_path, tmp_path / "deep" / "tree")
     monkeypatch.chdir(tmp_path / "own")
     assert decide("open", "../../secret.txt", None, os.O_RDONLY) is None, "there is no such file from here"
     folder = os.open(tmp_path / "deep" / "tree", os.O_RDONLY)
@@ -560,19 +525,6 @@ def test_the_hook_resolves_a_path_from_every_open_folder(tmp_path: Path, monkeyp
         assert decide("os.remove", "own.txt", -1) is None
     finally:
         os.close(folder)
-
-
-def test_notes_are_told_from_everything_else(tmp_path: Path) -> None:
-    decide, read = rules(tmp_path)
-    decide("os.system", "true")
-    for number in range(3000):
-        decide("os.rename", f"/elsewhere/{number}", "x", -1, -1)
-    notes = read()
-    assert notes[0] == "refused: starting a program (os.system)"
-    assert [note for note in notes if note.startswith("refused: changing …, ")]
-    assert len(notes) < 10
-    data = b'key"a"\nkey"a"\n[guard] refused: b\nkey"c"\n'
-    assert read_notes(data, "key") == ["a", "c", "wrote into the pipe of the grader's notes"]
 
 
 # Confinement --------------------------------------------------------------------------------------------------------
@@ -632,25 +584,6 @@ def test_processes_are_limited_without_root_where_they_are_counted_anew(kernel: 
     assert int(fits) == PROCESSES, "this test's user has too many processes of its own"
     is_counted_anew = has_own_users == "True" and kernel == "this" and confinement.kernel() >= (5, 14)
     assert int(limited) == (PROCESSES - 1 if is_counted_anew else PROCESSES)
-
-
-def test_orphans_of_any_session_are_ended() -> None:
-    """A server that forks a process which flees to its own session gets it back and ends it."""
-    code = (
-        "import os, sys, time; sys.path.insert(0, sys.argv[1]); from smoke.grade import server\n"
-        "server.libc().prctl(server.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    for _ in range(3):\n"
-        "        if os.fork() == 0:\n"
-        "            os.setsid(); time.sleep(100)\n"
-        "    os._exit(0)\n"
-        "os.waitpid(pid, 0); print(server.end_orphans(), server.end_orphans())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout.split() == ["3", "0"], done.stderr
 
 
 def test_what_outlived_its_server_is_ended(tmp_path: Path) -> None:

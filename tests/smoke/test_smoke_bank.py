@@ -58,6 +58,8 @@ def test_a_stale_or_careless_pitfall_is_refused(change, names):
     try_edit("pitfall P9", parse_pitfall(GOOD).edit)
     with pytest.raises(ValueError, match=names):
         try_edit("pitfall P9", parse_pitfall(GOOD | change).edit)
+    with pytest.raises(ValueError, match="source"):
+        parse_pitfall({key: value for key, value in GOOD.items() if key != "source"})
 
 
 def test_a_changed_engine_makes_the_bank_wrong_and_leaves_students_their_suggestions(tmp_path, monkeypatch):
@@ -72,29 +74,15 @@ def test_a_changed_engine_makes_the_bank_wrong_and_leaves_students_their_suggest
         load_pitfalls()
 
 
-def test_a_pitfall_without_a_source_is_refused():
-    with pytest.raises(ValueError, match="source"):
-        parse_pitfall({key: value for key, value in GOOD.items() if key != "source"})
-
-
-def test_a_wheat_with_a_stale_edit_is_refused():
+def test_a_wheat_with_a_stale_edit_or_an_id_that_is_taken_is_refused():
     wheat = {"id": "W9", "lesson": "L2", "title": "t", "why": "w", "at": "attention/allocator.py:pages_needed"}
     parse_wheat(wheat | {"find": GOOD["find"], "replace": GOOD["find"]})
     with pytest.raises(ValueError, match="0 times"):
         parse_wheat(wheat | {"find": "gone", "replace": ""})
     with pytest.raises(ValueError, match="replace"):
         parse_wheat(wheat | {"find": GOOD["find"]})
-
-
-def test_ids_are_unique():
     with pytest.raises(ValueError, match="P9"):
         bank.refuse_doubles(["P8", "P9", "P9"])
-
-
-def test_an_edit_replaces_exactly_its_text():
-    text = Edit.at(GOOD["at"], GOOD["find"], GOOD["replace"]).apply()
-    assert GOOD["replace"] in text
-    assert GOOD["find"] not in text
 
 
 @pytest.mark.parametrize(
@@ -127,12 +115,12 @@ def test_an_edit_does_not_find_other_words(tmp_path, monkeypatch, text):
 
 def test_what_passed_rules_pitfalls_out():
     """Two students were led astray by suggestions whose other checks had passed."""
-    found = 0
-    for pitfall in load_pitfalls():
+    found, pitfalls = 0, load_pitfalls()[::4]
+    for pitfall in pitfalls:
         lesson = {check_id for check_id in all_checks() if check_id.startswith(pitfall.lesson_id + ".")}
         passed = lesson - set(pitfall.killed_by)
         suggested = [bank.fitting_pitfalls(check_id, passed) for check_id in pitfall.killed_by]
         assert all(passed.isdisjoint(other.killed_by) for others in suggested for other in others)
         found += any(pitfall in others[:3] for others in suggested)
-    assert found / len(load_pitfalls()) > 0.85
+    assert found / len(pitfalls) > 0.85
     assert bank.fitting_pitfalls(pitfall.killed_by[0], lesson) == []

@@ -16,7 +16,6 @@ from smoke.runner.runner import Candidate, Run, Runner, Watch
 ALLOCATOR = (ENGINE / "attention/allocator.py").read_text()
 MODEL = (ENGINE / "model.py").read_text()
 L2A = [check for check in all_checks().values() if check.task_id == "L2.A"]
-L1A = [check for check in all_checks().values() if check.task_id in ("L1.A", "L1.B")]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,10 @@ def broken_needed(body):
 
 
 def test_the_reference_passes(runner):
-    assert set(statuses(runner.run(Candidate("reference"), L2A)).values()) == {"pass"}
+    heard = []
+    outcome = runner.run(Candidate("reference"), L2A, report=lambda result: heard.append(result.check_id))
+    assert set(statuses(outcome).values()) == {"pass"}
+    assert heard == [check.id for check in L2A], "results are reported as they come"
 
 
 @pytest.mark.slow
@@ -99,11 +101,7 @@ def test_files_that_are_not_listed_are_never_imported(runner, candidate, tmp_pat
     (tmp_path / "conftest.py").write_text("raise RuntimeError('imported')")
     checks = [check for check in all_checks().values() if check.task_id == "L2.B"]
     assert set(statuses(runner.run(chosen, checks)).values()) == {"pass"}
-
-
-def test_nothing_is_written_beside_the_candidate(runner, candidate, tmp_path):
-    runner.run(candidate(allocator=ALLOCATOR), L2A)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["allocator.py", "attention"]
+    assert {path.name for path in tmp_path.rglob("*")} == {"attention", "allocator.py", "pool.py", "conftest.py"}
 
 
 @pytest.mark.slow
@@ -113,7 +111,6 @@ def test_nothing_is_written_beside_the_candidate(runner, candidate, tmp_path):
         ("import os; os._exit(0)", "exit status 0"),
         ("raise SystemExit(0)", "SystemExit"),
         ("def broken(:", "SyntaxError"),
-        ("import no_such_module", "no_such_module"),
         ("while True: pass", "longer than"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "exit status -11 (SIGSEGV:"),
     ],
@@ -130,14 +127,10 @@ def test_a_candidate_that_cannot_be_imported_is_said_to_be_so(runner, candidate,
     [
         ("import os; os._exit(0)", "crashed"),
         ("while True: pass", "timeout"),
-        ("raise RuntimeError('no')", "fail"),
         ("raise SystemExit(0)", "crashed"),
         ("raise NotImplementedError('L2.A: The page allocator')", "not-implemented"),
         ("raise NotImplementedError('L1.A: RMSNorm')", "blocked"),
-        ("raise NotImplementedError('later')", "fail"),
-        ("return num_tokens.no_such_thing", "fail"),
         ("return float('nan')", "fail"),
-        ("return '1'", "fail"),
         ("return object()", "fail"),
         ("return type('Liar', (int,), {'__eq__': lambda a, b: True, '__hash__': int.__hash__})(7)", "fail"),
     ],
@@ -225,21 +218,16 @@ def test_whatever_a_candidate_writes_the_next_one_is_judged_as_ever(runner, cand
 ANSWERS = [
     "",
     "[]",
-    "null",
-    '"x"',
     "{}",
-    '{"seconds": 1}',
-    '{"seconds": null, "values": {}}',
     "[" * 100_000,
+    '{"seconds": null, "values": {}}',
     '{"seconds": NaN, "values": {}}',
     '{"seconds": -1, "values": {}}',
-    '{"seconds": Infinity, "values": {}}',
     '{"seconds": 1' + "0" * 400 + ', "values": {}}',
     '{"seconds": 1' + "0" * 5000 + "}",
     '{"seconds": 1, "error": 3}',
     '{"seconds": 1, "values": 7}',
     '{"seconds": 1, "values": {"a": {"$tensor": []}}}',
-    '{"seconds": 1, "values": {"a": {"$tensor": {}}}}',
     "\udcff",
 ]
 
@@ -279,12 +267,6 @@ def test_what_a_candidate_prints_is_kept_apart(runner, candidate, capfd):
     assert '{"exit": 0}' in outcome.log
     assert set(statuses(outcome).values()) == {"pass"}
     assert capfd.readouterr().out == ""
-
-
-def test_results_are_reported_as_they_come(runner):
-    heard = []
-    runner.run(Candidate("reference"), L1A, report=lambda result: heard.append(result.check_id))
-    assert heard == [check.id for check in L1A]
 
 
 def test_another_seed_is_another_input(runner):
