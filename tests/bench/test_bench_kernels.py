@@ -48,9 +48,11 @@ class FakeDevice:
     """A device that works through a queue, and a host that takes its time to fill it. Both clocks are seconds."""
 
     def __init__(self, queueing, computing):
-        self.queueing, self.computing = queueing, computing
+        self.queueing = queueing
+        self.computing = computing
         self.host = self.device = 0.0
-        self.waits, self.calls = 0, []
+        self.waits = 0
+        self.calls = []
 
     def clock(self):
         return self.host
@@ -216,7 +218,8 @@ def test_a_cut_may_differ_in_one_token_of_a_row_and_changes_no_logit():
     expected = torch.tensor([[3.0, -torch.inf, 2.0, -torch.inf, 1.0]] * 2)
     one, two, changed = expected.clone(), expected.clone(), expected.clone()
     one[:, 1] = 0.5
-    two[0, 1], two[0, 4] = 0.5, -torch.inf
+    two[0, 1] = 0.5
+    two[0, 4] = -torch.inf
     changed[1, 2] = 2.5
     assert kernels_sampling.same_cut(one, expected, ()) is None
     assert "2 tokens" in kernels_sampling.same_cut(two, expected, ())

@@ -47,7 +47,8 @@ def test_rows_are_medians_of_ratios_within_a_round():
 
 
 def test_the_plain_peer_of_the_tree_finds_what_it_was_given():
-    known, numbers = {}, iter(range(1, 100))
+    known = {}
+    numbers = iter(range(1, 100))
     last = chain(known, list(range(64)), lambda: next(numbers))
     assert (last, chain(known, list(range(64)))) == (4, 4)
     assert chain(known, [*range(40), 7, *range(41, 64)]) == 2

@@ -265,7 +265,8 @@ def test_memory_is_what_open_and_serve_take(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_gap_at_the_first_difference(peer: Qwen3ForCausalLM, alone: list[list[int]]) -> None:
-    prompt, theirs = JOBS[2].prompt_ids, alone[2]
+    prompt = JOBS[2].prompt_ids
+    theirs = alone[2]
     with torch.inference_mode():
         logits = peer(torch.tensor([[*prompt, *theirs[:4]]])).logits[0, -1].double()
     for other in (0, 57):
@@ -295,7 +296,8 @@ def test_bench_serving_reports_every_system_and_ends_in_json(monkeypatch: pytest
     rows = {one["system"]: one for one in report["rows"]}
     assert list(rows) == ["transformers static", "transformers continuous", *serving.SYSTEMS]
     jobs = make_jobs("ragged", 3, 1024, 0.0, 0)
-    output, prompts = sum(job.new_tokens for job in jobs), sum(len(job.prompt_ids) for job in jobs)
+    output = sum(job.new_tokens for job in jobs)
+    prompts = sum(len(job.prompt_ids) for job in jobs)
     for name, one in rows.items():
         own = one["figures"]
         assert own["total_tokens_per_s"] / own["output_tokens_per_s"] == pytest.approx((output + prompts) / output)

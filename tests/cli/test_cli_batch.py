@@ -128,7 +128,8 @@ def write_requests(file, count, longest=1):
 @pytest.mark.slow
 @pytest.mark.parametrize("ordered", [[], ["--ordered"]])
 def test_an_interrupted_run_keeps_its_answers_and_goes_on(tmp_path, ordered):
-    file, output = write_requests(tmp_path / "requests.jsonl", COUNT, longest=4), tmp_path / "answers.jsonl"
+    file = write_requests(tmp_path / "requests.jsonl", COUNT, longest=4)
+    output = tmp_path / "answers.jsonl"
     process = command(file, "--output", output, *ordered)
     wait_for_lines(process, output, 50)
     process.send_signal(signal.SIGINT)
@@ -246,7 +247,8 @@ def test_what_is_not_an_answer_is_neither_cut_nor_gone_on_with(tmp_path):
 
 
 def test_answers_of_another_file_are_refused(tmp_path):
-    file, output = write_requests(tmp_path / "requests.jsonl", 3), tmp_path / "answers.jsonl"
+    file = write_requests(tmp_path / "requests.jsonl", 3)
+    output = tmp_path / "answers.jsonl"
     assert CliRunner().invoke(app, ["batch", str(file), "--output", str(output)]).exit_code == 0
     before = output.read_bytes()
     file.write_text("Once\n" * 3)

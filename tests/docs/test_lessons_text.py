@@ -116,7 +116,8 @@ def test_python_blocks_run_and_print_what_is_shown(reading):
     needs_interpreter(READINGS[reading])
     namespace = begin()
     for page in READINGS[reading]:
-        printed, shown_at = None, 0
+        printed = None
+        shown_at = 0
         for fence in fences(page.read_text()):
             if fence.info == "output":
                 assert printed is not None, f"{page}:{fence.line}: an output block without a python block before it"
@@ -125,7 +126,8 @@ def test_python_blocks_run_and_print_what_is_shown(reading):
             else:
                 assert not printed, f"{page}:{shown_at}: this block prints, and no output block follows"
             if fence.info == "python":
-                printed, shown_at = run(fence, namespace, page), fence.line
+                printed = run(fence, namespace, page)
+                shown_at = fence.line
         assert not printed, f"{page}:{shown_at}: this block prints, and no output block follows"
 
 

@@ -35,7 +35,9 @@ class Links(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.ids, self.links, self.loaded = set(), [], []
+        self.ids = set()
+        self.links = []
+        self.loaded = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -82,7 +84,8 @@ def address(site):
 @pytest.fixture
 def visit(browser, address):
     """Open a page; in the end, nothing may have gone wrong and no request may have left the machine."""
-    faults, context = [], browser.new_context(viewport=LAPTOP, color_scheme="dark")
+    faults = []
+    context = browser.new_context(viewport=LAPTOP, color_scheme="dark")
 
     def open_page(name):
         page = context.new_page()

@@ -119,7 +119,8 @@ def test_nothing_is_copied_where_most_rows_lie_together_or_padding_would_double_
 
 def spied(driver):
     """Note every attention that the driver makes. Mutates the driver."""
-    used, choose = [], driver.make_attention
+    used = []
+    choose = driver.make_attention
     driver.make_attention = lambda pool, metadata: used.append(choose(pool, metadata)) or used[-1]
     return used
 

@@ -80,7 +80,9 @@ ROWS = [(1, 1), (16, 128), (5, 333)]
 
 @pytest.mark.parametrize(("rows", "width"), ROWS)
 def test_norms(rows, width):
-    x, residual, weight = draw(rows, width), draw(rows, width, seed=1), draw(width, seed=2)
+    x = draw(rows, width)
+    residual = draw(rows, width, seed=1)
+    weight = draw(width, seed=2)
 
     def exact(x):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight.astype(np.float64)
@@ -105,7 +107,8 @@ def test_silu_and_mul(rows, width):
 
 
 def test_the_rotary_table_is_that_of_the_model():
-    positions, frequencies = torch.tensor([0, 1, 77, 2047, 40_000]), rotary_frequencies(64, 1e6)
+    positions = torch.tensor([0, 1, 77, 2047, 40_000])
+    frequencies = rotary_frequencies(64, 1e6)
     cos, sin = np.empty((2, 5, 32), np.float32)
     loops.rotary_table(positions.numpy(), frequencies.numpy(), cos, sin)
     for got, whole in zip((cos, sin), rotary_table(positions, frequencies, torch.float32), strict=True):
@@ -115,7 +118,9 @@ def test_the_rotary_table_is_that_of_the_model():
 @pytest.mark.parametrize(("rows", "num_heads", "num_kv_heads", "dim"), [(1, 1, 1, 2), (7, 5, 1, 24)])
 def test_heads_are_normed_and_turned(rows, num_heads, num_kv_heads, dim):
     count = num_heads + num_kv_heads
-    heads, weights, angles = draw(rows, count + num_kv_heads, dim), draw(count, dim, seed=1), draw(rows, dim // 2)
+    heads = draw(rows, count + num_kv_heads, dim)
+    weights = draw(count, dim, seed=1)
+    angles = draw(rows, dim // 2)
     q, k = (np.full((rows, n, dim), np.nan, np.float32) for n in (num_heads, num_kv_heads))
     loops.norm_and_rotate(heads, weights, np.cos(angles), np.sin(angles), 1e-6, q, k)
     x = heads[:, :count].astype(np.float64)
@@ -126,7 +131,8 @@ def test_heads_are_normed_and_turned(rows, num_heads, num_kv_heads, dim):
 
 
 FLOATS = [None, *(numba.types.Array(numba.float32, ndim, "C") for ndim in (1, 2, 3))]  # by number of dimensions
-SLOTS, HEAD = numba.types.Array(numba.uintp, 1, "C"), numba.types.UniTuple(numba.boolean, 32)
+SLOTS = numba.types.Array(numba.uintp, 1, "C")
+HEAD = numba.types.UniTuple(numba.boolean, 32)
 ARGUMENTS = {
     "exponential": [numba.float32],
     "inverse_rms": [FLOATS[1], numba.float64],
@@ -182,7 +188,8 @@ def run_both(lengths_and_queries, page_size, kernel=sdpa_attention):
         slots = [chunk.pages[p // page_size] * page_size + p % page_size for p in range(chunk.num_computed_tokens)]
         past = torch.randn(2, len(slots), 16)
         for pool in (first, second):
-            pool.keys[1][:, slots], pool.values[1][:, slots] = past, past.flip(0)
+            pool.keys[1][:, slots] = past
+            pool.values[1][:, slots] = past.flip(0)
     rows = len(batch.input_ids)
     q, k, v = (torch.randn(rows, heads, 16) for heads in (6, 2, 2))
     plain = PagedAttention(first, batch.metadata)(1, q, k, v)
@@ -209,7 +216,8 @@ def test_attention_is_that_of_the_plain_path_for_any_sequences_on_any_pages(want
 def test_attention_against_float64(dim, size, relative):
     rng = np.random.default_rng(3)
     keys, values = (rng.standard_normal((2, 400, dim)).astype(np.float32) for _ in range(2))
-    q, out = draw(1, 8, dim, seed=4) * np.float32(size), np.full((1, 8, dim), np.nan, np.float32)
+    q = draw(1, 8, dim, seed=4) * np.float32(size)
+    out = np.full((1, 8, dim), np.nan, np.float32)
     for length in (1, 2, 3, 4, 5, 127, 400):
         pages = np.arange(400, dtype=np.int32)[None]
         zero = np.zeros(1, np.int64)

@@ -105,7 +105,8 @@ def interpreted_bench():
         importlib.import_module(f"mini_engine.bench.{name}")
         for name in ("kernels.command", "kernels.cases", "kernels.engine")
     )
-    shape, device = cases.SHAPES["toy"], torch.device("cuda")
+    shape = cases.SHAPES["toy"]
+    device = torch.device("cuda")
     return bench, engine, cases.Setting(shape, cases.TOY, device, torch.float32, compiled=False)
 
 
@@ -149,7 +150,8 @@ def test_what_serves_on_a_gpu_is_for_gpus():
 
 def test_the_pretence_notices_what_a_gpu_would_refuse():
     with PretendGpu():
-        here, there = torch.arange(3), torch.arange(3, device="cuda")
+        here = torch.arange(3)
+        there = torch.arange(3, device="cuda")
         assert (there + 1).device.type == "cuda"
         assert there[here].device.type == "cuda"
         assert there.to("cpu").device.type == "cpu"

@@ -107,7 +107,8 @@ class Trace:
         dice = random.Random(seed)
         self.name, dtype = [("embedded", "float32"), ("random", "bfloat16")][seed % 2]
         size = make_model(self.name, dtype, True).config.vocab_size
-        self.dice, self.shuffled = dice, dice.random() < 0.4
+        self.dice = dice
+        self.shuffled = dice.random() < 0.4
         self.tight = seed % 5 < 3  # short prompts, long answers, small pages, a pool for about one of them
         self.planned = []
         stem = [dice.randrange(size) for _ in range(30)]
@@ -120,7 +121,8 @@ class Trace:
                 prompt = stem[: dice.randint(5, 12 if self.tight else 30)] + prompt[:3]
             if self.planned and dice.random() < 0.3:
                 prompt = dice.choice(self.planned).prompt
-            arrives, aborted = dice.choice([0, 0, dice.randint(1, 20)]), dice.randint(0, 60)
+            arrives = dice.choice([0, 0, dice.randint(1, 20)])
+            aborted = dice.randint(0, 60)
             params = make_params(dice, size, dice.randint(12, 30) if self.tight else dice.randint(1, 24))
             self.planned.append(Planned(prompt, params, arrives, aborted if dice.random() < 0.15 else None))
         page_size = dice.choice([1, 1, 1, 4] if self.tight else [1, 4, 16])
@@ -245,7 +247,8 @@ def test_generate_leaves_nothing_behind_when_something_is_raised(monkeypatch: py
     with pytest.raises(ValueError, match="3 prompts and 2 parameters"):
         engine.generate([[5], [6], [7]], [SamplingParams()] * 2)
     check_idle(engine)
-    step, calls = engine.step, iter(range(3))
+    step = engine.step
+    calls = iter(range(3))
 
     def interrupted() -> object:
         if next(calls, None) is None:
@@ -262,7 +265,8 @@ def test_a_long_list_is_queued_piece_by_piece_and_answered_in_order(monkeypatch:
     """16,000 requests at once made the scheduler look at 8 million of them."""
     monkeypatch.setattr("mini_engine.engine.QUEUED", 5)
     engine = make_engine(config=serving())
-    longest, schedule = 0, engine.scheduler.schedule
+    longest = 0
+    schedule = engine.scheduler.schedule
 
     def watched() -> object:
         nonlocal longest
@@ -409,6 +413,15 @@ def test_a_pool_is_large_enough_for_one_longest_request_by_itself() -> None:
     assert engine.scheduler.allocator.num_pages * engine.scheduler.page_size >= 2048
     many = make_engine(config=serving(max_running_requests=64))
     assert many.scheduler.allocator.num_pages * many.scheduler.page_size == 16_384
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_running_requests", 0), ("max_tokens_per_step", -1), ("num_pages", 1.5), ("max_steps_waited", True)],
+)
+def test_counts_of_the_configuration_are_counts(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{name} is"):
+        EngineConfig(**{name: value})
 
 
 def test_serving_turns_on_what_a_server_wants_and_takes_changes() -> None:

@@ -106,7 +106,8 @@ def test_a_request_whose_own_row_is_nan_leaves_a_prompt_that_others_can_use(monk
 def test_a_chunk_that_came_out_as_nan_does_not_poison_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks at a chunk that samples nothing, and it is shared: whoever begins alike fails from then on."""
     engine = make_engine(config=shared(max_tokens_per_step=8))
-    plain, calls = engine.driver.hidden_states, iter(range(1000))
+    plain = engine.driver.hidden_states
+    calls = iter(range(1000))
 
     def fail_once(inputs: BatchInputs, pool: KVPool) -> Tensor:
         hidden = plain(inputs, pool)
@@ -124,7 +125,8 @@ def test_a_chunk_that_came_out_as_nan_does_not_poison_the_tree(monkeypatch: pyte
 @pytest.mark.parametrize("place", ["hidden_states", "logits", "sampler"])
 def test_an_interrupted_step_shares_nothing_that_it_did_not_finish(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(config=shared(max_tokens_per_step=9))
-    plain, calls = getattr(engine.driver, place), iter(range(10_000))
+    plain = getattr(engine.driver, place)
+    calls = iter(range(10_000))
 
     def interrupted(*arguments: object) -> object:
         if next(calls) % 3 == 1:

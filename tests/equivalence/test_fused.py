@@ -81,7 +81,8 @@ def test_only_products_may_round_otherwise_in_the_fused_model(shape: tuple[int, 
     row instead of once.
     """
     config, weights = weights_of(shape, dtype)
-    plain, fused = Qwen3(config, dict(weights), DoubleProjections()), FusedQwen3(config, weights, DoubleProjections())
+    plain = Qwen3(config, dict(weights), DoubleProjections())
+    fused = FusedQwen3(config, weights, DoubleProjections())
     for tokens in (1, 2, 7, 33, 130):
         ids = torch.randint(0, shape[-1], (tokens,), generator=torch.Generator().manual_seed(tokens))
         with torch.inference_mode():
@@ -96,7 +97,8 @@ def test_packed_prefill_and_decode_beside_transformers(shape: tuple[int, ...], d
     engine = EngineConfig(dtype=dtype, compute="packed")
     driver = make_driver(build_model(*weights_of(shape, dtype), engine), engine)
     ids = torch.randint(0, shape[-1], (90,), generator=torch.Generator().manual_seed(2)).tolist()
-    got, expected = teacher_forced(driver, ids, 60), peer_logits(peer(shape, dtype), ids, 60)
+    got = teacher_forced(driver, ids, 60)
+    expected = peer_logits(peer(shape, dtype), ids, 60)
     if dtype == "bfloat16":
         assert torch.equal(got, expected)
     close(got, expected)
@@ -140,7 +142,8 @@ def test_reading_a_view_gives_the_bits_of_reading_a_copy(shape, dtype, kernel) -
         for tensor in (pool.keys[layer], pool.values[layer]):
             for first, count in ((15, 147), (200, 4), (260, 4)):
                 tensor[:, first : first + count] = torch.randn(kv_heads, count, head_dim).to(dtype)
-    ours, theirs = copy.deepcopy(pool), pool
+    ours = copy.deepcopy(pool)
+    theirs = pool
     for layer in range(config.num_hidden_layers):
         q, k, v = (torch.randn(22, n, head_dim).to(dtype) for n in (heads, kv_heads, kv_heads))
         got = ConsecutiveAttention(StepCache(ours, batch.metadata), kernel)(layer, q, k, v)

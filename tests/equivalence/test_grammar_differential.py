@@ -171,7 +171,9 @@ def walk_together(pattern, others, seed, steps=24):
 
     Long tokens are rare and end the text soon, single bytes lead inside characters: both are drawn.
     """
-    draw, grammar, path = random.Random(seed), FSM.compile(("regex", pattern)), b""
+    draw = random.Random(seed)
+    grammar = FSM.compile(("regex", pattern))
+    path = b""
     for _ in range(steps):
         expected = allowed(grammar)
         for name, other in others.items():

@@ -169,7 +169,9 @@ class Trace:
 
 def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None:
     """Mixed batches, chunks, forced preemptions, shared prefixes: the grammar's state is where the tokens are."""
-    preempted, hits, ended = 0, 0, Counter[str | None]()
+    preempted = 0
+    hits = 0
+    ended = Counter[str | None]()
     for seed in range(NUM_TRACES):
         trace = Trace(seed).run()
         preempted += trace.num_preemptions
@@ -194,7 +196,8 @@ def test_matrix_with_forced_text_is_bitwise_the_lonely_run_with_forced_text() ->
     preempted, forced = 0, 0
     for seed in range(NUM_TRACES):
         trace = Trace(seed, jump_forward=True).run()
-        preempted, forced = preempted + trace.num_preemptions, forced + sum(sum(s.forced.values()) for s in trace.steps)
+        preempted = preempted + trace.num_preemptions
+        forced = forced + sum(sum(s.forced.values()) for s in trace.steps)
         config = EngineConfig(
             dtype=trace.config.dtype,
             batch_invariant=True,
@@ -207,7 +210,8 @@ def test_matrix_with_forced_text_is_bitwise_the_lonely_run_with_forced_text() ->
             deltas: list[Delta] = []
             while engine.has_work:
                 deltas += engine.step().deltas
-            expected, output = engine.take_output(name), planned.output
+            expected = engine.take_output(name)
+            output = planned.output
             assert output is not None
             tokens = [delta for delta in planned.deltas if delta.token_id is not None]
             for got, one in zip(tokens, deltas, strict=False):

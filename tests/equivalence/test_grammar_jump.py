@@ -36,7 +36,8 @@ TABLE = TokenTable.from_tokenizer(TOKENIZER, TOKENIZER.get_vocab_size(), EOS)
 
 def records(count: int) -> list[tuple[list[int], dict[str, Any]]]:
     """Prompts of the corpus, each with the schema of its answer."""
-    rng, cases = random.Random(7), []
+    rng = random.Random(7)
+    cases = []
     for _ in range(count):
         task = corpus.record_task(rng)
         properties = {name: TYPES[name] for name in task.facts}
@@ -56,7 +57,10 @@ def is_canonical(output: RequestOutput) -> bool:
 @pytest.mark.slow
 def test_whatever_word_follows_forced_text_the_tokenizer_would_have_spelled_it_so() -> None:
     """``"resource(s|Names)": 1`` forced ``r|ce``, and the tokenizer writes ``r|c|es``."""
-    jumps, backend, rng, forced = JumpForward(TOKENIZER, TABLE), FsmBackend(TABLE), random.Random(3), 0
+    jumps = JumpForward(TOKENIZER, TABLE)
+    backend = FsmBackend(TABLE)
+    rng = random.Random(3)
+    forced = 0
     nouns = ["resource", *words.NAMES, *words.ANIMALS, *words.ADJECTIVES, *words.OBJECTS]
     for _ in range(100):
         begin = rng.choice(nouns)[: rng.randint(1, 9)]
@@ -64,7 +68,8 @@ def test_whatever_word_follows_forced_text_the_tokenizer_would_have_spelled_it_s
         pattern = f'\\{{"({begin}{ends[0]}|{begin}{ends[1]})": 1\\}}'
         for end in ends:
             ids = encode(f'{{"{begin}{end}": 1}}')
-            grammar, written = backend.compile(("regex", pattern)), list[int]()
+            grammar = backend.compile(("regex", pattern))
+            written = list[int]()
             while len(written) < len(ids) and written == ids[: len(written)]:
                 jump = jumps.tokens(grammar, written, 1000)
                 jump = jumps.settled(grammar, written, jump) if jump else []

@@ -80,7 +80,8 @@ def run(driver: GreedyDriver, prompts: list[list[int]], sizes: list[list[int]], 
     stops = list(itertools.accumulate(needed))
     pages = [order[stop - count : stop] for stop, count in zip(stops, needed, strict=True)]
     cuts = [iter([*own, *itertools.repeat(1000, 2)]) for own in sizes]
-    done, outputs = [0] * len(prompts), [list[Tensor]() for _ in prompts]
+    done = [0] * len(prompts)
+    outputs = [list[Tensor]() for _ in prompts]
     while live := [i for i, p in enumerate(prompts) if done[i] < len(p)]:
         picked = rng.sample(live, rng.randint(1, len(live)))
         chunks = [SequenceChunk(prompts[i][done[i] : done[i] + next(cuts[i])], done[i], pages[i]) for i in picked]
@@ -188,7 +189,8 @@ def test_grouped_decode_attention_gives_the_same_values_and_chunks_the_same_bits
 
 def test_fast_with_invariance_has_the_invariant_attention() -> None:
     """So "fast" gives the bits of "packed" then."""
-    prompt, rows = [5, 6, 7, 8, 9], []
+    prompt = [5, 6, 7, 8, 9]
+    rows = []
     for compute in ("packed", "fast"):
         driver = load_driver(engine=EngineConfig(compute=compute, batch_invariant=True))
         rows.append([step.logits for step in driver.steps(prompt, 4)])

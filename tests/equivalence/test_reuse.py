@@ -50,7 +50,8 @@ def endless(prompts: Sequence[Sequence[int]], order: Sequence[int], page_size: i
     kept: set[tuple[int, ...]] = set()
     computed = 0
     for index in order:
-        tokens, found = tuple(prompts[index]), 0
+        tokens = tuple(prompts[index])
+        found = 0
         while found < (len(tokens) - 1) // page_size and tokens[: (found + 1) * page_size] in kept:
             found += 1
         computed += len(tokens) - found * page_size
@@ -99,7 +100,8 @@ def check_tree_load(seed: int, policy: str) -> Reuse:
         new_tokens=dice.choice([1, 1, 5]),
         tokens_per_step=dice.choice([None, 3]),
     )
-    edges, total = edge_tokens(prompts), sum(map(len, prompts))
+    edges = edge_tokens(prompts)
+    total = sum(map(len, prompts))
     assert reuse.num_computed == edges
     assert reuse.hit_rate == reuse.best_hit_rate == 1 - edges / total
     return reuse

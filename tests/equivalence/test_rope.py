@@ -118,7 +118,8 @@ def test_frequencies_and_factor_are_those_of_transformers(kind: str, head_dim: i
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_are_those_of_transformers(name: str, dtype: str) -> None:
     """Whole prompts to the last position, and tokens decoded after one."""
-    shape, engine = SHAPES[0], EngineConfig(dtype=dtype)
+    shape = SHAPES[0]
+    engine = EngineConfig(dtype=dtype)
     model = build_model(*weights_of(shape, dtype, scaled(name)), engine)
     for length in (TRAINED, TRAINED + 1, 512):
         ids = [(7 * i * i + 3 * i) % 499 for i in range(length)]
@@ -159,7 +160,8 @@ def test_kernels_agree_with_transformers() -> None:
     pytest.importorskip("triton")
     rope = scaled("yarn, 4, own factor")
     model = build_model(*weights_of(SHAPES[0], "float32", rope), EngineConfig(compute="triton"))
-    ids, positions = torch.tensor(IDS[:3]), torch.tensor([2, 70, 500])
+    ids = torch.tensor(IDS[:3])
+    positions = torch.tensor([2, 70, 500])
     with torch.inference_mode():
         got = model(ids, positions, DenseAttention(sdpa_attention))
         theirs = peer(SHAPES[0], "float32", rope)

@@ -68,7 +68,10 @@ def mass_before(logits: Tensor) -> tuple[Tensor, Tensor]:
 def test_all_filters_in_a_row_are_transformers_in_its_order(seed: int) -> None:
     """transformers too goes from temperature through top-k and top-p to min-p, each on what the one before left."""
     dice = random.Random(seed)
-    temperature, k, p, min_p = dice.uniform(0.3, 2), dice.randint(5, 60), dice.uniform(0.5, 0.99), dice.uniform(0, 0.2)
+    temperature = dice.uniform(0.3, 2)
+    k = dice.randint(5, 60)
+    p = dice.uniform(0.5, 0.99)
+    min_p = dice.uniform(0, 0.2)
     logits = make_logits("plain", 1000, seed, rows=20)
     expected = logits
     for warper in (

@@ -95,7 +95,8 @@ def test_cuts_cost_no_more_than_one_grid_or_a_call_for_each():
     for _ in range(200):
         firsts = sorted(generator.sample(range(0, 4000, generator.choice([1, 16, 100])), generator.randint(1, 20)))
         rows = [DecodeRow(first, generator.randint(1, 300), row) for row, first in enumerate(firsts)]
-        call, limit = generator.choice([10, 250, 5000]), 4300
+        call = generator.choice([10, 250, 5000])
+        limit = 4300
         cost, parts = cheapest(rows, call, limit)
         assert sorted(row for part in parts for row in part) == rows
         assert cost == sum(call + places(part) * max(row.kv_len for row in part) for part in parts)

@@ -59,7 +59,8 @@ def make_batch(
         # A sequence's numbers depend on its length and the seed, not on its company.
         key = random(num_kv_heads, kv_len, dim, dtype=dtype, seed=seed + 1000 + kv_len)
         value = random(num_kv_heads, kv_len, dim, dtype=dtype, seed=seed + 2000 + kv_len)
-        keys[:, slots], values[:, slots] = key.cpu(), value.cpu()
+        keys[:, slots] = key.cpu()
+        values[:, slots] = value.cpu()
         exact[start:end] = exact_attention(q[start:end], key, value)
     metadata = AttentionMetadata(
         cu_seqlens_q=bounds.int().to(DEVICE),
@@ -74,7 +75,8 @@ def make_batch(
 def exact_attention(q: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attend in float64, one query and head at a time. ``q`` [n, Hq, D], ``key``, ``value`` [Hkv, L, D]."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
-    before, group = key.shape[1] - len(q), q.shape[1] // key.shape[0]
+    before = key.shape[1] - len(q)
+    group = q.shape[1] // key.shape[0]
     for i in range(len(q)):
         for head in range(q.shape[1]):
             seen, seen_values = (x[head // group, : before + i + 1].double() for x in (key, value))

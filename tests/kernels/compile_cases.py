@@ -37,7 +37,8 @@ def rotary_of_stacked_heads(dtype: torch.dtype) -> object:
 
 def store_of_stacked_heads(dtype: torch.dtype) -> object:
     """Store k and v from where the projection of q, k and v left them."""
-    heads, slots = torch.empty(T, 32, D, dtype=dtype), torch.empty(T, dtype=torch.int64)
+    heads = torch.empty(T, 32, D, dtype=dtype)
+    slots = torch.empty(T, dtype=torch.int64)
     return kv_store.store_kv(heads[:, 16:24], heads[:, 24:], *torch.empty(2, 8, 1025, D, dtype=dtype), slots)
 
 
@@ -54,7 +55,8 @@ def bitmask(dtype: torch.dtype, rows: torch.Tensor | None) -> object:
 
 def attention(dtype: torch.dtype, heads: int, head_dim: int, is_split: bool) -> object:
     """Attend with a chunk of a prompt and with one decode row, over 8 key-value heads."""
-    q, pool = torch.empty(T + 1, heads, head_dim, dtype=dtype), torch.empty(8, 1025, head_dim, dtype=dtype)
+    q = torch.empty(T + 1, heads, head_dim, dtype=dtype)
+    pool = torch.empty(8, 1025, head_dim, dtype=dtype)
     metadata = AttentionMetadata(
         cu_seqlens_q=torch.tensor([0, T, T + 1], dtype=torch.int32),
         seq_lens_kv=torch.tensor([1000, 500], dtype=torch.int32),

@@ -47,7 +47,8 @@ def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
 
 @pytest.mark.compiled
 def test_greedy_answers_are_those_of_torch():
-    prompts, params = random_prompts(100, 300, 1019), SamplingParams(max_new_tokens=64)
+    prompts = random_prompts(100, 300, 1019)
+    params = SamplingParams(max_new_tokens=64)
     found = []
     for compute in ("reference", "triton"):
         config = EngineConfig(compute=compute, device=DEVICE, max_running_requests=100)

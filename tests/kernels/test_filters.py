@@ -70,7 +70,8 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("rows_of", [random, tied])
 def test_what_stays_is_what_lesson_four_says(name, width, rows_of, monkeypatch):
     poison(monkeypatch)
-    own, logits = FILTERS[name], rows_of(6, width, seed=3) * 2
+    own = FILTERS[name]
+    logits = rows_of(6, width, seed=3) * 2
     numbers = own.numbers(width)
     got = own.apply(logits, *numbers)
     assert same_bits(got, own.of_lesson_four(logits, *numbers))
@@ -88,7 +89,8 @@ def test_one_token_alone_stays_and_a_row_that_is_off_keeps_its_bits(name):
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_row_is_cut_alone_as_among_others_and_rows_may_lie_apart(name):
-    own, logits = FILTERS[name], tied(6, 150) * 1.5
+    own = FILTERS[name]
+    logits = tied(6, 150) * 1.5
     numbers = own.numbers(150)
     whole = own.apply(strided(logits), *numbers)
     for row in (1, 4):

@@ -39,7 +39,9 @@ def test_the_vectors_and_thousands_of_others_hash_as_mmh3():
 @pytest.mark.parametrize("width", [1, 64, 300])
 def test_the_draws_are_those_of_lesson_four(width, monkeypatch):
     monkeypatch.setattr(op, "BLOCK", 64)
-    logits, seeds, positions = strided(random(5, width)), ints(42, 0, -1, 2**63 - 1, 43), ints(0, 1, 5, 4096, 2**31)
+    logits = strided(random(5, width))
+    seeds = ints(42, 0, -1, 2**63 - 1, 43)
+    positions = ints(0, 1, 5, 4096, 2**31)
     got = op.draw_seeded(logits, seeds, positions)
     assert torch.equal(got, draw.draw_seeded(logits, seeds, positions))
     assert torch.equal(got, op.draw_seeded_reference(logits, seeds, positions))
@@ -49,7 +51,9 @@ def test_the_hash_of_all_ones_does_not_draw_a_banned_token(monkeypatch):
     """Once its noise was plus infinity, and minus infinity plus that is NaN, which wins every comparison."""
     if INTERPRETED:
         monkeypatch.setattr(op, "BLOCK", 1 << 18)  # one program; the assembler of a GPU would take an hour for it
-    token, seed, position = 248_146, ints(6469398791980356130), ints(7371)
+    token = 248_146
+    seed = ints(6469398791980356130)
+    position = ints(7371)
     logits = torch.full((1, token + 10), -torch.inf, device=DEVICE)
     logits[0, 5] = -50.0
     assert op.draw_seeded(logits, seed, position).item() == 5

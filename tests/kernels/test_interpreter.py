@@ -14,7 +14,9 @@ SIZES = [(16, 64, 32), (32, 32, 64)]
 @triton.jit
 def multiply(a, b, out, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
     """Store ``a @ b`` [M, N] on top of what is in ``out``."""
-    row, middle, column = tl.arange(0, M)[:, None], tl.arange(0, K), tl.arange(0, N)[None, :]
+    row = tl.arange(0, M)[:, None]
+    middle = tl.arange(0, K)
+    column = tl.arange(0, N)[None, :]
     left = tl.load(a + row * K + middle[None, :])
     right = tl.load(b + middle[:, None] * N + column)
     place = out + row * N + column
@@ -38,14 +40,16 @@ def test_a_row_has_the_same_bits_in_every_place_of_a_tile(size, dtype):
     whole = product(a, b, total)
     for shift in range(1, rows):
         assert torch.equal(product(a.roll(shift, 0), b, total.roll(shift, 0)), whole.roll(shift, 0))
-    exact, size_of_terms = a.double() @ b.double() + total.double(), a.double().abs() @ b.double().abs() + total.abs()
+    exact = a.double() @ b.double() + total.double()
+    size_of_terms = a.double().abs() @ b.double().abs() + total.abs()
     per_addition = 2**-24 * size_of_terms  # the most that rounding one sum can cost
     assert ((whole.double() - exact).abs() <= (depth + 1) * per_addition).all()
 
 
 def test_not_a_number_stays_in_its_row():
     a, b = torch.ones(16, 16, device=DEVICE), torch.ones(16, 16, device=DEVICE)
-    a[3, 5], a[4, 5] = torch.nan, torch.inf
+    a[3, 5] = torch.nan
+    a[4, 5] = torch.inf
     out = product(a, b, torch.zeros(16, 16, device=DEVICE))
     assert out[3].isnan().all()
     assert out[4].isposinf().all()

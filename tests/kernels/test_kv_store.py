@@ -50,7 +50,8 @@ def test_slots_outside_the_pool_write_nothing(store):
     keys, values = memory[:, :, 5:15]
     k, v = (random_bits(6, 2, 20, dtype=torch.float32, seed=seed) for seed in (1, 2))
     wanted = bits(memory).clone()
-    wanted[0, :, 5 + 9], wanted[1, :, 5 + 9] = bits(k)[2], bits(v)[2]
+    wanted[0, :, 5 + 9] = bits(k)[2]
+    wanted[1, :, 5 + 9] = bits(v)[2]
     store(k, v, keys, values, slots_of(-1, -3, 9, 10, 12, 2**40))
     assert torch.equal(bits(memory), wanted)
 

@@ -19,7 +19,8 @@ FUNCTIONS = [op.invariant_matmul, op.invariant_matmul_reference]
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_product_is_that_of_float64(shape, dtype, function):
     rows, columns, depth = shape
-    x, weight = random(rows, depth, dtype=dtype), random(columns, depth, dtype=dtype, seed=1)
+    x = random(rows, depth, dtype=dtype)
+    weight = random(columns, depth, dtype=dtype, seed=1)
     got = function(x, weight)
     assert got.dtype == dtype
     assert got.shape == (rows, columns)
@@ -31,7 +32,8 @@ def test_the_product_is_that_of_float64(shape, dtype, function):
 def is_within_bound(got: Tensor, x: Tensor, weight: Tensor) -> bool:
     """Whether ``got`` [M, N] is the product within what K roundings of float32 and one of the dtype can do at worst."""
     x, weight = x.double(), weight.double()
-    exact, bound = x @ weight.T, x.shape[1] * 2**-24 * (x.abs() @ weight.abs().T)
+    exact = x @ weight.T
+    bound = x.shape[1] * 2**-24 * (x.abs() @ weight.abs().T)
     if got.dtype != torch.float32:
         dtype = torch.finfo(got.dtype)
         bound = bound + dtype.eps / 2 * (exact.abs() + bound) + dtype.smallest_normal
@@ -40,7 +42,8 @@ def is_within_bound(got: Tensor, x: Tensor, weight: Tensor) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_every_batch(dtype):
-    x, weight = random(70, 45, dtype=dtype), random(27, 45, dtype=dtype, seed=1)
+    x = random(70, 45, dtype=dtype)
+    weight = random(27, 45, dtype=dtype, seed=1)
     whole = op.invariant_matmul(x, weight)
     for rows in (1, 2, 15, 16, 17, 33, 64, 65, 69):
         assert torch.equal(op.invariant_matmul(x[:rows], weight), whole[:rows]), rows
@@ -78,7 +81,8 @@ print(len(codes), len(set(codes)))
 def test_every_number_of_rows_runs_the_same_machine_code():
     """Triton compiles anew for a number that is 1 or a multiple of 16, and for another alignment of an address."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command, root = [sys.executable, "-c", PROGRAM], Path(__file__).parents[2]
+    command = [sys.executable, "-c", PROGRAM]
+    root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=root)
     assert done.stdout.split() == ["32", "2"]  # launches; kernels, one for each dtype
 
@@ -87,7 +91,8 @@ def test_every_number_of_rows_runs_the_same_machine_code():
 @pytest.mark.parametrize(("columns", "depth"), [(4096, 1024), (1024, 3072), (6144, 1024)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_real_sizes_have_the_same_bits_in_every_batch(columns, depth, dtype):
-    x, weight = random(2048, depth, dtype=dtype), random(columns, depth, dtype=dtype, seed=1)
+    x = random(2048, depth, dtype=dtype)
+    weight = random(columns, depth, dtype=dtype, seed=1)
     whole = op.invariant_matmul(x, weight)
     for rows in [*range(1, 130), 200, 512, 1111]:
         assert torch.equal(op.invariant_matmul(x[:rows], weight), whole[:rows]), rows

@@ -15,7 +15,8 @@ def entries_of(width, seed=0):
     """Return rows, token ids, counts and strengths of entries in six rows, no pair twice, in no order."""
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(len(STRENGTHS) * width, generator=generator)[: 2 * width]
-    rows, token_ids = places // width, places % width
+    rows = places // width
+    token_ids = places % width
     counts = torch.randint(0, 5, (len(places),), generator=generator).float()
     strengths = torch.tensor(STRENGTHS)[rows].T.contiguous()
     return [each.to(DEVICE) for each in (rows, token_ids, counts, *strengths)]

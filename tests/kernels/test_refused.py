@@ -25,7 +25,9 @@ from tests.kernels.cases import random
 from tests.kernels.conftest import DEVICE
 from tests.kernels.filter_cases import floats, ints
 
-X, HALF, WEIGHT = random(3, 20), random(3, 20).half(), random(8, 20)
+X = random(3, 20)
+HALF = random(3, 20).half()
+WEIGHT = random(8, 20)
 HEADS, POOL, SLOTS = random(3, 2, 20), random(2, 9, 20), ints(1, 2, 3)
 MASK = torch.zeros(3, 1, dtype=torch.int32, device=DEVICE)
 ENTRIES = [ints(0, 1), ints(4, 5), *(floats(1.0, 1.0, dtype=torch.float32) for _ in range(4))]

@@ -17,7 +17,8 @@ def exact_norm(x: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_norm_is_that_of_float64(shape, dtype):
-    x, weight = random(*shape, dtype=dtype), random(shape[1], dtype=dtype, seed=1)
+    x = random(*shape, dtype=dtype)
+    weight = random(shape[1], dtype=dtype, seed=1)
     got = op.rms_norm(x, weight, EPS)
     assert got.dtype == dtype
     if dtype == torch.float32:
@@ -29,7 +30,8 @@ def test_the_norm_is_that_of_float64(shape, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_sum_stays_in_the_residual_and_its_norm_comes_back(dtype):
-    x, residual = random(5, 96, dtype=dtype), random(5, 96, dtype=dtype, seed=2)
+    x = random(5, 96, dtype=dtype)
+    residual = random(5, 96, dtype=dtype, seed=2)
     weight = random(96, dtype=dtype, seed=1)
     total = residual + x
     got = op.add_rms_norm(x, residual, weight, EPS)
@@ -38,7 +40,8 @@ def test_the_sum_stays_in_the_residual_and_its_norm_comes_back(dtype):
 
 
 def test_a_row_has_the_same_bits_alone():
-    x, weight = random(70, 128), random(128, seed=1)
+    x = random(70, 128)
+    weight = random(128, seed=1)
     whole = op.rms_norm(x, weight, EPS)
     for row in (0, 33, 69):
         assert torch.equal(op.rms_norm(x[row : row + 1], weight, EPS)[0], whole[row])

@@ -32,7 +32,9 @@ def distance_from_edge(logits, uniform):
 @pytest.mark.parametrize("rows_of", [random, tied])
 @pytest.mark.parametrize("joint", [False, True])
 def test_the_token_is_the_one_that_lesson_four_draws(rows_of, joint):
-    logits, k, p = rows_of(8, 150, seed=5), ints(*K), floats(*P)
+    logits = rows_of(8, 150, seed=5)
+    k = ints(*K)
+    p = floats(*P)
     min_p = floats(*MIN_P, dtype=torch.float32)
     uniform = torch.rand(8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     left = filtered(logits, k, p, min_p, joint)
@@ -53,8 +55,11 @@ def test_both_ends_of_the_interval_find_a_token_that_may_be_drawn():
 
 
 def test_rows_may_lie_apart_and_blocks_are_of_any_size(monkeypatch):
-    logits, k, p = random(3, 150) * 2, ints(*K[:3]), floats(*P[:3])
-    min_p, uniform = floats(*MIN_P[:3], dtype=torch.float32), floats(0.1, 0.9, 0.4)
+    logits = random(3, 150) * 2
+    k = ints(*K[:3])
+    p = floats(*P[:3])
+    min_p = floats(*MIN_P[:3], dtype=torch.float32)
+    uniform = floats(0.1, 0.9, 0.4)
     whole = op.sample_top_k_top_p(strided(logits), k, p, min_p, uniform)
     monkeypatch.setattr(op, "BLOCK", 256)
     assert torch.equal(op.sample_top_k_top_p(logits, k, p, min_p, uniform), whole)

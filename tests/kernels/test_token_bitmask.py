@@ -38,7 +38,8 @@ def mask_by_hand(logits: Tensor, mask: Tensor, rows: list[int]) -> Tensor:
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_banned_logits_are_minus_infinity_and_the_others_keep_their_bits(vocab_size, dtype, apply):
-    logits, mask = random_bits(3, vocab_size, dtype=dtype), random_mask(3, vocab_size)
+    logits = random_bits(3, vocab_size, dtype=dtype)
+    mask = random_mask(3, vocab_size)
     wanted = mask_by_hand(logits, mask, [0, 1, 2])
     apply(logits, mask)
     assert torch.equal(bits(logits), wanted)
@@ -46,7 +47,8 @@ def test_banned_logits_are_minus_infinity_and_the_others_keep_their_bits(vocab_s
 
 @pytest.mark.parametrize("apply", FUNCTIONS)
 def test_masks_go_to_the_rows_that_are_named(apply):
-    logits, mask = random_bits(5, 100, dtype=torch.float32), random_mask(3, 100)
+    logits = random_bits(5, 100, dtype=torch.float32)
+    mask = random_mask(3, 100)
     wanted = mask_by_hand(logits, mask, [4, 0, 3])
     apply(logits, mask, torch.tensor([4, 0, 3], device=DEVICE))
     assert torch.equal(bits(logits), wanted)
@@ -55,7 +57,8 @@ def test_masks_go_to_the_rows_that_are_named(apply):
 @pytest.mark.parametrize("apply", FUNCTIONS)
 def test_numbers_that_are_no_rows_write_nothing(apply):
     """The logits are a window of other memory, so that a write beside them shows and does not crash."""
-    memory, mask = torch.zeros(7, 100, device=DEVICE), torch.zeros(4, 4, dtype=torch.int32, device=DEVICE)
+    memory = torch.zeros(7, 100, device=DEVICE)
+    mask = torch.zeros(4, 4, dtype=torch.int32, device=DEVICE)
     apply(memory[2:5], mask, torch.tensor([-1, 3, 1, 2**40], device=DEVICE))
     assert memory.isinf().any(-1).tolist() == [False, False, False, True, False, False, False]
 
@@ -64,7 +67,8 @@ def test_numbers_that_are_no_rows_write_nothing(apply):
 @pytest.mark.parametrize("vocab_size", [151_936, 151_669])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_real_vocabularies_in_many_rows(vocab_size, dtype):
-    logits, mask = random_bits(64, vocab_size, dtype=dtype), random_mask(64, vocab_size)
+    logits = random_bits(64, vocab_size, dtype=dtype)
+    mask = random_mask(64, vocab_size)
     wanted = mask_by_hand(logits, mask, list(range(64)))
     op.apply_token_bitmask(logits, mask)
     assert torch.equal(bits(logits), wanted)

@@ -21,7 +21,8 @@ def test_choices_that_begin_alike_tie_there_without_batch_invariance():
 
 
 def test_scores_are_the_log_likelihoods_of_transformers(llm):
-    prompt, choices = "One day, a cat named", [" Tom", " Mila found a red ball", " was very"]
+    prompt = "One day, a cat named"
+    choices = [" Tom", " Mila found a red ball", " was very"]
 
     @lang.program
     def pick(s, method):

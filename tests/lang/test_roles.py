@@ -31,7 +31,8 @@ class WithTemplate:
     """The embedded model's tokenizer with another chat template."""
 
     def __init__(self, tokenizer, template):
-        self.tokenizer, self.chat_template = tokenizer, template
+        self.tokenizer = tokenizer
+        self.chat_template = template
 
     def apply_chat_template(self, chat, **options):
         return self.tokenizer.apply_chat_template(chat, chat_template=self.chat_template, **options)

@@ -30,7 +30,8 @@ def written(s, pieces):
 def draw_pieces(source, llm):
     """Gens, and between them what the model writes there, cut anywhere, or something it does not write."""
     whole = llm.generate([STORY], SamplingParams(max_new_tokens=80))[0].text
-    pieces, place = [], 0
+    pieces = []
+    place = 0
     for _ in range(source.randint(2, 4)):
         length = source.randint(3, 25)
         stop = whole[place + length : place + length + source.randint(1, 6)] if source.random() < 0.7 else ""

@@ -36,7 +36,8 @@ class Running:
         self.tokenizer = load_tokenizer(TINY_MODEL)
         engine = make_engine(load_driver(None, config), self.tokenizer.backend_tokenizer)
         self.service = Service(AsyncEngine(engine, limits.max_waiting), self.tokenizer, "tiny", limits)
-        self.engine, self.api_key = engine, api_key or "none"
+        self.engine = engine
+        self.api_key = api_key or "none"
         self.server: Server = make_server(create_app(self.service, api_key), "127.0.0.1", 0, log_level="critical")
         self.thread = threading.Thread(target=self.server.run, daemon=True)
 

@@ -171,7 +171,8 @@ def test_required_and_named_tools_are_called(client, stream, extra):
             calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
             reason = chunks[-1].choices[0].finish_reason
         else:
-            calls, reason = answer.choices[0].message.tool_calls, answer.choices[0].finish_reason
+            calls = answer.choices[0].message.tool_calls
+            reason = answer.choices[0].finish_reason
             assert answer.choices[0].message.content is None
         assert reason == "tool_calls"
         (call,) = calls

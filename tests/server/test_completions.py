@@ -91,7 +91,9 @@ def test_a_stream_is_the_plain_answer_in_pieces(client, more):
     plain = client.completions.create(**options)
     chunks = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     number = len(plain.choices)
-    texts, lists, reasons = [""] * number, [collections.defaultdict(list) for _ in range(number)], [None] * number
+    texts = [""] * number
+    lists = [collections.defaultdict(list) for _ in range(number)]
+    reasons = [None] * number
     for chunk in chunks[:-1]:
         assert chunk.usage is None
         for choice in chunk.choices:

@@ -124,7 +124,8 @@ def test_a_key_is_asked_for_if_there_is_one():
 def test_a_full_queue_a_deadline_a_failed_step_and_a_dead_engine():
     limits = Limits(max_waiting=0, timeout_s=1.0)
     with serving(CONFIG.serving(max_running_requests=1), limits) as running:
-        client, engine = running.client(), running.engine
+        client = running.client()
+        engine = running.engine
         with pytest.raises(openai.RateLimitError, match="limit of 1") as caught:
             client.completions.create(model="tiny", prompt=["x", "y"])
         assert caught.value.response.headers["retry-after"] == "1"

@@ -37,7 +37,9 @@ def page(request, browser, app):
     """A page that was just opened, as wide as the test says; its errors fail the test."""
     width, height = SIZES[getattr(request, "param", "desktop")]
     context = browser.new_context(viewport={"width": width, "height": height})
-    page, errors, outside = context.new_page(), [], []
+    page = context.new_page()
+    errors = []
+    outside = []
     page.set_default_timeout(WAIT)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)

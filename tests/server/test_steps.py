@@ -61,7 +61,8 @@ def run(watch: bool, params: SamplingParams = WATCHED, config: EngineConfig = RO
 
 def after_each_stage(logits: list[float], prompt: list[int], output: list[int], p: SamplingParams) -> dict[str, list]:
     """The distributions after every stage, token by token in float64."""
-    seen, came = set(prompt) | set(output), set(output)
+    seen = set(prompt) | set(output)
+    came = set(output)
     stages = {"logits": list(logits)}
     work = [
         x if i not in seen else x / p.repetition_penalty if x > 0 else x * p.repetition_penalty
@@ -72,7 +73,9 @@ def after_each_stage(logits: list[float], prompt: list[int], output: list[int], 
     order = sorted(range(len(work)), key=lambda i: (-work[i], i))
     kept = set(order[: p.top_k])
     stages["top-k"] = work = [x if i in kept else -math.inf for i, x in enumerate(work)]
-    probs, mass, kept = softmax(work), 0.0, set()
+    probs = softmax(work)
+    mass = 0.0
+    kept = set()
     for i in order:
         if mass < p.top_p:
             kept.add(i)
@@ -176,7 +179,9 @@ def facts_of(node) -> tuple:
 
 def test_the_tree_and_the_pages_can_be_kept_up_from_the_changes():
     engine = make_engine("embedded", SERVING)
-    nodes, evicted, checked = {}, 0, 0
+    nodes = {}
+    evicted = 0
+    checked = 0
 
     def take(event) -> None:
         nonlocal evicted, checked
@@ -185,7 +190,8 @@ def test_the_tree_and_the_pages_can_be_kept_up_from_the_changes():
             del nodes[number]
             evicted += 1
         nodes.update({node["node"]: node for node in fields["tree"]["changed"]})
-        cache, scheduler = engine.scheduler.cache, engine.scheduler
+        cache = engine.scheduler.cache
+        scheduler = engine.scheduler
         told = {n: (each["parent"], each["pages"], each["locks"], each["uses"]) for n, each in nodes.items()}
         assert told == {number: facts_of(node) for number, node in cache.nodes.items()}
         texts = {

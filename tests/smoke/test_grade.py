@@ -179,7 +179,8 @@ def test_an_attack_leaves_the_machine_as_it_was(graded: Graded) -> None:
 
 
 def test_attempts_are_reported(graded: Graded) -> None:
-    rows, page = graded.rows(), (graded.out / "matrix.md").read_text()
+    rows = graded.rows()
+    page = (graded.out / "matrix.md").read_text()
     wanted = {
         ("hostile", "L2"): ("refused: writing", "refused: starting a program", "refused: the C library"),
         ("hostile", "L3"): ("driver.py imports transformers.models",),
@@ -194,7 +195,8 @@ def test_attempts_are_reported(graded: Graded) -> None:
 
 
 def test_every_student_stands_in_the_pages_and_in_gradescopes_file(graded: Graded) -> None:
-    rows, page = graded.rows(), (graded.out / "matrix.md").read_text()
+    rows = graded.rows()
+    page = (graded.out / "matrix.md").read_text()
     assert "## The commonest failures" in page
     for name in POINTS:
         assert f"[{name}](students/{name}/report.md)" in page

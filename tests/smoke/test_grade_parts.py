@@ -166,7 +166,8 @@ def test_a_tar_can_neither_climb_out_nor_link_nor_swell(tmp_path: Path, monkeypa
             info.size = 3
             archive.addfile(info, io.BytesIO(b"BAD"))
         link = tarfile.TarInfo("attention/pool.py")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        link.type = tarfile.SYMTYPE
+        link.linkname = "/etc/passwd"
         archive.addfile(link)
     (submission,) = read_submissions(tmp_path)
     assert submission.files == {}
@@ -228,7 +229,8 @@ class Stumbling:
     """A worker whose second submission makes it fail."""
 
     def __init__(self) -> None:
-        self.runner, self.stopped = self, 0
+        self.runner = self
+        self.stopped = 0
 
     def stop_server(self) -> None:
         self.stopped += 1
@@ -240,7 +242,8 @@ class Stumbling:
 
 
 def test_what_the_grader_stumbles_over_stays_with_its_submission() -> None:
-    worker, lesson = Stumbling(), load_manifest().lesson("L3")
+    worker = Stumbling()
+    lesson = load_manifest().lesson("L3")
     files = {"driver.py": "x = 1"}
     runs = {name: run_safely(worker, Submission(name, files), lesson, 0) for name in ("ada", "bob", "cid")}  # type: ignore[arg-type]
     assert runs["ada"] == runs["cid"]
@@ -596,7 +599,8 @@ def test_what_outlived_its_server_is_ended(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"1\n"
         return process
 
-    strays, other = [started(tmp_path / "server") for _ in range(2)], started(tmp_path / "server-2")
+    strays = [started(tmp_path / "server") for _ in range(2)]
+    other = started(tmp_path / "server-2")
     assert end_strays(tmp_path / "server") >= 2
     assert [stray.wait(10) for stray in strays] == [-signal.SIGKILL, -signal.SIGKILL]
     assert end_strays(tmp_path / "server") == 0

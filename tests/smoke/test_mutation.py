@@ -237,6 +237,15 @@ def test_mutants_are_killed_by_values_by_time_and_by_memory_and_an_equal_one_sur
     assert done["unimportable"].status == "crashed"
 
 
+@pytest.mark.slow
+def test_no_mutant_of_a_sample_of_every_lesson_survives():
+    """The sample is always the same. A survivor needs a check, or an entry with a reason among the equivalents."""
+    sample = mutate.sample_of_each(load_manifest().written, 1)
+    done = list(fates(sample, 1, own_checks=True))
+    assert len(done) == len(load_manifest().written)
+    assert [f"{fate.mutant.id}\n{fate.mutant.diff}" for fate in done if not fate.killed] == []
+
+
 def test_a_sample_is_the_same_every_time_and_a_new_mutant_moves_one_other_at_most():
     mutants = [Mutant(f"m{i}", "L1.A", "f", (), (), "") for i in range(100)]
     drawn = mutate.draw(mutants, 10, 3)

@@ -115,7 +115,8 @@ def test_an_edit_does_not_find_other_words(tmp_path, monkeypatch, text):
 
 def test_what_passed_rules_pitfalls_out():
     """Two students were led astray by suggestions whose other checks had passed."""
-    found, pitfalls = 0, load_pitfalls()[::4]
+    found = 0
+    pitfalls = load_pitfalls()[::4]
     for pitfall in pitfalls:
         lesson = {check_id for check_id in all_checks() if check_id.startswith(pitfall.lesson_id + ".")}
         passed = lesson - set(pitfall.killed_by)

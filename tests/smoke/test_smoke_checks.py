@@ -74,7 +74,8 @@ def test_tolerance_accepts_rounding_and_nothing_more():
 
 def test_an_infinite_expectation_is_not_an_infinite_tolerance():
     """A bound times infinity accepted any number where minus infinity was expected, and refused the right one."""
-    banned, logits = torch.tensor([-torch.inf, 1.0]), torch.tensor([5.0, 1.0])
+    banned = torch.tensor([-torch.inf, 1.0])
+    logits = torch.tensor([5.0, 1.0])
     (failure,) = differences(banned, logits, 1e-5)
     assert (failure.expected, failure.got) == ("-inf", "5")
     assert differences(logits, banned, 1e-5)
@@ -143,7 +144,9 @@ def test_only_plain_values_leave_a_probe(value):
 
 def test_one_verdict_at_a_time_and_each_with_one_thread() -> None:
     """Two at once changed each other's number of threads, and loaded one model of transformers twice: garbage."""
-    inside, most, threads = 0, 0, set()
+    inside = 0
+    most = 0
+    threads = set()
 
     def verdict(seed: int, got: object) -> list[Failure]:
         nonlocal inside, most

@@ -29,7 +29,8 @@ def engine(tmp_path):
 def test_a_starter_compiles_and_keeps_every_signature_and_docstring(lesson):
     emptied = {str(function) for task in lesson.tasks for function in task.functions}
     for file, text in starter_files(lesson).items():
-        before, after = functions_of(ast.parse((ENGINE / file).read_text())), functions_of(ast.parse(text))
+        before = functions_of(ast.parse((ENGINE / file).read_text()))
+        after = functions_of(ast.parse(text))
         for name, node in after.items():
             assert ast.unparse(node.args) == ast.unparse(before[name].args)
             assert ast.get_docstring(node) == ast.get_docstring(before[name])
@@ -41,7 +42,8 @@ def test_a_starter_compiles_and_keeps_every_signature_and_docstring(lesson):
 def test_a_task_starter_leaves_all_other_functions_alone(one):
     for file, text in task_starter(one).items():
         names = {function.qualname for function in one.functions if function.file == file}
-        before, after = functions_of(ast.parse((ENGINE / file).read_text())), functions_of(ast.parse(text))
+        before = functions_of(ast.parse((ENGINE / file).read_text()))
+        after = functions_of(ast.parse(text))
         same = {name for name, node in after.items() if ast.unparse(node) == ast.unparse(before[name])}
         assert set(after) - same == names
 

@@ -116,7 +116,8 @@ class Expected:
 
 
 def lonely(steps: Sequence[SampledStep], params: SamplingParams) -> Expected:
-    detokenizer, used = Detokenizer(TOKENIZER, params.stop, params.min_new_tokens), []
+    detokenizer = Detokenizer(TOKENIZER, params.stop, params.min_new_tokens)
+    used = []
     for step in steps:
         if step.error is not None:
             break
@@ -169,7 +170,8 @@ class Planned:
 
 def check_equal(planned: Planned, expected: Expected) -> None:
     """All of it, bit for bit; of an aborted request what it had come to."""
-    output, tokens = planned.output, [d for d in planned.deltas if d.token_id is not None]
+    output = planned.output
+    tokens = [d for d in planned.deltas if d.token_id is not None]
     assert output is not None
     assert "".join(delta.text for delta in planned.deltas) == output.text
     assert [delta.token_id for delta in tokens] == output.token_ids
@@ -191,7 +193,8 @@ def check_equal(planned: Planned, expected: Expected) -> None:
 
 def poison_freed_pages(engine: Engine) -> None:
     """Whoever reads a page after it was given back, or before it is written, reads NaN. Mutates the engine."""
-    allocator, free = engine.scheduler.allocator, engine.scheduler.allocator.free
+    allocator = engine.scheduler.allocator
+    free = engine.scheduler.allocator.free
 
     def poison(pages: Sequence[int]) -> None:
         free(pages)
@@ -210,7 +213,8 @@ def check_pages(engine: Engine) -> None:
 
 def check_idle(engine: Engine) -> None:
     """Nothing is left behind: no request, no entry, no page but cached ones that could be given up."""
-    scheduler, cache = engine.scheduler, engine.scheduler.cache
+    scheduler = engine.scheduler
+    cache = engine.scheduler.cache
     assert not engine.has_work
     assert engine.entries == {}
     assert scheduler.allocator.num_free + cache.num_pages == scheduler.allocator.num_pages

@@ -208,7 +208,8 @@ def drawn(seed: int) -> tuple[dict[str, Any], Draft202012Validator]:
 
 
 def texts(schema: Any, count: int = NUM_SAMPLES, whitespace: Any = "spaced", seed: int = 0) -> list[str]:
-    node, rng = schema_node(schema, whitespace), random.Random(seed)
+    node = schema_node(schema, whitespace)
+    rng = random.Random(seed)
     return [sample(node, rng) for _ in range(count)]
 
 

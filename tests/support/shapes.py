@@ -74,7 +74,9 @@ def teacher_forced(driver: GreedyDriver, ids: list[int], prompt: int) -> Tensor:
     """Logits of the last prompt token and of every token after it, each of them decoded alone."""
     num_pages = 1 + pages_needed(len(ids), 16)
     pool = KVPool(driver.model.config, num_pages, 16, driver.model.embedding.dtype)
-    pages, done, rows = list(range(1, num_pages)), 0, []
+    pages = list(range(1, num_pages))
+    done = 0
+    rows = []
     for end in range(prompt, len(ids) + 1):
         rows.append(driver.forward(pack_batch([SequenceChunk(ids[done:end], done, pages)], 16), pool)[0])
         done = end

@@ -75,7 +75,8 @@ def test_an_aborted_request_keeps_what_it_has(tokenizer):
 
 
 def test_the_samples_of_a_seed_are_those_of_generate(tokenizer):
-    ids, params = tokenizer.encode(TEXTS[0]), SamplingParams(temperature=0.9, seed=5, n=2, best_of=3, max_new_tokens=9)
+    ids = tokenizer.encode(TEXTS[0])
+    params = SamplingParams(temperature=0.9, seed=5, n=2, best_of=3, max_new_tokens=9)
     expected = make_engine(tokenizer).generate([ids], params)[0]
 
     async def work(engine):
@@ -86,7 +87,8 @@ def test_the_samples_of_a_seed_are_those_of_generate(tokenizer):
 
 def test_a_report_from_a_token_on_computes_only_what_it_needs(tokenizer):
     ids = tokenizer.encode(" ".join(TEXTS * 2))
-    params, config = SamplingParams(prompt_logprobs=1), replace(CONFIG, prefix_cache="radix")
+    params = SamplingParams(prompt_logprobs=1)
+    config = replace(CONFIG, prefix_cache="radix")
     (whole,) = make_engine(tokenizer).generate([ids], replace(params, max_new_tokens=1))[0]
     start = len(ids) - 5
 

@@ -112,7 +112,8 @@ def compiled(name, kind, text, **options):
 def masked(grammar):
     """The tokens that the mask allows, read off logits: whatever form the mask has."""
     size = getattr(grammar, "table", TABLE).vocab_size
-    mask, logits = grammar.allocate_vocab_mask(size, 3), torch.zeros(3, size)
+    mask = grammar.allocate_vocab_mask(size, 3)
+    logits = torch.zeros(3, size)
     grammar.fill_vocab_mask(mask, 1)
     grammar.apply_vocab_mask(logits, grammar.move_vocab_mask(mask, "cpu"))
     assert (logits[[0, 2]] == 0).all(), "rows of other requests are left alone"
@@ -167,7 +168,8 @@ def test_mask_is_what_a_copy_accepts(name, key):
 def test_a_stop_token_may_come_exactly_where_the_text_matches(name, pattern):
     """Also: one dialect. xgrammar alone reads ``.`` as any character, ignores ``^`` in the middle, has no ``(?i)``."""
     for seed in range(4):
-        grammar, text = compiled(name, "regex", pattern), b""
+        grammar = compiled(name, "regex", pattern)
+        text = b""
         draw = random.Random(seed)
         for _ in range(12):
             try:
@@ -197,7 +199,8 @@ def test_special_and_padded_ids_are_never_allowed(name):
 @pytest.mark.parametrize(("name", "key"), GRAMMARS[::3])
 def test_rollback_is_replay_across_the_end_too(name, key):
     draw = random.Random(1)
-    grammar, history = backend_of(name).compile(key), []
+    grammar = backend_of(name).compile(key)
+    history = []
     for _ in range(25):
         if history and (grammar.is_terminated() or draw.random() < 0.4):
             count = draw.randint(0, len(history))
@@ -227,7 +230,8 @@ def test_copies_stand_at_the_same_place_and_go_their_own_ways(name):
     grammar = compiled(name, "regex", r"foo(bar)?baz")
     for token in text_tokens("foo"):
         grammar.accept_token(token)
-    twin, before = grammar.copy(), masked(grammar)
+    twin = grammar.copy()
+    before = masked(grammar)
     twin.accept_token(BYTE[ord("b")])
     twin.accept_token(BYTE[ord("a")])
     assert masked(grammar) == before
@@ -498,7 +502,8 @@ def test_schemas_of_pydantic(name):
         points=(dict[str, int], {}),
         pair=(tuple[int, str], ...),
     )
-    draw, grammar = random.Random(4), compiled(name, "json_schema", team.model_json_schema())
+    draw = random.Random(4)
+    grammar = compiled(name, "json_schema", team.model_json_schema())
     texts = [text for text in (random_text(grammar.copy(), TABLE, draw, 50) for _ in range(5)) if text is not None]
     assert texts
     for text in texts:
@@ -630,7 +635,8 @@ def test_a_set_of_characters_is_the_same_set_of_bytes_in_every_backend(pattern):
     for name in ("fsm", "xgrammar", "llguidance"):
         grammar = make_backend(name, table, GrammarOptions()).compile(("regex", pattern))
         for text in texts:
-            copy, expected = grammar.copy(), is_text(text) and bool(allowed.fullmatch(text.decode()))
+            copy = grammar.copy()
+            expected = is_text(text) and bool(allowed.fullmatch(text.decode()))
             assert takes_bytes(copy, text) == expected, (name, text)
 
 
@@ -669,7 +675,9 @@ def test_a_pattern_that_xgrammar_reads_as_more_is_refused_and_auto_keeps_it(patt
 @pytest.mark.parametrize("name", ["xgrammar", "llguidance"])
 def test_drawn_patterns_mean_to_a_library_what_they_mean_to_re(name: str) -> None:
     """Patterns of repeats, choices and optional parts; those that a library would misread are refused."""
-    backend, dice, kept = make_backend(name, TABLE, GrammarOptions()), random.Random(0), 0
+    backend = make_backend(name, TABLE, GrammarOptions())
+    dice = random.Random(0)
+    kept = 0
     for _ in range(150):
         pattern = drawn_pattern(dice, 3)
         try:
@@ -687,7 +695,10 @@ def test_drawn_patterns_mean_to_a_library_what_they_mean_to_re(name: str) -> Non
 @pytest.mark.parametrize("name", ["fsm", *BOTH])
 def test_what_a_backend_takes_of_drawn_schemas_is_valid(name: str) -> None:
     """Texts written by walking the masks, texts of the tree, and mutants of both: nothing invalid is ever taken."""
-    backend, kept, written, taken = make_backend(name, TABLE, GrammarOptions(max_states=2000)), 0, 0, 0
+    backend = make_backend(name, TABLE, GrammarOptions(max_states=2000))
+    kept = 0
+    written = 0
+    taken = 0
     for seed in range(0, NUM_SCHEMAS, 2):
         schema, validator = drawn(seed)
         try:

@@ -104,7 +104,8 @@ def steps_to_end(dfa):
 
 def sample(dfa, steps, draw, most):
     """Walk the automaton for a while and then to the nearest end, and read off a text."""
-    out, state = bytearray(), 0
+    out = bytearray()
+    state = 0
     while not (dfa.accepting[state] and (len(out) >= most or draw.random() < 0.2)):
         after = dfa.transitions[state]
         if (after == DEAD).all():
@@ -120,7 +121,8 @@ def texts_near(dfa, draw, count):
     steps = steps_to_end(dfa) if dfa else None
     for _ in range(count):
         text = sample(dfa, steps, draw, draw.randrange(12)) if dfa else ""
-        place, new = draw.randrange(len(text) + 1), draw.choice(ALPHABET)
+        place = draw.randrange(len(text) + 1)
+        new = draw.choice(ALPHABET)
         yield from (text, text[:place] + new + text[place:], text[:place] + new + text[place + 1 :])
         yield text[:place] + text[place + 1 :]
         yield "".join(draw.choice(ALPHABET) for _ in range(draw.randrange(5)))
@@ -134,7 +136,8 @@ def short_enough(text):
 @given(PATTERNS, st.integers(0, 10**6))
 def test_a_regex_is_the_language_of_fullmatch(pattern, seed):
     node = parse_regex(pattern)
-    dfa, draw = automaton(node), random.Random(seed)
+    dfa = automaton(node)
+    draw = random.Random(seed)
     again = automaton(parse_regex(to_regex(node)))
     for text in filter(short_enough, texts_near(dfa, draw, 6)):
         expected = re.fullmatch(pattern, text, re.ASCII) is not None
@@ -153,7 +156,8 @@ SEARCHED = ["a.c", r"^\S+$", r"\s", "^.$", "ab|a.|^a|b$", r"^[^\d]{2}$", r"^(ab)
 @pytest.mark.parametrize("pattern", SEARCHED)
 def test_a_pattern_is_found_by_python_and_by_javascript(pattern):
     """Every text of the tree is found by ``re``, Unicode and ASCII, and by JavaScript's reading of it."""
-    dfa, draw = automaton(parse_pattern(pattern)), random.Random(0)
+    dfa = automaton(parse_pattern(pattern))
+    draw = random.Random(0)
     as_javascript = re.sub(r"\[[^\]]*\]|\\.|[.$]", lambda m: JAVASCRIPT.get(m[0], m[0]), pattern)
     found = 0
     for text in texts_near(dfa, draw, 100):
@@ -297,7 +301,9 @@ def test_one_compiled_grammar_serves_eight_threads(monkeypatch):
     start = FsmBackend(TABLE).compile(("regex", r'"[^"\\]{0,20}"|[0-9]+(\.[0-9]+)?'))
 
     def path(seed):
-        grammar, draw, seen = start.copy(), random.Random(seed), []
+        grammar = start.copy()
+        draw = random.Random(seed)
+        seen = []
         for _ in range(30):
             seen.append(allowed_tokens(grammar))
             if not seen[-1]:
@@ -349,7 +355,8 @@ def test_the_walk_of_the_trie_is_a_walk_per_token(tokens, seed, num_states):
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65, 200])
 def test_the_fast_way_to_write_a_mask_is_the_plain_one(size):
-    allowed, logits = torch.rand(3, size) < 0.5, torch.randn(3, size)
+    allowed = torch.rand(3, size) < 0.5
+    logits = torch.randn(3, size)
     plain, fast = logits.clone(), logits.clone()
     apply_bitmask(plain, pack_allowed(allowed))
     apply_bitmask_on_cpu(fast, pack_allowed(allowed))

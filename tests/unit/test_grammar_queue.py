@@ -119,7 +119,8 @@ def gated(**changes: Any) -> EngineConfig:
 
 
 def step_until(engine: Engine, is_done: Callable[[], bool]) -> list[Delta]:
-    deltas, end = [], time.monotonic() + LONG_S
+    deltas = []
+    end = time.monotonic() + LONG_S
     while not is_done():
         assert time.monotonic() < end, "nothing came of it"
         deltas += engine.step().deltas
@@ -137,7 +138,8 @@ def test_closing_a_stream_that_waits_for_its_grammar_aborts_it(gates: Gates) -> 
 def test_what_is_raised_on_the_way_leaves_no_request_behind(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in a notebook while a grammar is compiled."""
     engine = make_engine(config=gated())
-    step, calls = engine.step, iter(range(2))
+    step = engine.step
+    calls = iter(range(2))
 
     def interrupted() -> object:
         if next(calls, None) is None:
@@ -243,7 +245,8 @@ class Rank1(UnevenBackend):
 
 def test_two_ranks_with_different_compile_times_schedule_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ready is who is ready on both, failed who failed on one. A rank is a thread here."""
-    barrier, reports = threading.Barrier(2, timeout=LONG_S), list[Any]([None, None])
+    barrier = threading.Barrier(2, timeout=LONG_S)
+    reports = list[Any]([None, None])
 
     def serve(rank: int) -> list[Any]:
         def gather(report: Any) -> list[Any]:

@@ -69,7 +69,8 @@ def test_whatever_matches_is_valid() -> None:
     accepted = refused = valid_but_refused = 0
     for seed in range(NUM_SCHEMAS):
         schema, validator = drawn(seed)
-        rng, pattern = random.Random(seed), language(schema)
+        rng = random.Random(seed)
+        pattern = language(schema)
         seeds = [*texts(schema, seed=seed), *texts(drawn((seed + 1) % NUM_SCHEMAS)[0], 2)]
         for _ in range(NUM_MUTANTS):
             text = mutate(rng.choice(seeds), rng)
@@ -217,8 +218,10 @@ def test_constants_and_enums() -> None:
 def test_white_space() -> None:
     schema = {"properties": {"a": {"items": INT}, "b": {"const": {"c": [1, 2]}}}, "required": ["a", "b"]}
     value = {"a": [1, 2], "b": {"c": [1, 2]}}
-    spaced, compact = json.dumps(value), json.dumps(value, separators=(",", ":"))
-    wide, empty = json.dumps(value, indent="\t\r\n"), '{"a":[ ],"b":{"c":[1,2]}}'
+    spaced = json.dumps(value)
+    compact = json.dumps(value, separators=(",", ":"))
+    wide = json.dumps(value, indent="\t\r\n")
+    empty = '{"a":[ ],"b":{"c":[1,2]}}'
     expected = {"spaced": [spaced], "compact": [compact], "any": [spaced, compact, wide, empty]}
     for whitespace, matching in expected.items():
         pattern = language(schema, whitespace)
@@ -380,7 +383,8 @@ IGNORED: list[tuple[Any, list[str]]] = [
 def test_what_says_nothing_about_values_is_listed(schema: Any, ignored: list[str]) -> None:
     conversion = convert(schema)
     assert list(conversion.ignored) == ignored
-    validator, rng = Draft202012Validator(schema), random.Random(0)
+    validator = Draft202012Validator(schema)
+    rng = random.Random(0)
     for text in [sample(conversion.node, rng) for _ in range(30)]:
         validator.validate(json.loads(text))
 
@@ -415,7 +419,8 @@ def test_decimals_between_bounds_are_all_there_and_no_others() -> None:
     kinds = itertools.cycle(itertools.product(["minimum", "exclusiveMinimum"], ["maximum", "exclusiveMaximum"]))
     for (low, high), (lower, upper) in zip(itertools.combinations(ENDS, 2), kinds, strict=False):
         schema = {"type": "number", lower: low, upper: high}
-        automaton, validator = compile_node(schema_node(schema)), Draft202012Validator(schema)
+        automaton = compile_node(schema_node(schema))
+        validator = Draft202012Validator(schema)
         for text in spelled:
             valid = validator.is_valid(json.loads(text)) and not re.fullmatch("-0(.0*)?", text)
             assert automaton.matches(text) == valid, (schema, text)
@@ -425,7 +430,8 @@ def test_decimals_between_bounds_are_all_there_and_no_others() -> None:
 def test_decimals_with_one_bound(bound: float) -> None:
     for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         schema = {"type": "number", keyword: bound}
-        automaton, validator = compile_node(schema_node(schema)), Draft202012Validator(schema)
+        automaton = compile_node(schema_node(schema))
+        validator = Draft202012Validator(schema)
         for text in texts(schema, 40):
             assert validator.is_valid(json.loads(text)), (schema, text)
         for step in (0, 1, -1, 0.25, -0.25, 1000, -1000):

@@ -102,14 +102,16 @@ def test_a_fault_of_the_attention_kernel_is_found(
     sums: str, head_dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another order of additions for the last rows of some numbers: what a BLAS beneath does to a tail."""
-    original, numbers = invariant.kernel, row_numbers(256)
+    original = invariant.kernel
+    numbers = row_numbers(256)
     sound = invariant.numbers_that_hold(2, head_dim, dtype, numbers)
     assert len(sound) >= 2
 
     def planted(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = original(q, keys, values, mask)
         if q.shape[2] in sound[::2]:
-            over_scores, over_values = (q.flip(3), keys.flip(3), values), (q, keys.flip(2), values.flip(2))
+            over_scores = (q.flip(3), keys.flip(3), values)
+            over_values = (q, keys.flip(2), values.flip(2))
             turned = original(*(over_scores if sums == "of scores" else over_values), mask)
             for whole, part in zip((out, lse), turned, strict=True):
                 whole[:, :, -4:] = part[:, :, -4:]

@@ -186,7 +186,8 @@ def test_a_faster_way_that_does_not_hold_is_passed_over(monkeypatch: pytest.Monk
 def test_a_way_that_holds_in_small_blocks_alone_is_timed_in_them(
     in_blocks: float, chosen: str, monkeypatch: pytest.MonkeyPatch, no_findings: Path
 ) -> None:
-    whole, blocks = {"packed": [1.0], "onednn": [5.0], "torch": [3.0]}, {"packed": [in_blocks], "torch": [3.0]}
+    whole = {"packed": [1.0], "onednn": [5.0], "torch": [3.0]}
+    blocks = {"packed": [in_blocks], "torch": [3.0]}
     held = {"packed": [4, 32], "torch": [4, 128], "onednn": [4, 128]}
     times = iter((whole, blocks))
     monkeypatch.setattr(products, "time_ways", lambda weight, ways, numbers: next(times))

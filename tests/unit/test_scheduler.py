@@ -25,7 +25,8 @@ def test_a_waiting_prompt_is_not_copied_in_every_step(monkeypatch: pytest.Monkey
     scheduler = make_scheduler(400, max_running_requests=16, max_tokens_per_step=512)
     for name in range(600):
         scheduler.add(make_request(name, 40, 5))
-    copied, plain = Counter[str](), Request.tokens
+    copied = Counter[str]()
+    plain = Request.tokens
 
     def tokens(self: Request, start: int, stop: int) -> list[int]:
         copied[self.request_id] += 1
@@ -61,7 +62,8 @@ def test_check_pages_sees_a_page_without_an_owner_and_one_with_two() -> None:
     scheduler.schedule()
     scheduler.check_pages()
     one, other = (request.pages for request in scheduler.running)
-    page, one[0] = one[0], other[0]
+    page = one[0]
+    one[0] = other[0]
     with pytest.raises(AssertionError, match="two owners"):
         scheduler.check_pages()
     one.clear()

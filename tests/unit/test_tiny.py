@@ -97,7 +97,8 @@ def test_the_folder_is_small_float32_and_loads_in_transformers() -> None:
 def test_batches_resume_where_they_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block of steps has its own text; the last fifth of them has longer rows."""
     monkeypatch.setattr(train, "STEPS_PER_BLOCK", 2)
-    tokenizer, phase = TOKENIZER.backend_tokenizer, replace(PHASES[1], steps=10)
+    tokenizer = TOKENIZER.backend_tokenizer
+    phase = replace(PHASES[1], steps=10)
     whole = list(itertools.islice(train.batches(tokenizer, phase, 0, "1"), 5))
     assert torch.equal(whole[4], next(train.batches(tokenizer, phase, 4, "1")))
     assert not torch.equal(whole[4], whole[2])

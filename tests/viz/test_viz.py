@@ -141,13 +141,17 @@ def test_rows_go_through_a_product_one_by_one():
 
 
 def test_fused_norm_is_the_same_formula():
-    x, weight = torch.randn(5, 12, generator=torch.Generator().manual_seed(0)), torch.linspace(0.5, 2, 12)
+    x = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
+    weight = torch.linspace(0.5, 2, 12)
     torch.testing.assert_close(forward.measure.fused_rms_norm(x, weight, 1e-6), rms_norm(x, weight, 1e-6))
 
 
 def test_strongest_head_is_the_one_with_most_weight():
     weights = [torch.zeros(3, 4, 4) for _ in range(2)]
-    weights[0][2, -1, 1], weights[1][1, -1, 1], weights[1][1, -1, 2], weights[1][0, 2, 1] = 0.6, 0.4, 0.3, 1.0
+    weights[0][2, -1, 1] = 0.6
+    weights[1][1, -1, 1] = 0.4
+    weights[1][1, -1, 2] = 0.3
+    weights[1][0, 2, 1] = 1.0
     made = forward.measure.ForwardTrace([], [], weights, torch.zeros(0))
     assert forward.strongest_head(made, -1, [1]) == (0, 2)
     assert forward.strongest_head(made, -1, [1, 2]) == (1, 1)

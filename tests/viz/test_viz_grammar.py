@@ -80,7 +80,8 @@ def follow(arrows: tuple[Arrow, ...], data: bytes) -> tuple[int, bytes]:
         if not ahead:
             break
         (arrow,) = ahead
-        state, data = arrow.target, data[len(arrow.data) :]
+        state = arrow.target
+        data = data[len(arrow.data) :]
     return state, data
 
 

@@ -124,8 +124,10 @@ def test_what_was_evicted_and_came_back_between_two_frames_is_new():
 
 def random_film(seed: int) -> Film:
     dice = random.Random(seed)
-    cache, free = RadixCache(dice.choice([1, 2])), iter(range(10_000))
-    film, hits = Film(cache), []
+    cache = RadixCache(dice.choice([1, 2]))
+    free = iter(range(10_000))
+    film = Film(cache)
+    hits = []
     for _ in range(25):
         tokens = [97 + dice.randrange(2) for _ in range(dice.randint(1, 9))]
         action = dice.choice(["insert", "insert", "lock", "unlock", "evict"])

@@ -62,7 +62,9 @@ def test_temperature_sweep_and_entropy():
 
 
 def test_filters_in_any_order_agree_with_sets_computed_by_hand():
-    heat, k, p = {"temperature": 1.5}, {"top_k": 12}, {"top_p": 0.8}
+    heat = {"temperature": 1.5}
+    k = {"top_k": 12}
+    p = {"top_p": 0.8}
     hot, own = heated(1.5), heated(1.0)
     first = cut(hot, top_k(hot, 12))
     joint = cut(hot, top_k(hot, 12) & top_p(hot, 0.8))
