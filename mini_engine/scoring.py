@@ -30,7 +30,7 @@ def score_prompt(chunk: ScheduledChunk, output: RequestOutput, hidden: Tensor, h
     What was reported before a preemption is not repeated. Tokens before ``prompt_logprobs_start`` have ``None``.
     """
     request = chunk.request
-    wanted = chunk.request.params.prompt_logprobs
+    wanted = request.params.prompt_logprobs
     first = chunk.start
     last = min(chunk.start + chunk.num_tokens, request.num_prompt_tokens - 1)
     if wanted is None or len(output.prompt_logprobs or ()) > last:
@@ -49,7 +49,7 @@ def score_forced(chunk: ScheduledChunk, output: RequestOutput, hidden: Tensor, h
     They were appended to the output before their rows were computed; the chunk has those rows.
     """
     request = chunk.request
-    wanted = chunk.request.params.logprobs
+    wanted = request.params.logprobs
     first = request.num_prompt_tokens + len(output.logprobs)
     end = chunk.start + chunk.num_tokens
     # The last row predicts a token that is not known yet.

@@ -271,7 +271,7 @@ def whole(name: str) -> Product:
 
     def product(weight: Tensor) -> Linear:
         way = WAYS[name]
-        stored = WAYS[name].store(weight)
+        stored = way.store(weight)
         return lambda x: way.multiply(x, stored)
 
     return product

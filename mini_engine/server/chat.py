@@ -130,8 +130,8 @@ class ChoiceStream:
         if reason is not None:
             matched = self.handle.outputs[delta.request_id].matched
             last_thought, last_text = self.thoughts.flush()
-            thought = thought + last_thought
-            text = text + last_text + self.chat.body.stop_text(matched)
+            thought += last_thought
+            text += last_text + self.chat.body.stop_text(matched)
         if self.chat.calls_tools:
             self.calls += text
             text = ""

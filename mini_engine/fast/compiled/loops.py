@@ -132,7 +132,7 @@ def norm_and_rotate(heads: Floats, weights: Floats, cos: Floats, sin: Floats, ep
         for head in range(weights.shape[0]):
             x = heads[t, head]
             weight = weights[head]
-            scale = inverse_rms(heads[t, head], eps)
+            scale = inverse_rms(x, eps)
             turned = q[t, head] if head < num_heads else k[t, head - num_heads]
             for i in range(half):
                 a = x[i] * scale * weight[i]
