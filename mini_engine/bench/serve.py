@@ -278,12 +278,12 @@ def print_goals(rows: Sequence[Row]) -> None:
         if row.rate:
             text = f"<= {MOST_TTFT:g}"
             value = over.ttft_p99
-            is_kept = over.ttft_p99 <= MOST_TTFT
+            is_kept = value <= MOST_TTFT
             text = f"p99 of TTFT at {row.rate:g} per second {text}"
         else:
             text = f">= {LEAST_SPEED:g}"
             value = over.tokens_per_s
-            is_kept = over.tokens_per_s >= LEAST_SPEED
+            is_kept = value >= LEAST_SPEED
             text = f"streamed throughput {text}"
         typer.echo(f"{text} of {BARE}: {value:.2f}, {'reached' if is_kept else 'MISSED'}")
 

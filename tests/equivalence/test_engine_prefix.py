@@ -1,7 +1,7 @@
 """The engine with the radix cache against the cold, lonely run: sharing pages changes what is computed, never a bit.
 
-The oracle is that of ``test_engine``: the driver of L4, one request, nothing cached. Freed pages are filled with NaN,
-so that whoever reads a page that was given back shows. The matrix of ``test_engine`` has a cache in most of its traces.
+The oracle is that of ``test_engine``: the driver of L4, one request, nothing cached. Freed pages are filled with NaN:
+an answer that reads one shows it. The matrix of ``test_engine`` has a cache in most of its traces.
 """
 
 import random

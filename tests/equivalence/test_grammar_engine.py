@@ -196,8 +196,8 @@ def test_matrix_with_forced_text_is_bitwise_the_lonely_run_with_forced_text() ->
     preempted, forced = 0, 0
     for seed in range(NUM_TRACES):
         trace = Trace(seed, jump_forward=True).run()
-        preempted = preempted + trace.num_preemptions
-        forced = forced + sum(sum(s.forced.values()) for s in trace.steps)
+        preempted += trace.num_preemptions
+        forced += sum(sum(s.forced.values()) for s in trace.steps)
         config = EngineConfig(
             dtype=trace.config.dtype,
             batch_invariant=True,

@@ -82,7 +82,7 @@ def test_whatever_word_follows_forced_text_the_tokenizer_would_have_spelled_it_s
 
 
 @pytest.mark.slow
-def test_of_sixty_records_all_but_one_keep_their_spelling_and_half_the_passes_are_saved() -> None:
+def test_of_sixty_records_ninety_nine_in_a_hundred_keep_their_spelling_and_half_the_passes_are_saved() -> None:
     cases = records(60)
     params = [
         SamplingParams(json_schema=schema, temperature=0.7 * (i % 2), seed=i, max_new_tokens=80)
@@ -102,8 +102,8 @@ def test_of_sixty_records_all_but_one_keep_their_spelling_and_half_the_passes_ar
     plain, jumped = ([is_canonical(output) for output in outputs[jump]] for jump in (False, True))
     kept = [after for before, after in zip(plain, jumped, strict=True) if before]
     assert len(kept) >= 45
-    assert sum(kept) >= len(kept) - 1
-    assert sum(jumped) >= len(jumped) - 1
+    assert sum(kept) >= 0.99 * len(kept)
+    assert sum(jumped) >= 0.99 * len(jumped)
     assert passes[True] <= 0.6 * passes[False]
 
 

@@ -192,9 +192,9 @@ def check_equal(planned: Planned, expected: Expected) -> None:
 
 
 def poison_freed_pages(engine: Engine) -> None:
-    """Whoever reads a page after it was given back, or before it is written, reads NaN. Mutates the engine."""
+    """Fill pages with NaN when they are freed, and all of them now: an answer that reads one shows it. Mutates."""
     allocator = engine.scheduler.allocator
-    free = engine.scheduler.allocator.free
+    free = allocator.free
 
     def poison(pages: Sequence[int]) -> None:
         free(pages)
@@ -214,7 +214,7 @@ def check_pages(engine: Engine) -> None:
 def check_idle(engine: Engine) -> None:
     """Nothing is left behind: no request, no entry, no page but cached ones that could be given up."""
     scheduler = engine.scheduler
-    cache = engine.scheduler.cache
+    cache = scheduler.cache
     assert not engine.has_work
     assert engine.entries == {}
     assert scheduler.allocator.num_free + cache.num_pages == scheduler.allocator.num_pages
@@ -227,8 +227,8 @@ def run_trace(
 ) -> list[StepOutput]:
     """Drive requests to their ends, checking every step -> the steps. Sets the deltas and outputs of ``planned``.
 
-    ``tight``: nobody is expected to grow, so pages run out soon. ``shuffle`` draws the order of the rows, which is
-    nobody's business.
+    ``tight``: no request is expected to grow, so pages run out soon. ``shuffle`` draws the order of the rows, on which
+    no answer may depend.
     """
     poison_freed_pages(engine)
     names: dict[str, Planned] = {}

@@ -246,7 +246,7 @@ def spread(wanted: Sequence[float]) -> list[float]:
         while blocks and blocks[-1][0] > mean:
             before, many = blocks.pop()
             mean = (mean * count + before * many) / (count + many)
-            count = count + many
+            count += many
         blocks.append((mean, count))
     flat = [mean for mean, count in blocks for _ in range(count)]
     return [mean + index for index, mean in enumerate(flat)]

@@ -291,7 +291,7 @@ def jump_spec(seed: int) -> Values:
         used = allowed = 0
         for person in people:
             used = used + person.outputs + 20
-            allowed = allowed + person.most
+            allowed += person.most
         ratio = min(used / (allowed + 1), 1.0)
         values[name] = [ratio, max(ratio - 0.602 / 600, 0.098)]
     return values

@@ -109,5 +109,5 @@ def ends(tree: Tree, text: str, starts: frozenset[int]) -> frozenset[int]:
         elif starts <= found and count > least + len(text):
             break  # longer than the text: nothing new can come
         found = found | starts
-        count = count + 1
+        count += 1
     return found

@@ -180,12 +180,12 @@ def reuse_spec(seed: int) -> Values:
         for piece in program:
             if isinstance(piece, str):
                 ids = [*ids, *words().encode(piece)]
-                text = text + piece
+                text += piece
             else:
                 calls.append(ids)
                 answer = answered(seed + place, ids, piece)
                 ids = [*ids, *kept(answer)]
-                text = text + answer["text"]
+                text += answer["text"]
         values[f"case {place}, {program}"] = {"calls": calls, "text": text, "ids": ids}
     return values
 

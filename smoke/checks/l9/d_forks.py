@@ -88,12 +88,12 @@ def spec_run(seed: int, start: Plain, operations: Operations) -> Plain:
     for operation in operations:
         if isinstance(operation, str):
             ids = ids + words().encode(operation)
-            text = text + operation
+            text += operation
         elif isinstance(operation, list):
             name, gen = operation
             answer = answered(seed, ids, gen)
             ids = ids + kept(answer)
-            text = text + answer["text"]
+            text += answer["text"]
             if name is not None:
                 own[name] = answer["text"]
         else:
@@ -101,7 +101,7 @@ def spec_run(seed: int, start: Plain, operations: Operations) -> Plain:
             begun = (len(ids), len(text))
             if operation["late"]:
                 ids = ids + words().encode(" ")
-                text = text + " "
+                text += " "
             for end in ends if operation["appends"] else ():
                 ids, text = ids + end["ids"][begun[0] :], text + end["text"][begun[1] :]
             names = [name for end in ends for name in end["own"]]

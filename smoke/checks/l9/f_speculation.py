@@ -160,11 +160,11 @@ def same_spec(seed: int) -> Values:
         for piece in program:
             if not is_gen(piece):
                 ids = [*ids, *words().encode(piece)]
-                text = text + piece
+                text += piece
                 continue
             answer = answered(seed + place, ids, piece)
             ids = [*ids, *kept(answer)]
-            text = text + answer["text"]
+            text += answer["text"]
             part = {name: answer[name] for name in ("ids", "reason", "matched")}
             answers.append({"value": answer["text"], **part})
         for ahead in AHEAD:
