@@ -12,7 +12,7 @@ from torch import Tensor
 
 from smoke.checks.l7.spec_regular import bits_of
 from smoke.checks.l8.guard import ON_GPU, Guard, bits, guarded
-from smoke.checks.l8.spec_kernels import DTYPES, draw, draw_bits, near, norm, rotation, silu_product
+from smoke.checks.l8.spec_kernels import DTYPES, MOST_OTHERS, draw, draw_bits, near, norm, rotation, silu_product
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
 
@@ -171,7 +171,6 @@ for _name, (_proves, _cases) in MASK_CHECKS.items():
 # L8.B ---------------------------------------------------------------------------------------------------------------
 
 EPS = 1e-6
-MOST_OTHERS = 0.01  # of the numbers may be rounded otherwise: float32 and float64 hardly ever disagree about that
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l8.guard import FAR, ON_GPU, Guard, guarded
-from smoke.checks.l8.spec_kernels import DTYPES, Sequences, attend_all, near, rows_of
+from smoke.checks.l8.spec_kernels import DTYPES, MOST_OTHERS, Sequences, attend_all, near, rows_of
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import differences
 
@@ -338,6 +338,25 @@ def split_half_launches(seed: int) -> dict[str, Launch]:
     return steps(((1, 1), (1, 130), (3, 64)), "float16", 64, queries=2)
 
 
+EVEN = Launch(Sequences(((1, 130), (3, 200)), 16, (2, 1), 64, "float16"), 64, queries=2)
+
+
+def even(seed: int) -> Drawn:
+    """Return queries of zeros: every key weighs the same, so a row is a mean of values."""
+    return [(torch.zeros_like(q), k, v) for q, k, v in EVEN.step.drawn(seed)]
+
+
+def even_verdict(seed: int, got: Values) -> list[Failure]:
+    """Count the numbers that are not the nearest to the exact mean."""
+    exact = attend_all(even(seed))
+    failures = near("mean of values", exact, got["out"], EVEN.step.dtype, 0.0, BOUNDS[EVEN.step.dtype])
+    share = float((got["out"] != exact.to(got["out"].dtype)).double().mean()) if not failures else 0.0
+    if share > MOST_OTHERS:
+        words = "hardly any: what the splits leave is rounded to float32, and the merged row to float16"
+        failures.append(Failure("mean of values", "numbers rounded otherwise", words, f"{share:.0%}"))
+    return failures
+
+
 def query_launches(seed: int) -> dict[str, Launch]:
     """Return sequences with more queries than a block holds, whose rows see different numbers of splits."""
     cases = steps(((9, 100), (3, 66)), "float32", 32)
@@ -423,7 +442,7 @@ add_checks(
             "Every row of a decoding step is that of float64, for all page sizes, heads and sizes of a split.",
             decode_launches,
         ),
-        "half": ("In 16 bits, too; what the splits leave is of 32 bits.", split_half_launches),
+        "half": ("In 16 bits, too, where tiles are larger and the weights are rounded.", split_half_launches),
         "queries": ("Rows of one block that see different numbers of splits are merged from as many.", query_launches),
         "many": (
             "More splits than are merged at once: what was merged is corrected as the largest grows.",
@@ -434,6 +453,12 @@ add_checks(
             split_memory_launches,
         ),
     },
+)
+REGISTRY.add(
+    "L8.F.rounding",
+    "In 16 bits a row is rounded once: what the splits leave is of 32 bits.",
+    lambda seed: attend(EVEN, even(seed), seed),
+    even_verdict,
 )
 REGISTRY.add(
     "L8.F.scores",

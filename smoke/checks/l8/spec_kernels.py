@@ -16,6 +16,7 @@ from smoke.framework.check import Failure, Plain
 from smoke.framework.compare import number, place_of, shorten
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter holds bfloat16 wrongly
+MOST_OTHERS = 0.01  # of the numbers may be rounded otherwise: float32 and float64 hardly ever disagree about that
 
 
 def draw(*shape: int, seed: int, dtype: str = "float32") -> Tensor:
