@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l7.spec_regular import bits_of
-from smoke.checks.l8.guard import ON_GPU, Guard, bits, guarded
+from smoke.checks.l8.guard import FAR, ON_GPU, Guard, bits, guarded
 from smoke.checks.l8.spec_kernels import DTYPES, MOST_OTHERS, draw, draw_bits, near, norm, rotation, silu_product
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
@@ -175,13 +175,17 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Norming:
-    """Rows to norm; with ``residual`` they are added to it first. ``gap`` numbers lie between two rows of each."""
+    """Rows to norm; with ``residual`` they are added to it first. ``gap`` numbers lie between two rows of each.
+
+    ``is_far``: the kernel finds the rows that are added 2**30 numbers apart.
+    """
 
     x: Tensor
     weight: Tensor
     eps: float = EPS
     residual: Tensor | None = None
     gap: int = 0
+    is_far: bool = False
 
     @property
     def dtype(self) -> str:
@@ -225,7 +229,9 @@ def norm_sums(seed: int) -> dict[str, Norming]:
             cases[f"{dtype} [{rows}, {width}], rows apart"] = Norming(x, weight, residual=residual, gap=rows % 4 + 2)
     x = draw(5, 96, seed=seed, dtype="float16")
     residual = draw(5, 96, seed=seed + 2) * 9
-    cases["float16, residual and weight float32"] = Norming(x, draw(96, seed=seed + 1), residual=residual)
+    weight = draw(96, seed=seed + 1)
+    cases["float16, residual and weight float32"] = Norming(x, weight, residual=residual)
+    cases["rows 2**30 numbers apart"] = Norming(residual, weight, residual=residual[[4, 3, 2, 1, 0]], is_far=True)
     return cases
 
 
@@ -256,6 +262,8 @@ def norm_probe(cases: Normings) -> Callable[[int], Values]:
                 else:
                     # Other strides than those of x and of the output.
                     residual = guard.put("the residual", case.residual, 2 * case.gap, NOISE)
+                    for tensor_name, tensor in (("x", x), ("the residual", residual)) if case.is_far else ():
+                        guard.stretch(tensor_name, tensor)
                     out = add_rms_norm(x, residual, weight, case.eps)
                     values[name]["bits of the sum"] = bits(residual)
             values[name] |= {"norm": out, "x is as it was": torch.equal(bits(x), bits(case.x)), ON_GPU: guard.faults()}
@@ -375,7 +383,7 @@ ROTARY_SHAPES = ((1, 2, 1, 32), (5, 4, 2, 64), (3, 8, 1, 128), (4, 3, 3, 20), (2
 
 
 def silu_rows(seed: int) -> dict[str, tuple[Tensor, int]]:
-    """Return gates with what they multiply, and the numbers between two rows."""
+    """Return gates with what they multiply, and the numbers between two rows; ``FAR`` is what the kernel is told."""
     cases: dict[str, tuple[Tensor, int]] = {}
     for dtype in DTYPES:
         for rows, width, gap in SILU_SHAPES:
@@ -385,6 +393,7 @@ def silu_rows(seed: int) -> dict[str, tuple[Tensor, int]]:
             )
         edges = torch.tensor([[gate, 0.5] for gate in GATES], dtype=DTYPES[dtype])
         cases[f"{dtype}, gates {list(GATES)}"] = (edges, 0)
+    cases["rows 2**30 numbers apart"] = (draw(5, 2 * 20, seed=seed), FAR)
     return cases
 
 
@@ -395,7 +404,8 @@ def silu_probe(seed: int) -> Values:
     values: Values = {}
     for name, (gate_up, gap) in silu_rows(seed).items():
         with guarded() as guard:
-            out = silu_and_mul(guard.put("gate and up", gate_up, gap))
+            given = guard.put("gate and up", gate_up, gap % FAR)
+            out = silu_and_mul(guard.stretch("gate and up", given) if gap == FAR else given)
             alone = silu_and_mul(guard.put("the last row", gate_up[-1:]))
         same = torch.equal(alone, out[-1:])
         values[name] = {"product": out, ON_GPU: guard.faults(), "the last row alone has the same bits": same}
