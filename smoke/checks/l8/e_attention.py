@@ -396,7 +396,7 @@ def chunk_probe(seed: int) -> Values:
 
 SIZES = [
     (max_kv_len, blocks, heads, processors)
-    for max_kv_len in (1, 100, 128, 1000, 4096, 131072)
+    for max_kv_len in (0, 1, 100, 128, 1000, 4096, 131072)
     for blocks in (1, 7, 64, 1000)
     for heads, processors in ((8, 132), (1, 132), (8, 1))
 ]
@@ -427,7 +427,7 @@ def size_verdict(seed: int, got: Values) -> list[Failure]:
             fault = f"a shorter split: {programs} programs for {processors} processors"
         elif splits > 1 and programs > 2 * aim:
             fault = f"a longer split: {programs} programs for {processors} processors"
-        elif size >= keys + least:
+        elif size >= max(keys, 1) + least:
             fault = f"no split beyond the {keys} keys"
         if fault:
             case = f"{keys} keys, {blocks} blocks, {heads} key-value heads, {processors} processors"

@@ -22,6 +22,7 @@ GAP = 37  # numbers between two rows: more than any rounding of a width, and not
 BEHIND = 300  # numbers after a vector
 FAR = 1 << 30  # numbers between two rows: those of the fourth begin where 32 bits end
 BEYOND = 1 << 60  # an address that no memory has
+LEAST_DEPTH = 256  # bits of the numbers that one number of a product is summed from: the compiler wants as many
 WINDOW = 1 << 45  # bytes from one such address to the next
 ON_GPU = "wrong on a GPU"  # what stands before ``Guard.faults``
 INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -193,7 +194,8 @@ def poisoned(load: Any, guard: Guard) -> Any:
         if other is None:
             kind = pointers.get_element_ty()
             dtype = np.dtype(_get_np_dtype(kind))
-            other = TensorHandle(np.full(pointers.data.shape, np.nan if dtype.kind == "f" else 77, dtype), kind)
+            poison = np.full(pointers.data.shape, np.nan if dtype.kind == "f" else UNWRITTEN)
+            other = TensorHandle(poison.astype(dtype), kind)
         found, real = guard.locate(pointers.data, mask.data, "read")
         return load(builder, TensorHandle(found, pointers.dtype), TensorHandle(real, mask.dtype), other, *options)
 
@@ -222,11 +224,14 @@ def watched(store: Any, guard: Guard) -> Any:
 
 
 def precise(dot: Any, guard: Guard) -> Any:
-    """Return the interpreter's ``dot``, which knows no tf32; ``guard`` notes where a GPU would use it."""
+    """Return the interpreter's ``dot``; ``guard`` notes where a GPU would use tf32, or refuse the product."""
 
     def checked(builder: Any, a: Any, b: Any, total: Any, precision: Any, *options: Any) -> Any:
         if a.dtype.primitive_bitwidth == 32 and "IEEE" not in str(precision).upper():
             guard.noted.add("a product of float32 tiles without input_precision='ieee'")
+        least = LEAST_DEPTH // a.dtype.primitive_bitwidth
+        if a.data.shape[-1] < least:
+            guard.noted.add(f"a product over {a.data.shape[-1]} numbers, of which the compiler wants {least}")
         return dot(builder, a, b, total, precision, *options)
 
     return checked
