@@ -213,7 +213,14 @@ def cut_rows(seed: int) -> dict[str, Tensor]:
         "huge": torch.tensor([-3e38, 3e38, 1e-45, 0.0, -1e-45]),
         "with bans": x.masked_fill(x > 3, BANNED),
         "one": x[:1],
+        "neighbours": (torch.tensor([2.5]).view(torch.int32) + torch.arange(16, dtype=torch.int32)).view(torch.float32),
     }
+
+
+def counts_to_find(row: Tensor) -> list[int]:
+    """Return how many numbers are to lie at or above the cut: every count of a short row, three of a long one."""
+    size = len(row)
+    return list(range(1, size + 1)) if size < 20 else [1, size // 2, size]
 
 
 def mass_targets(row: Tensor) -> list[int]:
@@ -245,7 +252,7 @@ def count_probe(seed: int) -> Values:
     return {
         f"{name}, {target} of {len(row)}": searched(find_cut, row, target, False)
         for name, row in cut_rows(seed).items()
-        for target in sorted({1, len(row) // 2 or 1, len(row)})
+        for target in counts_to_find(row)
     }
 
 
@@ -254,7 +261,7 @@ def count_spec(seed: int) -> Values:
     values: Values = {}
     for name, row in cut_rows(seed).items():
         order = sorted(row.tolist(), reverse=True)
-        for target in sorted({1, len(row) // 2 or 1, len(row)}):
+        for target in counts_to_find(row):
             cut = order[target - 1] + 0.0
             values[f"{name}, {target} of {len(row)}"] = [cut, sum(x > cut for x in order)]
     return values

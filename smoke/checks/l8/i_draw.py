@@ -30,7 +30,7 @@ def left_of(row: Tensor) -> list[int]:
 # Edges --------------------------------------------------------------------------------------------------------------
 
 # Equal logits weigh exactly the same, so a mass can be exactly p: number of equals, p, how many stay.
-EQUALS = ((4, 0.25, 1), (4, 0.3, 2), (8, 0.5, 4), (8, 0.51, 5), (128, 0.75, 96), (2, 0.5 + 2.0**-42, 2))
+EQUALS = ((4, 0.0, 1), (4, 0.25, 1), (4, 0.3, 2), (8, 0.5, 4), (8, 0.51, 5), (128, 0.75, 96), (2, 0.5 + 2.0**-42, 2))
 UNITS = 2.0**40 + 198  # the mass of ``LIKELY``
 LADDER = (0.5, 0.25, 0.125, 0.125)
 
@@ -56,6 +56,9 @@ def edges_probe(seed: int) -> Values:
             )
         share = torch.tensor([(UNITS - 47.5) / UNITS], dtype=torch.float64)
         values["all but 47.5 of 2**40 + 198 units"] = left_of(top_p.apply_top_p(LIKELY[None], share)[0])
+        share = torch.tensor([1 - 20.5 / (2.0**40 + 40)], dtype=torch.float64)
+        light = torch.cat((torch.zeros(1, 1), torch.full((1, 40), -27.3)), dim=1)  # a unit each
+        values["all but 20.5 of 2**40 + 40 units"] = left_of(top_p.apply_top_p(light, share)[0])
         far = torch.tensor([[0.0, -200.0, -20000.0]])
         one = torch.ones(1, dtype=torch.float64)
         values["no mass, p 1"] = left_of(top_p.apply_top_p(far, one)[0])
@@ -77,6 +80,7 @@ def edges_spec(seed: int) -> Values:
     values: Values = {f"{n} equals, p {p}": list(range(20, 20 + kept)) for n, p, kept in EQUALS}
     values |= {"two equals, k 1": [0], "no mass, p 1": [0, 1, 2], "no mass, min-p 0": [0, 1, 2]}
     values["all but 47.5 of 2**40 + 198 units"] = list(range(77))
+    values["all but 20.5 of 2**40 + 40 units"] = list(range(21))
     for limit in (1.0, 0.5, 0.25):
         for name, more in (("", False), (" and a little more", True)):
             values[f"min-p {limit}{name}"] = [
@@ -196,6 +200,8 @@ def both_cases(seed: int, joint: bool) -> dict[str, Both]:
         cases[name] = Both(rows, list(K), p)
     one = torch.tensor([[0.5, 0.2, 0.15, 0.15]]).log()
     cases["top-p of what top-k left, or of all"] = Both(one, [2], [0.6])
+    down = torch.tensor([[0.4, 0.15, 0.15, 0.15, 0.1, 0.05]]).log()
+    cases["top-p ends further down, after one of its equals"] = Both(down, [3], [0.92])
     cases["eight equals"] = Both(torch.zeros(4, 8), [6, 2, 7, 0], [0.25, 0.9, 1.0, 0.75])
     return cases
 
