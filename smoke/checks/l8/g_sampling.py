@@ -287,7 +287,7 @@ def extremes_probe(seed: int) -> Values:
         name: int(op.draw_seeded(torch.tensor([row]), torch.tensor([own]), torch.tensor([position]))[0])
         for name, (row, own, position, _) in odd_draws().items()
     }
-    with set_for_now(op, BLOCK=BLOCK):
+    with set_for_now(op, BLOCK=BLOCK), guarded():
         nothing = op.draw_seeded(torch.full((1, 150), BANNED), torch.tensor([3]), torch.tensor([4]))
     return {**values, "a row without tokens": int(nothing[0])}
 

@@ -32,6 +32,7 @@ def left_of(row: Tensor) -> list[int]:
 # Equal logits weigh exactly the same, so a mass can be exactly p: number of equals, p, how many stay.
 EQUALS = ((4, 0.0, 1), (4, 0.25, 1), (4, 0.3, 2), (8, 0.5, 4), (8, 0.51, 5), (128, 0.75, 96), (2, 0.5 + 2.0**-42, 2))
 UNITS = 2.0**40 + 198  # the mass of ``LIKELY``
+LIGHT = torch.cat((torch.zeros(1, 1), torch.full((1, 40), -27.3)), dim=1)  # 2**40 units and 40 times one
 LADDER = (0.5, 0.25, 0.125, 0.125)
 
 
@@ -57,8 +58,7 @@ def edges_probe(seed: int) -> Values:
         share = torch.tensor([(UNITS - 47.5) / UNITS], dtype=torch.float64)
         values["all but 47.5 of 2**40 + 198 units"] = left_of(top_p.apply_top_p(LIKELY[None], share)[0])
         share = torch.tensor([1 - 20.5 / (2.0**40 + 40)], dtype=torch.float64)
-        light = torch.cat((torch.zeros(1, 1), torch.full((1, 40), -27.3)), dim=1)  # a unit each
-        values["all but 20.5 of 2**40 + 40 units"] = left_of(top_p.apply_top_p(light, share)[0])
+        values["all but 20.5 of 2**40 + 40 units"] = left_of(top_p.apply_top_p(LIGHT, share)[0])
         far = torch.tensor([[0.0, -200.0, -20000.0]])
         one = torch.ones(1, dtype=torch.float64)
         values["no mass, p 1"] = left_of(top_p.apply_top_p(far, one)[0])
@@ -246,6 +246,7 @@ REGISTRY.add(
 # The draw -----------------------------------------------------------------------------------------------------------
 
 MIN_P = (0.0, 0.1, 0.0, 0.05, 0.5, 0.2, 1.0)
+FAR_APART = "rows 2**30 numbers apart"
 SAFE = 1e-4  # of the whole mass: a point in the middle of such a share is its token's in float32, too
 
 
@@ -301,18 +302,29 @@ def unfiltered(rows: Tensor, uniform: list[float], ids: list[int], k: int = 0) -
     return Draws(rows, [k] * count, [1.0] * count, [0.0] * count, uniform, ids)
 
 
+def equals_in_blocks() -> Draws:
+    """Return a row of five equals, of which the first three stay, and a larger one; each in turn is to be drawn."""
+    row = torch.full((4, 256), BANNED)
+    row[:, [10, 20, 74, 138, 148]] = 0.0
+    row[:, 200] = 1.0
+    total = 3 + math.e
+    shares = [0.5 / total, 2.5 / total, 3.1 / total, (total - 0.1) / total]
+    return unfiltered(row, shares, [10, 74, 200, 200], 4)
+
+
 def draw_cases(seed: int) -> dict[str, tuple[Draws, bool]]:
     """Return draws, and whether their filters are judged jointly."""
     cases = {
         f"filters, joint {joint}{', equals' if equals else ''}": (filtered_draws(seed, joint, equals), joint)
         for joint, equals in ((False, False), (False, True), (True, True))
     }
+    cases[FAR_APART] = cases["filters, joint False"]
     banned = torch.full((3, 200), BANNED)
     banned[:, 70:140:2] = random_tensor(3, 35, seed=seed + 8)
     cases["both ends of the interval"] = (unfiltered(banned, [0.0, LAST, LAST], [70, 138, 138]), False)
-    lone = torch.full((3, 130), BANNED)
-    lone[range(3), [0, 65, 129]] = -3.0
-    cases["one token alone"] = (unfiltered(lone, [0.0, 0.5, LAST], [0, 65, 129]), False)
+    lone = torch.full((3, 129), BANNED)
+    lone[range(3), [0, 65, 128]] = -3.0
+    cases["one token alone"] = (unfiltered(lone, [0.0, 0.5, LAST], [0, 65, 128]), False)
     equals = unfiltered(torch.zeros(4, 128), [0.005, 0.635, 0.645, 0.995], [0, 63, 64, 99], 100)
     cases["128 equals, of which 100 stay"] = (equals, False)
     late = torch.zeros(2, 128)
@@ -324,6 +336,11 @@ def draw_cases(seed: int) -> dict[str, tuple[Draws, bool]]:
     cases["equals before and after a larger one"] = (unfiltered(few, [0.1, 0.5, 0.95], [0, 2, 2], 2), False)
     small = unfiltered(LIKELY.repeat(2, 1), [20.5 / UNITS, (UNITS - 36.5) / UNITS], [10, 81])
     cases["a share of 2 in 2**40 + 198"] = (small, False)
+    cases["the last share is one unit"] = (unfiltered(LIGHT, [LAST], [40]), False)
+    cases["equals in four blocks"] = (equals_in_blocks(), False)
+    unlikely = torch.tensor([[-5.0, -5.0, -5.0, 0.0, 0.0]]).repeat(3, 1)  # min-p drops what is at top-k's cut
+    edges = [0.0, 0.5 - 2.0**-42, LAST]
+    cases["a cut below min-p"] = (Draws(unlikely, [4] * 3, [1.0] * 3, [0.2] * 3, edges, [3, 3, 4]), False)
     at_limit = torch.tensor([[0.0, math.log(0.25)]])  # below the logarithm by its rounding, at min-p by that of exp
     cases["a token exactly at min-p"] = (Draws(at_limit, [0], [1.0], [0.25], [0.9], [1]), False)
     return cases
@@ -336,7 +353,10 @@ def draw_probe(seed: int) -> Values:
     values: Values = {}
     with small_blocks(op) as guard:
         for name, (draws, joint) in draw_cases(seed).items():
-            values[name] = op.sample_top_k_top_p(apart(draws.rows, 1000.0), *draws.given(), joint=joint)
+            rows = apart(draws.rows, 1000.0)
+            if name == FAR_APART:
+                guard.stretch("the logits", rows)
+            values[name] = op.sample_top_k_top_p(rows, *draws.given(), joint=joint)
         values[ON_GPU] = guard.faults()
     return values
 
