@@ -159,9 +159,10 @@ def add_checks(task: str, checks: dict[str, tuple[str, Launches]]) -> None:
 
 RAGGED = ((1, 1), (1, 70), (5, 5), (0, 0), (40, 90), (3, 64), (0, 9))  # queries and keys; around tiles of 32
 FEW = ((1, 33), (12, 40))
+ODD = "pages of 1, 3 heads over 1, of 20"
 SHAPES = {  # page size, (query heads, key-value heads), head dim
     "pages of 16, 4 heads over 2, of 32": (16, (4, 2), 32),
-    "pages of 1, 3 heads over 1, of 20": (1, (3, 1), 20),
+    ODD: (1, (3, 1), 20),
     "pages of 64, 2 heads over 2, of 64": (64, (2, 2), 64),
 }
 
@@ -191,10 +192,8 @@ def half_launches(seed: int) -> dict[str, Launch]:
 
 def memory_launches(seed: int) -> dict[str, Launch]:
     """Return steps of which some sequences are computed, from and to rows that lie apart."""
-    cases = {}
-    for name, (page_size, heads, dim) in SHAPES.items():
-        step = Sequences(((1, 1), (9, 50), (2, 33), (1, 57)), page_size, heads, dim)
-        cases[f"{name}, the second and the last of four sequences"] = Launch(step, 0, (1, 3), gap=3)
+    some = Sequences(((1, 1), (9, 50), (2, 33), (1, 57)), *SHAPES[ODD])
+    cases = {f"{ODD}, the second and the last of four sequences": Launch(some, 0, (1, 3), gap=3)}
     for heads in ((8, 4), (2, 1)):
         step = Sequences(((4, 20), (1, 40)), 16, heads, 32)
         cases[f"rows and heads, or pages, 2**30 numbers apart, {heads[1]} key-value heads"] = Launch(step, is_far=True)
@@ -359,8 +358,10 @@ def even_verdict(seed: int, got: Values) -> list[Failure]:
 
 def query_launches(seed: int) -> dict[str, Launch]:
     """Return sequences with more queries than a block holds, whose rows see different numbers of splits."""
-    cases = steps(((9, 100), (3, 66)), "float32", 32)
-    return cases | {"three queries in a block": Launch(Sequences(((7, 80), (2, 2)), 16, (4, 2), 32), 32, queries=3)}
+    return {
+        f"{ODD}, as many queries in a block as fit": Launch(Sequences(((9, 100), (3, 66)), *SHAPES[ODD]), 32),
+        "three queries in a block": Launch(Sequences(((7, 80), (2, 2)), 16, (4, 2), 32), 32, queries=3),
+    }
 
 
 def many_launches(seed: int) -> dict[str, Launch]:
@@ -381,7 +382,7 @@ def split_memory_launches(seed: int) -> dict[str, Launch]:
 
 def chunk_probe(seed: int) -> Values:
     """Compute chunks of a prompt: its keys before the chunk are in the cache."""
-    whole = Sequences((PROMPT,), 16, (4, 2), 32)
+    whole = Sequences((PROMPT,), 16, (2, 1), 32)
     (q, k, v) = whole.drawn(seed)[0]
     (queries, keys) = PROMPT
     rows = attend(Launch(whole, 32), [(q, k, v)], seed)["out"]

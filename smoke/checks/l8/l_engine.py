@@ -122,7 +122,7 @@ REGISTRY.add(
 
 def greedy_probe(seed: int) -> Values:
     """Let two short prompts share the steps of the embedded model over kernels."""
-    engine = build_engine(embedded_case(), compute="triton")
+    engine = build_engine(embedded_case(), compute="triton", max_running_requests=2)
     return {"answers": run(engine, short_prompts(seed), [{"max_new_tokens": 2}] * 2)}
 
 
