@@ -262,8 +262,9 @@ def norm_probe(cases: Normings) -> Callable[[int], Values]:
                 else:
                     # Other strides than those of x and of the output.
                     residual = guard.put("the residual", case.residual, 2 * case.gap, NOISE)
-                    for tensor_name, tensor in (("x", x), ("the residual", residual)) if case.is_far else ():
-                        guard.stretch(tensor_name, tensor)
+                    if case.is_far:
+                        guard.stretch("x", x)
+                        guard.stretch("the residual", residual)
                     out = add_rms_norm(x, residual, weight, case.eps)
                     values[name]["bits of the sum"] = bits(residual)
             values[name] |= {"norm": out, "x is as it was": torch.equal(bits(x), bits(case.x)), ON_GPU: guard.faults()}

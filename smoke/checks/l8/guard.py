@@ -22,8 +22,8 @@ GAP = 37  # numbers between two rows: more than any rounding of a width, and not
 BEHIND = 300  # numbers after a vector
 FAR = 1 << 30  # numbers between two rows: those of the fourth begin where 32 bits end
 BEYOND = 1 << 60  # an address that no memory has
-LEAST_DEPTH = 256  # bits of the numbers that one number of a product is summed from: the compiler wants as many
 WINDOW = 1 << 45  # bytes from one such address to the next
+LEAST_SUMMED = 256  # bits: the compiler wants a product to sum over 16 numbers of 16 bits, or 8 of 32
 ON_GPU = "wrong on a GPU"  # what stands before ``Guard.faults``
 INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -229,7 +229,7 @@ def precise(dot: Any, guard: Guard) -> Any:
     def checked(builder: Any, a: Any, b: Any, total: Any, precision: Any, *options: Any) -> Any:
         if a.dtype.primitive_bitwidth == 32 and "IEEE" not in str(precision).upper():
             guard.noted.add("a product of float32 tiles without input_precision='ieee'")
-        least = LEAST_DEPTH // a.dtype.primitive_bitwidth
+        least = LEAST_SUMMED // a.dtype.primitive_bitwidth
         if a.data.shape[-1] < least:
             guard.noted.add(f"a product over {a.data.shape[-1]} numbers, of which the compiler wants {least}")
         return dot(builder, a, b, total, precision, *options)
