@@ -75,6 +75,14 @@ def first_wrong(case: str, exact: Tensor, got: Tensor, is_near: Tensor, how_far:
     return [Failure(case, place_of(index), number(exact[index]), number(got[index]), note)]
 
 
+def rounded_alike(case: str, rounded: Tensor, got: Tensor, rule: str) -> list[Failure]:
+    """Accept ``got`` if hardly any number is not the one of ``rounded``; ``rule`` says what is rounded, and when."""
+    share = float((got != rounded).double().mean())
+    if share <= MOST_OTHERS:
+        return []
+    return [Failure(case, "numbers rounded otherwise", f"hardly any: {rule}", f"{share:.0%}")]
+
+
 # Row by row -----------------------------------------------------------------------------------------------------------
 
 
