@@ -131,9 +131,9 @@ class EngineConfig:
     ``page_size``: tokens in one page of the KV pool.
     ``compute``: how things are computed; each with ``batch_invariant`` off or on.
     "reference" is off: the calls and so the bits of transformers.
-    "packed" stores each weight as the product needs it that is fastest on this machine (``fast/products.py``), computes
-    with fewer operations (``fast/fused.py``) and reads a sequence where it lies (``fast/attention/consecutive.py``):
-    on a CPU faster, with the same bits in bfloat16, in float32 others for large products.
+    "packed" stores each weight as its product wants it (``fast/products.py`` has the rule), computes with fewer
+    operations (``fast/fused.py``) and reads a sequence where it lies (``fast/attention/consecutive.py``): on a CPU
+    faster, with the same bits in bfloat16, in float32 others for large products.
     "fast" is "packed", and attention hands the query heads of one key-value head to the kernel as rows of one matrix,
     the decode rows of a step in few calls (``fast/attention/strided.py``): on a CPU several times faster in bfloat16,
     other bits now and then. With ``batch_invariant`` attention is the invariant one, as with "packed".
@@ -142,8 +142,8 @@ class EngineConfig:
     "triton" computes everything between the matrix products, attention and sampling with the kernels of
     ``mini_engine/kernels``: on NVIDIA GPUs, or anywhere in Triton's interpreter (TRITON_INTERPRET=1).
     ``batch_invariant``: off by default. On, the bits of a request's logits do not depend on what shares its batch, on
-    how its prompt was cut into chunks or on the thread count; they are not those of transformers, so weights
-    may be packed. A model is refused where this machine cannot keep that.
+    how its prompt was cut into chunks, on the process or on the thread count; they are not those of transformers, so
+    weights may be packed. A model is refused where this machine cannot keep that.
     ``max_running_requests``: how many requests share a step; 1 is one after the other.
     ``max_tokens_per_step``: rows of a step, so that a long prompt is computed in chunks between others' tokens;
     ``None`` computes every prompt whole.
@@ -193,7 +193,7 @@ class EngineConfig:
 
     @property
     def packs_weights(self) -> bool:
-        """Whether weights are stored for the product that is fastest on this machine."""
+        """Whether weights are stored as their products want them."""
         return self.compute in ("packed", "fast", "compiled")
 
     def pool_pages(self, model: ModelConfig) -> int:
