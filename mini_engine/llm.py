@@ -7,9 +7,8 @@ over a model, and the functions here build these three.
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
-from numbers import Integral
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -30,7 +29,7 @@ from mini_engine.grammar.service import GrammarService
 from mini_engine.invariant.attention import query_rows
 from mini_engine.model import Qwen3
 from mini_engine.outputs import Delta, RequestOutput
-from mini_engine.prompts import Prompt, encode_prompt, is_chat
+from mini_engine.prompts import Prompt, each_prompt, encode_prompt, is_list
 from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
@@ -71,18 +70,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer all ``prompts``, many at a time, and return the answers in the order of the prompts.
 
-        A prompt is a text, a chat (a list of messages) or a list of token ids; a single one need not stand in a list.
-        ``params`` are for all prompts, or a list with those of each; ``None`` is greedy. With ``n`` answers for each
-        prompt, those of one prompt follow one another. ``think``: let a model that can think do so, in chats.
-        ``progress``: show a bar; by default on a terminal, if there is more than one prompt.
+        A prompt is a text, a chat (a list of messages), a list of token ids, or the mapping with "input_ids" that
+        transformers makes of one of them. A single one need not stand in a list; a mapping may hold a batch. A text
+        gets the special tokens that the tokenizer puts around one. ``params`` are for all prompts, or a list with
+        those of each; ``None`` is greedy. ``think``: let a model that can think do so, in chats. ``progress``: show a
+        bar; by default on a terminal, if there is more than one prompt.
 
-        An answer to a prompt that cannot be encoded or run has ``finish_reason`` "error" and says why in ``error``; the
-        others go on. Raises ``ValueError`` if there are not as many ``params`` as prompts.
+        Each prompt has ``n`` answers, which follow one another, also where it cannot be encoded or run: then they have
+        ``finish_reason`` "error" and say why in ``error``. The others go on. Raises ``ValueError`` if there are not as
+        many ``params`` as prompts, or other ones than ``SamplingParams``.
         """
-        each: Sequence[Prompt] = [prompts] if is_single(prompts) else prompts  # type: ignore[assignment, list-item]
-        own_params = [params or SamplingParams()] * len(each) if not isinstance(params, Sequence) else list(params)
-        if len(own_params) != len(each):
-            raise ValueError(f"{len(each)} prompts and {len(own_params)} parameters; give one for all or one for each")
+        each = each_prompt(prompts)
+        own_params = params_of(params, len(each))
         ids, refused = dict[int, list[int]](), dict[int, list[RequestOutput]]()
         for place, prompt in enumerate(each):
             try:
@@ -92,14 +91,15 @@ class LLM:
         shown = sys.stderr.isatty() and len(ids) > 1 if progress is None else progress
         answered = self.engine.generate(list(ids.values()), [own_params[place] for place in ids], shown)
         answers = refused | dict(zip(ids, answered, strict=True))
-        return [answer for place in range(len(each)) for answer in answers[place]]
+        return [answer for place, own in enumerate(own_params) for answer in padded(answers[place], own.n)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, think: bool = True) -> Iterator[Delta]:
         """Yield what is new of one answer as it comes: ``delta.text`` can be printed at once.
 
         Closing the iterator ends the request. Raises ``ValueError`` for a prompt that cannot be run.
         """
-        return self.engine.stream(encode_prompt(self.tokenizer, prompt, think), params or SamplingParams())
+        (own,) = params_of(params, 1)
+        return self.engine.stream(encode_prompt(self.tokenizer, prompt, think), own)
 
     def close(self) -> None:
         """End what still runs."""
@@ -112,9 +112,20 @@ class LLM:
         self.close()
 
 
-def is_single(prompts: Any) -> bool:
-    """Whether this is one prompt and not a list of prompts."""
-    return isinstance(prompts, str) or is_chat(prompts) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+def params_of(params: Any, count: int) -> list[SamplingParams]:
+    """Return the parameters of each of ``count`` prompts. Raises ``ValueError`` for another number, or for others."""
+    each: list[Any] = list(params) if is_list(params) else [SamplingParams() if params is None else params] * count
+    for place, own in enumerate(each):
+        if not isinstance(own, SamplingParams):
+            raise ValueError(f"the parameters of prompt {place} are {own!r}; give SamplingParams(…)")
+    if len(each) != count:
+        raise ValueError(f"{count} prompts and {len(each)} parameters; give one for all or one for each")
+    return each
+
+
+def padded(answers: list[RequestOutput], count: int) -> list[RequestOutput]:
+    """Return ``count`` answers: a prompt that was refused has one, so it is repeated."""
+    return answers + [replace(answers[-1]) for _ in range(count - len(answers))]
 
 
 def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qwen3:

@@ -282,7 +282,7 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: Literal[False] | None = None
+    add_special_tokens: bool | None = None
     add_generation_prompt: Literal[True] | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
@@ -292,6 +292,8 @@ class TokenizeBody(Body):
         """Raise ``ValueError`` unless there is either a text or a chat."""
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise ValueError("add_special_tokens is true for a chat, which has those of its template; leave it out")
         return self
 
 
