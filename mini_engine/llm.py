@@ -6,6 +6,7 @@ over a model, and the functions here build these three.
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
@@ -17,7 +18,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator
-from mini_engine.checkpoint import load_config, load_eos_ids, load_tokenizer, load_weights, resolve_folder
+from mini_engine.checkpoint import (
+    load_config,
+    load_eos_ids,
+    load_tokenizer,
+    load_weights,
+    resolve_folder,
+    stored_defaults,
+)
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.constraints import Constraints
 from mini_engine.engine import Engine
@@ -29,11 +37,13 @@ from mini_engine.grammar.service import GrammarService
 from mini_engine.invariant.attention import query_rows
 from mini_engine.model import Qwen3
 from mini_engine.outputs import Delta, RequestOutput
-from mini_engine.prompts import Prompt, each_prompt, encode_prompt, is_list
+from mini_engine.prompts import Prompt, each_prompt, encode_prompt, is_chat, is_list
 from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.scheduler import Allocator
+
+GENERATION_CONFIGS = ("auto", "none")  # whether a checkpoint's stored defaults of requests are taken
 
 
 class LLM:
@@ -42,13 +52,23 @@ class LLM:
     ``LLM()`` runs the embedded model; ``LLM("folder")`` and ``LLM("Qwen/Qwen3-0.6B")`` run a checkpoint. Without a
     ``config`` the engine is set up for many requests at a time: ``EngineConfig.serving(**options)``. With
     ``config=EngineConfig()`` every option is off.
+
+    ``chat_params`` are the parameters of a chat that is given none: what the checkpoint's ``generation_config.json``
+    stores. Texts and ids are greedy.
     """
 
-    def __init__(self, model: str | Path | None = None, *, config: EngineConfig | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        config: EngineConfig | None = None,
+        generation_config: str = "auto",
+        **options: Any,
+    ) -> None:
         """Load ``model`` and its tokenizer; shows a progress bar on a terminal.
 
-        Raises ``ValueError`` for a faulty checkpoint, for an unknown or invalid option, and for ``config`` and options
-        together.
+        ``generation_config``: "none" for chats that are greedy, whatever the checkpoint stores. Raises ``ValueError``
+        for a faulty checkpoint, for an unknown or invalid option, and for ``config`` and options together.
         """
         if config is not None and options:
             raise ValueError(f"both config and {', '.join(options)} are given; put all options into config")
@@ -56,6 +76,7 @@ class LLM:
         if unknown:
             raise ValueError(f"{min(unknown)} is not an option of EngineConfig; see help(EngineConfig)")
         folder = resolve_folder(model)
+        self.chat_params = SamplingParams(**load_defaults(folder, generation_config))
         self.tokenizer = load_tokenizer(folder)
         driver = load_driver(folder, config or EngineConfig.serving(**options))
         self.engine = make_engine(driver, self.tokenizer.backend_tokenizer)
@@ -66,6 +87,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         think: bool = True,
+        continue_final_message: bool = False,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer all ``prompts``, many at a time, and return the answers in the order of the prompts.
@@ -73,19 +95,21 @@ class LLM:
         A prompt is a text, a chat (a list of messages), a list of token ids, or the mapping with "input_ids" that
         transformers makes of one of them. A single one need not stand in a list; a mapping may hold a batch. A text
         gets the special tokens that the tokenizer puts around one. ``params`` are for all prompts, or a list with
-        those of each; ``None`` is greedy. ``think``: let a model that can think do so, in chats. ``progress``: show a
-        bar; by default on a terminal, if there is more than one prompt.
+        those of each. ``None``: ``chat_params`` for a chat, greedy for anything else. ``think``: let a model that can
+        think do so, in chats. ``continue_final_message``: the answer goes on with the last message of each chat, which
+        is the assistant's. ``progress``: show a bar; by default on a terminal, if there is more than one prompt.
 
         Each prompt has ``n`` answers, which follow one another, also where it cannot be encoded or run: then they have
         ``finish_reason`` "error" and say why in ``error``. The others go on. Raises ``ValueError`` if there are not as
         many ``params`` as prompts, or other ones than ``SamplingParams``.
         """
         each = each_prompt(prompts)
-        own_params = params_of(params, len(each))
+        given = params_of(params, len(each))
+        own_params = [own or self.default_params(prompt) for own, prompt in zip(given, each, strict=True)]
         ids, refused = dict[int, list[int]](), dict[int, list[RequestOutput]]()
         for place, prompt in enumerate(each):
             try:
-                ids[place] = encode_prompt(self.tokenizer, prompt, think)
+                ids[place] = encode_prompt(self.tokenizer, prompt, think, continue_final_message)
             except ValueError as error:
                 refused[place] = [RequestOutput(f"refused {place}", [], finish_reason="error", error=str(error))]
         shown = sys.stderr.isatty() and len(ids) > 1 if progress is None else progress
@@ -93,13 +117,34 @@ class LLM:
         answers = refused | dict(zip(ids, answered, strict=True))
         return [answer for place, own in enumerate(own_params) for answer in padded(answers[place], own.n)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, think: bool = True) -> Iterator[Delta]:
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        think: bool = True,
+        continue_final_message: bool = False,
+    ) -> Iterator[Delta]:
         """Yield what is new of one answer as it comes: ``delta.text`` can be printed at once.
 
-        Closing the iterator ends the request. Raises ``ValueError`` for a prompt that cannot be run.
+        The options are those of ``generate``. Closing the iterator ends the request. Raises ``ValueError`` for a prompt
+        that cannot be run.
         """
         (own,) = params_of(params, 1)
-        return self.engine.stream(encode_prompt(self.tokenizer, prompt, think), own)
+        ids = encode_prompt(self.tokenizer, prompt, think, continue_final_message)
+        return self.engine.stream(ids, own or self.default_params(prompt))
+
+    def default_params(self, prompt: Prompt) -> SamplingParams:
+        """Return the parameters of a prompt that is given none."""
+        if is_chat(prompt):
+            return self.chat_params
+        if self.chat_params != SamplingParams():
+            warnings.warn(
+                "the checkpoint stores defaults that are taken for chats alone; this text is decoded greedily (give it "
+                "params=llm.chat_params to take them, or any other to be sure)",
+                stacklevel=3,
+            )
+        return SamplingParams()
 
     def close(self) -> None:
         """End what still runs."""
@@ -112,11 +157,11 @@ class LLM:
         self.close()
 
 
-def params_of(params: Any, count: int) -> list[SamplingParams]:
+def params_of(params: Any, count: int) -> list[SamplingParams | None]:
     """Return the parameters of each of ``count`` prompts. Raises ``ValueError`` for another number, or for others."""
-    each: list[Any] = list(params) if is_list(params) else [SamplingParams() if params is None else params] * count
+    each: list[Any] = list(params) if is_list(params) else [params] * count
     for place, own in enumerate(each):
-        if not isinstance(own, SamplingParams):
+        if not isinstance(own, SamplingParams | None):
             raise ValueError(f"the parameters of prompt {place} are {own!r}; give SamplingParams(…)")
     if len(each) != count:
         raise ValueError(f"{count} prompts and {len(each)} parameters; give one for all or one for each")
@@ -126,6 +171,24 @@ def params_of(params: Any, count: int) -> list[SamplingParams]:
 def padded(answers: list[RequestOutput], count: int) -> list[RequestOutput]:
     """Return ``count`` answers: a prompt that was refused has one, so it is repeated."""
     return answers + [replace(answers[-1]) for _ in range(count - len(answers))]
+
+
+def load_defaults(folder: Path, choice: str) -> dict[str, Any]:
+    """Return the fields of ``SamplingParams`` that ``folder`` stores as defaults; none for the ``choice`` "none".
+
+    Raises ``ValueError`` for another choice than "auto" or "none", and for a stored value that no request can have.
+    """
+    if choice not in GENERATION_CONFIGS:
+        raise ValueError(f"generation_config is {choice!r}; choose one of {', '.join(GENERATION_CONFIGS)}")
+    stored = stored_defaults(folder) if choice == "auto" else {}
+    try:
+        SamplingParams(**stored)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder} stores defaults that cannot be taken: {error}; correct them there, or take none with the "
+            "generation config 'none'"
+        ) from error
+    return stored
 
 
 def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qwen3:
