@@ -111,7 +111,7 @@ def test_a_refused_prompt_has_as_many_answers_as_another(llm):
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, float("nan"), 5, b"a", (each for each in "ab"), {"role": "user"}, {5, 6}], ids=repr
+    "prompt", [None, float("nan"), 5, b"a", (each for each in "ab"), {"role": "user"}, {5, 6}], ids=type
 )
 def test_what_is_not_a_prompt_is_an_error_in_its_place(llm, prompt):
     for given, reasons in (["a", prompt, "b"], ["length", "error", "length"]), (prompt, ["error"]):
@@ -120,7 +120,7 @@ def test_what_is_not_a_prompt_is_an_error_in_its_place(llm, prompt):
         llm.stream(prompt, PARAMS)
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 1}, 0, "greedy", [5, PARAMS], [PARAMS, {}]], ids=repr)
+@pytest.mark.parametrize("params", [{}, {"temperature": 1}, 0, "greedy", [5, PARAMS], [PARAMS, {}]], ids=type)
 def test_other_parameters_are_refused_before_anything_runs(llm, params):
     with pytest.raises(ValueError, match=r"the parameters of prompt [01] are .*; give SamplingParams"):
         llm.generate(["a", "b"], params)
