@@ -34,7 +34,7 @@ def encode_prompt(
             "messages), a list of token ids (an array's tolist()), or a mapping with input_ids"
         )
     if is_chat(prompt):
-        for place, message in enumerate(prompt):
+        for place, message in enumerate(prompt[:-1] if continue_final else prompt):  # encode_chat checks the last one
             check_message(place, cast(Mapping[str, Any], message))
         return encode_chat(tokenizer, cast(Chat, prompt), think, continue_final)
     return whole_numbers("the prompt", prompt)

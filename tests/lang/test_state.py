@@ -8,6 +8,7 @@ from tokenizers import processors
 
 from mini_engine import SamplingParams, lang
 from mini_engine.lang.run import hub_of
+from tests.lang.conftest import make_llm
 
 STORY = "Once upon a time there was a fox named"
 
@@ -232,14 +233,13 @@ def test_a_call_without_any_text_says_so(llm):
 
 
 @pytest.fixture
-def with_bos(llm):
-    """The engine with a tokenizer that puts a token before a text and another one behind it."""
+def with_bos():
+    """An engine with a tokenizer that puts a token before a text and another one behind it."""
+    llm = make_llm()
     own = llm.tokenizer.backend_tokenizer
-    before = own.post_processor
     named = [(name, own.token_to_id(name)) for name in ("<|im_start|>", "<|im_end|>")]
     own.post_processor = processors.TemplateProcessing(single="<|im_start|> $A <|im_end|>", special_tokens=named)
-    yield llm
-    own.post_processor = before
+    return llm
 
 
 @pytest.mark.parametrize("canonical", [False, True])
