@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from mini_engine.texts import AfterText, special_stops
+
 UNFINISHED = "\ufffd"  # what a decoder writes for a character whose bytes are not all there
 
 
@@ -48,11 +50,15 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), min_new_tokens: int = 0) -> None:
-        """Decode with ``tokenizer``. Stop strings count only in what follows the first ``min_new_tokens`` tokens."""
-        self.tokenizer = tokenizer
+        """Decode with ``tokenizer``. Stop strings count only in what follows the first ``min_new_tokens`` tokens.
+
+        Raises ``ValueError`` for a stop string that can never be found.
+        """
+        self.tokenizer = AfterText(tokenizer)
         self.stops = StopStrings(stops)
+        self.special_stops = special_stops(tokenizer, stops)
         self.min_new_tokens = min_new_tokens
-        self.decoder: DecodeStream | None = DecodeStream(skip_special_tokens=True)
+        self.decoder: DecodeStream | None = self.tokenizer.stream()
         self.token_ids: list[int] = []
         self.text = ""
         self.matched: str | None = None
@@ -73,21 +79,25 @@ class Detokenizer:
         """Return the characters that the newest token completes. Mutates.
 
         The library's decoder raises where a token turns the characters before it into others, as bytes that are no
-        UTF-8 do. What was given out stays; from then on the whole answer is decoded with every token.
+        UTF-8 do. What was given out stays; from then on the whole answer is decoded with every token. A special token
+        that is a stop string ends the text.
         """
+        if token_id in self.special_stops and len(self.token_ids) > self.min_new_tokens:
+            self.matched = self.special_stops[token_id]
+            return self.tokenizer.decode(self.token_ids)[len(self.text) :]
         if self.decoder is not None:
             try:
-                return self.decoder.step(self.tokenizer, token_id) or ""
+                return self.decoder.step(self.tokenizer.tokenizer, token_id) or ""
             except Exception:  # the library raises no narrower kind
                 self.decoder = None
-        whole: str = self.tokenizer.decode(self.token_ids, skip_special_tokens=True)
+        whole = self.tokenizer.decode(self.token_ids, skip_special_tokens=True)
         return "" if whole.endswith(UNFINISHED) else whole[len(self.text) :]
 
     def begun(self) -> int:
         """Return how many characters the tokens so far have begun: the last of them may end inside one."""
         if len(self.token_ids) < self.min_new_tokens:
             return len(self.text)  # nothing is looked for yet
-        whole: str = self.tokenizer.decode(self.token_ids, skip_special_tokens=True)
+        whole = self.tokenizer.decode(self.token_ids, skip_special_tokens=True)
         return max(len(self.text), len(whole.rstrip(UNFINISHED)) + whole.endswith(UNFINISHED))
 
     def flush(self) -> str:

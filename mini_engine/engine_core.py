@@ -123,6 +123,7 @@ class EngineCore:
         self.constraints.check(params)
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer and this engine has none; give stop_token_ids")
+        text = Detokenizer(self.tokenizer, params.stop, params.min_new_tokens) if self.tokenizer else None
         times = RequestTimes(self.clock())
         request = Request(name, list(prompt_ids), params, arrival, times, siblings=siblings)
         request.cache_key = cache_key
@@ -132,7 +133,6 @@ class EngineCore:
         self.scheduler.check_fits(request)
         if not self.constraints.submit(request):
             self.scheduler.add(request)
-        text = Detokenizer(self.tokenizer, params.stop, params.min_new_tokens) if self.tokenizer else None
         self.entries[name] = Entry(request, RequestOutput(name, list(prompt_ids), times=times), text)
         return name
 

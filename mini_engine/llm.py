@@ -8,9 +8,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
-from numbers import Integral
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -38,7 +37,7 @@ from mini_engine.grammar.service import GrammarService
 from mini_engine.invariant.attention import query_rows
 from mini_engine.model import Qwen3
 from mini_engine.outputs import Delta, RequestOutput
-from mini_engine.prompts import Prompt, encode_prompt, is_chat
+from mini_engine.prompts import Prompt, each_prompt, encode_prompt, is_chat, is_list
 from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
@@ -93,20 +92,20 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer all ``prompts``, many at a time, and return the answers in the order of the prompts.
 
-        A prompt is a text, a chat (a list of messages) or a list of token ids; a single one need not stand in a list.
-        ``params`` are for all prompts, or a list with those of each. ``None``: ``chat_params`` for a chat, greedy for a
-        text and for ids. With ``n`` answers for each prompt, those of one prompt follow one another. ``think``: let a
-        model that can think do so, in chats. ``continue_final_message``: the answer goes on with the last message of
-        each chat, which is the assistant's. ``progress``: show a bar; by default on a terminal, if there is more than
-        one prompt.
+        A prompt is a text, a chat (a list of messages), a list of token ids, or the mapping with "input_ids" that
+        transformers makes of one of them. A single one need not stand in a list; a mapping may hold a batch. A text
+        gets the special tokens that the tokenizer puts around one. ``params`` are for all prompts, or a list with
+        those of each. ``None``: ``chat_params`` for a chat, greedy for anything else. ``think``: let a model that can
+        think do so, in chats. ``continue_final_message``: the answer goes on with the last message of each chat, which
+        is the assistant's. ``progress``: show a bar; by default on a terminal, if there is more than one prompt.
 
-        An answer to a prompt that cannot be encoded or run has ``finish_reason`` "error" and says why in ``error``; the
-        others go on. Raises ``ValueError`` if there are not as many ``params`` as prompts.
+        Each prompt has ``n`` answers, which follow one another, also where it cannot be encoded or run: then they have
+        ``finish_reason`` "error" and say why in ``error``. The others go on. Raises ``ValueError`` if there are not as
+        many ``params`` as prompts, or other ones than ``SamplingParams``.
         """
-        each: Sequence[Prompt] = [prompts] if is_single(prompts) else prompts  # type: ignore[assignment, list-item]
-        own_params = [params] * len(each) if not isinstance(params, Sequence) else list(params)
-        if len(own_params) != len(each):
-            raise ValueError(f"{len(each)} prompts and {len(own_params)} parameters; give one for all or one for each")
+        each = each_prompt(prompts)
+        given = params_of(params, len(each))
+        own_params = [own or self.default_params(prompt) for own, prompt in zip(given, each, strict=True)]
         ids, refused = dict[int, list[int]](), dict[int, list[RequestOutput]]()
         for place, prompt in enumerate(each):
             try:
@@ -114,10 +113,9 @@ class LLM:
             except ValueError as error:
                 refused[place] = [RequestOutput(f"refused {place}", [], finish_reason="error", error=str(error))]
         shown = sys.stderr.isatty() and len(ids) > 1 if progress is None else progress
-        all_params = [own_params[place] or self.default_params(each[place]) for place in ids]
-        answered = self.engine.generate(list(ids.values()), all_params, shown)
+        answered = self.engine.generate(list(ids.values()), [own_params[place] for place in ids], shown)
         answers = refused | dict(zip(ids, answered, strict=True))
-        return [answer for place in range(len(each)) for answer in answers[place]]
+        return [answer for place, own in enumerate(own_params) for answer in padded(answers[place], own.n)]
 
     def stream(
         self,
@@ -132,8 +130,9 @@ class LLM:
         The options are those of ``generate``. Closing the iterator ends the request. Raises ``ValueError`` for a prompt
         that cannot be run.
         """
+        (own,) = params_of(params, 1)
         ids = encode_prompt(self.tokenizer, prompt, think, continue_final_message)
-        return self.engine.stream(ids, params or self.default_params(prompt))
+        return self.engine.stream(ids, own or self.default_params(prompt))
 
     def default_params(self, prompt: Prompt) -> SamplingParams:
         """Return the parameters of a prompt that is given none."""
@@ -158,9 +157,20 @@ class LLM:
         self.close()
 
 
-def is_single(prompts: Any) -> bool:
-    """Whether this is one prompt and not a list of prompts."""
-    return isinstance(prompts, str) or is_chat(prompts) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+def params_of(params: Any, count: int) -> list[SamplingParams | None]:
+    """Return the parameters of each of ``count`` prompts. Raises ``ValueError`` for another number, or for others."""
+    each: list[Any] = list(params) if is_list(params) else [params] * count
+    for place, own in enumerate(each):
+        if not isinstance(own, SamplingParams | None):
+            raise ValueError(f"the parameters of prompt {place} are {own!r}; give SamplingParams(…)")
+    if len(each) != count:
+        raise ValueError(f"{count} prompts and {len(each)} parameters; give one for all or one for each")
+    return each
+
+
+def padded(answers: list[RequestOutput], count: int) -> list[RequestOutput]:
+    """Return ``count`` answers: a prompt that was refused has one, so it is repeated."""
+    return answers + [replace(answers[-1]) for _ in range(count - len(answers))]
 
 
 def load_defaults(folder: Path, choice: str) -> dict[str, Any]:

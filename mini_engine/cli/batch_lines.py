@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from transformers import PreTrainedTokenizerBase
 
 from mini_engine.outputs import RequestOutput, table_as_json
-from mini_engine.prompts import encode_chat
+from mini_engine.prompts import encode_chat, encode_prompt
 from mini_engine.sampler.params import SamplingParams
 
 PROMPT_KEYS = ("prompt", "messages", "token_ids")
@@ -120,7 +120,7 @@ class LineReader:
     def encode(self, kind: str, value: Any, continues: bool = False) -> list[int]:
         """Return the ids of a prompt given as text, conversation or ids. Raises ``ValueError`` for another type."""
         if kind == "prompt" and isinstance(value, str) and not self.chat:
-            return list(self.tokenizer.encode(value, add_special_tokens=False))
+            return encode_prompt(self.tokenizer, value)
         if kind == "prompt" and isinstance(value, str):
             return encode_chat(self.tokenizer, [{"role": "user", "content": value}], self.think)
         if kind == "messages" and isinstance(value, list) and value and all(map(is_turn, value)):

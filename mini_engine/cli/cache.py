@@ -17,7 +17,7 @@ from mini_engine.cli.start import input_errors, start
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.llm import make_engine
-from mini_engine.prompts import encode_chat
+from mini_engine.prompts import encode_chat, encode_prompt
 from mini_engine.radix_cache import EVICTIONS, Node, RadixCache
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.policy import POLICIES
@@ -145,7 +145,7 @@ def read_prompts(
         texts = STORIES
         if tokenizer.chat_template:
             chats = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": ask}] for ask in QUESTIONS]
-    plain = [(tokenizer.encode(text, add_special_tokens=False), text) for text in texts]
+    plain = [(encode_prompt(tokenizer, text), text) for text in texts]
     return plain + [(encode_chat(tokenizer, chat, think=False), chat[-1]["content"]) for chat in chats]
 
 

@@ -21,7 +21,7 @@ from mini_engine.cli.options import Answers, Computing, Drawing, MaxNewTokens, M
 from mini_engine.cli.start import input_errors, start
 from mini_engine.cli.tables import print_trace
 from mini_engine.outputs import Delta
-from mini_engine.prompts import encode_chat, encode_text
+from mini_engine.prompts import encode_chat, encode_prompt
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.trace import SamplingTrace
@@ -61,7 +61,7 @@ def generate(
         driver.sampler.trace = SamplingTrace() if trace else None
         load_s = time.perf_counter() - began
         text = sys.stdin.read() if prompt == "-" else prompt
-        ids = chat_ids(tokenizer, text, think, prefill) if chat else encode_text(tokenizer, text)
+        ids = chat_ids(tokenizer, text, think, prefill) if chat else encode_prompt(tokenizer, text)
         if params.num_samples > 1:
             show_samples(driver, tokenizer, ids, params, load_s if as_json else None)
         elif as_json:

@@ -85,7 +85,14 @@ class Context:
 
     def prompt(self) -> list[int]:
         """Return a new list of the ids so far."""
-        return encode_text(self.tokenizer, self.known_text) if self.settings.canonical else list(self.known_ids)
+        return self.encoded_anew() if self.settings.canonical else list(self.known_ids)
+
+    def encoded_anew(self) -> list[int]:
+        """Return the ids of the whole text, with the special tokens before it that are there now."""
+        ids = encode_text(self.tokenizer, self.known_text)
+        opening = self.hub.opening
+        was, has = (own[: len(opening)] == opening for own in (self.known_ids, ids))
+        return [*opening, *ids] if was and not has else ids
 
     def extend(self, text: str, ids: list[int]) -> None:
         """Append text that is known, and its ids. Mutates."""

@@ -13,6 +13,7 @@ from greenlet import getcurrent, greenlet
 
 from mini_engine.lang.backends import Backend
 from mini_engine.lang.roles import read_marks
+from mini_engine.prompts import opening_ids
 
 Condition = Callable[[], Any]  # true once it need not be waited for any more
 Work = Generator[Condition, None, None]
@@ -28,6 +29,7 @@ class Hub:
         self.programs: set[greenlet] = set()
         self.lock = RLock()  # held while a run or a batch lasts: one thread at a time
         self.alone: dict[tuple[int, ...], list[float]] = {}  # a choice's ids -> their values without a prompt
+        self.opening = opening_ids(backend.tokenizer)
         self.marks = cache(partial(read_marks, backend.tokenizer))
 
     def start(self, function: Callable[[], None]) -> greenlet:

@@ -19,6 +19,7 @@ from mini_engine.lang.hub import Condition, Work
 from mini_engine.outputs import RequestOutput
 from mini_engine.prompts import encode_text
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.texts import AfterText, special_stops
 
 CONVERT: dict[type, Any] = {str: str, int: int, float: float, bool: lambda text: text == "True"}
 
@@ -44,8 +45,8 @@ def sampling_of(params: SamplingParams) -> SamplingParams | None:
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Return ``ids`` as text without special tokens."""
-    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    """Return what ``ids`` add to a text, without special tokens."""
+    return AfterText(tokenizer.backend_tokenizer).decode(ids)
 
 
 def kept_ids(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
@@ -127,6 +128,7 @@ def cut_call(context: Context, params: SamplingParams) -> Generator[Condition, N
 
 def without_end(context: Context, output: RequestOutput, params: SamplingParams) -> list[int]:
     """Return an answer's ids without the token that ended it, which has no text."""
-    ends = {*context.hub.backend.eos_token_ids, *params.stop_token_ids}
+    named = special_stops(context.tokenizer.backend_tokenizer, params.stop)
+    ends = {*context.hub.backend.eos_token_ids, *params.stop_token_ids, *named}
     is_ended = output.finish_reason == "stop" and output.token_ids and output.token_ids[-1] in ends
     return output.token_ids[:-1] if is_ended else list(output.token_ids)

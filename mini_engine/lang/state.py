@@ -198,7 +198,8 @@ class State(Context):
         """Carry out one operation. Mutates."""
         match operation:
             case Constant(text):
-                self.extend(text, encode_text(self.tokenizer, text))
+                opening = self.hub.opening if text and not self.known_ids else []
+                self.extend(text, [*opening, *encode_text(self.tokenizer, text)])
             case Mark(role, is_end):
                 text = self.mark(role, is_end)
                 self.extend(text, encode_text(self.tokenizer, text))

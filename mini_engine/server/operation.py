@@ -100,7 +100,10 @@ def add_tokens(app: FastAPI, service: Service) -> None:
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """Return the ids of a text, or of a chat as the model would read it."""
         service.check_model(body.model)
-        ids = service.encode(body.prompt) if body.prompt is not None else service.encode_chat(body.messages or [], body)
+        if body.prompt is not None:
+            ids = service.encode(body.prompt, body.add_special_tokens is not False)
+        else:
+            ids = service.encode_chat(body.messages or [], body)
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
         return answer | ({"token_strs": list(map(service.texts.text_of, ids))} if body.return_token_strs else {})
 

@@ -300,7 +300,7 @@ class TokenizeBody(Rendering):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: Literal[False] | None = None
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -308,6 +308,8 @@ class TokenizeBody(Rendering):
         """Raise ``ValueError`` unless there is either a text or a chat."""
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise ValueError("add_special_tokens is true for a chat, which has those of its template; leave it out")
         return self
 
 

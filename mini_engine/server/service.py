@@ -91,13 +91,13 @@ class Service:
                 "model_not_found",
             )
 
-    def encode(self, prompt: str | list[int]) -> list[int]:
-        """Return a prompt as ids. Raises ``ApiError``."""
+    def encode(self, prompt: str | list[int], with_special: bool = True) -> list[int]:
+        """Return a prompt as ids, a text ``with_special`` tokens around it. Raises ``ApiError``."""
         if isinstance(prompt, list):
             self.texts.check(prompt, self.vocab_size, "prompt")
             return prompt
         try:
-            return encode_text(self.tokenizer, prompt)
+            return encode_text(self.tokenizer, prompt, with_special)
         except ValueError as error:
             raise ApiError(HTTPStatus.BAD_REQUEST, str(error), "prompt") from error
 
@@ -165,8 +165,8 @@ class Service:
         """Return a bad word as ids, at the beginning of a text and after a space. Raises ``ApiError``."""
         if not word.strip():
             raise ApiError(HTTPStatus.BAD_REQUEST, "bad_words holds an empty word", "bad_words")
-        first = self.encode(word.lstrip())
-        later = self.encode(" " + word.lstrip())
+        first = self.encode(word.lstrip(), with_special=False)
+        later = self.encode(" " + word.lstrip(), with_special=False)
         return [first, later] if len(later) == len(first) and later[0] != first[0] else [first]
 
 

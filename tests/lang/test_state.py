@@ -4,9 +4,11 @@ import asyncio
 import threading
 
 import pytest
+from tokenizers import processors
 
 from mini_engine import SamplingParams, lang
 from mini_engine.lang.run import hub_of
+from tests.lang.conftest import make_llm
 
 STORY = "Once upon a time there was a fox named"
 
@@ -228,3 +230,38 @@ def test_a_call_without_any_text_says_so(llm):
         nothing.run(lang.gen("a"), backend=llm)
     with pytest.raises(ValueError, match="select compares choices after a text"):
         nothing.run(lang.select("a", ["b", "c"]), backend=llm)
+
+
+@pytest.fixture
+def with_bos():
+    """An engine with a tokenizer that puts a token before a text and another one behind it."""
+    llm = make_llm()
+    own = llm.tokenizer.backend_tokenizer
+    named = [(name, own.token_to_id(name)) for name in ("<|im_start|>", "<|im_end|>")]
+    own.post_processor = processors.TemplateProcessing(single="<|im_start|> $A <|im_end|>", special_tokens=named)
+    return llm
+
+
+@pytest.mark.parametrize("canonical", [False, True])
+def test_a_program_begins_as_a_text_does(with_bos, canonical):
+    @lang.program
+    def story(s):
+        s += ""
+        s += STORY
+        s += " Ida" + lang.gen("first", max_new_tokens=4)
+        (fork,) = s.fork()
+        fork += " and" + lang.gen("second", max_new_tokens=4)
+
+    @lang.program
+    def chat(s):
+        s += lang.user("Hello") + lang.assistant(lang.gen("answer", max_new_tokens=4))
+
+    transformers_ids = with_bos.tokenizer(STORY).input_ids[:-1]
+    s = story.run(backend=with_bos, canonical=canonical)
+    assert s.text.startswith(STORY + " Ida")
+    for output in s.answer("first").output, s.forks[0].answer("second").output:
+        assert output.prompt_ids[: len(transformers_ids)] == transformers_ids
+        assert output.prompt_ids.count(transformers_ids[0]) == 1
+    messages = [{"role": "user", "content": "Hello"}]
+    templated = with_bos.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert chat.run(backend=with_bos, canonical=canonical).answer("answer").output.prompt_ids == templated

@@ -4,6 +4,7 @@ import collections
 
 import pytest
 import torch
+from tokenizers import processors
 from transformers import AutoModelForCausalLM
 
 from mini_engine.checkpoint import TINY_MODEL
@@ -164,3 +165,32 @@ def test_half_a_character_is_held_back_and_its_bytes_are_reported(server, client
     (last,) = (chunk.choices[0] for chunk in chunks)  # nothing can be shown before the end
     assert last.finish_reason == "length"
     assert last.logprobs.tokens == ["bytes:\\xc3"] * 3
+
+
+def test_texts_get_the_tokens_that_the_tokenizer_puts_around_them_and_chats_do_not(server, client, http):
+    own = server.tokenizer.backend_tokenizer
+    before = own.post_processor
+    named = [(name, own.token_to_id(name)) for name in ("<|im_start|>", "<|im_end|>")]
+    own.post_processor = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=named)
+    try:
+        ids = server.tokenizer(STORY).input_ids
+        piece = server.tokenizer(STORY, add_special_tokens=False).input_ids
+        assert ids == [own.token_to_id("<|im_start|>"), *piece]
+        answer = client.completions.create(
+            model="tiny", prompt=STORY, max_tokens=1, temperature=0, echo=True, extra_body={"return_token_ids": True}
+        )
+        assert answer.choices[0].prompt_token_ids == ids
+        assert answer.choices[0].text.startswith(STORY)
+        for given, expected in ((None, ids), (True, ids), (False, piece)):
+            body = {"prompt": STORY, "add_special_tokens": given}
+            assert http.post("/tokenize", json=body).json()["tokens"] == expected
+        messages = [{"role": "user", "content": STORY}]
+        chat = server.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        assert http.post("/tokenize", json={"messages": messages}).json()["tokens"] == chat
+        refused = http.post("/tokenize", json={"messages": messages, "add_special_tokens": True})
+        assert refused.status_code == 400
+        assert "those of its template" in refused.text
+        asked = client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
+        assert asked.usage.prompt_tokens == len(chat)
+    finally:
+        own.post_processor = before
