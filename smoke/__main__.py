@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import typer
 
+from mini_engine.streams import check_streams
 from smoke.commands import COMMANDS
 from smoke.commands.exits import Exit
 from smoke.commands.plain import plain_arguments
@@ -15,20 +16,25 @@ MODULES = {name: module for section in COMMANDS.values() for name, (module, _) i
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
-    words = sys.argv[1:]
-    if not words or words[0] == "--help":
-        print(overview())
+    """Run the command that the arguments name, and end."""
+    with check_streams():
+        words = sys.argv[1:]
+        if not words or words[0] == "--help":
+            print(overview())
+        elif words[0] not in MODULES:
+            fail(f"there is no command {words[0]!r}; there are {', '.join(MODULES)}", Exit.USAGE)
+        else:
+            run_command(words)
         sys.exit(Exit.PASSED)
-    if words[0] not in MODULES:
-        fail(f"there is no command {words[0]!r}; there are {', '.join(MODULES)}", Exit.USAGE)
+
+
+def run_command(words: list[str]) -> None:
+    """Import the command that ``words`` begin with and run it; its errors are one line."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.callback()(lambda: None)  # so that one command is a group, too
     importlib.import_module(f"smoke.commands.{MODULES[words[0]]}").register(app)
     try:
         run(app, words)
-    except BrokenPipeError:  # a reader such as `head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:  # threads that run candidates would not let Python end in order
         print("interrupted", file=sys.stderr, flush=True)
         os._exit(130)
@@ -38,7 +44,6 @@ def main() -> None:
         fail(str(error), Exit.USAGE)
     except RuntimeError as error:
         fail(str(error), Exit.ENVIRONMENT)
-    sys.exit(Exit.PASSED)
 
 
 def overview() -> str:

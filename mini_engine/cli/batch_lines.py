@@ -30,6 +30,7 @@ DIGEST_BYTES = 8
 BEGINNING = b'{"line": '  # of every answer, also of a torn one
 MAX_SAMPLES = 1_000  # of one line: all of them are queued at once
 MOST_SHOWN = 80  # characters of a value in an error
+MOST_DIGITS = 300  # of a whole number: a float holds no longer one
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,19 @@ class LineReader:
         if not text.lstrip().startswith("{"):
             return self.encode("prompt", text), self.base
         try:
-            given: dict[str, Any] = json.loads(text)
+            given: dict[str, Any] = json.loads(text, object_pairs_hook=unique, parse_int=whole_number)
+            json.dumps(given, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
             raise ValueError(f"this is not a JSON object ({error}); a line that begins with {{ must be one") from error
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the line has {error.object[error.start]!r}, half of a surrogate pair, which is not a character; "
+                "write both halves, or the character itself"
+            ) from error
         unknown = sorted(set(given) - set(PARAMETERS) - {*PROMPT_KEYS, CONTINUES})
         if unknown:
-            raise ValueError(
-                f"there is no parameter {unknown[0]!r}; choose from {', '.join([*PROMPT_KEYS, CONTINUES, *PARAMETERS])}"
-            )
+            known = ", ".join([*PROMPT_KEYS, CONTINUES, *PARAMETERS])
+            raise ValueError(f"there is no parameter {unknown[0]!r:.80}; choose from {known}")
         prompts = [key for key in PROMPT_KEYS if key in given]
         if len(prompts) != 1:
             raise ValueError(f"{len(prompts)} of {', '.join(PROMPT_KEYS)} are given; give exactly one")
@@ -108,8 +114,6 @@ class LineReader:
         if not isinstance(continues, bool) or (continues and prompts != ["messages"]):
             raise ValueError(f"{CONTINUES} is {continues!r} beside {prompts[0]}; it is true or false beside messages")
         changes = {key: value for key, value in given.items() if key not in PROMPT_KEYS}
-        if isinstance(changes.get("logit_bias"), dict):  # JSON keys are text
-            changes["logit_bias"] = {int(token): bias for token, bias in changes["logit_bias"].items()}
         if continues:  # past the place of a thought, which a grammar would wait for
             changes.setdefault("reasoning", False)
         params = replace(self.base, **changes)
@@ -133,6 +137,22 @@ class LineReader:
             f"{kind} is {shown}; give a text, a list of messages with a role and a content that are texts, or a list "
             "of ids"
         )
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises ``ValueError`` for a key that comes twice: the first value would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key in found if sum(key == name for name, _ in pairs) > 1)
+        raise ValueError(f"{twice!r:.80} is given twice in one object; leave out one of them")
+    return found
+
+
+def whole_number(digits: str) -> int:
+    """Return the number. Raises ``ValueError`` for one that no parameter can take."""
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"the number {digits[:9]}… has {len(digits)} digits; give at most {MOST_DIGITS}")
+    return int(digits)
 
 
 def is_turn(value: Any) -> bool:

@@ -3,7 +3,6 @@
 file ──► LineReader ──► a window of requests in the engine ──► AnswerWriter ──► file
 """
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO, Self
 
 import typer
 from tqdm import tqdm
@@ -20,9 +19,10 @@ from mini_engine.cli.batch_lines import AnswerWriter, Line, LineReader, answered
 from mini_engine.engine import Engine
 from mini_engine.outputs import RequestOutput, StepOutput, best
 from mini_engine.radix_cache import RadixCache
+from mini_engine.streams import silence
 
 LEAST_WINDOW, WINDOWS = 128, 4  # requests in the engine: so many, or so many times those that run
-INTERRUPTED = 130  # the exit code of a command that Ctrl-C has ended
+FAILED, INTERRUPTED = 1, 130  # exit codes: requests have failed; Ctrl-C has ended the command
 
 
 class Interrupt:
@@ -69,7 +69,7 @@ class Tally:
 
     lines: int = 0
     tokens: int = 0
-    errors: int = 0
+    failed: int = 0  # lines with an error
     steps: int = 0
     rows: int = 0
     seconds: float = 0.0
@@ -85,7 +85,7 @@ class Tally:
         """Count the answers of a line. Mutates."""
         self.lines += 1
         self.tokens += sum(len(answer.token_ids) for answer in answers)
-        self.errors += sum(answer.finish_reason == "error" for answer in answers)
+        self.failed += any(answer.finish_reason == "error" for answer in answers)
 
 
 @dataclass
@@ -216,7 +216,7 @@ class BatchRun:
         cache = self.engine.scheduler.cache
         if isinstance(cache, RadixCache):
             text += f", {cache.stats.hit_rate:.0%} of the tokens from the prefix cache"
-        return text + (f"; {tally.errors} ended with an error" if tally.errors else "")
+        return text
 
 
 @contextmanager
@@ -266,15 +266,6 @@ def answers_to(output: Path | None, resume: bool) -> Iterator[tuple[BinaryIO, di
             stream.close()
 
 
-def silence(stream: Any) -> None:
-    """Let what is left in the buffer of ``stream`` go nowhere, or Python would complain of it at exit."""
-    with suppress(OSError, ValueError):
-        stream.flush()
-        return
-    with suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 def how_to_go_on(file: str, output: Path | None, written: int) -> str:
     """Return what to do after an interrupted run."""
     if output is None:
@@ -307,6 +298,11 @@ def run_file(
                 raise
     skipped = f"{len(done)} answered before, " if done else ""
     typer.secho(skipped + run.summary(), dim=True, err=True)
+    if run.tally.failed:
+        said = f"{run.tally.failed} of {run.tally.lines} requests failed; their errors are in {writer.name}"
+        typer.secho(said, fg="red", err=True)
     if run.is_cut:
         typer.secho(how_to_go_on(file, output, writer.num_written), fg="yellow", err=True)
         raise typer.Exit(INTERRUPTED)
+    if run.tally.failed:
+        raise typer.Exit(FAILED)

@@ -68,7 +68,7 @@ class Grammar:
 def read_schema(file: Path) -> str:
     """Return the text of a schema. Raises ``ValueError`` for a file that cannot be read."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--json-schema {file} cannot be read ({error}); give a file with a schema") from error
 

@@ -312,6 +312,8 @@ def test_bench_sampler_compares_with_every_peer_and_ends_in_json() -> None:
         ("generate a\\xff", None, 2, "which is not a character"),
         ("generate hi --max-new-tokens 2 >&-", None, 2, "standard output is closed"),
         ("chat <&-", None, 0, "Ask something"),
+        ("generate hi --max-new-tokens 2 > /dev/full", None, 2, "error: input or output fails (No space left"),
+        ("cache > /dev/full", None, 2, "error: input or output fails (No space left"),
     ],
 )
 def test_bytes_that_are_no_text_and_closed_streams_are_one_line(

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.cli import batch as cli_batch
 from mini_engine.cli.app import app
-from mini_engine.cli.batch_lines import AnswerWriter, Line, answered
+from mini_engine.cli.batch_lines import PARAMETERS, PROMPT_KEYS, AnswerWriter, Line, answered
+from mini_engine.config import EngineConfig
 from mini_engine.llm import load_driver
 from mini_engine.outputs import RequestOutput
 from mini_engine.sampler.params import SamplingParams
@@ -31,8 +32,10 @@ def run(tmp_path, lines, *arguments):
     file = tmp_path / "requests.jsonl"
     file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
     result = CliRunner().invoke(app, ["batch", str(file), "--ordered", *arguments])
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()], result.stderr
+    reports = [json.loads(line) for line in result.stdout.splitlines()]
+    has_failed = any("error" in answer for report in reports for answer in report["answers"])
+    assert result.exit_code == has_failed, result.output
+    return reports, result.stderr
 
 
 @pytest.mark.parametrize("cache", [[], ["--prefix-cache", "--page-size", "4"]])
@@ -71,7 +74,13 @@ FAULTY = [  # a line, and a part of its error
     ({"token_ids": []}, "0 tokens"),
     ({"prompt": "x", "stop": [""]}, "stop"),
     ({"prompt": "x", "max_new_tokens": "many"}, "max_new_tokens"),
-    ({"prompt": "x", "logit_bias": {"a": 1}}, "'a'"),
+    ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias has the key 'a'; keys are token ids"),
+    ({"prompt": "x", "logit_bias": {"5": 1, "05": 1}}, "logit_bias names token id 5 twice"),
+    ('{"prompt": "x", "logit_bias": {"5": 1, "5": 1}}', "'5' is given twice"),
+    ('{"prompt": "x", "seed": 1, "seed": 2}', "'seed' is given twice"),
+    ('{"prompt": "x", "seed": ' + "1" * 5_000 + "}", "the number 111111111… has 5000 digits; give at most 300"),
+    ({"prompt": "a\ud800"}, "half of a surrogate pair"),
+    ({"prompt": "x", "stop": ["a\ud800"]}, "the line has '\\ud800'"),
 ]
 
 
@@ -82,7 +91,48 @@ def test_a_faulty_line_has_its_error_in_its_place(tmp_path):
         assert error is not None
         assert part in error
     assert errors[-1] is None
-    assert "10 ended with an error" in said
+    assert said.splitlines()[-1] == (
+        f"{len(FAULTY)} of {len(FAULTY) + 1} requests failed; their errors are in standard output"
+    )
+
+
+JARGON = re.compile(
+    r"Traceback|invalid literal|codec can't|has no attribute|not subscriptable|unhashable|NoneType|Exceeds the limit|"
+    r"\w+(?<!The )Error\b|Errno|<class|object at 0x|positional argument|unexpected keyword"
+)
+ODD = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.sampled_from([-1, 0, 1, 5, 1023, 1024, 2**63, -(10**30), 10**30, 0.5, 1e308, float("nan"), float("inf")])
+    | st.sampled_from(["", "5", "05", "\ud800", "(", "[", "a|b", "null", "{}", "9" * 400])
+    | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["5", "05", "1024", "-1", "", "role", "content", "type", "x"]), inner, max_size=3
+        )
+    ),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from((*PROMPT_KEYS, *PARAMETERS, "zzz")), ODD), min_size=20, max_size=60))
+def test_odd_values_are_their_own_lines_errors_in_plain_words(tmp_path_factory, odd):
+    """Every field with any value: no other line is changed, and no error speaks of the inside of a library."""
+    lines = []
+    for field, value in odd:
+        lines += [{"max_new_tokens": 2} | ({} if field in PROMPT_KEYS else {"prompt": "Once"}) | {field: value}]
+    lines[10:10] = ["Once upon a time"]
+    reports, _ = run(tmp_path_factory.mktemp("odd"), lines, "--batch-invariant", "--max-new-tokens", "5")
+    assert [report["line"] for report in reports] == list(range(len(lines)))
+    ids = TOKENIZER.encode("Once upon a time", add_special_tokens=False)
+    alone = load_driver(engine=EngineConfig(batch_invariant=True, compute="packed"))
+    assert reports[10]["answers"][0]["token_ids"] == alone.complete(ids, SamplingParams(max_new_tokens=5))[0].token_ids
+    for line, report in zip(lines, reports, strict=True):
+        for answer in report["answers"]:
+            found = JARGON.search(answer.get("error", ""))
+            assert found is None, (line, answer["error"])
 
 
 def test_a_bias_is_given_by_the_text_of_an_id(tmp_path):
@@ -205,7 +255,7 @@ def test_only_line_feeds_end_lines_and_a_bad_byte_is_its_own_lines_error(tmp_pat
     ]
     file.write_bytes(b"\n".join(raw))
     result = CliRunner().invoke(app, ["batch", str(file), "--ordered", "--max-new-tokens", "2"])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 1, result.output
     reports = [json.loads(line) for line in result.stdout.splitlines()]
     assert [report["line"] for report in reports] == list(range(len(raw)))
     wrong = {report["line"]: report["answers"][0].get("error") for report in reports}
