@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from transformers import PreTrainedTokenizerBase
 
+from mini_engine.other_names import explanation
 from mini_engine.outputs import RequestOutput, table_as_json
 from mini_engine.prompts import encode_chat
 from mini_engine.sampler.params import SamplingParams
@@ -97,9 +98,8 @@ class LineReader:
             raise ValueError(f"this is not a JSON object ({error}); a line that begins with {{ must be one") from error
         unknown = sorted(set(given) - set(PARAMETERS) - set(PROMPT_KEYS))
         if unknown:
-            raise ValueError(
-                f"there is no parameter {unknown[0]!r}; choose from {', '.join([*PROMPT_KEYS, *PARAMETERS])}"
-            )
+            wrong = f"there is no parameter {unknown[0]!r}; choose from {', '.join([*PROMPT_KEYS, *PARAMETERS])}"
+            raise ValueError(explanation(unknown[0], "SamplingParams") or wrong)
         prompts = [key for key in PROMPT_KEYS if key in given]
         if len(prompts) != 1:
             raise ValueError(f"{len(prompts)} of {', '.join(PROMPT_KEYS)} are given; give exactly one")

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mini_engine.checkpoint import load_tokenizer, resolve_folder
 from mini_engine.config import EngineConfig
+from mini_engine.device import check_device
 from mini_engine.llm import load_driver
 from mini_engine.overlay import installed
 from mini_engine.sampler.driver import SamplingDriver
@@ -47,5 +48,6 @@ def start(
 ) -> tuple[SamplingDriver, PreTrainedTokenizerBase]:
     """Load what a command runs on. Raises ``ValueError`` for a faulty checkpoint or another engine than asked for."""
     check_engine(engine)
+    check_device(config.device)  # before a checkpoint is downloaded
     folder = resolve_folder(model)
     return load_driver(folder, config), load_tokenizer(folder)
