@@ -17,7 +17,10 @@ def plain_number(value: Any) -> Any:
     """Return a number of another library, such as NumPy's, as Python's own; anything else as it is."""
     if isinstance(value, bool):
         return value
-    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
+    try:
+        return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
+    except OverflowError:  # a fraction above all floats
+        return value
 
 
 def whole(least: int) -> Check:

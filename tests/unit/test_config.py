@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 from dataclasses import fields, replace
+from fractions import Fraction
 from typing import Any, get_args
 
 import numpy as np
@@ -193,6 +194,7 @@ def test_numbers_of_numpy_are_numbers_in_a_request() -> None:
     "changes",
     [
         {"temperature": np.float32("nan")},
+        {"temperature": Fraction(10**400)},
         {"top_k": np.float64(3)},
         {"max_new_tokens": np.bool_(True)},
         {"max_new_tokens": np.int64(0)},
