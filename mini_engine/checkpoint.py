@@ -75,18 +75,34 @@ def load_eos_ids(folder: Path) -> frozenset[int]:
     """Return the ids that end a generation, from ``generation_config.json`` or else ``config.json``; may be empty.
 
     Qwen3's generation config lists two, ``<|im_end|>`` and ``<|endoftext|>``; its ``config.json`` only one of them.
-    Raises ``ValueError`` for an id that is no whole number, and for a stored default, such as a repetition penalty,
-    that transformers would apply to every generation.
+    Raises ``ValueError`` as ``generation_files`` does.
     """
-    for name in ("generation_config.json", "config.json"):
-        if not (folder / name).is_file():
-            continue
-        raw = read_json(folder / name)
-        check_generation(raw, str(folder / name))
-        eos = parse(GenerationFile, raw, str(folder / name)).eos_token_id
+    for file in generation_files(folder):
+        eos = file.eos_token_id
         if eos is not None:
             return frozenset(eos if isinstance(eos, list) else [eos])
     return frozenset()
+
+
+def stored_defaults(folder: Path) -> dict[str, Any]:
+    """Return the fields of ``SamplingParams`` that the checkpoint stores as defaults of a request; may be empty.
+
+    They come from ``generation_config.json``, or from ``config.json`` where that file is absent, as in transformers.
+    Their ranges are not checked. Raises ``ValueError`` as ``generation_files`` does.
+    """
+    return next(generation_files(folder), GenerationFile()).defaults
+
+
+def generation_files(folder: Path) -> Iterator[GenerationFile]:
+    """Yield what is stored about generations: of ``generation_config.json``, then of ``config.json``.
+
+    Raises ``ValueError`` for a field of a wrong type, and for a stored default that this engine does not take.
+    """
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            raw = read_json(folder / name)
+            check_generation(raw, str(folder / name))
+            yield parse(GenerationFile, raw, str(folder / name))
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
