@@ -5,15 +5,20 @@ Owns: shapes, options and their checks. Must not know: weights, files, requests.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
+
+from mini_engine.checks import Check, device_name, flag, one_of, or_none, registered, seconds, whole
+from mini_engine.other_names import knows_other_names
 
 Dtype = Literal["float32", "bfloat16"]
 Compute = Literal["reference", "packed", "fast", "compiled", "triton"]
+Policy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "shortest"]
 PrefixCacheKind = Literal["radix"]
+Eviction = Literal["lru", "lfu", "fifo", "mru", "priority"]
+GrammarBackend = Literal["none", "auto", "fsm", "xgrammar", "llguidance", "outlines"]
 Whitespace = Literal["spaced", "compact", "any"]
 RopeType = Literal["linear", "yarn", "llama3"]
 DEFAULT_POOL_TOKENS = 16_384
-OPTIONAL_COUNTS = ("max_tokens_per_step", "num_pages", "wait_for_prefix")
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,33 @@ REQUIRED_KEYS = (
 )
 
 
+# option -> what it may hold. The names of registered policies, evictions and grammar backends are taken too.
+OPTIONS: dict[str, Check] = {
+    "dtype": one_of(Dtype),
+    "device": device_name,
+    "page_size": whole(1),
+    "compute": one_of(Compute),
+    "batch_invariant": flag,
+    "max_model_len": or_none(whole(1)),
+    "max_running_requests": whole(1),
+    "max_tokens_per_step": or_none(whole(1)),
+    "policy": registered(Policy),
+    "policy_seed": or_none(whole(-(2**63))),
+    "max_steps_waited": whole(1),
+    "preemption": flag,
+    "num_pages": or_none(whole(1)),
+    "prefix_cache": or_none(one_of(PrefixCacheKind)),
+    "eviction": registered(Eviction),
+    "wait_for_prefix": or_none(whole(1)),
+    "wait_below_match": whole(0),
+    "grammar_backend": registered(GrammarBackend),
+    "json_whitespace": one_of(Whitespace),
+    "grammar_timeout_s": seconds,
+    "jump_forward": flag,
+}
+
+
+@knows_other_names
 @dataclass(frozen=True)
 class EngineConfig:
     """How the engine runs a model. ``EngineConfig()`` is the baseline: every option disabled.
@@ -144,6 +176,8 @@ class EngineConfig:
     ``batch_invariant``: off by default. On, the bits of a request's logits do not depend on what shares its batch, on
     how its prompt was cut into chunks, on the process or on the thread count; they are not those of transformers, so
     weights may be packed. A model is refused where this machine cannot keep that.
+    ``max_model_len``: the most positions of a request, prompt and answer together. ``None``: as many as the model has,
+    or fewer if the memory that is free has no room for them (``llm.fitted``).
     ``max_running_requests``: how many requests share a step; 1 is one after the other.
     ``max_tokens_per_step``: rows of a step, so that a long prompt is computed in chunks between others' tokens;
     ``None`` computes every prompt whole.
@@ -168,6 +202,7 @@ class EngineConfig:
     page_size: int = 16
     compute: Compute = "reference"
     batch_invariant: bool = False
+    max_model_len: int | None = None
     max_running_requests: int = 1
     max_tokens_per_step: int | None = None
     policy: str = "fcfs"
@@ -196,9 +231,18 @@ class EngineConfig:
         """Whether weights are stored as their products want them."""
         return self.compute in ("packed", "fast", "compiled")
 
+    def positions(self, model: ModelConfig) -> int:
+        """Return the most positions of a request to ``model``. Raises ``ValueError`` for more than the model has."""
+        if self.max_model_len is not None and self.max_model_len > model.max_position_embeddings:
+            raise ValueError(
+                f"max_model_len is {self.max_model_len} and the model has {model.max_position_embeddings} positions; "
+                "give at most as many, or leave it out"
+            )
+        return self.max_model_len or model.max_position_embeddings
+
     def pool_pages(self, model: ModelConfig) -> int:
         """Return the number of pages of the KV pool for ``model``: ``num_pages`` or its default."""
-        longest = model.max_position_embeddings
+        longest = self.positions(model)
         tokens = min(self.max_running_requests * longest, max(DEFAULT_POOL_TOKENS, longest))
         return self.num_pages or -(-tokens // self.page_size)
 
@@ -213,17 +257,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Check every option. Raises ``ValueError`` naming the value, the limit and the remedy."""
-        for name, kind in KINDS.items():
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
-        if not is_count(self.page_size):
-            raise ValueError(f"page_size is {self.page_size!r}; a page holds at least 1 token")
-        for name in ("max_running_requests", "max_steps_waited", *OPTIONAL_COUNTS):
-            value = getattr(self, name)
-            if not (is_count(value) or (name in OPTIONAL_COUNTS and value is None)):
-                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
-        if self.prefix_cache not in (None, *get_args(PrefixCacheKind)):
-            raise ValueError(f"prefix_cache is {self.prefix_cache!r}; choose 'radix', or None for no cache")
+        for name, check in OPTIONS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        if self.policy_seed is not None and self.policy != "random":
+            raise ValueError(
+                f"policy_seed is {self.policy_seed} and the policy {self.policy!r} draws nothing; leave it out"
+            )
         if self.prefix_cache is None and (self.eviction != "lru" or self.wait_for_prefix is not None):
             raise ValueError(
                 f"eviction is {self.eviction!r} and wait_for_prefix {self.wait_for_prefix}, but there is no prefix "
@@ -231,9 +270,6 @@ class EngineConfig:
             )
         check_grammar_options(self)
         check_ways_to_compute(self)
-
-
-KINDS: dict[str, Any] = {"dtype": Dtype, "compute": Compute}
 
 
 def check_ways_to_compute(config: EngineConfig) -> None:
@@ -257,15 +293,7 @@ def check_ways_to_compute(config: EngineConfig) -> None:
 
 
 def check_grammar_options(config: EngineConfig) -> None:
-    """Raise ``ValueError`` for options of grammars that are wrong, or that mean nothing without a backend."""
-    if not isinstance(config.grammar_backend, str):
-        raise ValueError(f"grammar_backend is {config.grammar_backend!r}; give a name, 'none' for none")
-    if config.json_whitespace not in get_args(Whitespace):
-        raise ValueError(
-            f"json_whitespace is {config.json_whitespace!r}; choose one of {', '.join(get_args(Whitespace))}"
-        )
-    if not config.grammar_timeout_s > 0:
-        raise ValueError(f"grammar_timeout_s is {config.grammar_timeout_s!r}; it must be above 0 seconds")
+    """Raise ``ValueError`` for options of grammars that mean nothing without a backend."""
     changed = {"json_whitespace": config.json_whitespace != "spaced", "jump_forward": config.jump_forward}
     useless = [name for name, is_changed in changed.items() if is_changed]
     if config.grammar_backend == "none" and useless:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator
+from mini_engine.attention.pool import slot_bytes
 from mini_engine.checkpoint import (
     load_config,
     load_eos_ids,
@@ -28,6 +29,7 @@ from mini_engine.checkpoint import (
 )
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.constraints import Constraints
+from mini_engine.device import check_device, free_memory
 from mini_engine.engine import Engine
 from mini_engine.fast.fused import FusedQwen3
 from mini_engine.fast.pages import PlacedAllocator
@@ -36,6 +38,7 @@ from mini_engine.fast.select import select_attention
 from mini_engine.grammar.service import GrammarService
 from mini_engine.invariant.attention import query_rows
 from mini_engine.model import Qwen3
+from mini_engine.other_names import explanation
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.prompts import Prompt, each_prompt, encode_prompt, is_chat, is_list
 from mini_engine.radix_cache import RadixCache
@@ -74,11 +77,14 @@ class LLM:
             raise ValueError(f"both config and {', '.join(options)} are given; put all options into config")
         unknown = options.keys() - {each.name for each in fields(EngineConfig)}
         if unknown:
-            raise ValueError(f"{min(unknown)} is not an option of EngineConfig; see help(EngineConfig)")
+            wrong = f"{min(unknown)} is not an option of EngineConfig; see help(EngineConfig)"
+            raise ValueError(explanation(min(unknown), "EngineConfig") or wrong)
+        config = config or EngineConfig.serving(**options)
+        check_device(config.device)
         folder = resolve_folder(model)
         self.chat_params = SamplingParams(**load_defaults(folder, generation_config))
         self.tokenizer = load_tokenizer(folder)
-        driver = load_driver(folder, config or EngineConfig.serving(**options))
+        driver = load_driver(folder, config)
         self.engine = make_engine(driver, self.tokenizer.backend_tokenizer)
 
     def generate(
@@ -192,8 +198,14 @@ def load_defaults(folder: Path, choice: str) -> dict[str, Any]:
 
 
 def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qwen3:
-    """Read the checkpoint in ``folder`` and build the model. Raises ``ValueError`` naming the file at fault."""
+    """Read the checkpoint in ``folder`` and build the model.
+
+    Raises ``ValueError`` naming the file at fault, for a device that is not there, and for a ``max_model_len`` above
+    the model's positions.
+    """
+    check_device(engine.device)
     config = load_config(folder)
+    engine.positions(config)
     return build_model(config, load_weights(folder, config, engine, progress), engine)
 
 
@@ -215,8 +227,10 @@ def make_driver(
     """Return the driver of a model that ``build_model`` made for the same ``engine``.
 
     ``parts``: another ``sampler`` or ``head``, as ``SamplingDriver`` takes them; not with Triton kernels.
-    Raises ``ValueError`` if ``batch_invariant`` is asked for and this machine cannot keep it.
+    Raises ``ValueError`` if ``batch_invariant`` is asked for and this machine cannot keep it, and for a
+    ``max_model_len`` above the model's positions.
     """
+    engine = fitted(model, engine)
     if engine.compute in KERNEL_MODULES:
         driver: SamplingDriver = kernels_module(engine.compute).make_kernel_driver(
             model, engine, eos_token_ids, **parts
@@ -228,6 +242,33 @@ def make_driver(
     return SamplingDriver(model, engine, eos_token_ids, attention=select_attention(engine, cfg), **parts)
 
 
+def fitted(model: Qwen3, engine: EngineConfig) -> EngineConfig:
+    """Return the configuration with a default KV pool that the memory has room for, once ``model`` is there.
+
+    Where the default is larger, ``num_pages`` becomes what fits, and so does a ``max_model_len`` that is not given; a
+    warning says so. A tenth of the free memory is left for what is computed. A ``max_model_len`` that does not fit is
+    left to the pool to refuse.
+
+    Raises ``ValueError`` for a ``max_model_len`` above the model's positions.
+    """
+    longest = engine.positions(model.config)
+    if engine.num_pages is not None:
+        return engine
+    page = slot_bytes(model.config, model.embedding.dtype) * engine.page_size  # bytes
+    pages = max(1, int(free_memory(engine.device) * 0.9) // page)
+    room = pages * engine.page_size  # positions
+    if pages >= engine.pool_pages(model.config) or room < (engine.max_model_len or 1):
+        return engine
+    most = min(longest, room)
+    warnings.warn(
+        f"the KV pool has {pages} pages (num_pages), and a request at most {most} of the model's "
+        f"{model.config.max_position_embeddings} positions (max_model_len): more does not fit into the memory that is "
+        "free; set one of the two to decide yourself",
+        stacklevel=2,
+    )
+    return replace(engine, max_model_len=most, num_pages=pages)
+
+
 def make_engine(
     driver: SamplingDriver,
     tokenizer: Tokenizer | None = None,
@@ -237,8 +278,7 @@ def make_engine(
 ) -> Engine:
     """Return an engine with all parts that ``driver.config`` asks for; without a ``tokenizer`` there is no text.
 
-    ``clock`` returns seconds. ``constraints``: others than the grammars of ``grammar_backend``. Raises ``ValueError``
-    for an unknown grammar backend.
+    ``clock`` returns seconds. ``constraints``: others than the grammars of ``grammar_backend``.
     """
     config = driver.config
     if constraints is None and config.grammar_backend != "none":
@@ -293,7 +333,7 @@ def load_driver(model: str | Path | None = None, engine: EngineConfig | None = N
     Its ``steps`` and ``generate`` are the greedy driver's, ``stream`` and ``complete`` take sampling parameters.
 
     Shows a progress bar on a terminal. Raises ``ValueError`` for a faulty checkpoint, and where ``batch_invariant`` is
-    asked for and this machine cannot keep it.
+    asked for and this machine cannot keep it, and for a device that is not there.
     """
     engine = engine or EngineConfig()
     folder = resolve_folder(model)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from mini_engine.checks import names_from
 from mini_engine.scheduler.prefix_cache import PrefixHit
 
 Page = tuple[int, ...]  # the tokens of one page
@@ -51,6 +52,7 @@ EVICTIONS: dict[str, Callable[[Node], Rank]] = {
     "mru": lambda node: (-node.last_used,),  # most recently used
     "priority": lambda node: (node.priority, node.last_used),
 }
+names_from("eviction", EVICTIONS)
 
 
 def register_eviction(name: str, rank: Callable[[Node], Rank]) -> None:

@@ -7,11 +7,11 @@ A *slot* is the place of one token: page p holds the slots p * page_size … (p 
 attention kernel as it is.
 """
 
-import psutil
 import torch
 from torch import Tensor
 
 from mini_engine.config import ModelConfig
+from mini_engine.device import free_memory
 
 
 class KVPool:
@@ -63,12 +63,19 @@ class KVPool:
 
 
 def check_memory(config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: str) -> None:
-    """Raise ``ValueError`` for a pool on the CPU that is larger than its memory; a GPU's allocator says so itself."""
-    slot = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    wanted = num_pages * page_size * slot
-    memory = psutil.virtual_memory().total
-    if torch.device(device).type == "cpu" and wanted > memory:
+    """Raise ``ValueError`` for a pool on the CPU that is larger than what is free there, weights and cgroups counted.
+
+    A GPU's allocator says so itself.
+    """
+    page = page_size * slot_bytes(config, dtype)
+    if torch.device(device).type == "cpu" and num_pages * page > (free := free_memory(device)):
         raise ValueError(
-            f"a KV pool of {num_pages} pages of {page_size} tokens takes {wanted / 2**30:.1f} GiB, and the machine has "
-            f"{memory / 2**30:.1f}; ask for at most {memory // (page_size * slot)} pages (num_pages)"
+            f"a KV pool of {num_pages} pages of {page_size} tokens takes {num_pages * page / 2**30:.1f} GiB, and "
+            f"{free / 2**30:.1f} GiB are free; ask for at most {free // page} pages (num_pages), or for fewer "
+            "positions (max_model_len)"
         )
+
+
+def slot_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of one token's keys and values in all layers."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize

@@ -25,7 +25,7 @@ def engine_for(
 
     The default pool has room for the longest request that the model takes, and zeroing so much memory takes seconds.
     """
-    longest = min(len(prompt_ids) + params.max_new_tokens, driver.model.config.max_position_embeddings)
+    longest = min(len(prompt_ids) + params.max_new_tokens, driver.config.positions(driver.model.config))
     pages = pages_needed(longest, driver.config.page_size) * params.num_samples
     driver.config = replace(driver.config, max_running_requests=params.num_samples, num_pages=pages)
     return make_engine(driver, tokenizer.backend_tokenizer)

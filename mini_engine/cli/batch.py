@@ -13,6 +13,7 @@ from mini_engine.cli.grammar import Grammar
 from mini_engine.cli.options import Answers, Drawing, Shaping, make_params, with_groups
 from mini_engine.cli.start import input_errors, start
 from mini_engine.config import EngineConfig
+from mini_engine.device import check_device
 from mini_engine.engine import Engine
 from mini_engine.llm import make_engine
 from mini_engine.radix_cache import EVICTIONS
@@ -31,6 +32,7 @@ class Serving:
     preemption: Annotated[bool, typer.Option(help="Start on an estimate; send back when pages run out.")] = True
     page_size: Annotated[int, typer.Option(help="Tokens in a page.")] = 16
     num_pages: Annotated[int | None, typer.Option(help="Pages in the pool.")] = None
+    max_model_len: options.MaxModelLen = None
     prefix_cache: Annotated[bool, typer.Option(help="Keep what was computed for requests that begin alike.")] = False
     eviction: Annotated[str, typer.Option(help=f"With it, who goes first: {', '.join(EVICTIONS)}.")] = "lru"
     dtype: options.DtypeOption = "float32"
@@ -40,8 +42,7 @@ class Serving:
     engine: options.Engine = None
 
     def config(self, grammar: Grammar) -> EngineConfig:
-        """Build the configuration. Raises ``ValueError`` as it does, and for a device that is not there."""
-        options.check_device(self.device)
+        """Build the configuration. Raises ``ValueError`` as it does."""
         chosen = {"compute": self.compute, "grammar_backend": grammar.grammar_backend}
         return EngineConfig.serving(
             dtype=self.dtype,
@@ -53,6 +54,7 @@ class Serving:
             preemption=self.preemption,
             page_size=self.page_size,
             num_pages=self.num_pages,
+            max_model_len=self.max_model_len,
             prefix_cache="radix" if self.prefix_cache else None,
             eviction=self.eviction,
             wait_for_prefix=32 if self.prefix_cache else None,
@@ -84,6 +86,7 @@ def batch(
     """Answer every request of FILE, many at a time, one JSON line for each as it ends. Ctrl-C loses nothing."""
     with input_errors():
         config = serving.config(grammar)
+        check_device(config.device)  # before a file of answers is made
         limits = grammar.params(thinks=think)
         base = make_params(answers, drawing, shaping, max_new_tokens=max_new_tokens, stop=stop, **limits)
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from transformers import PreTrainedTokenizerBase
 
+from mini_engine.other_names import explanation
 from mini_engine.outputs import RequestOutput, table_as_json
 from mini_engine.prompts import encode_chat, encode_prompt
 from mini_engine.sampler.params import SamplingParams
@@ -106,7 +107,8 @@ class LineReader:
         unknown = sorted(set(given) - set(PARAMETERS) - {*PROMPT_KEYS, CONTINUES})
         if unknown:
             known = ", ".join([*PROMPT_KEYS, CONTINUES, *PARAMETERS])
-            raise ValueError(f"there is no parameter {unknown[0]!r:.80}; choose from {known}")
+            wrong = f"there is no parameter {unknown[0]!r:.80}; choose from {known}"
+            raise ValueError(explanation(unknown[0], "SamplingParams") or wrong)
         prompts = [key for key in PROMPT_KEYS if key in given]
         if len(prompts) != 1:
             raise ValueError(f"{len(prompts)} of {', '.join(PROMPT_KEYS)} are given; give exactly one")

@@ -12,9 +12,9 @@ from mini_engine.cli.options import (
     DtypeOption,
     Engine,
     GenerationConfig,
+    MaxModelLen,
     Model,
     ServingCompute,
-    check_device,
     engine_option,
     with_groups,
 )
@@ -38,11 +38,11 @@ class Running:
     step_tokens: Annotated[int, engine_option(help="Tokens of a step, prompts in chunks.")] = 512
     prefix_cache: Annotated[bool, engine_option(help="Keep prompts, for requests that begin alike.")] = True
     pages: Annotated[int | None, engine_option(help="Pages of the KV pool, of 16 tokens each.")] = None
+    max_model_len: MaxModelLen = None
     engine: Engine = None
 
     def config(self) -> EngineConfig:
         """Build the configuration. Raises ``ValueError``."""
-        check_device(self.device)
         changes: dict[str, Any] = {} if self.compute is None else {"compute": self.compute}
         return EngineConfig.serving(
             dtype=cast(Dtype, self.dtype),
@@ -52,6 +52,7 @@ class Running:
             max_tokens_per_step=self.step_tokens,
             prefix_cache="radix" if self.prefix_cache else None,
             num_pages=self.pages,
+            max_model_len=self.max_model_len,
             **changes,
         )
 
@@ -92,7 +93,9 @@ def serve(
         driver, tokenizer = start(folder, running.engine, config)
         name = answering.name or model_name(model)
         server = server_parts(driver, tokenizer, name, answering, stored)
-    typer.secho(f"serving {name} at http://{answering.host}:{answering.port}/v1", dim=True, err=True)
+    most = server.config.app.state.service.max_model_len
+    address = f"http://{answering.host}:{answering.port}/v1"
+    typer.secho(f"serving {name} at {address}, at most {most} positions a request", dim=True, err=True)
     server.run()
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mini_engine.checkpoint import load_tokenizer, resolve_folder, stored_defaults
 from mini_engine.config import EngineConfig
+from mini_engine.device import check_device
 from mini_engine.llm import load_defaults, load_driver
 from mini_engine.overlay import installed
 from mini_engine.sampler.driver import SamplingDriver
@@ -73,6 +74,7 @@ def start(
     ``ValueError`` for a faulty checkpoint or another engine than asked for.
     """
     check_engine(engine)
+    check_device(config.device)  # before a checkpoint is downloaded
     folder = resolve_folder(model)
     if params is not None:
         left = {

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 
+from mini_engine.checks import choice
 from mini_engine.grammar.base import REGISTRY, GrammarBackend, GrammarError, GrammarObject, GrammarOptions
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
@@ -67,27 +68,16 @@ class AutoBackend(GrammarBackend):
             yield self.made[name]
 
 
-def backend_name(name: str) -> str:
-    """Return ``name``. Raises ``ValueError`` for an unknown name."""
-    known = ["none", "auto", *BUILT_IN, *sorted(REGISTRY.factories)]
-    if name not in known:
-        raise ValueError(
-            f"grammar_backend is {name!r}; choose one of {', '.join(dict.fromkeys(known))}, or register it first "
-            "(register_grammar_backend)"
-        )
-    return name
-
-
 def make_backend(name: str, table: TokenTable, options: GrammarOptions) -> GrammarBackend:
     """Return a backend for the tokens of ``table``; a registered one goes before a built-in one of the same name.
 
     Raises ``ValueError`` for an unknown name, and for a library that is not installed.
     """
-    name = backend_name(name)
     if name in REGISTRY.factories:
         return REGISTRY.factories[name](table, options)
     if name == "auto":
         return AutoBackend(table, options)
+    choice("grammar_backend", name, BUILT_IN)
     module, kind = BUILT_IN[name].split(":")
     backend: GrammarBackend = getattr(import_module(module), kind)(table, options)
     return backend

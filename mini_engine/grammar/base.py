@@ -17,6 +17,7 @@ from typing import Self, get_args
 
 from torch import Tensor
 
+from mini_engine.checks import names_from
 from mini_engine.config import Whitespace
 from mini_engine.constraints import ConstraintError, GrammarStats
 from mini_engine.grammar.masks import allocate_bitmask, apply_bitmask, apply_bitmask_on_cpu
@@ -195,4 +196,5 @@ class Registry:
 
 
 REGISTRY = Registry()
+names_from("grammar_backend", REGISTRY.factories)
 register_grammar_backend = REGISTRY.register

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mini_engine.config import EngineConfig
 from mini_engine.constraints import ConstraintError, GrammarStats
-from mini_engine.grammar.backends import backend_name, make_backend
+from mini_engine.grammar.backends import make_backend
 from mini_engine.grammar.base import GrammarObject, GrammarOptions
 from mini_engine.grammar.jump import JumpForward
 from mini_engine.grammar.queue import Gather, GrammarQueue
@@ -44,7 +44,7 @@ class GrammarService:
         clock: Callable[[], float] = time.perf_counter,
         gather: Gather | None = None,
     ) -> None:
-        """Serve as ``config`` says. Raises ``ValueError`` for an unknown backend.
+        """Serve as ``config`` says.
 
         ``gather``: how several processes that serve one model agree whose grammars are ready (``grammar.ranks``).
         """
@@ -54,7 +54,6 @@ class GrammarService:
         self.stop_ids = vocabulary.eos_token_ids
         self.clock = clock
         self.gather = gather
-        self.backend_name = backend_name(config.grammar_backend)
         self.grammars: dict[str, GrammarObject] = {}  # of the requests that have begun
         self.thinking: dict[str, bool] = {}  # of those that wait: whether the grammar begins after a thought
 
@@ -69,7 +68,7 @@ class GrammarService:
     def store(self) -> GrammarStore:
         """What compiles. Raises ``ValueError`` for a backend whose library is not installed."""
         options = GrammarOptions(self.config.json_whitespace)
-        return GrammarStore(make_backend(self.backend_name, self.table, options), self.clock)
+        return GrammarStore(make_backend(self.config.grammar_backend, self.table, options), self.clock)
 
     @cached_property
     def queue(self) -> GrammarQueue[GrammarObject]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from mini_engine.other_names import explanation
 from mini_engine.sampler.params import SamplingParams
 
 Method = Literal["mean", "greedy", "unconditional"]
@@ -88,7 +89,8 @@ def gen(
     """
     unknown = sampling.keys() - SAMPLING
     if unknown:
-        raise ValueError(f"{min(unknown)} is not a sampling parameter of gen; see help(SamplingParams)")
+        wrong = f"{min(unknown)} is not a sampling parameter of gen; see help(SamplingParams)"
+        raise ValueError(explanation(min(unknown), "SamplingParams") or wrong)
     if type not in (str, *TYPES):
         raise ValueError(f"type is {type!r}; choose str, int, float or bool")
     if choices is not None:

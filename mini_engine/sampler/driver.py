@@ -209,6 +209,16 @@ class SamplingDriver(GreedyDriver):
         """Return the logits of ``rows`` [R] of ``hidden`` [T, H], of all if ``None`` -> [R, V]."""
         return self.head(hidden, rows, self.model.lm_head)
 
+    def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
+        """Raise ``ValueError`` as the greedy driver does, and for a request that is longer than ``max_model_len``."""
+        super().check_request(prompt_ids, max_new_tokens)
+        wanted, most = len(prompt_ids) + max_new_tokens, self.config.positions(self.model.config)
+        if wanted > most:
+            raise ValueError(
+                f"a prompt of {len(prompt_ids)} tokens and max_new_tokens={max_new_tokens} need {wanted} positions, "
+                f"and max_model_len is {most}; shorten the prompt, ask for fewer tokens or raise max_model_len"
+            )
+
     def check_params(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise ``ValueError``, naming value, limit and remedy, for a request that this driver cannot run."""
         self.check_request(prompt_ids, params.max_new_tokens)

@@ -12,11 +12,15 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, get_args
 
+from mini_engine.checks import plain_number
+from mini_engine.other_names import knows_other_names
+
 TOP_K_ALL = 1 << 30  # SGLang's "every token"
 GREEDY_BELOW = 1e-6  # temperatures below it mean greedy: no smaller divisor is useful
 MAX_TEMPERATURE = 1e6  # there all tokens are equally likely; near 1e39 float32 would turn a banned one into NaN
 MAX_STOP_STRINGS = 32
 MAX_BIAS = 100  # OpenAI's range
+PLAIN = (int, float, type(None))  # numbers that are kept as they are
 LogprobsMode = Literal["raw", "processed"]
 GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
 GrammarKey = tuple[GrammarKind, str]  # a grammar and its text, by which compiled ones are found again
@@ -30,6 +34,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+@knows_other_names
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends. ``SamplingParams()`` is greedy with nothing on.
@@ -82,6 +87,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Bring every alias to its one form, then check. Raises ``ValueError`` naming value, range and remedy."""
+        for name, value in plain_numbers(self).items():
+            object.__setattr__(self, name, value)
         check_numbers(self)
         check_counts(self)
         check_collections(self)
@@ -165,6 +172,15 @@ COUNTS: dict[str, tuple[int, bool, str]] = {
     "prompt_logprobs": (-1, True, "None switches it off, 0 reports the prompt's own tokens only"),
     "seed": (-(2**63), True, "None draws from the engine's own generator"),
 }
+
+
+def plain_numbers(params: SamplingParams) -> dict[str, Any]:
+    """Return the numbers that are of another library, such as NumPy's, and the biases, as Python's own."""
+    numbers = (*RANGES, *COUNTS)
+    plain = {name: plain_number(value) for name in numbers if type(value := getattr(params, name)) not in PLAIN}
+    if isinstance(params.logit_bias, Mapping):
+        plain["logit_bias"] = {plain_number(key): plain_number(value) for key, value in params.logit_bias.items()}
+    return plain
 
 
 def check_numbers(params: SamplingParams) -> None:
@@ -269,6 +285,7 @@ def grammar_text(kind: str, value: object) -> str | None:
 
 def token_ids(name: str, ids: Sequence[int], unique: bool = True) -> tuple[int, ...]:
     """Return the ids as a tuple, each once if ``unique``. Raises ``ValueError`` for anything that is not an id."""
+    ids = [token if type(token) is int else plain_number(token) for token in ids]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise ValueError(f"{name} holds {token!r}; token ids are whole numbers of at least 0")

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from mini_engine.checks import names_from
 from mini_engine.scheduler.prefix_cache import PrefixHit
 from mini_engine.scheduler.request import Request
 
@@ -102,6 +103,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "random": Shuffled,
     "shortest": ShortestFirst,
 }
+names_from("policy", POLICIES)
 
 
 def register_policy(name: str, make: Callable[[], Policy]) -> None:

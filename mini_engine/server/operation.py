@@ -62,11 +62,8 @@ def add_inside(app: FastAPI, service: Service) -> None:
         """Return how the engine is set up."""
         config = asdict(engine.engine.driver.config)
         limits = asdict(service.limits)
-        return (
-            {"version": __version__, "model": service.model_name, "max_model_len": service.max_model_len}
-            | config
-            | limits
-        )
+        names = {"version": __version__, "model": service.model_name}
+        return names | config | limits | {"max_model_len": service.max_model_len}
 
 
 def add_models(app: FastAPI, service: Service) -> None:

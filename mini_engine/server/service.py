@@ -63,7 +63,8 @@ class Service:
         self.created = int(time.time())
         self.is_ending = False
         driver = engine.engine.driver
-        self.max_model_len = driver.model.config.max_position_embeddings
+        pool = engine.engine.pool.num_pages * driver.config.page_size
+        self.max_model_len = min(driver.config.positions(driver.model.config), pool)
         self.vocab_size = driver.vocabulary.size
         self.can_think = tokenizer.backend_tokenizer.token_to_id(THINK_END) is not None
 

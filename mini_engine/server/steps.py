@@ -75,7 +75,7 @@ def engine_fields(engine: Engine) -> dict[str, Any]:
     model = engine.driver.model.config
     names = "compute dtype page_size max_running_requests max_tokens_per_step policy preemption prefix_cache eviction"
     fields = {name: getattr(config, name) for name in [*names.split(), "grammar_backend", "jump_forward"]}
-    sizes = {"num_pages": engine.scheduler.allocator.num_pages, "max_positions": model.max_position_embeddings}
+    sizes = {"num_pages": engine.scheduler.allocator.num_pages, "max_positions": config.positions(model)}
     return fields | sizes | {"vocab_size": model.vocab_size, "step": engine.log.num_steps}
 
 

@@ -80,6 +80,9 @@ def test_a_prompt_can_come_from_standard_input() -> None:
         (["a", "--model", "no/such/folder"], "no/such/folder is not a folder"),
         (["a", "--compute", "quick"], "compute is 'quick'; choose one of reference, packed, fast, compiled, triton"),
         (["a", "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["a", "--device", "cuda:93"], "device 'cuda:93' cannot be used"),
+        (["a", "--max-model-len", "20", "--max-new-tokens", "30"], "positions, and max_model_len is 20"),
+        (["a", "--max-model-len", "2049"], "max_model_len is 2049 and the model has 2048 positions"),
         (["a", "--no-think"], "--no-think only means something with --chat"),
     ],
 )

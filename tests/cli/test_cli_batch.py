@@ -241,6 +241,18 @@ def test_a_full_disk_and_a_closed_pipe_are_one_line(tmp_path):
     assert len(said.strip().splitlines()) == 1
 
 
+def test_a_name_of_another_engine_is_its_own_line_s_error_and_answered_with_ours(tmp_path):
+    file = tmp_path / "requests.jsonl"
+    file.write_text('{"prompt": "Once", "max_tokens": 2}\n{"prompt": "Once", "page_size": 2}\n{"prompt": "Once"}\n')
+    result = CliRunner().invoke(
+        app, ["batch", str(file), "--ordered", "--max-new-tokens", "2", "--max-model-len", "99"]
+    )
+    errors = [json.loads(line)["answers"][0].get("error") for line in result.stdout.splitlines()]
+    assert "max_tokens is called max_new_tokens here" in errors[0]
+    assert "page_size is a field of EngineConfig, not of SamplingParams" in errors[1]
+    assert errors[2] is None
+
+
 def test_only_line_feeds_end_lines_and_a_bad_byte_is_its_own_lines_error(tmp_path):
     file = tmp_path / "requests.jsonl"
     texts = ["a\u2028b", "a\x85b", "a\x0cb", "a\rb"]

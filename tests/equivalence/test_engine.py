@@ -126,7 +126,8 @@ class Trace:
             params = make_params(dice, size, dice.randint(12, 30) if self.tight else dice.randint(1, 24))
             self.planned.append(Planned(prompt, params, arrives, aborted if dice.random() < 0.15 else None))
         page_size = dice.choice([1, 1, 1, 4] if self.tight else [1, 4, 16])
-        most = max(-(-(len(p.prompt) + p.params.max_new_tokens) // page_size) for p in self.planned)
+        longest = max(len(p.prompt) + p.params.max_new_tokens for p in self.planned)
+        most = -(-longest // page_size)
         shared: dict[str, Any] = {}
         if seed % 3 != 2:
             shared = {"prefix_cache": "radix", "eviction": dice.choice(list(EVICTIONS))}
@@ -134,6 +135,7 @@ class Trace:
         self.config = serving(
             dtype=dtype,
             page_size=page_size,
+            max_model_len=longest if seed % 2 else None,
             num_pages=most if self.tight else most * 4,
             max_running_requests=8 if self.tight else dice.choice([2, 3, 8]),
             max_tokens_per_step=dice.choice([3, 8, 40, None] if self.tight else [1, 3, 8, 40, None]),

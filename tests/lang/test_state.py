@@ -203,6 +203,7 @@ def test_a_grammar_that_was_cut_is_an_error_and_not_a_value(llm):
     ("make", "message"),
     [
         (lambda: lang.gen("a", max_token=3), "max_token is not a sampling parameter"),
+        (lambda: lang.gen("a", max_tokens=3), "max_tokens is called max_new_tokens here"),
         (lambda: lang.gen("a", n=2), "n is not a sampling parameter of gen"),
         (lambda: lang.gen("a", type=list), "choose str, int, float or bool"),
         (lambda: lang.gen("a", type=int, regex="a"), "type is int and there is a regex"),

@@ -1,5 +1,7 @@
 """Every error has OpenAI's form, so that its client raises the class that fits; and it names the field at fault."""
 
+from dataclasses import replace
+
 import openai
 import pytest
 
@@ -72,6 +74,30 @@ def test_an_overlong_prompt_is_told_in_the_words_that_clients_look_for(client):
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
     with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens"):
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x " * 3000}])
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({"max_model_len": 40}, 40), ({"num_pages": 3}, 48), ({"num_pages": 3, "max_model_len": 20}, 20)],
+    ids=str,
+)
+def test_a_limit_on_positions_is_told_everywhere_and_fills_what_is_left_out(options, most):
+    """With a small pool the server used to promise 2048 positions, and to refuse every chat without ``max_tokens``."""
+    with serving(replace(CONFIG, grammar_backend="none", **options)) as running, running.http() as http:
+        client = running.client()
+        assert client.models.retrieve("tiny").max_model_len == most
+        told = [
+            http.get("/get_server_info").json(),
+            http.get("/v1/models").json()["data"][0],
+            http.post("/tokenize", json={"prompt": "The owl"}).json(),
+        ]
+        assert [each["max_model_len"] for each in told] == [most] * 3
+        chat = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "Hi"}], extra_body={"ignore_eos": True}
+        )
+        assert chat.usage.total_tokens == most
+        with pytest.raises(openai.BadRequestError, match=f"maximum context length is {most} tokens"):
+            client.completions.create(model="tiny", prompt=[1] * 5, max_tokens=most - 4)
 
 
 def test_another_model_is_not_found(client):

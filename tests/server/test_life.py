@@ -169,6 +169,7 @@ def test_what_surrounds_the_answers(server, http):
     tokens = http.post("/tokenize", json={"prompt": "The owl ö", "return_token_strs": True}).json()
     assert tokens["tokens"] == server.tokenizer.encode("The owl ö")
     assert tokens["max_model_len"] == 2048
+    assert http.get("/get_server_info").json()["max_model_len"] == 2048
     assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "The owl ö"}
     chat = http.post("/tokenize", json={"messages": [{"role": "user", "content": "Hi"}]}).json()
     text = server.tokenizer.apply_chat_template(

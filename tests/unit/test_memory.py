@@ -1,0 +1,186 @@
+"""How much memory is free, and what an engine does with it: the size of its KV pool and the longest request."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from mini_engine import LLM, EngineConfig, SamplingParams, device
+from mini_engine.attention.pool import KVPool
+from mini_engine.checkpoint import TINY_MODEL, load_config
+from mini_engine.llm import load_driver, make_engine
+
+TINY = load_config(TINY_MODEL)
+SLOT = sum(tensor.numel() * 4 for pool in [KVPool(TINY, 1, 1, torch.float32)] for tensor in pool.keys + pool.values)
+SLOT //= 2  # that pool has a slot of zeros, too
+FOUR = SamplingParams(max_new_tokens=4, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_cgroup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(device, "OWN_CGROUP", tmp_path / "own")
+
+
+def have(monkeypatch: pytest.MonkeyPatch, available: int) -> None:
+    """Pretend that of 1 TiB so many bytes are available."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2**40, available=available))
+
+
+def write(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{value}\n")
+
+
+def long_model(folder: Path) -> Path:
+    """The embedded model with as many positions as new checkpoints have."""
+    shutil.copytree(TINY_MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 262_144}))
+    return folder
+
+
+# ---- what is free ----
+
+
+def test_what_is_available_counts_and_not_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, 5000)
+    assert device.free_memory("cpu") == 5000
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "expected"),
+    [
+        ({"memory__max": 9000, "memory__current": 4000}, {}, 5300),
+        ({"memory__max": "max", "memory__current": 4000}, {"memory__max": 7000, "memory__current": 6000}, 1300),
+        ({"memory__max": 9000, "memory__current": 4000}, {"memory__max": 7000, "memory__current": 6000}, 1300),
+        ({"memory__max": 3000, "memory__current": 4000}, {}, 0),
+        ({"memory__max": "max", "memory__current": 4000}, {}, 8000),
+        ({}, {}, 8000),
+    ],
+)
+def test_a_cgroup_and_those_around_it_limit_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: dict[str, Any], limits: dict[str, Any], expected: int
+) -> None:
+    """Pages of files, which the kernel gives back, are free."""
+    have(monkeypatch, 8000)
+    stat = "anon 1\nactive_file 100\ninactive_file 200\nfile 999"
+    write(tmp_path, own="0::/outer/inner")
+    write(tmp_path / "cgroup" / "outer" / "inner", **own, memory__stat=stat)
+    write(tmp_path / "cgroup" / "outer", **limits, memory__stat=stat)
+    assert device.free_memory("cpu") == expected
+
+
+def test_a_cgroup_of_version_1_limits_it_as_the_host_and_as_its_container_see_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    have(monkeypatch, 8000)
+    write(tmp_path, own="12:cpu,cpuacct:/job\n4:memory:/job\n0::/")
+    files = {"memory__usage_in_bytes": 400, "memory__stat": "inactive_file 7\ntotal_inactive_file 50"}
+    top = tmp_path / "cgroup" / "memory"
+    write(top, memory__limit_in_bytes=2**63 - 4096, **files)
+    write(top / "job", memory__limit_in_bytes=1000, **files)
+    assert device.free_memory("cpu") == 650
+    shutil.rmtree(top / "job")
+    assert device.free_memory("cpu") == 8000
+    write(top, memory__limit_in_bytes=2000, **files)
+    assert device.free_memory("cpu") == 1650
+
+
+# ---- the pool ----
+
+
+def test_a_pool_that_does_not_fit_is_refused_and_the_advice_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, 100 * 16 * SLOT + 5)
+    with pytest.raises(ValueError, match=r"^a KV pool of 101 pages of 16 .* at most 100 pages \(num_pages\), or for"):
+        KVPool(TINY, 101, 16, torch.float32)
+    assert KVPool(TINY, 100, 16, torch.float32).num_pages == 100
+
+
+def test_a_limit_of_the_container_counts_for_the_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    have(monkeypatch, 2**40)
+    write(tmp_path, own="0::/")
+    write(tmp_path / "cgroup", memory__max=2**20 + 7 * SLOT, memory__current=2**20, memory__stat="anon 5")
+    with pytest.raises(ValueError, match="at most 7 pages"):
+        KVPool(TINY, 8, 1, torch.float32)
+
+
+# ---- the longest request ----
+
+
+def test_a_long_checkpoint_runs_with_the_positions_that_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Room for 3000 positions of 262,144, a tenth of which is left free: 168 whole pages."""
+    folder = long_model(tmp_path / "model")
+    expected = load_driver(TINY_MODEL).generate([5, 6, 7], 4).token_ids
+    have(monkeypatch, 3000 * SLOT)
+    told = (
+        r"the KV pool has 168 pages \(num_pages\), and a request at most 2688 of .* 262144 positions \(max_model_len\)"
+    )
+    with pytest.warns(UserWarning, match=told):
+        llm = LLM(folder, compute="reference", max_running_requests=2)
+    assert (llm.engine.pool.num_pages, llm.engine.driver.config.max_model_len) == (168, 2688)
+    right, wrong = llm.generate([[5, 6, 7], [5] * 2688], FOUR)
+    assert right.token_ids == expected
+    assert wrong.error == (
+        "a prompt of 2688 tokens and max_new_tokens=4 need 2692 positions, and max_model_len is 2688; shorten the "
+        "prompt, ask for fewer tokens or raise max_model_len"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "pages", "most"),
+    [
+        ({"max_model_len": 1000}, 168, 1000),  # the pool of three requests shrinks, the length stays
+        ({"max_model_len": 800}, 150, 800),  # fits as it is
+        ({"num_pages": 10}, 10, None),
+    ],
+)
+def test_what_is_given_is_kept(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, options: Any, pages: int, most: int | None
+) -> None:
+    have(monkeypatch, 3000 * SLOT)
+    engine = make_engine(load_driver(engine=EngineConfig(max_running_requests=3, **options)))
+    assert (engine.pool.num_pages, engine.driver.config.max_model_len) == (pages, most)
+    assert len(recwarn) == (pages == 168)
+
+
+def test_a_length_that_does_not_fit_is_refused_with_both_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, 500 * SLOT)
+    with pytest.raises(ValueError, match=r"at most 31 pages \(num_pages\), or for fewer positions \(max_model_len\)"):
+        make_engine(load_driver(engine=EngineConfig(max_model_len=600)))
+
+
+def test_nothing_changes_where_all_fits(recwarn: pytest.WarningsRecorder) -> None:
+    config = EngineConfig()
+    driver = load_driver(engine=config)
+    assert driver.config is config
+    assert make_engine(driver).pool.num_pages == TINY.max_position_embeddings // 16
+    assert not recwarn
+
+
+def test_a_limit_holds_on_every_path() -> None:
+    config = EngineConfig(max_model_len=10)
+    driver = load_driver(engine=config)
+    assert config.pool_pages(TINY) == 1
+    unlimited = load_driver().generate([5, 6, 7], 7).token_ids
+    assert driver.generate([5, 6, 7], 7).token_ids == unlimited
+    runs: list[Any] = [
+        lambda: driver.generate([5, 6, 7], 8),
+        lambda: driver.complete([5, 6, 7], SamplingParams(max_new_tokens=8)),
+        lambda: make_engine(driver).add_request([5, 6, 7], SamplingParams(max_new_tokens=8)),
+    ]
+    for run in runs:
+        with pytest.raises(ValueError, match="need 11 positions, and max_model_len is 10"):
+            run()
+
+
+def test_more_positions_than_the_model_has_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+    shutil.copy(TINY_MODEL / "config.json", tmp_path)
+    with pytest.raises(ValueError, match="max_model_len is 2049 and the model has 2048 positions"):
+        load_driver(tmp_path, EngineConfig(max_model_len=2049))
