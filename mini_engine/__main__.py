@@ -30,9 +30,9 @@ def main() -> None:
 def check_streams() -> None:
     """Read nothing where standard input is closed, and end with one line where the other streams are. Mutates sys."""
     if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115  it is for the whole process
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  it is for the whole process
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
         print("error: standard output is closed; give it a terminal, a file or a pipe", file=sys.stderr)
         sys.exit(2)

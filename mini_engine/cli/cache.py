@@ -134,7 +134,7 @@ def read_prompts(
     texts = list(prompts)
     if file is not None:
         try:
-            lines = [line for line in file.read_text().splitlines() if line.strip()]
+            lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"--file {file} cannot be read ({error}); give a text file, one prompt a line") from error
         if not lines:
