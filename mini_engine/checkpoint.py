@@ -5,6 +5,7 @@ Files come from outside, so each fault is one ``ValueError`` that names the file
 """
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ def resolve_folder(model: str | Path | None) -> Path:
     """
     if model is None:
         return TINY_MODEL
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))  # as it is, where there is no home
     if folder.is_dir():
         return folder
     if folder.exists() or str(model).startswith((".", "/", "~")) or str(model).count("/") != 1:
@@ -119,18 +120,34 @@ def load_eos_ids(folder: Path) -> frozenset[int]:
     """Return the ids that end a generation, from ``generation_config.json`` or else ``config.json``; may be empty.
 
     Qwen3's generation config lists two, ``<|im_end|>`` and ``<|endoftext|>``; its ``config.json`` only one of them.
-    Raises ``ValueError`` for an id that is no whole number, and for a stored default, such as a repetition penalty,
-    that transformers would apply to every generation.
+    Raises ``ValueError`` as ``generation_files`` does.
     """
-    for name in ("generation_config.json", "config.json"):
-        if not (folder / name).is_file():
-            continue
-        raw = read_json(folder / name)
-        check_generation(raw, str(folder / name))
-        eos = parse(GenerationFile, raw, str(folder / name)).eos_token_id
+    for file in generation_files(folder):
+        eos = file.eos_token_id
         if eos is not None:
             return frozenset(eos if isinstance(eos, list) else [eos])
     return frozenset()
+
+
+def stored_defaults(folder: Path) -> dict[str, Any]:
+    """Return the fields of ``SamplingParams`` that the checkpoint stores as defaults of a request; may be empty.
+
+    They come from ``generation_config.json``, or from ``config.json`` where that file is absent, as in transformers.
+    Their ranges are not checked. Raises ``ValueError`` as ``generation_files`` does.
+    """
+    return next(generation_files(folder), GenerationFile()).defaults
+
+
+def generation_files(folder: Path) -> Iterator[GenerationFile]:
+    """Yield what is stored about generations: of ``generation_config.json``, then of ``config.json``.
+
+    Raises ``ValueError`` for a field of a wrong type, and for a stored default that this engine does not take.
+    """
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            raw = read_json(folder / name)
+            check_generation(raw, str(folder / name))
+            yield parse(GenerationFile, raw, str(folder / name))
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":

@@ -128,9 +128,30 @@ def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: f
 
 
 class GenerationFile(Strict):
-    """``generation_config.json``; ``check_generation`` refuses what a request here has no default for."""
+    """``generation_config.json``. Of its other fields ``check_generation`` refuses those that are not computed."""
 
     eos_token_id: TokenId | list[TokenId] | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_strings: str | list[str] | None = None
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The fields of ``SamplingParams`` that the file stores, as vLLM and SGLang read them; ranges are not checked.
+
+        ``do_sample: false`` is temperature 0, and the other fields of drawing do not apply, as in transformers.
+        ``do_sample: true`` without a temperature is temperature 1.
+        """
+        stored = self.model_dump(include=set(DEFAULTS), exclude_none=True)
+        if self.do_sample is False:
+            stored = {"temperature": 0.0} | {name: stored[name] for name in stored if name not in DRAWING}
+        elif self.do_sample:
+            stored = {"temperature": 1.0} | stored
+        return {DEFAULTS[name]: value for name, value in stored.items()}
 
 
 class IndexFile(Strict):
@@ -175,9 +196,11 @@ NOT_COMPUTED: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "partial_rotary_factor": (None, 1, 1.0),
 }
-# transformers applies these to every generation; here a request asks for them itself.
+# What ``generation_config.json`` may store as a default of a request: its name there -> the field of SamplingParams.
+DRAWING = ("temperature", "top_k", "top_p", "min_p")
+DEFAULTS = {**{name: name for name in (*DRAWING, "repetition_penalty")}, "stop_strings": "stop"}
+# What else transformers would apply to a generation; here it is computed for a request that asks, or not at all.
 NO_DEFAULTS: dict[str, tuple[object, ...]] = {
-    "repetition_penalty": (None, 1, 1.0),
     "suppress_tokens": (None, []),
     "begin_suppress_tokens": (None, []),
     "bad_words_ids": (None, []),
@@ -186,10 +209,23 @@ NO_DEFAULTS: dict[str, tuple[object, ...]] = {
     "min_length": (None, 0),
     "min_new_tokens": (None, 0),
     "num_beams": (None, 1),
+    "num_return_sequences": (None, 1),
     "forced_bos_token_id": (None,),
     "forced_eos_token_id": (None,),
     "exponential_decay_length_penalty": (None,),
     "guidance_scale": (None, 1, 1.0),
+    "watermarking_config": (None,),
+    "typical_p": (None, 1, 1.0),
+    "epsilon_cutoff": (None, 0, 0.0),
+    "eta_cutoff": (None, 0, 0.0),
+    "top_h": (None,),
+    "penalty_alpha": (None, 0, 0.0),
+    "encoder_repetition_penalty": (None, 1, 1.0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "constraints": (None, []),
+    "force_words_ids": (None, []),
+    "dola_layers": (None,),
+    "token_healing": (None, False),
 }
 
 
@@ -276,8 +312,8 @@ def refuse_unread(rope: Rope, given: dict[str, Any]) -> None:
 
 
 def check_generation(raw: Mapping[str, Any], file: str) -> None:
-    """Raise ``ValueError`` for a stored default that transformers would apply to every generation."""
-    refuse(raw, NO_DEFAULTS, file, "give it with each request and remove it there, or write")
+    """Raise ``ValueError`` for a stored default of ``NO_DEFAULTS``."""
+    refuse(raw, NO_DEFAULTS, file, "this engine does not take it as a default; remove it there, or write")
 
 
 def refuse(raw: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]], file: str, remedy: str) -> None:

@@ -6,6 +6,7 @@ over a model, and the functions here build these three.
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib import import_module
@@ -18,7 +19,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator
-from mini_engine.checkpoint import load_config, load_eos_ids, load_tokenizer, load_weights, resolve_folder
+from mini_engine.checkpoint import (
+    load_config,
+    load_eos_ids,
+    load_tokenizer,
+    load_weights,
+    resolve_folder,
+    stored_defaults,
+)
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.constraints import Constraints
 from mini_engine.engine import Engine
@@ -36,6 +44,8 @@ from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.scheduler import Allocator
 
+GENERATION_CONFIGS = ("auto", "none")  # whether a checkpoint's stored defaults of requests are taken
+
 
 class LLM:
     """A model, its tokenizer and an engine.
@@ -43,13 +53,23 @@ class LLM:
     ``LLM()`` runs the embedded model; ``LLM("folder")`` and ``LLM("Qwen/Qwen3-0.6B")`` run a checkpoint. Without a
     ``config`` the engine is set up for many requests at a time: ``EngineConfig.serving(**options)``. With
     ``config=EngineConfig()`` every option is off.
+
+    ``chat_params`` are the parameters of a chat that is given none: what the checkpoint's ``generation_config.json``
+    stores. Texts and ids are greedy.
     """
 
-    def __init__(self, model: str | Path | None = None, *, config: EngineConfig | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        config: EngineConfig | None = None,
+        generation_config: str = "auto",
+        **options: Any,
+    ) -> None:
         """Load ``model`` and its tokenizer; shows a progress bar on a terminal.
 
-        Raises ``ValueError`` for a faulty checkpoint, for an unknown or invalid option, and for ``config`` and options
-        together.
+        ``generation_config``: "none" for chats that are greedy, whatever the checkpoint stores. Raises ``ValueError``
+        for a faulty checkpoint, for an unknown or invalid option, and for ``config`` and options together.
         """
         if config is not None and options:
             raise ValueError(f"both config and {', '.join(options)} are given; put all options into config")
@@ -57,6 +77,7 @@ class LLM:
         if unknown:
             raise ValueError(f"{min(unknown)} is not an option of EngineConfig; see help(EngineConfig)")
         folder = resolve_folder(model)
+        self.chat_params = SamplingParams(**load_defaults(folder, generation_config))
         self.tokenizer = load_tokenizer(folder)
         driver = load_driver(folder, config or EngineConfig.serving(**options))
         self.engine = make_engine(driver, self.tokenizer.backend_tokenizer)
@@ -67,39 +88,64 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         think: bool = True,
+        continue_final_message: bool = False,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer all ``prompts``, many at a time, and return the answers in the order of the prompts.
 
         A prompt is a text, a chat (a list of messages) or a list of token ids; a single one need not stand in a list.
-        ``params`` are for all prompts, or a list with those of each; ``None`` is greedy. With ``n`` answers for each
-        prompt, those of one prompt follow one another. ``think``: let a model that can think do so, in chats.
-        ``progress``: show a bar; by default on a terminal, if there is more than one prompt.
+        ``params`` are for all prompts, or a list with those of each. ``None``: ``chat_params`` for a chat, greedy for a
+        text and for ids. With ``n`` answers for each prompt, those of one prompt follow one another. ``think``: let a
+        model that can think do so, in chats. ``continue_final_message``: the answer goes on with the last message of
+        each chat, which is the assistant's. ``progress``: show a bar; by default on a terminal, if there is more than
+        one prompt.
 
         An answer to a prompt that cannot be encoded or run has ``finish_reason`` "error" and says why in ``error``; the
         others go on. Raises ``ValueError`` if there are not as many ``params`` as prompts.
         """
         each: Sequence[Prompt] = [prompts] if is_single(prompts) else prompts  # type: ignore[assignment, list-item]
-        own_params = [params or SamplingParams()] * len(each) if not isinstance(params, Sequence) else list(params)
+        own_params = [params] * len(each) if not isinstance(params, Sequence) else list(params)
         if len(own_params) != len(each):
             raise ValueError(f"{len(each)} prompts and {len(own_params)} parameters; give one for all or one for each")
         ids, refused = dict[int, list[int]](), dict[int, list[RequestOutput]]()
         for place, prompt in enumerate(each):
             try:
-                ids[place] = encode_prompt(self.tokenizer, prompt, think)
+                ids[place] = encode_prompt(self.tokenizer, prompt, think, continue_final_message)
             except ValueError as error:
                 refused[place] = [RequestOutput(f"refused {place}", [], finish_reason="error", error=str(error))]
         shown = sys.stderr.isatty() and len(ids) > 1 if progress is None else progress
-        answered = self.engine.generate(list(ids.values()), [own_params[place] for place in ids], shown)
+        all_params = [own_params[place] or self.default_params(each[place]) for place in ids]
+        answered = self.engine.generate(list(ids.values()), all_params, shown)
         answers = refused | dict(zip(ids, answered, strict=True))
         return [answer for place in range(len(each)) for answer in answers[place]]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, think: bool = True) -> Iterator[Delta]:
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        think: bool = True,
+        continue_final_message: bool = False,
+    ) -> Iterator[Delta]:
         """Yield what is new of one answer as it comes: ``delta.text`` can be printed at once.
 
-        Closing the iterator ends the request. Raises ``ValueError`` for a prompt that cannot be run.
+        The options are those of ``generate``. Closing the iterator ends the request. Raises ``ValueError`` for a prompt
+        that cannot be run.
         """
-        return self.engine.stream(encode_prompt(self.tokenizer, prompt, think), params or SamplingParams())
+        ids = encode_prompt(self.tokenizer, prompt, think, continue_final_message)
+        return self.engine.stream(ids, params or self.default_params(prompt))
+
+    def default_params(self, prompt: Prompt) -> SamplingParams:
+        """Return the parameters of a prompt that is given none."""
+        if is_chat(prompt):
+            return self.chat_params
+        if self.chat_params != SamplingParams():
+            warnings.warn(
+                "the checkpoint stores defaults that are taken for chats alone; this text is decoded greedily (give it "
+                "params=llm.chat_params to take them, or any other to be sure)",
+                stacklevel=3,
+            )
+        return SamplingParams()
 
     def close(self) -> None:
         """End what still runs."""
@@ -115,6 +161,24 @@ class LLM:
 def is_single(prompts: Any) -> bool:
     """Whether this is one prompt and not a list of prompts."""
     return isinstance(prompts, str) or is_chat(prompts) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+
+
+def load_defaults(folder: Path, choice: str) -> dict[str, Any]:
+    """Return the fields of ``SamplingParams`` that ``folder`` stores as defaults; none for the ``choice`` "none".
+
+    Raises ``ValueError`` for another choice than "auto" or "none", and for a stored value that no request can have.
+    """
+    if choice not in GENERATION_CONFIGS:
+        raise ValueError(f"generation_config is {choice!r}; choose one of {', '.join(GENERATION_CONFIGS)}")
+    stored = stored_defaults(folder) if choice == "auto" else {}
+    try:
+        SamplingParams(**stored)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder} stores defaults that cannot be taken: {error}; correct them there, or take none with the "
+            "generation config 'none'"
+        ) from error
+    return stored
 
 
 def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qwen3:

@@ -88,7 +88,7 @@ def batch(
         base = make_params(answers, drawing, shaping, max_new_tokens=max_new_tokens, stop=stop, **limits)
 
         def load() -> tuple[Engine, LineReader]:
-            driver, tokenizer = start(model, serving.engine, config)
+            driver, tokenizer = start(model, serving.engine, config, base)
             return make_engine(driver, tokenizer.backend_tokenizer), LineReader(tokenizer, base, chat, think)
 
         run_file(load, file, output, resume, ordered)

@@ -23,6 +23,7 @@ from mini_engine.prompts import encode_chat
 from mini_engine.sampler.params import SamplingParams
 
 PROMPT_KEYS = ("prompt", "messages", "token_ids")
+CONTINUES = "continue_final_message"  # whether the last of the messages is the beginning of the answer
 PARAMETERS = tuple(field.name for field in fields(SamplingParams))
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 DIGEST_BYTES = 8
@@ -95,30 +96,35 @@ class LineReader:
             given: dict[str, Any] = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"this is not a JSON object ({error}); a line that begins with {{ must be one") from error
-        unknown = sorted(set(given) - set(PARAMETERS) - set(PROMPT_KEYS))
+        unknown = sorted(set(given) - set(PARAMETERS) - {*PROMPT_KEYS, CONTINUES})
         if unknown:
             raise ValueError(
-                f"there is no parameter {unknown[0]!r}; choose from {', '.join([*PROMPT_KEYS, *PARAMETERS])}"
+                f"there is no parameter {unknown[0]!r}; choose from {', '.join([*PROMPT_KEYS, CONTINUES, *PARAMETERS])}"
             )
         prompts = [key for key in PROMPT_KEYS if key in given]
         if len(prompts) != 1:
             raise ValueError(f"{len(prompts)} of {', '.join(PROMPT_KEYS)} are given; give exactly one")
+        continues = given.pop(CONTINUES, False)
+        if not isinstance(continues, bool) or (continues and prompts != ["messages"]):
+            raise ValueError(f"{CONTINUES} is {continues!r} beside {prompts[0]}; it is true or false beside messages")
         changes = {key: value for key, value in given.items() if key not in PROMPT_KEYS}
         if isinstance(changes.get("logit_bias"), dict):  # JSON keys are text
             changes["logit_bias"] = {int(token): bias for token, bias in changes["logit_bias"].items()}
+        if continues:  # past the place of a thought, which a grammar would wait for
+            changes.setdefault("reasoning", False)
         params = replace(self.base, **changes)
         if params.num_samples > MAX_SAMPLES:
             raise ValueError(f"{params.num_samples} answers are asked for; give n and best_of of at most {MAX_SAMPLES}")
-        return self.encode(prompts[0], given[prompts[0]]), params
+        return self.encode(prompts[0], given[prompts[0]], continues), params
 
-    def encode(self, kind: str, value: Any) -> list[int]:
+    def encode(self, kind: str, value: Any, continues: bool = False) -> list[int]:
         """Return the ids of a prompt given as text, conversation or ids. Raises ``ValueError`` for another type."""
         if kind == "prompt" and isinstance(value, str) and not self.chat:
             return list(self.tokenizer.encode(value, add_special_tokens=False))
         if kind == "prompt" and isinstance(value, str):
             return encode_chat(self.tokenizer, [{"role": "user", "content": value}], self.think)
         if kind == "messages" and isinstance(value, list) and value and all(map(is_turn, value)):
-            return encode_chat(self.tokenizer, value, self.think)
+            return encode_chat(self.tokenizer, value, self.think, continues)
         if kind == "token_ids" and isinstance(value, list) and all(type(token) is int for token in value):
             return value
         shown = repr(value)

@@ -204,9 +204,10 @@ def cache(
 ) -> None:
     """Run PROMPTS with the radix cache and draw the tree: text, pages, uses and last use of every edge."""
     with input_errors():
-        driver, tokenizer = start(model, engine, sharing.config())
+        params = SamplingParams(max_new_tokens=max_new_tokens)
+        driver, tokenizer = start(model, engine, sharing.config(), params)
         served = make_engine(driver)
-        run(served, read_prompts(prompts or [], file, tokenizer), SamplingParams(max_new_tokens=max_new_tokens), steps)
+        run(served, read_prompts(prompts or [], file, tokenizer), params, steps)
     tree = served.scheduler.cache
     assert isinstance(tree, RadixCache), "the configuration asks for one"
     edges = tree_edges(tree, tokenizer)

@@ -7,8 +7,16 @@ import typer
 from transformers import PreTrainedTokenizerBase
 
 from mini_engine.cli.answers import stream_answer
-from mini_engine.cli.options import Computing, Drawing, MaxNewTokens, Model, make_params, with_groups
-from mini_engine.cli.start import input_errors, start
+from mini_engine.cli.options import (
+    Computing,
+    Drawing,
+    GenerationConfig,
+    MaxNewTokens,
+    Model,
+    make_params,
+    with_groups,
+)
+from mini_engine.cli.start import input_errors, start, take_defaults
 from mini_engine.outputs import Delta
 from mini_engine.prompts import encode_chat
 from mini_engine.sampler.driver import SamplingDriver
@@ -20,14 +28,18 @@ def chat(
     drawing: Drawing,
     computing: Computing,
     model: Model = None,
+    generation_config: GenerationConfig = "auto",
     max_new_tokens: MaxNewTokens = 400,
     system: Annotated[str | None, typer.Option(help="A system message that opens the conversation.")] = None,
     think: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = True,
 ) -> None:
     """Talk with the model. /new forgets the conversation, /exit (or Ctrl-D) ends it."""
     with input_errors():
-        params = make_params(drawing, max_new_tokens=max_new_tokens)
-        driver, tokenizer = start(model, computing.engine, computing.config())
+        config = computing.config()
+        given = [name for name, value in vars(drawing).items() if value is not None]
+        folder, stored = take_defaults(model, generation_config, given)
+        params = make_params(drawing, stored=stored, max_new_tokens=max_new_tokens)
+        driver, tokenizer = start(folder, computing.engine, config)
         encode_chat(tokenizer, [{"role": "user", "content": ""}], think)  # a missing template shows now, not later
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)

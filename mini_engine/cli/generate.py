@@ -35,6 +35,7 @@ def generate(
     max_new_tokens: MaxNewTokens = 200,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat template.")] = False,
     think: Annotated[bool, typer.Option(help="With --chat: let the model think before it answers.")] = True,
+    prefill: Annotated[str | None, typer.Option(help="With --chat: the answer begins with this text.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
     trace: Annotated[
         bool, typer.Option("--trace", help="Print, for every token, the distribution after every stage.")
@@ -47,25 +48,33 @@ def generate(
 ) -> None:
     """Continue PROMPT and stream the text: greedily, or as the sampling options say."""
     with input_errors():
-        if not chat and not think:
-            raise ValueError("--no-think only means something with --chat; add --chat or leave it out")
+        if not chat and (not think or prefill is not None):
+            name = "--no-think" if prefill is None else "--prefill"
+            raise ValueError(f"{name} only means something with --chat; add --chat or leave it out")
         if trace and (as_json or answers.n > 1 or answers.best_of):
             raise ValueError("--trace prints tables for one streamed answer; leave out --json, --n and --best-of")
-        limits = grammar.params(thinks=chat and think)
+        limits = grammar.params(thinks=chat and think and prefill is None)
         params = make_params(answers, drawing, shaping, max_new_tokens=max_new_tokens, **limits)
         began = time.perf_counter()
-        driver, tokenizer = start(model, computing.engine, computing.config(**grammar.engine_options()))
+        config = computing.config(**grammar.engine_options())
+        driver, tokenizer = start(model, computing.engine, config, params)
         driver.sampler.trace = SamplingTrace() if trace else None
         load_s = time.perf_counter() - began
         text = sys.stdin.read() if prompt == "-" else prompt
-        messages = [{"role": "user", "content": text}]
-        ids = encode_chat(tokenizer, messages, think) if chat else encode_text(tokenizer, text)
+        ids = chat_ids(tokenizer, text, think, prefill) if chat else encode_text(tokenizer, text)
         if params.num_samples > 1:
             show_samples(driver, tokenizer, ids, params, load_s if as_json else None)
         elif as_json:
             print_answer_json(stream_answer(driver, tokenizer, ids, params, lambda _: None), load_s)
         else:
-            show_answer(driver, tokenizer, ids, params, "" if chat or trace else text)
+            before = (prefill or "") if chat else text
+            show_answer(driver, tokenizer, ids, params, "" if trace else before)
+
+
+def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str, think: bool, prefill: str | None) -> list[int]:
+    """Return the ids of a chat of one question, and of the ``prefill`` that its answer begins with."""
+    begun = [] if prefill is None else [{"role": "assistant", "content": prefill}]
+    return encode_chat(tokenizer, [{"role": "user", "content": text}, *begun], think, prefill is not None)
 
 
 def show_samples(

@@ -4,9 +4,10 @@ A command has a parameter for each group, and ``with_groups`` makes an option of
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, cast
 
 import typer
@@ -29,6 +30,10 @@ def sampling_option(*names: str, help: str) -> Any:
 
 Model = Annotated[
     str | None, typer.Option(help="Checkpoint folder or hub id of a dense Qwen3; the embedded model if not given.")
+]
+GenerationConfig = Annotated[
+    str,
+    sampling_option(help="auto: take the defaults that generation_config.json stores. none: take none."),
 ]
 MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
 DtypeOption = Annotated[str, engine_option(help="float32 or bfloat16.")]
@@ -151,16 +156,19 @@ def check_device(device: str) -> None:
         ) from error
 
 
-def make_params(*groups: Drawing | Shaping | Answers, **given: Any) -> SamplingParams:
+def make_params(
+    *groups: Drawing | Shaping | Answers, stored: Mapping[str, Any] = MappingProxyType({}), **given: Any
+) -> SamplingParams:
     """Build the parameters from the options that were given (``None`` means not given).
 
-    Raises ``ValueError`` for an option that greedy decoding would ignore, and as ``SamplingParams`` does.
+    ``stored``: what the checkpoint stores instead of them. Raises ``ValueError`` for an option that greedy decoding
+    would ignore, and as ``SamplingParams`` does.
     """
     for group in groups:
         given |= vars(group)
     changes = {name: value for name, value in given.items() if value is not None}
     preset = changes.pop("preset", None)
-    params = SamplingParams.preset(preset, **changes) if preset else SamplingParams(**changes)
+    params = SamplingParams.preset(preset, **changes) if preset else SamplingParams(**{**stored, **changes})
     for name in ("top_k", "top_p", "min_p", "seed"):
         if params.is_greedy and name in changes:
             raise ValueError(

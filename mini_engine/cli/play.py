@@ -11,6 +11,7 @@ import typer
 from mini_engine.cli.options import ComputeOption, DtypeOption, Engine, Model, engine_option, with_groups
 from mini_engine.cli.serve import Answering, import_server, model_name
 from mini_engine.config import Compute, Dtype, EngineConfig
+from mini_engine.sampler.params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def play(
 
     with input_errors():
         build_server = import_server()
-        driver, tokenizer = start(model, small.engine, small.config())
+        driver, tokenizer = start(model, small.engine, small.config(), SamplingParams())  # the page has knobs for them
         server = build_server(driver, tokenizer, model_name(model), Answering(port=port, page=True))
     server.config.app.state.modules = None if small.engine is None else small.engine.name
     Thread(target=show_page, args=(server, browser), daemon=True).start()

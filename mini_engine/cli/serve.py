@@ -11,6 +11,7 @@ from mini_engine.cli.options import (
     Device,
     DtypeOption,
     Engine,
+    GenerationConfig,
     Model,
     ServingCompute,
     check_device,
@@ -74,15 +75,23 @@ class Answering:
 
 
 @with_groups
-def serve(*, model: Model = None, answering: Answering, running: Running) -> None:
+def serve(
+    *,
+    model: Model = None,
+    generation_config: GenerationConfig = "auto",
+    answering: Answering,
+    running: Running,
+) -> None:
     """Serve a model over HTTP, for every client of OpenAI's interface."""
-    from mini_engine.cli.start import input_errors, start  # torch, which the help does without
+    from mini_engine.cli.start import input_errors, start, take_defaults  # torch, which the help does without
 
     with input_errors():
         server_parts = import_server()
-        driver, tokenizer = start(model, running.engine, running.config())
+        config = running.config()
+        folder, stored = take_defaults(model, generation_config)
+        driver, tokenizer = start(folder, running.engine, config)
         name = answering.name or model_name(model)
-        server = server_parts(driver, tokenizer, name, answering)
+        server = server_parts(driver, tokenizer, name, answering, stored)
     typer.secho(f"serving {name} at http://{answering.host}:{answering.port}/v1", dim=True, err=True)
     server.run()
 

@@ -1,18 +1,20 @@
 """What every command begins with: errors shown in one line, the engine that is asked for, the model."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import typer
 from transformers import PreTrainedTokenizerBase
 
-from mini_engine.checkpoint import load_tokenizer, resolve_folder
+from mini_engine.checkpoint import load_tokenizer, resolve_folder, stored_defaults
 from mini_engine.config import EngineConfig
-from mini_engine.llm import load_driver
+from mini_engine.llm import load_defaults, load_driver
 from mini_engine.overlay import installed
 from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.sampler.params import SamplingParams, off_value
 
 
 @contextmanager
@@ -42,10 +44,41 @@ def check_engine(folder: Path | None) -> None:
         typer.secho(f"not written yet, so the reference's own: {tasks}", dim=True, err=True)
 
 
+def take_defaults(model: str | None, choice: str, given: Collection[str] = ()) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a model and the defaults that a command takes from it, and say which.
+
+    ``choice`` is that of ``load_defaults``. ``given``: options that go before a default of their name; a preset goes
+    before all. Raises ``ValueError``.
+    """
+    folder = resolve_folder(model)
+    stored = load_defaults(folder, choice)
+    stored = {name: stored[name] for name in stored if name not in given and "preset" not in given}
+    say(stored, "are taken", "--generation-config none turns them off")
+    return folder, stored
+
+
+def say(stored: Mapping[str, Any], what: str, remedy: str) -> None:
+    """Say what becomes of defaults that the checkpoint stores."""
+    if stored:
+        shown = ", ".join(f"{name} {value}" for name, value in stored.items())
+        typer.secho(f"the checkpoint's defaults {what}: {shown}; {remedy}", dim=True, err=True)
+
+
 def start(
-    model: str | None, engine: Path | None, config: EngineConfig
+    model: str | Path | None, engine: Path | None, config: EngineConfig, params: SamplingParams | None = None
 ) -> tuple[SamplingDriver, PreTrainedTokenizerBase]:
-    """Load what a command runs on. Raises ``ValueError`` for a faulty checkpoint or another engine than asked for."""
+    """Load what a command runs on.
+
+    ``params``: those of a command that takes no stored defaults; it says which of them are not in force. Raises
+    ``ValueError`` for a faulty checkpoint or another engine than asked for.
+    """
     check_engine(engine)
     folder = resolve_folder(model)
+    if params is not None:
+        left = {
+            name: value
+            for name, value in stored_defaults(folder).items()
+            if getattr(params, name) == off_value(name) != value
+        }
+        say(left, "are not taken here", "ask for what you want of them")
     return load_driver(folder, config), load_tokenizer(folder)

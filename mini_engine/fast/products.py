@@ -1,17 +1,17 @@
-"""Ways to multiply rows by a weight matrix on a CPU, and the choice between them by experiment.
+"""Ways to multiply rows by a weight matrix on a CPU, and the rule that says which one a weight gets.
 
-Owns: the ways, what they need, and which one a weight gets. Must not know: layers, attention, requests.
+Owns: the ways, what they need, and the rule. Must not know: layers, attention, requests.
 
-Which way is fast, and which keeps a row's bits, differs from CPU to CPU and from shape to shape. So both are measured
-when a model is loaded, once for each shape and dtype (``invariant/findings.py`` keeps the answer).
+Two ways add up a product in two orders, so their bits differ. The choice must therefore be the same in every process.
+It follows from the dtype and the size of the whole matrix and from what holds on this machine, in a fixed order of
+preference. No time is measured. What holds is tried when a model is loaded, once for each shape and dtype
+(``invariant/findings.py`` keeps the answer).
 """
 
-import math
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -19,26 +19,19 @@ from torch import Tensor
 
 from mini_engine.config import EngineConfig
 from mini_engine.invariant.findings import cpu, remembered
-from mini_engine.invariant.probe import opposite_terms, row_numbers, rows_that_hold
+from mini_engine.invariant.probe import THREADS, opposite_terms, row_numbers, rows_that_hold
 from mini_engine.linear import Linear, Projections, TorchProjections
 
 # How fast oneDNN reads a packed matrix from memory depends on the number of rows, and on the machine how: six rows took
 # 10 to 25 % less time than one where memory was slow for a core (15 GB/s), one row 10 % less than six where it was fast
 # (30 GB/s). Four rows are within 5 % of the best number in all modes of the machine that were met with AVX-512.
 FEW_ROWS = 4
-ONE, FEW, MANY = 1, 16, 128  # numbers of rows that are timed: a decode step alone, of some requests, a prefill
-CLEARLY_FASTER = 0.9  # the time of what replaces the usual choice; less would be noise
 LARGEST_PIECE = 1 << 22  # elements of a weight; a larger one is computed piece by piece, so that trying it is quick
 LARGEST_BLOCK = 64  # rows; a larger block is hardly faster for a large weight, and trying it takes longer
 LARGEST_BLOCK_OF_SMALL = 128
 PADDED_UP_TO = 32  # rows; a few more cost less than a second call
 COMPARED_ROWS = (1, 2, 3, 4, 5, 7, 16, 33, 64)
 SMALL_WEIGHT = 1 << 17  # elements; up to here a call takes longer than the arithmetic, and weights stay in the caches
-EMPTIES_CACHES = 1 << 24  # bytes
-TIMED_RUNS = 2
-
-
-Product = Callable[[Tensor], Linear]  # a weight [out, in] -> the product with it
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,6 @@ def onednn_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 WAYS = {
     "packed": Way(pack_weight, onednn_linear, is_compiled=True),
-    "onednn": Way(lambda weight: weight.contiguous(), onednn_linear, is_compiled=True),
     "torch": Way(lambda weight: weight.contiguous(), F.linear, is_compiled=False),
 }
 
@@ -100,29 +92,37 @@ def make_projections(config: EngineConfig) -> Projections:
         warnings.warn(
             f"compute={config.compute!r} needs oneDNN; F.linear is used for {config.dtype}: {fault}", stacklevel=2
         )
-    usable = ("packed", "onednn", "torch") if fault is None else ("torch",)
+    usable = ("packed", "torch") if fault is None else ("torch",)
     return InvariantProjections(usable) if config.batch_invariant else FastProjections(usable)
+
+
+def in_order_of_preference(
+    out_features: int, in_features: int, dtype: torch.dtype, usable: Sequence[str]
+) -> Sequence[str]:
+    """Return the ``usable`` ways, the preferred one first: "packed", but for a small float32 matrix "torch".
+
+    A packed matrix is read from memory faster. A small one stays in the caches, and ``F.linear`` has the shorter call.
+    In bfloat16 ``F.linear`` calls oneDNN as well.
+    """
+    is_small = out_features * in_features <= SMALL_WEIGHT
+    return usable[::-1] if is_small and dtype == torch.float32 else usable
 
 
 @dataclass(frozen=True)
 class FastProjections(TorchProjections):
-    """The fastest of the ``usable`` ways for one row, few and many, among those that share a stored weight."""
+    """The preferred one of the ``usable`` ways; in bfloat16 only one with the bits of ``F.linear``, of transformers.
+
+    ``choices``: the way of each shape, in words.
+    """
 
     usable: Sequence[str]
+    choices: dict[str, str] = field(default_factory=dict)
 
     def linear(self, weight: Tensor) -> Linear:
         """Return the product with ``weight``, stored as it needs it; the caller should drop its own reference."""
-        plan = find_plan(weight, self.usable)
-        stored = WAYS[plan[0]].store(weight)
-        one, few, many = (padded(WAYS[name], stored) for name in plan)
-        if len(set(plan)) == 1:
-            return many
-
-        def multiply(x: Tensor) -> Tensor:
-            rows = x.shape[0]
-            return one(x) if rows <= FEW_ROWS else few(x) if rows <= (FEW + MANY) // 2 else many(x)
-
-        return multiply
+        name = find_way(weight, self.usable)
+        self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] = name
+        return padded(WAYS[name], WAYS[name].store(weight))
 
 
 @cache  # asked for every product
@@ -152,86 +152,22 @@ def padded(way: Way, stored: Tensor) -> Linear:
     return multiply
 
 
-def find_plan(weight: Tensor, usable: Sequence[str]) -> list[str]:
-    """Return the names of the ways for one row, few and many, all of which store ``weight`` alike.
-
-    In bfloat16 only ways with the bits of ``F.linear`` count, those of transformers.
-    """
-    if len(usable) == 1:
-        return [usable[0]] * 3
-
-    def experiment() -> list[str]:
-        exact = usable if weight.dtype != torch.bfloat16 else ways_with_default_bits(usable, weight)
-        return make_plan(time_ways(weight, {name: whole(name) for name in exact}, (ONE, FEW, MANY)))
-
-    return list(remembered(f"fastest of {' '.join(usable)}: {describe(weight)}", experiment))
+def find_way(weight: Tensor, usable: Sequence[str]) -> str:
+    """Return the way that ``FastProjections`` takes for ``weight``."""
+    ways = in_order_of_preference(weight.shape[0], weight.shape[1], weight.dtype, usable)
+    if weight.dtype != torch.bfloat16 or ways[0] == "torch":
+        return ways[0]
+    name = f"packed has the bits of F.linear: {describe(weight.shape[0], weight.shape[1], weight.dtype)}"
+    return "packed" if remembered(name, lambda: packed_has_default_bits(weight)) else "torch"
 
 
 @torch.inference_mode()
-def ways_with_default_bits(usable: Sequence[str], weight: Tensor) -> list[str]:
-    """Return the ``usable`` ways with the bits of ``F.linear`` for weights like ``weight``, on some numbers of rows."""
+def packed_has_default_bits(weight: Tensor) -> bool:
+    """Whether a packed weight like ``weight`` gives the bits of ``F.linear``, on some numbers of rows."""
     row, vectors = opposite_terms(weight.shape[1], min(weight.shape[0], LARGEST_PIECE // weight.shape[1]), weight.dtype)
     rows = row.expand(max(COMPARED_ROWS), -1).contiguous()
-    expected = {n: F.linear(rows[:n], vectors) for n in COMPARED_ROWS}
-
-    def is_exact(way: Way) -> bool:
-        multiply = padded(way, way.store(vectors))
-        return all(torch.equal(multiply(rows[:n]), expected[n]) for n in COMPARED_ROWS)
-
-    return [name for name in usable if name == "torch" or is_exact(WAYS[name])]
-
-
-def make_plan(times: dict[str, list[float]]) -> list[str]:
-    """Choose from the seconds that each way takes for one row, few and many.
-
-    Packed weights serve no other way, plain ones serve two. The kind of weight with the least product of its three
-    times is taken, and within it the fastest way for each number of rows.
-    """
-    plain = [name for name in times if name != "packed"]
-    plans = [["packed"] * 3] if "packed" in times else []
-    plans.append([fastest({name: times[name][i] for name in plain}) for i in range(3)])
-    return ranked({",".join(plan): [times[name][i] for i, name in enumerate(plan)] for plan in plans})[0].split(",")
-
-
-def fastest(times: dict[str, float], clearly: float = CLEARLY_FASTER) -> str:
-    """Return the name with the least time; the first one unless that takes less than ``clearly`` times as long."""
-    first = next(iter(times))
-    best = min(times, key=lambda name: times[name])
-    return best if times[best] < clearly * times[first] else first
-
-
-def ranked(times: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return the names in the order in which they would be chosen, by the product of their times."""
-    left = {name: math.prod(own) for name, own in times.items()}
-    order = []
-    while left:
-        order.append(fastest(left, CLEARLY_FASTER ** len(next(iter(times.values())))))
-        del left[order[-1]]
-    return order
-
-
-@torch.inference_mode()
-def time_ways(weight: Tensor, ways: Mapping[str, Product], numbers: Sequence[int]) -> dict[str, list[float]]:
-    """Return the least seconds of each of ``ways`` for each of ``numbers`` of rows, the weight outside the caches."""
-    sample = weight[: max(1, LARGEST_PIECE // weight.shape[1])]
-    rows = {number: torch.randn(number, weight.shape[1]).to(weight.dtype) for number in numbers}
-    others = torch.ones(EMPTIES_CACHES // 4 if sample.numel() > SMALL_WEIGHT else 1)
-
-    def seconds(multiply: Linear, x: Tensor) -> float:
-        spent = []
-        multiply(x)  # may compile
-        for _ in range(TIMED_RUNS):
-            others.sum()
-            began = time.perf_counter()
-            multiply(x)
-            spent.append(time.perf_counter() - began)
-        return min(spent)
-
-    times = {}
-    for name, product in ways.items():
-        multiply = product(sample)
-        times[name] = [seconds(multiply, x) for x in rows.values()]
-    return times
+    multiply = padded(WAYS["packed"], pack_weight(vectors))
+    return all(torch.equal(multiply(rows[:n]), F.linear(rows[:n], vectors)) for n in COMPARED_ROWS)
 
 
 @dataclass(frozen=True)
@@ -241,20 +177,36 @@ class InvariantProjections:
     Rows are multiplied in blocks, and a block has one of the numbers of rows for which the experiment found the same
     bits (``invariant/probe.py``); a smaller block is padded with zeros. A large weight is cut into pieces of a power of
     two of output features, so that many weights consist of the same pieces, and what is tried is what is used.
+    ``choices``: the way of each shape of a piece, in words.
     """
 
     usable: Sequence[str]
+    choices: dict[str, str] = field(default_factory=dict)
 
-    def linear(self, weight: Tensor) -> Linear:
-        """Return the product with ``weight``. Raises ``ValueError`` where no way keeps a row's bits on this machine."""
+    def linear(self, weight: Tensor, whole: int | None = None) -> Linear:
+        """Return the product with ``weight`` [out, in]; of a matrix of ``whole`` output features it may be some.
+
+        An output feature has the same bits in the matrix and in each part of it. Raises ``ValueError`` where no way
+        keeps a row's bits on this machine.
+        """
         fitting = max(1, LARGEST_PIECE // weight.shape[1])
-        pieces = weight.split(1 << (fitting.bit_length() - 1))
-        parts = [self.piece(piece) for piece in pieces]
+        size = min(whole or weight.shape[0], 1 << (fitting.bit_length() - 1))
+        parts = [self.piece(piece, size) for piece in weight.split(size)]
         return parts[0] if len(parts) == 1 else lambda x: torch.cat([part(x) for part in parts], dim=-1)
 
-    def piece(self, weight: Tensor) -> Linear:
-        """Return the product with a weight that is small enough to be tried whole."""
-        return in_blocks_of(*find_blocks(weight, self.usable), weight)
+    def piece(self, weight: Tensor, size: int) -> Linear:
+        """Return the product with up to ``size`` output features, small enough to be tried whole.
+
+        Fewer are padded with zeros to ``size`` where the library would add them up in another order.
+        """
+        features, in_features = weight.shape
+        name, numbers = find_blocks(size, in_features, weight.dtype, self.usable)
+        self.choices[describe(size, in_features, weight.dtype)] = f"{name}, rows {' '.join(map(str, numbers))}"
+        way = WAYS[name]
+        is_padded = features < size and not is_like_the_whole(name, features, size, in_features, weight.dtype, numbers)
+        stored = way.store(F.pad(weight, (0, 0, 0, size - features)) if is_padded else weight)
+        multiply = in_blocks(lambda x: way.multiply(x, stored), numbers)
+        return (lambda x: multiply(x)[:, :features]) if is_padded else multiply
 
     def silu(self, x: Tensor) -> Tensor:
         """Return SiLU as ``x / (1 + exp(-x))`` in float32.
@@ -264,22 +216,6 @@ class InvariantProjections:
         """
         wide = x.float()
         return (wide / wide.neg().exp_().add_(1.0)).to(x.dtype)
-
-
-def whole(name: str) -> Product:
-    """Return the way of that ``name``: a weight -> its product with any number of rows."""
-
-    def product(weight: Tensor) -> Linear:
-        way = WAYS[name]
-        stored = way.store(weight)
-        return lambda x: way.multiply(x, stored)
-
-    return product
-
-
-def in_blocks_of(name: str, numbers: Sequence[int], weight: Tensor) -> Linear:
-    """Return the product of the way ``name`` with ``weight``, in blocks of ``numbers`` of rows."""
-    return in_blocks(whole(name)(weight), numbers)
 
 
 def in_blocks(multiply: Linear, numbers: Sequence[int]) -> Linear:
@@ -318,45 +254,76 @@ def block_sizes(rows: int, numbers: Sequence[int]) -> list[int]:
     return [fitting[-1], *block_sizes(rows - fitting[-1], numbers)]
 
 
-def find_blocks(weight: Tensor, usable: Sequence[str]) -> tuple[str, list[int]]:
-    """Return the fastest way that keeps a row's bits, and for which numbers of rows. ``ValueError`` if none does."""
-    is_small = weight.numel() <= SMALL_WEIGHT
-    numbers = row_numbers(LARGEST_BLOCK_OF_SMALL if is_small else LARGEST_BLOCK)
-    timed = (FEW_ROWS, FEW, numbers[-1])
+def find_blocks(
+    out_features: int, in_features: int, dtype: torch.dtype, usable: Sequence[str]
+) -> tuple[str, list[int]]:
+    """Return the preferred way that keeps a row's bits, and for which numbers of rows.
 
-    def likely_fastest_first() -> Iterator[str]:
-        has_short_call = is_small and weight.dtype == torch.float32  # in bfloat16 ``F.linear`` calls oneDNN as well
-        untimed = ["torch"] if has_short_call or len(usable) == 1 else []
-        yield from untimed
-        yield from ranked(time_ways(weight, {name: whole(name) for name in usable if name not in untimed}, timed))
+    One that holds for fewer than ``FEW_ROWS`` rows comes last. The choice depends on the matrix and on ``THREADS``.
+    Raises ``ValueError`` if no way holds, or the chosen one does not hold on the threads in use.
+    """
+    ways = in_order_of_preference(out_features, in_features, dtype, usable)
+    is_small = out_features * in_features <= SMALL_WEIGHT
+    numbers = row_numbers(LARGEST_BLOCK_OF_SMALL if is_small else LARGEST_BLOCK)
+    shape = describe(out_features, in_features, dtype)
 
     def experiment() -> tuple[str, list[int]]:
-        held: dict[str, list[int]] = {}
-        for name in likely_fastest_first():
-            held[name] = numbers_that_hold(WAYS[name], weight, numbers)
-            if {FEW_ROWS, numbers[-1]} <= set(held[name]):
-                break  # it loses nothing to blocks, and the others are slower
-        kept = {name: partial(in_blocks_of, name, numbers) for name, numbers in held.items() if numbers}
-        name = ranked(time_ways(weight, kept, timed))[0] if len(kept) > 1 else next(iter(kept), "")
-        return name, held.get(name, [])
+        held = dict[str, list[int]]()
+        for name in ways:
+            held[name] = numbers_that_hold(WAYS[name], out_features, in_features, dtype, numbers)
+            if max(held[name], default=0) >= FEW_ROWS:
+                break
+        name = max(held, key=lambda name: max(held[name], default=0))
+        if (in_use := torch.get_num_threads()) not in THREADS:
+            held[name] = numbers_that_hold(WAYS[name], out_features, in_features, dtype, held[name], [in_use])
+        return name, held[name]
 
-    name, held = remembered(f"invariant by {' '.join(usable)}: {describe(weight)}", experiment)
+    name, held = remembered(f"invariant by {' '.join(usable)}: {shape}", experiment)
     if not held:
         raise ValueError(
-            f"batch_invariant=True cannot be kept on this CPU ({cpu()['model name']}): no product with a weight of "
-            f"{describe(weight)} gives a row the same bits in every batch (tried: {', '.join(usable)}); "
-            "leave batch_invariant off, or try another dtype"
+            f"batch_invariant=True cannot be kept on this CPU ({cpu()['model name']}) with {torch.get_num_threads()} "
+            f"threads: no product with a weight of {shape} gives a row the same bits in every batch (tried: "
+            f"{', '.join(ways)}); leave batch_invariant off, or try another dtype or number of threads"
         )
     return name, held
 
 
-def numbers_that_hold(way: Way, weight: Tensor, numbers: Sequence[int]) -> list[int]:
-    """Try a product of the shape and dtype of ``weight``; see ``rows_that_hold``."""
-    row, vectors = opposite_terms(weight.shape[1], weight.shape[0], weight.dtype)
+def numbers_that_hold(
+    way: Way,
+    out_features: int,
+    in_features: int,
+    dtype: torch.dtype,
+    numbers: Sequence[int],
+    threads: Sequence[int] = THREADS,
+) -> list[int]:
+    """Try a product of this shape; see ``rows_that_hold``."""
+    row, vectors = opposite_terms(in_features, out_features, dtype)
     stored = way.store(vectors)
-    return rows_that_hold(lambda x: way.multiply(x, stored), row, numbers)
+    return rows_that_hold(lambda x: way.multiply(x, stored), row, numbers, threads)
 
 
-def describe(weight: Tensor) -> str:
+def is_like_the_whole(
+    name: str, features: int, whole: int, in_features: int, dtype: torch.dtype, numbers: list[int]
+) -> bool:
+    """Whether the last ``features`` of ``whole`` output features get the same bits in a product of their own."""
+
+    def experiment() -> bool:
+        row, vectors = opposite_terms(in_features, whole, dtype)
+        stored, part = (WAYS[name].store(each) for each in (vectors, vectors[whole - features :]))
+        threads = [*THREADS, torch.get_num_threads()]
+        held = rows_that_hold(
+            lambda x: WAYS[name].multiply(x, part),
+            row,
+            numbers,
+            threads,
+            lambda x: WAYS[name].multiply(x, stored)[:, whole - features :],
+        )
+        return held == numbers
+
+    question = f"{features} of {describe(whole, in_features, dtype)} alone, {name}"
+    return bool(remembered(question, experiment))
+
+
+def describe(out_features: int, in_features: int, dtype: torch.dtype) -> str:
     """Return shape and dtype in words, ``3072 x 1024 float32``."""
-    return f"{weight.shape[0]} x {weight.shape[1]} {str(weight.dtype).removeprefix('torch.')}"
+    return f"{out_features} x {in_features} {str(dtype).removeprefix('torch.')}"

@@ -38,33 +38,35 @@ def opposite_terms(size: int, count: int, dtype: torch.dtype) -> tuple[Tensor, T
     generator = torch.Generator().manual_seed(size)
     half = size // 2
     order = torch.randperm(2 * half, generator=generator)
-    few = min(count, DRAWN)
 
     def draw(*shape: int) -> Tensor:
         powers = torch.randint(-4, 5, shape, generator=generator)
         return torch.randn(shape, generator=generator).ldexp(powers).to(dtype)
 
     row = draw(half)
-    vectors = draw(few, half)
+    vectors = draw(DRAWN, half)
     row = torch.cat((row, row))[order]
     vectors = torch.cat((vectors, -vectors), dim=1)[:, order]
     row, vectors = (F.pad(part, (0, size % 2)) for part in (row, vectors))
-    return row, vectors[torch.arange(count) % few]
+    return row, vectors[torch.arange(count) % DRAWN]
 
 
 @torch.inference_mode()
-def rows_that_hold(compute: Rows, row: Tensor, numbers: Sequence[int]) -> list[int]:
-    """Return those of ``numbers`` of rows for which ``row`` [K] has the same bits at every place, on all ``THREADS``.
+def rows_that_hold(
+    compute: Rows, row: Tensor, numbers: Sequence[int], threads: Sequence[int] = (), reference: Rows | None = None
+) -> list[int]:
+    """Return those of ``numbers`` of rows for which ``row`` [K] has the same bits at every place, on all ``threads``.
 
     ``compute`` maps [M, K] to [M, ..., out]; everything but the last dimension must be equal. What the bits are
-    compared with is the first place of ``REFERENCE_ROWS`` rows on one thread.
+    compared with is the first place of ``REFERENCE_ROWS`` rows on one thread, of ``reference`` if that is given.
+    Without ``threads`` these are ``THREADS`` and as many as are in use.
     """
     with thread_count(1):
-        reference = compute(row.expand(REFERENCE_ROWS, -1).contiguous()).flatten(0, -2)[0].clone()
+        expected = (reference or compute)(row.expand(REFERENCE_ROWS, -1).contiguous()).flatten(0, -2)[0].clone()
     held = list(numbers)
-    for count in {*THREADS, torch.get_num_threads()}:
+    for count in set(threads) or {*THREADS, torch.get_num_threads()}:
         with thread_count(count):
-            held = [n for n in held if bool((compute(row.expand(n, -1).contiguous()) == reference).all())]
+            held = [n for n in held if bool((compute(row.expand(n, -1).contiguous()) == expected).all())]
     return held
 
 

@@ -126,6 +126,8 @@ def finish(call: Call, output: RequestOutput, stats: Counter[str]) -> None:
 # Fields of SamplingParams -> fields of a body; those with the same name on both sides are sent as they are.
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 STRUCTURED = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
+# What a server may take from the checkpoint where a body leaves it out, as this one, vLLM and SGLang do.
+PINNED = {"temperature": 0.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "stop": []}
 UNSENT = ("logits_processors", "logprobs_mode", "reasoning", "bad_words", "logprobs", "prompt_logprobs")
 
 
@@ -177,8 +179,8 @@ class Endpoint:
             self.ended.put((call, error))
 
     def body(self, call: Call) -> dict[str, Any]:
-        """Return the body of a request: what differs from the defaults."""
-        body: dict[str, Any] = {"prompt": call.ids, "max_tokens": call.params.max_new_tokens, "temperature": 0.0}
+        """Return the body of a request: what differs from the defaults, and what a server might choose itself."""
+        body: dict[str, Any] = {"prompt": call.ids, "max_tokens": call.params.max_new_tokens, **PINNED}
         body |= {} if self.model is None else {"model": self.model}
         if call.start is not None:
             return {**body, "max_tokens": 0, "echo": True, "logprobs": 0, "prompt_logprobs_start": call.start}

@@ -1,7 +1,8 @@
 """From a model to a server that is ready to run."""
 
 import os
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -27,11 +28,17 @@ class Answering(Protocol):
     page: bool | None
 
 
-def build_server(driver: SamplingDriver, tokenizer: PreTrainedTokenizerBase, name: str, options: Answering) -> Server:
-    """Return a server of ``driver``'s model under ``name``. Raises ``ValueError``."""
+def build_server(
+    driver: SamplingDriver,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    options: Answering,
+    defaults: Mapping[str, Any] | None = None,
+) -> Server:
+    """Return a server of ``driver``'s model under ``name``; ``Service`` takes ``defaults``. Raises ``ValueError``."""
     limits = Limits(max_waiting=options.max_waiting, timeout_s=options.timeout, drain_s=options.drain)
     engine = AsyncEngine(make_engine(driver, tokenizer.backend_tokenizer), limits.max_waiting)
-    service = Service(engine, tokenizer, name, limits)
+    service = Service(engine, tokenizer, name, limits, defaults)
     key = options.api_key or os.environ.get("MINI_ENGINE_API_KEY") or None
     page = options.host in LOOPBACK if options.page is None else options.page
     return make_server(create_app(service, key, page), options.host, options.port)

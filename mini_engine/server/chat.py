@@ -33,8 +33,7 @@ class Chat:
         self.calls_tools = tools is not None
         if tools is not None and structure_of(body) is not None:
             raise ApiError(400, "tool_choice and another structure are given; leave one", "tool_choice")
-        think = may_think(body.chat_template_kwargs)
-        ids = service.encode_chat(body.messages, think, body.tools if self.calls_tools else None)
+        ids = service.encode_chat(body.messages, body, body.tools if self.calls_tools else None)
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         self.prompt = service.truncate(ids, body, 1 if wanted is None else wanted)
         if wanted is None:
@@ -44,7 +43,8 @@ class Chat:
         self.score_only = wanted == 0
         if body.stream and body.prompt_logprobs is not None:
             raise ApiError(400, "log-probabilities of the prompt cannot be streamed; set stream to false", "stream")
-        self.thinks = think and service.can_think
+        begins = not body.continue_final_message  # a turn that goes on is past the place of a thought
+        self.thinks = begins and may_think(body.chat_template_kwargs) and service.can_think
         about = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
         reasoning = {"reasoning": True} if self.thinks and self.structure is not None else {}
         self.params = service.params(body, wanted, self.structure, **about, **reasoning)

@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from mini_engine import __version__
 from mini_engine.server.errors import ApiError
-from mini_engine.server.schema import DetokenizeBody, TokenizeBody, may_think
+from mini_engine.server.schema import DetokenizeBody, TokenizeBody
 from mini_engine.server.service import Service
 
 
@@ -77,6 +77,7 @@ def add_models(app: FastAPI, service: Service) -> None:
         "created": service.created,
         "owned_by": "mini_engine",
         "max_model_len": service.max_model_len,
+        "default_sampling_params": service.defaults,
     }
 
     @app.get("/v1/models")
@@ -99,10 +100,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """Return the ids of a text, or of a chat as the model would read it."""
         service.check_model(body.model)
-        think = may_think(body.chat_template_kwargs)
-        ids = (
-            service.encode(body.prompt) if body.prompt is not None else service.encode_chat(body.messages or [], think)
-        )
+        ids = service.encode(body.prompt) if body.prompt is not None else service.encode_chat(body.messages or [], body)
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
         return answer | ({"token_strs": list(map(service.texts.text_of, ids))} if body.return_token_strs else {})
 

@@ -3,7 +3,7 @@
 ``NEUTRAL`` has what clients send although it changes nothing: such a field is taken at these values alone.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -256,7 +256,26 @@ def may_think(options: TemplateOptions | None) -> bool:
     return options is None or options.enable_thinking is not False
 
 
-class ChatBody(GenerationBody):
+class Rendering(Body):
+    """How a chat becomes a prompt."""
+
+    chat_template_kwargs: TemplateOptions | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @model_validator(mode="after")
+    def check_turn(self) -> Self:
+        """Raise ``ValueError`` unless the prompt ends either where the assistant's turn begins, or within it."""
+        continues = bool(self.continue_final_message)
+        if self.add_generation_prompt is not None and self.add_generation_prompt == continues:
+            raise ValueError(
+                f"add_generation_prompt and continue_final_message are both {continues}; a prompt ends where the "
+                "assistant's turn begins or within that turn, so leave add_generation_prompt out"
+            )
+        return self
+
+
+class ChatBody(GenerationBody, Rendering):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -266,7 +285,6 @@ class ChatBody(GenerationBody):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: TemplateOptions | None = None
 
     @model_validator(mode="after")
     def check_top_logprobs(self) -> "ChatBody":
@@ -276,16 +294,14 @@ class ChatBody(GenerationBody):
         return self
 
 
-class TokenizeBody(Body):
+class TokenizeBody(Rendering):
     """``POST /tokenize``: a text, or a chat as the model would read it."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: Literal[False] | None = None
-    add_generation_prompt: Literal[True] | None = None
     return_token_strs: bool | None = None
-    chat_template_kwargs: TemplateOptions | None = None
 
     @model_validator(mode="after")
     def check_one(self) -> "TokenizeBody":

@@ -1,7 +1,7 @@
 """What every endpoint works with: the engine, the tokenizer, the limits, and what a request asks of the engine."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -15,13 +15,13 @@ from mini_engine.prompts import encode_chat, encode_text
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.server.errors import ApiError, bad_request
 from mini_engine.server.metrics import Metrics
-from mini_engine.server.schema import GenerationBody, Message, Tool
+from mini_engine.server.schema import GenerationBody, Message, Rendering, Tool, may_think
 from mini_engine.server.structure import Structure
 from mini_engine.server.token_text import TokenTexts
 
 SAME_NAMES = (
-    "top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed stop stop_token_ids ignore_eos "
-    "logit_bias allowed_token_ids n prompt_logprobs"
+    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed stop stop_token_ids "
+    "ignore_eos logit_bias allowed_token_ids n prompt_logprobs"
 ).split()
 
 
@@ -42,13 +42,22 @@ class Service:
     """One model behind the interface."""
 
     def __init__(
-        self, engine: AsyncEngine, tokenizer: PreTrainedTokenizerBase, model_name: str, limits: Limits | None = None
+        self,
+        engine: AsyncEngine,
+        tokenizer: PreTrainedTokenizerBase,
+        model_name: str,
+        limits: Limits | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        """Serve ``engine`` under the name ``model_name``."""
+        """Serve ``engine`` under the name ``model_name``.
+
+        ``defaults``: fields of ``SamplingParams`` for what a request leaves out. The temperature is 1 without one.
+        """
         self.engine = engine
         self.tokenizer = tokenizer
         self.model_name = model_name
         self.limits = limits or Limits()
+        self.defaults: dict[str, Any] = {"temperature": 1.0, **(defaults or {})}
         self.metrics = Metrics(engine, model_name)
         self.texts = TokenTexts(tokenizer)
         self.created = int(time.time())
@@ -92,11 +101,15 @@ class Service:
         except ValueError as error:
             raise ApiError(HTTPStatus.BAD_REQUEST, str(error), "prompt") from error
 
-    def encode_chat(self, messages: Sequence[Message], think: bool, tools: Sequence[Tool] | None = None) -> list[int]:
-        """Return a chat as ids, ready for the assistant's turn. Raises ``ApiError``."""
+    def encode_chat(
+        self, messages: Sequence[Message], body: Rendering, tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        """Return a chat as ids, ready for the assistant's turn or the rest of it. Raises ``ApiError``."""
         extra = {"tools": [tool.model_dump(exclude_none=True) for tool in tools]} if tools else {}
+        rendered = [template_message(message) for message in messages]
+        think = may_think(body.chat_template_kwargs)
         try:
-            return encode_chat(self.tokenizer, [template_message(message) for message in messages], think, **extra)
+            return encode_chat(self.tokenizer, rendered, think, bool(body.continue_final_message), **extra)
         except ValueError as error:
             raise ApiError(HTTPStatus.BAD_REQUEST, str(error), "messages") from error
 
@@ -137,13 +150,12 @@ class Service:
                 structure.param,
             )
         given = {name: value for name in SAME_NAMES if (value := getattr(body, name)) is not None}
-        given["temperature"] = 1.0 if body.temperature is None else body.temperature
         given["min_new_tokens"] = body.min_tokens or 0
         given["bad_words"] = [ids for word in body.bad_words or () for ids in self.spellings(word)]
         if structure is not None:
             given |= {structure.kind: structure.value}
         try:
-            return SamplingParams(**given, **more, max_new_tokens=max(max_tokens, 1))
+            return SamplingParams(**{**self.defaults, **given}, **more, max_new_tokens=max(max_tokens, 1))
         except ValueError as error:
             raise bad_request(
                 error, {name: name for name in (*given, *more)} | {"max_new_tokens": "max_tokens"}

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -31,11 +32,13 @@ CONFIG = EngineConfig(
 class Running:
     """A server that runs in a thread. ``engine`` is its engine, to be looked at between requests."""
 
-    def __init__(self, config: EngineConfig, limits: Limits, api_key: str | None) -> None:
+    def __init__(
+        self, config: EngineConfig, limits: Limits, api_key: str | None, defaults: dict[str, Any] | None
+    ) -> None:
         torch.set_num_threads(1)
         self.tokenizer = load_tokenizer(TINY_MODEL)
         engine = make_engine(load_driver(None, config), self.tokenizer.backend_tokenizer)
-        self.service = Service(AsyncEngine(engine, limits.max_waiting), self.tokenizer, "tiny", limits)
+        self.service = Service(AsyncEngine(engine, limits.max_waiting), self.tokenizer, "tiny", limits, defaults)
         self.engine = engine
         self.api_key = api_key or "none"
         self.server: Server = make_server(create_app(self.service, api_key), "127.0.0.1", 0, log_level="critical")
@@ -71,9 +74,12 @@ class Running:
 
 @contextmanager
 def serving(
-    config: EngineConfig = CONFIG, limits: Limits | None = None, api_key: str | None = None
+    config: EngineConfig = CONFIG,
+    limits: Limits | None = None,
+    api_key: str | None = None,
+    defaults: dict[str, Any] | None = None,
 ) -> Iterator[Running]:
-    running = Running(config, limits or Limits(), api_key)
+    running = Running(config, limits or Limits(), api_key, defaults)
     running.start()
     try:
         yield running

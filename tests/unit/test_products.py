@@ -1,13 +1,16 @@
-"""Products: each way computes the product, the choice follows the times, and what is found is kept."""
+"""Products: each way computes the product, the choice follows the stated rule, and what is found is kept."""
 
 import json
-import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from mini_engine.checkpoint import resolve_folder
 from mini_engine.config import EngineConfig
 from mini_engine.fast import products
 from mini_engine.fast.products import (
@@ -15,7 +18,6 @@ from mini_engine.fast.products import (
     FastProjections,
     InvariantProjections,
     in_blocks,
-    make_plan,
     make_projections,
     onednn_fault,
     onednn_linear,
@@ -36,9 +38,9 @@ def no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         function.cache_clear()
 
 
-def plan_for(monkeypatch: pytest.MonkeyPatch, *names: str) -> FastProjections:
-    monkeypatch.setattr(products, "find_plan", lambda weight, usable: list(names))
-    return FastProjections(("packed", "onednn", "torch"))
+def packed_only(monkeypatch: pytest.MonkeyPatch) -> FastProjections:
+    monkeypatch.setattr(products, "find_way", lambda weight, usable: "packed")
+    return FastProjections(("packed", "torch"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -65,8 +67,7 @@ def onednn_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(len(x))
         return onednn_linear(x, weight)
 
-    for name in ("packed", "onednn"):
-        monkeypatch.setitem(WAYS, name, products.Way(WAYS[name].store, counted, is_compiled=True))
+    monkeypatch.setitem(WAYS, "packed", products.Way(WAYS["packed"].store, counted, is_compiled=True))
     return asked
 
 
@@ -74,7 +75,7 @@ def test_float32_products_have_few_numbers_of_rows_and_no_row_shows_it(
     onednn_rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight, x = torch.randn(400, 350), torch.randn(200, 350)
-    multiply = plan_for(monkeypatch, "packed", "packed", "packed").linear(weight)
+    multiply = packed_only(monkeypatch).linear(weight)
     whole = multiply(x)
     for rows in range(2, 200):
         torch.testing.assert_close(multiply(x[:rows]), whole[:rows], rtol=1e-5, atol=1e-4)
@@ -87,30 +88,37 @@ def test_one_bfloat16_row_stays_alone_and_few_are_padded(
 ) -> None:
     skip_without_bfloat16(torch.bfloat16)
     weight, x = torch.randn(400, 350).bfloat16(), torch.randn(9, 350).bfloat16()
-    multiply = plan_for(monkeypatch, "packed", "packed", "packed").linear(weight)
+    multiply = packed_only(monkeypatch).linear(weight)
     for rows in range(1, 10):
         assert torch.equal(multiply(x[:rows]), F.linear(x[:rows], weight)) or rows in (2, 3)
     assert onednn_rows == [1, 4, 4, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_plan_with_two_ways_takes_each_for_its_number_of_rows(
-    onednn_rows: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("out_features", "in_features", "dtype", "name"),
+    [
+        (512, 256, torch.float32, "torch"),
+        (513, 256, torch.float32, "packed"),
+        (8, 8, torch.bfloat16, "packed"),
+        (1024, 1024, torch.bfloat16, "packed"),
+    ],
+)
+def test_the_way_follows_from_size_and_dtype(
+    out_features: int, in_features: int, dtype: torch.dtype, name: str
 ) -> None:
-    weight, x = torch.randn(512, 128), torch.randn(129, 128)
-    multiply = plan_for(monkeypatch, "torch", "torch", "onednn").linear(weight)
-    for rows in (1, 2, 16, 72):
-        assert torch.equal(multiply(x[:rows]), F.linear(x[:rows], weight))
-    assert not onednn_rows
-    torch.testing.assert_close(multiply(x), x @ weight.T, rtol=1e-5, atol=1e-4)
-    assert onednn_rows == [160]
+    assert products.in_order_of_preference(out_features, in_features, dtype, ("packed", "torch"))[0] == name
+    assert products.in_order_of_preference(out_features, in_features, dtype, ("torch",)) == ("torch",)
 
 
-def test_the_plan_is_the_fastest_and_the_usual_one_where_it_is_as_good() -> None:
-    slow, fast = [2.0, 2.0, 2.0], [1.0, 1.0, 1.0]
-    assert make_plan({"packed": fast, "onednn": slow, "torch": slow}) == ["packed"] * 3
-    assert make_plan({"packed": slow, "onednn": [2, 2, 1], "torch": [1, 1, 3]}) == ["torch", "torch", "onednn"]
-    assert make_plan({"packed": [1.05, 1.05, 1.05], "onednn": fast, "torch": fast}) == ["packed"] * 3
-    assert make_plan({"onednn": slow, "torch": [1.9, 1.0, 1.9]}) == ["onednn", "torch", "onednn"]
+@pytest.mark.parametrize(("is_exact", "name"), [(True, "packed"), (False, "torch")])
+def test_a_packed_product_in_bfloat16_has_the_bits_of_transformers_or_is_not_taken(
+    is_exact: bool, name: str, monkeypatch: pytest.MonkeyPatch, no_findings: Path
+) -> None:
+    monkeypatch.setattr(
+        products, "padded", lambda way, stored: lambda x: F.linear(x, stored) + (0 if is_exact else 1e-2)
+    )
+    monkeypatch.setattr(products, "pack_weight", lambda weight: weight)
+    assert products.find_way(torch.randn(64, 32).bfloat16(), ("packed", "torch")) == name
 
 
 @pytest.mark.parametrize("options", [{}, {"compute": "packed"}], ids=str)
@@ -134,7 +142,7 @@ def test_a_large_weight_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(products, "LARGEST_PIECE", 16 * 30)
     pieces: list[int] = []
     original = InvariantProjections.piece
-    monkeypatch.setattr(InvariantProjections, "piece", lambda self, w: pieces.append(len(w)) or original(self, w))
+    monkeypatch.setattr(InvariantProjections, "piece", lambda self, w, n: pieces.append(len(w)) or original(self, w, n))
     product = make_projections(EngineConfig(batch_invariant=True)).linear(weight)(x)
     assert pieces == [16, 16, 16, 16, 16, 16, 4], "a power of two of output features, and what is left"
     torch.testing.assert_close(product, x @ weight.T)
@@ -166,53 +174,131 @@ def test_blocks_have_only_numbers_of_rows_that_hold() -> None:
 
 
 def test_where_no_way_holds_the_model_is_refused(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
-    monkeypatch.setattr(products, "numbers_that_hold", lambda way, weight, numbers: [])
+    monkeypatch.setattr(products, "numbers_that_hold", lambda *_: [])
     with pytest.raises(
-        ValueError, match=r"cannot be kept on this CPU.*24 x 16 float32.*packed, onednn, torch.*leave batch_inv"
+        ValueError, match=r"cannot be kept on this CPU.*24 x 16 float32.*torch, packed.*leave batch_inv"
     ):
         make_projections(EngineConfig(batch_invariant=True)).linear(torch.randn(24, 16))
 
 
-def test_a_faster_way_that_does_not_hold_is_passed_over(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
-    times = {"packed": [1.0], "onednn": [2.0], "torch": [3.0]}
-    monkeypatch.setattr(products, "time_ways", lambda weight, ways, numbers: {name: times[name] for name in ways})
-    monkeypatch.setattr(
-        products, "numbers_that_hold", lambda way, weight, numbers: [4, 8] if way is WAYS["torch"] else []
-    )
-    assert products.find_blocks(torch.randn(1024, 256), tuple(times)) == ("torch", [4, 8])
-
-
-@pytest.mark.parametrize(("in_blocks", "chosen"), [(4.0, "torch"), (2.0, "packed")])
-def test_a_way_that_holds_in_small_blocks_alone_is_timed_in_them(
-    in_blocks: float, chosen: str, monkeypatch: pytest.MonkeyPatch, no_findings: Path
+@pytest.mark.parametrize(
+    ("packed", "torch_holds", "chosen"),
+    [
+        ([1, 4, 64], [1, 4, 64], "packed"),
+        ([4], [1, 4, 64], "packed"),
+        ([], [4, 8], "torch"),
+        ([1, 2], [4, 8], "torch"),
+        ([1, 2], [1], "packed"),
+    ],
+)
+def test_the_first_way_that_holds_for_a_block_is_taken(
+    packed: list[int],
+    torch_holds: list[int],
+    chosen: str,
+    monkeypatch: pytest.MonkeyPatch,
+    no_findings: Path,
 ) -> None:
-    whole = {"packed": [1.0], "onednn": [5.0], "torch": [3.0]}
-    blocks = {"packed": [in_blocks], "torch": [3.0]}
-    held = {"packed": [4, 32], "torch": [4, 128], "onednn": [4, 128]}
-    times = iter((whole, blocks))
-    monkeypatch.setattr(products, "time_ways", lambda weight, ways, numbers: next(times))
-    names = {id(way): name for name, way in WAYS.items()}
-    monkeypatch.setattr(products, "numbers_that_hold", lambda way, weight, numbers: held[names[id(way)]])
-    assert products.find_blocks(torch.randn(1024, 256), tuple(whole)) == (chosen, held[chosen])
+    held = {id(WAYS["packed"]): packed, id(WAYS["torch"]): torch_holds}
+    monkeypatch.setattr(products, "numbers_that_hold", lambda way, *_: held[id(way)])
+    found = products.find_blocks(1024, 256, torch.float32, ("packed", "torch"))
+    assert found == (chosen, held[id(WAYS[chosen])])
 
 
-@pytest.mark.parametrize(("held", "chosen"), [([4, 128], "torch"), ([1, 2, 4, 64], "packed"), ([128], "packed")])
-def test_a_small_weight_gets_the_way_with_the_shortest_call_if_that_holds(
-    held: list[int], chosen: str, monkeypatch: pytest.MonkeyPatch, no_findings: Path
+def test_threads_that_were_not_tried_change_no_way_but_may_refuse(
+    monkeypatch: pytest.MonkeyPatch, no_findings: Path
 ) -> None:
-    times = {"packed": [1.0], "onednn": [3.0], "torch": [2.0]}
-    monkeypatch.setattr(products, "time_ways", lambda weight, ways, numbers: {name: times[name] for name in ways})
-    monkeypatch.setattr(
-        products, "numbers_that_hold", lambda way, weight, numbers: held if way is WAYS["torch"] else numbers
-    )
-    assert products.find_blocks(torch.randn(24, 16), tuple(times))[0] == chosen
+    """Another way would have other bits than the same model on two threads."""
+
+    def numbers_that_hold(way: products.Way, *others: object) -> list[int]:
+        return [] if way is WAYS["packed"] and others[-1] == [3] else [4, 8]
+
+    monkeypatch.setattr(products, "numbers_that_hold", numbers_that_hold)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    with pytest.raises(ValueError, match="with 3 threads"):
+        products.find_blocks(1024, 256, torch.float32, ("packed", "torch"))
 
 
-def test_the_fastest_way_is_found_by_timing_it(no_findings: Path) -> None:
-    weight = torch.randn(64, 32)
-    times = products.time_ways(weight, {name: products.whole(name) for name in WAYS}, (1, 16))
-    assert {name: len(own) for name, own in times.items()} == {"packed": 2, "onednn": 2, "torch": 2}
-    assert all(0 < seconds < math.inf for own in times.values() for seconds in own)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("out_features", "in_features"), [(128, 128), (1024, 512), (3072, 1024), (2100, 2050)])
+def test_a_part_of_a_matrix_has_the_bits_of_the_whole(out_features: int, in_features: int, dtype: torch.dtype) -> None:
+    """In two, four and unlike parts; the last size is computed in pieces of 1,024 output features."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(out_features, in_features).to(dtype), torch.randn(37, in_features).to(dtype)
+    projections = make_projections(EngineConfig(batch_invariant=True, dtype=str(dtype).removeprefix("torch.")))
+    whole = projections.linear(weight)(x)
+    for size in (out_features // 2, out_features // 4, out_features - 16):
+        parts = [projections.linear(part, out_features)(x) for part in weight.split(size)]
+        assert torch.equal(torch.cat(parts, dim=-1), whole), (size, projections.choices)
+
+
+def test_a_part_that_would_be_added_in_another_order_is_padded_to_the_whole(
+    monkeypatch: pytest.MonkeyPatch, no_findings: Path
+) -> None:
+    asked: list[int] = []
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        asked.append(len(weight))
+        return F.linear(x, weight) if len(weight) != 16 else F.linear(x.flip(1), weight.flip(1))
+
+    monkeypatch.setitem(WAYS, "torch", products.Way(WAYS["torch"].store, multiply, is_compiled=False))
+    weight, x = torch.randn(64, 300), torch.randn(5, 300)
+    projections = InvariantProjections(("torch",))
+    whole, part, like = (projections.linear(own, 64) for own in (weight, weight[48:], weight[32:]))
+    asked.clear()
+    assert torch.equal(part(x), whole(x)[:, 48:])
+    assert torch.equal(like(x), whole(x)[:, 32:])
+    assert asked == [64, 64, 32, 64]
+
+
+PROCESS = """
+import sys, torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.fast import products
+from mini_engine.llm import build_model, load_driver, make_driver
+
+turned, file = sys.argv[1] == "turned", sys.argv[2]
+if turned:
+    order = products.in_order_of_preference
+    products.in_order_of_preference = lambda *given: order(*given)[::-1]
+shapes = {"hidden 512": (512, 8, 4, 64, 1536), "one layer of 0.6B": (1024, 16, 8, 128, 3072)}
+found = {}
+for dtype in ("float32", "bfloat16"):
+    for invariant in (True, False):
+        engine = EngineConfig(dtype=dtype, compute="packed", batch_invariant=invariant)
+        drivers = {"embedded": load_driver(engine=engine)}
+        for name, (hidden, heads, kv_heads, head_dim, inner) in shapes.items():
+            config = Qwen3Config(
+                vocab_size=1024, hidden_size=hidden, num_hidden_layers=1, num_attention_heads=heads, head_dim=head_dim,
+                num_key_value_heads=kv_heads, intermediate_size=inner, max_position_embeddings=256,
+            )
+            torch.manual_seed(0)
+            weights = {k: v.to(getattr(torch, dtype)) for k, v in Qwen3ForCausalLM(config).state_dict().items()}
+            model = build_model(ModelConfig.from_hf(config.to_dict()), weights, engine)
+            drivers[name] = make_driver(model, engine)
+        for name, driver in drivers.items():
+            logits = [step.logits for step in driver.steps(list(range(5, 45)), 3)]
+            found[f"{name} {dtype} {'invariant' if invariant else 'plain'}"] = torch.cat(logits)
+torch.save(found, file)
+"""
+
+
+def test_two_processes_with_empty_caches_have_the_same_bits_on_one_thread_and_on_two(tmp_path: Path) -> None:
+    """And one whose order of preference is turned round has others, so the test can fail."""
+
+    def logits(name: str, threads: int, order: str = "stated") -> dict[str, torch.Tensor]:
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MINI_ENGINE_CACHE": str(tmp_path / name)}
+        file = tmp_path / f"{name}.pt"
+        subprocess.run([sys.executable, "-W", "ignore", "-c", PROCESS, order, file], check=True, env=environment)
+        return torch.load(file)
+
+    first, again, two, turned = (logits(*given) for given in (("a", 1), ("b", 1), ("c", 2), ("d", 1, "turned")))
+    assert len(first) == 12
+    for name, expected in first.items():
+        assert torch.equal(again[name], expected), name
+        if name.endswith("invariant"):
+            assert torch.equal(two[name], expected), name
+    assert not torch.equal(turned["hidden 512 float32 invariant"], first["hidden 512 float32 invariant"])
 
 
 def test_an_experiment_runs_once_on_a_machine(no_findings: Path) -> None:
@@ -248,6 +334,25 @@ def test_a_folder_that_cannot_be_written_costs_nothing(monkeypatch: pytest.Monke
     findings.path.cache_clear()
     assert findings.remembered("a", lambda: 1) == 1
     assert findings.remembered("a", lambda: 2) == 1
+
+
+def test_a_user_without_a_home_finds_anew(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
+    """As a container has it: no HOME, and an id that passwd does not know. No folder named ~ appears."""
+    for name in ("HOME", "XDG_CACHE_HOME", "MINI_ENGINE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    monkeypatch.chdir(no_findings)
+    findings.path.cache_clear()
+    with pytest.raises(RuntimeError, match="home"):
+        Path("~").expanduser()
+    assert findings.remembered("a", lambda: 1) == 1
+    assert findings.remembered("a", lambda: 2) == 1
+    assert list(no_findings.iterdir()) == []
+    monkeypatch.setenv("MINI_ENGINE_CACHE", str(no_findings))
+    findings.path.cache_clear()
+    assert findings.path().parent == no_findings
+    with pytest.raises(ValueError, match="~/model is not a folder"):
+        resolve_folder("~/model")
 
 
 def test_another_cap_is_another_machine(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
