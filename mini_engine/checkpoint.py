@@ -23,6 +23,20 @@ if TYPE_CHECKING:  # imported where a tokenizer is loaded: it takes two seconds,
 
 TINY_MODEL = Path(__file__).parent / "tiny" / "model"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+FETCHED_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
+VOCABULARY_FILES = ["vocab.json", "merges.txt", "tokenizer.model"]
+READ_FILES = [
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+]
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -38,16 +52,47 @@ def resolve_folder(model: str | Path | None) -> Path:
         return folder
     if folder.exists() or str(model).startswith((".", "/", "~")) or str(model).count("/") != 1:
         raise ValueError(f"{model} is not a folder; give a checkpoint folder or a hub id like Qwen/Qwen3-0.6B")
+    try:
+        return snapshot(str(model))
+    except Exception as error:  # any network, name or permission fault means the same to the user
+        raise ValueError(
+            f"{model} is no local folder and the hub did not deliver it ({first_line(error)}); check the spelling and "
+            "the network, or download the checkpoint and give its folder"
+        ) from error
+
+
+def snapshot(model: str) -> Path:
+    """Fetch a hub id, or find it in the cache. Raises what ``huggingface_hub`` raises.
+
+    Without a network a cached copy will do that has every file in ``READ_FILES`` which the hub lists for this model.
+    """
     from huggingface_hub import snapshot_download  # imported here: most runs never touch the network
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(model), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
-    except Exception as error:  # any network, name or permission fault means the same to the user
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(
-            f"{model} is no local folder and the hub did not deliver it ({reason}); check the spelling and the "
-            "network, or download the checkpoint and give its folder"
-        ) from error
+        return Path(snapshot_download(model, allow_patterns=FETCHED_FILES))
+    except LocalEntryNotFoundError as error:
+        cached = getattr(error, "snapshot_path", None)
+        if cached is None:
+            raise
+    is_whole = (Path(cached) / "tokenizer.json").is_file()  # then the vocabulary is in it
+    needed = READ_FILES if is_whole else [*READ_FILES, *VOCABULARY_FILES]
+    return Path(snapshot_download(model, allow_patterns=needed, local_files_only=True))
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of another library says, on one line."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises ``ValueError`` for a key that stands there twice: readers differ on which counts."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r:.80} stands there twice")
+        found[key] = value
+    return found
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -55,9 +100,9 @@ def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"{file} does not exist; a checkpoint folder needs it")
     try:
-        value = json.loads(file.read_text())
+        value = json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not valid JSON ({error}); was the download complete?") from error
+        raise ValueError(f"{file} is not valid JSON ({error}); correct it, or download it again") from error
     if not isinstance(value, dict):
         raise ValueError(f"{file} holds a {type(value).__name__}, not an object; is it the right file?")
     return value
@@ -106,16 +151,24 @@ def generation_files(folder: Path) -> Iterator[GenerationFile]:
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
-    """Load the folder's tokenizer with transformers. Raises ``ValueError`` naming the folder."""
-    from transformers import AutoTokenizer
+    """Load the folder's tokenizer with transformers. Raises ``ValueError`` naming the folder.
+
+    Of ``config.json`` a tokenizer depends on two fields. transformers would check them all, and end at a whole number
+    where it expects one with a point, in fields that nothing here reads.
+    """
+    from transformers import AutoConfig, AutoTokenizer
 
     # Without these files transformers builds an empty tokenizer and says nothing.
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{folder} has no tokenizer; it needs one of {', '.join(TOKENIZER_FILES)}")
+    raw = read_json(folder / "config.json")
+    config = None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{folder}: the tokenizer cannot be loaded ({str(error).splitlines()[0]})") from error
+        if raw.get("model_type") == "qwen3":
+            config = AutoConfig.for_model("qwen3", tokenizer_class=raw.get("tokenizer_class"))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True)
+    except Exception as error:  # the files come from outside, and the library checks them in many ways
+        raise ValueError(f"{folder}: the tokenizer cannot be loaded ({first_line(error)})") from error
     return tokenizer
 
 
@@ -153,7 +206,7 @@ def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progres
     """
     shapes = weight_shapes(model)
     if model.tie_word_embeddings:
-        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]  # published checkpoints may repeat it
+        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]  # stored twice, or as either
     weights: dict[str, Tensor] = {}
     bar = tqdm(total=len(shapes), desc="loading weights", unit="tensor", disable=not progress, leave=False)
     with bar:
@@ -164,14 +217,15 @@ def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progres
             bar.update()
     if model.tie_word_embeddings:
         head = weights.pop("lm_head.weight", None)
-        if head is not None and not torch.equal(head, weights.get("model.embed_tokens.weight", head)):
+        if head is not None and not torch.equal(head, weights.setdefault("model.embed_tokens.weight", head)):
             raise ValueError(
                 f"{folder}: config.json says tie_word_embeddings, but lm_head.weight differs from "
                 "model.embed_tokens.weight; set tie_word_embeddings to false to use both"
             )
     missing = [name for name in weight_shapes(model) if name not in weights]
     if missing:
-        raise ValueError(f"{folder} lacks {len(missing)} tensors, the first is {missing[0]}; is a shard missing?")
+        guess = "tie_word_embeddings" if missing == ["lm_head.weight"] else "a shard"
+        raise ValueError(f"{folder} lacks {len(missing)} tensors, the first is {missing[0]}; is {guess} missing?")
     return weights
 
 
@@ -186,22 +240,45 @@ def check_tensor(file: Path, name: str, tensor: Tensor, shapes: dict[str, tuple[
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
-    """Yield (file, name, tensor) of a single-file or sharded checkpoint. Raises ``ValueError`` for a broken file."""
-    for file, names in weight_files(folder).items():
+    """Yield (file, name, tensor) of a single-file or sharded checkpoint. Raises ``ValueError`` for a broken file.
+
+    Of each shard come the tensors that the index gives to it. A copy of a tensor that the index gives to another shard
+    is left alone: it may be stale.
+    """
+    files = weight_files(folder)
+    assigned = {name for names in files.values() for name in names}
+    for file, names in files.items():
         try:
             with safe_open(file, framework="pt") as tensors:
                 stored = set(tensors.keys())
-                absent = [name for name in names if name not in stored]
-                if absent:
-                    raise ValueError(f"{file} lacks {absent[0]}, which the index puts there; download the shard again")
-                for name in sorted(stored):
+                check_names(file, stored, names, assigned)
+                for name in sorted(names or stored):
                     yield file, name, tensors.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} cannot be read ({error}); it may be truncated, download it again") from error
 
 
+def check_names(file: Path, stored: set[str], names: list[str], assigned: set[str]) -> None:
+    """Raise ``ValueError`` unless a shard has the tensors ``names``, and no tensor that is ``assigned`` to no shard.
+
+    transformers loads such a tensor too, and of two the one in the shard whose name comes last.
+    """
+    absent = sorted(set(names) - stored)
+    if absent:
+        raise ValueError(f"{file} lacks {absent[0]}, which the index puts there; download the shard again")
+    unassigned = sorted(stored - assigned)
+    if names and unassigned:
+        raise ValueError(
+            f"{file} holds {unassigned[0]}, which weight_map of {INDEX_FILE} gives to no file; add it there, or remove "
+            "it from the shard"
+        )
+
+
 def weight_files(folder: Path) -> dict[Path, list[str]]:
-    """Return every weight file with the names that the index expects in it (none are expected of a single file)."""
+    """Return every weight file with the names that the index gives to it (a single file has no index: all are its own).
+
+    Raises ``ValueError`` for a file that is missing, and for one outside of ``folder``.
+    """
     if (folder / SINGLE_FILE).is_file():
         return {folder / SINGLE_FILE: []}
     if not (folder / INDEX_FILE).is_file():
@@ -209,7 +286,9 @@ def weight_files(folder: Path) -> dict[Path, list[str]]:
     files: dict[Path, list[str]] = {}
     index = parse(IndexFile, read_json(folder / INDEX_FILE), str(folder / INDEX_FILE))
     for name, shard in index.weight_map.items():
-        files.setdefault(folder / Path(shard).name, []).append(name)
+        if Path(shard).is_absolute() or ".." in Path(shard).parts:
+            raise ValueError(f"{folder / INDEX_FILE} gives {name} to {shard}; a shard lies in the checkpoint's folder")
+        files.setdefault(folder / shard, []).append(name)
     for file, names in files.items():
         if not file.is_file():
             raise ValueError(f"{file} does not exist, but {INDEX_FILE} lists {len(names)} tensors in it")

@@ -103,13 +103,10 @@ class ModelConfig:
 
         file = parse(ConfigFile, raw, "config.json")
         check_computed(raw, file)
-        theta = file.rope.rope_theta or file.rope_theta
-        if theta is None:
-            raise ValueError("config.json lacks rope_theta; is it a Qwen3 config?")
         return cls(
             **{key: getattr(file, key) for key in REQUIRED_KEYS},
-            head_dim=file.head_dim or max(1, file.hidden_size // file.num_attention_heads),
-            rope_theta=float(theta),
+            head_dim=file.head_dim,
+            rope_theta=file.theta,
             tie_word_embeddings=bool(file.tie_word_embeddings),
             rope_scaling=None if (fields := file.rope_scaling_fields) is None else RopeScaling(**fields),
         )

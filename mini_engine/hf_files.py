@@ -59,7 +59,7 @@ class ConfigFile(Strict):
     intermediate_size: Count
     max_position_embeddings: Count
     rms_norm_eps: Annotated[float, Field(ge=0)]
-    head_dim: Count | None = None
+    head_dim: Count = 128  # as in transformers, whatever the other sizes are
     rope_theta: Positive | None = None
     rope_parameters: Rope | None = None
     rope_scaling: Rope | None = None
@@ -76,6 +76,26 @@ class ConfigFile(Strict):
         """
         given = [rope for rope in (self.rope_scaling, self.rope_parameters) if rope is not None]
         return next((rope for rope in given if rope.model_fields_set), Rope())
+
+    @property
+    def theta(self) -> float:
+        """The base that transformers would compute with. Raises ``ValueError`` where the file does not say it.
+
+        Of ``rope_parameters`` beside a ``rope_scaling`` transformers reads nothing.
+        """
+        unread = self.rope_parameters.rope_theta if self.rope_parameters is not None else None
+        theta = self.rope.rope_theta or self.rope_theta
+        if theta is not None:
+            return float(theta)
+        if unread is None:
+            raise ValueError("config.json lacks rope_theta; is it a Qwen3 config?")
+        if unread != UNSTATED_THETA:
+            raise ValueError(
+                f"config.json has rope_scaling without rope_theta, and rope_parameters with rope_theta {unread}; "
+                f"transformers reads only the first and computes with {UNSTATED_THETA}; move the fields of "
+                "rope_scaling into rope_parameters"
+            )
+        return UNSTATED_THETA
 
     @property
     def rope_scaling_fields(self) -> dict[str, Any] | None:
@@ -142,6 +162,8 @@ class IndexFile(Strict):
 
 Kind = TypeVar("Kind", bound=Strict)
 
+UNSTATED_THETA = 10_000.0  # what transformers computes with where a file has no ``rope_theta`` in the right place
+
 # The rope types that are computed, and the fields that each of them reads; ``NEEDED`` are those without a default.
 # "dynamic" scales nothing within ``max_position_embeddings``, and the engine runs no longer sequences. Beyond them each
 # token would change the frequencies, and the keys in the cache would keep the old ones. For this reason "longrope" is
@@ -163,6 +185,8 @@ ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
+# Fields of a rotary embedding that transformers does not read -> values that mean nothing to other programs either.
+CHANGES_NOTHING: dict[str, tuple[object, ...]] = {"attn_factor": (1, 1.0), "extrapolation_factor": (1, 1.0)}
 # What changes logits, or the choice among them, and is not computed: field -> values that ask for nothing.
 NOT_COMPUTED: dict[str, tuple[object, ...]] = {
     "hidden_act": (None, "silu"),
@@ -214,7 +238,20 @@ def parse(kind: type[Kind], raw: Mapping[str, Any], file: str) -> Kind:
         if missing:
             raise ValueError(f"{file} lacks {', '.join(missing)}; is it the file of a Qwen3?") from None
         fault = error.errors()[0]
-        raise ValueError(f"{file}: {fault['loc'][0]} is {fault['input']!r:.60}; {fault['msg'].lower()}") from None
+        raise ValueError(
+            f"{file}: {place(raw, fault['loc'])} is {fault['input']!r:.60}; {fault['msg'].lower()}"
+        ) from None
+
+
+def place(raw: object, path: tuple[str | int, ...]) -> str:
+    """Return the field at ``path``, such as ``rope_parameters.rope_theta``, without what pydantic adds to a path."""
+    names = []
+    for name in path:
+        if not isinstance(raw, Mapping) or name not in raw:
+            break
+        names.append(str(name))
+        raw = raw[name]
+    return ".".join(names)
 
 
 def check_computed(raw: Mapping[str, Any], config: ConfigFile) -> None:
@@ -243,17 +280,35 @@ def check_rope(rope: Rope) -> None:
     missing = [name for name in NEEDED if name in known and name not in given]
     if missing:
         raise ValueError(f"config.json has rope type {rope.kind!r} without {missing[0]}; write it there")
-    unknown = sorted(given.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *known})
-    if unknown:
-        raise ValueError(
-            f"config.json has {unknown[0]} {given[unknown[0]]!r:.60}, which the rope type {rope.kind!r} does not read; "
-            "remove it there"
-        )
+    refuse_unread(rope, given)
     if rope.kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
         raise ValueError(
             f"config.json has high_freq_factor {given['high_freq_factor']} and low_freq_factor "
             f"{given['low_freq_factor']}; the first must be larger"
         )
+
+
+def refuse_unread(rope: Rope, given: dict[str, Any]) -> None:
+    """Raise ``ValueError`` for a field of the rotary embedding that transformers reads over, unless it changes nothing.
+
+    ``attn_factor`` is in published Qwen3 checkpoints. Other programs multiply with it what transformers computes.
+    """
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_FIELDS[rope.kind]}
+    unread = sorted(name for name in given.keys() - known if given[name] not in CHANGES_NOTHING.get(name, ()))
+    if not unread:
+        return
+    value = given[unread[0]]
+    remedy = "remove it to compute what transformers computes"
+    if rope.kind == "yarn" and unread[0] == "attn_factor" and isinstance(value, float | int):
+        factor = rope.attention_factor or yarn_attention_factor(given["factor"], rope.mscale, rope.mscale_all_dim)
+        remedy = (
+            f"write attention_factor {factor!r} in its place to compute what transformers computes, or "
+            f"attention_factor {factor * value!r}, the product, which other programs compute"
+        )
+    raise ValueError(
+        f"config.json has {unread[0]} {value!r:.60}, which transformers does not read with the rope type "
+        f"{rope.kind!r}; {remedy}"
+    )
 
 
 def check_generation(raw: Mapping[str, Any], file: str) -> None:

@@ -48,9 +48,9 @@ def make_ready() -> None:
     Raises ``SystemExit`` where standard output is closed.
     """
     if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115  it is for the whole process
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  it is for the whole process
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
         say("standard output is closed; give it a terminal, a file or a pipe")
         sys.exit(FAULTY)

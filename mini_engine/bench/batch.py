@@ -36,7 +36,7 @@ class BatchRow:
 
 def write_lines(file: Path, count: int) -> None:
     """Write ``count`` requests for one token."""
-    with file.open("w") as stream:
+    with file.open("w", encoding="utf-8") as stream:
         for index in range(count):
             stream.write(json.dumps({"token_ids": [index % TOKENS + 1], "max_new_tokens": 1}) + "\n")
 

@@ -38,20 +38,20 @@ def machine(threads: int) -> dict[str, Any]:
 def cpu_info() -> list[str]:
     """Return the lines of ``/proc/cpuinfo``; none if the file does not exist."""
     file = Path("/proc/cpuinfo")
-    return file.read_text().splitlines() if file.is_file() else []
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
 
 
 def peak_rss() -> int:
     """Return the peak memory of this process since ``forget_peak``, in bytes; 0 if the system does not report it."""
     status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.is_file() else []
+    lines = status.read_text(encoding="utf-8").splitlines() if status.is_file() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def forget_peak() -> bool:
     """Reset ``peak_rss`` to the memory that is held now; return whether this system can."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return False
     return True

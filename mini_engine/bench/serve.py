@@ -159,7 +159,7 @@ def server(command: Sequence[str], threads: int) -> Iterator[int]:
         port = own.getsockname()[1]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     with (
-        tempfile.TemporaryFile("w+") as log,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as log,
         subprocess.Popen(
             [sys.executable, "-m", *command, "--port", str(port)], stdout=log, stderr=log, env=environment
         ) as process,

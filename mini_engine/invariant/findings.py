@@ -54,7 +54,7 @@ def findings() -> dict[str, Any]:
 def read() -> dict[str, Any]:
     """Return the findings on disk, none if there is no file or it is not one of ours."""
     try:
-        found = json.loads(path().read_text())["found"]
+        found = json.loads(path().read_text(encoding="utf-8"))["found"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -64,7 +64,7 @@ def save(found: dict[str, Any]) -> None:
     """Write ``found`` whole or, where that cannot be done, not at all."""
     with contextlib.suppress(OSError):
         path().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path().parent, delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path().parent, delete=False) as file:
             json.dump({"machine": machine(), "found": found}, file, indent=1)
         os.replace(file.name, path())
 
@@ -100,7 +100,7 @@ def cpu() -> dict[str, str]:
     """Return the CPU's name and its instruction sets as the system names them."""
     found = dict[str, str]()
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name.strip() in ("model name", "flags", "Features"):
                 found[name.strip()] = value.strip()

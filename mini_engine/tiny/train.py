@@ -181,7 +181,7 @@ def run(out: Path, phases: Sequence[Phase], seed: int) -> None:
     save_model(model, tokenizer, out)
     steps = sum(phase.steps for phase in phases)
     record = {"seed": seed, "steps": steps, "tokens": steps * TOKENS_PER_STEP, "torch": torch.__version__}
-    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(state_file.parent)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.checkpoint import load_config
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.llm import build_model, load_model, make_driver, make_engine
-from mini_engine.model import Qwen3
+from mini_engine.model import Qwen3, rotary_frequencies
 from mini_engine.rope import scaled_frequencies
 from mini_engine.sampler.params import SamplingParams
 from tests.conftest import random_checkpoint
@@ -240,6 +241,71 @@ def test_where_nothing_is_scaled_there_is_no_scaling(tmp_path: Path, changes: di
     assert config.rope_theta == AutoConfig.from_pretrained(folder).rope_parameters["rope_theta"]
 
 
+KINDS: dict[str, Parameters] = {
+    "absent": {},
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"type": "dynamic", "factor": 2.0},
+    "yarn": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attn_factor": 1.0},
+    "llama3": LLAMA3 | {"factor": 8.0, "original_max_position_embeddings": 64},
+}
+THETAS: list[dict[str, float]] = [
+    {},
+    {"rope_theta": 5e5},
+    {"rope_parameters": 6e5},
+    {"rope_parameters": 1e4},
+    {"rope_scaling": 7e5},
+    {"rope_theta": 5e5, "rope_parameters": 6e5},
+    {"rope_theta": 5e5, "rope_scaling": 7e5},
+    {"rope_parameters": 6e5, "rope_scaling": 7e5},
+    {"rope_theta": 5e5, "rope_parameters": 6e5, "rope_scaling": 7e5},
+]
+
+
+@pytest.mark.parametrize("thetas", THETAS, ids=str)
+def test_a_theta_in_any_place_is_read_as_transformers_reads_it(tmp_path: Path, thetas: dict[str, float]) -> None:
+    """Or it is refused: where transformers computes with its own 10000, though the file says another or none."""
+    folder = random_checkpoint(tmp_path / "model")
+    for scaling, parameters in product(KINDS, KINDS):
+        changes: dict[str, Any] = {"rope_theta": thetas.get("rope_theta", "absent")}
+        for place, form in (("rope_scaling", KINDS[scaling]), ("rope_parameters", KINDS[parameters])):
+            changes[place] = form | ({"rope_theta": thetas[place]} if place in thetas else {}) or "absent"
+        edit_config(folder, **changes)
+        theirs = AutoConfig.from_pretrained(folder)
+        rotary = Qwen3RotaryEmbedding(theirs)
+        unread = scaling != "absent" and thetas == {"rope_parameters": 6e5}
+        if unread or not thetas:
+            assert theirs.rope_parameters["rope_theta"] == 1e4
+            message = "lacks rope_theta" if not thetas else "rope_parameters with rope_theta 600000.0; .* 10000.0; move"
+            with pytest.raises(ValueError, match=message):
+                load_config(folder)
+            continue
+        config = load_config(folder)
+        assert config.rope_theta == theirs.rope_parameters["rope_theta"], changes
+        plain = rotary_frequencies(config.head_dim, config.rope_theta), 1.0
+        frequencies, factor = scaled_frequencies(config) if config.rope_scaling else plain
+        assert torch.equal(frequencies, rotary.inv_freq), changes
+        assert factor == rotary.attention_scaling, changes
+
+
+@pytest.mark.parametrize("extra", [{}, {"attention_factor": 0.8}, {"mscale": 1.0, "mscale_all_dim": 0.5}], ids=str)
+def test_an_attn_factor_is_refused_with_what_computes_the_same(tmp_path: Path, extra: Parameters) -> None:
+    """The first remedy computes what transformers computes with ``attn_factor``, the second is their product."""
+    folder = random_checkpoint(tmp_path / "model")
+    given = YARN | {"factor": 4.0, "rope_theta": 1e6} | extra
+    edit_config(folder, rope_parameters=given | {"attn_factor": 0.8782488562869419})
+    theirs = Qwen3RotaryEmbedding(AutoConfig.from_pretrained(folder))
+    with pytest.raises(ValueError, match=r"attn_factor 0\.87.*transformers does not read") as caught:
+        load_config(folder)
+    same, product = map(float, re.findall(r"attention_factor ([\d.]+)", str(caught.value)))
+    assert same == theirs.attention_scaling
+    assert product == pytest.approx(same * 0.8782488562869419)
+    edit_config(folder, rope_parameters=given | {"attention_factor": same})
+    frequencies, factor = scaled_frequencies(load_config(folder))
+    assert torch.equal(frequencies, theirs.inv_freq)
+    assert factor == theirs.attention_scaling
+
+
 def test_a_dynamic_model_takes_no_more_than_its_positions() -> None:
     """Beyond them transformers changes the frequencies with every token, while the keys in its cache keep the old."""
     config, weights = weights_of(SHAPES[0], "float32", scaled("dynamic, 4"))
@@ -254,9 +320,13 @@ REFUSED: list[tuple[Parameters, str]] = [
     ({"rope_type": "linear"}, "'linear' without factor"),
     ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, "'llama3' without high_freq_factor"),
     (LLAMA3 | {"factor": 8.0, "low_freq_factor": 4.0}, "high_freq_factor 4.0 and low_freq_factor 4.0"),
-    ({"rope_type": "default", "factor": 2.0}, "factor 2.0, which the rope type 'default' does not read; remove"),
-    ({"rope_type": "linear", "factor": 0}, "rope_parameters is 0; input should be greater than 0"),
-    ({"rope_type": "yarn", "factor": 2.0, "truncate": None}, "rope_parameters is None"),
+    (
+        {"rope_type": "default", "factor": 2.0},
+        "factor 2.0, which transformers does not read .* 'default'; remove",
+    ),
+    (YARN | {"factor": 2.0, "finetuned": True}, "finetuned True, .*; remove it to compute what transformers computes"),
+    ({"rope_type": "linear", "factor": 0}, "rope_parameters.factor is 0; input should be greater than 0"),
+    ({"rope_type": "yarn", "factor": 2.0, "truncate": None}, "rope_parameters.truncate is None"),
     ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "rope_theta is 1.0; .* above 1"),
 ]
 

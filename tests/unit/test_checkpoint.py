@@ -1,7 +1,13 @@
 """A checkpoint comes from outside: every fault is one error that names the file and the tensor."""
 
+import hashlib
 import json
+import os
+import random
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +16,14 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, Qwen3ForCausalLM
 
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
-from mini_engine.checkpoint import load_config, load_eos_ids, load_tokenizer, load_weights, resolve_folder
+from mini_engine.checkpoint import (
+    TINY_MODEL,
+    load_config,
+    load_eos_ids,
+    load_tokenizer,
+    load_weights,
+    resolve_folder,
+)
 from mini_engine.config import EngineConfig
 from mini_engine.llm import load_model
 
@@ -79,6 +92,15 @@ def test_a_tied_checkpoint_may_repeat_its_table_as_the_head(tied: Path, tmp_path
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     with pytest.raises(ValueError, match=r"tie_word_embeddings.*lm_head\.weight differs"):
         load(folder)
+
+
+def test_a_tied_checkpoint_may_hold_the_head_alone(tied: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tied, tmp_path / "model"))
+    tensors = load_file(folder / WEIGHTS)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    assert torch.equal(logits(folder), logits(tied))
+    assert torch.equal(logits(folder), peer_logits(folder))
 
 
 def test_the_config_of_transformers_4_is_read_too(folder: Path) -> None:
@@ -156,7 +178,9 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
         ({"layer_types": ["full_attention"] * 3}, "3 layer_types and num_hidden_layers 2"),
         ({"is_causal": False}, "is_causal False"),
         ({"rope_parameters": "x"}, "rope_parameters is 'x'"),
-        ({"rope_parameters": {"rope_theta": -1.0}}, "rope_parameters is -1.0"),
+        ({"rope_parameters": {"rope_theta": -1.0}}, "rope_parameters.rope_theta is -1.0"),
+        ({"rope_theta": "10000", "rope_parameters": {}}, r"json: rope_theta is '10000'"),
+        ({"rope_parameters": {"rope_theta": "10000"}}, r"json: rope_parameters\.rope_theta is '10000'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'"),
         ({"num_hidden_layers": 1_000_000_000}, "num_hidden_layers is 1000000000"),
@@ -215,11 +239,71 @@ def test_a_stored_default_that_changes_every_generation_is_refused(folder: Path,
     assert load_eos_ids(folder) == {5}
 
 
-@pytest.mark.parametrize("weight_map", [["a"], {"model.norm.weight": 3}, None])
+@pytest.mark.parametrize("weight_map", [["a"], None])
 def test_an_index_that_is_none_is_named(folder: Path, tmp_path: Path, weight_map: object) -> None:
     shards = save_shards(folder, tmp_path / "shards")
     (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ValueError, match=r"index\.json: weight_map is "):
+        load(shards)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (3, r"weight_map\.model\.norm\.weight is 3"),
+        ("../model.safetensors", r"gives model\.norm\.weight to \.\./model"),
+        ("/tmp/model.safetensors", r"gives model\.norm\.weight to /tmp/model"),
+    ],
+)
+def test_a_place_that_is_none_is_named(folder: Path, tmp_path: Path, place: object, message: str) -> None:
+    shards = save_shards(folder, tmp_path / "shards")
+    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": place}}))
+    with pytest.raises(ValueError, match=message):
+        load(shards)
+
+
+def save_index(folder: Path, places: dict[str, str]) -> None:
+    (folder / WEIGHTS).unlink(missing_ok=True)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_tensor_comes_from_the_file_that_the_index_names(folder: Path, seed: int) -> None:
+    """Any assignment, shards named in any order, in folders too, and stale copies in any of them: the same weights."""
+    draw = random.Random(seed)
+    tensors = load_file(folder / WEIGHTS)
+    (folder / "b").mkdir()
+    files = ["z.safetensors", "a.safetensors", "b/a.safetensors"]
+    places = {name: draw.choice(files) for name in draw.sample(sorted(tensors), len(tensors))}
+    for file in set(places.values()):
+        part = {name: tensor for name, tensor in tensors.items() if places[name] == file}
+        stale = {name: tensors[name] * 2 + 1 for name in draw.sample(sorted(tensors), 9) if name not in part}
+        assert stale
+        save_file(part | stale, folder / file, {"format": "pt"})
+    save_index(folder, places)
+    loaded = load_weights(folder, load_config(folder), EngineConfig())
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in loaded.items())
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.self_attn.q_proj.bias"])
+def test_a_tensor_that_the_index_gives_to_no_file_is_refused(folder: Path, name: str) -> None:
+    """transformers takes it, in silence: of two shards that hold it, that of the last."""
+    tensors = load_file(folder / WEIGHTS)
+    save_file(tensors | {name: torch.ones(48)}, folder / "part.safetensors", {"format": "pt"})
+    save_index(folder, {own: "part.safetensors" for own in tensors if own != name})
+    with pytest.raises(ValueError, match=rf"part\.safetensors holds {name}, which weight_map .* gives to no file"):
+        load(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
+def test_a_key_that_stands_twice_is_refused(folder: Path, tmp_path: Path, file: str) -> None:
+    shards = save_shards(folder, tmp_path / "shards")
+    key = {"config.json": "rms_norm_eps", "model.safetensors.index.json": "model.norm.weight"}[file]
+    text = (shards / file).read_text()
+    assert text.count(f'"{key}":') == 1
+    (shards / file).write_text(text.replace(f'"{key}":', f'"{key}": 0.5, "{key}":'))
+    with pytest.raises(ValueError, match=rf"{file} is not valid JSON \('{key}' stands there twice\)"):
         load(shards)
 
 
@@ -235,3 +319,114 @@ def test_a_hub_id_that_cannot_be_fetched_says_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match="nobody/nothing is no local folder and the hub did not deliver it"):
         resolve_folder("nobody/nothing")
+
+
+def cached(monkeypatch: pytest.MonkeyPatch, home: Path, listed: list[str]) -> Path:
+    """Make a cache of the hub that has listed the files of nobody/tiny; return its snapshot, without files yet."""
+    for name, value in {"HF_HUB_OFFLINE": True, "HF_HUB_CACHE": str(home)}.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    commit = hashlib.sha1(str(home).encode()).hexdigest()
+    repository = home / "models--nobody--tiny"
+    for name in ("refs", "trees", f"snapshots/{commit}"):
+        (repository / name).mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    files = {name: {"size": 1, "blob_id": "0" * 40} for name in listed}
+    (repository / "trees" / f"{commit}.json").write_text(json.dumps({"format_version": 1, "files": files}))
+    return repository / "snapshots" / commit
+
+
+@pytest.mark.parametrize("lacking", [None, *sorted(file.name for file in TINY_MODEL.iterdir())])
+def test_a_cached_model_runs_offline_without_the_files_that_nobody_reads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacking: str | None
+) -> None:
+    files = [file for file in TINY_MODEL.iterdir() if file.name != "training.json"]
+    unread = ["README.md", "training.json", "vocab.json", "merges.txt", "old/model.safetensors", "preprocessor.json"]
+    snapshot = cached(monkeypatch, tmp_path, unread + [file.name for file in files])
+    for file in files:
+        if file.name != lacking:
+            shutil.copy(file, snapshot)
+    if lacking in (None, "training.json"):
+        assert resolve_folder("nobody/tiny") == snapshot
+        load(snapshot)
+        assert load_tokenizer(snapshot).encode("Once") == load_tokenizer(TINY_MODEL).encode("Once")
+    elif lacking == "tokenizer.json":
+        with pytest.raises(ValueError, match=r"missing \(.*merges\.txt.*tokenizer\.json|missing \(.*vocab\.json"):
+            resolve_folder("nobody/tiny")
+    else:
+        with pytest.raises(ValueError, match=rf"1 file\(s\) are missing \({lacking}\)"):
+            resolve_folder("nobody/tiny")
+
+
+# Fields of transformers' configuration that neither its forward pass in float32 nor ours reads.
+UNREAD = (
+    "architectures attention_dropout bos_token_id dtype torch_dtype initializer_range pad_token_id use_cache "
+    "sliding_window max_window_layers tokenizer_class id2label num_labels transformers_version eos_token_id"
+).split()
+ODD_VALUES = [0, 1, -1, 0.5, 1e400, float("nan"), 10**30, None, True, "", "2", [], ["x"], {"a": 1}]
+
+
+@pytest.mark.parametrize("value", ODD_VALUES, ids=repr)
+def test_an_odd_value_in_any_field_is_as_in_transformers_or_is_named(tmp_path: Path, value: object) -> None:
+    """What loads here and in transformers has the same bits. What does not load is an error that names the field."""
+    tiny = json.loads((TINY_MODEL / "config.json").read_text(encoding="utf-8"))
+    folder = Path(shutil.copytree(TINY_MODEL, tmp_path / "model"))
+    expected = logits(folder)
+    for field in [*tiny, "rope_theta", "rope_scaling", *UNREAD]:
+        (folder / "config.json").write_text(json.dumps(tiny | {field: value}))
+        fault, got = None, None
+        try:
+            load_eos_ids(folder)
+            got = logits(folder)
+        except ValueError as error:
+            fault = str(error)
+        if fault is not None:
+            words = {"rope_parameters": "rope", "rope_scaling": "rope", "num_hidden_layers": "layer"}
+            assert re.search(rf"{words.get(field, field)}|config\.json asks for", fault), (field, fault)
+            continue
+        if field in UNREAD or value is None:
+            theirs = expected
+        elif field == "rms_norm_eps":  # transformers takes no whole number there
+            edit_config(folder, rms_norm_eps=float(str(value)))
+            theirs = peer_logits(folder)
+        else:
+            theirs = peer_logits(folder)
+        assert torch.equal(got, theirs), field
+
+
+@pytest.mark.parametrize(
+    "changes", [{"initializer_range": 1}, {"rms_norm_eps": 0}, {"num_labels": "x"}, {"use_cache": None}], ids=str
+)
+def test_fields_that_no_tokenizer_reads_do_not_stop_it(tmp_path: Path, changes: dict[str, object]) -> None:
+    folder = Path(shutil.copytree(TINY_MODEL, tmp_path / "model"))
+    edit_config(folder, **changes)
+    assert load_tokenizer(folder).encode("Once") == load_tokenizer(TINY_MODEL).encode("Once")
+
+
+@pytest.mark.parametrize("kind", [3, ["x"]])
+def test_a_tokenizer_class_that_is_none_is_an_error_of_the_tokenizer(tmp_path: Path, kind: object) -> None:
+    folder = Path(shutil.copytree(TINY_MODEL, tmp_path / "model"))
+    edit_config(folder, tokenizer_class=kind)
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(ValueError, match="the tokenizer cannot be loaded"):
+        load_tokenizer(folder)
+
+
+def test_a_checkpoint_is_read_in_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    """With a name from another alphabet, with a byte order mark and without, in a process whose locale is C."""
+    config = json.loads((TINY_MODEL / "config.json").read_text(encoding="utf-8")) | {"_name_or_path": "/home/用户"}
+    for encoding in ("utf-8", "utf-8-sig"):
+        folder = Path(shutil.copytree(TINY_MODEL, tmp_path / encoding))
+        (folder / "config.json").write_text(json.dumps(config, ensure_ascii=False), encoding=encoding)
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code = """
+import sys
+from pathlib import Path
+from mini_engine.checkpoint import load_config, load_tokenizer
+for folder in Path(sys.argv[1]).glob("utf-8*"):
+    load_config(folder)
+    print(load_tokenizer(folder).encode("Once"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], env=os.environ | locale, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == [str(load_tokenizer(TINY_MODEL).encode("Once"))] * 2, done.stderr[-300:]

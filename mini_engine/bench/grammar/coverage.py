@@ -83,9 +83,9 @@ def read_schemas(place: Path, count: int, seed: int) -> list[tuple[str, str]]:
     """
     if place.is_dir():
         found = [(str(path.relative_to(place)), path) for path in sorted(place.rglob("*.json"))]
-        texts = [(name, path.read_text(errors="replace")) for name, path in drawn(found, count, seed)]
+        texts = [(name, path.read_text(encoding="utf-8", errors="replace")) for name, path in drawn(found, count, seed)]
     else:
-        lines = place.read_text().splitlines() if place.is_file() else []
+        lines = place.read_text(encoding="utf-8").splitlines() if place.is_file() else []
         named = [(f"{place.name}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
         texts = [(name, schema_of(line)) for name, line in drawn(named, count, seed)]
     if not texts:
