@@ -23,6 +23,13 @@ from torch.utils._pytree import tree_map
 
 ROOT = Path(__file__).parents[2]
 OTHERWISE = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests" / "support" / "other_rounding", ROOT)))}
+# What the least CPU of its kind has. The libraries read it when they are imported.
+LEAST = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    "OPENBLAS_CORETYPE": "Nehalem",
+}
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 CURVES = "exp log sin cos tanh sigmoid silu rsqrt pow.Tensor_Scalar".split()
@@ -51,11 +58,11 @@ def product_turned(kernel: Any, *args: Any, **options: Any) -> Tensor:
 
 
 def running_sum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Add one by one. A total of float32 is float32 here, and float64 in torch."""
+    """Add one by one, with a total of more digits."""
     x = x if dtype is None else x.to(dtype)
     if not x.is_floating_point():
         return torch.from_numpy(np.cumsum(x.numpy(), axis=dim))
-    total = np.longdouble if x.dtype == torch.float64 else np.float32
+    total = np.longdouble if x.dtype == torch.float64 else np.float64
     sums = np.cumsum(x.double().numpy().astype(total), axis=dim)
     return torch.from_numpy(sums.astype(np.float64)).to(x.dtype)
 
@@ -77,7 +84,8 @@ def otherwise(name: str) -> Callable[..., Any]:
         if name in SUMS and dtype is not None:
             x = x.to(dtype)
         if not x.is_floating_point():
-            return call(kernel, x, *args, **options)
+            kept = {} if dtype is None else {"dtype": dtype}
+            return call(kernel, x, *args, **kept, **options)
         if x.dtype == torch.float64:
             return TURNED[name](kernel, x, *args, **options)
         wide = call(kernel, *as_type(torch.float64, (x, *args)), **as_type(torch.float64, options))
