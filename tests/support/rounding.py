@@ -36,7 +36,7 @@ CURVES = "exp log sin cos tanh sigmoid silu rsqrt pow.Tensor_Scalar".split()
 SUMS = "sum sum.dim_IntList mean mean.dim".split()
 SOFTMAXES = "_softmax _log_softmax".split()
 PRODUCTS = "mm bmm addmm baddbmm addmv mv dot".split()
-OTHERS = "linalg_vector_norm _scaled_dot_product_flash_attention_for_cpu".split()
+OTHERS = "logsumexp linalg_vector_norm _scaled_dot_product_flash_attention_for_cpu".split()
 NUMPY = "sum cumsum matmul".split()
 
 
@@ -58,12 +58,12 @@ def product_turned(kernel: Any, *args: Any, **options: Any) -> Tensor:
 
 
 def running_sum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Add one by one, with a total of more digits."""
+    """Add one by one. A total of float32 is float32 here, and float64 in torch."""
     x = x if dtype is None else x.to(dtype)
     if not x.is_floating_point():
         return torch.from_numpy(np.cumsum(x.numpy(), axis=dim))
-    total = np.longdouble if x.dtype == torch.float64 else np.float64
-    sums = np.cumsum(x.double().numpy().astype(total), axis=dim)
+    total = np.longdouble if x.dtype == torch.float64 else np.float32
+    sums = np.add.accumulate(x.double().numpy().astype(total), axis=dim)
     return torch.from_numpy(sums.astype(np.float64)).to(x.dtype)
 
 
