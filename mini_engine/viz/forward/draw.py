@@ -154,7 +154,7 @@ def error_growth(curves: Sequence[ErrorCurve], stages: Sequence[str]) -> Figure:
     axes.set_title("Where the difference starts and how it grows")
     axes.grid(axis="y")
     legend_below(figure, ncols=2)
-    return Figure(figure, " ".join(curve_sentence(curve, stages) for curve in curves))
+    return Figure(figure, " ".join(["Measured here.", *(curve_sentence(curve, stages) for curve in curves)]))
 
 
 def curve_sentence(curve: ErrorCurve, stages: Sequence[str]) -> str:
@@ -185,7 +185,7 @@ def difference_chart(differences: Sequence[Difference], title: str) -> Figure:
         f"{plural(d.choices_changed, 'greedy choice')} changed."
         for d in differences
     ]
-    return Figure(figure, " ".join(sentences))
+    return Figure(figure, " ".join(["Measured here.", *sentences]))
 
 
 def difference_bar(axes: Axes, place: float, difference: Difference) -> None:

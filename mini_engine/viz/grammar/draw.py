@@ -148,7 +148,7 @@ def backend_chart(timings: Sequence[Timing]) -> Figure:
     grid[0].set_yticks([i * (len(backends) + 1) + middle for i in range(len(grammars))], grammars)
     grid[0].set_ylim(len(grammars) * (len(backends) + 1) - 1, -1)
     legend_below(figure, *grid[0].get_legend_handles_labels()[0], ncols=len(backends))
-    return Figure(figure, "On this machine. " + " ".join(timing_sentence(timing) for timing in timings))
+    return Figure(figure, "Measured here. " + " ".join(timing_sentence(timing) for timing in timings))
 
 
 def times_of(timing: Timing, part: str) -> Sequence[float]:

@@ -59,7 +59,7 @@ def divergence_chart(panels: Sequence[Divergence]) -> Figure:
     looks = zip(ULP_COLORS, ULP_NAMES, strict=True)
     handles = [Patch(facecolor=color, label=name, edgecolor=GRAY) for color, name in looks]
     legend_below(figure, *handles, title="float32 numbers away from the row alone", ncols=5)
-    return Figure(figure, " ".join(divergence_sentence(own) for own in panels))
+    return Figure(figure, " ".join(["Measured here.", *map(divergence_sentence, panels)]))
 
 
 def divergence_sentence(own: Divergence) -> str:
@@ -97,7 +97,7 @@ def search_chart(search: Search) -> Figure:
     draw_candidates(counts, search)
     return Figure(
         figure,
-        f"{search.title}: {plural(len(search.passes), 'pass')} over {len(row)} logits; "
+        f"{search.title}, measured here: {plural(len(search.passes), 'pass')} over {len(row)} logits; "
         f"candidates {', '.join(str(own.candidates) for own in search.passes)}; the cut is {search.cut:.5g} and "
         f"{num_kept} are kept.",
     )

@@ -288,4 +288,4 @@ def bits_table(table: Mapping[str, Sequence[Difference]]) -> Figure:
         + "."
         for name, differences in table.items()
     ]
-    return Figure(figure, " ".join(sentences))
+    return Figure(figure, " ".join(["Measured here.", *sentences]))

@@ -292,18 +292,18 @@ def penalty_chart(logits: Mapping[str, Tensor], occurrences: Sequence[int], toke
 
 @style()
 def mixing_chart(rows: Sequence[MixedRow]) -> Figure:
-    """Draw the running mass of a row with top_p 1.0 in float32, and what filters with and without a bypass leave."""
+    """Draw the running mass of a row with top_p 1.0, and what filters with and without a bypass leave."""
     size = len(rows[0].excess)
-    excess = 1e6 * np.asarray(rows[0].excess)
+    excess = 1e9 * np.asarray(rows[0].excess)
     figure = canvas(4.6)
     left, right = figure.subplots(1, 2)
     rank = np.arange(1, size + 1)
     left.plot(rank, excess, color="black")
     left.fill_between(rank, 0, excess, where=excess > 0, facecolor=COLORS[2], hatch="...", edgecolor="white")
     left.axhline(0, color=GRAY, linewidth=1.2, linestyle="--")
-    left.set(xlim=(int((excess < -3).sum()), size), ylim=(-3, 1.4 * max(excess.max(), 0.5)))
-    left.set(xlabel="tokens so far, likeliest first", ylabel="running mass minus 1 (millionths)")
-    left.set_title("Row 0: its float32 sum passes 1 too early")
+    left.set(xlim=(1, min(size, 4 * int((excess <= 0).sum() + 1))), ylim=(-3, 1.4 * max(excess.max(), 0.5)))
+    left.set(xlabel="tokens so far, likeliest first", ylabel="running mass minus 1 (billionths)")
+    left.set_title("Row 0: its mass passes 1 too early")
     at = np.arange(len(rows))
     lost = [row.kept - row.kept_without_bypass for row in rows]
     names = ("the filter skips a row that is off (the engine)", "the filter computes it all the same")

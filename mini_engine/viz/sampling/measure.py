@@ -234,8 +234,8 @@ def thought_kinds(prompt_ids: Sequence[int], output_ids: Sequence[int], argument
 class MixedRow:
     """A row with top_p = 1.0 in one batch with a row with 0.9.
 
-    ``excess`` [V] float64: its running mass in float32 minus 1, likeliest token first. ``kept``: how many of its V
-    tokens a correct filter keeps. ``kept_without_bypass``: how many a filter keeps that computes "off" as p = 1.
+    ``excess`` [V] float64: the sum of its float32 probabilities minus 1, likeliest token first. ``kept``: how many
+    of its V tokens a correct filter keeps. ``kept_without_bypass``: how many one that computes "off" as p = 1.
     """
 
     excess: Tensor
@@ -246,21 +246,25 @@ class MixedRow:
 def top_p_without_bypass(logits: Tensor, p: Tensor) -> Tensor:
     """Filter all rows if one of them is below 1, as many sources do. ``logits`` [R, V], ``p`` [R] -> [R, V].
 
-    Wrong for a row with p = 1: a float32 sum of many small numbers rises above 1, and the tokens after that are cut.
+    Wrong for a row with p = 1: probabilities are rounded, their sum may pass 1, and the tokens after that are cut.
     """
     values, ids = logits.sort(descending=True, dim=-1)
-    before = F.pad(values.softmax(-1).cumsum(-1)[:, :-1], (1, 0))
-    values = values.masked_fill(before > p[:, None].float(), -torch.inf)
+    before = F.pad(values.softmax(-1).cumsum(-1, dtype=torch.float64)[:, :-1], (1, 0))
+    values = values.masked_fill(before > p[:, None], -torch.inf)
     return torch.empty_like(logits).scatter_(-1, ids, values)
 
 
-def mix_rows(vocab_size: int, seeds: Iterable[int], spread: float = 3.0) -> list[MixedRow]:
-    """Filter pairs of random rows of ``vocab_size`` normal logits, the first at top_p 1.0 and the second at 0.9."""
+def mix_rows(vocab_size: int, likely: Iterable[int]) -> list[MixedRow]:
+    """Filter a row at top_p 1.0 in one batch with the same row at 0.9, for each number of ``likely`` tokens.
+
+    These are equally likely; the other tokens of ``vocab_size`` are e**40 times rarer.
+    """
     mixed = []
     p = torch.tensor([1.0, 0.9], dtype=torch.float64)
-    for seed in seeds:
-        logits = torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
-        mass = logits[0].sort(descending=True).values.softmax(-1).cumsum(-1)
+    for count in likely:
+        logits = torch.full((2, vocab_size), -40.0)
+        logits[:, :count] = 0
+        mass = logits[0].softmax(-1).cumsum(-1, dtype=torch.float64)
         kept, without = ((way(logits, p)[0] > -torch.inf).sum() for way in (apply_top_p, top_p_without_bypass))
-        mixed.append(MixedRow(mass.double() - 1, int(kept), int(without)))
+        mixed.append(MixedRow(mass - 1, int(kept), int(without)))
     return mixed
