@@ -34,7 +34,7 @@ def cgroup_memory() -> list[int]:
     Pages of files can be given back, so they count as free.
     """
     try:
-        lines = OWN_CGROUP.read_text().splitlines()
+        lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return []
     left = []
