@@ -5,6 +5,7 @@ Files come from outside, so each fault is one ``ValueError`` that names the file
 """
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ def resolve_folder(model: str | Path | None) -> Path:
     """
     if model is None:
         return TINY_MODEL
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))  # as it is, where there is no home
     if folder.is_dir():
         return folder
     if folder.exists() or str(model).startswith((".", "/", "~")) or str(model).count("/") != 1:

@@ -71,11 +71,16 @@ def save(found: dict[str, Any]) -> None:
 
 @cache
 def path() -> Path:
-    """Return the file of this machine, in ``$MINI_ENGINE_CACHE`` or the user's folder for caches."""
-    folder = os.environ.get("MINI_ENGINE_CACHE")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mini_engine"
+    """Return the file of this machine, in ``$MINI_ENGINE_CACHE`` or the user's folder for caches.
+
+    Where a user has no home, as in some containers, it is a file that can be neither read nor written.
+    """
+    home = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mini_engine")
+    folder = os.path.expanduser(os.environ.get("MINI_ENGINE_CACHE") or home)
+    if folder.startswith("~"):
+        folder = os.path.join(os.devnull, "no home")
     name = hashlib.sha256(json.dumps(machine()).encode()).hexdigest()[:16]
-    return (Path(folder) if folder else home) / f"machine-{name}.json"
+    return Path(folder) / f"machine-{name}.json"
 
 
 @cache

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mini_engine.checkpoint import resolve_folder
 from mini_engine.config import EngineConfig
 from mini_engine.fast import products
 from mini_engine.fast.products import (
@@ -333,6 +334,25 @@ def test_a_folder_that_cannot_be_written_costs_nothing(monkeypatch: pytest.Monke
     findings.path.cache_clear()
     assert findings.remembered("a", lambda: 1) == 1
     assert findings.remembered("a", lambda: 2) == 1
+
+
+def test_a_user_without_a_home_finds_anew(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
+    """As a container has it: no HOME, and an id that passwd does not know. No folder named ~ appears."""
+    for name in ("HOME", "XDG_CACHE_HOME", "MINI_ENGINE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    monkeypatch.chdir(no_findings)
+    findings.path.cache_clear()
+    with pytest.raises(RuntimeError, match="home"):
+        Path("~").expanduser()
+    assert findings.remembered("a", lambda: 1) == 1
+    assert findings.remembered("a", lambda: 2) == 1
+    assert list(no_findings.iterdir()) == []
+    monkeypatch.setenv("MINI_ENGINE_CACHE", str(no_findings))
+    findings.path.cache_clear()
+    assert findings.path().parent == no_findings
+    with pytest.raises(ValueError, match="~/model is not a folder"):
+        resolve_folder("~/model")
 
 
 def test_another_cap_is_another_machine(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
