@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from mini_engine.engine import Engine
+from mini_engine.engine import Engine, check_stream
 from mini_engine.outputs import Delta, RequestOutput, StepOutput, best, without_logits
 from mini_engine.sampler.driver import sample_params
 from mini_engine.sampler.params import SamplingParams
@@ -219,6 +219,7 @@ class AsyncEngine:
 
         Takes and raises what ``submit`` does.
         """
+        check_stream(params)
         handle = await self.submit(prompt_ids, params, **options)
         try:
             async for deltas in handle.steps():

@@ -18,6 +18,12 @@ from mini_engine.scheduler.request import Request, RequestState
 QUEUED = 1024  # answers of ``generate`` that wait or run; every step looks at all waiting requests
 
 
+def check_stream(params: SamplingParams) -> None:
+    """Raise ``ValueError`` for what a stream of deltas cannot give: a receipt is of the whole answer."""
+    if params.receipt:
+        raise ValueError("receipt is True, but a stream of deltas holds no receipt; use generate, or leave receipt out")
+
+
 class Engine(EngineCore):
     """Runs many requests over one model and gives out whole answers or streams. Not thread-safe: one caller uses it."""
 
@@ -97,6 +103,7 @@ class Engine(EngineCore):
 
         Closing the iterator aborts the request. Raises ``ValueError`` for a request that cannot be run.
         """
+        check_stream(params)
         name = self.add_request(prompt_ids, params)
         deltas = self.deltas_of(name)
         next(deltas)  # only a generator that has begun aborts the request when it is closed

@@ -88,6 +88,7 @@ class EngineCore:
         self.deltas: list[Delta] = []  # for the next StepOutput
         self.forced: dict[str, int] = {}  # tokens that constraints have appended, also for the next StepOutput
         self.arrivals = count()
+        self.begin_receipts: Callable[[], None] = no_receipts  # called when a request asks for one
 
     def add_request(
         self,
@@ -131,6 +132,12 @@ class EngineCore:
         request.prompt_logprobs_start = prompt_logprobs_start
         request.score_only = score_only
         self.scheduler.check_fits(request)
+        if params.receipt and score_only:
+            raise ValueError(
+                "receipt is True, but a receipt is of an answer's tokens, and a score_only request has none"
+            )
+        if params.receipt:
+            self.begin_receipts()
         if not self.constraints.submit(request):
             self.scheduler.add(request)
         self.entries[name] = Entry(request, RequestOutput(name, list(prompt_ids), times=times), text)
@@ -346,6 +353,13 @@ class EngineCore:
         for name in list(self.entries):
             self.abort(name)
         self.constraints.close()
+
+
+def no_receipts() -> None:
+    """Raise ``ValueError``; it is ``EngineCore.begin_receipts`` unless the driver knows its checkpoint's folder."""
+    raise ValueError(
+        "receipt is True, but this engine does not know the files of its checkpoint; use LLM, or leave receipt out"
+    )
 
 
 def packed(chunk: ScheduledChunk) -> SequenceChunk:

@@ -42,6 +42,7 @@ from mini_engine.other_names import explanation
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.prompts import Prompt, each_prompt, encode_prompt, is_chat, is_list
 from mini_engine.radix_cache import RadixCache
+from mini_engine.receipt import Receipts
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.scheduler import Allocator
@@ -283,7 +284,7 @@ def make_engine(
     config = driver.config
     if constraints is None and config.grammar_backend != "none":
         constraints = GrammarService(config, tokenizer, driver.vocabulary, clock)
-    return Engine(
+    engine = Engine(
         driver,
         tokenizer,
         clock=clock,
@@ -291,6 +292,9 @@ def make_engine(
         prefix_cache=None if config.prefix_cache is None else RadixCache(config.page_size, config.eviction),
         constraints=constraints,
     )
+    if driver.folder is not None:
+        engine.begin_receipts = Receipts(engine, driver.folder).begin
+    return engine
 
 
 def make_allocator(config: EngineConfig) -> Callable[[int], Allocator]:
@@ -337,4 +341,6 @@ def load_driver(model: str | Path | None = None, engine: EngineConfig | None = N
     """
     engine = engine or EngineConfig()
     folder = resolve_folder(model)
-    return make_driver(load_model(folder, engine, progress=sys.stderr.isatty()), engine, load_eos_ids(folder))
+    driver = make_driver(load_model(folder, engine, progress=sys.stderr.isatty()), engine, load_eos_ids(folder))
+    driver.folder = folder
+    return driver

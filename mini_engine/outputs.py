@@ -140,6 +140,7 @@ class RequestOutput:
     ``is_grammar_complete``: whether the text is known to be valid as a whole; ``None`` without a grammar. As a rule it
     is not where ``finish_reason`` is "length", and never where a stop string or a token of ``stop_token_ids`` cut it.
     ``num_cached_tokens``: tokens of the prompt that the prefix cache or a sibling had when the request began.
+    ``receipt``: what the answer depended on (``receipt.py``); ``None`` where none was asked for.
     """
 
     request_id: str
@@ -156,6 +157,7 @@ class RequestOutput:
     grammar_stats: GrammarStats | None = None
     is_grammar_complete: bool | None = None
     num_cached_tokens: int = 0
+    receipt: dict[str, Any] | None = None
 
     @property
     def cumulative_logprob(self) -> float:

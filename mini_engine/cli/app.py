@@ -20,6 +20,7 @@ COMMANDS = {  # each is defined in the file of its name
     "generate": "Continue PROMPT and stream the text: greedily, or as the sampling options say.",
     "chat": "Talk with the model. /new forgets the conversation, /exit (or Ctrl-D) ends it.",
     "batch": "Answer every request of FILE, many at a time, one JSON line for each as it ends. Ctrl-C loses nothing.",
+    "replay": "Run the requests of FILE's receipts again, alone, and compare to the bit. Exit code 1: one differs.",
     "cache": "Run PROMPTS with the radix cache and draw the tree: text, pages, uses and last use of every edge.",
     "serve": "Serve a model over HTTP, for every client of OpenAI's interface.",
     "play": "Open a page in the browser on which one sees the engine think. Only this machine can reach it.",

@@ -77,6 +77,9 @@ def batch(
     stop: Annotated[
         list[str] | None, typer.Option(help="A string that ends an answer; several times for more.")
     ] = None,
+    receipt: Annotated[
+        bool, typer.Option("--receipt", help="Add to answers what they depended on, for mini-engine replay.")
+    ] = False,
     answers: Answers,
     drawing: Drawing,
     shaping: Shaping,
@@ -88,7 +91,8 @@ def batch(
         config = serving.config(grammar)
         check_device(config.device)  # before a file of answers is made
         limits = grammar.params(thinks=think)
-        base = make_params(answers, drawing, shaping, max_new_tokens=max_new_tokens, stop=stop, **limits)
+        limits |= {"max_new_tokens": max_new_tokens, "stop": stop, "receipt": receipt}
+        base = make_params(answers, drawing, shaping, **limits)
 
         def load() -> tuple[Engine, LineReader]:
             driver, tokenizer = start(model, serving.engine, config, base)

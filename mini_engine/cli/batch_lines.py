@@ -189,6 +189,8 @@ def report_answer(answer: RequestOutput) -> dict[str, Any]:
         known["prompt_logprobs"] = [table and table_as_json(table) for table in answer.prompt_logprobs]
     if answer.is_grammar_complete is not None:
         known["is_grammar_complete"] = answer.is_grammar_complete
+    if answer.receipt is not None:
+        known["receipt"] = answer.receipt
     if answer.times is not None:
         times = answer.times
         known |= {"queue_s": times.queue_s, "ttft_s": times.ttft_s, "tpot_s": times.tpot_s}

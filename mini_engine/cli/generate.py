@@ -1,7 +1,10 @@
 """``mini-engine generate``: one prompt, one streamed answer or several samples."""
 
+import json
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +23,7 @@ from mini_engine.cli.grammar import Grammar
 from mini_engine.cli.options import Answers, Computing, Drawing, MaxNewTokens, Model, Shaping, make_params, with_groups
 from mini_engine.cli.start import input_errors, start
 from mini_engine.cli.tables import print_trace
-from mini_engine.outputs import Delta
+from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.prompts import encode_chat, encode_prompt
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
@@ -40,6 +43,9 @@ def generate(
     trace: Annotated[
         bool, typer.Option("--trace", help="Print, for every token, the distribution after every stage.")
     ] = False,
+    receipt: Annotated[
+        Path | None, typer.Option(help="Write what the answer depended on to this file, for mini-engine replay.")
+    ] = None,
     answers: Answers,
     drawing: Drawing,
     shaping: Shaping,
@@ -53,8 +59,10 @@ def generate(
             raise ValueError(f"{name} only means something with --chat; add --chat or leave it out")
         if trace and (as_json or answers.n > 1 or answers.best_of):
             raise ValueError("--trace prints tables for one streamed answer; leave out --json, --n and --best-of")
-        limits = grammar.params(thinks=chat and think and prefill is None)
+        limits = grammar.params(thinks=chat and think and prefill is None) | {"receipt": receipt is not None}
         params = make_params(answers, drawing, shaping, max_new_tokens=max_new_tokens, **limits)
+        if receipt is not None:
+            write_receipts(receipt, [])  # it may be no place to write to, and a model takes long to load
         began = time.perf_counter()
         config = computing.config(**grammar.engine_options())
         driver, tokenizer = start(model, computing.engine, config, params)
@@ -63,12 +71,15 @@ def generate(
         text = sys.stdin.read() if prompt == "-" else prompt
         ids = chat_ids(tokenizer, text, think, prefill) if chat else encode_prompt(tokenizer, text)
         if params.num_samples > 1:
-            show_samples(driver, tokenizer, ids, params, load_s if as_json else None)
+            given = show_samples(driver, tokenizer, ids, params, load_s if as_json else None)
         elif as_json:
-            print_answer_json(stream_answer(driver, tokenizer, ids, params, lambda _: None), load_s)
+            given = [stream_answer(driver, tokenizer, ids, params, lambda _: None)]
+            print_answer_json(given[0], load_s)
         else:
             before = (prefill or "") if chat else text
-            show_answer(driver, tokenizer, ids, params, "" if trace else before)
+            given = [show_answer(driver, tokenizer, ids, params, "" if trace else before)]
+        if receipt is not None:
+            write_receipts(receipt, given)
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str, think: bool, prefill: str | None) -> list[int]:
@@ -83,20 +94,21 @@ def show_samples(
     ids: list[int],
     params: SamplingParams,
     load_s: float | None,
-) -> None:
-    """Generate several answers and print them as text, or as JSON if ``load_s`` is given."""
+) -> list[RequestOutput]:
+    """Generate several answers, print them as text, or as JSON if ``load_s`` is given, and return them."""
     began = time.perf_counter()
     samples = complete_samples(driver, tokenizer, ids, params)
     if load_s is None:
         print_samples(tokenizer, samples)
     else:
         print_samples_json(samples, load_s, time.perf_counter() - began)
+    return samples
 
 
 def show_answer(
     driver: SamplingDriver, tokenizer: PreTrainedTokenizerBase, ids: list[int], params: SamplingParams, before: str
-) -> None:
-    """Print ``before``, then one answer as it comes, or its traces if the sampler has one; then what it took."""
+) -> RequestOutput:
+    """Print ``before``, one answer as it comes, or its traces if the sampler has one, and what it took. Return it."""
     stages = driver.sampler.trace
 
     def show(delta: Delta) -> None:
@@ -111,3 +123,13 @@ def show_answer(
     typer.echo()
     show_logprobs(tokenizer, answer)
     print_summary(answer)
+    return answer
+
+
+def write_receipts(file: Path, answers: Sequence[RequestOutput]) -> None:
+    """Write the receipts of answers, one a line. Raises ``ValueError`` if that cannot be."""
+    try:
+        lines = [json.dumps(answer.receipt) + "\n" for answer in answers if answer.receipt is not None]
+        file.write_text("".join(lines), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{file} cannot be written ({error}); give another --receipt") from error

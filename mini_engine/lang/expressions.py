@@ -13,7 +13,7 @@ TYPES: dict[type, str] = {  # the type of a value -> what its text must match
     float: r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?",
     bool: r"True|False",
 }
-SAMPLING = frozenset(each.name for each in fields(SamplingParams)) - {"n", "best_of", "prompt_logprobs"}
+SAMPLING = frozenset(each.name for each in fields(SamplingParams)) - {"n", "best_of", "prompt_logprobs", "receipt"}
 
 
 class Expression:

@@ -7,6 +7,7 @@ With ``SamplingParams()`` its ids and logits are those of L3, bit for bit.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -93,7 +94,12 @@ class Running:
 
 
 class SamplingDriver(GreedyDriver):
-    """Generates with a ``Sampler``, one sequence or several side by side. Everything else is the greedy driver's."""
+    """Generates with a ``Sampler``, one sequence or several side by side. Everything else is the greedy driver's.
+
+    ``folder``: of the checkpoint, for receipts; ``load_driver`` sets it.
+    """
+
+    folder: Path | None = None
 
     def __init__(
         self,
@@ -234,6 +240,8 @@ class SamplingDriver(GreedyDriver):
                 f"the request has a {params.grammar[0]}, and this driver has no grammars; run it in an Engine, with "
                 "grammar_backend set"
             )
+        if params.receipt:
+            raise ValueError("the request asks for a receipt, and this driver writes none; run it in an Engine")
 
 
 def sample_params(params: SamplingParams) -> list[SamplingParams]:

@@ -55,6 +55,7 @@ class SamplingParams:
     for the prompt, always raw.
     ``json_schema`` (a mapping, its text, or a pydantic model), ``regex``, ``ebnf`` or ``structural_tag``: what the
     answer must be as a whole (L7). ``reasoning``: only what follows the end of the thought.
+    ``receipt``: the answer says what it depended on, so that ``mini-engine replay`` can compute it again.
     """
 
     temperature: float = 0.0
@@ -84,6 +85,7 @@ class SamplingParams:
     ebnf: str | None = None
     structural_tag: str | Mapping[str, Any] | None = None
     reasoning: bool = False
+    receipt: bool = False
 
     def __post_init__(self) -> None:
         """Bring every alias to its one form, then check. Raises ``ValueError`` naming value, range and remedy."""
@@ -114,8 +116,10 @@ class SamplingParams:
 
     @property
     def for_ids(self) -> Self:
-        """The same without what needs text, for a driver that sees token ids only."""
-        return replace(self, stop=(), json_schema=None, regex=None, ebnf=None, structural_tag=None, reasoning=False)
+        """The same without what a driver alone cannot give: it sees token ids only."""
+        return replace(
+            self, stop=(), json_schema=None, regex=None, ebnf=None, structural_tag=None, reasoning=False, receipt=False
+        )
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
@@ -203,7 +207,7 @@ def check_counts(params: SamplingParams) -> None:
             raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least} ({remedy})")
     if params.seed is not None and params.seed >= 2**63:
         raise ValueError(f"seed is {params.seed}; it must be below 2**63 = {2**63}, as a signed 64-bit number")
-    for name in ("ignore_eos", "reasoning"):
+    for name in ("ignore_eos", "reasoning", "receipt"):
         if not isinstance(getattr(params, name), bool):
             raise ValueError(f"{name} is {getattr(params, name)!r}; it is True or False")
     if params.logprobs_mode not in get_args(LogprobsMode):

@@ -83,7 +83,7 @@ class Chat:
             "message": message,
             "logprobs": chat_logprobs(self.service.texts, output.logprobs) if self.body.logprobs else None,
             "finish_reason": "tool_calls" if calls else output.finish_reason,
-            "stop_reason": self.service.stop_reason(output.matched),
+            **self.service.ending(output),
         }
 
     def events(self) -> AsyncGenerator[bytes, None]:
@@ -126,7 +126,6 @@ class ChoiceStream:
             self.reports.append(delta.logprobs)
         thought, text = self.thoughts.add(delta.text)
         reason = delta.finish_reason
-        matched = None
         if reason is not None:
             matched = self.handle.outputs[delta.request_id].matched
             last_thought, last_text = self.thoughts.flush()
@@ -143,9 +142,9 @@ class ChoiceStream:
         elif own or (reason is not None and self.reports):
             yield event(self.chunk(own or {"content": ""}, with_reports=True))
         if reason is not None:
-            yield from self.end(reason, matched)
+            yield from self.end(reason, self.handle.outputs[delta.request_id])
 
-    def end(self, reason: str, matched: int | str | None) -> Iterator[bytes]:
+    def end(self, reason: str, output: RequestOutput) -> Iterator[bytes]:
         """Yield the calls, if the answer is calls, and the chunk that says why it ended."""
         if self.chat.calls_tools:
             calls = calls_in(self.calls, self.chat.body)
@@ -154,7 +153,7 @@ class ChoiceStream:
                 reason = "tool_calls"
             elif self.calls:
                 yield event(self.chunk({"content": self.calls}))
-        yield event(self.chunk({}, finish_reason=reason, stop_reason=self.chat.service.stop_reason(matched)))
+        yield event(self.chunk({}, finish_reason=reason, **self.chat.service.ending(output)))
 
     def chunk(self, delta: dict[str, Any], with_reports: bool = False, **end: Any) -> dict[str, Any]:
         """Return a chunk. Mutates what is still to be reported."""

@@ -83,7 +83,7 @@ class Completion:
             "text": (self.echo(output.prompt_ids) if body.echo else "") + output.text + body.stop_text(output.matched),
             "logprobs": lists,
             "finish_reason": output.finish_reason,
-            "stop_reason": self.service.stop_reason(output.matched),
+            **self.service.ending(output),
         }
         if body.prompt_logprobs is not None:
             own["prompt_logprobs"] = prompt_table(texts, output.prompt_logprobs or ())
@@ -137,9 +137,9 @@ class ChoiceStream:
         text = self.before + delta.text
         end = {}
         if delta.finish_reason is not None:
-            matched = self.handle.outputs[delta.request_id].matched
-            text += self.completion.body.stop_text(matched)
-            end = {"finish_reason": delta.finish_reason, "stop_reason": self.completion.service.stop_reason(matched)}
+            output = self.handle.outputs[delta.request_id]
+            text += self.completion.body.stop_text(output.matched)
+            end = {"finish_reason": delta.finish_reason, **self.completion.service.ending(output)}
         elif not text:
             return b""
         reports = self.held

@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 
 from mini_engine.async_engine import Handle
 from mini_engine.outputs import Delta, RequestOutput
+from mini_engine.receipt import checkpoint_of
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.server.errors import ApiError, bad_request
 from mini_engine.server.schema import GenerationBody
@@ -85,8 +86,11 @@ class Job:
         self.service.engine.check_room(len(prompts) * params.num_samples)  # all of them or none
         names = {} if structure is None else {structure.kind: structure.param}
         names |= {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+        folder = self.service.engine.engine.driver.folder
         for ids in prompts:
             try:
+                if params.receipt and folder is not None:
+                    await asyncio.to_thread(checkpoint_of, folder)  # the engine goes on while the files are read
                 handle = await self.service.engine.submit(ids, params, **options)
             except ValueError as error:
                 raise bad_request(error, names) from error

@@ -113,6 +113,7 @@ class GenerationBody(Body):
     truncate_prompt_tokens: Annotated[int | None, Field(ge=-1)] = None
     prompt_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     prompt_logprobs_start: Annotated[int | None, Field(ge=0)] = None
+    receipt: bool | None = None
     cache_salt: Annotated[str | None, Field(min_length=1)] = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

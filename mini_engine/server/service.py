@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mini_engine.async_engine import AsyncEngine
 from mini_engine.grammar.service import THINK_END
+from mini_engine.outputs import RequestOutput
 from mini_engine.prompts import encode_chat, encode_text
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.server.errors import ApiError, bad_request
@@ -21,7 +22,7 @@ from mini_engine.server.token_text import TokenTexts
 
 SAME_NAMES = (
     "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed stop stop_token_ids "
-    "ignore_eos logit_bias allowed_token_ids n prompt_logprobs"
+    "ignore_eos logit_bias allowed_token_ids n prompt_logprobs receipt"
 ).split()
 
 
@@ -73,9 +74,10 @@ class Service:
         names = {"id": f"{prefix}-{uuid4().hex}", "object": kind}
         return {**names, "created": int(time.time()), "model": self.model_name}
 
-    def stop_reason(self, matched: int | str | None) -> int | str | None:
-        """Return the stop string or token that ended an answer, ``None`` for the model's own end."""
-        return None if matched in self.engine.engine.driver.eos_token_ids else matched
+    def ending(self, output: RequestOutput) -> dict[str, Any]:
+        """Return what a choice says of its end: the stop string or token, null for the model's own, and a receipt."""
+        matched = None if output.matched in self.engine.engine.driver.eos_token_ids else output.matched
+        return {"stop_reason": matched} | ({} if output.receipt is None else {"receipt": output.receipt})
 
     def abort_all(self) -> None:
         """Abort every request. Mutates."""
