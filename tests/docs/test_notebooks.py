@@ -17,11 +17,14 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from PIL import Image, ImageChops
 
+from tests.support.rounding import LEAST, OTHERWISE
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 NAMES = "L1_model L2_attention L3_driver L4_sampler L5_scheduler L6_radix_cache L7_grammar L8_kernels L9_lang".split()
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
 ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}  # a figure is drawn on one core
+NUMBER = re.compile(r"\d[\d.,]*(e[+-]?\d+)?")
 
 # A bug that engines have had, as code that runs after the notebook. The bank has more. The first line names the cells
 # that then run again, before the assertions.
@@ -111,6 +114,20 @@ class Executed:
     faulty: list[NotebookNode]
 
 
+def run(notebook: NotebookNode, environment: dict[str, str]) -> None:
+    client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", coalesce_streams=True)
+    client.execute(env=os.environ | ENVIRONMENT | environment)
+
+
+def printed(notebook: NotebookNode) -> dict[str, str]:
+    """What each cell prints and its figure says; of a line that says "measured here" the words, not the numbers."""
+    texts = {}
+    for cell in code_cells(notebook):
+        lines = "".join(out.get("text") or out.data["text/plain"] + "\n" for out in cell.outputs).splitlines()
+        texts[cell.id] = "\n".join(NUMBER.sub("#", x) if "measured here" in x.lower() else x for x in lines)
+    return texts
+
+
 @cache
 def executed(name: str) -> Executed:
     """Run the notebook, and in the same kernel, which has imported everything, the fault and the cells that show it."""
@@ -124,8 +141,7 @@ def executed(name: str) -> Executed:
     notebook.cells += map(nbformat.v4.new_code_cell, more)
     for cell in notebook.cells[size + 1 :]:
         cell.metadata.tags = ["raises-exception"]
-    client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", coalesce_streams=True)
-    client.execute(env=os.environ | ENVIRONMENT)
+    run(notebook, {})
     clock, *faulty = notebook.cells[size:]
     del notebook.cells[size:]
     return Executed(notebook, float(clock.outputs[0].text), faulty)
@@ -228,6 +244,15 @@ def test_the_picture_of_the_lesson_is_a_figure_of_today(name):
     assert picture.size == figure.size
     differences = ImageChops.difference(picture.convert("L"), figure.convert("L")).histogram()
     assert sum(differences[64:]) < 0.005 * sum(differences), "run `python docs/draw_pictures.py`"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_prints_the_same_on_another_cpu(name):
+    """On the least CPU, and with sums that are rounded otherwise; both at once, since each run takes long."""
+    notebook = read(name)
+    run(notebook, LEAST | OTHERWISE)
+    assert printed(notebook) == printed(executed(name).notebook)
 
 
 @pytest.mark.slow

@@ -327,7 +327,10 @@ def test_figures_draw_and_say_what_they_are_given(figures):
         "divergence_chart": ([], "0, 4 of 5 elements differ from the row alone, by up to 200 numbers."),
         "split_scaling": ([50, 82], "8 programs without splits, at most 6% of the bandwidth; 32 splits of 128: 256 "),
         "program_table": ([], "Whole: in 2 of 4 cases fewer programs than 132 processors"),
-        "error_chart": ([1e-6, 2e-7, 0.02], "A: in float32 1.0e-06 with blocks of 1 and 1.0e-08 with 256; in bfloat16"),
+        "error_chart": (
+            [1e-6, 2e-7, 0.02],
+            "Measured here. A: in float32 1.0e-06 with blocks of 1 and 1.0e-08 with 256",
+        ),
         "search_chart": (
             [5, 2, 0.4, 4, 1],
             "measured here: 3 passes over 4 logits; candidates 4, 2, 1; the cut is 2 and 2 are kept.",

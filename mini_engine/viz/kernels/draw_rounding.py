@@ -49,7 +49,8 @@ def error_chart(errors: Mapping[str, Mapping[str, Sequence[float]]], blocks: Seq
         axes.grid()
         axes.label_outer()
     legend_below(figure, *axes.get_legend_handles_labels()[0], ncols=3)
-    return Figure(figure, " ".join(error_sentence(title, own, blocks) for title, own in errors.items()))
+    sentences = (error_sentence(title, own, blocks) for title, own in errors.items())
+    return Figure(figure, " ".join(["Measured here.", *sentences]))
 
 
 def error_sentence(title: str, curves: Mapping[str, Sequence[float]], blocks: Sequence[int]) -> str:

@@ -158,7 +158,7 @@ def first_token_chart(served: Sequence[Served]) -> Figure:
         swatch("found in the cache", *CELLS["found"][:2]),
         ncols=4,
     )
-    return Figure(figure, " ".join(sentences))
+    return Figure(figure, " ".join(["Measured here.", *sentences]))
 
 
 def draw_times(axes: Axes, line: int, times: Sequence[float]) -> None:
