@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, get_args
 
 Check = Callable[[str, Any], Any]  # option and value -> the value as it is kept; raises ValueError
-DEVICE = re.compile(r"cpu(:0)?|(cuda|mps|xpu)(:\d+)?")  # of torch's devices those that compute
+DEVICE = re.compile(r"cpu(:0)?|meta|(cuda|mps|xpu)(:\d+)?")  # of torch's devices those that compute, and "meta"
 
 
 def plain_number(value: Any) -> Any:

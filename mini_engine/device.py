@@ -10,9 +10,9 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def check_device(device: str) -> None:
-    """Raise ``ValueError`` for a torch device that is not there."""
+    """Raise ``ValueError`` for a torch device that is not there, and for "meta", which has no numbers."""
     try:
-        torch.empty(0, device=device)
+        torch.empty(1, device=device).tolist()
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
             f"device {device!r} cannot be used ({str(error).splitlines()[0]}); use another one, such as cpu"

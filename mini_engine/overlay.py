@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 PACKAGE = "mini_engine"
-ENTRY = "mini_engine.__main__"  # installs the rule, so it is imported before
+FIRST = (__name__, "mini_engine.__main__", "mini_engine.streams")  # what installs the rule is imported before
 REFERENCE = Path(__file__).parent
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -110,8 +110,8 @@ def module_name(file: str) -> str:
 
 
 def loaded_modules() -> list[str]:
-    """Return the modules of the engine that are imported, apart from this one and the entry point."""
-    return [name for name in sys.modules if name.startswith(PACKAGE + ".") and name not in (__name__, ENTRY)]
+    """Return the modules of the engine that are imported, apart from those that are imported first."""
+    return [name for name in sys.modules if name.startswith(PACKAGE + ".") and name not in FIRST]
 
 
 def install_overlay(

@@ -31,10 +31,7 @@ def replay(
     model: Model = None,
     engine: Engine = None,
 ) -> None:
-    """Run the requests of FILE's receipts again, alone, and compare to the bit.
-
-    Exit code 1: an answer, a receipt or a file of the checkpoint differs. 2: a receipt cannot be replayed.
-    """
+    """Run the requests of FILE's receipts again, alone, and compare to the bit. Exit code 1: one differs."""
     code = 0
     with input_errors():
         receipts = read_receipts(file)

@@ -100,8 +100,8 @@ def test_prompts_of_a_file_come_after_the_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--eviction", "clock"], "there is no eviction order 'clock'; choose one of lru, lfu, fifo, mru, priority"),
-        (["--page-size", "0"], "page_size is 0; a page holds at least 1 token"),
+        (["--eviction", "clock"], "eviction is 'clock'; choose one of lru, lfu, fifo, mru, priority"),
+        (["--page-size", "0"], "page_size is 0; it must be a whole number of at least 1"),
         (["--num-pages", "2"], "prompt 1, 'Once upon a ti … d in a forest.': request 0 may need"),
         (["a", ""], "prompt 2, '': the prompt has 0 tokens; give at least 1"),
         (["--file", "no/such/file"], "--file no/such/file cannot be read"),

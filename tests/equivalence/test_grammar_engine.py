@@ -340,9 +340,9 @@ def test_parameters_that_make_no_grammar_are_refused(changes: dict[str, Any], me
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"grammar_backend": None}, "grammar_backend is None; give a name"),
+        ({"grammar_backend": None}, "grammar_backend is None; choose one of none, auto, fsm"),
         ({"json_whitespace": "wide"}, "json_whitespace is 'wide'; choose one of spaced, compact, any"),
-        ({"grammar_timeout_s": 0}, "grammar_timeout_s is 0; it must be above 0 seconds"),
+        ({"grammar_timeout_s": 0}, "grammar_timeout_s is 0; it must be a finite number above 0 seconds"),
         ({"grammar_backend": "none", "jump_forward": True}, "jump_forward is set, but there are no grammars"),
     ],
 )
