@@ -93,6 +93,7 @@ def test_an_engine_over_kernels_on_a_gpu_mixes_no_devices(monkeypatch):
     """Interpreted on both sides: the launchers around the kernels are what is looked at."""
     interpreted_bench()
     monkeypatch.setattr("mini_engine.kernels.attention.num_processors", lambda device: 1)
+    monkeypatch.setattr("mini_engine.llm.free_memory", lambda device: 1 << 30)
     assert run_kernels("cuda", KERNEL_PARAMS) == run_kernels("cpu", KERNEL_PARAMS)
 
 
