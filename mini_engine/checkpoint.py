@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+from mini_engine.checks import key_twice
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.hf_files import GenerationFile, IndexFile, check_generation, parse
 
@@ -86,13 +87,10 @@ def first_line(error: Exception) -> str:
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises ``ValueError`` for a key that stands there twice: readers differ on which counts."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"{key!r:.80} stands there twice")
-        found[key] = value
-    return found
+    """Return a JSON object. Raises ``ValueError`` for a key that stands there twice."""
+    if (twice := key_twice(pairs)) is not None:
+        raise ValueError(f"{twice!r:.80} stands there twice")
+    return dict(pairs)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -5,12 +5,19 @@ Owns: the kinds, and the names of what can be registered. Must not know: which o
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, get_args
 
 Check = Callable[[str, Any], Any]  # option and value -> the value as it is kept; raises ValueError
 DEVICE = re.compile(r"cpu(:0)?|meta|(cuda|mps|xpu)(:\d+)?")  # of torch's devices those that compute, and "meta"
+
+
+def key_twice(pairs: Sequence[tuple[str, Any]]) -> str | None:
+    """Return a key that a JSON object holds twice, ``None`` if there is none. Readers differ on which one counts."""
+    counts = Counter(key for key, _ in pairs)
+    return next((key for key, count in counts.items() if count > 1), None)
 
 
 def plain_number(value: Any) -> Any:

@@ -74,7 +74,7 @@ OWNERS: dict[str, str] = {}  # each field of a class that ``knows_other_names`` 
 
 
 def explanation(name: str, owner: str) -> str | None:
-    """Return what an option of ``owner`` is called here, or where it is set; ``None`` for a name that nobody has."""
+    """Return what an option of ``owner`` is called here, or where it is set; ``None`` for an unknown name."""
     if name in WITHOUT:
         return f"{name} is no option here: {WITHOUT[name]}"
     ours = OURS.get(name, name)

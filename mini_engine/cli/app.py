@@ -2,7 +2,7 @@
 
 Generated text goes to standard output, everything else to standard error. Exit codes: 0 done, 1 a task of ``--engine``
 is not written yet, or requests of ``batch`` have failed, 2 the input is at fault, or the output cannot be written, 130
-Ctrl-C, 141 nobody reads the output any more.
+Ctrl-C, 141 the reader has closed the output.
 
 A command is imported when it runs: importing torch takes seconds, and help and version do not need it.
 """

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from transformers import PreTrainedTokenizerBase
 
+from mini_engine.checks import key_twice
 from mini_engine.other_names import explanation
 from mini_engine.outputs import RequestOutput, table_as_json
 from mini_engine.prompts import encode_chat, encode_prompt
@@ -143,11 +144,9 @@ class LineReader:
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object. Raises ``ValueError`` for a key that comes twice: the first value would be lost."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key in found if sum(key == name for name, _ in pairs) > 1)
+    if (twice := key_twice(pairs)) is not None:
         raise ValueError(f"{twice!r:.80} is given twice in one object; leave out one of them")
-    return found
+    return dict(pairs)
 
 
 def whole_number(digits: str) -> int:

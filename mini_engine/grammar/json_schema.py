@@ -17,12 +17,12 @@ states cannot count brackets). Keywords that do not limit values are listed: ``C
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from mini_engine.checks import key_twice
 from mini_engine.config import Whitespace
 from mini_engine.grammar.base import GrammarError
 from mini_engine.grammar.json_facts import Facts, Parts, SchemaReader
@@ -90,11 +90,9 @@ def parse_schema(text: str) -> Mapping[str, Any] | bool:
 
 def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object. Raises ``GrammarError`` if a name stands in it twice: one of the two would be ignored."""
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+    if (twice := key_twice(pairs)) is not None:
         raise GrammarError(f"the JSON Schema has an object with two members {twice!r}; keep one of them")
-    return members
+    return dict(pairs)
 
 
 def refuse_constant(text: str) -> None:

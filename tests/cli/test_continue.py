@@ -1,4 +1,4 @@
-"""A chat whose last message is the beginning of the answer: the prompt is that of transformers, whoever asks for it."""
+"""A chat whose last message is the beginning of the answer: the prompt is that of transformers on every way."""
 
 import json
 from pathlib import Path
