@@ -404,7 +404,8 @@ def test_a_loop_costs_its_own_task_alone(worker: Worker, monkeypatch: pytest.Mon
     """Tasks after it earn what they earn where the same function raises an exception."""
 
     def shortened(checks: list[Check]) -> list[Check]:
-        return [replace(check, seconds=2.0) for check in checks]
+        right = ("L1.C.", "L1.D.")
+        return [check if check.id.startswith(right) else replace(check, seconds=2.0) for check in checks]
 
     monkeypatch.setattr(worker, "limited", shortened)
     names = ("rms_norm", "rotary_frequencies", "rotary_table", "apply_rotary")
