@@ -6,6 +6,7 @@ Files come from outside, so each fault is one ``ValueError`` that names the file
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ def resolve_folder(model: str | Path | None) -> Path:
         return TINY_MODEL
     folder = Path(os.path.expanduser(model))  # as it is, where there is no home
     if folder.is_dir():
+        check_readable(folder)
         return folder
     if folder.exists() or str(model).startswith((".", "/", "~")) or str(model).count("/") != 1:
         raise ValueError(f"{model} is not a folder; give a checkpoint folder or a hub id like Qwen/Qwen3-0.6B")
@@ -59,6 +61,16 @@ def resolve_folder(model: str | Path | None) -> Path:
         raise ValueError(
             f"{model} is no local folder and the hub did not deliver it ({first_line(error)}); check the spelling and "
             "the network, or download the checkpoint and give its folder"
+        ) from error
+
+
+def check_readable(folder: Path) -> None:
+    """Raise ``ValueError`` for a path that the locale's encoding lacks: libraries that want UTF-8 cannot open it."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the path {str(folder)!r} cannot be read in the encoding {sys.getfilesystemencoding()}; set PYTHONUTF8=1"
         ) from error
 
 

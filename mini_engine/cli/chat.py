@@ -46,7 +46,8 @@ def chat(
     typer.secho("Ask something. /new forgets the conversation, /exit ends it.", dim=True, err=True)
     while True:
         try:
-            text = input("> " if sys.stdin.isatty() else "").strip()
+            with input_errors():
+                text = read_turn()
         except (EOFError, KeyboardInterrupt):
             typer.echo(err=True)
             return
@@ -56,6 +57,15 @@ def chat(
             messages = list(opening)
         elif text:
             messages = answer_turn(driver, tokenizer, messages, text, params, think)
+
+
+def read_turn() -> str:
+    """Return a line of standard input. Raises ``EOFError`` at its end, ``ValueError`` for another encoding."""
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except UnicodeError as error:  # UTF-16 without its mark, for instance
+        own = sys.stdin.encoding
+        raise ValueError(f"standard input is not {own} ({error}); name its encoding in PYTHONIOENCODING") from error
 
 
 def answer_turn(

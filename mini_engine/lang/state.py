@@ -273,7 +273,10 @@ def gather(state: State, forks: Sequence[State], appends: bool) -> None:
             raise fork.error
         if appends:
             num_ids, num_characters = fork.forked_at
-            state.extend(fork.known_text[num_characters:], fork.known_ids[num_ids:])
+            begun = state.hub.opening if state.known_ids else []  # only once, before the whole text
+            ids = fork.known_ids[num_ids:]
+            repeated = len(begun) if not num_ids and ids[: len(begun)] == begun else 0
+            state.extend(fork.known_text[num_characters:], ids[repeated:])
             state.num_turns = max(state.num_turns, fork.num_turns)
     for name in dict.fromkeys(name for fork in forks for name in fork.own):
         before = state.variables[name] if name in state.own else None  # what a fork began with does not count

@@ -20,6 +20,7 @@ GREEDY_BELOW = 1e-6  # temperatures below it mean greedy: no smaller divisor is 
 MAX_TEMPERATURE = 1e6  # there all tokens are equally likely; near 1e39 float32 would turn a banned one into NaN
 MAX_STOP_STRINGS = 32
 MAX_BIAS = 100  # OpenAI's range
+MOST_DIGITS = 10  # of a token id
 PLAIN = (int, float, type(None))  # numbers that are kept as they are
 LogprobsMode = Literal["raw", "processed"]
 GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
@@ -300,8 +301,8 @@ def bias_form(bias: Mapping[int, float] | None) -> dict[int, float] | None:
     """Return the bias with whole-number keys (JSON makes them strings), ``None`` if it is empty."""
     form: dict[int, float] = {}
     for key, value in (bias or {}).items():
-        if not str(key).isdecimal():
-            raise ValueError(f"logit_bias has the key {key!r}; keys are token ids")
+        if not str(key).isdecimal() or len(str(key)) > MOST_DIGITS:
+            raise ValueError(f"logit_bias has the key {key!r:.60}; keys are token ids")
         if int(key) in form:
             raise ValueError(f"logit_bias names token id {int(key)} twice")
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_BIAS:

@@ -307,6 +307,12 @@ def test_bench_sampler_compares_with_every_peer_and_ends_in_json() -> None:
     assert all(row["seconds"] > 0 and min(row["ratios"].values()) > 0 for row in report["rows"])
 
 
+def test_chat_names_the_encoding_that_its_input_does_not_have() -> None:
+    result = CliRunner(charset="utf-16").invoke(app, ["chat"], input=b"h\0i\0\n\0")
+    assert result.exit_code == 2
+    assert "standard input is not utf-16" in result.output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "given", "code", "words"),

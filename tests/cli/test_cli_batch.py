@@ -75,6 +75,7 @@ FAULTY = [  # a line, and a part of its error
     ({"prompt": "x", "stop": [""]}, "stop"),
     ({"prompt": "x", "max_new_tokens": "many"}, "max_new_tokens"),
     ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias has the key 'a'; keys are token ids"),
+    ({"prompt": "x", "logit_bias": {"5" * 5_000: 1}}, "555; keys are token ids"),
     ({"prompt": "x", "logit_bias": {"5": 1, "05": 1}}, "logit_bias names token id 5 twice"),
     ('{"prompt": "x", "logit_bias": {"5": 1, "5": 1}}', "'5' is given twice"),
     ('{"prompt": "x", "seed": 1, "seed": 2}', "'seed' is given twice"),

@@ -254,6 +254,14 @@ def test_a_program_begins_as_a_text_does(with_bos, canonical):
         fork += " and" + lang.gen("second", max_new_tokens=4)
 
     @lang.program
+    def forks_at_the_beginning(s):
+        forks = s.fork(2)
+        forks[0] += STORY
+        forks[1] += " Ida"
+        s.join(forks, appends=True)
+        s += lang.gen("first", max_new_tokens=4)
+
+    @lang.program
     def chat(s):
         s += lang.user("Hello") + lang.assistant(lang.gen("answer", max_new_tokens=4))
 
@@ -263,6 +271,9 @@ def test_a_program_begins_as_a_text_does(with_bos, canonical):
     for output in s.answer("first").output, s.forks[0].answer("second").output:
         assert output.prompt_ids[: len(transformers_ids)] == transformers_ids
         assert output.prompt_ids.count(transformers_ids[0]) == 1
+    joined = forks_at_the_beginning.run(backend=with_bos, canonical=canonical)
+    assert joined.text.startswith(STORY + " Ida")
+    assert joined.answer("first").output.prompt_ids.count(transformers_ids[0]) == 1
     messages = [{"role": "user", "content": "Hello"}]
     templated = with_bos.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     assert chat.run(backend=with_bos, canonical=canonical).answer("answer").output.prompt_ids == templated

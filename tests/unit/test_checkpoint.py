@@ -417,16 +417,27 @@ def test_a_checkpoint_is_read_in_utf_8_whatever_the_locale(tmp_path: Path) -> No
     for encoding in ("utf-8", "utf-8-sig"):
         folder = Path(shutil.copytree(TINY_MODEL, tmp_path / encoding))
         (folder / "config.json").write_text(json.dumps(config, ensure_ascii=False), encoding=encoding)
+    named = Path(shutil.copytree(TINY_MODEL, tmp_path / "模型"))
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     code = """
 import sys
 from pathlib import Path
-from mini_engine.checkpoint import load_config, load_tokenizer
+from mini_engine.checkpoint import load_config, load_tokenizer, resolve_folder
 for folder in Path(sys.argv[1]).glob("utf-8*"):
     load_config(folder)
     print(load_tokenizer(folder).encode("Once"))
+try:
+    resolve_folder(sys.argv[2])
+except ValueError as error:
+    print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path], env=os.environ | locale, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, tmp_path, named],
+        env=os.environ | locale,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.stdout.splitlines() == [str(load_tokenizer(TINY_MODEL).encode("Once"))] * 2, done.stderr[-300:]
+    *read, refused = done.stdout.splitlines()
+    assert read == [str(load_tokenizer(TINY_MODEL).encode("Once"))] * 2, done.stderr[-300:]
+    assert refused.endswith("cannot be read in the encoding ascii; set PYTHONUTF8=1")  # tokenizers reads UTF-8 alone

@@ -1,6 +1,7 @@
 """What a checkpoint stores as defaults of requests: who takes it, who does not, and that neither is silent."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from mini_engine.checkpoint import TINY_MODEL, load_eos_ids
 from mini_engine.cli.app import app
+from mini_engine.hf_files import DEFAULTS
 from mini_engine.llm import LLM, load_defaults
 from mini_engine.sampler.params import SamplingParams
 
@@ -118,6 +120,39 @@ def test_a_stored_value_that_no_request_can_have_is_named_by_those_who_take_it(t
     (folder / "generation_config.json").write_text('{"top_k": "20"}')
     with pytest.raises(ValueError, match=r"generation_config.json: top_k is '20'"):
         load_defaults(folder, "auto")
+
+
+ODD = [None, "", "0.7", [], [0.7], {}, True, -1, 10**400, 1e999, float("nan"), "\ud800", 2**63]
+TAKEN: dict[str, list[object]] = {
+    "do_sample": [True],
+    "temperature": [],
+    "top_k": [-1, 10**400, 2**63],
+    "top_p": [],
+    "min_p": [],
+    "repetition_penalty": [],
+    "stop_strings": ["0.7", [], "\ud800"],
+    "eos_token_id": [[]],
+    "num_beams": [],
+}
+
+
+@pytest.mark.parametrize("field", TAKEN)
+def test_an_odd_value_is_named_where_no_request_can_have_it(tmp_path: Path, field: str) -> None:
+    """A ``null`` is a field that is not there."""
+    folder = store(tmp_path)
+    file = folder / "generation_config.json"
+    taken, words = list[object](), list[str]()
+    for value in ODD:
+        file.write_text(json.dumps({field: value}))
+        try:
+            load_eos_ids(folder)
+            SamplingParams(**load_defaults(folder, "auto"))
+        except ValueError as error:
+            words.append(str(error))
+        else:
+            taken.append(value)
+    assert [said for said in words if not re.search(rf"{field}|{DEFAULTS.get(field)}", said)] == []
+    assert list(map(repr, taken)) == list(map(repr, [None, *TAKEN[field]]))
 
 
 def test_chats_given_to_llm_take_them_and_texts_and_own_parameters_do_not(tmp_path: Path) -> None:
