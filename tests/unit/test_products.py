@@ -244,7 +244,7 @@ def test_a_part_that_would_be_added_in_another_order_is_padded_to_the_whole(
         return functools.reduce(torch.add, columns if len(weight) != 16 else columns[::-1])
 
     monkeypatch.setitem(WAYS, "torch", products.Way(WAYS["torch"].store, multiply, is_compiled=False))
-    weight, x = torch.randn(64, 300), torch.randn(5, 300)
+    weight, x = torch.randn(64, 70), torch.randn(5, 70)
     projections = InvariantProjections(("torch",))
     whole, part, like = (projections.linear(own, 64) for own in (weight, weight[48:], weight[32:]))
     asked.clear()
