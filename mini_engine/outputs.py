@@ -164,6 +164,17 @@ class RequestOutput:
         """Sum of the chosen tokens' log-probabilities, of those that were reported."""
         return sum(entries[0].logprob for entries in self.logprobs)
 
+    def grammar_as_json(self) -> dict[str, Any]:
+        """Return what became of the answer's grammar, for JSON; nothing without one.
+
+        ``narrowed`` and ``ignored``: places of a schema, as in ``GrammarStats``.
+        """
+        stats = self.grammar_stats
+        if stats is None:
+            return {}
+        lists = {"narrowed": list(stats.narrowed), "ignored": list(stats.ignored)}
+        return {"is_grammar_complete": self.is_grammar_complete, "grammar_backend": stats.backend, **lists}
+
 
 def without_logits(delta: Delta) -> Delta:
     """Return ``delta`` as the log keeps it; ``replace`` would do the same and take five times as long."""

@@ -41,6 +41,25 @@ def opening(tokenizer: Tokenizer) -> tuple[list[int], int]:
     return [], 0
 
 
+THINK, THINK_END = "<think>", "</think>"  # the marks around a thought
+
+
+def thought_ids(tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """Return the ids of the marks around a thought, ``None`` if one of them is no token: then no thought is known."""
+    begin, end = (tokenizer.token_to_id(mark) for mark in (THINK, THINK_END))
+    return None if begin is None or end is None else (begin, end)
+
+
+def is_thought_open(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool | None:
+    """Return whether a prompt ends within a thought that its template has opened; ``None`` if none can come.
+
+    That is so after the end of one, and with a tokenizer that has no marks. White space after a mark is its own.
+    """
+    ids = thought_ids(tokenizer)
+    last = next((token for token in reversed(prompt_ids) if not tokenizer.decode([token]).isspace()), None)
+    return None if ids is None or last == ids[1] else last == ids[0]
+
+
 @lru_cache(maxsize=8)
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the tokens that are left out of texts: name -> id."""

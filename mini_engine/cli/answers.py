@@ -91,7 +91,7 @@ def report(answer: RequestOutput) -> dict[str, Any]:
         known["error"] = answer.error
     if answer.logprobs:
         known["logprobs"] = [table_as_json(table) for table in answer.logprobs]
-    return known
+    return known | answer.grammar_as_json()
 
 
 def print_answer_json(answer: RequestOutput, load_s: float) -> None:

@@ -186,8 +186,7 @@ def report_answer(answer: RequestOutput) -> dict[str, Any]:
         known["logprobs"] = [table_as_json(table) for table in answer.logprobs]
     if answer.prompt_logprobs is not None:
         known["prompt_logprobs"] = [table and table_as_json(table) for table in answer.prompt_logprobs]
-    if answer.is_grammar_complete is not None:
-        known["is_grammar_complete"] = answer.is_grammar_complete
+    known |= answer.grammar_as_json()
     if answer.receipt is not None:
         known["receipt"] = answer.receipt
     if answer.times is not None:

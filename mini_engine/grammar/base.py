@@ -111,9 +111,6 @@ class GrammarObject(ABC):
         """Return the bytes that must come next, whatever the model thinks; empty if there is a choice or an end."""
         return b""
 
-    def maybe_init_reasoning(self, reasoning: bool) -> None:  # noqa: B027  nothing to do is the right default
-        """Begin before the thought's end if ``reasoning``; only ``ReasonerGrammar`` has a thought. Mutates."""
-
 
 def check_rollback(count: int, most: int) -> None:
     """Raise ``ValueError`` for a number of tokens that cannot be undone."""

@@ -9,6 +9,8 @@ The polarities are opposite. A bitmask takes an eighth of the memory, 32 times l
 V = 151,936. Its words are signed: bit 31 is the sign, so a word that allows token 31 is negative.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -40,6 +42,17 @@ def unpack_allowed(mask: Tensor, vocab_size: int) -> Tensor:
     # The shift drags copies of the sign in from the left; & 1 looks at one bit and drops them.
     bits: Tensor = (mask[..., None] >> shifts) & 1
     return bits.bool().flatten(-2)[..., :vocab_size]
+
+
+def set_allowed(mask: Tensor, row: int, token_ids: Iterable[int], is_allowed: bool) -> None:
+    """Allow or ban tokens in one row of a mask of either form, on the CPU. Mutates ``mask``."""
+    if mask.dtype == torch.bool:
+        mask[row, list(token_ids)] = not is_allowed
+        return
+    words = mask[row].numpy().view(np.uint32)  # a view: without a sign every bit is alike
+    for token in token_ids:
+        bit = np.uint32(1 << token % BITS)
+        words[token // BITS] = words[token // BITS] | bit if is_allowed else words[token // BITS] & ~bit
 
 
 def bitmask_of(banned: Tensor) -> Tensor:

@@ -1,44 +1,61 @@
-"""L7: a grammar for a model that thinks first: nothing is constrained until the thought ends.
+"""L7: a grammar for a model that may think first: what is not part of the thought keeps to the grammar.
 
-Owns: the two phases around a grammar. Must not know: what the grammar is, chat templates.
+Owns: the phases around a grammar. Must not know: what the grammar is, chat templates.
 
-    tokens    So | Mila | is | 7 | </think> | {" | name | …
-    thinking  1    2      3    4   5        |
-    inside    not shown to the grammar      | 1    2
+    tokens    <think> | So | Mila | is | 7 | </think> | {" | name | …
+    thinking  1         2    3      4    5   6        |
+    inside    not shown to the grammar                | 1    2
 
-The end marker belongs to the thought: the grammar never sees it. One that comes later is an ordinary token to the
+The first token is the begin marker, or the grammar has begun. A prompt that ends in the begin marker has opened the
+thought already. The markers belong to the thought: the grammar never sees them. A later one is an ordinary token to the
 grammar, which refuses it. Parallel to SGLang's ``reasoner_grammar_backend.py``, with an exact rollback.
 """
 
+from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
 
-from mini_engine.grammar.base import GrammarObject, check_rollback
+from mini_engine.grammar.base import GrammarObject, TokenRefusedError, check_rollback
+from mini_engine.grammar.masks import set_allowed
+
+
+@dataclass(frozen=True)
+class ThoughtIds:
+    """The ids of the tokens that begin and end a thought, and of those that end a text."""
+
+    begin: int
+    end: int
+    stops: frozenset[int] = frozenset()
 
 
 class ReasonerGrammar(GrammarObject):
     """Wraps ``inner``. ``num_thinking`` tokens were accepted up to the end of the thought, ``num_inside`` after it."""
 
-    def __init__(self, inner: GrammarObject, think_end: int) -> None:
-        """Begin in the answer; ``maybe_init_reasoning`` moves the beginning into a thought."""
+    def __init__(self, inner: GrammarObject, ids: ThoughtIds, is_opened: bool) -> None:
+        """Begin within a thought if the prompt has opened one (``is_opened``), otherwise where one may come."""
         super().__init__()
         self.inner = inner
-        self.think_end = think_end
+        self.ids = ids
         self.stats = inner.stats
-        self.is_thinking = False
+        self.is_opened = self.is_thinking = is_opened
         self.num_thinking = self.num_inside = 0
 
-    def maybe_init_reasoning(self, reasoning: bool) -> None:
-        """Begin before the end of a thought, or, if not ``reasoning``, after it. Mutates."""
-        assert self.num_thinking == self.num_inside == 0, "tokens were accepted already"
-        self.is_thinking = reasoning
+    @property
+    def may_begin(self) -> bool:
+        """Whether the next token may begin a thought."""
+        return not self.is_thinking and self.num_thinking == self.num_inside == 0
 
     def accept_token(self, token_id: int) -> None:
-        """Count a token of the thought, or pass it on. Mutates."""
-        if self.is_thinking:
+        """Count a token of the thought, or pass it on. Mutates.
+
+        Raises ``TokenRefusedError`` for a token that ends a text within the thought: there is no answer yet.
+        """
+        if self.is_thinking and token_id in self.ids.stops:
+            raise TokenRefusedError(f"token {token_id} ends the text, and the thought has not ended")
+        if self.is_thinking or (self.may_begin and token_id == self.ids.begin):
             self.num_thinking += 1
-            self.is_thinking = token_id != self.think_end
+            self.is_thinking = token_id != self.ids.end
         else:
             self.inner.accept_token(token_id)
             self.num_inside += 1
@@ -51,7 +68,7 @@ class ReasonerGrammar(GrammarObject):
         self.num_inside -= inside
         if count > inside:
             self.num_thinking -= count - inside
-            self.is_thinking = True
+            self.is_thinking = self.is_opened or self.num_thinking > 0
 
     def is_terminated(self) -> bool:
         """Whether the answer has ended; a thought never does."""
@@ -62,21 +79,25 @@ class ReasonerGrammar(GrammarObject):
         return not self.is_thinking and self.inner.is_complete()
 
     def fill_vocab_mask(self, mask: Tensor, row: int) -> None:
-        """Leave the row as it was allocated, banning nothing, during the thought. Mutates the mask."""
-        if not self.is_thinking:
-            self.inner.fill_vocab_mask(mask, row)
+        """Ban the ends of a text during the thought. Before it, allow its beginning beside the answer's. Mutates."""
+        if self.is_thinking:
+            set_allowed(mask, row, self.ids.stops, False)
+            return
+        self.inner.fill_vocab_mask(mask, row)
+        if self.may_begin:
+            set_allowed(mask, row, [self.ids.begin], True)
 
     def copy(self) -> Self:
         """Return a wrapper of its own, in the same phase, around a copy of the grammar."""
-        twin = type(self)(self.inner.copy(), self.think_end)
+        twin = type(self)(self.inner.copy(), self.ids, self.is_opened)
         twin.is_thinking = self.is_thinking
         twin.num_thinking = self.num_thinking
         twin.num_inside = self.num_inside
         return twin
 
     def try_jump_forward(self) -> bytes:
-        """Return the bytes that must come next; none during the thought."""
-        return b"" if self.is_thinking else self.inner.try_jump_forward()
+        """Return the bytes that must come next; none during the thought, or where one may begin."""
+        return b"" if self.is_thinking or self.may_begin else self.inner.try_jump_forward()
 
     def allocate_vocab_mask(self, vocab_size: int, batch_size: int, device: str = "cpu") -> Tensor:
         """Return a mask of the inner grammar's form."""

@@ -19,15 +19,14 @@ from mini_engine.grammar.backends import make_backend
 from mini_engine.grammar.base import GrammarObject, GrammarOptions
 from mini_engine.grammar.jump import JumpForward
 from mini_engine.grammar.queue import Gather, GrammarQueue
-from mini_engine.grammar.reasoner import ReasonerGrammar
+from mini_engine.grammar.reasoner import ReasonerGrammar, ThoughtIds
 from mini_engine.grammar.rows import make_mask
 from mini_engine.grammar.store import GrammarStore
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.base import Vocabulary
 from mini_engine.scheduler.request import Request
-
-THINK_END = "</think>"
+from mini_engine.texts import is_thought_open, thought_ids
 
 
 class GrammarService:
@@ -55,7 +54,7 @@ class GrammarService:
         self.clock = clock
         self.gather = gather
         self.grammars: dict[str, GrammarObject] = {}  # of the requests that have begun
-        self.thinking: dict[str, bool] = {}  # of those that wait: whether the grammar begins after a thought
+        self.thoughts: dict[str, bool | None] = {}  # of those that wait: whether a thought is open, None without one
 
     @cached_property
     def table(self) -> TokenTable:
@@ -93,16 +92,7 @@ class GrammarService:
         if not self.stop_ids:
             raise ValueError("a grammar ends with an end-of-sequence id and this model has none; give it eos_token_ids")
         self.store.backend.check_kind(params.grammar[0])
-        if params.reasoning:
-            self.think_end()
         self.check_logprobs(params)
-
-    def think_end(self) -> int:
-        """Return the id of the token that ends a thought. Raises ``ValueError`` if the tokenizer has none."""
-        token = self.tokenizer.token_to_id(THINK_END) if self.tokenizer is not None else None
-        if token is None:
-            raise ValueError(f"reasoning=True needs a tokenizer with the token {THINK_END}; leave it out")
-        return int(token)
 
     def prepare(self, params: SamplingParams) -> Future[GrammarObject] | None:
         """Begin to compile the grammar of ``params``; ``None`` if there is none or it is kept already. Mutates.
@@ -119,27 +109,32 @@ class GrammarService:
         if request.params.grammar is None:
             return False
         self.queue.submit(request.request_id, request.params.grammar)
-        self.thinking[request.request_id] = request.params.reasoning
+        assert self.tokenizer is not None, "the table would have been refused"
+        may_think = request.params.reasoning
+        self.thoughts[request.request_id] = is_thought_open(self.tokenizer, request.prompt_ids) if may_think else None
         return True
 
     def admit(self, wait_s: float) -> tuple[list[str], dict[str, str]]:
         """Return whose grammars are ready, and who failed and why, waiting up to ``wait_s`` for the first. Mutates."""
         ready, failed = self.queue.poll(wait_s)
         for name, grammar in ready:
-            self.grammars[name] = self.begin(grammar, self.thinking.pop(name))
+            self.grammars[name] = self.begin(grammar, self.thoughts.pop(name))
         return [name for name, _ in ready], failed
 
-    def begin(self, grammar: GrammarObject, reasoning: bool) -> GrammarObject:
-        """Return the grammar as a request begins with it: behind a thought if it thinks."""
-        if reasoning:
-            grammar = ReasonerGrammar(grammar, self.think_end())
-        grammar.maybe_init_reasoning(reasoning)
-        return grammar
+    def begin(self, grammar: GrammarObject, is_open: bool | None) -> GrammarObject:
+        """Return the grammar as a request begins with it: after a thought that ``is_open`` or may come, if any may."""
+        if is_open is None:
+            return grammar
+        assert self.tokenizer is not None, "without one no thought is known"
+        ids = thought_ids(self.tokenizer)
+        assert ids is not None, "without marks no thought is known"
+        return ReasonerGrammar(grammar, ThoughtIds(*ids, frozenset(self.stop_ids)), is_open)
 
     def drop(self, request: Request) -> bool:
         """Forget a request that waits for its grammar, or whose grammar failed; return whether it did. Mutates."""
-        if self.thinking.pop(request.request_id, None) is None:
+        if request.request_id not in self.thoughts:
             return False
+        del self.thoughts[request.request_id]
         self.queue.drop(request.request_id)
         return True
 

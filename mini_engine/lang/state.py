@@ -212,6 +212,7 @@ class State(Context):
                     fork.begin()
             case Join(forks, appends):
                 yield lambda: all(fork.is_idle for fork in forks)
+                open_once(self, forks)
                 gather(self, forks, appends)
 
     def fail(self, error: Exception) -> None:
@@ -263,6 +264,17 @@ def names_of(operations: Iterable[Operation]) -> list[str | None]:
     return [*named, *(None for o in operations if isinstance(o, Join))]
 
 
+def open_once(state: State, forks: Iterable[State]) -> None:
+    """Leave out the special tokens that several forks of an empty state have put before their texts. Mutates forks."""
+    opening = state.hub.opening
+    has_begun = bool(state.known_ids)
+    for fork in forks:
+        num_ids, num_characters = fork.forked_at
+        if has_begun and not num_ids and fork.known_ids[: len(opening)] == opening:
+            fork.forked_at = len(opening), num_characters
+        has_begun = has_begun or bool(fork.known_ids)
+
+
 def gather(state: State, forks: Sequence[State], appends: bool) -> None:
     """Make lists of what ``forks`` have set, and append what they have written if asked. Mutates ``state``.
 
@@ -273,10 +285,7 @@ def gather(state: State, forks: Sequence[State], appends: bool) -> None:
             raise fork.error
         if appends:
             num_ids, num_characters = fork.forked_at
-            begun = state.hub.opening if state.known_ids else []  # only once, before the whole text
-            ids = fork.known_ids[num_ids:]
-            repeated = len(begun) if not num_ids and ids[: len(begun)] == begun else 0
-            state.extend(fork.known_text[num_characters:], ids[repeated:])
+            state.extend(fork.known_text[num_characters:], fork.known_ids[num_ids:])
             state.num_turns = max(state.num_turns, fork.num_turns)
     for name in dict.fromkeys(name for fork in forks for name in fork.own):
         before = state.variables[name] if name in state.own else None  # what a fork began with does not count

@@ -55,7 +55,7 @@ class SamplingParams:
     vocabulary), ``logprobs_mode`` before ("raw") or after ("processed") everything above; ``prompt_logprobs`` likewise
     for the prompt, always raw.
     ``json_schema`` (a mapping, its text, or a pydantic model), ``regex``, ``ebnf`` or ``structural_tag``: what the
-    answer must be as a whole (L7). ``reasoning``: only what follows the end of the thought.
+    answer must be as a whole (L7). ``reasoning``: what is not part of a thought before it.
     ``receipt``: the answer says what it depended on, so that ``mini-engine replay`` can compute it again.
     """
 

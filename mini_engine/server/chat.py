@@ -18,6 +18,7 @@ from mini_engine.server.stream import Frame, event, respond
 from mini_engine.server.structure import structure_of
 from mini_engine.server.thoughts import Thoughts
 from mini_engine.server.tools import calls_in, tool_structure
+from mini_engine.texts import is_thought_open
 
 
 class Chat:
@@ -44,9 +45,10 @@ class Chat:
         if body.stream and body.prompt_logprobs is not None:
             raise ApiError(400, "log-probabilities of the prompt cannot be streamed; set stream to false", "stream")
         begins = not body.continue_final_message  # a turn that goes on is past the place of a thought
-        self.thinks = begins and may_think(body.chat_template_kwargs) and service.can_think
+        thinks = begins and may_think(body.chat_template_kwargs)
+        self.thought = is_thought_open(service.tokenizer.backend_tokenizer, ids) if thinks else None
         about = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
-        reasoning = {"reasoning": True} if self.thinks and self.structure is not None else {}
+        reasoning = {"reasoning": True} if thinks and self.structure is not None else {}
         self.params = service.params(body, wanted, self.structure, **about, **reasoning)
         self.head = service.head("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion")
 
@@ -68,7 +70,7 @@ class Chat:
 
     def choice(self, index: int, output: RequestOutput) -> dict[str, Any]:
         """Return a choice of the whole answer."""
-        thoughts = Thoughts(self.thinks)
+        thoughts = Thoughts(self.thought)
         pieces = [thoughts.add(output.text), thoughts.flush()]
         thought, text = ("".join(parts) for parts in zip(*pieces, strict=True))
         text += self.body.stop_text(output.matched)
@@ -104,7 +106,7 @@ class ChoiceStream:
         self.chat = chat
         self.index = index
         self.handle = handle
-        self.thoughts = Thoughts(chat.thinks)
+        self.thoughts = Thoughts(chat.thought)
         self.reports: list[Report] = []  # of tokens whose text is not shown yet
         self.num_tokens = 0
         self.has_begun = False

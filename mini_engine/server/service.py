@@ -10,7 +10,6 @@ from uuid import uuid4
 from transformers import PreTrainedTokenizerBase
 
 from mini_engine.async_engine import AsyncEngine
-from mini_engine.grammar.service import THINK_END
 from mini_engine.outputs import RequestOutput
 from mini_engine.prompts import encode_chat, encode_text
 from mini_engine.sampler.params import SamplingParams
@@ -67,7 +66,6 @@ class Service:
         pool = engine.engine.pool.num_pages * driver.config.page_size
         self.max_model_len = min(driver.config.positions(driver.model.config), pool)
         self.vocab_size = driver.vocabulary.size
-        self.can_think = tokenizer.backend_tokenizer.token_to_id(THINK_END) is not None
 
     def head(self, prefix: str, kind: str) -> dict[str, Any]:
         """Return what every answer, and every chunk of a stream, begins with."""
@@ -75,9 +73,13 @@ class Service:
         return {**names, "created": int(time.time()), "model": self.model_name}
 
     def ending(self, output: RequestOutput) -> dict[str, Any]:
-        """Return what a choice says of its end: the stop string or token, null for the model's own, and a receipt."""
+        """Return what a choice says of its end: the stop string or token, null for the model's own.
+
+        With what became of its grammar, and its receipt, where it has them.
+        """
         matched = None if output.matched in self.engine.engine.driver.eos_token_ids else output.matched
-        return {"stop_reason": matched} | ({} if output.receipt is None else {"receipt": output.receipt})
+        receipt = {} if output.receipt is None else {"receipt": output.receipt}
+        return {"stop_reason": matched, **output.grammar_as_json(), **receipt}
 
     def abort_all(self) -> None:
         """Abort every request. Mutates."""

@@ -1,14 +1,14 @@
 """A thought and the answer after it, taken apart while the text comes."""
 
-BEGIN, END = "<think>", "</think>"
+from mini_engine.texts import THINK, THINK_END
 
 
 class Thoughts:
     """Splits a text that may begin with a thought. The marks and the blank lines after them are in neither part."""
 
-    def __init__(self, thinks: bool) -> None:
-        """``thinks``: whether the text may begin with a thought; otherwise all of it is the answer."""
-        self.state = "begin" if thinks else "answer"
+    def __init__(self, is_open: bool | None) -> None:
+        """``is_open``: whether the prompt has opened a thought; ``None``: all of the text is the answer."""
+        self.state = "answer" if is_open is None else "thought" if is_open else "begin"
         self.held = ""  # what may be a part of a mark, or blank lines around one
         self.has_begun = False  # whether the thought has
 
@@ -32,10 +32,10 @@ class Thoughts:
     def begin(self) -> None:
         """Find out whether there is a thought. Mutates."""
         start = self.held.lstrip("\n")
-        if start.startswith(BEGIN):
+        if start.startswith(THINK):
             self.state = "thought"
-            self.held = start.removeprefix(BEGIN)
-        elif not BEGIN.startswith(start):
+            self.held = start.removeprefix(THINK)
+        elif not THINK.startswith(start):
             self.state = "answer"
 
     def think(self) -> str:
@@ -43,12 +43,12 @@ class Thoughts:
         if not self.has_begun:
             self.held = self.held.lstrip("\n")
             self.has_begun = bool(self.held)
-        thought, mark, rest = self.held.partition(END)
+        thought, mark, rest = self.held.partition(THINK_END)
         if mark:
             self.state = "gap"
             self.held = rest
             return thought.rstrip("\n")
-        kept = max(length for length in range(len(END)) if thought.endswith(END[:length]))
+        kept = max(length for length in range(len(THINK_END)) if thought.endswith(THINK_END[:length]))
         shown = thought[: len(thought) - kept].rstrip("\n")
         self.held = thought[len(shown) :]
         return shown

@@ -383,11 +383,13 @@ def test_a_request_that_this_engine_cannot_serve_is_refused_alone() -> None:
         assert "grammars need a byte-level tokenizer" in refused(engine, bound)
 
 
-def test_a_thought_needs_the_token_that_ends_it() -> None:
+@pytest.mark.parametrize("mark", [corpus.THINK, corpus.THINK_END])
+def test_where_no_thought_is_known_the_grammar_begins_at_once(mark: str) -> None:
     raw = json.loads(TOKENIZER.to_str())
-    raw["added_tokens"] = [token for token in raw["added_tokens"] if token["content"] != corpus.THINK_END]
+    raw["added_tokens"] = [token for token in raw["added_tokens"] if token["content"] != mark]
     engine = llm.make_engine(make_driver("embedded", serving()), Tokenizer.from_str(json.dumps(raw)))
-    assert "needs a tokenizer with the token </think>" in refused(engine, SamplingParams(regex="a", reasoning=True))
+    (answers,) = engine.generate([PROMPTS[0]], SamplingParams(regex="a{3}", reasoning=True, max_new_tokens=9))
+    assert [answer.text for answer in answers] == ["aaa"]
 
 
 def test_a_backend_that_nobody_knows_is_refused_when_the_engine_is_made() -> None:

@@ -144,10 +144,13 @@ class Place:
     state: int
     thinking: bool
     stops: tuple[int, ...]
+    may_begin: bool = False  # whether the next token may begin a thought
 
     def after(self, token: int) -> "Place":
-        if self.thinking:
-            return replace(self, thinking=token != THINK_END)
+        if self.thinking or (self.may_begin and token == THINK):
+            return replace(self, thinking=token != THINK_END, may_begin=False)
+        if self.may_begin:
+            return replace(self, may_begin=False).after(token)
         return self if token in self.stops else replace(self, state=walk(self.key, self.state, token))
 
 
@@ -156,9 +159,10 @@ class TryEveryToken(LogitsProcessor[Place]):
 
     @classmethod
     def start(cls, history: History, arguments: Mapping[str, Any], vocabulary: Vocabulary) -> Place:
-        place = Place(
-            (arguments["kind"], arguments["text"]), 0, arguments["reasoning"], tuple(vocabulary.eos_token_ids)
-        )
+        last = next((token for token in reversed(history.prompt_ids) if not TABLE.token_bytes[token].isspace()), None)
+        thinks, may_begin = (arguments["reasoning"] and found for found in (last == THINK, last != THINK_END))
+        key, stops = (arguments["kind"], arguments["text"]), tuple(vocabulary.eos_token_ids)
+        place = Place(key, 0, thinks, stops, may_begin and not thinks)
         for token in history.output_ids:
             place = place.after(token)
         return place
@@ -169,11 +173,12 @@ class TryEveryToken(LogitsProcessor[Place]):
     def apply(self, logits: Tensor) -> None:
         for row, place in self.states.items():
             if place.thinking:
+                logits[row, list(place.stops)] = -math.inf
                 continue
             accepts = automaton(*place.key)[1][place.state]
             allowed = [t for t in range(logits.shape[1]) if walk(place.key, place.state, t) >= 0]
             banned = torch.ones(logits.shape[1], dtype=torch.bool)
-            banned[[*allowed, *place.stops * accepts]] = False
+            banned[[*allowed, *place.stops * accepts, *[THINK] * place.may_begin]] = False
             logits[row, banned] = -math.inf
             if accepts and bool((logits[row] == -math.inf).all()):
                 logits[row, list(place.stops)] = 0.0  # what else was asked for gives way to the end of the text

@@ -29,21 +29,30 @@ from smoke.framework.compare import differences
 
 REGISTRY = Registry()
 MOST_STEPS = 400
+BREVITY = {"max_new_tokens": 9, "min_new_tokens": 9}
 MOST = 30  # tokens: enough for every sentence, unless it is drawn in single letters
 OWLS = LANGUAGES["one goes on where the other ends"]
-THINK_END = 1023
+THINK, THINK_END = 1022, 1023
 STOPS = tuple(sorted(embedded_eos_ids()))
 
 
 @dataclass(frozen=True)
 class Guest:
-    """A request: which prompt, its parameters, its sentences, and before which steps it comes and is aborted."""
+    """A request: which prompt, its parameters, its sentences, and before which steps it comes and is aborted.
+
+    ``opened``: the prompt ends in the mark that begins a thought.
+    """
 
     prompt: int
     params: dict[str, Any]
     sentences: tuple[str, ...] = ()
     arrives: int = 0
     aborted: int | None = None
+    opened: bool = False
+
+    def prompt_ids(self, seed: int) -> list[int]:
+        """Return the prompt."""
+        return [*prompts(seed)[self.prompt], *[THINK] * self.opened]
 
     def sampling_params(self) -> Any:
         """Build the parameters; the sentences are the text of a regex, which the backend reads in its own way."""
@@ -82,7 +91,6 @@ def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = Fa
 
     ``squeeze`` lets requests in as if none would grow, so that pages run out.
     """
-    given = prompts(seed)
     names = dict[str, int]()
     deltas = [list[Any]() for _ in guests]
     preempted = 0
@@ -91,7 +99,7 @@ def drive(engine: Any, guests: Sequence[Guest], seed: int, *, squeeze: bool = Fa
     for number in range(MOST_STEPS):
         for index, guest in enumerate(guests):
             if guest.arrives == number:
-                names[engine.add_request(given[guest.prompt], guest.sampling_params())] = index
+                names[engine.add_request(guest.prompt_ids(seed), guest.sampling_params())] = index
         for name in [name for name, index in names.items() if guests[index].aborted == number]:
             engine.abort(name)
         engine.scheduler.growth.ratio = 0.0 if squeeze else engine.scheduler.growth.ratio
@@ -153,7 +161,7 @@ def choose(row: Sequence[float], past: Past, params: dict[str, Any], allowed: se
 
 def judge_choices(guest: Guest, got: dict[str, Any], seed: int, case: str, sentences: Sequence[str]) -> list[Failure]:
     """Ask every sampled token for the specs' choice among what is allowed, and every forced one to be allowed."""
-    prompt = prompts(seed)[guest.prompt]
+    prompt = guest.prompt_ids(seed)
     ids = got["ids"]
     sampled = 0
     for place, token in enumerate(ids):
@@ -391,28 +399,37 @@ REGISTRY.add(
 # Thoughts -----------------------------------------------------------------------------------------------------------
 
 FEW = {"max_new_tokens": MOST}
+SHORT = {**FEW, "reasoning": True, "logit_bias": {THINK_END: 100.0}}
 THINKERS: dict[str, Guest] = {
-    "the thought ends at once": Guest(3, {**FEW, "reasoning": True, "logit_bias": {THINK_END: 100.0}}, FRUIT),
+    "the thought ends at once": Guest(3, SHORT, FRUIT, opened=True),
     "drawn": Guest(
         1,
         {**FEW, "reasoning": True, "logit_bias": {THINK_END: 60.0}, "temperature": 2.0, "seed": 3},
         FRUIT,
         1,
+        opened=True,
     ),
-    "the thought does not end": Guest(0, {"max_new_tokens": 9, "reasoning": True, "min_new_tokens": 9}, FRUIT),
-    "no thought, and the marker has a bias": Guest(3, {**FEW, "logit_bias": {THINK_END: 100.0}}, FRUIT, 2),
+    "the thought does not end": Guest(0, {**BREVITY, "reasoning": True}, FRUIT, opened=True),
+    "the end of the text has a bias within the thought": Guest(
+        0, {"max_new_tokens": 9, "reasoning": True, "logit_bias": dict.fromkeys(STOPS, 100.0)}, FRUIT, opened=True
+    ),
+    "a thought may come and does not": Guest(3, {**SHORT, "logit_bias": {THINK: -100.0}}, FRUIT),
+    "a thought may come and comes": Guest(3, {**SHORT, "logit_bias": {THINK: 50.0, THINK_END: 100.0}}, FRUIT),
+    "a thought may not come, and its marks have a bias": Guest(
+        3, {**FEW, "logit_bias": {THINK: 100.0, THINK_END: 100.0}}, FRUIT, 2
+    ),
 }
 
 
 def thoughts_probe(seed: int) -> Values:
     """Run the thinkers together, plenty of pages and few."""
     values: Values = {}
-    longest = max(len(prompts(seed)[guest.prompt]) for guest in THINKERS.values()) + MOST
+    longest = max(len(guest.prompt_ids(seed)) for guest in THINKERS.values()) + MOST
     plenty = engine_of(num_pages=60, max_running_requests=4)
     few = engine_of(num_pages=longest, page_size=1, preemption=True, max_running_requests=4)
     for load, engine in (("plenty", plenty), ("few", few)):
         values[load] = drive(engine, list(THINKERS.values()), seed, squeeze=load == "few")["answers"]
-    free = Guest(0, {"max_new_tokens": 9, "min_new_tokens": 9})
+    free = Guest(0, BREVITY, opened=True)
     values["alone"] = drive(engine_of(grammar_backend="none"), [free], seed)
     return values
 
@@ -424,14 +441,24 @@ def thoughts_verdict(seed: int, got: Values) -> list[Failure]:
         for (name, guest), one in zip(THINKERS.items(), got[load], strict=True):
             case = f"{name}, {load} of pages"
             ids = one["ids"]
+            if "within the thought" in name:
+                thinks = not set(ids) & {*STOPS, THINK_END}
+                failures += differences(
+                    [True, 9, ["length"], False],
+                    [thinks, len(ids), one["finish_reason"], one["complete"]],
+                    None,
+                    f"{case}: without an end, tokens, reason, complete",
+                )
+                continue
             if "not end" in name:
                 free = got["alone"]["answers"][0]
                 want = [free["ids"], free["logits"], free["finish_reason"], False]
                 found = [ids, one["logits"], one["finish_reason"], one["complete"]]
                 failures += differences(want, found, None, f"{case}: ids, logits, reason, complete")
                 continue
-            start = 1 if guest.params.get("reasoning") else 0
-            failures += differences([THINK_END] * start, ids[:start], None, f"{case}: the thought")
+            marks = [THINK, THINK_END] if "and comes" in name else [THINK_END] * guest.opened
+            start = len(marks)
+            failures += differences(marks, ids[:start], None, f"{case}: the thought")
             failures += differences([["stop"], True], [one["finish_reason"], one["complete"]], None, case)
             text = specs.spelled(ids[start:-1]).decode(errors="replace")
             if text not in guest.sentences or ids[-1] not in STOPS:
@@ -441,7 +468,8 @@ def thoughts_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L7.I.engine",
-    "With reasoning the thought is free and the answer is not: it begins after the marker, also after a preemption.",
+    "With reasoning a thought may come and is free but for the end of the text, and the answer is not: it begins after "
+    "the thought or at once, also after a preemption.",
     thoughts_probe,
     thoughts_verdict,
     needs=("L7.H", "L7.J"),

@@ -110,7 +110,7 @@ LIMITS: dict[str, tuple[Guest, str, str | None]] = {
     "a least length": (Guest(0, {"max_new_tokens": 48, "min_new_tokens": 30}, ONE), "stop", ONE[0]),
     "ignore_eos": (Guest(0, {"max_new_tokens": 48, "ignore_eos": True}, ONE), "stop", ONE[0]),
     "after a thought": (
-        Guest(0, {"max_new_tokens": 48, "reasoning": True, "logit_bias": {THINK_END: 100.0}}, ONE),
+        Guest(0, {"max_new_tokens": 48, "reasoning": True, "logit_bias": {THINK_END: 100.0}}, ONE, opened=True),
         "stop",
         f"</think>{ONE[0]}",
     ),
