@@ -180,11 +180,16 @@ class AsyncEngine:
             raise EngineDeadError(f"the engine has ended: {self.error}") from self.error
 
     def check_room(self, num_answers: int) -> None:
-        """Raise ``QueueFullError`` if so many more answers would wait beyond the limit."""
+        """Raise ``QueueFullError`` if so many more answers would wait beyond the limit.
+
+        Raises ``RequestRefusedError`` if there will never be room for them.
+        """
         if self.max_waiting is None:
             return
         held = sum(len(handle.names) for handle in self.handles.values())
         limit = self.max_waiting + self.engine.scheduler.limits.max_running_requests
+        if num_answers > limit:
+            raise RequestRefusedError(f"{num_answers} answers are asked for at once, and at most {limit} run or wait")
         if held + num_answers > limit:
             raise QueueFullError(
                 f"{held} answers run or wait and {num_answers} more would exceed the limit of {limit}; try again later"

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Iterator
 from itertools import chain
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -34,6 +35,7 @@ class Chat:
         self.calls_tools = tools is not None
         if tools is not None and structure_of(body) is not None:
             raise ApiError(400, "tool_choice and another structure are given; leave one", "tool_choice")
+        service.check_characters(sum(len(message.text) for message in body.messages), body, "messages")
         ids = service.encode_chat(body.messages, body, body.tools if self.calls_tools else None)
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         self.prompt = service.truncate(ids, body, 1 if wanted is None else wanted)
@@ -172,4 +174,5 @@ class ChoiceStream:
 
 async def chat(service: Service, body: ChatBody, request: Request) -> Response:
     """Answer a request, plain or as a stream. Raises ``ApiError``."""
-    return await respond(request.receive, Chat(service, body), bool(body.stream))
+    asked = await run_in_threadpool(Chat, service, body)  # other streams go on while it is tokenized
+    return await respond(request.receive, asked, bool(body.stream))

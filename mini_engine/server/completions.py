@@ -5,6 +5,7 @@ from http import HTTPStatus
 from itertools import chain
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,7 +32,9 @@ class Completion:
         self.body = body
         self.structure = structure_of(body)
         wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        prompts = [service.truncate(ids, body, wanted) for ids in map(service.encode, prompts_of(body, service))]
+        given = prompts_of(body, service)
+        service.check_characters(max(len(each) for each in given), body, "prompt")
+        prompts = [service.truncate(ids, body, wanted) for ids in map(service.encode, given)]
         longest = max(map(len, prompts))
         if body.max_tokens is None:
             wanted = max(min(wanted, service.max_model_len - longest), 1)
@@ -177,4 +180,5 @@ def prompts_of(body: CompletionBody, service: Service) -> list[Any]:
 
 async def complete(service: Service, body: CompletionBody, request: Request) -> Response:
     """Answer a request, plain or as a stream. Raises ``ApiError``."""
-    return await respond(request.receive, Completion(service, body), bool(body.stream))
+    completion = await run_in_threadpool(Completion, service, body)  # other streams go on while it is tokenized
+    return await respond(request.receive, completion, bool(body.stream))

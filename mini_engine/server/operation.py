@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
 
 from mini_engine import __version__
 from mini_engine.server.errors import ApiError
@@ -21,6 +22,7 @@ def add_operation(app: FastAPI, service: Service) -> None:
     add_inside(app, service)
     engine = service.engine
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         """Answer 200 while requests are served, 503 otherwise."""
@@ -77,6 +79,7 @@ def add_models(app: FastAPI, service: Service) -> None:
         "default_sampling_params": service.defaults,
     }
 
+    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """List the models."""
@@ -98,9 +101,9 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         """Return the ids of a text, or of a chat as the model would read it."""
         service.check_model(body.model)
         if body.prompt is not None:
-            ids = service.encode(body.prompt, body.add_special_tokens is not False)
+            ids = await run_in_threadpool(service.encode, body.prompt, body.add_special_tokens is not False)
         else:
-            ids = service.encode_chat(body.messages or [], body)
+            ids = await run_in_threadpool(service.encode_chat, body.messages or [], body)
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
         return answer | ({"token_strs": list(map(service.texts.text_of, ids))} if body.return_token_strs else {})
 

@@ -216,6 +216,12 @@ class Message(Body):
     audio: None = None
     function_call: None = None
 
+    @property
+    def text(self) -> str:
+        """What the message says, its parts joined."""
+        parts = self.content
+        return "".join(part.text for part in parts) if isinstance(parts, list) else parts or ""
+
 
 class Function(Body):
     """A function that the model may call: ``parameters`` is a JSON Schema of its arguments."""

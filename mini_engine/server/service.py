@@ -24,6 +24,8 @@ SAME_NAMES = (
     "ignore_eos logit_bias allowed_token_ids n prompt_logprobs receipt"
 ).split()
 
+COMPOSED = 4  # a tokenizer may normalize a text, which makes one character of up to four
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -66,6 +68,7 @@ class Service:
         pool = engine.engine.pool.num_pages * driver.config.page_size
         self.max_model_len = min(driver.config.positions(driver.model.config), pool)
         self.vocab_size = driver.vocabulary.size
+        self.longest_token = max(map(len, tokenizer.get_vocab()))  # characters; of bytes at least as many
 
     def head(self, prefix: str, kind: str) -> dict[str, Any]:
         """Return what every answer, and every chunk of a stream, begins with."""
@@ -132,6 +135,18 @@ class Service:
             )
         return ids[-most:]
 
+    def check_characters(self, num_characters: int, body: GenerationBody, param: str) -> None:
+        """Raise ``ApiError`` for a text that no tokenizing can make short enough; tokenizing it would take seconds."""
+        most = self.max_model_len * self.longest_token * COMPOSED
+        if num_characters > most and body.truncate_prompt_tokens is None:
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST,
+                f"This model's maximum context length is {self.max_model_len} tokens, which are at most {most} "
+                f"characters. However, the {param} has {num_characters} characters. Please reduce its length.",
+                param,
+                "context_length_exceeded",
+            )
+
     def check_length(self, num_prompt_tokens: int, max_tokens: int, param: str) -> None:
         """Raise ``ApiError`` for a request that is longer than the model, in the words that clients look for."""
         if num_prompt_tokens + max_tokens > self.max_model_len:
@@ -177,7 +192,5 @@ class Service:
 
 def template_message(message: Message) -> dict[str, Any]:
     """Return a message as chat templates read it: parts are joined, and a developer is the system."""
-    parts = message.content
-    text = "".join(part.text for part in parts) if isinstance(parts, list) else parts or ""
     role = "system" if message.role == "developer" else message.role
-    return message.model_dump(exclude_none=True) | {"role": role, "content": text}
+    return message.model_dump(exclude_none=True) | {"role": role, "content": message.text}

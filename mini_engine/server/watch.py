@@ -57,6 +57,7 @@ def add_page(app: FastAPI, service: Service) -> None:
     served = {path.name: path for path in PAGE.iterdir()}
     served["plotly.js"] = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
         return FileResponse(served["index.html"], headers=HEADERS)

@@ -1,5 +1,6 @@
 """Every error has OpenAI's form, so that its client raises the class that fits; and it names the field at fault."""
 
+import threading
 from dataclasses import replace
 
 import openai
@@ -136,6 +137,41 @@ def test_a_body_without_a_length_is_cut_off_too(http):
     assert "more than 4194304 bytes" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "x" * 2_000_000}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 2_000_000}]}),
+    ],
+)
+def test_a_text_that_can_never_fit_is_refused_unread(server, http, monkeypatch, path, body):
+    """Tokenizing it takes seconds. With ``truncate_prompt_tokens`` it is asked for, and off the event loop."""
+    seen = []
+    encode = server.tokenizer.encode
+    monkeypatch.setattr(
+        server.tokenizer, "encode", lambda *a, **k: seen.append(threading.current_thread()) or encode(*a, **k)
+    )
+    response = http.post(f"/v1/{path}", json=body | {"max_tokens": 1})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], seen) == (400, "context_length_exceeded", [])
+    assert "2000000 characters" in error["message"]
+    assert http.post(f"/v1/{path}", json=body | {"max_tokens": 1, "truncate_prompt_tokens": 5}).status_code == 200
+    assert seen
+    assert server.thread not in seen
+
+
+def test_more_answers_than_may_ever_wait_are_refused_for_good(client, http):
+    """A 429 would let a client try again for ever."""
+    response = http.post("/v1/completions", json={"prompt": ["x"] * 100, "n": 3, "max_tokens": 1})
+    assert response.status_code == 400
+    assert "300 answers are asked for at once, and at most 264 run or wait" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/", "/v1/models"])
+def test_a_head_is_answered(http, path):
+    assert http.head(path).status_code == 200
+
+
 def test_a_key_is_asked_for_if_there_is_one():
     with serving(api_key="secret") as running:
         assert running.client().completions.create(model="tiny", **COMPLETION).choices
@@ -152,11 +188,17 @@ def test_a_full_queue_a_deadline_a_failed_step_and_a_dead_engine():
     with serving(CONFIG.serving(max_running_requests=1), limits) as running:
         client = running.client()
         engine = running.engine
-        with pytest.raises(openai.RateLimitError, match="limit of 1") as caught:
+        with pytest.raises(openai.BadRequestError, match="at most 1 run or wait"):
             client.completions.create(model="tiny", prompt=["x", "y"])
+        endless = {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
+        with client.completions.create(model="tiny", prompt="x", stream=True, **endless) as running_one:
+            next(running_one)
+            with pytest.raises(openai.RateLimitError, match="limit of 1") as caught:
+                client.completions.create(model="tiny", prompt="y")
+        running.wait_until_idle()
         assert caught.value.response.headers["retry-after"] == "1"
         with pytest.raises(openai.InternalServerError, match=r"longer than 1 s") as late:
-            client.completions.create(model="tiny", prompt="x", max_tokens=2000, extra_body={"ignore_eos": True})
+            client.completions.create(model="tiny", prompt="x", **endless)
         assert late.value.status_code == 504
         running.wait_until_idle()
         sampler = engine.driver.sampler

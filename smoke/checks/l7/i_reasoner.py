@@ -59,7 +59,6 @@ def build_inner(calls: list[str], with_booleans: bool) -> Any:
             self.said.append(token_id)
 
         def rollback(self, count: int) -> None:
-            calls.append(f"rollback {count}")
             if not 0 <= count <= len(self.said):
                 raise ValueError(f"rollback of {count} tokens, {len(self.said)} were accepted")
             self.said = self.said[: len(self.said) - count]
@@ -80,9 +79,8 @@ def build_inner(calls: list[str], with_booleans: bool) -> Any:
             return bytes(self.said)
 
         def allocate_vocab_mask(self, vocab_size: int, batch_size: int, device: str = "cpu") -> Tensor:
-            if not with_booleans:
-                return super().allocate_vocab_mask(vocab_size, batch_size, device)
-            return torch.zeros(batch_size, vocab_size, dtype=torch.bool)
+            banned = torch.zeros(batch_size, vocab_size, dtype=torch.bool)
+            return banned if with_booleans else super().allocate_vocab_mask(vocab_size, batch_size, device)
 
     return Sequences()
 
