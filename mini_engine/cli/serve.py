@@ -61,7 +61,13 @@ class Running:
 class Answering:
     """What the server accepts, and from whom."""
 
-    host: Annotated[str, server_option(help="Address to listen at; 0.0.0.0 is open to the network.")] = "127.0.0.1"
+    host: Annotated[
+        str | None,
+        server_option(
+            help="Address to listen at; 0.0.0.0 is open to the network. By default 127.0.0.1, for requests to this "
+            "machine's own names."
+        ),
+    ] = None
     port: Annotated[int, server_option(help="Port to listen at.")] = 8000
     name: Annotated[str | None, server_option(help="Name of the model; its folder's or hub id's if not given.")] = None
     api_key: Annotated[
@@ -94,7 +100,7 @@ def serve(
         name = answering.name or model_name(model)
         server = server_parts(driver, tokenizer, name, answering, stored)
     most = server.config.app.state.service.max_model_len
-    address = f"http://{answering.host}:{answering.port}/v1"
+    address = f"http://{server.config.host}:{answering.port}/v1"
     typer.secho(f"serving {name} at {address}, at most {most} positions a request", dim=True, err=True)
     server.run()
 

@@ -1,7 +1,8 @@
 """The endpoints."""
 
 import hmac
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
@@ -23,10 +24,13 @@ from mini_engine.server.watch import add_page
 OPEN_PATHS = ("/health", "/version", "/")  # no key is asked for; nor for the page's files, which send it themselves
 
 
-def create_app(service: Service, api_key: str | None = None, page: bool = True) -> FastAPI:
+def create_app(
+    service: Service, api_key: str | None = None, page: bool = True, hosts: Sequence[str] | None = None
+) -> FastAPI:
     """Return the application that serves ``service``. With an ``api_key`` every request under /v1 needs it.
 
-    ``page``: with the page on which one sees the engine think; it shows the texts of all requests.
+    ``page``: with the page on which one sees the engine think; it shows the texts of all requests. ``hosts``: what a
+    request's Host may name, without the port; anything if ``None``.
     """
 
     @asynccontextmanager
@@ -55,17 +59,22 @@ def create_app(service: Service, api_key: str | None = None, page: bool = True) 
         return Response(status_code=CLIENT_CLOSED)
 
     app.add_exception_handler(ClientGoneError, gone)
-    app.add_middleware(Gate, api_key=api_key, max_body_bytes=service.limits.max_body_bytes)
+    app.add_middleware(Gate, api_key=api_key, hosts=hosts, max_body_bytes=service.limits.max_body_bytes)
     return app
 
 
 class Gate:
-    """Lets a request in if it has the key, and cuts off a body that is too long. It does not read bodies itself."""
+    """Lets a request in if it has the key, and cuts off a body that is too long. It does not read bodies itself.
 
-    def __init__(self, app: ASGIApp, api_key: str | None, max_body_bytes: int) -> None:
+    Without a key it keeps web pages of other servers out: a name of theirs that leads here (``hosts``), and the two
+    kinds of POST that a browser sends without asking this server first, one without a body and one that is not JSON.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str | None, hosts: Sequence[str] | None, max_body_bytes: int) -> None:
         """Stand before ``app``."""
         self.app = app
         self.api_key = api_key
+        self.hosts = hosts
         self.max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +83,7 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        error = self.refusal(scope["path"], headers)
+        error = self.refusal(scope["method"], scope["path"], headers)
         if error is not None:
             await error.response(scope, receive, send)
             return
@@ -91,7 +100,7 @@ class Gate:
 
         await self.app(scope, counted, send)
 
-    def refusal(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
+    def refusal(self, method: str, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
         """Return why a request is not let in, ``None`` if it is. The keys are compared in constant time."""
         if self.api_key is not None and not (path in OPEN_PATHS or path.startswith("/page/")):
             kind, _, key = headers.get(b"authorization", b"").partition(b" ")
@@ -102,6 +111,29 @@ class Gate:
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.max_body_bytes:
             return self.too_long()
+        host = headers.get(b"host", b"").decode("latin-1")
+        name = re.sub(r":\d*$", "", host).lower()
+        if self.hosts is not None and name not in self.hosts:
+            return ApiError(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"Host is {host!r}, but this server answers to {', '.join(self.hosts)} alone; start it with --host",
+            )
+        if method == "POST":
+            return self.refusal_of_post(path, host, headers)
+        return None
+
+    def refusal_of_post(self, path: str, host: str, headers: dict[bytes, bytes]) -> ApiError | None:
+        """Return why a POST is not let in, ``None`` if it is."""
+        has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        kind = headers.get(b"content-type", b"").decode("latin-1")
+        if has_body and not re.match(r"application/(\S+\+)?json\s*(;|$)", kind, re.IGNORECASE):
+            said = f"is {kind!r}" if kind else "is missing"
+            return ApiError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Type {said}; send the body with application/json"
+            )
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if path == "/flush_cache" and self.api_key is None and origin and origin.partition("://")[2] != host:
+            return ApiError(HTTPStatus.FORBIDDEN, f"Origin {origin!r} is not this server; a page of it may not do this")
         return None
 
     def too_long(self) -> ApiError:

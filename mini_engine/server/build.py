@@ -14,12 +14,13 @@ from mini_engine.server.life import Server, make_server
 from mini_engine.server.service import Limits, Service
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOCAL_NAMES = ("127.0.0.1", "[::1]", "localhost")  # in a request's Host
 
 
 class Answering(Protocol):
     """The options of the command."""
 
-    host: str
+    host: str | None
     port: int
     api_key: str | None
     max_waiting: int
@@ -40,5 +41,7 @@ def build_server(
     engine = AsyncEngine(make_engine(driver, tokenizer.backend_tokenizer), limits.max_waiting)
     service = Service(engine, tokenizer, name, limits, defaults)
     key = options.api_key or os.environ.get("MINI_ENGINE_API_KEY") or None
-    page = options.host in LOOPBACK if options.page is None else options.page
-    return make_server(create_app(service, key, page), options.host, options.port)
+    host = options.host or LOOPBACK[0]
+    page = host in LOOPBACK if options.page is None else options.page
+    app = create_app(service, key, page, hosts=None if options.host else LOCAL_NAMES)
+    return make_server(app, host, options.port)

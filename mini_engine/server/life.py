@@ -6,10 +6,31 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mini_engine.server.service import Service
 
 GRACE_S = 5  # for the last writes, after everything was aborted
+IDLE_S = 30.0  # a connection over which no request has come by then is closed
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, which would wait for its first request for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self.idle_timer = self.loop.call_later(IDLE_S, self.close_if_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop to wait: the timer would keep the connection in memory."""
+        self.idle_timer.cancel()
+        super().connection_lost(exc)
+
+    def close_if_idle(self) -> None:
+        """Close the connection if the headers of its first request have not come."""
+        if self.cycle is None:
+            self.transport.close()
 
 
 class Server(uvicorn.Server):
@@ -38,5 +59,6 @@ def make_server(app: FastAPI, host: str, port: int, **options: Any) -> Server:
     """Return the server of an application; ``run`` blocks until SIGTERM or Ctrl-C."""
     service: Service = app.state.service
     grace = int(service.limits.drain_s) + GRACE_S
-    config = uvicorn.Config(app, host, port, timeout_graceful_shutdown=grace, server_header=False, **options)
+    options |= {"http": Connection, "timeout_graceful_shutdown": grace, "server_header": False}
+    config = uvicorn.Config(app, host, port, **options)
     return Server(config, service)

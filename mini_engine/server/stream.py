@@ -6,6 +6,7 @@ read bodies, which would swallow the message.
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from json.encoder import encode_basestring
 from typing import Any, Protocol, TypeVar
@@ -19,6 +20,8 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+SILENCE_S = 15.0  # proxies and clients give a connection up over which nothing comes for a minute or so
+COMMENT = b": still at work\n\n"  # clients skip it
 CLIENT_CLOSED = 499  # nginx's number; no client sees it
 
 
@@ -73,16 +76,17 @@ async def anext_of(events: AsyncGenerator[bytes, None]) -> bytes:
 
 
 class EventResponse(Response):
-    """Sends events as they come, and an ``error`` event if something fails on the way."""
+    """Sends events as they come, a comment in a long silence, and an ``error`` event if something fails on the way."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, first: asyncio.Task[bytes], events: AsyncGenerator[bytes, None]) -> None:
         """Send ``first`` and then ``events``, which are closed at the end, whatever happens."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self.first = first
         self.events = events
+        self.sent_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, until the client leaves."""
@@ -92,18 +96,31 @@ class EventResponse(Response):
         except ClientGoneError:
             pass
         finally:
-            await self.events.aclose()
+            await close(self.first, self.events)
 
     async def pump(self, send: Send) -> None:
         """Send the events one write each."""
-        await send({"type": "http.response.body", "body": self.first, "more_body": True})
+        comments = asyncio.create_task(self.comment(send))
         try:
+            await self.write(send, await self.first)
             async for data in self.events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await self.write(send, data)
         except Exception as error:
-            body = event(as_api_error(error).body, "error")
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await self.write(send, event(as_api_error(error).body, "error"))
+        finally:
+            comments.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def write(self, send: Send, data: bytes) -> None:
+        """Send one event or comment."""
+        self.sent_at = time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def comment(self, send: Send) -> None:
+        """Send a comment whenever nothing was sent for ``SILENCE_S`` seconds."""
+        while True:
+            rest = self.sent_at + SILENCE_S - time.monotonic()
+            await (asyncio.sleep(rest) if rest > 0 else self.write(send, COMMENT))
 
 
 class Asked(Protocol):
@@ -124,9 +141,23 @@ async def respond(receive: Receive, asked: Asked, stream: bool) -> Response:
 
 
 async def respond_with_events(receive: Receive, events: AsyncGenerator[bytes, None]) -> Response:
-    """Return a response that begins with the first event: an error before it still has a status of its own."""
+    """Return a response that begins with the first event: an error before it still has a status of its own.
+
+    A first event that does not come for ``SILENCE_S`` seconds is not waited for: the response begins with a comment.
+    """
+    first = asyncio.create_task(anext_of(events))
     try:
-        return EventResponse(await race(receive, anext_of(events)), events)
+        await race(receive, asyncio.wait({first}, timeout=SILENCE_S))
+        if first.done():
+            first.result()
+        return EventResponse(first, events)
     except BaseException:
-        await events.aclose()
+        await close(first, events)
         raise
+
+
+async def close(first: asyncio.Task[bytes], events: AsyncGenerator[bytes, None]) -> None:
+    """End ``events``, the first of which may not have come."""
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await events.aclose()

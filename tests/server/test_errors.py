@@ -12,6 +12,7 @@ from tests.server.conftest import CONFIG, serving
 QUESTION = [{"role": "user", "content": "Who is Ida?"}]
 PICTURE = {"role": "user", "content": [{"type": "image_url"}]}
 COMPLETION = {"prompt": "The", "max_tokens": 3}
+JSON = {"Content-Type": "application/json"}
 CHAT = {"messages": QUESTION, "max_tokens": 3}
 
 # path, what is changed in a good body, the field at fault, a part of the message
@@ -132,7 +133,7 @@ def test_malformed_requests_have_an_error_object(http, path, body, status):
 
 
 def test_a_body_without_a_length_is_cut_off_too(http):
-    response = http.post("/v1/completions", content=(b" " * 1_000_000 for _ in range(6)))
+    response = http.post("/v1/completions", content=(b" " * 1_000_000 for _ in range(6)), headers=JSON)
     assert response.status_code == 413
     assert "more than 4194304 bytes" in response.json()["error"]["message"]
 

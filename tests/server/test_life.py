@@ -212,6 +212,8 @@ def process():
 @pytest.mark.slow
 def test_sigterm_lets_short_answers_end_and_aborts_long_ones(process):
     running, port = process
+    other = {"Host": "evil.example"}  # no --host was given
+    assert httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=other).status_code == 421
     client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
     options = {"model": "tiny", "prompt": "secret words", "temperature": 0, "stream": True}
     endless = [
