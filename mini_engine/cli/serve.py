@@ -76,6 +76,10 @@ class Answering:
     max_waiting: Annotated[int, server_option(help="More requests that wait than this are refused with 429.")] = 256
     timeout: Annotated[float, server_option(help="A request ends with an error after so many seconds.")] = 600.0
     drain: Annotated[float, server_option(help="After SIGTERM, requests have so many seconds to end.")] = 30.0
+    allow_origin: Annotated[
+        list[str] | None,
+        server_option(help="Pages of this origin may call the server; '*' allows all. Can be repeated."),
+    ] = None
     page: Annotated[
         bool | None, server_option(help="Show at / what the engine does, all texts too; by default on loopback alone.")
     ] = None

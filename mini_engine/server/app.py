@@ -5,10 +5,12 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mini_engine import __version__
@@ -25,12 +27,16 @@ OPEN_PATHS = ("/health", "/version", "/")  # no key is asked for; nor for the pa
 
 
 def create_app(
-    service: Service, api_key: str | None = None, page: bool = True, hosts: Sequence[str] | None = None
+    service: Service,
+    api_key: str | None = None,
+    page: bool = True,
+    hosts: Sequence[str] | None = None,
+    origins: Sequence[str] = (),
 ) -> FastAPI:
     """Return the application that serves ``service``. With an ``api_key`` every request under /v1 needs it.
 
     ``page``: with the page on which one sees the engine think; it shows the texts of all requests. ``hosts``: what a
-    request's Host may name, without the port; anything if ``None``.
+    request's Host may name, without the port; anything if ``None``. ``origins``: pages of these may call the server.
     """
 
     @asynccontextmanager
@@ -60,6 +66,9 @@ def create_app(
 
     app.add_exception_handler(ClientGoneError, gone)
     app.add_middleware(Gate, api_key=api_key, hosts=hosts, max_body_bytes=service.limits.max_body_bytes)
+    if origins:
+        shared: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["*"]}
+        app.add_middleware(CORSMiddleware, allow_origins=origins, **shared)
     return app
 
 

@@ -1,7 +1,8 @@
 """From a model to a server that is ready to run."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
@@ -27,6 +28,7 @@ class Answering(Protocol):
     timeout: float
     drain: float
     page: bool | None
+    allow_origin: list[str] | None
 
 
 def build_server(
@@ -43,5 +45,16 @@ def build_server(
     key = options.api_key or os.environ.get("MINI_ENGINE_API_KEY") or None
     host = options.host or LOOPBACK[0]
     page = host in LOOPBACK if options.page is None else options.page
-    app = create_app(service, key, page, hosts=None if options.host else LOCAL_NAMES)
+    hosts = None if options.host else LOCAL_NAMES
+    app = create_app(service, key, page, hosts, checked_origins(options.allow_origin or (), key))
     return make_server(app, host, options.port)
+
+
+def checked_origins(origins: Sequence[str], key: str | None) -> Sequence[str]:
+    """Return the origins whose pages may call the server. Raises ``ValueError``."""
+    for origin in origins:
+        if origin == "*" and key is not None:
+            raise ValueError("--allow-origin is '*' and there is a key; name the pages that may use it")
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+", origin):
+            raise ValueError(f"--allow-origin is {origin!r}; give one like https://a.org:80, without a path")
+    return origins

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from mini_engine.server import life, stream
 from mini_engine.server.app import create_app
-from mini_engine.server.build import LOCAL_NAMES
+from mini_engine.server.build import LOCAL_NAMES, checked_origins
 from tests.server.conftest import serving
 
 BODY = b'{"model": "tiny", "prompt": "The", "max_tokens": 1}'
@@ -35,6 +35,42 @@ def test_another_name_that_leads_here_is_refused(guarded, server, host):
     assert "--host" in answer.json()["error"]["message"]
     open_app = TestClient(create_app(server.service))
     assert open_app.get("/version", headers={"Host": host}).status_code == 200
+
+
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-stainless-os"}
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "allowed"),
+    [
+        ((), "https://a.example", None),
+        (("https://a.example",), "https://a.example", "https://a.example"),
+        (("https://a.example",), "https://b.example", None),
+        (("https://a.example",), "https://a.example.b.example", None),
+        (("*",), "https://b.example", "*"),
+    ],
+)
+def test_pages_of_the_origins_that_are_named_may_call(server, origins, origin, allowed):
+    key = None if "*" in origins else "secret"
+    app = TestClient(create_app(server.service, key, origins=checked_origins(origins, key)))
+    asked = app.options("/v1/chat/completions", headers={"Origin": origin} | PREFLIGHT)
+    refused = app.get("/v1/models", headers={"Origin": origin, "Authorization": "Bearer wrong"})
+    assert refused.status_code == (401 if key else 200)
+    assert [each.headers.get("Access-Control-Allow-Origin") for each in (asked, refused)] == [allowed] * 2
+    assert (asked.status_code == 200) == (allowed is not None)
+    assert "Access-Control-Allow-Credentials" not in asked.headers
+
+
+@pytest.mark.parametrize("origin", ["example.org", "https://example.org/", "https://*.example.org", "", "null"])
+def test_what_is_no_origin_is_refused(origin):
+    with pytest.raises(ValueError, match="without a path"):
+        checked_origins([origin], None)
+
+
+def test_every_page_and_a_key_exclude_each_other():
+    assert checked_origins(["*"], None) == ["*"]
+    with pytest.raises(ValueError, match="name the pages"):
+        checked_origins(["*"], "secret")
 
 
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json"])
