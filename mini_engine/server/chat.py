@@ -13,7 +13,7 @@ from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.server.errors import ApiError
 from mini_engine.server.job import Job, events_of, usage
 from mini_engine.server.logprobs import Report, chat_logprobs, prompt_table
-from mini_engine.server.schema import ChatBody, may_think
+from mini_engine.server.schema import ChatBody
 from mini_engine.server.service import Service
 from mini_engine.server.stream import Frame, event, respond
 from mini_engine.server.structure import structure_of
@@ -47,7 +47,7 @@ class Chat:
         if body.stream and body.prompt_logprobs is not None:
             raise ApiError(400, "log-probabilities of the prompt cannot be streamed; set stream to false", "stream")
         begins = not body.continue_final_message  # a turn that goes on is past the place of a thought
-        thinks = begins and may_think(body.chat_template_kwargs)
+        thinks = begins and body.may_think
         self.thought = is_thought_open(service.tokenizer.backend_tokenizer, ids) if thinks else None
         about = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
         reasoning = {"reasoning": True} if thinks and self.structure is not None else {}

@@ -7,10 +7,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+MESSAGE_LABELS = (
+    "id",
+    "status",
+    "cache_control",
+    "provider_specific_fields",
+)  # histories carry them; nothing reads them
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # they never change an answer
 NEUTRAL: dict[str, tuple[Any, ...]] = {  # null is neutral too
     "store": (False,),
     "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
     "modalities": (["text"],),
     "prediction": (),
     "audio": (),
@@ -179,7 +186,19 @@ class CompletionBody(GenerationBody):
     return_token_ids: bool | None = None
 
 
-class ContentPart(Body):
+class HistoryBody(Body):
+    """A message or a piece of one, as clients keep it; ``MESSAGE_LABELS`` are taken out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_labels(cls, data: Any) -> Any:
+        """Take out what nothing reads."""
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if name not in MESSAGE_LABELS}
+
+
+class ContentPart(HistoryBody):
     """A piece of a message. Only text is understood."""
 
     type: Literal["text"]
@@ -202,7 +221,7 @@ class ToolCall(Body):
     index: int | None = None
 
 
-class Message(Body):
+class Message(HistoryBody):
     """A turn of a chat. What the assistant said may come back with all fields of an answer, as clients dump it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -211,6 +230,7 @@ class Message(Body):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # another name of it
     refusal: None = None
     annotations: Annotated[list[Any] | None, Field(max_length=0)] = None
     audio: None = None
@@ -258,15 +278,11 @@ class TemplateOptions(Body):
     enable_thinking: bool | None = None
 
 
-def may_think(options: TemplateOptions | None) -> bool:
-    """Return whether an answer may begin with a thought: unless ``enable_thinking`` is false."""
-    return options is None or options.enable_thinking is not False
-
-
 class Rendering(Body):
     """How a chat becomes a prompt."""
 
     chat_template_kwargs: TemplateOptions | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -279,7 +295,16 @@ class Rendering(Body):
                 f"add_generation_prompt and continue_final_message are both {continues}; a prompt ends where the "
                 "assistant's turn begins or within that turn, so leave add_generation_prompt out"
             )
+        options = self.chat_template_kwargs
+        if self.reasoning_effort == "none" and options is not None and options.enable_thinking:
+            raise ValueError("reasoning_effort is 'none' and enable_thinking true; leave one out")
         return self
+
+    @property
+    def may_think(self) -> bool:
+        """Whether an answer may begin with a thought."""
+        options = self.chat_template_kwargs
+        return self.reasoning_effort != "none" and (options is None or options.enable_thinking is not False)
 
 
 class ChatBody(GenerationBody, Rendering):

@@ -15,7 +15,7 @@ from mini_engine.prompts import encode_chat, encode_text
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.server.errors import ApiError, bad_request
 from mini_engine.server.metrics import Metrics
-from mini_engine.server.schema import GenerationBody, Message, Rendering, Tool, may_think
+from mini_engine.server.schema import GenerationBody, Message, Rendering, Tool
 from mini_engine.server.structure import Structure
 from mini_engine.server.token_text import TokenTexts
 
@@ -113,11 +113,20 @@ class Service:
         self, messages: Sequence[Message], body: Rendering, tools: Sequence[Tool] | None = None
     ) -> list[int]:
         """Return a chat as ids, ready for the assistant's turn or the rest of it. Raises ``ApiError``."""
-        extra = {"tools": [tool.model_dump(exclude_none=True) for tool in tools]} if tools else {}
+        extra: dict[str, Any] = {"tools": [tool.model_dump(exclude_none=True) for tool in tools]} if tools else {}
         rendered = [template_message(message) for message in messages]
-        think = may_think(body.chat_template_kwargs)
+        effort = body.reasoning_effort
+        if effort is not None and effort != "none":
+            if "reasoning_effort" not in str(self.tokenizer.chat_template):
+                raise ApiError(
+                    HTTPStatus.BAD_REQUEST,
+                    f"reasoning_effort is {effort!r}, which this model's chat template does not read; give 'none', "
+                    "or leave it out",
+                    "reasoning_effort",
+                )
+            extra["reasoning_effort"] = effort
         try:
-            return encode_chat(self.tokenizer, rendered, think, bool(body.continue_final_message), **extra)
+            return encode_chat(self.tokenizer, rendered, body.may_think, bool(body.continue_final_message), **extra)
         except ValueError as error:
             raise ApiError(HTTPStatus.BAD_REQUEST, str(error), "messages") from error
 
@@ -193,4 +202,7 @@ class Service:
 def template_message(message: Message) -> dict[str, Any]:
     """Return a message as chat templates read it: parts are joined, and a developer is the system."""
     role = "system" if message.role == "developer" else message.role
-    return message.model_dump(exclude_none=True) | {"role": role, "content": message.text}
+    thought = message.reasoning_content or message.reasoning
+    own = {"reasoning_content": thought} if thought else {}
+    given = message.model_dump(exclude_none=True, exclude={"reasoning", "reasoning_content"})
+    return given | own | {"role": role, "content": message.text}
