@@ -3,7 +3,7 @@
 ``NEUTRAL`` has what clients send although it changes nothing: such a field is taken at these values alone.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -55,6 +55,24 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class NeutralBody(Body):
+    """A body of which some fields are taken at the values alone that change nothing."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_neutral(cls, data: Any) -> Any:
+        """Take out what changes nothing. Raises ``ValueError`` for another value of such a field."""
+        if not isinstance(data, dict):
+            return data
+        neutral = cls.neutral.keys() - cls.model_fields.keys()
+        for name in neutral & data.keys():
+            if data[name] is not None and data[name] not in cls.neutral[name]:
+                raise ValueError(f"{name} is {data[name]!r}, which this server does not do; leave it out")
+        return {name: value for name, value in data.items() if name not in neutral and name not in LABELS}
+
+
 class StreamOptions(Body):
     """What a stream reports besides text."""
 
@@ -92,9 +110,10 @@ class StructuredOutputs(Body):
     structural_tag: str | None = None
 
 
-class GenerationBody(Body):
+class GenerationBody(NeutralBody):
     """What completions and chats have in common. ``null`` is the same as a field left out."""
 
+    neutral = NEUTRAL
     model: str | None = None
     max_tokens: Annotated[int | None, Field(ge=0)] = None
     n: Annotated[int | None, Field(ge=1)] = None
@@ -132,18 +151,6 @@ class GenerationBody(Body):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_neutral(cls, data: Any) -> Any:
-        """Take out what changes nothing. Raises ``ValueError`` for another value of such a field."""
-        if not isinstance(data, dict):
-            return data
-        neutral = NEUTRAL.keys() - cls.model_fields.keys()
-        for name in neutral & data.keys():
-            if data[name] is not None and data[name] not in NEUTRAL[name]:
-                raise ValueError(f"{name} is {data[name]!r}, which this server does not do; leave it out")
-        return {name: value for name, value in data.items() if name not in neutral and name not in LABELS}
 
     @model_validator(mode="after")
     def check_stream_options(self) -> "GenerationBody":

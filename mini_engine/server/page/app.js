@@ -16,7 +16,7 @@ const KNOBS = [  // name, label, least, most, step, first value, whether it is a
 const EXAMPLES = { regex: " (red|blue) (ball|boat)\\.", json_schema: '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}' };
 const BEHIND = 400;  // steps that may wait before the page shows several at a time
 
-let lanes = [], waiting = [], playing = true, selected = null, held = 0, timer = 0, tabStop = null;
+let lanes = [], waiting = [], playing = true, selected = null, held = 0, timer = 0, tabStop = null, traffic = null;
 const known = new Set();  // requests whose first event has come, or that are not ours
 
 // ---------------------------------------------------------------------------------------------- prompts and knobs
@@ -41,12 +41,21 @@ function makeKnobs() {
 
 function rerun() {
   clearTimeout(timer);
-  if ($("auto").checked) timer = setTimeout(run, 500);
+  const branches = lanes.filter((lane) => lane.isBranch).length;
+  note(branches ? `The texts keep the knobs they were written with. Run asks again, with the new ones, and closes ${plural(branches, "branch", "branches")}.` : "");
+  if ($("auto").checked && !branches) timer = setTimeout(run, 500);
+}
+
+function note(text) {
+  $("note").hidden = !text;
+  $("note").textContent = text;
 }
 
 function run() {
   clearTimeout(timer);
-  stop();
+  complain(null);
+  note("");
+  lanes.forEach(stopLane);
   [lanes, selected] = [[], null];
   $("lanes").replaceChildren();
   const first = addLane({ name: "A", prompt: $("prompt-a").value });
@@ -58,13 +67,22 @@ function run() {
 }
 
 function stop() {
-  for (const lane of lanes) lane.abort?.abort();
+  traffic?.abort();
+  lanes.forEach(stopLane);
+  while (playStep());  // what the engine has done is shown, but for the texts
+}
+
+function stopLane(lane) {
+  lane.abort?.abort();
+  if (lane.hasEnded) return;
+  lane.hasEnded = lane.isStopped = true;
+  lane.about.textContent = `${plural(lane.tokens.length, "token")}, stopped`;
 }
 
 // ----------------------------------------------------------------------------------------------- lanes of answers
 
 function addLane({ name, prompt, promptTokens = [], tokens = [], after = null }) {
-  const lane = { name, prompt, promptTokens, tokens: [], data: [], about: el("small", {}), text: el("p", { class: "text", role: "group", "aria-label": `Answer ${name}` }) };
+  const lane = { name, prompt, promptTokens, tokens: [], data: [], isBranch: Boolean(after), numBranches: 0, about: el("small", {}), text: el("p", { class: "text", role: "group", "aria-label": `Answer ${name}` }) };
   lane.promptText = el("span", { class: "prompt" }, promptTokens.length ? promptTokens.map((t) => t.piece).join("") : prompt);
   lane.text.append(lane.promptText);
   const close = after && el("button", { type: "button", class: "close", "aria-label": `Close ${name}`, onclick: () => removeLane(lane) }, "×");
@@ -76,7 +94,7 @@ function addLane({ name, prompt, promptTokens = [], tokens = [], after = null })
 }
 
 function removeLane(lane) {
-  lane.abort?.abort();
+  stopLane(lane);
   lane.box.remove();
   lanes = lanes.filter((other) => other !== lane);
 }
@@ -84,6 +102,7 @@ function removeLane(lane) {
 async function ask(lane) {
   lane.abort = new AbortController();
   lane.isStarting = true;
+  lane.isGreedy = knobs().temperature === 0;
   const own = lane.tokens.map((token) => token.id), settings = knobs();
   const prompt = lane.promptTokens.length ? [...lane.promptTokens.map((token) => token.id), ...own] : lane.prompt;
   const body = { prompt, ...settings, ...grammar(), max_tokens: Math.max(1, settings.max_tokens - own.length) };
@@ -96,14 +115,17 @@ async function ask(lane) {
         known.add(event.request);
         nameRequest(event.request, lane.name);
       } else if (name === "token") {
-        lane.data[event.index] = { ...event, index: event.index + own.length };
+        lane.data[event.index] = { ...event, index: event.index + own.length, isGreedy: lane.isGreedy };
         if (event.index === 0) lane.onFirst?.();
       } else if (name === "error") throw new Error(event.error.message);
     }
   } catch (error) {
-    if (error.name !== "AbortError") complain(error);
-    lane.about.textContent = error.name === "AbortError" ? "stopped" : "error";
-    lane.onFirst?.();
+    if (error.name !== "AbortError") {
+      complain(error);
+      lane.about.textContent = "error";
+      lane.hasEnded = true;
+      lane.onFirst?.();
+    }
   } finally {
     lane.isStarting = false;
   }
@@ -189,10 +211,13 @@ function branch(lane, token, other) {
   closeMenu();
   isQuiet = true;
   if ($("grammar").value) return complain(new Error("A grammar begins with the answer, so it cannot begin in the middle of one. Set the grammar to none, then branch."));
+  complain(null);
   const before = lane.tokens.slice(0, token.index).map((each) => ({ ...each, inherited: true }));
-  const chosen = { ...token, ...other, chosenByYou: true, inherited: true };
-  const number = lanes.filter((each) => each.name.startsWith(lane.name)).length + 1;
-  const made = addLane({ name: `${lane.name}${number}`, prompt: lane.prompt, promptTokens: lane.promptTokens, tokens: [...before, chosen], after: lane });
+  const line = token.tokens.findIndex((each) => each.id === other.id);
+  const stages = token.stages.map((stage) => ({ ...stage, chosen: stage.probs[line] }));
+  const chosen = { ...token, id: other.id, piece: other.piece, stages, chosenByYou: true, inherited: true };
+  lane.numBranches += 1;
+  const made = addLane({ name: `${lane.name}.${lane.numBranches}`, prompt: lane.prompt, promptTokens: lane.promptTokens, tokens: [...before, chosen], after: lane });
   $("live").textContent = `${made.name} goes on from ${other.piece}.`;
   follow();
   made.box.scrollIntoView({ block: "nearest" });
@@ -231,7 +256,7 @@ function welcome(engine) {
 
 function isReady(event) {  // everything that the step says of our own requests has come
   if (event.chunks.some((chunk) => !known.has(chunk.request)) && lanes.some((lane) => lane.isStarting)) return false;
-  return lanes.every((lane) => event.tokens.filter((token) => token.request === lane.request).every((_, i) => lane.data[(lane.shown ?? 0) + i]));
+  return lanes.every((lane) => lane.isStopped || event.tokens.filter((token) => token.request === lane.request).every((_, i) => lane.data[(lane.shown ?? 0) + i]));
 }
 
 function playStep() {
@@ -249,8 +274,9 @@ function playStep() {
 }
 
 function showStep(lane, event) {
+  if (lane.isStopped) return;
   const chunk = event.chunks.find((each) => each.request === lane.request);
-  if (chunk && lane.cached === undefined) lane.cached = chunk.start;
+  if (chunk && lane.cached === undefined) shade(lane, chunk.start);
   for (const token of event.tokens.filter((each) => each.request === lane.request)) {
     const data = lane.data[lane.shown ?? 0];
     lane.shown = (lane.shown ?? 0) + 1;
@@ -262,6 +288,13 @@ function showStep(lane, event) {
   lane.about.textContent = `${plural(lane.tokens.length, "token")}${cached}${reason ? `, ended: ${reason}` : ""}`;
   lane.hasEnded ||= Boolean(reason);
   if (reason) $("live").textContent = `${lane.name} has ended: ${lane.tokens.map((each) => each.piece).join("")}`;
+}
+
+function shade(lane, count) {  // the first ``count`` tokens of the prompt, and of an answer that a branch began with
+  lane.cached = count;
+  const pieces = lane.promptTokens.map((token) => token.piece);
+  if (count && pieces.join("") === lane.promptText.textContent) lane.promptText.replaceChildren(el("span", { class: "cached", title: "from the cache" }, pieces.slice(0, count).join("")), pieces.slice(count).join(""));
+  for (const token of lane.tokens) if (pieces.length + token.index < count) token.element.classList.add("cached");
 }
 
 function tick() {
@@ -279,7 +312,9 @@ function complain(error) {
 }
 
 function addTraffic() {  // all on one connection, because browsers open no more than six to a server
-  send("v1/completions", { prompt: TRAFFIC, ...knobs(), max_tokens: 90, ignore_eos: true }).catch(complain);
+  complain(null);
+  traffic = new AbortController();
+  send("v1/completions", { prompt: TRAFFIC, ...knobs(), max_tokens: 90, ignore_eos: true }, traffic.signal).catch((error) => error.name === "AbortError" || complain(error));
 }
 
 $("prompt-a").value = PROMPTS[0];

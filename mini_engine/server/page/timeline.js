@@ -10,16 +10,20 @@ const KINDS = {
   again: { label: "computed again", color: "#d55e00", shape: "x" },
   decode: { label: "decode", color: "#56b4e9", shape: "" },
 };
-const rows = new Map();  // request -> {name, spans, reached, wasRunning}
+const rows = new Map();  // request -> {name, number, isOwn, spans, marks, reached}
 const pages = [];  // a line for each step
 let step = 0, previous = new Set(), waitingBefore = new Set(), plotly = null, drawn = 0, timer = 0;
 
 export function rowOf(request) {
-  if (!rows.has(request)) rows.set(request, { name: String(rows.size + 1), spans: [], marks: [], reached: 0 });
+  const number = String(rows.size + 1);
+  if (!rows.has(request)) rows.set(request, { name: number, number, spans: [], marks: [], reached: 0 });
   return rows.get(request);
 }
 
-export const nameRequest = (request, name) => { rowOf(request).name = name; };
+export function nameRequest(request, name) {  // the reader's own; an older one of the name is a request like others
+  for (const row of rows.values()) if (row.name === name) [row.name, row.isOwn] = [row.number, false];
+  Object.assign(rowOf(request), { name, isOwn: true });
+}
 export const nameOf = (request) => rowOf(request).name;
 
 function add(row, kind, tokens, text) {
@@ -75,7 +79,9 @@ function drawSoon() {
 export async function draw() {
   plotly ??= await load();
   const first = Math.max(0, step - SHOWN_STEPS);
-  const shown = [...rows.values()].filter((row) => row.spans.length && row.spans.at(-1).to > first).slice(-SHOWN_ROWS);
+  const recent = [...rows.values()].filter((row) => row.spans.length && row.spans.at(-1).to > first);
+  const own = recent.filter((row) => row.isOwn).slice(-SHOWN_ROWS);
+  const shown = [...own, ...recent.filter((row) => !row.isOwn).slice(own.length - SHOWN_ROWS)].slice(0, SHOWN_ROWS);
   const style = getComputedStyle(document.documentElement);
   const [ink, faint, ground] = ["--ink", "--line", "--card"].map((name) => style.getPropertyValue(name).trim());
   const traces = Object.entries(KINDS).map(([kind, look]) => {
@@ -90,9 +96,9 @@ export async function draw() {
   traces.push({ type: "scatter", mode: "markers", name: "preempted", x: marks.map((m) => m[0]), y: marks.map((m) => m[1]),
     marker: { symbol: "x", size: 10, color: "#d55e00", line: { color: ink, width: 1 } }, hovertemplate: "sent back to wait<extra></extra>" });
   const layers = [["own", "of requests", "#0072b2", ""], ["held", "cached, in use", "#cc79a7", "/"], ["evictable", "cached", "#e69f00", "."]];
-  const own = pages.filter((each) => each.step >= first);
+  const used = pages.filter((each) => each.step >= first);
   for (const [field, label, color, shape] of layers) {
-    traces.push({ type: "scatter", mode: "lines", stackgroup: "pages", name: label, x: own.map((p) => p.step + 0.5), y: own.map((p) => p[field]), yaxis: "y2",
+    traces.push({ type: "scatter", mode: "lines", stackgroup: "pages", name: label, x: used.map((p) => p.step + 0.5), y: used.map((p) => p[field]), yaxis: "y2",
       line: { shape: "hvh", color, width: 1 }, fillpattern: { shape, fgcolor: color, bgcolor: "rgba(0,0,0,0)", fillmode: "replace" }, hovertemplate: `%{y} pages ${label}<extra></extra>` });
   }
   const timelineHeight = Math.max(4, shown.length) * HEIGHT, pagesHeight = 90, gap = 16;

@@ -12,7 +12,9 @@ const STAGE_HELP = {
 
 export function drawStages(lane, token) {
   $("stages-about").textContent = `Token ${token.index + 1} of ${lane.name}: ${quoted(token.piece)}` +
-    (token.stages.length ? `, ${percent(token.stages.at(-1).chosen)} after all stages.` : token.chosenByYou ? ", chosen by you." : ", forced by the grammar.");
+    (token.chosenByYou ? ", chosen by you" : "") +
+    (token.stages.length ? `, ${percent(token.stages.at(-1).chosen)} after all stages.` : token.chosenByYou ? "." : ", forced by the grammar.") +
+    (token.isGreedy && !token.chosenByYou ? " Greedy: at temperature 0 the likeliest is taken, and nothing is drawn." : "");
   if (!token.stages.length) return $("stages").replaceChildren();
   const heads = token.stages.map((stage, i) => {
     const removed = stage.removed > 1e-9 ? `, ${percent(stage.removed)} removed` : "";
@@ -45,7 +47,7 @@ export function tokenElement(token, on) {
   const share = probability(token);
   const classes = ["token", share < 0.25 && "unlikely", token.inherited && "inherited", token.chosenByYou && "yours"].filter(Boolean).join(" ");
   const shown = token.piece === "\n" ? "⏎\n" : token.piece;
-  const label = `${quoted(token.piece)}, ${token.chosenByYou ? "chosen by you" : token.stages.length ? percent(share) : "forced"}`;
+  const label = `${quoted(token.piece)}, ${token.chosenByYou ? "chosen by you, " : ""}${token.stages.length ? percent(share) : "forced"}`;
   return el("span", { class: classes, role: "button", tabindex: "-1", "aria-haspopup": "dialog", "aria-label": label, style: `--surprise:${surprise(share).toFixed(3)}`, ...on }, shown);
 }
 
@@ -103,6 +105,7 @@ export function drawPages(event) {
   if (cells.length !== Math.min(total, 1024)) {
     cells = Array.from({ length: Math.min(total, 1024) }, () => el("i", { class: "page" }));
     $("pages").replaceChildren(...cells);
+    $("pages").classList.toggle("small", cells.length > 200);
   }
   const look = Array.from(cells, () => ["page", ""]);
   const set = (page, classes, text = "") => { if (page < look.length) look[page] = [classes, text]; };
@@ -110,7 +113,7 @@ export function drawPages(event) {
   for (const request of event.running) for (const page of request.pages) set(page, "page own", nameOf(request.request));
   look.forEach(([classes, text], page) => {
     if (cells[page].className !== classes) cells[page].className = classes;
-    if (cells[page].textContent !== text) cells[page].textContent = text;
+    if (cells[page].textContent !== text) cells[page].textContent = cells[page].title = text;
   });
   $("pages-about").textContent = `${used} of ${total} used: ${used - cached} by requests, ${cached} cached, of which ${evictable} can be evicted.` +
     (total > cells.length ? ` The first ${cells.length} are drawn.` : "");
