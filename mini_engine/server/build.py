@@ -26,6 +26,7 @@ class Answering(Protocol):
     timeout: float
     drain: float
     page: bool | None
+    tool_parser: str | None
 
 
 def build_server(
@@ -38,7 +39,7 @@ def build_server(
     """Return a server of ``driver``'s model under ``name``; ``Service`` takes ``defaults``. Raises ``ValueError``."""
     limits = Limits(max_waiting=options.max_waiting, timeout_s=options.timeout, drain_s=options.drain)
     engine = AsyncEngine(make_engine(driver, tokenizer.backend_tokenizer), limits.max_waiting)
-    service = Service(engine, tokenizer, name, limits, defaults)
+    service = Service(engine, tokenizer, name, limits, defaults, options.tool_parser)
     key = options.api_key or os.environ.get("MINI_ENGINE_API_KEY") or None
     page = options.host in LOOPBACK if options.page is None else options.page
     return make_server(create_app(service, key, page), options.host, options.port)
