@@ -42,6 +42,12 @@ def opening(tokenizer: Tokenizer) -> tuple[list[int], int]:
 
 
 THINK, THINK_END = "<think>", "</think>"  # the marks around a thought
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"  # around a call of a function, in many families of models
+
+
+def begun(text: str, mark: str) -> int:
+    """Return how many characters at the end of ``text`` may be the beginning of ``mark``: not all of it."""
+    return max(length for length in range(len(mark)) if text.endswith(mark[:length]))
 
 
 def thought_ids(tokenizer: Tokenizer) -> tuple[int, int] | None:

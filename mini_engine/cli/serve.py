@@ -83,6 +83,9 @@ class Answering:
     page: Annotated[
         bool | None, server_option(help="Show at / what the engine does, all texts too; by default on loopback alone.")
     ] = None
+    tool_parser: Annotated[
+        str | None, server_option(help="Form of calls of functions: hermes; the chat template says it if not given.")
+    ] = None
 
 
 @with_groups

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from mini_engine.texts import TOOL_CALL, TOOL_CALL_END
+
 
 class TokenizerNotSupportedError(ValueError):
     """The tokenizer's tokens have no bytes that could be read off."""
@@ -21,7 +23,8 @@ class TokenTable:
     """``token_bytes[t]`` of every id below the size of the head; ``stop_ids`` end a text.
 
     Empty for ids that spell no text: added tokens (``<|im_start|>``, ``<think>``), stop ids, the padding of the head.
-    No grammar allows those, whatever it says about characters, but for the stop ids where the text is complete.
+    No grammar allows those, whatever it says about characters, but for the stop ids where the text is complete. The
+    marks of a call are text, also where each is one added token: a grammar has them, and no answer hides them.
     """
 
     token_bytes: tuple[bytes, ...]
@@ -56,12 +59,18 @@ class TokenTable:
                 "Qwen3 does"
             )
         byte_of = {character: byte for byte, character in enumerate(byte_characters())}
-        added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        marks = (TOOL_CALL, TOOL_CALL_END)
+        added = {
+            number: token.content.encode() if token.content in marks and not token.special else b""
+            for number, token in tokenizer.get_added_tokens_decoder().items()
+        }
         spellings = [b""] * vocab_size
         for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
             if number >= vocab_size:
                 raise TokenizerNotSupportedError(f"the tokenizer has id {number}, the head {vocab_size} columns")
-            if token not in added and number not in stop_ids:
+            if number in added:
+                spellings[number] = added[number]
+            elif number not in stop_ids:
                 spellings[number] = bytes(byte_of[character] for character in token)
         return cls(tuple(spellings), stop_ids)
 

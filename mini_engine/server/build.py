@@ -29,6 +29,7 @@ class Answering(Protocol):
     drain: float
     page: bool | None
     allow_origin: list[str] | None
+    tool_parser: str | None
 
 
 def build_server(
@@ -41,7 +42,7 @@ def build_server(
     """Return a server of ``driver``'s model under ``name``; ``Service`` takes ``defaults``. Raises ``ValueError``."""
     limits = Limits(max_waiting=options.max_waiting, timeout_s=options.timeout, drain_s=options.drain)
     engine = AsyncEngine(make_engine(driver, tokenizer.backend_tokenizer), limits.max_waiting)
-    service = Service(engine, tokenizer, name, limits, defaults)
+    service = Service(engine, tokenizer, name, limits, defaults, options.tool_parser)
     key = options.api_key or os.environ.get("MINI_ENGINE_API_KEY") or None
     host = options.host or LOOPBACK[0]
     page = host in LOOPBACK if options.page is None else options.page

@@ -18,7 +18,7 @@ from mini_engine.server.service import Service
 from mini_engine.server.stream import Frame, event, respond
 from mini_engine.server.structure import structure_of
 from mini_engine.server.thoughts import Thoughts
-from mini_engine.server.tools import calls_in, tool_structure
+from mini_engine.server.tools import calling_of
 from mini_engine.texts import is_thought_open
 
 
@@ -30,13 +30,11 @@ class Chat:
         service.check_model(body.model)
         self.service = service
         self.body = body
-        tools = tool_structure(body)
-        self.structure = tools or structure_of(body)
-        self.calls_tools = tools is not None
-        if tools is not None and structure_of(body) is not None:
-            raise ApiError(400, "tool_choice and another structure are given; leave one", "tool_choice")
-        service.check_characters(sum(len(message.text) for message in body.messages), body, "messages")
-        ids = service.encode_chat(body.messages, body, body.tools if self.calls_tools else None)
+        structure = structure_of(body)
+        self.calling = calling_of(body, structure, service.chat_template, service.tool_parser)
+        self.structure = structure if self.calling is None else self.calling.structure
+        service.check_characters(sum(message.num_characters for message in body.messages), body, "messages")
+        ids = service.encode_chat(body.messages, body, None if self.calling is None else body.tools)
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         self.prompt = service.truncate(ids, body, 1 if wanted is None else wanted)
         if wanted is None:
@@ -76,17 +74,17 @@ class Chat:
         pieces = [thoughts.add(output.text), thoughts.flush()]
         thought, text = ("".join(parts) for parts in zip(*pieces, strict=True))
         text += self.body.stop_text(output.matched)
-        calls = calls_in(text, self.body) if self.calls_tools else []
-        message: dict[str, Any] = {"role": "assistant", "content": None if calls else text, "refusal": None}
+        reader = None if self.calling is None else self.calling.reader()
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if thought:
             message["reasoning_content"] = thought
-        if calls:
-            message["tool_calls"] = calls
+        if reader is not None:
+            message |= reader.message(text)
         return {
             "index": index,
             "message": message,
             "logprobs": chat_logprobs(self.service.texts, output.logprobs) if self.body.logprobs else None,
-            "finish_reason": "tool_calls" if calls else output.finish_reason,
+            "finish_reason": output.finish_reason if reader is None else reader.reason(output.finish_reason),
             **self.service.ending(output),
         }
 
@@ -112,7 +110,7 @@ class ChoiceStream:
         self.reports: list[Report] = []  # of tokens whose text is not shown yet
         self.num_tokens = 0
         self.has_begun = False
-        self.calls = ""  # what a choice that calls tools has written: it is read at the end
+        self.reader = None if chat.calling is None else chat.calling.reader()
         is_plain = not chat.body.logprobs and not chat.body.reports_usage
         self.frame = Frame(self.chunk({"content": Frame.MARK})) if is_plain else None
 
@@ -135,29 +133,27 @@ class ChoiceStream:
             last_thought, last_text = self.thoughts.flush()
             thought += last_thought
             text += last_text + self.chat.body.stop_text(matched)
-        if self.chat.calls_tools:
-            self.calls += text
-            text = ""
-        own = {"reasoning_content": thought} if thought else {}
-        if text:
-            own["content"] = text
-        if self.frame is not None and text and not thought:
-            yield self.frame.filled(text)
-        elif own or (reason is not None and self.reports):
-            yield event(self.chunk(own or {"content": ""}, with_reports=True))
-        if reason is not None:
-            yield from self.end(reason, self.handle.outputs[delta.request_id])
+        for part in self.parts(thought, text, is_last=reason is not None):
+            if self.frame is not None and "content" in part:
+                yield self.frame.filled(part["content"])
+            else:
+                yield event(self.chunk(part, with_reports=True))
+        if reason is None:
+            return
+        if self.reports:
+            yield event(self.chunk({"content": ""}, with_reports=True))
+        ending = self.chat.service.ending(self.handle.outputs[delta.request_id])
+        why = reason if self.reader is None else self.reader.reason(reason)
+        yield event(self.chunk({}, finish_reason=why, **ending))
 
-    def end(self, reason: str, output: RequestOutput) -> Iterator[bytes]:
-        """Yield the calls, if the answer is calls, and the chunk that says why it ended."""
-        if self.chat.calls_tools:
-            calls = calls_in(self.calls, self.chat.body)
-            if calls:
-                yield event(self.chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}))
-                reason = "tool_calls"
-            elif self.calls:
-                yield event(self.chunk({"content": self.calls}))
-        yield event(self.chunk({}, finish_reason=reason, **self.chat.service.ending(output)))
+    def parts(self, thought: str, text: str, is_last: bool) -> Iterator[dict[str, Any]]:
+        """Yield what is new as the interface's deltas: of the thought, then of the answer. Mutates."""
+        if thought:
+            yield {"reasoning_content": thought}
+        if self.reader is not None:
+            yield from self.reader.parts(text, is_last)
+        elif text:
+            yield {"content": text}
 
     def chunk(self, delta: dict[str, Any], with_reports: bool = False, **end: Any) -> dict[str, Any]:
         """Return a chunk. Mutates what is still to be reported."""

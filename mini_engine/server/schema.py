@@ -249,6 +249,11 @@ class Message(HistoryBody):
         parts = self.content
         return "".join(part.text for part in parts) if isinstance(parts, list) else parts or ""
 
+    @property
+    def num_characters(self) -> int:
+        """Characters of what it says and of the calls that it made."""
+        return len(self.text) + sum(len(call.function.arguments) for call in self.tool_calls or ())
+
 
 class Function(Body):
     """A function that the model may call: ``parameters`` is a JSON Schema of its arguments."""

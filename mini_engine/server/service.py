@@ -1,7 +1,10 @@
 """What every endpoint works with: the engine, the tokenizer, the limits, and what a request asks of the engine."""
 
+import json
+import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -10,6 +13,7 @@ from uuid import uuid4
 from transformers import PreTrainedTokenizerBase
 
 from mini_engine.async_engine import AsyncEngine
+from mini_engine.checks import choice
 from mini_engine.outputs import RequestOutput
 from mini_engine.prompts import encode_chat, encode_text
 from mini_engine.sampler.params import SamplingParams
@@ -18,12 +22,14 @@ from mini_engine.server.metrics import Metrics
 from mini_engine.server.schema import GenerationBody, Message, Rendering, Tool
 from mini_engine.server.structure import Structure
 from mini_engine.server.token_text import TokenTexts
+from mini_engine.server.tools import PARSERS
 
 SAME_NAMES = (
     "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed stop stop_token_ids "
     "ignore_eos logit_bias allowed_token_ids n prompt_logprobs receipt"
 ).split()
 
+TEXT_OF_ARGUMENTS = re.compile(r"""arguments['")\]]*\s*(is string|\+)""")  # in templates that take them as a text
 COMPOSED = 4  # a tokenizer may normalize a text, which makes one character of up to four
 
 
@@ -50,15 +56,18 @@ class Service:
         model_name: str,
         limits: Limits | None = None,
         defaults: Mapping[str, Any] | None = None,
+        tool_parser: str | None = None,
     ) -> None:
         """Serve ``engine`` under the name ``model_name``.
 
+        ``tool_parser``: the form of calls; the words of the chat template say it if not given. Raises ``ValueError``.
         ``defaults``: fields of ``SamplingParams`` for what a request leaves out. The temperature is 1 without one.
         """
         self.engine = engine
         self.tokenizer = tokenizer
         self.model_name = model_name
         self.limits = limits or Limits()
+        self.tool_parser = None if tool_parser is None else choice("tool_parser", tool_parser, PARSERS)
         self.defaults: dict[str, Any] = {"temperature": 1.0, **(defaults or {})}
         self.metrics = Metrics(engine, model_name)
         self.texts = TokenTexts(tokenizer)
@@ -109,15 +118,23 @@ class Service:
         except ValueError as error:
             raise ApiError(HTTPStatus.BAD_REQUEST, str(error), "prompt") from error
 
+    @property
+    def chat_template(self) -> str:
+        """The chat template for requests with tools, empty if there is none."""
+        template: str | dict[str, str] | None = self.tokenizer.chat_template
+        named = template if isinstance(template, dict) else {"default": template or ""}
+        return named.get("tool_use", named.get("default", ""))
+
     def encode_chat(
         self, messages: Sequence[Message], body: Rendering, tools: Sequence[Tool] | None = None
     ) -> list[int]:
         """Return a chat as ids, ready for the assistant's turn or the rest of it. Raises ``ApiError``."""
         extra: dict[str, Any] = {"tools": [tool.model_dump(exclude_none=True) for tool in tools]} if tools else {}
-        rendered = [template_message(message) for message in messages]
+        as_text = TEXT_OF_ARGUMENTS.search(self.chat_template) is not None
+        rendered = [template_message(message, as_text) for message in messages]
         effort = body.reasoning_effort
         if effort is not None and effort != "none":
-            if "reasoning_effort" not in str(self.tokenizer.chat_template):
+            if "reasoning_effort" not in self.chat_template:
                 raise ApiError(
                     HTTPStatus.BAD_REQUEST,
                     f"reasoning_effort is {effort!r}, which this model's chat template does not read; give 'none', "
@@ -199,10 +216,19 @@ class Service:
         return [first, later] if len(later) == len(first) and later[0] != first[0] else [first]
 
 
-def template_message(message: Message) -> dict[str, Any]:
-    """Return a message as chat templates read it: parts are joined, and a developer is the system."""
+def template_message(message: Message, as_text: bool) -> dict[str, Any]:
+    """Return a message as chat templates read it: parts are joined, and a developer is the system.
+
+    The arguments of a call are an object, or ``as_text`` what was sent; so is what is no object.
+    """
     role = "system" if message.role == "developer" else message.role
     thought = message.reasoning_content or message.reasoning
     own = {"reasoning_content": thought} if thought else {}
     given = message.model_dump(exclude_none=True, exclude={"reasoning", "reasoning_content"})
-    return given | own | {"role": role, "content": message.text}
+    rendered = given | own | {"role": role, "content": message.text}
+    for call in rendered.get("tool_calls", ()):
+        with suppress(ValueError):
+            arguments = call["function"]["arguments"] if as_text else json.loads(call["function"]["arguments"])
+            if isinstance(arguments, dict):
+                call["function"]["arguments"] = arguments
+    return rendered

@@ -49,16 +49,21 @@ Found = tuple[str, Any]
 
 def from_format(asked: ResponseFormat | None) -> Found:
     """Return the kind and the value of ``response_format``; the value is ``None`` for free text."""
+    param = "response_format"
     if asked is None or asked.type == "text":
         return "", None
     if asked.type == "json_object":
         return "json_schema", {"type": "object"}
     if asked.type == "structural_tag":
+        if asked.format is not None:
+            if asked.structures is not None or asked.triggers is not None:
+                raise ApiError(400, "a structural_tag has a format, or structures and triggers; leave one", param)
+            return "structural_tag", {"type": "structural_tag", "format": asked.format}
         if asked.structures is None or asked.triggers is None:
-            raise ApiError(400, "a structural_tag needs structures and triggers", "response_format")
+            raise ApiError(400, "a structural_tag needs a format, or structures and triggers", param)
         return "structural_tag", {"structures": asked.structures, "triggers": asked.triggers}
     if asked.json_schema is None or asked.json_schema.schema_ is None:
-        raise ApiError(400, "response_format of type json_schema needs json_schema.schema", "response_format")
+        raise ApiError(400, "response_format of type json_schema needs json_schema.schema", param)
     return "json_schema", asked.json_schema.schema_
 
 

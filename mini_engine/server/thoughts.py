@@ -1,6 +1,6 @@
 """A thought and the answer after it, taken apart while the text comes."""
 
-from mini_engine.texts import THINK, THINK_END
+from mini_engine.texts import THINK, THINK_END, begun
 
 
 class Thoughts:
@@ -48,8 +48,7 @@ class Thoughts:
             self.state = "gap"
             self.held = rest
             return thought.rstrip("\n")
-        kept = max(length for length in range(len(THINK_END)) if thought.endswith(THINK_END[:length]))
-        shown = thought[: len(thought) - kept].rstrip("\n")
+        shown = thought[: len(thought) - begun(thought, THINK_END)].rstrip("\n")
         self.held = thought[len(shown) :]
         return shown
 

@@ -1,45 +1,138 @@
-"""Calls of functions: the grammar that makes the model write one, and what it wrote as ``tool_calls``."""
+"""Calls of functions: what a request may call, the grammar of that, and an answer's calls in the interface's words."""
 
-import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
+from mini_engine.server import hermes
 from mini_engine.server.errors import ApiError
+from mini_engine.server.hermes import CallReader, Piece
 from mini_engine.server.schema import ChatBody, NamedTool, Tool
 from mini_engine.server.structure import Structure
+from mini_engine.texts import TOOL_CALL
+
+PARSERS = {hermes.NAME: hermes}  # by the names that ``serve --tool-parser`` takes
 
 
-def tool_structure(body: ChatBody) -> Structure | None:
-    """Return the grammar of the calls that ``tool_choice`` asks for, ``None`` if it asks for none.
+@dataclass(frozen=True)
+class Calling:
+    """What an answer may call: the ``names`` of functions.
 
-    A named function: a JSON Schema of its arguments. "required": a list of calls. Raises ``ApiError`` for what cannot
-    be done: "auto" needs a parser for each family of models.
+    ``is_named``: the request has chosen the one. ``is_forced``: an answer is nothing but calls.
+    """
+
+    structure: Structure
+    names: tuple[str, ...]
+    is_named: bool
+    is_forced: bool
+
+    def reader(self) -> "AnswerReader":
+        """Return what reads one answer."""
+        return AnswerReader(self, CallReader(self.names))
+
+
+class AnswerReader:
+    """Reads one answer as parts of the interface's messages, whole or as it comes."""
+
+    def __init__(self, calling: Calling, calls: CallReader) -> None:
+        """Read with ``calls`` what was asked for as ``calling``."""
+        self.calling = calling
+        self.calls = calls
+
+    def parts(self, text: str, is_last: bool) -> Iterator[dict[str, Any]]:
+        """Yield the deltas of a stream that more ``text`` completes. Mutates."""
+        for piece in chain(self.calls.add(text), self.calls.flush() if is_last else ()):
+            if piece.call is not None or not self.calling.is_forced:  # the rest is the beginning of a call that was cut
+                yield delta_of(piece)
+
+    def message(self, text: str) -> dict[str, Any]:
+        """Return the content and the calls of a whole answer. Mutates."""
+        content = ""
+        calls = list[dict[str, Any]]()
+        for part in self.parts(text, is_last=True):
+            content += part.get("content", "")
+            for call in part.get("tool_calls", ()):
+                if "id" in call:
+                    calls.append({name: value for name, value in call.items() if name != "index"})
+                else:
+                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
+
+    def reason(self, ended: str | None) -> str | None:
+        """Return why the answer ended: for calls, unless one was cut or the request had named the function."""
+        calls = ended == "stop" and self.calls.num_calls and not self.calls.is_cut and not self.calling.is_named
+        return "tool_calls" if calls else ended
+
+
+def delta_of(piece: Piece) -> dict[str, Any]:
+    """Return a piece as a stream reports it: id and name once, then text of the arguments."""
+    if piece.call is None:
+        return {"content": piece.text}
+    if piece.name is None:
+        return {"tool_calls": [{"index": piece.call, "function": {"arguments": piece.text}}]}
+    function = {"name": piece.name, "arguments": ""}
+    return {
+        "tool_calls": [{"index": piece.call, "id": f"call-{uuid4().hex}", "type": "function", "function": function}]
+    }
+
+
+def calling_of(body: ChatBody, structure: Structure | None, template: str, parser: str | None) -> Calling | None:
+    """Return what an answer may call, ``None`` if it may not. ``structure``: the form that content must have.
+
+    ``parser``: of the server; without one the words of the chat template say whether they teach a known form. Raises
+    ``ApiError``.
     """
     choice = body.tool_choice or ("auto" if body.tools else "none")
     if choice == "none":
         return None
     if not body.tools:
         raise ApiError(400, f"tool_choice is {describe(choice)} and there are no tools; give tools", "tools")
-    if choice == "auto":
+    if choice == "auto" and parser is None and not any(form.is_taught(template) for form in PARSERS.values()):
         raise ApiError(
             400,
-            "tool_choice 'auto' is not supported: choose 'required', a named function, or 'none' for a text",
+            f"tool_choice is 'auto', and the model's chat template teaches no known form of calls ({TOOL_CALL} with "
+            "JSON); choose 'required', a named function or 'none', or start the server with --tool-parser hermes",
             "tool_choice",
         )
-    if isinstance(choice, NamedTool):
-        return Structure("json_schema", parameters(named(body.tools, choice.function.name)), "tools")
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.function.name}, "parameters": without_definitions(tool)},
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for tool in body.tools
-    ]
-    most = {"maxItems": 1} if body.parallel_tool_calls is False else {}
-    schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **most}
-    return Structure("json_schema", schema | definitions(body.tools), "tools")
+    tools = [named(body.tools, choice.function.name)] if isinstance(choice, NamedTool) else body.tools
+    names = tuple(tool.function.name for tool in tools)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ApiError(400, f"two tools have the name {twice!r}; rename one of them", "tools")
+    is_named = isinstance(choice, NamedTool)
+    once = {"stop_after_first": is_named or body.parallel_tool_calls is False}
+    tags = {"tags": [tag_of(tool) for tool in tools], **once}
+    alone = {"type": "tags_with_separator", "separator": hermes.SEPARATOR, "at_least_one": True, **tags}
+    if structure is not None:
+        wish = either(alone, structure, choice)
+    else:
+        wish = {"type": "triggered_tags", "triggers": [TOOL_CALL], **tags} if choice == "auto" else alone
+    return Calling(
+        Structure("structural_tag", {"type": "structural_tag", "format": wish}, "tools"),
+        names,
+        is_named,
+        choice != "auto",
+    )
+
+
+def tag_of(tool: Tool) -> dict[str, Any]:
+    """Return the part of a structural tag that calls a tool."""
+    content = {"type": "json_schema", "json_schema": parameters(tool)}
+    return {"type": "tag", "begin": hermes.begin(tool.function.name), "content": content, "end": hermes.END}
+
+
+def either(calls: dict[str, Any], structure: Structure, choice: Any) -> dict[str, Any]:
+    """Return the format of an answer that is calls or keeps to a schema. Raises ``ApiError`` if it cannot be both."""
+    if choice != "auto" or structure.kind != "json_schema" or not isinstance(structure.value, dict):
+        raise ApiError(
+            400,
+            f"tool_choice is {describe(choice)} and {structure.param} is given; only 'auto' goes with a form, which is "
+            "a JSON Schema and no text of one; leave one of them",
+            "tool_choice",
+        )
+    return {"type": "or", "elements": [calls, {"type": "json_schema", "json_schema": structure.value}]}
 
 
 def describe(choice: Any) -> str:
@@ -57,36 +150,9 @@ def named(tools: list[Tool], name: str) -> Tool:
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments."""
-    return tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-def without_definitions(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments as a part of another: references look for definitions at the root."""
-    return {name: value for name, value in parameters(tool).items() if name != "$defs"}
-
-
-def definitions(tools: list[Tool]) -> dict[str, Any]:
-    """Return the definitions of all schemas together. Raises ``ApiError`` where two have the same name and differ."""
-    joint: dict[str, Any] = {}
-    for tool in tools:
-        for name, schema in parameters(tool).get("$defs", {}).items():
-            if joint.setdefault(name, schema) != schema:
-                raise ApiError(400, f"two tools define {name!r} in $defs, and not alike; rename one of them", "tools")
-    return {"$defs": joint} if joint else {}
-
-
-def call(name: str, arguments: str) -> dict[str, Any]:
-    """Return a call as the interface reports it."""
-    return {"id": f"call-{uuid4().hex}", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def calls_in(text: str, body: ChatBody) -> list[dict[str, Any]]:
-    """Return the calls that an answer under ``tool_structure`` makes; none if it was cut."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return []
-    if isinstance(body.tool_choice, NamedTool):
-        return [call(body.tool_choice.function.name, text)]
-    return [call(each["name"], json.dumps(each["parameters"], ensure_ascii=False)) for each in value]
+    """Return the schema of a tool's arguments, which are an object. Raises ``ApiError`` for one of anything else."""
+    schema = tool.function.parameters or {"properties": {}, "additionalProperties": False}
+    if schema.get("type", "object") != "object":
+        name, kind = tool.function.name, schema["type"]
+        raise ApiError(400, f"the parameters of {name} are of type {kind!r}; arguments are an object", "tools")
+    return schema if "$ref" in schema else {"type": "object", **schema}

@@ -23,18 +23,39 @@ SPLIT = (
 )
 
 # Earlier answers lose their think block, the last one keeps it, and `enable_thinking=False` opens with an empty
-# block: the three rules of Qwen3's template that a conversation depends on.
+# block: the three rules of Qwen3's template that a conversation depends on. Tools, calls and their results have its
+# form too, though the model was trained without them.
 CHAT_TEMPLATE = """\
 {%- set turn = namespace(last_user=-1) -%}
 {%- for message in messages -%}
   {%- if message.role == 'user' -%}{%- set turn.last_user = loop.index0 -%}{%- endif -%}
 {%- endfor -%}
+{%- if tools -%}
+  {{- '<|im_start|>system\\n' -}}
+  {%- if messages[0].role == 'system' -%}{{- messages[0].content + '\\n\\n' -}}{%- endif -%}
+  {{- '# Tools\\n\\nYou may call functions. Their signatures are within <tools></tools>:\\n<tools>' -}}
+  {%- for tool in tools -%}{{- '\\n' + tool | tojson -}}{%- endfor -%}
+  {{- '\\n</tools>\\n\\nFor each call return its name and arguments as JSON within <tool_call></tool_call>:' -}}
+  {{- '\\n<tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call><|im_end|>\\n' -}}
+{%- endif -%}
 {%- for message in messages -%}
   {%- set text = message.content -%}
   {%- if message.role == 'assistant' and loop.index0 < turn.last_user and '</think>' in text -%}
     {%- set text = text.split('</think>')[-1].lstrip('\\n') -%}
   {%- endif -%}
-  {{- '<|im_start|>' + message.role + '\\n' + text + '<|im_end|>\\n' -}}
+  {%- if message.role == 'tool' -%}
+    {%- if loop.first or loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+    {{- '\\n<tool_response>\\n' + text + '\\n</tool_response>' -}}
+    {%- if loop.last or loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
+  {%- elif not (tools and loop.first and message.role == 'system') -%}
+    {{- '<|im_start|>' + message.role + '\\n' + text -}}
+    {%- for call in message.tool_calls or () -%}
+      {%- if text or not loop.first -%}{{- '\\n' -}}{%- endif -%}
+      {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+      {{- call.function.arguments | tojson + '}\\n</tool_call>' -}}
+    {%- endfor -%}
+    {{- '<|im_end|>\\n' -}}
+  {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
   {{- '<|im_start|>assistant\\n' -}}

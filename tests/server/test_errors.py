@@ -16,6 +16,11 @@ JSON = {"Content-Type": "application/json"}
 CHAT = {"messages": QUESTION, "max_tokens": 3}
 
 # path, what is changed in a good body, the field at fault, a part of the message
+TOOL = {"type": "function", "function": {"name": "f"}}
+LISTED = {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+FAULTY = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "other.json"}}}
+NAMED = {"type": "function", "function": {"name": "g"}}
+TWO_TAGS = {"type": "structural_tag", "format": {}, "structures": [], "triggers": []}
 BAD = [
     ("completions", {"temperature": -1}, "temperature", "from 0 to"),
     ("completions", {"temprature": 1}, "temprature", "not a field that this server knows"),
@@ -41,7 +46,14 @@ BAD = [
     ("completions", {"json_schema": "x" * 70_000}, "json_schema", "at most 65536"),
     ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
     ("chat/completions", {"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema"),
-    ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice", "'auto'"),
+    ("chat/completions", {"tools": [TOOL, TOOL]}, "tools", "two tools have the name 'f'"),
+    ("chat/completions", {"tools": [LISTED]}, "tools", "the parameters of f are of type 'array'"),
+    ("chat/completions", {"tools": [FAULTY]}, "tools", "other.json"),
+    ("chat/completions", {"tools": [TOOL], "tool_choice": NAMED}, "tool_choice", "'g', and the tools are f"),
+    ("chat/completions", {"tools": [TOOL], "tool_choice": "required", "regex": "a"}, "tool_choice", "regex is given"),
+    ("chat/completions", {"tools": [TOOL], "regex": "a"}, "tool_choice", "leave one"),
+    ("chat/completions", {"response_format": {"type": "structural_tag"}}, "response_format", "needs a format"),
+    ("chat/completions", {"response_format": TWO_TAGS}, "response_format", "leave one"),
     ("chat/completions", {"tool_choice": "required"}, "tools", "no tools"),
     ("chat/completions", {"stop": [""]}, "stop", "at least one character"),
 ]

@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 import torch
 from pydantic import Field, create_model
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 import mini_engine.tiny
 from mini_engine.bench.grammar.coverage import is_utf8, random_text
@@ -365,7 +365,15 @@ WRONG = [
     (BOTH, "structural_tag", json.dumps(TAG | {"type": "tag"}), "left out"),
     (["outlines"], "ebnf", 'root ::= "a"', "has no ebnf"),
     (["xgrammar"], "structural_tag", '{"type": "structural_tag", "format": {"type": "token", "token": 5}}', "text"),
-    (["llguidance"], "structural_tag", '{"type": "structural_tag", "format": {"type": "any_text"}}', "structures"),
+    (["llguidance"], "structural_tag", '{"type": "structural_tag", "format": {"type": "any_text"}}', "any_text"),
+    (
+        ["llguidance"],
+        "structural_tag",
+        '{"format": {"type": "tag", "begin": 1, "content": {}, "end": ""}}',
+        "a text belongs",
+    ),
+    (["llguidance"], "structural_tag", '{"format": {"type": "or", "elements": []}}', "at least one"),
+    (BOTH, "structural_tag", '{"type": "tag", "format": {"type": "tag"}}', "alone"),
 ]
 
 
@@ -540,6 +548,59 @@ def test_newer_structural_tags_of_xgrammar():
     wish["format"]["elements"][1]["json_schema"] = {"type": "array", "uniqueItems": True}
     with pytest.raises(UnsupportedKeywordError):
         compiled("xgrammar", "structural_tag", wish)
+
+
+def call_of(name, arguments):
+    return f'<call>{{"{name}": {arguments}}}</call>'
+
+
+CALLS = [
+    {"begin": f'<call>{{"{name}": ', "content": {"type": "json_schema", "json_schema": schema}, "end": "}</call>"}
+    for name, schema in {
+        "f": {"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer"}}},
+        "g": {"type": "boolean"},
+    }.items()
+]
+F, G = call_of("f", "1"), call_of("g", "true")
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<call>"], "tags": CALLS}
+SEPARATED = {"type": "tags_with_separator", "separator": "\n", "tags": CALLS}
+FIRST, SOME = {"stop_after_first": True}, {"at_least_one": True}
+CALL_TEXTS = ("", F, G, f"{F}\n{G}", F + G, f"so {F}", f"{F} so", f"a{F}b{G}", "<calls> é")
+FORMATS = [  # with those of the texts that each takes
+    (TRIGGERED, CALL_TEXTS),
+    (TRIGGERED | FIRST, ("", F, G, f"so {F}", "<calls> é")),
+    (SEPARATED, ("", F, G, f"{F}\n{G}")),
+    (SEPARATED | SOME, (F, G, f"{F}\n{G}")),
+    (SEPARATED | SOME | FIRST, (F, G)),
+    (CALLS[0] | {"type": "tag"}, (F,)),
+    (
+        {"type": "or", "elements": [{"type": "const_string", "value": "<calls> é"}, SEPARATED | SOME]},
+        (F, G, f"{F}\n{G}", "<calls> é"),
+    ),
+    ({"type": "sequence", "elements": [{"type": "const_string", "value": "so "}, CALLS[0]]}, (f"so {F}",)),
+]
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(("wish", "good"), FORMATS, ids=range(len(FORMATS)))
+def test_calls_in_the_newer_structural_tags(name, wish, good):
+    grammar = compiled(name, "structural_tag", {"type": "structural_tag", "format": wish})
+    bad = [call_of("f", "true"), call_of("h", "1"), "<call>", F[:-1]]
+    assert tuple(text for text in (*CALL_TEXTS, *bad) if takes(grammar, text)) == good
+
+
+def test_marks_of_a_call_are_text_where_each_is_one_token():
+    """Qwen's tokenizers have both as added tokens that are not special. A special one is in no text."""
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("</tool_call>", special=True)])
+    table = TokenTable.from_tokenizer(tokenizer, V, frozenset({STOP, OTHER_STOP}))
+    assert [table.token_bytes[token] for token in (1024, 1025)] == [b"<tool_call>", b""]
+    for name in BOTH:
+        tag = {"begin": "<tool_call>", "schema": {"type": "boolean"}, "end": "."}
+        grammar = compiled(name, "structural_tag", {"structures": [tag], "triggers": ["<tool_call>"]}, table=table)
+        assert {1024, text_tokens("<")[0]} <= set(masked(grammar))
+        grammar.accept_token(1024)
+        assert set(masked(grammar)) <= {token for token in range(V) if table.token_bytes[token][:1] in (b"t", b"f")}
 
 
 @pytest.mark.parametrize("name", BACKENDS)

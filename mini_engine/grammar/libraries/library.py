@@ -232,6 +232,28 @@ def read_tags(wish: Any) -> list[Tag]:
     return [read_tag(structure, triggers) for structure in structures]
 
 
+def read_format(text: str) -> dict[str, Any]:
+    """Return the format of a structural tag: the newer form's own, or SGLang's in its words. Raises ``GrammarError``.
+
+    The newer form is ``{"type": "structural_tag", "format": {...}}``, as xgrammar describes it.
+    """
+    wish = read_json("structural_tag", text)
+    if isinstance(wish, dict) and isinstance(wish.get("format"), dict):
+        if wish.keys() - {"type", "format"} or wish.get("type", "structural_tag") != "structural_tag":
+            raise GrammarError(f"a structural_tag with a format has {sorted(wish)}; it has a type and a format alone")
+        return dict(wish["format"])
+    tags = read_tags(wish)
+    contents = [{"type": "json_schema", "json_schema": tag.schema} for tag in tags]
+    return {
+        "type": "triggered_tags",
+        "triggers": sorted({tag.trigger for tag in tags}),
+        "tags": [
+            {"type": "tag", "begin": tag.begin, "content": content, "end": tag.end}
+            for tag, content in zip(tags, contents, strict=True)
+        ],
+    }
+
+
 def read_tag(structure: Any, triggers: list[str]) -> Tag:
     """Read one structure. Raises ``GrammarError``."""
     if not isinstance(structure, dict) or not {"begin", "end"} <= structure.keys() <= {"begin", "schema", "end"}:

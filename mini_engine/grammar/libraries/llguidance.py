@@ -27,11 +27,11 @@ from mini_engine.grammar.libraries.library import (
     import_library,
     in_short,
     map_schema,
-    read_json,
-    read_tags,
+    read_format,
     refuse_keywords,
     without_foreign,
 )
+from mini_engine.grammar.libraries.llguidance_tags import TagRules
 from mini_engine.grammar.regex import parse_regex
 from mini_engine.grammar.syntax import to_regex
 from mini_engine.grammar.tokens import TokenTable
@@ -116,7 +116,7 @@ class LibraryTokens:
 
 
 class LLGuidanceBackend(GrammarBackend):
-    """Every kind of grammar; of structural tags, SGLang's own form."""
+    """Every kind of grammar; of structural tags, the formats of ``llguidance_tags``."""
 
     name = "llguidance"
 
@@ -159,14 +159,7 @@ class LLGuidanceBackend(GrammarBackend):
                 except Exception as error:  # the library raises plain exceptions here
                     raise compile_error(kind, error) from error
             case "structural_tag":
-                tags = [
-                    self.library.StructTag(
-                        trigger=tag.trigger, begin=tag.begin, grammar=self.json_schema(tag.schema), end=tag.end
-                    )
-                    for tag in read_tags(read_json(kind, text))
-                ]
-                grammar = self.library.StructTag.to_grammar(tags, assume_special=False)
-                return str(grammar).removeprefix("%llguidance {}")
+                return TagRules(self.json_schema).grammar(read_format(text))
 
     def json_schema(self, schema: Any) -> str:
         """Return a schema with the layout of its JSON inside. Raises ``GrammarError``."""

@@ -24,8 +24,7 @@ from mini_engine.grammar.libraries.library import (
     compile_error,
     ignored_in,
     import_library,
-    read_json,
-    read_tags,
+    read_format,
 )
 from mini_engine.grammar.libraries.xgrammar_schema import exact_regex, kept_schema
 from mini_engine.grammar.masks import BITS
@@ -136,24 +135,7 @@ class XGrammarBackend(GrammarBackend):
 
     def structural_tag(self, text: str) -> str:
         """Return a structural tag of the library's newer form, whose schemas and expressions are checked."""
-        wish = read_json("structural_tag", text)
-        if isinstance(wish, dict) and "format" in wish:
-            return json.dumps(wish | {"format": self.checked_format(wish["format"])})
-        tags = read_tags(wish)
-        contents = [{"type": "json_schema", "json_schema": tag.schema} for tag in tags]
-        return json.dumps(
-            {
-                "type": "structural_tag",
-                "format": {
-                    "type": "triggered_tags",
-                    "triggers": sorted({tag.trigger for tag in tags}),
-                    "tags": [
-                        {"type": "tag", "begin": tag.begin, "content": self.checked_format(content), "end": tag.end}
-                        for tag, content in zip(tags, contents, strict=True)
-                    ],
-                },
-            }
-        )
+        return json.dumps({"type": "structural_tag", "format": self.checked_format(read_format(text))})
 
     def checked_format(self, part: Any) -> Any:
         """Return one format with all that is inside it: about text alone, and JSON in the layout of the options."""
