@@ -18,6 +18,8 @@ from mini_engine.server.chat import chat
 from mini_engine.server.completions import complete
 from mini_engine.server.errors import ApiError, add_handlers
 from mini_engine.server.operation import add_operation
+from mini_engine.server.responses import respond_to
+from mini_engine.server.responses_schema import ResponsesBody
 from mini_engine.server.schema import ChatBody, CompletionBody
 from mini_engine.server.service import Service
 from mini_engine.server.stream import CLIENT_CLOSED, ClientGoneError
@@ -60,6 +62,11 @@ def create_app(
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a chat."""
         return await chat(service, body, request)
+
+    @app.post("/v1/responses")
+    async def responses(body: ResponsesBody, request: Request) -> Response:
+        """Answer a conversation with items."""
+        return await respond_to(service, body, request)
 
     async def gone(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED)

@@ -126,18 +126,12 @@ class ChoiceStream:
         self.num_tokens += delta.token_id is not None
         if delta.logprobs is not None:
             self.reports.append(delta.logprobs)
-        thought, text = self.thoughts.add(delta.text)
-        reason = delta.finish_reason
-        if reason is not None:
-            matched = self.handle.outputs[delta.request_id].matched
-            last_thought, last_text = self.thoughts.flush()
-            thought += last_thought
-            text += last_text + self.chat.body.stop_text(matched)
-        for part in self.parts(thought, text, is_last=reason is not None):
+        for part in self.parts(delta):
             if self.frame is not None and "content" in part:
                 yield self.frame.filled(part["content"])
             else:
                 yield event(self.chunk(part, with_reports=True))
+        reason = delta.finish_reason
         if reason is None:
             return
         if self.reports:
@@ -146,8 +140,14 @@ class ChoiceStream:
         why = reason if self.reader is None else self.reader.reason(reason)
         yield event(self.chunk({}, finish_reason=why, **ending))
 
-    def parts(self, thought: str, text: str, is_last: bool) -> Iterator[dict[str, Any]]:
+    def parts(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield what is new as the interface's deltas: of the thought, then of the answer. Mutates."""
+        thought, text = self.thoughts.add(delta.text)
+        is_last = delta.finish_reason is not None
+        if is_last:
+            last_thought, last_text = self.thoughts.flush()
+            thought += last_thought
+            text += last_text + self.chat.body.stop_text(self.handle.outputs[delta.request_id].matched)
         if thought:
             yield {"reasoning_content": thought}
         if self.reader is not None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -82,12 +83,22 @@ class Items:
 
     def text_event(self, what: str, **fields: Any) -> dict[str, Any]:
         """Return an event about the text of the open part."""
-        logprobs = {"logprobs": []} if self.kind == "output_text" else {}
+        logprobs: dict[str, Any] = {"logprobs": []} if self.kind == "output_text" else {}
         return self.event(f"response.{self.kind}.{what}", content_index=0, **logprobs, **fields)
 
     def event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Return an event about the last item."""
         return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **fields}
+
+
+@contextmanager
+def own_fields() -> Iterator[None]:
+    """Let errors of the chat name the fields of this request."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = CHAT_FIELDS.get(error.param or "", error.param)
+        raise
 
 
 class Responses:
@@ -97,19 +108,21 @@ class Responses:
         """Check the request. Raises ``ApiError`` naming its own fields."""
         self.service = service
         self.body = body
-        try:
+        with own_fields():
             self.chat = Chat(service, body.chat())
-        except ApiError as error:
-            error.param = CHAT_FIELDS.get(error.param or "", error.param)
-            raise
         self.id = f"resp-{uuid4().hex}"
         self.created = time.time()
+
+    async def submit(self, job: Job) -> "ItemStream":
+        """Queue the chat and return what writes its answer. Raises ``ApiError``."""
+        with own_fields():
+            await self.chat.submit(job)
+        return ItemStream(self, job)
 
     async def answer(self) -> dict[str, Any]:
         """Return the whole answer."""
         async with Job(self.service) as job:
-            await self.chat.submit(job)
-            stream = ItemStream(self, job)
+            stream = await self.submit(job)
             async for _ in job.chunks([stream]):
                 pass
             return stream.response(stream.status)
@@ -117,8 +130,7 @@ class Responses:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as events."""
         async with Job(self.service) as job:
-            await self.chat.submit(job)
-            stream = ItemStream(self, job)
+            stream = await self.submit(job)
             yield b"".join(map(stream.numbered, stream.first_events()))
             async for data in job.chunks([stream]):
                 yield data
@@ -145,7 +157,7 @@ class ItemStream:
 
     def written(self, delta: Delta) -> bytes:
         """Return the events that ``delta`` completes. Mutates."""
-        events = [each for part in self.choice.news(delta) for each in self.items.add(part)]
+        events = [each for part in self.choice.parts(delta) for each in self.items.add(part)]
         if delta.finish_reason is not None:
             self.status = "incomplete" if delta.finish_reason == "length" else "completed"
             events += self.items.close(self.status)
@@ -162,7 +174,7 @@ class ItemStream:
         given = body.model_dump(exclude={"input", "stream", "model"}, by_alias=True)
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         params = self.asked.chat.params
-        taken = {"temperature": params.temperature, "top_p": params.top_p}
+        taken: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
         taken |= {"tools": given["tools"] or [], "tool_choice": given["tool_choice"] or "auto"}
         taken["parallel_tool_calls"] = body.parallel_tool_calls is not False
         return {
@@ -190,10 +202,11 @@ class ItemStream:
     def num_reasoning_tokens(self) -> int:
         """Tokens up to the end of the thought, all of them if it has none."""
         ids = thought_ids(self.asked.service.tokenizer.backend_tokenizer)
+        is_open = self.asked.chat.thought  # by the prompt; None: there can be no thought
         (output,) = self.handle.outputs.values()
-        if ids is None or not any(item["type"] == "reasoning" for item in self.items.items):
-            return 0
         tokens = list(output.token_ids)
+        if ids is None or is_open is None or not (is_open or ids[0] in tokens):
+            return 0
         return tokens.index(ids[1]) + 1 if ids[1] in tokens else len(tokens)
 
 

@@ -173,8 +173,6 @@ class ResponsesBody(NeutralBody):
     def chat(self) -> ChatBody:
         """Return the chat that is meant."""
         choice = self.tool_choice
-        if isinstance(choice, NamedFunction):
-            choice = NamedTool(type="function", function=FunctionName(name=choice.name))
         tools = [
             Tool(type="function", function=Function(**tool.model_dump(exclude={"type"}))) for tool in self.tools or ()
         ]
@@ -183,11 +181,16 @@ class ResponsesBody(NeutralBody):
             messages=messages_of(self),
             max_completion_tokens=self.max_output_tokens,
             tools=tools or None,
-            tool_choice=choice,
+            tool_choice=named_tool(choice) if isinstance(choice, NamedFunction) else choice,
             response_format=self.text.chat_format() if self.text else None,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             **{name: getattr(self, name) for name in same},
         )
+
+
+def named_tool(choice: NamedFunction) -> NamedTool:
+    """Return the choice of a function as a chat has it."""
+    return NamedTool(type="function", function=FunctionName(name=choice.name))
 
 
 def messages_of(body: ResponsesBody) -> list[Message]:
@@ -208,17 +211,14 @@ def messages_of(body: ResponsesBody) -> list[Message]:
 
 def extend_turn(messages: list[Message], item: MessageItem | CallItem | ReasoningItem) -> None:
     """Add an item to the assistant's turn at the end, or begin one. Mutates ``messages``."""
-    if isinstance(item, CallItem):
-        function = FunctionCall(name=item.name, arguments=item.arguments)
-        part, new = "tool_calls", [ToolCall(id=item.call_id, function=function)]
-    elif isinstance(item, MessageItem):
-        part, new = "content", joined(item.content)
-    else:
-        part, new = "reasoning_content", joined(item.content) or joined(item.summary)
-    last = messages[-1] if messages else None
-    held = getattr(last, part) if last is not None and last.role == "assistant" else None
-    begins = last is None or last.role != "assistant" or (part == "reasoning_content" and last.content is not None)
-    if begins:
+    last = messages[-1] if messages and messages[-1].role == "assistant" else None
+    if last is None or (isinstance(item, ReasoningItem) and (last.content or last.tool_calls)):
         last = Message(role="assistant")
         messages.append(last)
-    setattr(last, part, new if held is None or begins else held + new)
+    if isinstance(item, CallItem):
+        function = FunctionCall(name=item.name, arguments=item.arguments)
+        last.tool_calls = [*(last.tool_calls or ()), ToolCall(id=item.call_id, function=function)]
+    elif isinstance(item, MessageItem):
+        last.content = last.text + joined(item.content)
+    else:
+        last.reasoning_content = (last.reasoning_content or "") + (joined(item.content) or joined(item.summary))

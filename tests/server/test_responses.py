@@ -39,7 +39,11 @@ def test_a_text_has_the_thought_and_the_answer_of_a_chat(client, expected):
     response = client.responses.create(model="tiny", input=WHO, temperature=0)
     thought, message = response.output
     assert (thought.content[0].text, response.output_text) == expected
-    assert (thought.type, message.role, message.status, response.status) == ("reasoning", "assistant", *["completed"] * 2)
+    assert (thought.type, message.role, message.status, response.status) == (
+        "reasoning",
+        "assistant",
+        *["completed"] * 2,
+    )
     usage = response.usage
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
     assert 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
@@ -56,7 +60,7 @@ def test_a_stream_builds_the_same_response_event_by_event(client):
     assert final.output[0].content == whole.output[0].content
     assert final.usage == whole.usage.model_copy(update={"input_tokens_details": final.usage.input_tokens_details})
     kinds = [event.type.removeprefix("response.") for event in events]
-    text = [kind for kind in dict.fromkeys(kinds)]
+    text = list(dict.fromkeys(kinds))
     assert text == [
         *("created", "in_progress", "output_item.added", "content_part.added", "reasoning_text.delta"),
         *("reasoning_text.done", "content_part.done", "output_item.done", "output_text.delta", "output_text.done"),
@@ -158,7 +162,7 @@ REFUSED = [
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 5000}, "input"),
-    ({"temperature": 5}, "temperature"),
+    ({"temperature": -1}, "temperature"),
     ({"tool_choice": "required"}, "tools"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "strin"}}}}, "text.format"),
     ({"inptu": "x"}, "inptu"),
