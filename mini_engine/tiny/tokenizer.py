@@ -39,7 +39,7 @@ CHAT_TEMPLATE = """\
   {{- '\\n<tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call><|im_end|>\\n' -}}
 {%- endif -%}
 {%- for message in messages -%}
-  {%- set text = message.content -%}
+  {%- set text = message.content or '' -%}
   {%- if message.role == 'assistant' and loop.index0 < turn.last_user and '</think>' in text -%}
     {%- set text = text.split('</think>')[-1].lstrip('\\n') -%}
   {%- endif -%}

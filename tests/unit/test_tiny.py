@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from mini_engine.checkpoint import TINY_MODEL, load_config
 from mini_engine.tiny import corpus, evaluate, train
-from mini_engine.tiny.tokenizer import SPECIAL_TOKENS, train_tokenizer
+from mini_engine.tiny.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, train_tokenizer
 from mini_engine.tiny.train import (
     PHASES,
     SEED,
@@ -62,6 +62,21 @@ def test_a_document_is_what_the_chat_template_renders() -> None:
     assert asked + record.answer + "<|im_end|>\n" == corpus.render_turn(story, "past") + corpus.render_turn(
         record, "no_think"
     )
+
+
+def test_the_stored_template_is_that_of_the_code_and_writes_calls_without_a_text() -> None:
+    assert TOKENIZER.chat_template == CHAT_TEMPLATE
+    call = {"type": "function", "function": {"name": "f", "arguments": {"é": 1}}}
+    chat = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": None, "tool_calls": [call, call]}]
+    written = '<tool_call>\n{"name": "f", "arguments": {"é": 1}}\n</tool_call>'
+    rendered = TOKENIZER.apply_chat_template(chat, tokenize=False)
+    assert rendered.endswith(f"<|im_start|>assistant\n{written}\n{written}<|im_end|>\n")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    system = [{"role": "system", "content": "Be brief."}, *chat]
+    with_tools = TOKENIZER.apply_chat_template(system, tools=tools, tokenize=False)
+    assert with_tools.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
+    assert with_tools.count("Be brief.") == with_tools.count("<|im_start|>system") == 1
+    assert TOKENIZER.apply_chat_template(system, tokenize=False).startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
 
 
 def test_records_are_json_with_the_fields_of_the_prompt() -> None:
