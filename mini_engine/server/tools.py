@@ -105,10 +105,11 @@ def calling_of(body: ChatBody, structure: Structure | None, template: str, parse
     once = {"stop_after_first": is_named or body.parallel_tool_calls is False}
     tags = {"tags": [tag_of(tool) for tool in tools], **once}
     alone = {"type": "tags_with_separator", "separator": hermes.SEPARATOR, "at_least_one": True, **tags}
-    if structure is not None:
-        wish = either(alone, structure, choice)
-    else:
-        wish = {"type": "triggered_tags", "triggers": [TOOL_CALL], **tags} if choice == "auto" else alone
+    wish = alone if structure is None else either(alone, structure, choice)
+    if choice != "auto":
+        wish = alone  # there is no text that could have a form
+    elif structure is None:
+        wish = {"type": "triggered_tags", "triggers": [TOOL_CALL], **tags}
     return Calling(
         Structure("structural_tag", {"type": "structural_tag", "format": wish}, "tools"),
         names,
@@ -125,11 +126,11 @@ def tag_of(tool: Tool) -> dict[str, Any]:
 
 def either(calls: dict[str, Any], structure: Structure, choice: Any) -> dict[str, Any]:
     """Return the format of an answer that is calls or keeps to a schema. Raises ``ApiError`` if it cannot be both."""
-    if choice != "auto" or structure.kind != "json_schema" or not isinstance(structure.value, dict):
+    if structure.kind != "json_schema" or not isinstance(structure.value, dict):
         raise ApiError(
             400,
-            f"tool_choice is {describe(choice)} and {structure.param} is given; only 'auto' goes with a form, which is "
-            "a JSON Schema and no text of one; leave one of them",
+            f"tool_choice is {describe(choice)} and {structure.param} is given; calls go with a form that is a JSON "
+            "Schema, and no text of one; leave one of them",
             "tool_choice",
         )
     return {"type": "or", "elements": [calls, {"type": "json_schema", "json_schema": structure.value}]}

@@ -205,8 +205,10 @@ def test_an_answer_of_a_schema_or_calls(scripted: Running, stream: bool) -> None
         write(scripted, text)
         answer = Answer(scripted.client(), stream, response_format=form)
         assert (answer.content, answer.calls) == (content, calls)
+    write(scripted, call("do_nothing", "{}"))
+    assert Answer(scripted.client(), stream, response_format=form, tool_choice="required").calls == calls
     with pytest.raises(BadRequestError, match="leave one of them"):
-        Answer(scripted.client(), stream, response_format=form, tool_choice="required")
+        Answer(scripted.client(), stream, tool_choice="required", extra_body={"regex": "[0-9]+"})
 
 
 def test_a_round_trip_of_calls_results_and_an_answer(scripted: Running) -> None:
