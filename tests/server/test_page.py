@@ -44,12 +44,14 @@ def page(request, browser, app):
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.on("request", lambda each: outside.append(each.url) if not each.url.startswith((app.url, "data:")) else None)
-    page.goto(app.url)
-    page.locator("#speed").fill("60")
-    yield page
+    try:
+        page.goto(app.url)
+        page.locator("#speed").fill("60")
+        yield page
+    finally:
+        context.close()
     assert errors == []
     assert outside == []
-    context.close()
 
 
 def finish(page) -> None:
@@ -168,12 +170,14 @@ def test_traffic_fills_the_batch(page, app):
 def test_a_server_with_a_key_asks_for_it(browser):
     with serving(Small().config(), api_key="secret") as running:
         page = browser.new_page()
-        page.set_default_timeout(WAIT)
-        page.goto(running.url)
-        page.locator("#key").fill("secret")
-        page.locator("#key").press("Tab")
-        page.wait_for_selector(".token")
-        page.close()
+        try:
+            page.set_default_timeout(WAIT)
+            page.goto(running.url)
+            page.locator("#key").fill("secret")
+            page.locator("#key").press("Tab")
+            page.wait_for_selector(".token")
+        finally:
+            page.close()
 
 
 def test_nothing_overflows_and_every_control_has_a_name(page):
