@@ -204,3 +204,19 @@ def contrast(page, front: str, back: str) -> float:
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
     return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+PROMPT = "There was a bear named Ida"
+
+
+def test_the_banner_goes_with_the_next_run(page):
+    page.locator("#auto").uncheck()
+    write(page, PROMPT)
+    page.evaluate("document.getElementById('knobs-box').open = true")
+    page.locator("#grammar").select_option("regex")
+    page.locator(".token").nth(2).click()
+    page.locator("#menu button").first.click()
+    assert "cannot begin in the middle" in page.locator("#alert").text_content()
+    page.locator("#grammar").select_option("")
+    write(page, PROMPT)
+    assert page.locator("#alert").is_hidden()

@@ -46,6 +46,7 @@ function rerun() {
 
 function run() {
   clearTimeout(timer);
+  complain(null);
   stop();
   [lanes, selected] = [[], null];
   $("lanes").replaceChildren();
@@ -101,7 +102,7 @@ async function ask(lane) {
       } else if (name === "error") throw new Error(event.error.message);
     }
   } catch (error) {
-    if (error.name !== "AbortError") complain(error);
+    if (error.name !== "AbortError" && lanes.includes(lane)) complain(error);
     lane.about.textContent = error.name === "AbortError" ? "stopped" : "error";
     lane.onFirst?.();
   } finally {
@@ -187,6 +188,7 @@ const scheduleClose = () => { clearTimeout(closing); closing = setTimeout(() => 
 
 function branch(lane, token, other) {
   closeMenu();
+  complain(null);
   isQuiet = true;
   if ($("grammar").value) return complain(new Error("A grammar begins with the answer, so it cannot begin in the middle of one. Set the grammar to none, then branch."));
   const before = lane.tokens.slice(0, token.index).map((each) => ({ ...each, inherited: true }));
