@@ -220,3 +220,26 @@ def test_the_banner_goes_with_the_next_run(page):
     page.locator("#grammar").select_option("")
     write(page, PROMPT)
     assert page.locator("#alert").is_hidden()
+
+
+def test_stop_stops_at_once_and_asks_nothing_more(page, app):
+    finish(page)
+    set_knob(page, "max_tokens", 300)
+    page.locator("#speed").fill("4")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.wait_for_function("document.querySelectorAll('.token').length === 2")
+    asked = []
+    page.on("request", lambda each: asked.append(each.url))
+    page.get_by_role("button", name="Stop").click()
+    assert page.locator("#behind").text_content() == ""
+    shown = page.locator(".token").count()
+    page.wait_for_timeout(1500)
+    assert page.locator(".token").count() == shown <= 3
+    assert [about.split(",")[-1].strip() for about in page.locator(".lane small").all_text_contents()] == [
+        "stopped"
+    ] * 2
+    assert asked == []
+    app.wait_until_idle()
+    cache = app.engine.scheduler.cache
+    assert page.locator("#pages .kept").count() <= cache.num_pages
+    assert page.locator("#tree .node").count() >= 1

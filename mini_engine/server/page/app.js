@@ -16,7 +16,7 @@ const KNOBS = [  // name, label, least, most, step, first value, whether it is a
 const EXAMPLES = { regex: " (red|blue) (ball|boat)\\.", json_schema: '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}' };
 const BEHIND = 400;  // steps that may wait before the page shows several at a time
 
-let lanes = [], waiting = [], playing = true, selected = null, held = 0, timer = 0, tabStop = null;
+let lanes = [], waiting = [], playing = true, selected = null, held = 0, timer = 0, tabStop = null, traffic = new AbortController();
 const known = new Set();  // requests whose first event has come, or that are not ours
 
 // ---------------------------------------------------------------------------------------------- prompts and knobs
@@ -47,7 +47,7 @@ function rerun() {
 function run() {
   clearTimeout(timer);
   complain(null);
-  stop();
+  endLanes();
   [lanes, selected] = [[], null];
   $("lanes").replaceChildren();
   const first = addLane({ name: "A", prompt: $("prompt-a").value });
@@ -58,8 +58,25 @@ function run() {
   ask(first);
 }
 
-function stop() {
-  for (const lane of lanes) lane.abort?.abort();
+function stop() {  // what has not been shown yet never is
+  traffic.abort();
+  traffic = new AbortController();
+  endLanes();
+}
+
+function endLanes() {
+  for (const lane of lanes) endLane(lane);
+  for (const event of waiting) record(event);
+  if (waiting.length) drawPages(waiting.at(-1));
+  waiting = [];
+  showBehind();
+}
+
+function endLane(lane) {
+  if (lane.hasEnded) return;
+  lane.abort?.abort();
+  [lane.isStopped, lane.onFirst] = [true, null];
+  lane.about.textContent = [lane.tokens.length && plural(lane.tokens.length, "token"), "stopped"].filter(Boolean).join(", ");
 }
 
 // ----------------------------------------------------------------------------------------------- lanes of answers
@@ -77,12 +94,13 @@ function addLane({ name, prompt, promptTokens = [], tokens = [], after = null })
 }
 
 function removeLane(lane) {
-  lane.abort?.abort();
+  endLane(lane);
   lane.box.remove();
   lanes = lanes.filter((other) => other !== lane);
 }
 
 async function ask(lane) {
+  const begun = () => { lane.onFirst?.(); lane.onFirst = null; };
   lane.abort = new AbortController();
   lane.isStarting = true;
   const own = lane.tokens.map((token) => token.id), settings = knobs();
@@ -98,13 +116,14 @@ async function ask(lane) {
         nameRequest(event.request, lane.name);
       } else if (name === "token") {
         lane.data[event.index] = { ...event, index: event.index + own.length };
-        if (event.index === 0) lane.onFirst?.();
+        if (event.index === 0) begun();
       } else if (name === "error") throw new Error(event.error.message);
     }
   } catch (error) {
-    if (error.name !== "AbortError" && lanes.includes(lane)) complain(error);
-    lane.about.textContent = error.name === "AbortError" ? "stopped" : "error";
-    lane.onFirst?.();
+    if (error.name === "AbortError" || !lanes.includes(lane)) return;
+    complain(error);
+    lane.about.textContent = "error";
+    begun();
   } finally {
     lane.isStarting = false;
   }
@@ -139,7 +158,7 @@ function select(lane, token, isFocus) {
   drawStages(lane, token);
 }
 
-const followed = () => lanes.find((lane) => lane.request && !lane.hasEnded) ?? lanes.find((lane) => lane.tokens.length);
+const followed = () => lanes.find((lane) => lane.request && !lane.hasEnded && !lane.isStopped) ?? lanes.find((lane) => lane.tokens.length);
 
 function follow() {
   selected?.token.element.classList.remove("selected");
@@ -233,7 +252,7 @@ function welcome(engine) {
 
 function isReady(event) {  // everything that the step says of our own requests has come
   if (event.chunks.some((chunk) => !known.has(chunk.request)) && lanes.some((lane) => lane.isStarting)) return false;
-  return lanes.every((lane) => event.tokens.filter((token) => token.request === lane.request).every((_, i) => lane.data[(lane.shown ?? 0) + i]));
+  return lanes.filter((lane) => !lane.isStopped).every((lane) => event.tokens.filter((token) => token.request === lane.request).every((_, i) => lane.data[(lane.shown ?? 0) + i]));
 }
 
 function playStep() {
@@ -242,12 +261,16 @@ function playStep() {
   if (!isReady(event) && held++ < 40) return false;
   held = 0;
   waiting.shift();
-  for (const chunk of event.chunks) known.add(chunk.request);
-  for (const lane of lanes) showStep(lane, event);
-  addStep(event);
-  changeTree(event.tree);
+  for (const lane of lanes) if (!lane.isStopped) showStep(lane, event);
+  record(event);
   drawPages(event);
   return true;
+}
+
+function record(event) {
+  for (const chunk of event.chunks) known.add(chunk.request);
+  addStep(event);
+  changeTree(event.tree);
 }
 
 function showStep(lane, event) {
@@ -266,9 +289,11 @@ function showStep(lane, event) {
   if (reason) $("live").textContent = `${lane.name} has ended: ${lane.tokens.map((each) => each.piece).join("")}`;
 }
 
+const showBehind = () => { $("behind").textContent = waiting.length ? `${plural(waiting.length, "step")} not shown yet` : ""; };
+
 function tick() {
   if (playing) for (let i = Math.ceil(waiting.length / BEHIND); i > 0 && playStep(); i--);
-  $("behind").textContent = waiting.length ? `${plural(waiting.length, "step")} not shown yet` : "";
+  showBehind();
   setTimeout(tick, 1000 / Number($("speed").value));
 }
 
@@ -281,7 +306,7 @@ function complain(error) {
 }
 
 function addTraffic() {  // all on one connection, because browsers open no more than six to a server
-  send("v1/completions", { prompt: TRAFFIC, ...knobs(), max_tokens: 90, ignore_eos: true }).catch(complain);
+  send("v1/completions", { prompt: TRAFFIC, ...knobs(), max_tokens: 90, ignore_eos: true }, traffic.signal).catch((error) => error.name === "AbortError" || complain(error));
 }
 
 $("prompt-a").value = PROMPTS[0];

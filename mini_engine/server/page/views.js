@@ -62,14 +62,16 @@ export function alternatives(token, branch) {
 // ------------------------------------------------------------------------------------------------------ radix tree
 
 const nodes = new Map();
-let gone = [];
+let gone = [], isDue = false;
 
 export function changeTree(change) {
   if (!change) return;
   for (const node of change.changed) nodes.set(node.node, { ...node, isNew: !nodes.has(node.node) });
-  gone = change.removed.map((number) => nodes.get(number)).filter(Boolean);
+  gone.push(...change.removed.map((number) => nodes.get(number)).filter(Boolean));
   for (const number of change.removed) nodes.delete(number);
-  if (change.changed.length || gone.length) requestAnimationFrame(drawTree);
+  if (isDue || !(change.changed.length || gone.length)) return;
+  isDue = true;
+  requestAnimationFrame(drawTree);
 }
 
 export const forgetTree = () => nodes.clear();
@@ -84,7 +86,7 @@ function drawTree() {
   $("tree").replaceChildren(branch(null) ?? el("p", {}, "Nothing is cached yet."));
   $("tree-about").textContent = `${plural(all.length, "node")}, ${plural(pages, "page")}. Prompts that begin alike share the nodes of their beginning.` +
     (gone.length ? ` ${plural(gone.length, "node")} just evicted.` : "");
-  gone = [];
+  [gone, isDue] = [[], false];
   for (const node of all) node.isNew = false;
 }
 
