@@ -1,5 +1,6 @@
 """The page in a headless Chromium: it streams, branches, fits, and its script raises nothing."""
 
+import math
 import shutil
 from collections.abc import Iterator
 
@@ -209,6 +210,22 @@ def contrast(page, front: str, back: str) -> float:
 PROMPT = "There was a bear named Ida"
 
 
+def branch(page, lane: int, token: int) -> dict[str, str]:
+    """Go on from another token; returns its text and its shares of the model and after all stages, as written."""
+    page.locator(".lane").nth(lane).locator(".token").nth(token).click()
+    button = page.locator("#menu button").first
+    shares = button.locator("span").all_text_contents()
+    chosen = {
+        "text": button.locator("b").text_content().replace("␣", " "),
+        "before": shares[0],
+        "after": shares[1].removeprefix("→ "),
+    }
+    count = page.locator(".lane").count()
+    button.click()
+    page.wait_for_function("(count) => document.querySelectorAll('.lane').length === count", arg=count + 1)
+    return chosen
+
+
 def test_the_banner_goes_with_the_next_run(page):
     page.locator("#auto").uncheck()
     write(page, PROMPT)
@@ -243,3 +260,19 @@ def test_stop_stops_at_once_and_asks_nothing_more(page, app):
     cache = app.engine.scheduler.cache
     assert page.locator("#pages .kept").count() <= cache.num_pages
     assert page.locator("#tree .node").count() >= 1
+
+
+def test_a_token_that_the_reader_chose_is_described_with_its_own_numbers(page):
+    write(page, PROMPT)
+    surprises = page.locator(".token").evaluate_all("(all) => all.map((t) => +t.style.getPropertyValue('--surprise'))")
+    chosen = branch(page, 0, surprises.index(max(surprises)))
+    page.wait_for_function("document.querySelector('.yours') === document.activeElement")
+    about = page.locator("#stages-about").text_content()
+    assert about.endswith(f"{chosen['before']} of the model, {chosen['after']} after all stages, chosen by you.")
+    shown = page.locator("#stages .chosen td").all_text_contents()
+    assert [shown[0], shown[-1]] == [chosen["before"], chosen["after"]]
+    yours = page.locator(".yours")
+    share = float(chosen["before"].split()[0]) / 100
+    surprise = float(yours.evaluate("(token) => token.style.getPropertyValue('--surprise')"))
+    assert surprise == pytest.approx(min(1, -math.log2(share) / 6), abs=0.02)
+    assert f"{chosen['before']}, chosen by you" in yours.get_attribute("aria-label")

@@ -211,7 +211,9 @@ function branch(lane, token, other) {
   isQuiet = true;
   if ($("grammar").value) return complain(new Error("A grammar begins with the answer, so it cannot begin in the middle of one. Set the grammar to none, then branch."));
   const before = lane.tokens.slice(0, token.index).map((each) => ({ ...each, inherited: true }));
-  const chosen = { ...token, ...other, chosenByYou: true, inherited: true };
+  const line = token.tokens.findIndex((each) => each.id === other.id);
+  const stages = token.stages.map((stage) => ({ ...stage, chosen: stage.probs[line] }));
+  const chosen = { ...token, id: other.id, piece: other.piece, stages, chosenByYou: true, inherited: true };
   const number = lanes.filter((each) => each.name.startsWith(lane.name)).length + 1;
   const made = addLane({ name: `${lane.name}${number}`, prompt: lane.prompt, promptTokens: lane.promptTokens, tokens: [...before, chosen], after: lane });
   $("live").textContent = `${made.name} goes on from ${other.piece}.`;

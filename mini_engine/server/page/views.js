@@ -11,8 +11,7 @@ const STAGE_HELP = {
 };
 
 export function drawStages(lane, token) {
-  $("stages-about").textContent = `Token ${token.index + 1} of ${lane.name}: ${quoted(token.piece)}` +
-    (token.stages.length ? `, ${percent(token.stages.at(-1).chosen)} after all stages.` : token.chosenByYou ? ", chosen by you." : ", forced by the grammar.");
+  $("stages-about").textContent = `Token ${token.index + 1} of ${lane.name}: ${quoted(token.piece)}, ${how(token)}.`;
   if (!token.stages.length) return $("stages").replaceChildren();
   const heads = token.stages.map((stage, i) => {
     const removed = stage.removed > 1e-9 ? `, ${percent(stage.removed)} removed` : "";
@@ -31,6 +30,13 @@ export function drawStages(lane, token) {
   $("stages").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), ...heads)), el("tbody", {}, ...lines)));
 }
 
+function how(token) {
+  if (!token.stages.length) return "forced by the grammar";
+  const before = percent(token.stages[0].chosen), share = token.stages.at(-1).chosen;
+  const after = share > 0 ? `${percent(share)} after all stages` : "removed by the stages";
+  return token.chosenByYou ? `${before} of the model, ${after}, chosen by you` : after;
+}
+
 function cell(share, before) {
   const cut = share === 0 && before > 0;
   return el("td", { class: cut && "cut" }, el("i", { class: "bar-of", style: `width:${100 * (cut ? before : share)}%` }), el("span", {}, cut ? "removed" : percent(share)));
@@ -45,7 +51,7 @@ export function tokenElement(token, on) {
   const share = probability(token);
   const classes = ["token", share < 0.25 && "unlikely", token.inherited && "inherited", token.chosenByYou && "yours"].filter(Boolean).join(" ");
   const shown = token.piece === "\n" ? "⏎\n" : token.piece;
-  const label = `${quoted(token.piece)}, ${token.chosenByYou ? "chosen by you" : token.stages.length ? percent(share) : "forced"}`;
+  const label = `${quoted(token.piece)}, ${token.stages.length ? percent(share) : "forced"}${token.chosenByYou ? ", chosen by you" : ""}`;
   return el("span", { class: classes, role: "button", tabindex: "-1", "aria-haspopup": "dialog", "aria-label": label, style: `--surprise:${surprise(share).toFixed(3)}`, ...on }, shown);
 }
 
