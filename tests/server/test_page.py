@@ -208,6 +208,7 @@ def contrast(page, front: str, back: str) -> float:
 
 
 PROMPT = "There was a bear named Ida"
+NAMES = "[...document.querySelectorAll('.lane')].map((lane) => lane.getAttribute('aria-label'))"
 
 
 def branch(page, lane: int, token: int) -> dict[str, str]:
@@ -276,3 +277,15 @@ def test_a_token_that_the_reader_chose_is_described_with_its_own_numbers(page):
     surprise = float(yours.evaluate("(token) => token.style.getPropertyValue('--surprise')"))
     assert surprise == pytest.approx(min(1, -math.log2(share) / 6), abs=0.02)
     assert f"{chosen['before']}, chosen by you" in yours.get_attribute("aria-label")
+
+
+def test_no_two_lanes_ever_have_one_name(page):
+    write(page, PROMPT)
+    for token in (2, 4):
+        branch(page, 0, token)
+    page.get_by_role("button", name="Close A2").click()
+    branch(page, 0, 3)
+    branch(page, 1, 4)
+    names = page.evaluate(NAMES)
+    assert len(set(names)) == len(names) == 4
+    assert "A2" not in names

@@ -17,6 +17,7 @@ const EXAMPLES = { regex: " (red|blue) (ball|boat)\\.", json_schema: '{"type": "
 const BEHIND = 400;  // steps that may wait before the page shows several at a time
 
 let lanes = [], waiting = [], playing = true, selected = null, held = 0, timer = 0, tabStop = null, traffic = new AbortController();
+const branches = { A: 1, B: 1 };  // the highest number that a branch of each prompt ever had
 const known = new Set();  // requests whose first event has come, or that are not ours
 
 // ---------------------------------------------------------------------------------------------- prompts and knobs
@@ -214,9 +215,10 @@ function branch(lane, token, other) {
   const line = token.tokens.findIndex((each) => each.id === other.id);
   const stages = token.stages.map((stage) => ({ ...stage, chosen: stage.probs[line] }));
   const chosen = { ...token, id: other.id, piece: other.piece, stages, chosenByYou: true, inherited: true };
-  const number = lanes.filter((each) => each.name.startsWith(lane.name)).length + 1;
-  const made = addLane({ name: `${lane.name}${number}`, prompt: lane.prompt, promptTokens: lane.promptTokens, tokens: [...before, chosen], after: lane });
-  $("live").textContent = `${made.name} goes on from ${other.piece}.`;
+  const letter = lane.name[0];
+  branches[letter] += 1;
+  const made = addLane({ name: `${letter}${branches[letter]}`, prompt: lane.prompt, promptTokens: lane.promptTokens, tokens: [...before, chosen], after: lane });
+  $("live").textContent = `${made.name} goes on from ${other.piece} in ${lane.name}.`;
   follow();
   made.box.scrollIntoView({ block: "nearest" });
   made.tokens.at(-1).element.focus({ preventScroll: true });
