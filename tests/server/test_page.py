@@ -289,3 +289,24 @@ def test_no_two_lanes_ever_have_one_name(page):
     names = page.evaluate(NAMES)
     assert len(set(names)) == len(names) == 4
     assert "A2" not in names
+
+
+def test_a_knob_keeps_branches_and_a_new_prompt_says_which_it_closes(page, app):
+    write(page, PROMPT)
+    before = tokens(page)
+    chosen = branch(page, 0, 3)
+    finish(page)
+    start = [*before[:3], chosen["text"]]
+    ids = app.tokenizer.encode(PROMPT + "".join(start))
+    set_knob(page, "temperature", 0)
+    rest = completion(app, ids, max_tokens=20, temperature=0)
+    page.wait_for_function(
+        "(text) => document.querySelectorAll('.lane')[1]?.querySelector('.text').textContent === text",
+        arg=PROMPT + "".join(start) + rest,
+    )
+    assert page.evaluate(NAMES) == ["A", "A2"]
+    assert tokens(page, 1)[:4] == start
+    assert page.locator("#note").is_hidden()
+    write(page, "She had a")
+    assert page.evaluate(NAMES) == ["A"]
+    assert page.locator("#note").text_content() == "A2 was closed, because its prompt is no longer asked."

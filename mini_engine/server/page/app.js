@@ -49,14 +49,23 @@ function run() {
   clearTimeout(timer);
   complain(null);
   endLanes();
+  const made = lanes.filter((lane) => lane.given.after);
   [lanes, selected] = [[], null];
+  $("follow").hidden = true;
   $("lanes").replaceChildren();
   const first = addLane({ name: "A", prompt: $("prompt-a").value });
-  if ($("both").checked) {
-    const second = addLane({ name: "B", prompt: $("prompt-b").value });
-    first.onFirst = () => ask(second);  // when A's prompt is computed, so that B finds it in the cache
-  }
+  const rest = $("both").checked ? [addLane({ name: "B", prompt: $("prompt-b").value })] : [];
+  const origin = (lane) => [first, ...rest].find((each) => each.name === lane.name[0] && each.prompt === lane.prompt);
+  for (const lane of made.filter(origin)) rest.push(addLane({ ...lane.given, after: lanes.findLast((each) => each.name[0] === lane.name[0]) }));
+  sayClosed(made.filter((lane) => !origin(lane)));
+  first.onFirst = () => rest.forEach(ask);  // when A's prompt is computed, so that the others find it in the cache
   ask(first);
+}
+
+function sayClosed(closed) {
+  const [were, their] = closed.length === 1 ? ["was", "its"] : ["were", "their"];
+  $("note").hidden = !closed.length;
+  $("note").textContent = closed.length ? `${closed.map((lane) => lane.name).join(", ")} ${were} closed, because ${their} prompt is no longer asked.` : "";
 }
 
 function stop() {  // what has not been shown yet never is
@@ -83,7 +92,8 @@ function endLane(lane) {
 // ----------------------------------------------------------------------------------------------- lanes of answers
 
 function addLane({ name, prompt, promptTokens = [], tokens = [], after = null }) {
-  const lane = { name, prompt, promptTokens, tokens: [], data: [], about: el("small", {}), text: el("p", { class: "text", role: "group", "aria-label": `Answer ${name}` }) };
+  const given = { name, prompt, promptTokens, tokens, after };
+  const lane = { name, prompt, promptTokens, given, tokens: [], data: [], about: el("small", {}), text: el("p", { class: "text", role: "group", "aria-label": `Answer ${name}` }) };
   lane.promptText = el("span", { class: "prompt" }, promptTokens.length ? promptTokens.map((t) => t.piece).join("") : prompt);
   lane.text.append(lane.promptText);
   const close = after && el("button", { type: "button", class: "close", "aria-label": `Close ${name}`, onclick: () => removeLane(lane) }, "×");
@@ -101,6 +111,7 @@ function removeLane(lane) {
 }
 
 async function ask(lane) {
+  if (lane.given.after && $("grammar").value) { lane.about.textContent = "not asked, because a grammar cannot begin in the middle of an answer"; return; }
   const begun = () => { lane.onFirst?.(); lane.onFirst = null; };
   lane.abort = new AbortController();
   lane.isStarting = true;
