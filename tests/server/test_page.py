@@ -310,3 +310,20 @@ def test_a_knob_keeps_branches_and_a_new_prompt_says_which_it_closes(page, app):
     write(page, "She had a")
     assert page.evaluate(NAMES) == ["A"]
     assert page.locator("#note").text_content() == "A2 was closed, because its prompt is no longer asked."
+
+
+def test_the_readers_own_rows_stay_in_the_batch(page):
+    finish(page)
+    set_knob(page, "max_tokens", 300)
+    page.locator("#speed").fill("12")
+    page.get_by_role("button", name="Run", exact=True).click()
+    for _ in range(3):
+        page.get_by_role("button", name="Add six requests").click()
+    page.wait_for_function("document.querySelectorAll('#timeline .ytick').length >= 12")
+    page.wait_for_function(
+        "/[1-9][0-9]* of [0-9]* requests drawn/.test(document.getElementById('batch-about').textContent)"
+    )
+    page.wait_for_timeout(600)
+    names = page.locator("#timeline .ytick text").all_text_contents()
+    assert len(names) == 12
+    assert [name for name in names if name in "AB"] == ["A", "B"]

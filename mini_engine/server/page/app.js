@@ -2,7 +2,7 @@
 
 import { $, el, plural, visible } from "./dom.js";
 import { events, HttpError, send, setKey } from "./stream.js";
-import { addStep, nameRequest } from "./timeline.js";
+import { addStep, disown, nameRequest } from "./timeline.js";
 import { alternatives, changeTree, drawPages, drawStages, forgetTree, tokenElement } from "./views.js";
 
 const SHARED = "Once upon a time there was a fox named Mila who lived in a small house near the old mill. One day Mila went for a walk and";
@@ -49,6 +49,7 @@ function run() {
   clearTimeout(timer);
   complain(null);
   endLanes();
+  disown();
   const made = lanes.filter((lane) => lane.given.after);
   [lanes, selected] = [[], null];
   $("follow").hidden = true;

@@ -10,7 +10,7 @@ const KINDS = {
   again: { label: "computed again", color: "#d55e00", shape: "x" },
   decode: { label: "decode", color: "#56b4e9", shape: "" },
 };
-const rows = new Map();  // request -> {name, spans, reached, wasRunning}
+const rows = new Map();  // request -> {name, spans, marks, reached, isOwn}
 const pages = [];  // a line for each step
 let step = 0, previous = new Set(), waitingBefore = new Set(), plotly = null, drawn = 0, timer = 0;
 
@@ -19,7 +19,8 @@ export function rowOf(request) {
   return rows.get(request);
 }
 
-export const nameRequest = (request, name) => { rowOf(request).name = name; };
+export const nameRequest = (request, name) => Object.assign(rowOf(request), { name, isOwn: true });
+export const disown = () => rows.forEach((row) => { row.isOwn = false; });  // rows of an earlier run
 export const nameOf = (request) => rowOf(request).name;
 
 function add(row, kind, tokens, text) {
@@ -48,10 +49,18 @@ export function addStep(event) {
   drawSoon();
 }
 
+function chooseRows() {  // the reader's own rows, and the newest others
+  const recent = [...rows.values()].filter((row) => row.spans.length && row.spans.at(-1).to > step - SHOWN_STEPS);
+  const others = recent.filter((row) => !row.isOwn), room = Math.max(0, SHOWN_ROWS - recent.length + others.length);
+  const hidden = new Set(others.slice(0, Math.max(0, others.length - room)));
+  return { shown: recent.filter((row) => !hidden.has(row)), total: recent.length };
+}
+
 function describe(event) {
+  const { shown, total: requests } = chooseRows();
   const { used, total } = event.pages;
   $("batch-about").textContent = `Step ${event.step}: ${event.running.length} running, ${event.waiting.length} waiting, ` +
-    `${plural(event.chunks.reduce((sum, each) => sum + each.tokens, 0), "row")} computed, ${used} of ${total} pages used.`;
+    `${plural(event.chunks.reduce((sum, each) => sum + each.tokens, 0), "row")} computed, ${used} of ${total} pages used.` + (shown.length < requests ? ` ${shown.length} of ${requests} requests drawn.` : "");
   const body = $("steps").querySelector("tbody") ?? table();
   const did = event.chunks.map((c) => `${nameOf(c.request)}: ${c.tokens === 1 && c.start >= c.prompt ? "decode" : `tokens ${c.start} to ${c.start + c.tokens - 1}`}`);
   const lost = event.preempted.map((request) => `${nameOf(request)} preempted`);
@@ -75,7 +84,7 @@ function drawSoon() {
 export async function draw() {
   plotly ??= await load();
   const first = Math.max(0, step - SHOWN_STEPS);
-  const shown = [...rows.values()].filter((row) => row.spans.length && row.spans.at(-1).to > first).slice(-SHOWN_ROWS);
+  const { shown } = chooseRows();
   const style = getComputedStyle(document.documentElement);
   const [ink, faint, ground] = ["--ink", "--line", "--card"].map((name) => style.getPropertyValue(name).trim());
   const traces = Object.entries(KINDS).map(([kind, look]) => {
