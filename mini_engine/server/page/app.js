@@ -3,7 +3,7 @@
 import { $, el, plural, visible } from "./dom.js";
 import { events, HttpError, send, setKey } from "./stream.js";
 import { addStep, disown, nameRequest } from "./timeline.js";
-import { alternatives, changeTree, drawPages, drawStages, forgetTree, tokenElement } from "./views.js";
+import { alternatives, changeTree, drawPages, drawStages, forgetTree, greedy, tokenElement } from "./views.js";
 
 const SHARED = "Once upon a time there was a fox named Mila who lived in a small house near the old mill. One day Mila went for a walk and";
 const PROMPTS = [`${SHARED} met a`, `${SHARED} found a`];
@@ -128,7 +128,7 @@ async function ask(lane) {
         known.add(event.request);
         nameRequest(event.request, lane.name);
       } else if (name === "token") {
-        lane.data[event.index] = { ...event, index: event.index + own.length };
+        lane.data[event.index] = { ...(settings.temperature ? event : greedy(event)), index: event.index + own.length };
         if (event.index === 0) begun();
       } else if (name === "error") throw new Error(event.error.message);
     }

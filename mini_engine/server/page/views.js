@@ -7,8 +7,16 @@ import { nameOf } from "./timeline.js";
 
 const STAGE_HELP = {
   logits: "what the model says", penalties: "tokens that came before", grammar: "what the grammar forbids", temperature: "sharper or flatter",
-  "top-k": "the k likeliest", "top-p": "the likeliest that reach p", "min-p": "a share of the likeliest",
+  "top-k": "the k likeliest", "top-p": "the likeliest that reach p", "min-p": "a share of the likeliest", greedy: "takes the likeliest",
 };
+
+export function greedy(token) {  // at temperature 0 nothing is drawn, and one token is left
+  const last = token.stages.at(-1);
+  if (!last) return token;
+  const probs = token.tokens.map((each) => Number(each.id === token.id));
+  const stage = { name: "greedy", kept: last.chosen, removed: 1 - last.chosen, support: 1, entropy: 0, chosen: 1, probs, others: 0 };
+  return { ...token, stages: [...token.stages, stage], isGreedy: true };
+}
 
 export function drawStages(lane, token) {
   $("stages-about").textContent = `Token ${token.index + 1} of ${lane.name}: ${quoted(token.piece)}, ${how(token)}.`;
@@ -34,7 +42,8 @@ function how(token) {
   if (!token.stages.length) return "forced by the grammar";
   const before = percent(token.stages[0].chosen), share = token.stages.at(-1).chosen;
   const after = share > 0 ? `${percent(share)} after all stages` : "removed by the stages";
-  return token.chosenByYou ? `${before} of the model, ${after}, chosen by you` : after;
+  if (token.chosenByYou) return `${before} of the model, ${after}, chosen by you`;
+  return token.isGreedy ? `${before} of the model, greedy: at temperature 0 the likeliest token is taken, and top-k, top-p and min-p change nothing` : after;
 }
 
 function cell(share, before) {
