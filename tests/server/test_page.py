@@ -329,3 +329,28 @@ def test_the_readers_own_rows_stay_in_the_batch(page):
     names = page.locator("#timeline .ytick text").all_text_contents()
     assert len(names) == 12
     assert [name for name in names if name in "AB"] == ["A", "B"]
+
+
+@pytest.mark.parametrize("page", list(SIZES), indirect=True)
+def test_the_result_is_never_cut_off(page):
+    write(page, PROMPT)
+    page.locator(".token").nth(3).focus()
+    assert visible_heads(page) == ["model", "temperature", "top-k", "top-p"]
+    set_knob(page, "min_p", 0.05)
+    set_knob(page, "repetition_penalty", 1.2)
+    write(page, PROMPT)
+    page.locator(".token").nth(3).focus()
+    assert visible_heads(page)[-1] == "min-p"
+
+
+def visible_heads(page) -> list[str]:
+    """Names of the stages whose column is whole and is covered by no other."""
+    return page.evaluate("""() => {
+      const frame = document.getElementById('stages').getBoundingClientRect();
+      document.getElementById('stages').scrollIntoView({ block: 'center' });
+      return [...document.querySelectorAll('#stages thead th')].slice(1).filter((head) => {
+        const box = head.querySelector('b').getBoundingClientRect();
+        const hit = (x) => head.contains(document.elementFromPoint(x, box.top + box.height / 2));
+        return box.left >= frame.left && box.right <= frame.right && hit(box.left + 2) && hit(box.right - 2);
+      }).map((head) => head.querySelector('b').textContent.replaceAll('\u00ad', ''));
+    }""")

@@ -24,7 +24,7 @@ export function drawStages(lane, token) {
   const heads = token.stages.map((stage, i) => {
     const removed = stage.removed > 1e-9 ? `, ${percent(stage.removed)} removed` : "";
     return el("th", { scope: "col" },
-      el("b", {}, i ? stage.name : "model"), el("span", {}, STAGE_HELP[stage.name] ?? ""),
+      el("b", {}, i ? stage.name.replace("temper", "temper\u00ad") : "model"), el("span", {}, STAGE_HELP[stage.name] ?? ""),
       el("span", { class: "mass", "aria-hidden": "true" }, el("i", { style: `width:${100 * stage.kept}%` })),
       el("span", {}, i ? `${percent(stage.kept)} kept${removed}` : "all of it"),
       el("span", {}, `${plural(stage.support, "token")}, ${stage.entropy.toFixed(2)} bits`));
