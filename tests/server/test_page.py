@@ -354,3 +354,17 @@ def visible_heads(page) -> list[str]:
         return box.left >= frame.left && box.right <= frame.right && hit(box.left + 2) && hit(box.right - 2);
       }).map((head) => head.querySelector('b').textContent.replaceAll('\u00ad', ''));
     }""")
+
+
+def test_a_large_pool_takes_little_of_the_page(browser):
+    with serving(Small(pages=4000).config()) as running:
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        try:
+            page.set_default_timeout(WAIT)
+            page.goto(running.url)
+            finish(page)
+            assert page.locator("#pages .page").count() == 1024
+            assert page.locator("#pages .kept").count() == running.engine.scheduler.cache.num_pages
+            assert page.locator("#pages").bounding_box()["height"] <= 200
+        finally:
+            page.close()

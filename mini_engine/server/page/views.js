@@ -113,12 +113,15 @@ function box(node) {
 
 // ----------------------------------------------------------------------------------------------------------- pages
 
+const MOST_DRAWN = 1024, MANY = 256;  // pages; where there are many, the squares are small
 let cells = [];
 
 export function drawPages(event) {
   const { total, used, cached, evictable } = event.pages;
-  if (cells.length !== Math.min(total, 1024)) {
-    cells = Array.from({ length: Math.min(total, 1024) }, () => el("i", { class: "page" }));
+  const count = Math.min(total, MOST_DRAWN);
+  if (cells.length !== count) {
+    cells = Array.from({ length: count }, () => el("i", { class: "page" }));
+    $("pages").classList.toggle("many", count > MANY);
     $("pages").replaceChildren(...cells);
   }
   const look = Array.from(cells, () => ["page", ""]);
@@ -127,7 +130,7 @@ export function drawPages(event) {
   for (const request of event.running) for (const page of request.pages) set(page, "page own", nameOf(request.request));
   look.forEach(([classes, text], page) => {
     if (cells[page].className !== classes) cells[page].className = classes;
-    if (cells[page].textContent !== text) cells[page].textContent = text;
+    if (cells[page].textContent !== text) cells[page].textContent = cells[page].title = text;
   });
   $("pages-about").textContent = `${used} of ${total} used: ${used - cached} by requests, ${cached} cached, of which ${evictable} can be evicted.` +
     (total > cells.length ? ` The first ${cells.length} are drawn.` : "");
