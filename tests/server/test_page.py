@@ -368,3 +368,14 @@ def test_a_large_pool_takes_little_of_the_page(browser):
             assert page.locator("#pages").bounding_box()["height"] <= 200
         finally:
             page.close()
+
+
+def test_tokens_from_the_cache_are_shaded(page, app):
+    finish(page)
+    second = page.locator(".lane").nth(1)
+    prompt = page.locator("#prompt-b").input_value()
+    cached = app.tokenizer.decode(app.tokenizer.encode(prompt)[:32])
+    assert "".join(second.locator(".cached").all_text_contents()) == cached
+    assert second.locator(".prompt").text_content() == prompt
+    write(page, "Ida 🦊 möchte née 日本 one")
+    assert page.locator(".lane .prompt").text_content() == "Ida 🦊 möchte née 日本 one"

@@ -3,7 +3,7 @@
 import { $, el, plural, visible } from "./dom.js";
 import { events, HttpError, send, setKey } from "./stream.js";
 import { addStep, disown, nameRequest } from "./timeline.js";
-import { alternatives, changeTree, drawPages, drawStages, forgetTree, greedy, tokenElement } from "./views.js";
+import { alternatives, changeTree, drawPages, drawStages, forgetTree, greedy, promptElements, tokenElement } from "./views.js";
 
 const SHARED = "Once upon a time there was a fox named Mila who lived in a small house near the old mill. One day Mila went for a walk and";
 const PROMPTS = [`${SHARED} met a`, `${SHARED} found a`];
@@ -95,7 +95,7 @@ function endLane(lane) {
 function addLane({ name, prompt, promptTokens = [], tokens = [], after = null }) {
   const given = { name, prompt, promptTokens, tokens, after };
   const lane = { name, prompt, promptTokens, given, tokens: [], data: [], about: el("small", {}), text: el("p", { class: "text", role: "group", "aria-label": `Answer ${name}` }) };
-  lane.promptText = el("span", { class: "prompt" }, promptTokens.length ? promptTokens.map((t) => t.piece).join("") : prompt);
+  lane.promptText = el("span", { class: "prompt" }, ...(promptTokens.length ? promptElements(prompt, promptTokens) : [prompt]));
   lane.text.append(lane.promptText);
   const close = after && el("button", { type: "button", class: "close", "aria-label": `Close ${name}`, onclick: () => removeLane(lane) }, "×");
   lane.box = el("article", { class: "lane", "aria-label": name }, el("h3", {}, name, " ", lane.about, close), lane.text);
@@ -125,6 +125,7 @@ async function ask(lane) {
       if (name === "start") {
         [lane.request, lane.isStarting] = [event.request, false];
         lane.promptTokens = event.prompt.slice(0, event.prompt.length - own.length);
+        lane.promptText.replaceChildren(...promptElements(lane.prompt, lane.promptTokens));
         known.add(event.request);
         nameRequest(event.request, lane.name);
       } else if (name === "token") {
@@ -155,6 +156,8 @@ function show(lane, token) {
   if (!tabStop?.isConnected) setTabStop(element);
   if (!selected && lane === followed()) drawStages(lane, token);
 }
+
+const elements = (lane) => [...lane.promptText.children, ...lane.tokens.map((token) => token.element)];  // by position
 
 function setTabStop(element) {
   tabStop?.setAttribute("tabindex", "-1");
@@ -291,7 +294,10 @@ function record(event) {
 
 function showStep(lane, event) {
   const chunk = event.chunks.find((each) => each.request === lane.request);
-  if (chunk && lane.cached === undefined) lane.cached = chunk.start;
+  if (chunk && lane.cached === undefined) {
+    lane.cached = chunk.start;
+    for (const element of elements(lane).slice(0, lane.cached)) element.classList.add("cached");
+  }
   for (const token of event.tokens.filter((each) => each.request === lane.request)) {
     const data = lane.data[lane.shown ?? 0];
     lane.shown = (lane.shown ?? 0) + 1;

@@ -64,6 +64,19 @@ export function tokenElement(token, on) {
   return el("span", { class: classes, role: "button", tabindex: "-1", "aria-haspopup": "dialog", "aria-label": label, style: `--surprise:${surprise(share).toFixed(3)}`, ...on }, shown);
 }
 
+export function promptElements(text, tokens) {
+  let at = 0;
+  return tokens.map(({ piece }, i) => {  // of a character that several tokens write, the first gets all
+    let next = at + piece.length;
+    if (!text.startsWith(piece, at)) {
+      for (let j = i + 1; (next = j < tokens.length ? text.indexOf(tokens[j].piece, at) : text.length) < 0; j++);
+    }
+    const part = text.slice(at, next);
+    at = next;
+    return el("span", {}, part);
+  });
+}
+
 export function alternatives(token, branch) {
   const last = token.stages.at(-1), first = token.stages[0];
   const others = token.tokens.map((each, i) => ({ ...each, before: first?.probs[i], after: last?.probs[i] }))
