@@ -379,3 +379,46 @@ def test_tokens_from_the_cache_are_shaded(page, app):
     assert second.locator(".prompt").text_content() == prompt
     write(page, "Ida 🦊 möchte née 日本 one")
     assert page.locator(".lane .prompt").text_content() == "Ida 🦊 möchte née 日本 one"
+
+
+def test_the_page_and_the_node_of_a_token_light_up(page, app):
+    finish(page)
+    second = page.locator(".lane").nth(1)
+    ids = app.tokenizer.encode(page.locator("#prompt-b").input_value())
+    cache = app.engine.scheduler.cache
+    for position in (3, 20, len(ids) - 1):
+        second.locator(".prompt span").nth(position).hover()
+        node, place = held_by(cache, ids, position)
+        assert page.locator("#tree .lit").get_attribute("data-node") == str(node.number)
+        lit = (
+            "[...document.querySelectorAll('#pages .page')].flatMap((p, i) => (p.classList.contains('lit') ? [i] : []))"
+        )
+        assert page.evaluate(lit) == [node.pages[place]]
+    page.locator("h1").hover()
+    assert page.locator(".lit").count() == 0
+
+
+def held_by(cache, ids: list[int], position: int):
+    """The node of the tree that holds the token at ``position``, and the place of the token's page in it."""
+    at = 0
+    parent = None
+    while True:
+        (node,) = [
+            each
+            for each in cache.nodes.values()
+            if (each.parent.number if each.parent.parent else None) == parent
+            and list(each.tokens)[: len(ids) - at] == ids[at : at + len(each.tokens)]
+        ]
+        if position < at + len(node.tokens):
+            return node, (position - at) // cache.page_size
+        at += len(node.tokens)
+        parent = node.number
+
+
+def test_a_page_of_a_running_request_lights_up(page):
+    page.wait_for_function("document.querySelectorAll('.lane')[1]?.querySelectorAll('.token').length > 4")
+    page.get_by_role("button", name="Pause").click()
+    for lane, name in enumerate("AB"):
+        page.locator(".lane").nth(lane).locator(".token").nth(2).hover()
+        assert page.locator("#pages .lit").text_content() == name
+        assert page.locator("#tree .lit").count() == 0

@@ -3,7 +3,7 @@
 import { $, el, plural, visible } from "./dom.js";
 import { events, HttpError, send, setKey } from "./stream.js";
 import { addStep, disown, nameRequest } from "./timeline.js";
-import { alternatives, changeTree, drawPages, drawStages, forgetTree, greedy, promptElements, tokenElement } from "./views.js";
+import { alternatives, changeTree, light, drawPages, drawStages, forgetTree, greedy, promptElements, tokenElement } from "./views.js";
 
 const SHARED = "Once upon a time there was a fox named Mila who lived in a small house near the old mill. One day Mila went for a walk and";
 const PROMPTS = [`${SHARED} met a`, `${SHARED} found a`];
@@ -99,6 +99,8 @@ function addLane({ name, prompt, promptTokens = [], tokens = [], after = null })
   lane.text.append(lane.promptText);
   const close = after && el("button", { type: "button", class: "close", "aria-label": `Close ${name}`, onclick: () => removeLane(lane) }, "×");
   lane.box = el("article", { class: "lane", "aria-label": name }, el("h3", {}, name, " ", lane.about, close), lane.text);
+  for (const kind of ["mouseover", "focusin"]) lane.text.addEventListener(kind, (event) => point(lane, event.target));
+  lane.text.addEventListener("mouseleave", () => point(null));
   lane.text.addEventListener("keydown", (event) => move(lane, event));
   if (after) { lanes.splice(lanes.indexOf(after) + 1, 0, lane); after.box.after(lane.box); } else { lanes.push(lane); $("lanes").append(lane.box); }
   for (const token of tokens) show(lane, token);
@@ -158,6 +160,20 @@ function show(lane, token) {
 }
 
 const elements = (lane) => [...lane.promptText.children, ...lane.tokens.map((token) => token.element)];  // by position
+
+let pointed = null;  // the lane and the position whose page and node are lit
+
+function point(lane, element) {
+  const position = lane ? elements(lane).indexOf(element) : -1;
+  pointed = position < 0 ? null : { lane, position };
+  lightPointed();
+}
+
+function lightPointed() {
+  if (!pointed) return light(null);
+  const { lane, position } = pointed;
+  light([...lane.promptTokens, ...lane.tokens].map((token) => token.id), position, lane.request);
+}
 
 function setTabStop(element) {
   tabStop?.setAttribute("tabindex", "-1");
@@ -261,7 +277,7 @@ let isWelcomed = false;
 
 function welcome(engine) {
   complain(null);
-  forgetTree();
+  forgetTree(engine.page_size);
   waiting = [];
   const limit = engine.max_tokens_per_step ? `${engine.max_tokens_per_step} rows a step` : "whole prompts";
   $("about").textContent = [`${engine.model}`, engine.modules && `the modules of ${engine.modules}`, `${engine.num_pages} pages of ${engine.page_size} tokens`, limit, `${engine.max_running_requests} requests at a time`, engine.prefix_cache ? "radix cache" : "no cache", `compute: ${engine.compute}`].filter(Boolean).join(" · ");
@@ -283,6 +299,7 @@ function playStep() {
   for (const lane of lanes) if (!lane.isStopped) showStep(lane, event);
   record(event);
   drawPages(event);
+  lightPointed();
   return true;
 }
 

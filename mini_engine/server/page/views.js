@@ -90,6 +90,7 @@ export function alternatives(token, branch) {
 // ------------------------------------------------------------------------------------------------------ radix tree
 
 const nodes = new Map();
+let pageSize = 1, running = new Map(), lit = {};  // of the newest step; the page and the node that are pointed at
 let gone = [], isDue = false;
 
 export function changeTree(change) {
@@ -102,7 +103,10 @@ export function changeTree(change) {
   requestAnimationFrame(drawTree);
 }
 
-export const forgetTree = () => nodes.clear();
+export function forgetTree(size) {
+  nodes.clear();
+  pageSize = size;
+}
 
 function drawTree() {
   const children = Map.groupBy([...nodes.values(), ...gone.map((each) => ({ ...each, evicted: true }))], (node) => (nodes.has(node.parent) ? node.parent : null));
@@ -121,7 +125,8 @@ function drawTree() {
 function box(node) {
   const state = node.evicted ? "evicted" : node.locks ? "held" : "";
   const words = [plural(node.pages.length, "page"), node.uses ? `reused ${node.uses}×` : null, node.evicted ? "evicted" : node.locks ? `in use by ${node.locks}` : null];
-  return el("div", { class: `node ${state} ${node.isNew ? "new" : ""}` }, el("span", { class: "text", title: node.text }, node.text.replaceAll("\n", "⏎")), el("small", {}, words.filter(Boolean).join(" · ")));
+  const lights = node.node === lit.node ? "lit" : "";
+  return el("div", { class: `node ${state} ${node.isNew ? "new" : ""} ${lights}`, "data-node": node.node }, el("span", { class: "text", title: node.text }, node.text.replaceAll("\n", "⏎")), el("small", {}, words.filter(Boolean).join(" · ")));
 }
 
 // ----------------------------------------------------------------------------------------------------------- pages
@@ -131,6 +136,7 @@ let cells = [];
 
 export function drawPages(event) {
   const { total, used, cached, evictable } = event.pages;
+  running = new Map(event.running.map((each) => [each.request, each]));
   const count = Math.min(total, MOST_DRAWN);
   if (cells.length !== count) {
     cells = Array.from({ length: count }, () => el("i", { class: "page" }));
@@ -141,10 +147,29 @@ export function drawPages(event) {
   const set = (page, classes, text = "") => { if (page < look.length) look[page] = [classes, text]; };
   for (const node of nodes.values()) for (const page of node.pages) set(page, node.locks ? "page kept held" : "page kept");
   for (const request of event.running) for (const page of request.pages) set(page, "page own", nameOf(request.request));
+  if (look[lit.page]) look[lit.page][0] += " lit";
   look.forEach(([classes, text], page) => {
     if (cells[page].className !== classes) cells[page].className = classes;
     if (cells[page].textContent !== text) cells[page].textContent = cells[page].title = text;
   });
   $("pages-about").textContent = `${used} of ${total} used: ${used - cached} by requests, ${cached} cached, of which ${evictable} can be evicted.` +
     (total > cells.length ? ` The first ${cells.length} are drawn.` : "");
+}
+
+// ---------------------------------------------------------------------------------- where a token's keys and values are
+
+function placeOf(ids, position, request) {
+  const place = Math.floor(position / pageSize), all = [...nodes.values()];
+  const below = (parent, at) => all.find((node) => node.parent === parent && node.key === null && node.tokens.every((id, i) => id === ids[at + i]));
+  for (let node = below(null, 0), at = 0; node; at += node.tokens.length, node = below(node.node, at)) {
+    if (position < at + node.tokens.length) return { node: node.node, page: node.pages[place - at / pageSize] };
+  }
+  const own = running.get(request);
+  return own && position < own.computed ? { page: own.pages[place - own.cached_pages] } : {};
+}
+
+export function light(ids, position, request) {
+  lit = ids ? placeOf(ids, position, request) : {};
+  cells.forEach((each, page) => each.classList.toggle("lit", page === lit.page));
+  for (const each of $("tree").querySelectorAll("[data-node]")) each.classList.toggle("lit", Number(each.dataset.node) === lit.node);
 }
