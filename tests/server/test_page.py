@@ -422,3 +422,38 @@ def test_a_page_of_a_running_request_lights_up(page):
         page.locator(".lane").nth(lane).locator(".token").nth(2).hover()
         assert page.locator("#pages .lit").text_content() == name
         assert page.locator("#tree .lit").count() == 0
+
+
+def test_a_link_carries_prompts_and_knobs(page, app):
+    page.locator("#grammar").evaluate("() => { document.getElementById('knobs-box').open = true; }")
+    page.locator("#grammar").select_option("regex")
+    page.locator("#grammar-text").fill(" (a & b|c=d)#?")
+    set_knob(page, "temperature", 0.35)
+    set_knob(page, "seed", 11)
+    write(page, "Ida & Tom = 100 % friends")
+    link = page.url
+    answer = tokens(page)
+    other = page.context.new_page()
+    try:
+        other.goto(link)
+        finish(other)
+        assert tokens(other) == answer
+        fields = ("#prompt-a", "#temperature", "#seed", "#grammar-text")
+        assert [other.locator(f).input_value() for f in fields] == [page.locator(f).input_value() for f in fields]
+        assert other.locator(".lane").count() == 1
+        assert other.url == link
+    finally:
+        other.close()
+
+
+def test_a_wrong_link_says_so_and_the_rest_is_used(page):
+    finish(page)
+    page.evaluate("location.hash = 'temperature=9&both=false&top=3&prompt-a=Ida'")
+    page.wait_for_function("document.querySelector('.lane .prompt')?.textContent === 'Ida'")
+    said = page.locator("#alert").text_content()
+    assert "temperature is 9, and it must be a number from 0 to 2" in said
+    assert "there is no top;" in said
+    assert page.locator("#temperature").input_value() == "0.9"
+    finish(page)
+    assert page.locator(".lane").count() == 1
+    assert page.url.endswith("#prompt-a=Ida&both=false")

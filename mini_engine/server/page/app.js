@@ -1,6 +1,7 @@
 // The page: prompts and knobs go to the engine; its steps come back, wait in a line and are shown one by one.
 
 import { $, el, plural, visible } from "./dom.js";
+import { readLink, rememberFields, writeLink } from "./link.js";
 import { events, HttpError, send, setKey } from "./stream.js";
 import { addStep, disown, nameRequest } from "./timeline.js";
 import { alternatives, changeTree, light, drawPages, drawStages, forgetTree, greedy, promptElements, tokenElement } from "./views.js";
@@ -48,6 +49,7 @@ function rerun() {
 function run() {
   clearTimeout(timer);
   complain(null);
+  writeLink();
   endLanes();
   disown();
   const made = lanes.filter((lane) => lane.given.after);
@@ -61,6 +63,12 @@ function run() {
   sayClosed(made.filter((lane) => !origin(lane)));
   first.onFirst = () => rest.forEach(ask);  // when A's prompt is computed, so that the others find it in the cache
   ask(first);
+}
+
+function runLink() {
+  const wrong = readLink();
+  run();
+  if (wrong) complain(new Error(wrong));
 }
 
 function sayClosed(closed) {
@@ -281,7 +289,7 @@ function welcome(engine) {
   waiting = [];
   const limit = engine.max_tokens_per_step ? `${engine.max_tokens_per_step} rows a step` : "whole prompts";
   $("about").textContent = [`${engine.model}`, engine.modules && `the modules of ${engine.modules}`, `${engine.num_pages} pages of ${engine.page_size} tokens`, limit, `${engine.max_running_requests} requests at a time`, engine.prefix_cache ? "radix cache" : "no cache", `compute: ${engine.compute}`].filter(Boolean).join(" · ");
-  if (!isWelcomed) run();
+  if (!isWelcomed) runLink();
   isWelcomed = true;
 }
 
@@ -351,6 +359,7 @@ function addTraffic() {  // all on one connection, because browsers open no more
 $("prompt-a").value = PROMPTS[0];
 $("prompt-b").value = PROMPTS[1];
 makeKnobs();
+rememberFields(["prompt-a", "prompt-b", "both", ...KNOBS.map(([name]) => name), "grammar", "grammar-text"]);
 if (matchMedia("(max-width: 700px)").matches) $("knobs-box").open = false;
 $("form").addEventListener("submit", (event) => { event.preventDefault(); run(); });
 for (const id of ["prompt-a", "prompt-b"]) $(id).addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(); });
@@ -363,6 +372,7 @@ $("speed").addEventListener("input", () => { $("speed-out").textContent = $("spe
 $("follow").addEventListener("click", follow);
 $("grammar").addEventListener("change", () => { const kind = $("grammar").value; $("grammar-text-label").hidden = !kind; $("grammar-text").value = EXAMPLES[kind] ?? ""; rerun(); });
 $("grammar-text").addEventListener("change", rerun);
+addEventListener("hashchange", runLink);
 $("key").addEventListener("change", () => setKey($("key").value));
 $("menu").addEventListener("mouseenter", () => clearTimeout(closing));
 $("menu").addEventListener("mouseleave", scheduleClose);
