@@ -457,3 +457,25 @@ def test_a_wrong_link_says_so_and_the_rest_is_used(page):
     finish(page)
     assert page.locator(".lane").count() == 1
     assert page.url.endswith("#prompt-a=Ida&both=false")
+
+
+def test_a_kept_answer_is_compared_to_the_next_one(page):
+    write(page, PROMPT)
+    before = tokens(page)
+    page.get_by_role("button", name="Keep A").click()
+    set_knob(page, "temperature", 2)
+    page.wait_for_function("document.querySelectorAll('.lane').length === 2")
+    finish(page)
+    assert page.evaluate(NAMES) == ["A", "A2"]
+    after = tokens(page)
+    assert tokens(page, 1) == before
+    first = next(i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1])
+    marked = "(all) => all.flatMap((token, i) => token.classList.contains('differs') ? [i] : [])"
+    assert [page.locator(".lane").nth(i).locator(".token").evaluate_all(marked) for i in (0, 1)] == [[first], [first]]
+    assert f"differs from A2 at token {first + 1}" in page.locator(".lane small").first.text_content()
+    assert page.locator(".lane .kept-at").nth(1).text_content() == "kept, at temperature 0.9"
+    set_knob(page, "temperature", 0.9)
+    page.wait_for_function("document.querySelector('.lane small').textContent.endsWith('the same as A2')")
+    assert page.locator(".differs").count() == 0
+    page.get_by_role("button", name="Close A2").click()
+    assert page.evaluate(NAMES) == ["A"]

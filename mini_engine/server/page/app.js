@@ -52,7 +52,7 @@ function run() {
   writeLink();
   endLanes();
   disown();
-  const made = lanes.filter((lane) => lane.given.after);
+  const made = lanes.filter((lane) => lane.given.after), kept = lanes.filter((lane) => lane.isKept && lane.tokens.length);
   [lanes, selected] = [[], null];
   $("follow").hidden = true;
   $("lanes").replaceChildren();
@@ -60,9 +60,40 @@ function run() {
   const rest = $("both").checked ? [addLane({ name: "B", prompt: $("prompt-b").value })] : [];
   const origin = (lane) => [first, ...rest].find((each) => each.name === lane.name[0] && each.prompt === lane.prompt);
   for (const lane of made.filter(origin)) rest.push(addLane({ ...lane.given, after: lanes.findLast((each) => each.name[0] === lane.name[0]) }));
-  sayClosed(made.filter((lane) => !origin(lane)));
+  for (const lane of kept.filter(origin)) keep(lane, origin(lane));
+  sayClosed([...kept, ...made].filter((lane) => !origin(lane)));
   first.onFirst = () => rest.forEach(ask);  // when A's prompt is computed, so that the others find it in the cache
   ask(first);
+}
+
+function keep(lane, main) {  // beside the new answer, which is compared to it
+  if (lane.name === main.name) {
+    lane.name = `${main.name}${branches[main.name] += 1}`;
+    lane.heading.firstChild.textContent = lane.name;
+    lane.heading.lastChild.replaceWith(closeButton(lane));
+    lane.box.setAttribute("aria-label", lane.name);
+    lane.text.setAttribute("aria-label", `Answer ${lane.name}`);
+  }
+  const now = { ...knobs(), ...grammar() };
+  const others = Object.entries({ ...Object.fromEntries(Object.keys(now).map((name) => [name, "none"])), ...lane.settings }).filter(([name, value]) => value !== now[name]);
+  lane.keptAt.textContent = `kept, at ${others.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ") || "the same knobs"}`;
+  for (const token of lane.tokens) token.element.classList.remove("differs");
+  lanes.splice(lanes.indexOf(main) + 1, 0, lane);
+  main.box.after(lane.box);
+  main.against = lane;
+}
+
+function compare(lane, token) {  // marks the first token that differs from the kept answer
+  const other = lane.against?.tokens[token.index];
+  if (!lane.against || lane.differsAt !== undefined || other?.id === token.id) return;
+  lane.differsAt = token.index;
+  for (const each of [token, other]) each?.element.classList.add("differs");
+}
+
+function comparison(lane, hasEnded) {
+  if (!lane.against) return "";
+  if (lane.differsAt !== undefined) return `, differs from ${lane.against.name} at token ${lane.differsAt + 1}`;
+  return hasEnded ? `, ${lane.tokens.length < lane.against.tokens.length ? "the beginning of" : "the same as"} ${lane.against.name}` : "";
 }
 
 function runLink() {
@@ -102,17 +133,25 @@ function endLane(lane) {
 
 function addLane({ name, prompt, promptTokens = [], tokens = [], after = null }) {
   const given = { name, prompt, promptTokens, tokens, after };
-  const lane = { name, prompt, promptTokens, given, tokens: [], data: [], about: el("small", {}), text: el("p", { class: "text", role: "group", "aria-label": `Answer ${name}` }) };
+  const lane = { name, prompt, promptTokens, given, tokens: [], data: [], about: el("small", {}), keptAt: el("span", { class: "kept-at" }), text: el("p", { class: "text", role: "group", "aria-label": `Answer ${name}` }) };
   lane.promptText = el("span", { class: "prompt" }, ...(promptTokens.length ? promptElements(prompt, promptTokens) : [prompt]));
   lane.text.append(lane.promptText);
-  const close = after && el("button", { type: "button", class: "close", "aria-label": `Close ${name}`, onclick: () => removeLane(lane) }, "×");
-  lane.box = el("article", { class: "lane", "aria-label": name }, el("h3", {}, name, " ", lane.about, close), lane.text);
+  lane.heading = el("h3", {}, el("span", {}, name), " ", lane.about, " ", lane.keptAt, after ? closeButton(lane) : keepButton(lane));
+  lane.box = el("article", { class: "lane", "aria-label": name }, lane.heading, lane.text);
   for (const kind of ["mouseover", "focusin"]) lane.text.addEventListener(kind, (event) => point(lane, event.target));
   lane.text.addEventListener("mouseleave", () => point(null));
   lane.text.addEventListener("keydown", (event) => move(lane, event));
   if (after) { lanes.splice(lanes.indexOf(after) + 1, 0, lane); after.box.after(lane.box); } else { lanes.push(lane); $("lanes").append(lane.box); }
   for (const token of tokens) show(lane, token);
   return lane;
+}
+
+const closeButton = (lane) => el("button", { type: "button", class: "close", "aria-label": `Close ${lane.name}`, onclick: () => removeLane(lane) }, "×");
+
+function keepButton(lane) {
+  const button = el("button", { type: "button", class: "keep", "aria-pressed": "false", title: "The next run is compared to this answer" }, `Keep ${lane.name}`);
+  button.addEventListener("click", () => { lane.isKept = !lane.isKept; button.setAttribute("aria-pressed", String(lane.isKept)); });
+  return button;
 }
 
 function removeLane(lane) {
@@ -127,6 +166,7 @@ async function ask(lane) {
   lane.abort = new AbortController();
   lane.isStarting = true;
   const own = lane.tokens.map((token) => token.id), settings = knobs();
+  lane.settings = { ...settings, ...grammar() };
   const prompt = lane.promptTokens.length ? [...lane.promptTokens.map((token) => token.id), ...own] : lane.prompt;
   const body = { prompt, ...settings, ...grammar(), max_tokens: Math.max(1, settings.max_tokens - own.length) };
   lane.about.textContent = "waits";
@@ -162,6 +202,7 @@ function show(lane, token) {
   });
   token.element = element;
   lane.tokens.push(token);
+  compare(lane, token);
   lane.text.append(element);
   if (!tabStop?.isConnected) setTabStop(element);
   if (!selected && lane === followed()) drawStages(lane, token);
@@ -331,7 +372,7 @@ function showStep(lane, event) {
   const reason = event.finished[lane.request];
   if (!chunk && !reason) return;
   const cached = lane.cached ? `, ${plural(lane.cached, "token")} from the cache` : "";
-  lane.about.textContent = `${plural(lane.tokens.length, "token")}${cached}${reason ? `, ended: ${reason}` : ""}`;
+  lane.about.textContent = `${plural(lane.tokens.length, "token")}${cached}${reason ? `, ended: ${reason}` : ""}${comparison(lane, reason)}`;
   lane.hasEnded ||= Boolean(reason);
   if (reason) $("live").textContent = `${lane.name} has ended: ${lane.tokens.map((each) => each.piece).join("")}`;
 }
