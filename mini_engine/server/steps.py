@@ -165,6 +165,7 @@ class StepEvents(Watcher):
             "node": node.number,
             "parent": None if parent.parent is None else parent.number,
             "key": parent.cache_key,
+            "tokens": list(node.tokens),
             "text": text_of(self.engine, node.tokens),
             "pages": list(node.pages),
             "uses": node.num_uses,

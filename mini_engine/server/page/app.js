@@ -1,9 +1,10 @@
 // The page: prompts and knobs go to the engine; its steps come back, wait in a line and are shown one by one.
 
 import { $, el, plural, visible } from "./dom.js";
+import { readLink, rememberFields, writeLink } from "./link.js";
 import { events, HttpError, send, setKey } from "./stream.js";
-import { addStep, nameRequest } from "./timeline.js";
-import { alternatives, changeTree, drawPages, drawStages, forgetTree, tokenElement } from "./views.js";
+import { addStep, disown, nameRequest } from "./timeline.js";
+import { alternatives, changeTree, light, drawPages, drawStages, forgetTree, greedy, promptElements, tokenElement } from "./views.js";
 
 const SHARED = "Once upon a time there was a fox named Mila who lived in a small house near the old mill. One day Mila went for a walk and";
 const PROMPTS = [`${SHARED} met a`, `${SHARED} found a`];
@@ -16,7 +17,8 @@ const KNOBS = [  // name, label, least, most, step, first value, whether it is a
 const EXAMPLES = { regex: " (red|blue) (ball|boat)\\.", json_schema: '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}' };
 const BEHIND = 400;  // steps that may wait before the page shows several at a time
 
-let lanes = [], waiting = [], playing = true, selected = null, held = 0, timer = 0, tabStop = null, traffic = null;
+let lanes = [], waiting = [], playing = true, selected = null, held = 0, timer = 0, tabStop = null, traffic = new AbortController();
+const branches = { A: 1, B: 1 };  // the highest number that a branch of each prompt ever had
 const known = new Set();  // requests whose first event has come, or that are not ours
 
 // ---------------------------------------------------------------------------------------------- prompts and knobs
@@ -41,69 +43,130 @@ function makeKnobs() {
 
 function rerun() {
   clearTimeout(timer);
-  const branches = lanes.filter((lane) => lane.isBranch).length;
-  note(branches ? `The texts keep the knobs they were written with. Run asks again, with the new ones, and closes ${plural(branches, "branch", "branches")}.` : "");
-  if ($("auto").checked && !branches) timer = setTimeout(run, 500);
-}
-
-function note(text) {
-  $("note").hidden = !text;
-  $("note").textContent = text;
+  if ($("auto").checked) timer = setTimeout(run, 500);
 }
 
 function run() {
   clearTimeout(timer);
   complain(null);
-  note("");
-  lanes.forEach(stopLane);
+  writeLink();
+  endLanes();
+  disown();
+  const made = lanes.filter((lane) => lane.given.after), kept = lanes.filter((lane) => lane.isKept && lane.tokens.length);
   [lanes, selected] = [[], null];
+  $("follow").hidden = true;
   $("lanes").replaceChildren();
   const first = addLane({ name: "A", prompt: $("prompt-a").value });
-  if ($("both").checked) {
-    const second = addLane({ name: "B", prompt: $("prompt-b").value });
-    first.onFirst = () => ask(second);  // when A's prompt is computed, so that B finds it in the cache
-  }
+  const rest = $("both").checked ? [addLane({ name: "B", prompt: $("prompt-b").value })] : [];
+  const origin = (lane) => [first, ...rest].find((each) => each.name === lane.name[0] && each.prompt === lane.prompt);
+  for (const lane of made.filter(origin)) rest.push(addLane({ ...lane.given, after: lanes.findLast((each) => each.name[0] === lane.name[0]) }));
+  for (const lane of kept.filter(origin)) keep(lane, origin(lane));
+  sayClosed([...kept, ...made].filter((lane) => !origin(lane)));
+  first.onFirst = () => rest.forEach(ask);  // when A's prompt is computed, so that the others find it in the cache
   ask(first);
 }
 
-function stop() {
-  traffic?.abort();
-  lanes.forEach(stopLane);
-  while (playStep());  // what the engine has done is shown, but for the texts
+function keep(lane, main) {  // beside the new answer, which is compared to it
+  if (lane.name === main.name) {
+    lane.name = `${main.name}${branches[main.name] += 1}`;
+    lane.heading.firstChild.textContent = lane.name;
+    lane.heading.lastChild.replaceWith(closeButton(lane));
+    lane.box.setAttribute("aria-label", lane.name);
+    lane.text.setAttribute("aria-label", `Answer ${lane.name}`);
+  }
+  const now = { ...knobs(), ...grammar() };
+  const others = Object.entries({ ...Object.fromEntries(Object.keys(now).map((name) => [name, "none"])), ...lane.settings }).filter(([name, value]) => value !== now[name]);
+  lane.keptAt.textContent = `kept, at ${others.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ") || "the same knobs"}`;
+  for (const token of lane.tokens) token.element.classList.remove("differs");
+  lanes.splice(lanes.indexOf(main) + 1, 0, lane);
+  main.box.after(lane.box);
+  main.against = lane;
 }
 
-function stopLane(lane) {
-  lane.abort?.abort();
+function compare(lane, token) {  // marks the first token that differs from the kept answer
+  const other = lane.against?.tokens[token.index];
+  if (!lane.against || lane.differsAt !== undefined || other?.id === token.id) return;
+  lane.differsAt = token.index;
+  for (const each of [token, other]) each?.element.classList.add("differs");
+}
+
+function comparison(lane, hasEnded) {
+  if (!lane.against) return "";
+  if (lane.differsAt !== undefined) return `, differs from ${lane.against.name} at token ${lane.differsAt + 1}`;
+  return hasEnded ? `, ${lane.tokens.length < lane.against.tokens.length ? "the beginning of" : "the same as"} ${lane.against.name}` : "";
+}
+
+function runLink() {
+  const wrong = readLink();
+  run();
+  if (wrong) complain(new Error(wrong));
+}
+
+function sayClosed(closed) {
+  const [were, their] = closed.length === 1 ? ["was", "its"] : ["were", "their"];
+  $("note").hidden = !closed.length;
+  $("note").textContent = closed.length ? `${closed.map((lane) => lane.name).join(", ")} ${were} closed, because ${their} prompt is no longer asked.` : "";
+}
+
+function stop() {  // what has not been shown yet never is
+  traffic.abort();
+  traffic = new AbortController();
+  endLanes();
+}
+
+function endLanes() {
+  for (const lane of lanes) endLane(lane);
+  for (const event of waiting) record(event);
+  if (waiting.length) drawPages(waiting.at(-1));
+  waiting = [];
+  showBehind();
+}
+
+function endLane(lane) {
   if (lane.hasEnded) return;
-  lane.hasEnded = lane.isStopped = true;
-  lane.about.textContent = `${plural(lane.tokens.length, "token")}, stopped`;
+  lane.abort?.abort();
+  [lane.isStopped, lane.onFirst] = [true, null];
+  lane.about.textContent = [lane.tokens.length && plural(lane.tokens.length, "token"), "stopped"].filter(Boolean).join(", ");
 }
 
 // ----------------------------------------------------------------------------------------------- lanes of answers
 
 function addLane({ name, prompt, promptTokens = [], tokens = [], after = null }) {
-  const lane = { name, prompt, promptTokens, tokens: [], data: [], isBranch: Boolean(after), numBranches: 0, about: el("small", {}), text: el("p", { class: "text", role: "group", "aria-label": `Answer ${name}` }) };
-  lane.promptText = el("span", { class: "prompt" }, promptTokens.length ? promptTokens.map((t) => t.piece).join("") : prompt);
+  const given = { name, prompt, promptTokens, tokens, after };
+  const lane = { name, prompt, promptTokens, given, tokens: [], data: [], about: el("small", {}), keptAt: el("span", { class: "kept-at" }), text: el("p", { class: "text", role: "group", "aria-label": `Answer ${name}` }) };
+  lane.promptText = el("span", { class: "prompt" }, ...(promptTokens.length ? promptElements(prompt, promptTokens) : [prompt]));
   lane.text.append(lane.promptText);
-  const close = after && el("button", { type: "button", class: "close", "aria-label": `Close ${name}`, onclick: () => removeLane(lane) }, "×");
-  lane.box = el("article", { class: "lane", "aria-label": name }, el("h3", {}, name, " ", lane.about, close), lane.text);
+  lane.heading = el("h3", {}, el("span", {}, name), " ", lane.about, " ", lane.keptAt, after ? closeButton(lane) : keepButton(lane));
+  lane.box = el("article", { class: "lane", "aria-label": name }, lane.heading, lane.text);
+  for (const kind of ["mouseover", "focusin"]) lane.text.addEventListener(kind, (event) => point(lane, event.target));
+  lane.text.addEventListener("mouseleave", () => point(null));
   lane.text.addEventListener("keydown", (event) => move(lane, event));
   if (after) { lanes.splice(lanes.indexOf(after) + 1, 0, lane); after.box.after(lane.box); } else { lanes.push(lane); $("lanes").append(lane.box); }
   for (const token of tokens) show(lane, token);
   return lane;
 }
 
+const closeButton = (lane) => el("button", { type: "button", class: "close", "aria-label": `Close ${lane.name}`, onclick: () => removeLane(lane) }, "×");
+
+function keepButton(lane) {
+  const button = el("button", { type: "button", class: "keep", "aria-pressed": "false", title: "The next run is compared to this answer" }, `Keep ${lane.name}`);
+  button.addEventListener("click", () => { lane.isKept = !lane.isKept; button.setAttribute("aria-pressed", String(lane.isKept)); });
+  return button;
+}
+
 function removeLane(lane) {
-  stopLane(lane);
+  endLane(lane);
   lane.box.remove();
   lanes = lanes.filter((other) => other !== lane);
 }
 
 async function ask(lane) {
+  if (lane.given.after && $("grammar").value) { lane.about.textContent = "not asked, because a grammar cannot begin in the middle of an answer"; return; }
+  const begun = () => { lane.onFirst?.(); lane.onFirst = null; };
   lane.abort = new AbortController();
   lane.isStarting = true;
-  lane.isGreedy = knobs().temperature === 0;
   const own = lane.tokens.map((token) => token.id), settings = knobs();
+  lane.settings = { ...settings, ...grammar() };
   const prompt = lane.promptTokens.length ? [...lane.promptTokens.map((token) => token.id), ...own] : lane.prompt;
   const body = { prompt, ...settings, ...grammar(), max_tokens: Math.max(1, settings.max_tokens - own.length) };
   lane.about.textContent = "waits";
@@ -112,20 +175,19 @@ async function ask(lane) {
       if (name === "start") {
         [lane.request, lane.isStarting] = [event.request, false];
         lane.promptTokens = event.prompt.slice(0, event.prompt.length - own.length);
+        lane.promptText.replaceChildren(...promptElements(lane.prompt, lane.promptTokens));
         known.add(event.request);
         nameRequest(event.request, lane.name);
       } else if (name === "token") {
-        lane.data[event.index] = { ...event, index: event.index + own.length, isGreedy: lane.isGreedy };
-        if (event.index === 0) lane.onFirst?.();
+        lane.data[event.index] = { ...(settings.temperature ? event : greedy(event)), index: event.index + own.length };
+        if (event.index === 0) begun();
       } else if (name === "error") throw new Error(event.error.message);
     }
   } catch (error) {
-    if (error.name !== "AbortError") {
-      complain(error);
-      lane.about.textContent = "error";
-      lane.hasEnded = true;
-      lane.onFirst?.();
-    }
+    if (error.name === "AbortError" || !lanes.includes(lane)) return;
+    complain(error);
+    lane.about.textContent = "error";
+    begun();
   } finally {
     lane.isStarting = false;
   }
@@ -140,9 +202,26 @@ function show(lane, token) {
   });
   token.element = element;
   lane.tokens.push(token);
+  compare(lane, token);
   lane.text.append(element);
   if (!tabStop?.isConnected) setTabStop(element);
   if (!selected && lane === followed()) drawStages(lane, token);
+}
+
+const elements = (lane) => [...lane.promptText.children, ...lane.tokens.map((token) => token.element)];  // by position
+
+let pointed = null;  // the lane and the position whose page and node are lit
+
+function point(lane, element) {
+  const position = lane ? elements(lane).indexOf(element) : -1;
+  pointed = position < 0 ? null : { lane, position };
+  lightPointed();
+}
+
+function lightPointed() {
+  if (!pointed) return light(null);
+  const { lane, position } = pointed;
+  light([...lane.promptTokens, ...lane.tokens].map((token) => token.id), position, lane.request);
 }
 
 function setTabStop(element) {
@@ -160,7 +239,7 @@ function select(lane, token, isFocus) {
   drawStages(lane, token);
 }
 
-const followed = () => lanes.find((lane) => lane.request && !lane.hasEnded) ?? lanes.find((lane) => lane.tokens.length);
+const followed = () => lanes.find((lane) => lane.request && !lane.hasEnded && !lane.isStopped) ?? lanes.find((lane) => lane.tokens.length);
 
 function follow() {
   selected?.token.element.classList.remove("selected");
@@ -209,16 +288,17 @@ const scheduleClose = () => { clearTimeout(closing); closing = setTimeout(() => 
 
 function branch(lane, token, other) {
   closeMenu();
+  complain(null);
   isQuiet = true;
   if ($("grammar").value) return complain(new Error("A grammar begins with the answer, so it cannot begin in the middle of one. Set the grammar to none, then branch."));
-  complain(null);
   const before = lane.tokens.slice(0, token.index).map((each) => ({ ...each, inherited: true }));
   const line = token.tokens.findIndex((each) => each.id === other.id);
   const stages = token.stages.map((stage) => ({ ...stage, chosen: stage.probs[line] }));
   const chosen = { ...token, id: other.id, piece: other.piece, stages, chosenByYou: true, inherited: true };
-  lane.numBranches += 1;
-  const made = addLane({ name: `${lane.name}.${lane.numBranches}`, prompt: lane.prompt, promptTokens: lane.promptTokens, tokens: [...before, chosen], after: lane });
-  $("live").textContent = `${made.name} goes on from ${other.piece}.`;
+  const letter = lane.name[0];
+  branches[letter] += 1;
+  const made = addLane({ name: `${letter}${branches[letter]}`, prompt: lane.prompt, promptTokens: lane.promptTokens, tokens: [...before, chosen], after: lane });
+  $("live").textContent = `${made.name} goes on from ${other.piece} in ${lane.name}.`;
   follow();
   made.box.scrollIntoView({ block: "nearest" });
   made.tokens.at(-1).element.focus({ preventScroll: true });
@@ -246,17 +326,17 @@ let isWelcomed = false;
 
 function welcome(engine) {
   complain(null);
-  forgetTree();
+  forgetTree(engine.page_size);
   waiting = [];
   const limit = engine.max_tokens_per_step ? `${engine.max_tokens_per_step} rows a step` : "whole prompts";
   $("about").textContent = [`${engine.model}`, engine.modules && `the modules of ${engine.modules}`, `${engine.num_pages} pages of ${engine.page_size} tokens`, limit, `${engine.max_running_requests} requests at a time`, engine.prefix_cache ? "radix cache" : "no cache", `compute: ${engine.compute}`].filter(Boolean).join(" · ");
-  if (!isWelcomed) run();
+  if (!isWelcomed) runLink();
   isWelcomed = true;
 }
 
 function isReady(event) {  // everything that the step says of our own requests has come
   if (event.chunks.some((chunk) => !known.has(chunk.request)) && lanes.some((lane) => lane.isStarting)) return false;
-  return lanes.every((lane) => lane.isStopped || event.tokens.filter((token) => token.request === lane.request).every((_, i) => lane.data[(lane.shown ?? 0) + i]));
+  return lanes.filter((lane) => !lane.isStopped).every((lane) => event.tokens.filter((token) => token.request === lane.request).every((_, i) => lane.data[(lane.shown ?? 0) + i]));
 }
 
 function playStep() {
@@ -265,18 +345,25 @@ function playStep() {
   if (!isReady(event) && held++ < 40) return false;
   held = 0;
   waiting.shift();
-  for (const chunk of event.chunks) known.add(chunk.request);
-  for (const lane of lanes) showStep(lane, event);
-  addStep(event);
-  changeTree(event.tree);
+  for (const lane of lanes) if (!lane.isStopped) showStep(lane, event);
+  record(event);
   drawPages(event);
+  lightPointed();
   return true;
 }
 
+function record(event) {
+  for (const chunk of event.chunks) known.add(chunk.request);
+  addStep(event);
+  changeTree(event.tree);
+}
+
 function showStep(lane, event) {
-  if (lane.isStopped) return;
   const chunk = event.chunks.find((each) => each.request === lane.request);
-  if (chunk && lane.cached === undefined) shade(lane, chunk.start);
+  if (chunk && lane.cached === undefined) {
+    lane.cached = chunk.start;
+    for (const element of elements(lane).slice(0, lane.cached)) element.classList.add("cached");
+  }
   for (const token of event.tokens.filter((each) => each.request === lane.request)) {
     const data = lane.data[lane.shown ?? 0];
     lane.shown = (lane.shown ?? 0) + 1;
@@ -285,21 +372,16 @@ function showStep(lane, event) {
   const reason = event.finished[lane.request];
   if (!chunk && !reason) return;
   const cached = lane.cached ? `, ${plural(lane.cached, "token")} from the cache` : "";
-  lane.about.textContent = `${plural(lane.tokens.length, "token")}${cached}${reason ? `, ended: ${reason}` : ""}`;
+  lane.about.textContent = `${plural(lane.tokens.length, "token")}${cached}${reason ? `, ended: ${reason}` : ""}${comparison(lane, reason)}`;
   lane.hasEnded ||= Boolean(reason);
   if (reason) $("live").textContent = `${lane.name} has ended: ${lane.tokens.map((each) => each.piece).join("")}`;
 }
 
-function shade(lane, count) {  // the first ``count`` tokens of the prompt, and of an answer that a branch began with
-  lane.cached = count;
-  const pieces = lane.promptTokens.map((token) => token.piece);
-  if (count && pieces.join("") === lane.promptText.textContent) lane.promptText.replaceChildren(el("span", { class: "cached", title: "from the cache" }, pieces.slice(0, count).join("")), pieces.slice(count).join(""));
-  for (const token of lane.tokens) if (pieces.length + token.index < count) token.element.classList.add("cached");
-}
+const showBehind = () => { $("behind").textContent = waiting.length ? `${plural(waiting.length, "step")} not shown yet` : ""; };
 
 function tick() {
   if (playing) for (let i = Math.ceil(waiting.length / BEHIND); i > 0 && playStep(); i--);
-  $("behind").textContent = waiting.length ? `${plural(waiting.length, "step")} not shown yet` : "";
+  showBehind();
   setTimeout(tick, 1000 / Number($("speed").value));
 }
 
@@ -312,14 +394,13 @@ function complain(error) {
 }
 
 function addTraffic() {  // all on one connection, because browsers open no more than six to a server
-  complain(null);
-  traffic = new AbortController();
   send("v1/completions", { prompt: TRAFFIC, ...knobs(), max_tokens: 90, ignore_eos: true }, traffic.signal).catch((error) => error.name === "AbortError" || complain(error));
 }
 
 $("prompt-a").value = PROMPTS[0];
 $("prompt-b").value = PROMPTS[1];
 makeKnobs();
+rememberFields(["prompt-a", "prompt-b", "both", ...KNOBS.map(([name]) => name), "grammar", "grammar-text"]);
 if (matchMedia("(max-width: 700px)").matches) $("knobs-box").open = false;
 $("form").addEventListener("submit", (event) => { event.preventDefault(); run(); });
 for (const id of ["prompt-a", "prompt-b"]) $(id).addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(); });
@@ -332,6 +413,7 @@ $("speed").addEventListener("input", () => { $("speed-out").textContent = $("spe
 $("follow").addEventListener("click", follow);
 $("grammar").addEventListener("change", () => { const kind = $("grammar").value; $("grammar-text-label").hidden = !kind; $("grammar-text").value = EXAMPLES[kind] ?? ""; rerun(); });
 $("grammar-text").addEventListener("change", rerun);
+addEventListener("hashchange", runLink);
 $("key").addEventListener("change", () => setKey($("key").value));
 $("menu").addEventListener("mouseenter", () => clearTimeout(closing));
 $("menu").addEventListener("mouseleave", scheduleClose);

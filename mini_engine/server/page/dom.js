@@ -22,4 +22,4 @@ export function percent(share) {
 
 export const visible = (piece) => piece.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
 export const quoted = (piece) => `“${visible(piece)}”`;
-export const plural = (count, word, words = `${word}s`) => `${count} ${count === 1 ? word : words}`;
+export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

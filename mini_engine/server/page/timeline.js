@@ -10,20 +10,17 @@ const KINDS = {
   again: { label: "computed again", color: "#d55e00", shape: "x" },
   decode: { label: "decode", color: "#56b4e9", shape: "" },
 };
-const rows = new Map();  // request -> {name, number, isOwn, spans, marks, reached}
+const rows = new Map();  // request -> {name, spans, marks, reached, isOwn}
 const pages = [];  // a line for each step
 let step = 0, previous = new Set(), waitingBefore = new Set(), plotly = null, drawn = 0, timer = 0;
 
 export function rowOf(request) {
-  const number = String(rows.size + 1);
-  if (!rows.has(request)) rows.set(request, { name: number, number, spans: [], marks: [], reached: 0 });
+  if (!rows.has(request)) rows.set(request, { name: String(rows.size + 1), spans: [], marks: [], reached: 0 });
   return rows.get(request);
 }
 
-export function nameRequest(request, name) {  // the reader's own; an older one of the name is a request like others
-  for (const row of rows.values()) if (row.name === name) [row.name, row.isOwn] = [row.number, false];
-  Object.assign(rowOf(request), { name, isOwn: true });
-}
+export const nameRequest = (request, name) => Object.assign(rowOf(request), { name, isOwn: true });
+export const disown = () => rows.forEach((row) => { row.isOwn = false; });  // rows of an earlier run
 export const nameOf = (request) => rowOf(request).name;
 
 function add(row, kind, tokens, text) {
@@ -52,10 +49,18 @@ export function addStep(event) {
   drawSoon();
 }
 
+function chooseRows() {  // the reader's own rows, and the newest others
+  const recent = [...rows.values()].filter((row) => row.spans.length && row.spans.at(-1).to > step - SHOWN_STEPS);
+  const others = recent.filter((row) => !row.isOwn), room = Math.max(0, SHOWN_ROWS - recent.length + others.length);
+  const hidden = new Set(others.slice(0, Math.max(0, others.length - room)));
+  return { shown: recent.filter((row) => !hidden.has(row)), total: recent.length };
+}
+
 function describe(event) {
+  const { shown, total: requests } = chooseRows();
   const { used, total } = event.pages;
   $("batch-about").textContent = `Step ${event.step}: ${event.running.length} running, ${event.waiting.length} waiting, ` +
-    `${plural(event.chunks.reduce((sum, each) => sum + each.tokens, 0), "row")} computed, ${used} of ${total} pages used.`;
+    `${plural(event.chunks.reduce((sum, each) => sum + each.tokens, 0), "row")} computed, ${used} of ${total} pages used.` + (shown.length < requests ? ` ${shown.length} of ${requests} requests drawn.` : "");
   const body = $("steps").querySelector("tbody") ?? table();
   const did = event.chunks.map((c) => `${nameOf(c.request)}: ${c.tokens === 1 && c.start >= c.prompt ? "decode" : `tokens ${c.start} to ${c.start + c.tokens - 1}`}`);
   const lost = event.preempted.map((request) => `${nameOf(request)} preempted`);
@@ -79,9 +84,7 @@ function drawSoon() {
 export async function draw() {
   plotly ??= await load();
   const first = Math.max(0, step - SHOWN_STEPS);
-  const recent = [...rows.values()].filter((row) => row.spans.length && row.spans.at(-1).to > first);
-  const own = recent.filter((row) => row.isOwn).slice(-SHOWN_ROWS);
-  const shown = [...own, ...recent.filter((row) => !row.isOwn).slice(own.length - SHOWN_ROWS)].slice(0, SHOWN_ROWS);
+  const { shown } = chooseRows();
   const style = getComputedStyle(document.documentElement);
   const [ink, faint, ground] = ["--ink", "--line", "--card"].map((name) => style.getPropertyValue(name).trim());
   const traces = Object.entries(KINDS).map(([kind, look]) => {
@@ -96,9 +99,9 @@ export async function draw() {
   traces.push({ type: "scatter", mode: "markers", name: "preempted", x: marks.map((m) => m[0]), y: marks.map((m) => m[1]),
     marker: { symbol: "x", size: 10, color: "#d55e00", line: { color: ink, width: 1 } }, hovertemplate: "sent back to wait<extra></extra>" });
   const layers = [["own", "of requests", "#0072b2", ""], ["held", "cached, in use", "#cc79a7", "/"], ["evictable", "cached", "#e69f00", "."]];
-  const used = pages.filter((each) => each.step >= first);
+  const own = pages.filter((each) => each.step >= first);
   for (const [field, label, color, shape] of layers) {
-    traces.push({ type: "scatter", mode: "lines", stackgroup: "pages", name: label, x: used.map((p) => p.step + 0.5), y: used.map((p) => p[field]), yaxis: "y2",
+    traces.push({ type: "scatter", mode: "lines", stackgroup: "pages", name: label, x: own.map((p) => p.step + 0.5), y: own.map((p) => p[field]), yaxis: "y2",
       line: { shape: "hvh", color, width: 1 }, fillpattern: { shape, fgcolor: color, bgcolor: "rgba(0,0,0,0)", fillmode: "replace" }, hovertemplate: `%{y} pages ${label}<extra></extra>` });
   }
   const timelineHeight = Math.max(4, shown.length) * HEIGHT, pagesHeight = 90, gap = 16;
