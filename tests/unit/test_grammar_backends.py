@@ -11,7 +11,7 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jsonschema
 import pytest
@@ -748,6 +748,74 @@ WIDE = [{"enum": [1, 2**60]}, {"type": "integer", "minimum": 2**53 + 1}, {"const
 def test_integers_that_llguidance_rounds_are_refused(schema: dict[str, object]) -> None:
     with pytest.raises(GrammarError, match="which llguidance rounds"):
         make_backend("llguidance", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+
+
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+COUNTED = [
+    {"type": "object", "patternProperties": {"^[ab]$": DIGIT}, "additionalProperties": False, "minProperties": 2},
+    {"type": "object", "additionalProperties": DIGIT, "minProperties": 3},
+    {"type": "object", "properties": {"a": DIGIT}, "required": ["a"], "minProperties": 2},
+]
+
+
+@pytest.mark.parametrize("schema", COUNTED, ids=str)
+def test_a_number_of_free_names_is_refused_as_llguidance_counts_members(schema: dict[str, Any]) -> None:
+    """``{"b": 1, "b": 6}`` ended as complete, and has one member to every reader."""
+    for name in ("llguidance", "auto"):
+        with pytest.raises(GrammarError, match=r"'minProperties' at /"):
+            make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    for counted in (schema | {"minProperties": 1}, schema | {"required": ["a", "b"], "minProperties": 2}):
+        grammar = make_backend("llguidance", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(counted)))
+        assert takes(grammar, '{"a": 1, "b": 2}')
+
+
+def spellings(dice: random.Random, name: str) -> str:
+    """A member's name, with some of its characters escaped one time out of three, though they need not be."""
+    if dice.random() < 0.67:
+        return name
+    return "".join(f"\\u{ord(letter):04x}" if dice.random() < 0.4 else letter for letter in name)
+
+
+NODE = {"type": "object", "properties": {"value": DIGIT, "next": {"$ref": "#/$defs/Node"}}, "required": ["value"]}
+OPEN = [
+    {"type": "object", "properties": {"value": DIGIT}},
+    {"type": "object", "properties": {"value": DIGIT, "next": {"type": "null"}}, "additionalProperties": DIGIT},
+    {"$ref": "#/$defs/Node", "$defs": {"Node": NODE}},
+    {"allOf": [{"type": "object", "properties": {"value": DIGIT}}, {"properties": {"next": {"type": "object"}}}]},
+    {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"value": DIGIT}}]}},
+    {"type": "object", "patternProperties": {"^v": DIGIT}, "additionalProperties": False},
+]
+
+
+@pytest.mark.parametrize("name", ["fsm", *BOTH, "auto"])
+@pytest.mark.parametrize("schema", OPEN, ids=str)
+def test_an_escaped_name_does_not_escape_its_schema(schema: dict[str, Any], name: str) -> None:
+    try:
+        grammar = make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    except GrammarError:
+        assert name in ("fsm", "xgrammar")
+        return
+    judge = jsonschema.Draft202012Validator(schema)
+    dice = random.Random(3)
+    taken = 0
+    for number in range(300):
+        names = [dice.choice(["value", "next", "v", "other"]) for _ in range(1 + number % 3)]
+        values = [dice.choice(["1", '"x"', "null", '{"value": 3}', '{"val\\u0075e": "x"}']) for _ in names]
+        text = ", ".join(f'"{spellings(dice, key)}": {value}' for key, value in zip(names, values, strict=True))
+        for written in (f"{{{text}}}", f"[{{{text}}}]"):
+            if takes(grammar, written):
+                taken += 1
+                assert judge.is_valid(json.loads(written)), written
+    assert taken >= 3 or name != "llguidance"
+
+
+def test_names_beside_an_open_pattern_are_refused_by_llguidance() -> None:
+    schema = {"type": "object", "patternProperties": {"^[ab]$": {"type": "integer"}}}
+    backend = make_backend("llguidance", TABLE, GrammarOptions())
+    with pytest.raises(GrammarError, match="'patternProperties' at / leaves other names open"):
+        backend.compile(("json_schema", json.dumps(schema)))
+    closed = backend.compile(("json_schema", json.dumps(schema | {"additionalProperties": False})))
+    assert takes(closed, '{"a": 1}')
 
 
 DATES = {

@@ -181,7 +181,8 @@ def check_keywords(schema: dict[str, Any], path: str) -> dict[str, Any]:
     schema = without_foreign(schema, path)
     refuse_keywords(schema, ANNOTATIONS | KEYWORDS, path, "llguidance")
     check_integers(schema, path)
-    schema = with_format(schema, path)
+    check_counts(schema, path)
+    schema = with_names(with_format(schema, path), path)
     reference = schema.get("$ref", "#")
     if not (isinstance(reference, str) and reference.startswith("#")):
         raise UnsupportedKeywordError("$ref", path, f"is {reference!r}; only places in the schema itself are looked up")
@@ -199,6 +200,32 @@ def check_integers(schema: dict[str, Any], path: str) -> None:
             elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
                 reason = f"has the integer {value}, which llguidance rounds: the largest is 2**53; take fsm"
                 raise UnsupportedKeywordError(keyword, path, reason)
+
+
+def check_counts(schema: dict[str, Any], path: str) -> None:
+    """Refuse a least number of names that are free: the library counts members, and a name may come twice."""
+    least = schema.get("minProperties", 1)
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    required = schema.get("required", [])
+    num_required = len({*map(str, required)}) if isinstance(required, list) else 0
+    if isinstance(least, int | float) and least > max(num_required, 1) and not is_closed:
+        reason = f"is {least}, and llguidance counts a name that comes twice as two; name {least} members in required"
+        raise UnsupportedKeywordError("minProperties", path, reason)
+
+
+def with_names(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    r"""Return the schema with its other members under a pattern that every name matches.
+
+    The library spells a name that matches a pattern in one way. Any other name it takes in every spelling, so that
+    ``"\u0061"`` would be no ``"a"`` to it, and have no schema.
+    """
+    others = schema.get("additionalProperties", True)
+    if others is False or not (schema.get("properties") or schema.get("patternProperties")):
+        return schema
+    if schema.get("patternProperties"):
+        reason = "leaves other names open, and llguidance takes one whose escapes hide that it matches; "
+        raise UnsupportedKeywordError("patternProperties", path, reason + "set additionalProperties to false")
+    return schema | {"patternProperties": {"": others}, "additionalProperties": False}
 
 
 def with_format(schema: dict[str, Any], path: str) -> dict[str, Any]:
