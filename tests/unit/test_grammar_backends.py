@@ -9,6 +9,7 @@ import json
 import random
 import re
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,9 @@ import mini_engine.tiny
 from mini_engine.bench.grammar.coverage import is_utf8, random_text
 from mini_engine.grammar.backends import make_backend
 from mini_engine.grammar.base import (
+    SHALLOW,
     GrammarError,
+    GrammarObject,
     GrammarOptions,
     TokenRefusedError,
     UnsupportedKeywordError,
@@ -838,10 +841,133 @@ def test_no_backend_takes_a_date_that_is_none(form: str, name: str) -> None:
     assert not {"2021-02-29", "24:00:00Z", "12:00Z", "22:59:60Z", "2021-02-29T00:00:00Z"} & set(taken)
 
 
-def test_auto_says_why_no_backend_takes_a_grammar() -> None:
-    schema = json.dumps({"not": {"type": "string"}})
-    with pytest.raises(GrammarError, match=r"(?s)fsm: .*llguidance: .*xgrammar: "):
-        make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", schema))
+FREE = {"type": "array", "items": {"type": "integer"}}
+NESTED = {"type": "array", "items": {"$ref": "#"}}
+WANT_TOO_MUCH = [  # each in one way, that fsm refuses, and what no backend takes
+    {"not": {"type": "string"}},
+    FREE | {"uniqueItems": True},
+    FREE | {"contains": {"type": "integer"}},
+    {"if": {"type": "string"}, "then": {"maxLength": 3}},
+    {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+    {"type": "object", "minProperties": 2},
+    {"type": "string", "format": "regex"},
+    {"type": "object", "properties": {"a": {}}, "propertyNames": {"maxLength": 3}},
+    {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "additionalProperties": False, "minProperties": 2},
+    {"type": "array", "prefixItems": [NESTED, FREE | {"uniqueItems": True}]},
+]
+
+
+@pytest.mark.parametrize("schema", WANT_TOO_MUCH, ids=str)
+def test_auto_says_once_why_no_backend_takes_a_schema(schema: dict[str, Any]) -> None:
+    """And sends to no other: each backend, asked by name, refuses it too."""
+    for name in ("fsm", *BOTH):
+        with pytest.raises(GrammarError):
+            make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    with pytest.raises(GrammarError) as caught:
+        make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    message = str(caught.value)
+    assert not re.search("take (the backend )?(fsm|llguidance|xgrammar)", message)
+    assert message.count(" at /") == 1
+
+
+ADVISED = [
+    {"type": "object", "properties": {"a": {"$ref": "#"}}},
+    {"type": "integer", "multipleOf": 7},
+    {"type": "number", "multipleOf": 0.01},
+    {"allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "b$"}]},
+    {"type": "string", "pattern": "^1", "format": "date"},
+    {"type": "string", "pattern": "^(ab)+$", "minLength": 3},
+    {"type": "string", "format": "email", "maxLength": 30},
+    {"type": "object", "patternProperties": {"^a": {}, "^b": {}}, "additionalProperties": False},
+    {"type": "object", "properties": {"é": {}}, "patternProperties": {"^a": {}}, "additionalProperties": False},
+    {"enum": [[1], ["a"]], "items": {"type": "integer"}},
+    FREE | {"items": FREE | {"minItems": 200, "maxItems": 200}, "minItems": 200, "maxItems": 200},
+    json.loads('{"type": "array", "items": ' * 33 + "{}" + "}" * 33),
+]
+
+
+@pytest.mark.parametrize("schema", [*WANT_TOO_MUCH[:-1], *ADVISED], ids=str)
+def test_whom_fsm_names_takes_what_it_refuses(schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError) as caught:
+        make_backend("fsm", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    named = [name for name in BOTH if name in str(caught.value)]
+    assert bool(named) == (schema in ADVISED)
+    for name in named:
+        make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+
+
+@pytest.mark.parametrize("pattern", ["(", "a[", "*a", "a{3,1}"])
+def test_auto_reports_a_bad_expression_once(pattern: str) -> None:
+    for key in (("regex", pattern), ("json_schema", json.dumps({"type": "string", "pattern": pattern}))):
+        with pytest.raises(GrammarError) as caught:
+            make_backend("auto", TABLE, GrammarOptions()).compile(key)
+        assert str(caught.value).count(repr(pattern)) == 1
+        assert not re.search("llguidance|xgrammar", str(caught.value))
+
+
+def test_auto_takes_the_larger_limit_of_fsm_where_no_library_does() -> None:
+    """``oneOf`` and a ``not`` of one name are of fsm alone; some 6,000 states here."""
+    text = {"type": "string", "maxLength": 600}
+    schema = {"properties": {"a": text, "b": text}, "required": ["a", "b"], "not": {"required": ["c"]}}
+    auto = make_backend("auto", TABLE, GrammarOptions())
+    grammar = auto.compile(("json_schema", json.dumps(schema)))
+    assert grammar.stats.backend == "fsm"
+    assert takes(grammar, '{"a": "x", "b": "y"}')
+    schema["properties"]["a"] = text | {"maxLength": 60_000}
+    with pytest.raises(GrammarError, match="'not' at /"):
+        auto.compile(("json_schema", json.dumps(schema)))
+    with pytest.raises(GrammarError, match="'not' at /"):
+        make_backend("auto", TABLE, GrammarOptions(max_states=500)).compile(("json_schema", json.dumps(schema)))
+
+
+SMALL_EBNF = {  # grammar -> whether every text that llguidance lets begin can end
+    'root ::= word "s"\nword ::= [q-s]+': False,
+    'root ::= num "\\n"\nnum ::= [0-1\\n]+': False,
+    'root ::= a a\na ::= "x"+': False,
+    'root ::= item | item ", " root\nitem ::= [x-z]{1,3}': True,
+    'root ::= "(" root ")" root | ""': True,
+    'root ::= sum\nsum ::= term ("+" term)*\nterm ::= [0-1]+ | "(" sum ")"': True,
+    'root ::= [ab]* "b" "a"?': True,
+}
+
+
+@pytest.mark.parametrize("name", [*BOTH, "auto"])
+@pytest.mark.parametrize("text", SMALL_EBNF)
+def test_from_every_state_of_an_ebnf_the_end_can_be_reached(text: str, name: str) -> None:
+    """Or the grammar says that it is narrowed; all texts of up to 3 characters are begun, and 4 more tried."""
+    grammar = make_backend(name, TABLE, GrammarOptions()).compile(("ebnf", text))
+    assert grammar.stats.backend == ("xgrammar" if name == "auto" else name)
+    assert bool(grammar.stats.narrowed) == (name == "llguidance")
+    assert ends_everywhere(grammar, 3) == (name != "llguidance" or SMALL_EBNF[text])
+
+
+@pytest.mark.parametrize("name", ["fsm", *BACKENDS, "auto"])
+@pytest.mark.parametrize("pattern", ["[q-s]+s", r"[01\n]+\n", r"\n01", "(x+)(x+)", "[ab]*ba?", "(xyz?,){1,2}"])
+def test_from_every_state_of_an_expression_the_end_can_be_reached(pattern: str, name: str) -> None:
+    grammar = make_backend(name, TABLE, GrammarOptions()).compile(("regex", pattern))
+    assert not grammar.stats.narrowed
+    assert ends_everywhere(grammar, 3)
+
+
+def after_each(grammar: GrammarObject) -> Iterator[GrammarObject]:
+    """The grammar after each character of these small languages that may come next."""
+    for letter in b"qrs01\nxyz, ()+abu":
+        ahead = grammar.copy()
+        try:
+            ahead.accept_token(BYTE[letter])
+        except TokenRefusedError:
+            continue
+        yield ahead
+
+
+def can_end(grammar: GrammarObject, depth: int) -> bool:
+    return grammar.is_complete() or (depth > 0 and any(can_end(ahead, depth - 1) for ahead in after_each(grammar)))
+
+
+def ends_everywhere(grammar: GrammarObject, depth: int) -> bool:
+    return can_end(grammar, 4) and (
+        not depth or all(ends_everywhere(ahead, depth - 1) for ahead in after_each(grammar))
+    )
 
 
 def test_auto_prefers_who_writes_all_of_a_language(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -852,9 +978,10 @@ def test_auto_prefers_who_writes_all_of_a_language(monkeypatch: pytest.MonkeyPat
     for schema, name in ((any_inside, "llguidance"), (merged, "fsm"), ({"type": "null"}, "fsm")):
         stats = auto.compile(("json_schema", json.dumps(schema))).stats
         assert stats.backend == name
-        assert bool(stats.narrowed) == (schema is merged)
+        assert any(SHALLOW in note for note in stats.narrowed) == (schema is merged)
     monkeypatch.setattr("mini_engine.grammar.backends.find_spec", lambda name: None)
     alone = make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(any_inside)))
-    assert (alone.stats.backend, list(alone.stats.narrowed)) == ("fsm", ["/properties/a"])
+    assert alone.stats.backend == "fsm"
+    assert [note.split(":")[0] for note in alone.stats.narrowed if SHALLOW in note] == ["/properties/a"]
     assert takes(alone, '{"a": [1, {}]}')
     assert not takes(alone, '{"a": [[[1]]]}')

@@ -17,7 +17,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOptions, UnsupportedKeywordError
-from mini_engine.grammar.json_keywords import ANNOTATIONS
+from mini_engine.grammar.json_keywords import ANNOTATIONS, Place, list_of
 from mini_engine.grammar.json_schema import parse_schema
 from mini_engine.grammar.json_values import FORMATS
 from mini_engine.grammar.libraries.library import (
@@ -51,6 +51,7 @@ KEYWORDS = frozenset(
 EVERY_SPELLING = '%llguidance {"no_forcing": true}\n'
 NUMERIC = frozenset("const enum minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
 LARGEST_INTEGER = 2**53
+LONGEST = "/: each repeat takes all that it can, so that some texts of the grammar have no end; xgrammar reads it whole"
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
@@ -143,6 +144,7 @@ class LLGuidanceBackend(GrammarBackend):
             raise compile_error(kind, matcher.get_error())
         grammar = LLGuidanceGrammar(matcher, self.table, self.fill).check_start(kind)
         grammar.stats.ignored = ignored_in(kind, text)
+        grammar.stats.narrowed = [LONGEST] if kind == "ebnf" else []
         return grammar
 
     def lark(self, kind: GrammarKind, text: str) -> str:
@@ -236,10 +238,11 @@ def with_format(schema: dict[str, Any], path: str) -> dict[str, Any]:
     if name not in FORMATS:
         reason = f"is {name!r}, of which llguidance takes more than it says; it may be {', '.join(FORMATS)}"
         raise UnsupportedKeywordError("format", path, reason)
-    if "pattern" in schema:
-        raise UnsupportedKeywordError("format", path, "beside a pattern is two patterns at once; write one")
     rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
-    return rest | {"pattern": f"^({FORMATS[name]})$"}
+    own = {"pattern": f"^({FORMATS[name]})$"}
+    if "pattern" not in schema:
+        return rest | own
+    return rest | {"allOf": [*list_of(schema, "allOf", Place(path)), own]}
 
 
 def plain_escapes(text: str) -> str:
