@@ -5,7 +5,7 @@ Owns: how each type of value is written. Must not know: automata, tokens, what r
 The promise is soundness: every text of the tree is JSON, and valid under the schema by the rules of draft 2020-12. The
 converse is not promised, as a generator need not be able to write everything. It writes an object's declared properties
 in their order and no others, a string in one spelling, no ``-0`` as an integer, integers without a bound in at most 15
-digits, numbers in 15 digits before and after the point and 2 in the exponent. Where any JSON is valid, it writes
+digits, numbers in 16 digits before the point, 21 after it and 2 in the exponent. Where any JSON is valid, it writes
 arrays and objects that nest at most ``ANY_LEVELS`` deep.
 
     {"properties": {"a": A, "b": B}, "required": ["b"]}  ──►  { ("a": A, )? "b": B }
