@@ -21,7 +21,7 @@ class GrammarStats:
 
     ``mask_s`` is summed over ``num_masks`` filled rows. ``num_forced_tokens``: appended without a forward pass of their
     own. ``backend``: which one compiled it. ``ignored``: the places of a schema's keywords that say nothing about which
-    values are valid. ``narrowed``: the places where a schema allows any JSON, and ``fsm`` writes what nests less deep.
+    values are valid. ``narrowed``: what is allowed and never written, each with its place in the schema.
     """
 
     kind: GrammarKind | None = None

@@ -25,6 +25,8 @@ from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKey, GrammarKind
 
 KINDS = get_args(GrammarKind)
+ANY_LEVELS = 2  # of arrays and objects in each other, where any JSON is valid and finitely many states write it
+SHALLOW = f"any JSON is written at most {ANY_LEVELS} levels deep"  # in ``GrammarStats.narrowed``
 
 
 class GrammarError(ValueError):

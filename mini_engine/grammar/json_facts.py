@@ -18,7 +18,6 @@ from typing import Any
 from urllib.parse import unquote
 
 from mini_engine.grammar.json_keywords import (
-    ELSEWHERE,
     IDENTITIES,
     Place,
     check_keywords,
@@ -324,7 +323,7 @@ class SchemaReader:
                     raise place.refusal(
                         "oneOf",
                         f"has branches {min(i, j)} and {max(i, j)} that may both be valid; give each a property with a "
-                        f"const of its own, write anyOf, or {ELSEWHERE}",
+                        "const of its own, or write anyOf",
                     )
             written += own
         return written
@@ -347,7 +346,7 @@ class SchemaReader:
         inner = schema["not"]
         names = names_of(inner, "required", place) if isinstance(inner, Mapping) and list(inner) == ["required"] else []
         if len(names) != 1:
-            raise place.refusal("not", f"is known for one required name alone; say what is valid, or {ELSEWHERE}")
+            raise place.refusal("not", "is known for one required name alone; write what is valid")
         return self.pairs(so_far, [replace(self.without(names[0], place), types=("object",))])
 
     def without(self, name: str, place: Place) -> Facts:
@@ -371,7 +370,7 @@ class SchemaReader:
         if not isinstance(local, str) or not (local == "#" or local.startswith("#/")):
             raise place.refusal("$ref", f"is {reference!r:.60}; only a place in the schema itself, #/…, is followed")
         if place.is_moved:
-            raise place.refusal("$ref", f"begins at an $id that is not computed; remove that, or {ELSEWHERE}")
+            raise place.refusal("$ref", "begins at an $id that is not computed; remove that")
         value = self.root
         at = place.follow(local)
         for token in unquote(local[1:]).split("/")[1:]:

@@ -15,7 +15,8 @@ from mini_engine.grammar.json_values import FORMATS, MAX_DEPTH, NOT_WRITTEN, typ
 
 MAX_DIGITS = 64  # of a bound
 LONG, SIMILAR = 5, 0.85  # of two words, as difflib measures it: "minLenght" and "minLength" are
-ELSEWHERE = "take the backend xgrammar or llguidance"
+ELSEWHERE = "take the backend xgrammar or llguidance"  # only where they keep what is refused here
+BY_LLGUIDANCE = "take the backend llguidance"
 
 ANNOTATIONS = frozenset(
     "title description default examples deprecated readOnly writeOnly $comment $schema $defs definitions "
@@ -87,6 +88,10 @@ class Place:
             raise self.refusal("$ref", f"refers to itself: nesting without end is not regular; {ELSEWHERE}")
         return replace(self.inside(), path=target, references=(*self.references, target))
 
+    def note(self, what: str) -> str:
+        """Return what is said of this place."""
+        return f"{self.path or '/'}: {what}"
+
     def error(self, message: str) -> GrammarError:
         """Return an error that names the place."""
         return GrammarError(f"JSON Schema at {self.path or '/'}: {message}")
@@ -115,9 +120,9 @@ def check_keywords(schema: Any, place: Place) -> list[str]:
     types = types_of(schema, place) or tuple(OF_TYPE)
     for keyword in schema:
         if keyword in REFUSED:
-            raise place.refusal(keyword, f"is not computed here; remove it, or {ELSEWHERE}")
+            raise place.refusal(keyword, "is not computed by any backend; remove it")
     if schema.get("format") in NOT_WRITTEN:
-        raise place.refusal("format", f"is {schema['format']!r}, which is not written; write a pattern, or {ELSEWHERE}")
+        raise place.refusal("format", f"is {schema['format']!r}, which no backend writes; write a pattern")
     said = {*OF_ANY_TYPE, *(keyword for each in types for keyword in OF_TYPE[each])}
     ignored = [*foreign_words(schema, place), *(keyword for keyword in schema if keyword in KNOWN - said)]
     return [f"{place.path}/{escaped(str(keyword))}" for keyword in schema if keyword in ignored]
@@ -163,7 +168,7 @@ def limits_of(schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
     if "multipleOf" in schema:
         limits["multipleOf"] = bound_of(schema, "multipleOf", place)
         if limits["multipleOf"] != 1:
-            raise place.refusal("multipleOf", f"is known as 1 alone; remove it, or {ELSEWHERE}")
+            raise place.refusal("multipleOf", f"is known as 1 alone; remove it, or {BY_LLGUIDANCE}")
     return limits
 
 

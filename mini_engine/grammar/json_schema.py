@@ -5,7 +5,7 @@ Owns: how each type of value is written. Must not know: automata, tokens, what r
 The promise is soundness: every text of the tree is JSON, and valid under the schema by the rules of draft 2020-12. The
 converse is not promised, as a generator need not be able to write everything. It writes an object's declared properties
 in their order and no others, a string in one spelling, no ``-0`` as an integer, integers without a bound in at most 15
-digits, numbers in 15 digits before and after the point and 2 in the exponent. Where any JSON is valid, it writes
+digits, numbers in 16 digits before the point, 21 after it and 2 in the exponent. Where any JSON is valid, it writes
 arrays and objects that nest at most ``ANY_LEVELS`` deep.
 
     {"properties": {"a": A, "b": B}, "required": ["b"]}  ──►  { ("a": A, )? "b": B }
@@ -24,9 +24,9 @@ from typing import Any
 
 from mini_engine.checks import key_twice
 from mini_engine.config import Whitespace
-from mini_engine.grammar.base import GrammarError
+from mini_engine.grammar.base import ANY_LEVELS, SHALLOW, GrammarError
 from mini_engine.grammar.json_facts import Facts, Parts, SchemaReader
-from mini_engine.grammar.json_keywords import BOUNDS, ELSEWHERE, NothingValidError, Place, counts_of
+from mini_engine.grammar.json_keywords import BOUNDS, BY_LLGUIDANCE, NothingValidError, Place, counts_of
 from mini_engine.grammar.json_values import (
     FORMATS,
     MAX_DEPTH,
@@ -51,7 +51,6 @@ from mini_engine.grammar.syntax import EMPTY, Choice, Concat, Node, Repeat, leng
 from mini_engine.sampler.params import GrammarKind
 
 MANY = 200  # states of one keyword, before an error names it
-ANY_LEVELS = 2  # of arrays and objects in each other, where any JSON is valid
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ def string(facts: Facts) -> Node:
         return string_of_length(least, most)
     if len(given) > 1:
         keyword = "pattern" if facts.patterns else "format"
-        raise facts.place.refusal(keyword, f"next to another asks for an intersection; keep one, or {ELSEWHERE}")
+        raise facts.place.refusal(keyword, f"next to another asks for an intersection; keep one, or {BY_LLGUIDANCE}")
     if facts.formats and not facts.limits.keys() & {"minLength", "maxLength"}:
         return string_of_format(given[0])
     try:
@@ -188,7 +187,7 @@ def string(facts: Facts) -> Node:
     if shorter is None:
         keyword = "minLength" if lengths_of(text)[0] < least else "maxLength"
         raise facts.place.refusal(
-            keyword, f"next to a pattern asks for an intersection; write the length in the pattern, or {ELSEWHERE}"
+            keyword, f"next to a pattern asks for an intersection; write the length in the pattern, or {BY_LLGUIDANCE}"
         )
     return quoted(shorter)
 
@@ -283,7 +282,7 @@ class Converter:
 
     def anything(self, place: Place, levels: int = ANY_LEVELS) -> Node:
         """Return the tree of any JSON that nests at most ``levels`` deep. Mutates."""
-        self.narrowed[place.path] = None
+        self.narrowed[place.note(SHALLOW)] = None
         if levels not in self.any_json:
             options = [literal("null"), literal("true"), literal("false"), NUMBER, string_of_length()]
             if levels:
@@ -296,7 +295,7 @@ class Converter:
         """Return the tree of arrays: the ``prefixItems``, all of them, then so many ``items`` as the bounds allow."""
         least, most = counts_of(facts.limits, "minItems", "maxItems", facts.place)
         if facts.unique and (most is None or most > 1):
-            raise facts.place.refusal("uniqueItems", f"makes an item depend on all others; remove it, or {ELSEWHERE}")
+            raise facts.place.refusal("uniqueItems", "makes an item depend on all others; remove it")
         num_first = max((len(each.first) for each in facts.elements), default=0)
         first: list[Node] = []
         try:
@@ -333,13 +332,13 @@ class Converter:
                 continue
             members.append((self.punctuation.member(name(key), value), key in facts.required))
         num_required = sum(needed for _, needed in members)
+        if len(members) < least and allows_others(facts):
+            raise facts.place.refusal("minProperties", f"is {least}, and {len(members)} are declared; declare as many")
         if len(members) < least:
             raise facts.place.nothing(f"minProperties is {least}, and only {len(members)} members are written")
         if (least > max(num_required, 1) and least < len(members)) or (most is not None and most < len(members)):
             keyword = "maxProperties" if most is not None and most < len(members) else "minProperties"
-            raise facts.place.refusal(
-                keyword, f"makes a member depend on all others; name them in required, or {ELSEWHERE}"
-            )
+            raise facts.place.refusal(keyword, "makes a member depend on all others; write them into required")
         if least == len(members):
             members = [(node, True) for node, _ in members]
         if least == 1 and members and not num_required:
@@ -352,10 +351,10 @@ class Converter:
         A name that is written twice does no harm, as both values are valid; but it counts once.
         """
         if least > 1:
-            raise facts.place.refusal("minProperties", f"counts different names; name some in required, or {ELSEWHERE}")
+            raise facts.place.refusal("minProperties", "counts different names; write some into required")
         patterns = [pattern for each in facts.members for pattern in each.by_pattern]
         if len(patterns) > 1 or (patterns and facts.names):
-            raise facts.place.refusal("patternProperties", f"of several patterns is not computed; {ELSEWHERE}")
+            raise facts.place.refusal("patternProperties", f"of several patterns is not computed; {BY_LLGUIDANCE}")
         if patterns:  # the schemas of other members may forbid the names of this one
             parts = tuple(p for each in facts.members for p in (each.by_pattern.values() or each.others))
             key = quoted(text_of_pattern(patterns[0]))
@@ -417,13 +416,18 @@ class Converter:
             raise facts.place.error(str(error)) from error
 
 
+def allows_others(facts: Facts) -> bool:
+    """Whether members may be valid that no schema declares."""
+    return not any(part[0] is False for each in facts.members for part in each.others)
+
+
 def check_names(facts: Facts, names: Iterable[str]) -> None:
     """Raise ``UnsupportedKeywordError`` if keywords about names cannot be applied to the declared names."""
     has_patterns = any(each.by_pattern for each in facts.members)
     if has_patterns and not all(key.isascii() and key.isprintable() for key in names):
-        raise facts.place.refusal("patternProperties", f"next to names that are not plain ASCII; {ELSEWHERE}")
+        raise facts.place.refusal("patternProperties", f"next to names that are not plain ASCII; {BY_LLGUIDANCE}")
     if facts.names:
-        raise facts.place.refusal("propertyNames", f"next to properties is not computed; remove it, or {ELSEWHERE}")
+        raise facts.place.refusal("propertyNames", "next to properties is not computed by any backend; remove it")
 
 
 def holds(value: Any, facts: Facts) -> bool:
@@ -435,7 +439,7 @@ def holds(value: Any, facts: Facts) -> bool:
     limits = facts.limits
     if kind in ("array", "object"):
         if facts.members or facts.required or facts.elements or facts.unique or facts.names:
-            raise facts.place.refusal("enum", f"of arrays or objects stands alone; keep one, or {ELSEWHERE}")
+            raise facts.place.refusal("enum", f"of arrays or objects stands alone; keep one, or {BY_LLGUIDANCE}")
         least, most = ("minItems", "maxItems") if kind == "array" else ("minProperties", "maxProperties")
         return is_within(len(value), limits, least, most)
     if kind == "string":

@@ -86,23 +86,43 @@ def text_of_pattern(pattern: str) -> Node:
     return parse_pattern(pattern)
 
 
-# Texts of the formats of JSON Schema, fewer than the format allows. Dates begin with the year 1000 and have no 29th of
-# February, which would need the year; times have an offset, as RFC 3339 demands; UUIDs are in lower case; names of
-# hosts and mailboxes are ASCII, and short enough for the limits of their RFCs; so are the parts of a URI.
+# Texts of the formats of JSON Schema; LEFT_OUT says which others are valid. Years begin with 1, and leap years have a
+# 29th of February; times have an offset, as RFC 3339 demands; names of hosts and mailboxes keep to the limits of their
+# RFCs, and those of hosts in a URI have none.
+YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 DAYS = r"(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
-DATE = rf"[1-9][0-9]{{3}}-({DAYS})"
+FOURTH = "(0[48]|[2468][048]|[13579][26])"  # two digits that four divides, 00 apart
+DATE = rf"({YEAR}-({DAYS})|([0-9]{{2}}{FOURTH}|{FOURTH}00)-02-29)"
 CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]"
 TIME = rf"{CLOCK}:[0-5][0-9](\.[0-9]{{1,6}})?(Z|[+-]{CLOCK})"
+HEX = "[0-9a-fA-F]"
 OCTET = r"([0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
-GROUPS = r"[0-9a-f]{1,4}(:[0-9a-f]{1,4})"
-LABEL = r"[A-Za-z0-9]{1,16}(-[A-Za-z0-9]{1,16}){0,2}"
-HOST = rf"({LABEL}\.){{0,3}}[A-Za-z]{{2,16}}"
-EMAIL = rf"[A-Za-z0-9_+-]{{1,20}}(\.[A-Za-z0-9_+-]{{1,20}}){{0,2}}@{HOST}"
-BEHIND_PATH = r"(\?[A-Za-z0-9._~=&+/-]*)?(#[A-Za-z0-9._~=&+/-]*)?"
-SEGMENT = r"([A-Za-z0-9._~@+,;=-]|%[0-9A-F]{2})"
-URI = rf"(https?|wss?|ftp)://{HOST}(:[1-9][0-9]{{0,3}})?(/{SEGMENT}*)*{BEHIND_PATH}|urn:[a-z]{{2,8}}(:[A-Za-z0-9._-]+)+"
-REFERENCE = rf"{URI}|/?{SEGMENT}+(/{SEGMENT}+)*/?{BEHIND_PATH}|#[A-Za-z0-9._~/-]*"
-POINTER = r"(/([A-Za-z0-9_. -]|~[01])*)*"
+IPV4 = rf"{OCTET}(\.{OCTET}){{3}}"
+GROUP = f"{HEX}{{1,4}}"
+# Eight groups, or fewer with :: once: as many as there are before it leave room for the others behind it.
+BEFORE = ["", GROUP, *(f"{GROUP}(:{GROUP}){{{count - 1}}}" for count in range(2, 8))]
+BEHIND = ["", f"({GROUP})?", *(f"({GROUP}(:{GROUP}){{0,{count - 1}}})?" for count in range(2, 8))]
+IPV6 = "|".join([f"({GROUP}:){{7}}{GROUP}", *(f"{BEFORE[count]}::{BEHIND[7 - count]}" for count in range(8))])
+LABEL = "([A-Za-z0-9-]{0,34}[A-Za-z0-9])?"  # behind its first character
+HOST = rf"([A-Za-z0-9]{LABEL}\.){{0,5}}[A-Za-z]{LABEL}"
+IDN_HOST = HOST.replace(LABEL, "(-?[A-Za-z0-9]){0,17}")  # two hyphens begin what is encoded
+LOCAL = r"[A-Za-z0-9_+-]{1,20}(\.[A-Za-z0-9_+-]{1,20}){0,2}"
+EMAIL = rf"{LOCAL}@([A-Za-z0-9]{LABEL}\.){{0,4}}[A-Za-z]{{2,16}}"
+WORDS = "[A-Za-z0-9]*(-+[A-Za-z0-9]+)*"
+URI_HOST = rf"(([A-Za-z0-9]{WORDS}\.)*[A-Za-z]{WORDS}|{IPV4})"
+PORT = "([0-9]|[1-9][0-9]{1,3}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))"
+PERCENT = f"%{HEX}{{2}}"
+USER = rf"([A-Za-z0-9._~+-]|{PERCENT})+"
+FIRST = rf"([A-Za-z0-9._~!$&'()*+,;=@-]|{PERCENT})"  # of a reference without a scheme: no colon
+SEGMENT = rf"([A-Za-z0-9._~!$&'()*+,;=:@-]|{PERCENT})"
+BEHIND_PATH = rf"(\?({SEGMENT}|[/?])*)?(#({SEGMENT}|[/?])*)?"
+PATH = f"(/{SEGMENT}*)*"
+URI = (
+    rf"[A-Za-z][A-Za-z0-9+.-]*://({USER}(:{USER})?@)?{URI_HOST}(:{PORT})?{PATH}{BEHIND_PATH}|file:///({SEGMENT}+{PATH})?"
+    rf"|mailto:{USER}@{URI_HOST}(\?{SEGMENT}+)?|urn:[A-Za-z0-9][A-Za-z0-9-]{{1,30}}:{SEGMENT}+|tel:\+?[0-9-]{{3,20}}"
+)
+REFERENCE = rf"{URI}|(/({SEGMENT}+{PATH})?|{FIRST}+{PATH})?{BEHIND_PATH}"
+POINTER = "(/([^/~]|~[01])*)*"
 AMOUNT = "[0-9]{1,4}"
 AT_TIME = rf"T({AMOUNT}H({AMOUNT}M({AMOUNT}S)?)?|{AMOUNT}M({AMOUNT}S)?|{AMOUNT}S)"
 DAY_PART = rf"({AMOUNT}Y({AMOUNT}M({AMOUNT}D)?)?|{AMOUNT}M({AMOUNT}D)?|{AMOUNT}D)"
@@ -111,20 +131,41 @@ FORMATS = {
     "time": TIME,
     "date-time": f"{DATE}T{TIME}",
     "duration": rf"P({DAY_PART}({AT_TIME})?|{AT_TIME}|{AMOUNT}W)",
-    "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-    "ipv4": rf"{OCTET}(\.{OCTET}){{3}}",
-    "ipv6": rf"{GROUPS}{{7}}|({GROUPS}{{0,3}})?::({GROUPS}{{0,2}})?",
+    "uuid": f"{HEX}{{8}}(-{HEX}{{4}}){{3}}-{HEX}{{12}}",
+    "ipv4": IPV4,
+    "ipv6": IPV6,
     "hostname": HOST,
-    "idn-hostname": HOST,
+    "idn-hostname": IDN_HOST,
     "email": EMAIL,
     "idn-email": EMAIL,
     "uri": URI,
     "iri": URI,
-    "uri-template": URI,
+    "uri-template": URI.replace("'", ""),
     "uri-reference": REFERENCE,
     "iri-reference": REFERENCE,
     "json-pointer": POINTER,
-    "relative-json-pointer": rf"(0|[1-9]{{1,3}})(#|{POINTER})",
+    "relative-json-pointer": rf"(0|[1-9]{{1,3}}0?)(#|{POINTER})",
+}
+OF_TIMES = "leap seconds, more than 6 digits of a second, lower-case t and z"
+OF_HOSTS = "more than 6 labels, labels of more than 36 characters, a last one that begins with a digit"
+OF_MAILS = "quotes and signs other than . _ + - before the @, more than 5 labels"
+OF_URIS = "IPv6 hosts, and without // other schemes than mailto, urn and tel"
+BEYOND = "characters beyond ASCII"
+LEFT_OUT = {
+    "time": OF_TIMES,
+    "date-time": OF_TIMES,
+    "duration": "numbers of more than 4 digits",
+    "ipv6": "an IPv4 address at its end",
+    "hostname": OF_HOSTS,
+    "idn-hostname": f"more than 6 labels, labels of more than 18 characters, two hyphens, {BEYOND}",
+    "email": OF_MAILS,
+    "idn-email": f"{OF_MAILS}, {BEYOND}",
+    "uri": OF_URIS,
+    "iri": f"{OF_URIS}, {BEYOND}",
+    "uri-template": f"{OF_URIS}, {BEYOND}, expressions in braces",
+    "uri-reference": f"{OF_URIS}, hosts without a scheme",
+    "iri-reference": f"{OF_URIS}, hosts without a scheme, {BEYOND}",
+    "relative-json-pointer": "numbers with a zero inside, or of more than 4 digits",
 }
 NOT_WRITTEN = ("regex",)  # formats of the specification that validators check, and that have no pattern here
 
@@ -145,8 +186,8 @@ def string_of_format(name: str) -> Node:
 
 DIGIT = Chars(((ord("0"), ord("9")),))
 DIGIT_NODES = [literal(digit) for digit in "0123456789"]
-# As many digits before and after the point as a double holds, and an exponent far from overflowing it.
-NUMBER = parse_regex(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?")
+# As many digits before and after the point as Python writes of a double, and an exponent far from overflowing it.
+NUMBER = parse_regex(r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,21})?([eE][+-]?[0-9]{1,2})?")
 
 
 @lru_cache(NUM_KEPT)

@@ -9,9 +9,10 @@ import json
 import random
 import re
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jsonschema
 import pytest
@@ -23,7 +24,9 @@ import mini_engine.tiny
 from mini_engine.bench.grammar.coverage import is_utf8, random_text
 from mini_engine.grammar.backends import make_backend
 from mini_engine.grammar.base import (
+    SHALLOW,
     GrammarError,
+    GrammarObject,
     GrammarOptions,
     TokenRefusedError,
     UnsupportedKeywordError,
@@ -811,6 +814,74 @@ def test_integers_that_llguidance_rounds_are_refused(schema: dict[str, object]) 
         make_backend("llguidance", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
 
 
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+COUNTED = [
+    {"type": "object", "patternProperties": {"^[ab]$": DIGIT}, "additionalProperties": False, "minProperties": 2},
+    {"type": "object", "additionalProperties": DIGIT, "minProperties": 3},
+    {"type": "object", "properties": {"a": DIGIT}, "required": ["a"], "minProperties": 2},
+]
+
+
+@pytest.mark.parametrize("schema", COUNTED, ids=str)
+def test_a_number_of_free_names_is_refused_as_llguidance_counts_members(schema: dict[str, Any]) -> None:
+    """``{"b": 1, "b": 6}`` ended as complete, and has one member to every reader."""
+    for name in ("llguidance", "auto"):
+        with pytest.raises(GrammarError, match=r"'minProperties' at /"):
+            make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    for counted in (schema | {"minProperties": 1}, schema | {"required": ["a", "b"], "minProperties": 2}):
+        grammar = make_backend("llguidance", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(counted)))
+        assert takes(grammar, '{"a": 1, "b": 2}')
+
+
+def spellings(dice: random.Random, name: str) -> str:
+    """A member's name, with some of its characters escaped one time out of three, though they need not be."""
+    if dice.random() < 0.67:
+        return name
+    return "".join(f"\\u{ord(letter):04x}" if dice.random() < 0.4 else letter for letter in name)
+
+
+NODE = {"type": "object", "properties": {"value": DIGIT, "next": {"$ref": "#/$defs/Node"}}, "required": ["value"]}
+OPEN = [
+    {"type": "object", "properties": {"value": DIGIT}},
+    {"type": "object", "properties": {"value": DIGIT, "next": {"type": "null"}}, "additionalProperties": DIGIT},
+    {"$ref": "#/$defs/Node", "$defs": {"Node": NODE}},
+    {"allOf": [{"type": "object", "properties": {"value": DIGIT}}, {"properties": {"next": {"type": "object"}}}]},
+    {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"value": DIGIT}}]}},
+    {"type": "object", "patternProperties": {"^v": DIGIT}, "additionalProperties": False},
+]
+
+
+@pytest.mark.parametrize("name", ["fsm", *BOTH, "auto"])
+@pytest.mark.parametrize("schema", OPEN, ids=str)
+def test_an_escaped_name_does_not_escape_its_schema(schema: dict[str, Any], name: str) -> None:
+    try:
+        grammar = make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    except GrammarError:
+        assert name in ("fsm", "xgrammar")
+        return
+    judge = jsonschema.Draft202012Validator(schema)
+    dice = random.Random(3)
+    taken = 0
+    for number in range(300):
+        names = [dice.choice(["value", "next", "v", "other"]) for _ in range(1 + number % 3)]
+        values = [dice.choice(["1", '"x"', "null", '{"value": 3}', '{"val\\u0075e": "x"}']) for _ in names]
+        text = ", ".join(f'"{spellings(dice, key)}": {value}' for key, value in zip(names, values, strict=True))
+        for written in (f"{{{text}}}", f"[{{{text}}}]"):
+            if takes(grammar, written):
+                taken += 1
+                assert judge.is_valid(json.loads(written)), written
+    assert taken >= 3 or name != "llguidance"
+
+
+def test_names_beside_an_open_pattern_are_refused_by_llguidance() -> None:
+    schema = {"type": "object", "patternProperties": {"^[ab]$": {"type": "integer"}}}
+    backend = make_backend("llguidance", TABLE, GrammarOptions())
+    with pytest.raises(GrammarError, match="'patternProperties' at / leaves other names open"):
+        backend.compile(("json_schema", json.dumps(schema)))
+    closed = backend.compile(("json_schema", json.dumps(schema | {"additionalProperties": False})))
+    assert takes(closed, '{"a": 1}')
+
+
 DATES = {
     "date": ["2021-02-29", "2020-02-28", "2021-13-01", "2021-1-1"],
     "time": ["22:59:60Z", "24:00:00Z", "23:59:59Z", "12:00:00+24:00", "12:00:00.5Z", "12:00Z"],
@@ -831,10 +902,133 @@ def test_no_backend_takes_a_date_that_is_none(form: str, name: str) -> None:
     assert not {"2021-02-29", "24:00:00Z", "12:00Z", "22:59:60Z", "2021-02-29T00:00:00Z"} & set(taken)
 
 
-def test_auto_says_why_no_backend_takes_a_grammar() -> None:
-    schema = json.dumps({"not": {"type": "string"}})
-    with pytest.raises(GrammarError, match=r"(?s)fsm: .*llguidance: .*xgrammar: "):
-        make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", schema))
+FREE = {"type": "array", "items": {"type": "integer"}}
+NESTED = {"type": "array", "items": {"$ref": "#"}}
+WANT_TOO_MUCH = [  # each in one way, that fsm refuses, and what no backend takes
+    {"not": {"type": "string"}},
+    FREE | {"uniqueItems": True},
+    FREE | {"contains": {"type": "integer"}},
+    {"if": {"type": "string"}, "then": {"maxLength": 3}},
+    {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+    {"type": "object", "minProperties": 2},
+    {"type": "string", "format": "regex"},
+    {"type": "object", "properties": {"a": {}}, "propertyNames": {"maxLength": 3}},
+    {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "additionalProperties": False, "minProperties": 2},
+    {"type": "array", "prefixItems": [NESTED, FREE | {"uniqueItems": True}]},
+]
+
+
+@pytest.mark.parametrize("schema", WANT_TOO_MUCH, ids=str)
+def test_auto_says_once_why_no_backend_takes_a_schema(schema: dict[str, Any]) -> None:
+    """And sends to no other: each backend, asked by name, refuses it too."""
+    for name in ("fsm", *BOTH):
+        with pytest.raises(GrammarError):
+            make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    with pytest.raises(GrammarError) as caught:
+        make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    message = str(caught.value)
+    assert not re.search("take (the backend )?(fsm|llguidance|xgrammar)", message)
+    assert message.count(" at /") == 1
+
+
+ADVISED = [
+    {"type": "object", "properties": {"a": {"$ref": "#"}}},
+    {"type": "integer", "multipleOf": 7},
+    {"type": "number", "multipleOf": 0.01},
+    {"allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "b$"}]},
+    {"type": "string", "pattern": "^1", "format": "date"},
+    {"type": "string", "pattern": "^(ab)+$", "minLength": 3},
+    {"type": "string", "format": "email", "maxLength": 30},
+    {"type": "object", "patternProperties": {"^a": {}, "^b": {}}, "additionalProperties": False},
+    {"type": "object", "properties": {"é": {}}, "patternProperties": {"^a": {}}, "additionalProperties": False},
+    {"enum": [[1], ["a"]], "items": {"type": "integer"}},
+    FREE | {"items": FREE | {"minItems": 200, "maxItems": 200}, "minItems": 200, "maxItems": 200},
+    json.loads('{"type": "array", "items": ' * 33 + "{}" + "}" * 33),
+]
+
+
+@pytest.mark.parametrize("schema", [*WANT_TOO_MUCH[:-1], *ADVISED], ids=str)
+def test_whom_fsm_names_takes_what_it_refuses(schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError) as caught:
+        make_backend("fsm", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    named = [name for name in BOTH if name in str(caught.value)]
+    assert bool(named) == (schema in ADVISED)
+    for name in named:
+        make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+
+
+@pytest.mark.parametrize("pattern", ["(", "a[", "*a", "a{3,1}"])
+def test_auto_reports_a_bad_expression_once(pattern: str) -> None:
+    for key in (("regex", pattern), ("json_schema", json.dumps({"type": "string", "pattern": pattern}))):
+        with pytest.raises(GrammarError) as caught:
+            make_backend("auto", TABLE, GrammarOptions()).compile(key)
+        assert str(caught.value).count(repr(pattern)) == 1
+        assert not re.search("llguidance|xgrammar", str(caught.value))
+
+
+def test_auto_takes_the_larger_limit_of_fsm_where_no_library_does() -> None:
+    """``oneOf`` and a ``not`` of one name are of fsm alone; some 6,000 states here."""
+    text = {"type": "string", "maxLength": 600}
+    schema = {"properties": {"a": text, "b": text}, "required": ["a", "b"], "not": {"required": ["c"]}}
+    auto = make_backend("auto", TABLE, GrammarOptions())
+    grammar = auto.compile(("json_schema", json.dumps(schema)))
+    assert grammar.stats.backend == "fsm"
+    assert takes(grammar, '{"a": "x", "b": "y"}')
+    schema["properties"]["a"] = text | {"maxLength": 60_000}
+    with pytest.raises(GrammarError, match="'not' at /"):
+        auto.compile(("json_schema", json.dumps(schema)))
+    with pytest.raises(GrammarError, match="'not' at /"):
+        make_backend("auto", TABLE, GrammarOptions(max_states=500)).compile(("json_schema", json.dumps(schema)))
+
+
+SMALL_EBNF = {  # grammar -> whether every text that llguidance lets begin can end
+    'root ::= word "s"\nword ::= [q-s]+': False,
+    'root ::= num "\\n"\nnum ::= [0-1\\n]+': False,
+    'root ::= a a\na ::= "x"+': False,
+    'root ::= item | item ", " root\nitem ::= [x-z]{1,3}': True,
+    'root ::= "(" root ")" root | ""': True,
+    'root ::= sum\nsum ::= term ("+" term)*\nterm ::= [0-1]+ | "(" sum ")"': True,
+    'root ::= [ab]* "b" "a"?': True,
+}
+
+
+@pytest.mark.parametrize("name", [*BOTH, "auto"])
+@pytest.mark.parametrize("text", SMALL_EBNF)
+def test_from_every_state_of_an_ebnf_the_end_can_be_reached(text: str, name: str) -> None:
+    """Or the grammar says that it is narrowed; all texts of up to 3 characters are begun, and 4 more tried."""
+    grammar = make_backend(name, TABLE, GrammarOptions()).compile(("ebnf", text))
+    assert grammar.stats.backend == ("xgrammar" if name == "auto" else name)
+    assert bool(grammar.stats.narrowed) == (name == "llguidance")
+    assert ends_everywhere(grammar, 3) == (name != "llguidance" or SMALL_EBNF[text])
+
+
+@pytest.mark.parametrize("name", ["fsm", *BACKENDS, "auto"])
+@pytest.mark.parametrize("pattern", ["[q-s]+s", r"[01\n]+\n", r"\n01", "(x+)(x+)", "[ab]*ba?", "(xyz?,){1,2}"])
+def test_from_every_state_of_an_expression_the_end_can_be_reached(pattern: str, name: str) -> None:
+    grammar = make_backend(name, TABLE, GrammarOptions()).compile(("regex", pattern))
+    assert not grammar.stats.narrowed
+    assert ends_everywhere(grammar, 3)
+
+
+def after_each(grammar: GrammarObject) -> Iterator[GrammarObject]:
+    """The grammar after each character of these small languages that may come next."""
+    for letter in b"qrs01\nxyz, ()+abu":
+        ahead = grammar.copy()
+        try:
+            ahead.accept_token(BYTE[letter])
+        except TokenRefusedError:
+            continue
+        yield ahead
+
+
+def can_end(grammar: GrammarObject, depth: int) -> bool:
+    return grammar.is_complete() or (depth > 0 and any(can_end(ahead, depth - 1) for ahead in after_each(grammar)))
+
+
+def ends_everywhere(grammar: GrammarObject, depth: int) -> bool:
+    return can_end(grammar, 4) and (
+        not depth or all(ends_everywhere(ahead, depth - 1) for ahead in after_each(grammar))
+    )
 
 
 def test_auto_prefers_who_writes_all_of_a_language(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -845,9 +1039,10 @@ def test_auto_prefers_who_writes_all_of_a_language(monkeypatch: pytest.MonkeyPat
     for schema, name in ((any_inside, "llguidance"), (merged, "fsm"), ({"type": "null"}, "fsm")):
         stats = auto.compile(("json_schema", json.dumps(schema))).stats
         assert stats.backend == name
-        assert bool(stats.narrowed) == (schema is merged)
+        assert any(SHALLOW in note for note in stats.narrowed) == (schema is merged)
     monkeypatch.setattr("mini_engine.grammar.backends.find_spec", lambda name: None)
     alone = make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(any_inside)))
-    assert (alone.stats.backend, list(alone.stats.narrowed)) == ("fsm", ["/properties/a"])
+    assert alone.stats.backend == "fsm"
+    assert [note.split(":")[0] for note in alone.stats.narrowed if SHALLOW in note] == ["/properties/a"]
     assert takes(alone, '{"a": [1, {}]}')
     assert not takes(alone, '{"a": [[[1]]]}')

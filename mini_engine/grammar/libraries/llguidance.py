@@ -17,7 +17,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOptions, UnsupportedKeywordError
-from mini_engine.grammar.json_keywords import ANNOTATIONS
+from mini_engine.grammar.json_keywords import ANNOTATIONS, Place, list_of
 from mini_engine.grammar.json_schema import parse_schema
 from mini_engine.grammar.json_values import FORMATS
 from mini_engine.grammar.libraries.library import (
@@ -51,6 +51,7 @@ KEYWORDS = frozenset(
 EVERY_SPELLING = '%llguidance {"no_forcing": true}\n'
 NUMERIC = frozenset("const enum minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
 LARGEST_INTEGER = 2**53
+LONGEST = "/: each repeat takes all that it can, so that some texts of the grammar have no end; xgrammar reads it whole"
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
@@ -143,6 +144,7 @@ class LLGuidanceBackend(GrammarBackend):
             raise compile_error(kind, matcher.get_error())
         grammar = LLGuidanceGrammar(matcher, self.table, self.fill).check_start(kind)
         grammar.stats.ignored = ignored_in(kind, text)
+        grammar.stats.narrowed = [LONGEST] if kind == "ebnf" else []
         return grammar
 
     def lark(self, kind: GrammarKind, text: str) -> str:
@@ -174,7 +176,8 @@ def check_keywords(schema: dict[str, Any], path: str) -> dict[str, Any]:
     schema = without_foreign(schema, path)
     refuse_keywords(schema, ANNOTATIONS | KEYWORDS, path, "llguidance")
     check_integers(schema, path)
-    schema = with_format(schema, path)
+    check_counts(schema, path)
+    schema = with_names(with_format(schema, path), path)
     reference = schema.get("$ref", "#")
     if not (isinstance(reference, str) and reference.startswith("#")):
         raise UnsupportedKeywordError("$ref", path, f"is {reference!r}; only places in the schema itself are looked up")
@@ -194,6 +197,32 @@ def check_integers(schema: dict[str, Any], path: str) -> None:
                 raise UnsupportedKeywordError(keyword, path, reason)
 
 
+def check_counts(schema: dict[str, Any], path: str) -> None:
+    """Refuse a least number of names that are free: the library counts members, and a name may come twice."""
+    least = schema.get("minProperties", 1)
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    required = schema.get("required", [])
+    num_required = len({*map(str, required)}) if isinstance(required, list) else 0
+    if isinstance(least, int | float) and least > max(num_required, 1) and not is_closed:
+        reason = f"is {least}, and llguidance counts a name that comes twice as two; name {least} members in required"
+        raise UnsupportedKeywordError("minProperties", path, reason)
+
+
+def with_names(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    r"""Return the schema with its other members under a pattern that every name matches.
+
+    The library spells a name that matches a pattern in one way. Any other name it takes in every spelling, so that
+    ``"\u0061"`` would be no ``"a"`` to it, and have no schema.
+    """
+    others = schema.get("additionalProperties", True)
+    if others is False or not (schema.get("properties") or schema.get("patternProperties")):
+        return schema
+    if schema.get("patternProperties"):
+        reason = "leaves other names open, and llguidance takes one whose escapes hide that it matches; "
+        raise UnsupportedKeywordError("patternProperties", path, reason + "set additionalProperties to false")
+    return schema | {"patternProperties": {"": others}, "additionalProperties": False}
+
+
 def with_format(schema: dict[str, Any], path: str) -> dict[str, Any]:
     """Return the schema with the format of a string as a pattern of ours; the library's own ones are looser."""
     name = schema.get("format")
@@ -202,10 +231,11 @@ def with_format(schema: dict[str, Any], path: str) -> dict[str, Any]:
     if name not in FORMATS:
         reason = f"is {name!r}, of which llguidance takes more than it says; it may be {', '.join(FORMATS)}"
         raise UnsupportedKeywordError("format", path, reason)
-    if "pattern" in schema:
-        raise UnsupportedKeywordError("format", path, "beside a pattern is two patterns at once; write one")
     rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
-    return rest | {"pattern": f"^({FORMATS[name]})$"}
+    own = {"pattern": f"^({FORMATS[name]})$"}
+    if "pattern" not in schema:
+        return rest | own
+    return rest | {"allOf": [*list_of(schema, "allOf", Place(path)), own]}
 
 
 def plain_escapes(text: str) -> str:

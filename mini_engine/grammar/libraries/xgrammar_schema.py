@@ -12,6 +12,7 @@ expression here has one. In strings about which a schema says nothing the librar
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ TYPES_OF = {
     "object": frozenset("properties required additionalProperties".split()),
 }
 TYPE_OF = {keyword: kind for kind, keywords in TYPES_OF.items() for keyword in keywords}
+ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)
 ALONE = ("$ref", "anyOf", "enum", "const")  # beside one of these the library looks at nothing else
 KNOWN = ANNOTATIONS | TYPE_OF.keys() | {"type", *ALONE}
 
@@ -137,9 +139,9 @@ def has_repeat(node: Node) -> bool:
 
 
 def exact_regex(node: Node) -> str:
-    """Write a tree as an expression without negated sets.
+    r"""Write a tree as an expression without negated sets.
 
     A set stays one class: as a choice of several, inside a bounded repeat, it would cost the library a hundred times
-    as long for every mask.
+    as long for every mask. Numbers of characters have four digits: of ``\x0a01`` the library reads all four as one.
     """
-    return to_regex(node, may_negate=False)
+    return ESCAPE.sub(lambda found: f"\\u00{found[1]}" if found[1] else found[0], to_regex(node, may_negate=False))
