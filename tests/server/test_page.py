@@ -251,7 +251,7 @@ def test_stop_stops_at_once_and_asks_nothing_more(page, app):
     asked = []
     page.on("request", lambda each: asked.append(each.url))
     page.get_by_role("button", name="Stop").click()
-    assert page.locator("#behind").text_content() == ""
+    page.wait_for_function("document.getElementById('behind').textContent === ''")
     shown = page.locator(".token").count()
     page.wait_for_timeout(1500)
     assert page.locator(".token").count() == shown <= 3
