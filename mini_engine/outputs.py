@@ -167,7 +167,7 @@ class RequestOutput:
     def grammar_as_json(self) -> dict[str, Any]:
         """Return what became of the answer's grammar, for JSON; nothing without one.
 
-        ``narrowed`` and ``ignored``: places of a schema, as in ``GrammarStats``.
+        ``narrowed`` and ``ignored``: as in ``GrammarStats``, with places of a schema.
         """
         stats = self.grammar_stats
         if stats is None:

@@ -22,6 +22,19 @@ ANNOTATIONS = frozenset(
     "title description default examples deprecated readOnly writeOnly $comment $schema $defs definitions "
     "discriminator".split()
 )
+# What is valid and never written: ``GrammarStats.narrowed`` lists each with its place.
+SPELLING = "strings are spelled in one way, without \\/ and without \\uXXXX where a character can stand for itself"
+INTEGERS = "integers have no point and no exponent"
+DIGITS = "numbers have no more digits than a double needs, an integer without bounds has 15"
+ORDER = "members come in the order of the schema"
+UNDECLARED = "members that no schema declares are not written"
+OTHER_NAMES = "members whose names no pattern finds are not written"
+OTHER_TYPES = "without a type, other values are valid too, and only this is written: "
+FIRST_ITEMS = "all of prefixItems are written, and nothing after them that items does not describe"
+NO_MORE_ITEMS = "nothing is written after prefixItems"
+OTHER_BRANCH = "a member that would make two branches of oneOf valid is not written"
+REPEATED = "a name may come twice, and readers keep its last value"
+
 BOUNDS = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]
 COUNTS = ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"]
 OF_TYPE: dict[str, list[str]] = {

@@ -25,10 +25,27 @@ from typing import Any
 from mini_engine.checks import key_twice
 from mini_engine.config import Whitespace
 from mini_engine.grammar.base import ANY_LEVELS, SHALLOW, GrammarError
-from mini_engine.grammar.json_facts import Facts, Parts, SchemaReader
-from mini_engine.grammar.json_keywords import BOUNDS, BY_LLGUIDANCE, NothingValidError, Place, counts_of
+from mini_engine.grammar.json_facts import ALL_TYPES, Facts, Parts, SchemaReader
+from mini_engine.grammar.json_keywords import (
+    BOUNDS,
+    BY_LLGUIDANCE,
+    DIGITS,
+    FIRST_ITEMS,
+    INTEGERS,
+    ORDER,
+    OTHER_BRANCH,
+    OTHER_NAMES,
+    OTHER_TYPES,
+    REPEATED,
+    SPELLING,
+    UNDECLARED,
+    NothingValidError,
+    Place,
+    counts_of,
+)
 from mini_engine.grammar.json_values import (
     FORMATS,
+    LEFT_OUT,
     MAX_DEPTH,
     NUMBER,
     OPEN_DIGITS,
@@ -37,6 +54,7 @@ from mini_engine.grammar.json_values import (
     Punctuation,
     decimals_between,
     either,
+    format_note,
     integers_between,
     name,
     quoted,
@@ -55,7 +73,7 @@ MANY = 200  # states of one keyword, before an error names it
 
 @dataclass(frozen=True)
 class Conversion:
-    """The tree of a schema, and where the schema does not limit values or allows deeper nesting: JSON pointers.
+    """The tree of a schema, and the places (JSON pointers) that do not limit values, and what is valid and not in it.
 
     ``sizes``: about how many states the repeats of each keyword take, by keyword and place.
     """
@@ -224,7 +242,7 @@ def null(facts: Facts) -> Node:
 
 @dataclass
 class Converter:
-    """Turns the parts of one schema into trees. ``narrowed``: where any JSON is valid, and it nests less deep here."""
+    """Turns the parts of one schema into trees. ``narrowed``: what is valid and not written, with its place."""
 
     root: Mapping[str, Any] | bool
     punctuation: Punctuation
@@ -257,6 +275,7 @@ class Converter:
         for facts in self.reader.together(parts, place):
             if facts.is_empty:
                 return self.anything(place)
+            self.say(facts)
             for write in self.writers_of(facts):
                 try:
                     nodes.append(self.measured(write(facts), facts))
@@ -265,6 +284,31 @@ class Converter:
         if not nodes:
             raise errors[-1]
         return either(nodes)
+
+    def say(self, facts: Facts) -> None:
+        """Note what is valid under one alternative and not written, whatever its types. Mutates."""
+        types = facts.written_types()
+        if facts.types is None and facts.values is None and types != ALL_TYPES:
+            self.note(facts.place, OTHER_TYPES + " and ".join(types))
+        if facts.is_narrow:
+            self.note(facts.place, OTHER_BRANCH)
+        if {"string", "object"} & {*types}:
+            self.note(Place(), SPELLING)
+        if {"number", "integer"} & {*types}:
+            self.note(Place(), INTEGERS)
+            self.note(Place(), DIGITS)
+        if facts.values is None and "string" in types:
+            for form in facts.formats:
+                self.note_format(facts.place, form)
+
+    def note(self, place: Place, what: str) -> None:
+        """Keep what is said of a place. Mutates."""
+        self.narrowed[place.note(what)] = None
+
+    def note_format(self, place: Place, form: str) -> None:
+        """Say what valid values of a format are not written. Mutates."""
+        if form in LEFT_OUT:
+            self.note(place, format_note(form))
 
     def measured(self, node: Node, facts: Facts) -> Node:
         """Return ``node``, and note what the repeats of a length, a count or a pattern take. Mutates."""
@@ -282,7 +326,10 @@ class Converter:
 
     def anything(self, place: Place, levels: int = ANY_LEVELS) -> Node:
         """Return the tree of any JSON that nests at most ``levels`` deep. Mutates."""
-        self.narrowed[place.note(SHALLOW)] = None
+        for what in (SHALLOW, REPEATED):
+            self.note(place, what)
+        for what in (SPELLING, DIGITS):
+            self.note(Place(), what)
         if levels not in self.any_json:
             options = [literal("null"), literal("true"), literal("false"), NUMBER, string_of_length()]
             if levels:
@@ -298,6 +345,8 @@ class Converter:
             raise facts.place.refusal("uniqueItems", "makes an item depend on all others; remove it")
         num_first = max((len(each.first) for each in facts.elements), default=0)
         first: list[Node] = []
+        if num_first and (least < num_first or most is None or most > num_first):
+            self.note(facts.place, FIRST_ITEMS)
         try:
             for index in range(num_first if most is None else min(num_first, most)):
                 first.append(self.node(facts.element(index), facts.place))
@@ -322,6 +371,10 @@ class Converter:
         if not names and all(each.is_open for each in facts.members):
             return self.open(facts, least, most)
         check_names(facts, names)
+        if allows_others(facts) or any(each.by_pattern for each in facts.members):
+            self.note(facts.place, UNDECLARED)
+        if len(names) > 1:
+            self.note(Place(), ORDER)
         members = []
         for key in names:
             try:
@@ -350,11 +403,14 @@ class Converter:
 
         A name that is written twice does no harm, as both values are valid; but it counts once.
         """
+        self.note(facts.place, REPEATED)
         if least > 1:
             raise facts.place.refusal("minProperties", "counts different names; write some into required")
         patterns = [pattern for each in facts.members for pattern in each.by_pattern]
         if len(patterns) > 1 or (patterns and facts.names):
             raise facts.place.refusal("patternProperties", f"of several patterns is not computed; {BY_LLGUIDANCE}")
+        if patterns and allows_others(facts):
+            self.note(facts.place, OTHER_NAMES)
         if patterns:  # the schemas of other members may forbid the names of this one
             parts = tuple(p for each in facts.members for p in (each.by_pattern.values() or each.others))
             key = quoted(text_of_pattern(patterns[0]))

@@ -167,6 +167,13 @@ LEFT_OUT = {
     "iri-reference": f"{OF_URIS}, hosts without a scheme, {BEYOND}",
     "relative-json-pointer": "numbers with a zero inside, or of more than 4 digits",
 }
+
+
+def format_note(name: str) -> str:
+    """Say which valid values of a format of ``LEFT_OUT`` are not written."""
+    return f"the format {name} is written without {LEFT_OUT[name]}"
+
+
 NOT_WRITTEN = ("regex",)  # formats of the specification that validators check, and that have no pattern here
 
 

@@ -902,6 +902,58 @@ def test_no_backend_takes_a_date_that_is_none(form: str, name: str) -> None:
     assert not {"2021-02-29", "24:00:00Z", "12:00Z", "22:59:60Z", "2021-02-29T00:00:00Z"} & set(taken)
 
 
+NUMBERS = {"type": "integer"}
+LEFT_OUT_CASES = [  # schema, a valid text that a backend may leave out, where and how it says so
+    ({"properties": {"a": NUMBERS}}, '{"a": 1, "b": 2}', "/", "members that no schema declares"),
+    ({"items": {"properties": {"a": NUMBERS}}}, '[{"a": 1, "b": 2}]', "/items", "members that no schema declares"),
+    ({"type": "object", "properties": {"a": NUMBERS, "b": NUMBERS}}, '{"b": 1, "a": 2}', "/", "in the order of the"),
+    ({"properties": {"a": {"minimum": 3}}}, '{"a": "x"}', "/properties/a", "other values are valid too"),
+    ({"type": "string"}, r'"\u0076"', "/", "strings are spelled in one way"),
+    ({"type": "string", "maxLength": 5}, r'"\/"', "/", "strings are spelled in one way"),
+    (NUMBERS, "1.0", "/", "no point and no exponent"),
+    (NUMBERS, "12345678901234567890", "/", "no more digits"),
+    ({"type": "array", "prefixItems": [NUMBERS, NUMBERS]}, "[1]", "/", "prefixItems"),
+    ({"type": "array", "prefixItems": [NUMBERS], "minItems": 1}, "[1, null]", "/", "prefixItems"),
+    ({"type": "object", "patternProperties": {"^x": NUMBERS}}, '{"y": 1}', "/", "names no pattern finds"),
+    ({"type": "array", "items": {}}, "[[[[[1]]]]]", "/items", "levels deep"),
+    ({"items": {"type": "string", "format": "ipv6"}}, '["::1.2.3.4"]', "/items", "format ipv6 is written without"),
+    ({"type": "string", "format": "time"}, '"10:00:00.1234567Z"', "/", "format time is written without"),
+    ({"type": "string", "format": "hostname"}, '"a.b.c.d.e.f.g"', "/", "format hostname is written without"),
+    ({"type": "string", "format": "email"}, '"a/b@c.de"', "/", "format email is written without"),
+    ({"type": "string", "format": "uri"}, '"http://[::1]/"', "/", "format uri is written without"),
+]
+
+
+@pytest.mark.parametrize("name", ["fsm", *BACKENDS, "auto"])
+@pytest.mark.parametrize(("schema", "text", "place", "words"), LEFT_OUT_CASES, ids=str)
+def test_nothing_is_narrowed_in_silence(schema: dict[str, Any], text: str, place: str, words: str, name: str) -> None:
+    judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+    assert judge.is_valid(json.loads(text))
+    try:
+        grammar = make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    except GrammarError:
+        assert name in BACKENDS
+        return
+    notes = [note for note in grammar.stats.narrowed if words in note]
+    assert takes(grammar, text) or [note for note in notes if note.startswith(f"{place}: ")]
+    if name in ("fsm", "auto"):
+        assert bool(notes) != takes(grammar, text)
+
+
+@pytest.mark.parametrize("name", ["fsm", *BACKENDS])
+@pytest.mark.parametrize("schema", [{"type": "object"}, {"type": "object", "additionalProperties": NUMBERS}], ids=str)
+def test_a_map_that_may_repeat_a_name_says_so(schema: dict[str, Any], name: str) -> None:
+    for place, outer in (("/", schema), ("/items", {"type": "array", "items": schema, "minItems": 1})):
+        grammar = make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(outer)))
+        notes = [note for note in grammar.stats.narrowed if "a name may come twice" in note]
+        assert [note.split(": ")[0] for note in notes] == [place]
+        text = '{"": 100, "": 0}'
+        assert takes(grammar, text if place == "/" else f"[{text}]")
+    closed = make_backend(name, TABLE, GrammarOptions()).compile(("json_schema", json.dumps(COUNTED_BY_NAME)))
+    assert not any("a name may come twice" in note for note in closed.stats.narrowed)
+
+
+COUNTED_BY_NAME = {"type": "object", "properties": {"a": NUMBERS}, "required": ["a"], "additionalProperties": False}
 FREE = {"type": "array", "items": {"type": "integer"}}
 NESTED = {"type": "array", "items": {"$ref": "#"}}
 WANT_TOO_MUCH = [  # each in one way, that fsm refuses, and what no backend takes

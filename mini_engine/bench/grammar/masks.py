@@ -19,7 +19,7 @@ from tqdm import tqdm
 from mini_engine.bench.grammar.loads import GRAMMARS
 from mini_engine.bench.workload import percentile
 from mini_engine.grammar.backends import make_backend
-from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarObject, GrammarOptions
+from mini_engine.grammar.base import SHALLOW, GrammarBackend, GrammarError, GrammarObject, GrammarOptions
 from mini_engine.grammar.fsm import FsmGrammar
 from mini_engine.grammar.libraries.llguidance import LLGuidanceGrammar
 from mini_engine.grammar.libraries.xgrammar import XGrammarGrammar
@@ -187,7 +187,7 @@ class MaskBench:
             except GrammarError as error:
                 self.unavailable[f"{backend}, {name}"] = str(error)
                 continue
-            if narrowed:
+            if any(SHALLOW in note for note in narrowed):
                 self.unavailable[f"{backend}, {name}"] = "it writes only what nests less deep"
             else:
                 able.append(backend)

@@ -12,7 +12,7 @@ import importlib
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Self
@@ -27,9 +27,19 @@ from mini_engine.grammar.base import (
     UnsupportedKeywordError,
     check_rollback,
 )
-from mini_engine.grammar.json_keywords import IDENTITIES, Place, escaped, foreign_words
+from mini_engine.grammar.json_keywords import (
+    IDENTITIES,
+    NO_MORE_ITEMS,
+    ORDER,
+    REPEATED,
+    SPELLING,
+    UNDECLARED,
+    Place,
+    escaped,
+    foreign_words,
+)
 from mini_engine.grammar.json_schema import parse_schema
-from mini_engine.grammar.json_values import MAX_DEPTH
+from mini_engine.grammar.json_values import LEFT_OUT, MAX_DEPTH, format_note
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
 
@@ -195,6 +205,40 @@ def ignored_in(kind: GrammarKind, text: str) -> list[str]:
     if kind == "json_schema":
         map_schema(parse_schema(text), note)
     return found
+
+
+def narrowed_in(kind: GrammarKind, text: str, has_others: bool, general: Sequence[str] = ()) -> list[str]:
+    """Return what a library leaves out of a JSON Schema, with its place; nothing for other kinds of grammars.
+
+    ``has_others``: the library writes members that ``properties`` does not declare; xgrammar does not, nor items behind
+    ``prefixItems``, and it has its strings from ``json_values``. ``general``: what the library never writes.
+    """
+    found = {Place().note(what): None for what in general}
+
+    def note(schema: dict[str, Any], path: str) -> dict[str, Any]:
+        place = Place(path)
+        declared = schema.get("properties") or {}
+        others = schema.get("additionalProperties", has_others or not declared)
+        about_members = {"properties", "patternProperties", "additionalProperties"} & schema.keys()
+        is_object = about_members or schema.get("type") == "object"
+        if schema.get("format") in LEFT_OUT:
+            found[place.note(format_note(schema["format"]))] = None
+        if declared and not has_others and "additionalProperties" not in schema:
+            found[place.note(UNDECLARED)] = None
+        if not has_others and {"minLength", "maxLength", "pattern", "format"} & schema.keys():
+            found[place.note(SPELLING)] = None
+        if not has_others and "prefixItems" in schema and "items" not in schema:
+            found[place.note(NO_MORE_ITEMS)] = None
+        if is_object and (others is not False or schema.get("patternProperties")):
+            found[place.note(REPEATED)] = None
+        if len(declared) > 1:
+            found[Place().note(ORDER)] = None
+        return schema
+
+    if kind != "json_schema":
+        return []
+    map_schema(parse_schema(text), note)
+    return list(found)
 
 
 def refuse_keywords(schema: Mapping[str, Any], known: Iterable[str], path: str, library: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOptions, UnsupportedKeywordError
-from mini_engine.grammar.json_keywords import ANNOTATIONS, Place, list_of
+from mini_engine.grammar.json_keywords import ANNOTATIONS, INTEGERS, SPELLING, Place, list_of
 from mini_engine.grammar.json_schema import parse_schema
 from mini_engine.grammar.json_values import FORMATS
 from mini_engine.grammar.libraries.library import (
@@ -27,6 +27,7 @@ from mini_engine.grammar.libraries.library import (
     import_library,
     in_short,
     map_schema,
+    narrowed_in,
     read_format,
     refuse_keywords,
     without_foreign,
@@ -144,7 +145,7 @@ class LLGuidanceBackend(GrammarBackend):
             raise compile_error(kind, matcher.get_error())
         grammar = LLGuidanceGrammar(matcher, self.table, self.fill).check_start(kind)
         grammar.stats.ignored = ignored_in(kind, text)
-        grammar.stats.narrowed = [LONGEST] if kind == "ebnf" else []
+        grammar.stats.narrowed = [LONGEST] if kind == "ebnf" else narrowed_in(kind, text, True, (SPELLING, INTEGERS))
         return grammar
 
     def lark(self, kind: GrammarKind, text: str) -> str:

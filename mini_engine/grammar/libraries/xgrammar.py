@@ -18,12 +18,14 @@ from typing import Any, Self
 from torch import Tensor
 
 from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOptions
+from mini_engine.grammar.json_keywords import INTEGERS
 from mini_engine.grammar.json_schema import parse_schema
 from mini_engine.grammar.libraries.library import (
     LibraryGrammar,
     compile_error,
     ignored_in,
     import_library,
+    narrowed_in,
     read_format,
 )
 from mini_engine.grammar.libraries.xgrammar_schema import exact_regex, kept_schema
@@ -126,6 +128,7 @@ class XGrammarBackend(GrammarBackend):
             raise compile_error(kind, error) from error
         grammar = XGrammarGrammar(self.library.GrammarMatcher(compiled), self.table).check_start(kind)
         grammar.stats.ignored = ignored_in(kind, text)
+        grammar.stats.narrowed = narrowed_in(kind, text, False, (INTEGERS,))
         return grammar
 
     @property
