@@ -136,6 +136,14 @@ def test_odd_values_are_their_own_lines_errors_in_plain_words(tmp_path_factory, 
             assert found is None, (line, answer["error"])
 
 
+@pytest.mark.parametrize("ebnf", ["\x80", "root ::= \u00e9", "\U0001f600"])
+def test_a_character_that_a_library_cuts_in_two_is_no_jargon(tmp_path, ebnf):
+    (report,), _ = run(tmp_path, [{"prompt": "Once", "ebnf": ebnf, "max_new_tokens": 2}])
+    error = report["answers"][0]["error"]
+    assert "ebnf" in error
+    assert JARGON.search(error) is None, error
+
+
 def test_a_bias_is_given_by_the_text_of_an_id(tmp_path):
     (report,), _ = run(tmp_path, [{"prompt": "Once", "logit_bias": {"7": 100}, "max_new_tokens": 3}])
     assert report["answers"][0]["token_ids"] == [7, 7, 7]

@@ -73,6 +73,8 @@ def compile_error(kind: GrammarKind, message: object) -> GrammarError:
 
 def in_short(message: object) -> str:
     """Return a library's message without its source files and states."""
+    if isinstance(message, UnicodeError):  # it quotes a part of a character
+        message = "it is faulty at a character outside of ASCII"
     return NOT_TO_CLIENTS.sub("", str(message)).strip()
 
 
