@@ -359,7 +359,7 @@ WRONG = [
     (BACKENDS, "regex", "(" * 5000 + "a" + ")" * 5000, ""),
     (BOTH, "ebnf", "root ::= missing", "missing"),
     (BOTH, "ebnf", "", "root"),
-    (BOTH, "ebnf", 'root ::= "\ud800"', "codec"),
+    (BOTH, "ebnf", 'root ::= "\ud800"', "outside of ASCII"),
     (BACKENDS, "json_schema", '{"const": "\\ud800"}', "JSON"),
     (BOTH, "structural_tag", "no JSON", "JSON"),
     (BOTH, "structural_tag", '{"structures": [], "triggers": ["<"]}', "at least one"),
