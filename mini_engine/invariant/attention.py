@@ -142,12 +142,17 @@ def tile_masks(first: Tensor, query: Tensor, dtype: torch.dtype) -> Tensor:
     return is_later.to(dtype).mul_(HIDDEN)
 
 
-@cache  # asked for in every step
 def query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[int]:
     """Return the numbers of query rows for which the kernel gives a row the same bits everywhere on this machine.
 
     Raises ``ValueError`` if there is none that holds the query heads of one key-value head.
     """
+    return find_query_rows(heads, kv_heads, head_dim, dtype, torch.get_num_threads())
+
+
+@cache  # asked for in every step
+def find_query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, threads: int) -> list[int]:
+    """See ``query_rows``; there are ``threads`` in use."""
     shape = f"{heads} query heads, {kv_heads} key-value heads of {head_dim}, {str(dtype).removeprefix('torch.')}"
     numbers: list[int] = remembered(
         f"invariant attention: {shape}",
@@ -155,8 +160,9 @@ def query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> 
     )
     if not numbers or numbers[-1] < heads // kv_heads:
         raise ValueError(
-            f"batch_invariant=True cannot be kept on this CPU ({cpu()['model name']}): attention with {shape} gives a "
-            "row other bits in other batches; leave batch_invariant off, or try another dtype"
+            f"batch_invariant=True cannot be kept on this CPU ({cpu()['model name']}) with {threads} threads: "
+            f"attention with {shape} gives a row other bits in other batches; leave batch_invariant off, or try "
+            "another dtype or number of threads"
         )
     return numbers
 

@@ -2,8 +2,9 @@
 
 Owns: the file, and what makes two machines the same. Must not know: what the experiments are about.
 
-A finding holds for one CPU, for the versions of the libraries and for the variables that cap what they use. The file is
-named after these, so another machine has another file. Where the file cannot be used, the experiments run again.
+A finding holds for one CPU, for the versions of the libraries, for the variables that cap what they use, and for the
+number of threads. The file is named after these, so another machine has another file. Where the file cannot be used,
+the experiments run again.
 """
 
 import contextlib
@@ -33,45 +34,45 @@ CAPS = (
 
 def remembered(name: str, experiment: Callable[[], Any]) -> Any:
     """Return what was found under ``name``; if nothing was, run ``experiment``, whose result must be JSON."""
-    found = findings()
+    file = path()
+    found = findings(file)
     if name not in found:
         began = time.perf_counter()
         result = experiment()
         found[name] = {"result": result, "seconds": round(time.perf_counter() - began, 3)}
-        save({**read(), **found})
+        save(file, {**read(file), **found})
     return found[name]["result"]
 
 
 @cache
-def findings() -> dict[str, Any]:
-    """Return the findings that this process uses, by name: those on disk, and its own.
+def findings(file: Path) -> dict[str, Any]:
+    """Return the findings that this process uses, by name: those in ``file``, and its own.
 
     Each has the ``result`` of an experiment and the ``seconds`` that it took.
     """
-    return read()
+    return read(file)
 
 
-def read() -> dict[str, Any]:
-    """Return the findings on disk, none if there is no file or it is not one of ours."""
+def read(file: Path) -> dict[str, Any]:
+    """Return the findings in ``file``, none if there is no file or it is not one of ours."""
     try:
-        found = json.loads(path().read_text(encoding="utf-8"))["found"]
+        found = json.loads(file.read_text(encoding="utf-8"))["found"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def save(found: dict[str, Any]) -> None:
+def save(file: Path, found: dict[str, Any]) -> None:
     """Write ``found`` whole or, where that cannot be done, not at all."""
     with contextlib.suppress(OSError):
-        path().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path().parent, delete=False) as file:
-            json.dump({"machine": machine(), "found": found}, file, indent=1)
-        os.replace(file.name, path())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as new:
+            json.dump({"machine": machine(), "found": found}, new, indent=1)
+        os.replace(new.name, file)
 
 
-@cache
 def path() -> Path:
-    """Return the file of this machine, in ``$MINI_ENGINE_CACHE`` or the user's folder for caches.
+    """Return the file of this machine and number of threads, in ``$MINI_ENGINE_CACHE`` or the user's cache folder.
 
     Where a user has no home, as in some containers, it is a file that can be neither read nor written.
     """
@@ -83,7 +84,6 @@ def path() -> Path:
     return Path(folder) / f"machine-{name}.json"
 
 
-@cache
 def machine() -> dict[str, Any]:
     """Return what the findings depend on: the CPU, the libraries, their caps and the number of threads."""
     return {

@@ -19,6 +19,7 @@ import torch
 
 from mini_engine import llm
 from mini_engine.config import EngineConfig
+from mini_engine.invariant.probe import thread_count
 from mini_engine.llm import build_model
 from mini_engine.outputs import Delta
 from mini_engine.radix_cache import EVICTIONS, RadixCache
@@ -173,9 +174,8 @@ def test_matrix_every_request_of_every_trace_is_bitwise_the_lonely_run() -> None
 def test_matrix_at_another_thread_count() -> None:
     """The lonely run has one thread, the batch has several: what a thread computes depends on their number."""
     for seed in (0, 1):
-        torch.set_num_threads(3)
-        trace = Trace(seed).run()
-        torch.set_num_threads(1)
+        with thread_count(4):
+            trace = Trace(seed).run()
         trace.check()
 
 

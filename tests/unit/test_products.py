@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from mini_engine.fast.products import (
     onednn_linear,
 )
 from mini_engine.invariant import findings
+from mini_engine.invariant.probe import THREADS, row_numbers, thread_count
 from mini_engine.linear import TorchProjections
 from tests.conftest import skip_without_bfloat16
 
@@ -32,11 +34,7 @@ from tests.conftest import skip_without_bfloat16
 def no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine on which nothing was found yet; the folder for what will be."""
     monkeypatch.setenv("MINI_ENGINE_CACHE", str(tmp_path))
-    for function in (findings.findings, findings.path):
-        function.cache_clear()
-    yield tmp_path
-    for function in (findings.findings, findings.path):
-        function.cache_clear()
+    return tmp_path
 
 
 def packed_only(monkeypatch: pytest.MonkeyPatch) -> FastProjections:
@@ -255,6 +253,7 @@ def test_a_part_that_would_be_added_in_another_order_is_padded_to_the_whole(
 
 PROCESS = """
 import sys, torch
+import torch.nn.functional as F
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.fast import products
@@ -264,6 +263,10 @@ turned, file = sys.argv[1] == "turned", sys.argv[2]
 if turned:
     order = products.in_order_of_preference
     products.in_order_of_preference = lambda *given: order(*given)[::-1]
+    # An old CPU adds up in the same order either way. This one adds as no CPU does.
+    products.WAYS["torch"] = products.Way(
+        lambda weight: weight.double(), lambda x, stored: F.linear(x.double(), stored).to(x.dtype), is_compiled=False
+    )
 shapes = {"hidden 512": (512, 8, 4, 64, 1536), "one layer of 0.6B": (1024, 16, 8, 128, 3072)}
 found = {}
 for dtype in ("float32", "bfloat16"):
@@ -324,6 +327,27 @@ def test_an_experiment_runs_once_on_a_machine(no_findings: Path) -> None:
     assert stored["machine"]["cpu"] == findings.cpu()
 
 
+def test_what_was_found_on_one_thread_is_tried_again_on_three(
+    monkeypatch: pytest.MonkeyPatch, no_findings: Path
+) -> None:
+    tried = []
+
+    def rows_that_hold(compute: object, row: torch.Tensor, numbers: Sequence[int], threads: Sequence[int]) -> list[int]:
+        tried.append(tuple(threads))
+        return [8] if 3 in threads else list(numbers)
+
+    monkeypatch.setattr(products, "rows_that_hold", rows_that_hold)
+    shape = (24, 16, torch.float32, ("packed", "torch"))
+    with thread_count(1):
+        assert products.find_blocks(*shape)[1] == row_numbers(128)
+    with thread_count(3):
+        assert products.find_blocks(*shape) == products.find_blocks(*shape) == ("torch", [8])
+    with thread_count(1):
+        assert products.find_blocks(*shape)[1] == row_numbers(128)
+    assert tried == [THREADS, THREADS, (3,)]
+    assert len(list(no_findings.iterdir())) == 2
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"found": 3}'])
 def test_a_broken_file_of_findings_costs_an_experiment(no_findings: Path, text: str) -> None:
     findings.path().write_text(text)
@@ -334,7 +358,6 @@ def test_a_broken_file_of_findings_costs_an_experiment(no_findings: Path, text: 
 def test_a_folder_that_cannot_be_written_costs_nothing(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
     (no_findings / "file").write_text("")
     monkeypatch.setenv("MINI_ENGINE_CACHE", str(no_findings / "file" / "below"))
-    findings.path.cache_clear()
     assert findings.remembered("a", lambda: 1) == 1
     assert findings.remembered("a", lambda: 2) == 1
 
@@ -345,14 +368,12 @@ def test_a_user_without_a_home_finds_anew(monkeypatch: pytest.MonkeyPatch, no_fi
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     monkeypatch.chdir(no_findings)
-    findings.path.cache_clear()
     with pytest.raises(RuntimeError, match="home"):
         Path("~").expanduser()
     assert findings.remembered("a", lambda: 1) == 1
     assert findings.remembered("a", lambda: 2) == 1
     assert list(no_findings.iterdir()) == []
     monkeypatch.setenv("MINI_ENGINE_CACHE", str(no_findings))
-    findings.path.cache_clear()
     assert findings.path().parent == no_findings
     with pytest.raises(ValueError, match="~/model is not a folder"):
         resolve_folder("~/model")
@@ -361,11 +382,7 @@ def test_a_user_without_a_home_finds_anew(monkeypatch: pytest.MonkeyPatch, no_fi
 def test_another_cap_is_another_machine(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
     before = findings.path()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2_TRIED")
-    for function in (findings.path, findings.machine):
-        function.cache_clear()
-    after = findings.path()
-    findings.machine.cache_clear()
-    assert before != after
+    assert findings.path() != before
 
 
 def test_a_build_without_onednn_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
