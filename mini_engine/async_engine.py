@@ -22,7 +22,7 @@ from mini_engine.engine import Engine, check_stream
 from mini_engine.outputs import Delta, RequestOutput, StepOutput, best, without_logits
 from mini_engine.sampler.driver import sample_params
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.scheduler.request import Request
+from mini_engine.scheduler.request import NO_OPTIONS, Request, RequestOptions
 
 FAILED_STEPS = 3  # so many steps that fail in a row, and the engine is given up
 
@@ -149,11 +149,15 @@ class AsyncEngine:
     # ---- in the event loop ----
 
     async def submit(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, handle_id: str | None = None, **options: Any
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions = NO_OPTIONS,
+        *,
+        handle_id: str | None = None,
     ) -> Handle:
         """Compile what the request needs, queue it and return its handle. The caller aborts it if it gives it up.
 
-        ``options``: ``cache_key``, ``cache_priority``, ``prompt_logprobs_start`` and ``score_only`` of ``add_request``.
         Raises ``RequestRefusedError`` for a request that cannot be run, ``QueueFullError`` and ``EngineDeadError``.
         """
         self.check_alive()
@@ -219,13 +223,15 @@ class AsyncEngine:
             for name in handle.names:
                 self.post(partial(self.engine.abort, name))
 
-    async def stream(self, prompt_ids: Sequence[int], params: SamplingParams, **options: Any) -> AsyncIterator[Delta]:
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, options: RequestOptions = NO_OPTIONS
+    ) -> AsyncIterator[Delta]:
         """Yield the deltas of one request. Closing the iterator, or cancelling its task, aborts the request.
 
-        Takes and raises what ``submit`` does.
+        Raises what ``submit`` does.
         """
         check_stream(params)
-        handle = await self.submit(prompt_ids, params, **options)
+        handle = await self.submit(prompt_ids, params, options)
         try:
             async for deltas in handle.steps():
                 for delta in deltas:
@@ -327,11 +333,11 @@ class AsyncEngine:
                     command.done.set_exception(error)
         return True
 
-    def add(self, handle: Handle, prompt_ids: Sequence[int], options: dict[str, Any]) -> None:
+    def add(self, handle: Handle, prompt_ids: Sequence[int], options: RequestOptions) -> None:
         """Queue every answer of a request; they compute the prompt once. Raises ``ValueError``. Mutates."""
         siblings: list[Request] = []
         for name, params in zip(handle.names, sample_params(handle.params), strict=True):
-            self.engine.add_request(prompt_ids, params, name, siblings=siblings, **options)
+            self.engine.add_request(prompt_ids, params, name, options, siblings)
             siblings.append(self.engine.entries[name].request)
             handle.growing[name] = self.engine.entries[name].output
 

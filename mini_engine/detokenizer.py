@@ -69,6 +69,8 @@ class Detokenizer:
         """Take one token and return the text that can be shown now. Mutates."""
         self.token_ids.append(token_id)
         self.text += self.decode(token_id)
+        if not self.stops.stops:
+            return self.give(len(self.text))
         if len(self.token_ids) <= self.min_new_tokens:
             self.searched_from = self.begun()
         self.search()

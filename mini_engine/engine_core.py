@@ -23,14 +23,14 @@ from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batc
 from mini_engine.attention.pool import KVPool
 from mini_engine.constraints import ConstraintError, Constraints, NoConstraints
 from mini_engine.detokenizer import Detokenizer
-from mini_engine.outputs import Delta, RequestOutput, StepLog, StepOutput, phase
+from mini_engine.outputs import Delta, RequestOutput, StepLog, StepOutput
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.rows import SampledRows, isolating
 from mini_engine.sampler.sampler import SamplerOutput
 from mini_engine.scheduler.policy import make_policy
 from mini_engine.scheduler.prefix_cache import PrefixCache
-from mini_engine.scheduler.request import FinishReason, Request, RequestState, RequestTimes
+from mini_engine.scheduler.request import NO_OPTIONS, FinishReason, Request, RequestOptions, RequestState, RequestTimes
 from mini_engine.scheduler.scheduler import Allocator, ScheduledBatch, ScheduledChunk, Scheduler, SchedulerLimits
 from mini_engine.scoring import check_scoring, score_forced, score_prompt
 
@@ -95,20 +95,12 @@ class EngineCore:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         request_id: str | None = None,
-        *,
-        cache_key: str | None = None,
-        cache_priority: int = 0,
+        options: RequestOptions = NO_OPTIONS,
         siblings: Sequence[Request] = (),
-        prompt_logprobs_start: int = 0,
-        score_only: bool = False,
     ) -> str:
         """Queue a request and return its id. Raises ``ValueError`` for one that cannot be run; the others go on.
 
-        ``cache_key``: only requests with the same key share pages of the prefix cache. ``cache_priority``: with
-        ``eviction="priority"`` pages of a higher priority stay longer. ``siblings``: the requests with the same prompt
-        that share one prefill; ``Engine.add_samples`` fills the list. ``prompt_logprobs_start``: the prompt's report
-        begins with this token, and the prefix cache serves what comes before. ``score_only``: end when the prompt is
-        computed, without a token.
+        ``siblings``: the requests with the same prompt that share one prefill; ``Engine.add_samples`` fills the list.
         """
         # A caller may have chosen a number as an id: skip it.
         arrival = next(n for n in self.arrivals if request_id is not None or str(n) not in self.entries)
@@ -117,25 +109,15 @@ class EngineCore:
             raise ValueError(f"there is a request {name!r} already; give another id")
         if params.num_samples > 1:
             raise ValueError(f"{params.num_samples} samples are several requests; use generate")
-        if cache_priority < 0:
-            raise ValueError(f"cache_priority is {cache_priority}; the least is 0, and higher ones stay longer")
-        check_scoring(params, prompt_logprobs_start)
+        check_scoring(params, options)
         self.driver.check_params(prompt_ids, params.for_ids)
         self.constraints.check(params)
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer and this engine has none; give stop_token_ids")
         text = Detokenizer(self.tokenizer, params.stop, params.min_new_tokens) if self.tokenizer else None
         times = RequestTimes(self.clock())
-        request = Request(name, list(prompt_ids), params, arrival, times, siblings=siblings)
-        request.cache_key = cache_key
-        request.cache_priority = cache_priority
-        request.prompt_logprobs_start = prompt_logprobs_start
-        request.score_only = score_only
+        request = Request(name, list(prompt_ids), params, arrival, times, siblings=siblings, options=options)
         self.scheduler.check_fits(request)
-        if params.receipt and score_only:
-            raise ValueError(
-                "receipt is True, but a receipt is of an answer's tokens, and a score_only request has none"
-            )
         if params.receipt:
             self.begin_receipts()
         if not self.constraints.submit(request):
@@ -161,16 +143,19 @@ class EngineCore:
         """
         self.log.begin()
         batch = self.schedule()
+        self.log.mark("schedule")
         if batch.chunks:
             logits = self.forward(batch)
+            self.log.mark("forward")
             sampled = self.sample(batch.sampling, logits)
+            self.log.mark("sample")
             self.update(batch, logits, sampled)
+            self.log.mark("update")
         output = self.log.end(batch, self.scheduler, self.deltas, self.forced, self.constraints.num_waiting)
         self.deltas = []
         self.forced = {}
         return output
 
-    @phase
     def schedule(self) -> ScheduledBatch:
         """Choose the requests of this step and their tokens. A request whose constraint is ready may start. Mutates."""
         if self.constraints.num_waiting:
@@ -186,7 +171,6 @@ class EngineCore:
                 self.entries[chunk.request.request_id].output.num_cached_tokens = chunk.start
         return batch
 
-    @phase
     def forward(self, batch: ScheduledBatch) -> Tensor:
         """Compute all rows of ``batch`` -> logits [N, V], one row for each request of ``batch.sampling``. Mutates."""
         for chunk in batch.chunks:
@@ -216,7 +200,6 @@ class EngineCore:
                 score_prompt(chunk, output, rows, self.driver.logits)
                 score_forced(chunk, output, rows, self.driver.logits)
 
-    @phase
     @isolating
     def sample(self, requests: Sequence[Request], logits: Tensor) -> SamplerOutput:
         """Choose the next token of each of ``requests`` from its row of ``logits`` [N, V]. Mutates."""
@@ -226,7 +209,6 @@ class EngineCore:
         self.rows.cumulate([None if row in output.errors else token for row, token in enumerate(output.token_ids)])
         return output
 
-    @phase
     def update(self, batch: ScheduledBatch, logits: Tensor, sampled: SamplerOutput) -> None:
         """Give each request its token, and end the requests that have an error. ``logits`` [N, V]. Mutates.
 
@@ -272,7 +254,7 @@ class EngineCore:
         """
         entry = self.entries[request.request_id]
         assert delta.token_id is not None, "a delta without a token is made by finish()"
-        if request.score_only:
+        if request.options.score_only:
             self.finish(entry, "length")
             return
         request.times.tokens.append(self.clock())

@@ -8,6 +8,7 @@ operations of the model outside attention have that fault, the matrix product an
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch.nn.functional as F
@@ -29,10 +30,8 @@ class Projections(Protocol):
 class TorchProjections:
     """``F.linear`` and ``F.silu``: what transformers calls, so the bits are the same."""
 
+    silu = staticmethod(F.silu)
+
     def linear(self, weight: Tensor) -> Linear:
         """Return ``x -> F.linear(x, weight)``."""
-        return lambda x: F.linear(x, weight)
-
-    def silu(self, x: Tensor) -> Tensor:
-        """Return ``F.silu(x)``."""
-        return F.silu(x)
+        return partial(F.linear, weight=weight)

@@ -3,9 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import wraps
 from math import isfinite
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -78,7 +77,7 @@ class StepLog(deque[StepOutput]):
         self.seconds: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
-        """Note the seconds since the last mark under ``phase``. Mutates."""
+        """Note under ``phase`` the seconds since the last mark. Mutates."""
         now = self.clock()
         self.seconds[phase] = now - self.last
         self.last = now
@@ -108,29 +107,6 @@ class StepLog(deque[StepOutput]):
         for listen in self.listeners if batch.chunks or deltas else ():
             listen(output)
         return output
-
-
-class Logged(Protocol):
-    """An object with a log."""
-
-    log: StepLog
-
-
-L = TypeVar("L", bound=Logged)
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def phase(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
-    """Let a method be a phase of the step: the log notes its seconds under its name."""
-
-    @wraps(method)
-    def timed(self: L, *args: P.args, **kwargs: P.kwargs) -> T:
-        result = method(self, *args, **kwargs)
-        self.log.mark(method.__name__)
-        return result
-
-    return cast(Callable[Concatenate[L, P], T], timed)
 
 
 @dataclass

@@ -11,17 +11,18 @@ from torch import Tensor
 from mini_engine.outputs import RequestOutput
 from mini_engine.sampler.logprobs import TokenLogprob, token_logprobs
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.scheduler.request import RequestOptions
 from mini_engine.scheduler.scheduler import ScheduledChunk
 
 Head = Callable[[Tensor, None], Tensor]  # hidden states [n, H], all rows of them -> logits [n, V]
 
 
-def check_scoring(params: SamplingParams, start: int) -> None:
-    """Raise ``ValueError`` if ``start`` cannot be the first token of a report about the prompt."""
-    if start < 0:
-        raise ValueError(f"prompt_logprobs_start is {start}; the prompt's first token is 0")
-    if start and params.prompt_logprobs is None:
+def check_scoring(params: SamplingParams, options: RequestOptions) -> None:
+    """Raise ``ValueError`` for options that mean nothing beside ``params``."""
+    if (start := options.prompt_logprobs_start) and params.prompt_logprobs is None:
         raise ValueError(f"prompt_logprobs_start is {start} without prompt_logprobs; set it too, or leave this out")
+    if params.receipt and options.score_only:
+        raise ValueError("receipt is True, but a receipt is of an answer's tokens, and a score_only request has none")
 
 
 def score_prompt(chunk: ScheduledChunk, output: RequestOutput, hidden: Tensor, head: Head) -> None:
@@ -35,7 +36,7 @@ def score_prompt(chunk: ScheduledChunk, output: RequestOutput, hidden: Tensor, h
     last = min(chunk.start + chunk.num_tokens, request.num_prompt_tokens - 1)
     if wanted is None or len(output.prompt_logprobs or ()) > last:
         return
-    unreported = min(max(request.prompt_logprobs_start, 1), request.num_prompt_tokens)
+    unreported = min(max(request.options.prompt_logprobs_start, 1), request.num_prompt_tokens)
     known = [None] * unreported if output.prompt_logprobs is None else output.prompt_logprobs
     skip = len(known) - 1 - first
     tokens = request.tokens(len(known), last + 1)

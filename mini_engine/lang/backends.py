@@ -13,7 +13,7 @@ from mini_engine.outputs import RequestOutput
 from mini_engine.prompts import encode_text
 from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.scheduler.request import RequestState
+from mini_engine.scheduler.request import RequestOptions, RequestState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -86,11 +86,9 @@ class InProcess:
 
     def submit(self, call: Call) -> None:
         """Queue a request of the engine."""
-        options: dict[str, Any] = (
-            {} if call.start is None else {"prompt_logprobs_start": call.start, "score_only": True}
-        )
+        options = RequestOptions(prompt_logprobs_start=call.start or 0, score_only=call.start is not None)
         try:
-            self.calls[self.engine.add_request(call.ids, call.params, **options)] = call
+            self.calls[self.engine.add_request(call.ids, call.params, options=options)] = call
         except ValueError as error:
             call.error = error
 

@@ -111,10 +111,10 @@ class SamplingDriver(GreedyDriver):
         head: LogitsHead | None = None,
         attention: AttentionFactory | None = None,
     ) -> None:
-        """Drive ``model``; without a ``sampler`` or a ``head`` the plain ones are used."""
+        """Drive ``model``; without a ``sampler`` the plain one is used, without a ``head`` the plain product."""
         super().__init__(model, config, eos_token_ids, attention=attention)
         self.sampler = sampler or Sampler()
-        self.head = head or LogitsHead()
+        self.head = head
         self.vocabulary = Vocabulary(model.config.vocab_size, eos_token_ids)
 
     def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[SampledStep]:
@@ -213,7 +213,9 @@ class SamplingDriver(GreedyDriver):
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
         """Return the logits of ``rows`` [R] of ``hidden`` [T, H], of all if ``None`` -> [R, V]."""
-        return self.head(hidden, rows, self.model.lm_head)
+        if self.head is not None:
+            return self.head(hidden, rows, self.model.lm_head)
+        return self.model.lm_head(hidden if rows is None else hidden[rows])
 
     def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raise ``ValueError`` as the greedy driver does, and for a request that is longer than ``max_model_len``."""

@@ -5,6 +5,7 @@ A history is replayed only for a request that is new or comes back after a preem
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from operator import is_
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -32,6 +33,8 @@ class SampledRows(Generic[Sampled]):
         Rows that stay keep their state. A request that was not here last time is built from its history, which gives
         the same state: that is what makes preemption invisible.
         """
+        if len(requests) == len(self.requests) and all(map(is_, requests, self.requests)):
+            return
         known = {id(request): row for row, request in enumerate(self.requests)}
         self.keep([known[id(request)] for request in requests if id(request) in known])
         new = [request for request in requests if id(request) not in known]
@@ -57,7 +60,8 @@ class SampledRows(Generic[Sampled]):
 
     def cumulate(self, token_ids: Sequence[int | None]) -> None:
         """Take the newest token of every row into account; a row with ``None`` is dropped. Mutates."""
-        self.keep([row for row, token in enumerate(token_ids) if token is not None])
+        if None in token_ids:
+            self.keep([row for row, token in enumerate(token_ids) if token is not None])
         self.batch.cumulate([token for token in token_ids if token is not None])
 
 

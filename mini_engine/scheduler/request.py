@@ -53,6 +53,32 @@ class RequestTimes:
         return (self.tokens[-1] - self.tokens[0]) / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
 
 
+@dataclass(frozen=True)
+class RequestOptions:
+    """What a caller asks of the engine beside the sampling parameters.
+
+    ``cache_key``: only requests with the same key share pages of the prefix cache. ``cache_priority``: with
+    ``eviction="priority"`` pages of a higher priority stay longer. ``prompt_logprobs_start``: the report about the
+    prompt begins with this token, and the prefix cache serves what comes before. ``score_only``: end when the prompt is
+    computed, without a token.
+    """
+
+    cache_key: str | None = None
+    cache_priority: int = 0
+    prompt_logprobs_start: int = 0
+    score_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a negative number."""
+        if self.cache_priority < 0:
+            raise ValueError(f"cache_priority is {self.cache_priority}; the least is 0, and higher ones stay longer")
+        if self.prompt_logprobs_start < 0:
+            raise ValueError(f"prompt_logprobs_start is {self.prompt_logprobs_start}; the prompt's first token is 0")
+
+
+NO_OPTIONS = RequestOptions()
+
+
 @dataclass(eq=False)
 class Request:
     """A request. ``arrival`` numbers requests in the order in which they came.
@@ -61,9 +87,6 @@ class Request:
     and belong to the prefix cache. ``steps_waited`` counts the steps that passed it over, before and after preemptions.
     ``matched`` is the token id or string that ended it, ``error`` the text of what went wrong. ``siblings`` are the
     samples of one prompt, itself included: they share a list, and the prompt is computed for the first of them.
-    Requests with different ``cache_key`` never share pages of the prefix cache; ``cache_priority`` is for its eviction.
-    ``prompt_logprobs_start``: the first token whose log-probability is reported, where ``params`` ask for the prompt's.
-    ``score_only``: it ends as soon as its prompt is computed, without a token.
     """
 
     request_id: str
@@ -83,10 +106,7 @@ class Request:
     matched: int | str | None = None
     error: str | None = None
     siblings: Sequence["Request"] = ()
-    cache_key: str | None = None
-    cache_priority: int = 0
-    prompt_logprobs_start: int = 0
-    score_only: bool = False
+    options: RequestOptions = NO_OPTIONS
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -186,7 +186,7 @@ class Scheduler:
             budget = self.schedule_chunk(request, budget, chunks)
         if not preempted:  # a preempted request would be admitted again at once
             self.admit(budget, chunks)
-        if chunks and not preempted:
+        if chunks and not preempted and self.limits.preemption:
             self.growth.decay()
         for request in self.waiting:
             request.steps_waited += 1
@@ -218,14 +218,15 @@ class Scheduler:
             self.preempt(victim)
             preempted.append(victim)
         for request in self.running:
-            request.pages += self.allocate(self.missing_pages(request), after=request.pages[-1])
+            if missing := self.missing_pages(request):
+                request.pages += self.allocate(missing, after=request.pages[-1])
         if preempted:
             self.growth.raise_after_preemption(self.running)
         return preempted
 
     def missing_pages(self, request: Request) -> int:
-        """Return how many pages a request lacks for the tokens it has."""
-        return pages_needed(request.num_tokens, self.page_size) - len(request.pages)
+        """Return how many pages a request lacks for the tokens it has; it may hold more, for tokens to come."""
+        return max(pages_needed(request.num_tokens, self.page_size) - len(request.pages), 0)
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
         """Take pages, evicting from the prefix cache what is not free; behind page ``after`` if possible. Mutates."""

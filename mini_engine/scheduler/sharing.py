@@ -26,12 +26,12 @@ def match_prefix(request: Request, cache: PrefixCache) -> PrefixHit:
     A request that reports its prompt's log-probabilities needs the row before every token that it reports, so only what
     comes before the first of these rows is looked up. From token 0 or 1 on, that is nothing.
     """
-    if request.prompt_logprobs_start > 1:
-        end = min(request.prompt_logprobs_start, request.num_tokens) - 1
-        return cache.match(request.tokens(0, end), request.cache_key)
+    if request.options.prompt_logprobs_start > 1:
+        end = min(request.options.prompt_logprobs_start, request.num_tokens) - 1
+        return cache.match(request.tokens(0, end), request.options.cache_key)
     if request.params.prompt_logprobs is not None:
         return PrefixHit()
-    return cache.match(request.tokens(0, request.num_tokens - 1), request.cache_key)
+    return cache.match(request.tokens(0, request.num_tokens - 1), request.options.cache_key)
 
 
 def share_pages(request: Request, cache: PrefixCache, page_size: int) -> list[int]:
@@ -45,7 +45,7 @@ def share_pages(request: Request, cache: PrefixCache, page_size: int) -> list[in
     whole = request.num_computed_tokens // page_size
     before = len(request.hit.pages)
     tokens = request.tokens(0, whole * page_size)
-    hit = cache.insert(tokens, request.pages[:whole], request.cache_key, request.cache_priority)
+    hit = cache.insert(tokens, request.pages[:whole], request.options.cache_key, request.options.cache_priority)
     if len(hit.pages) <= before:
         return []
     replaced = zip(request.pages[before:], hit.pages[before:], strict=False)
@@ -76,6 +76,8 @@ def could_share_soon(
     end = pages_needed(matched + least, page_size) * page_size
     shared = request.prompt_ids[:end]
     return len(shared) == end < request.num_tokens and any(
-        other.is_computing_prompt and other.cache_key == request.cache_key and other.prompt_ids[:end] == shared
+        other.is_computing_prompt
+        and other.options.cache_key == request.options.cache_key
+        and other.prompt_ids[:end] == shared
         for other in running
     )

@@ -54,8 +54,7 @@ class Chat:
 
     async def submit(self, job: Job) -> None:
         """Queue the chat. Raises ``ApiError``."""
-        options = {"score_only": self.score_only, **self.body.engine_options}
-        await job.submit([self.prompt], self.params, self.structure, **options)
+        await job.submit([self.prompt], self.params, self.structure, self.body.options(self.score_only))
 
     async def answer(self) -> dict[str, Any]:
         """Return the whole answer."""

@@ -62,8 +62,7 @@ class Completion:
 
     async def submit(self, job: Job) -> None:
         """Queue the prompts. Raises ``ApiError``."""
-        options = {"score_only": self.score_only, **self.body.engine_options}
-        await job.submit(self.prompts, self.params, self.structure, **options)
+        await job.submit(self.prompts, self.params, self.structure, self.body.options(self.score_only))
 
     async def answer(self) -> dict[str, Any]:
         """Return the whole answer."""

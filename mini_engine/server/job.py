@@ -9,6 +9,7 @@ from mini_engine.async_engine import Handle
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.receipt import checkpoint_of
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.scheduler.request import RequestOptions
 from mini_engine.server.errors import ApiError, bad_request
 from mini_engine.server.schema import GenerationBody
 from mini_engine.server.service import Service
@@ -78,9 +79,14 @@ class Job:
             self.service.engine.abort(handle.id)
 
     async def submit(
-        self, prompts: Sequence[list[int]], params: SamplingParams, structure: Structure | None, **options: Any
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        structure: Structure | None,
+        options: RequestOptions,
+        handle_id: str | None = None,
     ) -> None:
-        """Queue every prompt. Raises ``ApiError``. Mutates."""
+        """Queue every prompt; a single one may get an id. Raises ``ApiError``. Mutates."""
         if self.service.is_ending:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down")
         self.service.engine.check_room(len(prompts) * params.num_samples)  # all of them or none
@@ -91,7 +97,7 @@ class Job:
             try:
                 if params.receipt and folder is not None:
                     await asyncio.to_thread(checkpoint_of, folder)  # the engine goes on while the files are read
-                handle = await self.service.engine.submit(ids, params, **options)
+                handle = await self.service.engine.submit(ids, params, options, handle_id=handle_id)
             except ValueError as error:
                 raise bad_request(error, names) from error
             handle.news = self.news

@@ -7,6 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from mini_engine.scheduler.request import RequestOptions
+
 MESSAGE_LABELS = (
     "id",
     "status",
@@ -169,10 +171,10 @@ class GenerationBody(NeutralBody):
         """Whether every chunk of a stream is to have the number of tokens."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    @property
-    def engine_options(self) -> dict[str, Any]:
-        """What ``AsyncEngine.submit`` takes besides ``SamplingParams``."""
-        return {"cache_key": self.cache_salt, "prompt_logprobs_start": self.prompt_logprobs_start or 0}
+    def options(self, score_only: bool) -> RequestOptions:
+        """Return what ``AsyncEngine.submit`` takes besides ``SamplingParams``."""
+        start = self.prompt_logprobs_start or 0
+        return RequestOptions(cache_key=self.cache_salt, prompt_logprobs_start=start, score_only=score_only)
 
     def stop_text(self, matched: int | str | None) -> str:
         """Return the stop string that ended an answer, if it is to be in the text."""

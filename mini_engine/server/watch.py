@@ -116,7 +116,7 @@ async def stage_events(service: Service, body: StagesBody, name: str) -> AsyncGe
     request_id = f"{name}-0"  # as the handle names its only answer
     watcher = StageEvents(engine.engine, queue.put, request_id, params, body.top)
     async with attached(engine, watcher), Job(service) as job:
-        await job.submit([ids], params, structure, handle_id=name, cache_key=body.cache_salt)
+        await job.submit([ids], params, structure, body.options(score_only=False), name)
         ending = asyncio.create_task(end_of(job, queue))
         prompt = [{"id": token, "piece": text_of(engine.engine, [token])} for token in ids]
         yield event({"request": request_id, "prompt": prompt}, "start")

@@ -24,6 +24,7 @@ from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.cli.app import app
 from mini_engine.llm import load_driver, make_engine
 from mini_engine.receipt import file_digest
+from mini_engine.scheduler.request import RequestOptions
 
 PROMPT = "Once upon a time there was a fox"
 EQUAL = "12 of 12 tokens and log-probabilities equal, to the bit\n"
@@ -113,7 +114,7 @@ def test_what_cannot_write_a_receipt_refuses_to():
     with pytest.raises(ValueError, match="receipt"):
         make_engine(driver).stream([1], params)
     with pytest.raises(ValueError, match="receipt"):
-        make_engine(driver).add_request([1], params, score_only=True)
+        make_engine(driver).add_request([1], params, options=RequestOptions(score_only=True))
     driver.folder = None  # as ``make_driver`` returns it
     with pytest.raises(ValueError, match="receipt"):
         make_engine(driver).add_request([1], params)

@@ -20,6 +20,7 @@ from mini_engine.engine import Engine
 from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.prefix_cache import NullPrefixCache
+from mini_engine.scheduler.request import RequestOptions
 from tests.support.engines import (
     Spoiler,
     _one_thread,  # noqa: F401
@@ -58,7 +59,9 @@ def test_off_there_is_no_cache_and_options_that_would_do_nothing_are_refused() -
     with pytest.raises(ValueError, match="eviction is 'clock'; choose one of lru"):
         make_engine(config=shared(eviction="clock"))
     with pytest.raises(ValueError, match="cache_priority is -1; the least is 0"):
-        make_engine(config=shared(eviction="priority")).add_request(PROMPT, GREEDY, cache_priority=-1)
+        make_engine(config=shared(eviction="priority")).add_request(
+            PROMPT, GREEDY, options=RequestOptions(cache_priority=-1)
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -151,7 +151,7 @@ def test_an_engine_with_many_requests_takes_the_grid_and_keeps_the_answers(monke
     ]
     found = []
     monkeypatch.setattr(
-        "mini_engine.fast.select.find_grids", lambda *args: found.append(find_grids(*args)) or found[-1]
+        "mini_engine.fast.attention.consecutive.find_grids", lambda *args: found.append(find_grids(*args)) or found[-1]
     )
     engine = make_engine(load_driver(None, GROUPED))
     names = [engine.add_request(ids, own) for ids, own in zip(prompts, params, strict=True)]

@@ -12,6 +12,7 @@ from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
 from mini_engine.llm import load_driver
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.scheduler.request import RequestOptions
 
 TEXTS = ["Once upon a time there was a fox named Mila", "A bear went", "Tell me a story about an owl.", "The", "Who?"]
 CONFIG = EngineConfig(batch_invariant=True, max_running_requests=4, max_tokens_per_step=16, preemption=True)
@@ -93,8 +94,9 @@ def test_a_report_from_a_token_on_computes_only_what_it_needs(tokenizer):
     start = len(ids) - 5
 
     async def work(engine):
-        await (await engine.submit(ids, params, score_only=True)).result()
-        return await (await engine.submit(ids, params, prompt_logprobs_start=start, score_only=True)).result()
+        await (await engine.submit(ids, params, RequestOptions(score_only=True))).result()
+        options = RequestOptions(prompt_logprobs_start=start, score_only=True)
+        return await (await engine.submit(ids, params, options)).result()
 
     answer = run(work, config=config)
     assert answer.prompt_logprobs == [None] * start + whole.prompt_logprobs[start:]

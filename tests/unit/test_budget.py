@@ -1,4 +1,7 @@
-"""How many files and functions of the engine one decode step runs through: what a reader has to follow."""
+"""How many files and functions of the engine one decode step runs through: what a reader has to follow.
+
+A comprehension is read where it stands, and from Python 3.12 on it is no call. So it does not count.
+"""
 
 import sys
 from pathlib import Path
@@ -21,12 +24,11 @@ GUIDED = SamplingParams(max_new_tokens=40, regex="[a-z ]{30}")
 @pytest.mark.parametrize(
     ("config", "params", "most_files", "most_functions"),
     [
-        (EngineConfig(), GREEDY, 20, 112),
-        (EngineConfig.serving(), GREEDY, 28, 130),
-        (EngineConfig.serving(prefix_cache="radix"), DRAWN, 30, 150),
-        (EngineConfig.serving(prefix_cache="radix", grammar_backend="fsm", jump_forward=True), GUIDED, 36, 162),
+        (EngineConfig(), GREEDY, 16, 75),
+        (EngineConfig.serving(prefix_cache="radix"), DRAWN, 22, 105),
+        (EngineConfig.serving(prefix_cache="radix", grammar_backend="fsm", jump_forward=True), GUIDED, 28, 130),
     ],
-    ids=["off", "serving", "radix cache, drawn", "grammar with jumps"],
+    ids=["off", "radix cache, drawn", "grammar with jumps"],
 )
 def test_a_decode_step_runs_through_few_files(
     config: EngineConfig, params: SamplingParams, most_files: int, most_functions: int
@@ -38,8 +40,9 @@ def test_a_decode_step_runs_through_few_files(
     called = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(ROOT):
-            called.add(frame.f_code)
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(ROOT) and not code.co_name.endswith("comp>"):
+            called.add(code)
 
     sys.setprofile(note)
     try:

@@ -123,7 +123,7 @@ class CascadeAttention:
         self.cache = cache
         self.cascade = cascade
         self.kernel = kernel
-        self.fallback = PagedAttention(cache.pool, cache.metadata, kernel)  # see ``fast.select.grouped``
+        self.fallback = PagedAttention(cache.pool, cache.metadata, kernel)  # see ``consecutive.grouped``
         self.others = sorted(set(range(len(cache.metadata.query_ranges))) - set(cascade.members))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

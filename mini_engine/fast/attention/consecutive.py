@@ -3,14 +3,19 @@
 Owns: the loop over sequences without copies. Must not know: projections, requests.
 
 One request that has the pool for itself always lies so, and many do most of the time. A sequence on scattered pages is
-copied together, as ``PagedAttention`` does it.
+copied together, as ``PagedAttention`` does it. Several sequences may have a form that serves them in one call.
 """
 
 import torch
 from torch import Tensor
 
-from mini_engine.attention.dense import AttentionKernel, sdpa_attention
+from mini_engine.attention.dense import AttentionKernel, grouped_attention, sdpa_attention
+from mini_engine.attention.metadata import AttentionMetadata
+from mini_engine.attention.pool import KVPool
+from mini_engine.fast.attention.cascade import CascadeAttention, find_cascade, find_scattered
 from mini_engine.fast.attention.ragged import StepCache
+from mini_engine.fast.attention.strided import StridedAttention, find_grids
+from mini_engine.model import Attention
 
 
 class ConsecutiveAttention:
@@ -29,3 +34,23 @@ class ConsecutiveAttention:
             out = self.kernel(q[start:end].transpose(0, 1), *self.cache.read(layer, sequence))  # [Hq, q_len, D]
             outputs.append(out.transpose(0, 1))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [T, Hq, D]
+
+
+def consecutive(pool: KVPool, metadata: AttentionMetadata) -> Attention:
+    """Read each sequence where it lies, if its pages follow one another."""
+    return ConsecutiveAttention(StepCache(pool, metadata))
+
+
+def grouped(pool: KVPool, metadata: AttentionMetadata) -> Attention:
+    """Compute common prefixes once, or decode rows in few calls; otherwise each sequence by itself.
+
+    The first two read across gaps in the pool, where a sequence can catch its neighbour's NaN. So they have a
+    ``fallback``, the plain path, which tells whose it is.
+    """
+    cache = StepCache(pool, metadata)
+    if len(cache.lengths) > 1:
+        if (cascade := find_cascade(cache) or find_scattered(cache)) is not None:
+            return CascadeAttention(cache, cascade, grouped_attention)
+        if grids := find_grids(cache):
+            return StridedAttention(cache, grids, grouped_attention)
+    return ConsecutiveAttention(cache, grouped_attention)

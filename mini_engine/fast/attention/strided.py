@@ -148,7 +148,7 @@ class StridedAttention:
         self.cache = cache
         self.grids = grids
         self.kernel = kernel
-        self.fallback = PagedAttention(cache.pool, cache.metadata, kernel)  # see ``fast.select.grouped``
+        self.fallback = PagedAttention(cache.pool, cache.metadata, kernel)  # see ``consecutive.grouped``
         asked = [row for grid in grids for row in grid.rows]
         is_idle = [idle for grid in grids for idle in grid.is_idle]
         place_of = {row: place for place, (row, idle) in enumerate(zip(asked, is_idle, strict=True)) if not idle}

@@ -5,6 +5,7 @@ All four write to a handful of known ids of their own rows, so a step costs as m
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary
 
 
-def stop_token_ids(own: Sequence[int], ignore_eos: bool, vocabulary: Vocabulary) -> frozenset[int]:
+@lru_cache(maxsize=1024)  # asked for with every token
+def stop_token_ids(own: tuple[int, ...], ignore_eos: bool, vocabulary: Vocabulary) -> frozenset[int]:
     """Return the ids that end a request: its own, and the model's unless they are ignored.
 
     As in vLLM; in SGLang ``ignore_eos`` switches a request's own stop ids off too.

@@ -115,13 +115,13 @@ def room_spec(seed: int) -> Values:
 
 
 def missing_people() -> dict[str, tuple[Person, int]]:
-    """Return requests around page boundaries, with page sizes."""
+    """Return requests around page boundaries, some with pages for tokens to come, with page sizes."""
     return {
         f"{tokens} tokens, {pages} pages of {size}": (running(0, tokens - outputs, outputs=outputs, pages=pages), size)
         for size in (1, 4, 16)
         for tokens in (2, 4, 5, 8, 9, 16, 17, 33)
         for outputs in (0, 1)
-        for pages in {touched(tokens - 1, size), touched(tokens, size)}
+        for pages in {touched(tokens - 1, size), touched(tokens, size), touched(tokens, size) + 2}
     }
 
 
@@ -402,7 +402,7 @@ def offered_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L5.F.missing",
-    "A request lacks the pages of all tokens that are known, the newest one included, and none before a boundary.",
+    "A request lacks the pages of its known tokens, the newest one included; none before a boundary or if it has more.",
     missing_probe,
     bitwise(missing_spec),
 )

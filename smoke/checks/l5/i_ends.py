@@ -6,6 +6,7 @@ Needs of L5 what admits, frees and decodes, and no step.
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -329,7 +330,8 @@ def breaks_probe(seed: int) -> Values:
     values["aborted, and the end completes a stop string"] = {"outcome": outcome(engine, name)}
     engine.deltas = []
     name = start(engine, [5], {"max_new_tokens": 9})
-    engine.entries[name].request.score_only = True
+    request = engine.entries[name].request
+    request.options = replace(request.options, score_only=True)
     give(engine, name, 7)
     ids = list(engine.entries[name].output.token_ids)
     values["score_only"] = {"deltas": taken_deltas(engine), "ids": ids, "ended": is_over(engine, name)}

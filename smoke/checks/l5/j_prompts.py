@@ -33,12 +33,14 @@ ASKING_LOADS: dict[str, dict[str, Any]] = {
 
 def asking_probe(seed: int) -> Values:
     """Run requests that ask about their prompt; send one back in the middle of its prompt; ask for a part of it."""
+    from mini_engine.scheduler.request import RequestOptions
+
     case = random_case(l3.SMALL, seed)
     given = [plan.prompt(case, seed, index) for index, plan in enumerate(ASKING)]
     values: Values = {}
-    for load, options in ASKING_LOADS.items():
-        engine = build_engine(case, max_running_requests=4, **options)
-        run = drive(engine, ASKING, given, squeeze="preemption" in options)
+    for load, changes in ASKING_LOADS.items():
+        engine = build_engine(case, max_running_requests=4, **changes)
+        run = drive(engine, ASKING, given, squeeze="preemption" in changes)
         values[load] = [request["prompt_logprobs"] for request in run["requests"]]
     for chunk in (4, 5, 6):
         engine = build_engine(case, max_running_requests=2, max_tokens_per_step=chunk)
@@ -53,7 +55,8 @@ def asking_probe(seed: int) -> Values:
         values[f"{chunk} rows a step, preempted in the prompt"] = table_of(engine.take_output(name).prompt_logprobs)
     for start in STARTS:
         engine = build_engine(case, max_tokens_per_step=5)
-        name = engine.add_request(given[0], make_params(ASKING[0].params), prompt_logprobs_start=start)
+        options = RequestOptions(prompt_logprobs_start=start)
+        name = engine.add_request(given[0], make_params(ASKING[0].params), options=options)
         run_out(engine)
         values[f"from token {start} on"] = table_of(engine.take_output(name).prompt_logprobs)
     return values

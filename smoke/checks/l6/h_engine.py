@@ -82,10 +82,12 @@ def drive(engine: Any, visits: Sequence[Visit], *, squeeze: bool = False) -> Val
 
 def enter(engine: Any, visit: Visit) -> list[str]:
     """Give a visit to the engine and return the ids of its samples."""
+    from mini_engine.scheduler.request import RequestOptions
+
     params = make_params(visit.params)
     if params.n > 1:
         return list(engine.add_samples(visit.prompt, params))
-    return [engine.add_request(visit.prompt, params, cache_key=visit.key)]
+    return [engine.add_request(visit.prompt, params, options=RequestOptions(visit.key))]
 
 
 def statistics(cache: Any) -> list[int] | None:

@@ -81,7 +81,7 @@ def build_scheduler(world: World) -> Any:
 def requests_of(guest: Guest, arrival: int) -> list[Any]:
     """Build a guest's requests, the first of its samples first."""
     from mini_engine.sampler.params import SamplingParams
-    from mini_engine.scheduler.request import Request
+    from mini_engine.scheduler.request import Request, RequestOptions
 
     params = SamplingParams(max_new_tokens=guest.most, prompt_logprobs=0 if guest.reports else None)
     siblings: list[Any] = []
@@ -93,8 +93,7 @@ def requests_of(guest: Guest, arrival: int) -> list[Any]:
                 params,
                 arrival + sample,
                 siblings=siblings,
-                cache_key=guest.key,
-                cache_priority=guest.priority,
+                options=RequestOptions(guest.key, guest.priority),
             )
         )
     return siblings

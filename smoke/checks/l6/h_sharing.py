@@ -80,7 +80,7 @@ class Asker:
 def build(asker: Asker, name: str = "r0", siblings: Sequence[Any] = ()) -> Any:
     """Build the candidate's request, with its own pages alone."""
     from mini_engine.sampler.params import SamplingParams
-    from mini_engine.scheduler.request import Request, RequestState
+    from mini_engine.scheduler.request import Request, RequestOptions, RequestState
 
     return Request(
         name,
@@ -91,9 +91,7 @@ def build(asker: Asker, name: str = "r0", siblings: Sequence[Any] = ()) -> Any:
         pages=list(asker.pages),
         siblings=siblings,
         num_computed_tokens=asker.computed,
-        cache_key=asker.key,
-        cache_priority=asker.priority,
-        prompt_logprobs_start=asker.reports_from,
+        options=RequestOptions(asker.key, asker.priority, asker.reports_from),
     )
 
 
