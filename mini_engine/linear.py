@@ -30,7 +30,7 @@ class Projections(Protocol):
 class TorchProjections:
     """``F.linear`` and ``F.silu``: what transformers calls, so the bits are the same."""
 
-    silu = staticmethod(F.silu)
+    silu: Callable[[Tensor], Tensor] = staticmethod(F.silu)
 
     def linear(self, weight: Tensor) -> Linear:
         """Return ``x -> F.linear(x, weight)``."""
