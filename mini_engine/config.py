@@ -4,10 +4,11 @@ Owns: shapes, options and their checks. Must not know: weights, files, requests.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
-from mini_engine.checks import Check, device_name, flag, one_of, or_none, registered, seconds, whole
+from mini_engine.checks import device_name, flag, one_of, or_none, registered, seconds, whole
 from mini_engine.other_names import knows_other_names
 
 Dtype = Literal["float32", "bfloat16"]
@@ -124,30 +125,22 @@ REQUIRED_KEYS = (
 )
 
 
-# option -> what it may hold. The names of registered policies, evictions and grammar backends are taken too.
-OPTIONS: dict[str, Check] = {
-    "dtype": one_of(Dtype),
-    "device": device_name,
-    "page_size": whole(1),
-    "compute": one_of(Compute),
-    "batch_invariant": flag,
-    "max_model_len": or_none(whole(1)),
-    "max_running_requests": whole(1),
-    "max_tokens_per_step": or_none(whole(1)),
-    "policy": registered(Policy),
-    "policy_seed": or_none(whole(-(2**63))),
-    "max_steps_waited": whole(1),
-    "preemption": flag,
-    "num_pages": or_none(whole(1)),
-    "prefix_cache": or_none(one_of(PrefixCacheKind)),
-    "eviction": registered(Eviction),
-    "wait_for_prefix": or_none(whole(1)),
-    "wait_below_match": whole(0),
-    "grammar_backend": registered(GrammarBackend),
-    "json_whitespace": one_of(Whitespace),
-    "grammar_timeout_s": seconds,
-    "jump_forward": flag,
-}
+@dataclass(frozen=True)
+class Needs:
+    """The option without which another one does nothing, and the value that it must have if any other will not do."""
+
+    option: str
+    value: str | None = None
+
+
+Count = Annotated[int, whole(1)]
+CountOrNone = Annotated[int | None, or_none(whole(1))]
+Flag = Annotated[bool, flag]
+COMPUTE = (
+    "How things are computed. reference: the bits of transformers. packed: weights packed once, 2-3 times faster on a "
+    "CPU. fast: packed, and faster decode steps in bfloat16. compiled: compiled loops in float32, fastest for a small "
+    "model on a CPU. triton: the course's kernels, on an NVIDIA GPU or with TRITON_INTERPRET=1."
+)
 
 
 @knows_other_names
@@ -155,66 +148,54 @@ OPTIONS: dict[str, Check] = {
 class EngineConfig:
     """How the engine runs a model. ``EngineConfig()`` is the baseline: every option disabled.
 
-    ``dtype``: "float32" or "bfloat16"; weights are converted when they are loaded.
-    ``device``: a torch device name.
-    ``page_size``: tokens in one page of the KV pool.
-    ``compute``: how things are computed; each with ``batch_invariant`` off or on.
-    "reference" is off: the calls and so the bits of transformers.
-    "packed" stores each weight as its product wants it (``fast/products.py`` has the rule), computes with fewer
-    operations (``fast/fused.py``) and reads a sequence where it lies (``fast/attention/consecutive.py``): on a CPU
-    faster, with the same bits in bfloat16, in float32 others for large products.
-    "fast" is "packed", and attention hands the query heads of one key-value head to the kernel as rows of one matrix,
-    the decode rows of a step in few calls (``fast/attention/strided.py``): on a CPU several times faster in bfloat16,
-    other bits now and then. With ``batch_invariant`` attention is the invariant one, as with "packed".
-    "compiled" has packed weights too, and computes what lies between the products in loops compiled for the CPU
-    (``fast/compiled``), in float32, equal to "reference" but for rounding: the fastest way for a small model.
-    "triton" computes everything between the matrix products, attention and sampling with the kernels of
-    ``mini_engine/kernels``: on NVIDIA GPUs, or anywhere in Triton's interpreter (TRITON_INTERPRET=1).
-    ``batch_invariant``: off by default. On, the bits of a request's logits do not depend on what shares its batch, on
-    how its prompt was cut into chunks, on the process or on the thread count; they are not those of transformers, so
-    weights may be packed. A model is refused where this machine cannot keep that.
-    ``max_model_len``: the most positions of a request, prompt and answer together. ``None``: as many as the model has,
-    or fewer if the memory that is free has no room for them (``llm.fitted``).
-    ``max_running_requests``: how many requests share a step; 1 is one after the other.
-    ``max_tokens_per_step``: rows of a step, so that a long prompt is computed in chunks between others' tokens;
-    ``None`` computes every prompt whole.
-    ``policy``: the order of waiting requests (``scheduler.policy.POLICIES``); ``policy_seed`` is for "random".
-    ``max_steps_waited``: a request that so many steps have passed over goes before all others, whatever the policy.
-    ``preemption``: off, a request starts when its longest possible answer fits. On, it starts when an estimate fits,
-    and when pages run out some request is sent back to wait and computed again.
-    ``prefix_cache``: "radix" keeps the pages of what was computed, and requests that begin alike start from them.
-    ``eviction``: who goes first when they are needed (``radix_cache.EVICTIONS``). ``wait_for_prefix``: a request waits
-    while one computes so many more tokens of its beginning than it found, if it found at most ``wait_below_match``.
-    ``grammar_backend``: what answers with a grammar are constrained by: "fsm", "xgrammar", "llguidance", "outlines",
-    one that was registered, or "auto": for each grammar the first of fsm, llguidance and xgrammar that is installed and
-    takes it. ``json_whitespace``: "spaced" as
-    ``json.dumps`` writes it, "compact", or "any". ``grammar_timeout_s``: a request whose grammar takes longer fails.
-    ``jump_forward``: text that the grammar forces is appended without a forward pass for each token.
-    ``num_pages``: size of the KV pool; ``None`` gives room for ``max_running_requests`` of the longest requests, but no
-    more than ``DEFAULT_POOL_TOKENS`` tokens or one longest request.
+    Each option has a check, a meaning and perhaps another one that it needs. Help, tables and errors come from there.
     """
 
-    dtype: Dtype = "float32"
-    device: str = "cpu"
-    page_size: int = 16
-    compute: Compute = "reference"
-    batch_invariant: bool = False
-    max_model_len: int | None = None
-    max_running_requests: int = 1
-    max_tokens_per_step: int | None = None
-    policy: str = "fcfs"
-    policy_seed: int | None = None
-    max_steps_waited: int = 256
-    preemption: bool = False
-    num_pages: int | None = None
-    prefix_cache: PrefixCacheKind | None = None
-    eviction: str = "lru"
-    wait_for_prefix: int | None = None
-    wait_below_match: int = 32
-    grammar_backend: str = "none"
-    json_whitespace: Whitespace = "spaced"
-    grammar_timeout_s: float = 60.0
-    jump_forward: bool = False
+    dtype: Annotated[Dtype, one_of(Dtype), "float32 or bfloat16; weights are converted when they are loaded."] = (
+        "float32"
+    )
+    device: Annotated[str, device_name, "Where the model is: cpu, cuda, cuda:1, …"] = "cpu"
+    page_size: Annotated[Count, "Tokens in one page of the KV pool."] = 16
+    compute: Annotated[Compute, one_of(Compute), COMPUTE] = "reference"
+    batch_invariant: Annotated[Flag, "Bits that do not depend on batch, chunks, threads or process."] = False
+    max_model_len: Annotated[CountOrNone, "Most positions of a request. None: the model's, or what memory holds."] = (
+        None
+    )
+    max_running_requests: Annotated[Count, "Requests that share a step; 1 is one after the other."] = 1
+    max_tokens_per_step: Annotated[CountOrNone, "Tokens of a step, prompts in chunks. None: no limit."] = None
+    policy: Annotated[
+        str, registered(Policy), "The order of waiting requests: fcfs, lpm, dfs-weight, lof, random, shortest."
+    ] = "fcfs"
+    policy_seed: Annotated[
+        int | None, or_none(whole(-(2**63))), "Seed of the random policy.", Needs("policy", "random")
+    ] = None
+    max_steps_waited: Annotated[Count, "A request that so many steps passed over goes before all others."] = 256
+    preemption: Annotated[Flag, "Start what is expected to fit; send one back to wait when pages run out."] = False
+    num_pages: Annotated[CountOrNone, "Pages of the KV pool. None: for all that may run, within limits."] = None
+    prefix_cache: Annotated[
+        PrefixCacheKind | None,
+        or_none(one_of(PrefixCacheKind)),
+        "Keep prompts for requests that begin alike, in a radix tree.",
+    ] = None
+    eviction: Annotated[
+        str, registered(Eviction), "Which cached pages go first: lru, lfu, fifo, mru, priority.", Needs("prefix_cache")
+    ] = "lru"
+    wait_for_prefix: Annotated[
+        CountOrNone, "Wait while another request computes so many more common tokens.", Needs("prefix_cache")
+    ] = None
+    wait_below_match: Annotated[
+        int, whole(0), "Wait only if at most so many tokens are cached.", Needs("wait_for_prefix")
+    ] = 32
+    grammar_backend: Annotated[
+        str, registered(GrammarBackend), "What keeps answers to grammars. auto: for each the first that takes it."
+    ] = "none"
+    json_whitespace: Annotated[
+        Whitespace, one_of(Whitespace), "Blanks in JSON. spaced: as json.dumps.", Needs("grammar_backend")
+    ] = "spaced"
+    grammar_timeout_s: Annotated[float, seconds, "A request fails whose grammar takes longer to compile."] = 60.0
+    jump_forward: Annotated[
+        Flag, "Append forced text without a forward pass for each token.", Needs("grammar_backend")
+    ] = False
 
     @classmethod
     def serving(cls, **changes: Any) -> Self:
@@ -238,7 +219,11 @@ class EngineConfig:
         return self.max_model_len or model.max_position_embeddings
 
     def pool_pages(self, model: ModelConfig) -> int:
-        """Return the number of pages of the KV pool for ``model``: ``num_pages`` or its default."""
+        """Return the number of pages of the KV pool for ``model``: ``num_pages`` or its default.
+
+        That has room for ``max_running_requests`` of the longest requests, but for no more than ``DEFAULT_POOL_TOKENS``
+        tokens or one longest request.
+        """
         longest = self.positions(model)
         tokens = min(self.max_running_requests * longest, max(DEFAULT_POOL_TOKENS, longest))
         return self.num_pages or -(-tokens // self.page_size)
@@ -254,19 +239,30 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Check every option. Raises ``ValueError`` naming the value, the limit and the remedy."""
-        for name, check in OPTIONS.items():
+        for name, (check, *_) in options().items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
-        if self.policy_seed is not None and self.policy != "random":
-            raise ValueError(
-                f"policy_seed is {self.policy_seed} and the policy {self.policy!r} draws nothing; leave it out"
-            )
-        if self.prefix_cache is None and (self.eviction != "lru" or self.wait_for_prefix is not None):
-            raise ValueError(
-                f"eviction is {self.eviction!r} and wait_for_prefix {self.wait_for_prefix}, but there is no prefix "
-                "cache; set prefix_cache='radix', or leave them out"
-            )
-        check_grammar_options(self)
+        for name, (_, _, *needs) in options().items():
+            if needs and getattr(self, name) != getattr(EngineConfig, name):
+                check_need(self, name, needs[0])
         check_ways_to_compute(self)
+
+
+@cache
+def options() -> dict[str, tuple[Any, ...]]:
+    """Return, for each option of ``EngineConfig``, its check, its meaning and perhaps what it ``Needs``."""
+    hints = get_type_hints(EngineConfig, include_extras=True)
+    return {each.name: hints[each.name].__metadata__ for each in fields(EngineConfig)}
+
+
+def check_need(config: EngineConfig, name: str, needs: Needs) -> None:
+    """Raise ``ValueError`` if the option ``name``, which is set, does nothing without another one."""
+    value = getattr(config, needs.option)
+    if value == getattr(EngineConfig, needs.option) or needs.value not in (None, value):
+        wanted = f"={needs.value!r}" if needs.value else ""
+        raise ValueError(
+            f"{name} is {getattr(config, name)!r} and does nothing while {needs.option} is {value!r}; set "
+            f"{needs.option}{wanted}, or leave {name} out"
+        )
 
 
 def check_ways_to_compute(config: EngineConfig) -> None:
@@ -289,14 +285,6 @@ def check_ways_to_compute(config: EngineConfig) -> None:
         )
 
 
-def check_grammar_options(config: EngineConfig) -> None:
-    """Raise ``ValueError`` for options of grammars that mean nothing without a backend."""
-    changed = {"json_whitespace": config.json_whitespace != "spaced", "jump_forward": config.jump_forward}
-    useless = [name for name, is_changed in changed.items() if is_changed]
-    if config.grammar_backend == "none" and useless:
-        raise ValueError(f"{useless[0]} is set, but there are no grammars; set grammar_backend, or leave it out")
-
-
 def is_count(value: object) -> bool:
     """Whether ``value`` is a whole number of at least 1 (a bool is not)."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -305,3 +293,8 @@ def is_count(value: object) -> bool:
 def is_cpu(device: str) -> bool:
     """Whether the torch device of this name is the CPU, with a number or without."""
     return device.split(":", maxsplit=1)[0] == "cpu"
+
+
+EngineConfig.__doc__ = "\n".join(
+    [EngineConfig.__doc__ or "", *(f"    {name}: {meaning}" for name, (_, meaning, *_) in options().items())]
+)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mini_engine.config import Compute, Dtype, EngineConfig
+from mini_engine.config import Compute, Dtype, EngineConfig, options
 from mini_engine.sampler.params import PRESETS, SamplingParams
 
 ENGINE_PANEL, SAMPLING_PANEL = "How the engine runs", "How tokens are chosen"
@@ -21,6 +21,11 @@ ENGINE_PANEL, SAMPLING_PANEL = "How the engine runs", "How tokens are chosen"
 def engine_option(*names: str, help: str) -> Any:
     """Return an option under the heading of the engine's."""
     return typer.Option(*names, help=help, rich_help_panel=ENGINE_PANEL)
+
+
+def config_option(field: str, *names: str) -> Any:
+    """Return an option that sets a field of ``EngineConfig``, with its meaning as help."""
+    return engine_option(*names, help=options()[field][1])
 
 
 def sampling_option(*names: str, help: str) -> Any:
@@ -36,23 +41,17 @@ GenerationConfig = Annotated[
     sampling_option(help="auto: take the defaults that generation_config.json stores. none: take none."),
 ]
 MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
-DtypeOption = Annotated[str, engine_option(help="float32 or bfloat16.")]
-Device = Annotated[str, engine_option(help="cpu, cuda, cuda:1, …")]
-COMPUTE_HELP = (
-    "reference: the bits of transformers. packed: weights packed once, 2-3 times faster on a CPU. fast: packed, and "
-    "faster decode steps in bfloat16. compiled: compiled loops, fastest for a small model on a CPU. triton: the "
-    "course's kernels, on an NVIDIA GPU or with TRITON_INTERPRET=1."
-)
-ComputeOption = Annotated[str, engine_option("--compute", help=COMPUTE_HELP)]
-ServingCompute = Annotated[str | None, engine_option("--compute", help=f"The fastest if not given. {COMPUTE_HELP}")]
+DtypeOption = Annotated[str, config_option("dtype")]
+Device = Annotated[str, config_option("device")]
+ComputeOption = Annotated[str, config_option("compute")]
+ServingCompute = Annotated[
+    str | None, engine_option("--compute", help=f"The fastest if not given. {options()['compute'][1]}")
+]
 Engine = Annotated[
     Path | None, engine_option(help="Folder whose modules stand in for the engine's own, such as your work/.")
 ]
-BatchInvariant = Annotated[bool, engine_option(help="Bits that do not depend on batch, chunks or threads.")]
-
-MaxModelLen = Annotated[
-    int | None, engine_option(help="Most positions of a request; the model's, or what memory holds, if not given.")
-]
+BatchInvariant = Annotated[bool, config_option("batch_invariant")]
+MaxModelLen = Annotated[int | None, config_option("max_model_len")]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mini_engine.cli.options import ComputeOption, DtypeOption, Engine, Model, engine_option, with_groups
+from mini_engine.cli.options import ComputeOption, DtypeOption, Engine, Model, config_option, with_groups
 from mini_engine.cli.serve import Answering, import_server, model_name
 from mini_engine.config import Compute, Dtype, EngineConfig
 from mini_engine.sampler.params import SamplingParams
@@ -20,11 +20,11 @@ class Small:
 
     dtype: DtypeOption = "float32"
     compute: ComputeOption = "reference"
-    running: Annotated[int, engine_option(help="Requests that run at a time.")] = 6
-    step_tokens: Annotated[int, engine_option(help="Tokens of a step, prompts in chunks.")] = 24
-    pages: Annotated[int, engine_option(help="Pages of the KV pool.")] = 48
-    page_size: Annotated[int, engine_option(help="Tokens in a page.")] = 8
-    eviction: Annotated[str, engine_option(help="Which cached pages go first: lru, lfu, fifo, mru.")] = "lru"
+    running: Annotated[int, config_option("max_running_requests")] = 6
+    step_tokens: Annotated[int, config_option("max_tokens_per_step")] = 24
+    pages: Annotated[int, config_option("num_pages")] = 48
+    page_size: Annotated[int, config_option("page_size")] = 8
+    eviction: Annotated[str, config_option("eviction")] = "lru"
     engine: Engine = None
 
     def config(self) -> EngineConfig:

@@ -15,7 +15,7 @@ from mini_engine.cli.options import (
     MaxModelLen,
     Model,
     ServingCompute,
-    engine_option,
+    config_option,
     with_groups,
 )
 from mini_engine.config import Dtype, EngineConfig
@@ -34,10 +34,10 @@ class Running:
     device: Device = "cpu"
     compute: ServingCompute = None
     batch_invariant: BatchInvariant = False
-    running: Annotated[int, engine_option(help="Requests that run at a time.")] = 32
-    step_tokens: Annotated[int, engine_option(help="Tokens of a step, prompts in chunks.")] = 512
-    prefix_cache: Annotated[bool, engine_option(help="Keep prompts, for requests that begin alike.")] = True
-    pages: Annotated[int | None, engine_option(help="Pages of the KV pool, of 16 tokens each.")] = None
+    running: Annotated[int, config_option("max_running_requests")] = 32
+    step_tokens: Annotated[int, config_option("max_tokens_per_step")] = 512
+    prefix_cache: Annotated[bool, config_option("prefix_cache")] = True
+    pages: Annotated[int | None, config_option("num_pages")] = None
     max_model_len: MaxModelLen = None
     engine: Engine = None
 

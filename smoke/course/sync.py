@@ -77,12 +77,24 @@ def options_table(lesson: Lesson) -> str:
     return table(("option", "off", "on", "on means"), rows)
 
 
+def engine_table() -> str:
+    """Return the table of all options of ``EngineConfig``."""
+    from mini_engine.config import EngineConfig, options
+
+    rows = (
+        (f"`{name}`", f"`{getattr(EngineConfig, name)!r}`", meaning) for name, (_, meaning, *_) in options().items()
+    )
+    return table(("option", "off", "meaning"), rows)
+
+
 def generated(kind: str, lesson_id: str | None) -> str:
     """Return the text of one region. Raises ``ValueError`` for an unknown kind."""
     if kind == "lessons":
         return lessons_table()
+    if kind == "engine":
+        return engine_table()
     if kind != "options" or lesson_id is None:
-        raise ValueError(f"nothing generates a region {kind!r}; kinds are lessons and options")
+        raise ValueError(f"nothing generates a region {kind!r}; kinds are lessons, engine and options")
     return options_table(load_manifest().lesson(lesson_id))
 
 
@@ -93,7 +105,7 @@ def refreshed(text: str) -> str:
 
 def stale_files(root: Path = ROOT) -> dict[Path, str]:
     """Return every file whose regions are not up to date, with its right text."""
-    files = [root / "README.md", *sorted((root / "lessons").rglob("*.md"))]
+    files = [root / "README.md", root / "docs/USAGE.md", *sorted((root / "lessons").rglob("*.md"))]
     texts = {file: file.read_text() for file in files}
     stale = {file: refreshed(text) for file, text in texts.items() if refreshed(text) != text}
     found = [(module, check) for module, registry in registries().items() for check in registry.checks.values()]

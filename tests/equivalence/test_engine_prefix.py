@@ -52,7 +52,7 @@ def radix(engine: Engine) -> RadixCache:
 def test_off_there_is_no_cache_and_options_that_would_do_nothing_are_refused() -> None:
     assert isinstance(make_engine().scheduler.cache, NullPrefixCache)
     for options in ({"eviction": "lfu"}, {"wait_for_prefix": 32}):
-        with pytest.raises(ValueError, match="there is no prefix cache; set prefix_cache='radix'"):
+        with pytest.raises(ValueError, match="does nothing while prefix_cache is None; set prefix_cache, or leave"):
             EngineConfig(**options)
     with pytest.raises(ValueError, match="prefix_cache is 'tree'; choose one of radix, or None"):
         EngineConfig(prefix_cache="tree")

@@ -343,7 +343,10 @@ def test_parameters_that_make_no_grammar_are_refused(changes: dict[str, Any], me
         ({"grammar_backend": None}, "grammar_backend is None; choose one of none, auto, fsm"),
         ({"json_whitespace": "wide"}, "json_whitespace is 'wide'; choose one of spaced, compact, any"),
         ({"grammar_timeout_s": 0}, "grammar_timeout_s is 0; it must be a finite number above 0 seconds"),
-        ({"grammar_backend": "none", "jump_forward": True}, "jump_forward is set, but there are no grammars"),
+        (
+            {"grammar_backend": "none", "jump_forward": True},
+            "jump_forward is True and does nothing while grammar_backend is 'none'; set grammar_backend",
+        ),
     ],
 )
 def test_options_of_the_engine_that_mean_nothing_are_refused(changes: dict[str, Any], message: str) -> None:

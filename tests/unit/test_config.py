@@ -12,7 +12,8 @@ import pytest
 
 from mini_engine import LLM, EngineConfig, SamplingParams
 from mini_engine.checks import names_from
-from mini_engine.config import OPTIONS, Eviction, GrammarBackend, Policy
+from mini_engine.config import Eviction, GrammarBackend, Policy
+from mini_engine.config import options as engine_options
 from mini_engine.grammar.backends import BUILT_IN
 from mini_engine.llm import load_driver
 from mini_engine.other_names import OURS, WITHOUT
@@ -22,6 +23,7 @@ from mini_engine.scheduler.policy import POLICIES
 NEEDS: dict[str, Any] = {
     "eviction": {"prefix_cache": "radix"},
     "wait_for_prefix": {"prefix_cache": "radix"},
+    "wait_below_match": {"wait_for_prefix": 32, "prefix_cache": "radix"},
     "policy_seed": {"policy": "random"},
     "json_whitespace": {"grammar_backend": "fsm"},
     "jump_forward": {"grammar_backend": "fsm"},
@@ -50,8 +52,24 @@ def refusal(name: str, value: Any) -> str:
 
 
 def test_every_field_has_a_check_and_every_check_is_met_here() -> None:
-    assert list(OPTIONS) == [each.name for each in fields(EngineConfig)]
-    assert set(OPTIONS) == {*FLAGS, *COUNTS, *WORDS, "grammar_timeout_s"}
+    assert list(engine_options()) == [each.name for each in fields(EngineConfig)]
+    assert set(engine_options()) == {*FLAGS, *COUNTS, *WORDS, "grammar_timeout_s"}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_what_does_nothing_without_another_option_is_refused(name: str) -> None:
+    needed = next(iter(NEEDS[name]))
+    value = next(value for value in (True, 7, "lfu", "any") if accepts(name, value))
+    with pytest.raises(ValueError, match=f"^{name} is {value!r} and does nothing while {needed} is .*; set {needed}"):
+        EngineConfig(**{name: value})
+
+
+def accepts(name: str, value: Any) -> bool:
+    try:
+        EngineConfig(**NEEDS[name], **{name: value})
+    except ValueError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -106,7 +124,10 @@ def test_a_name_that_is_registered_later_is_taken(monkeypatch: pytest.MonkeyPatc
 
 def test_a_seed_without_a_policy_that_draws_is_refused() -> None:
     assert EngineConfig(policy="random", policy_seed=3).policy_seed == 3
-    with pytest.raises(ValueError, match="policy_seed is 3 and the policy 'fcfs' draws nothing"):
+    with pytest.raises(
+        ValueError,
+        match="policy_seed is 3 and does nothing while policy is 'fcfs'; set policy='random', or leave policy_seed out",
+    ):
         EngineConfig(policy_seed=3)
 
 
