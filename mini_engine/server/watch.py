@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from mini_engine.async_engine import AsyncEngine
 from mini_engine.outputs import RequestOutput
+from mini_engine.server.attention import add_attention
 from mini_engine.server.completions import DEFAULT_MAX_TOKENS
 from mini_engine.server.job import Job
 from mini_engine.server.schema import GenerationBody
@@ -52,6 +53,7 @@ def add_page(app: FastAPI, service: Service) -> None:
 
     ``app.state.modules``: whose modules the engine runs, to be shown on the page; ``None`` for its own.
     """
+    add_attention(app, service)
     numbers = count()
     app.state.modules = None
     served = {path.name: path for path in PAGE.iterdir()}
