@@ -120,6 +120,7 @@ async def stage_events(service: Service, body: StagesBody, name: str) -> AsyncGe
     async with attached(engine, watcher), Job(service) as job:
         await job.submit([ids], params, structure, handle_id=name, cache_key=body.cache_salt)
         ending = asyncio.create_task(end_of(job, queue))
+        ending.add_done_callback(lambda task: task.cancelled() or task.exception())  # asked for by no reader who left
         prompt = [{"id": token, "piece": text_of(engine.engine, [token])} for token in ids]
         yield event({"request": request_id, "prompt": prompt}, "start")
         async for data in queue.written():
