@@ -52,7 +52,7 @@ class Recorder(DenseAttention):
 def mean_weights(q: Tensor, k: Tensor) -> Tensor:
     """Return the softmax weights of one query, averaged over heads. ``q`` [Hq, D], ``k`` [T, Hkv, D] -> [T] float32."""
     grouped = q.float().view(k.shape[1], -1, q.shape[1])  # [Hkv, Hq / Hkv, D]
-    scores = grouped @ k.float().permute(1, 2, 0) * q.shape[1] ** -0.5  # [Hkv, Hq / Hkv, T]
+    scores: Tensor = grouped @ k.float().permute(1, 2, 0) * q.shape[1] ** -0.5  # [Hkv, Hq / Hkv, T]
     return scores.softmax(-1).mean((0, 1))
 
 
