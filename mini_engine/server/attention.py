@@ -60,15 +60,17 @@ def mean_weights(q: Tensor, k: Tensor) -> Tensor:
 def attention_of_last(model: Qwen3, token_ids: Sequence[int], layer: int) -> list[float]:
     """Return how much the last of T tokens looks at each of them in ``layer``, averaged over heads: T shares of 1.
 
-    Raises ``ApiError`` if the model, a student's perhaps, never asks for the attention of that layer.
+    Raises ``ApiError`` if the model, a student's perhaps, never asks for the attention of that layer, or gives NaN.
     """
     ids = torch.tensor(token_ids, device=model.embedding.device)
     recorder = Recorder(layer)
     model.hidden_states(ids, torch.arange(len(ids), device=ids.device), recorder)
-    if recorder.weights is None:
-        message = f"the model of this engine does not call the attention of layer {layer}; its hidden_states has to"
-        raise ApiError(HTTPStatus.NOT_IMPLEMENTED, message, "layer")
-    return recorder.weights.tolist()
+    weights = recorder.weights
+    if weights is None or not weights.isfinite().all():
+        fault = "is never asked for by its hidden_states" if weights is None else "is not finite"
+        message = f"the model of this engine is at fault: the attention of layer {layer} {fault}"
+        raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "layer")
+    return weights.tolist()
 
 
 def add_attention(app: FastAPI, service: Service) -> None:
@@ -96,7 +98,7 @@ def sequence_of(service: Service, body: AttentionBody) -> list[int]:
         raise refused(f"layer is {body.layer}; the model has the layers 0 to {num_layers - 1}", "layer")
     ids = service.encode(body.prompt)
     position = len(ids) - 1 if body.position is None else body.position
-    if position >= len(ids):
+    if not 0 <= position < len(ids):
         raise refused(f"position is {position}; the prompt has the tokens 0 to {len(ids) - 1}", "position")
     most = min(MOST_TOKENS, service.max_model_len)
     if position >= most:

@@ -109,8 +109,15 @@ def test_the_gates_of_the_page_guard_it(server):
     assert text.status_code == 415
 
 
-def test_a_model_that_does_not_ask_for_its_attention_is_named(monkeypatch, http):
-    monkeypatch.setattr(Qwen3, "attention_block", lambda self, index, layer, x, *_: x)
+@pytest.mark.parametrize(
+    ("name", "replacement", "fault"),
+    [
+        ("attention_block", lambda self, index, layer, x, *_: x, "never asked for"),
+        ("mlp_block", lambda self, layer, x: x * torch.nan, "not finite"),
+    ],
+)
+def test_a_model_at_fault_is_refused_by_name(monkeypatch, http, name, replacement, fault):
+    monkeypatch.setattr(Qwen3, name, replacement)
     answer = ask(http, layer=1)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (501, "layer")
-    assert "does not call the attention of layer 1" in answer.json()["error"]["message"]
+    assert (answer.status_code, answer.json()["error"]["param"]) == (500, "layer")
+    assert fault in answer.json()["error"]["message"]
