@@ -535,7 +535,7 @@ def test_a_token_shows_what_it_looked_at(page, app):
         tinted = "(all) => all.map((token) => getComputedStyle(token).backgroundColor)"
         colors = page.locator(".lane .prompt span, .lane .token").evaluate_all(tinted)
         alphas = [float(color.rsplit("/" if "/" in color else ",", 1)[1].strip(" )")) for color in colors]
-        assert alphas == pytest.approx([0.9 * weight**0.5 for weight in weights], abs=0.01)
+        assert alphas == pytest.approx([0.9 * (weight / max(weights)) ** 0.5 for weight in weights], abs=0.01)
         likeliest = max(range(position + 1), key=weights.__getitem__)
         assert f"{100 * weights[likeliest]:.1f} %" in about.text_content()
     page.get_by_role("button", name="Follow the newest token").click()

@@ -20,6 +20,7 @@ export async function look(tokens, elements, text) {  // what the last token loo
     const body = { prompt: tokens.map((each) => each.id), layer: Number(layer) };
     const { weights } = await (await send("v1/attention", body, asking.signal)).json();
     elements.forEach((each, i) => each.style.setProperty("--looked", weights[i] ?? 0));
+    text.style.setProperty("--most", Math.max(...weights));
     tinted = text;
     tinted.classList.add("looks");
     say(sentence(tokens, layer, weights));
