@@ -10,7 +10,7 @@ from playwright.sync_api import sync_playwright
 
 with sync_playwright() as driver:
     browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-    page = browser.new_page(viewport={"width": 1280, "height": 1130})
+    page = browser.new_page(viewport={"width": 1280, "height": 1230})
     page.goto(sys.argv[1])
     page.locator("#speed").fill("30")
     page.wait_for_selector(".lane:nth-child(2) .token:nth-of-type(20)")

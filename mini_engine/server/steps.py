@@ -76,7 +76,8 @@ def engine_fields(engine: Engine) -> dict[str, Any]:
     names = "compute dtype page_size max_running_requests max_tokens_per_step policy preemption prefix_cache eviction"
     fields = {name: getattr(config, name) for name in [*names.split(), "grammar_backend", "jump_forward"]}
     sizes = {"num_pages": engine.scheduler.allocator.num_pages, "max_positions": config.positions(model)}
-    return fields | sizes | {"vocab_size": model.vocab_size, "step": engine.log.num_steps}
+    sizes |= {"num_layers": model.num_hidden_layers, "vocab_size": model.vocab_size}
+    return fields | sizes | {"step": engine.log.num_steps}
 
 
 class Watcher:

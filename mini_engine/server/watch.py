@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from mini_engine.async_engine import AsyncEngine
 from mini_engine.outputs import RequestOutput
+from mini_engine.server.attention import add_attention
 from mini_engine.server.completions import DEFAULT_MAX_TOKENS
 from mini_engine.server.job import Job
 from mini_engine.server.schema import GenerationBody
@@ -52,6 +53,7 @@ def add_page(app: FastAPI, service: Service) -> None:
 
     ``app.state.modules``: whose modules the engine runs, to be shown on the page; ``None`` for its own.
     """
+    add_attention(app, service)
     numbers = count()
     app.state.modules = None
     served = {path.name: path for path in PAGE.iterdir()}
@@ -118,6 +120,7 @@ async def stage_events(service: Service, body: StagesBody, name: str) -> AsyncGe
     async with attached(engine, watcher), Job(service) as job:
         await job.submit([ids], params, structure, body.options(score_only=False), name)
         ending = asyncio.create_task(end_of(job, queue))
+        ending.add_done_callback(lambda task: task.cancelled() or task.exception())  # asked for by no reader who left
         prompt = [{"id": token, "piece": text_of(engine.engine, [token])} for token in ids]
         yield event({"request": request_id, "prompt": prompt}, "start")
         async for data in queue.written():

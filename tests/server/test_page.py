@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from mini_engine.cli.play import Small
+from mini_engine.server import attention
 from tests.server.conftest import Running, serving
+from tests.server.test_attention import peer_weights
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -265,6 +267,26 @@ def test_stop_stops_at_once_and_asks_nothing_more(page, app):
     assert page.locator("#tree .node").count() >= 1
 
 
+def test_what_was_stopped_lets_its_pages_go_even_while_the_page_is_paused(page, app):
+    finish(page)
+    set_knob(page, "max_tokens", 300)
+    page.locator("#speed").fill("1")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.wait_for_function("document.querySelectorAll('#pages .own').length > 0")
+    page.get_by_role("button", name="Pause").click()
+    page.locator("#stop").click()
+    page.wait_for_function("document.querySelectorAll('#pages .own').length === 0")
+    app.wait_until_idle()
+    cache = app.engine.scheduler.cache
+    page.wait_for_function("(n) => document.querySelectorAll('#pages .kept').length === n", arg=cache.num_pages)
+    assert page.locator("#pages-about").text_content().startswith(f"{cache.num_pages} of ")
+    page.get_by_role("button", name="Go on").click()
+    page.locator("#speed").fill("60")
+    set_knob(page, "max_tokens", 5)
+    page.get_by_role("button", name="Run", exact=True).click()
+    finish(page)
+
+
 def test_a_token_that_the_reader_chose_is_described_with_its_own_numbers(page):
     write(page, PROMPT)
     surprises = page.locator(".token").evaluate_all("(all) => all.map((t) => +t.style.getPropertyValue('--surprise'))")
@@ -486,3 +508,102 @@ def test_a_kept_answer_is_compared_to_the_next_one(page):
     assert page.locator(".differs").count() == 0
     page.get_by_role("button", name="Close A2").click()
     assert page.evaluate(NAMES) == ["A"]
+
+
+@pytest.mark.parametrize("page", list(SIZES), indirect=True)
+def test_a_token_shows_what_it_looked_at(page, app):
+    write(page, PROMPT)
+    ids = app.tokenizer.encode(PROMPT + "".join(tokens(page)))
+    prompt = len(app.tokenizer.encode(PROMPT))
+    peer = peer_weights(ids)
+    looked = (
+        "(lane) => [...lane.querySelectorAll('.prompt span, .token')].map((t) => +t.style.getPropertyValue('--looked'))"
+    )
+    about = page.locator("#looked")
+    assert about.is_hidden()
+    for layer, token in ((2, 9), (2, 3), (4, 3)):
+        page.locator("#layer").select_option(str(layer))
+        page.locator(".token").nth(token).focus()
+        page.wait_for_function(
+            "(words) => document.getElementById('looked').textContent.includes(words)",
+            arg=f"“{tokens(page)[token].replace(' ', '␣')}” looked in layer {layer}",
+        )
+        position = prompt + token
+        weights = page.locator(".lane").evaluate(looked)
+        assert weights[: position + 1] == pytest.approx(peer[layer][position, : position + 1].tolist(), abs=1e-5)
+        assert sum(weights) == pytest.approx(1, abs=1e-5)
+        tinted = "(all) => all.map((token) => getComputedStyle(token).backgroundColor)"
+        colors = page.locator(".lane .prompt span, .lane .token").evaluate_all(tinted)
+        alphas = [float(color.rsplit("/" if "/" in color else ",", 1)[1].strip(" )")) for color in colors]
+        assert alphas == pytest.approx([0.9 * (weight / max(weights)) ** 0.5 for weight in weights], abs=0.01)
+        likeliest = max(range(position + 1), key=weights.__getitem__)
+        assert f"{100 * weights[likeliest]:.1f} %" in about.text_content()
+    page.get_by_role("button", name="Follow the newest token").click()
+    assert page.locator(".looks").count() == 0
+    page.locator("#layer").select_option("")
+    assert about.is_hidden()
+
+
+def test_a_refusal_stands_where_the_weights_would(browser, app, monkeypatch):
+    page = browser.new_page()  # its console reports the refusal as an error
+    try:
+        page.set_default_timeout(WAIT)
+        page.goto(app.url)
+        write(page, PROMPT)
+        page.locator("#layer").select_option("0")
+        monkeypatch.setattr(attention, "MOST_TOKENS", 8)
+        page.locator(".token").nth(12).focus()
+        page.wait_for_function("document.getElementById('looked').textContent.endsWith('choose one of 0 to 7')")
+        assert page.locator(".looks").count() == 0
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", list(SIZES), indirect=True)
+def test_the_tour_points_at_five_things_and_leaves_nothing_behind(page, scheme):
+    page.emulate_media(color_scheme=scheme)
+    finish(page)
+    start = page.get_by_role("button", name="Tour of one minute")
+    start.focus()
+    page.keyboard.press("Enter")
+    seen = []
+    for step in range(1, 6):
+        assert page.locator("#tour-title").text_content().startswith(f"{step} of 5")
+        assert page.evaluate("document.activeElement.id") == "tour-next"
+        assert page.locator(".toured").count() == 1
+        seen.append(page.locator(".toured").get_attribute("id"))
+        assert page.locator(".toured").evaluate(
+            "(e) => { const b = e.getBoundingClientRect(); return b.top < innerHeight && b.bottom > 0; }"
+        )
+        box = page.locator("#tour").bounding_box()
+        size = page.viewport_size
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= size["width"]
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= size["height"]
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert size["width"] < 1000 or not overlaps(box, page.locator(".toured").bounding_box())
+        page.keyboard.press("Enter")
+    assert len(set(seen)) == 5
+    assert page.locator("#tour").is_hidden()
+    assert page.locator(".toured").count() == 0
+    assert start.evaluate("(button) => button === document.activeElement")
+    start.click()
+    page.get_by_role("button", name="Next").click()
+    page.get_by_role("button", name="Back").click()
+    assert page.locator("#tour-title").text_content().startswith("1 of 5")
+    assert page.locator("#tour-back").is_disabled()
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement === document.body || document.activeElement.closest('#tour')")
+    page.keyboard.press("Escape")
+    assert page.locator("#tour").is_hidden()
+    assert page.locator(".toured").count() == 0
+    assert start.evaluate("(button) => button === document.activeElement")
+
+
+def overlaps(one: dict[str, float], two: dict[str, float]) -> bool:
+    """Whether two boxes of a page have a point in common."""
+    sides = (("x", "width"), ("y", "height"))
+    return all(one[at] < two[at] + two[size] and two[at] < one[at] + one[size] for at, size in sides)

@@ -1,5 +1,6 @@
 """The streams of steps and stages over HTTP."""
 
+import gc
 import json
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mini_engine import overlay
+from mini_engine.attention import dense
 from mini_engine.sampler import filters
 from tests.server.conftest import CONFIG, serving
 
@@ -80,12 +83,15 @@ def test_steps_begin_with_the_engine_and_show_every_request(server, http):
     wait_until(lambda: server.engine.log.listeners == before and server.engine.driver.sampler.trace is None)
 
 
-def test_leaving_a_stream_of_stages_aborts_its_request(server, http):
+def test_leaving_a_stream_of_stages_aborts_its_request_quietly(server, http, caplog):
     before = list(server.engine.log.listeners)  # one that writes receipts stays
     with http.stream("POST", "/v1/stages", json={"prompt": STORY, "max_tokens": 1500, "ignore_eos": True}) as response:
         next(events_of(response))
     server.wait_until_idle()
     wait_until(lambda: server.engine.log.listeners == before and server.engine.driver.sampler.trace is None)
+    assert http.get("/health").status_code == 200  # so the loop has handed out the end
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_reader_of_steps_does_not_keep_the_server_from_ending():
@@ -135,15 +141,18 @@ def test_the_key_guards_the_streams_and_not_the_page():
 
 @pytest.mark.slow
 def test_play_serves_the_page_over_ones_own_modules(tmp_path):
-    own = tmp_path / "work" / "sampler" / "filters.py"
-    own.parent.mkdir(parents=True)
-    own.write_text(Path(filters.__file__).read_text())
+    for module in (filters, dense):
+        own = tmp_path / "work" / Path(module.__file__).relative_to(overlay.REFERENCE)
+        own.parent.mkdir(parents=True)
+        own.write_text(Path(module.__file__).read_text())
     command = [sys.executable, "-m", "mini_engine", "play", "--no-browser", "--engine", str(tmp_path / "work")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         url = next(line for line in running.stderr if line.startswith("see the engine")).split()[5]
         with httpx.stream("GET", f"{url}v1/steps") as response:
             name, engine = next(events_of(response))
+        looked = httpx.post(f"{url}v1/attention", json={"prompt": STORY, "layer": 4})
         running.send_signal(signal.SIGINT)
         running.stderr.read()
     assert (name, engine["model"], engine["modules"]) == ("engine", "tiny", "work")
+    assert sum(looked.json()["weights"]) == pytest.approx(1, abs=1e-5)
     assert running.returncode in (0, -signal.SIGINT, 130)

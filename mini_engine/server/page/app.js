@@ -2,8 +2,10 @@
 
 import { $, el, plural, visible } from "./dom.js";
 import { readLink, rememberFields, writeLink } from "./link.js";
+import { look, offerLayers } from "./look.js";
 import { events, HttpError, send, setKey } from "./stream.js";
 import { addStep, disown, nameRequest } from "./timeline.js";
+import { offerTour } from "./tour.js";
 import { alternatives, changeTree, light, drawPages, drawStages, forgetTree, greedy, promptElements, tokenElement } from "./views.js";
 
 const SHARED = "Once upon a time there was a fox named Mila who lived in a small house near the old mill. One day Mila went for a walk and";
@@ -17,7 +19,7 @@ const KNOBS = [  // name, label, least, most, step, first value, whether it is a
 const EXAMPLES = { regex: " (red|blue) (ball|boat)\\.", json_schema: '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}' };
 const BEHIND = 400;  // steps that may wait before the page shows several at a time
 
-let lanes = [], waiting = [], playing = true, selected = null, held = 0, timer = 0, tabStop = null, traffic = new AbortController();
+let lanes = [], waiting = [], playing = true, isStopping = false, selected = null, held = 0, timer = 0, tabStop = null, traffic = new AbortController();
 const branches = { A: 1, B: 1 };  // the highest number that a branch of each prompt ever had
 const known = new Set();  // requests whose first event has come, or that are not ours
 
@@ -53,8 +55,8 @@ function run() {
   endLanes();
   disown();
   const made = lanes.filter((lane) => lane.given.after), kept = lanes.filter((lane) => lane.isKept && lane.tokens.length);
-  [lanes, selected] = [[], null];
-  $("follow").hidden = true;
+  lanes = [];
+  choose(null);
   $("lanes").replaceChildren();
   const first = addLane({ name: "A", prompt: $("prompt-a").value });
   const rest = $("both").checked ? [addLane({ name: "B", prompt: $("prompt-b").value })] : [];
@@ -112,10 +114,15 @@ function stop() {  // what has not been shown yet never is
   traffic.abort();
   traffic = new AbortController();
   endLanes();
+  isStopping = true;
 }
 
 function endLanes() {
   for (const lane of lanes) endLane(lane);
+  catchUp();
+}
+
+function catchUp() {
   for (const event of waiting) record(event);
   if (waiting.length) drawPages(waiting.at(-1));
   waiting = [];
@@ -164,7 +171,7 @@ async function ask(lane) {
   if (lane.given.after && $("grammar").value) { lane.about.textContent = "not asked, because a grammar cannot begin in the middle of an answer"; return; }
   const begun = () => { lane.onFirst?.(); lane.onFirst = null; };
   lane.abort = new AbortController();
-  lane.isStarting = true;
+  [lane.isStarting, isStopping] = [true, false];
   const own = lane.tokens.map((token) => token.id), settings = knobs();
   lane.settings = { ...settings, ...grammar() };
   const prompt = lane.promptTokens.length ? [...lane.promptTokens.map((token) => token.id), ...own] : lane.prompt;
@@ -174,8 +181,10 @@ async function ask(lane) {
     for await (const [name, event] of events("v1/stages", body, lane.abort.signal)) {
       if (name === "start") {
         [lane.request, lane.isStarting] = [event.request, false];
-        lane.promptTokens = event.prompt.slice(0, event.prompt.length - own.length);
-        lane.promptText.replaceChildren(...promptElements(lane.prompt, lane.promptTokens));
+        if (!lane.promptTokens.length) {
+          lane.promptTokens = event.prompt;
+          lane.promptText.replaceChildren(...promptElements(lane.prompt, lane.promptTokens));
+        }
         known.add(event.request);
         nameRequest(event.request, lane.name);
       } else if (name === "token") {
@@ -231,20 +240,29 @@ function setTabStop(element) {
 }
 
 function select(lane, token, isFocus) {
-  selected?.token.element.classList.remove("selected");
-  selected = { lane, token };
-  token.element.classList.add("selected");
+  choose({ lane, token });
   if (isFocus) setTabStop(token.element);
-  $("follow").hidden = false;
   drawStages(lane, token);
+}
+
+function choose(chosen) {
+  selected?.token.element.classList.remove("selected");
+  selected = chosen;
+  selected?.token.element.classList.add("selected");
+  $("follow").hidden = !selected;
+  lookAgain();
+}
+
+function lookAgain() {
+  if (!selected) return look();
+  const { lane, token } = selected;
+  return look([...lane.promptTokens, ...lane.tokens.slice(0, token.index + 1)], elements(lane), lane.text);
 }
 
 const followed = () => lanes.find((lane) => lane.request && !lane.hasEnded && !lane.isStopped) ?? lanes.find((lane) => lane.tokens.length);
 
 function follow() {
-  selected?.token.element.classList.remove("selected");
-  selected = null;
-  $("follow").hidden = true;
+  choose(null);
   const lane = followed();
   if (lane?.tokens.length) drawStages(lane, lane.tokens.at(-1));
 }
@@ -311,7 +329,7 @@ async function watch() {
   for (;;) {
     try {
       for await (const [name, event] of events("v1/steps")) {
-        if (name === "step") waiting.push(event);
+        if (name === "step") arrive(event);
         else if (name === "engine") welcome(event);
         else throw new HttpError(0, event.error.message);
       }
@@ -322,11 +340,19 @@ async function watch() {
   }
 }
 
+function arrive(event) {  // after Stop nothing waits until the engine has let go of what was stopped
+  waiting.push(event);
+  if (!isStopping) return;
+  catchUp();
+  isStopping = event.running.length + event.waiting.length > 0;
+}
+
 let isWelcomed = false;
 
 function welcome(engine) {
   complain(null);
   forgetTree(engine.page_size);
+  offerLayers(engine.num_layers);
   waiting = [];
   const limit = engine.max_tokens_per_step ? `${engine.max_tokens_per_step} rows a step` : "whole prompts";
   $("about").textContent = [`${engine.model}`, engine.modules && `the modules of ${engine.modules}`, `${engine.num_pages} pages of ${engine.page_size} tokens`, limit, `${engine.max_running_requests} requests at a time`, engine.prefix_cache ? "radix cache" : "no cache", `compute: ${engine.compute}`].filter(Boolean).join(" · ");
@@ -394,6 +420,7 @@ function complain(error) {
 }
 
 function addTraffic() {  // all on one connection, because browsers open no more than six to a server
+  isStopping = false;
   send("v1/completions", { prompt: TRAFFIC, ...knobs(), max_tokens: 90, ignore_eos: true }, traffic.signal).catch((error) => error.name === "AbortError" || complain(error));
 }
 
@@ -407,10 +434,11 @@ for (const id of ["prompt-a", "prompt-b"]) $(id).addEventListener("keydown", (ev
 $("stop").addEventListener("click", stop);
 $("traffic").addEventListener("click", addTraffic);
 $("both").addEventListener("change", () => { $("second").hidden = !$("both").checked; rerun(); });
-$("pause").addEventListener("click", () => { playing = !playing; $("pause").textContent = playing ? "Pause" : "Go on"; $("pause").setAttribute("aria-pressed", String(!playing)); });
+$("pause").addEventListener("click", () => { [playing, isStopping] = [!playing, false]; $("pause").textContent = playing ? "Pause" : "Go on"; $("pause").setAttribute("aria-pressed", String(!playing)); });
 $("next").addEventListener("click", () => { if (playing) $("pause").click(); playStep(); });
 $("speed").addEventListener("input", () => { $("speed-out").textContent = $("speed").value; });
 $("follow").addEventListener("click", follow);
+$("layer").addEventListener("change", lookAgain);
 $("grammar").addEventListener("change", () => { const kind = $("grammar").value; $("grammar-text-label").hidden = !kind; $("grammar-text").value = EXAMPLES[kind] ?? ""; rerun(); });
 $("grammar-text").addEventListener("change", rerun);
 addEventListener("hashchange", runLink);
@@ -420,5 +448,6 @@ $("menu").addEventListener("mouseleave", scheduleClose);
 document.addEventListener("pointermove", () => { isQuiet = false; });
 document.addEventListener("pointerdown", (event) => { if (!event.target.closest("#menu, .token")) closeMenu(); });
 addEventListener("scroll", () => $("menu").contains(document.activeElement) || closeMenu(), { passive: true });
+offerTour();
 tick();
 watch();
