@@ -351,21 +351,8 @@ class AsyncEngine:
         except Exception as error:
             if failed + 1 >= FAILED_STEPS:
                 raise
-            self.end_running(f"a step of the engine failed: {error!r}")
+            self.engine.end_running(f"a step of the engine failed: {error!r}")
             return failed + 1
         ended = [self.engine.take_output(d.request_id) for d in output.deltas if d.finish_reason is not None]
         self.loop.call_soon_threadsafe(self.deliver, output, ended)
         return 0
-
-    def end_running(self, reason: str) -> None:
-        """End every running request with an error, zero its pages and forget the rows of the sampler. Mutates.
-
-        Raises ``AssertionError`` if pages are missing afterwards.
-        """
-        engine = self.engine
-        for request in list(engine.scheduler.running):
-            pages = request.pages
-            engine.finish(engine.entries[request.request_id], "error", reason)
-            engine.pool.fill([page for page in pages if engine.scheduler.allocator.is_free(page)], 0.0)
-        engine.rows.clear()
-        engine.scheduler.check_pages()

@@ -36,6 +36,24 @@ class Engine(EngineCore):
             raise ValueError(f"request {request_id!r} has not ended; step on, or abort it first")
         return self.entries.pop(request_id).output
 
+    def end_running(self, reason: str) -> None:
+        """End every running request with an error, zero its pages and forget the rows of the sampler. Mutates.
+
+        Raises ``AssertionError`` if pages are missing afterwards.
+        """
+        for request in list(self.scheduler.running):
+            pages = request.pages
+            self.finish(self.entries[request.request_id], "error", reason)
+            self.pool.fill([page for page in pages if self.scheduler.allocator.is_free(page)], 0.0)
+        self.rows.clear()
+        self.scheduler.check_pages()
+
+    def flush_cache(self) -> int:
+        """Empty the prefix cache, but for what running requests use; return how many pages are free again. Mutates."""
+        pages = self.scheduler.cache.evict(self.scheduler.cache.num_evictable)
+        self.scheduler.allocator.free(pages)
+        return len(pages)
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],

@@ -29,6 +29,7 @@ from mini_engine.bench.serving import EngineSystem, Models, System
 from mini_engine.bench.workload import Job, percentile
 from mini_engine.config import Dtype, EngineConfig
 from mini_engine.radix_cache import RadixCache
+from mini_engine.view import EngineView
 
 ON, OFF = "radix cache", "no cache"
 SYSTEMS: dict[str, dict[str, Any]] = {
@@ -148,8 +149,8 @@ def serve(system: System, load: Load) -> Served:
 
 def reuse(system: System) -> tuple[float | None, int]:
     """Return the hit rate of a system's prefix cache and its number of evicted pages, if it has a cache."""
-    cache = system.engine.scheduler.cache if isinstance(system, EngineSystem) and system.engine is not None else None
-    return (cache.stats.hit_rate, cache.stats.num_pages_evicted) if isinstance(cache, RadixCache) else (None, 0)
+    tree = EngineView(system.engine).tree if isinstance(system, EngineSystem) and system.engine is not None else None
+    return (None, 0) if tree is None else (tree.stats.hit_rate, tree.stats.num_pages_evicted)
 
 
 def make_rows(load: str, rounds: Sequence[dict[str, Served]]) -> list[Row]:

@@ -40,6 +40,7 @@ from mini_engine.llm import load_model, make_driver, make_engine
 from mini_engine.model import Qwen3
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.view import EngineView
 
 TOKENS_PER_STEP = 512
 # Changes to EngineConfig.serving(); None is the engine with every option off.
@@ -104,8 +105,8 @@ class EngineSystem:
                 engine.step()
             elif left:
                 sleep_until(began + left[0].arrival_s)
-        waste = paged_waste(engine.log, engine.scheduler.page_size)
-        pool = sum(tensor.nbytes for tensor in (*engine.pool.keys, *engine.pool.values))
+        waste = paged_waste(engine.log, engine.driver.config.page_size)
+        pool = EngineView(engine).pool_bytes
         return Run(began, [self.answer(name, began, job) for name, job in names], list(engine.log), waste, pool)
 
     def answer(self, name: str, began: float, job: Job) -> Answer:

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from mini_engine.cli.batch_lines import AnswerWriter, Line, LineReader, answered
 from mini_engine.engine import Engine
 from mini_engine.outputs import RequestOutput, StepOutput, best
-from mini_engine.radix_cache import RadixCache
 from mini_engine.streams import silence
+from mini_engine.view import EngineView
 
 LEAST_WINDOW, WINDOWS = 128, 4  # requests in the engine: so many, or so many times those that run
 FAILED, INTERRUPTED = 1, 130  # exit codes: requests have failed; Ctrl-C has ended the command
@@ -213,9 +213,9 @@ class BatchRun:
             f"({tally.tokens / max(tally.seconds, 1e-9):.0f} per second), {tally.steps} steps of "
             f"{tally.rows / max(tally.steps, 1):.1f} rows"
         )
-        cache = self.engine.scheduler.cache
-        if isinstance(cache, RadixCache):
-            text += f", {cache.stats.hit_rate:.0%} of the tokens from the prefix cache"
+        tree = EngineView(self.engine).tree
+        if tree is not None:
+            text += f", {tree.stats.hit_rate:.0%} of the tokens from the prefix cache"
         return text
 
 

@@ -21,6 +21,7 @@ from mini_engine.prompts import encode_chat, encode_prompt
 from mini_engine.radix_cache import EVICTIONS, Node, RadixCache
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.policy import POLICIES
+from mini_engine.view import EngineView
 
 STORIES = [
     "Once upon a time there was a fox named Mila who lived in a forest.",
@@ -79,7 +80,7 @@ def figures(engine: Engine, cache: RadixCache, edges: Sequence[Edge]) -> dict[st
         "depth": max((edge.depth + 1 for edge in edges), default=0),
         "num_pages_cached": cache.num_pages,
         "num_pages_locked": cache.num_pages - cache.num_evictable,
-        "num_pages": engine.scheduler.allocator.num_pages,
+        "num_pages": EngineView(engine).num_pages,
     }
 
 
@@ -157,7 +158,7 @@ def run(engine: Engine, prompts: Sequence[tuple[list[int], str]], params: Sampli
         except ValueError as error:
             raise ValueError(f"prompt {number}, {shortened(text)}: {error}") from error
     done = 0
-    while engine.scheduler.has_work and (steps is None or done < steps):
+    while engine.has_work and (steps is None or done < steps):
         engine.step()
         done += 1
 
@@ -208,8 +209,8 @@ def cache(
         driver, tokenizer = start(model, engine, sharing.config(), params)
         served = make_engine(driver)
         run(served, read_prompts(prompts or [], file, tokenizer), params, steps)
-    tree = served.scheduler.cache
-    assert isinstance(tree, RadixCache), "the configuration asks for one"
+    tree = EngineView(served).tree
+    assert tree is not None, "the configuration asks for one"
     edges = tree_edges(tree, tokenizer)
     known = figures(served, tree, edges)
     if as_json:

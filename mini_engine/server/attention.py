@@ -93,7 +93,7 @@ def add_attention(app: FastAPI, service: Service) -> None:
 def sequence_of(service: Service, body: AttentionBody) -> list[int]:
     """Return the ids up to the token that is asked for. Raises ``ApiError``."""
     service.check_model(body.model)
-    num_layers = service.engine.engine.driver.model.config.num_hidden_layers
+    num_layers = service.view.model.num_hidden_layers
     if body.layer >= num_layers:
         raise refused(f"layer is {body.layer}; the model has the layers 0 to {num_layers - 1}", "layer")
     ids = service.encode(body.prompt)

@@ -92,7 +92,7 @@ class Job:
         self.service.engine.check_room(len(prompts) * params.num_samples)  # all of them or none
         names = {} if structure is None else {structure.kind: structure.param}
         names |= {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
-        folder = self.service.engine.engine.driver.folder
+        folder = self.service.view.folder
         for ids in prompts:
             try:
                 if params.receipt and folder is not None:

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from mini_engine.async_engine import AsyncEngine
 from mini_engine.outputs import RequestOutput, StepOutput
+from mini_engine.view import EngineView
 
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 LONG_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -30,7 +31,7 @@ HISTOGRAMS = {
 class Metrics:
     """The numbers of one server, in a registry of its own."""
 
-    def __init__(self, engine: AsyncEngine, model_name: str) -> None:
+    def __init__(self, engine: AsyncEngine, view: EngineView, model_name: str) -> None:
         """Count what ``engine`` does from now on."""
         self.registry = CollectorRegistry()
         label = {"model_name": model_name}
@@ -48,7 +49,7 @@ class Metrics:
             "vllm:request_success", "Answers that have ended.", [*names, "finished_reason"], registry=self.registry
         )
         self.ended = {reason: success.labels(model_name, reason) for reason in ("stop", "length", "abort", "error")}
-        self.registry.register(State(engine, model_name))
+        self.registry.register(State(view, model_name))
         engine.watchers.append(self.count_step)
 
     def count_step(self, output: StepOutput, ended: list[RequestOutput]) -> None:
@@ -86,25 +87,20 @@ class Metrics:
 class State(Collector):
     """What the engine is doing at the moment when it is asked."""
 
-    def __init__(self, engine: AsyncEngine, model_name: str) -> None:
-        """Look at ``engine``."""
-        self.engine = engine
+    def __init__(self, view: EngineView, model_name: str) -> None:
+        """Look at an engine."""
+        self.view = view
         self.model_name = model_name
 
     def collect(self) -> Iterable[Metric]:
         """Yield the gauges, and the counters of the prefix cache."""
-        engine = self.engine.engine
-        scheduler = engine.scheduler
-        allocator = scheduler.allocator
-        stats = getattr(scheduler.cache, "stats", None)
-        waiting = len(scheduler.waiting) + engine.constraints.num_waiting
-        used = allocator.num_pages - allocator.num_free - scheduler.cache.num_evictable
-        yield self.metric(GaugeMetricFamily, "num_requests_running", "Requests in the batch.", len(scheduler.running))
-        yield self.metric(GaugeMetricFamily, "num_requests_waiting", "Requests that wait.", waiting)
-        share = used / allocator.num_pages
+        view = self.view
+        yield self.metric(GaugeMetricFamily, "num_requests_running", "Requests in the batch.", len(view.running))
+        yield self.metric(GaugeMetricFamily, "num_requests_waiting", "Requests that wait.", view.num_waiting)
+        share = view.num_pages_used / view.num_pages
         yield self.metric(GaugeMetricFamily, "kv_cache_usage_perc", "Share of the pages in use, from 0 to 1.", share)
-        if stats is not None:
-            asked, hit = stats.num_tokens, stats.num_tokens_hit
+        if view.tree is not None:
+            asked, hit = view.tree.stats.num_tokens, view.tree.stats.num_tokens_hit
             yield self.metric(CounterMetricFamily, "prefix_cache_queries", "Tokens looked up in the cache.", asked)
             yield self.metric(CounterMetricFamily, "prefix_cache_hits", "Tokens that the cache had.", hit)
 

@@ -50,19 +50,12 @@ def add_inside(app: FastAPI, service: Service) -> None:
     @app.post("/flush_cache")
     async def flush_cache() -> dict[str, int]:
         """Empty the prefix cache, but for what running requests use."""
-        scheduler = engine.engine.scheduler
-
-        def flush() -> int:
-            pages = scheduler.cache.evict(scheduler.cache.num_evictable)
-            scheduler.allocator.free(pages)
-            return len(pages)
-
-        return {"num_pages_flushed": await engine.call(flush)}
+        return {"num_pages_flushed": await engine.call(engine.engine.flush_cache)}
 
     @app.get("/get_server_info")
     async def get_server_info() -> dict[str, Any]:
         """Return how the engine is set up."""
-        config = asdict(engine.engine.driver.config)
+        config = asdict(service.view.config)
         limits = asdict(service.limits)
         names = {"version": __version__, "model": service.model_name}
         return names | config | limits | {"max_model_len": service.max_model_len}

@@ -23,6 +23,7 @@ from mini_engine.server.schema import GenerationBody, Message, Rendering, Tool
 from mini_engine.server.structure import Structure
 from mini_engine.server.token_text import TokenTexts
 from mini_engine.server.tools import PARSERS
+from mini_engine.view import EngineView
 
 SAME_NAMES = (
     "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed stop stop_token_ids "
@@ -69,14 +70,13 @@ class Service:
         self.limits = limits or Limits()
         self.tool_parser = None if tool_parser is None else choice("tool_parser", tool_parser, PARSERS)
         self.defaults: dict[str, Any] = {"temperature": 1.0, **(defaults or {})}
-        self.metrics = Metrics(engine, model_name)
+        self.view = EngineView(engine.engine)
+        self.metrics = Metrics(engine, self.view, model_name)
         self.texts = TokenTexts(tokenizer)
         self.created = int(time.time())
         self.is_ending = False
-        driver = engine.engine.driver
-        pool = engine.engine.pool.num_pages * driver.config.page_size
-        self.max_model_len = min(driver.config.positions(driver.model.config), pool)
-        self.vocab_size = driver.vocabulary.size
+        self.max_model_len = self.view.max_positions
+        self.vocab_size = self.view.model.vocab_size
         self.longest_token = max(map(len, tokenizer.get_vocab()))  # characters; of bytes at least as many
 
     def head(self, prefix: str, kind: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Service:
 
         With what became of its grammar, and its receipt, where it has them.
         """
-        matched = None if output.matched in self.engine.engine.driver.eos_token_ids else output.matched
+        matched = None if output.matched in self.view.eos_token_ids else output.matched
         receipt = {} if output.receipt is None else {"receipt": output.receipt}
         return {"stop_reason": matched, **output.grammar_as_json(), **receipt}
 

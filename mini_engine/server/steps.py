@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mini_engine.engine import Engine
 from mini_engine.outputs import Delta, StepOutput
-from mini_engine.radix_cache import Node, RadixCache
+from mini_engine.radix_cache import Node
 from mini_engine.sampler.filters import largest
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.rows import SampledRows
@@ -22,6 +22,7 @@ from mini_engine.sampler.trace import SamplingTrace, Stage
 from mini_engine.scheduler.request import Request
 from mini_engine.server.errors import ApiError
 from mini_engine.server.stream import event
+from mini_engine.view import EngineView
 
 Event = tuple[str, dict[str, Any]]  # its name and its fields
 MOST_UNREAD = 4096  # events that a slow reader may be behind
@@ -71,13 +72,13 @@ class EventQueue:
 
 def engine_fields(engine: Engine) -> dict[str, Any]:
     """Return the first event of the stream of steps: how the engine is set up, and the number of the next step."""
-    config = engine.driver.config
-    model = engine.driver.model.config
+    view = EngineView(engine)
+    config, model = view.config, view.model
     names = "compute dtype page_size max_running_requests max_tokens_per_step policy preemption prefix_cache eviction"
     fields = {name: getattr(config, name) for name in [*names.split(), "grammar_backend", "jump_forward"]}
-    sizes = {"num_pages": engine.scheduler.allocator.num_pages, "max_positions": config.positions(model)}
+    sizes = {"num_pages": view.num_pages, "max_positions": config.positions(model)}
     sizes |= {"num_layers": model.num_hidden_layers, "vocab_size": model.vocab_size}
-    return fields | sizes | {"step": engine.log.num_steps}
+    return fields | sizes | {"step": view.num_steps}
 
 
 class Watcher:
@@ -86,6 +87,7 @@ class Watcher:
     def __init__(self, engine: Engine, put: Callable[[Event], None]) -> None:
         """Describe the steps of ``engine``; ``put`` takes the events."""
         self.engine = engine
+        self.view = EngineView(engine)
         self.put = put
 
     def attach(self) -> None:
@@ -116,7 +118,7 @@ class StepEvents(Watcher):
 
     def event(self, output: StepOutput) -> Event:
         """Describe a step: what was computed, what came out, and who holds which pages afterwards. Mutates."""
-        scheduler = self.engine.scheduler
+        view = self.view
         tokens = [
             {"request": d.request_id, "id": d.token_id, "text": d.text} for d in output.deltas if d.token_id is not None
         ]
@@ -130,27 +132,27 @@ class StepEvents(Watcher):
             "forced": output.forced,
             "tokens": tokens,
             "finished": {d.request_id: d.finish_reason for d in output.deltas if d.finish_reason is not None},
-            "running": [running(request) for request in scheduler.running],
-            "waiting": [request.request_id for request in scheduler.waiting],
+            "running": [running(request) for request in view.running],
+            "waiting": [request.request_id for request in view.waiting],
             "compiling": output.num_compiling,
             "pages": {
-                "total": scheduler.allocator.num_pages,
+                "total": view.num_pages,
                 "used": output.num_pages_used,
-                "cached": scheduler.cache.num_pages,
-                "evictable": scheduler.cache.num_evictable,
+                "cached": view.num_pages_cached,
+                "evictable": view.num_pages_evictable,
             },
             "tree": self.tree(),
         }
 
     def chunk(self, request_id: str, start: int, num_tokens: int) -> dict[str, Any]:
         """Describe what was computed of one request."""
-        prompt = len(self.engine.entries[request_id].output.prompt_ids)
+        prompt = len(self.view.output(request_id).prompt_ids)
         return {"request": request_id, "start": start, "tokens": num_tokens, "prompt": prompt}
 
     def tree(self) -> dict[str, Any] | None:
         """Return what has changed in the radix tree since the last call; ``None`` without one. Mutates."""
-        cache = self.engine.scheduler.cache
-        if not isinstance(cache, RadixCache):
+        cache = self.view.tree
+        if cache is None:
             return None
         now = {node.number: outline(node) for _, node in cache.descend()}
         changed = [self.node(cache.nodes[number]) for number, own in now.items() if self.known.get(number) != own]

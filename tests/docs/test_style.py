@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import tokenize
 from pathlib import Path
 
@@ -38,3 +39,10 @@ def test_functions_and_files_are_short() -> None:
         # Word lists and story templates are data; they are long and read like a table.
         if text.count("\n") > LONGEST_FILE and file.name != "words.py":
             assert code_lines(text) <= LONGEST_FILE, f"{file} has more than {LONGEST_FILE} lines of code"
+
+
+def test_who_looks_at_an_engine_from_outside_uses_the_view() -> None:
+    parts = ("server", "cli", "bench", "viz", "lang")
+    files = [file for part in parts for file in (ROOT / "mini_engine" / part).rglob("*.py")]
+    assert len(files) > 50
+    assert [file.name for file in files if re.search(r"\bengine\.(scheduler|pool)\.", file.read_text())] == []

@@ -7,9 +7,10 @@ from itertools import count
 from typing import Any, Literal
 
 from mini_engine.llm import make_engine
-from mini_engine.radix_cache import RadixCache, RadixStats
+from mini_engine.radix_cache import RadixStats
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.view import EngineView
 from mini_engine.viz.scheduling.measure import Run, chunk_kinds, sample_labels, with_options
 
 CellKind = Literal["found", "first", "again"]
@@ -146,14 +147,13 @@ def serve_all(
     added = enumerate(zip(prompts, params, strict=True))
     labels = {engine.add_request(ids, own): sample_labels(number, 1)[0] for number, (ids, own) in added}
     named, in_use, kept = list[int](), list[int](), list[int]()
-    scheduler = engine.scheduler
-    while scheduler.has_work:
+    view = EngineView(engine)
+    while view.has_work:
         used = engine.step().num_pages_used
-        tables = [page for request in scheduler.running for page in request.pages]
+        tables = [page for request in view.running for page in request.pages]
         named.append(len(tables))
         in_use.append(len(set(tables)))
         kept.append(used - in_use[-1])
     outputs = {request_id: engine.take_output(request_id) for request_id in labels}
-    run = Run(name, list(engine.log), outputs, labels, engine.driver.config, scheduler.allocator.num_pages)
-    stats = scheduler.cache.stats if isinstance(scheduler.cache, RadixCache) else None
-    return Served(run, named, in_use, kept, stats)
+    run = Run(name, list(engine.log), outputs, labels, view.config, view.num_pages)
+    return Served(run, named, in_use, kept, None if view.tree is None else view.tree.stats)

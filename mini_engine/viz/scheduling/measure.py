@@ -17,6 +17,7 @@ from mini_engine.llm import make_engine
 from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.view import EngineView
 from mini_engine.viz.tokens import visible
 
 PieceKind = Literal["waiting", "prompt", "copied", "again", "decode"]
@@ -85,7 +86,7 @@ def serve(
     pending = deque(sorted(arrivals, key=lambda arrival: arrival.step))
     labels: dict[str, str] = {}
     number = 0
-    while pending or engine.scheduler.has_work:
+    while pending or engine.has_work:
         for _ in range(num_let_in(pending, clock.now, engine, static)):
             coming = pending.popleft()
             samples = engine.add_samples(coming.prompt_ids, coming.params)
@@ -94,7 +95,7 @@ def serve(
         engine.step()  # without requests it does nothing, and is not logged
         clock.now += 1
     outputs = {request_id: engine.take_output(request_id) for request_id in labels}
-    return Run(name, list(engine.log), outputs, labels, engine.driver.config, engine.scheduler.allocator.num_pages)
+    return Run(name, list(engine.log), outputs, labels, engine.driver.config, EngineView(engine).num_pages)
 
 
 def sample_labels(number: int, count: int) -> list[str]:
@@ -105,7 +106,7 @@ def sample_labels(number: int, count: int) -> list[str]:
 
 def num_let_in(pending: Sequence[Arrival], now: int, engine: Engine, static: bool) -> int:
     """Return how many of the pending requests are given to the engine before this step."""
-    if static and engine.scheduler.has_work:
+    if static and engine.has_work:
         return 0
     due = sum(arrival.step <= now for arrival in pending)
     return min(due, engine.driver.config.max_running_requests) if static else due
