@@ -127,7 +127,7 @@ def registries() -> dict[str, Registry]:
     found: dict[str, Registry] = {}
     for lesson in load_manifest().written:
         for file in sorted((SUITE / "checks" / lesson.folder).glob("*.py")):
-            if "\nREGISTRY = " in file.read_text():  # what else lies there may need Triton, which is not on every platform
+            if "\nREGISTRY = " in file.read_text():  # the other files may need Triton
                 module = import_module(f"smoke.checks.{lesson.folder}.{file.stem}")
                 found[f"{lesson.folder}.{file.stem}"] = module.REGISTRY
     return found
