@@ -85,7 +85,7 @@ def add_toctree(app: Sphinx, docname: str, source: list[str]) -> None:
     lessons = load_manifest().written
     children = {
         "README": [f"{title} </{page}>" for page, title in SECTIONS.items()],
-        "docs/SERVER": ["PAGE", "SERVICE"],
+        "docs/SERVER": ["PAGE"],
         "lessons/README": [*(f"/{each.text_folder}/README" for each in lessons), "AGENTS", "/mini_engine/tiny/README"],
     }
     for each in lessons:

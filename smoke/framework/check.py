@@ -127,8 +127,8 @@ def registries() -> dict[str, Registry]:
     found: dict[str, Registry] = {}
     for lesson in load_manifest().written:
         for file in sorted((SUITE / "checks" / lesson.folder).glob("*.py")):
-            module = import_module(f"smoke.checks.{lesson.folder}.{file.stem}")
-            if hasattr(module, "REGISTRY"):
+            if "\nREGISTRY = " in file.read_text():  # the other files may need Triton
+                module = import_module(f"smoke.checks.{lesson.folder}.{file.stem}")
                 found[f"{lesson.folder}.{file.stem}"] = module.REGISTRY
     return found
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from mini_engine.cli.app import app
@@ -36,3 +37,16 @@ def test_python_blocks_run(page, block, capsys):
 def test_commands_exist():
     for command in COMMANDS:
         assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0, command
+
+
+def test_the_workflow_runs_the_commands_of_the_readme():
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"].values()
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert len(commands) == 3
+    assert [command for command in commands if command not in PAGES[0].read_text()] == []
+
+
+def test_the_cpu_build_of_torch_is_one_that_the_project_takes():
+    """A newer one would be replaced, by pip, by a build with CUDA."""
+    (bound,) = re.findall(r'"torch>=[\d.]+,(<[\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert f'pip install "torch{bound}" --index-url' in PAGES[0].read_text()

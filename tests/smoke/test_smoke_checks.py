@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +23,7 @@ from smoke.framework.check import (
     all_checks,
     block_dependents,
     judge,
+    registries,
     require_plain,
     result_of_error,
     tasks_needed,
@@ -246,3 +248,12 @@ def test_infinities_and_nan_are_counted_and_not_measured():
     assert failure.note == "2 of 3 elements differ; 2 of them are infinite or NaN"
     (failure,) = differences(expected, torch.tensor([1.0, 2.5, 3.0]), 1e-6)
     assert failure.note == "1 of 3 elements differ, by at most 0.5"
+
+
+def test_checks_load_where_triton_is_not_built(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("smoke.checks.l8.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "triton", None)  # an import of it raises
+    assert {name for name in registries() if name.startswith("l8.")} == {
+        check.module for check in catalogue().values() if check.module.startswith("l8.")
+    }
