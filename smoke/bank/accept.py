@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from smoke.bank.bank import Pitfall, Wheat, load_pitfalls, load_wheats
 from smoke.course.starter import starter_files, task_starter
+from smoke.framework.bank import Pitfall, Wheat, load_pitfalls, load_wheats
 from smoke.framework.check import DEFAULT_SEED, Check, all_checks, checks_of, tasks_needed
 from smoke.framework.manifest import Task, load_manifest
 from smoke.grade.trial import try_isolation

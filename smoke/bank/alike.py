@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from smoke.bank.bank import Pitfall, fitting_pitfalls
+from smoke.framework.bank import Pitfall, fitting_pitfalls
 from smoke.framework.check import Check, ProbeError
 from smoke.framework.compare import differences
 from smoke.runner.runner import Answer, Candidate, Runner

@@ -8,9 +8,9 @@ import typer
 from tqdm import tqdm
 
 from smoke.bank.accept import edited, write_overlay
-from smoke.bank.bank import load_pitfalls
 from smoke.commands.exits import Exit, stop
 from smoke.commands.options import LessonArgument
+from smoke.framework.bank import load_pitfalls
 from smoke.framework.catalogue import listed
 from smoke.framework.manifest import load_manifest
 from smoke.runner.runner import Candidate, Runner

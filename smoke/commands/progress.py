@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from smoke.bank.bank import pitfalls_of
 from smoke.commands.options import EngineOption, LessonArgument, TaskArgument
 from smoke.course.guide import HINTS, command, describe, next_lines, next_task_line
 from smoke.course.work import Work
+from smoke.framework.bank import pitfalls_of
 from smoke.framework.catalogue import listed
 from smoke.framework.manifest import SUITE, Lesson, Task, load_manifest, refuse_unknown, require
 

@@ -28,10 +28,10 @@ from typing import Annotated
 
 import typer
 
+from smoke.course.forms import TELLING_NODES, normal_form
+from smoke.course.forms import forms as forms_of
 from smoke.course.starter import functions_of, starter_files
 from smoke.framework.manifest import COURSE, ENGINE, ROOT, Lesson, load_manifest, parse_manifest
-from smoke.grade.authorship import TELLING_NODES, normal_form
-from smoke.grade.likeness import forms as forms_of
 
 PARTS = ("README.md", "LICENSE", "pyproject.toml", ".gitignore", "docs", "lessons", "mini_engine", "smoke", "notebooks")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_checkpoints", ".DS_Store", "*.egg-info", ".*_cache")

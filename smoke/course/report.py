@@ -5,7 +5,7 @@ Owns: text. Must not know: how a check was run.
 
 from collections.abc import Sequence
 
-from smoke.bank.bank import Pitfall
+from smoke.framework.bank import Pitfall
 from smoke.framework.check import Check, Failure, Result
 from smoke.framework.manifest import Lesson, load_manifest
 

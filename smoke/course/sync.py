@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smoke.bank.bank import load_pitfalls
+from smoke.framework.bank import load_pitfalls
 from smoke.framework.catalogue import ListedCheck, catalogue_text, file_in
 from smoke.framework.check import checks_of, registries
 from smoke.framework.manifest import ROOT, Lesson, Option, load_manifest

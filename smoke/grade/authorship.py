@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from smoke.course.starter import Function, functions_of
+from smoke.course.forms import TELLING_NODES, normal_form, parse
+from smoke.course.starter import functions_of
 from smoke.framework.manifest import ENGINE, Lesson, load_manifest
 from smoke.grade.submissions import Submission
 
@@ -37,7 +38,6 @@ INSIDE_NAMES = set(
 )
 OWNERS = {"modules": "sys"}  # names that mean something only as an attribute of a module
 REMARKABLE_CALLS = {"eval", "exec", "compile", "open", "__import__", "globals", "setattr"}
-TELLING_NODES = 40  # a function with fewer nodes than that says nothing about its author
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,6 @@ def distinct(found: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def parse(text: str) -> ast.Module:
-    """Parse a file; what cannot be parsed is an empty one, since it cannot be imported either."""
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.Module([], [])
-
-
 def imported(tree: ast.Module) -> Iterator[str]:
     """Yield every module that is imported."""
     for node in ast.walk(tree):
@@ -158,27 +150,3 @@ def telling_forms(lesson_id: str, file: str) -> dict[str, str]:
     own = functions_of(ast.parse((ENGINE / file).read_text()))
     names = [f.qualname for task in load_manifest().lesson(lesson_id).tasks for f in task.functions if f.file == file]
     return {name: normal_form(own[name]) for name in names if sum(1 for _ in ast.walk(own[name])) >= TELLING_NODES}
-
-
-def normal_form(function: Function) -> str:
-    """Return the body without docstring, annotations, comments and layout, its own names numbered as they appear."""
-    copy = ast.parse(ast.unparse(function)).body[0]
-    assert isinstance(copy, Function), "a function stays one"
-    if ast.get_docstring(copy) is not None:
-        copy.body = copy.body[1:]
-    bound = {arg.arg for arg in ast.walk(copy) if isinstance(arg, ast.arg)}
-    bound |= {n.id for n in ast.walk(copy) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    numbers: dict[str, str] = {}
-    for node in ast.walk(copy):
-        if isinstance(node, ast.arg):
-            node.annotation = None
-            node.arg = numbers.setdefault(node.arg, f"v{len(numbers)}")
-        elif isinstance(node, ast.Name) and node.id in bound:
-            node.id = numbers.setdefault(node.id, f"v{len(numbers)}")
-    plain = [ast.Assign([s.target], s.value) if is_annotated_value(s) else s for s in copy.body]  # type: ignore[attr-defined]
-    return "\n".join(ast.dump(statement) for statement in plain)
-
-
-def is_annotated_value(statement: ast.stmt) -> bool:
-    """Whether a statement is ``name: type = value``."""
-    return isinstance(statement, ast.AnnAssign) and statement.value is not None

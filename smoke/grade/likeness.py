@@ -6,16 +6,14 @@ The form is the one that a submission is compared with the reference in: names, 
 is the reference's own or not written yet says nothing about two students; what many have says little.
 """
 
-import ast
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 
-from smoke.course.starter import Function, functions_of
+from smoke.course.forms import forms
 from smoke.framework.manifest import ENGINE, Lesson
-from smoke.grade.authorship import TELLING_NODES, normal_form, parse
 from smoke.grade.submissions import Submission
 
 
@@ -59,25 +57,3 @@ def pairs(submissions: Sequence[Submission], lessons: Sequence[Lesson]) -> list[
 def reference_forms() -> frozenset[str]:
     """Return the form of every longer function of the engine, whichever file it stands in."""
     return frozenset(form for file in ENGINE.rglob("*.py") for form in forms(file.read_text()))
-
-
-@cache
-def forms(text: str) -> dict[str, str]:
-    """Return the forms of a file's longer functions with their names. What cannot be looked at has none."""
-    try:
-        nodes = functions_of(parse(text))
-        longer = {name: node for name, node in nodes.items() if is_long(node) and not is_unwritten(node)}
-        return {normal_form(node): name for name, node in longer.items()}
-    except Exception:  # such as an expression nested too deeply to be walked
-        return {}
-
-
-def is_long(node: Function) -> bool:
-    """Whether a function is long enough to say something about its author."""
-    return sum(1 for _ in ast.walk(node)) >= TELLING_NODES
-
-
-def is_unwritten(node: Function) -> bool:
-    """Whether a function does nothing but raise an exception, as those of a starter do."""
-    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-    return len(body) == 1 and isinstance(body[0], ast.Raise)

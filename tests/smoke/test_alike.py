@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smoke.bank.alike import Alike, is_alike
-from smoke.bank.bank import load_pitfalls
+from smoke.framework.bank import load_pitfalls
 from smoke.framework.check import ProbeError, all_checks
 from smoke.framework.manifest import ENGINE
 from smoke.runner.runner import Candidate, Runner

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from smoke.bank.bank import Pitfall, Wheat, load_pitfalls, load_wheats
+from smoke.framework.bank import Pitfall, Wheat, load_pitfalls, load_wheats
 from smoke.framework.check import checks_of
 from smoke.framework.manifest import ROOT, load_manifest
 from smoke.grade.command import grade_command

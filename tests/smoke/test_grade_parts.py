@@ -20,11 +20,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from smoke.course.forms import normal_form
 from smoke.course.starter import functions_of
 from smoke.framework.check import Failure, Result, checks_of
 from smoke.framework.manifest import ENGINE, ROOT, Lesson, load_manifest
 from smoke.grade import confinement
-from smoke.grade.authorship import Authorship, examine, normal_form
+from smoke.grade.authorship import Authorship, examine
 from smoke.grade.command import choose_lessons, parse_size
 from smoke.grade.confinement import PROCESSES
 from smoke.grade.documents import fenced, gradescope, one_line, report, write_csv, write_junit

@@ -2,8 +2,8 @@
 
 import pytest
 
-from smoke.bank import bank
-from smoke.bank.bank import (
+from smoke.framework import bank
+from smoke.framework.bank import (
     Edit,
     fitting_pitfalls,
     load_pitfalls,

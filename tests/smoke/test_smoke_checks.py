@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from smoke.bank.bank import load_pitfalls
 from smoke.course.report import explain, line
 from smoke.course.work import tasks_of
+from smoke.framework.bank import load_pitfalls
 from smoke.framework.catalogue import catalogue
 from smoke.framework.check import (
     Check,

@@ -19,12 +19,12 @@ import typer
 from mini_engine.overlay import functions_of
 from smoke import commands
 from smoke.__main__ import main
-from smoke.bank import bank
 from smoke.commands import COMMANDS, mutants
 from smoke.commands.plain import plain_arguments
 from smoke.commands.progress import load_hints
 from smoke.commands.run import repeat, run_command
 from smoke.course.work import Work
+from smoke.framework import bank
 from smoke.framework.catalogue import listed
 from smoke.framework.check import Result, checks_of
 from smoke.framework.manifest import ENGINE, ROOT, load_manifest

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from smoke.bank.bank import FOLDER, refuse_doubles
+from smoke.framework.bank import FOLDER, refuse_doubles
 from smoke.framework.manifest import Lesson, load_manifest, refuse_unknown, require
 
 KEYS = {"reason", "changes"}

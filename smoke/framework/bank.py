@@ -19,7 +19,7 @@ from typing import Any
 
 from smoke.framework.manifest import ENGINE, Lesson, load_manifest, refuse_unknown, require
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parents[1] / "bank"
 PITFALL_KEYS = {"id", "task", "title", "symptom", "at", "find", "replace", "killed_by", "source"}
 WHEAT_KEYS = {"id", "lesson", "title", "why", "at", "find", "replace", "module"}
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
