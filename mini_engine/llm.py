@@ -122,7 +122,7 @@ class LLM:
         shown = sys.stderr.isatty() and len(ids) > 1 if progress is None else progress
         answered = self.engine.generate(list(ids.values()), [own_params[place] for place in ids], shown)
         answers = refused | dict(zip(ids, answered, strict=True))
-        return [answer for place, own in enumerate(own_params) for answer in padded(answers[place], own.n)]
+        return [answer for place, own in enumerate(own_params) for answer in repeated(answers[place], own.n)]
 
     def stream(
         self,
@@ -175,7 +175,7 @@ def params_of(params: Any, count: int) -> list[SamplingParams | None]:
     return each
 
 
-def padded(answers: list[RequestOutput], count: int) -> list[RequestOutput]:
+def repeated(answers: list[RequestOutput], count: int) -> list[RequestOutput]:
     """Return ``count`` answers: a prompt that was refused has one, so it is repeated."""
     return answers + [replace(answers[-1]) for _ in range(count - len(answers))]
 

@@ -156,7 +156,7 @@ def find_query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
     shape = f"{heads} query heads, {kv_heads} key-value heads of {head_dim}, {str(dtype).removeprefix('torch.')}"
     numbers: list[int] = remembered(
         f"invariant attention: {shape}",
-        lambda: numbers_that_hold(kv_heads, head_dim, dtype, row_numbers(TILE * heads // kv_heads)),
+        lambda: query_rows_that_hold(kv_heads, head_dim, dtype, row_numbers(TILE * heads // kv_heads)),
     )
     if not numbers or numbers[-1] < heads // kv_heads:
         raise ValueError(
@@ -167,7 +167,7 @@ def find_query_rows(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
     return numbers
 
 
-def numbers_that_hold(kv_heads: int, head_dim: int, dtype: torch.dtype, numbers: Sequence[int]) -> list[int]:
+def query_rows_that_hold(kv_heads: int, head_dim: int, dtype: torch.dtype, numbers: Sequence[int]) -> list[int]:
     """Try the kernel as ``InvariantAttention`` calls it: for one tile (twice, if that is one unit) and for three.
 
     Every score is a sum of opposite terms, so it is rounding alone, made large enough to change the weights. And every

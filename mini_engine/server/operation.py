@@ -96,7 +96,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         if body.prompt is not None:
             ids = await run_in_threadpool(service.encode, body.prompt, body.add_special_tokens is not False)
         else:
-            ids = await run_in_threadpool(service.encode_chat, body.messages or [], body)
+            ids = await run_in_threadpool(service.encode_chat, body.messages or [], body, body.tools)
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
         return answer | ({"token_strs": list(map(service.texts.text_of, ids))} if body.return_token_strs else {})
 

@@ -346,6 +346,7 @@ class TokenizeBody(Rendering):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -354,6 +355,8 @@ class TokenizeBody(Rendering):
         """Raise ``ValueError`` unless there is either a text or a chat."""
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
+        if self.messages is None and self.tools:
+            raise ValueError("tools are for a chat; give messages, or leave tools out")
         if self.messages is not None and self.add_special_tokens:
             raise ValueError("add_special_tokens is true for a chat, which has those of its template; leave it out")
         return self

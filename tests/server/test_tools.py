@@ -345,3 +345,17 @@ def test_calls_of_several_choices_are_told_apart(scripted: Running) -> None:
         for part in chunk.choices[0].delta.tool_calls or ():
             names[chunk.choices[0].index] += [part.function.name] if part.function.name else []
     assert names == {0: ["weather", "weather"], 1: ["weather", "weather"]}
+
+
+def test_a_chat_is_counted_with_its_tools(server, client, http) -> None:
+    """What ``/tokenize`` counts is what the chat costs."""
+    messages = [{"role": "user", "content": "How is the weather?"}]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+    counted = http.post("/tokenize", json={"messages": messages, "tools": tools}).json()
+    template = server.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True)["input_ids"]
+    assert counted["tokens"] == template
+    asked = client.chat.completions.create(model="tiny", messages=messages, tools=tools, max_tokens=1)
+    assert asked.usage.prompt_tokens == counted["count"] > 30
+    refused = http.post("/tokenize", json={"prompt": "a", "tools": tools})
+    assert refused.status_code == 400
+    assert "tools are for a chat" in refused.text

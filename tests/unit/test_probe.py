@@ -104,7 +104,7 @@ def test_a_fault_of_the_attention_kernel_is_found(
     """Another order of additions for the last rows of some numbers: what a BLAS beneath does to a tail."""
     original = invariant.kernel
     numbers = row_numbers(256)
-    sound = invariant.numbers_that_hold(2, head_dim, dtype, numbers)
+    sound = invariant.query_rows_that_hold(2, head_dim, dtype, numbers)
     assert len(sound) >= 2
 
     def planted(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ def test_a_fault_of_the_attention_kernel_is_found(
         return out, lse
 
     monkeypatch.setattr(invariant, "kernel", planted)
-    assert invariant.numbers_that_hold(2, head_dim, dtype, numbers) == sound[1::2]
+    assert invariant.query_rows_that_hold(2, head_dim, dtype, numbers) == sound[1::2]
 
 
 def test_attention_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def find_cascade(cache: StepCache) -> Cascade | None:
             own |= {i: metadata.kv_slots[i][shared:] for i in group}
     if max(map(len, own.values()), default=0) * len(own) > sum(kv_lens[i] for i in own):
         return None
-    return padded(cache, own, prefixes) if own else None
+    return cascade_of(cache, own, prefixes) if own else None
 
 
 def find_scattered(cache: StepCache) -> Cascade | None:
@@ -80,7 +80,7 @@ def find_scattered(cache: StepCache) -> Cascade | None:
     lengths = [cache.lengths[i] for i in rows]
     if num_scattered < 2 or 2 * num_scattered < len(rows) or max(lengths) * len(rows) > 2 * sum(lengths):
         return None
-    return padded(cache, {i: cache.metadata.kv_slots[i] for i in rows}, [])
+    return cascade_of(cache, {i: cache.metadata.kv_slots[i] for i in rows}, [])
 
 
 def decode_rows(metadata: AttentionMetadata) -> list[int]:
@@ -88,7 +88,7 @@ def decode_rows(metadata: AttentionMetadata) -> list[int]:
     return [i for i, (start, end) in enumerate(metadata.query_ranges) if end - start == 1]
 
 
-def padded(cache: StepCache, own: dict[int, Tensor], prefixes: list[SharedPrefix]) -> Cascade:
+def cascade_of(cache: StepCache, own: dict[int, Tensor], prefixes: list[SharedPrefix]) -> Cascade:
     """Return the cascade of sequences whose own keys are in the slots ``own``."""
     slots = pad_sequence(list(own.values()), batch_first=True, padding_value=cache.pool.zero_slot)  # [N, L]
     mask = length_mask([len(each) for each in own.values()], cache.pool.keys[0].dtype)
