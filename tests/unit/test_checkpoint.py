@@ -281,9 +281,9 @@ def test_each_tensor_comes_from_the_file_that_the_index_names(folder: Path, seed
         assert stale
         save_file(part | stale, folder / file, {"format": "pt"})
     save_index(folder, places)
-    loaded = load_weights(folder, load_config(folder), EngineConfig())
-    assert loaded.keys() == tensors.keys()
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in loaded.items())
+    weights = load_weights(folder, load_config(folder), EngineConfig())
+    assert weights.places.keys() == tensors.keys()
+    assert all(torch.equal(weights.pop(name), tensor) for name, tensor in tensors.items())
 
 
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.self_attn.q_proj.bias"])
