@@ -209,7 +209,9 @@ def weight_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progress: bool = False) -> StoredWeights:
-    """Check all weights by the headers of their files; each is read when it is taken, in the engine's dtype and place.
+    """Check all weights by their files' headers; each is read when taken, in ``engine.dtype`` on ``engine.device``.
+
+    Only a tied head that is stored beside its table is read here, since the two must be equal.
 
     Raises ``ValueError`` naming file and tensor for a missing shard, a truncated file, an unknown or a missing tensor,
     a wrong shape, a dtype that is no float, or a separate head in a model that says its head is tied.
@@ -221,8 +223,7 @@ def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progres
     for file, name, tensor in stored_tensors(folder):
         check_tensor(file, name, tensor, shapes)
         places[name] = file, name
-    bar = tqdm(total=len(needed), desc="loading weights", unit="tensor", disable=not progress, leave=False)
-    weights = StoredWeights(places, getattr(torch, engine.dtype), engine.device, bar)
+    weights = StoredWeights(places, getattr(torch, engine.dtype), engine.device)
     if model.tie_word_embeddings and head in places:
         if table in places and not torch.equal(weights.take(head), weights.take(table)):
             raise ValueError(
@@ -234,6 +235,7 @@ def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progres
     if missing:
         guess = "tie_word_embeddings" if missing == ["lm_head.weight"] else "a shard"
         raise ValueError(f"{folder} lacks {len(missing)} tensors, the first is {missing[0]}; is {guess} missing?")
+    weights.bar = tqdm(total=len(places), desc="loading weights", unit="tensor", disable=not progress, leave=False)
     return weights
 
 
@@ -251,7 +253,6 @@ def stored_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
     """Yield (file, name, tensor) of a single-file or sharded checkpoint. Raises ``ValueError`` for a broken file.
 
     A tensor is a view of the mapped file: its shape and dtype come from the header, and nothing else is read.
-
     Of each shard come the tensors that the index gives to it. A copy of a tensor that the index gives to another shard
     is left alone: it may be stale.
     """

@@ -6,7 +6,8 @@ model and one tensor, not the model twice.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -43,7 +44,7 @@ class StoredWeights:
     places: dict[str, tuple[Path, str]]
     dtype: torch.dtype
     device: str
-    bar: "tqdm[NoReturn]"
+    bar: "tqdm[NoReturn]" = field(default_factory=partial(tqdm, disable=True))
 
     def take(self, name: str, rows: slice | None = None) -> Tensor:
         """Read the tensor ``name``, or ``rows`` of it, into fresh memory; of other rows nothing is read.

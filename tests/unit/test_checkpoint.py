@@ -39,7 +39,7 @@ def folder(untied: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path) -> None:
-    load_weights(folder, load_config(folder), EngineConfig())
+    load_weights(folder, load_config(folder), EngineConfig(), progress=True)
 
 
 def logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
@@ -124,11 +124,14 @@ WRONG_TENSORS: list[tuple[dict[str, torch.Tensor | None], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG_TENSORS, ids=["missing", "unknown", "shape", "quantised"])
-def test_a_wrong_tensor_is_named(folder: Path, changes: dict[str, torch.Tensor | None], message: str) -> None:
+def test_a_wrong_tensor_is_named_before_a_bar_is_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, torch.Tensor | None], message: str
+) -> None:
     tensors = load_file(folder / WEIGHTS) | changes
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / WEIGHTS)
     with pytest.raises(ValueError, match=message):
         load(folder)
+    assert not capsys.readouterr().err
 
 
 def test_a_truncated_file_is_named(folder: Path) -> None:
