@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
 from mini_engine.checks import key_twice
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.hf_files import GenerationFile, IndexFile, check_generation, parse
+from mini_engine.weights import StoredWeights, opened
 
 if TYPE_CHECKING:  # imported where a tokenizer is loaded: it takes two seconds, and engines work on token ids
     from transformers import PreTrainedTokenizerBase
@@ -208,34 +208,34 @@ def weight_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progress: bool = False) -> dict[str, Tensor]:
-    """Read all weights, memory-mapped, in ``engine.dtype`` on ``engine.device``.
+def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progress: bool = False) -> StoredWeights:
+    """Check all weights by their files' headers; each is read when taken, in ``engine.dtype`` on ``engine.device``.
+
+    Only a tied head that is stored beside its table is read here, since the two must be equal.
 
     Raises ``ValueError`` naming file and tensor for a missing shard, a truncated file, an unknown or a missing tensor,
     a wrong shape, a dtype that is no float, or a separate head in a model that says its head is tied.
     """
-    shapes = weight_shapes(model)
-    if model.tie_word_embeddings:
-        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]  # stored twice, or as either
-    weights: dict[str, Tensor] = {}
-    bar = tqdm(total=len(shapes), desc="loading weights", unit="tensor", disable=not progress, leave=False)
-    with bar:
-        for file, name, tensor in stored_tensors(folder):
-            check_tensor(file, name, tensor, shapes)
-            # A copy, not a view of the mapped file: fresh memory is aligned, and alignment can change a product's bits.
-            weights[name] = tensor.to(device=engine.device, dtype=getattr(torch, engine.dtype), copy=True)
-            bar.update()
-    if model.tie_word_embeddings:
-        head = weights.pop("lm_head.weight", None)
-        if head is not None and not torch.equal(head, weights.setdefault("model.embed_tokens.weight", head)):
+    table, head = "model.embed_tokens.weight", "lm_head.weight"
+    needed = weight_shapes(model)
+    shapes = {head: needed[table]} | needed if model.tie_word_embeddings else needed  # stored twice, or as either
+    places: dict[str, tuple[Path, str]] = {}
+    for file, name, tensor in stored_tensors(folder):
+        check_tensor(file, name, tensor, shapes)
+        places[name] = file, name
+    weights = StoredWeights(places, getattr(torch, engine.dtype), engine.device)
+    if model.tie_word_embeddings and head in places:
+        if table in places and not torch.equal(weights.take(head), weights.take(table)):
             raise ValueError(
                 f"{folder}: config.json says tie_word_embeddings, but lm_head.weight differs from "
                 "model.embed_tokens.weight; set tie_word_embeddings to false to use both"
             )
-    missing = [name for name in weight_shapes(model) if name not in weights]
+        places.setdefault(table, places.pop(head))
+    missing = [name for name in needed if name not in places]
     if missing:
         guess = "tie_word_embeddings" if missing == ["lm_head.weight"] else "a shard"
         raise ValueError(f"{folder} lacks {len(missing)} tensors, the first is {missing[0]}; is {guess} missing?")
+    weights.bar = tqdm(total=len(places), desc="loading weights", unit="tensor", disable=not progress, leave=False)
     return weights
 
 
@@ -252,20 +252,18 @@ def check_tensor(file: Path, name: str, tensor: Tensor, shapes: dict[str, tuple[
 def stored_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
     """Yield (file, name, tensor) of a single-file or sharded checkpoint. Raises ``ValueError`` for a broken file.
 
+    A tensor is a view of the mapped file: its shape and dtype come from the header, and nothing else is read.
     Of each shard come the tensors that the index gives to it. A copy of a tensor that the index gives to another shard
     is left alone: it may be stale.
     """
     files = weight_files(folder)
     assigned = {name for names in files.values() for name in names}
     for file, names in files.items():
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                stored = set(tensors.keys())
-                check_names(file, stored, names, assigned)
-                for name in sorted(names or stored):
-                    yield file, name, tensors.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} cannot be read ({error}); it may be truncated, download it again") from error
+        with opened(file) as tensors:
+            stored = set(tensors.keys())
+            check_names(file, stored, names, assigned)
+            for name in sorted(names or stored):
+                yield file, name, tensors.get_tensor(name)
 
 
 def check_names(file: Path, stored: set[str], names: list[str], assigned: set[str]) -> None:

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any, Self
 
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator
 from mini_engine.attention.pool import slot_bytes
@@ -46,6 +45,7 @@ from mini_engine.receipt import Receipts
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.scheduler import Allocator
+from mini_engine.weights import Weights
 
 GENERATION_CONFIGS = ("auto", "none")  # whether a checkpoint's stored defaults of requests are taken
 
@@ -210,10 +210,10 @@ def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qw
     return build_model(config, load_weights(folder, config, engine, progress), engine)
 
 
-def build_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineConfig) -> Qwen3:
+def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
     """Build the model that ``engine`` asks for: over kernels, fused if its weights are packed, else the plain one.
 
-    Consumes the dictionary. Raises ``ValueError`` if kernels are asked for and their library is not installed.
+    Empties ``weights``. Raises ``ValueError`` if kernels are asked for and their library is not installed.
     """
     if engine.compute in KERNEL_MODULES:
         model: Qwen3 = kernels_module(engine.compute).build_kernel_model(config, weights, engine)

@@ -20,6 +20,7 @@ from torch import Tensor
 from mini_engine.config import ModelConfig
 from mini_engine.linear import Linear, Projections, TorchProjections
 from mini_engine.rope import scaled_frequencies
+from mini_engine.weights import Weights
 
 
 class Attention(Protocol):
@@ -91,10 +92,10 @@ class Layer:
 class Qwen3:
     """A dense Qwen3 decoder. Holds weights and nothing else: the same call twice gives the same bits."""
 
-    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], projections: Projections | None = None) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, projections: Projections | None = None) -> None:
         """Build the layers from ``weights``, named as in a checkpoint (``checkpoint.weight_shapes``).
 
-        Consumes the dictionary: each tensor is taken out, so that a family that repacks it can let the original go.
+        Takes each tensor out of ``weights``, so that a family that repacks it can let the original go.
         """
         self.config = config
         self.projections = projections or TorchProjections()
@@ -123,8 +124,8 @@ class Qwen3:
         cos, sin = rotary_table(positions, self.frequencies, torch.float32)
         return (cos * self.rotary_factor).to(dtype), (sin * self.rotary_factor).to(dtype)
 
-    def _layer(self, weights: dict[str, Tensor], prefix: str) -> Layer:
-        """Take the weights of one layer, whose names begin with ``prefix``, out of the dictionary."""
+    def _layer(self, weights: Weights, prefix: str) -> Layer:
+        """Take the weights of one layer, whose names begin with ``prefix``."""
 
         def norm(name: str) -> Tensor:
             return weights.pop(f"{prefix}{name}.weight")

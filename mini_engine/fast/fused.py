@@ -19,6 +19,7 @@ from torch import Tensor
 from mini_engine.config import ModelConfig
 from mini_engine.linear import Linear, Projections
 from mini_engine.model import Attention, Qwen3
+from mini_engine.weights import Weights
 
 
 @cache
@@ -68,8 +69,8 @@ class FusedLayer:
 class FusedQwen3(Qwen3):
     """``Qwen3`` with fewer operations: same weights, same call, same values. It has ``fused`` layers, no ``layers``."""
 
-    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], projections: Projections) -> None:
-        """Stack and hand over the weights as ``Qwen3`` does. Consumes the dictionary; keeps no tensor it stacked."""
+    def __init__(self, config: ModelConfig, weights: Weights, projections: Projections) -> None:
+        """Stack and hand over the weights as ``Qwen3`` does. Empties ``weights``; keeps no tensor it stacked."""
         self.config = config
         self.projections = projections
         self.embedding = weights.pop("model.embed_tokens.weight")  # [V, H]
@@ -80,8 +81,8 @@ class FusedQwen3(Qwen3):
         self.lm_head = projections.linear(head)  # [R, H] -> [R, V]
         self.frequencies, self.rotary_factor = self._frequencies()
 
-    def _fused_layer(self, weights: dict[str, Tensor], prefix: str) -> FusedLayer:
-        """Take the weights of one layer, whose names begin with ``prefix``, out of the dictionary."""
+    def _fused_layer(self, weights: Weights, prefix: str) -> FusedLayer:
+        """Take the weights of one layer, whose names begin with ``prefix``."""
         cfg = self.config
 
         def take(name: str) -> Tensor:

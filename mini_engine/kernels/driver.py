@@ -4,7 +4,6 @@ Owns: putting model, attention and sampler together. Must not know: prompts, che
 """
 
 import torch
-from torch import Tensor
 
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
@@ -15,6 +14,7 @@ from mini_engine.kernels.registry import choose_kernels
 from mini_engine.kernels.sampler import KernelSampler
 from mini_engine.model import Attention
 from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.weights import Weights
 
 
 def make_kernel_driver(
@@ -29,8 +29,8 @@ def make_kernel_driver(
     return SamplingDriver(model, config, eos_token_ids, sampler=KernelSampler(model.kernels), attention=attention)
 
 
-def build_kernel_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineConfig) -> KernelQwen3:
-    """Build the model over the kernels of ``engine``'s device and dtype. Consumes the dictionary.
+def build_kernel_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> KernelQwen3:
+    """Build the model over the kernels of ``engine``'s device and dtype. Empties ``weights``.
 
     Raises ``ValueError`` if ``batch_invariant`` cannot be kept there; warns of operations that have no kernel there.
     """

@@ -14,6 +14,7 @@ from mini_engine.fast.fused import FusedLayer, FusedQwen3
 from mini_engine.kernels.registry import KernelSet
 from mini_engine.linear import Linear, TorchProjections
 from mini_engine.model import Attention
+from mini_engine.weights import Weights
 
 
 class KernelProjections(TorchProjections):
@@ -35,9 +36,9 @@ class KernelQwen3(FusedQwen3):
     """``FusedQwen3`` whose operations come from ``kernels``: same weights, same call, same values to rounding."""
 
     def __init__(
-        self, config: ModelConfig, weights: dict[str, Tensor], kernels: KernelSet, batch_invariant: bool = False
+        self, config: ModelConfig, weights: Weights, kernels: KernelSet, batch_invariant: bool = False
     ) -> None:
-        """Stack and hand over the weights as ``Qwen3`` does. Consumes the dictionary."""
+        """Stack and hand over the weights as ``Qwen3`` does. Empties ``weights``."""
         super().__init__(config, weights, KernelProjections(kernels, batch_invariant))
         self.kernels = kernels
 

@@ -23,9 +23,11 @@ from mini_engine.checkpoint import (
     load_tokenizer,
     load_weights,
     resolve_folder,
+    weight_shapes,
 )
 from mini_engine.config import EngineConfig
 from mini_engine.llm import load_model
+from mini_engine.model import Qwen3
 
 WEIGHTS = "model.safetensors"
 
@@ -37,7 +39,7 @@ def folder(untied: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path) -> None:
-    load_weights(folder, load_config(folder), EngineConfig())
+    load_weights(folder, load_config(folder), EngineConfig(), progress=True)
 
 
 def logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
@@ -122,11 +124,14 @@ WRONG_TENSORS: list[tuple[dict[str, torch.Tensor | None], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG_TENSORS, ids=["missing", "unknown", "shape", "quantised"])
-def test_a_wrong_tensor_is_named(folder: Path, changes: dict[str, torch.Tensor | None], message: str) -> None:
+def test_a_wrong_tensor_is_named_before_a_bar_is_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, torch.Tensor | None], message: str
+) -> None:
     tensors = load_file(folder / WEIGHTS) | changes
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / WEIGHTS)
     with pytest.raises(ValueError, match=message):
         load(folder)
+    assert not capsys.readouterr().err
 
 
 def test_a_truncated_file_is_named(folder: Path) -> None:
@@ -281,9 +286,48 @@ def test_each_tensor_comes_from_the_file_that_the_index_names(folder: Path, seed
         assert stale
         save_file(part | stale, folder / file, {"format": "pt"})
     save_index(folder, places)
-    loaded = load_weights(folder, load_config(folder), EngineConfig())
-    assert loaded.keys() == tensors.keys()
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in loaded.items())
+    weights = load_weights(folder, load_config(folder), EngineConfig())
+    assert weights.places.keys() == tensors.keys()
+    assert all(torch.equal(weights.pop(name), tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_a_tensor_are_read_as_often_as_asked_for_and_a_whole_one_is_given_away_once(
+    folder: Path, dtype: str
+) -> None:
+    weights = load_weights(folder, load_config(folder), EngineConfig(dtype=dtype))
+    name = "model.layers.1.mlp.up_proj.weight"
+    whole = load_file(folder / WEIGHTS)[name].to(getattr(torch, dtype))
+    for rows in (None, slice(3), slice(5, 17), slice(5, 17), slice(90, None), slice(4, 4)):
+        found = weights.take(name, rows)
+        assert torch.equal(found, whole if rows is None else whole[rows])
+        assert (found.dtype, found.data_ptr() % 64) == (whole.dtype, 0)
+    assert torch.equal(weights.pop(name), whole)
+    for take in (weights.take, weights.pop):
+        with pytest.raises(KeyError, match=name):
+            take(name)
+
+
+def test_a_file_that_is_gone_when_a_tensor_is_read_is_named(folder: Path) -> None:
+    weights = load_weights(folder, load_config(folder), EngineConfig())
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
+        Qwen3(load_config(folder), weights)
+
+
+@pytest.mark.parametrize("show", [True, False])
+def test_the_progress_bar_counts_what_the_model_takes(
+    folder: Path, capsys: pytest.CaptureFixture[str], show: bool
+) -> None:
+    config = load_config(folder)
+    weights = load_weights(folder, config, EngineConfig(), progress=show)
+    assert ("loading weights:   0%" in capsys.readouterr().err) is show
+    weights.bar.mininterval = 0
+    Qwen3(config, weights)
+    shown = capsys.readouterr().err
+    total = len(weight_shapes(config))
+    assert [f"{n}/{total}" in shown for n in (1, total - 1, total)] == [show] * 3
+    assert weights.bar.disable  # closed: its line is free
 
 
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.self_attn.q_proj.bias"])

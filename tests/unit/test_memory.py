@@ -1,7 +1,10 @@
 """How much memory is free, and what an engine does with it: the size of its KV pool and the longest request."""
 
 import json
+import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +12,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mini_engine import LLM, EngineConfig, SamplingParams, device
 from mini_engine.attention.pool import KVPool
-from mini_engine.checkpoint import TINY_MODEL, load_config
+from mini_engine.bench.machine import peak_rss
+from mini_engine.checkpoint import TINY_MODEL, load_config, weight_shapes
 from mini_engine.llm import load_driver, make_engine
 
 TINY = load_config(TINY_MODEL)
@@ -184,3 +189,59 @@ def test_more_positions_than_the_model_has_are_refused_before_weights_are_read(t
     shutil.copy(TINY_MODEL / "config.json", tmp_path)
     with pytest.raises(ValueError, match="max_model_len is 2049 and the model has 2048 positions"):
         load_driver(tmp_path, EngineConfig(max_model_len=2049))
+
+
+# ---- loading ----
+
+OURS = 'load_model(Path(sys.argv[1]), EngineConfig(compute="packed"))'
+PEER = "Qwen3ForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)"
+PEAK = """
+import sys, torch
+from pathlib import Path
+from transformers import Qwen3ForCausalLM
+from mini_engine.attention.dense import DenseAttention
+from mini_engine.bench.machine import forget_peak, peak_rss, settled_rss
+from mini_engine.config import EngineConfig
+from mini_engine.llm import load_model
+
+before = settled_rss()
+forget_peak()
+model = {}
+with torch.inference_mode():
+    {}
+print(peak_rss() - before)
+"""
+RUNS = {
+    OURS: "model(torch.arange(2), torch.arange(2), DenseAttention())",
+    PEER: "model(torch.arange(2)[None])",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not peak_rss(), reason="this system does not report a process's peak memory")
+def test_a_packed_model_of_06b_is_never_in_memory_twice(tmp_path: Path) -> None:
+    """Pages of files count too, so a file must be let go as well. A tied head is packed, which is a second table."""
+    raw = json.loads((TINY_MODEL / "config.json").read_text()) | {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "layer_types": None,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    shapes = weight_shapes(load_config(tmp_path))
+    save_file({name: torch.rand(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
+    stored = sum(4 * math.prod(shape) for shape in shapes.values())
+    peaks = {}
+    for load, run in RUNS.items():
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK.format(load, run), tmp_path], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-300:]
+        peaks[load] = int(done.stdout)
+        print(f"\n{load}: {peaks[load] / 1e6:.0f} MB, {peaks[load] / stored:.2f} × the file")
+    assert peaks[OURS] < 1.25 * (stored + 4 * 151_936 * 1024)

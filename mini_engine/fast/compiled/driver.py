@@ -6,7 +6,6 @@ Owns: putting model and attention together. Must not know: prompts, checkpoints.
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mini_engine.attention.dense import sdpa_attention
 from mini_engine.attention.metadata import AttentionMetadata, SequenceChunk, pack_batch
@@ -17,6 +16,7 @@ from mini_engine.fast.compiled.model import CompiledQwen3
 from mini_engine.fast.products import make_projections
 from mini_engine.model import Attention
 from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.weights import Weights
 
 
 def make_kernel_driver(
@@ -31,8 +31,8 @@ def make_kernel_driver(
     return SamplingDriver(model, config, eos_token_ids, attention=attention, **parts)
 
 
-def build_kernel_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineConfig) -> CompiledQwen3:
-    """Build the model with the projections that ``engine`` asks for, and compile its loops. Consumes the dictionary."""
+def build_kernel_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> CompiledQwen3:
+    """Build the model with the projections that ``engine`` asks for, and compile its loops. Empties ``weights``."""
     model = CompiledQwen3(config, weights, make_projections(engine))
     compile_loops(model)
     return model

@@ -19,6 +19,7 @@ from mini_engine.fast.compiled.loops import Floats
 from mini_engine.fast.fused import FusedLayer, FusedQwen3
 from mini_engine.linear import Projections
 from mini_engine.model import Attention
+from mini_engine.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Room:
 class CompiledQwen3(FusedQwen3):
     """``FusedQwen3`` in float32 on the CPU, its small operations compiled: same call, same values to rounding."""
 
-    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], projections: Projections) -> None:
-        """Stack and hand over the weights as ``FusedQwen3`` does. Consumes the dictionary."""
+    def __init__(self, config: ModelConfig, weights: Weights, projections: Projections) -> None:
+        """Stack and hand over the weights as ``FusedQwen3`` does. Empties ``weights``."""
         super().__init__(config, weights, projections)
         following = [layer.input_norm for layer in self.fused[1:]] + [self.final_norm]
         self.norms = [

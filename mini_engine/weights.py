@@ -1,0 +1,67 @@
+"""Where the tensors of a model come from: a dictionary, or files that are read one tensor at a time.
+
+A model stores a tensor in its own way, and then the original is let go before the next one is read. So memory holds the
+model and one tensor, not the model twice.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+
+class Weights(Protocol):
+    """What a model is built from. A dictionary of tensors is one."""
+
+    def pop(self, name: str, /) -> Tensor:
+        """Give the tensor ``name`` away. Raises ``KeyError`` if it is not there, or no longer."""
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[safe_open]:
+    """Map a safetensors file into memory; its tensors are read where they are used. Raises ``ValueError`` naming it."""
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} cannot be read ({error}); it may be truncated, download it again") from error
+
+
+@dataclass
+class StoredWeights:
+    """The tensors of a checkpoint, in one dtype on one device. Each is read when it is asked for, and not kept.
+
+    ``places``: the file of each tensor and its name there. ``bar`` counts the tensors that were given away.
+    """
+
+    places: dict[str, tuple[Path, str]]
+    dtype: torch.dtype
+    device: str
+    bar: "tqdm[NoReturn]" = field(default_factory=partial(tqdm, disable=True))
+
+    def take(self, name: str, rows: slice | None = None) -> Tensor:
+        """Read the tensor ``name``, or ``rows`` of it, into fresh memory; of other rows nothing is read.
+
+        Raises ``KeyError`` for an unknown name, and ``ValueError`` if the file can no longer be read.
+        """
+        file, stored_name = self.places[name]
+        with opened(file) as tensors:  # a file that is left open would hold all that was read of it in memory
+            tensor: Tensor = tensors.get_tensor(stored_name)[rows or ...]
+            # A copy, not a view of the mapped file: fresh memory is aligned, and alignment can change a product's bits.
+            return tensor.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def pop(self, name: str, /) -> Tensor:
+        """Read the whole tensor ``name`` and forget where it is. Raises what ``take`` raises."""
+        tensor = self.take(name)
+        del self.places[name]
+        self.bar.update()
+        if not self.places:
+            self.bar.close()
+        return tensor
