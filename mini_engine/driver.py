@@ -63,7 +63,7 @@ class GreedyDriver:
         if attention is None and (config.batch_invariant or config.compute == "fast"):
             raise ValueError(
                 f"batch_invariant={config.batch_invariant} and compute={config.compute!r} need an attention of "
-                "their own; build the driver with mini_engine.llm.make_driver, or give it one of fast.select"
+                "their own; build the driver with mini_engine.llm.make_driver, or give it one of mini_engine.ways"
             )
         self.model = model
         self.config = config

@@ -9,14 +9,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from mini_engine.attention.allocator import PageAllocator
 from mini_engine.attention.pool import slot_bytes
 from mini_engine.checkpoint import (
     load_config,
@@ -30,12 +27,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.constraints import Constraints
 from mini_engine.device import check_device, free_memory
 from mini_engine.engine import Engine
-from mini_engine.fast.fused import FusedQwen3
-from mini_engine.fast.pages import PlacedAllocator
-from mini_engine.fast.products import make_projections
-from mini_engine.fast.select import select_attention
 from mini_engine.grammar.service import GrammarService
-from mini_engine.invariant.attention import query_rows
 from mini_engine.model import Qwen3
 from mini_engine.other_names import explanation
 from mini_engine.outputs import Delta, RequestOutput
@@ -44,7 +36,7 @@ from mini_engine.radix_cache import RadixCache
 from mini_engine.receipt import Receipts
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.scheduler.scheduler import Allocator
+from mini_engine.ways import make_allocator, way_of
 from mini_engine.weights import Weights
 
 GENERATION_CONFIGS = ("auto", "none")  # whether a checkpoint's stored defaults of requests are taken
@@ -211,15 +203,11 @@ def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qw
 
 
 def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
-    """Build the model that ``engine`` asks for: over kernels, fused if its weights are packed, else the plain one.
+    """Build the model of the way to compute that ``engine`` asks for.
 
-    Empties ``weights``. Raises ``ValueError`` if kernels are asked for and their library is not installed.
+    Empties ``weights``. Raises ``ValueError`` if the way needs a library that is not installed.
     """
-    if engine.compute in KERNEL_MODULES:
-        model: Qwen3 = kernels_module(engine.compute).build_kernel_model(config, weights, engine)
-        return model
-    kind = FusedQwen3 if engine.packs_weights else Qwen3
-    return kind(config, weights, make_projections(engine))
+    return way_of(engine).model(config, weights, engine)
 
 
 def make_driver(
@@ -227,20 +215,15 @@ def make_driver(
 ) -> SamplingDriver:
     """Return the driver of a model that ``build_model`` made for the same ``engine``.
 
-    ``parts``: another ``sampler`` or ``head``, as ``SamplingDriver`` takes them; not with Triton kernels.
-    Raises ``ValueError`` if ``batch_invariant`` is asked for and this machine cannot keep it, and for a
-    ``max_model_len`` above the model's positions.
+    ``parts``: another ``sampler`` or ``head``, as ``SamplingDriver`` takes them. Raises ``ValueError`` if
+    ``batch_invariant`` is asked for and this machine cannot keep it, and for a ``max_model_len`` above the model's
+    positions.
     """
     engine = fitted(model, engine)
-    if engine.compute in KERNEL_MODULES:
-        driver: SamplingDriver = kernels_module(engine.compute).make_kernel_driver(
-            model, engine, eos_token_ids, **parts
-        )
-        return driver
-    cfg = model.config
-    if engine.batch_invariant:
-        query_rows(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, model.embedding.dtype)
-    return SamplingDriver(model, engine, eos_token_ids, attention=select_attention(engine, cfg), **parts)
+    way = way_of(engine)
+    if way.sampler is not None and "sampler" not in parts:
+        parts["sampler"] = way.sampler(model)
+    return SamplingDriver(model, engine, eos_token_ids, attention=way.attention(engine, model), **parts)
 
 
 def fitted(model: Qwen3, engine: EngineConfig) -> EngineConfig:
@@ -295,40 +278,6 @@ def make_engine(
     if driver.folder is not None:
         engine.begin_receipts = Receipts(engine, driver.folder).begin
     return engine
-
-
-def make_allocator(config: EngineConfig) -> Callable[[int], Allocator]:
-    """Return what makes the allocator of a pool of so many pages.
-
-    The faster forms of attention read a sequence in place where its pages follow one another, so pages are placed.
-    """
-    if config.packs_weights:
-        return lambda num_pages: PlacedAllocator(num_pages, num_pages // config.max_running_requests)
-    return PageAllocator
-
-
-# compute -> the module with its model and driver, its library in words and as a module, the extra that installs it
-KERNEL_MODULES = {
-    "triton": ("mini_engine.kernels.driver", "Triton (built for Linux alone)", "triton", "kernels"),
-    "compiled": ("mini_engine.fast.compiled.driver", "Numba", "numba", "compiled"),
-}
-
-
-def kernels_module(compute: str) -> ModuleType:
-    """Import what computes with kernels, and with it their library, which an engine without them does without.
-
-    Raises ``ValueError`` if the library is not installed.
-    """
-    module, title, library, extra = KERNEL_MODULES[compute]
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != library:
-            raise
-        raise ValueError(
-            f"compute={compute!r} needs {title}, which is not installed; pip install 'mini-engine[{extra}]', or choose "
-            "another way to compute"
-        ) from None
 
 
 def load_driver(model: str | Path | None = None, engine: EngineConfig | None = None) -> SamplingDriver:

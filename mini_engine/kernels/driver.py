@@ -1,35 +1,34 @@
-"""L8: the driver of L4 over kernels: attention and sampler of its steps come from a ``KernelSet``.
+"""L8: the parts of a driver over kernels: model, attention and sampler share a ``KernelSet``."""
 
-Owns: putting model, attention and sampler together. Must not know: prompts, checkpoints.
-"""
+from functools import partial
 
 import torch
 
-from mini_engine.attention.metadata import AttentionMetadata
-from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.driver import AttentionFactory
 from mini_engine.kernels.attention import KernelAttention
 from mini_engine.kernels.model import KernelQwen3
 from mini_engine.kernels.registry import choose_kernels
 from mini_engine.kernels.sampler import KernelSampler
-from mini_engine.model import Attention
-from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.weights import Weights
 
 
-def make_kernel_driver(
-    model: KernelQwen3, config: EngineConfig, eos_token_ids: frozenset[int] = frozenset()
-) -> SamplingDriver:
-    """Return L4's driver with the attention and the sampler of the model's kernels."""
-
-    def attention(pool: KVPool, metadata: AttentionMetadata) -> Attention:
-        heads = model.config.num_attention_heads
-        return KernelAttention(pool, metadata, model.kernels, heads, config.batch_invariant)
-
-    return SamplingDriver(model, config, eos_token_ids, sampler=KernelSampler(model.kernels), attention=attention)
+def choose_attention(engine: EngineConfig, model: KernelQwen3) -> AttentionFactory:
+    """Return what makes the attention of each step over the model's kernels."""
+    return partial(
+        KernelAttention,
+        kernels=model.kernels,
+        num_attention_heads=model.config.num_attention_heads,
+        invariant=engine.batch_invariant,
+    )
 
 
-def build_kernel_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> KernelQwen3:
+def make_sampler(model: KernelQwen3) -> KernelSampler:
+    """Return the sampler over the model's kernels."""
+    return KernelSampler(model.kernels)
+
+
+def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> KernelQwen3:
     """Build the model over the kernels of ``engine``'s device and dtype. Empties ``weights``.
 
     Raises ``ValueError`` if ``batch_invariant`` cannot be kept there; warns of operations that have no kernel there.

@@ -1,37 +1,28 @@
-"""The driver of L4 over compiled loops.
+"""The parts of a driver over compiled loops: model and attention."""
 
-Owns: putting model and attention together. Must not know: prompts, checkpoints.
-"""
-
-from typing import Any
+from functools import partial
 
 import torch
 
 from mini_engine.attention.dense import sdpa_attention
-from mini_engine.attention.metadata import AttentionMetadata, SequenceChunk, pack_batch
+from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.driver import AttentionFactory
 from mini_engine.fast.compiled.attention import CompiledAttention
 from mini_engine.fast.compiled.model import CompiledQwen3
 from mini_engine.fast.products import make_projections
-from mini_engine.model import Attention
-from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.weights import Weights
 
 
-def make_kernel_driver(
-    model: CompiledQwen3, config: EngineConfig, eos_token_ids: frozenset[int] = frozenset(), **parts: Any
-) -> SamplingDriver:
-    """Return L4's driver with the loops' attention; with ``batch_invariant`` it is all theirs."""
-    kernel = None if config.batch_invariant else sdpa_attention
-
-    def attention(pool: KVPool, metadata: AttentionMetadata) -> Attention:
-        return CompiledAttention(pool, metadata, model.config.num_attention_heads, kernel)
-
-    return SamplingDriver(model, config, eos_token_ids, attention=attention, **parts)
+def choose_attention(engine: EngineConfig, model: CompiledQwen3) -> AttentionFactory:
+    """Return what makes the loops' attention; with ``batch_invariant`` it is all theirs."""
+    heads = model.config.num_attention_heads
+    kernel = None if engine.batch_invariant else sdpa_attention
+    return partial(CompiledAttention, num_attention_heads=heads, kernel=kernel)
 
 
-def build_kernel_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> CompiledQwen3:
+def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> CompiledQwen3:
     """Build the model with the projections that ``engine`` asks for, and compile its loops. Empties ``weights``."""
     model = CompiledQwen3(config, weights, make_projections(engine))
     compile_loops(model)

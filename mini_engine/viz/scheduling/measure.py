@@ -12,13 +12,13 @@ from tokenizers import Tokenizer
 
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
-from mini_engine.fast.select import select_attention
 from mini_engine.llm import make_engine
 from mini_engine.outputs import Delta, RequestOutput, StepOutput
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.view import EngineView
 from mini_engine.viz.tokens import visible
+from mini_engine.ways import way_of
 
 PieceKind = Literal["waiting", "prompt", "copied", "again", "decode"]
 
@@ -65,7 +65,7 @@ class StepClock:
 def with_options(driver: SamplingDriver, **options: Any) -> SamplingDriver:
     """Return a driver of the same model with other options."""
     config = replace(driver.config, **options)
-    attention = select_attention(config, driver.model.config)
+    attention = way_of(config).attention(config, driver.model)
     return SamplingDriver(driver.model, config, driver.eos_token_ids, attention=attention)
 
 

@@ -29,15 +29,15 @@ def build_driver(
     from mini_engine.config import EngineConfig, ModelConfig
     from mini_engine.driver import GreedyDriver
     from mini_engine.fast.products import make_projections
-    from mini_engine.fast.select import select_attention
     from mini_engine.model import Qwen3
+    from mini_engine.ways import way_of
 
     cache = options.pop("use_kv_cache", True)
     weights = options.pop("weights", None) or case.weights(dtype)
     engine = EngineConfig(dtype=dtype, **options)  # type: ignore[arg-type]
     model = Qwen3(ModelConfig.from_hf(case.hf_config), weights, make_projections(engine))
     plain = partial(PagedAttention, kernel=getattr(dense, f"{kernel}_attention"))
-    attention = select_attention(engine, model.config) if engine.batch_invariant else plain
+    attention = way_of(engine).attention(engine, model) if engine.batch_invariant else plain
     return GreedyDriver(model, engine, frozenset(eos), use_kv_cache=cache, attention=attention)
 
 

@@ -1,0 +1,106 @@
+"""The ways to compute: for each word of ``EngineConfig.compute`` the model, the attention, the sampler and the pages.
+
+Two ways need a library that an engine without them does without. It is imported when the way is asked for.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mini_engine.attention.allocator import PageAllocator
+from mini_engine.attention.paged import PagedAttention
+from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.driver import AttentionFactory
+from mini_engine.fast.attention.consecutive import consecutive, grouped
+from mini_engine.fast.fused import FusedQwen3
+from mini_engine.fast.pages import PlacedAllocator
+from mini_engine.fast.products import make_projections
+from mini_engine.invariant.attention import InvariantAttention, query_rows
+from mini_engine.model import Qwen3
+from mini_engine.sampler.sampler import Sampler
+from mini_engine.scheduler.scheduler import Allocator
+from mini_engine.weights import Weights
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute.
+
+    ``model`` builds the model. ``attention`` returns what makes the attention of each step for it. ``sampler`` makes
+    its sampler. ``places_pages``: the attention reads a sequence in place where its pages follow one another.
+    """
+
+    model: Callable[[ModelConfig, Weights, EngineConfig], Qwen3]
+    attention: Callable[[EngineConfig, Any], AttentionFactory]
+    sampler: Callable[[Any], Sampler] | None = None
+    places_pages: bool = False
+
+
+def build_plain(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
+    """Build L1's model with the projections that ``engine`` asks for. Empties ``weights``."""
+    return Qwen3(config, weights, make_projections(engine))
+
+
+def build_fused(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
+    """Build the model with fewer operations. Empties ``weights``."""
+    return FusedQwen3(config, weights, make_projections(engine))
+
+
+def unless_invariant(attention: AttentionFactory) -> Callable[[EngineConfig, Qwen3], AttentionFactory]:
+    """Return the choice of ``attention``, and of the invariant one with ``batch_invariant``."""
+
+    def choose(engine: EngineConfig, model: Qwen3) -> AttentionFactory:
+        if not engine.batch_invariant:
+            return attention
+        cfg = model.config
+        query_rows(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, model.embedding.dtype)  # or raises
+        return partial(InvariantAttention, num_attention_heads=cfg.num_attention_heads)
+
+    return choose
+
+
+def compiled() -> Way:
+    """Return the way over loops that Numba compiles, between packed products."""
+    from mini_engine.fast.compiled.driver import build_model, choose_attention
+
+    return Way(build_model, choose_attention, places_pages=True)
+
+
+def triton() -> Way:
+    """Return the way over L8's kernels."""
+    from mini_engine.kernels.driver import build_model, choose_attention, make_sampler
+
+    return Way(build_model, choose_attention, make_sampler)
+
+
+WAYS: Mapping[str, Callable[[], Way]] = {
+    "reference": lambda: Way(build_plain, unless_invariant(PagedAttention)),
+    "packed": lambda: Way(build_fused, unless_invariant(consecutive), places_pages=True),
+    "fast": lambda: Way(build_fused, unless_invariant(grouped), places_pages=True),
+    "compiled": compiled,
+    "triton": triton,
+}
+# library -> its name in words, the extra that installs it
+LIBRARIES = {"triton": ("Triton (built for Linux alone)", "kernels"), "numba": ("Numba", "compiled")}
+
+
+def way_of(engine: EngineConfig) -> Way:
+    """Return the way that ``engine`` asks for. Raises ``ValueError`` if its library is not installed."""
+    try:
+        return WAYS[engine.compute]()
+    except ModuleNotFoundError as error:
+        if error.name not in LIBRARIES:
+            raise
+        title, extra = LIBRARIES[error.name]
+        raise ValueError(
+            f"compute={engine.compute!r} needs {title}, which is not installed; pip install 'mini-engine[{extra}]', or "
+            "choose another way to compute"
+        ) from None
+
+
+def make_allocator(engine: EngineConfig) -> Callable[[int], Allocator]:
+    """Return what makes the allocator of a pool of so many pages."""
+    if way_of(engine).places_pages:
+        return lambda num_pages: PlacedAllocator(num_pages, num_pages // engine.max_running_requests)
+    return PageAllocator
