@@ -2,6 +2,7 @@
 over them against the engine without."""
 
 import random
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -329,10 +330,9 @@ def test_what_the_loops_cannot_do_is_refused_with_the_remedy(changes, remedy):
 
 
 def test_without_numba_the_way_to_it_is_named(monkeypatch):
-    def missing(name):
-        raise ModuleNotFoundError("No module named 'numba'", name="numba")
-
-    monkeypatch.setattr(startup, "import_module", missing)
+    for name in [name for name in sys.modules if name.startswith("mini_engine.fast.compiled")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
     with pytest.raises(ValueError, match=r"mini-engine\[compiled\]"):
         load_driver(engine=NUMBA)
 
