@@ -1,7 +1,8 @@
 """``bench grammar --parts coverage``: how many JSON Schemas of a folder a backend compiles, and whether it keeps them.
 
 Every schema is compiled, and texts are written under those that compile by choosing among the tokens that the masks
-allow. The package ``jsonschema`` says whether each text is valid, formats too. It is no part of the engine.
+allow. The package ``jsonschema`` says whether each text is valid, formats too. It is no part of the engine. Instances
+that come with a schema are matched (``instances``).
 """
 
 import codecs
@@ -19,6 +20,7 @@ import torch
 import typer
 from tqdm import tqdm
 
+from mini_engine.bench.grammar.instances import Case, Judge, cases_of
 from mini_engine.bench.grammar.loads import tiny_tokenizer
 from mini_engine.bench.grammar.masks import cpu_ms
 from mini_engine.bench.workload import percentile
@@ -76,22 +78,22 @@ class Coverage:
         }
 
 
-def read_schemas(place: Path, count: int, seed: int) -> list[tuple[str, str]]:
-    """Return names and texts of ``count`` schemas drawn from ``place``, of all if it is 0 or there are no more.
+def read_schemas(place: Path, count: int, seed: int) -> list[Case]:
+    """Return ``count`` schemas drawn from ``place``, all if it is 0 or there are no more.
 
-    ``place`` is a folder, in which every ``*.json`` at any depth is a schema, or a file with a schema on each line. A
-    line may also be an object with the schema in ``json_schema``. Raises ``typer.BadParameter`` if there is none.
+    ``place`` is a folder, in which every ``*.json`` at any depth holds schemas, or a file with a schema on each line:
+    see ``cases_of``. Raises ``typer.BadParameter`` if there is none.
     """
     if place.is_dir():
-        found = [(str(path.relative_to(place)), path) for path in sorted(place.rglob("*.json"))]
-        texts = [(name, path.read_text(encoding="utf-8", errors="replace")) for name, path in drawn(found, count, seed)]
+        files = sorted(place.rglob("*.json"))
+        texts = [(str(path.relative_to(place)), path.read_text(encoding="utf-8", errors="replace")) for path in files]
     else:
         lines = place.read_text(encoding="utf-8").splitlines() if place.is_file() else []
-        named = [(f"{place.name}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
-        texts = [(name, schema_of(line)) for name, line in drawn(named, count, seed)]
-    if not texts:
+        texts = [(f"{place.name}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    cases = drawn([case for name, text in texts for case in cases_of(name, text)], count, seed)
+    if not cases:
         raise typer.BadParameter(f"{place} holds no schemas; give a folder with *.json, or a file of JSON lines")
-    return texts
+    return list(cases)
 
 
 def drawn(schemas: Sequence[Any], count: int, seed: int) -> Sequence[Any]:
@@ -103,17 +105,7 @@ def drawn(schemas: Sequence[Any], count: int, seed: int) -> Sequence[Any]:
     return schemas if whole else random.Random(seed).sample(schemas, len(schemas))[:count]
 
 
-def schema_of(line: str) -> str:
-    """Return the schema that stands on a line, or in its field ``json_schema``."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return line  # the backend says what is wrong with it
-    inner = value.get("json_schema", line) if isinstance(value, dict) else line
-    return inner if isinstance(inner, str) else json.dumps(inner)
-
-
-def measure_coverage(schemas: Sequence[tuple[str, str]], names: Sequence[str], seed: int) -> Iterator[dict[str, Any]]:
+def measure_coverage(schemas: Sequence[Case], names: Sequence[str], seed: int) -> Iterator[dict[str, Any]]:
     """Yield the summary of each backend over the schemas, with the vocabulary of the embedded model.
 
     Raises ``ValueError`` for a backend whose library is missing.
@@ -125,11 +117,13 @@ def measure_coverage(schemas: Sequence[tuple[str, str]], names: Sequence[str], s
     for name in names:
         backend = make_backend(name, table, GrammarOptions())
         coverage = Coverage(name)
-        for place, text in tqdm(schemas, desc=f"schemas with {name}", unit="schema"):
-            grammar = compile_one(backend, text, coverage)
+        judge = Judge(tokenizer, table)
+        for case in tqdm(schemas, desc=f"schemas with {name}", unit="schema"):
+            grammar = compile_one(backend, case.schema, coverage)
             if grammar is not None:
-                write_texts(grammar, table, (place, text), coverage, seed)
-        yield coverage.summary()
+                judge.take(case, grammar)
+                write_texts(grammar, table, case, coverage, seed)
+        yield coverage.summary() | {"instances": judge.judged.summary()}
 
 
 def compile_one(backend: GrammarBackend, text: str, coverage: Coverage) -> GrammarObject | None:
@@ -161,13 +155,10 @@ def reason_of(error: GrammarError) -> str:
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", text)[:100]
 
 
-def write_texts(
-    grammar: GrammarObject, table: TokenTable, schema: tuple[str, str], coverage: Coverage, seed: int
-) -> None:
-    """Write ``NUM_TEXTS`` texts under a schema (its name and text) and validate them. Mutates ``coverage``."""
-    name, source = schema
-    validator = validator_of(json.loads(source))
-    draw = random.Random(f"{seed} {name}")
+def write_texts(grammar: GrammarObject, table: TokenTable, case: Case, coverage: Coverage, seed: int) -> None:
+    """Write ``NUM_TEXTS`` texts under a schema and validate them. Mutates ``coverage``."""
+    validator = validator_of(json.loads(case.schema))
+    draw = random.Random(f"{seed} {case.name}")
     for _ in range(NUM_TEXTS):
         text = random_text(grammar.copy(), table, draw)
         if text is None:
@@ -175,7 +166,7 @@ def write_texts(
             continue
         coverage.texts += 1
         if not is_valid(text, validator):
-            coverage.invalid.append((name, text.decode(errors="replace")))
+            coverage.invalid.append((case.name, text.decode(errors="replace")))
 
 
 def validator_of(schema: Any) -> Any:
@@ -260,9 +251,33 @@ def print_coverage(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{row['narrowed']:9}{row['cpu_p50_s']:11.3f}{row['cpu_p99_s']:7.2f}{row['cpu_max_s']:7.2f}"
             f"{row['texts']:8}{len(row['invalid']):8}{row['unfinished']:7}"
         )
+    print_instances(rows)
     for row in rows:
         typer.echo(f"\nrefused by {row['backend']}: {row['schemas'] - row['compiled']}")
         for reason, count in list(row["refusals"].items())[:SHOWN]:
             typer.echo(f"{count:8}  {reason}")
         for name, text in row["invalid"][:SHOWN]:
             typer.echo(f"invalid under {name}: {text:.200}")
+
+
+def print_instances(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what became of the instances that come with the schemas, if any do."""
+    if not any(row["instances"]["valid"] + row["instances"]["invalid"] for row in rows):
+        return
+    typer.echo(
+        f"\n{'backend':12}{'right':>8}{'invalid':>9}{'accepted':>9}{'valid':>9}{'rejected':>9}{'share':>7}{'silent':>8}"
+    )
+    for row in rows:
+        judged = row["instances"]
+        silent = len(judged["silent"])
+        rejected = sum(judged["stated"].values()) + silent
+        typer.echo(
+            f"{row['backend']:12}{judged['right']:8}{judged['invalid']:9}{len(judged['false_accepts']):9}"
+            f"{judged['valid']:9}{rejected:9}{rejected / max(judged['valid'], 1):7.1%}{silent:8}"
+        )
+    for row in rows:
+        for reason, count in row["instances"]["stated"].items():
+            typer.echo(f"{count:8}  valid and rejected by {row['backend']}: {reason}")
+        for what in ("false_accepts", "silent"):
+            for name, text in row["instances"][what][:SHOWN]:
+                typer.echo(f"{what} of {row['backend']} under {name}: {text:.200}")
