@@ -23,7 +23,6 @@ from mini_engine.grammar.json_keywords import (
     INTEGERS,
     NO_MORE_ITEMS,
     ORDER,
-    OTHER_BRANCH,
     OTHER_NAMES,
     OTHER_TYPES,
     UNDECLARED,
@@ -35,8 +34,8 @@ A_FORMAT = "the format "
 OF_VALUES = (OTHER_TYPES, SHALLOW)
 # What may be noted in ``GrammarStats.narrowed`` where a text is refused, by what stands there.
 MAY_EXPLAIN: dict[str, tuple[str, ...]] = {
-    "declared name": (ORDER, OTHER_BRANCH, SHALLOW),
-    "other name": (UNDECLARED, OTHER_NAMES, OTHER_BRANCH, SHALLOW),
+    "declared name": (ORDER, SHALLOW),
+    "other name": (UNDECLARED, OTHER_NAMES, SHALLOW),
     "string": (A_FORMAT, *OF_VALUES),
     "number": (INTEGERS, DIGITS, *OF_VALUES),
     "items": (FIRST_ITEMS, NO_MORE_ITEMS),
