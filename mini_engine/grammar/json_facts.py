@@ -23,13 +23,16 @@ Parts = tuple[Part, ...]
 class Members:
     """What one schema says of an object's members: by name, by patterns of names, and of all ``others``.
 
-    ``is_open``: without ``properties`` any name may be written.
+    ``is_open``: without ``properties`` any name may be written. To ``unevaluatedProperties``, the named members are known
+    if it ``evaluates``, and all if it ``is_whole``.
     """
 
     properties: Mapping[str, Part] = field(default_factory=dict)
     by_pattern: Mapping[str, Part] = field(default_factory=dict)
     others: Parts = ()
     is_open: bool = True
+    evaluates: bool = True
+    is_whole: bool = False
 
     def of(self, name: str) -> Parts:
         """Return what it says of the value of one member."""
@@ -40,10 +43,12 @@ class Members:
 
 @dataclass(frozen=True)
 class Elements:
-    """What one schema says of an array's items: of the first ones, and of all that come after."""
+    """What one schema says of an array's items: of the first ones, and of all that come after; as ``Members``."""
 
     first: Parts = ()
     rest: Parts = ()
+    evaluates: bool = True
+    is_whole: bool = False
 
     def of(self, index: int) -> Parts:
         """Return what it says of one item."""

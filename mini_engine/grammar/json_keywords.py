@@ -44,11 +44,12 @@ OF_TYPE: dict[str, list[str]] = {
     "integer": [*BOUNDS, "multipleOf"],
     "number": [*BOUNDS, "multipleOf"],
     "string": ["minLength", "maxLength", "pattern", "format"],
-    "array": ["items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"],
+    "array": ["items", "prefixItems", "additionalItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"],
     "object": [
         "properties",
         "patternProperties",
         "additionalProperties",
+        "unevaluatedProperties",
         "propertyNames",
         "required",
         "minProperties",
@@ -64,8 +65,7 @@ KNOWN = {*OF_ANY_TYPE, *(keyword for keywords in OF_TYPE.values() for keyword in
 IDENTITIES = ("$id", "id")  # they matter to references alone
 # Keywords of some draft that are not computed.
 REFUSED = frozenset(
-    "contains minContains maxContains unevaluatedItems unevaluatedProperties "
-    "divisibleBy disallow extends $dynamicRef $recursiveRef contentEncoding contentMediaType contentSchema".split()
+    "contains minContains maxContains divisibleBy disallow extends $dynamicRef $recursiveRef contentEncoding contentMediaType contentSchema".split()
 )
 
 

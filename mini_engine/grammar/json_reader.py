@@ -87,6 +87,8 @@ class SchemaReader:
             ("dependentSchemas", self.dependencies),
             ("dependencies", self.dependencies),
             ("if", self.condition),
+            ("unevaluatedProperties", self.unevaluated),
+            ("unevaluatedItems", self.unevaluated),
         ):
             if keyword in schema:
                 found = read(schema, keyword, place, found)
@@ -134,6 +136,7 @@ class SchemaReader:
                 inside["patternProperties"],
                 () if others is True else ((others, place.inside("additionalProperties")),),
                 "properties" not in schema or (not schema["properties"] and isinstance(others, Mapping)),
+                is_whole="additionalProperties" in schema,
             ),
         )
 
@@ -150,6 +153,7 @@ class SchemaReader:
             Elements(
                 tuple((item, place.inside(keyword, index)) for index, item in enumerate(first)),
                 () if rest is True else ((rest, place.inside(after)),),
+                is_whole=after in schema or not first,
             ),
         )
 
@@ -201,7 +205,21 @@ class SchemaReader:
         return self.pairs(so_far, self.negated(schema[keyword], at))
 
     def negated(self, schema: Any, place: Place) -> list[Facts]:
-        """Return the alternatives of what is not valid under a schema. Raises ``GrammarError``. Mutates."""
+        """Return the alternatives of what is not valid under a schema. Raises ``GrammarError``. Mutates.
+
+        What is said in a schema that does not hold makes no member known to ``unevaluatedProperties``.
+        """
+        return [
+            replace(
+                facts,
+                members=tuple(replace(each, evaluates=False) for each in facts.members),
+                elements=tuple(replace(each, evaluates=False) for each in facts.elements),
+            )
+            for facts in self.denied(schema, place)
+        ]
+
+    def denied(self, schema: Any, place: Place) -> list[Facts]:
+        """Return what ``negated`` does, as if nothing was unevaluated."""
         self.count(place)
         if isinstance(schema, bool):
             return [] if schema else [Facts(place)]
@@ -220,10 +238,10 @@ class SchemaReader:
             found += self.negated(*self.target(schema["$ref"], place))
         if "not" in schema:
             found += self.facts(schema["not"], place if isinstance(schema, Opposite) else place.inside("not"))
-        for keyword in [each for each in ("allOf", "anyOf", "oneOf") if each in schema]:
+        for keyword in [key for key in ("allOf", "anyOf", "oneOf") if key in schema]:
             inside = enumerate(list_of(schema, keyword, place))
-            denied = [self.negated(branch, place.inside(keyword, index)) for index, branch in inside]
-            found += chain(*denied) if keyword == "allOf" else reduce(self.pairs, denied)
+            each = [self.negated(branch, place.inside(keyword, index)) for index, branch in inside]
+            found += chain(*each) if keyword == "allOf" else reduce(self.pairs, each)
         for one, other in combinations(self.branches(schema, "oneOf", place), 2):
             found += self.pairs(one, other)
         return found
@@ -236,6 +254,24 @@ class SchemaReader:
         at = place.inside("if")
         yes = self.pairs(self.facts(schema["if"], at), then)
         return self.pairs(so_far, [*yes, *self.pairs(self.negated(schema["if"], at), other)])
+
+    def unevaluated(self, schema: Mapping[str, Any], keyword: str, place: Place, so_far: list[Facts]) -> list[Facts]:
+        """Add what is said of the members or items of which no schema speaks that holds here."""
+        rest = ((schema[keyword], place.inside(keyword)),)
+        found = []
+        for facts in so_far:
+            members = [each for each in facts.members if each.evaluates]
+            elements = [each for each in facts.elements if each.evaluates]
+            if keyword == "unevaluatedProperties":
+                names = {name: (True, place) for each in members for name in each.properties}
+                patterns = {pattern: (True, place) for each in members for pattern in each.by_pattern}
+                more = Facts(place, members=(Members(names, patterns, rest, not names, is_whole=True),))
+            else:
+                first = ((True, place),) * max((len(each.first) for each in elements), default=0)
+                more = Facts(place, elements=(Elements(first, rest, is_whole=True),))
+            is_whole = any(each.is_whole for each in (members if more.members else elements))
+            found += [facts] if is_whole else self.pairs([facts], [more])
+        return found
 
     def dependencies(self, schema: Mapping[str, Any], keyword: str, place: Place, so_far: list[Facts]) -> list[Facts]:
         """Add that a member is not there, or others are too, or a schema holds."""

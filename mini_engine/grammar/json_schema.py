@@ -425,7 +425,7 @@ class Converter:
         self.note(facts.place, REPEATED)
         if least > 1:
             raise facts.place.refusal("minProperties", "counts different names; write some into required")
-        patterns = [pattern for each in facts.members for pattern in each.by_pattern]
+        patterns = list(dict.fromkeys(pattern for each in facts.members for pattern in each.by_pattern))
         if len(patterns) > 1 or (patterns and facts.names):
             raise facts.place.refusal("patternProperties", f"of several patterns is not computed; {BY_LLGUIDANCE}")
         if patterns and allows_others(facts):
@@ -485,6 +485,9 @@ class Converter:
         values = [value for value in facts.typed_values() if holds(value, facts)]
         if not values:
             raise facts.place.nothing("no value of enum or const is of the type, and within the keywords next to it")
+        if {"array", "object"} & {*map(type_of, values)}:
+            self.note(Place(), INTEGERS)
+            self.note(Place(), ORDER)
         try:
             return either([self.punctuation.constant(value) for value in values])
         except GrammarError as error:

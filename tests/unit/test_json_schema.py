@@ -408,7 +408,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "string", "format": "date", "not": {"const": "2024-02-28"}}, "not", ""),
     ({"type": "string", "contentEncoding": "base64"}, "contentEncoding", ""),
     ({"type": "integer", "minimun": 3}, "minimun", ""),
-    ({"properties": {"a": INT}, "unevaluatedProperties": False}, "unevaluatedProperties", ""),
+    ({"not": {"unevaluatedProperties": False}}, "unevaluatedProperties", "/not"),
     ({"properties": {"a": INT, "b": INT, "c": INT}, "minProperties": 2}, "minProperties", ""),
     ({"properties": {"a": INT}, "minProperties": 2}, "minProperties", ""),
     ({"properties": {"a": INT, "b": INT}, "maxProperties": 1}, "maxProperties", ""),
@@ -668,7 +668,28 @@ DENIED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "good", "bad"), TOGETHER + DENIED)
+A, B = ({"properties": {name: INT}} for name in "ab")
+NO_MORE = {"unevaluatedProperties": False}
+UNEVALUATED: list[tuple[dict[str, Any], str, str]] = [
+    ({**A, **NO_MORE}, '{} {"a":1}', '{"b":1} {"a":1,"b":1} {"a":"x"}'),
+    ({"type": "object", "unevaluatedProperties": INT}, '{} {"a":1}', '{"b":"x"}'),
+    ({**A, "allOf": [B], **NO_MORE}, '{} {"a":1} {"a":1,"b":1}', '{"c":1} {"b":"x"}'),
+    ({"allOf": [{**A, "required": ["a"]}, NO_MORE], "type": ["object", "null"]}, "null", '{} {"a":1}'),
+    ({**A, "$ref": "#/$defs/b", **NO_MORE, "$defs": {"b": B}}, '{"a":1,"b":1}', '{"c":1}'),
+    ({**A, "anyOf": [{**B, "required": ["b"]}, True], **NO_MORE}, '{"a":1} {"b":1}', '{"b":"x"}'),
+    ({**A, "not": {"not": {**B, "required": ["b"]}}, **NO_MORE, "type": ["object", "null"]}, "null", '{"a":1} {"b":1}'),
+    ({"if": {**A, "required": ["a"]}, "else": {**B, "required": ["b"]}, **NO_MORE}, '{"a":1} {"b":1}', '{"a":1,"b":1} {}'),
+    ({**A, "allOf": [{"additionalProperties": True}], **NO_MORE, "required": ["b"]}, '{"b":1} {"a":1,"b":1}', "{}"),
+    ({**A, **B, "patternProperties": {"^x": INT}, **NO_MORE}, '{} {"b":1}', '{"c":1}'),
+    ({"patternProperties": {"^x": INT}, **NO_MORE}, '{} {"xa":1}', '{"c":1}'),
+    ({"unevaluatedItems": INT}, "[] [1]", '["a"]'),
+    ({"prefixItems": [INT], "unevaluatedItems": False}, "[1]", "[1,1]"),
+    ({"items": INT, "unevaluatedItems": False}, "[] [1,1]", '["a"]'),
+    ({"allOf": [{"items": INT}], "unevaluatedItems": {"type": "string"}}, "[] [1,1]", '["a"]'),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), TOGETHER + DENIED + UNEVALUATED)
 def test_what_is_said_together_holds_together(schema: dict[str, Any], good: str, bad: str) -> None:
     validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
     for text in texts(schema, 60):

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from mini_engine.grammar.base import SHALLOW, GrammarObject, TokenRefusedError
+from mini_engine.grammar.base import SHALLOW, GrammarError, GrammarObject, TokenRefusedError
 from mini_engine.grammar.json_keywords import (
     DIGITS,
     FIRST_ITEMS,
@@ -34,7 +34,7 @@ A_FORMAT = "the format "
 OF_VALUES = (OTHER_TYPES, SHALLOW)
 # What may be noted in ``GrammarStats.narrowed`` where a text is refused, by what stands there.
 MAY_EXPLAIN: dict[str, tuple[str, ...]] = {
-    "declared name": (ORDER, SHALLOW),
+    "declared name": (ORDER, UNDECLARED, SHALLOW),
     "other name": (UNDECLARED, OTHER_NAMES, SHALLOW),
     "string": (A_FORMAT, *OF_VALUES),
     "number": (INTEGERS, DIGITS, *OF_VALUES),
@@ -56,7 +56,7 @@ class Case:
 class Judged:
     """What became of the instances of the schemas that compiled.
 
-    ``false_accepts``, ``silent``: name of the schema, text. ``stated``: note -> false rejects that it may be the reason
+    ``false_accepts``: name of the schema, text. ``silent``: name, what stands before and behind the place. ``stated``: note -> false rejects that it may be the reason
     of. ``right``: schemas with instances of which none is judged wrongly.
     """
 
@@ -148,7 +148,8 @@ class Judge:
         notes = MAY_EXPLAIN[part_at(text, place, json.loads(case.schema))]
         found = next((note for note in notes for each in narrowed if note in each), None)
         if found is None:
-            self.judged.silent.append((case.name, f"{text.encode()[:place].decode(errors='replace')} ⇥ {text}"))
+            before, behind = text.encode()[:place][-80:], text.encode()[place:][:80]
+            self.judged.silent.append((case.name, f"{before.decode(errors='replace')}⇥{behind.decode(errors='replace')}"))
         else:
             self.judged.stated[found.strip()] += 1
 
@@ -164,10 +165,10 @@ def written(data: Any) -> str:
 
 
 def takes(grammar: GrammarObject, token: int) -> bool:
-    """Whether the grammar takes a token. Mutates ``grammar`` if it does."""
+    """Whether the grammar takes a token; one that a library gives up takes none. Mutates ``grammar`` if it does."""
     try:
         grammar.accept_token(token)
-    except TokenRefusedError:
+    except (TokenRefusedError, GrammarError):
         return False
     return True
 
@@ -182,7 +183,7 @@ def part_at(text: str, place: int, schema: Any) -> str:
     closers: list[str] = []
     for index, found in enumerate(lexemes):
         word = found[0]
-        if found.end() > characters:
+        if found.end() > characters or (found.end() == len(text) and word[-1].isdigit()):
             behind = [each[0] for each in lexemes[index : index + 3]]
             return kind_of(behind, closers, declared_names(schema))
         if word in "[{":

@@ -31,6 +31,7 @@ from mini_engine.grammar.json_keywords import (
     IDENTITIES,
     NO_MORE_ITEMS,
     ORDER,
+    OTHER_NAMES,
     REPEATED,
     SPELLING,
     UNDECLARED,
@@ -233,6 +234,8 @@ def narrowed_in(kind: GrammarKind, text: str, has_others: bool, general: Sequenc
             found[place.note(NO_MORE_ITEMS)] = None
         if is_object and (others is not False or schema.get("patternProperties")):
             found[place.note(REPEATED)] = None
+        if others is not False and schema.get("patternProperties"):
+            found[place.note(OTHER_NAMES)] = None
         if len(declared) > 1:
             found[Place().note(ORDER)] = None
         return schema
