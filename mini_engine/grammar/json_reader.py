@@ -248,7 +248,7 @@ class SchemaReader:
 
     def condition(self, schema: Mapping[str, Any], keyword: str, place: Place, so_far: list[Facts]) -> list[Facts]:
         """Add that ``if`` and ``then`` hold, or ``else`` and not ``if``."""
-        if not {"then", "else"} & schema.keys():
+        if not {"then", "else", "unevaluatedProperties", "unevaluatedItems"} & schema.keys():
             return so_far
         then, other = (self.facts(schema.get(key, True), place.inside(key)) for key in ("then", "else"))
         at = place.inside("if")

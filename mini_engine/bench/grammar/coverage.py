@@ -48,7 +48,8 @@ class Coverage:
     """One backend over all schemas. Seconds are CPU time of compiling a schema or refusing it, all threads together.
 
     ``refusals``: reason -> how many schemas. ``narrowed``: compiled, but written texts nest less deep than allowed.
-    ``texts`` were written to their end, ``unfinished`` were given up; ``invalid``: name of the schema, text.
+    ``texts`` were written to their end, ``unfinished`` were given up; ``invalid``: name of the schema, text. Of
+    ``unjudged`` the package cannot say it: a pattern that Python does not read, a reference to elsewhere.
     """
 
     backend: str
@@ -59,6 +60,7 @@ class Coverage:
     refusals: Counter[str] = field(default_factory=Counter)
     texts: int = 0
     unfinished: int = 0
+    unjudged: int = 0
     invalid: list[tuple[str, str]] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
@@ -73,6 +75,7 @@ class Coverage:
             "cpu_max_s": max(self.cpu_s),
             "texts": self.texts,
             "unfinished": self.unfinished,
+            "unjudged": self.unjudged,
             "invalid": self.invalid,
             "refusals": dict(self.refusals.most_common()),
         }
@@ -165,7 +168,9 @@ def write_texts(grammar: GrammarObject, table: TokenTable, case: Case, coverage:
             coverage.unfinished += 1
             continue
         coverage.texts += 1
-        if not is_valid(text, validator):
+        valid = is_valid(text, validator)
+        coverage.unjudged += valid is None
+        if valid is False:
             coverage.invalid.append((case.name, text.decode(errors="replace")))
 
 
@@ -184,13 +189,15 @@ def validator_of(schema: Any) -> Any:
     return kind(schema, format_checker=Draft202012Validator.FORMAT_CHECKER, registry=REGISTRY)
 
 
-def is_valid(text: bytes, validator: Any) -> bool:
-    """Whether a text is JSON and valid. One that the package cannot judge is not: a reference to elsewhere, say."""
+def is_valid(text: bytes, validator: Any) -> bool | None:
+    """Whether a text is JSON and valid, ``None`` if the package cannot judge it: a reference to elsewhere, say."""
     from referencing.exceptions import Unresolvable
 
     try:
         return bool(validator.is_valid(json.loads(text)))
-    except (ValueError, re.error, Unresolvable):
+    except (re.error, Unresolvable):
+        return None
+    except ValueError:
         return False
 
 

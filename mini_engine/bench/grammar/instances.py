@@ -27,19 +27,21 @@ from mini_engine.grammar.json_keywords import (
     OTHER_TYPES,
     UNDECLARED,
 )
+from mini_engine.grammar.json_values import OPEN_DIGITS
 from mini_engine.grammar.tokens import TokenTable
 
 LEXEME = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 A_FORMAT = "the format "
-OF_VALUES = (OTHER_TYPES, SHALLOW)
 # What may be noted in ``GrammarStats.narrowed`` where a text is refused, by what stands there.
 MAY_EXPLAIN: dict[str, tuple[str, ...]] = {
     "declared name": (ORDER, UNDECLARED, SHALLOW),
     "other name": (UNDECLARED, OTHER_NAMES, SHALLOW),
-    "string": (A_FORMAT, *OF_VALUES),
-    "number": (INTEGERS, DIGITS, *OF_VALUES),
     "items": (FIRST_ITEMS, NO_MORE_ITEMS),
-    "value": OF_VALUES,
+    "value": (OTHER_TYPES, SHALLOW),
+    "inside a string": (A_FORMAT,),
+    "inside a fraction": (INTEGERS, DIGITS),
+    "inside a number": (),
+    "inside a long number": (DIGITS,),
 }
 
 
@@ -185,7 +187,7 @@ def part_at(text: str, place: int, schema: Any) -> str:
         word = found[0]
         if found.end() > characters or (found.end() == len(text) and word[-1].isdigit()):
             behind = [each[0] for each in lexemes[index : index + 3]]
-            return kind_of(behind, closers, declared_names(schema))
+            return kind_of(behind, closers, found.start() == characters, keys_in(schema))
         if word in "[{":
             closers.append(word)
         elif word in "]}":
@@ -193,8 +195,11 @@ def part_at(text: str, place: int, schema: Any) -> str:
     return "value"
 
 
-def kind_of(behind: Sequence[str], closers: Sequence[str], names: set[str]) -> str:
-    """Return the key of ``MAY_EXPLAIN`` for the lexemes from the refused one on, inside of open brackets."""
+def kind_of(behind: Sequence[str], closers: Sequence[str], begins: bool, names: set[str]) -> str:
+    """Return the key of ``MAY_EXPLAIN`` for the lexemes from the refused one on, inside of open brackets.
+
+    ``begins``: that one is refused at its first byte. ``names``: of a schema.
+    """
     word = behind[0]
     if closers and word in ",]}" and closers[-1] == "[":
         return "items"
@@ -202,11 +207,14 @@ def kind_of(behind: Sequence[str], closers: Sequence[str], names: set[str]) -> s
         behind = behind[1:]
     if word == "}" or behind[1:2] == [":"]:
         return "declared name" if word == "}" or json.loads(behind[0]) in names else "other name"
-    return "string" if word.startswith('"') else "number" if word[0] in "-0123456789" else "value"
+    if begins or word[0] not in '"-0123456789':
+        return "value"
+    if word[0] == '"':
+        return "inside a string"
+    return f"inside a {'fraction' if set('.eE') & {*word} else 'long number' if len(word) > OPEN_DIGITS else 'number'}"
 
 
-def declared_names(schema: Any) -> set[str]:
-    """Return all names that ``properties`` declares anywhere in a schema."""
-    inside = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ()
-    own = schema.get("properties") if isinstance(schema, Mapping) else None
-    return {*(own if isinstance(own, Mapping) else ())}.union(*map(declared_names, inside))
+def keys_in(value: Any) -> set[str]:
+    """Return all names of members anywhere in a value; a name that is in no schema is not declared there."""
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return {*(value if isinstance(value, Mapping) else ())}.union(*map(keys_in, inside))
