@@ -232,7 +232,9 @@ class SchemaReader:
             if key not in DENIED or (key == "const" and "draft-04" in str(self.root.get("$schema"))):
                 raise place.refusal(key, "is not computed where it must not hold, in not or if; write what is valid")
         if "$ref" in said and len(said) > 1:
-            raise place.refusal("$ref", "next to keywords that old drafts ignore, where it must not hold; keep it alone")
+            raise place.refusal(
+                "$ref", "next to keywords that old drafts ignore, where it must not hold; keep it alone"
+            )
         found = opposites({key: schema[key] for key in said}, place)
         if "$ref" in schema:
             found += self.negated(*self.target(schema["$ref"], place))

@@ -533,6 +533,21 @@ def test_structural_tag(name, whitespace):
     assert [text for text in good + bad if takes(grammar, text)] == good
 
 
+@pytest.mark.parametrize("name", BOTH)
+def test_the_schemas_of_a_structural_tag_say_what_is_narrowed_and_ignored(name):
+    inner = {"type": "object", "properties": {"b": {"type": "integer"}}, "x-order": 1}
+    schema = {"type": "object", "properties": {"a": inner}}
+    tags = {"structures": [{"begin": f"<{n}>", "schema": schema, "end": "<"} for n in "fg"], "triggers": ["<"]}
+    stats = compiled(name, "structural_tag", tags).stats
+    alone = compiled(name, "json_schema", schema).stats
+    for number in (0, 1):
+        at = f"/tags/{number}/content/json_schema"
+        moved = [at + note for note in alone.narrowed if note.startswith("/properties")]
+        assert len(moved) >= 1
+        assert {*moved} <= {*stats.narrowed}
+        assert stats.ignored[number] == f"{at}{alone.ignored[0]}" == f"{at}/properties/a/x-order"
+
+
 def test_newer_structural_tags_of_xgrammar():
     wish = {
         "type": "structural_tag",
@@ -813,7 +828,9 @@ def test_a_multiple_of_a_fraction_is_refused_by_xgrammar_and_auto() -> None:
     with pytest.raises(GrammarError, match="'multipleOf' at / of a fraction"):
         make_backend("xgrammar", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
     try:
-        assert not takes(make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema))), "17")
+        assert not takes(
+            make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema))), "17"
+        )
     except GrammarError:
         pass
 
@@ -888,7 +905,12 @@ def test_an_escaped_name_does_not_escape_its_schema(schema: dict[str, Any], name
 
 BESIDE_PATTERNS = [
     {"type": "object", "patternProperties": {"^[ab]$": DIGIT}},
-    {"type": "object", "properties": {"value": DIGIT}, "patternProperties": {"^v": DIGIT}, "additionalProperties": DIGIT},
+    {
+        "type": "object",
+        "properties": {"value": DIGIT},
+        "patternProperties": {"^v": DIGIT},
+        "additionalProperties": DIGIT,
+    },
 ]
 
 

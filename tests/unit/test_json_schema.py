@@ -678,7 +678,11 @@ UNEVALUATED: list[tuple[dict[str, Any], str, str]] = [
     ({**A, "$ref": "#/$defs/b", **NO_MORE, "$defs": {"b": B}}, '{"a":1,"b":1}', '{"c":1}'),
     ({**A, "anyOf": [{**B, "required": ["b"]}, True], **NO_MORE}, '{"a":1} {"b":1}', '{"b":"x"}'),
     ({**A, "not": {"not": {**B, "required": ["b"]}}, **NO_MORE, "type": ["object", "null"]}, "null", '{"a":1} {"b":1}'),
-    ({"if": {**A, "required": ["a"]}, "else": {**B, "required": ["b"]}, **NO_MORE}, '{"a":1} {"b":1}', '{"a":1,"b":1} {}'),
+    (
+        {"if": {**A, "required": ["a"]}, "else": {**B, "required": ["b"]}, **NO_MORE},
+        '{"a":1} {"b":1}',
+        '{"a":1,"b":1} {}',
+    ),
     ({**A, "allOf": [{"additionalProperties": True}], **NO_MORE, "required": ["b"]}, '{"b":1} {"a":1,"b":1}', "{}"),
     ({**A, **B, "patternProperties": {"^x": INT}, **NO_MORE}, '{} {"b":1}', '{"c":1}'),
     ({"patternProperties": {"^x": INT}, **NO_MORE}, '{} {"xa":1}', '{"c":1}'),

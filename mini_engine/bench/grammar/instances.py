@@ -151,7 +151,9 @@ class Judge:
         found = next((note for note in notes for each in narrowed if note in each), None)
         if found is None:
             before, behind = text.encode()[:place][-80:], text.encode()[place:][:80]
-            self.judged.silent.append((case.name, f"{before.decode(errors='replace')}⇥{behind.decode(errors='replace')}"))
+            self.judged.silent.append(
+                (case.name, f"{before.decode(errors='replace')}⇥{behind.decode(errors='replace')}")
+            )
         else:
             self.judged.stated[found.strip()] += 1
 

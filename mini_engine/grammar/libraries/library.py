@@ -197,21 +197,37 @@ def without_foreign(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {word: value for word, value in schema.items() if word not in foreign or (path and word in IDENTITIES)}
 
 
+def schemas_in(kind: GrammarKind, text: str) -> list[tuple[str, Any]]:
+    """Return the schemas of a grammar, each with its place: the one of a JSON Schema, those of a structural tag."""
+    if kind == "json_schema":
+        return [("", parse_schema(text))]
+    found: list[tuple[str, Any]] = []
+    waiting: list[tuple[str, Any]] = [("", read_format(text))] if kind == "structural_tag" else []
+    while waiting:
+        path, part = waiting.pop(0)
+        if isinstance(part, dict) and part.get("type") == "json_schema":
+            found.append((f"{path}/json_schema", part["json_schema"]))
+        elif isinstance(part, dict | list):
+            inside = part.items() if isinstance(part, dict) else enumerate(part)
+            waiting += [(f"{path}/{key}", each) for key, each in inside]
+    return found
+
+
 def ignored_in(kind: GrammarKind, text: str) -> list[str]:
-    """Return the places of the words of no vocabulary in a JSON Schema; none for other kinds of grammars."""
+    """Return the places of the words of no vocabulary in the schemas of a grammar."""
     found: list[str] = []
 
     def note(schema: dict[str, Any], path: str) -> dict[str, Any]:
-        found.extend(f"{path}/{escaped(word)}" for word in foreign_words(schema, Place(path)))
+        found.extend(f"{at}{path}/{escaped(word)}" for word in foreign_words(schema, Place(at + path)))
         return schema
 
-    if kind == "json_schema":
-        map_schema(parse_schema(text), note)
+    for at, schema in schemas_in(kind, text):
+        map_schema(schema, note)
     return found
 
 
 def narrowed_in(kind: GrammarKind, text: str, has_others: bool, general: Sequence[str] = ()) -> list[str]:
-    """Return what a library leaves out of a JSON Schema, with its place; nothing for other kinds of grammars.
+    """Return what a library leaves out of the schemas of a grammar, with its place.
 
     ``has_others``: the library writes members that ``properties`` does not declare; xgrammar does not, nor items behind
     ``prefixItems``, and it has its strings from ``json_values``. ``general``: what the library never writes.
@@ -219,7 +235,7 @@ def narrowed_in(kind: GrammarKind, text: str, has_others: bool, general: Sequenc
     found = {Place().note(what): None for what in general}
 
     def note(schema: dict[str, Any], path: str) -> dict[str, Any]:
-        place = Place(path)
+        place = Place(at + path)
         declared = schema.get("properties") or {}
         others = schema.get("additionalProperties", has_others or not declared)
         about_members = {"properties", "patternProperties", "additionalProperties"} & schema.keys()
@@ -240,10 +256,10 @@ def narrowed_in(kind: GrammarKind, text: str, has_others: bool, general: Sequenc
             found[Place().note(ORDER)] = None
         return schema
 
-    if kind != "json_schema":
-        return []
-    map_schema(parse_schema(text), note)
-    return list(found)
+    schemas = schemas_in(kind, text)
+    for at, schema in schemas:
+        map_schema(schema, note)
+    return list(found) if schemas else []
 
 
 def refuse_keywords(schema: Mapping[str, Any], known: Iterable[str], path: str, library: str) -> None:
