@@ -23,8 +23,8 @@ Parts = tuple[Part, ...]
 class Members:
     """What one schema says of an object's members: by name, by patterns of names, and of all ``others``.
 
-    ``is_open``: without ``properties`` any name may be written. To ``unevaluatedProperties``, the named members are known
-    if it ``evaluates``, and all if it ``is_whole``.
+    ``is_open``: without ``properties`` any name may be written. ``unevaluatedProperties`` does not apply to the members
+    that it names, if it ``evaluates``, and to none if it ``is_whole``.
     """
 
     properties: Mapping[str, Part] = field(default_factory=dict)

@@ -65,7 +65,8 @@ KNOWN = {*OF_ANY_TYPE, *(keyword for keywords in OF_TYPE.values() for keyword in
 IDENTITIES = ("$id", "id")  # they matter to references alone
 # Keywords of some draft that are not computed.
 REFUSED = frozenset(
-    "contains minContains maxContains divisibleBy disallow extends $dynamicRef $recursiveRef contentEncoding contentMediaType contentSchema".split()
+    "contains minContains maxContains divisibleBy disallow extends $dynamicRef $recursiveRef contentEncoding "
+    "contentMediaType contentSchema".split()
 )
 
 

@@ -9,7 +9,7 @@ know: trees of texts.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import chain, combinations, product
+from itertools import combinations, product
 from typing import Any
 from urllib.parse import unquote
 
@@ -177,10 +177,11 @@ class SchemaReader:
         branches = [self.pairs(so_far, branch) for branch in self.branches(schema, keyword, place)]
         written = []
         for i, branch in enumerate(branches):
+            alone = branch
             for j, other in enumerate(branches):
-                if j != i and not all(self.is_invalid(one, two) for one, two in product(branch, other)):
-                    branch = self.pairs(branch, self.without_branch(schema[keyword], j, i, place))
-            written += branch
+                if j != i and not all(self.is_invalid(one, two) for one, two in product(alone, other)):
+                    alone = self.pairs(alone, self.without_branch(schema[keyword], j, i, place))
+            written += alone
         return written
 
     def without_branch(self, branches: list[Any], index: int, beside: int, place: Place) -> list[Facts]:
@@ -243,7 +244,10 @@ class SchemaReader:
         for keyword in [key for key in ("allOf", "anyOf", "oneOf") if key in schema]:
             inside = enumerate(list_of(schema, keyword, place))
             each = [self.negated(branch, place.inside(keyword, index)) for index, branch in inside]
-            found += chain(*each) if keyword == "allOf" else reduce(self.pairs, each)
+            none = [facts for branch in each for facts in branch] if keyword == "allOf" else each[0]
+            for branch in each[1:] if keyword != "allOf" else ():
+                none = self.pairs(none, branch)
+            found += none
         for one, other in combinations(self.branches(schema, "oneOf", place), 2):
             found += self.pairs(one, other)
         return found

@@ -81,7 +81,7 @@ def string_of_length(least: int = 0, most: int | None = None) -> Node:
 
 
 def texts_without(words: Set[str], least: int = 0, most: int | None = None) -> Node | None:
-    """Return the tree of the texts of ``least`` to ``most`` characters but for ``words``, ``None`` if there are none."""
+    """Return the tree of the texts of ``least`` to ``most`` characters but for ``words``, ``None`` without any."""
     if not words:
         return Repeat(ANY, least, most)
     options: list[Node] = [] if least or "" in words else [EMPTY]

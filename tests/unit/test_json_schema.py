@@ -375,14 +375,17 @@ def test_of_branches_that_overlap_one_alone_holds(branches: list[Any]) -> None:
     for order in (branches, branches[::-1]):
         schema = {"oneOf": order, "$defs": PETS}
         judge = Draft202012Validator(schema)
+        reason = ""
         try:
             written = texts(schema, 40)
-        except UnsupportedKeywordError as error:
-            assert "pattern" in str(branches) or "{'a': 0}" in str(branches)
-            assert re.search("branches 0 and 1 that may both be valid|enum.* of arrays or objects", str(error))
         except GrammarError as error:
-            assert "nothing is valid" in str(error)
+            written = []
+            reason = str(error)
+        if "nothing is valid" in reason:
             assert not any(map(judge.is_valid, VALUES))
+        elif reason:
+            assert "pattern" in str(branches) or "{'a': 0}" in str(branches)
+            assert re.search("branches 0 and 1 that may both be valid|enum.* of arrays or objects", reason)
         else:
             assert all(judge.is_valid(json.loads(text)) for text in written)
             assert not any(accepts(schema, json.dumps(value)) for value in VALUES if not judge.is_valid(value))

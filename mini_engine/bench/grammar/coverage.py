@@ -222,7 +222,8 @@ def allowed_tokens(grammar: GrammarObject, vocab_size: int) -> list[int]:
 def random_text(grammar: GrammarObject, table: TokenTable, draw: random.Random, length: int = 25) -> bytes | None:
     """Write a text by walking the masks; ``None`` if it has no end after ``MOST_TOKENS`` tokens. Mutates ``grammar``.
 
-    Also ``None`` if a library gives the grammar up, as llguidance does at its limits. After ``length`` tokens it ends as soon as it may, and prefers tokens that close something.
+    Also ``None`` if a library gives the grammar up, as llguidance does at its limits. After ``length`` tokens it ends
+    as soon as it may, and prefers tokens that close something.
     """
     spelling = table.token_bytes
     text = b""

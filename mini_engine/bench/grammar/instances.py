@@ -58,8 +58,9 @@ class Case:
 class Judged:
     """What became of the instances of the schemas that compiled.
 
-    ``false_accepts``: name of the schema, text. ``silent``: name, what stands before and behind the place. ``stated``: note -> false rejects that it may be the reason
-    of. ``right``: schemas with instances of which none is judged wrongly.
+    ``false_accepts``: name of the schema, text. ``stated``: note -> false rejects that it may be the reason of.
+    ``silent``: the other ones, each with what stands before and behind the place. ``right``: schemas with instances of
+    which none is judged wrongly.
     """
 
     valid: int = 0

@@ -197,20 +197,29 @@ def without_foreign(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {word: value for word, value in schema.items() if word not in foreign or (path and word in IDENTITIES)}
 
 
-def schemas_in(kind: GrammarKind, text: str) -> list[tuple[str, Any]]:
-    """Return the schemas of a grammar, each with its place: the one of a JSON Schema, those of a structural tag."""
+def located(change: Change, place: str) -> Change:
+    """Return ``change`` for a schema that lies at a place."""
+    return lambda schema, path: change(schema, place + path)
+
+
+def each_schema(kind: GrammarKind, text: str, note: Change) -> int:
+    """Call ``note`` for all parts of the schemas of a grammar, and return how many schemas those are.
+
+    A structural tag has its places from its format on: ``/tags/0/content/json_schema/properties/a``.
+    """
     if kind == "json_schema":
-        return [("", parse_schema(text))]
-    found: list[tuple[str, Any]] = []
+        map_schema(parse_schema(text), note)
     waiting: list[tuple[str, Any]] = [("", read_format(text))] if kind == "structural_tag" else []
+    count = int(kind == "json_schema")
     while waiting:
-        path, part = waiting.pop(0)
+        place, part = waiting.pop(0)
         if isinstance(part, dict) and part.get("type") == "json_schema":
-            found.append((f"{path}/json_schema", part["json_schema"]))
+            map_schema(part["json_schema"], located(note, f"{place}/json_schema"))
+            count += 1
         elif isinstance(part, dict | list):
             inside = part.items() if isinstance(part, dict) else enumerate(part)
-            waiting += [(f"{path}/{key}", each) for key, each in inside]
-    return found
+            waiting += [(f"{place}/{key}", each) for key, each in inside]
+    return count
 
 
 def ignored_in(kind: GrammarKind, text: str) -> list[str]:
@@ -218,11 +227,10 @@ def ignored_in(kind: GrammarKind, text: str) -> list[str]:
     found: list[str] = []
 
     def note(schema: dict[str, Any], path: str) -> dict[str, Any]:
-        found.extend(f"{at}{path}/{escaped(word)}" for word in foreign_words(schema, Place(at + path)))
+        found.extend(f"{path}/{escaped(word)}" for word in foreign_words(schema, Place(path)))
         return schema
 
-    for at, schema in schemas_in(kind, text):
-        map_schema(schema, note)
+    each_schema(kind, text, note)
     return found
 
 
@@ -235,7 +243,7 @@ def narrowed_in(kind: GrammarKind, text: str, has_others: bool, general: Sequenc
     found = {Place().note(what): None for what in general}
 
     def note(schema: dict[str, Any], path: str) -> dict[str, Any]:
-        place = Place(at + path)
+        place = Place(path)
         declared = schema.get("properties") or {}
         others = schema.get("additionalProperties", has_others or not declared)
         about_members = {"properties", "patternProperties", "additionalProperties"} & schema.keys()
@@ -256,10 +264,7 @@ def narrowed_in(kind: GrammarKind, text: str, has_others: bool, general: Sequenc
             found[Place().note(ORDER)] = None
         return schema
 
-    schemas = schemas_in(kind, text)
-    for at, schema in schemas:
-        map_schema(schema, note)
-    return list(found) if schemas else []
+    return list(found) if each_schema(kind, text, note) else []
 
 
 def refuse_keywords(schema: Mapping[str, Any], known: Iterable[str], path: str, library: str) -> None:
