@@ -33,6 +33,7 @@ from mini_engine.grammar.syntax import (
 
 MAX_DEPTH = 32  # arrays and objects in each other; trees are walked by functions that call themselves
 OPEN_DIGITS = 15  # of an integer without bounds: that many are exact in a double, which many programs read it into
+LONGEST_WORD = 100  # that may be excluded: each character of it is a level of the tree
 NUM_KEPT = 256  # trees of ranges and patterns: references can ask for the same ones again and again
 
 # --- strings ---
@@ -81,9 +82,14 @@ def string_of_length(least: int = 0, most: int | None = None) -> Node:
 
 
 def texts_without(words: Set[str], least: int = 0, most: int | None = None) -> Node | None:
-    """Return the tree of the texts of ``least`` to ``most`` characters but for ``words``, ``None`` without any."""
+    """Return the tree of the texts of ``least`` to ``most`` characters but for ``words``, ``None`` without any.
+
+    Raises ``GrammarError`` for a word of more than ``LONGEST_WORD`` characters.
+    """
     if not words:
         return Repeat(ANY, least, most)
+    if max(map(len, words)) > LONGEST_WORD:
+        raise GrammarError(f"a text of more than {LONGEST_WORD} characters cannot be excluded; shorten it")
     options: list[Node] = [] if least or "" in words else [EMPTY]
     if most != 0:
         rest = max(least - 1, 0), None if most is None else most - 1

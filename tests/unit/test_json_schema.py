@@ -746,6 +746,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"pattern": r"(?u:\w)"}, "JavaScript reads otherwise|more than ASCII"),
     ({"pattern": "(" * 3000 + ")" * 3000}, "cannot be read|nests too deep"),
     ({"enum": []}, "enum is array"),
+    ({"type": "string", "not": {"const": "a" * 5000}}, "more than 100 characters cannot be excluded"),
     ({"enum": [True, "1"], "type": "integer"}, "nothing is valid: no value"),
     ({"const": float("nan")}, "not a JSON value|nothing is valid"),
     ({"const": {1: 2}}, "names are strings"),
