@@ -32,7 +32,8 @@ OTHER_NAMES = "members whose names no pattern finds are not written"
 OTHER_TYPES = "without a type, other values are valid too, and only this is written: "
 FIRST_ITEMS = "all of prefixItems are written, and nothing after them that items does not describe"
 NO_MORE_ITEMS = "nothing is written after prefixItems"
-OTHER_BRANCH = "a member that would make two branches of oneOf valid is not written"
+LEFT_OPEN = "some of the arrays and objects that not leaves open are not written"
+FEW_DIGITS = "numbers that are no integers have 9 digits before the point and 6 behind it at most"
 REPEATED = "a name may come twice, and readers keep its last value"
 
 BOUNDS = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]
@@ -43,26 +44,29 @@ OF_TYPE: dict[str, list[str]] = {
     "integer": [*BOUNDS, "multipleOf"],
     "number": [*BOUNDS, "multipleOf"],
     "string": ["minLength", "maxLength", "pattern", "format"],
-    "array": ["items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"],
+    "array": ["items", "prefixItems", "additionalItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"],
     "object": [
         "properties",
         "patternProperties",
         "additionalProperties",
+        "unevaluatedProperties",
         "propertyNames",
         "required",
         "minProperties",
         "maxProperties",
         "dependentRequired",
+        "dependentSchemas",
         "dependencies",
     ],
 }
-OF_ANY_TYPE = ["type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not"]
+FRACTION = "fraction"  # a type of our own: the numbers that are no integers
+OF_ANY_TYPE = ["type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"]
 KNOWN = {*OF_ANY_TYPE, *(keyword for keywords in OF_TYPE.values() for keyword in keywords)}
 IDENTITIES = ("$id", "id")  # they matter to references alone
 # Keywords of some draft that are not computed.
 REFUSED = frozenset(
-    "contains minContains maxContains unevaluatedItems unevaluatedProperties dependentSchemas if then else "
-    "divisibleBy disallow extends $dynamicRef $recursiveRef contentEncoding contentMediaType contentSchema".split()
+    "contains minContains maxContains divisibleBy disallow extends $dynamicRef $recursiveRef contentEncoding "
+    "contentMediaType contentSchema".split()
 )
 
 
@@ -242,4 +246,4 @@ def bound_of(schema: Mapping[str, Any], keyword: str, place: Place) -> int | flo
 def has_type(value: object, types: Container[object]) -> bool:
     """Whether a JSON value is of one of the types; an integer is a number."""
     kind = type_of(value)
-    return kind in types or (kind == "integer" and "number" in types)
+    return kind in types or (kind == "integer" and "number" in types) or (kind == "number" and FRACTION in types)

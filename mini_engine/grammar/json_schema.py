@@ -25,15 +25,16 @@ from typing import Any
 from mini_engine.checks import key_twice
 from mini_engine.config import Whitespace
 from mini_engine.grammar.base import ANY_LEVELS, SHALLOW, GrammarError
-from mini_engine.grammar.json_facts import ALL_TYPES, Facts, Parts, SchemaReader
+from mini_engine.grammar.json_facts import ALL_TYPES, Facts, Parts
 from mini_engine.grammar.json_keywords import (
     BOUNDS,
     BY_LLGUIDANCE,
     DIGITS,
+    FEW_DIGITS,
     FIRST_ITEMS,
+    FRACTION,
     INTEGERS,
     ORDER,
-    OTHER_BRANCH,
     OTHER_NAMES,
     OTHER_TYPES,
     REPEATED,
@@ -43,10 +44,12 @@ from mini_engine.grammar.json_keywords import (
     Place,
     counts_of,
 )
+from mini_engine.grammar.json_reader import SchemaReader
 from mini_engine.grammar.json_values import (
     FORMATS,
     LEFT_OUT,
     MAX_DEPTH,
+    NO_INTEGER,
     NUMBER,
     OPEN_DIGITS,
     PUNCTUATIONS,
@@ -62,6 +65,7 @@ from mini_engine.grammar.json_values import (
     string_of_length,
     text_of_format,
     text_of_pattern,
+    texts_without,
     type_of,
 )
 from mini_engine.grammar.regex import parse_regex
@@ -186,12 +190,24 @@ def number(facts: Facts) -> Node:
     return node
 
 
+def fraction(facts: Facts) -> Node:
+    """Return the tree of numbers that are no integers. Raises ``UnsupportedKeywordError`` for bounds."""
+    for key in {*BOUNDS, "multipleOf"} & facts.limits.keys():
+        raise facts.place.refusal(key, "of numbers that are no integers is not computed; remove it")
+    return NO_INTEGER
+
+
 def string(facts: Facts) -> Node:
     """Return the tree of strings: of some length, with a pattern, or in a format. Raises ``GrammarError``."""
     least, most = counts_of(facts.limits, "minLength", "maxLength", facts.place)
     given = [*facts.patterns, *facts.formats]
+    if facts.excluded and given:
+        raise facts.place.refusal("not", "of a constant next to a pattern or format is not computed; remove it")
     if not given:
-        return string_of_length(least, most)
+        others = texts_without({*facts.excluded}, least, most)
+        if others is None:
+            raise facts.place.nothing("no string of the length is left")
+        return quoted(others)
     if len(given) > 1:
         keyword = "pattern" if facts.patterns else "format"
         raise facts.place.refusal(keyword, f"next to another asks for an intersection; keep one, or {BY_LLGUIDANCE}")
@@ -258,6 +274,7 @@ class Converter:
             "null": null,
             "boolean": boolean,
             "integer": integer,
+            FRACTION: fraction,
             "number": number,
             "string": string,
             "array": self.array,
@@ -290,10 +307,12 @@ class Converter:
         types = facts.written_types()
         if facts.types is None and facts.values is None and types != ALL_TYPES:
             self.note(facts.place, OTHER_TYPES + " and ".join(types))
-        if facts.is_narrow:
-            self.note(facts.place, OTHER_BRANCH)
+        for what in facts.left_out:
+            self.note(facts.place, what)
         if {"string", "object"} & {*types}:
             self.note(Place(), SPELLING)
+        if FRACTION in types:
+            self.note(facts.place, FEW_DIGITS)
         if {"number", "integer"} & {*types}:
             self.note(Place(), INTEGERS)
             self.note(Place(), DIGITS)
@@ -406,7 +425,7 @@ class Converter:
         self.note(facts.place, REPEATED)
         if least > 1:
             raise facts.place.refusal("minProperties", "counts different names; write some into required")
-        patterns = [pattern for each in facts.members for pattern in each.by_pattern]
+        patterns = list(dict.fromkeys(pattern for each in facts.members for pattern in each.by_pattern))
         if len(patterns) > 1 or (patterns and facts.names):
             raise facts.place.refusal("patternProperties", f"of several patterns is not computed; {BY_LLGUIDANCE}")
         if patterns and allows_others(facts):
@@ -466,6 +485,9 @@ class Converter:
         values = [value for value in facts.typed_values() if holds(value, facts)]
         if not values:
             raise facts.place.nothing("no value of enum or const is of the type, and within the keywords next to it")
+        if {"array", "object"} & {*map(type_of, values)}:
+            self.note(Place(), INTEGERS)
+            self.note(Place(), ORDER)
         try:
             return either([self.punctuation.constant(value) for value in values])
         except GrammarError as error:
@@ -502,7 +524,8 @@ def holds(value: Any, facts: Facts) -> bool:
         is_plain = value.isascii() and value.isprintable()  # of other texts, dialects of patterns think differently
         found = all(is_plain and re.search(each, value) for each in facts.patterns)
         fits = all(re.fullmatch(FORMATS[each], value) for each in facts.formats)
-        return found and fits and is_within(len(value), limits, "minLength", "maxLength")
+        is_left = value not in facts.excluded
+        return is_left and found and fits and is_within(len(value), limits, "minLength", "maxLength")
     if kind in ("integer", "number"):
         is_outside = value <= limits.get("exclusiveMinimum", -math.inf) or value >= limits.get(
             "exclusiveMaximum", math.inf

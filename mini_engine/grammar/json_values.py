@@ -7,7 +7,7 @@ is narrower than JSON then, and a model has one way less to go astray.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, lru_cache
@@ -33,6 +33,7 @@ from mini_engine.grammar.syntax import (
 
 MAX_DEPTH = 32  # arrays and objects in each other; trees are walked by functions that call themselves
 OPEN_DIGITS = 15  # of an integer without bounds: that many are exact in a double, which many programs read it into
+LONGEST_WORD = 100  # that may be excluded: each character of it is a level of the tree
 NUM_KEPT = 256  # trees of ranges and patterns: references can ask for the same ones again and again
 
 # --- strings ---
@@ -78,6 +79,27 @@ def quoted(node: Node) -> Node:
 def string_of_length(least: int = 0, most: int | None = None) -> Node:
     """Return the tree of the JSON strings of ``least`` to ``most`` characters; an escape spells one character."""
     return quoted(Repeat(ANY, least, most))
+
+
+def texts_without(words: Set[str], least: int = 0, most: int | None = None) -> Node | None:
+    """Return the tree of the texts of ``least`` to ``most`` characters but for ``words``, ``None`` without any.
+
+    Raises ``GrammarError`` for a word of more than ``LONGEST_WORD`` characters.
+    """
+    if not words:
+        return Repeat(ANY, least, most)
+    if max(map(len, words)) > LONGEST_WORD:
+        raise GrammarError(f"a text of more than {LONGEST_WORD} characters cannot be excluded; shorten it")
+    options: list[Node] = [] if least or "" in words else [EMPTY]
+    if most != 0:
+        rest = max(least - 1, 0), None if most is None else most - 1
+        firsts = sorted({word[0] for word in words if word})
+        others = Chars(complement([(ord(first), ord(first)) for first in firsts]))
+        options.append(Concat((others, Repeat(ANY, *rest))))
+        for first in firsts:
+            tail = texts_without({word[1:] for word in words if word.startswith(first)}, *rest)
+            options += [Concat((literal(first), tail))] if tail else []
+    return either(options) if options else None
 
 
 @lru_cache(NUM_KEPT)
@@ -195,6 +217,8 @@ DIGIT = Chars(((ord("0"), ord("9")),))
 DIGIT_NODES = [literal(digit) for digit in "0123456789"]
 # As many digits before and after the point as Python writes of a double, and an exponent far from overflowing it.
 NUMBER = parse_regex(r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,21})?([eE][+-]?[0-9]{1,2})?")
+
+NO_INTEGER = parse_regex(r"-?(0|[1-9][0-9]{0,8})\.[0-9]{0,5}[1-9]")  # few enough digits that no double rounds to one
 
 
 @lru_cache(NUM_KEPT)

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from mini_engine.bench.grammar import coverage
+from mini_engine.bench.grammar import coverage, instances
 from mini_engine.bench.grammar.loads import (
     large_tokenizer,
     make_merges,
@@ -116,7 +116,7 @@ TAKEN = {
         "maximum": 5,
     },
 }
-LEFT_OUT = {"if.json": {"if": {"type": "object"}, "then": {"type": "null"}}, "not JSON.json": None}
+LEFT_OUT = {"if.json": {"if": {"pattern": "a"}, "then": {"type": "null"}}, "not JSON.json": None}
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_coverage_of_a_folder(folder):
     (row,) = coverage_of("--schemas", folder)
     assert (row["backend"], row["schemas"], row["compiled"]) == ("fsm", 5, 3)
     spelled = "the JSON Schema is not JSON: Expecting property name enclosed in double quotes at line …, column …"
-    assert row["refusals"] == {"keyword 'if'": 1, spelled: 1}
+    assert row["refusals"] == {"keyword 'pattern'": 1, spelled: 1}
     assert (row["texts"] + row["unfinished"], row["invalid"]) == (3 * coverage.NUM_TEXTS, [])
     assert row["texts"] > 2 * coverage.NUM_TEXTS
     assert 0 < row["cpu_p50_s"] <= row["cpu_p99_s"] <= row["cpu_max_s"]
@@ -156,7 +156,7 @@ def test_coverage_of_lines_with_several_backends(tmp_path):
 
 def test_drawn_schemas_are_the_same_for_the_same_seed(folder):
     def names(count, seed):
-        return [name for name, _ in coverage.read_schemas(folder, count, seed)]
+        return [case.name for case in coverage.read_schemas(folder, count, seed)]
 
     assert names(0, 0) == sorted(TAKEN | LEFT_OUT)
     assert names(3, 1) == names(3, 1) == names(4, 1)[:3] != names(3, 2)
@@ -179,9 +179,76 @@ def test_an_invalid_text_is_counted_and_named(folder, monkeypatch):
     assert {name: invalid.count(name) for name in ("deep/day.json", "deep/draft.json", "if.json")} == {
         "deep/day.json": 8,
         "deep/draft.json": 8,
-        "if.json": 0,
+        "if.json": 8,
     }
     assert all(int(text) > 40 for name, text in row["invalid"] if name == "number.json")
+
+
+def tests_of(*pairs):
+    return [{"data": data, "valid": valid} for data, valid in pairs]
+
+
+INT = {"type": "integer"}
+MEMBERS = {"type": "object", "properties": {"a": INT, "b": {"enum": [1]}}}
+GROUPS = [
+    {"schema": INT, "tests": tests_of((3, True), (-12, True), (1.5, False), ("3", False), (None, False))},
+    {"schema": MEMBERS, "tests": tests_of(({"b": 1, "a": 2}, True), ({"a": 1, "c": "x"}, True), ({"a": "x"}, False))},
+    {"schema": {"items": INT}, "tests": tests_of(([1.0], True), ("x", True), ({}, True), ([], True))},
+    {"schema": {"type": "string", "format": "time"}, "tests": tests_of(("10:00:00.1234567Z", True), ("10", False))},
+    {"schema": {"type": "string"}, "tests": tests_of(("e\u0301 \ud83d\ude00", True), ("\ud800", True))},
+    {"schema": {"contains": INT}, "tests": tests_of(([1], True))},
+]
+
+
+def test_instances_are_judged_and_a_false_reject_is_laid_to_a_note(tmp_path):
+    """Which are valid says the file, as the suites do; jsonschema agrees."""
+    for group in GROUPS:
+        for test in group["tests"]:
+            judge = coverage.validator_of(group["schema"])
+            assert judge.is_valid(test["data"]) == test["valid"]
+    (tmp_path / "suite.json").write_text(json.dumps(GROUPS))
+    (row,) = coverage_of("--schemas", tmp_path)
+    judged = row["instances"]
+    assert (row["schemas"], row["compiled"]) == (6, 5)
+    assert (judged["valid"], judged["invalid"], judged["right"], judged["false_accepts"]) == (11, 5, 1, [])
+    assert judged["stated"] == {
+        "members come in the order of the schema": 1,
+        "members that no schema declares are not written": 1,
+        "integers have no point and no exponent": 1,
+        "without a type, other values are valid too, and only this is written:": 2,
+        "the format": 1,
+    }
+    assert judged["silent"] == [["suite.json#4", '"\\u⇥d800"']]
+
+
+def test_a_false_accept_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(REGISTRY.factories, "fsm", Careless)
+    (tmp_path / "one.json").write_text(json.dumps({"schema": INT, "tests": tests_of((40, False), (3, True))}))
+    (row,) = coverage_of("--schemas", tmp_path)
+    assert row["instances"]["false_accepts"] == [["one.json", "40"]]
+    assert row["instances"]["silent"] == [["one.json", "3⇥"]]
+    assert row["instances"]["right"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "part"),
+    [
+        ('{"a": 1, "c": 2}', 7, "other name"),
+        ('{"a": 1, "b": 2}', 7, "declared name"),
+        ('{"c": 1}', 2, "other name"),
+        ('{"a": 1}', 7, "declared name"),
+        ('{"a": "é,]x"}', 10, "inside a string"),
+        ('{"a": [1, 2]}', 8, "items"),
+        ('{"a": [1, 2]}', 11, "items"),
+        ('{"a": [1.25]}', 9, "inside a fraction"),
+        ('{"a": null}', 6, "value"),
+        ("12345678901234567890", 15, "inside a long number"),
+        ("-2", 2, "inside a number"),
+        ("[]", 0, "value"),
+    ],
+)
+def test_what_stands_where_a_text_is_refused(text, place, part):
+    assert instances.part_at(text, place, {"items": MEMBERS}) == part
 
 
 @pytest.mark.parametrize("options", ["--parts coverage", "--schemas .", "--parts coverage --schemas none"])

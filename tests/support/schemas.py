@@ -45,7 +45,7 @@ class Maker:
     def node(self, depth: int) -> dict[str, Any]:
         kinds = ["null", "boolean", "integer", "number", "string", "enum", "const", "types"]
         kinds += ["array", "object", "tuple", "map", "any_of", "one_of", "all_of", "reference"] * 2 if depth else []
-        kinds += ["names", "beside", "depending", "anything"] if depth else []
+        kinds += ["names", "beside", "depending", "anything", "denied", "condition"] if depth else []
         schema: dict[str, Any] = getattr(self, f"make_{self.rng.choice(kinds)}")(depth - 1)
         return {**schema, "description": "text"} if self.rng.random() < 0.2 else schema
 
@@ -179,6 +179,30 @@ class Maker:
         """Members that bring others with them."""
         needed = {"a": self.rng.sample("bc", self.rng.randint(1, 2)), "b": ["c"]}
         return {"properties": {key: self.node(depth) for key in "abc"}, "dependentRequired": needed}
+
+    def denied(self) -> dict[str, Any]:
+        """Draw what can be said of a value and denied."""
+        options: list[dict[str, Any]] = [
+            {"type": self.rng.choice(["null", "integer", ["number", "string"]])},
+            {"enum": self.rng.sample(["", "ab", 3, -1.5, False, None], 3)},
+            {"const": self.rng.choice(["a", "ab", 0, 2.5, True, None])},
+            {"minimum": self.rng.randint(-3, 3), "minLength": 2, "maxItems": self.rng.randint(0, 1)},
+            {"required": self.rng.sample("abc", self.rng.randint(1, 2))},
+            {"properties": {self.rng.choice("abc"): {"type": self.rng.choice(["string", "integer"])}}, "maximum": 5},
+        ]
+        one, other = self.rng.sample(options, 2)
+        return {self.rng.choice(["allOf", "anyOf", "oneOf"]): [one, other]} if self.rng.random() < 0.4 else one
+
+    def make_denied(self, depth: int) -> dict[str, Any]:
+        """What is not valid under another schema, beside types that leave something."""
+        inside = {"properties": {key: self.node(depth) for key in "abc"}}
+        return {"anyOf": [{"type": ["object", "number", "string"], **inside, "not": self.denied()}, INT]}
+
+    def make_condition(self, depth: int) -> dict[str, Any]:
+        """Members that have another form if something holds."""
+        inside = {"properties": {key: self.node(depth) for key in "abc"}}
+        condition = {"if": self.denied(), "then": {"required": ["a"]}, "else": {"required": ["b"], "minLength": 1}}
+        return {"anyOf": [{"type": ["object", "string"], **inside, **condition}, INT]}
 
     def make_anything(self, depth: int) -> dict[str, Any]:
         """Any JSON, by itself or inside."""

@@ -5,6 +5,7 @@ Oracles: trying every token on a copy, ``re.fullmatch``, ``jsonschema``, ``json.
 
 import datetime
 import importlib
+import itertools
 import json
 import random
 import re
@@ -391,14 +392,14 @@ def test_errors_are_typed_and_say_nothing_of_the_library_s_files(name, kind, tex
 UNSOUND = [
     ("uniqueItems", {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, BACKENDS),
     ("contains", {"type": "array", "contains": {"type": "integer"}}, BACKENDS),
-    ("not", {"type": "integer", "not": {"const": 1}}, BACKENDS),
-    ("if", {"if": {"type": "integer"}, "then": {"type": "integer"}}, BACKENDS),
+    ("not", {"type": "integer", "not": {"const": 1}}, ["xgrammar", "llguidance"]),
+    ("if", {"if": {"type": "integer"}, "then": {"type": "integer"}}, ["xgrammar", "llguidance"]),
     ("minLenght", {"type": "string", "minLenght": 3}, BACKENDS),
     ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}, ["xgrammar", "llguidance"]),
     ("propertyNames", {"type": "object", "propertyNames": {"type": "string"}}, ["xgrammar", "llguidance"]),
     ("$ref", {"$ref": "http://example.org/schema"}, ["xgrammar", "llguidance"]),
     ("allOf", {"allOf": [{"type": "integer"}, {"type": "integer", "minimum": 3}]}, ["xgrammar"]),
-    ("oneOf", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["xgrammar", "outlines"]),
+    ("oneOf", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["xgrammar"]),
     ("multipleOf", {"type": "number", "multipleOf": 0.5}, ["xgrammar", "outlines"]),
     ("minimum", {"minimum": 3}, ["xgrammar"]),
     ("minimum", {"type": "string", "minimum": 3}, ["xgrammar"]),
@@ -530,6 +531,21 @@ def test_structural_tag(name, whitespace):
     good = ["", "hi", "a < b", "<f=add>12</f>", "so <f=add>-3</f> and " + f"<f=not>[true{comma}false]</f>."]
     bad = ["<f", "<f=foo>1</f>", "a <f b", "<f=add>true</f>", "<f=add>1</g>", "<f=add>1", "<f=not>[true,  false]</f>"]
     assert [text for text in good + bad if takes(grammar, text)] == good
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_schemas_of_a_structural_tag_say_what_is_narrowed_and_ignored(name):
+    inner = {"type": "object", "properties": {"b": {"type": "integer"}}, "x-order": 1}
+    schema = {"type": "object", "properties": {"a": inner}}
+    tags = {"structures": [{"begin": f"<{n}>", "schema": schema, "end": "<"} for n in "fg"], "triggers": ["<"]}
+    stats = compiled(name, "structural_tag", tags).stats
+    alone = compiled(name, "json_schema", schema).stats
+    for number in (0, 1):
+        at = f"/tags/{number}/content/json_schema"
+        moved = [at + note for note in alone.narrowed if note.startswith("/properties")]
+        assert len(moved) >= 1
+        assert {*moved} <= {*stats.narrowed}
+        assert stats.ignored[number] == f"{at}{alone.ignored[0]}" == f"{at}/properties/a/x-order"
 
 
 def test_newer_structural_tags_of_xgrammar():
@@ -805,6 +821,17 @@ def test_a_multiple_beside_a_bound_on_one_side_is_refused_by_xgrammar(bounds: di
         make_backend("xgrammar", TABLE, GrammarOptions()).compile(("json_schema", schema))
 
 
+def test_a_multiple_of_a_fraction_is_refused_by_xgrammar_and_auto() -> None:
+    """The library takes every integer then, and 17 is no multiple of 2.5."""
+    schema = {"type": "integer", "multipleOf": 2.5}
+    assert not jsonschema.Draft202012Validator(schema).is_valid(17)
+    with pytest.raises(GrammarError, match="'multipleOf' at / of a fraction"):
+        make_backend("xgrammar", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    exact = make_backend("auto", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    assert takes(exact, "15")
+    assert not takes(exact, "17")
+
+
 WIDE = [{"enum": [1, 2**60]}, {"type": "integer", "minimum": 2**53 + 1}, {"const": [{"a": 2**70}]}]
 
 
@@ -873,13 +900,32 @@ def test_an_escaped_name_does_not_escape_its_schema(schema: dict[str, Any], name
     assert taken >= 3 or name != "llguidance"
 
 
-def test_names_beside_an_open_pattern_are_refused_by_llguidance() -> None:
-    schema = {"type": "object", "patternProperties": {"^[ab]$": {"type": "integer"}}}
-    backend = make_backend("llguidance", TABLE, GrammarOptions())
-    with pytest.raises(GrammarError, match="'patternProperties' at / leaves other names open"):
-        backend.compile(("json_schema", json.dumps(schema)))
-    closed = backend.compile(("json_schema", json.dumps(schema | {"additionalProperties": False})))
-    assert takes(closed, '{"a": 1}')
+BESIDE_PATTERNS = [
+    {"type": "object", "patternProperties": {"^[ab]$": DIGIT}},
+    {
+        "type": "object",
+        "properties": {"value": DIGIT},
+        "patternProperties": {"^v": DIGIT},
+        "additionalProperties": DIGIT,
+    },
+]
+
+
+@pytest.mark.parametrize("schema", [*OPEN, *BESIDE_PATTERNS], ids=str)
+def test_other_names_of_llguidance_have_their_own_schema_or_are_narrowed(schema: dict[str, Any]) -> None:
+    grammar = make_backend("llguidance", TABLE, GrammarOptions()).compile(("json_schema", json.dumps(schema)))
+    judge = jsonschema.Draft202012Validator(schema)
+    is_narrow = any("names no pattern finds" in note for note in grammar.stats.narrowed)
+    assert is_narrow == (schema in BESIDE_PATTERNS)
+    values = ["1", '"x"', "null"]
+    for names in (["value"], ["value", "other"], ["other"], ["a"], ["v"]):
+        for chosen in itertools.product(values, repeat=len(names)):
+            text = ", ".join(f'"{name}": {value}' for name, value in zip(names, chosen, strict=True))
+            valid = judge.is_valid(json.loads(f"{{{text}}}"))
+            assert not takes(grammar, f"{{{text}}}") or valid
+            if valid and not is_narrow:
+                assert takes(grammar, f"{{{text}}}"), text
+    assert takes(grammar, '{"a": 1}') or schema != BESIDE_PATTERNS[0]
 
 
 DATES = {
@@ -957,11 +1003,11 @@ COUNTED_BY_NAME = {"type": "object", "properties": {"a": NUMBERS}, "required": [
 FREE = {"type": "array", "items": {"type": "integer"}}
 NESTED = {"type": "array", "items": {"$ref": "#"}}
 WANT_TOO_MUCH = [  # each in one way, that fsm refuses, and what no backend takes
-    {"not": {"type": "string"}},
+    {"not": {"pattern": "a"}},
     FREE | {"uniqueItems": True},
     FREE | {"contains": {"type": "integer"}},
-    {"if": {"type": "string"}, "then": {"maxLength": 3}},
-    {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+    {"if": {"pattern": "a"}, "then": {"maxLength": 3}},
+    {"oneOf": [{"type": "string"}, {"pattern": "a"}]},
     {"type": "object", "minProperties": 2},
     {"type": "string", "format": "regex"},
     {"type": "object", "properties": {"a": {}}, "propertyNames": {"maxLength": 3}},

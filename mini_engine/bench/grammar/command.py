@@ -136,7 +136,9 @@ def serve(name: str, tokenizer: Tokenizer, seed: int) -> Served:
 def bench_grammar(
     parts: Annotated[str, typer.Option(help=f"{','.join(PARTS)},{COVERAGE} or some of them.")] = ",".join(PARTS),
     model: Annotated[list[str] | None, typer.Option(help="tiny, 0.6b (random weights, 151,936 ids); both.")] = None,
-    backend: Annotated[list[str] | None, typer.Option(help=f"{', '.join(BACKENDS)}; all. Coverage: fsm.")] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(BACKENDS)}; all. Coverage: fsm, or auto.")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Counted rounds; 0: 3, quick 1; jumps at 0.6b always 1.", min=0)] = 0,
     threads: Annotated[int, typer.Option(help="Torch threads; 0 leaves torch's choice.", min=0)] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="The embedded model alone, and little of everything.")] = False,
@@ -150,7 +152,7 @@ def bench_grammar(
         raise typer.BadParameter(f"the part {COVERAGE} and the option --schemas need each other")
     models = chosen(model, SHAPES, "model") if model or not quick else ["tiny"]
     models = models if wanted != [COVERAGE] else []
-    backends = chosen(backend, BACKENDS, "backend")
+    backends = chosen(backend, BACKENDS if models else (*BACKENDS, "auto"), "backend")
     size = Size.of(quick, rounds)
     if threads:
         torch.set_num_threads(threads)

@@ -1,7 +1,8 @@
 """``bench grammar --parts coverage``: how many JSON Schemas of a folder a backend compiles, and whether it keeps them.
 
 Every schema is compiled, and texts are written under those that compile by choosing among the tokens that the masks
-allow. The package ``jsonschema`` says whether each text is valid, formats too. It is no part of the engine.
+allow. The package ``jsonschema`` says whether each text is valid, formats too. It is no part of the engine. Instances
+that come with a schema are matched (``instances``).
 """
 
 import codecs
@@ -19,6 +20,7 @@ import torch
 import typer
 from tqdm import tqdm
 
+from mini_engine.bench.grammar.instances import Case, Judge, cases_of
 from mini_engine.bench.grammar.loads import tiny_tokenizer
 from mini_engine.bench.grammar.masks import cpu_ms
 from mini_engine.bench.workload import percentile
@@ -46,7 +48,8 @@ class Coverage:
     """One backend over all schemas. Seconds are CPU time of compiling a schema or refusing it, all threads together.
 
     ``refusals``: reason -> how many schemas. ``narrowed``: compiled, but written texts nest less deep than allowed.
-    ``texts`` were written to their end, ``unfinished`` were given up; ``invalid``: name of the schema, text.
+    ``texts`` were written to their end, ``unfinished`` were given up; ``invalid``: name of the schema, text. Of
+    ``unjudged`` the package cannot say it: a pattern that Python does not read, a reference to elsewhere.
     """
 
     backend: str
@@ -57,6 +60,7 @@ class Coverage:
     refusals: Counter[str] = field(default_factory=Counter)
     texts: int = 0
     unfinished: int = 0
+    unjudged: int = 0
     invalid: list[tuple[str, str]] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
@@ -71,27 +75,28 @@ class Coverage:
             "cpu_max_s": max(self.cpu_s),
             "texts": self.texts,
             "unfinished": self.unfinished,
+            "unjudged": self.unjudged,
             "invalid": self.invalid,
             "refusals": dict(self.refusals.most_common()),
         }
 
 
-def read_schemas(place: Path, count: int, seed: int) -> list[tuple[str, str]]:
-    """Return names and texts of ``count`` schemas drawn from ``place``, of all if it is 0 or there are no more.
+def read_schemas(place: Path, count: int, seed: int) -> list[Case]:
+    """Return ``count`` schemas drawn from ``place``, all if it is 0 or there are no more.
 
-    ``place`` is a folder, in which every ``*.json`` at any depth is a schema, or a file with a schema on each line. A
-    line may also be an object with the schema in ``json_schema``. Raises ``typer.BadParameter`` if there is none.
+    ``place`` is a folder, in which every ``*.json`` at any depth holds schemas, or a file with a schema on each line:
+    see ``cases_of``. Raises ``typer.BadParameter`` if there is none.
     """
     if place.is_dir():
-        found = [(str(path.relative_to(place)), path) for path in sorted(place.rglob("*.json"))]
-        texts = [(name, path.read_text(encoding="utf-8", errors="replace")) for name, path in drawn(found, count, seed)]
+        files = sorted(place.rglob("*.json"))
+        texts = [(str(path.relative_to(place)), path.read_text(encoding="utf-8", errors="replace")) for path in files]
     else:
         lines = place.read_text(encoding="utf-8").splitlines() if place.is_file() else []
-        named = [(f"{place.name}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
-        texts = [(name, schema_of(line)) for name, line in drawn(named, count, seed)]
-    if not texts:
+        texts = [(f"{place.name}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    cases = drawn([case for name, text in texts for case in cases_of(name, text)], count, seed)
+    if not cases:
         raise typer.BadParameter(f"{place} holds no schemas; give a folder with *.json, or a file of JSON lines")
-    return texts
+    return list(cases)
 
 
 def drawn(schemas: Sequence[Any], count: int, seed: int) -> Sequence[Any]:
@@ -103,17 +108,7 @@ def drawn(schemas: Sequence[Any], count: int, seed: int) -> Sequence[Any]:
     return schemas if whole else random.Random(seed).sample(schemas, len(schemas))[:count]
 
 
-def schema_of(line: str) -> str:
-    """Return the schema that stands on a line, or in its field ``json_schema``."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return line  # the backend says what is wrong with it
-    inner = value.get("json_schema", line) if isinstance(value, dict) else line
-    return inner if isinstance(inner, str) else json.dumps(inner)
-
-
-def measure_coverage(schemas: Sequence[tuple[str, str]], names: Sequence[str], seed: int) -> Iterator[dict[str, Any]]:
+def measure_coverage(schemas: Sequence[Case], names: Sequence[str], seed: int) -> Iterator[dict[str, Any]]:
     """Yield the summary of each backend over the schemas, with the vocabulary of the embedded model.
 
     Raises ``ValueError`` for a backend whose library is missing.
@@ -125,11 +120,13 @@ def measure_coverage(schemas: Sequence[tuple[str, str]], names: Sequence[str], s
     for name in names:
         backend = make_backend(name, table, GrammarOptions())
         coverage = Coverage(name)
-        for place, text in tqdm(schemas, desc=f"schemas with {name}", unit="schema"):
-            grammar = compile_one(backend, text, coverage)
+        judge = Judge(tokenizer, table)
+        for case in tqdm(schemas, desc=f"schemas with {name}", unit="schema"):
+            grammar = compile_one(backend, case.schema, coverage)
             if grammar is not None:
-                write_texts(grammar, table, (place, text), coverage, seed)
-        yield coverage.summary()
+                judge.take(case, grammar)
+                write_texts(grammar, table, case, coverage, seed)
+        yield coverage.summary() | {"instances": judge.judged.summary()}
 
 
 def compile_one(backend: GrammarBackend, text: str, coverage: Coverage) -> GrammarObject | None:
@@ -161,21 +158,20 @@ def reason_of(error: GrammarError) -> str:
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", text)[:100]
 
 
-def write_texts(
-    grammar: GrammarObject, table: TokenTable, schema: tuple[str, str], coverage: Coverage, seed: int
-) -> None:
-    """Write ``NUM_TEXTS`` texts under a schema (its name and text) and validate them. Mutates ``coverage``."""
-    name, source = schema
-    validator = validator_of(json.loads(source))
-    draw = random.Random(f"{seed} {name}")
+def write_texts(grammar: GrammarObject, table: TokenTable, case: Case, coverage: Coverage, seed: int) -> None:
+    """Write ``NUM_TEXTS`` texts under a schema and validate them. Mutates ``coverage``."""
+    validator = validator_of(json.loads(case.schema))
+    draw = random.Random(f"{seed} {case.name}")
     for _ in range(NUM_TEXTS):
         text = random_text(grammar.copy(), table, draw)
         if text is None:
             coverage.unfinished += 1
             continue
         coverage.texts += 1
-        if not is_valid(text, validator):
-            coverage.invalid.append((name, text.decode(errors="replace")))
+        valid = is_valid(text, validator)
+        coverage.unjudged += valid is None
+        if valid is False:
+            coverage.invalid.append((case.name, text.decode(errors="replace")))
 
 
 def validator_of(schema: Any) -> Any:
@@ -193,13 +189,15 @@ def validator_of(schema: Any) -> Any:
     return kind(schema, format_checker=Draft202012Validator.FORMAT_CHECKER, registry=REGISTRY)
 
 
-def is_valid(text: bytes, validator: Any) -> bool:
-    """Whether a text is JSON and valid. One that the package cannot judge is not: a reference to elsewhere, say."""
+def is_valid(text: bytes, validator: Any) -> bool | None:
+    """Whether a text is JSON and valid, ``None`` if the package cannot judge it: a reference to elsewhere, say."""
     from referencing.exceptions import Unresolvable
 
     try:
         return bool(validator.is_valid(json.loads(text)))
-    except (ValueError, re.error, Unresolvable):
+    except (re.error, Unresolvable):
+        return None
+    except ValueError:
         return False
 
 
@@ -224,12 +222,16 @@ def allowed_tokens(grammar: GrammarObject, vocab_size: int) -> list[int]:
 def random_text(grammar: GrammarObject, table: TokenTable, draw: random.Random, length: int = 25) -> bytes | None:
     """Write a text by walking the masks; ``None`` if it has no end after ``MOST_TOKENS`` tokens. Mutates ``grammar``.
 
-    After ``length`` tokens it ends as soon as it may, and prefers tokens that close something.
+    Also ``None`` if a library gives the grammar up, as llguidance does at its limits. After ``length`` tokens it ends
+    as soon as it may, and prefers tokens that close something.
     """
     spelling = table.token_bytes
     text = b""
     for step in range(MOST_TOKENS):
-        allowed = set(allowed_tokens(grammar, table.vocab_size))
+        try:
+            allowed = set(allowed_tokens(grammar, table.vocab_size))
+        except GrammarError:
+            return None
         may_end = bool(allowed & table.stop_ids)
         if may_end and (draw.random() < 0.4 or step > length):
             return text
@@ -260,9 +262,33 @@ def print_coverage(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{row['narrowed']:9}{row['cpu_p50_s']:11.3f}{row['cpu_p99_s']:7.2f}{row['cpu_max_s']:7.2f}"
             f"{row['texts']:8}{len(row['invalid']):8}{row['unfinished']:7}"
         )
+    print_instances(rows)
     for row in rows:
         typer.echo(f"\nrefused by {row['backend']}: {row['schemas'] - row['compiled']}")
         for reason, count in list(row["refusals"].items())[:SHOWN]:
             typer.echo(f"{count:8}  {reason}")
         for name, text in row["invalid"][:SHOWN]:
             typer.echo(f"invalid under {name}: {text:.200}")
+
+
+def print_instances(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what became of the instances that come with the schemas, if any do."""
+    if not any(row["instances"]["valid"] + row["instances"]["invalid"] for row in rows):
+        return
+    typer.echo(
+        f"\n{'backend':12}{'right':>8}{'invalid':>9}{'accepted':>9}{'valid':>9}{'rejected':>9}{'share':>7}{'silent':>8}"
+    )
+    for row in rows:
+        judged = row["instances"]
+        silent = len(judged["silent"])
+        rejected = sum(judged["stated"].values()) + silent
+        typer.echo(
+            f"{row['backend']:12}{judged['right']:8}{judged['invalid']:9}{len(judged['false_accepts']):9}"
+            f"{judged['valid']:9}{rejected:9}{rejected / max(judged['valid'], 1):7.1%}{silent:8}"
+        )
+    for row in rows:
+        for reason, count in row["instances"]["stated"].items():
+            typer.echo(f"{count:8}  valid and rejected by {row['backend']}: {reason}")
+        for what in ("false_accepts", "silent"):
+            for name, text in row["instances"][what][:SHOWN]:
+                typer.echo(f"{what} of {row['backend']} under {name}: {text:.200}")

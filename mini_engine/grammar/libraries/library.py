@@ -31,6 +31,7 @@ from mini_engine.grammar.json_keywords import (
     IDENTITIES,
     NO_MORE_ITEMS,
     ORDER,
+    OTHER_NAMES,
     REPEATED,
     SPELLING,
     UNDECLARED,
@@ -196,21 +197,45 @@ def without_foreign(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {word: value for word, value in schema.items() if word not in foreign or (path and word in IDENTITIES)}
 
 
+def located(change: Change, place: str) -> Change:
+    """Return ``change`` for a schema that lies at a place."""
+    return lambda schema, path: change(schema, place + path)
+
+
+def each_schema(kind: GrammarKind, text: str, note: Change) -> int:
+    """Call ``note`` for all parts of the schemas of a grammar, and return how many schemas those are.
+
+    A structural tag has its places from its format on: ``/tags/0/content/json_schema/properties/a``.
+    """
+    if kind == "json_schema":
+        map_schema(parse_schema(text), note)
+    waiting: list[tuple[str, Any]] = [("", read_format(text))] if kind == "structural_tag" else []
+    count = int(kind == "json_schema")
+    while waiting:
+        place, part = waiting.pop(0)
+        if isinstance(part, dict) and part.get("type") == "json_schema":
+            map_schema(part["json_schema"], located(note, f"{place}/json_schema"))
+            count += 1
+        elif isinstance(part, dict | list):
+            inside = part.items() if isinstance(part, dict) else enumerate(part)
+            waiting += [(f"{place}/{key}", each) for key, each in inside]
+    return count
+
+
 def ignored_in(kind: GrammarKind, text: str) -> list[str]:
-    """Return the places of the words of no vocabulary in a JSON Schema; none for other kinds of grammars."""
+    """Return the places of the words of no vocabulary in the schemas of a grammar."""
     found: list[str] = []
 
     def note(schema: dict[str, Any], path: str) -> dict[str, Any]:
         found.extend(f"{path}/{escaped(word)}" for word in foreign_words(schema, Place(path)))
         return schema
 
-    if kind == "json_schema":
-        map_schema(parse_schema(text), note)
+    each_schema(kind, text, note)
     return found
 
 
 def narrowed_in(kind: GrammarKind, text: str, has_others: bool, general: Sequence[str] = ()) -> list[str]:
-    """Return what a library leaves out of a JSON Schema, with its place; nothing for other kinds of grammars.
+    """Return what a library leaves out of the schemas of a grammar, with its place.
 
     ``has_others``: the library writes members that ``properties`` does not declare; xgrammar does not, nor items behind
     ``prefixItems``, and it has its strings from ``json_values``. ``general``: what the library never writes.
@@ -233,14 +258,13 @@ def narrowed_in(kind: GrammarKind, text: str, has_others: bool, general: Sequenc
             found[place.note(NO_MORE_ITEMS)] = None
         if is_object and (others is not False or schema.get("patternProperties")):
             found[place.note(REPEATED)] = None
+        if others is not False and schema.get("patternProperties"):
+            found[place.note(OTHER_NAMES)] = None
         if len(declared) > 1:
             found[Place().note(ORDER)] = None
         return schema
 
-    if kind != "json_schema":
-        return []
-    map_schema(parse_schema(text), note)
-    return list(found)
+    return list(found) if each_schema(kind, text, note) else []
 
 
 def refuse_keywords(schema: Mapping[str, Any], known: Iterable[str], path: str, library: str) -> None:

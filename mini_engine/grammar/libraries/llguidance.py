@@ -19,7 +19,7 @@ from torch import Tensor
 from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOptions, UnsupportedKeywordError
 from mini_engine.grammar.json_keywords import ANNOTATIONS, INTEGERS, SPELLING, Place, list_of
 from mini_engine.grammar.json_schema import parse_schema
-from mini_engine.grammar.json_values import FORMATS
+from mini_engine.grammar.json_values import FORMATS, texts_without
 from mini_engine.grammar.libraries.library import (
     LibraryGrammar,
     compile_error,
@@ -178,7 +178,7 @@ def check_keywords(schema: dict[str, Any], path: str) -> dict[str, Any]:
     refuse_keywords(schema, ANNOTATIONS | KEYWORDS, path, "llguidance")
     check_integers(schema, path)
     check_counts(schema, path)
-    schema = with_names(with_format(schema, path), path)
+    schema = with_names(with_format(schema, path))
     reference = schema.get("$ref", "#")
     if not (isinstance(reference, str) and reference.startswith("#")):
         raise UnsupportedKeywordError("$ref", path, f"is {reference!r}; only places in the schema itself are looked up")
@@ -209,19 +209,20 @@ def check_counts(schema: dict[str, Any], path: str) -> None:
         raise UnsupportedKeywordError("minProperties", path, reason)
 
 
-def with_names(schema: dict[str, Any], path: str) -> dict[str, Any]:
-    r"""Return the schema with its other members under a pattern that every name matches.
+def with_names(schema: dict[str, Any]) -> dict[str, Any]:
+    r"""Return the schema with its other members under a pattern that all names match but for the declared ones.
 
     The library spells a name that matches a pattern in one way. Any other name it takes in every spelling, so that
-    ``"\u0061"`` would be no ``"a"`` to it, and have no schema.
+    ``"\u0061"`` would be no ``"a"`` to it, and have no schema. Beside patterns, other names are therefore not written.
     """
     others = schema.get("additionalProperties", True)
     if others is False or not (schema.get("properties") or schema.get("patternProperties")):
         return schema
     if schema.get("patternProperties"):
-        reason = "leaves other names open, and llguidance takes one whose escapes hide that it matches; "
-        raise UnsupportedKeywordError("patternProperties", path, reason + "set additionalProperties to false")
-    return schema | {"patternProperties": {"": others}, "additionalProperties": False}
+        return schema | {"additionalProperties": False}
+    free = texts_without(schema["properties"].keys()) if others is not True else None  # its schema is for those alone
+    pattern = f"^({to_regex(free)})$" if free else ""
+    return schema | {"patternProperties": {pattern: others}, "additionalProperties": False}
 
 
 def with_format(schema: dict[str, Any], path: str) -> dict[str, Any]:

@@ -53,6 +53,8 @@ def kept(schema: dict[str, Any], path: str) -> Mapping[str, Any]:
     check_object(schema, path)
     if "multipleOf" in schema and "number" in types:
         raise UnsupportedKeywordError("multipleOf", path, "is kept for the type integer alone")
+    if isinstance(schema.get("multipleOf"), float) and not schema["multipleOf"].is_integer():
+        raise UnsupportedKeywordError("multipleOf", path, "of a fraction is ignored by xgrammar for integers")
     bounds = ({"minimum", "exclusiveMinimum"} & schema.keys(), {"maximum", "exclusiveMaximum"} & schema.keys())
     if "multipleOf" in schema and any(bounds) and not all(bounds):
         raise UnsupportedKeywordError("multipleOf", path, "is ignored beside a bound on one side; give bounds on both")
