@@ -1,6 +1,5 @@
 """Read a Hugging Face folder: ``config.json`` -> ``ModelConfig``, safetensors -> weights, tokenizer files -> tokenizer.
 
-Owns: file names, tensor names and every check on them. Must not know: how a forward pass uses the weights.
 Files come from outside, so each fault is one ``ValueError`` that names the file and the tensor.
 """
 

@@ -1,8 +1,4 @@
-"""What the JSON files of a Hugging Face checkpoint must look like, checked field by field before anything reads them.
-
-Owns: names, types and bounds of the fields that the engine uses, and the values that it does not compute. Must not
-know: files, weights.
-"""
+"""What the JSON files of a Hugging Face checkpoint must look like, checked field by field before they are read."""
 
 import math
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The projection seam: how rows are multiplied by a weight matrix, and the activation between two of them.
 
-Owns: the seam, and ``TorchProjections`` (off: the bits of transformers). ``fast/products.py`` has the faster products
-and those whose bits do not depend on the number of rows. Must not know: layers, attention, requests.
+``TorchProjections`` is off: the bits of transformers. ``fast/products.py`` has the faster products and those whose bits
+do not depend on the number of rows.
 
 Why an activation lives here: on a CPU, a row's bits can depend on how many other rows are computed with it. Only two
 operations of the model outside attention have that fault, the matrix product and SiLU; one object cures both.

@@ -1,7 +1,4 @@
-"""What other engines call our options, so that their names are answered with ours.
-
-Owns: the names of vLLM, SGLang, llama.cpp, transformers and OpenAI. Must not know: what the options do.
-"""
+"""What other engines call our options, so that their names are answered with ours."""
 
 from dataclasses import fields
 from functools import wraps

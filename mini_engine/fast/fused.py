@@ -1,7 +1,5 @@
 """Beside L1's plain path: the same forward pass in fewer and larger operations, for packed weights.
 
-Owns: which operations of the model are done at once. Must not know: batches, caches, how a product is computed.
-
 One token of a decode step is so little work that calling an operation costs as much as computing it. So the projections
 of the same rows become one product over stacked weights; query and key heads are normed and turned together; and a norm
 makes no more calls than it has steps. ``model.Qwen3`` is the oracle: every value goes through the same roundings in the

@@ -1,7 +1,5 @@
 """Pages for many requests, each request's one after the other where that is possible.
 
-Owns: the free pages and where a request begins. Must not know: what is stored in a page, why somebody wants one.
-
 Any free page would do; consecutive ones are faster, because attention can then read a sequence without copying it
 together (``fast/attention/consecutive.py``), and all sequences at once if they begin at equal distances
 (``fast/attention/strided.py``). So the pool is a row of places ``spacing`` pages apart, a request begins at a free

@@ -1,7 +1,5 @@
 """Ways to multiply rows by a weight matrix on a CPU, and the rule that says which one a weight gets.
 
-Owns: the ways, what they need, and the rule. Must not know: layers, attention, requests.
-
 Two ways add up a product in two orders, so their bits differ. The choice must therefore be the same in every process.
 It follows from the dtype and the size of the whole matrix and from what holds on this machine, in a fixed order of
 preference. No time is measured. What holds is tried when a model is loaded, once for each shape and dtype

@@ -1,7 +1,5 @@
 """L7: from a tree to the smallest deterministic automaton over bytes.
 
-Owns: the three classic steps. Must not know: tokens, regular expressions, JSON.
-
     tree ──► Nfa (Thompson: a fragment per node) ──► subset construction ──► equal states merged ──► Dfa
 
 Bytes that no edge tells apart are one class, so the tables have a column per class (usually 5 to 40) and not 256.

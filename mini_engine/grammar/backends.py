@@ -1,7 +1,6 @@
 """L7: from the name of a grammar backend to the backend, and the one that chooses among them for each grammar.
 
-Owns: the names, and ``AutoBackend``. Must not know: what the backends do. A production backend is imported when it is
-asked for.
+A production backend is imported when it is asked for.
 """
 
 import re

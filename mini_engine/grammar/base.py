@@ -1,8 +1,5 @@
 """L7: what a grammar is to the engine, and what compiles one.
 
-Owns: the interfaces ``GrammarObject`` and ``GrammarBackend``, their errors, the registry of backends. Must not know:
-automata, requests, when anything is compiled.
-
 A grammar object follows one request. Every step the engine asks it for a mask, chooses a token and tells it which:
 
     fill_vocab_mask ──► apply_vocab_mask ──► sampler ──► accept_token ──► is_terminated?

@@ -1,7 +1,5 @@
 """L7: the teaching backend ``fsm``: a grammar is a state of a byte automaton.
 
-Owns: ``FsmBackend`` and ``FsmGrammar``. Must not know: how an automaton is built, requests.
-
 A mask is a function of the state alone, so it is computed when a state is first visited and kept: the same few dozen
 states come again and again. Parallel to SGLang's ``outlines_backend.py`` and ``outlines_jump_forward.py``.
 """

@@ -1,7 +1,5 @@
 """L7: jump-forward: text that the grammar forces is appended without asking the model.
 
-Owns: which tokens spell forced text. Must not know: automata, batches.
-
 After ``{"`` a schema may leave nothing but ``name": "``. The model would be asked three times for what is known. But
 the tokens must be those that the tokenizer would have taken for the whole text, or the model reads a spelling it has
 never seen:

@@ -1,7 +1,5 @@
 """L7: the two forms of a vocabulary mask, from one to the other, and onto the logits.
 
-Owns: the arithmetic of masks. Must not know: grammars.
-
     boolean  [N, V]             True is BANNED     (SGLang's outlines backend)
     bitmask  [N, ceil(V / 32)]  bit 1 is ALLOWED   int32, token t is bit t % 32 of word t // 32, lowest bit first
 

@@ -1,7 +1,5 @@
 """L7: several processes that serve one model must agree which requests may run.
 
-Owns: the exchange of reports. Must not know: what is in them.
-
 Compiles end at different moments in different processes. If one scheduled a request a step before the others, their
 batches would differ and a collective operation in the model would wait for ever.
 """

@@ -1,7 +1,5 @@
 """L7: a grammar for a model that may think first: what is not part of the thought keeps to the grammar.
 
-Owns: the phases around a grammar. Must not know: what the grammar is, chat templates.
-
     tokens    <think> | So | Mila | is | 7 | </think> | {" | name | …
     thinking  1         2    3      4    5   6        |
     inside    not shown to the grammar                | 1    2

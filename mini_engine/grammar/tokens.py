@@ -1,7 +1,5 @@
 """L7: the bytes of every token, which is all that a grammar needs to know of a tokenizer.
 
-Owns: ``TokenTable``. Must not know: grammars, models.
-
 A grammar is about text, a mask is about token ids. Between them stand bytes: a byte-level token may begin or end inside
 a character, so it has bytes and no text.
 """

@@ -1,7 +1,5 @@
 """L7: ranges of characters as sequences of byte ranges.
 
-Owns: that translation. Must not know: automata.
-
 An automaton over tokens reads bytes, and a character beyond ASCII has two to four of them. "é" to "ÿ" is the byte C3
 and then A9 to BF. A range whose bytes do not line up is cut into pieces that do:
 

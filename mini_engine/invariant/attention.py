@@ -1,7 +1,5 @@
 """Another form of L2's plain path: paged attention whose bits do not depend on the batch, on chunks or on threads.
 
-Owns: the split plan and the merge. Must not know: projections, requests.
-
 A sum of floats depends on its order, and a fused kernel chooses the order by the shape of its input. So the shape is
 fixed here. The keys of a sequence are cut into tiles of ``TILE`` positions, aligned to position 0 whatever the chunk;
 each tile is a batch entry of its own, always ``TILE`` keys wide, with padding masked; and the partial results are

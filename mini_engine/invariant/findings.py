@@ -1,7 +1,5 @@
 """What experiments found on this machine, kept on disk so that each of them runs once.
 
-Owns: the file, and what makes two machines the same. Must not know: what the experiments are about.
-
 A finding holds for one CPU, for the versions of the libraries, for the variables that cap what they use, and for the
 number of threads. The file is named after these, so another machine has another file. Where the file cannot be used,
 the experiments run again.

@@ -1,7 +1,5 @@
 """Experiments: for which numbers of rows a product or an attention kernel gives one row the same bits everywhere.
 
-Owns: the numbers that are tried, the data, the comparison. Must not know: which functions there are to choose from.
-
 A library adds the terms of a sum in an order that it chooses by the shape of its input and by the number of threads,
 and another order gives other bits. The experiment puts one row at every place of every number of rows, on every number
 of threads, and keeps the numbers for which the row comes out the same. Only these numbers are used afterwards.

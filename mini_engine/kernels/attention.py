@@ -1,8 +1,4 @@
-"""L8: the attention seam, served by kernels.
-
-Owns: which rows of a step go to which kernel, and what is the same for every layer and so is computed once. Must not
-know: projections, requests, how a kernel computes; each of the three operations may as well be its torch reference.
-"""
+"""L8: the attention seam, served by kernels."""
 
 import math
 from collections.abc import Callable

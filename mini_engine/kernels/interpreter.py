@@ -1,7 +1,5 @@
 """Beside Triton's interpreter: a ``tl.dot`` in which no row's bits depend on its place in the tile, and less to do.
 
-Owns: the two functions of the interpreter that are replaced. Must not know: kernels.
-
 The interpreter hands a ``tl.dot`` to NumPy, and NumPy to a BLAS library. Some CPUs' code there (OpenBLAS for AVX2, say)
 adds in another order for some rows of a tile than for others. A GPU's tensor cores do not, so a kernel that is right
 would break its promise here and nowhere else.

@@ -1,7 +1,4 @@
-"""L8: what every launcher needs: whether kernels can run here, how large a block is, how a shape is checked.
-
-Owns: the facts about Triton and the device. Must not know: single operations.
-"""
+"""L8: what every launcher needs: whether kernels can run here, how large a block is, how a shape is checked."""
 
 import torch
 import triton

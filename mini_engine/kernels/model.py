@@ -1,6 +1,6 @@
 """L8: the fused forward pass with every operation between two matrix products done by a kernel.
 
-Owns: the order of the operations. Must not know: batches, how an operation is computed. ``model.Qwen3`` is the oracle.
+``model.Qwen3`` is the oracle.
 
 The residual stream is one tensor that ``add_rms_norm`` updates in place: each block's output is added and the sum
 normed for the next block in one pass over memory. So the norm that begins a block is computed where the last one ends.

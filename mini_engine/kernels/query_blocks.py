@@ -1,7 +1,7 @@
 """L8: which query rows one launch of an attention kernel serves, cut into blocks that one program each can hold.
 
-Owns: the cut. Must not know: Triton, keys, arithmetic. Everything here is the same for every layer of a step, so it is
-computed once, on the host, and goes to the device in one copy.
+Everything here is the same for every layer of a step, so it is computed once, on the host, and goes to the device in
+one copy.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """L8: which function computes an operation: its Triton kernel, its torch reference, or one of the reader's own.
 
-Owns: the table of operations and the choice between kernel and reference. Must not know: models, batches, requests.
-
 The choice is made once, when a model is built, for one device and dtype. What has no kernel there is computed by its
 reference, and a warning names it; nothing is tuned or chosen anew while the engine runs, because another block size is
 another order of additions and so other bits.

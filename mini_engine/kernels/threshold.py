@@ -5,7 +5,7 @@ it. The cut is searched for. A probe asks how much of the row lies at or above i
 row, and every pass leaves a quarter of the candidates. After the first pass the row is read from the L2 cache.
 
 All sums are sums of integers, counts or fixed-point masses. These have no order, so the cut is exact and the same
-whatever the block size. Owns: the functions inside kernels, and what their launchers check. Must not know: filters.
+whatever the block size.
 """
 
 import torch

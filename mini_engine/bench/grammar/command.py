@@ -1,7 +1,5 @@
 """``mini-engine bench grammar``: the grammar backends beside each other: masks, steps of an engine, forced text.
 
-Owns: what is run, and how it is reported. Must not know: how anything is timed.
-
 ``fsm`` runs in one process with its peers, the libraries xgrammar, llguidance and outlines-core: the same vocabulary,
 the same grammars, the same texts, in turn. Times of the libraries are given with and without our adapters around them.
 """

@@ -1,8 +1,5 @@
 """Instances that come with a schema: whether a grammar takes the valid ones and refuses the others.
 
-Owns: the two forms in which schemas stand with instances, the match, what a false reject is laid to. Must not know: how
-a schema is compiled.
-
 An instance is written as ``json.dumps`` writes it, with its members in their own order and characters as themselves,
 and goes to the matcher in the tokens of the embedded model, a stop token last. It is accepted if all of them are.
 """

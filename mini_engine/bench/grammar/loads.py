@@ -1,7 +1,5 @@
 """What ``bench grammar`` runs on: a vocabulary in the shape of a large model's, grammars, texts and questions.
 
-Owns: the data. Must not know: what is timed.
-
 No large tokenizer comes with the engine, so one is made: byte-pair merges of words that are drawn, from the embedded
 model's corpus, from invented syllables, from other scripts and from punctuation. Its 151,643 tokens have 1.2 MB of
 bytes and 500,000 trie nodes, as those of Qwen3 have, and many of them begin or end inside a character.

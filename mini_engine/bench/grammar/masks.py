@@ -1,7 +1,5 @@
 """``bench grammar --part masks``: the price of compiling a grammar, of a mask and of a token, for every backend.
 
-Owns: how they are timed and reduced. Must not know: engines, models.
-
 The machine's other work hardly counts: compiling is timed in CPU seconds of the process, all threads together, masks
 in CPU seconds of the thread. ``accept`` alone is wall time, as a clock of CPU time takes half as long as it does.
 """

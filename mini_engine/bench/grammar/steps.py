@@ -1,7 +1,5 @@
 """``bench grammar --part step`` and ``--part jump``: what grammars cost a step, and what forced text saves.
 
-Owns: how an engine's steps are timed and reduced. Must not know: how grammars work.
-
 Steps use every core, so all of this is wall time: systems run in turn, round after round, ratios are taken within a
 round and the median round is reported. The first round is not counted.
 """

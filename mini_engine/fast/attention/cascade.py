@@ -1,8 +1,5 @@
 """A faster form of L2's plain path: decode rows that begin with the same pages read those once.
 
-Owns: finding rows with common first pages or on scattered ones, attention over the parts, and their merging. Must not
-know: requests, caches, why pages are shared.
-
 With a prefix cache many sequences lie on the same pages at first and on their own after that. A softmax over all keys
 is the weighted mean of softmaxes over parts of them, the weights being exp(log-sum-exp). So the queries of all rows go
 to the common keys together, as rows of one matrix, and to their own keys in one padded call; then both are merged.

@@ -1,7 +1,5 @@
 """A faster form of L2's plain path: sequences are read where they lie, if their pages follow one another.
 
-Owns: the loop over sequences without copies. Must not know: projections, requests.
-
 One request that has the pool for itself always lies so, and many do most of the time. A sequence on scattered pages is
 copied together, as ``PagedAttention`` does it. Several sequences may have a form that serves them in one call.
 """

@@ -1,8 +1,4 @@
-"""What the faster forms of L2's plain path share, for sequences of unequal length.
-
-Owns: where the keys of one sequence are read, the mask for keys that a row must not see, and the loop over sequences
-that one call does not serve. Must not know: which sequences those are, and how the others are computed.
-"""
+"""What the faster forms of L2's plain path share, for sequences of unequal length."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,8 +1,5 @@
 """A faster form of L2's plain path: the decode rows of a batch in few kernel calls, keys and values in place.
 
-Owns: finding sequences that lie on grids in the pool, and the call over a grid. Must not know: requests, who allocated
-the pages so.
-
 A loop over sequences costs a few calls into torch for each; gathering all of them into one padded tensor copies the
 whole cache in every step. Neither is needed for sequences that lie in consecutive pages and begin at equal distances:
 then ``as_strided`` describes all of them as one tensor [B, Hkv, L, D] without a copy. What lies beyond a sequence's

@@ -1,7 +1,5 @@
 """The attention seam with a loop over rows that each follow their sequence's pages.
 
-Owns: which rows of a step go to the loop, and on how many threads it runs. Must not know: projections, requests.
-
 The loop does not care where pages lie, and a row's bits depend on its own sequence alone. So it serves all rows under
 ``batch_invariant``. Without, rows of sequences with several queries go to torch's kernel, which multiplies matrices.
 """

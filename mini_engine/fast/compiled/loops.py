@@ -1,7 +1,7 @@
 """The operations between two matrix products, as loops over numbers: what you would write if Python were fast.
 
-Owns: the arithmetic, in float32. Must not know: torch, models, requests. Every loop is compiled when it is first called
-and kept on disk; NumPy arrays go in, and results are written into arrays that the caller has.
+Every loop is compiled when it is first called and kept on disk; NumPy arrays go in, and results are written into arrays
+that the caller has.
 
 One operation of torch on the rows of a decode step takes microseconds before it computes anything, and a norm is five
 of them. A loop is one call, whatever it does. It runs on one thread, since waking another can take 0.2 ms, longer than

@@ -1,6 +1,6 @@
 """The fused forward pass with a loop for everything between two matrix products.
 
-Owns: the order of the operations. Must not know: batches, how an operation is computed. ``model.Qwen3`` is the oracle.
+``model.Qwen3`` is the oracle.
 
 As in ``kernels/model.py`` the residual stream is one array that every block's output is added to, in the same loop that
 norms the sum for the next block.

@@ -1,7 +1,5 @@
 """L7: the backend ``llguidance``: an adapter of the llguidance library.
 
-Owns: ``LLGuidanceBackend``. Must not know: requests, tokenizers.
-
 Nothing is decided before it is needed: a lexer of derivatives under an Earley parser walks the trie of the vocabulary
 at every step. Compiling takes a millisecond for any grammar, a mask more than xgrammar's. Parallel to SGLang's
 ``constrained/llguidance_backend.py``.

@@ -1,7 +1,5 @@
 """L7: structural tags in llguidance's dialect of Lark.
 
-Owns: ``TagRules``. Must not know: the library's matcher, tokens.
-
 Free text is one lexeme that ends as soon as a trigger is complete; the library calls it lazy. Formats that its lexer
 would read more narrowly than they are meant, such as regular expressions beside each other, are refused by name.
 """

@@ -1,7 +1,5 @@
 """L7: the backend ``outlines``: an adapter of outlines-core, by which constrained decoding became known.
 
-Owns: ``OutlinesBackend``. Must not know: requests, tokenizers.
-
 The index is eager: a regular expression becomes an automaton, and for each of its states all tokens are walked before
 the first mask is asked for. A step then looks up a list. Parallel to SGLang's ``constrained/outlines_backend.py``, with
 its boolean masks (True is banned). JSON schemas go through our own ``json_schema``: the library's converter ignores

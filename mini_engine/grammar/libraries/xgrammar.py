@@ -1,7 +1,5 @@
 """L7: the backend ``xgrammar``: an adapter of the xgrammar library, which SGLang and vLLM take by default.
 
-Owns: ``XGrammarBackend``. Must not know: requests, tokenizers.
-
 A grammar becomes a pushdown automaton at compile time. Most tokens are decided then, for every place in the automaton;
 at a step only those are tried that depend on what is on the stack. Masks are cheap, compiling is not. Parallel to
 SGLang's ``constrained/xgrammar_backend.py``.
