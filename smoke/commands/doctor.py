@@ -38,7 +38,7 @@ def print_invariance() -> None:
         except ValueError as error:
             typer.echo(str(error))
     typer.echo(f"batch_invariant, as found on this machine (kept in {path()}):")
-    for name, finding in sorted(findings().items()):
+    for name, finding in sorted(findings(path()).items()):
         what, _, shape = name.partition(": ")
         found, seconds = finding["result"], finding["seconds"]
         if what == "invariant attention":

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from itertools import pairwise
 
 import httpx
 import pytest
@@ -139,10 +140,12 @@ def test_memory_stays_flat_over_streams_of_which_a_third_is_left(server, http):
 
     tracemalloc.start()
     try:
-        asyncio.run(many(server, 80, random.Random(0)))  # imports, caches, connections of the loop
-        before = held()
-        asyncio.run(many(server, 80, random.Random(1)))
-        assert held() - before < 80 * 1024, "more than 1 KB is left of every stream"
+        sizes = []
+        for seed in range(3):  # the first brings imports, caches and connections of the loop
+            asyncio.run(many(server, 80, random.Random(seed)))
+            sizes.append(held())
+        # A leak grows with every round. A cache of a library grows in one.
+        assert min(after - before for before, after in pairwise(sizes)) < 80 * 1024, sizes
     finally:
         tracemalloc.stop()
 
