@@ -12,9 +12,10 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.kernels.attention import KernelAttention
 from mini_engine.kernels.model import KernelQwen3
 from mini_engine.kernels.registry import choose_kernels
-from mini_engine.kernels.sampler import KernelSampler
+from mini_engine.kernels.sampler import KernelOps
 from mini_engine.model import Attention
 from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.sampler.sampler import Sampler
 
 
 def make_kernel_driver(
@@ -26,7 +27,8 @@ def make_kernel_driver(
         heads = model.config.num_attention_heads
         return KernelAttention(pool, metadata, model.kernels, heads, config.batch_invariant)
 
-    return SamplingDriver(model, config, eos_token_ids, sampler=KernelSampler(model.kernels), attention=attention)
+    sampler = Sampler(ops=KernelOps(model.kernels))
+    return SamplingDriver(model, config, eos_token_ids, sampler=sampler, attention=attention)
 
 
 def build_kernel_model(config: ModelConfig, weights: dict[str, Tensor], engine: EngineConfig) -> KernelQwen3:
