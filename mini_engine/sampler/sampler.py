@@ -75,16 +75,16 @@ class Sampler:
         assert len(logits) == len(batch), f"{len(logits)} rows of logits for {len(batch)} requests"
         processed = batch.process(logits, None if self.trace is None else self.trace.start(logits), self.ops)
         peaks, chosen = self.ops.argmax(processed)  # [N] each: the lowest id among equals; NaN is above all
-        errors = find_errors(logits, batch, peaks)
+        errors = self.find_errors(logits, batch, peaks)
         if batch.all_greedy:
-            return make_output(logits, processed, chosen, batch, errors)
+            return self.make_output(logits, processed, chosen, batch, errors)
         rows = [row for row in batch.random_rows if row not in errors]
         final = processed.to(torch.float32, copy=True) if batch.need_logprobs else processed
         for part in split_rows(rows, self.ops.chunk // logits.shape[1]):
             chosen[part], filtered = self.ops.filter_and_draw(self, processed[part].float(), batch, part)
             if batch.need_logprobs:
                 final[part] = filtered
-        return make_output(logits, final, chosen, batch, errors)
+        return self.make_output(logits, final, chosen, batch, errors)
 
     def filter_rows(self, logits: Tensor, batch: SamplingBatch, rows: list[int]) -> Tensor:
         """Apply the ``filters`` to the rows that are drawn, and show each to the trace. ``logits`` [R, V] -> [R, V]."""
@@ -124,24 +124,49 @@ class Sampler:
             token_ids[unseeded] = self.ops.draw_uniform(logits[unseeded], uniform.to(logits.device))
         return token_ids
 
+    @staticmethod
+    def find_errors(logits: Tensor, batch: SamplingBatch, peaks: Tensor) -> dict[int, str]:
+        """Return the rows from which no token can be chosen, each with the reason. ``logits`` [N, V]: the model's own.
+
+        ``peaks`` [N]: each row's largest logit after processing.
+        """
+        values = peaks.tolist()
+        limit = FLOAT32_MAX * batch.least_temperature
+        if all(map(math.isfinite, values)) and -limit <= min(values, default=0.0) <= max(values, default=0.0) <= limit:
+            return {}  # the usual case; looking at each row in turn costs more than the argmax
+        invalid = [row for row, peak in enumerate(values) if not fits(peak, batch.params[row].temperature)]
+        return {row: diagnose(logits, batch, row) for row in invalid}
+
+    @staticmethod
+    def make_output(
+        raw: Tensor, final: Tensor, chosen: Tensor, batch: SamplingBatch, errors: dict[int, str]
+    ) -> SamplerOutput:
+        """Return the output of a step: ``chosen`` [N] without the rows of ``errors``, and the asked log-probabilities.
+
+        ``raw`` and ``final`` [N, V]: the logits before and after all stages.
+        """
+        token_ids = chosen.tolist()
+        for row in errors:
+            token_ids[row] = NO_TOKEN
+        logprobs: list[list[TokenLogprob] | None] = [None] * len(batch)
+        for mode, logits in (("raw", raw), ("processed", final)) if batch.need_logprobs else ():
+            rows = [
+                row
+                for row, params in enumerate(batch.params)
+                if params.logprobs is not None and params.logprobs_mode == mode and row not in errors
+            ]
+            if rows:
+                counts = [batch.params[row].logprobs or 0 for row in rows]
+                table = token_logprobs(logits[rows].double().log_softmax(-1), chosen[rows], counts)
+                for row, entries in zip(rows, table, strict=True):
+                    logprobs[row] = entries
+        return SamplerOutput(token_ids, logprobs, errors)
+
 
 def split_rows(rows: list[int], size: int) -> list[list[int]]:
     """Cut ``rows`` into pieces of at most ``size``, but at least one row."""
     size = max(1, size)
     return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-def find_errors(logits: Tensor, batch: SamplingBatch, peaks: Tensor) -> dict[int, str]:
-    """Return the rows from which no token can be chosen, each with the reason. ``logits`` [N, V]: the model's own.
-
-    ``peaks`` [N]: each row's largest logit after processing.
-    """
-    values = peaks.tolist()
-    limit = FLOAT32_MAX * batch.least_temperature
-    if all(map(math.isfinite, values)) and -limit <= min(values, default=0.0) <= max(values, default=0.0) <= limit:
-        return {}  # the usual case; looking at each row in turn costs more than the argmax
-    invalid = [row for row, peak in enumerate(values) if not fits(peak, batch.params[row].temperature)]
-    return {row: diagnose(logits, batch, row) for row in invalid}
 
 
 def fits(peak: float, temperature: float) -> bool:
@@ -172,28 +197,3 @@ def diagnose(logits: Tensor, batch: SamplingBatch, row: int) -> str:
             return f"after {name} the row {fault}; loosen {name} or what comes before it"
     temperature = batch.params[row].temperature
     return f"its largest logit divided by the temperature {temperature} is beyond float32; check the weights"
-
-
-def make_output(
-    raw: Tensor, final: Tensor, chosen: Tensor, batch: SamplingBatch, errors: dict[int, str]
-) -> SamplerOutput:
-    """Return the output of a step: ``chosen`` [N] without the rows of ``errors``, and the log-probabilities asked for.
-
-    ``raw`` and ``final`` [N, V]: the logits before and after all stages.
-    """
-    token_ids = chosen.tolist()
-    for row in errors:
-        token_ids[row] = NO_TOKEN
-    logprobs: list[list[TokenLogprob] | None] = [None] * len(batch)
-    for mode, logits in (("raw", raw), ("processed", final)) if batch.need_logprobs else ():
-        rows = [
-            row
-            for row, params in enumerate(batch.params)
-            if params.logprobs is not None and params.logprobs_mode == mode and row not in errors
-        ]
-        if rows:
-            counts = [batch.params[row].logprobs or 0 for row in rows]
-            table = token_logprobs(logits[rows].double().log_softmax(-1), chosen[rows], counts)
-            for row, entries in zip(rows, table, strict=True):
-                logprobs[row] = entries
-    return SamplerOutput(token_ids, logprobs, errors)
