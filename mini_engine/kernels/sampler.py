@@ -42,8 +42,8 @@ class KernelOps(TorchOps):
     def draw_uniform(self, logits: Tensor, uniform: Tensor) -> Tensor:
         """Draw one id per row. ``logits`` [R, V], ``uniform`` [R] float64 in [0, 1) -> ids [R]."""
         off = torch.zeros_like(uniform)
-        ids: Tensor = self.kernels.sample_top_k_top_p(logits, off.long(), off + 1, off.float(), uniform)
-        return ids
+        drawn = self.kernels.sample_top_k_top_p(logits, off.long(), off + 1, off.float(), uniform)
+        return drawn  # type: ignore[no-any-return]
 
     def filter_and_draw(
         self, sampler: Sampler, logits: Tensor, batch: SamplingBatch, rows: list[int]

@@ -154,15 +154,12 @@ class SamplingBatch:
         self.need_logprobs = any(p.logprobs is not None for p in self.params)
 
     def process(
-        self,
-        logits: Tensor,
-        note: Callable[[str, Tensor], None] | None = None,
-        ops: TorchOps = TORCH,
+        self, logits: Tensor, note: Callable[[str, Tensor], None] | None = None, ops: TorchOps = TORCH
     ) -> Tensor:
         """Apply every stage in order. ``logits`` [N, V], float32 or shorter -> [N, V].
 
         Without stages the logits come back as they are. Otherwise the result is a float32 copy: the caller's tensor is
-        never written to. ``note`` is called with each stage's name and result.
+        never written to. ``ops`` compute the stages. ``note`` is called with each stage's name and result.
         """
         if not self.processors and self.final_mask is None:
             return logits
