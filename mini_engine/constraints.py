@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from mini_engine.sampler.batch import TorchOps
 from mini_engine.sampler.params import GrammarKind, SamplingParams
 from mini_engine.scheduler.request import Request
 
@@ -63,7 +64,7 @@ class Constraints(Protocol):
     def drop(self, request: Request) -> bool:
         """Forget a request that waits; return whether it did. Mutates."""
 
-    def mask(self, requests: Sequence[Request]) -> Callable[[Tensor], None] | None:
+    def mask(self, requests: Sequence[Request]) -> Callable[[Tensor, TorchOps], None] | None:
         """Return what bans tokens in logits [N, V], a row for each request; ``None`` if there is nothing to ban."""
 
     def accept(self, request: Request, token_id: int) -> bool:

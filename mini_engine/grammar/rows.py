@@ -4,31 +4,14 @@ Owns: which rows are masked, and what happens when nothing is left of one. Must 
 """
 
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mini_engine.grammar.base import GrammarObject
-
-
-class BitmaskBy:
-    """A grammar whose bitmask ``compute(logits, mask)`` applies; everything else is the grammar's own."""
-
-    def __init__(self, grammar: GrammarObject, compute: Callable[[Tensor, Tensor], None]) -> None:
-        """Let ``compute`` stand in for the function of ``grammar``."""
-        self.grammar = grammar
-        self.compute = compute
-
-    def __getattr__(self, name: str) -> Any:
-        """Ask the grammar."""
-        return getattr(self.grammar, name)
-
-    def apply_vocab_mask(self, logits: Tensor, mask: Tensor) -> None:
-        """Write minus infinity over what ``mask`` bans; a boolean mask is the grammar's. Mutates ``logits`` [N, V]."""
-        (self.compute if mask.dtype == torch.int32 else self.grammar.apply_vocab_mask)(logits, mask)
+from mini_engine.sampler.batch import TORCH, TorchOps
 
 
 @dataclass(frozen=True)
@@ -38,12 +21,10 @@ class GrammarMask:
     rows: list[int]
     grammars: Sequence[GrammarObject]
     stop_ids: list[int]
-    operation: ClassVar[str] = "apply_token_bitmask"
 
-    def __call__(self, logits: Tensor, compute: Callable[[Tensor, Tensor], None] | None = None) -> None:
-        """Mask ``logits`` [N, V]. ``compute``: the kernel that applies bitmasks (L8). Mutates ``logits``."""
-        grammars: Any = self.grammars if compute is None else [BitmaskBy(each, compute) for each in self.grammars]
-        mask_rows(self.rows, grammars, self.stop_ids, logits)
+    def __call__(self, logits: Tensor, ops: TorchOps = TORCH) -> None:
+        """Mask ``logits`` [N, V] with the sampler's ``ops``. Mutates ``logits``."""
+        mask_rows(self.rows, self.grammars, self.stop_ids, logits, ops)
 
 
 def make_mask(grammars: Sequence[GrammarObject | None], stop_ids: Set[int]) -> GrammarMask | None:
@@ -61,7 +42,9 @@ def is_over(grammar: GrammarObject) -> bool:
     return grammar.finished or grammar.is_terminated()
 
 
-def mask_rows(rows: list[int], grammars: Sequence[GrammarObject], stop_ids: list[int], logits: Tensor) -> None:
+def mask_rows(
+    rows: list[int], grammars: Sequence[GrammarObject], stop_ids: list[int], logits: Tensor, ops: TorchOps
+) -> None:
     """Ban in ``rows`` of ``logits`` [N, V] what their grammars do not allow. Other rows are not touched. Mutates.
 
     Least lengths and bans come first and may have banned all that the grammar allows. A complete text may then end: its
@@ -77,7 +60,7 @@ def mask_rows(rows: list[int], grammars: Sequence[GrammarObject], stop_ids: list
         grammar.stats.num_masks += 1
     mask = first.move_vocab_mask(mask, str(logits.device))
     masked = logits if len(rows) == len(logits) else logits[rows]
-    first.apply_vocab_mask(masked, mask)
+    ops.apply_vocab_mask(first, masked, mask)
     for index in (masked.amax(-1) == -torch.inf).nonzero().flatten().tolist():
         if grammars[index].is_complete():
             masked[index, stop_ids] = 0.0  # any finite number: nothing else is left

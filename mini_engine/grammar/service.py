@@ -23,6 +23,7 @@ from mini_engine.grammar.reasoner import ReasonerGrammar, ThoughtIds
 from mini_engine.grammar.rows import make_mask
 from mini_engine.grammar.store import GrammarStore
 from mini_engine.grammar.tokens import TokenTable
+from mini_engine.sampler.batch import TorchOps
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.base import Vocabulary
 from mini_engine.scheduler.request import Request
@@ -143,7 +144,7 @@ class GrammarService:
         if "store" in vars(self):  # closing must not bring it into being
             self.store.close()
 
-    def mask(self, requests: Sequence[Request]) -> Callable[[Tensor], None] | None:
+    def mask(self, requests: Sequence[Request]) -> Callable[[Tensor, TorchOps], None] | None:
         """Return what masks a step's rows, one for each of ``requests``; ``None`` if there is nothing to mask."""
         if not self.grammars:
             return None

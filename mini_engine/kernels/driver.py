@@ -9,7 +9,8 @@ from mini_engine.driver import AttentionFactory
 from mini_engine.kernels.attention import KernelAttention
 from mini_engine.kernels.model import KernelQwen3
 from mini_engine.kernels.registry import choose_kernels
-from mini_engine.kernels.sampler import KernelSampler
+from mini_engine.kernels.sampler import KernelOps
+from mini_engine.sampler.sampler import Sampler
 from mini_engine.weights import Weights
 
 
@@ -23,9 +24,9 @@ def choose_attention(engine: EngineConfig, model: KernelQwen3) -> AttentionFacto
     )
 
 
-def make_sampler(model: KernelQwen3) -> KernelSampler:
-    """Return the sampler over the model's kernels."""
-    return KernelSampler(model.kernels)
+def make_sampler(model: KernelQwen3) -> Sampler:
+    """Return L4's sampler over the model's kernels."""
+    return Sampler(ops=KernelOps(model.kernels))
 
 
 def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> KernelQwen3:

@@ -1,79 +1,71 @@
-"""L8: the sampler of L4 with kernels for what touches every logit.
+"""L8: the operations of L4's sampler, by kernels.
 
-``sampler.Sampler`` is the oracle: greedy and seeded rows choose the same tokens. The others choose the same tokens for
-the same uniform numbers, except where rounding moves the border between two tokens.
+``TorchOps`` is the oracle: greedy and seeded rows choose the same tokens. The others choose the same tokens for the
+same uniform numbers, except where rounding moves the border between two tokens.
 """
 
-from typing import Any
+import sys
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from mini_engine.grammar.base import GrammarObject
 from mini_engine.kernels.registry import KernelSet
-from mini_engine.sampler.batch import SamplingBatch
+from mini_engine.sampler.batch import Processor, SamplingBatch, TorchOps
 from mini_engine.sampler.filters import apply_temperature
-from mini_engine.sampler.sampler import Sampler, SamplerOutput, find_errors, make_output
+from mini_engine.sampler.penalties import Penalties
+from mini_engine.sampler.sampler import Sampler
 
 
-class KernelSampler(Sampler):
-    """``Sampler`` over ``kernels``. A trace needs the result of every stage, so with one the plain path runs."""
+class KernelOps(TorchOps):
+    """``TorchOps`` with ``kernels`` for what touches every logit."""
 
-    def __init__(self, kernels: KernelSet, **options: Any) -> None:
-        """Sample with ``kernels``; ``options`` are those of ``Sampler``."""
-        super().__init__(**options)
+    chunk = sys.maxsize
+
+    def __init__(self, kernels: KernelSet) -> None:
+        """Compute with ``kernels``; those that have the name and the arguments of torch's function stand in for it."""
         self.kernels = kernels
+        vars(self).update(kernels.functions, apply_joint=partial(kernels.apply_top_k_top_p, joint=True))
 
-    @torch.inference_mode()
-    def __call__(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
-        """Do what ``Sampler`` does. A stage that declares its ``operation`` is computed by the kernel of that name."""
-        if self.trace is not None:
-            return super().__call__(logits, batch)
-        assert len(logits) == len(batch), f"{len(logits)} rows of logits for {len(batch)} requests"
-        processed = batch.process(logits, kernels=self.kernels.functions)
-        peaks, chosen = self.kernels.argmax(processed)  # [N] each: the lowest id among equals, NaN above all
-        errors = find_errors(logits, batch, peaks)
-        final = processed
-        rows = [row for row in batch.random_rows if row not in errors]
-        if rows:
-            scaled = apply_temperature(processed[rows].float(), batch.temperature[rows])  # [R, V]
-            if batch.need_logprobs:
-                scaled = self.filter_scaled(scaled, batch, rows)
-                final = processed.to(torch.float32, copy=True)
-                final[rows] = scaled
-            chosen[rows] = self.draw_scaled(scaled, batch, rows)
-        return make_output(logits, final, chosen, batch, errors)
+    def apply(self, processor: Processor, logits: Tensor) -> None:
+        """Let ``processor`` alter ``logits`` [N, V]; the penalties have a kernel. Mutates ``logits``."""
+        if isinstance(processor, Penalties):
+            self.kernels.apply_penalties(logits, *(each.to(logits.device) for each in processor.entries()))
+        else:
+            processor.apply(logits)
 
-    def filter_scaled(self, scaled: Tensor, batch: SamplingBatch, rows: list[int]) -> Tensor:
-        """Cut the distributions of the rows that are drawn. ``scaled`` [R, V] -> [R, V]."""
-        kernels = self.kernels
-        joint = self.filter_order == "joint"
-        if batch.need_top_k and batch.need_top_p:
-            scaled = kernels.apply_top_k_top_p(scaled, batch.top_k[rows], batch.top_p[rows], joint)
-        elif batch.need_top_k:
-            scaled = kernels.apply_top_k(scaled, batch.top_k[rows])
-        elif batch.need_top_p:
-            scaled = kernels.apply_top_p(scaled, batch.top_p[rows])
-        return kernels.apply_min_p(scaled, batch.min_p[rows]) if batch.need_min_p else scaled
+    def apply_vocab_mask(self, grammar: GrammarObject, logits: Tensor, mask: Tensor) -> None:
+        """Ban in ``logits`` [N, V] what ``mask`` bans; a boolean mask is the grammar's. Mutates ``logits``."""
+        (self.kernels.apply_token_bitmask if mask.dtype == torch.int32 else grammar.apply_vocab_mask)(logits, mask)
 
-    def draw_scaled(self, scaled: Tensor, batch: SamplingBatch, rows: list[int]) -> Tensor:
-        """Draw one id per row of ``scaled`` [R, V], filtered already if log-probabilities are wanted -> ids [R]."""
-        chosen = torch.empty(len(rows), dtype=torch.int64, device=scaled.device)
+    def draw_uniform(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        """Draw one id per row. ``logits`` [R, V], ``uniform`` [R] float64 in [0, 1) -> ids [R]."""
+        off = torch.zeros_like(uniform)
+        drawn = self.kernels.sample_top_k_top_p(logits, off.long(), off + 1, off.float(), uniform)
+        return drawn  # type: ignore[no-any-return]
+
+    def filter_and_draw(
+        self, sampler: Sampler, logits: Tensor, batch: SamplingBatch, rows: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Filter and draw, in rows without a seed by one kernel if neither a report nor a trace reads what is between.
+
+        ``logits`` [R, V] of ``rows`` -> ids [R], logits [R, V], filtered if something reads them.
+        """
         seeded = [i for i, row in enumerate(rows) if batch.params[row].seed is not None]
         unseeded = [i for i, row in enumerate(rows) if batch.params[row].seed is None]
+        if batch.need_logprobs or sampler.trace is not None or not unseeded:
+            return super().filter_and_draw(sampler, logits, batch, rows)
+        ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
         if seeded:
-            own = [rows[i] for i in seeded]
-            filtered = scaled[seeded] if batch.need_logprobs else self.filter_scaled(scaled[seeded], batch, own)
-            chosen[seeded] = self.kernels.draw_seeded(filtered, batch.seeds[own], batch.positions[own])
-        if unseeded:
-            own = [rows[i] for i in unseeded]
-            uniform = torch.rand(len(own), generator=self.generator, dtype=torch.float64).to(scaled.device)
-            off = batch.need_logprobs  # it is filtered
-            chosen[unseeded] = self.kernels.sample_top_k_top_p(
-                scaled[unseeded],
-                torch.zeros_like(batch.top_k[own]) if off else batch.top_k[own],
-                torch.ones_like(batch.top_p[own]) if off else batch.top_p[own],
-                torch.zeros_like(batch.min_p[own]) if off else batch.min_p[own],
-                uniform,
-                joint=self.filter_order == "joint",
-            )
-        return chosen
+            ids[seeded], _ = super().filter_and_draw(sampler, logits[seeded], batch, [rows[i] for i in seeded])
+        own = [rows[i] for i in unseeded]
+        ids[unseeded] = self.kernels.sample_top_k_top_p(
+            apply_temperature(logits[unseeded], batch.temperature[own]),
+            batch.top_k[own],
+            batch.top_p[own],
+            batch.min_p[own],
+            torch.rand(len(own), generator=sampler.generator, dtype=torch.float64).to(logits.device),
+            joint=sampler.filter_order == "joint",
+        )
+        return ids, logits

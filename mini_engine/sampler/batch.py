@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mini_engine.sampler.draw import draw_seeded, draw_uniform
+from mini_engine.sampler.filters import apply_joint, apply_min_p, apply_top_k, apply_top_p
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.penalties import Penalties
 from mini_engine.sampler.processors.base import History, LogitsProcessor, Vocabulary
@@ -57,6 +59,40 @@ BUILT_IN: dict[str, type[Processor]] = {
 }
 
 
+class TorchOps:
+    """What a ``Sampler`` computes with: torch's functions. L8 hands in kernels in their place (``KernelOps``)."""
+
+    chunk = 1 << 21  # logits that are filtered and drawn from at a time: 8 MB stay in the cache
+    argmax = staticmethod(partial(torch.max, dim=-1))  # [N, V] -> largest logits, lowest ids [N]; NaN is the largest
+    apply_top_k = staticmethod(apply_top_k)
+    apply_top_p = staticmethod(apply_top_p)
+    apply_joint = staticmethod(apply_joint)
+    apply_min_p = staticmethod(apply_min_p)
+    draw_seeded = staticmethod(draw_seeded)
+    draw_uniform = staticmethod(draw_uniform)
+
+    def apply(self, processor: Processor, logits: Tensor) -> None:
+        """Let ``processor`` alter ``logits`` [N, V]. Mutates ``logits``."""
+        processor.apply(logits)
+
+    def apply_vocab_mask(self, grammar: Any, logits: Tensor, mask: Tensor) -> None:
+        """Ban in ``logits`` [N, V] what ``mask``, which has the form of ``grammar`` (L7), bans. Mutates ``logits``."""
+        grammar.apply_vocab_mask(logits, mask)
+
+    def filter_and_draw(
+        self, sampler: Any, logits: Tensor, batch: "SamplingBatch", rows: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Filter and draw as ``sampler`` does. ``logits`` [R, V] of ``rows`` -> ids [R], filtered logits [R, V].
+
+        An operation that does both at once need not filter if neither a report nor a trace reads it.
+        """
+        filtered = sampler.filter_rows(logits, batch, rows)
+        return sampler.draw(filtered, batch, rows), filtered
+
+
+TORCH = TorchOps()
+
+
 class SamplingBatch:
     """N rows that are sampled together. ``filter``, ``merge`` and ``cumulate`` keep every part in step.
 
@@ -81,7 +117,7 @@ class SamplingBatch:
         self.num_tokens = list(num_tokens)
         self.processors = processors
         self.device = device
-        self.final_mask: Callable[[Tensor], None] | None = None
+        self.final_mask: Callable[[Tensor, TorchOps], None] | None = None
         self.pack()
 
     @classmethod
@@ -118,37 +154,28 @@ class SamplingBatch:
         self.need_logprobs = any(p.logprobs is not None for p in self.params)
 
     def process(
-        self,
-        logits: Tensor,
-        note: Callable[[str, Tensor], None] | None = None,
-        kernels: Mapping[str, Callable[..., None]] | None = None,
+        self, logits: Tensor, note: Callable[[str, Tensor], None] | None = None, ops: TorchOps = TORCH
     ) -> Tensor:
         """Apply every stage in order. ``logits`` [N, V], float32 or shorter -> [N, V].
 
         Without stages the logits come back as they are. Otherwise the result is a float32 copy: the caller's tensor is
-        never written to. ``note`` is called with each stage's name and result. ``kernels``: as ``stages`` takes them.
+        never written to. ``ops`` compute the stages. ``note`` is called with each stage's name and result.
         """
         if not self.processors and self.final_mask is None:
             return logits
         logits = logits.to(torch.float32, copy=True)
-        for name, apply in self.stages(kernels):
+        for name, apply in self.stages(ops):
             apply(logits)
             if note is not None:
                 note(name, logits)
         return logits
 
-    def stages(
-        self, kernels: Mapping[str, Callable[..., None]] | None = None
-    ) -> list[tuple[str, Callable[[Tensor], None]]]:
-        """Return the name and the function of every stage that alters logits, in order.
-
-        ``kernels`` (L8): by the name of an operation, the function that computes it. A stage that declares this
-        ``operation`` uses that function in place of its own.
-        """
-        stages = [(name, with_kernel(p, p.apply, kernels or {})) for name, p in self.processors.items()]
-        if self.final_mask is None:
-            return stages
-        return [*stages, ("grammar", with_kernel(self.final_mask, self.final_mask, kernels or {}))]
+    def stages(self, ops: TorchOps = TORCH) -> list[tuple[str, Callable[[Tensor], None]]]:
+        """Return the name and the function of every stage that alters logits, in order. ``ops`` compute it."""
+        mask = self.final_mask
+        stages: list[tuple[str, Callable[[Tensor], None]]] = []
+        stages += [(name, partial(ops.apply, p)) for name, p in self.processors.items()]
+        return stages if mask is None else [*stages, ("grammar", lambda logits: mask(logits, ops))]
 
     def cumulate(self, token_ids: Sequence[int]) -> None:
         """Take the newest token of every row [N] into account. Mutates."""
@@ -179,14 +206,6 @@ class SamplingBatch:
         self.params = self.params + other.params
         self.num_tokens = self.num_tokens + other.num_tokens
         self.pack()
-
-
-def with_kernel(
-    owner: object, apply: Callable[..., None], kernels: Mapping[str, Callable[..., None]]
-) -> Callable[[Tensor], None]:
-    """Return ``apply`` with the kernel of the operation that its ``owner`` declares; ``apply`` itself if none does."""
-    kernel = kernels.get(getattr(owner, "operation", None) or "")
-    return apply if kernel is None else partial(apply, compute=kernel)
 
 
 def stage_order(names: Iterable[str]) -> list[str]:

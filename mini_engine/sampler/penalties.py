@@ -115,8 +115,6 @@ class Penalties(LogitsProcessor[Mapping[str, float]]):
     Row i of the table belongs to the i-th row of ``states``.
     """
 
-    operation = "apply_penalties"
-
     def __init__(self, states: dict[int, Mapping[str, float]], table: TokenTable) -> None:
         """Penalise the rows of ``states`` for the tokens in ``table``."""
         super().__init__(states)
@@ -150,9 +148,9 @@ class Penalties(LogitsProcessor[Mapping[str, float]]):
         super().merge(other)
         self.table.merge(other.table)
 
-    def apply(self, logits: Tensor, compute: Callable[..., None] = apply_penalties) -> None:
-        """Penalise the tokens of the table. ``compute``: ``apply_penalties`` or its kernel. Mutates ``logits``."""
-        compute(logits, *(each.to(logits.device) for each in self.entries()))
+    def apply(self, logits: Tensor) -> None:
+        """Penalise the tokens of the table. Mutates ``logits``."""
+        apply_penalties(logits, *(each.to(logits.device) for each in self.entries()))
 
     def entries(self) -> list[Tensor]:
         """Return what ``apply_penalties`` takes after the logits: [K] each, for the K entries of the table in use.

@@ -18,9 +18,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mini_engine.sampler.batch import SamplingBatch
-from mini_engine.sampler.draw import draw_seeded, draw_uniform
-from mini_engine.sampler.filters import apply_joint, apply_min_p, apply_temperature, apply_top_k, apply_top_p
+from mini_engine.sampler.batch import TORCH, SamplingBatch, TorchOps
+from mini_engine.sampler.filters import apply_temperature
 from mini_engine.sampler.logprobs import TokenLogprob, token_logprobs
 from mini_engine.sampler.trace import SamplingTrace
 
@@ -28,7 +27,6 @@ FilterOrder = Literal["sequential", "joint"]
 Filter = tuple[str, Callable[[Tensor], Tensor]]  # the name of a filter, and the filter: [R, V] -> [R, V]
 NO_TOKEN = -1
 FLOAT32_MAX = torch.finfo(torch.float32).max
-CHUNK = 1 << 21  # logits that are filtered and drawn from at a time: 8 MB stay in the cache
 
 
 @dataclass(frozen=True)
@@ -51,17 +49,19 @@ class Sampler:
         filter_order: FilterOrder = "sequential",
         generator: torch.Generator | None = None,
         trace: SamplingTrace | None = None,
+        ops: TorchOps = TORCH,
     ) -> None:
         """Create a sampler whose rows without a seed draw from ``generator`` (on the CPU).
 
         ``filter_order``: "sequential" applies top-p to what top-k has kept, "joint" applies both to the same
         distribution. Without a ``generator``, a new one is seeded by the operating system. ``trace`` records the logits
-        after every stage. Raises ``ValueError`` for another ``filter_order``.
+        after every stage. ``ops`` compute what touches every logit. Raises ``ValueError`` for another ``filter_order``.
         """
         if filter_order not in get_args(FilterOrder):
             raise ValueError(f"filter_order is {filter_order!r}; choose one of {', '.join(get_args(FilterOrder))}")
         self.filter_order = filter_order
         self.trace = trace
+        self.ops = ops
         self.generator = generator or torch.Generator()
         if generator is None:
             self.generator.seed()
@@ -73,19 +73,18 @@ class Sampler:
         Give the tokens to ``batch.cumulate`` afterwards.
         """
         assert len(logits) == len(batch), f"{len(logits)} rows of logits for {len(batch)} requests"
-        processed = batch.process(logits, None if self.trace is None else self.trace.start(logits))
-        peaks, chosen = processed.max(-1)  # [N] each: the lowest id among equals; NaN wins every comparison
-        errors = find_errors(logits, batch, peaks)
+        processed = batch.process(logits, None if self.trace is None else self.trace.start(logits), self.ops)
+        peaks, chosen = self.ops.argmax(processed)  # [N] each: the lowest id among equals; NaN is above all
+        errors = self.find_errors(logits, batch, peaks)
         if batch.all_greedy:
-            return make_output(logits, processed, chosen, batch, errors)
+            return self.make_output(logits, processed, chosen, batch, errors)
         rows = [row for row in batch.random_rows if row not in errors]
         final = processed.to(torch.float32, copy=True) if batch.need_logprobs else processed
-        for part in split_rows(rows, logits.shape[1]):
-            filtered = self.filter_rows(processed[part].float(), batch, part)
-            chosen[part] = self.draw(filtered, batch, part)
+        for part in split_rows(rows, self.ops.chunk // logits.shape[1]):
+            chosen[part], filtered = self.ops.filter_and_draw(self, processed[part].float(), batch, part)
             if batch.need_logprobs:
                 final[part] = filtered
-        return make_output(logits, final, chosen, batch, errors)
+        return self.make_output(logits, final, chosen, batch, errors)
 
     def filter_rows(self, logits: Tensor, batch: SamplingBatch, rows: list[int]) -> Tensor:
         """Apply the ``filters`` to the rows that are drawn, and show each to the trace. ``logits`` [R, V] -> [R, V]."""
@@ -102,14 +101,14 @@ class Sampler:
         """
         filters: list[Filter] = [("temperature", partial(apply_temperature, temperature=batch.temperature[rows]))]
         if self.filter_order == "joint" and batch.need_top_k and batch.need_top_p:
-            filters.append(("top-k and top-p", partial(apply_joint, k=batch.top_k[rows], p=batch.top_p[rows])))
+            filters.append(("top-k and top-p", partial(self.ops.apply_joint, k=batch.top_k[rows], p=batch.top_p[rows])))
         else:
             if batch.need_top_k:
-                filters.append(("top-k", partial(apply_top_k, k=batch.top_k[rows])))
+                filters.append(("top-k", partial(self.ops.apply_top_k, k=batch.top_k[rows])))
             if batch.need_top_p:
-                filters.append(("top-p", partial(apply_top_p, p=batch.top_p[rows])))
+                filters.append(("top-p", partial(self.ops.apply_top_p, p=batch.top_p[rows])))
         if batch.need_min_p:
-            filters.append(("min-p", partial(apply_min_p, min_p=batch.min_p[rows])))
+            filters.append(("min-p", partial(self.ops.apply_min_p, min_p=batch.min_p[rows])))
         return filters
 
     def draw(self, logits: Tensor, batch: SamplingBatch, rows: list[int]) -> Tensor:
@@ -119,30 +118,55 @@ class Sampler:
         unseeded = [i for i, row in enumerate(rows) if batch.params[row].seed is None]
         if seeded:
             own = [rows[i] for i in seeded]
-            token_ids[seeded] = draw_seeded(logits[seeded], batch.seeds[own], batch.positions[own])
+            token_ids[seeded] = self.ops.draw_seeded(logits[seeded], batch.seeds[own], batch.positions[own])
         if unseeded:
             uniform = torch.rand(len(unseeded), generator=self.generator, dtype=torch.float64)
-            token_ids[unseeded] = draw_uniform(logits[unseeded], uniform.to(logits.device))
+            token_ids[unseeded] = self.ops.draw_uniform(logits[unseeded], uniform.to(logits.device))
         return token_ids
 
+    @staticmethod
+    def find_errors(logits: Tensor, batch: SamplingBatch, peaks: Tensor) -> dict[int, str]:
+        """Return the rows from which no token can be chosen, each with the reason. ``logits`` [N, V]: the model's own.
 
-def split_rows(rows: list[int], vocab_size: int) -> list[list[int]]:
-    """Cut ``rows`` into pieces of at most ``CHUNK`` logits, but at least one row."""
-    size = max(1, CHUNK // vocab_size)
+        ``peaks`` [N]: each row's largest logit after processing.
+        """
+        values = peaks.tolist()
+        limit = FLOAT32_MAX * batch.least_temperature
+        if all(map(math.isfinite, values)) and -limit <= min(values, default=0.0) <= max(values, default=0.0) <= limit:
+            return {}  # the usual case; looking at each row in turn costs more than the argmax
+        invalid = [row for row, peak in enumerate(values) if not fits(peak, batch.params[row].temperature)]
+        return {row: diagnose(logits, batch, row) for row in invalid}
+
+    @staticmethod
+    def make_output(
+        raw: Tensor, final: Tensor, chosen: Tensor, batch: SamplingBatch, errors: dict[int, str]
+    ) -> SamplerOutput:
+        """Return the output of a step: ``chosen`` [N] without the rows of ``errors``, and the asked log-probabilities.
+
+        ``raw`` and ``final`` [N, V]: the logits before and after all stages.
+        """
+        token_ids = chosen.tolist()
+        for row in errors:
+            token_ids[row] = NO_TOKEN
+        logprobs: list[list[TokenLogprob] | None] = [None] * len(batch)
+        for mode, logits in (("raw", raw), ("processed", final)) if batch.need_logprobs else ():
+            rows = [
+                row
+                for row, params in enumerate(batch.params)
+                if params.logprobs is not None and params.logprobs_mode == mode and row not in errors
+            ]
+            if rows:
+                counts = [batch.params[row].logprobs or 0 for row in rows]
+                table = token_logprobs(logits[rows].double().log_softmax(-1), chosen[rows], counts)
+                for row, entries in zip(rows, table, strict=True):
+                    logprobs[row] = entries
+        return SamplerOutput(token_ids, logprobs, errors)
+
+
+def split_rows(rows: list[int], size: int) -> list[list[int]]:
+    """Cut ``rows`` into pieces of at most ``size``, but at least one row."""
+    size = max(1, size)
     return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-def find_errors(logits: Tensor, batch: SamplingBatch, peaks: Tensor) -> dict[int, str]:
-    """Return the rows from which no token can be chosen, each with the reason. ``logits`` [N, V]: the model's own.
-
-    ``peaks`` [N]: each row's largest logit after processing.
-    """
-    values = peaks.tolist()
-    limit = FLOAT32_MAX * batch.least_temperature
-    if all(map(math.isfinite, values)) and -limit <= min(values, default=0.0) <= max(values, default=0.0) <= limit:
-        return {}  # the usual case; looking at each row in turn costs more than the argmax
-    invalid = [row for row, peak in enumerate(values) if not fits(peak, batch.params[row].temperature)]
-    return {row: diagnose(logits, batch, row) for row in invalid}
 
 
 def fits(peak: float, temperature: float) -> bool:
@@ -173,28 +197,3 @@ def diagnose(logits: Tensor, batch: SamplingBatch, row: int) -> str:
             return f"after {name} the row {fault}; loosen {name} or what comes before it"
     temperature = batch.params[row].temperature
     return f"its largest logit divided by the temperature {temperature} is beyond float32; check the weights"
-
-
-def make_output(
-    raw: Tensor, final: Tensor, chosen: Tensor, batch: SamplingBatch, errors: dict[int, str]
-) -> SamplerOutput:
-    """Return the output of a step: ``chosen`` [N] without the rows of ``errors``, and the log-probabilities asked for.
-
-    ``raw`` and ``final`` [N, V]: the logits before and after all stages.
-    """
-    token_ids = chosen.tolist()
-    for row in errors:
-        token_ids[row] = NO_TOKEN
-    logprobs: list[list[TokenLogprob] | None] = [None] * len(batch)
-    for mode, logits in (("raw", raw), ("processed", final)) if batch.need_logprobs else ():
-        rows = [
-            row
-            for row, params in enumerate(batch.params)
-            if params.logprobs is not None and params.logprobs_mode == mode and row not in errors
-        ]
-        if rows:
-            counts = [batch.params[row].logprobs or 0 for row in rows]
-            table = token_logprobs(logits[rows].double().log_softmax(-1), chosen[rows], counts)
-            for row, entries in zip(rows, table, strict=True):
-                logprobs[row] = entries
-    return SamplerOutput(token_ids, logprobs, errors)

@@ -307,13 +307,13 @@ def test_engine_rows_are_ratios_to_transformers_and_the_goal_is_that_of_kernels(
 
 def test_kernels_are_ablated_with_the_driver_that_uses_them(monkeypatch):
     """Both ways once shared one model, and neither got the driver of the kernels."""
-    from mini_engine.kernels.sampler import KernelSampler
+    from mini_engine.kernels.sampler import KernelOps
 
     monkeypatch.setattr(serving, "warm_up", lambda system: None)
     models = serving.Models(TINY_MODEL)
     off, on, needs = ablate.trial("compute", "reference,triton")
     drivers = [models.system(EngineConfig.serving(**{**needs, "compute": value}))[0].driver for value in (off, on)]
-    assert [type(driver.sampler) is KernelSampler for driver in drivers] == [False, True]
+    assert [type(driver.sampler.ops) is KernelOps for driver in drivers] == [False, True]
     assert drivers[0].model is not drivers[1].model
 
 

@@ -2,8 +2,15 @@ import pytest
 import torch
 
 from mini_engine.kernels import sample as op
+from mini_engine.kernels.registry import KernelSet, choose_kernels
+from mini_engine.kernels.sampler import KernelOps
 from mini_engine.sampler import filters
+from mini_engine.sampler.batch import TORCH, SamplingBatch, SamplingRequest
 from mini_engine.sampler.draw import draw_uniform
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.sampler.processors.base import Vocabulary
+from mini_engine.sampler.sampler import Sampler
+from mini_engine.sampler.trace import SamplingTrace
 from tests.kernels.cases import random, strided
 from tests.kernels.conftest import DEVICE
 from tests.kernels.filter_cases import BLOCK, floats, ints, lone, tied
@@ -74,3 +81,38 @@ def test_a_number_that_rounds_up_to_one_stays_inside_the_row():
     off = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64), torch.zeros(1)
     drawn = sample_top_k_top_p_reference(row, *off, torch.ones(1, dtype=torch.float64))
     assert drawn.tolist() == [3]
+
+
+ROWS = (
+    {"frequency_penalty": 0.5},
+    {"temperature": 1.0, "top_k": 20, "top_p": 0.5},
+    {"temperature": 0.7, "top_k": 9, "min_p": 0.2, "seed": 3},
+    {"temperature": 1.2, "min_p": 0.3},
+) * 5
+
+
+@pytest.mark.parametrize("order", ["sequential", "joint"])
+@pytest.mark.parametrize("reader", ["nobody", "a report", "a trace"])
+def test_rows_without_a_seed_are_cut_and_drawn_by_one_kernel_if_nobody_reads_what_is_between(order, reader):
+    called = {}
+
+    def noted(name, function):
+        def call(*given, **named):
+            called[name] = given
+            return function(*given, **named)
+
+        return call
+
+    functions = choose_kernels(torch.device(DEVICE), torch.float32).functions
+    kernels = KernelOps(KernelSet({name: noted(name, function) for name, function in functions.items()}))
+    reported = 2 if reader == "a report" else None
+    requests = [SamplingRequest([1, 2], SamplingParams(**row, logprobs=reported), [2]) for row in ROWS]
+    tokens = []
+    for ops in (TORCH, kernels):
+        trace = SamplingTrace() if reader == "a trace" else None
+        batch = SamplingBatch.from_requests(requests, Vocabulary(150), DEVICE)
+        sampler = Sampler(order, torch.Generator().manual_seed(1), trace, ops)
+        tokens.append(sampler(2 * random(20, 150), batch).token_ids)
+    assert tokens[0] == tokens[1]
+    assert called["sample_top_k_top_p"][1].tolist() == [20 if reader == "nobody" else 0, 0] * 5
+    assert {"apply_penalties", "argmax", "draw_seeded", "apply_min_p"} <= called.keys()

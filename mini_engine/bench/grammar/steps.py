@@ -20,6 +20,7 @@ from mini_engine.grammar.service import GrammarService
 from mini_engine.llm import make_driver, make_engine
 from mini_engine.model import Qwen3
 from mini_engine.outputs import RequestOutput, StepOutput
+from mini_engine.sampler.batch import TorchOps
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import Request
@@ -46,15 +47,15 @@ class TimedService(GrammarService):
         self.spent["poll"] += self.clock() - began
         return answer
 
-    def mask(self, requests: Sequence[Request]) -> Callable[[Tensor], None] | None:
+    def mask(self, requests: Sequence[Request]) -> Callable[[Tensor, TorchOps], None] | None:
         """Return what masks the rows, timed when it does."""
         mask = super().mask(requests)
         if mask is None:
             return None
 
-        def timed(logits: Tensor) -> None:
+        def timed(logits: Tensor, ops: TorchOps) -> None:
             began = self.clock()
-            mask(logits)
+            mask(logits, ops)
             self.spent["mask"] += self.clock() - began
 
         return timed

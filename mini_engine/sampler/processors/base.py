@@ -45,7 +45,6 @@ class LogitsProcessor(ABC, Generic[State]):
     """
 
     is_argmax_invariant: ClassVar[bool] = False  # True: it never changes which logit is largest; greedy rows skip it
-    operation: ClassVar[str | None] = None  # of L8's kernels: ``apply`` takes the kernel as ``compute``
 
     def __init__(self, states: dict[int, State]) -> None:
         """Act on the rows of ``states``."""

@@ -422,7 +422,7 @@ def mask_probe(seed: int) -> Values:
                 logits[row] = -torch.inf
                 logits[row, token] = 0.0
 
-    def ban(logits: Tensor) -> None:
+    def ban(logits: Tensor, ops: Any) -> None:
         logits[:, 5] = -torch.inf
 
     forced = {"logits_processors": {"smoke_force": {"token_id": 5}}}
@@ -435,7 +435,7 @@ def mask_probe(seed: int) -> Values:
     plain = make_batch([Line(PAST, {})])
     plain.final_mask = ban
     return {
-        "the mask is given its kernel": kernels_given(logits[:1]),
+        "the mask is given the operations": ops_given(logits[:1]),
         "without a grammar": free,
         "with a grammar": ids_of(output),
         "errors": {str(row): str(words) for row, words in output.errors.items()},
@@ -444,18 +444,16 @@ def mask_probe(seed: int) -> Values:
     }
 
 
-def kernels_given(logits: Tensor) -> list[bool]:
-    """Process a row with a kernel for the mask -> whether the mask is given it, each time that it is called."""
-    computed = []
+def ops_given(logits: Tensor) -> list[bool]:
+    """Sample a row with operations of its own -> whether the mask is given them, each time that it is called."""
+    from mini_engine.sampler.batch import TorchOps
 
-    def mask(logits: Tensor, compute: Any = None) -> None:
-        computed.append(compute is not None)
-
-    mask.operation = "smoke_mask"  # type: ignore[attr-defined]
+    own = TorchOps()
+    given = []
     batch = make_batch([Line(PAST, {})])
-    batch.final_mask = mask
-    batch.process(logits, None, {"smoke_mask": mask})
-    return computed
+    batch.final_mask = lambda logits, ops: given.append(ops is own)
+    make_sampler(ops=own)(logits, batch)
+    return given
 
 
 def mask_verdict(seed: int, got: Values) -> list[Failure]:
@@ -467,7 +465,7 @@ def mask_verdict(seed: int, got: Values) -> list[Failure]:
     failures += differences([-1, second, -1], got["with a grammar"], None, "ids with a grammar that bans id 5")
     failures += differences([second], got["a grammar and nothing else"], None, "a batch with nothing but a grammar")
     failures += differences(logits, got["the caller's logits"], None, "the caller's logits")
-    failures += differences([True], got["the mask is given its kernel"], None, "process passes the kernels on")
+    failures += differences([True], got["the mask is given the operations"], None, "the sampler's ops are passed on")
     for row in ("0", "2"):
         words = got["errors"].get(row, "no error")
         if "grammar" not in words:
