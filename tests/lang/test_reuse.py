@@ -88,7 +88,7 @@ def test_ids_and_scores_do_not_depend_on_workers_or_on_the_cache():
     cold = results(llm, 64)
     assert results(llm, 1) == cold  # warm
     assert results(make_llm(), 1) == cold
-    assert results(make_llm(prefix_cache=None, wait_for_prefix=None), 64) == cold
+    assert results(make_llm(prefix_cache=None, wait_for_prefix=None, wait_below_match=32), 64) == cold
 
 
 @lang.program
