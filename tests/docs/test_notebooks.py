@@ -51,9 +51,9 @@ driver.pack_batch = shifted
 """,
     "L4_sampler": """stages
 # top-k keeps one too few
-from mini_engine.sampler import sampler
-right = sampler.apply_top_k
-sampler.apply_top_k = lambda logits, k: right(logits, (k - 1).clamp(min=1))
+from mini_engine.sampler.batch import TorchOps
+right = TorchOps.apply_top_k
+TorchOps.apply_top_k = staticmethod(lambda logits, k: right(logits, (k - 1).clamp(min=1)))
 """,
     "L5_scheduler": """gantt
 # a preempted request forgets its output
