@@ -125,11 +125,11 @@ def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.slow
 def test_a_students_modules_run_in_place_of_the_engines_own(tmp_path: Path) -> None:
     """A mistake in a student's file shows in the text."""
-    file, line = "sampler/sampler.py", "peaks, chosen = processed.max(-1)"
+    file, line = "sampler/sampler.py", "peaks, chosen = self.ops.argmax(processed)"
     source = (Path(mini_engine.__file__).parent / file).read_text()
     assert source.count(line) == 1
     (tmp_path / file).parent.mkdir()
-    (tmp_path / file).write_text(source.replace(line, line.replace("max", "min")))
+    (tmp_path / file).write_text(source.replace(line, "peaks, chosen = processed.min(-1)"))
     own = run_command("--engine", str(tmp_path))
     assert own.returncode == 0
     assert own.stdout.startswith(PROMPT)
