@@ -87,8 +87,8 @@ class EngineView:
         return self._engine.scheduler.cache.num_evictable
 
     @property
-    def num_pages_used(self) -> int:
-        """Pages that requests use."""
+    def num_pages_in_use(self) -> int:
+        """Pages that requests use. ``StepOutput.num_pages_used`` counts those that only the cache has as well."""
         return self.num_pages - self._engine.scheduler.allocator.num_free - self.num_pages_evictable
 
     @property

@@ -97,7 +97,7 @@ class State(Collector):
         view = self.view
         yield self.metric(GaugeMetricFamily, "num_requests_running", "Requests in the batch.", len(view.running))
         yield self.metric(GaugeMetricFamily, "num_requests_waiting", "Requests that wait.", view.num_waiting)
-        share = view.num_pages_used / view.num_pages
+        share = view.num_pages_in_use / view.num_pages
         yield self.metric(GaugeMetricFamily, "kv_cache_usage_perc", "Share of the pages in use, from 0 to 1.", share)
         if view.tree is not None:
             asked, hit = view.tree.stats.num_tokens, view.tree.stats.num_tokens_hit
