@@ -63,13 +63,16 @@ class TorchOps:
     """What a ``Sampler`` computes with: torch's functions. L8 hands in kernels in their place (``KernelOps``)."""
 
     chunk = 1 << 21  # logits that are filtered and drawn from at a time: 8 MB stay in the cache
-    argmax = staticmethod(partial(torch.max, dim=-1))  # [N, V] -> largest logits, lowest ids [N]; NaN is the largest
     apply_top_k = staticmethod(apply_top_k)
     apply_top_p = staticmethod(apply_top_p)
     apply_joint = staticmethod(apply_joint)
     apply_min_p = staticmethod(apply_min_p)
     draw_seeded = staticmethod(draw_seeded)
     draw_uniform = staticmethod(draw_uniform)
+
+    def argmax(self, logits: Tensor) -> Any:
+        """``logits`` [N, V] -> the largest of each row and the lowest id that has it, [N] each. NaN is the largest."""
+        return torch.max(logits, dim=-1)
 
     def apply(self, processor: Processor, logits: Tensor) -> None:
         """Let ``processor`` alter ``logits`` [N, V]. Mutates ``logits``."""
