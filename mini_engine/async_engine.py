@@ -208,7 +208,8 @@ class AsyncEngine:
         try:
             compiled = await self.call(lambda: self.engine.constraints.prepare(params))
             if compiled is not None:  # others may wait for the same compile, so this one does not cancel it
-                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(compiled)), seconds)
+                async with asyncio.timeout(seconds):
+                    await asyncio.shield(asyncio.wrap_future(compiled))
         except TimeoutError:
             raise RequestRefusedError(
                 f"the {kind} was not compiled within {seconds:g} s; simplify it, or raise grammar_timeout_s", kind

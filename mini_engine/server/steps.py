@@ -56,7 +56,8 @@ class EventQueue:
         """
         while not (self.is_full and self.queue.empty()):
             try:
-                item = await asyncio.wait_for(self.queue.get(), KEEP_ALIVE_S)
+                async with asyncio.timeout(KEEP_ALIVE_S):  # ``wait_for`` of Python 3.11 can lose a cancellation
+                    item = await self.queue.get()
             except TimeoutError:
                 yield b": no step\n\n"
                 continue

@@ -232,3 +232,21 @@ def test_a_slow_reader_gets_an_error_and_a_closed_loop_none():
         return EventQueue()
 
     asyncio.run(make()).put(("step", {}))
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_reader_that_leaves_as_an_event_comes_is_let_go(turns):
+    """If the cancellation is lost, the stream goes on without a reader, and the server never ends."""
+
+    async def leave() -> None:
+        queue = EventQueue()
+        reader = asyncio.create_task(anext(queue.written()))
+        await asyncio.sleep(0.01)
+        queue.put_now(("step", {}))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if reader.cancel():  # it had not ended
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+
+    asyncio.run(leave())
