@@ -37,14 +37,12 @@ class Engine(EngineCore):
         return self.entries.pop(request_id).output
 
     def end_running(self, reason: str) -> None:
-        """End every running request with an error, zero its pages and forget the rows of the sampler. Mutates.
+        """End every running request with an error and forget the rows of the sampler. Mutates.
 
         Raises ``AssertionError`` if pages are missing afterwards.
         """
         for request in list(self.scheduler.running):
-            pages = request.pages
             self.finish(self.entries[request.request_id], "error", reason)
-            self.pool.fill([page for page in pages if self.scheduler.allocator.is_free(page)], 0.0)
         self.rows.clear()
         self.scheduler.check_pages()
 

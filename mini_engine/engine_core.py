@@ -1,11 +1,11 @@
 """L5: the step of the engine: requests go in, and each step gives tokens and text of many requests.
 
-The parts it puts together decide everything else: the scheduler chooses the batch, the driver computes the rows, the
+The parts it puts together decide everything else: the scheduler chooses the batch, the worker computes the rows, the
 sampler chooses the tokens, and constraints limit the answers.
 
-    requests ──► Scheduler.schedule() ──► ScheduledBatch ──► pack_batch ──► hidden states of all rows
-                                                                                │ rows that sample
-       text ◄── Detokenizer ◄── Scheduler.update() ◄── token ids ◄── Sampler ◄──┘ logits
+    requests ──► Scheduler.schedule() ──► ScheduledBatch ──► pack_batch ──► Worker.run(), the model
+                                                                                │ logits of the rows that sample
+       text ◄── Detokenizer ◄── Scheduler.update() ◄── token ids ◄── Sampler ◄──┘
 """
 
 import time
@@ -20,11 +20,10 @@ from torch import Tensor
 
 from mini_engine.attention.allocator import PageAllocator
 from mini_engine.attention.metadata import BatchInputs, SequenceChunk, pack_batch, slots_of
-from mini_engine.attention.pool import KVPool
 from mini_engine.constraints import ConstraintError, Constraints, NoConstraints
 from mini_engine.detokenizer import Detokenizer
 from mini_engine.outputs import Delta, RequestOutput, StepLog, StepOutput
-from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.sampler.driver import SamplingDriver, StepInputs
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.rows import SampledRows, isolating
 from mini_engine.sampler.sampler import SamplerOutput
@@ -32,7 +31,7 @@ from mini_engine.scheduler.policy import make_policy
 from mini_engine.scheduler.prefix_cache import PrefixCache
 from mini_engine.scheduler.request import NO_OPTIONS, FinishReason, Request, RequestOptions, RequestState, RequestTimes
 from mini_engine.scheduler.scheduler import Allocator, ScheduledBatch, ScheduledChunk, Scheduler, SchedulerLimits
-from mini_engine.scoring import check_scoring, score_forced, score_prompt
+from mini_engine.scoring import check_scoring, given_tokens, report
 
 IDLE_S = 0.005  # how long a step without other work waits for a constraint
 
@@ -69,21 +68,22 @@ class EngineCore:
         ``llm.make_engine`` builds every part that the configuration asks for. Raises ``ValueError`` if the
         configuration asks for a prefix cache or for grammars and the part is not given.
         """
-        config, model = driver.config, driver.model
+        config = driver.config
         config.check_parts(prefix_cache is not None, constraints is not None)
-        num_pages = config.pool_pages(model.config)
+        num_pages = config.pool_pages(driver.model.config)
         limits = SchedulerLimits.from_config(config)
         policy = make_policy(config.policy, config.policy_seed)
         self.driver = driver
         self.tokenizer = tokenizer
         self.clock = clock
-        self.pool = KVPool(model.config, num_pages, config.page_size, model.embedding.dtype, config.device)
+        self.worker = driver.make_worker(num_pages)
         self.scheduler = Scheduler(
             num_pages, config.page_size, limits, policy, prefix_cache, allocator=allocator(num_pages)
         )
         self.rows: SampledRows[Request] = SampledRows(driver.vocabulary, config.device)
         self.constraints: Constraints = constraints or NoConstraints()
         self.entries: dict[str, Entry] = {}
+        self.stale: list[int] = []  # pages that the next step clears: no NaN may reach their next owner
         self.log = StepLog(clock)
         self.deltas: list[Delta] = []  # for the next StepOutput
         self.forced: dict[str, int] = {}  # tokens that constraints have appended, also for the next StepOutput
@@ -173,32 +173,41 @@ class EngineCore:
 
     def forward(self, batch: ScheduledBatch) -> Tensor:
         """Compute all rows of ``batch`` -> logits [N, V], one row for each request of ``batch.sampling``. Mutates."""
-        for chunk in batch.chunks:
-            if chunk.copied_from is not None:
-                self.copy_prefix(chunk, chunk.copied_from)
+        copies = [self.copy_prefix(chunk, chunk.copied_from) for chunk in batch.chunks if chunk.copied_from is not None]
         inputs = pack_batch([packed(c) for c in batch.chunks], self.scheduler.page_size, self.driver.config.device)
-        hidden = self.driver.hidden_states(inputs, self.pool)  # [T, H]
-        self.score_given(batch, inputs, hidden)
         rows = [row for row, chunk in enumerate(batch.chunks) if chunk.samples]
-        return self.driver.logits(hidden, inputs.logit_rows[rows])
+        logits = self.worker.run(StepInputs(inputs, inputs.logit_rows[rows], copies, self.stale))
+        self.stale = []
+        self.score_given(batch, inputs)
+        return logits
 
-    def copy_prefix(self, chunk: ScheduledChunk, source: Request) -> None:
-        """Copy what the sibling ``source`` has computed of their prompt to the chunk's request. Mutates."""
+    def copy_prefix(self, chunk: ScheduledChunk, source: Request) -> tuple[Tensor, Tensor]:
+        """Return the slots [n] of the sibling ``source``, and those of the chunk's request to copy them to. Mutates.
+
+        What is known about their prompt is copied here.
+        """
         stretch = (chunk.start - chunk.num_copied, chunk.start, self.scheduler.page_size)
-        slots = [torch.tensor(slots_of(pages, *stretch)) for pages in (source.pages, chunk.request.pages)]
-        self.pool.copy(*(own.to(self.driver.config.device) for own in slots))
+        device = self.driver.config.device
+        theirs, own = (torch.tensor(slots_of(r.pages, *stretch), device=device) for r in (source, chunk.request))
         output, known = (self.entries[r.request_id].output for r in (chunk.request, source))
         if known.prompt_logprobs is not None and len(known.prompt_logprobs) > len(output.prompt_logprobs or ()):
             output.prompt_logprobs = list(known.prompt_logprobs)
+        return theirs, own
 
-    def score_given(self, batch: ScheduledBatch, inputs: BatchInputs, hidden: Tensor) -> None:
-        """Report log-probabilities of prompt tokens and forced tokens where asked. ``hidden`` [T, H]. Mutates."""
-        for chunk, query_range in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
-            if chunk.request.params.prompt_logprobs is not None or chunk.request.params.logprobs is not None:
-                output = self.entries[chunk.request.request_id].output
-                rows = hidden[slice(*query_range)]
-                score_prompt(chunk, output, rows, self.driver.logits)
-                score_forced(chunk, output, rows, self.driver.logits)
+    def score_given(self, batch: ScheduledBatch, inputs: BatchInputs) -> None:
+        """Report log-probabilities of prompt tokens and forced tokens where asked. Mutates.
+
+        The head computes all their rows at once. The rows that sample had a call of their own, whose bits do not depend
+        on what is reported.
+        """
+        given = []
+        for chunk, (first, _) in zip(batch.chunks, inputs.metadata.query_ranges, strict=True):
+            params = chunk.request.params
+            if params.prompt_logprobs is not None or params.logprobs is not None:
+                given += given_tokens(chunk, self.entries[chunk.request.request_id].output, first)
+        if given:
+            rows = torch.tensor([row for one in given for row in one.rows], device=self.driver.config.device)
+            report(given, self.worker.more(rows))
 
     @isolating
     def sample(self, requests: Sequence[Request], logits: Tensor) -> SamplerOutput:
@@ -212,14 +221,11 @@ class EngineCore:
     def update(self, batch: ScheduledBatch, logits: Tensor, sampled: SamplerOutput) -> None:
         """Give each request its token, and end the requests that have an error. ``logits`` [N, V]. Mutates.
 
-        Pages that an error has freed are zeroed. At the end ``append_forced`` appends what constraints force.
+        At the end ``append_forced`` appends what constraints force.
         """
         requests = batch.sampling
         for row, reason in sampled.errors.items():
-            pages = requests[row].pages
             self.finish(self.entries[requests[row].request_id], "error", reason)
-            own = [page for page in pages if self.scheduler.allocator.is_free(page)]
-            self.pool.fill(own, 0.0)  # no NaN may reach the next owner of the page
         tokens = {r.request_id: token for r, token in zip(requests, sampled.token_ids, strict=True)}
         self.scheduler.update(batch, tokens)
         for row, (request, its_logits) in enumerate(zip(requests, logits.unbind(), strict=True)):
@@ -317,12 +323,18 @@ class EngineCore:
         self.report(entry, replace(last, text=last.text + rest, finish_reason=request.finish_reason, error=error))
 
     def release(self, request: Request, reason: FinishReason) -> None:
-        """Take a request out of the scheduler, or out of the constraints it waits for, and free its pages. Mutates."""
+        """Take a request out of the scheduler, or out of the constraints it waits for, and free its pages. Mutates.
+
+        Pages that an error has freed are ``stale``; those that it shares with the prefix cache may be free then too.
+        """
+        pages = request.pages
         if self.constraints.drop(request):  # it has not reached the scheduler
             request.state = RequestState.FINISHED
             request.finish_reason = reason
         else:
             self.scheduler.finish(request, reason)
+        if reason == "error":
+            self.stale += [page for page in pages if self.scheduler.allocator.is_free(page)]
 
     def report_constraint(self, entry: Entry) -> None:
         """Add the report of a request's constraint to the output, after ``matched`` and the reason are set. Mutates."""

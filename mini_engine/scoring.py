@@ -3,18 +3,31 @@
 Row i of a chunk predicts the token after it, so the last row predicts the first token of the next chunk.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mini_engine.outputs import RequestOutput
-from mini_engine.sampler.logprobs import TokenLogprob, token_logprobs
+from mini_engine.sampler.logprobs import token_logprobs
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import RequestOptions
 from mini_engine.scheduler.scheduler import ScheduledChunk
 
-Head = Callable[[Tensor, None], Tensor]  # hidden states [n, H], all rows of them -> logits [n, V]
+
+@dataclass(frozen=True)
+class GivenTokens:
+    """Tokens of a request to report at the end of ``entries``, each with ``wanted`` alternatives.
+
+    ``rows``: the packed rows of the step that predict them.
+    """
+
+    entries: list[Any]
+    token_ids: list[int]
+    rows: range
+    wanted: int
 
 
 def check_scoring(params: SamplingParams, options: RequestOptions) -> None:
@@ -25,44 +38,58 @@ def check_scoring(params: SamplingParams, options: RequestOptions) -> None:
         raise ValueError("receipt is True, but a receipt is of an answer's tokens, and a score_only request has none")
 
 
-def score_prompt(chunk: ScheduledChunk, output: RequestOutput, hidden: Tensor, head: Head) -> None:
-    """Add the log-probabilities of the prompt tokens that a chunk's rows ``hidden`` [n, H] predict. Mutates ``output``.
+def given_tokens(chunk: ScheduledChunk, output: RequestOutput, first_row: int) -> list[GivenTokens]:
+    """Return what is to be reported of a chunk, whose rows begin with the packed row ``first_row``. Mutates ``output``.
 
-    What was reported before a preemption is not repeated. Tokens before ``prompt_logprobs_start`` have ``None``.
+    Prompt tokens that nobody asked about are reported as ``None``.
+    """
+    request, params = chunk.request, chunk.request.params
+    found: list[tuple[list[Any], range, int]] = []
+    if params.prompt_logprobs is not None:
+        positions = prompt_to_score(chunk, output)
+        assert not positions or positions.start > chunk.start, (
+            f"rows that predict tokens from {positions.start} on were never computed"
+        )
+        if output.prompt_logprobs is None:
+            output.prompt_logprobs = [None] * positions.start
+        found.append((output.prompt_logprobs, positions, params.prompt_logprobs))
+    if params.logprobs is not None:
+        found.append((output.logprobs, forced_to_score(chunk, output), params.logprobs))
+    shift = first_row - chunk.start - 1  # a token is predicted by the row before it
+    return [
+        GivenTokens(entries, request.tokens(at.start, at.stop), range(at.start + shift, at.stop + shift), wanted)
+        for entries, at, wanted in found
+        if at
+    ]
+
+
+def prompt_to_score(chunk: ScheduledChunk, output: RequestOutput) -> range:
+    """Return the positions of the prompt tokens that the rows of a chunk predict and ``output`` does not report yet.
+
+    What was reported before a preemption is not repeated. Without a report the range begins at
+    ``prompt_logprobs_start``, and never with the first token, which no row predicts.
     """
     request = chunk.request
-    wanted = request.params.prompt_logprobs
-    first = chunk.start
-    last = min(chunk.start + chunk.num_tokens, request.num_prompt_tokens - 1)
-    if wanted is None or len(output.prompt_logprobs or ()) > last:
-        return
-    unreported = min(max(request.options.prompt_logprobs_start, 1), request.num_prompt_tokens)
-    known = [None] * unreported if output.prompt_logprobs is None else output.prompt_logprobs
-    skip = len(known) - 1 - first
-    tokens = request.tokens(len(known), last + 1)
-    assert skip >= 0, f"rows that predict tokens {len(known)} to {first} were never computed"
-    output.prompt_logprobs = [*known, *score(hidden[skip:][: len(tokens)], tokens, wanted, head)]
+    if output.prompt_logprobs is None:
+        first = min(max(request.options.prompt_logprobs_start, 1), request.num_prompt_tokens)
+    else:
+        first = len(output.prompt_logprobs)
+    return range(first, min(chunk.start + chunk.num_tokens + 1, request.num_prompt_tokens))
 
 
-def score_forced(chunk: ScheduledChunk, output: RequestOutput, hidden: Tensor, head: Head) -> None:
-    """Add the log-probabilities of tokens that a constraint forced. ``hidden`` [n, H]. Mutates ``output``.
+def forced_to_score(chunk: ScheduledChunk, output: RequestOutput) -> range:
+    """Return the positions of the forced tokens that the rows of a chunk predict and ``output`` does not report yet.
 
-    They were appended to the output before their rows were computed; the chunk has those rows.
+    They were appended to the output before their rows were computed. The last row may predict an unknown token.
     """
     request = chunk.request
-    wanted = request.params.logprobs
     first = request.num_prompt_tokens + len(output.logprobs)
-    end = chunk.start + chunk.num_tokens
-    # The last row predicts a token that is not known yet.
-    tokens = [] if wanted is None else request.tokens(first, end + 1)
-    if wanted is not None and first > chunk.start:
-        output.logprobs += score(hidden[first - 1 - chunk.start :][: len(tokens)], tokens, wanted, head)
+    end = min(chunk.start + chunk.num_tokens + 1, request.num_tokens)
+    return range(first, end) if first > chunk.start else range(0)
 
 
-def score(hidden: Tensor, tokens: list[int], wanted: int, head: Head) -> list[list[TokenLogprob]]:
-    """Return the report about each of ``tokens``, with ``wanted`` alternatives; ``hidden`` [n, H] predicts them."""
-    if not tokens:
-        return []
-    logits = head(hidden, None)
-    ids = torch.tensor(tokens, device=logits.device)
-    return token_logprobs(logits.double().log_softmax(-1), ids, [wanted] * len(tokens))
+def report(given: Sequence[GivenTokens], logits: Tensor) -> None:
+    """Report ``given`` tokens; ``logits`` [R, V] are those of all their rows. Mutates their ``entries``."""
+    for one, own in zip(given, logits.split([len(one.rows) for one in given]), strict=True):
+        ids = torch.tensor(one.token_ids, device=own.device)
+        one.entries.extend(token_logprobs(own.double().log_softmax(-1), ids, [one.wanted] * len(ids)))

@@ -74,7 +74,7 @@ class EngineView:
     @property
     def pool_bytes(self) -> int:
         """Memory of all keys and values."""
-        return sum(tensor.nbytes for tensor in (*self._engine.pool.keys, *self._engine.pool.values))
+        return sum(tensor.nbytes for tensor in (*self._engine.worker.pool.keys, *self._engine.worker.pool.values))
 
     @property
     def num_pages_cached(self) -> int:

@@ -93,6 +93,55 @@ class Running:
         return [*self.request.prompt_ids, *self.request.output_ids]
 
 
+@dataclass(frozen=True)
+class StepInputs:
+    """What a ``Worker`` computes in one step: ``batch``, and logits of its packed rows ``rows`` [R].
+
+    Before that the pages ``clear`` are set to zero, and then each of ``copies`` copies slots [n] to slots [n].
+    """
+
+    batch: BatchInputs
+    rows: Tensor
+    copies: Sequence[tuple[Tensor, Tensor]] = ()
+    clear: list[int] = field(default_factory=list)
+
+
+class Worker:
+    """Has the model, and the pool with the keys and values of all sequences: a step reaches tensors only through it.
+
+    It knows no requests. What a step computes is said in one object, so that a worker could as well be many, each with
+    a part of the model.
+    """
+
+    def __init__(
+        self, model: Qwen3, pool: KVPool, make_attention: AttentionFactory, head: LogitsHead | None = None
+    ) -> None:
+        """Compute with ``model`` over ``pool``; without a ``head`` logits are the plain product."""
+        self.model = model
+        self.pool = pool
+        self.make_attention = make_attention
+        self.head = head
+
+    @torch.inference_mode()
+    def run(self, step: StepInputs) -> Tensor:
+        """Run all layers of one packed step -> logits [R, V] of ``step.rows``. Mutates the pool."""
+        if step.clear:
+            self.pool.fill(step.clear, 0.0)
+        for source, target in step.copies:
+            self.pool.copy(source, target)
+        batch = step.batch
+        attention = self.make_attention(self.pool, batch.metadata)
+        self.hidden = self.model.hidden_states(batch.input_ids, batch.positions, attention)  # [T, H]
+        return self.more(step.rows)
+
+    @torch.inference_mode()
+    def more(self, rows: Tensor) -> Tensor:
+        """Return the logits of ``rows`` [R] of the last step -> [R, V]."""
+        if self.head is not None:
+            return self.head(self.hidden, rows, self.model.lm_head)
+        return self.model.lm_head(self.hidden[rows])
+
+
 class SamplingDriver(GreedyDriver):
     """Generates with a ``Sampler``, one sequence or several side by side. Everything else is the greedy driver's.
 
@@ -143,14 +192,14 @@ class SamplingDriver(GreedyDriver):
         page_size = self.config.page_size
         needed = [pages_needed(len(r.prompt_ids) + r.params.max_new_tokens - 1, page_size) for r in requests]
         allocator = PageAllocator(sum(needed))
-        pool = KVPool(self.model.config, allocator.num_pages, page_size, self.model.embedding.dtype, self.config.device)
+        worker = self.make_worker(allocator.num_pages)
         running = [Running(index, request) for index, request in enumerate(requests)]
         batch = SamplingBatch.from_requests(requests, self.vocabulary, self.config.device)
         while running:
             for sequence in running:
                 missing = pages_needed(len(sequence.token_ids), page_size) - len(sequence.pages)
                 sequence.pages += allocator.allocate(missing)
-            steps = self.step(running, batch, pool)
+            steps = self.step(running, batch, worker)
             yield steps
             keep = [row for row, step in enumerate(steps) if step.finish_reason is None]
             if len(keep) < len(running):
@@ -158,18 +207,23 @@ class SamplingDriver(GreedyDriver):
                 batch.filter(keep)
             batch.cumulate([steps[row].token_id for row in keep])
 
-    def step(self, running: Sequence[Running], batch: SamplingBatch, pool: KVPool) -> list[SampledStep]:
-        """Run one packed forward pass over what is not computed yet and sample. Mutates the pool and ``running``."""
+    def make_worker(self, num_pages: int) -> Worker:
+        """Return a worker over a pool of ``num_pages`` pages. Raises ``ValueError`` if there is no memory for them."""
+        model, config = self.model, self.config
+        pool = KVPool(model.config, num_pages, config.page_size, model.embedding.dtype, config.device)
+        return Worker(model, pool, self.make_attention, self.head)
+
+    def step(self, running: Sequence[Running], batch: SamplingBatch, worker: Worker) -> list[SampledStep]:
+        """Run one packed step over what is not computed yet and sample. Mutates the worker's pool and ``running``."""
         chunks = [SequenceChunk(s.token_ids[s.num_computed_tokens :], s.num_computed_tokens, s.pages) for s in running]
         inputs = pack_batch(chunks, self.config.page_size, self.config.device)
-        hidden = self.hidden_states(inputs, pool)  # [T, H]
-        logits = self.logits(hidden, inputs.logit_rows)  # [N, V]
+        logits = worker.run(StepInputs(inputs, inputs.logit_rows))  # [N, V]
         output = self.sampler(logits, batch)
         steps = []
         for row, (sequence, query_range) in enumerate(zip(running, inputs.metadata.query_ranges, strict=True)):
             token_id = output.token_ids[row]
             error = output.errors.get(row)
-            about_prompt = self.prompt_report(sequence, hidden[slice(*query_range)])
+            about_prompt = self.prompt_report(sequence, query_range[0], worker)
             sequence.num_computed_tokens = len(sequence.token_ids)
             if error is None:
                 sequence.request.output_ids.append(token_id)
@@ -179,16 +233,19 @@ class SamplingDriver(GreedyDriver):
             )
         return steps
 
-    def prompt_report(self, sequence: Running, hidden: Tensor) -> list[list[TokenLogprob] | None] | None:
+    def prompt_report(
+        self, sequence: Running, first_row: int, worker: Worker
+    ) -> list[list[TokenLogprob] | None] | None:
         """Return the prompt's log-probabilities if the request asks and this was its prefill.
 
-        ``hidden`` [T, H]: its prompt's tokens, and those that a resumed request had written.
+        Its prompt's rows begin with the packed row ``first_row``; those that a resumed request had written follow.
         """
         count = sequence.request.params.prompt_logprobs
         if count is None or sequence.num_computed_tokens > 0:
             return None
         prompt_ids = sequence.request.prompt_ids
-        return prompt_logprobs(self.logits(hidden[: len(prompt_ids)], None), prompt_ids, count)
+        rows = torch.arange(first_row, first_row + len(prompt_ids), device=self.config.device)
+        return prompt_logprobs(worker.more(rows), prompt_ids, count)
 
     def finish_reason(self, request: SampledRequest) -> FinishReason | None:
         """Return why ``request`` ends with its newest token, ``None`` if it goes on. A stop token wins over length."""
@@ -196,26 +253,6 @@ class SamplingDriver(GreedyDriver):
         if request.output_ids[-1] in stop_token_ids(params.stop_token_ids, params.ignore_eos, self.vocabulary):
             return "stop"
         return "length" if len(request.output_ids) >= params.max_new_tokens else None
-
-    @torch.inference_mode()
-    def hidden_states(self, batch: BatchInputs, pool: KVPool) -> Tensor:
-        """Run all layers of one packed step -> [T, H]. Writes the step's slots of ``pool``.
-
-        An attention in which a sequence can catch its neighbour's NaN has a ``fallback``, in which it cannot.
-        """
-        attention = self.make_attention(pool, batch.metadata)
-        hidden = self.model.hidden_states(batch.input_ids, batch.positions, attention)
-        fallback = getattr(attention, "fallback", None)
-        if fallback is not None and not bool(hidden.isfinite().all()):
-            hidden = self.model.hidden_states(batch.input_ids, batch.positions, fallback)
-        return hidden
-
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
-        """Return the logits of ``rows`` [R] of ``hidden`` [T, H], of all if ``None`` -> [R, V]."""
-        if self.head is not None:
-            return self.head(hidden, rows, self.model.lm_head)
-        return self.model.lm_head(hidden if rows is None else hidden[rows])
 
     def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raise ``ValueError`` as the greedy driver does, and for a request that is longer than ``max_model_len``."""

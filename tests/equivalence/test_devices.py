@@ -60,7 +60,7 @@ def run(device: str) -> list[list[list[int]]]:
         engine.driver.sampler.generator.manual_seed(5)
         if device == "cuda":
             assert all(
-                device_of(tensor).type == "cuda" for tensor in (*engine.pool.keys, engine.driver.model.embedding)
+                device_of(tensor).type == "cuda" for tensor in (*engine.worker.pool.keys, engine.driver.model.embedding)
             )
         prompts = [tokenizer.encode(f"Once there was an owl named {name}") for name in ("Mila", "Mila", "Tom")]
         answers = engine.generate([prompts[i % 3] for i in range(len(PARAMS))], list(PARAMS.values()))

@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mini_engine.attention.metadata import BatchInputs
-from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.radix_cache import RadixCache
+from mini_engine.sampler.driver import StepInputs
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.prefix_cache import NullPrefixCache
 from mini_engine.scheduler.request import RequestOptions
@@ -109,26 +108,27 @@ def test_a_request_whose_own_row_is_nan_leaves_a_prompt_that_others_can_use(monk
 def test_a_chunk_that_came_out_as_nan_does_not_poison_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks at a chunk that samples nothing, and it is shared: whoever begins alike fails from then on."""
     engine = make_engine(config=shared(max_tokens_per_step=8))
-    plain = engine.driver.hidden_states
+    plain = engine.worker.run
     calls = iter(range(1000))
 
-    def fail_once(inputs: BatchInputs, pool: KVPool) -> Tensor:
-        hidden = plain(inputs, pool)
+    def fail_once(step: StepInputs) -> Tensor:
+        logits = plain(step)
         if next(calls) == 0:
-            pool.poison(engine.scheduler.running[0].pages[:2])
-        return hidden
+            engine.worker.pool.poison(engine.scheduler.running[0].pages[:2])
+        return logits
 
-    monkeypatch.setattr(engine.driver, "hidden_states", fail_once)
+    monkeypatch.setattr(engine.worker, "run", fail_once)
     ((failed,),) = engine.generate([PROMPT], GREEDY)
     assert failed.finish_reason == "error"
     ((answer,),) = engine.generate([PROMPT], GREEDY)
     assert_like(answer, alone("embedded", PROMPT, GREEDY))
 
 
-@pytest.mark.parametrize("place", ["hidden_states", "logits", "sampler"])
+@pytest.mark.parametrize("place", ["run", "more", "sampler"])
 def test_an_interrupted_step_shares_nothing_that_it_did_not_finish(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(config=shared(max_tokens_per_step=9))
-    plain = getattr(engine.driver, place)
+    owner = engine.driver if place == "sampler" else engine.worker
+    plain = getattr(owner, place)
     calls = iter(range(10_000))
 
     def interrupted(*arguments: object) -> object:
@@ -136,7 +136,7 @@ def test_an_interrupted_step_shares_nothing_that_it_did_not_finish(place: str, m
             raise KeyboardInterrupt
         return plain(*arguments)
 
-    monkeypatch.setattr(engine.driver, place, interrupted)
+    monkeypatch.setattr(owner, place, interrupted)
     prompts = [PROMPT, [*PROMPT[:14], 5], [*PROMPT, 9, 9]]
     names = [engine.add_request(prompt, GREEDY) for prompt in prompts]
     while engine.scheduler.has_work:

@@ -172,7 +172,7 @@ def test_a_request_with_nan_in_its_cache_ends_alone():
     for _ in range(5):
         engine.step()
     innocent, guilty = (engine.entries[name].request for name in names)
-    engine.pool.poison([guilty.pages[0]])
+    engine.worker.pool.poison([guilty.pages[0]])
     assert innocent.pages[0] == 0
     first, second = answers(engine, names)
     assert second.finish_reason == "error"
@@ -180,4 +180,5 @@ def test_a_request_with_nan_in_its_cache_ends_alone():
     assert "NaN" in (second.error or "")
     assert first.finish_reason == "length"
     assert first.token_ids == alone
-    assert all(bool(tensor.isfinite().all()) for tensor in (*engine.pool.keys, *engine.pool.values))
+    engine.generate([[5]], params)  # the next step clears its pages
+    assert all(bool(tensor.isfinite().all()) for tensor in (*engine.worker.pool.keys, *engine.worker.pool.values))

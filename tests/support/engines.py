@@ -198,9 +198,9 @@ def poison_freed_pages(engine: Engine) -> None:
 
     def poison(pages: Sequence[int]) -> None:
         free(pages)
-        engine.pool.poison(list(pages))
+        engine.worker.pool.poison(list(pages))
 
-    engine.pool.poison(list(range(allocator.num_pages)))
+    engine.worker.pool.poison(list(range(allocator.num_pages)))
     allocator.free = poison  # type: ignore[method-assign]
 
 

@@ -129,7 +129,7 @@ def test_a_long_checkpoint_runs_with_the_positions_that_fit(monkeypatch: pytest.
     )
     with pytest.warns(UserWarning, match=told):
         llm = LLM(folder, compute="reference", max_running_requests=2)
-    assert (llm.engine.pool.num_pages, llm.engine.driver.config.max_model_len) == (168, 2688)
+    assert (llm.engine.worker.pool.num_pages, llm.engine.driver.config.max_model_len) == (168, 2688)
     right, wrong = llm.generate([[5, 6, 7], [5] * 2688], FOUR)
     assert right.token_ids == expected
     assert wrong.error == (
@@ -151,7 +151,7 @@ def test_what_is_given_is_kept(
 ) -> None:
     have(monkeypatch, 3000 * SLOT)
     engine = make_engine(load_driver(engine=EngineConfig(max_running_requests=3, **options)))
-    assert (engine.pool.num_pages, engine.driver.config.max_model_len) == (pages, most)
+    assert (engine.worker.pool.num_pages, engine.driver.config.max_model_len) == (pages, most)
     assert len(recwarn) == (pages == 168)
 
 

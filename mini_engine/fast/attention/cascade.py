@@ -18,7 +18,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import AttentionMetadata
-from mini_engine.attention.paged import PagedAttention
 from mini_engine.fast.attention.ragged import StepCache, attend_alone, length_mask
 
 LEAST_SHARED = 64  # tokens; for fewer, a second call costs more than it saves
@@ -120,7 +119,6 @@ class CascadeAttention:
         self.cache = cache
         self.cascade = cascade
         self.kernel = kernel
-        self.fallback = PagedAttention(cache.pool, cache.metadata, kernel)  # see ``consecutive.grouped``
         self.others = sorted(set(range(len(cache.metadata.query_ranges))) - set(cascade.members))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ One request that has the pool for itself always lies so, and many do most of the
 copied together, as ``PagedAttention`` does it. Several sequences may have a form that serves them in one call.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -39,16 +41,30 @@ def consecutive(pool: KVPool, metadata: AttentionMetadata) -> Attention:
     return ConsecutiveAttention(StepCache(pool, metadata))
 
 
-def grouped(pool: KVPool, metadata: AttentionMetadata) -> Attention:
-    """Compute common prefixes once, or decode rows in few calls; otherwise each sequence by itself.
+class UnlessNaN:
+    """An attention that reads across gaps in the pool, where a sequence can catch its neighbour's NaN.
 
-    The first two read across gaps in the pool, where a sequence can catch its neighbour's NaN. So they have a
-    ``fallback``, the plain path, which tells whose it is.
+    A layer whose result is not finite is computed again by the plain attention, in which only the guilty one has NaN.
     """
+
+    def __init__(self, attention: Attention, plain: Attention) -> None:
+        """Attend by ``attention``, or by ``plain``. Both write the same slots."""
+        self.attention = attention
+        self.plain = plain
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
+        out = self.attention(layer, q, k, v)
+        return out if math.isfinite(float(out.sum())) else self.plain(layer, q, k, v)
+
+
+def grouped(pool: KVPool, metadata: AttentionMetadata) -> Attention:
+    """Compute common prefixes once, or decode rows in few calls; otherwise each sequence by itself."""
     cache = StepCache(pool, metadata)
+    alone = ConsecutiveAttention(cache, grouped_attention)
     if len(cache.lengths) > 1:
         if (cascade := find_cascade(cache) or find_scattered(cache)) is not None:
-            return CascadeAttention(cache, cascade, grouped_attention)
+            return UnlessNaN(CascadeAttention(cache, cascade, grouped_attention), alone)
         if grids := find_grids(cache):
-            return StridedAttention(cache, grids, grouped_attention)
-    return ConsecutiveAttention(cache, grouped_attention)
+            return UnlessNaN(StridedAttention(cache, grids, grouped_attention), alone)
+    return alone

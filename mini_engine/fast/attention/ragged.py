@@ -12,7 +12,7 @@ from mini_engine.attention.pool import KVPool
 
 # A finite mask: under -inf the kernel reports log-sum-exp 0 for keys that a row cannot see at all, and they would be
 # merged as if they held probability. Under -1e30 their weight is exp(-1e30 - max), exactly 0. What is masked must be
-# finite too, since 0 times NaN is NaN: a caller that sees NaN asks the plain path whose it is.
+# finite too, since 0 times NaN is NaN: ``UnlessNaN`` asks the plain path whose it is.
 HIDDEN = -1e30
 
 

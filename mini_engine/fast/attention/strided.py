@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.attention.dense import AttentionKernel
-from mini_engine.attention.paged import PagedAttention
 from mini_engine.fast.attention.ragged import StepCache, attend_alone, length_mask
 
 BYTES_PER_CALL = 1 << 17  # about as much is read in the time that one more call costs
@@ -145,7 +144,6 @@ class StridedAttention:
         self.cache = cache
         self.grids = grids
         self.kernel = kernel
-        self.fallback = PagedAttention(cache.pool, cache.metadata, kernel)  # see ``consecutive.grouped``
         asked = [row for grid in grids for row in grid.rows]
         is_idle = [idle for grid in grids for idle in grid.is_idle]
         place_of = {row: place for place, (row, idle) in enumerate(zip(asked, is_idle, strict=True)) if not idle}

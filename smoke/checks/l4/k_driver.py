@@ -283,18 +283,13 @@ def together_probe(seed: int) -> Values:
     logits: list[list[Tensor]] = [[] for _ in requests]
     reported: list[list[float]] = [[] for _ in requests]
     passes: list[int] = []
-    forward = driver.hidden_states
-
-    def counted(inputs: Any, pool: Any) -> Any:
-        passes.append(len(inputs.logit_rows))
-        return forward(inputs, pool)
-
-    driver.hidden_states = counted
+    make_worker = driver.make_worker
+    driver.make_worker = lambda num_pages: counting(make_worker(num_pages), passes)
     for step in (step for steps in driver.run(requests) for step in steps):
         ids[step.index].append(int(step.token_id))
         logits[step.index].append(step.logits)
         reported[step.index].append(float(step.logprobs[0].logprob))
-    driver.hidden_states = forward
+    driver.make_worker = make_worker
     values: Values = {"log-probabilities": reported, "passes": passes}
     for index, (_, params) in enumerate(TOGETHER):
         alone = answer_of(driver.complete(together_prompt(case, seed, index), make_params(params))[0])
@@ -303,6 +298,18 @@ def together_probe(seed: int) -> Values:
             "alone": {"ids": alone["ids"], "logits": alone["logits"]},
         }
     return values | resumed(driver, case, seed, ids[2])
+
+
+def counting(worker: Any, passes: list[int]) -> Any:
+    """Note the sequences of each forward pass of ``worker``. Mutates it."""
+    run = worker.run
+
+    def counted(step: Any) -> Any:
+        passes.append(len(step.batch.logit_rows))
+        return run(step)
+
+    worker.run = counted
+    return worker
 
 
 def resumed(driver: Any, case: ModelCase, seed: int, ids: list[int]) -> Values:
@@ -324,7 +331,7 @@ def together_verdict(seed: int, got: Values) -> list[Failure]:
     failures = differences(doubled, got["by a head of scale 2"], None, "sequence 2, first logits by a head of scale 2")
     lengths = [params["max_new_tokens"] for _, params in TOGETHER]
     wanted = [sum(length > step for length in lengths) for step in range(max(lengths))]
-    failures += differences(wanted, got["passes"], None, "sequences in each call of hidden_states")
+    failures += differences(wanted, got["passes"], None, "sequences in each forward pass")
     whole = got["sequence 2"]["together"]["ids"]
     failures += differences(whole[7:], got["resumed after 7 tokens"], None, "sequence 2, resumed after 7 tokens: ids")
     for index, (_, params) in enumerate(TOGETHER):

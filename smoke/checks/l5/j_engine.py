@@ -230,7 +230,7 @@ def load_options(load: str, plans: Sequence[Plan]) -> dict[str, Any]:
 def poison_freed_pages(engine: Any) -> None:
     """Fill freed pages with NaN, so that a later read shows. Mutates the engine."""
     plain = engine.scheduler.allocator.free
-    pool = engine.pool
+    pool = engine.worker.pool
 
     def free(pages: Any) -> None:
         plain(pages)

@@ -138,11 +138,11 @@ def copy_probe(seed: int) -> Values:
         source.request.pages = list(theirs)
         target.request.pages = list(own)
         source.output.prompt_logprobs = [None]
-        pool = [*engine.pool.keys, *engine.pool.values]
+        pool = [*engine.worker.pool.keys, *engine.worker.pool.values]
         for tensor, number in zip(pool, numbers(case, seed, page_size), strict=True):
             tensor.copy_(number)
         chunk = ScheduledChunk(target.request, first + count, 1, True, count, source.request)
-        engine.copy_prefix(chunk, source.request)
+        engine.worker.pool.copy(*engine.copy_prefix(chunk, source.request))
         own_report = target.output.prompt_logprobs is not source.output.prompt_logprobs
         values[name] = {"pool": pool, "report": table_of(target.output.prompt_logprobs), "own report": own_report}
         target.output.prompt_logprobs = [None, None]
