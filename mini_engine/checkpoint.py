@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from mini_engine.checks import key_twice
 from mini_engine.config import EngineConfig, ModelConfig
+from mini_engine.families import EMBEDDING, FAMILIES, HEAD
 from mini_engine.hf_files import GenerationFile, IndexFile, check_generation, parse
 from mini_engine.weights import StoredWeights, opened
 
@@ -118,7 +119,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """Read the model's shape. Raises ``ValueError`` naming the file for anything but a dense Qwen3."""
+    """Read the model's shape. Raises ``ValueError`` naming the file for a model that is not computed."""
     try:
         return ModelConfig.from_hf(read_json(folder / "config.json"))
     except (ValueError, TypeError, ZeroDivisionError) as error:
@@ -173,38 +174,12 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     raw = read_json(folder / "config.json")
     config = None
     try:
-        if raw.get("model_type") == "qwen3":
-            config = AutoConfig.for_model("qwen3", tokenizer_class=raw.get("tokenizer_class"))
+        if str(raw.get("model_type")) in FAMILIES:
+            config = AutoConfig.for_model(raw["model_type"], tokenizer_class=raw.get("tokenizer_class"))
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True)
     except Exception as error:  # the files come from outside, and the library checks them in many ways
         raise ValueError(f"{folder}: the tokenizer cannot be loaded ({first_line(error)})") from error
     return tokenizer
-
-
-def weight_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every tensor that a checkpoint of this model holds, in the order of the forward."""
-    hidden, inner = cfg.hidden_size, cfg.intermediate_size
-    q_size, kv_size = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (q_size, hidden),
-        "self_attn.k_proj": (kv_size, hidden),
-        "self_attn.v_proj": (kv_size, hidden),
-        "self_attn.q_norm": (cfg.head_dim,),
-        "self_attn.k_norm": (cfg.head_dim,),
-        "self_attn.o_proj": (hidden, q_size),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (cfg.vocab_size, hidden)}
-    for index in range(cfg.num_hidden_layers):
-        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
-    shapes["model.norm.weight"] = (hidden,)
-    if not cfg.tie_word_embeddings:
-        shapes["lm_head.weight"] = (cfg.vocab_size, hidden)
-    return shapes
 
 
 def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progress: bool = False) -> StoredWeights:
@@ -215,24 +190,23 @@ def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progres
     Raises ``ValueError`` naming file and tensor for a missing shard, a truncated file, an unknown or a missing tensor,
     a wrong shape, a dtype that is no float, or a separate head in a model that says its head is tied.
     """
-    table, head = "model.embed_tokens.weight", "lm_head.weight"
-    needed = weight_shapes(model)
-    shapes = {head: needed[table]} | needed if model.tie_word_embeddings else needed  # stored twice, or as either
+    needed = model.weight_shapes()
+    shapes = {HEAD: needed[EMBEDDING]} | needed if model.tie_word_embeddings else needed  # stored twice, or as either
     places: dict[str, tuple[Path, str]] = {}
     for file, name, tensor in stored_tensors(folder):
         check_tensor(file, name, tensor, shapes)
         places[name] = file, name
     weights = StoredWeights(places, getattr(torch, engine.dtype), engine.device)
-    if model.tie_word_embeddings and head in places:
-        if table in places and not torch.equal(weights.take(head), weights.take(table)):
+    if model.tie_word_embeddings and HEAD in places:
+        if EMBEDDING in places and not torch.equal(weights.take(HEAD), weights.take(EMBEDDING)):
             raise ValueError(
-                f"{folder}: config.json says tie_word_embeddings, but lm_head.weight differs from "
-                "model.embed_tokens.weight; set tie_word_embeddings to false to use both"
+                f"{folder}: config.json says tie_word_embeddings, but {HEAD} differs from {EMBEDDING}; set "
+                "tie_word_embeddings to false to use both"
             )
-        places.setdefault(table, places.pop(head))
+        places.setdefault(EMBEDDING, places.pop(HEAD))
     missing = [name for name in needed if name not in places]
     if missing:
-        guess = "tie_word_embeddings" if missing == ["lm_head.weight"] else "a shard"
+        guess = "tie_word_embeddings" if missing == [HEAD] else "a shard"
         raise ValueError(f"{folder} lacks {len(missing)} tensors, the first is {missing[0]}; is {guess} missing?")
     weights.bar = tqdm(total=len(places), desc="loading weights", unit="tensor", disable=not progress, leave=False)
     return weights

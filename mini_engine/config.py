@@ -9,6 +9,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from mini_engine.checks import device_name, flag, one_of, or_none, registered, seconds, whole
+from mini_engine.families import EMBEDDING, FINAL_NORM, HEAD, Family, family_of
 from mini_engine.other_names import knows_other_names
 
 Dtype = Literal["float32", "bfloat16"]
@@ -43,7 +44,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a dense Qwen3 model. Names follow Hugging Face's ``Qwen3Config``.
+    """The shape of a dense model. Names follow Hugging Face's ``Qwen3Config``.
 
     ``head_dim`` is independent of ``hidden_size / num_attention_heads``: Qwen3-0.6B has 16 heads of 128 over a hidden
     size of 1024. ``rope_scaling`` is ``None`` where the rotary embedding is not scaled within the model's positions.
@@ -61,9 +62,11 @@ class ModelConfig:
     rms_norm_eps: float
     tie_word_embeddings: bool
     rope_scaling: RopeScaling | None = None
+    model_type: str = "qwen3"
 
     def __post_init__(self) -> None:
-        """Check that the sizes make a model. Raises ``ValueError`` naming the field."""
+        """Check that the sizes make a model of a known family. Raises ``ValueError`` naming the field."""
+        family_of(self.model_type)
         for name in (
             "vocab_size",
             "hidden_size",
@@ -92,25 +95,53 @@ class ModelConfig:
     def from_hf(cls, raw: Mapping[str, Any]) -> Self:
         """Read the dictionary of a Hugging Face ``config.json``, of transformers 4 or 5.
 
-        Raises ``ValueError`` for a field that is missing or of another type, and for anything that is not a plain dense
-        Qwen3: another architecture, a rotary embedding that is not computed, other kinds of layers, biases, another
-        activation or quantised weights.
+        Raises ``ValueError`` for a field that is missing or of another type, and for anything that is not computed: a
+        family that is not in the table, what that family ``computes_only`` otherwise, a rotary embedding of another
+        kind, other kinds of layers or quantised weights.
         """
-        if raw.get("model_type") != "qwen3":
-            raise ValueError(
-                f"config.json says model_type {raw.get('model_type')!r}; this engine runs dense 'qwen3' models"
-            )
+        family = family_of(raw.get("model_type"))
         from mini_engine.hf_files import ConfigFile, check_computed, parse  # here: pydantic takes time to import
 
         file = parse(ConfigFile, raw, "config.json")
-        check_computed(raw, file)
+        check_computed(raw, file, family)
         return cls(
             **{key: getattr(file, key) for key in REQUIRED_KEYS},
             head_dim=file.head_dim,
             rope_theta=file.theta,
             tie_word_embeddings=bool(file.tie_word_embeddings),
             rope_scaling=None if (fields := file.rope_scaling_fields) is None else RopeScaling(**fields),
+            model_type=raw["model_type"],
         )
+
+    @property
+    def family(self) -> Family:
+        """What a layer of this model holds."""
+        return family_of(self.model_type)
+
+    @property
+    def q_size(self) -> int:
+        """The features of all query heads, ``Hq * D``."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """The features of all keys, and of all values, ``Hkv * D``."""
+        return self.num_key_value_heads * self.head_dim
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor that a checkpoint of this model holds, in the order of the forward.
+
+        The bias of a matrix [out, in] is [out].
+        """
+        shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, self.hidden_size)}
+        for layer in range(self.num_hidden_layers):
+            for part in self.family.parts.values():
+                shape = tuple(getattr(self, size) for size in part.shape)
+                shapes |= {name: shape if kind == "weight" else shape[:1] for kind, name in part.names(layer).items()}
+        shapes[FINAL_NORM] = (self.hidden_size,)
+        if not self.tie_word_embeddings:
+            shapes[HEAD] = shapes[EMBEDDING]
+        return shapes
 
 
 REQUIRED_KEYS = (

@@ -6,6 +6,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mini_engine.families import Family
+
 # Far beyond any dense model; a larger number is a mistake that would take hours to fail.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -183,11 +185,8 @@ ROPE_FIELDS: dict[str, tuple[str, ...]] = {
 }
 # Fields of a rotary embedding that transformers does not read -> values that mean nothing to other programs either.
 CHANGES_NOTHING: dict[str, tuple[object, ...]] = {"attn_factor": (1, 1.0), "extrapolation_factor": (1, 1.0)}
-# What changes logits, or the choice among them, and is not computed: field -> values that ask for nothing.
+# What changes logits, or the choice among them, and is computed for no family: field -> values that ask for nothing.
 NOT_COMPUTED: dict[str, tuple[object, ...]] = {
-    "hidden_act": (None, "silu"),
-    "attention_bias": (None, False),
-    "use_sliding_window": (None, False),
     "is_causal": (None, True),
     "quantization_config": (None,),
     "partial_rotary_factor": (None, 1, 1.0),
@@ -250,8 +249,8 @@ def place(raw: object, path: tuple[str | int, ...]) -> str:
     return ".".join(names)
 
 
-def check_computed(raw: Mapping[str, Any], config: ConfigFile) -> None:
-    """Raise ``ValueError`` if a Qwen3 config asks for something that the forward pass does not compute."""
+def check_computed(raw: Mapping[str, Any], config: ConfigFile, family: Family) -> None:
+    """Raise ``ValueError`` if a config asks for something that the forward pass of its family does not compute."""
     check_rope(config.rope)
     other = [kind for kind in config.layer_types or () if kind != "full_attention"]
     if other:
@@ -261,7 +260,7 @@ def check_computed(raw: Mapping[str, Any], config: ConfigFile) -> None:
             f"config.json has {len(config.layer_types)} layer_types and num_hidden_layers {config.num_hidden_layers}; "
             "there must be one for each layer"
         )
-    refuse(raw, NOT_COMPUTED, "config.json", "this engine computes only")
+    refuse(raw, {**family.computes_only, **NOT_COMPUTED}, "config.json", "this engine computes only")
 
 
 def check_rope(rope: Rope) -> None:

@@ -18,10 +18,10 @@ Linear = Callable[[Tensor], Tensor]  # [M, in_features] -> [M, out_features]
 
 
 class Projections(Protocol):
-    """What the model asks of a projection family."""
+    """What the model asks of its projections."""
 
-    def linear(self, weight: Tensor) -> Linear:
-        """Take ``weight`` [out_features, in_features] and return the function x [M, in] -> x @ weight.T [M, out]."""
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Return the function x [M, in] -> x @ weight.T [M, out] of ``weight`` [out, in]; ``bias`` [out] is added."""
 
     def silu(self, x: Tensor) -> Tensor:
         """Return ``x * sigmoid(x)``, same shape and dtype."""
@@ -32,6 +32,11 @@ class TorchProjections:
 
     silu: Callable[[Tensor], Tensor] = staticmethod(F.silu)
 
-    def linear(self, weight: Tensor) -> Linear:
-        """Return ``x -> F.linear(x, weight)``."""
-        return partial(F.linear, weight=weight)
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Return ``x -> F.linear(x, weight, bias)``."""
+        return partial(F.linear, weight=weight, bias=bias)
+
+
+def with_bias(product: Linear, bias: Tensor | None) -> Linear:
+    """Return ``product`` with ``bias`` [out] added to every row of its result, rounded once more."""
+    return product if bias is None else lambda x: product(x) + bias

@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.config import ModelConfig
+from mini_engine.families import EMBEDDING, FINAL_NORM, HEAD
 from mini_engine.linear import Linear, Projections, TorchProjections
 from mini_engine.rope import scaled_frequencies
-from mini_engine.weights import Weights
+from mini_engine.weights import LayerWeights, Weights, take_layer
 
 
 class Attention(Protocol):
@@ -93,18 +94,37 @@ class Qwen3:
     """A dense Qwen3 decoder. Holds weights and nothing else: the same call twice gives the same bits."""
 
     def __init__(self, config: ModelConfig, weights: Weights, projections: Projections | None = None) -> None:
-        """Build the layers from ``weights``, named as in a checkpoint (``checkpoint.weight_shapes``).
-
-        Takes each tensor out of ``weights``, so that a family that repacks it can let the original go.
-        """
+        """Take everything out of ``weights``, which are named as in a checkpoint (``config.weight_shapes()``)."""
         self.config = config
         self.projections = projections or TorchProjections()
-        self.embedding = weights.pop("model.embed_tokens.weight")  # [V, H]
-        self.layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
-        self.final_norm = weights.pop("model.norm.weight")  # [H]
-        head = self.embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
+        self.embedding = weights.pop(EMBEDDING)  # [V, H]
+        self.take_layers(weights)
+        self.final_norm = weights.pop(FINAL_NORM)  # [H]
+        head = self.embedding if config.tie_word_embeddings else weights.pop(HEAD)
         self.lm_head = self.projections.linear(head)  # [R, H] -> [R, V]
         self.frequencies, self.rotary_factor = self._frequencies()
+
+    def take_layers(self, weights: Weights) -> None:
+        """Make ``layers`` of ``weights``: each before the next one is taken, so that a stored copy can be let go."""
+        count = self.config.num_hidden_layers
+        self.layers = [self._layer(take_layer(weights, self.config, layer)) for layer in range(count)]
+
+    def _layer(self, own: LayerWeights) -> Layer:
+        """Turn the matrices of one layer into products."""
+        linear = self.projections.linear
+        return Layer(
+            input_norm=own.input_norm,
+            q_proj=linear(*own.q_proj),
+            k_proj=linear(*own.k_proj),
+            v_proj=linear(*own.v_proj),
+            q_norm=own.q_norm,
+            k_norm=own.k_norm,
+            o_proj=linear(*own.o_proj),
+            post_attention_norm=own.post_attention_norm,
+            gate_proj=linear(*own.gate_proj),
+            up_proj=linear(*own.up_proj),
+            down_proj=linear(*own.down_proj),
+        )
 
     def _frequencies(self) -> tuple[Tensor, float]:
         """Return the rotary frequencies [D / 2] of the checkpoint, and the factor of every cosine and sine."""
@@ -123,29 +143,6 @@ class Qwen3:
             return rotary_table(positions, self.frequencies, dtype)
         cos, sin = rotary_table(positions, self.frequencies, torch.float32)
         return (cos * self.rotary_factor).to(dtype), (sin * self.rotary_factor).to(dtype)
-
-    def _layer(self, weights: Weights, prefix: str) -> Layer:
-        """Take the weights of one layer, whose names begin with ``prefix``."""
-
-        def norm(name: str) -> Tensor:
-            return weights.pop(f"{prefix}{name}.weight")
-
-        def linear(name: str) -> Linear:
-            return self.projections.linear(weights.pop(f"{prefix}{name}.weight"))
-
-        return Layer(
-            input_norm=norm("input_layernorm"),
-            q_proj=linear("self_attn.q_proj"),
-            k_proj=linear("self_attn.k_proj"),
-            v_proj=linear("self_attn.v_proj"),
-            q_norm=norm("self_attn.q_norm"),
-            k_norm=norm("self_attn.k_norm"),
-            o_proj=linear("self_attn.o_proj"),
-            post_attention_norm=norm("post_attention_layernorm"),
-            gate_proj=linear("mlp.gate_proj"),
-            up_proj=linear("mlp.up_proj"),
-            down_proj=linear("mlp.down_proj"),
-        )
 
     def __call__(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None = None

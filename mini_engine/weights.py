@@ -1,7 +1,7 @@
 """Where the tensors of a model come from: a dictionary, or files that are read one tensor at a time.
 
-A model stores a tensor in its own way, and then the original is let go before the next one is read. So memory holds the
-model and one tensor, not the model twice.
+A model stores the tensors of a layer in its own way, and then the originals are let go before the next layer is read.
+So memory holds the model and one layer, not the model twice. ``families.py`` says what a layer has.
 """
 
 from collections.abc import Iterator
@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
+
+from mini_engine.config import ModelConfig
 
 
 class Weights(Protocol):
@@ -22,6 +24,39 @@ class Weights(Protocol):
 
     def pop(self, name: str, /) -> Tensor:
         """Give the tensor ``name`` away. Raises ``KeyError`` if it is not there, or no longer."""
+
+
+class Matrix(NamedTuple):
+    """A weight matrix and the bias that its product adds, if there is one."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None = None  # [out]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The tensors of one decoder layer, as a checkpoint stores them. Every form of the model is made of these."""
+
+    input_norm: Tensor  # [H]
+    q_proj: Matrix  # [Hq * D, H]
+    k_proj: Matrix  # [Hkv * D, H]
+    v_proj: Matrix  # [Hkv * D, H]
+    q_norm: Tensor  # [D], one for all query heads
+    k_norm: Tensor  # [D]
+    o_proj: Matrix  # [H, Hq * D]
+    post_attention_norm: Tensor  # [H]
+    gate_proj: Matrix  # [F, H]
+    up_proj: Matrix  # [F, H]
+    down_proj: Matrix  # [H, F]
+
+
+def take_layer(weights: Weights, config: ModelConfig, layer: int) -> LayerWeights:
+    """Take what the family of ``config`` has in layer number ``layer``. Raises ``KeyError`` for a tensor not there."""
+    taken: dict[str, Any] = {}
+    for field_name, part in config.family.parts.items():
+        tensors = {kind: weights.pop(name) for kind, name in part.names(layer).items()}
+        taken[field_name] = Matrix(**tensors) if len(part.shape) > 1 else tensors["weight"]
+    return LayerWeights(**taken)
 
 
 @contextmanager

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.config import ModelConfig
-from mini_engine.linear import Linear, Projections
+from mini_engine.linear import Linear
 from mini_engine.model import Attention, Qwen3
-from mini_engine.weights import Weights
+from mini_engine.weights import LayerWeights, Matrix, Weights, take_layer
 
 
 @cache
@@ -64,42 +63,37 @@ class FusedLayer:
     down_proj: Linear  # [T, F] -> [T, H]
 
 
+def stacked(*matrices: Matrix) -> Matrix:
+    """Stack matrices [out, in] of the same rows -> [sum of out, in]. If only some have a bias, that of others is 0."""
+    weight = torch.cat([own.weight for own in matrices])
+    if all(own.bias is None for own in matrices):
+        return Matrix(weight)
+    biases = [own.weight.new_zeros(len(own.weight)) if own.bias is None else own.bias for own in matrices]
+    return Matrix(weight, torch.cat(biases))
+
+
 class FusedQwen3(Qwen3):
     """``Qwen3`` with fewer operations: same weights, same call, same values. It has ``fused`` layers, no ``layers``."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, projections: Projections) -> None:
-        """Stack and hand over the weights as ``Qwen3`` does. Empties ``weights``; keeps no tensor it stacked."""
-        self.config = config
-        self.projections = projections
-        self.embedding = weights.pop("model.embed_tokens.weight")  # [V, H]
+    def take_layers(self, weights: Weights) -> None:
+        """Make ``fused`` of ``weights``, layer after layer. Keeps no tensor that it stacked."""
         self.layers = []
-        self.fused = [self._fused_layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
-        self.final_norm = weights.pop("model.norm.weight")  # [H]
-        head = self.embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
-        self.lm_head = projections.linear(head)  # [R, H] -> [R, V]
-        self.frequencies, self.rotary_factor = self._frequencies()
+        count = self.config.num_hidden_layers
+        self.fused = [self._fused_layer(take_layer(weights, self.config, layer)) for layer in range(count)]
 
-    def _fused_layer(self, weights: Weights, prefix: str) -> FusedLayer:
-        """Take the weights of one layer, whose names begin with ``prefix``."""
-        cfg = self.config
-
-        def take(name: str) -> Tensor:
-            return weights.pop(f"{prefix}{name}.weight")
-
-        def linear(*names: str) -> Linear:
-            parts = [take(name) for name in names]
-            return self.projections.linear(torch.cat(parts) if len(parts) > 1 else parts[0])
-
-        q_norm = take("self_attn.q_norm").expand(cfg.num_attention_heads, -1)  # [Hq, D]
-        k_norm = take("self_attn.k_norm").expand(cfg.num_key_value_heads, -1)  # [Hkv, D]
+    def _fused_layer(self, own: LayerWeights) -> FusedLayer:
+        """Turn the matrices of one layer into products, those of the same rows into one."""
+        linear = self.projections.linear
+        q_norm = own.q_norm.expand(self.config.num_attention_heads, -1)  # [Hq, D]
+        k_norm = own.k_norm.expand(self.config.num_key_value_heads, -1)  # [Hkv, D]
         return FusedLayer(
-            input_norm=take("input_layernorm"),
-            qkv_proj=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            input_norm=own.input_norm,
+            qkv_proj=linear(*stacked(own.q_proj, own.k_proj, own.v_proj)),
             qk_norm=torch.cat((q_norm, k_norm)),
-            o_proj=linear("self_attn.o_proj"),
-            post_attention_norm=take("post_attention_layernorm"),
-            gate_up_proj=linear("mlp.gate_proj", "mlp.up_proj"),
-            down_proj=linear("mlp.down_proj"),
+            o_proj=linear(*own.o_proj),
+            post_attention_norm=own.post_attention_norm,
+            gate_up_proj=linear(*stacked(own.gate_proj, own.up_proj)),
+            down_proj=linear(*own.down_proj),
         )
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:

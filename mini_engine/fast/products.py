@@ -18,7 +18,7 @@ from torch import Tensor
 from mini_engine.config import EngineConfig
 from mini_engine.invariant.findings import cpu, remembered
 from mini_engine.invariant.probe import THREADS, opposite_terms, row_numbers, rows_that_hold
-from mini_engine.linear import Linear, Projections, TorchProjections
+from mini_engine.linear import Linear, Projections, TorchProjections, with_bias
 
 # How fast oneDNN reads a packed matrix from memory depends on the number of rows, and on the machine how: six rows took
 # 10 to 25 % less time than one where memory was slow for a core (15 GB/s), one row 10 % less than six where it was fast
@@ -116,11 +116,14 @@ class FastProjections(TorchProjections):
     usable: Sequence[str]
     choices: dict[str, str] = field(default_factory=dict)
 
-    def linear(self, weight: Tensor) -> Linear:
-        """Return the product with ``weight``, stored as it needs it; the caller should drop its own reference."""
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Return the product with ``weight`` [out, in], plus ``bias`` [out].
+
+        The weight is stored as the product needs it; the caller should drop its own reference.
+        """
         name = find_way(weight, self.usable)
         self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] = name
-        return padded(WAYS[name], WAYS[name].store(weight))
+        return with_bias(padded(WAYS[name], WAYS[name].store(weight)), bias)
 
 
 @cache  # asked for every product
@@ -181,16 +184,18 @@ class InvariantProjections:
     usable: Sequence[str]
     choices: dict[str, str] = field(default_factory=dict)
 
-    def linear(self, weight: Tensor, whole: int | None = None) -> Linear:
-        """Return the product with ``weight`` [out, in]; of a matrix of ``whole`` output features it may be some.
+    def linear(self, weight: Tensor, bias: Tensor | None = None, whole: int | None = None) -> Linear:
+        """Return the product with ``weight`` [out, in], plus ``bias`` [out].
 
-        An output feature has the same bits in the matrix and in each part of it. Raises ``ValueError`` where no way
-        keeps a row's bits on this machine.
+        ``whole``: the output features of the whole matrix, where ``weight`` and ``bias`` are a part of it. An output
+        feature has the same bits in the matrix and in each part of it. Raises ``ValueError`` where no way keeps a row's
+        bits on this machine.
         """
         fitting = max(1, LARGEST_PIECE // weight.shape[1])
         size = min(whole or weight.shape[0], 1 << (fitting.bit_length() - 1))
         parts = [self.piece(piece, size) for piece in weight.split(size)]
-        return parts[0] if len(parts) == 1 else lambda x: torch.cat([part(x) for part in parts], dim=-1)
+        joined = parts[0] if len(parts) == 1 else lambda x: torch.cat([part(x) for part in parts], dim=-1)
+        return with_bias(joined, bias)
 
     def piece(self, weight: Tensor, size: int) -> Linear:
         """Return the product with up to ``size`` output features, small enough to be tried whole.

@@ -12,7 +12,7 @@ from torch import Tensor
 from mini_engine.config import ModelConfig
 from mini_engine.fast.fused import FusedLayer, FusedQwen3
 from mini_engine.kernels.registry import KernelSet
-from mini_engine.linear import Linear, TorchProjections
+from mini_engine.linear import Linear, TorchProjections, with_bias
 from mini_engine.model import Attention
 from mini_engine.weights import Weights
 
@@ -25,11 +25,11 @@ class KernelProjections(TorchProjections):
         self.kernels = kernels
         self.batch_invariant = batch_invariant
 
-    def linear(self, weight: Tensor) -> Linear:
-        """Return the product with ``weight`` [out, in]."""
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Return the product with ``weight`` [out, in], plus ``bias`` [out]."""
         if not self.batch_invariant:
-            return super().linear(weight)
-        return lambda x: self.kernels.invariant_matmul(x, weight)
+            return super().linear(weight, bias)
+        return with_bias(lambda x: self.kernels.invariant_matmul(x, weight), bias)
 
 
 class KernelQwen3(FusedQwen3):

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from mini_engine.checkpoint import TINY_MODEL, load_tokenizer, weight_shapes
+from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
 from mini_engine.llm import build_model, load_driver, make_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
@@ -78,7 +78,7 @@ def run_kernels(device: str, params: list[SamplingParams]) -> list[list[int]]:
         generator = torch.Generator().manual_seed(0)
         weights = {
             name: (torch.randn(shape, generator=generator) * 0.2 + ("norm" in name)).to(device)
-            for name, shape in weight_shapes(ONE_LAYER).items()
+            for name, shape in ONE_LAYER.weight_shapes().items()
         }
         config = EngineConfig(device=device, compute="triton", page_size=4, max_running_requests=8)
         engine = make_engine(make_driver(build_model(ONE_LAYER, weights, config), config, frozenset({60})))
@@ -116,7 +116,7 @@ def test_kernels_for_a_second_gpu_make_it_the_current_one(monkeypatch):
     current = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     for device in ("cpu", "cuda", "cuda:1"):
-        weights = {name: torch.zeros(shape) for name, shape in weight_shapes(ONE_LAYER).items()}
+        weights = {name: torch.zeros(shape) for name, shape in ONE_LAYER.weight_shapes().items()}
         build_model(ONE_LAYER, weights, EngineConfig(compute="triton", device=device))
     assert current == [torch.device("cuda:1")]
 

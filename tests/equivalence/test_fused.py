@@ -67,7 +67,7 @@ def test_the_fused_model_computes_what_the_plain_one_computes(
 class DoubleProjections(TorchProjections):
     """Products in float64, rounded once: a row of a stacked matrix gives the same float32 as a row of its own."""
 
-    def linear(self, weight: Tensor) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         wide = weight.double()
         return lambda x: (x.double() @ wide.T).to(x.dtype)
 

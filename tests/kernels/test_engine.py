@@ -26,12 +26,10 @@ def random_prompts(count: int, longest: int, vocab_size: int) -> list[list[int]]
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    from mini_engine.checkpoint import weight_shapes
-
     generator = torch.Generator().manual_seed(0)
     return {
         name: (torch.randn(shape, generator=generator) * 0.2 + ("norm" in name)).to(DEVICE, dtype)
-        for name, shape in weight_shapes(config).items()
+        for name, shape in config.weight_shapes().items()
     }
 
 

@@ -23,7 +23,6 @@ from mini_engine.checkpoint import (
     load_tokenizer,
     load_weights,
     resolve_folder,
-    weight_shapes,
 )
 from mini_engine.config import EngineConfig
 from mini_engine.llm import load_model
@@ -325,7 +324,7 @@ def test_the_progress_bar_counts_what_the_model_takes(
     weights.bar.mininterval = 0
     Qwen3(config, weights)
     shown = capsys.readouterr().err
-    total = len(weight_shapes(config))
+    total = len(config.weight_shapes())
     assert [f"{n}/{total}" in shown for n in (1, total - 1, total)] == [show] * 3
     assert weights.bar.disable  # closed: its line is free
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from mini_engine import LLM, EngineConfig, SamplingParams, device
 from mini_engine.attention.pool import KVPool
 from mini_engine.bench.machine import peak_rss
-from mini_engine.checkpoint import TINY_MODEL, load_config, weight_shapes
+from mini_engine.checkpoint import TINY_MODEL, load_config
 from mini_engine.llm import load_driver, make_engine
 
 TINY = load_config(TINY_MODEL)
@@ -233,7 +233,7 @@ def test_a_packed_model_of_06b_is_never_in_memory_twice(tmp_path: Path) -> None:
         "tie_word_embeddings": True,
     }
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    shapes = weight_shapes(load_config(tmp_path))
+    shapes = load_config(tmp_path).weight_shapes()
     save_file({name: torch.rand(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
     stored = sum(4 * math.prod(shape) for shape in shapes.values())
     peaks = {}

@@ -226,7 +226,7 @@ def test_a_part_of_a_matrix_has_the_bits_of_the_whole(out_features: int, in_feat
     projections = make_projections(EngineConfig(batch_invariant=True, dtype=str(dtype).removeprefix("torch.")))
     whole = projections.linear(weight)(x)
     for size in (out_features // 2, out_features // 4, out_features - 16):
-        parts = [projections.linear(part, out_features)(x) for part in weight.split(size)]
+        parts = [projections.linear(part, whole=out_features)(x) for part in weight.split(size)]
         assert torch.equal(torch.cat(parts, dim=-1), whole), (size, projections.choices)
 
 
@@ -244,7 +244,7 @@ def test_a_part_that_would_be_added_in_another_order_is_padded_to_the_whole(
     monkeypatch.setitem(WAYS, "torch", products.Way(WAYS["torch"].store, multiply, is_compiled=False))
     weight, x = torch.randn(64, 70), torch.randn(5, 70)
     projections = InvariantProjections(("torch",))
-    whole, part, like = (projections.linear(own, 64) for own in (weight, weight[48:], weight[32:]))
+    whole, part, like = (projections.linear(own, whole=64) for own in (weight, weight[48:], weight[32:]))
     asked.clear()
     assert torch.equal(part(x), whole(x)[:, 48:])
     assert torch.equal(like(x), whole(x)[:, 32:])

@@ -110,9 +110,9 @@ class RowByRow:
         """Call ``inner`` with one row at a time; default: ``F.linear``."""
         self.inner = inner or TorchProjections()
 
-    def linear(self, weight: Tensor) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Return the product with ``weight`` as T products of one row each."""
-        multiply = self.inner.linear(weight)
+        multiply = self.inner.linear(weight, bias)
         return lambda x: torch.cat([multiply(row) for row in x.split(1)])
 
     def silu(self, x: Tensor) -> Tensor:

@@ -40,8 +40,7 @@ def bare_model(case: ModelCase, dtype: str) -> Any:
     model = object.__new__(Qwen3)
     model.config = ModelConfig.from_hf(case.hf_config)
     model.projections = TorchProjections()
-    weights = case.weights(dtype)
-    model.layers = [model._layer(weights, f"model.layers.{i}.") for i in range(model.config.num_hidden_layers)]
+    model.take_layers(case.weights(dtype))
     return model
 
 
