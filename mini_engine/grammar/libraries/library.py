@@ -27,7 +27,8 @@ from mini_engine.grammar.base import (
     UnsupportedKeywordError,
     check_rollback,
 )
-from mini_engine.grammar.json_keywords import (
+from mini_engine.grammar.schema.converter import parse_schema
+from mini_engine.grammar.schema.keywords import (
     IDENTITIES,
     NO_MORE_ITEMS,
     ORDER,
@@ -39,8 +40,7 @@ from mini_engine.grammar.json_keywords import (
     escaped,
     foreign_words,
 )
-from mini_engine.grammar.json_schema import parse_schema
-from mini_engine.grammar.json_values import LEFT_OUT, MAX_DEPTH, format_note
+from mini_engine.grammar.schema.values import LEFT_OUT, MAX_DEPTH, format_note
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
 
@@ -238,7 +238,7 @@ def narrowed_in(kind: GrammarKind, text: str, has_others: bool, general: Sequenc
     """Return what a library leaves out of the schemas of a grammar, with its place.
 
     ``has_others``: the library writes members that ``properties`` does not declare; xgrammar does not, nor items behind
-    ``prefixItems``, and it has its strings from ``json_values``. ``general``: what the library never writes.
+    ``prefixItems``, and it has its strings from ``schema.values``. ``general``: what the library never writes.
     """
     found = {Place().note(what): None for what in general}
 

@@ -14,10 +14,9 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from mini_engine.grammar.automata.regex import parse_regex
+from mini_engine.grammar.automata.syntax import to_regex
 from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOptions, UnsupportedKeywordError
-from mini_engine.grammar.json_keywords import ANNOTATIONS, INTEGERS, SPELLING, Place, list_of
-from mini_engine.grammar.json_schema import parse_schema
-from mini_engine.grammar.json_values import FORMATS, texts_without
 from mini_engine.grammar.libraries.library import (
     LibraryGrammar,
     compile_error,
@@ -31,8 +30,9 @@ from mini_engine.grammar.libraries.library import (
     without_foreign,
 )
 from mini_engine.grammar.libraries.llguidance_tags import TagRules
-from mini_engine.grammar.regex import parse_regex
-from mini_engine.grammar.syntax import to_regex
+from mini_engine.grammar.schema.converter import parse_schema
+from mini_engine.grammar.schema.keywords import ANNOTATIONS, INTEGERS, SPELLING, Place, list_of
+from mini_engine.grammar.schema.values import FORMATS, texts_without
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
 

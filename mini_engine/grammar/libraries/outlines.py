@@ -2,7 +2,7 @@
 
 The index is eager: a regular expression becomes an automaton, and for each of its states all tokens are walked before
 the first mask is asked for. A step then looks up a list. Parallel to SGLang's ``constrained/outlines_backend.py``, with
-its boolean masks (True is banned). JSON schemas go through our own ``json_schema``: the library's converter ignores
+its boolean masks (True is banned). JSON schemas go through our own ``schema``: the library's converter ignores
 bounds, ``uniqueItems``, ``required`` names without a property, and writes keys without their escapes.
 
 In 0.2.14 an accepting state loses every token that leads to a state which does not accept: after ``foo`` of
@@ -18,11 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from mini_engine.grammar.base import GrammarBackend, GrammarOptions
-from mini_engine.grammar.json_schema import grammar_tree
-from mini_engine.grammar.libraries.library import LibraryGrammar, compile_error, import_library
-from mini_engine.grammar.masks import apply_banned
-from mini_engine.grammar.syntax import (
+from mini_engine.grammar.automata.syntax import (
     LAST_CODE,
     Chars,
     Choice,
@@ -34,6 +30,10 @@ from mini_engine.grammar.syntax import (
     literal,
     to_regex,
 )
+from mini_engine.grammar.base import GrammarBackend, GrammarOptions
+from mini_engine.grammar.libraries.library import LibraryGrammar, compile_error, import_library
+from mini_engine.grammar.masks import apply_banned
+from mini_engine.grammar.schema.converter import grammar_tree
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
 

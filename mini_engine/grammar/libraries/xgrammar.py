@@ -15,9 +15,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from mini_engine.grammar.automata.regex import parse_regex
 from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOptions
-from mini_engine.grammar.json_keywords import INTEGERS
-from mini_engine.grammar.json_schema import parse_schema
 from mini_engine.grammar.libraries.library import (
     LibraryGrammar,
     compile_error,
@@ -28,7 +27,8 @@ from mini_engine.grammar.libraries.library import (
 )
 from mini_engine.grammar.libraries.xgrammar_schema import exact_regex, kept_schema
 from mini_engine.grammar.masks import BITS
-from mini_engine.grammar.regex import parse_regex
+from mini_engine.grammar.schema.converter import parse_schema
+from mini_engine.grammar.schema.keywords import INTEGERS
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
 

@@ -16,11 +16,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mini_engine.grammar.automata.syntax import Choice, Concat, Node, Repeat, to_regex
 from mini_engine.grammar.base import UnsupportedKeywordError
-from mini_engine.grammar.json_keywords import ANNOTATIONS, has_type
-from mini_engine.grammar.json_schema import schema_node
 from mini_engine.grammar.libraries.library import map_schema, refuse_keywords, without_foreign
-from mini_engine.grammar.syntax import Choice, Concat, Node, Repeat, to_regex
+from mini_engine.grammar.schema.converter import schema_node
+from mini_engine.grammar.schema.keywords import ANNOTATIONS, has_type
 
 OF_STRINGS = frozenset("minLength maxLength pattern format".split())
 TYPES_OF = {

@@ -1,7 +1,7 @@
 """L7: regular languages over characters, as trees of four kinds of nodes.
 
 Owns: the nodes, sets of characters, and how a tree reads as a regular expression. Must not know: how a tree comes about
-(``regex``, ``json_schema``), what becomes of it (``automaton``).
+(``regex``, ``schema``), what becomes of it (``automaton``).
 """
 
 from collections.abc import Iterable

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mini_engine.grammar.json_keywords import FRACTION, Place, has_type
-from mini_engine.grammar.json_values import are_same, type_of
+from mini_engine.grammar.schema.keywords import FRACTION, Place, has_type
+from mini_engine.grammar.schema.values import are_same, type_of
 
 ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")  # an integer is a number
 Part = tuple[Any, Place]

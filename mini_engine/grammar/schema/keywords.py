@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from mini_engine.grammar.base import GrammarError, UnsupportedKeywordError
-from mini_engine.grammar.json_values import FORMATS, MAX_DEPTH, NOT_WRITTEN, type_of
+from mini_engine.grammar.schema.values import FORMATS, MAX_DEPTH, NOT_WRITTEN, type_of
 
 MAX_DIGITS = 64  # of a bound
 LONG, SIMILAR = 5, 0.85  # of two words, as difflib measures it: "minLenght" and "minLength" are

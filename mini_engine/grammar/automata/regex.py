@@ -18,8 +18,7 @@ from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-from mini_engine.grammar.base import GrammarError
-from mini_engine.grammar.syntax import (
+from mini_engine.grammar.automata.syntax import (
     ANY,
     LAST_CODE,
     Chars,
@@ -31,6 +30,7 @@ from mini_engine.grammar.syntax import (
     complement,
     merge_ranges,
 )
+from mini_engine.grammar.base import GrammarError
 
 ASCII_SPACE = ((9, 13), (32, 32))
 ASCII_DIGIT = ((48, 57),)

@@ -14,9 +14,8 @@ from functools import cache, lru_cache
 from typing import Any
 
 from mini_engine.config import Whitespace
-from mini_engine.grammar.base import GrammarError
-from mini_engine.grammar.regex import parse_pattern, parse_regex
-from mini_engine.grammar.syntax import (
+from mini_engine.grammar.automata.regex import parse_pattern, parse_regex
+from mini_engine.grammar.automata.syntax import (
     ANY,
     EMPTY,
     Chars,
@@ -30,6 +29,7 @@ from mini_engine.grammar.syntax import (
     merge_ranges,
     optional,
 )
+from mini_engine.grammar.base import GrammarError
 
 MAX_DEPTH = 32  # arrays and objects in each other; trees are walked by functions that call themselves
 OPEN_DIGITS = 15  # of an integer without bounds: that many are exact in a double, which many programs read it into

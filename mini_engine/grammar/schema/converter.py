@@ -24,9 +24,21 @@ from typing import Any
 
 from mini_engine.checks import key_twice
 from mini_engine.config import Whitespace
+from mini_engine.grammar.automata.regex import parse_regex
+from mini_engine.grammar.automata.syntax import (
+    EMPTY,
+    Choice,
+    Concat,
+    Node,
+    Repeat,
+    lengths_of,
+    literal,
+    optional,
+    size_of,
+)
 from mini_engine.grammar.base import ANY_LEVELS, SHALLOW, GrammarError
-from mini_engine.grammar.json_facts import ALL_TYPES, Facts, Parts
-from mini_engine.grammar.json_keywords import (
+from mini_engine.grammar.schema.facts import ALL_TYPES, Facts, Parts
+from mini_engine.grammar.schema.keywords import (
     BOUNDS,
     BY_LLGUIDANCE,
     DIGITS,
@@ -44,8 +56,8 @@ from mini_engine.grammar.json_keywords import (
     Place,
     counts_of,
 )
-from mini_engine.grammar.json_reader import SchemaReader
-from mini_engine.grammar.json_values import (
+from mini_engine.grammar.schema.reader import SchemaReader
+from mini_engine.grammar.schema.values import (
     FORMATS,
     LEFT_OUT,
     MAX_DEPTH,
@@ -68,8 +80,6 @@ from mini_engine.grammar.json_values import (
     texts_without,
     type_of,
 )
-from mini_engine.grammar.regex import parse_regex
-from mini_engine.grammar.syntax import EMPTY, Choice, Concat, Node, Repeat, lengths_of, literal, optional, size_of
 from mini_engine.sampler.params import GrammarKind
 
 MANY = 200  # states of one keyword, before an error names it
