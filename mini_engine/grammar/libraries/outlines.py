@@ -13,7 +13,7 @@ model could begin to spell it: the code points from U+100000 on, which are for p
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,36 +66,28 @@ class OutlinesGrammar(LibraryGrammar):
         """Whether the sentinel may come."""
         return self.index.get_next_state(self.states[-1], self.table.vocab_size) is not None
 
-    def allowed(self) -> list[int]:
-        """Return the tokens that may come next."""
-        if self.ended:
-            return []
-        tokens = [token for token in self.index.get_allowed_tokens(self.states[-1]) if token < self.table.vocab_size]
-        return tokens + sorted(self.table.stop_ids) * self.completes()
-
     def allocate_vocab_mask(self, vocab_size: int, batch_size: int, device: str = "cpu") -> Tensor:
         """Return a mask that bans nothing: bool [N, V], True is banned."""
         return torch.zeros(batch_size, vocab_size, dtype=torch.bool, device=device)
 
     def fill_vocab_mask(self, mask: Tensor, row: int) -> None:
         """Ban all, then take out what is allowed."""
-        self.fill_row(mask, row)
+        mask[row] = True
+        if not self.ended:
+            self.fill_row(mask, row)
 
     def fill_row(self, mask: Tensor, row: int) -> None:
-        """Write bool [V]."""
-        mask[row] = True
-        mask[row, self.allowed()] = False
+        """Take what may come next out of bool [V]."""
+        tokens = [token for token in self.index.get_allowed_tokens(self.states[-1]) if token < self.table.vocab_size]
+        mask[row, tokens + sorted(self.table.stop_ids) * self.completes()] = False
 
     def apply_vocab_mask(self, logits: Tensor, mask: Tensor) -> None:
         """Write minus infinity where the mask is True. Mutates ``logits``."""
         apply_banned(logits, mask)
 
-    def copy(self) -> Self:
-        """Return a path of its own over the same index."""
-        twin = type(self)(self.index, self.table)
-        twin.continue_from(self)
-        twin.states = list(self.states)
-        return twin
+    def fork(self) -> None:
+        """Go on along a path of its own over the same index. Mutates."""
+        self.states = list(self.states)
 
 
 class OutlinesBackend(GrammarBackend):

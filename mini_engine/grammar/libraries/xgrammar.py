@@ -11,7 +11,7 @@ EBNF, bytes may come that are no UTF-8. Under "compact" white space, JSON withou
 
 import json
 import os
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -20,9 +20,8 @@ from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOption
 from mini_engine.grammar.libraries.library import (
     LibraryGrammar,
     compile_error,
-    ignored_in,
     import_library,
-    narrowed_in,
+    note_schemas,
     read_format,
 )
 from mini_engine.grammar.libraries.xgrammar_schema import exact_regex, kept_schema
@@ -70,11 +69,9 @@ class XGrammarGrammar(LibraryGrammar):
         if used:
             mask[row, -1] &= (1 << used) - 1
 
-    def copy(self) -> Self:
-        """Return a fork, which shares what was compiled."""
-        twin = type(self)(self.matcher.fork(), self.table)
-        twin.continue_from(self)
-        return twin
+    def fork(self) -> None:
+        """Go on with a fork, which shares what was compiled. Mutates."""
+        self.matcher = self.matcher.fork()
 
     def try_jump_forward(self) -> bytes:
         """Return the forced text, nothing if it begins or ends inside a character: the library cannot say it then."""
@@ -125,8 +122,7 @@ class XGrammarBackend(GrammarBackend):
         except (RuntimeError, UnicodeError) as error:
             raise compile_error(kind, error) from error
         grammar = XGrammarGrammar(self.library.GrammarMatcher(compiled), self.table).check_start(kind)
-        grammar.stats.ignored = ignored_in(kind, text)
-        grammar.stats.narrowed = narrowed_in(kind, text, False, (INTEGERS,))
+        note_schemas(grammar.stats, kind, text, False, (INTEGERS,))
         return grammar
 
     @property
