@@ -94,6 +94,16 @@ def optional(node: Node) -> Node:
     return Repeat(node, 0, 1)
 
 
+def inner_nodes(node: Node) -> tuple[Node, ...]:
+    """Return the nodes directly inside a node."""
+    match node:
+        case Concat(parts) | Choice(parts):
+            return parts
+        case Repeat(inner):
+            return (inner,)
+    return ()
+
+
 def lengths_of(node: Node) -> tuple[int, float]:
     """Return how many characters the shortest and the longest text of a tree have; ``math.inf`` is without end."""
     match node:

@@ -86,15 +86,13 @@ class XGrammarBackend(GrammarBackend):
 
     name = "xgrammar"
 
-    def __init__(self, table: TokenTable, options: GrammarOptions | None = None, threads: int | None = None) -> None:
-        """Hand the vocabulary over. One grammar is compiled by ``threads``, at most 8 and every core if ``None``.
+    def __init__(self, table: TokenTable, options: GrammarOptions | None = None) -> None:
+        """Hand the vocabulary over. One grammar is compiled by every core, at most 8.
 
-        Raises ``ValueError`` if the library is missing. Its cache is off: the grammar queue keeps what is compiled, and
+        Raises ``ValueError`` if the library is missing. Its cache is off: the grammar store keeps what is compiled, and
         two caches would keep it twice.
         """
         super().__init__(table, options)
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads is {threads}; a grammar is compiled by at least 1")
         self.library = import_library("xgrammar")
         # Special tokens have no bytes in the table. The library takes such ids for special ones and bans them; from a
         # tokenizer it would take "<think>" for seven characters of text.
@@ -104,7 +102,7 @@ class XGrammarBackend(GrammarBackend):
             vocab_size=table.vocab_size,
             stop_token_ids=sorted(table.stop_ids),
         )
-        threads = threads or min(8, os.cpu_count() or 1)
+        threads = min(8, os.cpu_count() or 1)
         self.compiler = self.library.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
 
     def build(self, kind: GrammarKind, text: str) -> XGrammarGrammar:
