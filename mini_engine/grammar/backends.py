@@ -105,8 +105,8 @@ def make_backend(name: str, table: TokenTable, options: GrammarOptions) -> Gramm
 
     Raises ``ValueError`` for an unknown name, and for a library that is not installed.
     """
-    if name in REGISTRY.factories:
-        return REGISTRY.factories[name](table, options)
+    if name in REGISTRY:
+        return REGISTRY[name](table, options)
     if name == "auto":
         return AutoBackend(table, options)
     choice("grammar_backend", name, BUILT_IN)

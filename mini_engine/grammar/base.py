@@ -9,7 +9,7 @@ Parallel to SGLang's ``constrained/base_grammar_backend.py``.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self, get_args
 
 from torch import Tensor
@@ -173,24 +173,17 @@ class GrammarBackend(ABC):
 BackendFactory = Callable[[TokenTable, GrammarOptions], GrammarBackend]
 
 
-@dataclass
-class Registry:
-    """Backends by name: registered ones are found before the built-in ones of the same name."""
-
-    factories: dict[str, BackendFactory] = field(default_factory=dict)
-
-    def register(self, name: str) -> Callable[[BackendFactory], BackendFactory]:
-        """Return a decorator that makes a class or function the backend ``name``. Raises ``ValueError`` for "none"."""
-        if name == "none":
-            raise ValueError("the grammar backend 'none' means that there is none; register another name")
-
-        def keep(factory: BackendFactory) -> BackendFactory:
-            self.factories[name] = factory
-            return factory
-
-        return keep
+REGISTRY: dict[str, BackendFactory] = {}  # by name; they are found before the built-in ones of the same name
+names_from("grammar_backend", REGISTRY)
 
 
-REGISTRY = Registry()
-names_from("grammar_backend", REGISTRY.factories)
-register_grammar_backend = REGISTRY.register
+def register_grammar_backend(name: str) -> Callable[[BackendFactory], BackendFactory]:
+    """Return a decorator that makes a class or function the backend ``name``. Raises ``ValueError`` for "none"."""
+    if name == "none":
+        raise ValueError("the grammar backend 'none' means that there is none; register another name")
+
+    def keep(factory: BackendFactory) -> BackendFactory:
+        REGISTRY[name] = factory
+        return factory
+
+    return keep

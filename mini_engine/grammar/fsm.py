@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mini_engine.grammar.automaton import DEAD, START, Dfa, compile_node
+from mini_engine.grammar.automata.automaton import DEAD, START, Dfa, compile_node
+from mini_engine.grammar.automata.syntax import size_of
+from mini_engine.grammar.automata.trie import TokenTrie
 from mini_engine.grammar.base import (
     GrammarBackend,
     GrammarError,
@@ -23,11 +25,9 @@ from mini_engine.grammar.base import (
     TooManyStatesError,
     check_rollback,
 )
-from mini_engine.grammar.json_schema import grammar_tree
 from mini_engine.grammar.masks import num_words
-from mini_engine.grammar.syntax import size_of
+from mini_engine.grammar.schema.converter import grammar_tree
 from mini_engine.grammar.tokens import TokenTable
-from mini_engine.grammar.trie import TokenTrie
 from mini_engine.sampler.params import GrammarKind
 
 KEPT_BYTES = 64 << 20  # masks that one grammar keeps

@@ -51,7 +51,7 @@ class GrammarQueue(Generic[Grammar]):
     def __init__(
         self, store: Store[Grammar], timeout_s: float, clock: Callable[[], float], gather: Gather | None = None
     ) -> None:
-        """Wait at most ``timeout_s`` for a compile. ``gather`` collects every rank's report (``ranks.make_gather``)."""
+        """Wait at most ``timeout_s`` for a compile. ``gather`` collects every rank's report."""
         self.store = store
         self.timeout_s = timeout_s
         self.clock = clock

@@ -46,7 +46,7 @@ class GrammarService:
     ) -> None:
         """Serve as ``config`` says.
 
-        ``gather``: how several processes that serve one model agree whose grammars are ready (``grammar.ranks``).
+        ``gather``: how several processes that serve one model agree whose grammars are ready.
         """
         self.config = config
         self.tokenizer = tokenizer

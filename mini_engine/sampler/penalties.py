@@ -59,7 +59,7 @@ def apply_penalties(logits: Tensor, rows: Tensor, token_ids: Tensor, counts: Ten
     logits[rows, token_ids] = values
 
 
-class TokenTable:
+class TokenCounts:
     """The distinct tokens of each request's prompt and output, and how often each came in the output.
 
     ``token_ids`` and ``counts`` are [M, C] for M requests; a request uses its first columns and the rest is ``EMPTY``.
@@ -95,7 +95,7 @@ class TokenTable:
         self.token_ids = self.token_ids[index]
         self.counts = self.counts[index]
 
-    def merge(self, other: "TokenTable") -> None:
+    def merge(self, other: "TokenCounts") -> None:
         """Append the rows of ``other``, which must not be used again. Mutates."""
         self.widen(other.counts.shape[1] - self.counts.shape[1])
         other.widen(self.counts.shape[1] - other.counts.shape[1])
@@ -115,7 +115,7 @@ class Penalties(LogitsProcessor[Mapping[str, float]]):
     Row i of the table belongs to the i-th row of ``states``.
     """
 
-    def __init__(self, states: dict[int, Mapping[str, float]], table: TokenTable) -> None:
+    def __init__(self, states: dict[int, Mapping[str, float]], table: TokenCounts) -> None:
         """Penalise the rows of ``states`` for the tokens in ``table``."""
         super().__init__(states)
         self.table = table
@@ -123,7 +123,7 @@ class Penalties(LogitsProcessor[Mapping[str, float]]):
     @classmethod
     def build(cls, states: dict[int, Mapping[str, float]], histories: Sequence[History]) -> Self:
         """Make the penalties of these rows, with a table of their pasts."""
-        return cls(states, TokenTable(histories))
+        return cls(states, TokenCounts(histories))
 
     @classmethod
     def start(

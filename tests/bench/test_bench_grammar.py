@@ -171,7 +171,7 @@ class Careless(FsmBackend):
 
 
 def test_an_invalid_text_is_counted_and_named(folder, monkeypatch):
-    monkeypatch.setitem(REGISTRY.factories, "fsm", Careless)
+    monkeypatch.setitem(REGISTRY, "fsm", Careless)
     (folder / "not JSON.json").unlink()
     (row,) = coverage_of("--schemas", folder)
     assert (row["compiled"], row["texts"]) == (4, 4 * coverage.NUM_TEXTS)
@@ -222,7 +222,7 @@ def test_instances_are_judged_and_a_false_reject_is_laid_to_a_note(tmp_path):
 
 
 def test_a_false_accept_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(REGISTRY.factories, "fsm", Careless)
+    monkeypatch.setitem(REGISTRY, "fsm", Careless)
     (tmp_path / "one.json").write_text(json.dumps({"schema": INT, "tests": tests_of((40, False), (3, True))}))
     (row,) = coverage_of("--schemas", tmp_path)
     assert row["instances"]["false_accepts"] == [["one.json", "40"]]

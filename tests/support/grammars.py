@@ -17,9 +17,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mini_engine import llm
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.engine import Engine
-from mini_engine.grammar.automaton import compile_node
-from mini_engine.grammar.json_schema import parse_schema, schema_node
-from mini_engine.grammar.regex import parse_regex
+from mini_engine.grammar.automata.automaton import compile_node
+from mini_engine.grammar.automata.regex import parse_regex
+from mini_engine.grammar.schema.converter import parse_schema, schema_node
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.llm import build_model
 from mini_engine.model import Qwen3

@@ -7,9 +7,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from mini_engine.grammar.json_schema import schema_node
-from mini_engine.grammar.json_values import FORMATS, type_of
-from mini_engine.grammar.syntax import Chars, Choice, Concat, Node, Repeat
+from mini_engine.grammar.automata.syntax import Chars, Choice, Concat, Node, Repeat
+from mini_engine.grammar.schema.converter import schema_node
+from mini_engine.grammar.schema.values import FORMATS, type_of
 
 NUM_SCHEMAS, NUM_SAMPLES, NUM_MUTANTS = 180, 6, 25
 INT = {"type": "integer"}

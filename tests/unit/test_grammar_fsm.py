@@ -19,7 +19,10 @@ from tokenizers import Tokenizer
 
 import mini_engine.tiny
 from mini_engine.grammar import fsm
-from mini_engine.grammar.automaton import DEAD, compile_node
+from mini_engine.grammar.automata.automaton import DEAD, compile_node
+from mini_engine.grammar.automata.regex import parse_pattern, parse_regex
+from mini_engine.grammar.automata.syntax import to_regex
+from mini_engine.grammar.automata.trie import TokenTrie
 from mini_engine.grammar.base import GrammarError, GrammarOptions, TooManyStatesError
 from mini_engine.grammar.fsm import FsmBackend
 from mini_engine.grammar.masks import (
@@ -28,10 +31,7 @@ from mini_engine.grammar.masks import (
     pack_allowed,
     unpack_allowed,
 )
-from mini_engine.grammar.regex import parse_pattern, parse_regex
-from mini_engine.grammar.syntax import to_regex
 from mini_engine.grammar.tokens import TokenTable
-from mini_engine.grammar.trie import TokenTrie
 from tests.support.engines import EXAMPLES
 
 TOKENIZER = Tokenizer.from_file(str(Path(mini_engine.tiny.__file__).parent / "model" / "tokenizer.json"))

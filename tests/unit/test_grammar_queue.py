@@ -10,11 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from torch import Tensor
 
 from mini_engine import llm
@@ -24,7 +22,6 @@ from mini_engine.engine import Engine
 from mini_engine.grammar import store as store_module
 from mini_engine.grammar.base import REGISTRY
 from mini_engine.grammar.fsm import FsmBackend, FsmGrammar
-from mini_engine.grammar.ranks import make_gather
 from mini_engine.grammar.service import GrammarService
 from mini_engine.outputs import Delta
 from mini_engine.sampler.params import GrammarKey, GrammarKind, SamplingParams
@@ -109,7 +106,7 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gates]:
     gates = Gates()
     monkeypatch.setattr(GatedBackend, "gates", gates, raising=False)
     monkeypatch.setattr(GatedBackend, "compiled", gates.compiled, raising=False)
-    monkeypatch.setitem(REGISTRY.factories, "gated", GatedBackend)
+    monkeypatch.setitem(REGISTRY, "gated", GatedBackend)
     yield gates
     gates.open()
 
@@ -256,7 +253,7 @@ def test_two_ranks_with_different_compile_times_schedule_the_same_steps(monkeypa
             barrier.wait()
             return both
 
-        monkeypatch.setitem(REGISTRY.factories, f"rank{rank}", (Rank0, Rank1)[rank])
+        monkeypatch.setitem(REGISTRY, f"rank{rank}", (Rank0, Rank1)[rank])
         config = serving(grammar_backend=f"rank{rank}", grammar_timeout_s=2.5)
         driver = make_driver("embedded", config)
         service = GrammarService(config, TOKENIZER, driver.vocabulary, gather=gather)
@@ -278,11 +275,3 @@ def test_two_ranks_with_different_compile_times_schedule_the_same_steps(monkeypa
     first = {name: next(i for i, step in enumerate(steps) if any(c[0] == name for c in step)) for name in "0145"}
     assert first["5"] == 0
     assert first["4"] < first["0"] < first["1"], "the slow ones came late, and nobody waited for them"
-
-
-def test_reports_are_gathered_from_every_process(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
-    try:
-        assert make_gather()((["0"], {"1": "only here"})) == [(["0"], {"1": "only here"})]
-    finally:
-        dist.destroy_process_group()

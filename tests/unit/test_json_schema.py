@@ -18,12 +18,12 @@ import pytest
 from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator
 from pydantic import BaseModel, Field
 
-from mini_engine.grammar.automaton import compile_node
+from mini_engine.grammar.automata.automaton import compile_node
+from mini_engine.grammar.automata.syntax import to_regex
 from mini_engine.grammar.base import SHALLOW, GrammarError, UnsupportedKeywordError
-from mini_engine.grammar.json_reader import MAX_VISITS
-from mini_engine.grammar.json_schema import convert, parse_schema, schema_node
-from mini_engine.grammar.json_values import FORMATS, MAX_DEPTH, are_same
-from mini_engine.grammar.syntax import to_regex
+from mini_engine.grammar.schema.converter import convert, parse_schema, schema_node
+from mini_engine.grammar.schema.reader import MAX_VISITS
+from mini_engine.grammar.schema.values import FORMATS, MAX_DEPTH, are_same
 from tests.support.schemas import (
     INT,
     NUM_MUTANTS,

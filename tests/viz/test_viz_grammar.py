@@ -14,10 +14,10 @@ from matplotlib.patches import Circle, FancyArrowPatch
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig
-from mini_engine.grammar.automaton import Dfa, compile_node
+from mini_engine.grammar.automata.automaton import Dfa, compile_node
+from mini_engine.grammar.automata.regex import parse_regex
 from mini_engine.grammar.backends import BUILT_IN
 from mini_engine.grammar.fsm import FsmBackend
-from mini_engine.grammar.regex import parse_regex
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.llm import load_driver, make_engine
 from mini_engine.outputs import Delta, RequestOutput, StepOutput

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from mini_engine.grammar.base import SHALLOW, GrammarError, GrammarObject, TokenRefusedError
-from mini_engine.grammar.json_keywords import (
+from mini_engine.grammar.schema.keywords import (
     DIGITS,
     FIRST_ITEMS,
     INTEGERS,
@@ -24,7 +24,7 @@ from mini_engine.grammar.json_keywords import (
     OTHER_TYPES,
     UNDECLARED,
 )
-from mini_engine.grammar.json_values import OPEN_DIGITS
+from mini_engine.grammar.schema.values import OPEN_DIGITS
 from mini_engine.grammar.tokens import TokenTable
 
 LEXEME = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)

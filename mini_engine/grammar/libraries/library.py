@@ -12,14 +12,15 @@ import importlib
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from types import ModuleType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from mini_engine.constraints import GrammarStats
 from mini_engine.grammar.base import (
     GrammarError,
     GrammarObject,
@@ -27,7 +28,8 @@ from mini_engine.grammar.base import (
     UnsupportedKeywordError,
     check_rollback,
 )
-from mini_engine.grammar.json_keywords import (
+from mini_engine.grammar.schema.converter import parse_schema
+from mini_engine.grammar.schema.keywords import (
     IDENTITIES,
     NO_MORE_ITEMS,
     ORDER,
@@ -39,12 +41,10 @@ from mini_engine.grammar.json_keywords import (
     escaped,
     foreign_words,
 )
-from mini_engine.grammar.json_schema import parse_schema
-from mini_engine.grammar.json_values import LEFT_OUT, MAX_DEPTH, format_note
+from mini_engine.grammar.schema.values import LEFT_OUT, MAX_DEPTH, format_note
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
 
-Schema = Mapping[str, Any] | bool
 Change = Callable[[dict[str, Any], str], Mapping[str, Any]]
 # Keywords whose value is a schema, a list of them, or schemas by name. Any other mapping is data, and no schema.
 ONE_SCHEMA = frozenset("items additionalProperties contains not if then else propertyNames".split())
@@ -96,6 +96,10 @@ class LibraryGrammar(GrammarObject):
     @abstractmethod
     def undo(self, count: int) -> None:
         """Undo the last ``count`` >= 1 tokens of text. Mutates."""
+
+    @abstractmethod
+    def fork(self) -> None:
+        """Put a copy in the place of the matcher, which another grammar has too. Mutates."""
 
     @abstractmethod
     def completes(self) -> bool:
@@ -151,19 +155,13 @@ class LibraryGrammar(GrammarObject):
             raise GrammarError(f"the {kind} allows no text: no token of the vocabulary can begin one")
         return self
 
-    def continue_from(self, other: "LibraryGrammar") -> None:
-        """Take over where ``other`` stands, its matcher apart. Mutates."""
-        self.num_tokens = other.num_tokens
-        self.ended = other.ended
-        self.stats.kind = other.stats.kind
-
-
-def read_json(kind: GrammarKind, text: str) -> Any:
-    """Parse JSON. Raises ``GrammarError`` with the position."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"the {kind} is not JSON: {error}") from error
+    def copy(self) -> Self:
+        """Return a grammar in the same state that goes its own way, around a matcher of its own."""
+        twin = copy(self)
+        twin.finished = False
+        twin.stats = GrammarStats(kind=self.stats.kind)
+        twin.fork()
+        return twin
 
 
 def map_schema(schema: Any, change: Change, path: str = "") -> Any:
@@ -197,74 +195,68 @@ def without_foreign(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {word: value for word, value in schema.items() if word not in foreign or (path and word in IDENTITIES)}
 
 
-def located(change: Change, place: str) -> Change:
-    """Return ``change`` for a schema that lies at a place."""
-    return lambda schema, path: change(schema, place + path)
-
-
-def each_schema(kind: GrammarKind, text: str, note: Change) -> int:
-    """Call ``note`` for all parts of the schemas of a grammar, and return how many schemas those are.
+def schemas_in(kind: GrammarKind, text: str) -> list[tuple[str, Any]]:
+    """Return the schemas of a grammar, each with its place.
 
     A structural tag has its places from its format on: ``/tags/0/content/json_schema/properties/a``.
     """
-    if kind == "json_schema":
-        map_schema(parse_schema(text), note)
+    found = [("", parse_schema(text))] if kind == "json_schema" else list[tuple[str, Any]]()
     waiting: list[tuple[str, Any]] = [("", read_format(text))] if kind == "structural_tag" else []
-    count = int(kind == "json_schema")
     while waiting:
         place, part = waiting.pop(0)
         if isinstance(part, dict) and part.get("type") == "json_schema":
-            map_schema(part["json_schema"], located(note, f"{place}/json_schema"))
-            count += 1
+            found.append((f"{place}/json_schema", part["json_schema"]))
         elif isinstance(part, dict | list):
             inside = part.items() if isinstance(part, dict) else enumerate(part)
             waiting += [(f"{place}/{key}", each) for key, each in inside]
-    return count
-
-
-def ignored_in(kind: GrammarKind, text: str) -> list[str]:
-    """Return the places of the words of no vocabulary in the schemas of a grammar."""
-    found: list[str] = []
-
-    def note(schema: dict[str, Any], path: str) -> dict[str, Any]:
-        found.extend(f"{path}/{escaped(word)}" for word in foreign_words(schema, Place(path)))
-        return schema
-
-    each_schema(kind, text, note)
     return found
 
 
-def narrowed_in(kind: GrammarKind, text: str, has_others: bool, general: Sequence[str] = ()) -> list[str]:
-    """Return what a library leaves out of the schemas of a grammar, with its place.
+def note_schemas(stats: GrammarStats, kind: GrammarKind, text: str, has_others: bool, general: Sequence[str]) -> None:
+    """Note the words of no vocabulary in a grammar's schemas, and what a library leaves out of them. Mutates ``stats``.
+
+    ``has_others``: see ``left_out``. ``general``: what the library never writes.
+    """
+    ignored: list[str] = []
+    narrowed: dict[str, None] = {}
+    for place, schema in schemas_in(kind, text):
+        narrowed.update(dict.fromkeys(map(Place().note, general)))
+
+        def note(part: dict[str, Any], path: str, place: str = place) -> dict[str, Any]:
+            at = Place(place + path)
+            ignored.extend(f"{at.path}/{escaped(word)}" for word in foreign_words(part, at))
+            narrowed.update(dict.fromkeys(left_out(part, at, has_others)))
+            return part
+
+        map_schema(schema, note)
+    stats.ignored = ignored
+    stats.narrowed = list(narrowed)
+
+
+def left_out(schema: Mapping[str, Any], place: Place, has_others: bool) -> Iterator[str]:
+    """Yield what a library leaves out of one schema, with its place.
 
     ``has_others``: the library writes members that ``properties`` does not declare; xgrammar does not, nor items behind
-    ``prefixItems``, and it has its strings from ``json_values``. ``general``: what the library never writes.
+    ``prefixItems``, and it has its strings from ``schema.values``.
     """
-    found = {Place().note(what): None for what in general}
-
-    def note(schema: dict[str, Any], path: str) -> dict[str, Any]:
-        place = Place(path)
-        declared = schema.get("properties") or {}
-        others = schema.get("additionalProperties", has_others or not declared)
-        about_members = {"properties", "patternProperties", "additionalProperties"} & schema.keys()
-        is_object = about_members or schema.get("type") == "object"
-        if schema.get("format") in LEFT_OUT:
-            found[place.note(format_note(schema["format"]))] = None
-        if declared and not has_others and "additionalProperties" not in schema:
-            found[place.note(UNDECLARED)] = None
-        if not has_others and {"minLength", "maxLength", "pattern", "format"} & schema.keys():
-            found[place.note(SPELLING)] = None
-        if not has_others and "prefixItems" in schema and "items" not in schema:
-            found[place.note(NO_MORE_ITEMS)] = None
-        if is_object and (others is not False or schema.get("patternProperties")):
-            found[place.note(REPEATED)] = None
-        if others is not False and schema.get("patternProperties"):
-            found[place.note(OTHER_NAMES)] = None
-        if len(declared) > 1:
-            found[Place().note(ORDER)] = None
-        return schema
-
-    return list(found) if each_schema(kind, text, note) else []
+    declared = schema.get("properties") or {}
+    others = schema.get("additionalProperties", has_others or not declared)
+    about_members = {"properties", "patternProperties", "additionalProperties"} & schema.keys()
+    is_object = about_members or schema.get("type") == "object"
+    if schema.get("format") in LEFT_OUT:
+        yield place.note(format_note(schema["format"]))
+    if declared and not has_others and "additionalProperties" not in schema:
+        yield place.note(UNDECLARED)
+    if not has_others and {"minLength", "maxLength", "pattern", "format"} & schema.keys():
+        yield place.note(SPELLING)
+    if not has_others and "prefixItems" in schema and "items" not in schema:
+        yield place.note(NO_MORE_ITEMS)
+    if is_object and (others is not False or schema.get("patternProperties")):
+        yield place.note(REPEATED)
+    if others is not False and schema.get("patternProperties"):
+        yield place.note(OTHER_NAMES)
+    if len(declared) > 1:
+        yield Place().note(ORDER)
 
 
 def refuse_keywords(schema: Mapping[str, Any], known: Iterable[str], path: str, library: str) -> None:
@@ -275,18 +267,8 @@ def refuse_keywords(schema: Mapping[str, Any], known: Iterable[str], path: str, 
             raise UnsupportedKeywordError(keyword, path, reason)
 
 
-@dataclass(frozen=True)
-class Tag:
-    """A region of a text: from ``begin``, which starts with ``trigger``, to ``end``, JSON of ``schema`` between."""
-
-    trigger: str
-    begin: str
-    schema: Schema
-    end: str
-
-
-def read_tags(wish: Any) -> list[Tag]:
-    """Read SGLang's structural tag: ``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``.
+def read_tags(wish: Any) -> dict[str, Any]:
+    """Return SGLang's structural tag, ``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``, as a format.
 
     Free text, until a trigger appears; then one of the structures that begin with it. Raises ``GrammarError``.
     """
@@ -299,7 +281,9 @@ def read_tags(wish: Any) -> list[Tag]:
         raise GrammarError(f"triggers is {triggers!r}; it is a list of texts, none empty")
     if not isinstance(structures, list) or not structures:
         raise GrammarError(f"structures is {structures!r}; it is a list of at least one")
-    return [read_tag(structure, triggers) for structure in structures]
+    tags = [read_tag(structure, triggers) for structure in structures]
+    used = sorted({trigger for trigger, _ in tags})
+    return {"type": "triggered_tags", "triggers": used, "tags": [tag for _, tag in tags]}
 
 
 def read_format(text: str) -> dict[str, Any]:
@@ -307,25 +291,19 @@ def read_format(text: str) -> dict[str, Any]:
 
     The newer form is ``{"type": "structural_tag", "format": {...}}``, as xgrammar describes it.
     """
-    wish = read_json("structural_tag", text)
+    try:
+        wish = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"the structural_tag is not JSON: {error}") from error
     if isinstance(wish, dict) and isinstance(wish.get("format"), dict):
         if wish.keys() - {"type", "format"} or wish.get("type", "structural_tag") != "structural_tag":
             raise GrammarError(f"a structural_tag with a format has {sorted(wish)}; it has a type and a format alone")
         return dict(wish["format"])
-    tags = read_tags(wish)
-    contents = [{"type": "json_schema", "json_schema": tag.schema} for tag in tags]
-    return {
-        "type": "triggered_tags",
-        "triggers": sorted({tag.trigger for tag in tags}),
-        "tags": [
-            {"type": "tag", "begin": tag.begin, "content": content, "end": tag.end}
-            for tag, content in zip(tags, contents, strict=True)
-        ],
-    }
+    return read_tags(wish)
 
 
-def read_tag(structure: Any, triggers: list[str]) -> Tag:
-    """Read one structure. Raises ``GrammarError``."""
+def read_tag(structure: Any, triggers: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the trigger of one structure, and the structure as a format. Raises ``GrammarError``."""
     if not isinstance(structure, dict) or not {"begin", "end"} <= structure.keys() <= {"begin", "schema", "end"}:
         raise GrammarError(f'a structure is {{"begin", "schema", "end"}}, not {structure!r}')
     begin = structure["begin"]
@@ -338,4 +316,5 @@ def read_tag(structure: Any, triggers: list[str]) -> Tag:
         raise GrammarError(
             f"the structure {begin!r} begins with none of the triggers {triggers}; nothing would start it"
         )
-    return Tag(found[0], begin, {} if schema is None else schema, end)
+    content = {"type": "json_schema", "json_schema": {} if schema is None else schema}
+    return found[0], {"type": "tag", "begin": begin, "content": content, "end": end}

@@ -10,29 +10,28 @@ every x. The language is then narrower than the grammar, never wider.
 
 import json
 import re
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
+from mini_engine.grammar.automata.regex import parse_regex
+from mini_engine.grammar.automata.syntax import to_regex
 from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOptions, UnsupportedKeywordError
-from mini_engine.grammar.json_keywords import ANNOTATIONS, INTEGERS, SPELLING, Place, list_of
-from mini_engine.grammar.json_schema import parse_schema
-from mini_engine.grammar.json_values import FORMATS, texts_without
 from mini_engine.grammar.libraries.library import (
     LibraryGrammar,
     compile_error,
-    ignored_in,
     import_library,
     in_short,
     map_schema,
-    narrowed_in,
+    note_schemas,
     read_format,
     refuse_keywords,
     without_foreign,
 )
 from mini_engine.grammar.libraries.llguidance_tags import TagRules
-from mini_engine.grammar.regex import parse_regex
-from mini_engine.grammar.syntax import to_regex
+from mini_engine.grammar.schema.converter import parse_schema
+from mini_engine.grammar.schema.keywords import ANNOTATIONS, INTEGERS, SPELLING, Place, list_of
+from mini_engine.grammar.schema.values import FORMATS, texts_without
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
 
@@ -88,11 +87,9 @@ class LLGuidanceGrammar(LibraryGrammar):
         if self.matcher.is_error():
             raise GrammarError(f"llguidance gave up: {in_short(self.matcher.get_error())}")
 
-    def copy(self) -> Self:
-        """Return a copy, which shares what was compiled."""
-        twin = type(self)(self.matcher.deep_copy(), self.table, self.fill)
-        twin.continue_from(self)
-        return twin
+    def fork(self) -> None:
+        """Go on with a copy, which shares what was compiled. Mutates."""
+        self.matcher = self.matcher.deep_copy()
 
     def try_jump_forward(self) -> bytes:
         """Return the forced bytes, which may begin or end inside a character."""
@@ -142,8 +139,9 @@ class LLGuidanceBackend(GrammarBackend):
         if matcher.is_error():
             raise compile_error(kind, matcher.get_error())
         grammar = LLGuidanceGrammar(matcher, self.table, self.fill).check_start(kind)
-        grammar.stats.ignored = ignored_in(kind, text)
-        grammar.stats.narrowed = [LONGEST] if kind == "ebnf" else narrowed_in(kind, text, True, (SPELLING, INTEGERS))
+        note_schemas(grammar.stats, kind, text, True, (SPELLING, INTEGERS))
+        if kind == "ebnf":
+            grammar.stats.narrowed = [LONGEST]
         return grammar
 
     def lark(self, kind: GrammarKind, text: str) -> str:

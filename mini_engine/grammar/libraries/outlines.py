@@ -2,7 +2,7 @@
 
 The index is eager: a regular expression becomes an automaton, and for each of its states all tokens are walked before
 the first mask is asked for. A step then looks up a list. Parallel to SGLang's ``constrained/outlines_backend.py``, with
-its boolean masks (True is banned). JSON schemas go through our own ``json_schema``: the library's converter ignores
+its boolean masks (True is banned). JSON schemas go through our own ``schema``: the library's converter ignores
 bounds, ``uniqueItems``, ``required`` names without a property, and writes keys without their escapes.
 
 In 0.2.14 an accepting state loses every token that leads to a state which does not accept: after ``foo`` of
@@ -13,16 +13,12 @@ model could begin to spell it: the code points from U+100000 on, which are for p
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mini_engine.grammar.base import GrammarBackend, GrammarOptions
-from mini_engine.grammar.json_schema import grammar_tree
-from mini_engine.grammar.libraries.library import LibraryGrammar, compile_error, import_library
-from mini_engine.grammar.masks import apply_banned
-from mini_engine.grammar.syntax import (
+from mini_engine.grammar.automata.syntax import (
     LAST_CODE,
     Chars,
     Choice,
@@ -34,6 +30,10 @@ from mini_engine.grammar.syntax import (
     literal,
     to_regex,
 )
+from mini_engine.grammar.base import GrammarBackend, GrammarOptions
+from mini_engine.grammar.libraries.library import LibraryGrammar, compile_error, import_library
+from mini_engine.grammar.masks import apply_banned
+from mini_engine.grammar.schema.converter import grammar_tree
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
 
@@ -66,36 +66,28 @@ class OutlinesGrammar(LibraryGrammar):
         """Whether the sentinel may come."""
         return self.index.get_next_state(self.states[-1], self.table.vocab_size) is not None
 
-    def allowed(self) -> list[int]:
-        """Return the tokens that may come next."""
-        if self.ended:
-            return []
-        tokens = [token for token in self.index.get_allowed_tokens(self.states[-1]) if token < self.table.vocab_size]
-        return tokens + sorted(self.table.stop_ids) * self.completes()
-
     def allocate_vocab_mask(self, vocab_size: int, batch_size: int, device: str = "cpu") -> Tensor:
         """Return a mask that bans nothing: bool [N, V], True is banned."""
         return torch.zeros(batch_size, vocab_size, dtype=torch.bool, device=device)
 
     def fill_vocab_mask(self, mask: Tensor, row: int) -> None:
         """Ban all, then take out what is allowed."""
-        self.fill_row(mask, row)
+        mask[row] = True
+        if not self.ended:
+            self.fill_row(mask, row)
 
     def fill_row(self, mask: Tensor, row: int) -> None:
-        """Write bool [V]."""
-        mask[row] = True
-        mask[row, self.allowed()] = False
+        """Take what may come next out of bool [V]."""
+        tokens = [token for token in self.index.get_allowed_tokens(self.states[-1]) if token < self.table.vocab_size]
+        mask[row, tokens + sorted(self.table.stop_ids) * self.completes()] = False
 
     def apply_vocab_mask(self, logits: Tensor, mask: Tensor) -> None:
         """Write minus infinity where the mask is True. Mutates ``logits``."""
         apply_banned(logits, mask)
 
-    def copy(self) -> Self:
-        """Return a path of its own over the same index."""
-        twin = type(self)(self.index, self.table)
-        twin.continue_from(self)
-        twin.states = list(self.states)
-        return twin
+    def fork(self) -> None:
+        """Go on along a path of its own over the same index. Mutates."""
+        self.states = list(self.states)
 
 
 class OutlinesBackend(GrammarBackend):

@@ -11,24 +11,23 @@ EBNF, bytes may come that are no UTF-8. Under "compact" white space, JSON withou
 
 import json
 import os
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
+from mini_engine.grammar.automata.regex import parse_regex
 from mini_engine.grammar.base import GrammarBackend, GrammarError, GrammarOptions
-from mini_engine.grammar.json_keywords import INTEGERS
-from mini_engine.grammar.json_schema import parse_schema
 from mini_engine.grammar.libraries.library import (
     LibraryGrammar,
     compile_error,
-    ignored_in,
     import_library,
-    narrowed_in,
+    note_schemas,
     read_format,
 )
 from mini_engine.grammar.libraries.xgrammar_schema import exact_regex, kept_schema
 from mini_engine.grammar.masks import BITS
-from mini_engine.grammar.regex import parse_regex
+from mini_engine.grammar.schema.converter import parse_schema
+from mini_engine.grammar.schema.keywords import INTEGERS
 from mini_engine.grammar.tokens import TokenTable
 from mini_engine.sampler.params import GrammarKind
 
@@ -70,11 +69,9 @@ class XGrammarGrammar(LibraryGrammar):
         if used:
             mask[row, -1] &= (1 << used) - 1
 
-    def copy(self) -> Self:
-        """Return a fork, which shares what was compiled."""
-        twin = type(self)(self.matcher.fork(), self.table)
-        twin.continue_from(self)
-        return twin
+    def fork(self) -> None:
+        """Go on with a fork, which shares what was compiled. Mutates."""
+        self.matcher = self.matcher.fork()
 
     def try_jump_forward(self) -> bytes:
         """Return the forced text, nothing if it begins or ends inside a character: the library cannot say it then."""
@@ -89,15 +86,13 @@ class XGrammarBackend(GrammarBackend):
 
     name = "xgrammar"
 
-    def __init__(self, table: TokenTable, options: GrammarOptions | None = None, threads: int | None = None) -> None:
-        """Hand the vocabulary over. One grammar is compiled by ``threads``, at most 8 and every core if ``None``.
+    def __init__(self, table: TokenTable, options: GrammarOptions | None = None) -> None:
+        """Hand the vocabulary over. One grammar is compiled by every core, at most 8.
 
-        Raises ``ValueError`` if the library is missing. Its cache is off: the grammar queue keeps what is compiled, and
+        Raises ``ValueError`` if the library is missing. Its cache is off: the grammar store keeps what is compiled, and
         two caches would keep it twice.
         """
         super().__init__(table, options)
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads is {threads}; a grammar is compiled by at least 1")
         self.library = import_library("xgrammar")
         # Special tokens have no bytes in the table. The library takes such ids for special ones and bans them; from a
         # tokenizer it would take "<think>" for seven characters of text.
@@ -107,7 +102,7 @@ class XGrammarBackend(GrammarBackend):
             vocab_size=table.vocab_size,
             stop_token_ids=sorted(table.stop_ids),
         )
-        threads = threads or min(8, os.cpu_count() or 1)
+        threads = min(8, os.cpu_count() or 1)
         self.compiler = self.library.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
 
     def build(self, kind: GrammarKind, text: str) -> XGrammarGrammar:
@@ -125,8 +120,7 @@ class XGrammarBackend(GrammarBackend):
         except (RuntimeError, UnicodeError) as error:
             raise compile_error(kind, error) from error
         grammar = XGrammarGrammar(self.library.GrammarMatcher(compiled), self.table).check_start(kind)
-        grammar.stats.ignored = ignored_in(kind, text)
-        grammar.stats.narrowed = narrowed_in(kind, text, False, (INTEGERS,))
+        note_schemas(grammar.stats, kind, text, False, (INTEGERS,))
         return grammar
 
     @property

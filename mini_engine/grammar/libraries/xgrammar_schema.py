@@ -16,11 +16,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mini_engine.grammar.automata.syntax import Choice, Node, Repeat, inner_nodes, to_regex
 from mini_engine.grammar.base import UnsupportedKeywordError
-from mini_engine.grammar.json_keywords import ANNOTATIONS, has_type
-from mini_engine.grammar.json_schema import schema_node
 from mini_engine.grammar.libraries.library import map_schema, refuse_keywords, without_foreign
-from mini_engine.grammar.syntax import Choice, Concat, Node, Repeat, to_regex
+from mini_engine.grammar.schema.converter import schema_node
+from mini_engine.grammar.schema.keywords import ANNOTATIONS, has_type
 
 OF_STRINGS = frozenset("minLength maxLength pattern format".split())
 TYPES_OF = {
@@ -120,24 +120,15 @@ def is_misread(node: Node) -> bool:
     Its automaton of a string joins the options of a choice so that one with a repeat at its end goes on in another:
     ``(x{1,3}|b|x)`` takes "bx", and ``a(x[0-9]+)?Z`` takes "a5Z". Repeats of a fixed number are written out and right.
     """
-    match node:
-        case Concat(parts):
-            return any(map(is_misread, parts))
-        case Choice(options):
-            return any(map(is_misread, options)) or (len(options) > 1 and any(map(has_repeat, options)))
-        case Repeat(inner, least, most):
-            return is_misread(inner) or ((least, most) == (0, 1) and has_repeat(inner))
-    return False
+    inside = inner_nodes(node)
+    is_optional = isinstance(node, Repeat) and (node.least, node.most) == (0, 1)
+    is_choice = isinstance(node, Choice) and len(inside) > 1
+    return any(map(is_misread, inside)) or ((is_choice or is_optional) and any(map(has_repeat, inside)))
 
 
 def has_repeat(node: Node) -> bool:
     """Whether something in the tree repeats a number of times that is not fixed."""
-    match node:
-        case Concat(parts) | Choice(parts):
-            return any(map(has_repeat, parts))
-        case Repeat(inner, least, most):
-            return least != most or has_repeat(inner)
-    return False
+    return (isinstance(node, Repeat) and node.least != node.most) or any(map(has_repeat, inner_nodes(node)))
 
 
 def exact_regex(node: Node) -> str:

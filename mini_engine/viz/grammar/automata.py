@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mini_engine.grammar.automaton import DEAD, START, Dfa
+from mini_engine.grammar.automata.automaton import DEAD, START, Dfa
 
 SWEEPS = 12  # enough for graphs of this size
 ASCII = range(128)

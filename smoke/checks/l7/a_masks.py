@@ -346,7 +346,7 @@ def sequences_probe(cases: Callable[[int], dict[str, Ranges]]) -> Callable[[int]
     """Return a probe that spells ranges."""
 
     def probe(seed: int) -> Values:
-        from mini_engine.grammar.utf8 import byte_sequences
+        from mini_engine.grammar.automata.utf8 import byte_sequences
 
         return {
             name: [[[int(low), int(high)] for low, high in sequence] for sequence in byte_sequences(ranges)]
@@ -441,7 +441,7 @@ def split_cases(seed: int) -> dict[str, tuple[int, int]]:
 
 def split_probe(seed: int) -> Values:
     """Cut ranges of one length."""
-    from mini_engine.grammar.utf8 import split_range
+    from mini_engine.grammar.automata.utf8 import split_range
 
     return {
         name: [[[int(low), int(high)] for low, high in sequence] for sequence in split_range(*encoded(pair))]

@@ -41,7 +41,7 @@ Trees = Callable[[int], list[Tree]]
 
 def node_of(tree: Tree) -> Any:
     """Return the engine's tree."""
-    from mini_engine.grammar.syntax import Chars, Choice, Concat, Repeat
+    from mini_engine.grammar.automata.syntax import Chars, Choice, Concat, Repeat
 
     kind, *rest = tree
     if kind == "chars":
@@ -63,7 +63,7 @@ def tables(table: Any, accepting: Any, classes: Any) -> Values:
 
 def build(tree: Tree, limit: int = LIMIT) -> Values:
     """Build the candidate's automaton, equal states not merged, or tell which error it raised."""
-    from mini_engine.grammar.automaton import Nfa, byte_classes, determinise
+    from mini_engine.grammar.automata.automaton import Nfa, byte_classes, determinise
     from mini_engine.grammar.base import GrammarError
 
     class CopiesOfNothingError(GrammarError):
@@ -222,7 +222,7 @@ def asked_states(graph: Graph) -> list[int]:
 
 def closure_probe(seed: int) -> Values:
     """Ask for closures."""
-    from mini_engine.grammar.automaton import Nfa
+    from mini_engine.grammar.automata.automaton import Nfa
 
     values: Values = {}
     for name, graph in skip_graphs(seed).items():
@@ -275,7 +275,7 @@ def hand_made(seed: int) -> dict[str, tuple[Edges, Graph]]:
 
 def sets_probe(seed: int) -> Values:
     """Make them deterministic."""
-    from mini_engine.grammar.automaton import Nfa, byte_classes, determinise
+    from mini_engine.grammar.automata.automaton import Nfa, byte_classes, determinise
     from mini_engine.grammar.base import GrammarError
 
     values: Values = {}

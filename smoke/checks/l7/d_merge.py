@@ -85,7 +85,7 @@ def merge_probe(seed: int) -> Values:
     """Merge, and look whether what was given is as it was."""
     import numpy as np
 
-    from mini_engine.grammar.automaton import minimise
+    from mini_engine.grammar.automata.automaton import minimise
 
     values: Values = {}
     for name, (rows, ends) in to_merge(seed).items():
@@ -141,7 +141,7 @@ def whole_trees(seed: int) -> list[Tree]:
 
 def compile_probe(seed: int) -> Values:
     """Go the whole way."""
-    from mini_engine.grammar.automaton import compile_node
+    from mini_engine.grammar.automata.automaton import compile_node
 
     values: Values = {}
     for tree in whole_trees(seed):

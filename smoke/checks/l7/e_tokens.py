@@ -95,7 +95,7 @@ def walk_probe(kind: str) -> Any:
     def probe(seed: int) -> Values:
         import numpy as np
 
-        from mini_engine.grammar.trie import TokenTrie
+        from mini_engine.grammar.automata.trie import TokenTrie
 
         values: Values = {}
         for name, (tokens, rows) in WALKS[kind](seed).items():
@@ -166,7 +166,7 @@ def follow_probe(seed: int) -> Values:
     """Take single steps."""
     import numpy as np
 
-    from mini_engine.grammar.trie import TokenTrie, follow
+    from mini_engine.grammar.automata.trie import TokenTrie, follow
 
     values: Values = {}
     for name, (tokens, rows, depth, given) in steps(seed).items():
@@ -196,7 +196,7 @@ def sizes_probe(seed: int) -> Values:
     """Walk through a large vocabulary from states in which few, half and all tokens may come."""
     import numpy as np
 
-    from mini_engine.grammar.trie import TokenTrie
+    from mini_engine.grammar.automata.trie import TokenTrie
 
     tokens, rows = large_walk(seed)
     trie = TokenTrie(tuple(tokens))

@@ -84,10 +84,10 @@ def compiled_of(language: Language) -> Any:
     """Return the candidate's automaton with its vocabulary; the trie counts how often it is walked."""
     import numpy as np
 
-    from mini_engine.grammar.automaton import Dfa
+    from mini_engine.grammar.automata.automaton import Dfa
+    from mini_engine.grammar.automata.trie import TokenTrie
     from mini_engine.grammar.fsm import CompiledGrammar
     from mini_engine.grammar.tokens import TokenTable
-    from mini_engine.grammar.trie import TokenTrie
 
     class CountingTrie(TokenTrie):
         num_walks = 0

@@ -58,7 +58,7 @@ def windows(seed: int) -> list[tuple[int, int]]:
 
 def integers_probe(seed: int) -> Values:
     """Build the tree of every window, and of those without negatives also by the inner function."""
-    from mini_engine.grammar.json_values import integers_between, naturals_between
+    from mini_engine.grammar.schema.values import integers_between, naturals_between
 
     return {
         f"{low} to {high}": [plain(integers_between(low, high))]
@@ -115,7 +115,7 @@ def spots(low: int, high: int, seed: int) -> dict[str, bool]:
 
 def bounds_probe(seed: int) -> Values:
     """Build the trees of wide ranges."""
-    from mini_engine.grammar.json_values import integers_between
+    from mini_engine.grammar.schema.values import integers_between
 
     return {f"{low} to {high}": plain(integers_between(low, high)) for low, high in bounds(seed)}
 
@@ -188,8 +188,8 @@ def wrong_spellings() -> list[str]:
 
 def characters_probe(seed: int) -> Values:
     """Spell every set, and all characters at once."""
-    from mini_engine.grammar.json_values import spell_chars
-    from mini_engine.grammar.syntax import Chars
+    from mini_engine.grammar.automata.syntax import Chars
+    from mini_engine.grammar.schema.values import spell_chars
 
     sets = {name: plain(spell_chars(Chars(tuple(ranges)))) for name, ranges in SETS.items()}
     return {"sets": sets, "any": plain(spell_chars(Chars(tuple(EVERYTHING))))}
@@ -255,7 +255,7 @@ STRINGS: dict[str, tuple[Any, set[str]]] = {
 
 def build_tree(form: Any) -> Any:
     """Build the engine's tree."""
-    from mini_engine.grammar.syntax import Chars, Choice, Concat, Repeat
+    from mini_engine.grammar.automata.syntax import Chars, Choice, Concat, Repeat
 
     if form[0] == "chars":
         return Chars(tuple(form[1]))
@@ -266,7 +266,7 @@ def build_tree(form: Any) -> Any:
 
 def strings_probe(seed: int) -> Values:
     """Spell every tree, and strings by their length."""
-    from mini_engine.grammar.json_values import spell_text, string_of_length
+    from mini_engine.grammar.schema.values import spell_text, string_of_length
 
     trees = {name: plain(spell_text(build_tree(form))) for name, (form, _) in STRINGS.items()}
     return {"trees": trees, "endless": plain(string_of_length(2)), "2 or 3": plain(string_of_length(2, 3))}
@@ -304,9 +304,9 @@ def member_cases() -> list[str]:
 
 def members_of(case: str) -> Any:
     """Build the tree of members a, b, c, … as the candidate does."""
-    from mini_engine.grammar.json_schema import Converter
-    from mini_engine.grammar.json_values import PUNCTUATIONS
-    from mini_engine.grammar.syntax import literal
+    from mini_engine.grammar.automata.syntax import literal
+    from mini_engine.grammar.schema.converter import Converter
+    from mini_engine.grammar.schema.values import PUNCTUATIONS
 
     members = [(literal(chr(97 + index)), kind == "r") for index, kind in enumerate(case)]
     given = list(members)
@@ -426,7 +426,7 @@ def values_of(wanted: Any) -> list[Any]:
 
 def schemas_probe(seed: int) -> Values:
     """Convert every schema, with both kinds of white space."""
-    from mini_engine.grammar.json_schema import schema_node
+    from mini_engine.grammar.schema.converter import schema_node
 
     return {
         form: {name: plain(schema_node(schema, form)) for name, (schema, _) in SCHEMAS.items()}  # type: ignore[arg-type]

@@ -91,10 +91,10 @@ def automata(seed: int) -> dict[str, Automaton]:
 
 def compiled_of(transitions: Any, accepting: Sequence[bool]) -> Any:
     """Return the candidate's automaton; its vocabulary does not matter."""
-    from mini_engine.grammar.automaton import Dfa
+    from mini_engine.grammar.automata.automaton import Dfa
+    from mini_engine.grammar.automata.trie import TokenTrie
     from mini_engine.grammar.fsm import CompiledGrammar
     from mini_engine.grammar.tokens import TokenTable
-    from mini_engine.grammar.trie import TokenTrie
 
     table = TokenTable((b"", b"a"), frozenset({0}))
     return CompiledGrammar(Dfa(transitions, np.array(accepting)), table, TokenTrie(table.token_bytes))

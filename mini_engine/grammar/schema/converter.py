@@ -24,9 +24,21 @@ from typing import Any
 
 from mini_engine.checks import key_twice
 from mini_engine.config import Whitespace
+from mini_engine.grammar.automata.regex import parse_regex
+from mini_engine.grammar.automata.syntax import (
+    EMPTY,
+    Choice,
+    Concat,
+    Node,
+    Repeat,
+    lengths_of,
+    literal,
+    optional,
+    size_of,
+)
 from mini_engine.grammar.base import ANY_LEVELS, SHALLOW, GrammarError
-from mini_engine.grammar.json_facts import ALL_TYPES, Facts, Parts
-from mini_engine.grammar.json_keywords import (
+from mini_engine.grammar.schema.facts import ALL_TYPES, Facts, Parts
+from mini_engine.grammar.schema.keywords import (
     BOUNDS,
     BY_LLGUIDANCE,
     DIGITS,
@@ -44,8 +56,8 @@ from mini_engine.grammar.json_keywords import (
     Place,
     counts_of,
 )
-from mini_engine.grammar.json_reader import SchemaReader
-from mini_engine.grammar.json_values import (
+from mini_engine.grammar.schema.reader import SchemaReader
+from mini_engine.grammar.schema.values import (
     FORMATS,
     LEFT_OUT,
     MAX_DEPTH,
@@ -68,8 +80,6 @@ from mini_engine.grammar.json_values import (
     texts_without,
     type_of,
 )
-from mini_engine.grammar.regex import parse_regex
-from mini_engine.grammar.syntax import EMPTY, Choice, Concat, Node, Repeat, lengths_of, literal, optional, size_of
 from mini_engine.sampler.params import GrammarKind
 
 MANY = 200  # states of one keyword, before an error names it
@@ -148,21 +158,21 @@ def schema_node(schema: Mapping[str, Any] | bool, whitespace: Whitespace = "spac
 # --- types without parts ---
 
 
+def bounds_of(limits: Mapping[str, Any]) -> tuple[list[tuple[Any, bool]], list[tuple[Any, bool]]]:
+    """Return the lower bounds of a number, and the upper ones: each with whether it is itself excluded."""
+    lows = [(limits[key], key != "minimum") for key in ("minimum", "exclusiveMinimum") if key in limits]
+    highs = [(limits[key], key != "maximum") for key in ("maximum", "exclusiveMaximum") if key in limits]
+    return lows, highs
+
+
 def integer(facts: Facts) -> Node:
     """Return the tree of the integers within bounds. Raises ``NothingValidError`` if there are none.
 
     A side without a bound ends at 15 digits, or at as many as the bound on the other side has.
     """
-    bounds = facts.limits
-    lows, highs = [], []
-    if "minimum" in bounds:
-        lows.append(math.ceil(bounds["minimum"]))
-    if "exclusiveMinimum" in bounds:
-        lows.append(math.floor(bounds["exclusiveMinimum"]) + 1)
-    if "maximum" in bounds:
-        highs.append(math.floor(bounds["maximum"]))
-    if "exclusiveMaximum" in bounds:
-        highs.append(math.ceil(bounds["exclusiveMaximum"]) - 1)
+    above, below = bounds_of(facts.limits)
+    lows = [math.floor(bound) + 1 if is_excluded else math.ceil(bound) for bound, is_excluded in above]
+    highs = [math.ceil(bound) - 1 if is_excluded else math.floor(bound) for bound, is_excluded in below]
     limit = 10 ** max([OPEN_DIGITS, *(len(str(abs(bound))) for bound in [*lows, *highs])]) - 1
     low = max(lows, default=-limit)
     high = min(highs, default=limit)
@@ -181,10 +191,10 @@ def number(facts: Facts) -> Node:
     for key, bound in bounds.items():
         if len(bound.as_tuple().digits) > SIGNIFICANT_DIGITS or abs(bound.adjusted()) >= SIGNIFICANT_DIGITS:
             raise facts.place.refusal(key, f"of a number has at most {SIGNIFICANT_DIGITS} digits; write fewer")
-    lows = [(bounds[key], key != "minimum") for key in ("minimum", "exclusiveMinimum") if key in bounds]
-    highs = [(bounds[key], key == "maximum") for key in ("maximum", "exclusiveMaximum") if key in bounds]
-    low, high = max(lows, default=(None, False)), min(highs, default=(None, True))
-    node = decimals_between(low[0], low[1], high[0], not high[1])
+    lows, highs = bounds_of(bounds)
+    low = max(lows, default=(None, False))
+    high = min(highs, key=lambda end: (end[0], not end[1]), default=(None, False))
+    node = decimals_between(*low, *high)
     if node is None:
         raise facts.place.nothing("no number lies between the bounds")
     return node
@@ -229,7 +239,7 @@ def string(facts: Facts) -> Node:
 def of_length(text: Node, least: int, most: int | None) -> Node | None:
     """Return the tree of the texts of a tree that have a length, ``None`` if that would be an intersection."""
     shortest, longest = lengths_of(text)
-    if shortest >= least and (most is None or (longest is not None and longest <= most)):
+    if shortest >= least and longest <= (math.inf if most is None else most):
         return text
     while (
         isinstance(text, Concat | Choice)
@@ -243,36 +253,22 @@ def of_length(text: Node, least: int, most: int | None) -> Node | None:
     return None
 
 
-def boolean(facts: Facts) -> Node:
-    """Return the tree of ``true`` and ``false``."""
-    return either([literal("true"), literal("false")])
-
-
-def null(facts: Facts) -> Node:
-    """Return the tree of ``null``."""
-    return literal("null")
-
-
 # --- types with parts, and what says it all ---
 
 
-@dataclass
 class Converter:
     """Turns the parts of one schema into trees. ``narrowed``: what is valid and not written, with its place."""
 
-    root: Mapping[str, Any] | bool
-    punctuation: Punctuation
-    reader: SchemaReader = field(init=False)
-    narrowed: dict[str, None] = field(default_factory=dict, init=False)
-    any_json: dict[int, Node] = field(default_factory=dict, init=False)
-    sizes: dict[str, int] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, root: Mapping[str, Any] | bool, punctuation: Punctuation) -> None:
         """Say who writes which type."""
-        self.reader = SchemaReader(self.root)
+        self.punctuation = punctuation
+        self.reader = SchemaReader(root)
+        self.narrowed: dict[str, None] = {}
+        self.any_json: dict[int, Node] = {}
+        self.sizes: dict[str, int] = {}
         self.writers: dict[str, Callable[[Facts], Node]] = {
-            "null": null,
-            "boolean": boolean,
+            "null": lambda facts: literal("null"),
+            "boolean": lambda facts: either([literal("true"), literal("false")]),
             "integer": integer,
             FRACTION: fraction,
             "number": number,
@@ -293,7 +289,8 @@ class Converter:
             if facts.is_empty:
                 return self.anything(place)
             self.say(facts)
-            for write in self.writers_of(facts):
+            by_type = [self.writers[each] for each in facts.written_types()]
+            for write in by_type if facts.values is None else [self.enumeration]:
                 try:
                     nodes.append(self.measured(write(facts), facts))
                 except NothingValidError as error:
@@ -318,16 +315,12 @@ class Converter:
             self.note(Place(), DIGITS)
         if facts.values is None and "string" in types:
             for form in facts.formats:
-                self.note_format(facts.place, form)
+                if form in LEFT_OUT:
+                    self.note(facts.place, format_note(form))
 
     def note(self, place: Place, what: str) -> None:
         """Keep what is said of a place. Mutates."""
         self.narrowed[place.note(what)] = None
-
-    def note_format(self, place: Place, form: str) -> None:
-        """Say what valid values of a format are not written. Mutates."""
-        if form in LEFT_OUT:
-            self.note(place, format_note(form))
 
     def measured(self, node: Node, facts: Facts) -> Node:
         """Return ``node``, and note what the repeats of a length, a count or a pattern take. Mutates."""
@@ -336,12 +329,6 @@ class Converter:
             value = facts.limits.get(keyword, facts.patterns[:1] and repr(facts.patterns[0])[:60])
             self.sizes[f"{keyword} {value} at {facts.place.path or '/'}"] = size_of(node)
         return node
-
-    def writers_of(self, facts: Facts) -> list[Callable[[Facts], Node]]:
-        """Return who writes the values of one alternative."""
-        if facts.values is not None:
-            return [self.enumeration]
-        return [self.writers[each] for each in facts.written_types()]
 
     def anything(self, place: Place, levels: int = ANY_LEVELS) -> Node:
         """Return the tree of any JSON that nests at most ``levels`` deep. Mutates."""
@@ -527,11 +514,9 @@ def holds(value: Any, facts: Facts) -> bool:
         is_left = value not in facts.excluded
         return is_left and found and fits and is_within(len(value), limits, "minLength", "maxLength")
     if kind in ("integer", "number"):
-        is_outside = value <= limits.get("exclusiveMinimum", -math.inf) or value >= limits.get(
-            "exclusiveMaximum", math.inf
-        )
+        is_inside = limits.get("exclusiveMinimum", -math.inf) < value < limits.get("exclusiveMaximum", math.inf)
         is_multiple = kind == "integer" or "multipleOf" not in limits
-        return is_within(value, limits, "minimum", "maximum") and is_multiple and not is_outside
+        return is_within(value, limits, "minimum", "maximum") and is_multiple and is_inside
     return True
 
 

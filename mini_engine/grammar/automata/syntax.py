@@ -1,9 +1,10 @@
 """L7: regular languages over characters, as trees of four kinds of nodes.
 
 Owns: the nodes, sets of characters, and how a tree reads as a regular expression. Must not know: how a tree comes about
-(``regex``, ``json_schema``), what becomes of it (``automaton``).
+(``regex``, ``schema``), what becomes of it (``automaton``).
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -93,28 +94,30 @@ def optional(node: Node) -> Node:
     return Repeat(node, 0, 1)
 
 
-def lengths_of(node: Node) -> tuple[int, int | None]:
-    """Return how many characters the shortest and the longest text of a tree have; ``None`` is without end."""
+def inner_nodes(node: Node) -> tuple[Node, ...]:
+    """Return the nodes directly inside a node."""
+    match node:
+        case Concat(parts) | Choice(parts):
+            return parts
+        case Repeat(inner):
+            return (inner,)
+    return ()
+
+
+def lengths_of(node: Node) -> tuple[int, float]:
+    """Return how many characters the shortest and the longest text of a tree have; ``math.inf`` is without end."""
     match node:
         case Chars():
             return 1, 1
         case Concat(parts):
             ends = [lengths_of(part) for part in parts]
-            return sum(low for low, _ in ends), sum_of([high for _, high in ends])
+            return sum(low for low, _ in ends), sum(high for _, high in ends)
         case Choice(options):
             ends = [lengths_of(option) for option in options]
-            highs = [high for _, high in ends]
-            longest = None if None in highs else max((high for high in highs if high is not None), default=0)
-            return min((low for low, _ in ends), default=0), longest
+            return min((low for low, _ in ends), default=0), max((high for _, high in ends), default=0)
         case Repeat(inner, least, most):
             low, high = lengths_of(inner)
-            return low * least, 0 if high == 0 else None if high is None or most is None else high * most
-
-
-def sum_of(lengths: Iterable[int | None]) -> int | None:
-    """Return a sum that has no end if one of its terms has none."""
-    known = list(lengths)
-    return None if None in known else sum(length for length in known if length is not None)
+            return low * least, 0 if 0 in (high, most) else high * (math.inf if most is None else most)
 
 
 def size_of(node: Node) -> int:

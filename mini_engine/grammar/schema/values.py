@@ -14,9 +14,8 @@ from functools import cache, lru_cache
 from typing import Any
 
 from mini_engine.config import Whitespace
-from mini_engine.grammar.base import GrammarError
-from mini_engine.grammar.regex import parse_pattern, parse_regex
-from mini_engine.grammar.syntax import (
+from mini_engine.grammar.automata.regex import parse_pattern, parse_regex
+from mini_engine.grammar.automata.syntax import (
     ANY,
     EMPTY,
     Chars,
@@ -30,6 +29,7 @@ from mini_engine.grammar.syntax import (
     merge_ranges,
     optional,
 )
+from mini_engine.grammar.base import GrammarError
 
 MAX_DEPTH = 32  # arrays and objects in each other; trees are walked by functions that call themselves
 OPEN_DIGITS = 15  # of an integer without bounds: that many are exact in a double, which many programs read it into
@@ -102,10 +102,7 @@ def texts_without(words: Set[str], least: int = 0, most: int | None = None) -> N
     return either(options) if options else None
 
 
-@lru_cache(NUM_KEPT)
-def text_of_pattern(pattern: str) -> Node:
-    """Return the tree of the texts in which ``pattern`` is found. Raises ``GrammarError`` as its parser does."""
-    return parse_pattern(pattern)
+text_of_pattern = lru_cache(NUM_KEPT)(parse_pattern)
 
 
 # Texts of the formats of JSON Schema; LEFT_OUT says which others are valid. Years begin with 1, and leap years have a
@@ -256,6 +253,8 @@ def naturals_between(low: int, high: int) -> Node:
 
 SIGNIFICANT_DIGITS = 15  # so many of a decimal survive being read into a double: two that differ stay two
 OPEN_WHOLE = 9  # digits before the point of a decimal with a bound on its other side alone
+Bound = tuple[str, bool]  # the digits after the point, without zeros at the end, and whether it is itself excluded
+OPEN: Bound = ("", False)
 
 
 def decimals_between(low: Decimal | None, above_low: bool, high: Decimal | None, below_high: bool) -> Node | None:
@@ -285,57 +284,37 @@ def magnitudes_between(low: Decimal, above_low: bool, high: Decimal | None, belo
     num_after = max(num_after, len(after_first), len(after_last))
     begin = (after_first.rstrip("0"), above_low)
     end = None if high is None else (after_last.rstrip("0"), below_high)
-    cases = [(first, begin, end)] if first == last else [(first, begin, None), (last, ("", False), end)]
+    cases = [(first, begin, end)] if first == last else [(first, begin, None), (last, OPEN, end)]
     options: list[Node] = []
     for whole, lower, upper in cases if int(first) <= int(last) else []:
-        fraction = digits_between(lower, upper, num_after)
+        fraction = digits_between(lower, upper, num_after, ".")
         if fraction is not None:
             options.append(Concat((literal(whole), fraction)))
     if int(last) - int(first) > 1:
         inner = naturals_between(int(first) + 1, int(last) - 1)
-        options.append(Concat((inner, digits_between(("", False), None, num_after) or EMPTY)))
+        options.append(Concat((inner, digits_between(OPEN, None, num_after, ".") or EMPTY)))
     return either(options) if options else None
 
 
-def digits_between(low: tuple[str, bool], high: tuple[str, bool] | None, count: int) -> Node | None:
-    """Return the tree of a point and up to ``count`` digits that continue a number between two bounds, or nothing.
+def digits_between(low: Bound, high: Bound | None, count: int, point: str = "") -> Node | None:
+    """Return the tree of up to ``count`` digits that continue a number between two bounds, ``None`` if none do.
 
-    A bound is a pair: the digits after the point, without zeros at the end, and whether the bound itself is excluded.
-    ``None`` means that there is no upper bound.
+    ``point`` stands before the first digit. ``high`` is ``None`` without an upper bound.
     """
-    tails = [Concat((DIGIT_NODES[digit], tail)) for digit, tail in next_digits(low, high, count)]
-    options: list[Node] = [Concat((literal("."), either(tails)))] if tails else []
-    options += [EMPTY] if ends_between(low, high) else []
-    return either(options) if options else None
-
-
-def ends_between(low: tuple[str, bool], high: tuple[str, bool] | None) -> bool:
-    """Whether a fraction may end here, which is to say that only zeros follow."""
-    return low == ("", False) and (high is None or high != ("", True))
-
-
-def next_digits(low: tuple[str, bool], high: tuple[str, bool] | None, count: int) -> list[tuple[int, Node]]:
-    """Return the digits that may come next, each with the tree of what may follow it."""
-    if not count:
-        return []
-    found = []
+    if not point and low == OPEN and high is None:
+        return Repeat(DIGIT, 0, count) if count else EMPTY
+    options: list[Node] = []
     floor = int(low[0][:1] or 0)
     ceiling = 9 if high is None else int(high[0][:1] or 0)
-    for digit in range(floor, ceiling + 1):
-        lower = (low[0][1:], low[1]) if digit == floor else ("", False)
+    for digit in range(floor, ceiling + 1) if count else ():
+        lower = (low[0][1:], low[1]) if digit == floor else OPEN
         upper = (high[0][1:], high[1]) if high is not None and digit == ceiling else None
-        tail = tail_between(lower, upper, count - 1)
-        if tail is not None:
-            found.append((digit, tail))
-    return found
-
-
-def tail_between(low: tuple[str, bool], high: tuple[str, bool] | None, count: int) -> Node | None:
-    """Return the tree of up to ``count`` more digits between two bounds, ``None`` if there are none."""
-    if low == ("", False) and high is None:
-        return Repeat(DIGIT, 0, count) if count else EMPTY
-    options: list[Node] = [Concat((DIGIT_NODES[digit], tail)) for digit, tail in next_digits(low, high, count)]
-    options += [EMPTY] if ends_between(low, high) else []
+        tail = digits_between(lower, upper, count - 1)
+        options += [Concat((DIGIT_NODES[digit], tail))] if tail else []
+    if point and options:
+        options = [Concat((literal(point), either(options)))]
+    if low == OPEN and high != ("", True):  # only zeros follow, so the number may end here
+        options.append(EMPTY)
     return either(options) if options else None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from mini_engine.grammar.base import GrammarError, UnsupportedKeywordError
-from mini_engine.grammar.json_values import FORMATS, MAX_DEPTH, NOT_WRITTEN, type_of
+from mini_engine.grammar.schema.values import FORMATS, MAX_DEPTH, NOT_WRITTEN, type_of
 
 MAX_DIGITS = 64  # of a bound
 LONG, SIMILAR = 5, 0.85  # of two words, as difflib measures it: "minLenght" and "minLength" are
@@ -43,21 +43,12 @@ OF_TYPE: dict[str, list[str]] = {
     "boolean": [],
     "integer": [*BOUNDS, "multipleOf"],
     "number": [*BOUNDS, "multipleOf"],
-    "string": ["minLength", "maxLength", "pattern", "format"],
-    "array": ["items", "prefixItems", "additionalItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"],
-    "object": [
-        "properties",
-        "patternProperties",
-        "additionalProperties",
-        "unevaluatedProperties",
-        "propertyNames",
-        "required",
-        "minProperties",
-        "maxProperties",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-    ],
+    "string": "minLength maxLength pattern format".split(),
+    "array": "items prefixItems additionalItems unevaluatedItems minItems maxItems uniqueItems".split(),
+    "object": (
+        "properties patternProperties additionalProperties unevaluatedProperties propertyNames required minProperties "
+        "maxProperties dependentRequired dependentSchemas dependencies".split()
+    ),
 }
 FRACTION = "fraction"  # a type of our own: the numbers that are no integers
 OF_ANY_TYPE = ["type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"]

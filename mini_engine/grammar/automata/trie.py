@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mini_engine.grammar.automaton import DEAD, Table
+from mini_engine.grammar.automata.automaton import DEAD, Table
 
 Ids = NDArray[np.int64]
 FULL_ABOVE = 0.25  # share of live nodes above which it is faster to follow all than to pick them out

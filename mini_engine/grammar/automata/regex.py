@@ -9,7 +9,7 @@ refused: what they match is not regular, or not worth the automaton. Lazy and gr
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,8 +18,7 @@ from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-from mini_engine.grammar.base import GrammarError
-from mini_engine.grammar.syntax import (
+from mini_engine.grammar.automata.syntax import (
     ANY,
     LAST_CODE,
     Chars,
@@ -31,6 +30,7 @@ from mini_engine.grammar.syntax import (
     complement,
     merge_ranges,
 )
+from mini_engine.grammar.base import GrammarError
 
 ASCII_SPACE = ((9, 13), (32, 32))
 ASCII_DIGIT = ((48, 57),)
@@ -55,12 +55,7 @@ def parse_regex(pattern: str) -> Node:
 
     Raises ``GrammarError`` with the place for a mistake, and with the reason for what is not regular.
     """
-    flags, branches = read(pattern)
-    reader = PatternReader(bool(flags & re.IGNORECASE), bool(flags & re.DOTALL))
-    try:
-        return Choice(tuple(reader.sequence(strip_anchors(items)[0]) for items in branches))
-    except RecursionError as error:
-        raise too_deep(pattern) from error
+    return Choice(tuple(node for node, *_ in alternatives(pattern)))
 
 
 def parse_pattern(pattern: str) -> Node:
@@ -74,20 +69,10 @@ def parse_pattern(pattern: str) -> Node:
         raise GrammarError(
             f"pattern {shorten(pattern)} has {other}, which JavaScript reads otherwise; write it plainly"
         )
-    flags, branches = read(pattern)
-    if flags & re.IGNORECASE:
-        raise GrammarError(
-            f"pattern {shorten(pattern)} ignores case, which validators do differently; write [aA] instead"
-        )
-    reader = PatternReader(ignore_case=False, dot_all=bool(flags & re.DOTALL), cautious=True)
     around = Repeat(ANY, 0, None)
     found: dict[tuple[bool, bool], list[Node]] = defaultdict(list)  # by their anchors; what is around stands there once
-    for items in branches:
-        inner, at_begin, at_end = strip_anchors(items)
-        try:
-            found[at_begin, at_end].append(reader.sequence(inner))
-        except RecursionError as error:
-            raise too_deep(pattern) from error
+    for node, *anchors in alternatives(pattern, cautious=True):
+        found[anchors[0], anchors[1]].append(node)
     options = []
     for (at_begin, at_end), nodes in found.items():
         options.append(Concat((*(() if at_begin else (around,)), Choice(tuple(nodes)), *(() if at_end else (around,)))))
@@ -107,12 +92,31 @@ def python_only(pattern: str) -> str | None:
     return None
 
 
+def alternatives(pattern: str, cautious: bool = False) -> Iterator[tuple[Node, bool, bool]]:
+    """Yield the tree of each alternative at the top, and whether it was anchored at its beginning, and at its end.
+
+    Raises ``GrammarError`` as ``parse_regex`` does; ``cautious``: as ``parse_pattern`` does.
+    """
+    try:
+        flags, branches = read(pattern)
+        if cautious and flags & re.IGNORECASE:
+            raise GrammarError(
+                f"pattern {shorten(pattern)} ignores case, which validators do differently; write [aA] instead"
+            )
+        reader = PatternReader(bool(flags & re.IGNORECASE), bool(flags & re.DOTALL), cautious)
+        for items in branches:
+            inner, at_begin, at_end = strip_anchors(items)
+            yield reader.sequence(inner), at_begin, at_end
+    except RecursionError as error:
+        raise GrammarError(
+            f"the regular expression {shorten(pattern)} cannot be read: it nests too deeply; write it flatter"
+        ) from error
+
+
 def read(pattern: str) -> tuple[int, list[list[Any]]]:
     """Parse -> the flags, and the items of each alternative at the top. Raises ``GrammarError`` with the place."""
     try:
         tree = parser.parse(pattern, re.ASCII)
-    except RecursionError as error:
-        raise too_deep(pattern) from error
     except (re.error, OverflowError, ValueError) as error:
         raise GrammarError(f"the regular expression {shorten(pattern)} cannot be read: {error}") from error
     items = list(tree)
@@ -125,13 +129,6 @@ def read(pattern: str) -> tuple[int, list[list[Any]]]:
 def shorten(pattern: str) -> str:
     """Return the pattern as an error shows it: both ends of a long one."""
     return repr(pattern) if len(pattern) <= SHOWN else f"{pattern[: SHOWN // 2]!r}…{pattern[-SHOWN // 2 :]!r}"
-
-
-def too_deep(pattern: str) -> GrammarError:
-    """Return the error of a pattern whose groups stand in each other beyond what Python can follow."""
-    return GrammarError(
-        f"the regular expression {shorten(pattern)} cannot be read: it nests too deeply; write it flatter"
-    )
 
 
 def strip_anchors(items: list[Any]) -> tuple[list[Any], bool, bool]:

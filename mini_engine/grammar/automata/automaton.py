@@ -14,9 +14,9 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from mini_engine.grammar.automata.syntax import Chars, Choice, Concat, Node, Ranges, Repeat
+from mini_engine.grammar.automata.utf8 import ByteRange, byte_sequences
 from mini_engine.grammar.base import GrammarError, TooManyStatesError
-from mini_engine.grammar.syntax import Chars, Choice, Concat, Node, Ranges, Repeat
-from mini_engine.grammar.utf8 import ByteRange, byte_sequences
 
 DEAD = -1
 START = 0

@@ -8,7 +8,7 @@ and then A9 to BF. A range whose bytes do not line up is cut into pieces that do
 
 from collections.abc import Iterator
 
-from mini_engine.grammar.syntax import Ranges
+from mini_engine.grammar.automata.syntax import Ranges
 
 ByteRange = tuple[int, int]
 LAST_OF_LENGTH = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)  # the last code point that 1, 2, 3, 4 bytes can spell

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mini_engine.grammar.json_keywords import FRACTION, Place, has_type
-from mini_engine.grammar.json_values import are_same, type_of
+from mini_engine.grammar.schema.keywords import FRACTION, OF_TYPE, Place, has_type
+from mini_engine.grammar.schema.values import are_same, type_of
 
 ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")  # an integer is a number
 Part = tuple[Any, Place]
@@ -96,12 +96,13 @@ class Facts:
             return self.types
         if self.values is not None:
             return tuple(dict.fromkeys(map(type_of, self.values)))
-        numbers = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"} & self.limits.keys()
-        strings = {"minLength", "maxLength"} & self.limits.keys() or self.patterns or self.formats
-        arrays = {"minItems", "maxItems"} & self.limits.keys() or self.elements or self.unique
-        objects = {"minProperties", "maxProperties"} & self.limits.keys() or self.members or self.required or self.names
-        about = {"number": numbers, "string": strings, "array": arrays, "object": objects}
-        return tuple(each for each, said in about.items() if said) or ALL_TYPES
+        about = {
+            "number": (),
+            "string": self.patterns or self.formats,
+            "array": self.elements or self.unique,
+            "object": self.members or self.required or self.names,
+        }
+        return tuple(each for each in about if about[each] or self.limits.keys() & {*OF_TYPE[each]}) or ALL_TYPES
 
     def typed_values(self) -> tuple[Any, ...]:
         """Return the listed values that are of the type."""

@@ -13,9 +13,10 @@ from itertools import combinations, product
 from typing import Any
 from urllib.parse import unquote
 
+from mini_engine.grammar.automata.regex import parse_pattern
 from mini_engine.grammar.base import UnsupportedKeywordError
-from mini_engine.grammar.json_facts import Elements, Facts, Members, Part, Parts, as_number, both, common_values
-from mini_engine.grammar.json_keywords import (
+from mini_engine.grammar.schema.facts import Elements, Facts, Members, Part, Parts, as_number, both, common_values
+from mini_engine.grammar.schema.keywords import (
     ANNOTATIONS,
     IDENTITIES,
     Place,
@@ -27,9 +28,8 @@ from mini_engine.grammar.json_keywords import (
     names_of,
     types_of,
 )
-from mini_engine.grammar.json_negation import OPPOSED, Opposite, opposites, without
-from mini_engine.grammar.json_values import FORMATS
-from mini_engine.grammar.regex import parse_pattern
+from mini_engine.grammar.schema.negation import OPPOSED, Opposite, opposites, without
+from mini_engine.grammar.schema.values import FORMATS
 
 MAX_VISITS = 20_000  # of subschemas: as often as references lead there, and for each comparison of branches of oneOf
 DENIED = OPPOSED | {"$ref", "not", "allOf", "anyOf", "oneOf"}

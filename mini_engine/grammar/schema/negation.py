@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from mini_engine.grammar.json_facts import ALL_TYPES, Facts, Members
-from mini_engine.grammar.json_keywords import (
+from mini_engine.grammar.schema.facts import ALL_TYPES, Facts, Members
+from mini_engine.grammar.schema.keywords import (
     FRACTION,
     LEFT_OPEN,
     Place,
@@ -21,7 +21,7 @@ from mini_engine.grammar.json_keywords import (
     names_of,
     types_of,
 )
-from mini_engine.grammar.json_values import type_of
+from mini_engine.grammar.schema.values import type_of
 
 FLIPPED = {  # limit -> whose it is, the limit of what lies beyond, and how far beyond that begins
     "minimum": ("number", "exclusiveMaximum", 0),
