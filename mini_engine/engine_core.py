@@ -226,12 +226,12 @@ class EngineCore:
         requests = batch.sampling
         for row, reason in sampled.errors.items():
             self.finish(self.entries[requests[row].request_id], "error", reason)
-        tokens = {r.request_id: token for r, token in zip(requests, sampled.token_ids, strict=True)}
+        tokens = {r.request_id: [token] for r, token in zip(requests, sampled.token_ids, strict=True)}
         self.scheduler.update(batch, tokens)
         for row, (request, its_logits) in enumerate(zip(requests, logits.unbind(), strict=True)):
             if row not in sampled.errors:
-                name = request.request_id
-                self.take_token(request, Delta(name, tokens[name], "", sampled.logprobs[row], None, its_logits))
+                delta = Delta(request.request_id, sampled.token_ids[row], "", sampled.logprobs[row], None, its_logits)
+                self.take_token(request, delta)
         for request in requests:
             if request.state is not RequestState.FINISHED:
                 self.append_forced(request)

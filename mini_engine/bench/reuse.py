@@ -136,7 +136,7 @@ def run_steps(scheduler: Scheduler) -> list[Chunk]:
     while scheduler.has_work:
         batch = scheduler.schedule()
         chunks += [(chunk.request.request_id, chunk.start, chunk.num_tokens) for chunk in batch.chunks]
-        scheduler.update(batch, {chunk.request.request_id: next(fresh) for chunk in batch.chunks if chunk.samples})
+        scheduler.update(batch, {chunk.request.request_id: [next(fresh)] for chunk in batch.chunks if chunk.samples})
         for request in [r for r in scheduler.running if r.num_output_tokens == r.params.max_new_tokens]:
             scheduler.finish(request, "length")
     return chunks

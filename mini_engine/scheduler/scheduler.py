@@ -306,8 +306,8 @@ class Scheduler:
         request.check()
         return True
 
-    def update(self, batch: ScheduledBatch, token_ids: Mapping[str, int]) -> None:
-        """Note that a step was computed; ``token_ids`` holds the new token of each request that sampled one. Mutates.
+    def update(self, batch: ScheduledBatch, token_ids: Mapping[str, Sequence[int]]) -> None:
+        """Note that a step was computed; ``token_ids`` has the new tokens of each request that sampled. Mutates.
 
         A request that was ended meanwhile (an error in this step) is passed over. Of the others nothing is scheduled
         any more (``num_scheduled_tokens``). After a piece of its prompt a request ``share``s what is computed.
@@ -320,8 +320,7 @@ class Scheduler:
             request.num_scheduled_tokens = 0
             if chunk.start < request.num_prompt_tokens:
                 self.share(request)
-            if chunk.samples:
-                request.output_ids.append(token_ids[request.request_id])
+            request.output_ids += token_ids.get(request.request_id, ())
             request.check()
 
     def share(self, request: Request) -> None:

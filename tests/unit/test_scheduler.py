@@ -35,7 +35,7 @@ def test_a_waiting_prompt_is_not_copied_in_every_step(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Request, "tokens", tokens)
     while scheduler.has_work:
         batch = scheduler.schedule()
-        scheduler.update(batch, {c.request.request_id: 7 for c in batch.chunks if c.samples})
+        scheduler.update(batch, {c.request.request_id: [7] for c in batch.chunks if c.samples})
         for request in [r for r in scheduler.running if r.num_output_tokens == 5]:
             scheduler.finish(request, "length")
     assert max(copied.values()) <= 4, "a look-up and two offers each"

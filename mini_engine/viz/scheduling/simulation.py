@@ -107,7 +107,7 @@ def simulate_step(scheduler: Scheduler, cost: StepCost, now: float) -> float:
         chunk.request.times.started = now if chunk.request.times.started is None else chunk.request.times.started
     end = now + cost(batch.num_tokens)
     sampled = [chunk.request for chunk in batch.chunks if chunk.samples]
-    scheduler.update(batch, {request.request_id: 0 for request in sampled})
+    scheduler.update(batch, {request.request_id: [0] for request in sampled})
     for request in sampled:
         request.times.tokens.append(end)
         if request.num_output_tokens == request.params.max_new_tokens:

@@ -88,9 +88,9 @@ def chunk_list(chunks: Sequence[Any]) -> list[list[Any]]:
     return [[c.request.request_id, int(c.start), int(c.num_tokens), bool(c.samples)] for c in chunks]
 
 
-def tokens_for(chunks: Sequence[Any]) -> dict[str, int]:
+def tokens_for(chunks: Sequence[Any]) -> dict[str, list[int]]:
     """Make up the token of every request that samples: 500 and the number of tokens before it."""
-    return {c.request.request_id: 500 + c.request.num_tokens for c in chunks if c.samples}
+    return {c.request.request_id: [500 + c.request.num_tokens] for c in chunks if c.samples}
 
 
 def running(name: int, prompt: int, most: int = 8, **more: Any) -> Person:
@@ -246,6 +246,7 @@ UPDATES: dict[str, tuple[Person, int, int, bool, int, int, int]] = {
     "the last chunk": (running(1, 20, computed=11), 11, 9, True, 0, 20, 1),
     "a whole prompt": (running(2, 5), 0, 5, True, 0, 5, 1),
     "decoding for the first time": (running(8, 5, outputs=1, computed=5), 5, 1, True, 0, 6, 2),
+    "decoding, with two tokens": (running(9, 5, outputs=2, computed=6), 6, 1, True, 0, 7, 4),
     "decoding": (running(3, 5, outputs=2, computed=6), 6, 1, True, 0, 7, 3),
     "preempted, all of it again": (running(4, 5, outputs=4), 0, 9, True, 0, 9, 5),
     "preempted, a part of it": (running(5, 5, outputs=4), 0, 7, False, 0, 7, 4),
@@ -267,6 +268,7 @@ def update_probe(seed: int) -> Values:
         chunks.append(ScheduledChunk(request, start, count, samples, copied, source))
     tokens = tokens_for(chunks)
     del tokens["r7"]
+    tokens["r9"] *= 2
     shared: list[str] = []
     scheduler.share = lambda request: shared.append(request.request_id)
     scheduler.update(ScheduledBatch(chunks, []), tokens)

@@ -383,7 +383,7 @@ def offered_probe(seed: int) -> Values:
         longest = []
         for start, count, samples in ((0, 6, False), (6, 5, True), (11, 1, True), (12, 1, True)):
             chunk = ScheduledChunk(request, start, count, samples)
-            scheduler.update(ScheduledBatch([chunk], []), {"r0": 500 + start} if samples else {})
+            scheduler.update(ScheduledBatch([chunk], []), {"r0": [500 + start]} if samples else {})
             longest.append(max(listener.offers, default=[[], 0]))
         before = len(listener.offers)
         scheduler.finish(request, reason)

@@ -29,9 +29,10 @@ def make_scheduler(rules: Rules, cache: Any = None) -> Any:
     return build_scheduler(rules, make_policy(rules.policy), cache)
 
 
-def tokens_of(batch: Any) -> dict[str, int]:
+def tokens_of(batch: Any) -> dict[str, list[int]]:
     """Sample from the made-up model."""
-    return {c.request.request_id: token(c.request.request_id, c.request.num_tokens) for c in batch.chunks if c.samples}
+    sampled = [chunk.request for chunk in batch.chunks if chunk.samples]
+    return {request.request_id: [token(request.request_id, request.num_tokens)] for request in sampled}
 
 
 def walk(world: World, requests: dict[str, Any], scheduler: Any) -> Iterator[Any]:

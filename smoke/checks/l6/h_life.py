@@ -116,7 +116,7 @@ def run(world: World, squeeze: bool = False) -> Values:
         batch = scheduler.schedule()
         step: Values = {"chunks": [chunk_values(chunk) for chunk in batch.chunks], "during": holders(scheduler)}
         known = {c.request.request_id: c.request.tokens(0, c.request.num_tokens) for c in batch.chunks if c.samples}
-        scheduler.update(batch, {name: next_token(tokens) for name, tokens in known.items()})
+        scheduler.update(batch, {name: [next_token(tokens)] for name, tokens in known.items()})
         for request in list(scheduler.running):
             if request.num_output_tokens >= guests[request.request_id.partition(".")[0]].real:
                 scheduler.finish(request, "length")
