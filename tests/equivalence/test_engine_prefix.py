@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.config import EngineConfig
 from mini_engine.engine import Engine
 from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.driver import StepInputs
 from mini_engine.sampler.params import SamplingParams
-from mini_engine.scheduler.prefix_cache import NullPrefixCache
+from mini_engine.scheduler.prefix_cache import NullPrefixCache, PrefixHit
 from mini_engine.scheduler.request import RequestOptions
 from tests.support.engines import (
     Spoiler,
@@ -27,6 +28,7 @@ from tests.support.engines import (
     assert_like,
     check_idle,
     check_pages,
+    make_driver,
     make_engine,
     poison_freed_pages,
     serving,
@@ -149,3 +151,34 @@ def test_an_interrupted_step_shares_nothing_that_it_did_not_finish(place: str, m
 
 
 # ---- priorities ----
+
+
+def test_an_error_leaves_stale_what_it_has_freed_and_the_next_step_clears_that() -> None:
+    """Three pages, of which the prefix cache has two and drops the second."""
+    engine = make_engine(config=serving(page_size=4))
+    name = engine.add_request(PROMPT[: 3 * engine.scheduler.page_size], GREEDY)
+    request = engine.entries[name].request
+    engine.log.begin()
+    engine.schedule()
+    kept, dropped, own = request.pages[:3]
+    engine.worker.pool.poison([kept, dropped, own])
+    request.hit = PrefixHit((kept, dropped))
+    engine.scheduler.cache.drop = lambda hit: [dropped]  # type: ignore[method-assign]
+    engine.finish(engine.entries[name], "error", "a row of NaN")
+    assert sorted(engine.stale) == sorted([dropped, own])
+    engine.generate([[5]], GREEDY)
+    assert engine.stale == []
+    size = engine.scheduler.page_size
+    held = [page for page in (kept, dropped, own) if engine.worker.pool.keys[0][:, page * size].isnan().any()]
+    assert held == [kept]
+
+
+def test_a_worker_clears_pages_and_then_copies_slots() -> None:
+    worker = make_driver().make_worker(3)
+    size = worker.pool.page_size
+    worker.pool.poison([0, 1])
+    inputs = pack_batch([SequenceChunk([5], 0, [2])], size)
+    slots = torch.arange(size)
+    logits = worker.run(StepInputs(inputs, inputs.logit_rows, [(slots, slots + size)], [0]))
+    assert not any(bool(tensor.isnan().any()) for tensor in (*worker.pool.keys, *worker.pool.values))
+    assert torch.equal(worker.more(inputs.logit_rows), logits)
