@@ -59,18 +59,6 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out[0]
 
 
-def grouped_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """``sdpa_attention``, faster for a single query. Shapes as in the docstring above.
-
-    The query heads that share a key-value head become the rows of one matrix: keys are read once for all of them. No
-    mask is needed, since every row is the last position. Longer queries go to ``sdpa_attention``.
-    """
-    if q.shape[1] != 1:
-        return sdpa_attention(q, k, v)
-    rows = q.view(k.shape[0], -1, q.shape[2])  # [Hkv, Hq / Hkv, D]
-    return F.scaled_dot_product_attention(rows[None], k[None], v[None]).view(q.shape)
-
-
 class DenseAttention:
     """Attention of one whole sequence: every call computes all positions from scratch. Keeps nothing."""
 

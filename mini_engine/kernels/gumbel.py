@@ -136,11 +136,6 @@ def check_int64(size: int, **tensors: Tensor) -> None:
             raise ValueError(f"{name} is {tensor.dtype}; it must be torch.int64")
 
 
-def hash_tokens_reference(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """Do what ``hash_tokens`` does, in torch."""
-    return draw.murmur3(seeds, positions, token_ids)
-
-
 def draw_seeded_reference(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Do what ``draw_seeded`` does, in torch."""
     return draw.draw_seeded(logits, seeds, positions)

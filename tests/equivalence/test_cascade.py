@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mini_engine.attention.dense import grouped_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.config import EngineConfig
 from mini_engine.fast.attention.cascade import LEAST_SHARED, CascadeAttention, find_cascade, find_scattered
 from mini_engine.fast.attention.consecutive import UnlessNaN
-from mini_engine.fast.attention.ragged import StepCache
+from mini_engine.fast.attention.ragged import StepCache, grouped_attention
 from mini_engine.llm import load_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
 from tests.support.pools import chunk_at, make_pool

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mini_engine.attention.dense import DenseAttention, grouped_attention, sdpa_attention
+from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.attention.pool import KVPool
@@ -16,7 +16,7 @@ from mini_engine.config import EngineConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.fast import products
 from mini_engine.fast.attention.consecutive import ConsecutiveAttention
-from mini_engine.fast.attention.ragged import StepCache, first_slots
+from mini_engine.fast.attention.ragged import StepCache, first_slots, grouped_attention
 from mini_engine.fast.fused import FusedQwen3
 from mini_engine.fast.products import make_projections
 from mini_engine.linear import Linear, TorchProjections

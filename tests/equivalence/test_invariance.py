@@ -19,11 +19,12 @@ from transformers import Qwen3ForCausalLM
 
 from mini_engine import llm as startup
 from mini_engine.attention.allocator import pages_needed
-from mini_engine.attention.dense import eager_attention, grouped_attention, sdpa_attention
+from mini_engine.attention.dense import eager_attention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
+from mini_engine.fast.attention.ragged import grouped_attention
 from mini_engine.fast.products import make_projections
 from mini_engine.llm import build_model, load_driver
 from tests.support.shapes import SHAPES, peer_config

@@ -6,11 +6,10 @@ from math import gcd
 import pytest
 import torch
 
-from mini_engine.attention.dense import grouped_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.paged import PagedAttention
 from mini_engine.config import EngineConfig
-from mini_engine.fast.attention.ragged import StepCache
+from mini_engine.fast.attention.ragged import StepCache, grouped_attention
 from mini_engine.fast.attention.strided import DecodeRow, StridedAttention, cheapest, find_grids
 from mini_engine.fast.pages import PlacedAllocator
 from mini_engine.llm import load_driver, make_engine

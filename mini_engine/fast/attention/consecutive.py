@@ -9,11 +9,11 @@ import math
 import torch
 from torch import Tensor
 
-from mini_engine.attention.dense import AttentionKernel, grouped_attention, sdpa_attention
+from mini_engine.attention.dense import AttentionKernel, sdpa_attention
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
 from mini_engine.fast.attention.cascade import CascadeAttention, find_cascade, find_scattered
-from mini_engine.fast.attention.ragged import StepCache
+from mini_engine.fast.attention.ragged import StepCache, grouped_attention
 from mini_engine.fast.attention.strided import StridedAttention, find_grids
 from mini_engine.model import Attention
 

@@ -121,7 +121,7 @@ def make_grid(rows: list[DecodeRow], dtype: torch.dtype) -> Grid:
 def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid) -> Tensor:
     """Attend for the places of ``grid``. ``q`` [places, Hq, D]; ``keys``, ``values`` [Hkv, slots, D] -> as ``q``.
 
-    The query heads that share a key-value head are rows of one matrix, as in ``dense.grouped_attention``.
+    The query heads that share a key-value head are rows of one matrix, as in ``ragged.grouped_attention``.
     """
     num_kv_heads, slots, dim = keys.shape
     shape = (q.shape[0], num_kv_heads, grid.mask.shape[-1], dim)
