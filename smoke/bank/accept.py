@@ -14,6 +14,7 @@ which lesson's checks overlap.
 """
 
 import queue
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -58,9 +59,16 @@ class Verdict:
 
 
 def jobs(pattern: str = "", full: bool = False) -> list[Job]:
-    """Return every job whose id contains ``pattern``; case does not matter."""
+    """Return every job whose id contains ``pattern``; case does not matter.
+
+    The id of a lesson or a task, ``L5`` or ``L5.J``, means its starters, its pitfalls and its wheats.
+    """
+    wanted = re.escape(pattern)
+    if named := re.fullmatch(r"L(\d+)\.?([A-Z]?)", pattern, re.IGNORECASE):
+        lesson, task = named.groups()
+        wanted = rf"^(starter L{lesson}(?!\d)\.?{task}|[PW]{lesson}-{task})"
     found = [*reference_jobs(), *starter_jobs(), *pitfall_jobs(full), *wheat_jobs(full)]
-    return [job for job in found if pattern.lower() in job.id.lower()]
+    return [job for job in found if re.search(wanted, job.id, re.IGNORECASE)]
 
 
 def reference_jobs() -> Iterator[Job]:

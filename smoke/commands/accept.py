@@ -25,7 +25,12 @@ def register(app: typer.Typer) -> None:
 
 
 def accept_command(
-    pattern: Annotated[str, typer.Option("-k", help="Only candidates whose id contains this: P2-C, starter.")] = "",
+    pattern: Annotated[
+        str,
+        typer.Option(
+            "-k", help="Only candidates whose id contains this: P2-C, starter; or of a lesson or task: L5, L5.J."
+        ),
+    ] = "",
     workers: Annotated[int, typer.Option(min=1, help="Candidates that run at the same time.")] = 2,
     full: Annotated[
         bool,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from smoke.bank.accept import jobs
 from smoke.framework import bank
 from smoke.framework.bank import (
     Edit,
@@ -37,6 +38,14 @@ def test_the_bank_is_large_enough_and_names_existing_checks():
 
 def test_every_task_has_a_pitfall():
     assert {pitfall.task_id for pitfall in load_pitfalls()} == {task.id for task in load_manifest().tasks}
+
+
+def test_the_name_of_a_lesson_or_of_a_task_means_all_of_its_candidates():
+    entries = [*load_pitfalls(), *load_wheats()]
+    starters = ["starter L1", *(f"starter {task.id}" for task in load_manifest().lesson("L1").tasks)]
+    assert {job.id for job in jobs("L1")} == {*starters, *(entry.id for entry in entries if entry.lesson_id == "L1")}
+    of_task = {entry.id for entry in entries if entry.id.startswith(("P8-L", "W8-L"))}
+    assert {job.id for job in jobs("l8.l")} == {"starter L8.L", *of_task}
 
 
 @pytest.mark.parametrize(
