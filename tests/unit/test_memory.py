@@ -165,7 +165,7 @@ def test_nothing_changes_where_all_fits(recwarn: pytest.WarningsRecorder) -> Non
     config = EngineConfig()
     driver = load_driver(engine=config)
     assert driver.config is config
-    assert make_engine(driver).pool.num_pages == TINY.max_position_embeddings // 16
+    assert make_engine(driver).worker.pool.num_pages == TINY.max_position_embeddings // 16
     assert not recwarn
 
 

@@ -289,8 +289,7 @@ def together_probe(seed: int) -> Values:
         ids[step.index].append(int(step.token_id))
         logits[step.index].append(step.logits)
         reported[step.index].append(float(step.logprobs[0].logprob))
-    driver.make_worker = make_worker
-    values: Values = {"log-probabilities": reported, "passes": passes}
+    values: Values = {"log-probabilities": reported, "passes": list(passes)}
     for index, (_, params) in enumerate(TOGETHER):
         alone = answer_of(driver.complete(together_prompt(case, seed, index), make_params(params))[0])
         values[f"sequence {index}"] = {
@@ -303,12 +302,7 @@ def together_probe(seed: int) -> Values:
 def counting(worker: Any, passes: list[int]) -> Any:
     """Note the sequences of each forward pass of ``worker``. Mutates it."""
     run = worker.run
-
-    def counted(step: Any) -> Any:
-        passes.append(len(step.batch.logit_rows))
-        return run(step)
-
-    worker.run = counted
+    worker.run = lambda step: (passes.append(len(step.batch.logit_rows)), run(step))[1]
     return worker
 
 
