@@ -105,8 +105,10 @@ def test_32_requests_at_once_replay_to_the_bit_in_another_process(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("compute", "dtype"), [("fast", "float32"), ("fast", "bfloat16"), ("compiled", "float32")])
-@pytest.mark.parametrize("backend", ["auto", "xgrammar", "llguidance"])
+@pytest.mark.parametrize(
+    ("compute", "dtype", "backend"),
+    [("fast", "float32", "auto"), ("fast", "bfloat16", "xgrammar"), ("compiled", "float32", "llguidance")],
+)
 def test_so_do_those_of_other_ways_to_compute_and_other_grammars(tmp_path, compute, dtype, backend):
     check_busy(tmp_path, replace(BUSY, compute=compute, dtype=dtype, grammar_backend=backend), 32)
 
