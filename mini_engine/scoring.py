@@ -41,7 +41,7 @@ def check_scoring(params: SamplingParams, options: RequestOptions) -> None:
 def given_tokens(chunk: ScheduledChunk, output: RequestOutput, first_row: int) -> list[GivenTokens]:
     """Return what is to be reported of a chunk, whose rows begin with the packed row ``first_row``. Mutates ``output``.
 
-    Prompt tokens that nobody asked about are reported as ``None``.
+    A prompt token before ``prompt_logprobs_start`` is reported as ``None``.
     """
     request, params = chunk.request, chunk.request.params
     found: list[tuple[list[Any], range, int]] = []

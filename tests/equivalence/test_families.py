@@ -127,7 +127,7 @@ def test_with_a_bias_too_a_row_does_not_depend_on_its_neighbours(folder: Path, c
 
 @pytest.mark.parametrize("name", BIASES)
 def test_each_of_the_biases_shows_in_the_logits(name: str) -> None:
-    """The control: one that did not would be missed by nobody above."""
+    """The control: if a bias changed nothing, a form that leaves it out would pass every test above."""
     without = peer("float32")
     for own, parameter in without.named_parameters():
         if own.endswith(name):
