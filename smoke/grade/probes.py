@@ -11,6 +11,7 @@ models are not in that process.
 
 import copy
 import functools
+import importlib
 import sys
 import types
 from collections import defaultdict
@@ -81,10 +82,11 @@ def parts_of(thing: Any, used: dict[str, set[str]]) -> Iterator[Any]:
 def looked_up(function: types.FunctionType, used: dict[str, set[str]]) -> Iterator[Any]:
     """Yield what a function's code finds under the names that it mentions. Mutates ``used``."""
     names = set(names_in(function.__code__))
-    for name in names & set(sys.modules):
-        if name.startswith("smoke."):  # imported inside the function
-            used[name] |= names & set(vars(sys.modules[name]))
-            yield from (vars(sys.modules[name])[attribute] for attribute in names & set(vars(sys.modules[name])))
+    for name in names:
+        if name.startswith("smoke."):
+            inside = loaded(name)
+            used[name] |= names & set(inside)
+            yield from (inside[attribute] for attribute in names & set(inside))
     for name in names & set(function.__globals__):
         value = function.__globals__[name]
         used[function.__globals__["__name__"]].add(name)
@@ -93,6 +95,16 @@ def looked_up(function: types.FunctionType, used: dict[str, set[str]]) -> Iterat
         elif value.__name__.startswith("smoke."):
             used[value.__name__] |= names & set(vars(value))
             yield from (vars(value)[attribute] for attribute in names & set(vars(value)))
+
+
+def loaded(name: str) -> dict[str, Any]:
+    """Import what a function will import, as a confined process may not look for it, and return what is in it."""
+    try:
+        return vars(importlib.import_module(name))
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        return {}  # and the checks are skipped
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:

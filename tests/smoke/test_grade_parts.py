@@ -34,6 +34,7 @@ from smoke.grade.guard import Notes
 from smoke.grade.landlock import LANDLOCK_CREATE, libc
 from smoke.grade.likeness import pairs
 from smoke.grade.matrix import page, write_matrix
+from smoke.grade.probes import names_used
 from smoke.grade.records import Records
 from smoke.grade.rules import Decider
 from smoke.grade.scoring import NOT_HANDED_IN, Mode, StudentScore, score_student
@@ -608,3 +609,12 @@ def test_what_outlived_its_server_is_ended(tmp_path: Path) -> None:
     assert other.poll() is None, "another server's candidate must live"
     other.kill()
     other.wait()
+
+
+def test_what_a_probe_imports_late_is_loaded_before_its_process_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A confined process may not list the folder of the checks, so it could not find them."""
+    late = "smoke.checks.l8.probes"
+    monkeypatch.delitem(sys.modules, late, raising=False)
+    used = names_used(checks_of([load_manifest().lesson("L8")]))
+    assert late in sys.modules
+    assert {"noise_kernel", "key_kernel", "cut_kernel"} <= used[late]

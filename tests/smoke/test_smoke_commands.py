@@ -204,9 +204,9 @@ def test_accept_reports_for_machines_and_notices_what_breaks_its_rules(smoke, mo
     assert report["candidates"][0]["results"]["L2.A.pages_needed"] == "fail"
 
     pitfall = next(each for each in bank.load_pitfalls() if each.id == "P2-A1")
-    pitfall = replace(pitfall, id="pitfall of L2.A", killed_by=("L2.A.ownership",))
+    pitfall = replace(pitfall, killed_by=("L2.A.ownership",))
     wheat = next(each for each in bank.load_wheats() if each.id == "W2-A1")
-    wheat = replace(wheat, id="wheat of L2.A", edit=pitfall.edit)
+    wheat = replace(wheat, edit=pitfall.edit)
     whole = {"attention/allocator.py": (ENGINE / "attention/allocator.py").read_text()}
     monkeypatch.setattr("smoke.bank.accept.load_pitfalls", lambda: (pitfall,))
     monkeypatch.setattr("smoke.bank.accept.load_wheats", lambda: (wheat,))
