@@ -98,6 +98,11 @@ class Result:
         """Whether the check was run and found nothing: every other status counts as not passed."""
         return self.status == "pass"
 
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> "Result":
+        """Read the form of ``asdict``."""
+        return cls(**{**raw, "failures": tuple(Failure(**failure) for failure in raw["failures"])})
+
 
 @dataclass
 class Registry:

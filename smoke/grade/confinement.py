@@ -4,8 +4,8 @@ Owns: the limits and the order in which they are set. Must not know: checks, sco
 itself, and nothing can be undone. What the system does not offer is left out without an error; ``trial.py`` finds out
 what that is.
 
-Linux only: user ids, ``unshare``, Landlock (``landlock.py``) and seccomp (``syscalls.py``). Elsewhere the resource
-limits remain.
+Linux only: user ids, namespaces (``enclosure.py``), Landlock (``landlock.py``) and seccomp (``syscalls.py``). Elsewhere
+the resource limits remain.
 """
 
 import os
@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smoke.grade.enclosure import Spaces
 from smoke.grade.landlock import Readable, libc, restrict_files
 from smoke.grade.syscalls import refuse_calls
 
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 8, 38
 CAPABILITY_VERSION, CAP_DAC_READ_SEARCH = 0x20080522, 2
 FILE_BYTES = 256 * 2**20  # of one file; the largest honest answer has 15 MiB
@@ -59,13 +59,15 @@ class Confinement:
         return cls(raw["uid"], raw["read_all"], raw["memory"], raw["seconds"], readable)
 
 
-def confine(settings: Confinement, folder: Path, own: Sequence[str] = ()) -> None:
-    """Confine this process: writing in ``folder`` alone, reading there, in ``own`` and in ``settings.readable``."""
+def confine(settings: Confinement, folder: Path, spaces: Spaces, own: Sequence[str] = ()) -> None:
+    """Confine this process: writing in ``folder`` alone, reading there, in ``own`` and in ``settings.readable``.
+
+    ``spaces`` are the namespaces that it has moved to.
+    """
     if settings.uid is not None:
         for path in (folder, *folder.iterdir()):
             os.chown(path, settings.uid, settings.uid, follow_symlinks=False)
-    has_own_users = leave_network()
-    limit(settings, counts_anew=settings.uid is not None or (has_own_users and kernel() >= COUNTS_PER_NAMESPACE))
+    limit(settings, counts_anew=settings.uid is not None or (spaces.users and kernel() >= COUNTS_PER_NAMESPACE))
     if sys.platform == "linux":
         libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         restrict_files(folder, settings.readable.plus(*own))
@@ -75,23 +77,6 @@ def confine(settings: Confinement, folder: Path, own: Sequence[str] = ()) -> Non
     for name in ("HOME", "TMPDIR"):
         os.environ[name] = str(folder)
     tempfile.tempdir = None
-
-
-def leave_network() -> bool:
-    """Move to a network of its own that has no device that is up, if the system allows it.
-
-    Returns whether it took a namespace of users of its own for that, as a process that is not root's must.
-    """
-    if sys.platform != "linux" or libc().unshare(CLONE_NEWNET) == 0:
-        return False
-    uid, gid = os.getuid(), os.getgid()
-    if libc().unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0:
-        with suppress(OSError):  # without a map the process would not even know its own user
-            Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-            Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-        return True
-    return False
 
 
 def kernel() -> tuple[int, ...]:

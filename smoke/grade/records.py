@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from smoke.framework.check import Failure, Result
+from smoke.framework.check import Result
 from smoke.framework.manifest import COURSE, ENGINE, ROOT, Lesson, load_manifest
 from smoke.grade.scoring import Mode
 from smoke.grade.submissions import Submission
@@ -77,11 +77,7 @@ class Records:
 
 def restore(raw: Mapping[str, Any]) -> ModeRun:
     """Rebuild a run from its record."""
-    results = tuple(
-        Result(**{**result, "failures": tuple(Failure(**failure) for failure in result["failures"])})
-        for result in raw["results"]
-    )
-    return ModeRun(results, raw["import_fault"], tuple(raw["notes"]), raw["log"])
+    return ModeRun(tuple(map(Result.parse, raw["results"])), raw["import_fault"], tuple(raw["notes"]), raw["log"])
 
 
 def read(file: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import smoke
 from smoke.framework.check import Check, all_checks
 from smoke.grade import guard, probes
 from smoke.grade.confinement import Confinement, confine
+from smoke.grade.enclosure import Enclosure, end_user
 from smoke.grade.landlock import libc
 from smoke.runner import child
 
@@ -63,6 +64,15 @@ class Children(child.Surroundings):
             gc.freeze()
         self.notes = guard.Notes()
 
+    def fork(self) -> int:
+        """Fork the candidate's process into namespaces of its own -> 0 in it; in the server its process id. Mutates."""
+        self.enclosure = Enclosure(keeps_user=self.settings.uid is None)
+        return self.enclosure.fork()
+
+    def wait(self, pid: int) -> int:
+        """Wait for its end -> its exit status; below 0 the signal that ended it."""
+        return self.enclosure.wait()
+
     def enter(self, order: dict[str, Any]) -> None:
         """Take away from this process what the candidate is not to have."""
         out, view = Path(order["out"]), Path(order["view"])
@@ -80,13 +90,13 @@ class Children(child.Surroundings):
                 linecache.cache[file] = (0, None, [], file)
         close_others(self.notes.writer)
         own = (str(view.parent), *([order["overlay"]] if order["overlay"] else []), *order["readable"])
-        confine(self.settings, out, own)
+        confine(self.settings, out, self.enclosure.spaces, own)
         guard.install(out, (*readable.trees, *own), readable.listed, self.notes)
         del self.notes  # its key
 
     def leave(self) -> list[str]:
         """End what the candidate left behind, and return what was noted."""
-        count = end_orphans()
+        count = self.enclosure.left + end_orphans(self.settings.uid)
         return [*self.notes.read(), *([f"left {count} processes behind, which were ended"] if count else [])]
 
 
@@ -96,14 +106,19 @@ def close_others(kept: int) -> None:
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def end_orphans() -> int:
-    """End every child of this process, and theirs as they come up, and return how many there were."""
+def end_orphans(uid: int | None) -> int:
+    """End every child of this process, theirs as they come up, and all that is the user's -> how many there were.
+
+    There are none where the candidate had a namespace of its own.
+    """
     ended = 0
     source = Path(f"/proc/self/task/{os.getpid()}/children")
     for _ in range(MAX_ROUNDS if source.exists() else 0):
         children = [int(pid) for pid in source.read_text().split()]
         if not children:
             break
+        if uid is not None:
+            end_user(uid)
         for pid in children:  # all at once: what has the time to go on can start others
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

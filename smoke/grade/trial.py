@@ -6,7 +6,6 @@ Owns: the trial and its words. Must not know: submissions, scores.
 import importlib.util
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,11 +17,29 @@ from pathlib import Path
 
 from smoke.framework.manifest import ROOT
 from smoke.grade.confinement import PROCESSES, Confinement, confine
+from smoke.grade.enclosure import Enclosure
 from smoke.grade.landlock import interpreter_paths
 
-FIRST_UID = 64100  # one user per worker, none of which should exist
+FIRST_UID, USERS, GRADERS = 64100, 64, 16  # one user per worker of a grader, none of which should exist
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.grade.trial import try_here; try_here()"
 SECONDS = 120
+TAKEN: list[socket.socket] = []  # what keeps the users of this process taken
+
+
+# Of each fact: its subject, what is said if it holds, what is said if it does not.
+BY_HOOK = "NOT refused by the system, only by an audit hook"
+SENTENCES = {
+    "network_closed": ("network", "closed", "OPEN, this system does not let it be closed"),
+    "writes_refused": ("writing outside the candidate's folder", "refused by the system", BY_HOOK),
+    "reads_refused": ("reading outside it, Python and its packages", "refused by the system", BY_HOOK),
+    "programs_refused": ("starting programs", "refused by the system", BY_HOOK),
+    "processes_limited": ("number of processes", "limited", "NOT limited; what is left behind is ended afterwards"),
+    "processes_enclosed": (
+        "processes",
+        "in a namespace of the candidate's own, which ends whole",
+        "in NO namespace of their own; what is left behind is searched for and ended",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,7 @@ class Isolation:
     reads_refused: bool
     programs_refused: bool
     processes_limited: bool
+    processes_enclosed: bool
 
     def confinement(self, worker: int, memory: int, seconds: int, without: Sequence[Path] = ()) -> Confinement:
         """Return the settings of one worker's children, which may read nothing of the course or ``without``."""
@@ -43,20 +61,15 @@ class Isolation:
         return Confinement(uid, self.read_all, memory, seconds, interpreter_paths((ROOT, *without)))
 
     def lines(self) -> list[str]:
-        """Return one sentence per kind of isolation, for the report."""
+        """Return one sentence per kind of isolation, for the report; the first says what all of them come to."""
+        missing = [name for fact, (name, *_) in SENTENCES.items() if not getattr(self, fact)]
+        missing = [*(["user"] if self.uid is None else []), *missing]
         user = "a user of its own, without rights" if self.uid is not None else "YOUR user: run as root for another one"
         return [
+            "this run is " + (f"NOT sealed, see: {', '.join(missing)}" if missing else "sealed by the system"),
             f"user: candidates run as {user}"
             + (", with the right to read every file, because Python lies in a closed folder" if self.read_all else ""),
-            f"network: {'closed' if self.network_closed else 'OPEN, this system does not let it be closed'}",
-            "writing outside the candidate's folder: "
-            + ("refused by the system" if self.writes_refused else "NOT refused by the system, only by an audit hook"),
-            "reading outside it, Python and its packages: "
-            + ("refused by the system" if self.reads_refused else "NOT refused by the system, only by an audit hook"),
-            "starting programs: "
-            + ("refused by the system" if self.programs_refused else "NOT refused by the system, only by a hook"),
-            "number of processes: "
-            + ("limited" if self.processes_limited else "NOT limited; what is left behind is ended afterwards"),
+            *(f"{name}: {said[not getattr(self, fact)]}" for fact, (name, *said) in SENTENCES.items()),
         ]
 
 
@@ -68,13 +81,29 @@ def try_isolation() -> Isolation:
     """
     root = sys.platform == "linux" and os.geteuid() == 0
     words = ""
-    for uid in (FIRST_UID, None) if root else (None,):
+    for uid in (free_users(), None) if root else (None,):
         read_all = uid is not None and not reachable(uid)
         done = start_trial(uid, read_all)
         with suppress(json.JSONDecodeError):
             return Isolation(uid, read_all, **json.loads(done.stdout))
         words = done.stderr[-2000:]
     raise RuntimeError(f"a confined process cannot run here: {words}")
+
+
+def free_users() -> int:
+    """Take the first of ``USERS`` user ids that no other grader of this machine has -> it; they are kept until the end.
+
+    What shows that they are taken is a socket's name, which the system frees when this process ends. Raises
+    ``RuntimeError`` if ``GRADERS`` are running.
+    """
+    for number in range(GRADERS):
+        mark = socket.socket(socket.AF_UNIX)
+        with suppress(OSError):
+            mark.bind(f"\0mini_engine smoke grader {number}")
+            TAKEN.append(mark)
+            return FIRST_UID + number * USERS
+        mark.close()
+    raise RuntimeError(f"{GRADERS} graders are running on this machine, which is the most; wait for one to end")
 
 
 def start_trial(uid: int | None, read_all: bool) -> subprocess.CompletedProcess[str]:
@@ -87,20 +116,27 @@ def start_trial(uid: int | None, read_all: bool) -> subprocess.CompletedProcess[
         (home / "victim.txt").chmod(0o666)
         settings = json.dumps({"uid": uid, "read_all": read_all})
         command = [sys.executable, "-I", "-c", BOOT, str(ROOT), name, settings]
-        return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=SECONDS, check=False)
+        return subprocess.run(
+            command, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
 
 
 def try_here() -> None:
     """Confine this process and print as JSON what it was refused. It must be a process of its own."""
     home = Path(sys.argv[2])
     raw = json.loads(sys.argv[3])
-    confine(Confinement(raw["uid"], raw["read_all"], 2**30, SECONDS, interpreter_paths([ROOT])), home / "own")
+    settings = Confinement(raw["uid"], raw["read_all"], 2**30, SECONDS, interpreter_paths([ROOT]))
+    enclosure = Enclosure(keeps_user=settings.uid is None)
+    if enclosure.fork():
+        sys.exit(enclosure.wait())
+    confine(settings, home / "own", enclosure.spaces)
     facts = {
         "network_closed": not other_devices(),
         "writes_refused": not can_write(home / "victim.txt"),
         "reads_refused": not can_read(home / "victim.txt"),
         "programs_refused": not can_start("/bin/true"),
         "processes_limited": count_forks(PROCESSES) < PROCESSES,
+        "processes_enclosed": enclosure.spaces.processes,
     }
     print(json.dumps(facts))
 
@@ -134,14 +170,16 @@ def can_start(program: str) -> bool:
 def count_forks(most: int) -> int:
     """Start up to ``most`` processes that live at the same time, and end them -> how many there were."""
     children: list[int] = []
+    reader, writer = os.pipe()
     with suppress(OSError):
         while len(children) < most:
             pid = os.fork()
             if pid == 0:
-                signal.pause()
+                os.close(writer)
+                os.read(reader, 1)  # until the other end is closed
+                os._exit(0)
             children.append(pid)
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
+    os.close(writer)
     for pid in children:
         os.waitpid(pid, 0)
     return len(children)

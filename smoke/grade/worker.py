@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +21,8 @@ from smoke.course.starter import starter_files
 from smoke.framework.check import Check, Result, checks_of
 from smoke.framework.manifest import ENGINE, Lesson, load_manifest
 from smoke.grade.confinement import Confinement
+from smoke.grade.enclosure import end_user
+from smoke.grade.judge import Judge
 from smoke.grade.probes import ask_peer
 from smoke.grade.server import BOOT, SETTINGS
 from smoke.grade.submissions import Submission
@@ -50,34 +51,19 @@ class OutOfTimeError(Exception):
     """The lesson's time is used up."""
 
 
-class Clock:
-    """Counts the seconds of a lesson, without those of checks that their own limit ended."""
-
-    def __init__(self, seconds: float) -> None:
-        """Start the clock, which is over after ``seconds`` that count."""
-        self.left = seconds
-        self.last = time.monotonic()
-
-    def is_over(self, *, counts: bool) -> bool:
-        """Take off what has passed since the last question, if it counts. Mutates."""
-        now = time.monotonic()
-        self.left -= now - self.last if counts else 0.0
-        self.last = now
-        return self.left < 0
-
-
 class Worker:
     """Runs submissions one after the other. Use it as a context manager.
 
-    The checks of a lesson in one mode have the processor time of ``confinement.seconds``, and ``PATIENCE`` times that
-    on the clock. A check has a limit of its own as well; when that ends it, its time does not count, so a loop without
-    end takes nothing from the tasks after it.
+    The checks of a lesson in one mode and their verdicts have the processor time of ``confinement.seconds``, and
+    ``PATIENCE`` times that on the clock, without the time in which they waited for the processor. A check has a limit
+    of its own as well; when that ends it, its time does not count, so a loop takes nothing from later tasks.
     """
 
     def __init__(self, confinement: Confinement) -> None:
         """Prepare; the server starts with the first submission."""
         self.confinement = confinement
-        self.seconds = PATIENCE * confinement.seconds
+        self.judge = Judge(confinement.seconds, confinement.memory)
+        self.strays = 0  # processes that outlived a server and were ended
         self.runner = Runner(
             time_factor=min(1.0, confinement.seconds / IMPORT_SECONDS),
             boot=BOOT,
@@ -85,6 +71,8 @@ class Worker:
             patience=PATIENCE,
             gives_up_tasks=True,
             disk=DISK_BYTES,
+            judge=self.judge,
+            sweep=self.sweep,
         )
         self.runner.home.chmod(0o711)  # candidates of another user pass through it to their own folder
         self.answers: dict[tuple[str, int], Path] = {}  # what the peer answered, by lesson and seed
@@ -98,13 +86,21 @@ class Worker:
     ) -> None:
         """End the server and whatever still runs, and remove its files."""
         self.runner.close()
-        end_strays(self.runner.home)
+        self.judge.close()
 
     @property
     def spent(self) -> str:
         """What is said when the time is used up."""
         limit = self.confinement.seconds
-        return f"the time of this lesson, {limit} s of the processor and {self.seconds:g} s in all, was used up"
+        return f"the time of this lesson, {limit} s of the processor and {PATIENCE * limit:g} s in all, was used up"
+
+    def used(self) -> float:
+        """Return the seconds that all candidates have used, their verdicts included."""
+        return self.runner.spent + self.judge.spent
+
+    def sweep(self) -> None:
+        """End what a server left behind. Mutates."""
+        self.strays += end_strays(self.runner.home, self.confinement.uid)
 
     def run(self, submission: Submission, lessons: Sequence[Lesson], seed: int) -> ModeRun:
         """Run the checks of the last of ``lessons`` with the files of all of them over the reference.
@@ -171,15 +167,19 @@ class Worker:
     def run_files(self, candidate: Candidate, lesson: Lesson, seed: int) -> ModeRun:
         """Run the checks until they are done or the time is used up."""
         checks = checks_of([lesson])
-        clock = Clock(self.seconds)
+        left, before = float(self.confinement.seconds), self.used()
         results: dict[str, Result] = {}
 
         def keep(result: Result) -> None:
+            nonlocal left, before
             spent = result.status == "crashed" and CPU_SIGNAL in result.detail
             if spent:
                 result = replace(result, status="timeout", detail=self.spent)
             results[result.check_id] = result
-            if clock.is_over(counts=result.status != "timeout") or spent:
+            now = self.used()
+            left -= now - before if result.status != "timeout" else 0.0
+            before = now
+            if left < 0 or spent:
                 raise OutOfTimeError
 
         fault = None
@@ -202,8 +202,8 @@ class Worker:
 
     def traces(self, folder: Path, files: dict[str, str]) -> list[str]:
         """Return what a run left behind where it should not have, and remove it."""
-        count = end_strays(self.runner.home) if self.runner.server is None else 0  # it was ended, perhaps too early
-        notes = [f"left {count} processes behind, which were ended"] if count else []
+        notes = [f"left {self.strays} processes behind, which were ended"] if self.strays else []
+        self.strays = 0
         if was_changed(folder, files):
             notes.append("changed the folder of its own files")
         return notes + self.strangers()
@@ -234,17 +234,19 @@ def was_changed(folder: Path, files: dict[str, str]) -> bool:
         return True
 
 
-def end_strays(home: Path) -> int:
+def end_strays(home: Path, uid: int | None) -> int:
     """End what outlived the server that worked in ``home``, and return how many processes there were.
 
-    Their parent is gone; what they kept is the HOME that the server was started with.
+    Their parent is gone; what they kept is the HOME that the server was started with, and the candidates' user.
     """
     ended: set[int] = set()
     for _ in range(MAX_SWEEPS):
         found = False
+        if uid is not None:
+            end_user(uid)
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if process.environ().get("HOME") == str(home):
+                if process.uids().real == uid or process.environ().get("HOME") == str(home):
                     process.kill()
                     ended.add(process.pid)
                     found = True

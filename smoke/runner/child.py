@@ -42,6 +42,18 @@ class Surroundings:
     def prepare(self, order: dict[str, Any]) -> None:
         """Be called in the server before the process is forked."""
 
+    def fork(self) -> int:
+        """Fork the candidate's process -> 0 in it; in the server its process id."""
+        pid = os.fork()
+        if pid:
+            with suppress(OSError):
+                os.setpgid(pid, pid)  # here and in the child, in whatever order they run
+        return pid
+
+    def wait(self, pid: int) -> int:
+        """Wait for the end of the process that ``fork`` gave -> its exit status; below 0 the signal that ended it."""
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
     def enter(self, order: dict[str, Any]) -> None:
         """Be called in the forked process, ahead of anything of the candidate."""
 
@@ -64,15 +76,12 @@ def serve(around: Surroundings | None = None, ids: Sequence[str] = ()) -> None:
     for line in sys.stdin:
         order = json.loads(line)
         around.prepare(order)
-        pid = os.fork()
+        pid = around.fork()
         if pid == 0:
             become_candidate(order, around, checks)
-        with suppress(OSError):
-            os.setpgid(pid, pid)  # here and in the child, in whatever order they run
         print(json.dumps({"pid": pid}), flush=True)
-        _, status = os.waitpid(pid, 0)
-        notes = around.leave()
-        print(json.dumps({"exit": os.waitstatus_to_exitcode(status), "notes": notes}), flush=True)
+        code = around.wait(pid)
+        print(json.dumps({"exit": code, "notes": around.leave()}), flush=True)
 
 
 def become_candidate(order: dict[str, Any], around: Surroundings, checks: Mapping[str, Check]) -> None:

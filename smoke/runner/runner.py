@@ -30,7 +30,7 @@ from smoke.framework.check import DEFAULT_SEED, Check, ProbeError, Result, Statu
 from smoke.framework.manifest import ROOT
 from smoke.runner.interpreter import excused
 from smoke.runner.transport import STACK, read_answer, read_json, read_regular
-from smoke.runner.usage import Use
+from smoke.runner.usage import Deadline, Use, parent_of
 
 MAX_RESTARTS = 3
 PATIENCE = 4.0  # seconds on the clock for each second of processor time: the machine may be busy
@@ -46,8 +46,11 @@ MAX_THREADS = 3  # that are named
 CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "OPENBLAS_CORETYPE")
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.runner.child import serve; serve(ids=sys.argv[2:])"
 
+MAX_FAULT_BYTES = 2**20
+
 Answer = Values | ProbeError
 Report = Callable[[Result], None]
+Judge = Callable[[Check, int, Path, int], tuple[Result, Answer | None]]
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,9 @@ class Runner:
 
     ``patience``: above 1, a time limit is one of the processor, and that many times as long on the clock, so a busy
     machine costs no check. ``gives_up_tasks``: a task that ended a process is not run again, and every other task has
-    its chance, however many processes that takes. ``disk`` are the bytes that a child may keep in files.
+    its chance, however many processes that takes. ``disk`` are the bytes that a child may keep in files. ``judge``
+    compares an answer: given a check, a seed, the folder and the number of the answer. ``sweep`` is called
+    when a server was ended, which may have left something.
     """
 
     def __init__(
@@ -138,6 +143,8 @@ class Runner:
         patience: float = 1.0,
         gives_up_tasks: bool = False,
         disk: int | None = None,
+        judge: Judge | None = None,
+        sweep: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare; the server starts with the first candidate."""
         self.time_factor = time_factor
@@ -145,6 +152,9 @@ class Runner:
         self.patience = patience
         self.gives_up_tasks = gives_up_tasks
         self.disk = disk
+        self.judge = judge or judge_answer
+        self.sweep = sweep
+        self.spent = 0.0  # seconds that its children have used, counted as their limits are
         self.environment = dict(environment or {})
         self.boot = boot
         self.home = Path(tempfile.mkdtemp(prefix="smoke-"))
@@ -178,6 +188,13 @@ class Runner:
                     with suppress(OSError):
                         stream.close()
             self.server = None
+            self.sweep()
+
+    def limit(self, pid: int, folder: Path, seconds: float) -> Deadline | Use:
+        """Begin to count the time that a child has for one answer."""
+        if self.patience == 1:
+            return Deadline(seconds)
+        return Use(pid, parent_of(pid), folder, seconds, self.patience, self.disk)
 
     def prepare(self, ids: Collection[str]) -> None:
         """Start a server that imports the checks ``ids`` alone, and do not wait for it. Mutates.
@@ -316,6 +333,23 @@ class Runner:
         return out, pid
 
 
+def judge_answer(check: Check, seed: int, folder: Path, index: int) -> tuple[Result, Answer | None]:
+    """Read the answer number ``index`` and compare it -> the result, and the answer if it could be read.
+
+    Whatever a candidate may have written, this ends in a result.
+    """
+    try:
+        answer, seconds = read_answer(folder, index)
+        if isinstance(answer, ProbeError):
+            return result_of_error(check, answer, seconds), answer
+        return judge(check, seed, answer, seconds), answer
+    except ValueError as error:
+        return Result(check.id, "crashed", detail=str(error)), None
+    except Exception as error:
+        detail = f"the result cannot be judged: {type(error).__name__}: {error}"
+        return Result(check.id, "crashed", detail=detail), None
+
+
 SIGNALS: dict[int, str] = {
     signal.SIGSEGV: "it used memory that is not its own",
     signal.SIGKILL: "killed, often for its use of memory",
@@ -388,19 +422,18 @@ class Watch:
 
     def wait_for(self, name: str, seconds: float) -> bool:
         """Wait until the child has written the file ``name``; ``False`` if it ends, or time does, before that."""
-        allowed = seconds * self.runner.time_factor
-        deadline = time.monotonic() + allowed * self.runner.patience
-        use = Use(self.pid, self.out, allowed, self.runner.disk) if self.runner.patience > 1 else None
+        limit = self.runner.limit(self.pid, self.out, seconds * self.runner.time_factor)
         file = self.out / name
         while not file.exists():
             if self.exit_code is None and self.server_spoke():
                 continue  # look once more: the file may have come just before the end
-            excess = use.excess() if use and self.exit_code is None else None
+            excess = limit.excess() if self.exit_code is None else None
             self.over = excess or ""
-            if self.exit_code is not None or excess is not None or time.monotonic() > deadline:
-                return file.exists()
+            if self.exit_code is not None or excess is not None:
+                break
             time.sleep(POLL_SECONDS)
-        return True
+        self.runner.spent += limit.spent()
+        return file.exists()
 
     def server_spoke(self) -> bool:
         """Read the exit message of the child if it is there; a server that is gone counts as one."""
@@ -422,7 +455,7 @@ class Watch:
         fault: Any
         if self.wait_for("imported.json", IMPORT_SECONDS):
             try:
-                fault = read_json(self.out / "imported.json")["fault"]
+                fault = read_json(self.out / "imported.json", MAX_FAULT_BYTES)["fault"]
             except (ValueError, KeyError, TypeError):
                 fault = "its import left no readable answer"
         elif self.exit_code is not None:
@@ -465,24 +498,16 @@ class Watch:
         return f"; it was in {' and in '.join(places)}" if places else ""
 
     def judged(self, check: Check, index: int) -> Result:
-        """Read one answer and compare it. Whatever a candidate may have written, this ends in a result."""
-        try:
-            answer, seconds = read_answer(self.out, index)
-            if isinstance(answer, ProbeError):
-                result = result_of_error(check, answer, seconds)
-            else:
-                result = judge(check, self.run.seed, answer, seconds)
-        except ValueError as error:
-            return Result(check.id, "crashed", detail=str(error))
-        except Exception as error:
-            return Result(check.id, "crashed", detail=f"the result cannot be judged: {type(error).__name__}: {error}")
-        if result.status == "fail":
+        """Have one answer compared, and keep it if it is wrong."""
+        result, answer = self.runner.judge(check, self.run.seed, self.out, index)
+        if result.status == "fail" and answer is not None:
             self.run.answers[check.id] = answer
         return result
 
     def end_child(self) -> None:
         """End the child and everything that it started, and hear the server confirm it."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        for end in (os.killpg, os.kill):  # it may have left its group
+            with suppress(ProcessLookupError, PermissionError):
+                end(self.pid, signal.SIGKILL)
         if self.exit_code is None:
             self.ended(self.runner.hear(END_SECONDS))

@@ -7,7 +7,9 @@ checked before use.
 import json
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import asdict, fields
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,11 @@ from smoke.framework.check import Plain, ProbeError, Values, is_tensor
 if TYPE_CHECKING:  # an answer without tensors needs no torch
     from torch import Tensor
 
-MAX_TENSOR_BYTES = 512 * 2**20  # of one result; the largest honest one has about 15 MiB
+# Of one answer. The largest honest one has 2.1 million elements and 380,000 items, 32 deep.
+MAX_ELEMENTS = 16_000_000
+MAX_TENSOR_BYTES = 8 * MAX_ELEMENTS
 MAX_JSON_BYTES = 16 * 2**20
+MAX_ITEMS, MAX_DEPTH = 2_000_000, 200
 TENSOR_KEY = "$tensor"
 STACK = "stack.txt"  # in a candidate's folder: where its threads are
 
@@ -64,7 +69,7 @@ def read_answer(folder: Path, index: int) -> tuple[Values | ProbeError, float]:
         if "error" in body:
             error = body["error"]
             return ProbeError(**{each.name: str(error[each.name]) for each in fields(ProbeError)}), seconds
-        return restore(body["values"], read_tensors(folder / f"{index}.safetensors")), seconds
+        return restore(body["values"], read_tensors(folder / f"{index}.safetensors"), count(1)), seconds
     except (OSError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"the result cannot be read: {type(error).__name__}: {error}") from error
 
@@ -77,15 +82,19 @@ def read_tensors(file: Path) -> "dict[str, Tensor]":
     from safetensors.torch import load
 
     try:
-        return load(read_regular(file, MAX_TENSOR_BYTES))
+        tensors = load(read_regular(file, MAX_TENSOR_BYTES))
     except SafetensorError as error:
         raise ValueError(f"the result cannot be read: {type(error).__name__}: {error}") from error
+    elements = sum(tensor.numel() for tensor in tensors.values())
+    if elements > MAX_ELEMENTS:
+        raise ValueError(f"the result cannot be read: it has {elements} elements; {MAX_ELEMENTS} is the most")
+    return tensors
 
 
-def read_json(file: Path) -> Any:
+def read_json(file: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Read a JSON file that a candidate's process wrote. Raises ``ValueError`` if it is no plain small JSON file."""
     try:
-        return json.loads(read_regular(file, MAX_JSON_BYTES))
+        return json.loads(read_regular(file, max_bytes))
     except (OSError, RecursionError) as error:
         raise ValueError(f"{file.name} cannot be read: {error}") from error
 
@@ -105,12 +114,19 @@ def read_regular(file: Path, max_bytes: int) -> bytes:
     return data
 
 
-def restore(value: Any, tensors: "dict[str, Tensor]") -> Any:
-    """Put the tensors back."""
+def restore(value: Any, tensors: "dict[str, Tensor]", items: Iterator[int], depth: int = 0) -> Any:
+    """Put each tensor back in its one place. ``items`` counts what is restored. Mutates ``tensors``.
+
+    A comparison takes time and memory for every item: so a small file that stands for a large answer is refused.
+    """
+    if next(items) > MAX_ITEMS or depth > MAX_DEPTH:
+        raise ValueError(f"the result cannot be read: {MAX_ITEMS} items, {MAX_DEPTH} deep, are the most")
     if isinstance(value, dict):
         if set(value) == {TENSOR_KEY}:
-            return tensors[value[TENSOR_KEY]]
-        return {key: restore(item, tensors) for key, item in value.items()}
+            if value[TENSOR_KEY] not in tensors:
+                raise ValueError("the result cannot be read: a tensor is not there, or it is named twice")
+            return tensors.pop(value[TENSOR_KEY])
+        return {key: restore(item, tensors, items, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [restore(item, tensors) for item in value]
+        return [restore(item, tensors, items, depth + 1) for item in value]
     return value

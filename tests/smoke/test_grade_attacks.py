@@ -5,13 +5,16 @@ lesson is run as ``grade`` runs it. Some attacks do find their way through Pytho
 second half of the file tries without the audit hook.
 """
 
+import errno
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,7 +24,7 @@ from smoke.framework.check import Check, checks_of
 from smoke.framework.manifest import ENGINE, ROOT, load_manifest
 from smoke.grade.landlock import LANDLOCK_CREATE, libc
 from smoke.grade.submissions import Submission
-from smoke.grade.syscalls import CALLS, MACHINES, filter_program
+from smoke.grade.syscalls import CALLS, CLONE, CLONE_3, MACHINES, ON_ITSELF, SIGNAL_THREAD, filter_program
 from smoke.grade.trial import FIRST_UID, try_isolation
 from smoke.grade.worker import ModeRun, Worker
 from tests.smoke.submissions import reference, starters
@@ -464,10 +467,11 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import torch
 from smoke.grade.confinement import Confinement, confine
+from smoke.grade.enclosure import Spaces
 from smoke.grade.landlock import interpreter_paths
 folder, target = Path(sys.argv[2]), sys.argv[3]
 uid = int(sys.argv[4]) or None
-confine(Confinement(uid, True, 2**31, 60, interpreter_paths([Path(sys.argv[1])])), folder)
+confine(Confinement(uid, True, 2**31, 60, interpreter_paths([Path(sys.argv[1])])), folder, Spaces())
 libc = ctypes.CDLL(None, use_errno=True)
 def tried(function):
     try:
@@ -496,12 +500,34 @@ def test_the_kernel_refuses_what_comes_past_the_hook() -> None:
     assert done.stdout.split() == [*["False"] * 8, "True", "True"]
 
 
-def test_the_filter_ends_where_its_jumps_lead() -> None:
-    """Jumps are counted from the next instruction; the last is the refusal, the one before it the permission."""
-    for machine in MACHINES:
-        program = filter_program(machine)
-        lines = [program[start : start + 8] for start in range(0, len(program), 8)]
-        assert len(lines) == 6 + len(CALLS)
-        for index, line in enumerate(lines[3:-2], start=3):
-            assert index + 1 + line[2] == len(lines) - 1
-        assert 1 + 1 + lines[1][3] == len(lines) - 1
+def answer_of(program: bytes, machine: int, number: int, first: int) -> int:
+    """Run a filter as the kernel does on a call with its first argument -> what the filter returns."""
+    shown = {0: number, 4: machine, 16: first}
+    place, loaded = 0, 0
+    while True:
+        kind, held, otherwise, value = struct.unpack_from("=HBBI", program, 8 * place)
+        if kind == 0x06:
+            return int(value)
+        if kind == 0x20:
+            loaded = shown[value]
+        else:
+            holds = {0x15: loaded == value, 0x35: loaded >= value, 0x45: bool(loaded & value)}[kind]
+            place += held if holds else otherwise
+        place += 1
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_filter_refuses_its_lists_and_allows_the_rest(machine: str) -> None:
+    which, code = list(MACHINES).index(machine), MACHINES[machine]
+    allowed, refused, unknown = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+    ask = partial(answer_of, filter_program(machine, 7), code)
+    others = set(range(500)) - {pair[which] for pair in (*CALLS.values(), *ON_ITSELF.values(), CLONE_3)}
+    assert {ask(pair[which], 0) for pair in CALLS.values()} == {refused}
+    assert {(ask(pair[which], 0), ask(pair[which], 8)) for pair in ON_ITSELF.values()} == {(allowed, refused)}
+    assert {ask(number, 7) for number in others} == {allowed}
+    assert (ask(SIGNAL_THREAD[which], 7), ask(SIGNAL_THREAD[which], 8)) == (allowed, refused)
+    threads, processes = 0x3D0F00, 17  # how the C library starts either
+    assert {ask(CLONE[which], flags) for flags in (threads, processes)} == {allowed}
+    assert {ask(CLONE[which], 1 << bit | processes) for bit in (17, 25, 26, 27, 28, 29, 30)} == {refused}
+    assert ask(CLONE_3[which], 0) == unknown
+    assert {answer_of(filter_program(machine, 7), code ^ 1, 1, 0), ask(0x40000001, 0)} == {refused}

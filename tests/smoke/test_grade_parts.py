@@ -22,9 +22,9 @@ import pytest
 
 from smoke.course.forms import normal_form
 from smoke.course.starter import functions_of
-from smoke.framework.check import Failure, Result, checks_of
+from smoke.framework.check import Failure, ProbeError, Result, checks_of
 from smoke.framework.manifest import ENGINE, ROOT, Lesson, load_manifest
-from smoke.grade import confinement
+from smoke.grade import confinement, judge
 from smoke.grade.authorship import Authorship, examine
 from smoke.grade.command import choose_lessons, parse_size
 from smoke.grade.confinement import PROCESSES
@@ -42,6 +42,7 @@ from smoke.grade.submissions import MAX_ENTRIES, Submission, free_name, read_sub
 from smoke.grade.trial import FIRST_UID, start_trial
 from smoke.grade.worker import ModeRun, end_strays
 from smoke.runner.runner import remove
+from smoke.runner.transport import write_answer
 from tests.smoke.submissions import coded, reference, starters, zipped
 
 LESSONS = load_manifest().written
@@ -558,7 +559,7 @@ AS_NOBODY = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from smoke.grade import confinement, trial
+from smoke.grade import confinement, enclosure, trial
 from smoke.grade.landlock import interpreter_paths
 uid = int(sys.argv[2])
 folder, readable = Path(sys.argv[4]), interpreter_paths([])
@@ -567,12 +568,13 @@ if os.geteuid() == 0:
     confinement.become(uid, read_all=True)
 if sys.argv[3] == "old":
     confinement.kernel = lambda: (5, 13)
-left = confinement.leave_network()
-confinement.leave_network = lambda: left
+own = enclosure.Enclosure(keeps_user=True)
+if own.fork():
+    sys.exit(own.wait())
 fits = trial.count_forks(confinement.PROCESSES)
-confinement.confine(confinement.Confinement(None, False, 2**30, 60, readable), folder)
+confinement.confine(confinement.Confinement(None, False, 2**30, 60, readable), folder, own.spaces)
 limited = trial.count_forks(confinement.PROCESSES)
-print(fits, limited, left)
+print(fits, limited, own.spaces.users)
 """
 
 
@@ -582,13 +584,41 @@ def test_processes_are_limited_without_root_where_they_are_counted_anew(kernel: 
     with tempfile.TemporaryDirectory(prefix="smoke-") as name:  # pytest's folders are closed to other users
         words = [str(ROOT), str(FIRST_UID + 40), kernel, name]
         done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, *words], capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", AS_NOBODY, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
     assert done.returncode == 0, done.stderr
     fits, limited, has_own_users = done.stdout.split()
     assert int(fits) == PROCESSES, "this test's user has too many processes of its own"
     is_counted_anew = has_own_users == "True" and kernel == "this" and confinement.kernel() >= (5, 14)
-    assert int(limited) == (PROCESSES - 1 if is_counted_anew else PROCESSES)
+    assert int(limited) == (PROCESSES - 3 if is_counted_anew else PROCESSES)  # itself and the two that wait for it
+
+
+HANGS = "import sys, time; print('ready', flush=True); sys.stdin.readline(); time.sleep(100)"
+ENDS = "print('ready', flush=True)"
+
+
+@pytest.mark.slow
+def test_a_verdict_has_limits_and_the_next_one_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = next(check for check in checks_of([load_manifest().lesson("L2")]) if check.id == "L2.A.pages_needed")
+    right = judge.BOOT
+    own = judge.Judge(1, 2 << 30)
+    details = []
+    for boot in (HANGS, ENDS):
+        monkeypatch.setattr(judge, "BOOT", boot)
+        details.append(own(check, 0, tmp_path, 0)[0].detail)
+    assert [detail.partition("judged: ")[2] for detail in details] == ["no verdict after 1 s", "the process ended"]
+    assert own.spent >= 1
+    monkeypatch.setattr(judge, "BOOT", right)
+    write_answer(tmp_path, 0, ProbeError("ValueError", "m", "p"), 0.1)
+    result, answer = own(check, 0, tmp_path, 0)
+    own.close()
+    assert (result.status, answer) == ("fail", None)
+    assert result.failures[0].got == "ValueError: m"
 
 
 def test_what_outlived_its_server_is_ended(tmp_path: Path) -> None:
@@ -603,9 +633,9 @@ def test_what_outlived_its_server_is_ended(tmp_path: Path) -> None:
 
     strays = [started(tmp_path / "server") for _ in range(2)]
     other = started(tmp_path / "server-2")
-    assert end_strays(tmp_path / "server") >= 2
+    assert end_strays(tmp_path / "server", None) >= 2
     assert [stray.wait(10) for stray in strays] == [-signal.SIGKILL, -signal.SIGKILL]
-    assert end_strays(tmp_path / "server") == 0
+    assert end_strays(tmp_path / "server", None) == 0
     assert other.poll() is None, "another server's candidate must live"
     other.kill()
     other.wait()

@@ -1,5 +1,6 @@
 """Verdicts decide what students get, so the comparison itself is tested: it finds each kind of difference."""
 
+import functools
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from smoke.course.report import explain, line
 from smoke.course.work import tasks_of
@@ -31,7 +33,7 @@ from smoke.framework.check import (
 from smoke.framework.compare import bitwise, close, differences
 from smoke.framework.manifest import load_manifest
 from smoke.runner.runner import Candidate
-from smoke.runner.transport import MAX_JSON_BYTES, read_answer, write_answer
+from smoke.runner.transport import MAX_DEPTH, MAX_ELEMENTS, MAX_ITEMS, MAX_JSON_BYTES, read_answer, write_answer
 
 ONES = torch.ones(2, 3)
 
@@ -223,6 +225,25 @@ def test_files_that_are_no_answers_are_refused(tmp_path):
         with pytest.raises(ValueError, match=r"."):
             read_answer(tmp_path, index)
     assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "size", "words"),
+    [
+        ({"a": [{"$tensor": "t0"}] * 2}, 4, "named twice"),
+        ({"a": {"$tensor": "t1"}}, 4, "not there"),
+        ({"a": {"$tensor": "t0"}}, MAX_ELEMENTS + 1, f"{MAX_ELEMENTS} is the most"),
+        ({"a": [[0] * 1000] * (MAX_ITEMS // 1000)}, 4, f"{MAX_ITEMS} items"),
+        ({"a": functools.reduce(lambda inner, _: [inner], range(MAX_DEPTH), 0)}, 4, f"{MAX_DEPTH} deep"),
+    ],
+    ids=["named twice", "not there", "elements", "items", "depth"],
+)
+def test_an_answer_that_is_larger_than_it_looks_is_refused(tmp_path, values, size, words):
+    """Each file is small; comparing what it stands for would take the grader's memory or time."""
+    (tmp_path / "0.json").write_text(json.dumps({"seconds": 0, "values": values}))
+    save_file({"t0": torch.zeros(size, dtype=torch.uint8)}, tmp_path / "0.safetensors")
+    with pytest.raises(ValueError, match=words):
+        read_answer(tmp_path, 0)
 
 
 def test_a_failure_says_what_where_and_what_next():
