@@ -22,7 +22,7 @@ from smoke.course.starter import starter_files
 from smoke.framework.check import Check, Result, checks_of
 from smoke.framework.manifest import ENGINE, Lesson, load_manifest
 from smoke.grade.confinement import Confinement
-from smoke.grade.probes import ask_peer
+from smoke.grade.probes import prepare_inputs
 from smoke.grade.server import BOOT, SETTINGS
 from smoke.grade.submissions import Submission
 from smoke.grade.view import DATA, write_view
@@ -87,7 +87,7 @@ class Worker:
             disk=DISK_BYTES,
         )
         self.runner.home.chmod(0o711)  # candidates of another user pass through it to their own folder
-        self.answers: dict[tuple[str, int], Path] = {}  # what the peer answered, by lesson and seed
+        self.answers: dict[tuple[str, int], Path] = {}  # inputs made for probes, by lesson and seed
 
     def __enter__(self) -> Self:
         """Return the worker."""
@@ -141,7 +141,7 @@ class Worker:
         if (lesson.id, seed) not in self.answers:
             folder = self.runner.home / f"answers-{lesson.id}-{seed}"
             folder.mkdir()
-            ask_peer(checks_of([lesson]), seed, folder)
+            prepare_inputs(checks_of([lesson]), seed, folder)
             self.answers[lesson.id, seed] = folder
         return {
             "lesson": lesson.id,

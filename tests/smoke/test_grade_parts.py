@@ -13,15 +13,17 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from smoke.course.forms import normal_form
 from smoke.course.starter import functions_of
+from smoke.framework import prepared
 from smoke.framework.check import Failure, Result, checks_of
 from smoke.framework.manifest import ENGINE, ROOT, Lesson, load_manifest
 from smoke.grade import confinement
@@ -615,6 +617,33 @@ def test_what_a_probe_imports_late_is_loaded_before_its_process_is_confined(monk
     """A confined process may not list the folder of the checks, so it could not find them."""
     late = "smoke.checks.l8.probes"
     monkeypatch.delitem(sys.modules, late, raising=False)
-    used = names_used(checks_of([load_manifest().lesson("L8")]))
+    used = names_used([check.probe for check in checks_of([load_manifest().lesson("L8")])])
     assert late in sys.modules
     assert {"noise_kernel", "key_kernel", "cut_kernel"} <= used[late]
+
+
+def double(values: list[int], times: int) -> Iterator[list[int]]:
+    """Yield an input several times."""
+    return (values * 2 for _ in range(times))
+
+
+def test_a_prepared_input_is_recorded_and_handed_in_without_its_maker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "BOOK", prepared.Book())
+    made = prepared.prepared(double)
+    with prepared.recording() as answers:
+        assert list(made([1], 2)) == [[1, 1], [1, 1]]
+    assert names_used([made]) == {}, "what makes it is not used by a probe"
+    prepared.hand_in(answers)
+    given = list(made([1], 2))
+    given[0].append(5)
+    assert list(made([1], 2)) == [[1, 1], [1, 1]], "a candidate may write into what it is given"
+    with pytest.raises(RuntimeError, match="not made before"):
+        made([2], 2)
+
+
+def test_tensors_are_told_apart_by_all_of_their_elements_and_their_shape() -> None:
+    long = torch.zeros(5000)
+    other = long.clone()
+    other[2500] = 1
+    told = [prepared.told([tensor]) for tensor in (long, other, long.half(), torch.zeros(0, 3), torch.zeros(0, 4))]
+    assert len(set(told)) == 5
