@@ -562,7 +562,7 @@ from smoke.grade.confinement import Confinement, confine
 from smoke.grade.landlock import interpreter_paths
 folder, target = Path(sys.argv[2]), sys.argv[3]
 uid = int(sys.argv[4]) or None
-confine(Confinement(uid, True, 2**31, 60, interpreter_paths([Path(sys.argv[1])])), folder)
+confine(Confinement(uid, True, 2**31, 60, interpreter_paths()), folder)
 libc = ctypes.CDLL(None, use_errno=True)
 def tried(function):
     try:

@@ -563,7 +563,7 @@ from pathlib import Path
 from smoke.grade import confinement, trial
 from smoke.grade.landlock import interpreter_paths
 uid = int(sys.argv[2])
-folder, readable = Path(sys.argv[4]), interpreter_paths([])
+folder, readable = Path(sys.argv[4]), interpreter_paths()
 if os.geteuid() == 0:
     os.chown(folder, uid, uid)
     confinement.become(uid, read_all=True)
