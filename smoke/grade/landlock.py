@@ -39,7 +39,6 @@ SYSTEM = (
     "/proc/version",
     "/etc/ld.so.cache",
     "/etc/localtime",
-    "/etc/passwd",
     "/etc/nsswitch.conf",
     "/etc/os-release",
     "/dev/null",
