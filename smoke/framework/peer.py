@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from smoke.framework.cases import DTYPES, MODEL_FOLDER, ModelCase
+from smoke.framework.prepared import prepared
 
 
 @cache
@@ -45,6 +46,7 @@ def model(case: ModelCase, dtype: str, implementation: str) -> Any:
     return peer
 
 
+@prepared
 @torch.no_grad()
 def logits(
     case: ModelCase,
@@ -65,6 +67,7 @@ def logits(
     return out.logits[0]  # type: ignore[no-any-return]
 
 
+@prepared
 @lru_cache(maxsize=400)
 @torch.no_grad()
 def generate(
@@ -109,6 +112,13 @@ def rotary(head_dim: int, theta: float) -> Any:
     return qwen3().Qwen3RotaryEmbedding(config)
 
 
+@prepared
+def rotary_frequencies(head_dim: int, theta: float) -> Tensor:
+    """Return ``inv_freq`` [D / 2]."""
+    return rotary(head_dim, theta).inv_freq  # type: ignore[no-any-return]
+
+
+@prepared
 def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return cosine and sine [T, D]."""
     cos, sin = rotary(head_dim, theta)(torch.zeros(1, dtype=dtype), positions[None])

@@ -1,4 +1,4 @@
-"""Whose code a lesson file is: functions that are the reference's own, and imports that no lesson needs.
+"""Whose code a lesson file is: which share of its functions is the reference's own, and imports that no lesson needs.
 
 Owns: what can be said from the source of one submission alone (``likeness.py`` compares several). Must not know:
 results. Nothing is executed.
@@ -12,11 +12,10 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
-from smoke.course.forms import TELLING_NODES, normal_form, parse
-from smoke.course.starter import functions_of
-from smoke.framework.manifest import ENGINE, Lesson, load_manifest
+from smoke.course.fingerprints import Prints, fingerprints, reference_marks
+from smoke.course.forms import parse
+from smoke.framework.manifest import ENGINE, Lesson
 from smoke.grade.submissions import Submission
 
 ORACLES = ("transformers", "smoke")
@@ -37,6 +36,7 @@ INSIDE_NAMES = set(
     """.split()
 )
 OWNERS = {"modules": "sys"}  # names that mean something only as an attribute of a module
+COPIED = 0.6  # the share from which on a function is named
 REMARKABLE_CALLS = {"eval", "exec", "compile", "open", "__import__", "globals", "setattr"}
 
 
@@ -47,8 +47,9 @@ class Authorship:
     oracles: tuple[str, ...] = ()
     insides: tuple[str, ...] = ()
     remarkable: tuple[str, ...] = ()
-    copied: tuple[str, ...] = ()
+    copied: tuple[tuple[str, float], ...] = ()  # functions of which more than ``COPIED`` is the reference's, with it
     compared: int = 0
+    share: float = 0.0  # of all compared functions
 
     @property
     def withheld(self) -> str:
@@ -64,8 +65,9 @@ class Authorship:
         """Return one sentence per finding."""
         notes = [*self.reasons, *self.remarkable]
         if self.copied:
-            shown = ", ".join(self.copied)
-            notes.append(f"{len(self.copied)} of {self.compared} longer functions are the reference's own: {shown}")
+            shown = ", ".join(f"{name} {share:.0%}" for name, share in self.copied)
+            whole = f"{self.share:.0%} of {self.compared} longer functions together is the reference's own"
+            notes.append(f"{whole}; of {len(self.copied)} it is most: {shown}")
         return notes
 
 
@@ -82,8 +84,6 @@ def look_at(submission: Submission, lesson: Lesson) -> Authorship:
     oracles: list[str] = []
     insides: list[str] = []
     remarkable: list[str] = []
-    copied: list[str] = []
-    compared = 0
     for file in lesson.files:
         tree = parse(submission.files.get(file, ""))
         for name in imported(tree):
@@ -97,13 +97,13 @@ def look_at(submission: Submission, lesson: Lesson) -> Authorship:
         insides += [f"{file} uses {name}" for name in inside_names(tree)]
         calls = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         remarkable += [f"{file} calls {name}" for name in sorted(calls & REMARKABLE_CALLS)]
-        own = functions_of(tree)
-        for qualname, form in telling_forms(lesson.id, file).items():
-            if qualname in own:
-                compared += 1
-                if normal_form(own[qualname]) == form:
-                    copied.append(qualname)
-    return Authorship(distinct(oracles), distinct(insides), distinct(remarkable), tuple(copied), compared)
+    own = {name: each for file in lesson.files for name, each in own_functions(submission, lesson, file).items()}
+    inside = {name: each.nodes_in(reference_marks()) for name, each in own.items()}
+    copied = tuple(
+        (name, nodes / own[name].nodes) for name, nodes in inside.items() if nodes > COPIED * own[name].nodes
+    )
+    share = sum(inside.values()) / max(sum(each.nodes for each in own.values()), 1)
+    return Authorship(distinct(oracles), distinct(insides), distinct(remarkable), copied, len(own), share)
 
 
 def distinct(found: list[str]) -> tuple[str, ...]:
@@ -129,24 +129,26 @@ def oracle_texts(tree: ast.Module) -> Iterator[str]:
 
 def inside_names(tree: ast.Module) -> Iterator[str]:
     """Yield every name of the interpreter's insides, as an attribute, imported, or as a text and nothing besides."""
+    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    called = {alias.asname or alias.name: alias.name for alias in aliases}  # modules by the names they have here
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Attribute):
             owner = OWNERS.get(node.attr)
-            if owner is None or (isinstance(node.value, ast.Name) and node.value.id == owner):
+            if owner is None or (isinstance(node.value, ast.Name) and called.get(node.value.id) == owner):
                 names = [node.attr]
         elif isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names if OWNERS.get(alias.name, node.module) == node.module]
         elif isinstance(node, ast.Name):
             names = [node.id] if node.id.startswith("__") else []
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names = [node.value] if node.value not in OWNERS else []
+            names = [node.value] if OWNERS.get(node.value) in (None, *called.values()) else []
         yield from (name for name in names if name in INSIDE_NAMES)
 
 
-@cache
-def telling_forms(lesson_id: str, file: str) -> dict[str, str]:
-    """Return the normal forms of the reference's functions that a task empties and that are long enough."""
-    own = functions_of(ast.parse((ENGINE / file).read_text()))
-    names = [f.qualname for task in load_manifest().lesson(lesson_id).tasks for f in task.functions if f.file == file]
-    return {name: normal_form(own[name]) for name in names if sum(1 for _ in ast.walk(own[name])) >= TELLING_NODES}
+def own_functions(submission: Submission, lesson: Lesson, file: str) -> dict[str, Prints]:
+    """Return the longer functions that are to be written in a file, and any more that its student wrote."""
+    found = fingerprints(submission.files.get(file, ""))
+    given = set(fingerprints((ENGINE / file).read_text()))
+    tasks = {f.qualname for task in lesson.tasks for f in task.functions if f.file == file}
+    return {name: each for name, each in found.items() if name in tasks or name not in given}

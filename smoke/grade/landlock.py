@@ -5,6 +5,7 @@ of https://docs.kernel.org/userspace-api/landlock.html.
 """
 
 import ctypes
+import importlib.util
 import os
 import struct
 import sys
@@ -12,6 +13,8 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from smoke.framework.manifest import ENGINE, ROOT, SUITE
 
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same numbers on every architecture
 READ_FILE, READ_FOLDER = 1 << 2, 1 << 3
@@ -36,7 +39,6 @@ SYSTEM = (
     "/proc/version",
     "/etc/ld.so.cache",
     "/etc/localtime",
-    "/etc/passwd",
     "/etc/nsswitch.conf",
     "/etc/os-release",
     "/dev/null",
@@ -48,6 +50,7 @@ SYSTEM = (
 ORACLES = ("transformers/generation", "transformers/integrations", "transformers/models")
 TOKENIZERS = ("auto", "qwen2", "qwen3", "__init__.py")  # what a tokenizer is loaded with, of transformers/models
 MODELS = ("modeling_", "modular_")
+PACKAGES = ("torch", "numpy", "transformers", "psutil")  # they may lie in folders of several kinds
 
 
 def libc() -> ctypes.CDLL:
@@ -109,17 +112,46 @@ def add_rule(rules: int, path: str, allowed: int) -> None:
     os.close(target)
 
 
-def interpreter_paths(without: Sequence[Path]) -> Readable:
-    """Return what Python, its packages and the system's libraries lie in, apart from ``without`` and the oracles."""
+def interpreter_paths(without: Sequence[Path] = ()) -> Readable:
+    """Return what Python, its packages and the system's libraries lie in, apart from ``without`` and the oracles.
+
+    The course is one of these, wherever it is installed. A folder that is needed and lies inside of something closed,
+    such as ``.venv`` in a checkout, is readable.
+    """
+    packages = package_folders()
     folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values(), *SYSTEM}
-    folders |= set(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
-    packages = Path(sysconfig.get_paths()["purelib"])
-    closed = [Path(os.path.realpath(path)) for path in (*without, *(packages / name for name in ORACLES))]
-    trees: list[Path] = list(tokenizer_files(packages / "transformers" / "models"))
-    listed: list[Path] = [packages / "transformers" / "models"]
-    for folder in sorted(folders - {"/"}):
-        divide(Path(folder), closed, trees, listed)
+    folders |= {*filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)), *map(str, packages)}
+    oracles = [folder / name for folder in packages for name in ORACLES]
+    course = course_folders([*packages, *(site for folder in sorted(folders) for site in sites_in(Path(folder)))])
+    closed = [Path(os.path.realpath(path)) for path in (*without, *course, *oracles)]
+    models = [folder / "transformers" / "models" for folder in packages]
+    trees = [file for folder in models for file in tokenizer_files(folder)]
+    listed = [folder for folder in models if folder.is_dir()]
+    for name in sorted(folders - {"/"}):
+        folder = Path(os.path.realpath(name))
+        divide(Path(name), [path for path in closed if path not in folder.parents], trees, listed)
     return Readable(tuple(dict.fromkeys(map(str, trees))), tuple(dict.fromkeys(map(str, listed))))
+
+
+def package_folders() -> list[Path]:
+    """Return the folders that packages are imported from: Python's own, a user's, or any other on ``sys.path``."""
+    specs = filter(None, map(importlib.util.find_spec, PACKAGES))  # found, not imported
+    others = [str(Path(spec.origin).parent.parent) for spec in specs if spec.origin]
+    paths = sysconfig.get_paths()
+    return [Path(os.path.realpath(path)) for path in dict.fromkeys((paths["purelib"], paths["platlib"], *others))]
+
+
+def sites_in(folder: Path) -> Iterator[Path]:
+    """Yield the folders of packages that belong to any Python beneath ``folder``."""
+    for pattern in ("python3*/*-packages", "lib*/python3*/*-packages"):
+        yield from folder.glob(pattern)
+
+
+def course_folders(sites: Sequence[Path]) -> list[Path]:
+    """Return where the course lies: the whole checkout, and its packages among others, also of another installation."""
+    root = Path(os.path.realpath(ROOT))
+    copies = [folder / name for folder in (root, *sites) for name in (ENGINE.name, SUITE.name)]
+    return copies if root in sites else [root, *copies]
 
 
 def divide(folder: Path, closed: Sequence[Path], trees: list[Path], listed: list[Path]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import mini_engine
 import smoke
 from smoke.framework.check import Check, all_checks
+from smoke.framework.prepared import hand_in
 from smoke.grade import guard, probes
 from smoke.grade.confinement import Confinement, confine
 from smoke.grade.enclosure import Enclosure, end_user
@@ -39,7 +40,6 @@ def serve() -> None:
     settings = Confinement.parse(json.loads(os.environ.pop(SETTINGS)))
     with suppress(AttributeError, OSError):
         libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    probes.install_absent_peer()
     child.serve(Children(settings))
 
 
@@ -58,9 +58,10 @@ class Children(child.Surroundings):
     def prepare(self, order: dict[str, Any]) -> None:
         """Open the notes and find out what the lesson's probes use, for every later child too."""
         lesson = order["lesson"]
+        self.inputs = probes.read_inputs(Path(order["answers"]))
         if lesson not in self.used:
-            checks = [check for check in all_checks().values() if check.lesson_id == lesson]
-            self.used[lesson] = probes.names_used(checks)
+            checks = [check.probe for check in all_checks().values() if check.lesson_id == lesson]
+            self.used[lesson] = probes.names_used([*checks, self.inputs])
             gc.freeze()
         self.notes = guard.Notes()
 
@@ -76,7 +77,7 @@ class Children(child.Surroundings):
     def enter(self, order: dict[str, Any]) -> None:
         """Take away from this process what the candidate is not to have."""
         out, view = Path(order["out"]), Path(order["view"])
-        probes.answer_for_peer(Path(order["answers"]))
+        hand_in(self.inputs)
         probes.prune([check_id for _, check_id in order["checks"]], self.used[order["lesson"]])
         course = tuple(f"{folder}{os.sep}" for folder in (*mini_engine.__path__, *smoke.__path__))
         mini_engine.__path__ = [str(view)]

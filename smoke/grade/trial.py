@@ -58,7 +58,7 @@ class Isolation:
     def confinement(self, worker: int, memory: int, seconds: int, without: Sequence[Path] = ()) -> Confinement:
         """Return the settings of one worker's children, which may read nothing of the course or ``without``."""
         uid = None if self.uid is None else self.uid + worker
-        return Confinement(uid, self.read_all, memory, seconds, interpreter_paths((ROOT, *without)))
+        return Confinement(uid, self.read_all, memory, seconds, interpreter_paths(without))
 
     def lines(self) -> list[str]:
         """Return one sentence per kind of isolation, for the report; the first says what all of them come to."""
@@ -125,7 +125,7 @@ def try_here() -> None:
     """Confine this process and print as JSON what it was refused. It must be a process of its own."""
     home = Path(sys.argv[2])
     raw = json.loads(sys.argv[3])
-    settings = Confinement(raw["uid"], raw["read_all"], 2**30, SECONDS, interpreter_paths([ROOT]))
+    settings = Confinement(raw["uid"], raw["read_all"], 2**30, SECONDS, interpreter_paths())
     enclosure = Enclosure(keeps_user=settings.uid is None)
     if enclosure.fork():
         sys.exit(enclosure.wait())
@@ -133,7 +133,7 @@ def try_here() -> None:
     facts = {
         "network_closed": not other_devices(),
         "writes_refused": not can_write(home / "victim.txt"),
-        "reads_refused": not can_read(home / "victim.txt"),
+        "reads_refused": not can_read(home / "victim.txt") and not can_read(Path(__file__)),
         "programs_refused": not can_start("/bin/true"),
         "processes_limited": count_forks(PROCESSES) < PROCESSES,
         "processes_enclosed": enclosure.spaces.processes,

@@ -23,7 +23,7 @@ from smoke.framework.manifest import ENGINE, Lesson, load_manifest
 from smoke.grade.confinement import Confinement
 from smoke.grade.enclosure import end_user
 from smoke.grade.judge import Judge
-from smoke.grade.probes import ask_peer
+from smoke.grade.probes import prepare_inputs
 from smoke.grade.server import BOOT, SETTINGS
 from smoke.grade.submissions import Submission
 from smoke.grade.view import DATA, write_view
@@ -75,7 +75,7 @@ class Worker:
             sweep=self.sweep,
         )
         self.runner.home.chmod(0o711)  # candidates of another user pass through it to their own folder
-        self.answers: dict[tuple[str, int], Path] = {}  # what the peer answered, by lesson and seed
+        self.answers: dict[tuple[str, int], Path] = {}  # inputs made for probes, by lesson and seed
 
     def __enter__(self) -> Self:
         """Return the worker."""
@@ -137,7 +137,7 @@ class Worker:
         if (lesson.id, seed) not in self.answers:
             folder = self.runner.home / f"answers-{lesson.id}-{seed}"
             folder.mkdir()
-            ask_peer(checks_of([lesson]), seed, folder)
+            prepare_inputs(checks_of([lesson]), seed, folder)
             self.answers[lesson.id, seed] = folder
         return {
             "lesson": lesson.id,

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from smoke.framework.check import Check, checks_of
-from smoke.framework.manifest import ENGINE, ROOT, load_manifest
+from smoke.framework.manifest import ENGINE, ROOT, Lesson, load_manifest
 from smoke.grade.landlock import LANDLOCK_CREATE, libc
 from smoke.grade.submissions import Submission
 from smoke.grade.syscalls import CALLS, CLONE, CLONE_3, MACHINES, ON_ITSELF, SIGNAL_THREAD, filter_program
@@ -355,6 +355,101 @@ print("found: " + json.dumps([os.path.join(place, name) for place, _, names in o
     assert names.isdisjoint({"model.pyc", "attention/dense.pyc", "driver.pyc", "kernels/rms_norm.pyc"})
 
 
+# What stays of files ``spec_*.py`` and of other lessons in a candidate's process: inputs, and what stands in for the
+# parts around the candidate's own: a driver, a shelf of prefixes for the scheduler, a grammar of a few sentences.
+ENGINES = """
+    l3.driver.build_driver l4.k_driver.build_driver l4.k_driver.make_params l5.j_engine.Plan
+    l5.j_engine.answer l5.j_engine.build_engine l5.j_engine.entries_of l5.j_engine.stacked l5.j_engine.table_of
+    l5.spec_text.tokenizer
+"""
+SENTENCES = " ".join(f"l7.spec_sentences.{name}" for name in "agreement allowed forced rests token_bytes".split())
+EXPECTED = {
+    "L1": "",
+    "L2": """
+        l1.runs.build_model l2.spec_paging.Chunk l2.spec_paging.Schedule
+        l2.spec_paging.Step l2.spec_paging.allocator_script l2.spec_paging.make_schedule
+    """,
+    "L3": "",
+    "L4": "l3.driver.build_driver l3.driver.end_requests l3.driver.run l4.spec_histories.Past",
+    "L5": """
+        l3.driver.build_driver l4.k_driver.build_driver l4.k_driver.make_params l5.spec_scheduling.Person
+        l5.spec_scheduling.Rules l5.spec_scheduling.World
+        l5.spec_scheduling.token l5.spec_shelf l5.spec_text.byte_tokens
+        l5.spec_text.encoded l5.spec_text.in_bytes l5.spec_text.token l5.spec_text.tokenizer
+    """,
+    "L6": ENGINES + "l5.j_engine.alone l5.j_engine.poison_freed_pages l6.spec_prefixes",
+    "L7": ENGINES
+    + SENTENCES
+    + """
+        l7.spec_sentences.byte_of_character l7.spec_grammar_queue.orders l7.spec_regular.Language
+        l7.spec_regular.chars l7.spec_regular.draw_tree l7.spec_regular.either
+        l7.spec_regular.has_text l7.spec_regular.run l7.spec_regular.seq l7.spec_regular.text l7.spec_regular.times
+        l7.spec_regular.write l7.spec_trees.plain l7.spec_trees.size_of
+    """,
+    "L8": ENGINES
+    + SENTENCES
+    + """
+        l4.d_draw.triples l7.h_engine.Guest
+        l7.h_engine.drive l7.h_engine.plain_answer l7.h_engine.raise_missing l7.h_engine.register_backend
+        l7.k_jump.allowed_after l7.k_jump.build_sentences l7.k_jump.write_row l7.spec_sentences.byte_of_character
+        l8.spec_kernels
+    """,
+    "L9": "",
+}
+LOOK_AROUND = """
+import json as _json, sys as _s, types as _types
+_own = "smo" + "ke."
+def _below(kind):
+    for own in type.__subclasses__(kind):
+        yield own
+        yield from _below(own)
+def _is_named(thing):
+    return isinstance(thing, (type, _types.FunctionType))
+def _is_ours(thing):
+    return str(getattr(thing, "__module__", "")).startswith(_own)
+def _parts(thing):
+    if isinstance(thing, type):
+        return [*vars(thing).values(), *thing.__mro__]
+    if isinstance(thing, _types.FunctionType):
+        return [thing.__globals__, thing.__defaults__, thing.__kwdefaults__, vars(thing), *(thing.__closure__ or ())]
+    if isinstance(thing, dict):
+        return [*thing.keys(), *thing.values()]
+    if isinstance(thing, (list, tuple, set, frozenset)):
+        return list(thing)
+    names = ("__func__", "__self__", "__wrapped__", "func", "args", "keywords", "fget", "fset", "fn", "cell_contents",
+             "__dict__")
+    return [getattr(thing, name) for name in names if hasattr(thing, name)]
+_waiting = [kind for kind in _below(object) if _is_ours(kind)]
+for _name, _module in list(_s.modules.items()):
+    _waiting += [value for value in list(vars(_module).values()) if _is_named(value) and _is_ours(value)]
+    _waiting += [vars(_module)] if _name.startswith(_own) else []
+_seen, _names = {}, set()
+while _waiting:
+    _thing = _waiting.pop()
+    _is_module = isinstance(_thing, _types.ModuleType)
+    if id(_thing) in _seen or _is_module or (_is_named(_thing) and not _is_ours(_thing)):
+        continue
+    _seen[id(_thing)] = _thing
+    if _is_named(_thing) and _thing.__module__.startswith((_own + "checks", _own + "framework.peer")):
+        _names.add(_thing.__module__.removeprefix(_own + "checks.") + "." + _thing.__qualname__)
+    _waiting += _parts(_thing)
+_names = [name for name in _names if "__" not in name and (".spec_" in name or not name.startswith(LESSON))]
+print("found: " + _json.dumps(sorted(_names)))
+"""
+
+
+@pytest.mark.parametrize("lesson", load_manifest().written, ids=lambda lesson: lesson.id)
+def test_no_spec_is_reachable_and_nothing_of_another_lesson(worker: Worker, lesson: Lesson) -> None:
+    """Whatever a candidate finds from ``object.__subclasses__()`` and the modules that are loaded."""
+    files = starters(lesson.id)
+    first = min(files)
+    look = LOOK_AROUND.replace("LESSON", repr(f"{lesson.folder}."))
+    mode = worker.run(Submission("mallory", files | {first: files[first] + look}), [lesson], SEED)
+    found = json.loads(mode.log.partition("found: ")[2].splitlines()[0])
+    expected = tuple(f"{name}." for name in EXPECTED[lesson.id].split())
+    assert [name for name in found if not f"{name}.".startswith(expected)] == []
+
+
 # Notes ----------------------------------------------------------------------------------------------------------------
 
 
@@ -471,7 +566,7 @@ from smoke.grade.enclosure import Spaces
 from smoke.grade.landlock import interpreter_paths
 folder, target = Path(sys.argv[2]), sys.argv[3]
 uid = int(sys.argv[4]) or None
-confine(Confinement(uid, True, 2**31, 60, interpreter_paths([Path(sys.argv[1])])), folder, Spaces())
+confine(Confinement(uid, True, 2**31, 60, interpreter_paths()), folder, Spaces())
 libc = ctypes.CDLL(None, use_errno=True)
 def tried(function):
     try:
@@ -483,6 +578,7 @@ def by_folder():
 print(libc.open(target.encode(), os.O_RDONLY) >= 0, tried(lambda: torch.from_file(target, size=10, dtype=torch.uint8)),
       tried(by_folder), libc.system(b"true") == 0, libc.socket(1, 1, 0) >= 0, libc.memfd_create(b"x", 0) >= 0,
       libc.syscall(319 | 0x40000000, b"x", 0) >= 0, libc.shmget(0, 4096, 0o1600) >= 0,
+      tried(lambda: open("/etc/passwd").read()),
       tried(lambda: open(folder / "own.txt", "w").write("own")), tried(lambda: __import__("wave")))
 """
 
@@ -497,7 +593,7 @@ def test_the_kernel_refuses_what_comes_past_the_hook() -> None:
         words = [sys.executable, "-c", CONFINED, str(ROOT), name, str(MODEL), str(uid)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [*["False"] * 8, "True", "True"]
+    assert done.stdout.split() == [*["False"] * 9, "True", "True"]
 
 
 def answer_of(program: bytes, machine: int, number: int, first: int) -> int:

@@ -13,15 +13,18 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from smoke.course.forms import normal_form
 from smoke.course.starter import functions_of
+from smoke.framework import prepared
+from smoke.framework.bank import load_wheats
 from smoke.framework.check import Failure, ProbeError, Result, checks_of
 from smoke.framework.manifest import ENGINE, ROOT, Lesson, load_manifest
 from smoke.grade import confinement, judge
@@ -269,6 +272,51 @@ def test_a_copy_is_recognised_under_other_names() -> None:
     assert normal_form(same) != normal_form(other)
 
 
+DISGUISES = {
+    "pass": "pass",
+    "unused local": "unused = previous = 1",
+    "unused function": "def unused(x):\n    return x",
+    "branch never taken": "if False:\n    print(1)",
+    "mere annotation": "unused: int",
+    "text": "'other words'",
+}
+
+
+def disguised(text: str, statement: str) -> str:
+    """Put a statement that computes nothing into every function and change every docstring."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            has_docstring = ast.get_docstring(node) is not None
+            node.body[: int(has_docstring)] = ast.parse("'Other words.'").body if has_docstring else []
+            node.body[int(has_docstring) : int(has_docstring)] = ast.parse(statement).body
+    return ast.unparse(tree)
+
+
+@pytest.mark.parametrize("name", DISGUISES)
+def test_a_copy_is_recognised_with_statements_that_compute_nothing(name: str) -> None:
+    files = {file: disguised(text, DISGUISES[name]) for file, text in reference("L1", "L2").items()}
+    for lesson in LESSONS[:2]:
+        found = examine(Submission("ada", files), lesson)
+        assert len(found.copied) == found.compared > 0
+        assert found.share == 1.0
+
+
+def test_a_copy_with_calls_in_it_is_told_with_its_share() -> None:
+    files = {file: disguised(text, "print()") for file, text in reference("L2").items()}
+    found = examine(Submission("ada", files), LESSONS[1])
+    assert 0.8 < found.share < 1.0
+    assert f"{found.share:.0%} of {found.compared} longer functions together" in found.notes()[-1]
+
+
+def test_another_solution_is_no_copy() -> None:
+    """It was written anew, under the names that the course gives."""
+    (other,) = (wheat.edit for wheat in load_wheats() if wheat.id == "W6-X1")
+    found = examine(Submission("ada", {other.file: other.apply()}), load_manifest().lesson("L6"))
+    assert found.compared > 10
+    assert found.share < 0.35
+
+
 @pytest.mark.parametrize("lesson", LESSONS[:3], ids=lambda lesson: lesson.id)
 def test_the_reference_is_a_copy_and_a_starter_is_none(lesson: Lesson) -> None:
     copied = examine(Submission("ada", reference(lesson.id)), lesson)
@@ -286,6 +334,8 @@ def test_the_reference_is_a_copy_and_a_starter_is_none(lesson: Lesson) -> None:
         "x = __import__('transformers')",
         "import sys; sys.modules['a' + 'b'].norm_peer(0)",
         "from sys import modules as m",
+        "import sys as s; s.modules",
+        "import sys; getattr(sys, 'modules')",
         "import ctypes",
         "g = rms_norm.__globals__",
         "x = getattr(f, '__closure__')",
@@ -320,7 +370,10 @@ def test_pairs_of_submissions_that_share_functions() -> None:
     loop = own.format("turn", "x", "out")
     files = {
         "ada": {"driver.py": loop, "model.py": common.format("a", "b", "c")},
-        "bob": {"driver.py": own.format("turned", "values", "kept"), "model.py": common.format("d", "e", "f")},
+        "bob": {
+            "driver.py": disguised(own.format("turned", "values", "kept"), "unused = 1"),
+            "model.py": disguised(common.format("d", "e", "f"), "pass"),
+        },
         "cid": reference("L1") | {"driver.py": loop.replace("% 3", "% 4")},
         "dan": reference("L1") | {"attention/dense.py": common.format("g", "h", "k")},
         "eve": starters("L1", "L3") | {"attention/dense.py": common.format("g", "h", "k")},
@@ -328,7 +381,7 @@ def test_pairs_of_submissions_that_share_functions() -> None:
     }
     found = pairs([Submission(name, own_files) for name, own_files in files.items()], LESSONS[:3])
     assert (found[0].first, found[0].second) == ("ada", "bob")
-    assert set(found[0].functions) == {"driver.py:turn", "model.py:a"}
+    assert found[0].shares == {"driver.py:turn": 1.0, "model.py:a": 1.0}
     assert {(pair.first, pair.second) for pair in found[1:]} == {
         ("ada", "dan"),
         ("ada", "eve"),
@@ -337,7 +390,7 @@ def test_pairs_of_submissions_that_share_functions() -> None:
         ("dan", "eve"),
     }
     assert found[1].weight < found[0].weight / 3
-    assert "ada and bob: 2 longer functions are the same" in found[0].words()
+    assert "ada and bob: 2 longer functions are alike" in found[0].words()
 
 
 # Scores -------------------------------------------------------------------------------------------------------------
@@ -562,7 +615,7 @@ from pathlib import Path
 from smoke.grade import confinement, enclosure, trial
 from smoke.grade.landlock import interpreter_paths
 uid = int(sys.argv[2])
-folder, readable = Path(sys.argv[4]), interpreter_paths([])
+folder, readable = Path(sys.argv[4]), interpreter_paths()
 if os.geteuid() == 0:
     os.chown(folder, uid, uid)
     confinement.become(uid, read_all=True)
@@ -645,6 +698,33 @@ def test_what_a_probe_imports_late_is_loaded_before_its_process_is_confined(monk
     """A confined process may not list the folder of the checks, so it could not find them."""
     late = "smoke.checks.l8.probes"
     monkeypatch.delitem(sys.modules, late, raising=False)
-    used = names_used(checks_of([load_manifest().lesson("L8")]))
+    used = names_used([check.probe for check in checks_of([load_manifest().lesson("L8")])])
     assert late in sys.modules
     assert {"noise_kernel", "key_kernel", "cut_kernel"} <= used[late]
+
+
+def double(values: list[int], times: int) -> Iterator[list[int]]:
+    """Yield an input several times."""
+    return (values * 2 for _ in range(times))
+
+
+def test_a_prepared_input_is_recorded_and_handed_in_without_its_maker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "BOOK", prepared.Book())
+    made = prepared.prepared(double)
+    with prepared.recording() as answers:
+        assert list(made([1], 2)) == [[1, 1], [1, 1]]
+    assert names_used([made]) == {}, "what makes it is not used by a probe"
+    prepared.hand_in(answers)
+    given = list(made([1], 2))
+    given[0].append(5)
+    assert list(made([1], 2)) == [[1, 1], [1, 1]], "a candidate may write into what it is given"
+    with pytest.raises(RuntimeError, match="not made before"):
+        made([2], 2)
+
+
+def test_tensors_are_told_apart_by_all_of_their_elements_and_their_shape() -> None:
+    long = torch.zeros(5000)
+    other = long.clone()
+    other[2500] = 1
+    told = [prepared.told([tensor]) for tensor in (long, other, long.half(), torch.zeros(0, 3), torch.zeros(0, 4))]
+    assert len(set(told)) == 5

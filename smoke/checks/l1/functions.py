@@ -121,8 +121,8 @@ def frequencies_probe(seed: int) -> Values:
 
 def frequencies_peer(seed: int) -> Values:
     """Return transformers' ``inv_freq``; torch's default dtype changes nothing."""
-    values: Values = {f"D={dim}, theta={theta:g}": peer.rotary(dim, theta).inv_freq for dim, theta in ROTARY_CASES}
-    return values | {FLOAT64_CASE: peer.rotary(*ROTARY_CASES[0]).inv_freq}
+    values: Values = {f"D={dim}, theta={theta:g}": peer.rotary_frequencies(dim, theta) for dim, theta in ROTARY_CASES}
+    return values | {FLOAT64_CASE: peer.rotary_frequencies(*ROTARY_CASES[0])}
 
 
 def table_probe(seed: int) -> Values:
@@ -132,7 +132,7 @@ def table_probe(seed: int) -> Values:
     values: Values = {}
     for dim, theta in ROTARY_CASES:
         for name, dtype in both_dtypes():
-            frequencies = peer.rotary(dim, theta).inv_freq
+            frequencies = peer.rotary_frequencies(dim, theta)
             cos, sin = rotary_table(torch.tensor(POSITIONS), frequencies, dtype)
             values[f"D={dim}, theta={theta:g}, {name}"] = {"cos": cos, "sin": sin}
     return values

@@ -17,6 +17,7 @@ from smoke.checks.l2.spec_paging import Chunk
 from smoke.framework.cases import DTYPES, random_case, random_tensor
 from smoke.framework.check import Failure, Registry, Values, noting
 from smoke.framework.compare import bitwise, differences
+from smoke.framework.prepared import prepared
 from smoke.framework.pretend_gpu import PretendGpu, device_of
 
 REGISTRY = Registry()
@@ -352,20 +353,34 @@ def pack_spec(seed: int) -> Values:
     return values | {"devices": ["meta"] * 7}
 
 
+def view_batches(seed: int) -> Iterator[tuple[str, list[Chunk], int]]:
+    """Yield other batches than those that are to be packed, whose fields would answer that."""
+    return batches(~seed)
+
+
+@prepared
+def packed_batches(seed: int) -> dict[str, dict[str, Any]]:
+    """Return the fields of packed batches by name."""
+    found = {}
+    for name, chunks, page_size in view_batches(seed):
+        fields = paging.packed(chunks, page_size)
+        found[name] = {
+            "cu_seqlens_q": torch.tensor(fields["cu_seqlens_q"], dtype=torch.int32),
+            "seq_lens_kv": torch.tensor(fields["seq_lens_kv"], dtype=torch.int32),
+            "block_table": torch.tensor(fields["block_table"], dtype=torch.int32),
+            "slot_mapping": torch.tensor(fields["slot_mapping"]),
+            "page_size": page_size,
+        }
+    return found
+
+
 def views_probe(seed: int) -> Values:
     """Build metadata by hand and read the two derived views."""
     from mini_engine.attention.metadata import AttentionMetadata
 
     values: Values = {}
-    for name, chunks, page_size in batches(seed):
-        fields = paging.packed(chunks, page_size)
-        meta = AttentionMetadata(
-            cu_seqlens_q=torch.tensor(fields["cu_seqlens_q"], dtype=torch.int32),
-            seq_lens_kv=torch.tensor(fields["seq_lens_kv"], dtype=torch.int32),
-            block_table=torch.tensor(fields["block_table"], dtype=torch.int32),
-            slot_mapping=torch.tensor(fields["slot_mapping"]),
-            page_size=page_size,
-        )
+    for name, fields in packed_batches(seed).items():
+        meta = AttentionMetadata(**fields)
         ranges = [[int(start), int(end)] for start, end in meta.query_ranges]
         values[name] = {"query_ranges": ranges, "kv_slots": [slots.long() for slots in meta.kv_slots]}
         values[f"{name}: types"] = sorted({type(bound).__name__ for pair in meta.query_ranges for bound in pair})
@@ -392,7 +407,7 @@ def views_probe(seed: int) -> Values:
 def views_spec(seed: int) -> Values:
     """Derive them from the chunks."""
     values: Values = {}
-    for name, chunks, page_size in batches(seed):
+    for name, chunks, page_size in view_batches(seed):
         fields = paging.packed(chunks, page_size)
         bounds = fields["cu_seqlens_q"]
         values[name] = {

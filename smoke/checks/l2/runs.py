@@ -17,6 +17,7 @@ from smoke.framework import peer, rows
 from smoke.framework.cases import DTYPES, LENGTHS, ModelCase, embedded_case, random_case, random_ids, random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, close, differences, remember
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 RAGGED = (33, 1, 70, 8, 17)  # prompt lengths of a batch
@@ -79,6 +80,12 @@ def raw_inputs(seed: int) -> tuple[list[list[int]], Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
+@prepared
+def cached_slots(pages: list[int], computed: int) -> list[int]:
+    """Return the slots of the first tokens of a sequence, on pages of 4."""
+    return [paging.slot(pages, position, 4) for position in range(computed)]
+
+
 def raw_probe(seed: int) -> Values:
     """Fill the cached part of a pool, then attend with the packed rest, on layer 1."""
     from mini_engine.attention.metadata import SequenceChunk, pack_batch
@@ -95,7 +102,7 @@ def raw_probe(seed: int) -> Values:
         chunks = []
         first = 0
         for pages, (total, computed) in zip(owned, RAW_CHUNKS, strict=True):
-            slots = torch.tensor([paging.slot(pages, p, 4) for p in range(computed)], dtype=torch.int64)
+            slots = torch.tensor(cached_slots(pages, computed), dtype=torch.int64)
             pool.write(1, k[first : first + computed], v[first : first + computed], slots)
             chunks.append(SequenceChunk([0] * (total - computed), computed, pages))
             rows_now += list(range(first + computed, first + total))

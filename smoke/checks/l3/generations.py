@@ -1,5 +1,6 @@
 """The checks of requests that are refused (L3.C) and of whole generations (L3.D)."""
 
+import random
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,34 @@ ACCEPTED: dict[str, tuple[Any, int]] = {
 }
 
 
+def drawn_requests(seed: int) -> dict[str, tuple[list[int], int, tuple[str, ...]]]:
+    """Draw requests with one fault or none, and the numbers that a refusal must name."""
+    rng = random.Random(f"requests {seed}")
+    found = {}
+    for index in range(24):
+        length, count = rng.randint(1, 60), rng.randint(1, 40)
+        prompt = [rng.randrange(128) for _ in range(length)]
+        numbers: tuple[str, ...] = ()
+        kind = rng.choice(("none", "just fits", "token id", "count", "length"))
+        if kind == "token id":
+            prompt[rng.randrange(length)] = wrong = rng.choice((-1, 1)) * rng.randint(128, 999)
+            numbers = (str(wrong), "127")
+        elif kind == "count":
+            count = -rng.randrange(9)
+            numbers = (str(count), "1")
+        elif kind in ("just fits", "length"):
+            prompt = [*prompt, *[5] * (512 - count - length)]
+            count += rng.randint(1, 9) if kind == "length" else 0
+            numbers = (str(len(prompt) + count), "512") if kind == "length" else ()
+        found[f"drawn request {index}, {len(prompt)} tokens and {count} more"] = (prompt, count, numbers)
+    return found
+
+
 def request_probe(seed: int) -> Values:
     """Check every request and keep the type and the words of what is raised."""
     driver = build_driver(random_case(SMALL, seed))
     values: Values = {}
-    for name, (prompt, count, *_) in {**REFUSED, **ACCEPTED}.items():
+    for name, (prompt, count, *_) in {**REFUSED, **ACCEPTED, **drawn_requests(seed)}.items():
         try:
             driver.check_request(prompt, count)
             values[name] = "accepted"
@@ -54,11 +78,15 @@ def request_probe(seed: int) -> Values:
 def request_verdict(seed: int, got: Values) -> list[Failure]:
     """Refusals are ``ValueError`` naming value and limit."""
     failures = []
-    for name, (_, _, numbers) in REFUSED.items():
+    drawn = drawn_requests(seed)
+    accepted = [*ACCEPTED, *(name for name, (_, _, numbers) in drawn.items() if not numbers)]
+    for name, (_, _, numbers) in {**REFUSED, **drawn}.items():
         words = str(got[name])
+        if name in accepted:
+            continue
         if not words.startswith("ValueError") or not all(number in words for number in numbers):
             failures.append(Failure(name, "", f"a ValueError that names {' and '.join(numbers)}", words))
-    failures += [Failure(name, "", "accepted", str(got[name])) for name in ACCEPTED if got[name] != "accepted"]
+    failures += [Failure(name, "", "accepted", str(got[name])) for name in accepted if got[name] != "accepted"]
     name = "the prompt [9, 3, 5] afterwards"
     return failures + differences([9, 3, 5], got[name], None, name)
 

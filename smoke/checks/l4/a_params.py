@@ -4,6 +4,7 @@ Owns: probes that build ``SamplingParams`` and what becomes of every way to writ
 """
 
 import math
+import random
 import re
 from typing import Any
 
@@ -126,12 +127,28 @@ FORMS: dict[str, tuple[dict[str, Any], str, Any]] = {
 }
 
 
+def all_forms(seed: int) -> dict[str, tuple[dict[str, Any], str, Any]]:
+    """Return the table, and ids, words and biases that are drawn."""
+    rng = random.Random(f"forms {seed}")
+    ids = [rng.randrange(1000) for _ in range(9)]
+    twice = [*ids, rng.choice(ids)]
+    words = [rng.sample(range(1000), rng.randint(1, 4)) for _ in range(3)]
+    bias = {token: rng.randint(-100, 100) for token in dict.fromkeys(ids)}
+    drawn: dict[str, tuple[dict[str, Any], str, Any]] = {
+        "drawn stop ids": ({"stop_token_ids": twice}, "stop_token_ids", list(dict.fromkeys(ids))),
+        "drawn allowed ids": ({"allowed_token_ids": twice}, "allowed_token_ids", sorted(set(ids))),
+        "drawn bad words": ({"bad_words": words}, "bad_words", words),
+        "drawn bias": ({"logit_bias": bias}, "logit_bias", [[token, float(x)] for token, x in bias.items()]),
+    }
+    return FORMS | drawn
+
+
 def forms_probe(seed: int) -> Values:
     """Build every way to write a value; build the result anew; change the caller's objects afterwards."""
     from dataclasses import replace
 
     values: Values = {}
-    for name, (arguments, field, _) in FORMS.items():
+    for name, (arguments, field, _) in all_forms(seed).items():
         params = build(dict(arguments))
         values[name] = params if isinstance(params, str) else plain(getattr(params, field))
         values[f"{name}, built anew"] = isinstance(params, str) or replace(params) == params
@@ -152,8 +169,9 @@ def forms_probe(seed: int) -> Values:
 
 def forms_spec(seed: int) -> Values:
     """Read the table."""
-    values: Values = {name: form for name, (_, _, form) in FORMS.items()}
-    values |= {f"{name}, built anew": True for name in FORMS}
+    forms = all_forms(seed)
+    values: Values = {name: form for name, (_, _, form) in forms.items()}
+    values |= {f"{name}, built anew": True for name in forms}
     values["after the caller changed its lists"] = [[4, 5], [[1, 2]], [["x", [["a", 1]]]]]
     return values
 

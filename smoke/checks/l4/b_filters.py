@@ -15,6 +15,7 @@ from smoke.checks.l4 import spec_distribution as spec
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Probe, Registry, Values, Verdict
 from smoke.framework.compare import bitwise, differences, remember
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 BANNED = spec.BANNED
@@ -331,6 +332,7 @@ def min_p_keep(row: spec.Row, share: float) -> Collection[int] | None:
 PS = (0.1, 0.5, 0.6, 0.9, 0.95, 0.99, 1.0, 0.3)
 
 
+@prepared
 def near(rows: Tensor, wanted: list[float]) -> list[float]:
     """Move every p away from the edges of its row; 1 stays 1."""
     return [p if p == 1 else spec.p_near(row, p) for row, p in zip(rows.tolist(), wanted, strict=True)]
@@ -400,6 +402,7 @@ for check_id, proves, top_p_set in (
     REGISTRY.add(check_id, proves, filter_probe("apply_top_p", top_p_set), filter_verdict(top_p_set, top_p_keep))
 
 
+@prepared
 def min_p_cases(seed: int) -> dict[str, FilterCase]:
     """Pair rows with shares, some rows off; a share of 1 keeps the likeliest token and its equals."""
     rows = mixed_rows(150, seed)
@@ -455,6 +458,7 @@ def joint_cases(seed: int) -> dict[str, FilterCase]:
     }
 
 
+@prepared
 def after_k_cases(seed: int) -> dict[str, FilterCase]:
     """Pair k with p as ``joint_cases`` does, with p kept off the edges of what top-k leaves."""
     rows = mixed_rows(80, seed)

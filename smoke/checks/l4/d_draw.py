@@ -15,6 +15,7 @@ from smoke.checks.l4 import spec_distribution as spec
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, close, differences
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 BANNED = spec.BANNED
@@ -205,6 +206,7 @@ REGISTRY.add(
 )
 
 
+@prepared
 def extreme_rows() -> dict[str, tuple[list[float], int, int, int]]:
     """Return logits, seed, position and the id to be drawn where a hash is the smallest or the largest.
 
@@ -304,6 +306,7 @@ REGISTRY.add(
 PLACES = (0.02, 0.5, 0.98)
 
 
+@prepared
 def uniform_rows(seed: int) -> dict[str, tuple[list[float], list[tuple[float, int]]]]:
     """Return rows of logits with (uniform number, id to be drawn) for points inside every token's share."""
     plain = random_tensor(40, seed=seed + 600).tolist()

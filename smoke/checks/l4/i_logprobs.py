@@ -13,6 +13,7 @@ from smoke.checks.l4 import spec_distribution as spec
 from smoke.framework.cases import random_ids, random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import close
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 TOLERANCE = 1e-5
@@ -37,6 +38,7 @@ def wanted(row: spec.Row, token: int, count: int) -> list[Any]:
     return [entry(int(t), value, int(rank)) for t, value, rank in spec.report(row, token, count)]
 
 
+@prepared
 def chosen_cases(seed: int) -> dict[str, tuple[Tensor, list[int], list[int]]]:
     """Return logits [R, V], the chosen ids and the counts: ties, unlikely choices, more asked than there are."""
     rows = random_tensor(6, 30, seed=seed + 700)

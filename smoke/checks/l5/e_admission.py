@@ -25,6 +25,7 @@ from smoke.checks.l5.spec_scheduling import Chunks, Naive, Person, Rules, expect
 from smoke.checks.l5.spec_shelf import build_shelf
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 RATIOS = (Fraction(1), Fraction(1, 2), Fraction(3, 8))  # exact in binary: no rounding decides
@@ -81,6 +82,7 @@ def line_cases(seed: int) -> dict[str, Case]:
     }
 
 
+@prepared
 def promise_cases(seed: int) -> dict[str, Case]:
     """Return many requests that need little now and more later; each must count what was promised just before."""
     rng = random.Random(f"promises {seed}")
@@ -119,6 +121,7 @@ def aged_cases(seed: int) -> dict[str, Case]:
     }
 
 
+@prepared
 def drawn_cases(seed: int) -> dict[str, Case]:
     """Draw states: some run, some wait, and the pool is about as large as what is promised."""
     found = {}

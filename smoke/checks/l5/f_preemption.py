@@ -23,10 +23,12 @@ from smoke.checks.l5.spec_scheduling import Person, Rules, touched
 from smoke.checks.l5.spec_shelf import build_shelf
 from smoke.framework.check import Registry, Values
 from smoke.framework.compare import bitwise, close
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 
 
+@prepared
 def room_cases(seed: int) -> dict[str, Case]:
     """Return states before a step: newest tokens on page boundaries, and pools with nothing, just enough, more."""
     found = {}
@@ -114,6 +116,7 @@ def room_spec(seed: int) -> Values:
     return values
 
 
+@prepared
 def missing_people() -> dict[str, tuple[Person, int]]:
     """Return requests around page boundaries, some with pages for tokens to come, with page sizes."""
     return {

@@ -16,6 +16,7 @@ from smoke.checks.l5.spec_scheduling import Chunks, Naive, Person, Rules, World,
 from smoke.checks.l5.spec_shelf import build_shelf
 from smoke.framework.check import Failure, Registry, Values, noting
 from smoke.framework.compare import bitwise, close, remember
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 POLICIES = ("fcfs", "lof", "shortest", "lpm", "dfs-weight")  # without hits the last two go by arrival
@@ -146,6 +147,7 @@ def step_spec(seed: int) -> Values:
 # Runs ---------------------------------------------------------------------------------------------------------------
 
 
+@prepared
 def worlds(seed: int, preemption: bool) -> dict[str, World]:
     """Draw three worlds a policy, of 20 requests each: 300 in all."""
     return {
@@ -235,6 +237,7 @@ def output_failures(name: str, world: World, story: scheduling.Story, outputs: d
 BEGINNINGS = ([1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 40, 41], [60, 61, 62])
 
 
+@prepared
 def page_worlds(seed: int) -> dict[str, tuple[World, bool]]:
     """Draw worlds with and without preemption, and each with and without a prefix cache."""
     return {

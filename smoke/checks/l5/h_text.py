@@ -11,6 +11,7 @@ from typing import Any
 from smoke.checks.l5 import spec_text as spec
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences, remember
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 Writing = tuple[list[int], list[str], int]  # ids, stop strings, min_new_tokens
@@ -52,6 +53,7 @@ def expected(writing: Writing) -> dict[str, Any]:
     return {"pieces": streamed.pieces, "rest": streamed.rest, "text": streamed.text, "matched": streamed.matched}
 
 
+@prepared
 def named(writings: Sequence[Writing]) -> dict[str, Writing]:
     """Name every writing by what it holds."""
     return {
@@ -115,15 +117,22 @@ def searches(seed: int) -> dict[str, tuple[str, list[str], int]]:
     return {f"{text!r} from {start}, stop {stops}": (text, stops, start) for text, stops, start in drawn}
 
 
+@prepared
+def without_stops(seed: int) -> list[str]:
+    """Return the names of searches in which no stop string is found."""
+    return [name for name, asked in searches(seed).items() if spec.first_stop(*asked) is None]
+
+
 def search_probe(seed: int) -> Values:
     """Ask where a stop string begins, and if there is none how much might be one."""
     from mini_engine.detokenizer import StopStrings
 
     values: Values = {}
+    open_ends = without_stops(seed)
     for name, (text, stops, start) in searches(seed).items():
         finder = StopStrings(stops)
         found = finder.find(text, start)
-        held = finder.held_back(text, start) if spec.first_stop(text, stops, start) is None else None
+        held = finder.held_back(text, start) if name in open_ends else None
         values[name] = {"found": None if found is None else list(found), "held back": held}
     return values
 
@@ -150,6 +159,7 @@ REGISTRY.add(
 # Characters ---------------------------------------------------------------------------------------------------------
 
 
+@prepared
 def plain_writings(seed: int) -> list[Writing]:
     """Draw texts in three spellings, and some with special tokens in them."""
     rng = random.Random(f"plain {seed}")
@@ -168,6 +178,7 @@ add_feed(
 )
 
 
+@prepared
 def stray_writings(seed: int) -> list[Writing]:
     """Draw ids that spell half characters, stray bytes and anything else that a model may say."""
     rng = random.Random(f"stray {seed}")
@@ -222,6 +233,7 @@ BY_HAND: tuple[tuple[str, list[str]], ...] = (
 )
 
 
+@prepared
 def stop_writings(seed: int) -> list[Writing]:
     """Spell every text in three ways, with its stop strings in two orders."""
     rng = random.Random(f"stop {seed}")
@@ -254,6 +266,7 @@ add_feed(
 )
 
 
+@prepared
 def least_writings(seed: int) -> list[Writing]:
     """Let stop strings count from different tokens on."""
     rng = random.Random(f"least {seed}")

@@ -377,16 +377,26 @@ def below_cut(size: int, below: int, cut: int) -> list[list[Any]]:
 KNOWN = ("created", "used", "uses", "priority", "locks")
 
 
+def inherited(seed: int) -> dict[str, tuple[int, int, int]]:
+    """Return how often the node is locked, and at which pages it is cut, first below and then above."""
+    rng = random.Random(f"inherited {seed}")
+    cases = [(0, 3, 1), (1, 3, 1), (3, 3, 1)]
+    for _ in range(4):
+        lower = rng.randrange(2, CUT_PAGES)
+        cases.append((rng.randrange(9), lower, rng.randrange(1, lower)))
+    return {f"{locks} locks, cut at {lower} and at {upper}": (locks, lower, upper) for locks, lower, upper in cases}
+
+
 def inherits_probe(seed: int) -> Values:
     """Cut locked and unlocked nodes, the upper half once more, and tell what is known of each part."""
     values: Values = {}
-    for locks in (0, 1, 3):
+    for case, (locks, lower, upper) in inherited(seed).items():
         cache = plant(2, cut_tree(2, 1, locks))
         node = node_at(cache, 31)
-        middle = cache.split(node, 3)
-        cache.split(middle, 1)
+        middle = cache.split(node, lower)
+        cache.split(middle, upper)
         found = {str(node["pages"]): node for node in tree_of(cache)}
-        values[f"{locks} locks"] = {
+        values[case] = {
             "known": {pages: [node[part] for part in KNOWN] for pages, node in found.items()},
             "counters": [cache.num_pages, cache.num_evictable],
         }
@@ -396,12 +406,14 @@ def inherits_probe(seed: int) -> Values:
 def inherits_spec(seed: int) -> Values:
     """All three parts are what the whole was; the others are what they were."""
     values: Values = {}
-    for locks in (0, 1, 3):
+    pages = [31, 35, 33, 32, 34]
+    for case, (locks, lower, upper) in inherited(seed).items():
         whole = [20, 50, 6, 2, locks]
         others = {"[11, 10]": [10, 70, 9, 4, locks + 1 if locks else 0], "[90]": [0, 30, 0, 0, 0]}
         others |= {"[60, 61]": [0, 40, 0, 0, 0], "[70, 71, 72]": [0, 5, 0, 0, 0]}
-        known = {"[31]": whole, "[35, 33]": whole, "[32, 34]": whole, **others}
-        values[f"{locks} locks"] = {"known": known, "counters": [13, 6 if locks else 13]}
+        parts = (pages[:upper], pages[upper:lower], pages[lower:])
+        known = {**{str(part): whole for part in parts}, **others}
+        values[case] = {"known": known, "counters": [13, 6 if locks else 13]}
     return values
 
 

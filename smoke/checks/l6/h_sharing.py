@@ -4,6 +4,7 @@ Owns: requests that are put into a state by hand, and a prefix cache of these ch
 tree. Whole runs are in ``h_life.py`` and ``h_engine.py``. No model.
 """
 
+import random
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -381,6 +382,21 @@ MEETINGS: dict[str, dict[str, Meeting]] = {
 }
 
 
+def meetings(group: str, seed: int) -> dict[str, Meeting]:
+    """Return the meetings of a group; to those about how much is enough, 30 are added that are drawn."""
+    if group != "enough":
+        return MEETINGS[group]
+    rng = random.Random(f"meetings {seed}")
+    drawn = {}
+    for index in range(30):
+        length, shared = rng.randint(5, 24), rng.randint(0, 24)
+        other = [*LONG[:shared], *[1] * rng.randint(1, 6)]
+        asks = Asker(LONG[:length], state="waiting")
+        runs = (Asker(other, computed=rng.randrange(len(other))), Asker([7] * rng.randint(1, 9)))
+        drawn[f"drawn meeting {index}"] = Meeting(asks, rng.randrange(length // 4 + 1), runs)
+    return MEETINGS[group] | drawn
+
+
 def meet_probe(group: str) -> Probe:
     """Return a probe that asks in every meeting of a group, with all thresholds."""
 
@@ -389,7 +405,7 @@ def meet_probe(group: str) -> Probe:
         from mini_engine.scheduler.sharing import SharingLimits, could_share_soon
 
         values: Values = {}
-        for name, meeting in MEETINGS[group].items():
+        for name, meeting in meetings(group, seed).items():
             for least, below in THRESHOLDS:
                 siblings: list[Any] = []
                 request = build(meeting.asks, "r0", siblings)
@@ -410,7 +426,7 @@ def meet_spec(group: str) -> Expected:
 
     def spec(seed: int) -> Values:
         values: Values = {}
-        for name, meeting in MEETINGS[group].items():
+        for name, meeting in meetings(group, seed).items():
             for least, below in THRESHOLDS:
                 siblings = [sibling for sibling in meeting.siblings if sibling.state == "running"]
                 waits = bool(siblings) and all(is_computing(sibling) for sibling in siblings)

@@ -15,6 +15,7 @@ from torch import Tensor
 from smoke.checks.l7.spec_regular import Ranges, bits_of, words_of
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
+from smoke.framework.prepared import prepared
 from smoke.framework.pretend_gpu import PretendGpu, device_of
 
 REGISTRY = Registry()
@@ -29,6 +30,7 @@ def draw_allowed(seed: int, *shape: int) -> Tensor:
     return torch.rand(*shape, generator=generator) < 0.5
 
 
+@prepared
 def words(allowed: Tensor) -> Tensor:
     """Return the spec's bitmask [..., W]."""
     rows = allowed.reshape(-1, allowed.shape[-1]).tolist()

@@ -12,6 +12,7 @@ from smoke.checks.l7.spec_regular import DEAD, Rows, Tree, has_text, leads_to_en
 from smoke.checks.l7.tree_cases import drawn, loops, pieces, repeats
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import differences
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 
@@ -39,6 +40,7 @@ def draw_automaton(rng: random.Random, size: int, columns: int, copies: int) -> 
     return ordered(blown, [ends[state] for state in of])
 
 
+@prepared
 def to_merge(seed: int) -> dict[str, Automaton]:
     """Return automata: made by hand, chains whose states only a long text tells apart, and drawn ones."""
     rng = random.Random(f"merge {seed}")

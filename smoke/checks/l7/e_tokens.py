@@ -11,6 +11,7 @@ import torch
 from smoke.checks.l7.spec_regular import DEAD, Rows, run, table_of, table_of_words
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 Walk = tuple[list[bytes], Rows]
@@ -20,6 +21,7 @@ NUMBERS = table_of([{DIGITS: 1}, {DIGITS: 1, ",": 2}, {DIGITS: 1}])  # [0-9]+(,[
 SPELLINGS = b"7|71|,|7,|,7|12,34,5|,,|12,|a||7a|7||0|9|  |12,34,5".split(b"|")
 
 
+@prepared
 def small_walks(seed: int) -> dict[str, Walk]:
     """Return vocabularies that can be read, among them none at all."""
     words = table_of_words(["yes", "no", "été", "10 €", "naïve"])[0]
@@ -74,6 +76,7 @@ def drawn_walks(seed: int) -> dict[str, Walk]:
     return walks
 
 
+@prepared
 def long_walks(seed: int) -> dict[str, Walk]:
     """Return tokens of up to 70 bytes, one of which may come to its end; the others fail at every depth."""
     rng = random.Random(f"long {seed}")
@@ -204,6 +207,7 @@ def sizes_probe(seed: int) -> Values:
     return {f"state {state}": torch.from_numpy(trie.allowed(transitions, state).copy()) for state in range(len(rows))}
 
 
+@prepared
 def large_walk(seed: int) -> Walk:
     """Return 20,000 tokens, and states in which a letter, an alphabet, half of the bytes and every byte may come."""
     rng = random.Random(f"large {seed}")

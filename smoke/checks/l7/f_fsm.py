@@ -24,6 +24,7 @@ from smoke.checks.l7.spec_regular import (
 )
 from smoke.framework.check import Registry, Values, noting
 from smoke.framework.compare import bitwise
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 
@@ -60,6 +61,7 @@ def vocabulary() -> list[bytes]:
     return tokens + [b""] * NUM_PADDING
 
 
+@prepared
 def languages() -> dict[str, Language]:
     """Return the languages of the checks. With 64 tokens, every bit of both words is a token."""
     tokens = vocabulary()
@@ -150,7 +152,7 @@ def masks_spec(seed: int) -> Values:
     """Ask token by token."""
     values: Values = {}
     for name, language in languages().items():
-        rows = [language.mask(state) for state in range(len(language.rows))]
+        rows = [language.words_after(state) for state in range(len(language.rows))]
         values[name] = [rows, rows, "int32"]
     return values
 
@@ -337,6 +339,7 @@ def parts(seed: int) -> dict[str, History]:
     }
 
 
+@prepared
 def drawn_histories(seed: int) -> dict[str, History]:
     """Draw a history for each language."""
     rng = random.Random(f"histories {seed}")
@@ -367,12 +370,23 @@ def fill_spec(seed: int) -> Values:
     """Expect the mask of the start, every time."""
     values: Values = {}
     for name, language in languages().items():
-        start = language.mask(0)
+        start = language.words_after(0)
         values[name] = [[[start, True, start], [start]] * 3, True]
     return values
 
 
 BOUNDS = ("as many as it likes", "as many as are visited", "three", "one")  # of the masks that are kept
+
+
+@prepared
+def observed_on(way: list[Operation]) -> list[Any]:
+    """Return what is to be seen after each operation."""
+    answers = [Answer(languages()["words"])]
+    seen = []
+    for operation in way:
+        happen(answers, operation)
+        seen.append(answers[0].observed())
+    return seen
 
 
 def memo_probe(seed: int) -> Values:
@@ -391,11 +405,9 @@ def memo_probe(seed: int) -> Values:
         compiled.most_masks = most
         for way in ways * 10:
             grammars = [FsmGrammar(compiled)]
-            answers = [Answer(language)]
-            for operation in way:
+            for operation, wanted in zip(way, observed_on(way), strict=True):
                 do(grammars, operation)
-                happen(answers, operation)
-                wrong += see(grammars[0], 3) != answers[0].observed()
+                wrong += see(grammars[0], 3) != wanted
                 largest = max(largest, len(compiled.masks))
         num_visited = max(num_visited, largest)
         num_walks = compiled.trie.num_walks if most >= num_visited else 0

@@ -22,6 +22,7 @@ from smoke.checks.l5.spec_text import tokenizer
 from smoke.checks.l7 import spec_sentences as specs
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import differences
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 DEAD = -1
@@ -279,6 +280,7 @@ def spell_bytes(text: str) -> list[int]:
     return [single[byte] for byte in text.encode()]
 
 
+@prepared
 def jumps(seed: int) -> dict[str, Jump]:
     """Return places in every language: in canonical tokens, in single bytes and drawn; with and without a limit."""
     found = {}

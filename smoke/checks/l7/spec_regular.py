@@ -283,7 +283,7 @@ class Language:
             return self.accepting[state]
         return bool(self.token_bytes[token]) and run(self.rows, self.token_bytes[token], state) != DEAD
 
-    def mask(self, state: int) -> list[int]:
+    def words_after(self, state: int) -> list[int]:
         """Return the words of a state's mask, asking token by token."""
         return words_of([self.may_follow(state, token) for token in range(len(self.token_bytes))])
 
@@ -313,7 +313,7 @@ class Answer:
     def observed(self) -> list[Any]:
         """Return whether it has ended, whether it is whole as it stands, and its mask."""
         size = len(self.language.token_bytes)
-        mask = words_of([False] * size) if self.has_ended else self.language.mask(self.state)
+        mask = words_of([False] * size) if self.has_ended else self.language.words_after(self.state)
         return [self.has_ended, bool(self.language.accepting[self.state]), mask]
 
 

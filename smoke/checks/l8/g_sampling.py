@@ -18,6 +18,7 @@ from smoke.checks.l8.guard import ON_GPU, apart, bits, followed_by, gaps_of, gua
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, close, differences
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 BANNED = -math.inf
@@ -268,6 +269,7 @@ REGISTRY.add(
 )
 
 
+@prepared
 def odd_draws() -> dict[str, tuple[list[float], int, int, int]]:
     """Return rows, seeds and positions: with extreme hashes, and with two scores that only float64 tells apart."""
     for own in range(1000):

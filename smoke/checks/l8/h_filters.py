@@ -19,6 +19,7 @@ from smoke.checks.l8.guard import ON_GPU, apart, guarded, set_for_now, with_sign
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 BANNED = -math.inf
@@ -347,6 +348,7 @@ REGISTRY.add(
 SHARES = (0.5, 1e-9, 0.9, 0.37, 0.999, 1.0)
 
 
+@prepared
 def shares_of(rows: Tensor) -> Tensor:
     """Return top-p of six rows, none of them at an edge between two tokens."""
     near = [p if p == 1 else spec.p_near(row, p) for row, p in zip(rows.tolist(), SHARES, strict=True)]
@@ -358,7 +360,8 @@ def top_p_probe(seed: int) -> Values:
     import mini_engine.kernels.top_p as op
 
     rows = inputs(seed, 6)
-    return run(op, "apply_top_p", rows, lambda case: [shares_of(rows[case])])
+    shares = {case: shares_of(own) for case, own in rows.items()}
+    return run(op, "apply_top_p", rows, lambda case: [shares[case]])
 
 
 def top_p_spec(seed: int) -> Values:
@@ -377,6 +380,7 @@ REGISTRY.add(
 LIMITS = (0.0, 1e-6, 0.05, 0.3, 0.9, 1.0)
 
 
+@prepared
 def limits_of(rows: Tensor) -> Tensor:
     """Return min-p of six rows."""
     near = [x if x in (0, 1) else spec.share_near(row, x) for row, x in zip(rows.tolist(), LIMITS, strict=True)]
@@ -388,7 +392,8 @@ def min_p_probe(seed: int) -> Values:
     import mini_engine.kernels.min_p as op
 
     rows = inputs(seed, 6)
-    return run(op, "apply_min_p", rows, lambda case: [limits_of(rows[case])])
+    limits = {case: limits_of(own) for case, own in rows.items()}
+    return run(op, "apply_min_p", rows, lambda case: [limits[case]])
 
 
 def min_p_spec(seed: int) -> Values:

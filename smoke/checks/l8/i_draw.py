@@ -16,6 +16,7 @@ from smoke.checks.l8.h_filters import BLOCK, LIKELY, MASS_ONE, plain, small_bloc
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
+from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 BANNED = -math.inf
@@ -174,6 +175,7 @@ def both_ids(row: list[float], k: int, p: float, joint: bool) -> list[int]:
     return [token for token in spec.top_p_ids(left, p) if left[token] > BANNED]
 
 
+@prepared
 def safe_p(row: list[float], k: int, p: float, joint: bool) -> float:
     """Return a p near the wanted one, not at an edge of the distribution that it judges."""
     return p if p == 1 else spec.p_near(row if joint else spec.only(row, spec.top_k_ids(row, k)), p)
@@ -188,6 +190,7 @@ class Both:
     p: list[float]
 
 
+@prepared
 def both_cases(seed: int, joint: bool) -> dict[str, Both]:
     """Return rows with and without equals, and the vectors on which engines differ."""
     cases = {}
@@ -211,9 +214,10 @@ def both_probe(seed: int) -> Values:
     import mini_engine.kernels.top_k_top_p as op
 
     values: Values = {}
+    cases = {joint: both_cases(seed, joint) for joint in (False, True)}
     with small_blocks(op) as guard:
-        for joint in (False, True):
-            for name, case in both_cases(seed, joint).items():
+        for joint, own in cases.items():
+            for name, case in own.items():
                 given = torch.tensor(case.k), torch.tensor(case.p, dtype=torch.float64)
                 kept = op.apply_top_k_top_p(apart(case.rows, 1000.0), *given, joint)
                 values[f"{name}, joint {joint}"] = with_signs(kept)
@@ -271,6 +275,7 @@ class Draws:
         )
 
 
+@prepared
 def filtered_draws(seed: int, joint: bool, equals: bool) -> Draws:
     """Return seven rows, each with filters of its own, and a point in the middle of one of its tokens' shares."""
     rng = random.Random(f"draw {seed} {joint} {equals}")
