@@ -130,9 +130,12 @@ def prove_reference(workers: Sequence[Worker], lessons: Sequence[Lesson], record
     waiting = queue_of(unproved)
     with tqdm(total=len(checks_of(unproved)), desc="proving the reference", unit="check") as bar:
 
+        def report(_: Result) -> None:
+            bar.update()
+
         def prove(worker: Worker) -> None:
             for lesson in taken_from(waiting):
-                outcome = worker.run_reference(lesson, records.seed, report=lambda _: bar.update())
+                outcome = worker.run_reference(lesson, records.seed, report=report)
                 for result in outcome.results:
                     if not result.passed:
                         why = explain_short(result, outcome.log)

@@ -23,11 +23,13 @@ MAX_ENTRIES = 5000  # of one submission; more are not even listed
 MAX_DEPTH = 40  # folders within folders
 MAX_ARCHIVE_BYTES = 256 * 2**20  # of a tar, unpacked: reaching a member means reading everything before it
 TAR = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$", re.IGNORECASE)
+MANIFEST = "lessons/manifest.toml"  # what has it is a whole course
 LESSON_FOLDER = re.compile(r"L(\d+)(?!\d)", re.IGNORECASE)  # such as L4, l4_sampler
 UNREMARKABLE = {
     "__pycache__",
     "__MACOSX",
     ".git",
+    ".venv",
     ".DS_Store",
     ".ipynb_checkpoints",
     ".pytest_cache",
@@ -254,7 +256,8 @@ def sort_members(
     name: str, members: list[str], load: Callable[[str], bytes], left_out: Sequence[str] = ()
 ) -> Submission:
     """Tell lesson files from the rest and read them with ``load``. ``left_out`` says what is not among ``members``."""
-    members = [m for m in members if not UNREMARKABLE & set(PurePosixPath(m).parts)]
+    listed = [m for m in members if not UNREMARKABLE & set(PurePosixPath(m).parts)]
+    members = without_course(listed)
     files: dict[str, str] = {}
     faults = list(left_out)
     wanted: dict[str, str] = {}  # member -> lesson file
@@ -274,8 +277,15 @@ def sort_members(
     others = [member for member in members if member not in wanted]
     faults += [f"{one_line(m)} may be {' or '.join(meant(m))}; put it into its folder" for m in others if meant(m)]
     if not wanted:
-        faults.append(why_none(members))
+        is_clone = len(members) < len(listed)
+        faults.append("it is a clone of the course with no file of its own in work/" if is_clone else why_none(members))
     return Submission(name, files, tuple(map(one_line, others)), tuple(faults))
+
+
+def without_course(members: Sequence[str]) -> list[str]:
+    """Leave out the course's own files where a student handed in a clone of it: there ``work/`` alone is theirs."""
+    clones = [m.removesuffix(MANIFEST) for m in members if f"/{m}".endswith(f"/{MANIFEST}")]
+    return [m for m in members if not any(m.startswith(c) and not m.startswith(f"{c}work/") for c in clones)]
 
 
 def meant(member: str) -> tuple[str, ...]:

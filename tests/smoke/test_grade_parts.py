@@ -123,6 +123,20 @@ def test_a_file_in_its_folder_goes_before_one_of_its_name(tmp_path: Path) -> Non
     assert "penalties.py may be sampler/penalties.py or kernels/penalties.py" in which
 
 
+@pytest.mark.parametrize("prefix", ["", "course-main/"])
+@pytest.mark.parametrize("form", ["folder", "zip", "tgz"])
+def test_of_a_clone_only_work_is_the_students(tmp_path: Path, prefix: str, form: str) -> None:
+    """The clone has the course's own files, which are the solution."""
+    course = {"lessons/manifest.toml": b"", "mini_engine/model.py": b"OURS", "mini_engine/driver.py": b"OURS"}
+    course = {prefix + file: data for file, data in course.items()}
+    write_submission(tmp_path, "ada", course | {f"{prefix}work/model.py": b"OWN", f"{prefix}.venv/x.py": b""}, form)
+    write_submission(tmp_path, "bob", course, form)
+    ada, bob = read_submissions(tmp_path)
+    assert ada == Submission("ada", {"model.py": "OWN"})
+    assert bob.files == {}
+    assert bob.faults == ("it is a clone of the course with no file of its own in work/",)
+
+
 def test_the_table_says_why_a_submission_earns_nothing(tmp_path: Path) -> None:
     deep = "d/" * 60
     place = tmp_path / "in"
