@@ -58,7 +58,7 @@ def grade_command(
     except KeyboardInterrupt:
         typer.echo(f"to go on, give the same command with --out {out}: what is finished is kept there", err=True)
         raise
-    alike = pairs(found, chosen)
+    alike = pairs(found, chosen) if len(found) > 1 else []
     write_all(out, scores, alike, conditions)
     write_matrix(out, scores, alike, conditions)
     write_uploads(out, uploads, scores, who, conditions)
