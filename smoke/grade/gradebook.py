@@ -8,9 +8,9 @@ Owns: the queue and the progress. Must not know: how a report looks.
 
 import queue
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,17 +103,13 @@ def work_together(work: Callable[[Worker], None], workers: Sequence[Worker], wai
         except BaseException as error:  # kept for the caller: an exception of a thread would be lost
             stop(error)
 
-    threads = [threading.Thread(target=guarded, args=(worker,)) for worker in workers]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    except KeyboardInterrupt as error:
-        stop(error)
-        tqdm.write("interrupted: what is running is finished and kept; Ctrl-C once more ends at once", file=sys.stderr)
-        for thread in filter(threading.Thread.is_alive, threads):
-            thread.join()
+    with ThreadPoolExecutor(max(1, len(workers))) as pool:  # an interrupted ``join`` takes a thread for ended
+        try:
+            wait([pool.submit(guarded, worker) for worker in workers])
+        except KeyboardInterrupt as error:
+            stop(error)
+            words = "interrupted: what is running is finished and kept; Ctrl-C once more ends at once"
+            tqdm.write(words, file=sys.stderr)
     if errors:
         raise errors[0]
 

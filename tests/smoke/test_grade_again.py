@@ -128,6 +128,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_says_how_to_go_on(
     def press() -> None:
         if not pressed.is_set():
             pressed.set()
+            threading.Event().wait(0.3)  # the main thread waits for this one
             os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(0.5)  # the main thread stops the queue in this time
 
@@ -135,6 +136,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_says_how_to_go_on(
     monkeypatch.setattr(command, "try_isolation", lambda: HERE)
     with pytest.raises(KeyboardInterrupt):
         command.grade_command(place, out, jobs=1, lessons="L1,L2")
+    assert len(list((out / "records").rglob("*.json"))) == 1, "the lesson that was being run is finished and kept"
     words = capsys.readouterr().err
     assert "what is running is finished and kept" in words
     assert f"to go on, give the same command with --out {out}" in words
