@@ -12,7 +12,9 @@ other modules, and ``doctor``, ``diff``, ``mutants``, ``accept`` and the noteboo
 that is graded while students have the export: it empties lesson N too, keeps the earlier ones as its base, and gives up
 those commands for it. Hiding a solution by compiling it would only look like hiding.
 
-The README's first commands are those that work in the export, and its generated tables are made anew there.
+The README begins with how to work in the export, and its generated tables are made anew there. A link to what is not in
+the export becomes plain words, and a picture that is not in it goes. ``work/`` is no longer ignored: it is what
+students hand in, by a commit where they work in a clone.
 """
 
 import ast
@@ -28,6 +30,7 @@ from typing import Annotated
 
 import typer
 
+from smoke.course.classroom import write_classroom
 from smoke.course.forms import TELLING_NODES, normal_form
 from smoke.course.forms import forms as forms_of
 from smoke.course.starter import functions_of, starter_files
@@ -38,6 +41,34 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_checkpoints", ".DS
 KEPT_KEYS = ("id", "slug", "title", "goal")
 GENERATE = ("generate", "Once upon a time", "--max-new-tokens", "2")  # what the README begins with
 COMMANDS = ('pip install -e ".[dev]" && python -m smoke start {lesson}', "python -m smoke watch")
+FENCED = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([\w./-]+)(?:#[\w-]*)?\)")  # to a file; addresses have a colon
+HOW_TO_WORK = """## How to work
+
+You need Python 3.11 or newer. You do not need a GPU. This is the course up to {last}.
+
+```console
+$ {start}
+$ {watch}
+```
+
+The first command installs the project and writes the files of {first} to `work/`. The second runs the checks of the
+task where you are whenever you save one of them. On Linux torch comes with its CUDA libraries, about 2.5 GB. Without
+a GPU take its CPU build first, 0.2 GB:
+`pip install "torch<2.14" --index-url https://download.pytorch.org/whl/cpu`.
+
+Read [the lesson]({page}). Write the functions that it names in `work/`: that folder is what you hand in.
+`python -m smoke next` says where you are, and `python -m smoke hint` helps. `python -m smoke start` with the name of a
+lesson begins it. All commands: [`lessons/README.md`](lessons/README.md).
+
+"""
+EMPTY = """`mini-engine generate` and the lines of Python below end with `NotImplementedError`, which names the lesson
+that is missing: the functions of {lessons} are empty here.
+
+"""
+PUSHED = """Commit `work/` and push it. Each push runs the checks of every task, and GitHub shows the points.
+
+"""
 
 
 def export_command(
@@ -46,15 +77,19 @@ def export_command(
     sealed: Annotated[
         bool, typer.Option("--sealed", help="Take out the solution of that lesson too; diff and mutants need it.")
     ] = False,
+    classroom: Annotated[
+        bool, typer.Option("--classroom", help="Add what GitHub Classroom runs: a test for each task, with its points.")
+    ] = False,
+    git: Annotated[bool, typer.Option("--git", help="Make it a git repository with one commit.")] = False,
 ) -> None:
     """Write a course repository without the solutions of later lessons."""
-    emptied = export(folder, upto, sealed)
+    emptied = export(folder, upto, sealed, classroom, git)
     names = ", ".join(lesson.id for lesson in emptied) or "none, all lessons are in it"
     typer.echo(f"written to {folder}; without the solutions of: {names}")
     typer.echo(f"try it:  cd {folder} && python -m smoke start L1 && python -m smoke watch")
 
 
-def export(folder: Path, upto: str, sealed: bool) -> list[Lesson]:
+def export(folder: Path, upto: str, sealed: bool, classroom: bool = False, git: bool = False) -> list[Lesson]:
     """Write the repository to ``folder`` and return the lessons whose solution is not in it.
 
     Raises ``ValueError`` for a folder that is not empty or an unknown lesson, and, leaving nothing behind, if a
@@ -77,12 +112,16 @@ def export(folder: Path, upto: str, sealed: bool) -> list[Lesson]:
             empty_lesson(folder, lesson, kept)
         for lesson in later:
             remove_lesson(folder, lesson)
-        unlink_lessons(folder, later)
         prove_absent(folder, emptied, kept)
-        if emptied and not run(folder, "mini_engine", *GENERATE):
-            tell_commands(folder, last, emptied)
+        missing = emptied if emptied and not run(folder, "mini_engine", *GENERATE) else []
+        tell_how_to_work(folder, last, missing, classroom)
+        unlink_absent(folder)
         if not run(folder, "smoke", "sync"):
             raise ValueError("the tables of the exported lessons cannot be generated; try `python -m smoke sync` here")
+        if classroom:
+            write_classroom(folder, load_manifest().upto(last.id))
+        if git:
+            commit(folder, last)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -97,6 +136,8 @@ def copy_parts(folder: Path) -> None:
             shutil.copytree(ROOT / part, folder / part, ignore=LEFT_OUT)
         elif (ROOT / part).is_file():
             shutil.copyfile(ROOT / part, folder / part)
+    ignored = folder / ".gitignore"
+    ignored.write_text("".join(line for line in ignored.read_text().splitlines(True) if line.strip() != "/work/"))
 
 
 def empty_lesson(folder: Path, lesson: Lesson, kept: set[str]) -> None:
@@ -134,13 +175,29 @@ def announced(block: str, lesson: Lesson) -> str:
     return "\n".join(["[[lesson]]", *kept, "", ""])
 
 
-def unlink_lessons(folder: Path, lessons: list[Lesson]) -> None:
-    """Turn links to absent lessons into plain words."""
-    for file in (*folder.glob("*.md"), *(folder / "lessons").rglob("*.md")):
-        text = file.read_text()
-        for lesson in lessons:
-            text = re.sub(rf"\[([^\]]*)\]\([^)]*{lesson.slug}(?:/\w+\.md|\.ipynb)[^)]*\)", r"\1", text)
-        file.write_text(text)
+def unlink_absent(folder: Path) -> None:
+    """Turn links to files that are not in the export into plain words, and take out pictures that are not."""
+    for file in folder.rglob("*.md"):
+
+        def plain(link: re.Match[str], here: Path = file.parent) -> str:
+            is_picture, words, target = link.groups()
+            return link[0] if (here / target).exists() else "" if is_picture else words
+
+        parts = FENCED.split(file.read_text())  # every other part is a block of code
+        file.write_text("".join(part if number % 2 else LINK.sub(plain, part) for number, part in enumerate(parts)))
+
+
+def commit(folder: Path, last: Lesson) -> None:
+    """Make the folder a git repository with one commit. Raises ``ValueError`` if git does not."""
+    author = ("-c", "user.name=The course", "-c", "user.email=course@localhost")
+    words = ("commit", "--quiet", "--no-gpg-sign", "--no-verify", "-m", f"The course up to {last.id}")
+    for arguments in (("init", "--quiet", "--initial-branch=main"), ("add", "--all"), (*author, *words)):
+        try:
+            done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise ValueError(f"--git needs git, which cannot be started: {error}") from None
+        if done.returncode:
+            raise ValueError(f"git {arguments[0]} failed in the export: {done.stderr.strip()[-300:]}; leave out --git")
 
 
 def run(folder: Path, *command: str) -> bool:
@@ -151,25 +208,19 @@ def run(folder: Path, *command: str) -> bool:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, check=False).returncode == 0
 
 
-def tell_commands(folder: Path, last: Lesson, emptied: list[Lesson]) -> None:
-    """Put commands that work in an engine without the ``emptied`` lessons in the place of the README's first ones."""
+def tell_how_to_work(folder: Path, last: Lesson, missing: list[Lesson], classroom: bool) -> None:
+    """Put how students work in the export in the place of the README's first commands.
+
+    ``missing`` are the lessons without which the engine generates nothing.
+    """
     readme = folder / "README.md"
     first = load_manifest().written[0]
-    ends = ", ".join(lesson.id for lesson in emptied)
-    text = f"""## Two commands
-
-You need Python 3.11 or newer. You do not need a GPU. This is the course up to {last.id}.
-
-```console
-$ {COMMANDS[0].format(lesson=first.id)}
-$ {COMMANDS[1].format(lesson=first.id)}
-```
-
-The first command installs the project and writes the files of {first.id} to `work/`. The second runs the checks of
-the task where you are whenever you save one of them. `mini-engine generate` and the lines of Python below end with
-`NotImplementedError`, which names the lesson that is missing: the functions of {ends} are empty here.
-
-"""
+    start, watch = (command.format(lesson=first.id) for command in COMMANDS)
+    text = HOW_TO_WORK.format(last=last.id, first=first.id, start=start, watch=watch, page=first.page())
+    if missing:
+        text += EMPTY.format(lessons=", ".join(lesson.id for lesson in missing))
+    if classroom:
+        text += PUSHED
     section = re.compile(r"^## Two commands\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
     changed, count = section.subn(lambda _: text, readme.read_text())
     if count != 1:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tqdm import tqdm
 
 from smoke.framework.manifest import Lesson, load_manifest
 from smoke.grade.documents import write_all
@@ -19,6 +18,7 @@ from smoke.grade.records import Records
 from smoke.grade.scoring import StudentScore
 from smoke.grade.submissions import Submission, read_submissions
 from smoke.grade.trial import Isolation, try_isolation
+from smoke.grade.uploads import chosen_formats, match, read_roster, write_uploads
 from smoke.grade.worker import DISK_BYTES
 from smoke.runner.runner import PATIENCE
 
@@ -33,25 +33,42 @@ def grade_command(
         int, typer.Option(min=1, help="Seconds of the processor for one lesson's checks; four times that on the clock.")
     ] = 180,
     mem: Annotated[str, typer.Option(help="Memory of one submission beyond torch itself, like 512M or 2G.")] = "2G",
-    seed: Annotated[str, typer.Option(help="Draws the inputs of every check: auto, or a number to repeat.")] = "auto",
+    seed: Annotated[str, typer.Option(help="Draws the inputs of every check: auto, or a number.")] = "auto",
     lessons: Annotated[str, typer.Option(help="Grade these alone, like L1,L4; all of them without it.")] = "",
+    formats: Annotated[
+        str, typer.Option("--format", help="Write what these import, too: canvas, moodle, gradescope, or several.")
+    ] = "",
+    roster: Annotated[Path | None, typer.Option(help="A CSV with the students' ids or e-mail addresses.")] = None,
 ) -> None:
     """Grade a folder of submissions."""
     limits = Limits(timeout, parse_size(mem))
     chosen = choose_lessons(lessons)
     found = read_submissions(submissions)
+    uploads = chosen_formats(formats)
+    if "gradescope" in uploads and len(found) != 1:
+        raise ValueError(f"--format gradescope is for one submission, and {submissions} has {len(found)}")
+    who = match(found, read_roster(roster) if roster else None)
     records = Records(out, seed, {"timeout": timeout, "memory": limits.memory})
     isolation = try_isolation()
     conditions = describe(records, isolation, limits)
     typer.echo("\n".join(conditions), err=True)
     hidden = (submissions.resolve(), out.resolve())
-    with tqdm(total=len(found) * len(chosen), desc="grading", unit="lesson") as bar:
-        scores = grade(found, chosen, records, isolation, limits, jobs, hidden, bar.update)
-    alike = pairs(found, chosen)
+    try:
+        scores = grade(found, chosen, records, isolation, limits, jobs, hidden)
+    except KeyboardInterrupt:
+        typer.echo(f"to go on, give the same command with --out {out}: what is finished is kept there", err=True)
+        raise
+    alike = pairs(found, chosen) if len(found) > 1 else []
     write_all(out, scores, alike, conditions)
     write_matrix(out, scores, alike, conditions)
-    records.mark(finished=True)
+    write_uploads(out, uploads, scores, who, conditions)
     typer.echo(closing(scores, found, out))
+    typer.echo(
+        "".join(f"{out}/{'results.json' if name == 'gradescope' else f'{name}.csv'}\n" for name in uploads), nl=False
+    )
+    unknown = [submission.name for submission in found if submission.name not in who]
+    if unknown:
+        typer.echo(f"not in the roster, and in no table for a platform: {', '.join(unknown)}")
 
 
 def choose_lessons(text: str) -> tuple[Lesson, ...]:
@@ -62,7 +79,7 @@ def choose_lessons(text: str) -> tuple[Lesson, ...]:
 
 def describe(records: Records, isolation: Isolation, limits: Limits) -> list[str]:
     """Return sentences about the run."""
-    again = " (that of the run that was not finished)" if records.resumed else ""
+    again = " (that of this report's first run)" if records.resumed else ""
     return [
         f"seed: {records.seed}{again}",
         f"limits per lesson: {limits.seconds} s of the processor, {PATIENCE * limits.seconds:g} s on the clock, "

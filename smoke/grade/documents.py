@@ -42,7 +42,10 @@ def write_csv(file: Path, students: Sequence[StudentScore]) -> None:
             name = student.submission.name
             for alone, whole in zip(student.of_mode("isolated"), student.of_mode("cumulative"), strict=True):
                 notes = "; ".join(dict.fromkeys((*alone.notes, *whole.notes, *alone.remarks)))
-                row = (alone.points, alone.earned, whole.earned, status(alone), alone.reason or whole.reason, notes)
+                reason = alone.reason or whole.reason
+                if not student.submission.files:  # then what is wrong with all of it is the reason
+                    reason = "; ".join(student.submission.faults) or reason
+                row = (alone.points, alone.earned, whole.earned, status(alone), reason, notes)
                 table.writerow([name, alone.lesson.id, *map(one_line, row)])
             isolated, points = student.total("isolated")
             faults = "; ".join(student.submission.faults)
@@ -94,7 +97,7 @@ def report(student: StudentScore, conditions: Sequence[str]) -> str:
     if student.submission.ignored:
         shown = ", ".join(map(quoted, student.submission.ignored[:20]))
         more = f" and {len(student.submission.ignored) - 20} more" if len(student.submission.ignored) > 20 else ""
-        parts.append(f"- Not read, because the course has no such file: {shown}{more}")
+        parts.append(f"- Not read, because they are no files of the course or there is a likelier one: {shown}{more}")
     for alone, whole in zip(student.of_mode("isolated"), student.of_mode("cumulative"), strict=True):
         parts += ["", *lesson_part(alone, whole)]
     parts += ["", "## How it was graded", "", *(f"- {condition}" for condition in conditions)]

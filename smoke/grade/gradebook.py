@@ -1,16 +1,22 @@
 """The run itself: every lesson of every submission once, on several workers, kept as it is finished.
 
+Before it, the reference of the lessons that are graded is proved: under the same conditions and on the same inputs all
+of its checks pass. A proof is kept like a record, so who goes on, or grades one student anew, does not wait for it.
+
 Owns: the queue and the progress. Must not know: how a report looks.
 """
 
 import queue
-import threading
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tqdm import tqdm
 
 from smoke.framework.check import Result, checks_of
 from smoke.framework.manifest import ENGINE, Lesson
@@ -21,7 +27,6 @@ from smoke.grade.submissions import Submission
 from smoke.grade.trial import Isolation
 from smoke.grade.worker import MAX_LOG, ModeRun, Worker, lessons_of_mode
 
-Progress = Callable[[], object]
 T = TypeVar("T")
 
 
@@ -41,41 +46,38 @@ def grade(
     limits: Limits,
     jobs: int,
     hidden: Sequence[Path] = (),
-    progress: Progress = lambda: None,
 ) -> list[StudentScore]:
     """Grade ``lessons`` of every submission and return the scores in the same order.
 
     ``hidden`` are folders that candidates must not read, such as the report's. Raises what a worker raised, after the
     others have stopped; what a submission does is never such an error.
     """
-    waiting = not_recorded(submissions, lessons, records, progress)
-
-    def work(worker: Worker) -> None:
-        for submission, lesson in taken_from(waiting):
-            records.save(submission, lesson, run_safely(worker, submission, lesson, records.seed))
-            progress()
-
+    everything = [(submission, lesson) for submission in submissions for lesson in lessons]
+    missing = [(submission, lesson) for submission, lesson in everything if records.load(submission, lesson) is None]
+    handed_in = {lesson for submission, lesson in missing if not submission.files.keys().isdisjoint(lesson.files)}
+    waiting = queue_of(missing)
     with ExitStack() as stack:
-        numbers = range(min(jobs, waiting.qsize()))
+        numbers = range(min(jobs, len(missing)))
         settings = [isolation.confinement(number, limits.memory, limits.seconds, hidden) for number in numbers]
         workers = [stack.enter_context(Worker(confinement)) for confinement in settings]
-        if workers:
-            prove_reference(workers, handed_in(submissions, lessons), records.seed)
+        prove_reference(workers, [lesson for lesson in lessons if lesson in handed_in], records)
+        done = len(everything) - len(missing)
+        bar = stack.enter_context(tqdm(total=len(everything), initial=done, desc="grading", unit="lesson"))
+
+        def work(worker: Worker) -> None:
+            for submission, lesson in taken_from(waiting):
+                records.save(submission, lesson, run_safely(worker, submission, lesson, records.seed))
+                bar.update()
+
         work_together(work, workers, waiting)
     return [score_recorded(submission, lessons, records) for submission in submissions]
 
 
-def not_recorded(
-    submissions: Sequence[Submission], lessons: Sequence[Lesson], records: Records, progress: Progress
-) -> "queue.Queue[tuple[Submission, Lesson]]":
-    """Return what has no record yet; ``progress`` hears of the rest."""
-    waiting: queue.Queue[tuple[Submission, Lesson]] = queue.Queue()
-    for submission in submissions:
-        for lesson in lessons:
-            if records.load(submission, lesson) is None:
-                waiting.put((submission, lesson))
-            else:
-                progress()
+def queue_of(items: Iterable[T]) -> "queue.Queue[T]":
+    """Return a queue that holds ``items``."""
+    waiting: queue.Queue[T] = queue.Queue()
+    for item in items:
+        waiting.put(item)
     return waiting
 
 
@@ -101,45 +103,42 @@ def work_together(work: Callable[[Worker], None], workers: Sequence[Worker], wai
         except BaseException as error:  # kept for the caller: an exception of a thread would be lost
             stop(error)
 
-    threads = [threading.Thread(target=guarded, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except KeyboardInterrupt as error:
-        stop(error)
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(max(1, len(workers))) as pool:  # an interrupted ``join`` takes a thread for ended
+        try:
+            wait([pool.submit(guarded, worker) for worker in workers])
+        except KeyboardInterrupt as error:
+            stop(error)
+            words = "interrupted: what is running is finished and kept; Ctrl-C once more ends at once"
+            tqdm.write(words, file=sys.stderr)
     if errors:
         raise errors[0]
 
 
-def handed_in(submissions: Sequence[Submission], lessons: Sequence[Lesson]) -> list[Lesson]:
-    """Return those of ``lessons`` of which a file was handed in."""
-    names = {file for submission in submissions for file in submission.files}
-    return [lesson for lesson in lessons if not names.isdisjoint(lesson.files)]
-
-
-def prove_reference(workers: Sequence[Worker], lessons: Sequence[Lesson], seed: int) -> None:
-    """Run the checks of ``lessons`` on the reference under the same conditions. Raises ``RuntimeError`` if one fails.
+def prove_reference(workers: Sequence[Worker], lessons: Sequence[Lesson], records: Records) -> None:
+    """Run the checks of ``lessons`` on the reference, where no proof is kept. Raises ``RuntimeError`` if one fails.
 
     There is no grading on a machine, or under limits, where the right answer fails. It also lets the oracles compute
     their answers before the first submission's clock runs.
     """
-    waiting: queue.Queue[Lesson] = queue.Queue()
-    for lesson in lessons:
-        waiting.put(lesson)
+    unproved = [lesson for lesson in lessons if not records.is_proved(lesson)]
+    if not unproved:
+        return
+    waiting = queue_of(unproved)
+    with tqdm(total=len(checks_of(unproved)), desc="proving the reference", unit="check") as bar:
 
-    def prove(worker: Worker) -> None:
-        for lesson in taken_from(waiting):
-            outcome = worker.run_reference(lesson, seed)
-            for result in outcome.results:
-                if not result.passed:
-                    why = explain_short(result, outcome.log)
-                    raise RuntimeError(f"the reference does not pass {result.check_id} here, {why}")
+        def report(_: Result) -> None:
+            bar.update()
 
-    work_together(prove, workers, waiting)
+        def prove(worker: Worker) -> None:
+            for lesson in taken_from(waiting):
+                outcome = worker.run_reference(lesson, records.seed, report=report)
+                for result in outcome.results:
+                    if not result.passed:
+                        why = explain_short(result, outcome.log)
+                        raise RuntimeError(f"the reference does not pass {result.check_id} here, {why}")
+                records.save_proof(lesson)
+
+        work_together(prove, workers, waiting)
 
 
 def explain_short(result: Result, log: str) -> str:

@@ -1,18 +1,22 @@
 """Results on disk, one file per student and lesson, so that an interrupted run goes on where it stopped.
 
-Owns: the files beneath ``records/`` and ``run.json``. Must not know: scores, reports.
+Owns: the files beneath ``records/`` and ``proofs/``, and ``run.json``. Must not know: scores, reports.
 """
 
 import hashlib
 import json
 import os
 import secrets
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from mini_engine.invariant.findings import machine
 from smoke.framework.check import Result
 from smoke.framework.manifest import COURSE, ENGINE, ROOT, Lesson, load_manifest
 from smoke.grade.scoring import Mode
@@ -21,7 +25,19 @@ from smoke.grade.worker import ModeRun
 
 SEED_RANGE = 1_000_000
 # Folders and files that no result depends on: what they say may be improved in the middle of a run.
-BESIDE = {"viz", "bench", "commands", "bank", "documents.py", "matrix.py", "likeness.py", "sync.py"}
+BESIDE = {
+    "viz",
+    "bench",
+    "commands",
+    "bank",
+    "documents.py",
+    "uploads.py",
+    "export.py",
+    "classroom.py",
+    "matrix.py",
+    "likeness.py",
+    "sync.py",
+}
 
 
 class Records:
@@ -30,14 +46,14 @@ class Records:
     def __init__(self, out: Path, seed: str, limits: Mapping[str, Any]) -> None:
         """Open the folder and settle the seed.
 
-        ``auto`` goes on with the seed of a run that was not finished and draws a new one otherwise. Raises
-        ``ValueError`` for a seed that is neither ``auto`` nor a number.
+        ``auto`` keeps the seed of the run that the folder holds, so that one changed submission meets the inputs of all
+        others, and draws one for a new folder. Raises ``ValueError`` for a seed that is neither ``auto`` nor a number.
         """
         self.folder = out / "records"
-        self.run_file = out / "run.json"
+        self.proofs = out / "proofs"
         self.folder.mkdir(parents=True, exist_ok=True)
-        before = read(self.run_file)
-        self.resumed = bool(before) and not before.get("finished")
+        before = read(out / "run.json")
+        self.resumed = bool(before)
         if seed == "auto":
             self.seed = int(before["seed"]) if self.resumed else secrets.randbelow(SEED_RANGE)
         elif seed.isdigit() and int(seed) < SEED_RANGE:
@@ -45,11 +61,15 @@ class Records:
         else:
             raise ValueError(f"--seed {seed} is neither auto nor a whole number below {SEED_RANGE}")
         self.conditions = {"seed": self.seed, "course": course_digest(), "limits": dict(limits)}
-        self.mark(finished=False)
+        write(out / "run.json", self.conditions)
 
-    def mark(self, *, finished: bool) -> None:
-        """Note whether the run is finished."""
-        write(self.run_file, {**self.conditions, "finished": finished})
+    def is_proved(self, lesson: Lesson) -> bool:
+        """Whether the reference passed a lesson under these conditions, on this machine and with these libraries."""
+        return read(self.proofs / f"{lesson.id}.json") == {**self.conditions, **surroundings()}
+
+    def save_proof(self, lesson: Lesson) -> None:
+        """Note that the reference passed all checks of a lesson."""
+        write(self.proofs / f"{lesson.id}.json", {**self.conditions, **surroundings()})
 
     def key(self, submission: Submission, lesson: Lesson) -> dict[str, Any]:
         """Return everything that a record depends on."""
@@ -95,6 +115,17 @@ def write(file: Path, value: Mapping[str, Any]) -> None:
     with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".partial", delete=False) as stream:
         json.dump(value, stream, indent=1)
     os.replace(stream.name, file)
+
+
+@cache
+def surroundings() -> dict[str, Any]:
+    """Return what decides whether the reference passes besides the course: the machine and every package's version."""
+    return {
+        "machine": machine(),
+        "python": sys.version,
+        "user": os.geteuid() if hasattr(os, "geteuid") else None,  # root confines in another way
+        "packages": sorted({f"{each.name} {each.version}" for each in metadata.distributions()}),
+    }
 
 
 def course_digest() -> str:

@@ -11,7 +11,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -23,11 +23,13 @@ MAX_ENTRIES = 5000  # of one submission; more are not even listed
 MAX_DEPTH = 40  # folders within folders
 MAX_ARCHIVE_BYTES = 256 * 2**20  # of a tar, unpacked: reaching a member means reading everything before it
 TAR = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$", re.IGNORECASE)
+MANIFEST = "lessons/manifest.toml"  # what has it is a whole course
 LESSON_FOLDER = re.compile(r"L(\d+)(?!\d)", re.IGNORECASE)  # such as L4, l4_sampler
 UNREMARKABLE = {
     "__pycache__",
     "__MACOSX",
     ".git",
+    ".venv",
     ".DS_Store",
     ".ipynb_checkpoints",
     ".pytest_cache",
@@ -127,7 +129,13 @@ def read_entry(entry: Path, name: str) -> Submission:
         return read_zip(entry, name)
     if TAR.search(entry.name):
         return read_tar(entry, name)
-    raise ValueError("it is neither a folder nor a zip nor a tar; put the lesson's files into one")
+    kind = "a notebook, which is not run" if is_notebook(entry.name) else "neither a folder nor a zip nor a tar"
+    raise ValueError(f"it is {kind}; put the lesson's .py files into a folder or a zip")
+
+
+def is_notebook(member: str) -> bool:
+    """Whether the name is that of a notebook."""
+    return member.lower().endswith(".ipynb")
 
 
 def one_line(text: str) -> str:
@@ -148,7 +156,8 @@ def free_name(wanted: str, taken: set[str]) -> str:
 
 def read_folder(folder: Path, name: str) -> Submission:
     """Read a student's folder. Links are never followed: they may lead anywhere."""
-    members = {path.relative_to(folder).as_posix(): path for path in walk(folder)}
+    left_out: list[str] = []
+    members = {path.relative_to(folder).as_posix(): path for path in walk(folder, left_out)}
 
     def load(member: str) -> bytes:
         status = members[member].lstat()
@@ -158,13 +167,13 @@ def read_folder(folder: Path, name: str) -> Submission:
         with members[member].open("rb") as stream:
             return stream.read(MAX_FILE_BYTES + 1)
 
-    return sort_members(name, list(members), load)
+    return sort_members(name, list(members), load, left_out)
 
 
-def walk(folder: Path) -> Iterator[Path]:
+def walk(folder: Path, left_out: list[str]) -> Iterator[Path]:
     """Yield what is beneath ``folder`` and no folder: the first ``MAX_ENTRIES``, links included, following none.
 
-    What lies deeper than ``MAX_DEPTH`` is left out, and so is a folder that cannot be listed.
+    What lies deeper than ``MAX_DEPTH`` is left out, and so is a folder that cannot be listed; ``left_out`` is told so.
     """
     waiting = [folder]
     seen = 0
@@ -172,7 +181,8 @@ def walk(folder: Path) -> Iterator[Path]:
         own = waiting.pop()
         try:
             entries = sorted(own.iterdir())
-        except OSError:
+        except OSError as error:
+            left_out.append(f"the folder {shortened(own.relative_to(folder))} cannot be listed: {error.strerror}")
             continue
         for entry in entries:
             seen += 1
@@ -182,6 +192,17 @@ def walk(folder: Path) -> Iterator[Path]:
                 yield entry
             elif len(entry.parts) - len(folder.parts) <= MAX_DEPTH:
                 waiting.append(entry)
+            else:
+                where = shortened(entry.relative_to(folder))
+                left_out.append(f"{where} lies more than {MAX_DEPTH} folders deep and was not looked into")
+    if seen > MAX_ENTRIES:
+        left_out.append(f"it has more than {MAX_ENTRIES} entries; those after them were not looked at")
+
+
+def shortened(path: Path) -> str:
+    """Return a path in one line, of a long one the beginning and the end."""
+    text = one_line(path.as_posix())
+    return text if len(text) <= 60 else f"{text[:20]}…{text[-20:]}"
 
 
 def read_zip(file: Path, name: str) -> Submission:
@@ -231,11 +252,14 @@ def read_tar(file: Path, name: str) -> Submission:
     return sort_members(name, list(contents), load)
 
 
-def sort_members(name: str, members: list[str], load: Callable[[str], bytes]) -> Submission:
-    """Tell lesson files from the rest and read them with ``load``."""
-    members = [m for m in members if not UNREMARKABLE & set(PurePosixPath(m).parts)]
+def sort_members(
+    name: str, members: list[str], load: Callable[[str], bytes], left_out: Sequence[str] = ()
+) -> Submission:
+    """Tell lesson files from the rest and read them with ``load``. ``left_out`` says what is not among ``members``."""
+    listed = [m for m in members if not UNREMARKABLE & set(PurePosixPath(m).parts)]
+    members = without_course(listed)
     files: dict[str, str] = {}
-    faults: list[str] = []
+    faults = list(left_out)
     wanted: dict[str, str] = {}  # member -> lesson file
     for file, present in places(members).items():
         if len(present) > 1:
@@ -250,12 +274,36 @@ def sort_members(name: str, members: list[str], load: Callable[[str], bytes]) ->
             faults.append(f"{one_line(member)} is not UTF-8 text")
         except FAULTS as error:
             faults.append(f"{one_line(member)} was not read: {error}")
+    others = [member for member in members if member not in wanted]
+    faults += [f"{one_line(m)} may be {' or '.join(meant(m))}; put it into its folder" for m in others if meant(m)]
     if not wanted:
-        faults.append(
-            f"none of its {len(members)} files is a file of the course; these are named {lesson_files()[0]}, "
-            f"{lesson_files()[1]} and so on, in any folder"
-        )
-    return Submission(name, files, tuple(one_line(m) for m in members if m not in wanted), tuple(faults))
+        is_clone = len(members) < len(listed)
+        faults.append("it is a clone of the course with no file of its own in work/" if is_clone else why_none(members))
+    return Submission(name, files, tuple(map(one_line, others)), tuple(faults))
+
+
+def without_course(members: Sequence[str]) -> list[str]:
+    """Leave out the course's own files where a student handed in a clone of it: there ``work/`` alone is theirs."""
+    clones = [m.removesuffix(MANIFEST) for m in members if f"/{m}".endswith(f"/{MANIFEST}")]
+    return [m for m in members if not any(m.startswith(c) and not m.startswith(f"{c}work/") for c in clones)]
+
+
+def meant(member: str) -> tuple[str, ...]:
+    """Return the lesson files that a name alone may mean, if they are several and none lies in no folder."""
+    named = files_by_name().get(PurePosixPath(member).name, ())
+    return named if len(named) > 1 and PurePosixPath(member).name not in named else ()
+
+
+def why_none(members: Sequence[str]) -> str:
+    """Return why nothing of a submission can be graded."""
+    if not members:
+        return "it has no file"
+    notebook = next((one_line(member) for member in members if is_notebook(member)), "")
+    note = f"; {notebook} is a notebook, and notebooks are not run: hand in the .py files" if notebook else ""
+    return (
+        f"none of its {len(members)} files is a file of the course; these are named {lesson_files()[0]}, "
+        f"{lesson_files()[1]} and so on, in any folder{note}"
+    )
 
 
 def places(members: list[str]) -> Mapping[str, list[str]]:
@@ -263,9 +311,10 @@ def places(members: list[str]) -> Mapping[str, list[str]]:
 
     A member is the lesson file with the longest path that its own path ends with, in whatever folder it lies:
     ``alice/work/sampler/driver.py`` is ``sampler/driver.py``. In a folder named after a lesson, its file of that name
-    comes first: ``L4_sampler/driver.py`` is ``sampler/driver.py`` too. Few folders go before many.
+    comes first: ``L4_sampler/driver.py`` is ``sampler/driver.py`` too. A name that the course has once is enough:
+    ``allocator.py`` is ``attention/allocator.py``, unless that lies in its folder too. Few folders go before many.
     """
-    found: dict[str, list[tuple[int, str]]] = {}
+    found: dict[str, list[tuple[bool, int, str]]] = {}
     for member in members:
         parts = PurePosixPath(member).parts
         if {"..", "/"} & set(parts):
@@ -273,10 +322,11 @@ def places(members: list[str]) -> Mapping[str, list[str]]:
         file = file_of_lesson(parts) or next(
             (name for start in range(len(parts)) if (name := "/".join(parts[start:])) in lesson_files()), None
         )
-        if file is not None:
-            found.setdefault(file, []).append((len(parts), member))
+        alone = files_by_name().get(parts[-1], ())
+        if file is not None or len(alone) == 1:
+            found.setdefault(file or alone[0], []).append((file is None, len(parts), member))
     order = [file for file in lesson_files() if file in found]
-    return {file: [member for _, member in sorted(found[file])] for file in order}
+    return {file: [member for *_, member in sorted(found[file])] for file in order}
 
 
 def file_of_lesson(parts: tuple[str, ...]) -> str | None:

@@ -27,7 +27,7 @@ from smoke.grade.probes import prepare_inputs
 from smoke.grade.server import BOOT, SETTINGS
 from smoke.grade.submissions import Submission
 from smoke.grade.view import DATA, write_view
-from smoke.runner.runner import IMPORT_SECONDS, PATIENCE, Candidate, Outcome, Runner, remove
+from smoke.runner.runner import IMPORT_SECONDS, PATIENCE, Candidate, Outcome, Report, Runner, remove
 
 PUBLIC_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 MAX_LOG = 4000  # characters of what a candidate printed that are kept
@@ -116,15 +116,24 @@ class Worker:
         finally:
             remove(folder)
 
-    def run_reference(self, lesson: Lesson, seed: int, changed: Mapping[str, str] = MappingProxyType({})) -> Outcome:
-        """Run a lesson's checks on the reference, confined like a candidate, with ``changed`` files in place of its."""
+    def run_reference(
+        self,
+        lesson: Lesson,
+        seed: int,
+        changed: Mapping[str, str] = MappingProxyType({}),
+        report: Report = lambda _: None,
+    ) -> Outcome:
+        """Run a lesson's checks on the reference, confined like a candidate, with ``changed`` files in place of its.
+
+        ``report`` hears every result as it comes.
+        """
         files = {file: (ENGINE / file).read_text() for file in lesson.files} | dict(changed)
         folder = self.lay_out(files)
         try:
             candidate = Candidate("reference", folder, tuple(files))
             checks = self.limited(checks_of([lesson]))
             work = self.order(candidate, lesson, seed)
-            return self.runner.run(candidate, checks, seed, work=work)
+            return self.runner.run(candidate, checks, seed, report, work)
         finally:
             remove(folder)
 

@@ -1,12 +1,17 @@
 """``python -m smoke export``: the copy can be worked in, and later solutions are not in it."""
 
 import ast
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+import yaml
+from markdown_it import MarkdownIt
 
 from smoke.course.export import export, prove_absent
 from smoke.course.starter import functions_of
@@ -24,6 +29,13 @@ def run(folder: Path, *arguments: str, module: str = "smoke") -> subprocess.Comp
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export") / "course"
     export(folder, "L1", sealed=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classroom(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "classroom"
+    export(folder, "L2", sealed=False, classroom=True, git=True)
     return folder
 
 
@@ -83,12 +95,16 @@ def test_no_line_of_a_later_solution_is_left(first: Path) -> None:
     assert leaks == []
 
 
-def test_the_readme_begins_with_commands_that_work(first: Path) -> None:
+def test_the_readme_says_how_to_work(first: Path) -> None:
     """``generate`` needs later lessons; what stands there instead is run by ``test_lesson_one_can_be_worked_on``."""
-    section = (first / "README.md").read_text().partition("## Two commands\n")[2].partition("\n## ")[0]
+    section = (first / "README.md").read_text().partition("## How to work\n")[2].partition("\n## ")[0]
     commands = [line.removeprefix("$ ") for line in section.splitlines() if line.startswith("$ ")]
     assert commands == ['pip install -e ".[dev]" && python -m smoke start L1', "python -m smoke watch"]
     assert "L2, L3, L4, L5, L6, L7, L8, L9 are empty here" in section
+    assert "[the lesson](lessons/L1_model/README.md)" in section
+    assert "that folder is what you hand in" in section
+    assert "/work/" not in (first / ".gitignore").read_text(), "what is handed in can be committed"
+    assert "GitHub" not in section
 
 
 @pytest.mark.slow
@@ -97,10 +113,81 @@ def test_the_generated_tables_are_current(first: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_text_does_not_link_to_absent_lessons(first: Path) -> None:
-    for file in (first / "README.md", first / "lessons" / "README.md"):
-        assert "L2_attention/" not in file.read_text()
+def broken_links(folder: Path) -> list[str]:
+    """Return the links and pictures of pages and notebooks whose file is not there, read by a Markdown parser."""
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    found = []
+    for file in (*folder.rglob("*.md"), *folder.rglob("*.ipynb")):
+        text = file.read_text()
+        if file.suffix == ".ipynb":
+            cells = json.loads(text)["cells"]
+            text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        for token in parser.parse(text):
+            for each in token.children or ():
+                target = str(each.attrs.get("href") or each.attrs.get("src") or "").partition("#")[0]
+                if target and ":" not in target and not (file.parent / unquote(target)).exists():
+                    found.append(f"{file.relative_to(folder)}: {target}")
+            found += [
+                f"{file.name}: {m}"
+                for m in re.findall(r'src="(?![a-z]+:)([^"]+)"', token.content)
+                if token.type == "html_block" and not (file.parent / m).exists()
+            ]
+    return found
+
+
+def test_no_link_and_no_picture_is_broken(first: Path) -> None:
+    assert "](tests/unit/" in (ROOT / "README.md").read_text()
+    assert "](lessons/L5_scheduler/picture.png)" in (ROOT / "README.md").read_text()
+    assert broken_links(first) == []
+    assert "`test_engine.py` for" in (first / "README.md").read_text(), "the words stay"
     assert "L1_model/README.md" in (first / "lessons" / "README.md").read_text()
+
+
+def test_github_classroom_has_a_test_for_each_task_with_its_points(classroom: Path) -> None:
+    """The workflow and the older file say the same, and the reporter is told of every step."""
+    tasks = [task for lesson in load_manifest().upto("L2") for task in lesson.tasks]
+    tests = json.loads((classroom / ".github/classroom/autograding.json").read_text())["tests"]
+    wanted = [(f"{task.id} {task.title}", f"python -m smoke run {task.id}", task.points) for task in tasks]
+    assert [(test["name"], test["run"], test["points"]) for test in tests] == wanted
+    workflow = yaml.safe_load((classroom / ".github/workflows/classroom.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    steps = {step["id"]: step["with"] for step in job["steps"] if "id" in step}
+    assert [(step["test-name"], step["command"], step["max-score"]) for step in steps.values()] == wanted
+    reporter = job["steps"][-1]
+    assert reporter["with"]["runners"].split(",") == list(steps)
+    assert reporter["env"] == {f"{name.upper()}_RESULTS": f"${{{{steps.{name}.outputs.result}}}}" for name in steps}
+
+
+def test_git_has_one_commit_of_everything(classroom: Path) -> None:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=classroom, capture_output=True, text=True, check=True).stdout
+
+    assert git("log", "--format=%s").splitlines() == ["The course up to L2"]
+    assert git("status", "--porcelain") == ""
+    files = set(git("ls-files").splitlines())
+    assert {"README.md", ".github/workflows/classroom.yml", "mini_engine/tiny/model/model.safetensors"} <= files
+    (classroom / "work").mkdir()
+    (classroom / "work" / "model.py").touch()
+    assert "work/" in git("status", "--porcelain"), "a student can commit it"
+
+
+@pytest.mark.slow
+def test_classrooms_commands_earn_the_points(classroom: Path) -> None:
+    """By hand, as its runner does: each command in a shell, and its points if it succeeds."""
+    assert run(classroom, "start", "L2").returncode == 0
+    for file in load_manifest().lesson("L2").files[:1]:
+        (classroom / "work" / file).write_text((ENGINE / file).read_text())
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    earned = {}
+    for test in json.loads((classroom / ".github/classroom/autograding.json").read_text())["tests"]:
+        if "L2." in test["run"]:
+            done = subprocess.run(
+                test["run"], shell=True, cwd=classroom, env=environment, timeout=60 * test["timeout"], check=False
+            )
+            earned[test["run"].split()[-1]] = test["points"] if done.returncode == 0 else 0
+    assert earned["L2.A"] == load_manifest().task("L2.A").points
+    assert [points for name, points in earned.items() if name != "L2.A"] == [0] * (len(earned) - 1)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The parts of grading, without running any submission: reading, authorship, scores, records, documents."""
 
 import ast
+import csv
 import ctypes
 import gzip
 import io
@@ -102,6 +103,68 @@ def test_files_are_found_wherever_students_put_them(tmp_path: Path, prefix: str,
     assert submission == Submission("ada", {"attention/pool.py": "POOL", "driver.py": "DRIVER"})
 
 
+@pytest.mark.parametrize("prefix", ["", "hw2/", "some where/else/"])
+def test_a_name_that_the_course_has_once_is_found_without_its_folder(tmp_path: Path, prefix: str) -> None:
+    flat = {"allocator.py": "ALLOCATOR", "params.py": "PARAMS", "radix_cache.py": "RADIX", "driver.py": "DRIVER"}
+    write_submission(tmp_path, "ada", coded(flat, prefix), "zip")
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {
+        "attention/allocator.py": "ALLOCATOR",
+        "sampler/params.py": "PARAMS",
+        "radix_cache.py": "RADIX",
+        "driver.py": "DRIVER",
+    }
+    assert submission.ignored == submission.faults == ()
+
+
+def test_a_file_in_its_folder_goes_before_one_of_its_name(tmp_path: Path) -> None:
+    files = {"work/attention/allocator.py": b"OWN", "allocator.py": b"OLD", "penalties.py": b"WHICH"}
+    write_submission(tmp_path, "ada", files, "folder")
+    (submission,) = read_submissions(tmp_path)
+    assert submission.files == {"attention/allocator.py": "OWN"}
+    twice, which = submission.faults
+    assert "handed in 2 times; work/attention/allocator.py counts" in twice
+    assert "penalties.py may be sampler/penalties.py or kernels/penalties.py" in which
+
+
+@pytest.mark.parametrize("prefix", ["", "course-main/"])
+@pytest.mark.parametrize("form", ["folder", "zip", "tgz"])
+def test_of_a_clone_only_work_is_the_students(tmp_path: Path, prefix: str, form: str) -> None:
+    """The clone has the course's own files, which are the solution."""
+    course = {"lessons/manifest.toml": b"", "mini_engine/model.py": b"OURS", "mini_engine/driver.py": b"OURS"}
+    course = {prefix + file: data for file, data in course.items()}
+    write_submission(tmp_path, "ada", course | {f"{prefix}work/model.py": b"OWN", f"{prefix}.venv/x.py": b""}, form)
+    write_submission(tmp_path, "bob", course, form)
+    ada, bob = read_submissions(tmp_path)
+    assert ada == Submission("ada", {"model.py": "OWN"})
+    assert bob.files == {}
+    assert bob.faults == ("it is a clone of the course with no file of its own in work/",)
+
+
+def test_the_table_says_why_a_submission_earns_nothing(tmp_path: Path) -> None:
+    deep = "d/" * 60
+    place = tmp_path / "in"
+    place.mkdir()
+    write_submission(place, "ada", {f"{deep}driver.py": b"x = 1"}, "folder")
+    write_submission(place, "bob", {"solution.ipynb": b"{}"}, "zip")
+    (place / "cid.py").write_text("x = 1")
+    (place / "dan.ipynb").write_text("{}")
+    (place / "eve").mkdir()
+    found = read_submissions(place)
+    write_csv(tmp_path / "grades.csv", [score_student(each, LESSONS[:1], {}, {}, {}) for each in found])
+    rows = list(csv.DictReader((tmp_path / "grades.csv").open(newline="")))
+    words = {
+        "ada": "lies more than 40 folders deep and was not looked into",
+        "bob": "solution.ipynb is a notebook, and notebooks are not run: hand in the .py files",
+        "cid": "cid.py cannot be read: it is neither a folder nor a zip nor a tar; put the lesson's .py files into",
+        "dan": "dan.ipynb cannot be read: it is a notebook",
+        "eve": "it has no file",
+    }
+    assert [row["student"] for row in rows] == [name for name in words for _ in range(2)]
+    for row in rows:
+        assert words[row["student"]] in row["reason"], row
+
+
 def test_what_lies_beside_the_folder_hides_nothing(tmp_path: Path) -> None:
     others = {"README.md": b"", "essay.pdf": b"%PDF", ".vscode/settings.json": b"{}", "Thumbs.db": b"\0"}
     write_submission(tmp_path, "ada", {"hw1/driver.py": b"DRIVER", **others}, "zip")
@@ -145,7 +208,7 @@ def test_what_cannot_be_a_submission_is_one_with_the_reason(tmp_path: Path) -> N
     assert list(found) == ["ada", "bob", "cid", "dan", "eve", "fay", "gus", "hal"]
     assert all(not submission.files and len(submission.faults) == 1 for submission in found.values())
     assert "none of its 1 files is a file of the course" in found["ada"].faults[0]
-    assert "put the lesson's files into one" in found["bob"].faults[0]
+    assert "put the lesson's .py files into a folder" in found["bob"].faults[0]
     assert "UTF-8" in found["hal"].faults[0]
 
 
@@ -161,6 +224,7 @@ def test_folders_nested_deeper_than_python_can_follow(tmp_path: Path) -> None:
     os.close(deepest)
     (submission,) = read_submissions(tmp_path)
     assert submission.files == {"driver.py": "DRIVER"}
+    assert "more than 40 folders deep" in submission.faults[0]
     remove(tmp_path / "ada")
     assert not (tmp_path / "ada").exists()
 
@@ -454,12 +518,11 @@ def test_records_hold_until_something_changes(tmp_path: Path) -> None:
     assert records.load(ada, lesson) is None, "half a record is none"
 
 
-def test_auto_draws_a_seed_and_keeps_it_until_the_run_is_finished(tmp_path: Path) -> None:
+def test_auto_draws_a_seed_and_keeps_it_for_a_report(tmp_path: Path) -> None:
     first = Records(tmp_path, "auto", {})
     again = Records(tmp_path, "auto", {})
     assert (again.seed, again.resumed) == (first.seed, True)
-    again.mark(finished=True)
-    assert not Records(tmp_path, "auto", {}).resumed
+    assert not first.resumed
     seeds = {Records(tmp_path / name, "auto", {}).seed for name in "abcd"}
     assert len(seeds) > 1, "a fresh run draws a fresh seed"
     with pytest.raises(ValueError, match="--seed x"):
