@@ -369,7 +369,7 @@ NEEDED: dict[str, tuple[list[dict[str, Any]], str, list[str]]] = {
 
 
 def names_probe(seed: int) -> Values:
-    """Ask for the filters of drawn rows, and for the names that a trace shows."""
+    """Ask for the filters of drawn rows, and for the names that a trace shows of each row."""
     from mini_engine.sampler.trace import SamplingTrace
 
     values: Values = {}
@@ -378,10 +378,9 @@ def names_probe(seed: int) -> Values:
         trace = SamplingTrace()
         sampler = make_sampler(filter_order=order, trace=trace)
         sampler(wide_logits(len(rows), seed), batch)
-        values[name] = {
-            "filters": [str(stage) for stage, _ in sampler.filters(batch, list(range(len(rows))))],
-            "trace": [str(stage) for stage, _, _ in trace.records],
-        }
+        values[name] = {"filters": [str(stage) for stage, _ in sampler.filters(batch, list(range(len(rows))))]}
+        for row in range(len(rows)):
+            values[name][f"trace of row {row}"] = [str(stage.name) for stage in trace.stages(row)]
     return values
 
 
@@ -398,7 +397,7 @@ def names_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L4.H.names",
-    "The filters that some row needs come in order and under their names, also in a trace.",
+    "The filters that some row needs come in order and under their names, also in what a trace shows of each row.",
     names_probe,
     names_verdict,
 )
