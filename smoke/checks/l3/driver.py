@@ -253,20 +253,20 @@ def page_probe(seed: int) -> Values:
                 driver = build_driver(case, page_size=page_size)
                 pools = watch_pools(driver)
                 values[name] = run(driver, prompt, count)[0]
-                values[f"{name}: [pages, page size] of the pool"] = pools
+                values[f"{name}: pools that are made"] = pools
     return values
 
 
-def watch_pools(driver: Any) -> list[list[int]]:
-    """Return a list that will hold the numbers of pages and of slots on a page of each pool that the driver makes."""
+def watch_pools(driver: Any) -> list[str]:
+    """Return a list that will describe each pool that the driver makes."""
     make = driver.make_attention
     seen = list[Any]()
-    pools: list[list[int]] = []
+    pools: list[str] = []
 
     def make_attention(pool: Any, metadata: Any) -> Any:
         if not any(pool is other for other in seen):
             seen.append(pool)
-            pools.append([int(pool.num_pages), int(pool.page_size)])
+            pools.append(f"{pool.num_pages} pages of {pool.page_size} slots")
         return make(pool, metadata)
 
     driver.make_attention = make_attention
@@ -284,7 +284,7 @@ def page_peer(seed: int) -> Values:
                 name = f"page size {size}, {len(prompt)} + {count} tokens"
                 values[name] = peer.generate(case, "float32", prompt, count, ())[0]
                 pages = len({position // size for position in range(len(prompt) + count - 1)})
-                values[f"{name}: [pages, page size] of the pool"] = [[pages, size]]
+                values[f"{name}: pools that are made"] = [f"{pages} pages of {size} slots"]
     return values
 
 
