@@ -1,8 +1,8 @@
 """Which pitfall a failed check looks like: the one that gives the same values.
 
 A pitfall is run on the same probe with the same inputs as the candidate. It is named if what it returns equals the
-candidate's answer to the bit, or to ``TOLERANCE`` where the reference's answer is ``FAR`` from it: a nearly right answer is
-near every pitfall that merely rounds. Otherwise nothing is said.
+candidate's answer to the bit, or to ``TOLERANCE`` where the reference's answer is ``FAR`` from it: a nearly right
+answer is near every pitfall that merely rounds. Otherwise nothing is said.
 """
 
 import tempfile

@@ -21,6 +21,7 @@ from smoke.framework.pretend_gpu import PretendGpu, device_of
 
 REGISTRY = Registry()
 PAGE_SIZES = (1, 4, 16, 64)
+ODD_SIZES = (*PAGE_SIZES, 12, 100, 1000)  # for what is quick to compute
 FAR_PAGES = [5, 2**26]  # the second page's slots begin at 2**32
 
 # L2.A ---------------------------------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ def pages_needed_probe(seed: int) -> Values:
 
     return {
         f"page size {size}, pages for 0, 1, 2, … tokens": [pages_needed(tokens, size) for tokens in range(131)]
-        for size in PAGE_SIZES
+        for size in ODD_SIZES
     }
 
 
@@ -165,7 +166,7 @@ def pages_needed_spec(seed: int) -> Values:
         f"page size {size}, pages for 0, 1, 2, … tokens": [
             len({token // size for token in range(tokens)}) for tokens in range(131)
         ]
-        for size in PAGE_SIZES
+        for size in ODD_SIZES
     }
 
 
@@ -284,7 +285,7 @@ REGISTRY.add(
 def batches(seed: int) -> Iterator[tuple[str, list[Chunk], int]]:
     """Yield name, chunks and page size: whole prompts, decodes and chunks, alone and mixed."""
     rng = random.Random(f"batches {seed}")
-    for page_size in PAGE_SIZES:
+    for page_size in (*PAGE_SIZES, 12):
         lengths = [[(5, 0)], [(4, 3)], [(page_size * 2, 0), (1, 0), (9, 4), (page_size + 1, page_size), (30, 29)]]
         lengths.append([(total := rng.randint(1, 40), rng.randrange(total)) for _ in range(6)])
         for index, batch in enumerate(lengths):
@@ -406,14 +407,14 @@ def slots_probe(seed: int) -> Values:
     """Ask for the slots of ranges of positions."""
     from mini_engine.attention.metadata import slots_of
 
-    return {f"page size {size}": [int(s) for s in slots_of([7, 2, 9], 1, 3 * size, size)] for size in PAGE_SIZES}
+    return {f"page size {size}": [int(s) for s in slots_of([7, 2, 9], 1, 3 * size, size)] for size in ODD_SIZES}
 
 
 def slots_spec(seed: int) -> Values:
     """Compute slot by slot."""
     return {
         f"page size {size}": [paging.slot([7, 2, 9], position, size) for position in range(1, 3 * size)]
-        for size in PAGE_SIZES
+        for size in ODD_SIZES
     }
 
 

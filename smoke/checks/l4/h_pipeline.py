@@ -439,6 +439,7 @@ def mask_probe(seed: int) -> Values:
         "with a grammar": ids_of(output),
         "errors": {str(row): str(words) for row, words in output.errors.items()},
         "a grammar and nothing else": ids_of(make_sampler()(logits[1:2], plain)),
+        "dtype of bfloat16 logits under a grammar alone": str(plain.process(logits[1:2].bfloat16()).dtype),
         "the caller's logits": logits,
     }
 
@@ -464,6 +465,8 @@ def mask_verdict(seed: int, got: Values) -> list[Failure]:
     failures += differences([-1, second, -1], got["with a grammar"], None, "ids with a grammar that bans id 5")
     failures += differences([second], got["a grammar and nothing else"], None, "a batch with nothing but a grammar")
     failures += differences(logits, got["the caller's logits"], None, "the caller's logits")
+    name = "dtype of bfloat16 logits under a grammar alone"
+    failures += differences("torch.float32", got[name], None, name)
     failures += differences([True], got["the mask is given the operations"], None, "the sampler's ops are passed on")
     for row in ("0", "2"):
         words = got["errors"].get(row, "no error")
