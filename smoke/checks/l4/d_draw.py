@@ -188,7 +188,7 @@ class Largest(TorchFunctionMode):
         """Begin with nothing."""
         super().__init__()
         self.given = {tensor.untyped_storage().data_ptr() for tensor in given}
-        self.bytes = 0
+        self.bytes: int = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute, and look at what comes out."""
@@ -206,7 +206,8 @@ def most_memory(seed: int) -> int:
     logits, counter = random_tensor(64, 8192, seed=seed), torch.arange(64)
     with Largest(logits, counter) as noted:
         draw_seeded(logits, counter, counter)
-    return noted.bytes
+    largest: int = noted.bytes
+    return largest
 
 
 def seeded_verdict(seed: int, got: Values) -> list[Failure]:
