@@ -101,7 +101,8 @@ def tensor_difference(expected: "Tensor", got: Plain, tolerance: float | None, c
     if "bits" in case and str(expected.dtype) in FLOAT_OF:  # a float that was looked at as an integer: no distance
         return [Failure(case, place_of(index), pattern(expected[index]), pattern(got[index]), note)]
     lost = int((wrong & ~got.isfinite() & expected.isfinite()).sum()) if got.is_floating_point() else 0
-    note += f"; {lost} of them are infinite or NaN" if lost else f", by at most {most:.3g}"
+    if str(expected.dtype) != "torch.bool":  # true and false have no distance
+        note += f"; {lost} of them are infinite or NaN" if lost else f", by at most {most:.3g}"
     return [Failure(case, place_of(index), number(expected[index]), number(got[index]), note)]
 
 

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pickle
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -270,6 +271,38 @@ def test_infinities_and_nan_are_counted_and_not_measured():
     assert failure.note == "2 of 3 elements differ; 2 of them are infinite or NaN"
     (failure,) = differences(expected, torch.tensor([1.0, 2.5, 3.0]), 1e-6)
     assert failure.note == "1 of 3 elements differ, by at most 0.5"
+
+
+def test_true_and_false_have_no_distance():
+    (failure,) = differences(torch.tensor([True, False]), torch.tensor([True, True]), None)
+    assert failure.note == "1 of 2 elements differ"
+
+
+def test_what_a_failure_of_an_argument_names_is_the_argument():
+    for name in ("L1.B.turn", "L1.C.bits", "L1.F.bits", "L2.B.memory"):
+        check = all_checks()[name]
+        answer = check.probe(0)
+        for case, value in answer.items():
+            if case.startswith("after the call") or case.endswith("afterwards"):
+                next(iter(value.values())).zero_()
+        places = [f"{failure.case}, {failure.place}" for failure in check.verdict(0, answer)]
+        assert places
+        assert not [place for place in places if "item" in place]
+
+
+def test_a_mask_of_the_obvious_kind_imports_no_compiler():
+    """In a forked child the import takes seconds, at every save. In a process of its own: others have imported it."""
+    code = """
+import sys
+import torch
+from mini_engine.attention import dense
+from smoke.framework.check import load_check
+dense.causal_mask = lambda q, k, device="cpu": torch.ones(q, k, dtype=torch.bool, device=device).tril(k - q)
+for name in ("L1.C.mask", "L1.D.calls"):
+    load_check(name).probe(0)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_checks_load_where_triton_is_not_built(monkeypatch):

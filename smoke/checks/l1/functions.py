@@ -17,6 +17,7 @@ from smoke.framework import peer, rows
 from smoke.framework.cases import DTYPES, random_tensor
 from smoke.framework.check import Registry, Values
 from smoke.framework.compare import bitwise, close
+from smoke.framework.pretend_gpu import PretendGpu, device_of
 
 REGISTRY = Registry()
 
@@ -164,7 +165,7 @@ def turn_probe(seed: int) -> Values:
     values: Values = {}
     for name, *inputs in turn_inputs(seed):
         values[name] = apply_rotary(*inputs)
-        values[f"inputs after the call, {name}"] = inputs
+        values[f"after the call, {name}"] = dict(zip(("x", "cos", "sin"), inputs, strict=True))
     return values
 
 
@@ -173,7 +174,7 @@ def turn_peer(seed: int) -> Values:
     values: Values = {}
     for name, *inputs in turn_inputs(seed):
         values[name] = peer.apply_rotary(*inputs)
-        values[f"inputs after the call, {name}"] = inputs
+        values[f"after the call, {name}"] = dict(zip(("x", "cos", "sin"), inputs, strict=True))
     return values
 
 
@@ -266,16 +267,18 @@ MASKS = ((1, 1), (4, 4), (1, 6), (3, 7), (2, 5))
 
 
 def mask_probe(seed: int) -> Values:
-    """Build masks, and one on the device "meta", which holds no numbers."""
+    """Build masks, and one on another device."""
     from mini_engine.attention.dense import causal_mask
 
     values: Values = {f"{q_len} queries, {kv_len} keys": causal_mask(q_len, kv_len) for q_len, kv_len in MASKS}
-    return values | {"device": str(causal_mask(3, 7, "meta").device)}
+    with PretendGpu():
+        return values | {"device": device_of(causal_mask(3, 7, "cuda")).type}
 
 
-def on_meta(shape: tuple[int, int, int, int, int]) -> list[Tensor]:
-    """Return q, k and v on the device "meta": what is made on another one cannot be combined with them."""
-    return [x.to("meta") for x in qkv(0, shape, "float32")]
+def device_on_gpu(kernel: Any) -> str:
+    """Attend on another device: what is made on the CPU cannot be combined with q, k and v -> where the result is."""
+    with PretendGpu():
+        return device_of(kernel(*(x.to("cuda") for x in qkv(0, CALLS["a chunk"], "float32")))).type
 
 
 def mask_spec(seed: int) -> Values:
@@ -286,7 +289,7 @@ def mask_spec(seed: int) -> Values:
         )
         for q_len, kv_len in MASKS
     }
-    return values | {"device": "meta"}
+    return values | {"device": "cuda"}
 
 
 def kernel_probe(kernel_name: str, shapes: tuple[tuple[int, int, int, int, int], ...], dtypes: tuple[str, ...]) -> Any:
@@ -309,7 +312,7 @@ def on_cases(
         for dtype in dtypes:
             inputs = qkv(seed, shape, dtype)
             values[describe(shape, dtype)] = kernel(*inputs)
-            values[f"inputs after the call, {describe(shape, dtype)}"] = list(inputs)
+            values[f"after the call, {describe(shape, dtype)}"] = dict(zip("qkv", inputs, strict=True))
     return values
 
 
@@ -340,16 +343,16 @@ def softmax_inputs() -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
 
 
 def softmax_probe(seed: int) -> Values:
-    """Attend where a softmax in bfloat16 shows, and on the device "meta"."""
+    """Attend where a softmax in bfloat16 shows, and on another device."""
     from mini_engine.attention.dense import eager_attention
 
     values: Values = {name: eager_attention(*inputs) for name, *inputs in softmax_inputs()}
-    return values | {"device": str(eager_attention(*on_meta(CALLS["a chunk"])).device)}
+    return values | {"device": device_on_gpu(eager_attention)}
 
 
 def softmax_peer(seed: int) -> Values:
     """Return transformers' attention."""
-    return {"device": "meta", **{name: peer.attention(q, k, v, "eager") for name, q, k, v in softmax_inputs()}}
+    return {"device": "cuda", **{name: peer.attention(q, k, v, "eager") for name, q, k, v in softmax_inputs()}}
 
 
 def dense_probe(seed: int) -> Values:
@@ -408,7 +411,7 @@ def calls_probe(seed: int) -> Values:
         with FusedCalls() as noted:
             sdpa_attention(*qkv(seed, shape, "float32"))
         values[f"{name}: [a mask is given, is_causal] of each call"] = noted.calls
-    return values | {"device of a chunk": str(sdpa_attention(*on_meta(CALLS["a chunk"])).device)}
+    return values | {"device of a chunk": device_on_gpu(sdpa_attention)}
 
 
 def calls_spec(seed: int) -> Values:
@@ -417,7 +420,7 @@ def calls_spec(seed: int) -> Values:
     values: Values = {
         f"{name}: [a mask is given, is_causal] of each call": [expected.get(name, [False, False])] for name in CALLS
     }
-    return values | {"device of a chunk": "meta"}
+    return values | {"device of a chunk": "cuda"}
 
 
 WHOLE_OR_DECODE = tuple(shape for shape in ATTENTION_CASES if shape[3] in (1, shape[4]))

@@ -112,7 +112,7 @@ def attention_block_probe(seed: int) -> Values:
         cfg = case.hf_config
         table = peer.rotary_table(FROM_4, cfg["head_dim"], cfg["rope_theta"], x.dtype)
         values[name] = model.attention_block(1, model.layers[1], x, *table, DenseAttention(eager_attention))
-        values[f"inputs after the call, {name}"] = [x, *table]
+        values[f"after the call, {name}"] = dict(zip(("x", "cos", "sin"), (x, *table), strict=True))
     return values
 
 
@@ -122,20 +122,18 @@ def attention_block_peer(seed: int) -> Values:
     for name, case, dtype, x in block_inputs(seed):
         cfg = case.hf_config
         values[name] = peer.attention_block(case, dtype, 1, x, FROM_4)
-        values[f"inputs after the call, {name}"] = [
-            x,
-            *peer.rotary_table(FROM_4, cfg["head_dim"], cfg["rope_theta"], x.dtype),
-        ]
+        cos, sin = peer.rotary_table(FROM_4, cfg["head_dim"], cfg["rope_theta"], x.dtype)
+        values[f"after the call, {name}"] = {"x": x, "cos": cos, "sin": sin}
     return values
 
 
 @torch.no_grad()
 def seam_probe(seed: int) -> Values:
     """Record how a block calls its attention object, with layers whose number is not their place."""
-    calls: list[Any] = []
+    calls: list[str] = []
 
     def recorder(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        calls.append([layer, list(q.shape), list(k.shape), list(v.shape)])
+        calls.append(f"layer {layer}, q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}")
         return torch.zeros_like(q)
 
     case = random_case("GQA 9:3, wide heads", seed)
@@ -145,13 +143,13 @@ def seam_probe(seed: int) -> Values:
         model.attention_block(number, layer, x, torch.ones(5, 64), torch.zeros(5, 64), recorder)
         for number, layer in zip((0, 7), model.layers, strict=True)
     ]
-    return {"calls (layer, q, k, v)": calls, "output of zeros": out}
+    return {"calls of attention": calls, "output of zeros": out}
 
 
 def seam_spec(seed: int) -> Values:
     """Every block calls once, with its own index; without residual, zeros stay zeros."""
-    calls = [[layer, [5, 9, 64], [5, 3, 64], [5, 3, 64]] for layer in (0, 7)]
-    return {"calls (layer, q, k, v)": calls, "output of zeros": [torch.zeros(5, 72), torch.zeros(5, 72)]}
+    calls = [f"layer {layer}, q [5, 9, 64], k [5, 3, 64], v [5, 3, 64]" for layer in (0, 7)]
+    return {"calls of attention": calls, "output of zeros": [torch.zeros(5, 72), torch.zeros(5, 72)]}
 
 
 REGISTRY.add(

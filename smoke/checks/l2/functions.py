@@ -22,6 +22,7 @@ from smoke.framework.pretend_gpu import PretendGpu, device_of
 
 REGISTRY = Registry()
 PAGE_SIZES = (1, 4, 16, 64)
+ODD_SIZES = (*PAGE_SIZES, 12, 100, 1000)  # for what is quick to compute
 FAR_PAGES = [5, 2**26]  # the second page's slots begin at 2**32
 
 # L2.A ---------------------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def pages_needed_probe(seed: int) -> Values:
 
     return {
         f"page size {size}, pages for 0, 1, 2, … tokens": [pages_needed(tokens, size) for tokens in range(131)]
-        for size in PAGE_SIZES
+        for size in ODD_SIZES
     }
 
 
@@ -166,7 +167,7 @@ def pages_needed_spec(seed: int) -> Values:
         f"page size {size}, pages for 0, 1, 2, … tokens": [
             len({token // size for token in range(tokens)}) for tokens in range(131)
         ]
-        for size in PAGE_SIZES
+        for size in ODD_SIZES
     }
 
 
@@ -199,8 +200,6 @@ REGISTRY.add(
 # L2.B ---------------------------------------------------------------------------------------------------------------
 
 POOL_CASE = "GQA 9:3, wide heads"  # 2 layers, 3 key-value heads of 64
-READS = "[K, V] of layers 0 and 1 after each write, two reads of each layer"
-GIVEN = "k and v of each write, afterwards"
 
 
 def pool_script(seed: int, page_size: int) -> Iterator[tuple[int, list[int], int]]:
@@ -211,11 +210,11 @@ def pool_script(seed: int, page_size: int) -> Iterator[tuple[int, list[int], int
         yield index % 2, rng.sample(range(5 * page_size), count), seed + 10 * index
 
 
-def pool_reads(seed: int, page_size: int) -> list[int]:
-    """Draw slots to read, in any order, one of them twice."""
+def pool_reads(seed: int, page_size: int) -> dict[str, list[int]]:
+    """Draw slots to read, in any order, one of them twice, and name a few that lie side by side."""
     rng = random.Random(f"read {seed} {page_size}")
     slots = [rng.randrange(5 * page_size) for _ in range(12)]
-    return [*slots, slots[0]]
+    return {f"slots {slots} and the first again": [*slots, slots[0]], "slots 1 to 4": [1, 2, 3, 4]}
 
 
 def pool_probe(seed: int) -> Values:
@@ -229,20 +228,20 @@ def pool_probe(seed: int) -> Values:
         for dtype in DTYPES:
             pool = KVPool(config, 5, page_size, DTYPES[dtype])
             tensors = [*pool.keys, *pool.values]
-            reads = torch.tensor(pool_reads(seed, page_size))
-            run = torch.arange(1, 5)
-            history: list[Any] = []
-            given: list[Any] = []
-            for layer, slots, value_seed in pool_script(seed, page_size):
+            case = f"page size {page_size}, {dtype}"
+            for write, (layer, slots, value_seed) in enumerate(pool_script(seed, page_size)):
                 k = random_tensor(len(slots), 3, 64, seed=value_seed, dtype=dtype)
                 v = random_tensor(len(slots), 3, 64, seed=value_seed + 1, dtype=dtype)
                 pool.write(layer, k, v, torch.tensor(slots))
-                given += [k, v]
-                history += [list(pool.gather(side, slots)) for side in (0, 1) for slots in (reads, run)]
-            values[f"page size {page_size}, {dtype}, {READS}"] = history
-            values[f"page size {page_size}, {dtype}, {GIVEN}"] = given
+                values[f"{case}, write {write}, to layer {layer}"] = {
+                    f"{what} of layer {side}, {name}": part
+                    for side in (0, 1)
+                    for name, asked in pool_reads(seed, page_size).items()
+                    for what, part in zip(("keys", "values"), pool.gather(side, torch.tensor(asked)), strict=False)
+                }
+                values[f"{case}, write {write}, afterwards"] = {"k": k, "v": v}
             same = all(map(operator.is_, tensors, [*pool.keys, *pool.values]))
-            values[f"page size {page_size}, {dtype}, keys and values are the pool's first tensors"] = same
+            values[f"{case}, keys and values are the pool's first tensors"] = same
     return values
 
 
@@ -253,23 +252,23 @@ def pool_spec(seed: int) -> Values:
         for dtype in DTYPES:
             nothing = torch.zeros(3, 64, dtype=DTYPES[dtype])
             memory: dict[tuple[str, int, int], Tensor] = {}
-            history: list[Any] = []
-            given: list[Any] = []
-            for layer, slots, value_seed in pool_script(seed, page_size):
+            case = f"page size {page_size}, {dtype}"
+            for write, (layer, slots, value_seed) in enumerate(pool_script(seed, page_size)):
                 k = random_tensor(len(slots), 3, 64, seed=value_seed, dtype=dtype)
                 v = random_tensor(len(slots), 3, 64, seed=value_seed + 1, dtype=dtype)
                 for row, slot in enumerate(slots):
                     memory["k", layer, slot] = k[row]
                     memory["v", layer, slot] = v[row]
-                given += [k, v]
-                history += [
-                    [torch.stack([memory.get((kind, side, s), nothing) for s in slots], dim=1) for kind in ("k", "v")]
+                values[f"{case}, write {write}, to layer {layer}"] = {
+                    f"{what} of layer {side}, {name}": torch.stack(
+                        [memory.get((what[0], side, slot), nothing) for slot in asked], dim=1
+                    )
                     for side in (0, 1)
-                    for slots in (pool_reads(seed, page_size), range(1, 5))
-                ]
-            values[f"page size {page_size}, {dtype}, {READS}"] = history
-            values[f"page size {page_size}, {dtype}, {GIVEN}"] = given
-            values[f"page size {page_size}, {dtype}, keys and values are the pool's first tensors"] = True
+                    for name, asked in pool_reads(seed, page_size).items()
+                    for what in ("keys", "values")
+                }
+                values[f"{case}, write {write}, afterwards"] = {"k": k, "v": v}
+            values[f"{case}, keys and values are the pool's first tensors"] = True
     return values
 
 
@@ -287,7 +286,7 @@ REGISTRY.add(
 def batches(seed: int) -> Iterator[tuple[str, list[Chunk], int]]:
     """Yield name, chunks and page size: whole prompts, decodes and chunks, alone and mixed."""
     rng = random.Random(f"batches {seed}")
-    for page_size in PAGE_SIZES:
+    for page_size in (*PAGE_SIZES, 12):
         lengths = [[(5, 0)], [(4, 3)], [(page_size * 2, 0), (1, 0), (9, 4), (page_size + 1, page_size), (30, 29)]]
         lengths.append([(total := rng.randint(1, 40), rng.randrange(total)) for _ in range(6)])
         for index, batch in enumerate(lengths):
@@ -423,14 +422,14 @@ def slots_probe(seed: int) -> Values:
     """Ask for the slots of ranges of positions."""
     from mini_engine.attention.metadata import slots_of
 
-    return {f"page size {size}": [int(s) for s in slots_of([7, 2, 9], 1, 3 * size, size)] for size in PAGE_SIZES}
+    return {f"page size {size}": [int(s) for s in slots_of([7, 2, 9], 1, 3 * size, size)] for size in ODD_SIZES}
 
 
 def slots_spec(seed: int) -> Values:
     """Compute slot by slot."""
     return {
         f"page size {size}": [paging.slot([7, 2, 9], position, size) for position in range(1, 3 * size)]
-        for size in PAGE_SIZES
+        for size in ODD_SIZES
     }
 
 

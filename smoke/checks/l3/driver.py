@@ -251,30 +251,32 @@ def page_probe(seed: int) -> Values:
             for count in (1, page_size + 1):
                 name = f"page size {page_size}, {len(prompt)} + {count} tokens"
                 driver = build_driver(case, page_size=page_size)
-                pools = watch_pools(driver)
+                pools, held = watch_pools(driver)
                 values[name] = run(driver, prompt, count)[0]
-                values[f"{name}: [pages, page size] of the pool"] = pools
+                values |= {f"{name}: pools that are made": pools, f"{name}: pages held in each step": held}
     return values
 
 
-def watch_pools(driver: Any) -> list[list[int]]:
-    """Return a list that will hold the numbers of pages and of slots on a page of each pool that the driver makes."""
+def watch_pools(driver: Any) -> tuple[list[str], list[int]]:
+    """Return lists that will describe each pool that the driver makes and count the pages of each step's sequence."""
     make = driver.make_attention
     seen = list[Any]()
-    pools: list[list[int]] = []
+    pools: list[str] = []
+    held: list[int] = []
 
     def make_attention(pool: Any, metadata: Any) -> Any:
         if not any(pool is other for other in seen):
             seen.append(pool)
-            pools.append([int(pool.num_pages), int(pool.page_size)])
+            pools.append(f"{pool.num_pages} pages of {pool.page_size} slots")
+        held.append(metadata.block_table.shape[1])
         return make(pool, metadata)
 
     driver.make_attention = make_attention
-    return pools
+    return pools, held
 
 
 def page_peer(seed: int) -> Values:
-    """Return transformers' ids, and one pool for all tokens but the last, which is never fed back."""
+    """Return transformers' ids, one pool for all tokens but the last, which is never fed back, and no page early."""
     case = random_case(SMALL, seed)
     values: Values = {}
     for size in PAGE_SIZES:
@@ -283,14 +285,16 @@ def page_peer(seed: int) -> Values:
             for count in (1, size + 1):
                 name = f"page size {size}, {len(prompt)} + {count} tokens"
                 values[name] = peer.generate(case, "float32", prompt, count, ())[0]
-                pages = len({position // size for position in range(len(prompt) + count - 1)})
-                values[f"{name}: [pages, page size] of the pool"] = [[pages, size]]
+                held = [len({at // size for at in range(len(prompt) + step)}) for step in range(count)]
+                values[f"{name}: pools that are made"] = [f"{held[-1]} pages of {size} slots"]
+                values[f"{name}: pages held in each step"] = held
     return values
 
 
 REGISTRY.add(
     "L3.B.pages",
-    "Generation has room for exactly the tokens it computes, at every page size and around every page boundary.",
+    "Generation has room for exactly the tokens it computes, at every page size and around every page boundary, and "
+    "takes a page in the step that needs it.",
     page_probe,
     bitwise(page_peer),
 )

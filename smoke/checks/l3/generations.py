@@ -16,13 +16,14 @@ REGISTRY = Registry()
 # L3.C ---------------------------------------------------------------------------------------------------------------
 
 # prompt, max_new_tokens, numbers that the message must name. The model has 128 ids and 512 positions.
-REFUSED: dict[str, tuple[list[int], int, tuple[str, ...]]] = {
+REFUSED: dict[str, tuple[Any, int, tuple[str, ...]]] = {
     "an empty prompt": ([], 4, ("0", "1")),
+    "an empty prompt, a tuple": ((), 4, ("0", "1")),
     "token id 128 of 128": ([5, 128], 4, ("128", "127")),
     "token id -1": ([-1], 4, ("-1", "127")),
     "token id 200 between others": ([5, 200, 5], 4, ("200", "127")),
-    "token id 1.5": ([5, 1.5], 4, ("1.5",)),  # type: ignore[list-item]
-    "token id 5.0": ([5, 5.0], 4, ("5.0",)),  # type: ignore[list-item]
+    "token id 1.5": ([5, 1.5], 4, ("1.5",)),
+    "token id 5.0": ([5, 5.0], 4, ("5.0",)),
     "max_new_tokens 0": ([5], 0, ("0", "1")),
     "max_new_tokens -3": ([5], -3, ("-3", "1")),
     "500 tokens and 13 more in 512 positions": ([5] * 500, 13, ("513", "512")),

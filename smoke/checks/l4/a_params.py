@@ -299,6 +299,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[float, ..
     "a negative bias key": ({"logit_bias": {-3: 1.0}}, ("logit_bias",), (-3,)),
     "one bias key twice": ({"logit_bias": {7: 1.0, "7": 2.0}}, ("logit_bias",), (7,)),
     "half a bias key": ({"logit_bias": {7.5: 1.0}}, ("logit_bias", "7.5"), ()),
+    **{f"the bias key {key!r}": ({"logit_bias": {key: 1.0}}, ("logit_bias", key), ()) for key in (" 7", "+7", "1_0")},
     "a bias key of a raised digit": ({"logit_bias": {"\u00b2": 1.0}}, ("logit_bias", "\u00b2"), ()),
     "a bias that is a string": ({"logit_bias": {4: "5"}}, ("logit_bias", "5"), (100,)),
     "True as a bias key": ({"logit_bias": {True: 1.0}}, ("logit_bias", "True"), ()),

@@ -230,6 +230,7 @@ def top_k_cases(seed: int) -> dict[str, FilterCase]:
     """Pair every row with every k; the largest k in the batch is once below V and once above."""
     rows = mixed_rows(300, seed)
     cases = {f"k turned by {turn}": FilterCase(rows, {"k": [*KS[turn:], *KS[:turn]]}) for turn in range(len(KS))}
+    cases["k of 1,500 and of 2,000"] = FilterCase(random_tensor(2, 4000, seed=seed + 3), {"k": [1500, 2000]})
     cases["no k above 5"] = FilterCase(rows, {"k": [1, 5, 0, 2, 3, 4, 1, 2]})
     cases["k 2 for all"] = FilterCase(rows, {"k": [2] * 8})
     return cases

@@ -10,15 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from smoke.checks.l4 import spec_distribution as spec
 from smoke.framework.cases import random_tensor
 from smoke.framework.check import Failure, Registry, Values
-from smoke.framework.compare import bitwise, close, differences
+from smoke.framework.compare import bitwise, close, differences, remember
 from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
 BANNED = spec.BANNED
+MEMORY = "the largest tensor that is made for 64 rows of 8,192 tokens"
+MOST_BYTES = 4 * 8 * (1 << 16)  # four times what CHUNK numbers take
 TOP = spec.WORD  # the largest hash
 
 # (seed, position, token id) -> hash, as the package mmh3 computes them.
@@ -135,11 +139,11 @@ def seeded_rows(seed: int) -> tuple[Tensor, list[int], list[int]]:
 
 
 def crowd(seed: int) -> tuple[Tensor, list[int], list[int]]:
-    """Return logits [140, 32000] of a few allowed tokens each: more numbers than are hashed at a time."""
+    """Return logits [140, 2000] of a few allowed tokens each: more numbers than are hashed at a time."""
     rng = random.Random(f"crowd {seed}")
-    logits = torch.full((140, 32000), BANNED)
+    logits = torch.full((140, 2000), BANNED)
     for row in range(140):
-        ids = rng.sample(range(32000), 12)
+        ids = rng.sample(range(2000), 12)
         logits[row, ids] = torch.tensor([rng.gauss(0, 1) for _ in ids])
     return logits, [rng.randrange(2**40) for _ in range(140)], [rng.randrange(900) for _ in range(140)]
 
@@ -170,11 +174,51 @@ def seeded_probe(seed: int) -> Values:
         "row by row": torch.cat([draw_seeded(logits[i : i + 1], *(r[i : i + 1] for r in rows)) for i in range(60)]),
         "in reverse order": draw_seeded(logits.flip(0), *(r.flip(0) for r in rows)).flip(0),
         "even rows, odd ones filtered": draw_seeded(others, *rows)[::2].clone(),
-        "140 rows of 32,000 tokens": draw_seeded(many, torch.tensor(many_seeds), torch.tensor(many_positions)),
+        "140 rows of 2,000 tokens": draw_seeded(many, torch.tensor(many_seeds), torch.tensor(many_positions)),
         "3 rows of 70,001 tokens": draw_seeded(wide, torch.tensor(wide_seeds), torch.tensor(wide_positions)),
         "no rows": draw_seeded(logits[:0], *(row[:0] for row in rows)),
         "the caller's logits": given,
+        MEMORY: most_memory(seed),
     }
+
+
+class Largest(TorchFunctionMode):
+    """Notes the bytes of the largest tensor that is made; views of ``given`` are not made."""
+
+    def __init__(self, *given: Tensor) -> None:
+        """Begin with nothing."""
+        super().__init__()
+        self.given = {tensor.untyped_storage().data_ptr() for tensor in given}
+        self.bytes: int = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute, and look at what comes out."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in self.given:
+                self.bytes = max(self.bytes, leaf.untyped_storage().nbytes())
+        return result
+
+
+def most_memory(seed: int) -> int:
+    """Draw for 64 rows of 8,192 tokens, none banned -> the bytes of the largest tensor on the way."""
+    from mini_engine.sampler.draw import draw_seeded
+
+    logits, counter = random_tensor(64, 8192, seed=seed), torch.arange(64)
+    with Largest(logits, counter) as noted:
+        draw_seeded(logits, counter, counter)
+    largest: int = noted.bytes
+    return largest
+
+
+def seeded_verdict(seed: int, got: Values) -> list[Failure]:
+    """Ask for the ids of each row alone, and for work in pieces."""
+    largest = got[MEMORY]
+    failures = differences(SEEDED(seed), {name: got[name] for name in got if name != MEMORY}, None)
+    if not largest <= MOST_BYTES:
+        note = f"{largest / (64 * 8192):.0f} bytes for every logit of the batch; work on about CHUNK logits at a time"
+        failures.append(Failure(MEMORY, "", f"at most {MOST_BYTES:,} bytes", f"{largest:,} bytes", note))
+    return failures
 
 
 def seeded_spec(seed: int) -> Values:
@@ -187,7 +231,7 @@ def seeded_spec(seed: int) -> Values:
         "row by row": ids,
         "in reverse order": ids,
         "even rows, odd ones filtered": ids[::2].clone(),
-        "140 rows of 32,000 tokens": torch.tensor(
+        "140 rows of 2,000 tokens": torch.tensor(
             [spec.seeded(*row) for row in zip(many[0].tolist(), many[1], many[2], strict=True)]
         ),
         "3 rows of 70,001 tokens": torch.tensor(
@@ -198,11 +242,13 @@ def seeded_spec(seed: int) -> Values:
     }
 
 
+SEEDED = remember(seeded_spec)
 REGISTRY.add(
     "L4.D.seeded",
-    "A seeded draw depends on the row's logits, its seed and its position, and on nothing else in the batch.",
+    "A seeded draw depends on the row's logits, its seed and its position, and on nothing else in the batch. It works "
+    "on about CHUNK logits at a time.",
     seeded_probe,
-    bitwise(seeded_spec),
+    seeded_verdict,
 )
 
 

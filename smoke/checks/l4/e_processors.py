@@ -252,7 +252,8 @@ def long_penalty_cases(seed: int) -> list[Case]:
     ]
     far = Case("90 different tokens", Past(tuple(everything[:30])), strengths(1.2, 0.5), tuple(everything[30:90]))
     off = Case("no penalty", Past((1, 2)), strengths(), draw(seed, "off", 60))
-    return [cases[0], off, *cases[1:], far]
+    often = Case("one token 200 times and 60 more", Past((1,), (9,) * 200), strengths(1.1, 0.01), (9,) * 60)
+    return [cases[0], off, *cases[1:], far, often]
 
 
 PENALTIES = "mini_engine.sampler.penalties"

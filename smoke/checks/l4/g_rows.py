@@ -38,7 +38,7 @@ DTYPES = {
 # What rows ask for. Every processor is absent from some of them, and no two rows of a script share one by accident.
 WISHES: tuple[dict[str, Any], ...] = (
     {},
-    {"repetition_penalty": 1.3, "logprobs": 0},
+    {"repetition_penalty": 1.3, "logprobs": 0, "top_k": 3, "top_p": 0.5, "min_p": 0.2},  # greedy: it needs no filter
     {"temperature": 0.7, "top_k": 5, "frequency_penalty": 0.5, "bad_words": [[4], [1, 2]], "seed": 7},
     {"presence_penalty": 0.6, "repetition_penalty": 0.8, "logit_bias": {4: 2.0, 9: -3.0, 1: 4.0}},
     {"temperature": 1.2, "min_p": 0.1, "allowed_token_ids": [*range(0, 20, 2), 1, 3], "logprobs": 2},
@@ -362,11 +362,12 @@ REGISTRY.add(
 )
 
 ROW_STATES = {0: "a", 2: "c", 3: "d"}
+WIDTHS = ((2, 300), (300, 2))
 KEEPS: tuple[list[int], ...] = ([0, 1, 2, 3], [3, 0], [2], [1], [], [2, 1, 0, 3])
 
 
 def states_probe(seed: int) -> Values:
-    """Call the three verbs of a processor of its own on a few rows."""
+    """Call the three verbs of a processor of its own on a few rows, and merge tables of two widths."""
     kind = label_kind()
 
     def listed(processor: Any) -> list[list[Any]]:
@@ -383,7 +384,25 @@ def states_probe(seed: int) -> Values:
     values["shift 5"] = listed(right)
     left.merge(right)
     values["merge"] = listed(left)
-    return values
+    return values | {f"tables of {left} and {right} tokens": merged(left, right) for left, right in WIDTHS}
+
+
+def merged(left: int, right: int) -> Tensor:
+    """Merge penalties of a request each, which has generated so many tokens -> zeros that they have changed [2, V]."""
+    from mini_engine.sampler.penalties import Penalties
+    from mini_engine.sampler.processors.base import History, Vocabulary
+
+    rules = {"repetition_penalty": 1.0, "frequency_penalty": 1.0, "presence_penalty": 0.0}
+    sides: list[Any] = []
+    for count in (left, right):
+        past = History([0], list(range(count)))
+        state: Any = Penalties.start(past, rules, Vocabulary(400))
+        sides.append(Penalties.build({0: state}, [past]))
+    sides[1].shift(1)
+    sides[0].merge(sides[1])
+    logits = torch.zeros(2, 400)
+    sides[0].apply(logits)
+    return logits
 
 
 def states_spec(seed: int) -> Values:
@@ -393,12 +412,16 @@ def states_spec(seed: int) -> Values:
         for keep in KEEPS
     }
     shifted: list[list[Any]] = [[5, "w"], [6, "x"], [9, "z"]]
+    for widths in WIDTHS:
+        penalised = [[-float(token < width) for token in range(400)] for width in widths]
+        values["tables of {} and {} tokens".format(*widths)] = torch.tensor(penalised)
     return {**values, "shift 5": shifted, "merge": [[0, "a"], [2, "c"], [3, "d"], *shifted]}
 
 
 REGISTRY.add(
     "L4.G.states",
-    "filter keeps states under their new row numbers, shift renumbers them and merge takes the other side's over.",
+    "filter keeps states under their new row numbers, shift renumbers them and merge takes the other side's over, also "
+    "tables of another width.",
     states_probe,
     bitwise(states_spec),
 )

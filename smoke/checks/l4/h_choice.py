@@ -96,6 +96,13 @@ REGISTRY.add(
 
 DRAWN = log_row(0.4, 0.3, 0.15, 0.1, 0.05)
 DRAWS = 4000
+MIXED: tuple[dict[str, Any], ...] = (
+    {"temperature": 1.0},
+    {"temperature": 0.01},
+    {"temperature": 50.0},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 9.0, "top_p": 0.5},
+)
 
 
 def generator_probe(seed: int) -> Values:
@@ -115,12 +122,14 @@ def generator_probe(seed: int) -> Values:
     alone = make_batch([free, free])
     mixed = ids_of(once(logits, company))
     one = make_batch([free])
-    broad = torch.full((5, 1 << 20), -math.inf)  # more logits than are drawn from at a time
+    broad = torch.full((20, 1 << 18), -math.inf)  # more logits than are drawn from at a time
     broad[:, : len(DRAWN)] = torch.tensor(DRAWN)
+    own = [Line(PAST, MIXED[row % len(MIXED)]) for row in range(len(broad))]
     first, second = make_sampler(seed), make_sampler(seed)
     return {
-        "five rows of a million tokens": ids_of(first(broad, make_batch([free] * 5))),
-        "a million tokens, one row after the other": [ids_of(second(broad[:1], one))[0] for _ in range(5)],
+        "numbers of 24 bits": short_numbers(seed),
+        "20 rows of 262,144 tokens": ids_of(first(broad, make_batch(own))),
+        "262,144 tokens, one row after the other": [ids_of(second(broad[:1], make_batch([line])))[0] for line in own],
         "the generator after greedy and seeded rows": "as before" if untouched else "has moved",
         "unseeded rows in company": [mixed[1], mixed[3], *ids_of(once(logits[:2], alone))],
         "unseeded rows alone": ids_of(again(logits[[1, 3]], alone)) + ids_of(again(logits[:2], alone)),
@@ -129,14 +138,30 @@ def generator_probe(seed: int) -> Values:
     }
 
 
+def short_numbers(seed: int) -> int:
+    """Count the numbers that unseeded rows are drawn by and that float32 could hold; another way to draw has none."""
+    from mini_engine.sampler.batch import TorchOps
+
+    numbers: list[float] = []
+
+    class Noting(TorchOps):
+        def draw_uniform(self, logits: Tensor, uniform: Tensor) -> Tensor:
+            numbers.extend(uniform.tolist())
+            return TorchOps.draw_uniform(logits, uniform)
+
+    make_sampler(seed, ops=Noting())(wide_logits(9, seed), make_batch([Line(PAST, {"temperature": 1.0})] * 9))
+    return sum((number * 2**24).is_integer() for number in numbers)
+
+
 def generator_verdict(seed: int, got: Values) -> list[Failure]:
     """Ask for the right shares, and for a generator that only unseeded rows move."""
     failures = differences("as before", got["the generator after greedy and seeded rows"], None, "the generator")
     failures += differences(
         got["unseeded rows alone"], got["unseeded rows in company"], None, "unseeded rows in company"
     )
-    one_by_one = got["a million tokens, one row after the other"]
-    failures += differences(one_by_one, got["five rows of a million tokens"], None, "five rows of a million tokens")
+    one_by_one = got["262,144 tokens, one row after the other"]
+    failures += differences(one_by_one, got["20 rows of 262,144 tokens"], None, "20 rows of 262,144 tokens")
+    failures += differences(0, got["numbers of 24 bits"], None, "uniform numbers that have 24 bits, and not 53")
     for name in ("many rows", "one row, many times"):
         distance = distribution.chi_square(got[name], list(DRAWN))
         if not distance < 33:  # 4 degrees of freedom: one right sampler in a million is further away

@@ -369,7 +369,7 @@ NEEDED: dict[str, tuple[list[dict[str, Any]], str, list[str]]] = {
 
 
 def names_probe(seed: int) -> Values:
-    """Ask for the filters of drawn rows, and for the names that a trace shows."""
+    """Ask for the filters of drawn rows, and for the names that a trace shows of each row."""
     from mini_engine.sampler.trace import SamplingTrace
 
     values: Values = {}
@@ -378,10 +378,9 @@ def names_probe(seed: int) -> Values:
         trace = SamplingTrace()
         sampler = make_sampler(filter_order=order, trace=trace)
         sampler(wide_logits(len(rows), seed), batch)
-        values[name] = {
-            "filters": [str(stage) for stage, _ in sampler.filters(batch, list(range(len(rows))))],
-            "trace": [str(stage) for stage, _, _ in trace.records],
-        }
+        values[name] = {"filters": [str(stage) for stage, _ in sampler.filters(batch, list(range(len(rows))))]}
+        for row in range(len(rows)):
+            values[name][f"trace of row {row}"] = [str(stage.name) for stage in trace.stages(row)]
     return values
 
 
@@ -398,7 +397,7 @@ def names_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L4.H.names",
-    "The filters that some row needs come in order and under their names, also in a trace.",
+    "The filters that some row needs come in order and under their names, also in what a trace shows of each row.",
     names_probe,
     names_verdict,
 )
@@ -440,6 +439,7 @@ def mask_probe(seed: int) -> Values:
         "with a grammar": ids_of(output),
         "errors": {str(row): str(words) for row, words in output.errors.items()},
         "a grammar and nothing else": ids_of(make_sampler()(logits[1:2], plain)),
+        "dtype of bfloat16 logits under a grammar alone": str(plain.process(logits[1:2].bfloat16()).dtype),
         "the caller's logits": logits,
     }
 
@@ -465,6 +465,8 @@ def mask_verdict(seed: int, got: Values) -> list[Failure]:
     failures += differences([-1, second, -1], got["with a grammar"], None, "ids with a grammar that bans id 5")
     failures += differences([second], got["a grammar and nothing else"], None, "a batch with nothing but a grammar")
     failures += differences(logits, got["the caller's logits"], None, "the caller's logits")
+    name = "dtype of bfloat16 logits under a grammar alone"
+    failures += differences("torch.float32", got[name], None, name)
     failures += differences([True], got["the mask is given the operations"], None, "the sampler's ops are passed on")
     for row in ("0", "2"):
         words = got["errors"].get(row, "no error")
