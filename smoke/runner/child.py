@@ -75,6 +75,8 @@ def serve(around: Surroundings | None = None, ids: Sequence[str] = ()) -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
+        if "tests" in order:
+            import pytest  # noqa: F401 (once, for all processes that are forked from here)
         around.prepare(order)
         pid = around.fork()
         if pid == 0:
@@ -134,9 +136,10 @@ def run_order(order: dict[str, Any], out: Path, checks: Mapping[str, Check]) -> 
 
 
 def run_tests(file: str, out: Path) -> int:
-    """Run one pytest file, without any configuration -> pytest's exit status."""
+    """Run one pytest file, without any configuration or plugin of other packages -> pytest's exit status."""
     import pytest
 
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # loading those that are installed can take ten seconds
     sys.path.insert(0, str(Path(file).parent))
     options = ["-q", "-x", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(out)]
     return int(pytest.main([*options, file]))

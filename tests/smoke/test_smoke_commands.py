@@ -226,7 +226,8 @@ def test_mutants_says_which_pitfalls_a_students_test_catches(smoke, tmp_path, mo
     test = tmp_path / "my_tests.py"
     test.write_text(
         "from mini_engine.attention.allocator import pages_needed\n\n\n"
-        "def test_full():\n    assert pages_needed(16, 16) == 1\n"
+        "def test_full(pytestconfig):\n    assert pages_needed(16, 16) == 1\n"
+        "    assert not pytestconfig.pluginmanager.list_plugin_distinfo()  # they are slow to load, for every pitfall\n"
     )
     code, words = smoke("mutants", "L2", "--mine", str(test))
     assert code == 1

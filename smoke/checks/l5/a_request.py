@@ -12,6 +12,7 @@ from smoke.checks.l5 import spec_scheduling as scheduling
 from smoke.checks.l5.spec_scheduling import Person
 from smoke.framework.check import Registry, Values
 from smoke.framework.compare import bitwise, close
+from smoke.framework.reads import Counted
 
 REGISTRY = Registry()
 STATES = ("waiting", "running", "preempted", "finished")
@@ -113,6 +114,8 @@ def stretches(person: Person) -> list[tuple[int, int]]:
     return [(start, stop) for start in range(person.known + 1) for stop in range(start, person.known + 1)]
 
 
+LONG = 200  # tokens of a prompt and of an output
+FEW = (3, LONG - 1)  # where two tokens are asked for
 TOKEN_PEOPLE = (Person("r0", 4, outputs=3), Person("r1", 1, outputs=5), Person("r2", 6), Person("r3", 3, outputs=1))
 
 
@@ -127,12 +130,31 @@ def tokens_probe(seed: int) -> Values:
                 got = request.tokens(start, stop)
                 name = f"{person.prompt} prompt tokens in a {kind.__name__} and {person.outputs} more"
                 values[f"{name}, tokens({start}, {stop})"] = list(got)
+    return values | few_probe()
+
+
+def few_probe() -> Values:
+    """Ask for two tokens of a long prompt and a long output, and count what is read of both."""
+    values: Values = {}
+    for start in FEW:
+        request = build_request(Person("r0", LONG, LONG, outputs=LONG))
+        request.prompt_ids, request.output_ids = Counted(request.prompt_ids), Counted(request.output_ids)
+        request.tokens(start, start + 2)
+        values[f"tokens({start}, {start + 2}) of {LONG} and {LONG}"] = read_by_a_join(request)
     return values
+
+
+def read_by_a_join(request: Any) -> str:
+    """Say whether so much was read as a list of all tokens needs."""
+    joined = request.prompt_ids.reads + request.output_ids.reads >= 2 * LONG
+    return "prompt and output are joined" if joined else "only what is asked for is read"
 
 
 def tokens_spec(seed: int) -> Values:
     """Give every token a number and look each one up."""
-    values: Values = {}
+    values: Values = {
+        f"tokens({start}, {start + 2}) of {LONG} and {LONG}": "only what is asked for is read" for start in FEW
+    }
     for person in TOKEN_PEOPLE:
         numbered = dict(enumerate([*prompt_of(person), *output_of(person)]))
         for kind in (list, tuple):
@@ -209,7 +231,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L5.A.tokens",
-    "Every stretch of tokens comes out once and in order, also where it begins, ends or lies after the prompt.",
+    "Every stretch of tokens comes out once and in order, also where it begins, ends or lies after the prompt; "
+    "prompt and output are not joined for it.",
     tokens_probe,
     bitwise(tokens_spec),
 )
@@ -230,7 +253,7 @@ REGISTRY.add(
 
 DECAYS = (0, 1, 2, 100, 599, 600, 601, 700)
 RATIOS = (Fraction(1), Fraction(1, 2), Fraction(3, 8), Fraction(5, 32))  # exact in binary: no rounding decides
-PAGE_SIZES = (1, 4, 16)
+PAGE_SIZES = (1, 4, 16, 130)
 
 
 def decay_probe(seed: int) -> Values:
@@ -308,6 +331,7 @@ def growing(seed: int) -> dict[str, Person]:
         "at the very end": Person("r0", 8, 5, outputs=5),
         "one before the end": Person("r0", 8, 5, outputs=4),
         "holds too much": Person("r0", 8, 5, outputs=1, pages=40),
+        "131 tokens, one more than a page of 130": Person("r0", 131, 1),
     }
     for index, person in enumerate(draw_people("growing", seed, 15)):
         person.pages = index

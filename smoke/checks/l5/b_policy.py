@@ -255,6 +255,7 @@ def random_verdict(seed: int, got: Values) -> list[Failure]:
     return failures
 
 
+DRAWING = ("'random', seed 3", "'dice', seed 3")  # another name of the same policy
 NAMES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "shortest")
 
 
@@ -266,12 +267,18 @@ def names_probe(seed: int) -> Values:
         def order(self, waiting: Sequence[Any], hits: Any) -> list[Any]:
             return sorted(waiting, key=lambda request: -request.arrival)
 
-    module.POLICIES["backwards"] = Backwards
+    module.POLICIES |= {"backwards": Backwards, "dice": module.Shuffled}
     values: Values = {}
     try:
         people = queue("own", seed, 5)
         values["a policy of one's own"] = ordered(module.make_policy("backwards"), people)
-        asked = [("best", None), ("", None), ("FCFS", None), *((n, 3) for n in (*NAMES, "backwards")), ("fcfs", 0)]
+        asked = [
+            ("best", None),
+            ("", None),
+            ("FCFS", None),
+            *((n, 3) for n in (*NAMES, "backwards", "dice")),
+            ("fcfs", 0),
+        ]
         for name, policy_seed in asked:
             try:
                 module.make_policy(name, policy_seed)
@@ -279,12 +286,12 @@ def names_probe(seed: int) -> Values:
             except ValueError as error:
                 values[f"{name!r}, seed {policy_seed}"] = f"ValueError: {error}"
     finally:
-        del module.POLICIES["backwards"]
+        del module.POLICIES["backwards"], module.POLICIES["dice"]
     return values
 
 
 def names_verdict(seed: int, got: Values) -> list[Failure]:
-    """Refuse unknown names with a list of all, and a seed everywhere but with random."""
+    """Refuse unknown names with a list of all, and a seed everywhere but with what draws."""
     failures = []
     people = sorted(queue("own", seed, 5), key=lambda person: -person.arrival)
     if got["a policy of one's own"] != [person.name for person in people]:
@@ -293,7 +300,7 @@ def names_verdict(seed: int, got: Values) -> list[Failure]:
         if "seed" not in case:
             continue
         words = str(answer)
-        if case == "'random', seed 3":
+        if case in DRAWING:
             wanted = words == "no error"
         elif "None" in case:
             wanted = words.startswith("ValueError") and all(name in words for name in (*NAMES, "backwards"))
@@ -301,7 +308,7 @@ def names_verdict(seed: int, got: Values) -> list[Failure]:
             wanted = words.startswith("ValueError")
         if not wanted:
             expected = (
-                "no error" if "random" in case else "a ValueError with the names" if "None" in case else "a refusal"
+                "no error" if case in DRAWING else "a ValueError with the names" if "None" in case else "a refusal"
             )
             failures.append(Failure(case, "", expected, words))
     return failures

@@ -77,6 +77,7 @@ def line_cases(seed: int) -> dict[str, Case]:
         "the longest answer first": Case(
             Rules(20, policy="lof"), (waiting(0, 3, 2), waiting(1, 3, 9), waiting(2, 3, 5))
         ),
+        "3 pages of 130 for two prompts of 131": Case(Rules(3, 130), (waiting(0, 131, 1), waiting(1, 131, 1))),
         "no request waits": Case(Rules(8), (busy,)),
         "preempted, 4 and 5 tokens": Case(Rules(20, 4), (waiting(0, 4, 9, outputs=5, preemptions=1),), rows=30),
     }

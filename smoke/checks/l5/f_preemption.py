@@ -121,8 +121,8 @@ def missing_people() -> dict[str, tuple[Person, int]]:
     """Return requests around page boundaries, some with pages for tokens to come, with page sizes."""
     return {
         f"{tokens} tokens, {pages} pages of {size}": (running(0, tokens - outputs, outputs=outputs, pages=pages), size)
-        for size in (1, 4, 16)
-        for tokens in (2, 4, 5, 8, 9, 16, 17, 33)
+        for size in (1, 4, 16, 130)
+        for tokens in (2, 4, 5, 8, 9, 16, 17, 33, 131)
         for outputs in (0, 1)
         for pages in {touched(tokens - 1, size), touched(tokens, size), touched(tokens, size) + 2}
     }

@@ -329,13 +329,19 @@ def breaks_probe(seed: int) -> Values:
     engine.abort(name)
     values["aborted, and the end completes a stop string"] = {"outcome": outcome(engine, name)}
     engine.deltas = []
+    values["score_only"] = scored_only(engine)
+    return values
+
+
+def scored_only(engine: Any) -> Values:
+    """Give a token to a request that asks for scores alone."""
     name = start(engine, [5], {"max_new_tokens": 9})
     request = engine.entries[name].request
     request.options = replace(request.options, score_only=True)
     give(engine, name, 7)
     ids = list(engine.entries[name].output.token_ids)
-    values["score_only"] = {"deltas": taken_deltas(engine), "ids": ids, "ended": is_over(engine, name)}
-    return values
+    ended = is_over(engine, name)
+    return {"deltas": taken_deltas(engine), "ids": ids, "ended": ended, "times": len(request.times.tokens)}
 
 
 def breaks_spec(seed: int) -> Values:
@@ -364,7 +370,7 @@ def breaks_spec(seed: int) -> Values:
         **values,
         "an ended and an unknown one": {"deltas": done["deltas"], "outcome": ended_before},
         "aborted, and the end completes a stop string": {"outcome": cut},
-        "score_only": {"deltas": [scored], "ids": [], "ended": True},
+        "score_only": {"deltas": [scored], "ids": [], "ended": True, "times": 0},
     }
 
 

@@ -4,6 +4,8 @@ Owns: probes of the copy and of whole runs with ``n`` and ``best_of``, and what 
 seed counted up, and a prompt that is computed once. Needs L1 to L4 and all of L5.
 """
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -384,7 +386,24 @@ def orphans_probe(seed: int) -> Values:
         answers = [engine.take_output(name) for name in engine.add_samples(wrong, make_params(orphan_params(n=3)))]
         values["refused"].append([[a.finish_reason, isinstance(a.error, str), list(a.token_ids)] for a in answers])
     values["work after refusals"] = engine.scheduler.has_work
+    values["the third of four is refused"] = third_refused(build_engine(case, num_pages=40), prompt)
     return values
+
+
+def third_refused(engine: Any, prompt: Sequence[int]) -> Values:
+    """Let the engine refuse the third sample; return how each that has an id ended, and how many were asked for."""
+    add = engine.add_request
+    calls = itertools.count(1)
+
+    def adding(*given: Any, **more: Any) -> Any:
+        if next(calls) == 3:
+            raise ValueError("it does not fit any more")
+        return add(*given, **more)
+
+    engine.add_request = adding
+    names = engine.add_samples(prompt, make_params(orphan_params(n=4)))
+    run_out(engine)
+    return {"ends": [engine.take_output(name).finish_reason for name in names], "asked": next(calls) - 1}
 
 
 def happen(engine: Any, names: list[str], what: str) -> None:
@@ -410,6 +429,8 @@ def orphans_verdict(seed: int, got: Values) -> list[Failure]:
                 want = {"finish_reason": ["abort"]}
             failures += unlike(want, sample, f"{name}, sample {index}")
     failures += differences([[["error", True, []]]] * 3, got["refused"], None, "refused requests, [reason, why, ids]")
+    want = {"ends": ["length", "length", "error"], "asked": 3}
+    failures += differences(want, got["the third of four is refused"], None, "the third of four is refused")
     return failures + differences(False, got["work after refusals"], None, "work is left after refusals")
 
 

@@ -305,17 +305,31 @@ REGISTRY.add(
 
 # L6.I ---------------------------------------------------------------------------------------------------------------
 
-THRESHOLDS = ((None, 32), (1, 0), (1, 32), (3, 32), (8, 0), (8, 4), (8, 32), (9, 8), (13, 32), (24, 32), (25, 32))
+THRESHOLDS = (
+    (None, 32),
+    (1, 0),
+    (1, 32),
+    (1, 200),
+    (3, 32),
+    (8, 0),
+    (8, 4),
+    (8, 32),
+    (9, 8),
+    (13, 32),
+    (24, 32),
+    (25, 32),
+)
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Who asks, how many pages of 4 it has found, who runs, and its siblings."""
+    """Who asks, how many pages it has found, who runs, its siblings, and the page size."""
 
     asks: Asker
     found: int = 0
     runs: tuple[Asker, ...] = ()
     siblings: tuple[Asker, ...] = ()
+    page_size: int = 4
 
 
 WAITS = Asker(LONG, state="waiting")
@@ -323,6 +337,9 @@ COMPUTES = Asker([*LONG[:16], 1, 2, 3], computed=4)
 MEETINGS: dict[str, dict[str, Meeting]] = {
     "enough": {
         "no request runs": Meeting(WAITS),
+        "a page of 130 and 69 tokens in common, one page found": Meeting(
+            Asker([7] * 300, state="waiting"), 1, (Asker([7] * 199),), page_size=130
+        ),
         "16 tokens in common": Meeting(WAITS, 0, (COMPUTES,)),
         "16 tokens in common, 1 page found": Meeting(WAITS, 1, (COMPUTES,)),
         "16 tokens in common, 2 pages found": Meeting(WAITS, 2, (COMPUTES,)),
@@ -414,7 +431,8 @@ def meet_probe(group: str) -> Probe:
                 running = [build(other, f"r{index}") for index, other in enumerate(meeting.runs, 1)]
                 running += [other for other in siblings if other.state.value == "running"]
                 pages = tuple(range(meeting.found))
-                results = could_share_soon(request, PrefixHit(pages, pages), running, 4, SharingLimits(least, below))
+                limits = SharingLimits(least, below)
+                results = could_share_soon(request, PrefixHit(pages, pages), running, meeting.page_size, limits)
                 values[meeting_name(name, least, below)] = bool(results)
         return values
 
@@ -430,11 +448,12 @@ def meet_spec(group: str) -> Expected:
             for least, below in THRESHOLDS:
                 siblings = [sibling for sibling in meeting.siblings if sibling.state == "running"]
                 waits = bool(siblings) and all(is_computing(sibling) for sibling in siblings)
-                found = 4 * meeting.found
+                size = meeting.page_size
+                found = size * meeting.found
                 asks = meeting.asks
                 if least is not None and found <= below and asks.prompt_logprobs is None and not siblings:
                     for other in meeting.runs:
-                        passed_on = min(common(asks.prompt, other.prompt), len(asks.tokens) - 1) // 4 * 4
+                        passed_on = min(common(asks.prompt, other.prompt), len(asks.tokens) - 1) // size * size
                         waits = waits or (passed_on - found >= least and asks.key == other.key and is_computing(other))
                 values[meeting_name(name, least, below)] = waits
         return values

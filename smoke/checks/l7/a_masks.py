@@ -61,6 +61,15 @@ def single_tokens(seed: int) -> dict[str, Tensor]:
 Cases = Callable[[int], dict[str, Tensor]]
 
 
+def device_by(make: Callable[[], Tensor]) -> str:
+    """Return the device of what is made on a GPU, or the error: values come first, and must not be lost by it."""
+    with PretendGpu():
+        try:
+            return device_of(make()).type
+        except RuntimeError as error:
+            return str(error)
+
+
 def pack_probe(cases: Cases) -> Callable[[int], Values]:
     """Return a probe that packs, the banned form as well; what it is given must stay."""
 
@@ -73,8 +82,7 @@ def pack_probe(cases: Cases) -> Callable[[int], Values]:
             banned = ~allowed
             values[name] = {"allowed": pack_allowed(given), "of banned": bitmask_of(banned)}
             values[f"{name}, given"] = [torch.equal(given, allowed), torch.equal(banned, ~allowed)]
-        with PretendGpu():
-            values["device of a mask packed on a GPU"] = device_of(pack_allowed(torch.ones(2, 70).bool().cuda())).type
+        values["device of a mask packed on a GPU"] = device_by(lambda: pack_allowed(torch.ones(2, 70).bool().cuda()))
         return values
 
     return probe
@@ -123,9 +131,9 @@ def unpack_probe(seed: int) -> Values:
         given = mask.clone()
         values[name] = {"allowed": unpack_allowed(given, size), "banned": banned_of(given, size)}
         values[f"{name}, given"] = torch.equal(given, mask)
-    with PretendGpu():
-        unpacked = unpack_allowed(torch.zeros(2, 3).int().cuda(), 70)
-        values["device of what is unpacked on a GPU"] = device_of(unpacked).type
+    values["device of what is unpacked on a GPU"] = device_by(
+        lambda: unpack_allowed(torch.zeros(2, 3).int().cuda(), 70)
+    )
     return values
 
 

@@ -317,11 +317,31 @@ def members_of(case: str) -> Any:
 
 def members_probe(seed: int) -> Values:
     """Build every case, and one of many members."""
-    many = {"o" * 14: "all optional", "o" * 7 + "r" + "o" * 6: "one in the middle is required"}
     return {
         "texts": {case or "none": plain(members_of(case)) for case in member_cases()},
-        "sizes": {name: size_of(plain(members_of(case))) for case, name in many.items()},
+        "sizes": {name: nodes_and_levels(members_of(case)) for name, (case, _) in MANY.items()},
     }
+
+
+# Many members, the most nodes of their tree and its most levels.
+MANY: dict[str, tuple[str, tuple[int, int]]] = {
+    "14 members, all optional": ("o" * 14, (2000, 400)),
+    "14 members, one in the middle is required": ("o" * 7 + "r" + "o" * 6, (2000, 400)),
+    "300 members, all optional": ("o" * 300, (20_000, 400)),
+}
+
+
+def nodes_and_levels(tree: Any) -> list[int]:
+    """Count the nodes and the levels of the engine's tree, without recursion: a wrong one may be deep."""
+    nodes = levels = 0
+    level = [tree]
+    while level:
+        nodes += len(level)
+        levels += 1
+        level = [part for node in level for name in ("parts", "options") for part in getattr(node, name, ())] + [
+            node.node for node in level if hasattr(node, "node")
+        ]
+    return [nodes, levels]
 
 
 def members_verdict(seed: int, got: Values) -> list[Failure]:
@@ -333,11 +353,10 @@ def members_verdict(seed: int, got: Values) -> list[Failure]:
         whole = [subset for subset in subsets if all(index in subset for index in names if case[index] == "r")]
         want = {",".join(chr(97 + index) for index in subset) for subset in whole}
         failures += same_texts(f"members {case or 'none'} (r is required)", want, got["texts"][case or "none"])
-    for name, size in got["sizes"].items():
-        if size > 2000:
-            failures.append(
-                Failure(f"14 members, {name}", "nodes", "at most 2000: not one for every subset", str(size))
-            )
+    for name, (_, bounds) in MANY.items():
+        for what, most, count in zip(("nodes", "levels"), bounds, got["sizes"][name], strict=True):
+            if count > most:
+                failures.append(Failure(name, what, f"at most {most}", str(count)))
     return failures
 
 

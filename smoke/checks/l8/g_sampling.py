@@ -208,6 +208,7 @@ def seeded_rows(seed: int) -> tuple[Tensor, list[int], list[int]]:
     """
     rng = random.Random(f"seeded {seed}")
     logits = random_tensor(9, 130, seed=seed + 900) * 2.0
+    logits[0] -= 1000.0  # far below 0, and not empty
     logits[1:3] = logits[0]
     for row in (3, 4):
         logits[row, torch.randperm(130, generator=torch.Generator().manual_seed(seed + row))[3:]] = BANNED
@@ -348,6 +349,7 @@ REGISTRY.add(
 # Repetition, frequency, presence of six rows; the last is off.
 STRENGTHS = ((1.3, 0.37, 0.71), (0.7, -0.4, 0.0), (1.0, 0.1, 0.0), (1.0, 0.0, -1.3), (1.9, 0.0, 0.0), (1.0, 0.0, 0.0))
 NAMES = ("rows", "token_ids", "counts", "repetition", "frequency", "presence")
+OFTEN = (128.0, 257.0, 300.0, 40_000.0, 70_000.0)  # counts beyond 7, 8, 15 and 16 bits
 BEHIND = (0, 0, 9, 7.0, 7.0, 7.0)  # what a thread without an entry would read: it would change the first logit
 
 
@@ -366,6 +368,7 @@ def entries(seed: int, width: int) -> list[Tensor]:
     rows = places // width
     token_ids = places % width
     counts = torch.randint(0, 5, (len(places),), generator=generator).float()
+    counts[::7] = torch.tensor(OFTEN)[torch.arange(len(counts[::7])) % len(OFTEN)]
     counts[token_ids == 0] = 0.0  # where the logit is -0.0: 0 times a negative strength is -0.0, too
     columns = [rows, token_ids, counts, *torch.tensor(STRENGTHS)[rows].T.contiguous()]
     return [followed_by(column, behind) for column, behind in zip(columns, BEHIND, strict=True)]

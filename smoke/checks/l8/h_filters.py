@@ -329,13 +329,29 @@ def top_k_probe(seed: int) -> Values:
     import mini_engine.kernels.top_k as op
 
     rows = inputs(seed, 6)
-    return run(op, "apply_top_k", rows, lambda case: [counts_of(rows[case].shape[1])])
+    values = run(op, "apply_top_k", rows, lambda case: [counts_of(rows[case].shape[1])])
+    return values | {LARGE: left_by_large_k(op.apply_top_k(large_row(seed), torch.tensor([LARGE_K])))}
+
+
+LARGE_K = 1040
+LARGE = "k above 1024: ids that stay of 1100"
+
+
+def large_row(seed: int) -> Tensor:
+    """Return a row of 1100 logits without equals."""
+    return plain(1, 1100, seed)
+
+
+def left_by_large_k(rows: Tensor) -> list[int]:
+    """Return the ids that are not banned."""
+    return [int(token) for token in (rows[0] > BANNED).nonzero()[:, 0]]
 
 
 def top_k_spec(seed: int) -> Values:
     """Sort."""
     rows = inputs(seed, 6)
-    return want(rows, lambda case, index, row: spec.top_k_ids(row, int(counts_of(len(row))[index])))
+    values = want(rows, lambda case, index, row: spec.top_k_ids(row, int(counts_of(len(row))[index])))
+    return values | {LARGE: sorted(spec.top_k_ids(large_row(seed)[0].tolist(), LARGE_K))}
 
 
 REGISTRY.add(

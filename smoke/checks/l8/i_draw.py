@@ -326,7 +326,7 @@ def draw_cases(seed: int) -> dict[str, tuple[Draws, bool]]:
     }
     banned = torch.full((3, 200), BANNED)
     banned[:, 70:140:2] = random_tensor(3, 35, seed=seed + 8)
-    cases["both ends of the interval"] = (unfiltered(banned, [0.0, LAST, LAST], [70, 138, 138]), False)
+    cases["both ends of the interval"] = (unfiltered(banned, [0.0, LAST, 1.0], [70, 138, 138]), False)
     lone = torch.full((3, 129), BANNED)
     lone[range(3), [0, 65, 128]] = -3.0
     cases["one token alone"] = (unfiltered(lone, [0.0, 0.5, LAST], [0, 65, 128]), False)
