@@ -3,6 +3,7 @@
 import pytest
 
 from smoke.bank.accept import jobs
+from smoke.bank.alike import MOST_RUN
 from smoke.framework import bank
 from smoke.framework.bank import (
     Edit,
@@ -124,13 +125,10 @@ def test_an_edit_does_not_find_other_words(tmp_path, monkeypatch, text):
 
 def test_what_passed_rules_pitfalls_out():
     """Two students were led astray by suggestions whose other checks had passed."""
-    found = 0
-    pitfalls = load_pitfalls()[::4]
-    for pitfall in pitfalls:
+    for pitfall in load_pitfalls()[::4]:
         lesson = {check_id for check_id in all_checks() if check_id.startswith(pitfall.lesson_id + ".")}
         passed = lesson - set(pitfall.killed_by)
         suggested = [bank.fitting_pitfalls(check_id, passed) for check_id in pitfall.killed_by]
         assert all(passed.isdisjoint(other.killed_by) for others in suggested for other in others)
-        found += any(pitfall in others[:3] for others in suggested)
-    assert found / len(pitfalls) > 0.85
+        assert any(pitfall in others[:MOST_RUN] for others in suggested)  # values decide which of these is named
     assert bank.fitting_pitfalls(pitfall.killed_by[0], lesson) == []
