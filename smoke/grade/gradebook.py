@@ -117,8 +117,7 @@ def work_together(work: Callable[[Worker], None], workers: Sequence[Worker], wai
 def prove_reference(workers: Sequence[Worker], lessons: Sequence[Lesson], records: Records) -> None:
     """Run the checks of ``lessons`` on the reference, where no proof is kept. Raises ``RuntimeError`` if one fails.
 
-    There is no grading on a machine, or under limits, where the right answer fails. It also lets the oracles compute
-    their answers before the first submission's clock runs.
+    There is no grading on a machine, or under limits, where the right answer fails.
     """
     unproved = [lesson for lesson in lessons if not records.is_proved(lesson)]
     if not unproved:
