@@ -66,8 +66,7 @@ class Authorship:
         notes = [*self.reasons, *self.remarkable]
         if self.copied:
             shown = ", ".join(f"{name} {share:.0%}" for name, share in self.copied)
-            whole = f"{self.share:.0%} of {self.compared} longer functions together is the reference's own"
-            notes.append(f"{whole}; of {len(self.copied)} it is most: {shown}")
+            notes.append(f"{self.share:.0%} of {self.compared} longer functions is the reference's own: {shown}")
         return notes
 
 

@@ -184,7 +184,7 @@ def test_attempts_are_reported(graded: Graded) -> None:
     wanted = {
         ("hostile", "L2"): ("refused: writing", "refused: starting a program", "refused: the C library"),
         ("hostile", "L3"): ("driver.py imports transformers.models",),
-        ("top", "L2"): ("longer functions are the reference's own",),
+        ("top", "L2"): ("100% of 8 longer functions is the reference's own: PageAllocator.allocate 100%",),
     }
     for key, notes in wanted.items():
         for words in notes:
