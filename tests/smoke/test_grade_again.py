@@ -21,7 +21,7 @@ from smoke.grade.trial import Isolation
 from smoke.grade.worker import ModeRun
 
 LESSONS = load_manifest().written[:2]
-HERE = Isolation(None, False, True, True, True, True, True)
+HERE = Isolation(None, False, True, True, True, True, True, True)
 CLASS = [
     Submission(name, {"model.py": f"# {name}", "attention/pool.py": f"# {name}"}) for name in ("ada", "bob", "cid")
 ]
