@@ -6,6 +6,7 @@ Owns: probes that call ``mini_engine.driver`` and what they must give: the ids, 
 
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -252,9 +253,26 @@ def page_probe(seed: int) -> Values:
                 name = f"page size {page_size}, {len(prompt)} + {count} tokens"
                 driver = build_driver(case, page_size=page_size)
                 pools, held = watch_pools(driver)
-                values[name] = run(driver, prompt, count)[0]
+                values[name], taken = run_counting(driver, prompt, count)
                 values |= {f"{name}: pools that are made": pools, f"{name}: pages held in each step": held}
+                values[f"{name}: pages taken when each token comes"] = taken
     return values
+
+
+def run_counting(driver: Any, prompt: list[int], count: int) -> tuple[list[int], list[int]]:
+    """Drain the loop -> ids, and how many pages were allocated until each of them came."""
+    from mini_engine.attention.allocator import PageAllocator
+
+    allocated = [0]
+    allocate = PageAllocator.allocate
+
+    def counted(allocator: Any, number: int, *after: Any, **named: Any) -> list[int]:
+        allocated[0] += number
+        return allocate(allocator, number, *after, **named)
+
+    with patch.object(PageAllocator, "allocate", counted):
+        steps = [(int(step.token_id), allocated[0]) for step in driver._steps(list(prompt), count)]
+    return [token for token, _ in steps], [pages for _, pages in steps]
 
 
 def watch_pools(driver: Any) -> tuple[list[str], list[int]]:
@@ -288,6 +306,7 @@ def page_peer(seed: int) -> Values:
                 held = [len({at // size for at in range(len(prompt) + step)}) for step in range(count)]
                 values[f"{name}: pools that are made"] = [f"{held[-1]} pages of {size} slots"]
                 values[f"{name}: pages held in each step"] = held
+                values[f"{name}: pages taken when each token comes"] = held
     return values
 
 

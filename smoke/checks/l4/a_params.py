@@ -298,6 +298,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[float, ..
     "a bias key that is no id": ({"logit_bias": {"cat": 1.0}}, ("logit_bias", "cat"), ()),
     "a negative bias key": ({"logit_bias": {-3: 1.0}}, ("logit_bias",), (-3,)),
     "one bias key twice": ({"logit_bias": {7: 1.0, "7": 2.0}}, ("logit_bias",), (7,)),
+    "one bias key twice, in two ways": ({"logit_bias": {7: 1.0, "07": 2.0}}, ("logit_bias",), (7,)),
     "half a bias key": ({"logit_bias": {7.5: 1.0}}, ("logit_bias", "7.5"), ()),
     **{f"the bias key {key!r}": ({"logit_bias": {key: 1.0}}, ("logit_bias", key), ()) for key in (" 7", "+7", "1_0")},
     "a bias key of a raised digit": ({"logit_bias": {"\u00b2": 1.0}}, ("logit_bias", "\u00b2"), ()),

@@ -246,16 +246,23 @@ def report_probe(seed: int) -> Values:
         "log-probabilities": [None if entries is None else float(entries[0].logprob) for entries in output.logprobs],
         "tokens left by the last stage": [int(trace.stages(row)[-1].support) for row in range(len(lines))],
         "the caller's logits": logits,
-        "the caller's logits, without processors": plain_report(seed),
+        **plain_reports(seed),
     }
 
 
-def plain_report(seed: int) -> Tensor:
-    """Report rows that no processor changes, after all filters, and return the caller's logits."""
-    params = {"temperature": 0.6, "top_k": 3, "seed": 5, "logprobs": 2, "logprobs_mode": "processed"}
-    logits = wide_logits(4, seed)
-    make_sampler(seed)(logits, make_batch([Line(PAST, params)] * 4))
-    return logits
+PLAIN = {"temperature": 0.6, "top_k": 3, "seed": 5, "logprobs": 2, "logprobs_mode": "processed"}
+
+
+def plain_reports(seed: int) -> Values:
+    """Report rows that no processor changes, after all filters, with the caller's logits, in two dtypes."""
+    values: Values = {}
+    for dtype in ("float32", "bfloat16"):
+        logits = wide_logits(4, seed, dtype)
+        output = make_sampler(seed)(logits, make_batch([Line(PAST, PLAIN)] * 4))
+        values[f"{dtype} without processors, ids"] = ids_of(output)
+        values[f"{dtype} without processors"] = [float(entries[0].logprob) for entries in output.logprobs]
+        values[f"the caller's {dtype} logits, without processors"] = logits
+    return values
 
 
 def report_verdict(seed: int, got: Values) -> list[Failure]:
@@ -273,8 +280,14 @@ def report_verdict(seed: int, got: Values) -> list[Failure]:
     failures = differences(got["ids"], got["ids with a trace"], None, "ids with a trace")
     failures += differences(reported, got["log-probabilities"], 1e-5, "log-probabilities of the chosen tokens")
     failures += differences(left, got["tokens left by the last stage"], None, "tokens left, by the trace")
-    plain = "the caller's logits, without processors"
-    failures += differences(wide_logits(4, seed), got[plain], None, plain)
+    for dtype in ("float32", "bfloat16"):
+        plain = wide_logits(4, seed, dtype)
+        rows = [distribution.log_softmax(histories.filtered(row, PLAIN)) for row in plain.tolist()]
+        name = f"{dtype} without processors"
+        found = [row[token] for row, token in zip(rows, got[f"{name}, ids"], strict=True)]
+        failures += differences(found, got[name], 1e-5, f"log-probabilities of the chosen tokens, {name}")
+        name = f"the caller's {dtype} logits, without processors"
+        failures += differences(plain, got[name], None, name)
     return failures + differences(logits, got["the caller's logits"], None, "the caller's logits")
 
 
