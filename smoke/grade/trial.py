@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from smoke.framework.manifest import ROOT
@@ -81,13 +82,19 @@ def try_isolation() -> Isolation:
     """
     root = sys.platform == "linux" and os.geteuid() == 0
     words = ""
-    for uid in (free_users(), None) if root else (None,):
+    for uid in (own_users(), None) if root else (None,):
         read_all = uid is not None and not reachable(uid)
         done = start_trial(uid, read_all)
         with suppress(json.JSONDecodeError):
             return Isolation(uid, read_all, **json.loads(done.stdout))
         words = done.stderr[-2000:]
     raise RuntimeError(f"a confined process cannot run here: {words}")
+
+
+@cache
+def own_users() -> int:
+    """Return the first of the user ids that this process takes once. Raises what ``free_users`` does."""
+    return free_users()
 
 
 def free_users() -> int:

@@ -114,6 +114,8 @@ def test_honest_neighbours_keep_their_grades(tmp_path: Path) -> None:
     others += [hostile(f"mallory-{number}", *drawn.sample(sorted(BEHAVIOURS), 3)) for number in range(2)]
     order = [honest[0], *others[:6], honest[1], *others[6:9], honest[2], *others[9:], honest[3]]
     isolation = try_isolation()
+    if not isolation.processes_limited:
+        pytest.skip("a bomb of processes would reach this machine")
     records = Records(tmp_path / "report", "3", {})
     scores = {s.submission.name: s for s in grade(order, [L2], records, isolation, Limits(SECONDS, MEMORY), 2)}
     for submission in honest:
