@@ -370,7 +370,7 @@ def test_a_copy_with_calls_in_it_is_told_with_its_share() -> None:
     files = {file: disguised(text, "print()") for file, text in reference("L2").items()}
     found = examine(Submission("ada", files), LESSONS[1])
     assert 0.8 < found.share < 1.0
-    assert f"{found.share:.0%} of {found.compared} longer functions together" in found.notes()[-1]
+    assert f"{found.share:.0%} of {found.compared} longer functions is the reference's own" in found.notes()[-1]
 
 
 def test_another_solution_is_no_copy() -> None:
