@@ -24,6 +24,7 @@ COMMANDS = {  # each is defined in the file of its name
     "cache": "Run PROMPTS with the radix cache and draw the tree: text, pages, uses and last use of every edge.",
     "serve": "Serve a model over HTTP, for every client of OpenAI's interface.",
     "play": "Open a page in the browser on which one sees the engine think. Only this machine can reach it.",
+    "random-model": "Write a model with random weights in the shape of Qwen3-0.6B, 1.2 GB, to measure speed with.",
     "bench": "Measure the engine beside a peer, in the same process.",
 }
 
@@ -39,7 +40,7 @@ class LazyCommands(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import a command and return it in the form that typer runs."""
-    command = getattr(import_module(f"mini_engine.cli.{name}"), name)
+    command = getattr(import_module(f"mini_engine.cli.{name.replace('-', '_')}"), name.replace("-", "_"))
     if not isinstance(command, typer.Typer):
         function = command
         command = typer.Typer(add_completion=False)

@@ -9,6 +9,8 @@ COMMANDS = {
         "run": ("run", "Run the checks of a task, of a lesson, or of where you are."),
         "hint": ("progress", "Show one more hint of a task."),
         "status": ("progress", "Show how far you are."),
+        "measure": ("measure", "Measure what a lesson's idea saves on your engine."),
+        "progress": ("measure", "Draw what your lessons have saved so far."),
         "example": ("example", "Compute a task's worked example with your functions."),
         "pitfalls": ("progress", "List the known mistakes of the tasks that pass."),
         "diff": ("files", "Compare your files with the reference, once a lesson passes."),

@@ -1,0 +1,26 @@
+"""``mini-engine random-model``: write a model of a real size whose weights are random, to measure with."""
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mini_engine.bench.machine import make_checkpoint
+from mini_engine.checkpoint import TINY_MODEL
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def random_model(
+    folder: Annotated[Path, typer.Argument(help="Where to write it: 1.2 GB.")],
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+) -> None:
+    """Write a model with random weights in the shape of Qwen3-0.6B, 1.2 GB, to measure speed with."""
+    if folder.exists() and any(folder.iterdir()):
+        raise typer.BadParameter(f"{folder} is not empty; give a folder that does not exist")
+    make_checkpoint("0.6b", folder, seed)
+    for name in TOKENIZER:
+        if (TINY_MODEL / name).is_file():
+            shutil.copy(TINY_MODEL / name, folder / name)
+    typer.echo(f"wrote {folder}; try: mini-engine generate Once --model {folder}", err=True)

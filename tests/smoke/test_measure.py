@@ -1,0 +1,106 @@
+"""``measure`` and ``progress``: counts that can be worked out by hand, on the reference and on starters."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
+from smoke.commands.measure import register
+from smoke.course.measure import BEGINNINGS, LOADS, NAMES, NEW_TOKENS, OPENING
+from smoke.course.starter import starter_files
+from smoke.framework.manifest import ENGINE, ROOT, load_manifest
+
+
+def measured(lesson, folder=ENGINE):
+    """Run a load in its process, as the command does."""
+    words = [sys.executable, "-m", "smoke.course.measure", str(folder), lesson]
+    run = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | {"TRITON_INTERPRET": "1"}
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    return [side["figures"] for side in found["sides"]]
+
+
+def lengths(texts):
+    """The number of tokens of each text, by the tokenizer's own call."""
+    return [len(load_tokenizer(TINY_MODEL)(text).input_ids) for text in texts]
+
+
+def test_rows_are_those_of_whole_texts_and_of_packed_steps():
+    without, packed = measured("L2")
+    own = lengths(BEGINNINGS)
+    assert without["rows computed"] == sum(length + token for length in own for token in range(NEW_TOKENS))
+    assert packed["rows computed"] == sum(own) + len(own) * (NEW_TOKENS - 1)
+
+
+def test_a_kept_key_saves_all_rows_but_one():
+    without, kept = measured("L3")
+    (length,) = lengths([OPENING * 2])
+    assert without["rows computed"] == sum(length + token for token in range(NEW_TOKENS))
+    assert kept["rows computed"] == length + NEW_TOKENS - 1
+    assert LOADS["L3"].gain(30, 10) == 3
+
+
+def test_drawn_stories_differ_and_the_likeliest_is_one():
+    greedy, drawn = measured("L4")
+    assert (greedy["different stories"], drawn["different stories"]) == (1, 8)
+
+
+def test_a_batch_takes_as_many_steps_as_its_longest_answer():
+    alone, together = measured("L5")
+    assert alone["steps"] == sum(6 * (place + 1) for place in range(8))
+    assert together["steps"] == 48
+
+
+def test_a_cached_prompt_computes_whole_pages_once():
+    without, cached = measured("L6")
+    own = lengths([OPENING + name for name in NAMES])
+    shared = (lengths([OPENING])[0] // 16) * 16
+    assert without["prompt tokens computed"] == sum(own)
+    assert cached["prompt tokens computed"] <= sum(own) - 7 * (shared - 16)
+
+
+def test_masks_make_every_answer_valid():
+    asked, masked = measured("L7")
+    assert asked["valid answers"] == 0
+    assert masked["valid answers"] == 8
+
+
+@pytest.mark.slow
+def test_kernels_start_fewer_operations():
+    torch_alone, kernels = measured("L8")
+    assert kernels["operations in a step"] < torch_alone["operations in a step"]
+
+
+def run_command(*words):
+    """Run a command as the student does; return what it prints."""
+    app = typer.Typer()
+    register(app)
+    result = CliRunner().invoke(app, list(words))
+    return result.output
+
+
+def test_a_measurement_of_own_code_is_remembered_and_drawn(tmp_path):
+    (tmp_path / "driver.py").write_text((ENGINE / "driver.py").read_text())
+    shown = run_command("measure", "L3", "--engine", str(tmp_path))
+    assert "prefill once, then one row a token" in shown
+    drawn = run_command("progress", "--engine", str(tmp_path)).splitlines()
+    assert len(drawn) == len(LOADS)
+    assert "█" in drawn[1]
+    assert "rows computed instead of" in drawn[1]
+    assert all("█" not in line for number, line in enumerate(drawn) if number != 1)
+
+
+def test_what_is_not_written_is_the_references_and_not_remembered(tmp_path):
+    for file, text in starter_files(load_manifest().lesson("L3")).items():
+        (tmp_path / file).write_text(text)
+    assert "not written yet, so from the reference: L3.A, L3.B" in run_command(
+        "measure", "L3", "--engine", str(tmp_path)
+    )
+    assert "█" not in run_command("progress", "--engine", str(tmp_path))
