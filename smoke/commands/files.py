@@ -38,7 +38,7 @@ def start_command(
     typer.echo(f"{chosen.id} {chosen.title}. {chosen.goal}\n")
     width = max(len(task.title) for task in chosen.tasks)
     for task in chosen.tasks:
-        typer.echo(f"  {task.id}  {task.title:<{width}} {task.points:>3} points")
+        typer.echo(f"  {task.id}  {task.title:<{width}} {task.points:>3} points{' (optional)' * task.is_optional}")
     typer.echo(f"\nwritten  {', '.join(str(into / file) for file in chosen.files)}")
     typer.echo(f"read     {chosen.page()}")
     typer.echo(f"watch    {command('watch', into)}   runs the task's checks whenever you save")

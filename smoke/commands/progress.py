@@ -9,9 +9,8 @@ import typer
 
 from smoke.commands.options import EngineOption, LessonArgument, TaskArgument
 from smoke.course.guide import HINTS, command, describe, next_lines, next_task_line
-from smoke.course.work import Work
+from smoke.course.work import Work, checks_in
 from smoke.framework.bank import pitfalls_of
-from smoke.framework.catalogue import listed
 from smoke.framework.manifest import SUITE, Lesson, Task, load_manifest, refuse_unknown, require
 
 BAR_WIDTH = 20
@@ -51,12 +50,15 @@ def status_command(
 
 
 def lesson_line(work: Work, lesson: Lesson) -> str:
-    """Return a bar and a count for one lesson."""
-    passed = len(work.passed(lesson))
-    checks = len(listed([lesson]))
-    full = BAR_WIDTH * passed // checks
+    """Return a bar and a count for the core of one lesson, and a count of its optional tasks."""
+    core = checks_in(lesson, lesson.core)
+    passed = len(work.passed(lesson) & core)
+    full = BAR_WIDTH * passed // len(core)
     note = "" if work.has(lesson) else "  (not started)"
-    return f"{lesson.id}  {'█' * full}{'░' * (BAR_WIDTH - full)} {passed:>3}/{checks:<3} {lesson.title}{note}"
+    if work.has(lesson) and lesson.optional:
+        done = len(set(lesson.optional) - set(work.waiting(lesson)))
+        note = f"  ({done} of {len(lesson.optional)} optional tasks)"
+    return f"{lesson.id}  {'█' * full}{'░' * (BAR_WIDTH - full)} {passed:>3}/{len(core):<3} {lesson.title}{note}"
 
 
 def task_lines(work: Work, lesson: Lesson) -> list[str]:

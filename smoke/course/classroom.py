@@ -57,7 +57,7 @@ REPORTER = """      - name: Autograding Reporter
 
 def write_classroom(folder: Path, lessons: Sequence[Lesson]) -> None:
     """Write ``.github/workflows/classroom.yml`` and ``.github/classroom/autograding.json`` into a course's folder."""
-    tasks = [task for lesson in lessons for task in lesson.tasks]
+    tasks = [task for lesson in lessons for task in lesson.core]
     files = {"workflows/classroom.yml": workflow(tasks), "classroom/autograding.json": autograding(tasks)}
     for name, text in files.items():
         file = folder / ".github" / name

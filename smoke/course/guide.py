@@ -24,16 +24,23 @@ def next_lines(work: Work) -> list[str]:
     lesson = load_manifest().lesson(task.lesson_id)
     if not work.has(lesson):
         return [*done_before(work, lesson), *to_start(work, lesson)]
-    number = lesson.tasks.index(task) + 1
     state = work.state_of(task)
     return [
-        f"{task.id} {task.title}: task {number} of {len(lesson.tasks)} in {lesson.id} {lesson.title}",
+        *(["Every core task of every lesson passes. What is left is optional."] if task.is_optional else []),
+        f"{task.id} {task.title}: {place_in(lesson, task)} in {lesson.id} {lesson.title}",
         f"  state  {describe(state)}",
         f"  read   {lesson.page(task)}",
         *(f"  write  {text}" for text in to_write(work, state)),
         f"  run    {command('watch', work.folder)}",
         f"  stuck? {command(f'hint {task.id}', work.folder)}  ({work.hint_level(task)} of {HINTS} taken)",
     ]
+
+
+def place_in(lesson: Lesson, task: Task) -> str:
+    """Return which of the lesson's tasks this one is."""
+    if task.is_optional:
+        return "an optional task"
+    return f"task {lesson.core.index(task) + 1} of {len(lesson.core)}"
 
 
 def to_start(work: Work, lesson: Lesson) -> list[str]:
@@ -47,9 +54,16 @@ def to_start(work: Work, lesson: Lesson) -> list[str]:
 
 
 def done_before(work: Work, lesson: Lesson) -> list[str]:
-    """Return a line about the lesson before, if it is done."""
-    before = [each for each in load_manifest().written if each.number == lesson.number - 1 and work.is_green(each)]
-    return [f"{each.id} {each.title} is done. Compare: {command(f'diff {each.id}', work.folder)}" for each in before]
+    """Return what there is to say about the lesson before, if it is done: compare it, or write its optional tasks."""
+    lines = []
+    for each in load_manifest().written:
+        if each.number == lesson.number - 1 and work.is_green(each):
+            lines.append(f"{each.id} {each.title} is done. Compare: {command(f'diff {each.id}', work.folder)}")
+            left = [task for task in work.waiting(each) if task.is_optional]
+            lines += [
+                f"  optional  {task.id} {task.title}: {command(f'watch {task.id}', work.folder)}" for task in left
+            ]
+    return lines
 
 
 def all_done(work: Work) -> list[str]:

@@ -271,7 +271,6 @@ def operations(folder: Path | None, config: "EngineConfig") -> int:
         """Counts what computes; a view only names memory anew."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            """Count an operation and run it."""
             nonlocal count
             count += not any(value.alias_info and not value.alias_info.is_write for value in func._schema.returns)
             return func(*args, **(kwargs or {}))

@@ -137,8 +137,8 @@ class Work:
         return entry.get("files") == self.fingerprint(files) or entry.get("rests_on") == self.rests_on(check, files)
 
     def is_green(self, lesson: Lesson) -> bool:
-        """Whether every check of the lesson passed with the files as they are now."""
-        return len(self.passed(lesson)) == len(listed([lesson]))
+        """Whether every check of the lesson's core tasks passed with the files as they are now."""
+        return self.passed(lesson) >= checks_in(lesson, lesson.core)
 
     def tasks(self, lesson: Lesson) -> list[TaskState]:
         """Return where each task of a lesson stands."""
@@ -160,16 +160,21 @@ class Work:
         return state
 
     def place(self) -> Task | None:
-        """Return the task to go on with: the first of the lesson begun last, or of those after it, that is not done."""
+        """Return the task to go on with: the first of the lesson begun last, or of those after it, that is not done.
+
+        Optional tasks come after all others.
+        """
         lessons = load_manifest().written
         begun = [place for place, lesson in enumerate(lessons) if lesson.id == self.load().get("at")]
         begun = begun or [place for place, lesson in enumerate(lessons) if self.has(lesson)] or [0]
-        for lesson in [*lessons[begun[0] :], *lessons[: begun[0]]]:
-            passed = self.passed(lesson)
-            waiting = [check.task_id for check in listed([lesson]) if check.id not in passed]
-            if waiting:
-                return load_manifest().task(waiting[0])
-        return None
+        order = [*lessons[begun[0] :], *lessons[: begun[0]]]
+        waiting = [task for lesson in order for task in self.waiting(lesson)]
+        return next((task for task in waiting if not task.is_optional), next(iter(waiting), None))
+
+    def waiting(self, lesson: Lesson) -> list[Task]:
+        """Return the tasks of a lesson that are not done."""
+        passed = self.passed(lesson)
+        return [task for task in lesson.tasks if not checks_in(lesson, [task]) <= passed]
 
     def hint_level(self, task: Task) -> int:
         """Return how many hints of a task were taken."""
@@ -181,6 +186,12 @@ class Work:
         taken = state.setdefault("hints", {})
         taken[task.id] = max(level, taken.get(task.id, 0))
         self.save(state)
+
+
+def checks_in(lesson: Lesson, tasks: Iterable[Task]) -> set[str]:
+    """Return the ids of the checks of some of a lesson's tasks."""
+    ids = {task.id for task in tasks}
+    return {check.id for check in listed([lesson]) if check.task_id in ids}
 
 
 def tasks_of(check: ListedCheck) -> frozenset[str]:

@@ -5,7 +5,7 @@ Owns: the course's structure and every check on it. Must not know: engine code, 
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,8 +18,9 @@ COURSE = ROOT if (ROOT / "lessons" / "manifest.toml").is_file() else SUITE
 MANIFEST = COURSE / "lessons" / "manifest.toml"
 ENGINE = ROOT / "mini_engine"
 
-LESSON_KEYS = {"id", "slug", "title", "goal", "hours", "files", "needed_earlier", "task", "option"}
-TASK_KEYS = {"id", "title", "points", "functions", "depends"}
+LESSON_KEYS = {"id", "slug", "title", "goal", "files", "needed_earlier", "task", "option"}
+TASK_KEYS = {"id", "title", "points", "minutes", "functions", "depends"}
+READING = 35  # minutes for a lesson's first page with its questions; a task's minutes include reading its page
 OPTION_KEYS = {"name", "off", "on", "effect"}
 
 
@@ -50,13 +51,18 @@ class FunctionName:
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to write: the functions that its starter empties, what it is worth and which tasks it needs."""
+    """One thing to write: the functions that its starter empties, what it is worth and which tasks it needs.
+
+    ``minutes``: for a reader who knows Python and torch tensors. ``is_optional``: no later lesson needs it.
+    """
 
     id: str
     title: str
     points: int
+    minutes: int
     functions: tuple[FunctionName, ...]
     depends: tuple[str, ...]
+    is_optional: bool = False
 
     @property
     def lesson_id(self) -> str:
@@ -94,7 +100,6 @@ class Lesson:
     slug: str
     title: str
     goal: str
-    hours: int
     files: tuple[str, ...]
     tasks: tuple[Task, ...]
     options: tuple[Option, ...] = ()
@@ -104,6 +109,20 @@ class Lesson:
     def number(self) -> int:
         """2 of ``L2``."""
         return int(self.id[1:])
+
+    @property
+    def core(self) -> tuple[Task, ...]:
+        """The tasks that are not optional."""
+        return tuple(task for task in self.tasks if not task.is_optional)
+
+    @property
+    def optional(self) -> tuple[Task, ...]:
+        """The tasks that no later lesson needs."""
+        return tuple(task for task in self.tasks if task.is_optional)
+
+    def hours(self, tasks: Iterable[Task]) -> int:
+        """Return the hours that these of its tasks take together with its first page, rounded."""
+        return round((READING + sum(task.minutes for task in tasks)) / 60)
 
     @property
     def folder(self) -> str:
@@ -228,13 +247,12 @@ def parse_lesson(raw: Mapping[str, Any]) -> Lesson:
     if not (lesson_id.startswith("L") and lesson_id[1:].isdigit()):
         raise ValueError(f"lesson id {lesson_id!r} is not of the form L1")
     if raw.get("task"):
-        require(name, raw, {"hours", "files"})
+        require(name, raw, {"files"})
     lesson = Lesson(
         id=lesson_id,
         slug=raw["slug"],
         title=raw["title"],
         goal=raw["goal"],
-        hours=raw.get("hours", 0),
         files=tuple(raw.get("files", ())),
         tasks=tuple(parse_task(entry) for entry in raw.get("task", [])),
         options=tuple(parse_option(entry) for entry in raw.get("option", [])),
@@ -263,18 +281,21 @@ def parse_option(raw: Mapping[str, Any]) -> Option:
 def parse_task(raw: Mapping[str, Any]) -> Task:
     """Read one ``[[lesson.task]]``."""
     name = f"task {raw.get('id', '(without id)')}"
-    refuse_unknown(name, raw, TASK_KEYS)
+    refuse_unknown(name, raw, TASK_KEYS | {"optional"})
     require(name, raw, TASK_KEYS)
-    if not isinstance(raw["points"], int) or raw["points"] < 1:
-        raise ValueError(f"{name} has points {raw['points']!r}; give a whole number of at least 1")
+    for key in ("points", "minutes"):
+        if not isinstance(raw[key], int) or raw[key] < 1:
+            raise ValueError(f"{name} has {key} {raw[key]!r}; give a whole number of at least 1")
     if not raw["functions"]:
         raise ValueError(f"{name} empties no function")
     return Task(
         id=raw["id"],
         title=raw["title"],
         points=raw["points"],
+        minutes=raw["minutes"],
         functions=tuple(FunctionName.parse(text) for text in raw["functions"]),
         depends=tuple(raw["depends"]),
+        is_optional=raw.get("optional", False),
     )
 
 

@@ -14,10 +14,11 @@ from xml.etree import ElementTree
 
 from smoke.course.report import explain, line
 from smoke.framework.check import Result, all_checks
+from smoke.framework.manifest import Task
 from smoke.grade.likeness import Pair
 from smoke.grade.scoring import NOT_THERE, LessonScore, StudentScore, TaskScore
 
-COLUMNS = ("student", "lesson", "points", "isolated", "cumulative", "status", "reason", "notes")
+COLUMNS = ("student", "lesson", "points", "isolated", "cumulative", "optional", "status", "reason", "notes")
 MAX_TEXT = 20_000
 
 
@@ -45,7 +46,7 @@ def write_csv(file: Path, students: Sequence[StudentScore]) -> None:
                 reason = alone.reason or whole.reason
                 if not student.submission.files:  # then what is wrong with all of it is the reason
                     reason = "; ".join(student.submission.faults) or reason
-                row = (alone.points, alone.earned, whole.earned, status(alone), reason, notes)
+                row = (alone.points, alone.earned, whole.earned, alone.extra, status(alone), reason, notes)
                 table.writerow([name, alone.lesson.id, *map(one_line, row)])
             isolated, points = student.total("isolated")
             faults = "; ".join(student.submission.faults)
@@ -53,7 +54,8 @@ def write_csv(file: Path, students: Sequence[StudentScore]) -> None:
             whole_status = "complete" if isolated == points else "incomplete"
             if missing:
                 faults = "; ".join(filter(None, (faults, f"{NOT_THERE}: {', '.join(missing)}")))
-            table.writerow([name, "all", points, isolated, student.total("cumulative")[0], whole_status, faults, ""])
+            cumulative, extra = student.total("cumulative")[0], sum(s.extra for s in student.of_mode("isolated"))
+            table.writerow([name, "all", points, isolated, cumulative, extra, whole_status, faults, ""])
 
 
 def write_pairs(file: Path, found: Sequence[Pair]) -> None:
@@ -66,10 +68,10 @@ def write_pairs(file: Path, found: Sequence[Pair]) -> None:
 
 
 def status(score: LessonScore) -> str:
-    """Return "pass", or the status of the first task that did not, or that there is nothing to have one."""
+    """Return "pass", or the status of the first core task that did not, or that there is nothing to have one."""
     if not score.handed_in:
         return NOT_THERE
-    return next((task.status for task in score.tasks if task.status != "pass"), "pass")
+    return next((task.status for task in score.core if task.status != "pass"), "pass")
 
 
 def one_line(value: object) -> str:
@@ -84,14 +86,14 @@ def report(student: StudentScore, conditions: Sequence[str]) -> str:
     parts = [f"# {student.submission.name}: {earned} of {points} points", ""]
     parts += [
         "*Isolated* counts each lesson's files over the reference of everything else, *cumulative* over your own",
-        "earlier lessons. A task's points are earned when all of its checks pass.",
+        "earlier lessons. A task's points are earned when all of its checks pass. Those of optional tasks are extra.",
         "",
-        "| lesson | isolated | cumulative | of |",
-        "|---|---:|---:|---:|",
+        "| lesson | isolated | cumulative | of | optional |",
+        "|---|---:|---:|---:|---:|",
     ]
     for alone, whole in zip(student.of_mode("isolated"), student.of_mode("cumulative"), strict=True):
         earned_in = f"{alone.earned} | {whole.earned}" if alone.handed_in else f"{NOT_THERE} |"
-        parts.append(f"| {alone.lesson.id} {alone.lesson.title} | {earned_in} | {alone.points} |")
+        parts.append(f"| {alone.lesson.id} {alone.lesson.title} | {earned_in} | {alone.points} | {alone.extra} |")
     parts.append("")
     parts += [f"- Problem with the submission: {quoted(fault)}" for fault in student.submission.faults]
     if student.submission.ignored:
@@ -111,8 +113,7 @@ def lesson_part(alone: LessonScore, whole: LessonScore) -> list[str]:
     parts = [f"## {alone.lesson.id} {alone.lesson.title}", "", "| task | isolated | cumulative | points |"]
     parts.append("|---|---|---|---:|")
     for one, other in zip(alone.tasks, whole.tasks, strict=True):
-        name = f"{one.task.id} {one.task.title}"
-        parts.append(f"| {name} | {one.status} | {other.status} | {one.earned} of {one.task.points} |")
+        parts.append(f"| {name_of(one.task)} | {one.status} | {other.status} | {one.earned} of {one.task.points} |")
     parts.append("")
     parts += [f"- Noticed: {quoted(note)}" for note in dict.fromkeys((*alone.notes, *whole.notes))]
     if alone.withheld:
@@ -124,6 +125,11 @@ def lesson_part(alone: LessonScore, whole: LessonScore) -> list[str]:
         if broken:
             parts += ["", f"### What did not pass, {title}", "", fenced(explain_all(broken))]
     return parts
+
+
+def name_of(task: Task) -> str:
+    """Return the id and the title of a task, and whether it is optional."""
+    return f"{task.id} {task.title}" + (" (optional)" if task.is_optional else "")
 
 
 def signature(results: Sequence[Result]) -> set[tuple[str, str, str]]:
@@ -161,10 +167,10 @@ def fenced(text: str) -> str:
 
 
 def gradescope(student: StudentScore, conditions: Sequence[str]) -> dict[str, Any]:
-    """Return Gradescope's ``results.json``: a test per task, scored in isolated mode."""
+    """Return Gradescope's ``results.json``: a test per task, in isolated mode. The score is that of the core tasks."""
     tests = [
         {
-            "name": f"{task.task.id} {task.task.title}",
+            "name": name_of(task.task),
             "number": task.task.id,
             "score": task.earned,
             "max_score": task.task.points,
@@ -184,6 +190,7 @@ def gradescope(student: StudentScore, conditions: Sequence[str]) -> dict[str, An
         "tests": tests,
         "extra_data": {
             "cumulative": {score.lesson.id: score.earned for score in student.of_mode("cumulative")},
+            "optional": {score.lesson.id: score.extra for score in student.of_mode("isolated")},
             "notes": sorted({note for score in student.scores for note in (*score.notes, *score.remarks)}),
             "ignored_files": list(student.submission.ignored),
         },

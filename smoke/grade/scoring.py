@@ -56,14 +56,24 @@ class LessonScore:
     withheld: str = ""
 
     @property
+    def core(self) -> tuple[TaskScore, ...]:
+        """The tasks that are not optional."""
+        return tuple(task for task in self.tasks if not task.task.is_optional)
+
+    @property
     def earned(self) -> int:
-        """The points of its tasks."""
-        return sum(task.earned for task in self.tasks)
+        """The points of its core tasks."""
+        return sum(task.earned for task in self.core)
 
     @property
     def points(self) -> int:
-        """What could be earned."""
-        return sum(task.task.points for task in self.tasks)
+        """What could be earned in core tasks."""
+        return sum(task.task.points for task in self.core)
+
+    @property
+    def extra(self) -> int:
+        """The points of its optional tasks, which stand beside the others."""
+        return sum(task.earned for task in self.tasks) - self.earned
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -84,7 +94,7 @@ class LessonScore:
             return self.results[0].detail
         if self.withheld:
             return self.withheld
-        lost = [task for task in self.tasks if not task.earned]
+        lost = [task for task in self.core if not task.earned]
         cause = next((task for status in WORST_FIRST for task in lost if task.status == status), lost[0])
         detail = next((r.detail.splitlines()[0] for r in cause.results if not r.passed and r.detail), "")
         others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""

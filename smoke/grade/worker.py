@@ -3,11 +3,12 @@
 Owns: the folder that a candidate's files are laid in, the two modes, the time of a lesson. Must not know: scores.
 """
 
+import ast
 import json
 import os
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,6 +18,7 @@ from typing import Any, Self
 
 import psutil
 
+from mini_engine.overlay import fill
 from smoke.course.starter import starter_files
 from smoke.framework.check import Check, Result, checks_of
 from smoke.framework.manifest import ENGINE, Lesson, load_manifest
@@ -105,13 +107,15 @@ class Worker:
     def run(self, submission: Submission, lessons: Sequence[Lesson], seed: int) -> ModeRun:
         """Run the checks of the last of ``lessons`` with the files of all of them over the reference.
 
-        A file that was not handed in is an empty starter, so what depends on it is blocked and not given away.
+        A file that was not handed in is an empty starter, so what depends on it is blocked and not given away. An
+        optional task that is not written is the reference's for the others, and its own checks are not run.
         """
         files = {file: text for lesson in lessons for file, text in cached_starters(lesson).items()}
         files |= {file: text for file, text in submission.files.items() if file in files}
+        files, unwritten = with_optional(files)
         folder = self.lay_out(files)
         try:
-            mode = self.run_files(Candidate(submission.name, folder, tuple(files)), lessons[-1], seed)
+            mode = self.run_files(Candidate(submission.name, folder, tuple(files)), lessons[-1], seed, unwritten)
             return replace(mode, notes=(*mode.notes, *self.traces(folder, files)))
         finally:
             remove(folder)
@@ -173,11 +177,15 @@ class Worker:
         most = self.confinement.seconds / self.runner.time_factor
         return [replace(check, seconds=min(check.seconds / self.runner.time_factor, most)) for check in checks]
 
-    def run_files(self, candidate: Candidate, lesson: Lesson, seed: int) -> ModeRun:
-        """Run the checks until they are done or the time is used up."""
+    def run_files(self, candidate: Candidate, lesson: Lesson, seed: int, unwritten: Collection[str] = ()) -> ModeRun:
+        """Run the checks, but for those of the tasks ``unwritten``, until they are done or the time is used up."""
         checks = checks_of([lesson])
         left, before = float(self.confinement.seconds), self.used()
-        results: dict[str, Result] = {}
+        results = {
+            check.id: Result(check.id, "not-implemented", detail=f"{check.task_id} is optional and not written")
+            for check in checks
+            if check.task_id in unwritten
+        }
 
         def keep(result: Result) -> None:
             nonlocal left, before
@@ -197,7 +205,8 @@ class Worker:
         trouble = ""
         try:
             work = self.order(candidate, lesson, seed)
-            outcome = self.runner.run(candidate, self.limited(checks), seed, keep, work)
+            written = [check for check in checks if check.task_id not in unwritten]
+            outcome = self.runner.run(candidate, self.limited(written), seed, keep, work)
             fault = outcome.import_fault
             log = outcome.log
             notes = list(outcome.notes)
@@ -262,6 +271,20 @@ def end_strays(home: Path, uid: int | None) -> int:
         if not found:
             break
     return len(ended)
+
+
+def with_optional(files: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
+    """Return ``files`` in which open functions of optional tasks have the reference's bodies, and those tasks."""
+    core = [task.id for task in load_manifest().tasks if not task.is_optional]
+    filled, tasks = dict(files), set[str]()
+    for file, text in files.items():
+        with suppress(SyntaxError, ValueError, RecursionError):  # what cannot be read is found out where it is imported
+            own = ast.parse(text)
+            found = fill(own, ast.parse((ENGINE / file).read_bytes()), core)
+            if found:
+                filled[file] = ast.unparse(own) + "\n"
+                tasks |= {task for task in found.values() if task is not None}
+    return filled, tasks
 
 
 @cache

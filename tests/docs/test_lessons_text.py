@@ -174,7 +174,7 @@ def test_front_block_agrees_with_the_manifest(lesson):
     front = story(lesson).partition("\n## Predict")[0]
     assert front.startswith(f"# {lesson.id} · {lesson.title}\n")
     assert lesson.goal in front
-    assert f"about {lesson.hours} hours" in front
+    assert f"about {lesson.hours(lesson.core)} hours" in front
     for file in lesson.files:
         assert f"`work/{file}`" in front, f"the front block does not name {file}"
     for words in (f"python -m smoke start {lesson.id}", "python -m smoke watch ", "Every check says `to do`"):
@@ -321,4 +321,5 @@ def test_syllabus_agrees_with_the_manifest():
     assert list(rows) == [lesson.id for lesson in LESSONS]
     for lesson in LESSONS:
         title = f"[{lesson.title}]({lesson.slug}/README.md)"
-        assert f"| {title} | {lesson.goal} | {lesson.hours} |" in rows[lesson.id]
+        hours = f"{lesson.hours(lesson.core)} | {lesson.hours(lesson.tasks)}"
+        assert f"| {title} | {lesson.goal} | {hours} |" in rows[lesson.id]

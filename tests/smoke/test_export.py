@@ -145,7 +145,7 @@ def test_no_link_and_no_picture_is_broken(first: Path) -> None:
 
 def test_github_classroom_has_a_test_for_each_task_with_its_points(classroom: Path) -> None:
     """The workflow and the older file say the same, and the reporter is told of every step."""
-    tasks = [task for lesson in load_manifest().upto("L2") for task in lesson.tasks]
+    tasks = [task for lesson in load_manifest().upto("L2") for task in lesson.core]
     tests = json.loads((classroom / ".github/classroom/autograding.json").read_text())["tests"]
     wanted = [(f"{task.id} {task.title}", f"python -m smoke run {task.id}", task.points) for task in tasks]
     assert [(test["name"], test["run"], test["points"]) for test in tests] == wanted

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from smoke.course.starter import empty
 from smoke.framework.bank import Pitfall, Wheat, load_pitfalls, load_wheats
 from smoke.framework.check import checks_of
 from smoke.framework.manifest import ROOT, load_manifest
@@ -45,6 +46,7 @@ STATUSES = {  # of tasks, isolated
     "hostile": {"L2.A": "not-implemented", "L3.A": "crashed"},
     "mistaken": {"L2.B": "pass", "L2.C": "fail", "L2.D": "blocked"},
     "starter": {"L2.A": "not-implemented", "L3.A": "not-implemented"},
+    "top": {"L3.B": "pass", "L3.C": "not-implemented"},
 }
 
 
@@ -62,6 +64,7 @@ def submissions(victim: Path) -> dict[str, dict[str, bytes]]:
     del half["attention/allocator.py"]
     driver = reference("L3")["driver.py"]
     attack = starters("L2")["attention/allocator.py"] + writing(victim)
+    core = reference("L1", "L2") | {"driver.py": empty("driver.py", [load_manifest().task("L3.C")])}  # C is optional
     oracle = "from transformers.models import qwen3\n" + driver
     return {
         "broken": coded(reference("L2") | {"model.py": "1 / 0\n", "driver.py": driver + "\ndef f(:\n"}),
@@ -70,7 +73,7 @@ def submissions(victim: Path) -> dict[str, dict[str, bytes]]:
         "mistaken": coded(reference("L2") | edited(pitfall)),
         "nothing": {},
         "starter": coded(starters("L2", "L3"), "work/"),
-        "top": coded(reference("L1", "L2", "L3"), "work/"),
+        "top": coded(core, "work/"),
         "variant": {file: b"\xef\xbb\xbf" + text for file, text in coded(correct, "my homework/work/").items()},
     }
 
@@ -202,8 +205,9 @@ def test_every_student_stands_in_the_pages_and_in_gradescopes_file(graded: Grade
         assert f"[{name}](students/{name}/report.md)" in page
         results = json.loads((graded.out / "students" / name / "results.json").read_text())
         assert str(results["score"]) == rows[name, "all"]["isolated"]
-        assert results["score"] == sum(test["score"] for test in results["tests"])
-        assert sum(test["max_score"] for test in results["tests"]) == 200
+        core = [test for test in results["tests"] if "(optional)" not in test["name"]]
+        assert results["score"] == sum(test["score"] for test in core)
+        assert sum(test["max_score"] for test in core) == 200
         for test in results["tests"]:
             assert {"name", "score", "max_score", "output", "visibility"} <= set(test)
 

@@ -465,7 +465,7 @@ def test_only_a_pass_earns_points(status: str) -> None:
     """One check of a task with another status costs the whole task, and the reason says so."""
     check = checks_of([load_manifest().lesson("L1")], "L1.A")[0]
     student = scored({check.id: Result(check.id, status, detail="because")})  # type: ignore[arg-type]
-    assert points(student, "isolated") == [90, *[100] * (len(LESSONS) - 1)]
+    assert points(student, "isolated") == [89, *[100] * (len(LESSONS) - 1)]
     assert student.scores[0].reason == f"L1.A {status}: because"
 
 
@@ -543,14 +543,14 @@ def test_words_of_a_submission_stay_words(tmp_path: Path) -> None:
     page = report(student, ["seed: 1"])
     headings = [line for line in page.splitlines() if line.startswith("# ")]
     inside = page.split("text\n", 1)[1]
-    assert headings[0] == f"# ada: {TOTAL - 10} of {TOTAL} points"
+    assert headings[0] == f"# ada: {TOTAL - 11} of {TOTAL} points"
     assert all(heading in inside for heading in headings[1:]), "what looks like a heading is inside a block of code"
     assert fenced("a ```` b").startswith("`````text")
     write_csv(tmp_path / "grades.csv", [student])
     assert "\x1b" not in page + (tmp_path / "grades.csv").read_text()
     write_junit(tmp_path / "junit.xml", [student])
     ElementTree.parse(tmp_path / "junit.xml")
-    assert json.loads(json.dumps(gradescope(student, [])))["score"] == TOTAL - 10
+    assert json.loads(json.dumps(gradescope(student, [])))["score"] == TOTAL - 11
     assert one_line("=cmd()|x") == "'=cmd()|x"
 
 

@@ -1,22 +1,23 @@
 """The manifest is the single source of the course, so a slip in it is refused by name."""
 
+import ast
 import copy
 from dataclasses import replace
 
 import pytest
 
-from smoke.framework.manifest import ENGINE, load_manifest, parse_manifest
+from mini_engine.overlay import functions_of
+from smoke.framework.manifest import COURSE, ENGINE, READING, load_manifest, parse_manifest
 
 LESSON = {
     "id": "L1",
     "slug": "L1_model",
     "title": "Model",
     "goal": "Logits.",
-    "hours": 1,
     "files": ["model.py"],
     "task": [
-        {"id": "L1.A", "title": "One", "points": 1, "functions": ["model:one"], "depends": []},
-        {"id": "L1.B", "title": "Two", "points": 1, "functions": ["model:K.two"], "depends": ["L1.A"]},
+        {"id": "L1.A", "title": "One", "points": 1, "minutes": 5, "functions": ["model:one"], "depends": []},
+        {"id": "L1.B", "title": "Two", "points": 1, "minutes": 5, "functions": ["model:K.two"], "depends": ["L1.A"]},
     ],
 }
 
@@ -31,6 +32,34 @@ def test_the_shipped_manifest_names_existing_files():
     for lesson in load_manifest().written:
         for file in lesson.files:
             assert (ENGINE / file).is_file()
+
+
+CORE_HOURS, CORE_LINES, CORE_WORDS = 40, 1100, 36_000  # of L1 to L8; a term has no more
+
+
+def lines_of(function):
+    """The lines of a function's body that a student writes: code, without docstrings, comments and blanks."""
+    tree = ast.parse((ENGINE / function.file).read_text())
+    node = functions_of(tree)[function.qualname]
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    texts = (ENGINE / function.file).read_text().splitlines()[body[0].lineno - 1 : body[-1].end_lineno]
+    return sum(bool(text.strip()) and not text.strip().startswith("#") for text in texts)
+
+
+def test_the_core_fits_a_term():
+    lessons = load_manifest().upto("L8")
+    assert sum(READING + sum(task.minutes for task in lesson.core) for lesson in lessons) <= CORE_HOURS * 60
+    assert (
+        sum(lines_of(function) for each in lessons for task in each.core for function in task.functions) <= CORE_LINES
+    )
+    pages = [COURSE / lesson.text_file for lesson in lessons]
+    pages += [COURSE / lesson.text_folder / task.page_name for lesson in lessons for task in lesson.core]
+    assert sum(len(page.read_text().split()) for page in pages) <= CORE_WORDS
+
+
+def test_the_core_of_every_lesson_is_worth_a_hundred_points():
+    for lesson in load_manifest().written:
+        assert sum(task.points for task in lesson.core) == 100, lesson.id
 
 
 def test_needs_is_transitive_and_contains_all_earlier_lessons():
@@ -55,6 +84,7 @@ def test_needs_is_transitive_and_contains_all_earlier_lessons():
         (lambda raw: raw["lesson"][0]["task"][0].update(functions=["driver:run"]), "driver.py"),
         (lambda raw: raw["lesson"][0]["task"][0].update(functions=["model.one"]), "model.one"),
         (lambda raw: raw["lesson"][0]["task"][0].update(points=0), "L1.A"),
+        (lambda raw: raw["lesson"][0]["task"][0].update(minutes="5"), "minutes '5'"),
         (lambda raw: raw["lesson"][0].update(id="one"), "one"),
     ],
 )
