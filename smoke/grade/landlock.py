@@ -10,7 +10,7 @@ import os
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,12 +125,12 @@ def interpreter_paths(without: Sequence[Path] = ()) -> Readable:
     course = course_folders([*packages, *(site for folder in sorted(folders) for site in sites_in(Path(folder)))])
     closed = [Path(os.path.realpath(path)) for path in (*without, *course, *oracles)]
     models = [folder / "transformers" / "models" for folder in packages]
-    trees = [file for folder in models for file in tokenizer_files(folder)]
-    listed = [folder for folder in models if folder.is_dir()]
+    trees = dict.fromkeys(file for folder in models for file in tokenizer_files(folder))
+    listed = dict.fromkeys(folder for folder in models if folder.is_dir())
     for name in sorted(folders - {"/"}):
         folder = Path(os.path.realpath(name))
-        divide(Path(name), [path for path in closed if path not in folder.parents], trees, listed)
-    return Readable(tuple(dict.fromkeys(map(str, trees))), tuple(dict.fromkeys(map(str, listed))))
+        divide(Path(name), {path for path in closed if path not in folder.parents}, trees, listed)
+    return Readable(tuple(map(str, trees)), tuple(map(str, listed)))
 
 
 def package_folders() -> list[Path]:
@@ -154,16 +154,19 @@ def course_folders(sites: Sequence[Path]) -> list[Path]:
     return copies if root in sites else [root, *copies]
 
 
-def divide(folder: Path, closed: Sequence[Path], trees: list[Path], listed: list[Path]) -> None:
-    """Add ``folder`` to ``trees``, or to ``listed`` if something closed lies in it, and then its parts to either."""
+def divide(folder: Path, closed: Set[Path], trees: dict[Path, None], listed: dict[Path, None]) -> None:
+    """Add ``folder`` to ``trees``, or to ``listed`` if something closed lies in it, and then its parts to either.
+
+    The two are sets that keep an order: there are thousands of paths, and each is looked up.
+    """
     if not folder.is_relative_to("/proc"):  # /proc/self leads elsewhere in another process
         folder = Path(os.path.realpath(folder))
-    if not folder.exists() or folder in listed or any(folder.is_relative_to(path) for path in (*closed, *trees)):
+    if not folder.exists() or folder in listed or any(p in closed or p in trees for p in (folder, *folder.parents)):
         return
-    if not any(path.is_relative_to(folder) for path in closed):
-        trees.append(folder)
+    if not any(folder in path.parents for path in closed):
+        trees[folder] = None
         return
-    listed.append(folder)
+    listed[folder] = None
     for path in sorted(folder.iterdir()):
         divide(path, closed, trees, listed)
 
