@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from mini_engine.checks import key_twice
 from mini_engine.config import EngineConfig, ModelConfig
-from mini_engine.families import EMBEDDING, FAMILIES, HEAD
+from mini_engine.families import EMBEDDING, FAMILIES, HEAD, UNREAD
 from mini_engine.hf_files import GenerationFile, IndexFile, check_generation, parse
 from mini_engine.weights import StoredWeights, opened
 
@@ -194,6 +194,8 @@ def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progres
     shapes = {HEAD: needed[EMBEDDING]} | needed if model.tie_word_embeddings else needed  # stored twice, or as either
     places: dict[str, tuple[Path, str]] = {}
     for file, name, tensor in stored_tensors(folder):
+        if name.endswith(UNREAD):
+            continue
         check_tensor(file, name, tensor, shapes)
         places[name] = file, name
     weights = StoredWeights(places, getattr(torch, engine.dtype), engine.device)

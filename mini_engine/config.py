@@ -9,7 +9,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from mini_engine.checks import device_name, flag, one_of, or_none, registered, seconds, whole
-from mini_engine.families import EMBEDDING, FINAL_NORM, HEAD, Family, family_of
+from mini_engine.families import EMBEDDING, FINAL_NORM, HEAD, Family, Part, family_of
 from mini_engine.other_names import knows_other_names
 
 Dtype = Literal["float32", "bfloat16"]
@@ -44,10 +44,12 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a dense model. Names follow Hugging Face's ``Qwen3Config``.
+    """The shape of a dense model. Names follow Hugging Face's ``Qwen3Config`` and ``LlamaConfig``.
 
     ``head_dim`` is independent of ``hidden_size / num_attention_heads``: Qwen3-0.6B has 16 heads of 128 over a hidden
     size of 1024. ``rope_scaling`` is ``None`` where the rotary embedding is not scaled within the model's positions.
+    ``sliding_window``: the newest positions that a query of this model sees. The engine computes no longer sequences,
+    so ``max_position_embeddings`` is no larger.
     """
 
     vocab_size: int
@@ -63,6 +65,9 @@ class ModelConfig:
     tie_word_embeddings: bool
     rope_scaling: RopeScaling | None = None
     model_type: str = "qwen3"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: int | None = None
 
     def __post_init__(self) -> None:
         """Check that the sizes make a model of a known family. Raises ``ValueError`` naming the field."""
@@ -102,11 +107,17 @@ class ModelConfig:
         family = family_of(raw.get("model_type"))
         from mini_engine.hf_files import ConfigFile, check_computed, parse  # here: pydantic takes time to import
 
-        file = parse(ConfigFile, raw, "config.json")
+        file = parse(ConfigFile, {**family.defaults, **raw}, "config.json")
         check_computed(raw, file, family)
+        window = file.sliding_window if "sliding_window" in family.defaults else None
+        biases = {part.has_bias: True for part in family.parts.values() if isinstance(part.has_bias, str)}
         return cls(
             **{key: getattr(file, key) for key in REQUIRED_KEYS},
-            head_dim=file.head_dim,
+            **{name: bool(raw.get(name)) for name in biases},
+            num_key_value_heads=file.num_key_value_heads or file.num_attention_heads,
+            head_dim=file.head_dim or file.hidden_size // file.num_attention_heads,
+            max_position_embeddings=min(file.max_position_embeddings, window or file.max_position_embeddings),
+            sliding_window=window,
             rope_theta=file.theta,
             tie_word_embeddings=bool(file.tie_word_embeddings),
             rope_scaling=None if (fields := file.rope_scaling_fields) is None else RopeScaling(**fields),
@@ -117,6 +128,10 @@ class ModelConfig:
     def family(self) -> Family:
         """What a layer of this model holds."""
         return family_of(self.model_type)
+
+    def has_bias(self, part: Part) -> bool:
+        """Whether this model has a bias in a part of its layers."""
+        return bool(getattr(self, part.has_bias)) if isinstance(part.has_bias, str) else part.has_bias
 
     @property
     def q_size(self) -> int:
@@ -137,7 +152,8 @@ class ModelConfig:
         for layer in range(self.num_hidden_layers):
             for part in self.family.parts.values():
                 shape = tuple(getattr(self, size) for size in part.shape)
-                shapes |= {name: shape if kind == "weight" else shape[:1] for kind, name in part.names(layer).items()}
+                names = part.names(layer, self.has_bias(part))
+                shapes |= {name: shape if kind == "weight" else shape[:1] for kind, name in names.items()}
         shapes[FINAL_NORM] = (self.hidden_size,)
         if not self.tie_word_embeddings:
             shapes[HEAD] = shapes[EMBEDDING]
@@ -149,9 +165,7 @@ REQUIRED_KEYS = (
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
-    "num_key_value_heads",
     "intermediate_size",
-    "max_position_embeddings",
     "rms_norm_eps",
 )
 

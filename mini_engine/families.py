@@ -8,22 +8,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+UNREAD = "rotary_emb.inv_freq"  # old checkpoints store it; transformers and this engine compute it from config.json
 
 
 @dataclass(frozen=True)
 class Part:
     """A vector or a matrix of every layer: its name there in a checkpoint, and its shape in sizes of ``ModelConfig``.
 
-    A matrix is [out features, in features]. ``has_bias``: its product adds a vector [out features].
+    A matrix is [out features, in features]. ``has_bias``: whether its product adds a vector [out features], or the
+    field of ``ModelConfig`` that says so.
     """
 
     stored: str
     shape: tuple[str, ...]
-    has_bias: bool = False
+    has_bias: bool | str = False
 
-    def names(self, layer: int) -> dict[str, str]:
+    def names(self, layer: int, has_bias: bool) -> dict[str, str]:
         """Return the names of its tensors in a checkpoint, by what they are: "weight", perhaps "bias"."""
-        kinds = ("weight", "bias") if self.has_bias else ("weight",)
+        kinds = ("weight", "bias") if has_bias else ("weight",)
         return {kind: f"model.layers.{layer}.{self.stored}.{kind}" for kind in kinds}
 
 
@@ -31,34 +33,76 @@ class Part:
 class Family:
     """Models of one ``model_type``.
 
-    ``parts``: each field of ``weights.LayerWeights``, in the order of the forward pass. ``computes_only``: fields of
-    ``config.json``, and the values of each that the forward pass computes.
+    ``models``: names that people know. ``differs``: from Qwen3, in words. ``parts``: each field of
+    ``weights.LayerWeights``, in the order of the forward pass. ``computes_only``: fields of ``config.json``, and the
+    values of each that the forward pass computes. ``defaults``: what transformers takes for fields that are not there.
     """
 
+    models: str
+    differs: str
     parts: Mapping[str, Part]
     computes_only: Mapping[str, tuple[object, ...]]
+    defaults: Mapping[str, object]
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether every query and key head is normed before it is turned."""
+        return "q_norm" in self.parts
 
 
+def parts(
+    norms_heads: bool, attention: bool | str = False, output: bool | str = False, mlp: bool | str = False
+) -> dict[str, Part]:
+    """Return the parts of a decoder layer as Llama has them, with or without a norm of each head.
+
+    ``attention``, ``output`` and ``mlp``: ``has_bias`` of the projections to queries, keys and values, of the one
+    back, and of the three of the MLP.
+    """
+    heads = {name: Part(f"self_attn.{name}", ("head_dim",)) for name in ("q_norm", "k_norm") if norms_heads}
+    return {
+        "input_norm": Part("input_layernorm", ("hidden_size",)),
+        "q_proj": Part("self_attn.q_proj", ("q_size", "hidden_size"), attention),
+        "k_proj": Part("self_attn.k_proj", ("kv_size", "hidden_size"), attention),
+        "v_proj": Part("self_attn.v_proj", ("kv_size", "hidden_size"), attention),
+        **heads,
+        "o_proj": Part("self_attn.o_proj", ("hidden_size", "q_size"), output),
+        "post_attention_norm": Part("post_attention_layernorm", ("hidden_size",)),
+        "gate_proj": Part("mlp.gate_proj", ("intermediate_size", "hidden_size"), mlp),
+        "up_proj": Part("mlp.up_proj", ("intermediate_size", "hidden_size"), mlp),
+        "down_proj": Part("mlp.down_proj", ("hidden_size", "intermediate_size"), mlp),
+    }
+
+
+SILU = {"hidden_act": (None, "silu")}
+FULL = {"use_sliding_window": (None, False)}  # every layer sees all positions
 FAMILIES = {
     "qwen3": Family(
-        parts={
-            "input_norm": Part("input_layernorm", ("hidden_size",)),
-            "q_proj": Part("self_attn.q_proj", ("q_size", "hidden_size")),
-            "k_proj": Part("self_attn.k_proj", ("kv_size", "hidden_size")),
-            "v_proj": Part("self_attn.v_proj", ("kv_size", "hidden_size")),
-            "q_norm": Part("self_attn.q_norm", ("head_dim",)),
-            "k_norm": Part("self_attn.k_norm", ("head_dim",)),
-            "o_proj": Part("self_attn.o_proj", ("hidden_size", "q_size")),
-            "post_attention_norm": Part("post_attention_layernorm", ("hidden_size",)),
-            "gate_proj": Part("mlp.gate_proj", ("intermediate_size", "hidden_size")),
-            "up_proj": Part("mlp.up_proj", ("intermediate_size", "hidden_size")),
-            "down_proj": Part("mlp.down_proj", ("hidden_size", "intermediate_size")),
-        },
-        computes_only={
-            "hidden_act": (None, "silu"),
-            "attention_bias": (None, False),
-            "use_sliding_window": (None, False),
-        },
+        models="Qwen3, dense",
+        differs="",
+        parts=parts(norms_heads=True),
+        computes_only={**SILU, **FULL, "attention_bias": (None, False)},
+        defaults={"head_dim": 128, "num_key_value_heads": 32},
+    ),
+    "qwen2": Family(
+        models="Qwen2, Qwen2.5",
+        differs="heads are not normed; a bias on queries, keys and values",
+        parts=parts(norms_heads=False, attention=True),
+        computes_only={**SILU, **FULL},
+        defaults={"rope_theta": 10_000.0, "num_key_value_heads": 32},
+    ),
+    "llama": Family(
+        models="Llama 2 and 3, SmolLM2, TinyLlama, Yi, and what else calls itself llama",
+        differs="heads are not normed; biases where config.json says so",
+        parts=parts(norms_heads=False, attention="attention_bias", output="attention_bias", mlp="mlp_bias"),
+        computes_only=SILU,
+        defaults={"rope_theta": 10_000.0},
+    ),
+    "mistral": Family(
+        models="Mistral",
+        differs="heads are not normed; a request ends at the window of its attention",
+        parts=parts(norms_heads=False),
+        computes_only=SILU,
+        defaults={"rope_theta": 10_000.0, "num_key_value_heads": 8, "sliding_window": 4096},
     ),
 }
 

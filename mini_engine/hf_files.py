@@ -47,17 +47,18 @@ class Rope(Strict):
 
 
 class ConfigFile(Strict):
-    """``config.json`` of a dense Qwen3."""
+    """``config.json`` of a dense model of one of the families."""
 
     vocab_size: Count
     hidden_size: Count
     num_hidden_layers: Annotated[int, Field(ge=1, le=10_000)]
     num_attention_heads: Count
-    num_key_value_heads: Count
+    num_key_value_heads: Count | None = None
     intermediate_size: Count
     max_position_embeddings: Count
     rms_norm_eps: Annotated[float, Field(ge=0)]
-    head_dim: Count = 128  # as in transformers, whatever the other sizes are
+    head_dim: Count | None = None
+    sliding_window: Count | None = None
     rope_theta: Positive | None = None
     rope_parameters: Rope | None = None
     rope_scaling: Rope | None = None
@@ -86,7 +87,7 @@ class ConfigFile(Strict):
         if theta is not None:
             return float(theta)
         if unread is None:
-            raise ValueError("config.json lacks rope_theta; is it a Qwen3 config?")
+            raise ValueError("config.json lacks rope_theta; is it the file of a model?")
         if unread != UNSTATED_THETA:
             raise ValueError(
                 f"config.json has rope_scaling without rope_theta, and rope_parameters with rope_theta {unread}; "
@@ -231,7 +232,7 @@ def parse(kind: type[Kind], raw: Mapping[str, Any], file: str) -> Kind:
     except ValidationError as error:
         missing = [str(fault["loc"][0]) for fault in error.errors() if fault["type"] == "missing"]
         if missing:
-            raise ValueError(f"{file} lacks {', '.join(missing)}; is it the file of a Qwen3?") from None
+            raise ValueError(f"{file} lacks {', '.join(missing)}; is it the file of a model?") from None
         fault = error.errors()[0]
         raise ValueError(
             f"{file}: {place(raw, fault['loc'])} is {fault['input']!r:.60}; {fault['msg'].lower()}"

@@ -17,6 +17,7 @@ from mini_engine.fast.fused import FusedQwen3
 from mini_engine.fast.pages import PlacedAllocator
 from mini_engine.fast.products import make_projections
 from mini_engine.invariant.attention import InvariantAttention, query_rows
+from mini_engine.llama import Llama
 from mini_engine.model import Qwen3
 from mini_engine.sampler.sampler import Sampler
 from mini_engine.scheduler.scheduler import Allocator
@@ -38,8 +39,9 @@ class Way:
 
 
 def build_plain(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
-    """Build L1's model with the projections that ``engine`` asks for. Empties ``weights``."""
-    return Qwen3(config, weights, make_projections(engine))
+    """Build L1's model, or its like of another family, with the projections of ``engine``. Empties ``weights``."""
+    model = Qwen3 if config.family.norms_heads else Llama
+    return model(config, weights, make_projections(engine))
 
 
 def build_fused(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:

@@ -41,8 +41,8 @@ class LayerWeights:
     q_proj: Matrix  # [Hq * D, H]
     k_proj: Matrix  # [Hkv * D, H]
     v_proj: Matrix  # [Hkv * D, H]
-    q_norm: Tensor  # [D], one for all query heads
-    k_norm: Tensor  # [D]
+    q_norm: Tensor  # [D], one for all query heads; [0] in a family that does not norm heads
+    k_norm: Tensor  # [D], or [0]
     o_proj: Matrix  # [H, Hq * D]
     post_attention_norm: Tensor  # [H]
     gate_proj: Matrix  # [F, H]
@@ -52,9 +52,10 @@ class LayerWeights:
 
 def take_layer(weights: Weights, config: ModelConfig, layer: int) -> LayerWeights:
     """Take what the family of ``config`` has in layer number ``layer``. Raises ``KeyError`` for a tensor not there."""
-    taken: dict[str, Any] = {}
+    taken: dict[str, Any] = dict.fromkeys(("q_norm", "k_norm"), torch.empty(0))
     for field_name, part in config.family.parts.items():
-        tensors = {kind: weights.pop(name) for kind, name in part.names(layer).items()}
+        names = part.names(layer, config.has_bias(part))
+        tensors = {kind: weights.pop(name) for kind, name in names.items()}
         taken[field_name] = Matrix(**tensors) if len(part.shape) > 1 else tensors["weight"]
     return LayerWeights(**taken)
 

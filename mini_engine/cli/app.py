@@ -24,6 +24,7 @@ COMMANDS = {  # each is defined in the file of its name
     "cache": "Run PROMPTS with the radix cache and draw the tree: text, pages, uses and last use of every edge.",
     "serve": "Serve a model over HTTP, for every client of OpenAI's interface.",
     "play": "Open a page in the browser on which one sees the engine think. Only this machine can reach it.",
+    "families": "List the families of models that run, or say whether the checkpoint in FOLDER does, and why not.",
     "random-model": "Write a model with random weights in the shape of Qwen3-0.6B, 1.2 GB, to measure speed with.",
     "bench": "Measure the engine beside a peer, in the same process.",
 }
@@ -62,7 +63,7 @@ app = typer.Typer(cls=LazyCommands, no_args_is_help=True, pretty_exceptions_enab
 def common(
     version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
-    """Run a Qwen3 model with the engine of this course."""
+    """Run a model with the engine of this course."""
 
 
 def not_loaded() -> None:

@@ -34,7 +34,7 @@ def sampling_option(*names: str, help: str) -> Any:
 
 
 Model = Annotated[
-    str | None, typer.Option(help="Checkpoint folder or hub id of a dense Qwen3; the embedded model if not given.")
+    str | None, typer.Option(help="Checkpoint folder or hub id (see families); the embedded model if not given.")
 ]
 GenerationConfig = Annotated[
     str,

@@ -8,6 +8,7 @@ import typer
 
 from mini_engine.bench.machine import make_checkpoint
 from mini_engine.checkpoint import TINY_MODEL
+from mini_engine.cli.start import input_errors
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -17,8 +18,9 @@ def random_model(
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
 ) -> None:
     """Write a model with random weights in the shape of Qwen3-0.6B, 1.2 GB, to measure speed with."""
-    if folder.exists() and any(folder.iterdir()):
-        raise typer.BadParameter(f"{folder} is not empty; give a folder that does not exist")
+    with input_errors():
+        if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+            raise ValueError(f"{folder} is not empty; give a folder that does not exist")
     make_checkpoint("0.6b", folder, seed)
     for name in TOKENIZER:
         if (TINY_MODEL / name).is_file():

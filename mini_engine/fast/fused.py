@@ -56,7 +56,7 @@ class FusedLayer:
 
     input_norm: Tensor  # [H]
     qkv_proj: Linear  # [T, H] -> [T, (Hq + 2 Hkv) * D]: query heads, key heads, value heads
-    qk_norm: Tensor  # [Hq + Hkv, D]: the query norm for every query head, the key norm for every key head
+    qk_norm: Tensor  # [Hq + Hkv, D]: the query norm for every query head, the key norm for every key head; or [.., 0]
     o_proj: Linear  # [T, Hq * D] -> [T, H]
     post_attention_norm: Tensor  # [H]
     gate_up_proj: Linear  # [T, H] -> [T, 2 F]: gate, up
@@ -116,7 +116,9 @@ class FusedQwen3(Qwen3):
         heads = layer.qkv_proj(x).view(-1, num_heads + 2 * num_kv_heads, cfg.head_dim)  # [T, Hq + 2 Hkv, D]
         # ``split`` is the same behind a wrapper in Python, which takes longer than the operation.
         qk, v = heads.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
-        qk = apply_rotary(rms_norm(qk, layer.qk_norm, cfg.rms_norm_eps), cos, signed_sin)  # [T, Hq + Hkv, D]
+        if layer.qk_norm.numel():
+            qk = rms_norm(qk, layer.qk_norm, cfg.rms_norm_eps)
+        qk = apply_rotary(qk, cos, signed_sin)  # [T, Hq + Hkv, D]
         q, k = qk.split_with_sizes((num_heads, num_kv_heads), dim=1)
         out = attention(index, q, k, v)  # [T, Hq, D]
         return layer.o_proj(out.flatten(-2))

@@ -64,7 +64,8 @@ class KernelQwen3(FusedQwen3):
         num_heads, num_kv_heads = cfg.num_attention_heads, cfg.num_key_value_heads
         heads = layer.qkv_proj(x).view(-1, num_heads + 2 * num_kv_heads, cfg.head_dim)  # [T, Hq + 2 Hkv, D]
         q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)  # views
-        q = self.kernels.rms_norm(q, layer.qk_norm[0], cfg.rms_norm_eps)  # [T, Hq, D]; the rows of qk_norm are
-        k = self.kernels.rms_norm(k, layer.qk_norm[-1], cfg.rms_norm_eps)  # [T, Hkv, D]; the query's, then the key's
+        if layer.qk_norm.numel():
+            q = self.kernels.rms_norm(q, layer.qk_norm[0], cfg.rms_norm_eps)  # [T, Hq, D]; the rows of qk_norm are
+            k = self.kernels.rms_norm(k, layer.qk_norm[-1], cfg.rms_norm_eps)  # [T, Hkv, D]; the query's, the key's
         self.kernels.apply_rotary(q, k, cos, sin)
         return layer.o_proj(attention(index, q, k, v).flatten(-2))

@@ -256,8 +256,15 @@ class SamplingDriver(GreedyDriver):
 
     def check_request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raise ``ValueError`` as the greedy driver does, and for a request that is longer than ``max_model_len``."""
+        window, wanted = self.model.config.sliding_window, len(prompt_ids) + max_new_tokens
+        if window is not None and wanted > window:
+            raise ValueError(
+                f"a prompt of {len(prompt_ids)} tokens and max_new_tokens={max_new_tokens} need {wanted} positions; "
+                f"this model attends to the newest {window} alone (sliding_window), which the engine does not compute; "
+                "shorten the prompt or ask for fewer tokens"
+            )
         super().check_request(prompt_ids, max_new_tokens)
-        wanted, most = len(prompt_ids) + max_new_tokens, self.config.positions(self.model.config)
+        most = self.config.positions(self.model.config)
         if wanted > most:
             raise ValueError(
                 f"a prompt of {len(prompt_ids)} tokens and max_new_tokens={max_new_tokens} need {wanted} positions, "

@@ -140,6 +140,14 @@ def engine_table() -> str:
     return table(("option", "off", "meaning"), rows)
 
 
+def families_table() -> str:
+    """Return the table of the families of models that run."""
+    from mini_engine.families import FAMILIES
+
+    rows = ((f"`{name}`", family.models, family.differs or "—") for name, family in FAMILIES.items())
+    return table(("`model_type`", "models", "differs from Qwen3"), rows)
+
+
 def generated(kind: str, lesson_id: str | None) -> str:
     """Return the text of one region. Raises ``ValueError`` for an unknown kind."""
     if kind == "lessons":
@@ -148,8 +156,12 @@ def generated(kind: str, lesson_id: str | None) -> str:
         return syllabus()
     if kind == "engine":
         return engine_table()
+    if kind == "families":
+        return families_table()
     if kind != "options" or lesson_id is None:
-        raise ValueError(f"nothing generates a region {kind!r}; kinds are lessons, syllabus, engine and options")
+        raise ValueError(
+            f"nothing generates a region {kind!r}; kinds are lessons, syllabus, engine, families and options"
+        )
     return options_table(load_manifest().lesson(lesson_id))
 
 

@@ -18,7 +18,7 @@ COMMANDS = sorted(
     {
         command
         for page in PAGES
-        for command in re.findall(r"^\$ mini-engine ((?:bench )?[a-z]+)", page.read_text(), re.MULTILINE)
+        for command in re.findall(r"^\$ mini-engine ((?:bench )?[a-z-]+)", page.read_text(), re.MULTILINE)
     }
 )
 

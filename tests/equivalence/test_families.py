@@ -1,11 +1,11 @@
-"""A layer is described once: one changed entry of the table of families reaches every way to compute.
+"""Every family has the bits of transformers in the plain way, and its values in all others.
 
-The change is a bias on queries, keys and values, which no family has yet. The oracle is transformers' Qwen3 with such
-biases, and with one of zeros on the output projection.
+The shapes of a family are drawn at random, in the family's own manner: numbers of heads, sizes of heads, tied or not,
+biases, kinds of rotary embedding. Norms and biases are random too, so that one that is left out shows.
 """
 
-import copy
-from dataclasses import replace
+import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,139 +13,254 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.pool import KVPool
-from mini_engine.checkpoint import load_config
-from mini_engine.config import EngineConfig
+from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.families import FAMILIES
-from mini_engine.llm import load_model, make_driver
-from tests.support.shapes import peer_config, peer_logits, teacher_forced
+from mini_engine.llm import build_model, load_driver, load_model, make_driver, make_engine
+from mini_engine.sampler.params import SamplingParams
+from mini_engine.viz.forward.measure import trace_forward
+from tests.conftest import skip_without_bfloat16
+from tests.support.shapes import peer_logits, teacher_forced
 
-SHAPE = (48, 3, 1, 20, 100, 131)
-BIASED = ("q_proj", "k_proj", "v_proj")
-BIASES = tuple(f"self_attn.{name}.bias" for name in BIASED)
+CONFIGS: dict[str, Any] = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig, "mistral": MistralConfig}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+DRAWS = 6
+LENGTHS = (1, 2, 7, 33, 130, 300)  # of prompts
 LIBRARY = {"compiled": "numba", "triton": "triton"}
 WAYS = ["reference", "packed", "fast", "compiled", "triton"]
-IDS = [(7 * i * i + 3 * i) % 131 for i in range(40)]
+IDS = [(7 * i * i + 3 * i) % 131 for i in range(304)]
 
 
-def make_peer() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(peer_config(SHAPE, num_hidden_layers=2, attention_bias=True))
+def draw(family: str, number: int) -> Any:
+    """Return the configuration of transformers for one random model of a family."""
+    drawn = random.Random(f"{family} {number}")
+    kv_heads = drawn.choice([1, 2, 3])
+    heads = kv_heads * drawn.choice([1, 2, 4])
+    size = drawn.choice([16, 24, 32])  # of a head
+    hidden = heads * size
+    changes: dict[str, Any] = {}
+    if family in ("llama", "mistral", "qwen3") and drawn.random() < 0.5:
+        changes["head_dim"], hidden = size, drawn.choice([48, 80])
+    elif family == "qwen3":
+        changes["head_dim"] = size
+    if family == "llama":
+        changes |= {"attention_bias": number % 2 == 1, "mlp_bias": number % 3 == 1}
+        if number >= 3:
+            changes["rope_parameters"] = {"rope_theta": 5e5, "original_max_position_embeddings": 64, **LLAMA3}
+    if family == "mistral":
+        changes["sliding_window"] = [None, 512, 400][number % 3]
+    return CONFIGS[family](
+        vocab_size=131,
+        hidden_size=hidden,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=drawn.choice([60, 100]),
+        max_position_embeddings=512,
+        tie_word_embeddings=drawn.random() < 0.5,
+        initializer_range=0.15,
+        **changes,
+    )
+
+
+@cache
+def peer(family: str, number: int, dtype: str) -> Any:
+    """Return the model of transformers: its norms and biases are random, its tensors in memory of their own."""
+    torch.manual_seed(number)
+    model = AutoModelForCausalLM.from_config(draw(family, number))
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        elif name.endswith(BIASES):
+        elif name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.5)
-    assert not any(layer.self_attn.o_proj.bias.any() for layer in model.model.layers)  # as if there were none
+        parameter.data = parameter.data.to(getattr(torch, dtype)).clone()  # model.to() would round the rotary table
     return model.eval()
 
 
-PEER = make_peer()
-
-
-def peer(dtype: str) -> Qwen3ForCausalLM:
-    model = copy.deepcopy(PEER)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(getattr(torch, dtype))  # model.to() would also round the rotary table
-    return model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with ``attention_bias`` that stores biases of queries, keys and values alone."""
-    path = tmp_path_factory.mktemp("biased")
-    PEER.config.save_pretrained(path)
-    save_file({k: v for k, v in PEER.state_dict().items() if "o_proj.bias" not in k}, path / "model.safetensors")
-    return path
-
-
-@pytest.fixture
-def biased(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one change."""
-    qwen3 = FAMILIES["qwen3"]
-    parts = {name: replace(part, has_bias=name in BIASED) for name, part in qwen3.parts.items()}
-    family = replace(qwen3, parts=parts, computes_only=qwen3.computes_only | {"attention_bias": (True,)})
-    monkeypatch.setitem(FAMILIES, "qwen3", family)
-
-
-def loaded(folder: Path, compute: str, **options: Any) -> GreedyDriver:
-    pytest.importorskip(LIBRARY.get(compute, "torch"))
-    engine = EngineConfig(compute=compute, **options)
-    return make_driver(load_model(folder, engine), engine)
+def loaded(family: str, number: int, compute: str = "reference", **options: Any) -> GreedyDriver:
+    """Return a driver over the weights of the peer."""
+    if compute in LIBRARY:
+        pytest.importorskip(LIBRARY[compute])
+    model = peer(family, number, options.get("dtype", "float32"))
+    config = ModelConfig.from_hf(model.config.to_dict())
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weights = {name: weights[name] for name in config.weight_shapes()}
+    engine = EngineConfig(compute=compute, **options)  # type: ignore[arg-type]
+    return make_driver(build_model(config, weights, engine), engine)
 
 
 def tokens_for(compute: str) -> tuple[list[int], int]:
-    """Ids and the length of their prompt; few for kernels, which take milliseconds each in the interpreter."""
-    return (IDS[:7], 5) if compute == "triton" else (IDS, 30)
+    """Return ids and the length of their prompt. A step of kernels takes some milliseconds in the interpreter."""
+    return (IDS[:7], 5) if compute == "triton" else (IDS[:40], 30)
 
 
 def near(got: Tensor, expected: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
 
 
-@pytest.mark.usefixtures("biased")
-@pytest.mark.parametrize("compute", WAYS)
+def test_every_family_is_drawn() -> None:
+    assert list(CONFIGS) == list(FAMILIES)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("number", range(DRAWS))
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_plain_way_has_the_bits_of_transformers(family: str, number: int, dtype: str) -> None:
+    """Of prompts of any length, and of three tokens that are decoded after each over what was kept."""
+    driver = loaded(family, number, dtype=dtype)
+    for length in LENGTHS:
+        ids = IDS[: length + 3]
+        expected = peer_logits(peer(family, number, dtype), ids, length)
+        assert torch.equal(teacher_forced(driver, ids, length), expected), length
+
+
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_every_way_adds_the_biases(folder: Path, compute: str, batch_invariant: bool) -> None:
+@pytest.mark.parametrize("compute", WAYS)
+@pytest.mark.parametrize(("family", "number"), [("qwen2", 0), ("llama", 1), ("llama", 4), ("mistral", 1)])
+def test_every_way_computes_a_family(family: str, number: int, compute: str, batch_invariant: bool) -> None:
     ids, prompt = tokens_for(compute)
-    got = teacher_forced(loaded(folder, compute, batch_invariant=batch_invariant), ids, prompt)
-    expected = peer_logits(peer("float32"), ids, prompt)
+    got = teacher_forced(loaded(family, number, compute, batch_invariant=batch_invariant), ids, prompt)
+    expected = peer_logits(peer(family, number, "float32"), ids, prompt)
     near(got, expected, 2e-5)
     assert torch.equal(got.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.usefixtures("biased")
-@pytest.mark.parametrize("compute", ["packed", "fast"])
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_in_bfloat16_they_are_added_too(folder: Path, compute: str, batch_invariant: bool) -> None:
-    driver = loaded(folder, compute, batch_invariant=batch_invariant, dtype="bfloat16")
-    near(teacher_forced(driver, IDS, 30), peer_logits(peer("bfloat16"), IDS, 30), 2e-2)
+@pytest.mark.parametrize("compute", ["packed", "fast"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral"])
+def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> None:
+    skip_without_bfloat16("bfloat16")
+    driver = loaded(family, 1, compute, batch_invariant=batch_invariant, dtype="bfloat16")
+    near(teacher_forced(driver, IDS[:40], 30), peer_logits(peer(family, 1, "bfloat16"), IDS[:40], 30), 3e-2)
 
 
-@pytest.mark.usefixtures("biased")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_plain_way_has_the_bits_of_transformers(folder: Path, dtype: str) -> None:
-    got = teacher_forced(loaded(folder, "reference", dtype=dtype), IDS, 30)
-    assert torch.equal(got, peer_logits(peer(dtype), IDS, 30))
-
-
-@pytest.mark.usefixtures("biased")
 @pytest.mark.parametrize("compute", WAYS)
-def test_with_a_bias_too_a_row_does_not_depend_on_its_neighbours(folder: Path, compute: str) -> None:
-    driver = loaded(folder, compute, batch_invariant=True)
+@pytest.mark.parametrize(("family", "number"), [("qwen2", 0), ("llama", 1), ("mistral", 1)])
+def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compute: str) -> None:
+    driver = loaded(family, number, compute, batch_invariant=True)
     ids, prompt = tokens_for(compute)
     pool = KVPool(driver.model.config, 6, 16, torch.float32)
-    other = SequenceChunk(IDS[::-1][: len(ids)], 0, [0, 1, 2])
+    other = SequenceChunk(IDS[60 : 60 + len(ids)], 0, [0, 1, 2])
     with torch.inference_mode():
         together = driver.forward(pack_batch([other, SequenceChunk(ids, 0, [3, 4, 5])], 16), pool)[1]
     assert torch.equal(together, teacher_forced(driver, ids, prompt)[-1])
 
 
-@pytest.mark.parametrize("name", BIASES)
-def test_each_of_the_biases_shows_in_the_logits(name: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "compute"), [("llama", "reference"), ("qwen2", "packed"), ("mistral", "fast"), ("llama", "compiled")]
+)
+def test_batches_chunks_preemption_and_a_cache_change_no_bit(family: str, compute: str) -> None:
+    prompts = [IDS[:24] + IDS[50 + 3 * n : 55 + 4 * n] for n in range(6)]
+    asked = [SamplingParams(max_new_tokens=20, temperature=0.8, seed=n, logprobs=0) for n in range(6)]
+    alone = make_engine(loaded(family, 1, compute, batch_invariant=True)).generate(prompts, asked)  # type: ignore[arg-type]
+    busy = make_engine(
+        loaded(  # type: ignore[arg-type]
+            family,
+            1,
+            compute,
+            batch_invariant=True,
+            page_size=4,
+            max_running_requests=6,
+            max_tokens_per_step=19,
+            preemption=True,
+            num_pages=34,
+            prefix_cache="radix",
+        )
+    )
+    for (one,), (other,) in zip(alone, busy.generate(prompts, asked), strict=True):
+        assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
+    steps = busy.log
+    assert sum(len(step.preempted) for step in steps) > 0
+    assert max(len(step.chunks) for step in steps) > 3
+    assert busy.scheduler.cache.stats.num_tokens_hit > 0  # type: ignore[attr-defined]
+
+
+def test_a_trace_computes_what_the_model_computes() -> None:
+    driver = loaded("llama", 1)
+    trace = trace_forward(driver.model, IDS[:9], DenseAttention(sdpa_attention))
+    assert torch.equal(
+        trace.logits, driver.model(torch.tensor(IDS[:9]), torch.arange(9), DenseAttention(sdpa_attention))
+    )
+
+
+@pytest.mark.parametrize(("family", "number"), [("qwen2", 0), ("llama", 1)])
+def test_each_bias_shows_in_the_logits(family: str, number: int) -> None:
     """The control: if a bias changed nothing, a form that leaves it out would pass every test above."""
-    without = peer("float32")
-    for own, parameter in without.named_parameters():
-        if own.endswith(name):
-            parameter.data.zero_()
-    gap = (peer_logits(without, IDS, 30) - peer_logits(PEER, IDS, 30)).abs().max()
-    assert gap > 1e-2
+    expected = peer_logits(peer(family, number, "float32"), IDS[:40], 30)
+    names = {name.split(".", 3)[3] for name in peer(family, number, "float32").state_dict() if name.endswith(".bias")}
+    assert len(names) == {"qwen2": 3, "llama": 7}[family]
+    for name in names:
+        driver = loaded(family, number)
+        weights = {key: value.clone() for key, value in peer(family, number, "float32").state_dict().items()}
+        weights |= {key: torch.zeros_like(value) for key, value in weights.items() if key.endswith(name)}
+        model = build_model(driver.model.config, weights, EngineConfig())
+        gap = (teacher_forced(make_driver(model, EngineConfig()), IDS[:40], 30) - expected).abs().max()
+        assert gap > 1e-3, name
 
 
-@pytest.mark.usefixtures("biased")
-def test_a_checkpoint_without_the_bias_is_refused_by_its_name(folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of Qwen2 as ``save_pretrained`` writes it."""
+    peer("qwen2", 0, "float32").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_checkpoint_that_transformers_saved_is_loaded(folder: Path) -> None:
+    expected = peer_logits(peer("qwen2", 0, "float32"), IDS[:40], 30)
+    assert torch.equal(teacher_forced(load_driver(folder), IDS[:40], 30), expected)
+
+
+def test_a_checkpoint_without_a_bias_is_refused_by_its_name(folder: Path) -> None:
     gone = "model.layers.1.self_attn.k_proj.bias"
-    PEER.config.save_pretrained(tmp_path)
-    tensors = {k: v for k, v in PEER.state_dict().items() if "o_proj.bias" not in k and k != gone}
-    save_file(tensors, tmp_path / "model.safetensors")
+    tensors = {name: tensor.clone() for name, tensor in peer("qwen2", 0, "float32").state_dict().items()}
+    tied = ["lm_head.weight"] if peer("qwen2", 0, "float32").config.tie_word_embeddings else []
+    save_file({k: v for k, v in tensors.items() if k not in (gone, *tied)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=rf"lacks 1 tensors, the first is {gone}"):
-        load_model(tmp_path, EngineConfig())
+        load_model(folder, EngineConfig())
 
 
-def test_as_the_table_stands_biases_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="attention_bias True; this engine computes only attention_bias False"):
-        load_config(folder)
+def test_frequencies_that_old_checkpoints_store_are_left_alone(folder: Path) -> None:
+    before = teacher_forced(load_driver(folder), IDS[:10], 7)
+    tensors = {name: tensor.clone() for name, tensor in peer("qwen2", 0, "float32").state_dict().items()}
+    tied = ["lm_head.weight"] if peer("qwen2", 0, "float32").config.tie_word_embeddings else []
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in tied}
+    save_file(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, folder / "model.safetensors")
+    assert torch.equal(teacher_forced(load_driver(folder), IDS[:10], 7), before)
+
+
+def test_a_window_is_the_end_of_a_request_and_the_error_says_why() -> None:
+    driver = loaded("mistral", 2)
+    assert driver.model.config.max_position_embeddings == 400
+    with pytest.raises(ValueError, match=r"need 401 positions; this model attends to the newest 400 alone"):
+        driver.stream(IDS, SamplingParams(max_new_tokens=401 - len(IDS)))  # type: ignore[attr-defined]
+    raw = CONFIGS["mistral"](sliding_window=None).to_dict()
+    assert ModelConfig.from_hf(raw).sliding_window is None
+    del raw["sliding_window"]  # then transformers takes 4096
+    assert ModelConfig.from_hf(raw).max_position_embeddings == 4096
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_fields_that_are_not_there_are_those_of_transformers(family: str) -> None:
+    """The file of a checkpoint may leave out what its class has as a default."""
+    full = CONFIGS[family]().to_dict()
+    left_out = {"head_dim", "num_key_value_heads", "tie_word_embeddings", "attention_bias", "mlp_bias"}
+    short = {key: value for key, value in full.items() if key not in left_out}
+    read, whole = ModelConfig.from_hf(short), ModelConfig.from_hf(full)
+    assert read == whole
+
+
+def test_what_a_family_does_not_compute_is_refused() -> None:
+    for family, change, words in [
+        ("qwen3", {"attention_bias": True}, "attention_bias True; this engine computes only attention_bias False"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window True"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ("gemma", {}, "this engine runs dense 'qwen3', 'qwen2', 'llama', 'mistral' models"),
+    ]:
+        raw = CONFIGS.get(family, LlamaConfig)().to_dict() | {"model_type": family} | change
+        with pytest.raises(ValueError, match=words):
+            ModelConfig.from_hf(raw)

@@ -168,7 +168,7 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "model_type 'llama'"),
+        ({"model_type": "gemma"}, "model_type 'gemma'"),
         ({"attention_bias": True}, "attention_bias True"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window True"),

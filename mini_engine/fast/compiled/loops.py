@@ -123,20 +123,21 @@ def rotary_table(positions: Ints, frequencies: Floats, cos: Floats, sin: Floats)
 def norm_and_rotate(heads: Floats, weights: Floats, cos: Floats, sin: Floats, eps: float, q: Floats, k: Floats) -> None:
     """Norm and turn the query and key heads of every row into ``q`` [T, Hq, D] and ``k`` [T, Hkv, D].
 
-    ``heads`` [T, Hq + 2 Hkv, D]; ``weights`` [Hq + Hkv, D], one for each of these heads; ``cos``, ``sin`` [T, D / 2].
-    Number i of a head turns with number i + D/2.
+    ``heads`` [T, Hq + 2 Hkv, D]; ``weights`` [Hq + Hkv, D], one for each of these heads, or [Hq + Hkv, 0]: then they
+    are only turned; ``cos``, ``sin`` [T, D / 2]. Number i of a head turns with number i + D/2.
     """
     half = heads.shape[2] // 2
     num_heads = q.shape[1]
+    norms = weights.shape[1] > 0
     for t in range(heads.shape[0]):
         for head in range(weights.shape[0]):
             x = heads[t, head]
             weight = weights[head]
-            scale = inverse_rms(x, eps)
+            scale = inverse_rms(x, eps) if norms else np.float32(1.0)
             turned = q[t, head] if head < num_heads else k[t, head - num_heads]
             for i in range(half):
-                a = x[i] * scale * weight[i]
-                b = x[half + i] * scale * weight[half + i]
+                a = x[i] * scale * weight[i] if norms else x[i]
+                b = x[half + i] * scale * weight[half + i] if norms else x[half + i]
                 turned[i] = a * cos[t, i] - b * sin[t, i]
                 turned[half + i] = b * cos[t, i] + a * sin[t, i]
 

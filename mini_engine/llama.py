@@ -1,0 +1,24 @@
+"""Llama, Qwen2 and Mistral beside L1's Qwen3: the same forward pass without the norm of each head.
+
+Whether a product adds a bias is in ``families.py``; L1's ``_layer`` hands it to the products.
+"""
+
+from torch import Tensor
+
+from mini_engine.model import Attention, Layer, Qwen3, apply_rotary, rms_norm
+
+
+class Llama(Qwen3):
+    """A dense Llama decoder: ``Qwen3`` whose query and key heads are turned as they are."""
+
+    def attention_block(
+        self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention
+    ) -> Tensor:
+        """Norm, project, rotate, attend, project back. ``x`` [T, H] -> [T, H] (without residual)."""
+        cfg = self.config
+        x = rms_norm(x, layer.input_norm, cfg.rms_norm_eps)
+        q = layer.q_proj(x).view(-1, cfg.num_attention_heads, cfg.head_dim)  # [T, Hq, D]
+        k = layer.k_proj(x).view(-1, cfg.num_key_value_heads, cfg.head_dim)  # [T, Hkv, D]
+        v = layer.v_proj(x).view(-1, cfg.num_key_value_heads, cfg.head_dim)  # [T, Hkv, D]
+        out = attention(index, apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v)  # [T, Hq, D]
+        return layer.o_proj(out.flatten(-2))
