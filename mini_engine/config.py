@@ -49,7 +49,7 @@ class ModelConfig:
     ``head_dim`` is independent of ``hidden_size / num_attention_heads``: Qwen3-0.6B has 16 heads of 128 over a hidden
     size of 1024. ``rope_scaling`` is ``None`` where the rotary embedding is not scaled within the model's positions.
     ``sliding_window``: the newest positions that a query of this model sees. The engine computes no longer sequences,
-    so ``max_position_embeddings`` is no larger.
+    so ``max_position_embeddings`` is no larger. ``unrotated_layers``: numbers of layers whose heads are not turned.
     """
 
     vocab_size: int
@@ -68,6 +68,7 @@ class ModelConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
+    unrotated_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the sizes make a model of a known family. Raises ``ValueError`` naming the field."""
@@ -118,6 +119,7 @@ class ModelConfig:
             head_dim=file.head_dim or file.hidden_size // file.num_attention_heads,
             max_position_embeddings=min(file.max_position_embeddings, window or file.max_position_embeddings),
             sliding_window=window,
+            unrotated_layers=file.unrotated_layers if family.skips_rotation else (),
             rope_theta=file.theta,
             tie_word_embeddings=bool(file.tie_word_embeddings),
             rope_scaling=None if (fields := file.rope_scaling_fields) is None else RopeScaling(**fields),

@@ -36,6 +36,7 @@ class Family:
     ``models``: names that people know. ``differs``: from Qwen3, in words. ``parts``: each field of
     ``weights.LayerWeights``, in the order of the forward pass. ``computes_only``: fields of ``config.json``, and the
     values of each that the forward pass computes. ``defaults``: what transformers takes for fields that are not there.
+    ``ways``: the values of ``EngineConfig.compute`` that can run it. ``skips_rotation``: some layers turn no heads.
     """
 
     models: str
@@ -43,6 +44,8 @@ class Family:
     parts: Mapping[str, Part]
     computes_only: Mapping[str, tuple[object, ...]]
     defaults: Mapping[str, object]
+    ways: tuple[str, ...] = ("reference", "packed", "fast", "compiled", "triton")
+    skips_rotation: bool = False
 
     @property
     def norms_heads(self) -> bool:
@@ -96,6 +99,15 @@ FAMILIES = {
         parts=parts(norms_heads=False, attention="attention_bias", output="attention_bias", mlp="mlp_bias"),
         computes_only=SILU,
         defaults={"rope_theta": 10_000.0},
+    ),
+    "smollm3": Family(
+        models="SmolLM3",
+        differs="heads are not normed, and in every fourth layer not turned; biases where config.json says so",
+        parts=parts(norms_heads=False, attention="attention_bias", output="attention_bias", mlp="mlp_bias"),
+        computes_only={**SILU, **FULL},
+        defaults={"rope_theta": 2_000_000.0, "num_key_value_heads": 4, "tie_word_embeddings": True},
+        ways=("reference", "packed", "fast"),
+        skips_rotation=True,
     ),
     "mistral": Family(
         models="Mistral",

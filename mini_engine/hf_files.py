@@ -59,6 +59,8 @@ class ConfigFile(Strict):
     rms_norm_eps: Annotated[float, Field(ge=0)]
     head_dim: Count | None = None
     sliding_window: Count | None = None
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: Count = 4
     rope_theta: Positive | None = None
     rope_parameters: Rope | None = None
     rope_scaling: Rope | None = None
@@ -75,6 +77,22 @@ class ConfigFile(Strict):
         """
         given = [rope for rope in (self.rope_scaling, self.rope_parameters) if rope is not None]
         return next((rope for rope in given if rope.model_fields_set), Rope())
+
+    @property
+    def unrotated_layers(self) -> tuple[int, ...]:
+        """The layers whose heads are not turned: those that ``no_rope_layers`` has a 0 for. It stands for the opposite.
+
+        Raises ``ValueError`` unless it has an entry for each layer.
+        """
+        layers = range(self.num_hidden_layers)
+        if self.no_rope_layers is None:
+            return tuple(layer for layer in layers if (layer + 1) % self.no_rope_layer_interval == 0)
+        if len(self.no_rope_layers) != len(layers):
+            raise ValueError(
+                f"config.json has {len(self.no_rope_layers)} no_rope_layers and num_hidden_layers {len(layers)}; there "
+                "must be one for each layer"
+            )
+        return tuple(layer for layer in layers if not self.no_rope_layers[layer])
 
     @property
     def theta(self) -> float:

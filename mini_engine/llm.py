@@ -205,8 +205,14 @@ def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qw
 def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
     """Build the model of the way to compute that ``engine`` asks for.
 
-    Empties ``weights``. Raises ``ValueError`` if the way needs a library that is not installed.
+    Empties ``weights``. Raises ``ValueError`` if the way needs a library that is not installed, or does not have what
+    the model's family computes.
     """
+    if engine.compute not in config.family.ways:
+        raise ValueError(
+            f"compute is {engine.compute!r}, which does not compute the family {config.model_type!r}; choose one of "
+            f"{', '.join(config.family.ways)}"
+        )
     return way_of(engine).model(config, weights, engine)
 
 

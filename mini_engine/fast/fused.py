@@ -118,7 +118,8 @@ class FusedQwen3(Qwen3):
         qk, v = heads.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
         if layer.qk_norm.numel():
             qk = rms_norm(qk, layer.qk_norm, cfg.rms_norm_eps)
-        qk = apply_rotary(qk, cos, signed_sin)  # [T, Hq + Hkv, D]
+        if index not in cfg.unrotated_layers:
+            qk = apply_rotary(qk, cos, signed_sin)  # [T, Hq + Hkv, D]
         q, k = qk.split_with_sizes((num_heads, num_kv_heads), dim=1)
         out = attention(index, q, k, v)  # [T, Hq, D]
         return layer.o_proj(out.flatten(-2))

@@ -144,8 +144,8 @@ def families_table() -> str:
     """Return the table of the families of models that run."""
     from mini_engine.families import FAMILIES
 
-    rows = ((f"`{name}`", family.models, family.differs or "—") for name, family in FAMILIES.items())
-    return table(("`model_type`", "models", "differs from Qwen3"), rows)
+    rows = ((f"`{n}`", each.models, each.differs or "—", ", ".join(each.ways)) for n, each in FAMILIES.items())
+    return table(("`model_type`", "models", "differs from Qwen3", "ways to compute"), rows)
 
 
 def generated(kind: str, lesson_id: str | None) -> str:

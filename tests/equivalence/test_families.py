@@ -5,6 +5,7 @@ biases, kinds of rotary embedding. Norms and biases are random too, so that one 
 """
 
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config
 
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
@@ -27,7 +28,13 @@ from mini_engine.viz.forward.measure import trace_forward
 from tests.conftest import skip_without_bfloat16
 from tests.support.shapes import peer_logits, teacher_forced
 
-CONFIGS: dict[str, Any] = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig, "mistral": MistralConfig}
+CONFIGS: dict[str, Any] = {
+    "qwen3": Qwen3Config,
+    "qwen2": Qwen2Config,
+    "llama": LlamaConfig,
+    "smollm3": SmolLM3Config,
+    "mistral": MistralConfig,
+}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 DRAWS = 6
 LENGTHS = (1, 2, 7, 33, 130, 300)  # of prompts
@@ -52,6 +59,9 @@ def draw(family: str, number: int) -> Any:
         changes |= {"attention_bias": number % 2 == 1, "mlp_bias": number % 3 == 1}
         if number >= 3:
             changes["rope_parameters"] = {"rope_theta": 5e5, "original_max_position_embeddings": 64, **LLAMA3}
+    if family == "smollm3":
+        changes |= {"pad_token_id": 0, "eos_token_id": 5, "attention_bias": number % 2 == 1}
+        changes |= [{"no_rope_layers": [0, 1]}, {"no_rope_layers": [1, 0]}, {"no_rope_layer_interval": 2}][number % 3]
     if family == "mistral":
         changes["sliding_window"] = [None, 512, 400][number % 3]
     return CONFIGS[family](
@@ -84,6 +94,8 @@ def peer(family: str, number: int, dtype: str) -> Any:
 
 def loaded(family: str, number: int, compute: str = "reference", **options: Any) -> GreedyDriver:
     """Return a driver over the weights of the peer."""
+    if compute not in FAMILIES[family].ways:
+        pytest.skip(f"{compute} does not compute {family}")
     if compute in LIBRARY:
         pytest.importorskip(LIBRARY[compute])
     model = peer(family, number, options.get("dtype", "float32"))
@@ -121,7 +133,9 @@ def test_the_plain_way_has_the_bits_of_transformers(family: str, number: int, dt
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("compute", WAYS)
-@pytest.mark.parametrize(("family", "number"), [("qwen2", 0), ("llama", 1), ("llama", 4), ("mistral", 1)])
+@pytest.mark.parametrize(
+    ("family", "number"), [("qwen2", 0), ("llama", 1), ("llama", 4), ("smollm3", 1), ("mistral", 1)]
+)
 def test_every_way_computes_a_family(family: str, number: int, compute: str, batch_invariant: bool) -> None:
     ids, prompt = tokens_for(compute)
     got = teacher_forced(loaded(family, number, compute, batch_invariant=batch_invariant), ids, prompt)
@@ -132,7 +146,7 @@ def test_every_way_computes_a_family(family: str, number: int, compute: str, bat
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("compute", ["packed", "fast"])
-@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "smollm3", "mistral"])
 def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> None:
     skip_without_bfloat16("bfloat16")
     driver = loaded(family, 1, compute, batch_invariant=batch_invariant, dtype="bfloat16")
@@ -140,7 +154,7 @@ def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> No
 
 
 @pytest.mark.parametrize("compute", WAYS)
-@pytest.mark.parametrize(("family", "number"), [("qwen2", 0), ("llama", 1), ("mistral", 1)])
+@pytest.mark.parametrize(("family", "number"), [("qwen2", 0), ("llama", 1), ("smollm3", 0), ("mistral", 1)])
 def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compute: str) -> None:
     driver = loaded(family, number, compute, batch_invariant=True)
     ids, prompt = tokens_for(compute)
@@ -248,7 +262,14 @@ def test_a_window_is_the_end_of_a_request_and_the_error_says_why() -> None:
 def test_fields_that_are_not_there_are_those_of_transformers(family: str) -> None:
     """The file of a checkpoint may leave out what its class has as a default."""
     full = CONFIGS[family]().to_dict()
-    left_out = {"head_dim", "num_key_value_heads", "tie_word_embeddings", "attention_bias", "mlp_bias"}
+    left_out = {
+        "head_dim",
+        "num_key_value_heads",
+        "tie_word_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "no_rope_layers",
+    }
     short = {key: value for key, value in full.items() if key not in left_out}
     read, whole = ModelConfig.from_hf(short), ModelConfig.from_hf(full)
     assert read == whole
@@ -259,8 +280,23 @@ def test_what_a_family_does_not_compute_is_refused() -> None:
         ("qwen3", {"attention_bias": True}, "attention_bias True; this engine computes only attention_bias False"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window True"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ("gemma", {}, "this engine runs dense 'qwen3', 'qwen2', 'llama', 'mistral' models"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "2 no_rope_layers and num_hidden_layers 36"),
+        ("gemma", {}, "this engine runs dense 'qwen3', 'qwen2', 'llama', 'smollm3', 'mistral' models"),
     ]:
         raw = CONFIGS.get(family, LlamaConfig)().to_dict() | {"model_type": family} | change
         with pytest.raises(ValueError, match=words):
             ModelConfig.from_hf(raw)
+
+
+def test_a_way_that_does_not_have_a_family_is_refused_by_name() -> None:
+    config = ModelConfig.from_hf(draw("smollm3", 0).to_dict())
+    with pytest.raises(ValueError, match="compute is 'compiled', which does not compute the family 'smollm3'; choose"):
+        build_model(config, {}, EngineConfig(compute="compiled"))
+
+
+def test_layers_without_rotation_show_in_the_logits() -> None:
+    """The control: if it changed nothing, a form that turns all heads would pass every test above."""
+    rotated = loaded("smollm3", 0)
+    expected = teacher_forced(rotated, IDS[:40], 30)
+    rotated.model.config = replace(rotated.model.config, unrotated_layers=())
+    assert (teacher_forced(rotated, IDS[:40], 30) - expected).abs().max() > 1e-2
