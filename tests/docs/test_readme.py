@@ -1,5 +1,6 @@
 """The README and the pages of docs/: their Python runs as it stands, and every command that they show exists."""
 
+import json
 import re
 from pathlib import Path
 
@@ -44,6 +45,17 @@ def test_the_workflow_runs_the_commands_of_the_readme():
     commands = [step["run"] for step in job["steps"] if "run" in step]
     assert len(commands) == 3
     assert [command for command in commands if command not in PAGES[0].read_text()] == []
+
+
+def test_a_development_container_takes_the_steps_of_the_readme():
+    folder = ROOT / ".devcontainer"
+    (step,) = re.findall(r"^RUN (.*)$", (folder / "Dockerfile").read_text(), re.MULTILINE)
+    assert step.replace(" --no-cache-dir", "") in PAGES[0].read_text()
+    settings = json.loads((folder / "devcontainer.json").read_text())
+    install, *others = settings["postCreateCommand"].split(" && ")
+    assert install.replace("'", '"').replace(",notebooks", "") in PAGES[0].read_text()
+    assert others == ["python -m smoke start L1", "python -m smoke next"]
+    assert (folder / settings["build"]["dockerfile"]).is_file()
 
 
 def test_the_cpu_build_of_torch_is_one_that_the_project_takes():
