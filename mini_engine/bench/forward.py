@@ -22,9 +22,9 @@ import transformers
 import typer
 from torch import Tensor
 from tqdm import tqdm
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from mini_engine.bench.machine import machine, make_checkpoint, names_in, peak_rss
+from mini_engine.bench.machine import SHAPES, machine, make_checkpoint, names_in, peak_rss
 from mini_engine.bench.peers import TokenClock, generate_greedily
 from mini_engine.config import Dtype, EngineConfig
 from mini_engine.driver import GreedyDriver
@@ -77,7 +77,7 @@ class Row:
     same_ids_as_peer: bool
 
 
-def time_peer(model: Qwen3ForCausalLM, prompt: Sequence[int], new_tokens: int) -> Timing:
+def time_peer(model: PreTrainedModel, prompt: Sequence[int], new_tokens: int) -> Timing:
     """Time ``transformers.generate``, greedy, with its default attention and cache."""
     clock = TokenClock()
     ids = torch.tensor([prompt])
@@ -113,7 +113,7 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def weight_bytes(model: Qwen3ForCausalLM) -> int:
+def weight_bytes(model: PreTrainedModel) -> int:
     """Return the bytes that a decode step must read: every parameter once (a tied table is the head)."""
     embedding = 0 if model.config.tie_word_embeddings else model.get_input_embeddings().weight.nbytes
     return sum(int(parameter.nbytes) for parameter in model.parameters()) - int(embedding)
@@ -121,7 +121,7 @@ def weight_bytes(model: Qwen3ForCausalLM) -> int:
 
 def measure(workload: str, dtype: Dtype, folder: Path, prompt_len: int, new_tokens: int, rounds: int) -> list[Row]:
     """Run all systems in turn for ``rounds`` rounds, after one that is not counted, and return a row each."""
-    peer = Qwen3ForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     configs = {name: EngineConfig(dtype=dtype, **SYSTEMS[name]) for name in names_in(dtype, SYSTEMS)}
     drivers = {name: make_driver(load_model(folder, config), config) for name, config in configs.items()}
     generator = torch.Generator().manual_seed(0)
@@ -194,8 +194,9 @@ def bench_forward(
     with tempfile.TemporaryDirectory() as scratch:
         for name in chosen:
             shape, _, dtype = name.partition(" ")
-            if shape not in ("tiny", "0.6b") or dtype not in ("float32", "bfloat16"):
-                raise typer.BadParameter(f"workload {name!r}; write 'tiny' or '0.6b', a space, 'float32' or 'bfloat16'")
+            if shape not in SHAPES or dtype not in ("float32", "bfloat16"):
+                shapes = ", ".join(SHAPES)
+                raise typer.BadParameter(f"workload {name!r}; write one of {shapes}, a space, 'float32' or 'bfloat16'")
             folder = make_checkpoint(shape, Path(scratch) / shape, seed)
             rows += measure(name, cast(Dtype, dtype), folder, prompt, new_tokens, rounds)
             gc.collect()

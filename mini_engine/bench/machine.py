@@ -5,7 +5,7 @@ import ctypes
 import gc
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,41 @@ import psutil
 import torch
 import transformers
 import typer
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from mini_engine.checkpoint import TINY_MODEL
 
-SHAPES = ("tiny", "0.6b")  # that ``make_checkpoint`` knows
+# What random models are made in the shape of. The function builds the configuration of transformers.
+RANDOM: dict[str, Callable[[], PretrainedConfig]] = {
+    "0.6b": lambda: Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=1024,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        dtype="bfloat16",
+    ),
+    "llama-1b": lambda: LlamaConfig(  # Llama 3.2
+        vocab_size=128_256,
+        hidden_size=2048,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        intermediate_size=8192,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+        dtype="bfloat16",
+    ),
+}
+SHAPES = ("tiny", *RANDOM)  # that ``make_checkpoint`` knows
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -85,22 +115,10 @@ def chosen(given: Sequence[str] | None, known: Iterable[str], what: str) -> list
 
 
 def make_checkpoint(shape: str, folder: Path, seed: int) -> Path:
-    """Return the folder of the embedded model, or write a random one in the shape of Qwen3-0.6B."""
+    """Return the folder of the embedded model, or write a random one in a shape of ``RANDOM``, in bfloat16."""
     if shape == "tiny":
         return TINY_MODEL
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=151_936,
-        hidden_size=1024,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size=3072,
-        tie_word_embeddings=True,
-        max_position_embeddings=4096,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        dtype="bfloat16",
-    )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    config = RANDOM[shape]()
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     return folder

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from mini_engine.attention.allocator import pages_needed
@@ -37,7 +37,7 @@ class TokenClock(BaseStreamer):
 
 
 def generate_greedily(
-    model: Qwen3ForCausalLM, ids: torch.Tensor, new_tokens: int, clock: TokenClock, mask: torch.Tensor | None = None
+    model: PreTrainedModel, ids: torch.Tensor, new_tokens: int, clock: TokenClock, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Call ``generate`` on ``ids`` [N, T] without an end-of-sequence id -> ids [N, T + new_tokens].
 
@@ -58,7 +58,7 @@ def generate_greedily(
 class StaticPeer:
     """``generate`` over the requests that have arrived, at most ``size`` at a time, until the longest answer ends."""
 
-    def __init__(self, model: Qwen3ForCausalLM, size: int) -> None:
+    def __init__(self, model: PreTrainedModel, size: int) -> None:
         """Serve with ``model``."""
         self.model = model
         self.size = size
@@ -107,7 +107,7 @@ class StaticPeer:
 class ContinuousPeer:
     """The continuous batching of transformers, which runs in its own thread."""
 
-    def __init__(self, model: Qwen3ForCausalLM, size: int, tokens_per_step: int, pool_tokens: int) -> None:
+    def __init__(self, model: PreTrainedModel, size: int, tokens_per_step: int, pool_tokens: int) -> None:
         """Serve with ``model``: at most ``size`` requests and ``tokens_per_step`` tokens a step, and a fixed cache.
 
         Raises ``ImportError`` if this version of transformers has no continuous batching.
@@ -174,7 +174,7 @@ def sleep_until(moment: float) -> None:
 
 @torch.inference_mode()
 def gap_at_difference(
-    model: Qwen3ForCausalLM, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
+    model: PreTrainedModel, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
 ) -> float:
     """Return how far apart the logits of two tokens are where two answers first differ; 0.0 for equal answers.
 

@@ -21,7 +21,7 @@ import torch
 import transformers
 import typer
 from tqdm import tqdm
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from mini_engine.bench.machine import SHAPES, chosen, machine, make_checkpoint
 from mini_engine.bench.peers import STATIC, StaticPeer
@@ -273,7 +273,7 @@ def make_systems(folder: Path, dtype: Dtype, names: Sequence[str]) -> dict[str, 
         for name, own in changes.items()
     }
     if STATIC in names:
-        peer = Qwen3ForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        peer = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         systems[STATIC] = StaticPeer(peer, RUNNING)
     return systems
 

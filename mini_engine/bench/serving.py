@@ -19,7 +19,7 @@ import torch
 import transformers
 import typer
 from tqdm import tqdm
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from mini_engine.bench.machine import (
     SHAPES,
@@ -204,9 +204,9 @@ class Bench:
     def __init__(self, folder: Path, dtype: Dtype, running: int, names: Sequence[str]) -> None:
         """Load the peer and the systems ``names``, and warm all of them up."""
         self.dtype = dtype
-        warm_up(StaticPeer(Qwen3ForCausalLM.from_pretrained(TINY_MODEL, dtype=getattr(torch, dtype)), running))
+        warm_up(StaticPeer(AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=getattr(torch, dtype)), running))
         before = settled_rss()
-        self.peer = Qwen3ForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self.peer = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         self.vocab_size: int = self.peer.config.vocab_size
         self.systems: dict[str, System] = {STATIC: StaticPeer(self.peer, running)}
         warm_up(self.systems[STATIC])

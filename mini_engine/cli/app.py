@@ -25,7 +25,7 @@ COMMANDS = {  # each is defined in the file of its name
     "serve": "Serve a model over HTTP, for every client of OpenAI's interface.",
     "play": "Open a page in the browser on which one sees the engine think. Only this machine can reach it.",
     "families": "List the families of models that run, or say whether the checkpoint in FOLDER does, and why not.",
-    "random-model": "Write a model with random weights in the shape of Qwen3-0.6B, 1.2 GB, to measure speed with.",
+    "random-model": "Write a model with random weights in a real shape, to measure speed with.",
     "bench": "Measure the engine beside a peer, in the same process.",
 }
 
