@@ -275,6 +275,15 @@ def test_fields_that_are_not_there_are_those_of_transformers(family: str) -> Non
     assert read == whole
 
 
+@pytest.mark.parametrize("rope", [{}, LLAMA3 | {"original_max_position_embeddings": 64}])
+def test_both_layouts_of_the_rotary_embedding_are_read(rope: dict[str, Any]) -> None:
+    """transformers 5 writes one mapping, transformers 4 wrote the base beside it."""
+    raw = LlamaConfig(rope_parameters={"rope_type": "default", "rope_theta": 5e5, **rope}).to_dict()
+    older = {key: value for key, value in raw.items() if key != "rope_parameters"}
+    older |= {"rope_theta": 5e5, "rope_scaling": rope or None}
+    assert ModelConfig.from_hf(older) == ModelConfig.from_hf(raw)
+
+
 def test_what_a_family_does_not_compute_is_refused() -> None:
     for family, change, words in [
         ("qwen3", {"attention_bias": True}, "attention_bias True; this engine computes only attention_bias False"),
