@@ -9,7 +9,7 @@ preference. No time is measured. What holds is tried when a model is loaded, onc
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -34,14 +34,14 @@ SMALL_WEIGHT = 1 << 17  # elements; up to here a call takes longer than the arit
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute ``x @ weight.T``: ``store`` the weight once, then ``multiply(x, stored)``.
+    """A way to compute ``x @ weight.T``: ``store`` the weight once, then ``multiply(x, stored)``, or with a ``bias``.
 
     ``is_compiled``: the library compiles code for every number of float32 rows that it meets, in a millisecond or two,
     and keeps it: half a megabyte for a small matrix, six for a large one. So rows are padded to usual numbers.
     """
 
     store: Callable[[Tensor], Tensor]
-    multiply: Callable[[Tensor, Tensor], Tensor]
+    multiply: Callable[..., Tensor]
     is_compiled: bool
 
 
@@ -50,13 +50,13 @@ def pack_weight(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)  # type: ignore[no-any-return]
 
 
-def onednn_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply ``x`` [M, in] by a plain or packed weight -> [M, out]; no bias, no fused activation.
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply ``x`` [M, in] by a plain or packed weight, add ``bias`` [out] before it is rounded -> [M, out].
 
     The operators are the ones that torch's own compiler emits for CPUs (``torch._inductor``). They are private, so
     ``onednn_fault`` tries them first.
     """
-    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
 
 
 WAYS = {
@@ -123,7 +123,7 @@ class FastProjections(TorchProjections):
         """
         name = find_way(weight, self.usable)
         self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] = name
-        return with_bias(padded(WAYS[name], WAYS[name].store(weight)), bias)
+        return padded(WAYS[name], WAYS[name].store(weight), bias)
 
 
 @cache  # asked for every product
@@ -135,20 +135,21 @@ def usual_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def padded(way: Way, stored: Tensor) -> Linear:
+def padded(way: Way, stored: Tensor, bias: Tensor | None = None) -> Linear:
     """Return the product with ``stored`` over rows padded with zeros where that saves time or memory.
 
     One row stays alone, since its bits are its own.
     """
+    product = way.multiply if bias is None else partial(way.multiply, bias=bias)
     if not way.is_compiled:
-        return lambda x: way.multiply(x, stored)
+        return lambda x: product(x, stored)
     is_float32 = stored.dtype == torch.float32
 
     def multiply(x: Tensor) -> Tensor:
         rows = x.shape[0]
         wanted = usual_rows(rows) if is_float32 else rows
         missing = (max(wanted, FEW_ROWS) if rows > 1 else 1) - rows
-        return way.multiply(F.pad(x, (0, 0, 0, missing)), stored)[:rows] if missing else way.multiply(x, stored)
+        return product(F.pad(x, (0, 0, 0, missing)), stored)[:rows] if missing else product(x, stored)
 
     return multiply
 
@@ -158,17 +159,23 @@ def find_way(weight: Tensor, usable: Sequence[str]) -> str:
     ways = in_order_of_preference(weight.shape[0], weight.shape[1], weight.dtype, usable)
     if weight.dtype != torch.bfloat16 or ways[0] == "torch":
         return ways[0]
-    name = f"packed has the bits of F.linear: {describe(weight.shape[0], weight.shape[1], weight.dtype)}"
+    name = (
+        f"packed has the bits of F.linear, with a bias too: {describe(weight.shape[0], weight.shape[1], weight.dtype)}"
+    )
     return "packed" if remembered(name, lambda: packed_has_default_bits(weight)) else "torch"
 
 
 @torch.inference_mode()
 def packed_has_default_bits(weight: Tensor) -> bool:
-    """Whether a packed weight like ``weight`` gives the bits of ``F.linear``, on some numbers of rows."""
+    """Whether a packed weight like ``weight`` has the bits of ``F.linear`` on some numbers of rows, also with a bias."""
     row, vectors = opposite_terms(weight.shape[1], min(weight.shape[0], LARGEST_PIECE // weight.shape[1]), weight.dtype)
     rows = row.expand(max(COMPARED_ROWS), -1).contiguous()
-    multiply = padded(WAYS["packed"], pack_weight(vectors))
-    return all(torch.equal(multiply(rows[:n]), F.linear(rows[:n], vectors)) for n in COMPARED_ROWS)
+    packed = pack_weight(vectors)
+    for bias in (None, vectors[:, 0].contiguous()):
+        multiply = padded(WAYS["packed"], packed, bias)
+        if not all(torch.equal(multiply(rows[:n]), F.linear(rows[:n], vectors, bias)) for n in COMPARED_ROWS):
+            return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,10 @@ def test_every_way_computes_a_family(family: str, number: int, compute: str, bat
 def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> None:
     skip_without_bfloat16("bfloat16")
     driver = loaded(family, 1, compute, batch_invariant=batch_invariant, dtype="bfloat16")
-    near(teacher_forced(driver, IDS[:40], 30), peer_logits(peer(family, 1, "bfloat16"), IDS[:40], 30), 3e-2)
+    got, expected = teacher_forced(driver, IDS[:40], 30), peer_logits(peer(family, 1, "bfloat16"), IDS[:40], 30)
+    near(got, expected, 3e-2)
+    if compute == "packed" and not batch_invariant:
+        assert torch.equal(got, expected), "a bias is added before the product is rounded"
 
 
 @pytest.mark.parametrize("compute", WAYS)

@@ -114,7 +114,7 @@ def test_a_packed_product_in_bfloat16_has_the_bits_of_transformers_or_is_not_tak
     is_exact: bool, name: str, monkeypatch: pytest.MonkeyPatch, no_findings: Path
 ) -> None:
     monkeypatch.setattr(
-        products, "padded", lambda way, stored: lambda x: F.linear(x, stored) + (0 if is_exact else 1e-2)
+        products, "padded", lambda way, stored, bias: lambda x: F.linear(x, stored, bias) + (0 if is_exact else 1e-2)
     )
     monkeypatch.setattr(products, "pack_weight", lambda weight: weight)
     assert products.find_way(torch.randn(64, 32).bfloat16(), ("packed", "torch")) == name
