@@ -167,7 +167,7 @@ def find_way(weight: Tensor, usable: Sequence[str]) -> str:
 
 @torch.inference_mode()
 def packed_has_default_bits(weight: Tensor) -> bool:
-    """Whether a packed weight like ``weight`` has the bits of ``F.linear`` on some numbers of rows, also with a bias."""
+    """Whether a packed weight like ``weight`` has the bits of ``F.linear`` on some numbers of rows, with a bias too."""
     row, vectors = opposite_terms(weight.shape[1], min(weight.shape[0], LARGEST_PIECE // weight.shape[1]), weight.dtype)
     rows = row.expand(max(COMPARED_ROWS), -1).contiguous()
     packed = pack_weight(vectors)
