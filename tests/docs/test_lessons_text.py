@@ -29,7 +29,7 @@ FOLDER = ROOT / "lessons"
 LESSONS = load_manifest().written
 # The pages that are read one after the other, in one namespace.
 READINGS = {lesson.id: lesson.pages() for lesson in LESSONS} | {
-    name: [FOLDER / name] for name in ("README.md", "AGENTS.md")
+    name: [FOLDER / name] for name in ("README.md", "AGENTS.md", "beyond.md")
 }
 PAGES = [page for pages in READINGS.values() for page in pages]
 STORY_BYTES, TASK_BYTES = 10_240, 6_144
