@@ -111,10 +111,10 @@ class ModelConfig:
         file = parse(ConfigFile, {**family.defaults, **raw}, "config.json")
         check_computed(raw, file, family)
         window = file.sliding_window if "sliding_window" in family.defaults else None
-        biases = {part.has_bias: True for part in family.parts.values() if isinstance(part.has_bias, str)}
+        biases = {part.has_bias for part in family.parts.values() if isinstance(part.has_bias, str)}
         return cls(
             **{key: getattr(file, key) for key in REQUIRED_KEYS},
-            **{name: bool(raw.get(name)) for name in biases},
+            **{name: bool(getattr(file, name)) for name in biases},
             num_key_value_heads=file.num_key_value_heads or file.num_attention_heads,
             head_dim=file.head_dim or file.hidden_size // file.num_attention_heads,
             max_position_embeddings=min(file.max_position_embeddings, window or file.max_position_embeddings),

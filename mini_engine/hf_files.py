@@ -58,6 +58,8 @@ class ConfigFile(Strict):
     max_position_embeddings: Count
     rms_norm_eps: Annotated[float, Field(ge=0)]
     head_dim: Count | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
     sliding_window: Count | None = None
     no_rope_layers: list[int] | None = None
     no_rope_layer_interval: Count = 4

@@ -292,6 +292,7 @@ def test_what_a_family_does_not_compute_is_refused() -> None:
         ("qwen3", {"attention_bias": True}, "attention_bias True; this engine computes only attention_bias False"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window True"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ("llama", {"attention_bias": "false"}, "attention_bias is 'false'"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "2 no_rope_layers and num_hidden_layers 36"),
         ("gemma", {}, "this engine runs dense 'qwen3', 'qwen2', 'llama', 'smollm3', 'mistral' models"),
     ]:
