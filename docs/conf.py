@@ -86,7 +86,8 @@ def add_toctree(app: Sphinx, docname: str, source: list[str]) -> None:
     children = {
         "README": [f"{title} </{page}>" for page, title in SECTIONS.items()],
         "docs/SERVER": ["PAGE"],
-        "lessons/README": [*(f"/{each.text_folder}/README" for each in lessons), "beyond", "AGENTS", "/mini_engine/tiny/README"],
+        "lessons/README": [f"/{each.text_folder}/README" for each in lessons]
+        + ["beyond", "AGENTS", "/mini_engine/tiny/README"],
     }
     for each in lessons:
         *pages, reference = (f"/{page.relative_to(ROOT).with_suffix('')}" for page in each.pages()[1:])
