@@ -19,9 +19,9 @@ from mini_engine.viz import prefixes
 from mini_engine.viz.figure import Figure
 from mini_engine.viz.prefixes.draw import HitCurves
 from mini_engine.viz.prefixes.measure import Cell, Served, Visit
-from mini_engine.viz.prefixes.tree import Box, Film, Frame
+from mini_engine.viz.prefixes.tree import Box, Edge, Film, Frame
 from mini_engine.viz.scheduling.measure import Run
-from tests.support.figures import check_drawn, check_figures, texts
+from tests.support.figures import check_drawn, check_figures, checked_texts, texts
 
 
 def small_film() -> Film:
@@ -256,12 +256,12 @@ def rectangles(axes, kind=None):
 
 def test_film_says_what_changed_and_its_legend_only_what_is_there(figures):
     assert figures["tree_film"].summary == (
-        "1. one: 1 node, 3 pages held, 0 locked; new 'aabbcc'. 2. two: 3 nodes, 6 pages held, 0 locked; new 'ddeeff'. "
+        "1. one: 1 node, 3 pages held; new 'aabbcc'. 2. two: 3 nodes, 6 pages held; new 'ddeeff'. "
         "3. lock: 4 nodes, 6 pages held, 2 locked. 4. evict: 3 nodes, 3 pages held, 2 locked; evicted 'cc', 'eeff'. "
         "5. other: 4 nodes, 4 pages held, 2 locked; new 'xx'."
     )
     labels = [text.get_text() for text in figures["tree_film"].figure.legends[0].get_texts()]
-    assert labels == ["new", "was there", "locked", "evicted (struck through)"]
+    assert labels == ["new", "was there", "locked", "evicted"]
     first = prefixes.tree_film(FILM.frames[:2]).figure.legends[0]
     assert [text.get_text() for text in first.get_texts()] == ["new", "was there"]
 
@@ -274,7 +274,24 @@ def test_film_can_begin_later():
 
 
 def test_film_of_an_empty_tree():
-    assert prefixes.tree_film([Frame("nothing", ())]).summary == "1. nothing: 0 nodes, 0 pages held, 0 locked."
+    assert prefixes.tree_film([Frame("nothing", ())]).summary == "1. nothing: 0 nodes, 0 pages held."
+
+
+def test_every_text_of_a_film_is_inside_its_page():
+    edges = (
+        Edge((None, (0,), (1,)), (0, 1), ("a", " was"), 0),
+        Edge((None, (2,), (3,)), (2, 3), ("it was very long indeed", "."), 0),
+    )
+    figure = prefixes.tree_film([Frame("long", edges)])
+    checked_texts(figure)
+    axes = figure.figure.axes[0]
+    assert len(axes.texts) == 8
+    boxes = [patch.get_window_extent() for patch in axes.patches]
+    inner = [line.get_window_extent().x0 for line in axes.lines if line.get_gid() == "page"]
+    for text in axes.texts:
+        own = text.get_window_extent()
+        assert any(box.x0 < own.x0 and own.x1 < box.x1 and box.y0 < own.y0 and own.y1 < box.y1 for box in boxes), text
+        assert not any(own.x0 < edge < own.x1 for edge in inner), text
 
 
 def test_page_map_draws_a_cell_for_every_page(figures):
