@@ -165,10 +165,16 @@ def bars(axes, kind=None):
     )
 
 
-def test_a_long_run_has_no_numbers_that_would_not_fit():
+def test_the_sizes_of_chunks_stand_upright_before_the_bars(figures):
+    (axes,) = figures["request_gantt"].figure.axes
+    assert len(axes.texts) == 0
+    assert axes.get_yticklabels()[0].get_text() == "a: 4, 1, 4, 4", "its prompt, and all again after it was sent back"
+    assert {label.get_rotation() for label in axes.get_yticklabels()} == {0}
+
+
+def test_a_long_run_is_drawn_to_its_end():
     long = replace(RUN, log=[*LOG, *(step(i, [("p", i, 1)]) for i in range(9, 70))])
     (axes,) = scheduling.request_gantt(long).figure.axes
-    assert len(axes.texts) == 0
     assert bars(axes, "decode")[1] == (0, 7, 62)
 
 
@@ -176,7 +182,7 @@ def test_the_legend_names_what_is_drawn_and_nothing_else(figures):
     shown = {text.get_text() for text in figures["request_gantt"].figure.legends[0].get_texts()}
     assert {"computed again", "prompt copied from its sibling", "preempted", "end"} < shown
     plain = scheduling.request_gantt(replace(FULL, log=LOG[:2], outputs={"p": OUTPUTS["p"]}))
-    assert [t.get_text() for t in plain.figure.legends[0].get_texts()] == ["prompt (its tokens)", "end"]
+    assert [t.get_text() for t in plain.figure.legends[0].get_texts()] == ["prompt (tokens: at the left)", "end"]
 
 
 def test_occupancy_is_that_of_every_step(figures):

@@ -28,13 +28,13 @@ from mini_engine.viz.figure import (
     text_ground,
     write,
 )
-from mini_engine.viz.scheduling.measure import Run, StreamLine, idle_share, rows_per_step, stays, timeline
+from mini_engine.viz.scheduling.measure import Piece, Run, StreamLine, idle_share, rows_per_step, stays, timeline
 from mini_engine.viz.scheduling.simulation import LoadPoint
 
 # Kind -> fill, hatch, words. The fills also differ in lightness, for a print in grey.
 LOOKS = {
     "waiting": ("white", "", "waits, or left out of the step"),
-    "prompt": (SOFT, "", "prompt (its tokens)"),
+    "prompt": (SOFT, "", "prompt (tokens: at the left)"),
     "copied": ("#e8cf6e", "...", "prompt copied from its sibling"),
     "again": ("#d9603b", "xxx", "computed again"),
     "decode": ("#3d4f70", "///", "decodes, a token a step"),
@@ -45,7 +45,6 @@ TEXTS: dict[str, Look] = {  # of a stream
     "held": {"facecolor": "#f0c9a0", "hatch": "///", "edgecolor": "white", "label": "held back"},
     "cut": IDLE | {"label": "never shown: the stop string, and what follows it"},
 }
-STEPS_WITH_NUMBERS = 48  # in a wider run they would not fit into the cells
 LINE_HEIGHT = 0.31  # inches of one request or place
 CHARACTERS = 88  # of one line of a stream, at least; in a font whose characters are equally wide
 
@@ -60,21 +59,12 @@ def request_gantt(run: Run) -> Figure:
     for line, (request_id, own) in enumerate(pieces.items()):
         for piece in own:
             draw_piece(axes, line, piece.kind, piece.step, piece.length)
-            if piece.kind not in ("waiting", "decode") and len(run.log) <= STEPS_WITH_NUMBERS:
-                cell_text(
-                    axes,
-                    piece.step + piece.length / 2,
-                    line,
-                    str(piece.tokens),
-                    bool(LOOKS[piece.kind][1]),
-                    rotation=90,
-                )
         if own:
             dots(axes, own[-1].step + own[-1].length, line, "|", 15, "black", markeredgewidth=2.6)
         sent_back = [index for index, name in preempted if name == request_id]
         dots(axes, sent_back, [line] * len(sent_back), "v", 8, "black")
-    step_axes(axes, len(run.log), [run.labels[name] for name in pieces])
-    axes.set(ylabel="request", title=run.name)
+    step_axes(axes, len(run.log), [f"{run.labels[name]}: {chunk_sizes(own)}" for name, own in pieces.items()])
+    axes.set(ylabel="request: its chunks", title=run.name)
     used = {piece.kind for own in pieces.values() for piece in own}
     handles: list[Patch | Line2D] = [piece_key(kind) for kind in LOOKS if kind in used]
     handles.append(dot_key("|", 12, "black", "end", markeredgewidth=2.6))
@@ -82,6 +72,11 @@ def request_gantt(run: Run) -> Figure:
         handles.append(dot_key("v", 8, "black", "preempted"))
     legend_below(figure, *handles, ncols=4)
     return Figure(figure, gantt_summary(run))
+
+
+def chunk_sizes(pieces: Sequence[Piece]) -> str:
+    """Write how many prompt tokens came in each chunk, in the order of the steps."""
+    return ", ".join(str(piece.tokens) for piece in pieces if piece.kind not in ("waiting", "decode"))
 
 
 def gantt_summary(run: Run) -> str:
