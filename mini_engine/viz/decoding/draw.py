@@ -70,6 +70,7 @@ def token_bars(axes: Axes, distribution: StepDistribution, names: Sequence[str])
     axes.bar_label(bars, [f"{share:.1f}" if share >= 0.1 else "< 0.1" for share in shares], padding=3, fontsize=10)
     axes.set_yticks(at, names)
     axes.set(xlim=(0, 125), ylim=(len(shares) - 0.5, -0.5), xticks=[0, 50, 100])
+    axes.spines.bottom.set_bounds(0, 100)  # the rest is for the number at the end of a full bar
 
 
 @style()

@@ -133,6 +133,7 @@ def before_after(step: MaskedStep, token_ids: Sequence[int], names: Sequence[str
     for axes, column in zip(panels, mask_columns(step, token_ids), strict=True):
         draw_column(axes, column)
         axes.set(xlabel="probability (%)", xlim=(0, 118), xticks=[0, 25, 50, 75, 100])
+        axes.spines.bottom.set_bounds(0, 100)  # the rest is for the number at the end of a full bar
     panels[0].set_yticks(range(len(names) + 1), [*names, OTHERS])
     figure.suptitle(title, fontsize=12)
     legend_below(figure, *column_key(ALLOWED, BANNED), ncols=2)
