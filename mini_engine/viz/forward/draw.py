@@ -13,10 +13,11 @@ from mini_engine.viz.figure import (
     FAINT,
     GRAY,
     HATCHES,
+    MARKERS,
     Figure,
     add_box,
-    bar_look,
     canvas,
+    dots,
     label_log_axis,
     legend_below,
     line_look,
@@ -42,13 +43,14 @@ def residual_sizes(trace: ForwardTrace, tokens: Sequence[str]) -> Figure:
         at, stream.min(1), stream.max(1), color=COLORS[0], alpha=0.2, zorder=3, label="residual stream, all tokens"
     )
     axes.plot(at, np.median(stream, 1), color=COLORS[0], marker="o", zorder=4, label="residual stream, median token")
+    words = "added by {}, median token"
     for first, name in enumerate(("attention", "MLP")):
         heights = np.median(added, 1)[first::2]
-        axes.bar(at[1 + first :: 2], heights, 0.55, **bar_look(1 + first), label=f"added by {name}, median token")
+        dots(axes, at[1 + first :: 2], heights, MARKERS[1 + first], 9, COLORS[1 + first], label=words.format(name))
     axes.set(yscale="log", xlabel="place in the model", ylabel="root mean square of a token (log scale)")
     label_log_axis(axes.yaxis, "{x:g}")
     axes.set_xticks(at, stages, rotation=45, ha="right")
-    axes.set_title("The residual stream: every block adds to it, none replaces it")
+    axes.set_title("The residual stream: every block adds to it")
     axes.grid(axis="y")
     legend_below(figure, ncols=2)
     return Figure(figure, residual_summary(stages, stream, added, tokens))
