@@ -1,5 +1,6 @@
 """Pictures of a sampler: distributions stage by stage, orders of stages, counts of draws, penalties."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +19,9 @@ from mini_engine.viz.figure import (
     FAINT,
     GRAY,
     MARKERS,
+    PALE,
     REMOVED,
+    SOFT,
     Figure,
     add_box,
     bar_look,
@@ -41,13 +44,15 @@ ROOT_TICKS = (0, 1, 4, 10, 20, 40, 60, 80)  # percent, for a square-root scale
 
 
 @style()
-def stage_bars(stages: Sequence[Stage], token_ids: Sequence[int], names: Sequence[str]) -> Figure:
+def stage_bars(stages: Sequence[Stage], token_ids: Sequence[int], names: Sequence[str], title: str = "") -> Figure:
     """Draw one panel per stage: what it leaves of some tokens and of all others, and hatched what it removes.
 
-    ``token_ids``: the tokens to draw, top to bottom; ``names``: their texts.
+    ``token_ids``: the tokens to draw, top to bottom; ``names``: their texts; ``title``: of which text, with which
+    parameters.
     """
     lines = -(-len(stages) // PANELS_PER_LINE)
-    figure = canvas((0.2 * len(names) + 1.25) * lines + 0.6)
+    figure = canvas((0.2 * len(names) + 1.25) * lines + 0.6 + 0.2 * len(title.splitlines()))
+    figure.suptitle(title, fontsize=12)
     grid = figure.subplots(lines, PANELS_PER_LINE, squeeze=False, sharex=True, sharey=True)
     for axes in grid.flat[len(stages) :]:
         axes.set_axis_off()
@@ -128,8 +133,8 @@ def temperature_sweep(
 
     ``probs`` [S, V]: a row for each temperature.
     """
-    figure = canvas(5.6)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    figure = canvas(7.0)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     share_layers(top, temperatures, probs[:, list(token_ids)], names)
     entropies = entropy_bits(probs)
     most = math.log2(probs.shape[1])
@@ -152,12 +157,12 @@ def temperature_sweep(
 def share_layers(axes: Axes, temperatures: Sequence[float], probs: Tensor, names: Sequence[str]) -> None:
     """Draw the probabilities [S, K] of K tokens as layers, and that of all others on top."""
     shown = 100 * probs.T  # [K, S]
-    colors = [*COLORS[: len(names)], FAINT]
+    colors = [*itertools.islice(itertools.cycle((SOFT, PALE)), len(names)), FAINT]  # a token may be a colour's name
     below = np.zeros(len(temperatures))
     at = len(temperatures) // 2  # where the names stand
     for share, name, color in zip([*shown, 100 - shown.sum(0)], [*names, "all others"], colors, strict=True):
         layer = below + np.asarray(share)
-        axes.fill_between(temperatures, below, layer, facecolor=color, edgecolor="white", linewidth=1, alpha=0.75)
+        axes.fill_between(temperatures, below, layer, facecolor=color, edgecolor="white", linewidth=1)
         if share[at] > MIN_NAMED:
             write(axes, temperatures[at], (below[at] + layer[at]) / 2, name)
         below = layer
@@ -212,17 +217,19 @@ def draw_histogram(
 
     The scale is a square root. On it the bands are about equally wide, so that rare tokens can be judged too.
 
-    ``target`` [V]: the distribution that is drawn from. ``level``: of the binomial band, for each token alone.
+    ``target`` [V]: the distribution that is drawn from. ``level``: how often a
+    correct sampler keeps all of these tokens inside their bands, at least.
     """
     figure = canvas(1.75 * len(draws) + 1.2)
     panels = stacked(figure, len(draws), sharex=True, sharey=True)
     at = np.arange(len(names))
     sentences = []
     probs = target[list(token_ids)]
+    each = 1 - (1 - level) / len(names)  # so wide a band for each keeps all of them at the level
     wanted = 100 * np.asarray(probs)
     for axes, made in zip(panels, draws, strict=True):
         counts = made.counts[list(token_ids)]
-        low, high = binomial_band(probs, made.total, level)
+        low, high = binomial_band(probs, made.total, each)
         outside = (counts < low) | (counts > high)
         shares, low_share, high_share = (100 * np.asarray(number) / made.total for number in (counts, low, high))
         axes.bar(at, shares, 0.8, color=COLORS[0])
@@ -244,7 +251,7 @@ def draw_histogram(
         figure,
         Patch(color=COLORS[0], label="share of the draws"),
         swatch("outside its band", COLORS[2], "..."),
-        Line2D([], [], color="black", marker="_", label=f"band of {level:.1%} around the target"),
+        Line2D([], [], color="black", marker="_", label=f"bands that hold all in {level:.1%} of runs"),
         ncols=3,
     )
     return Figure(figure, " ".join(sentences))
