@@ -153,7 +153,7 @@ def test_diagrams_formulas_copy_buttons_and_neighbours(visit):
     drawn = page.evaluate(r"MathJax.tex2svg('\\mathcal{L} = \\sum_i \\sqrt{x_i} \\in \\mathbb{R}').outerHTML")
     assert "<path" in drawn
     assert page.locator("button.copybtn").count() == page.locator("div.highlight pre").count()
-    assert page.locator("a.right-next").get_attribute("href") == "A_one_packed_step.html"
+    assert page.locator("a.right-next").get_attribute("href") == "prefill_and_decode.html"
     assert page.locator("a.left-prev").count() == 1
 
 

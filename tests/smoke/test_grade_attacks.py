@@ -538,7 +538,8 @@ for _i in range(8):
 def test_disk_is_limited_in_all(worker: Worker, monkeypatch: pytest.MonkeyPatch, code: str, words: str) -> None:
     monkeypatch.setattr(worker.runner, "disk", 16 << 20)
     mode = run(worker, f"{code}\nimport time\ntime.sleep(20)\n")
-    assert {result.status for result in mode.results} == {"crashed"}
+    written = [result for result in mode.results if not result.check_id.startswith("L1.D.")]  # it is optional
+    assert {result.status for result in written} == {"crashed"}
     assert words in mode.results[0].detail
 
 

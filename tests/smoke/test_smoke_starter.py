@@ -14,7 +14,7 @@ TASKS = load_manifest().tasks
 
 
 def task(*functions, task_id="L2.C"):
-    return Task(task_id, "Packing", 1, tuple(FunctionName.parse(f) for f in functions), ())
+    return Task(task_id, "Packing", 1, 5, tuple(FunctionName.parse(f) for f in functions), ())
 
 
 @pytest.fixture
