@@ -19,7 +19,6 @@ from mini_engine.overlay import install_overlay, overlay_files
 
 if TYPE_CHECKING:  # imported in the loads, after the overlay
     from mini_engine.config import EngineConfig
-    from mini_engine.llm import LLM
     from mini_engine.model import Qwen3
 
 NEW_TOKENS = 24
@@ -135,9 +134,8 @@ def keys_and_values(folder: Path | None) -> tuple[Side, Side]:
     config = EngineConfig()
     model = load_model(model_folder(folder), config)
     (prompt,) = encoded(folder, [OPENING * 2])
-    read = (
-        sum(math.prod(shape) for shape in model.config.weight_shapes().values()) * 4
-    )  # bytes; a tied table is the head
+    numbers = sum(math.prod(shape) for shape in model.config.weight_shapes().values())  # a tied table is the head
+    read = 4 * numbers  # bytes
 
     def side(name: str, keep: bool) -> Side:
         """Generate; a token after the first costs one row if keys and values are kept, else the whole text."""
@@ -204,22 +202,25 @@ def served(
 ) -> Side:
     """Run requests through an engine with ``options``."""
     from mini_engine.config import EngineConfig
+    from mini_engine.llm import LLM
 
-    llm = make_llm(folder, EngineConfig(**options))
+    llm = LLM(folder, config=EngineConfig(**options))
     answers, seconds = timed(lambda: llm.generate(texts, list(asked), progress=False))
     log = llm.engine.log
     made = sum(len(answer.token_ids) for answer in answers)
     rows = sum(num for step in log for _, _, num in step.chunks)
-    counts = {"steps": len(log), "prompt tokens computed": rows - made + len(answers)}  # a decode's row is no prompt's
+    decoded = made - len(answers)  # the first token of an answer comes from the prompt's own row
+    counts = {"steps": len(log), "prompt tokens computed": rows - decoded}
     return Side(name, {first: counts[first], "tokens/s": made / seconds})
 
 
 def grammars(folder: Path | None) -> tuple[Side, Side]:
     """L7: eight answers that should be JSON of a schema, asked for in words or with masks."""
     from mini_engine.config import EngineConfig
+    from mini_engine.llm import LLM
     from mini_engine.sampler.params import SamplingParams
 
-    llm = make_llm(folder, EngineConfig(max_running_requests=8, grammar_backend="fsm"))
+    llm = LLM(folder, config=EngineConfig(max_running_requests=8, grammar_backend="fsm"))
     texts = [f"The name and the age of {name}, as JSON: " for name in NAMES]
 
     def side(name: str, **params: Any) -> Side:
@@ -331,13 +332,6 @@ def encoded(folder: Path | None, texts: Sequence[str]) -> list[list[int]]:
 
     tokenizer = load_tokenizer(model_folder(folder))
     return [encode_prompt(tokenizer, text) for text in texts]
-
-
-def make_llm(folder: Path | None, config: "EngineConfig") -> "LLM":
-    """Return a model with an engine of ``config``."""
-    from mini_engine.llm import LLM
-
-    return LLM(folder, config=config)
 
 
 def main(folder: str, lesson: str, model: str = "") -> None:

@@ -64,7 +64,7 @@ def syllabus() -> str:
     return table(("lesson", "title", "goal", "hours, core", "hours, all"), iter(rows))
 
 
-def front_of(lesson: Lesson, task: Task) -> str:
+def front_of(task: Task) -> str:
     """Return how the line below a task page's title begins."""
     kind = "optional" if task.is_optional else "core"
     return f"*{task.points} points · {kind} · about {task.minutes} minutes · "
@@ -77,7 +77,7 @@ def with_fronts(file: Path, text: str) -> str:
             continue
         for task in lesson.tasks:
             if file.name == task.page_name:
-                return FRONT.sub(lambda _: front_of(lesson, task), text, count=1)  # noqa: B023
+                return FRONT.sub(front_of(task), text, count=1)
         if file.name == "README.md":
             text = TIME.sub(time_row(lesson), text, count=1)
             for task in lesson.tasks:

@@ -168,13 +168,15 @@ class Work:
         begun = [place for place, lesson in enumerate(lessons) if lesson.id == self.load().get("at")]
         begun = begun or [place for place, lesson in enumerate(lessons) if self.has(lesson)] or [0]
         order = [*lessons[begun[0] :], *lessons[: begun[0]]]
-        waiting = [task for lesson in order for task in self.waiting(lesson)]
-        return next((task for task in waiting if not task.is_optional), next(iter(waiting), None))
+        kinds = (False, True)  # the files of a lesson are looked at only if the lessons before it leave nothing to do
+        places = (task for kind in kinds for each in order for task in self.waiting(each) if task.is_optional is kind)
+        return next(places, None)
 
     def waiting(self, lesson: Lesson) -> list[Task]:
         """Return the tasks of a lesson that are not done."""
         passed = self.passed(lesson)
-        return [task for task in lesson.tasks if not checks_in(lesson, [task]) <= passed]
+        missing = {check.task_id for check in listed([lesson]) if check.id not in passed}
+        return [task for task in lesson.tasks if task.id in missing]
 
     def hint_level(self, task: Task) -> int:
         """Return how many hints of a task were taken."""

@@ -1,28 +1,18 @@
 """``random-model`` writes a folder that transformers and the engine load. A small shape stands in for the 1.2 GB."""
 
-from transformers import AutoConfig, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoTokenizer
 from typer.testing import CliRunner
 
 from mini_engine import LLM
 from mini_engine.cli import random_model as command
 from mini_engine.cli.app import app
+from tests.conftest import random_checkpoint
 
 
 def small(shape, folder, seed):
-    """Write a checkpoint as ``make_checkpoint`` does, of a few kilobytes."""
+    """Write a checkpoint of a few kilobytes in the place of ``make_checkpoint``."""
     assert (shape, seed) == ("0.6b", 3)
-    config = Qwen3Config(
-        vocab_size=2000,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        intermediate_size=16,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    random_checkpoint(folder, vocab_size=2000)
 
 
 def test_the_folder_has_weights_and_a_tokenizer(tmp_path, monkeypatch):
