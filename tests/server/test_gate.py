@@ -116,10 +116,10 @@ def test_a_connection_without_a_request_is_closed_and_one_that_works_is_not(monk
 
 
 def test_a_long_silence_is_filled_with_comments_before_the_first_event_and_after(monkeypatch, server):
-    monkeypatch.setattr(stream, "SILENCE_S", 0.1)
     body = {"prompt": "Once", "max_tokens": 40, "ignore_eos": True, "temperature": 0, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
         quick = [line for line in answer.iter_lines() if line]
+    monkeypatch.setattr(stream, "SILENCE_S", 0.1)
     step = server.engine.step
 
     def slow_step(*args, **kwargs):
