@@ -160,6 +160,24 @@ def test_start_never_overwrites(smoke, tmp_path):
     assert file.read_text() == "mine"
 
 
+def test_what_is_not_written_hides_no_mistake_in_what_is(smoke, tmp_path):
+    """Every check of L4.A builds parameters, whose constructor ends with the one function that stays open here."""
+    smoke("start", "L4")
+    file = tmp_path / "work/sampler/params.py"
+    starter = file.read_text()
+    solve(tmp_path / "work", "sampler/params.py")
+    written, still_open = (text.index("def check_combinations") for text in (file.read_text(), starter))
+    file.write_text(file.read_text()[:written] + starter[still_open:])
+    assert "4 to do" in smoke("run", "L4.A")[1], "nothing is wrong, and nothing is done"
+    right = file.read_text()
+    wrong = right.replace("tuple(sorted(token_ids(", "tuple((token_ids(")
+    assert wrong != right
+    file.write_text(wrong)
+    code, words = smoke("run", "L4.A")
+    assert (code, "Red is right" in words) == (1, False)
+    assert "the reference stands in for check_combinations, not written yet" in words
+
+
 def test_hints_come_one_by_one_and_are_remembered(smoke, tmp_path):
     smoke("start", "L2")
     texts = load_hints("L2")["L2.B"]

@@ -94,7 +94,7 @@ WRONG_ENTRIES = {
     "stop": [(["a", 5], 5), ([["a"]], "a"), ([""], ""), ([str(i) for i in range(33)], 33)],
     "logits_processors": [({"a": None}, None), ({"a": 5}, 5), ({"a": [("budget", 3)]}, "budget")],
 }
-WRONG_KEYS = [-1, "a", 1.5, True, None, (1,)]
+WRONG_KEYS = [-1, "a", "\u00b2", 1.5, True, None, (1,)]
 WRONG_BIASES = [101, math.nan, -math.inf, None, "3", True, [3], 10**400]
 
 

@@ -217,7 +217,6 @@ NO_NUMBERS: dict[str, Any] = {
     "True": True,
     "0.5": "0.5",
     "None": None,
-    "1000000": 10**400,  # too large for a float
 }
 FITTING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "top_p": 1e-9},
@@ -301,7 +300,6 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[float, ..
     "one bias key twice, in two ways": ({"logit_bias": {7: 1.0, "07": 2.0}}, ("logit_bias",), (7,)),
     "half a bias key": ({"logit_bias": {7.5: 1.0}}, ("logit_bias", "7.5"), ()),
     **{f"the bias key {key!r}": ({"logit_bias": {key: 1.0}}, ("logit_bias", key), ()) for key in (" 7", "+7", "1_0")},
-    "a bias key of a raised digit": ({"logit_bias": {"\u00b2": 1.0}}, ("logit_bias", "\u00b2"), ()),
     "a bias that is a string": ({"logit_bias": {4: "5"}}, ("logit_bias", "5"), (100,)),
     "True as a bias key": ({"logit_bias": {True: 1.0}}, ("logit_bias", "True"), ()),
     "an empty grammar and another": ({"regex": "", "ebnf": "root ::= 'a'"}, ("regex", "ebnf"), ()),
