@@ -2,7 +2,7 @@
 
 Owns: the four rules and the matrix. Must not know: how a candidate is run.
 
-1. The reference passes every check, with several seeds.
+1. The reference passes every check, with several seeds. Its core passes with every optional task not written.
 2. The starter of a task fails exactly the task's own checks, with ``NotImplementedError`` naming the task. Every other
    check of the lesson passes, or is blocked by the task if it builds on it.
 3. A pitfall is caught by every check that it names. Others may catch it too.
@@ -24,12 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from smoke.course.starter import starter_files, task_starter
+from smoke.course.starter import empty, starter_files, task_starter
 from smoke.framework.bank import Pitfall, Wheat, load_pitfalls, load_wheats
 from smoke.framework.check import DEFAULT_SEED, Check, all_checks, checks_of, tasks_needed
 from smoke.framework.manifest import Task, load_manifest
 from smoke.grade.trial import try_isolation
-from smoke.grade.worker import Worker
+from smoke.grade.worker import Worker, with_optional
 from smoke.runner.runner import PATIENCE, Candidate, Outcome, Runner
 
 Kind = Literal["reference", "starter", "lesson starter", "pitfall", "wheat"]
@@ -72,9 +72,18 @@ def jobs(pattern: str = "", full: bool = False) -> list[Job]:
 
 
 def reference_jobs() -> Iterator[Job]:
-    """Yield the reference with every seed."""
+    """Yield the reference with every seed, and its core."""
     for seed in SEEDS:
         yield Job("reference", f"reference, seed {seed}", dict, list(all_checks().values()), must_pass, seed)
+    core = [check for check in all_checks().values() if not load_manifest().task(check.task_id).is_optional]
+    yield Job("reference", "core alone", core_alone, core, must_pass)
+
+
+def core_alone() -> dict[str, str]:
+    """Return the files of a student who wrote the core: what is open in them is filled as grading fills it."""
+    optional = [task for task in load_manifest().tasks if task.is_optional]
+    files = sorted({function.file for task in optional for function in task.functions})
+    return with_optional({file: empty(file, optional) for file in files})[0]
 
 
 def starter_jobs() -> Iterator[Job]:
