@@ -70,10 +70,11 @@ def pages_until(lesson: Lesson, task: Task) -> list[Path]:
 
 
 def begin() -> dict[str, Any]:
-    """Return the namespace in which a lesson's pages run, and seed torch: the pages' numbers come from seed 0."""
+    """Return the namespace in which a lesson's pages run: their numbers come from seed 0 and one thread."""
     import torch  # here, so that the command that starts this process need not import it
 
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     return {"__name__": "lesson"}
 
 
