@@ -104,7 +104,7 @@ def test_the_servers_own_page_and_programs_and_the_key_can_empty_the_cache(http,
 
 
 def test_a_connection_without_a_request_is_closed_and_one_that_works_is_not(monkeypatch, server):
-    monkeypatch.setattr(life, "IDLE_S", 0.3)
+    monkeypatch.setattr(life, "IDLE_S", 1.0)
     request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     idle, half, slow = (socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(3))
     with idle, half, slow:
