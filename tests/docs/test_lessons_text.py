@@ -110,6 +110,13 @@ def test_fences_are_of_known_kinds(page):
         )
 
 
+@by_page
+def test_no_block_scrolls(page):
+    """The site shows 88 columns beside its contents on a screen of 1,280 pixels."""
+    wide = [line for fence in fences(page.read_text()) for line in fence.text.splitlines() if len(line) > 88]
+    assert not wide, f"{page}: at most 88 columns; {wide}"
+
+
 @pytest.mark.parametrize("reading", READINGS)
 def test_python_blocks_run_and_print_what_is_shown(reading):
     """One namespace per lesson, as in a notebook; each ``output`` block belongs to the python block above it."""
