@@ -35,8 +35,18 @@ NEEDED = {
 }
 collect_ignore = [place for module, places in NEEDED.items() if find_spec(module) is None for place in places]
 
-BEGIN_WITH = ("test_grade.py", "test_notebooks.py")  # the longest
-BY_LESSON = re.compile(r".*/(test_lessons|test_notebooks)\.py::\w+\[(L\d)")
+BEGIN_WITH = (  # the longest
+    "test_grade.py",
+    "test_notebooks.py",
+    "test_page.py",
+    "test_receipts.py",
+    "test_products.py",
+    "test_grade_neighbours.py",
+    "test_invariance.py",
+    "test_site.py",
+    "test_speculate.py",
+)
+BY_LESSON = re.compile(r".*/(test_lessons|test_lessons_text|test_notebooks)\.py::\w+\[(L\d)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With -n a process takes a whole file, whose fixtures are made once; of lessons and notebooks it takes one."""
+    """With -n a process takes a whole file, whose fixtures are made once; of lessons, their pages and notebooks it takes one."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFileOrLesson(LoadFileScheduling):
