@@ -9,12 +9,14 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from tokenizers import Tokenizer
 
 from mini_engine.texts import TOOL_CALL, TOOL_CALL_END, AfterText
 
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # the name of a byte's token
+BEFORE = "\x02"  # no text has it, so nothing merges with it
 PLAIN_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}  # of decoders that put texts of tokens together
 
 
@@ -107,6 +109,35 @@ def speller(tokenizer: Tokenizer) -> Callable[[int, str], bytes] | None:
         return bytes([int(byte[1], 16)]) if byte else texts.decode([token_id]).encode()
 
     return of_text
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """The ids of a text, as an ``Encoding`` has them."""
+
+    ids: list[int]
+
+
+class InnerText:
+    """Encodes a text as it stands behind other text. SentencePiece puts a space before the first word of a text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Encode with ``tokenizer``."""
+        self.tokenizer = tokenizer
+        self.before: list[int] = tokenizer.encode(BEFORE, add_special_tokens=False).ids
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> Spelled:
+        """Return the ids of ``text``, none where its beginning merges with what stands before it."""
+        ids = self.tokenizer.encode(BEFORE + text, add_special_tokens=add_special_tokens).ids
+        count = len(self.before)
+        return Spelled(ids[count:] if ids[:count] == self.before else [])
+
+
+def inner(tokenizer: Tokenizer, table: TokenTable) -> Tokenizer:
+    """Return what encodes texts as behind other text: ``tokenizer`` itself if it puts nothing before a word."""
+    ids = tokenizer.encode("a", add_special_tokens=False).ids
+    is_plain = b"".join(table.token_bytes[token] for token in ids) == b"a"
+    return tokenizer if is_plain else cast(Tokenizer, InnerText(tokenizer))
 
 
 def byte_characters() -> str:

@@ -183,6 +183,21 @@ def test_an_answer_keeps_to_its_grammar_as_it_is_shown(folder: tuple[str, Path],
             assert whole == "Once upon a time" + answer.text
 
 
+def test_forced_text_is_spelled_as_the_tokenizer_spells_it_behind_the_prompt(folder: tuple[str, Path]) -> None:
+    """The model is asked for the first token, and wants the tokenizer's."""
+    prompt, forced = "Once:\n", '{"name": "été", "tags": ["日本 naïve", "Once upon a time"]}'
+    tokenizer = tokenizer_of(folder[0])
+    whole, count = tokenizer.encode(prompt + forced), len(tokenizer.encode(prompt))
+    pattern = re.sub(r"([\[\]{}])", r"\\\1", forced)
+    params = SamplingParams(regex=pattern, logit_bias={whole[count]: 90.0}, max_new_tokens=90)
+    with LLM(folder[1], grammar_backend="fsm", jump_forward=True) as llm:
+        (answer,) = llm.generate(prompt, params)
+    assert answer.text == forced
+    assert answer.prompt_ids + answer.token_ids[:-1] == whole
+    assert answer.grammar_stats is not None
+    assert answer.grammar_stats.num_forced_tokens >= len(answer.token_ids) - 3
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_comes_whole_in_pieces_and_ends_before_a_stop_string(kind: str) -> None:
     tokenizer, drawn = tokenizer_of(kind), random.Random(1)
