@@ -132,6 +132,10 @@ def asked(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]:
 def test_the_server_writes_it_and_takes_thoughts_and_calls_apart(folder: Path, client: TestClient) -> None:
     (choice,) = asked(client, "completions", prompt=PROMPT)
     assert choice["text"] == answer(folder, PROMPT)
+    (choice,) = asked(client, "completions", prompt=PROMPT, echo=True, logprobs=0, max_tokens=3)
+    lists = choice["logprobs"]
+    for at, token in list(zip(lists["text_offset"], lists["tokens"], strict=True))[2:]:
+        assert token.startswith("bytes:") or choice["text"][at:].startswith(token)
     (choice,) = asked(client, "chat/completions", messages=chat(QUESTION))
     assert choice["message"]["content"] == answer(folder, chat(QUESTION))
     drawn = {"messages": chat(QUESTION), "max_tokens": 150, "temperature": 1, "seed": 1}

@@ -4,6 +4,7 @@ What a token stands for is what the library's decoder writes for it behind other
 transformers.
 """
 
+import ast
 import json
 import random
 import re
@@ -15,6 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig
 
+from mini_engine.cli.tables import token_text
 from mini_engine.detokenizer import Detokenizer
 from mini_engine.grammar.backends import make_backend
 from mini_engine.grammar.base import GrammarOptions
@@ -24,6 +26,7 @@ from mini_engine.llm import LLM
 from mini_engine.prompts import encode_chat, encode_prompt, encode_text
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.server.hermes import CallReader
+from mini_engine.server.steps import text_of
 from mini_engine.server.thoughts import Thoughts
 from mini_engine.server.token_text import TokenTexts
 from mini_engine.texts import THINK, is_thought_open
@@ -225,6 +228,16 @@ def test_tokens_that_are_reported_have_the_bytes_of_the_answer(kind: str) -> Non
     snow = tokenizer.encode("☃", add_special_tokens=False)
     if kind != "metaspace":
         assert [reported.text_of(token) for token in snow[-3:]] == ["bytes:\\xe2", "bytes:\\x98", "bytes:\\x83"]
+
+
+def test_single_tokens_are_shown_with_their_spaces(folder: tuple[str, Path]) -> None:
+    text = "Once upon a time,  two spaces"
+    with LLM(folder[1]) as llm:
+        ids = llm.tokenizer.encode(text, add_special_tokens=False)
+        on_page = [text_of(llm.engine, [token]) for token in ids]
+        in_tables = [ast.literal_eval(token_text(llm.tokenizer, token)) for token in ids]
+    assert on_page == in_tables
+    assert "".join(on_page).removeprefix(" ") == text
 
 
 @pytest.mark.parametrize("kind", KINDS)
