@@ -95,8 +95,10 @@ def speller(tokenizer: Tokenizer) -> Callable[[int, str], bytes] | None:
         byte_of = {character: byte for byte, character in enumerate(byte_characters())}
 
         def of_characters(_: int, name: str) -> bytes:
-            is_spelled = all(character in byte_of for character in name)
-            return bytes(byte_of[character] for character in name) if is_spelled else name.encode()
+            try:
+                return bytes(map(byte_of.__getitem__, name))
+            except KeyError:  # it stands for itself
+                return name.encode()
 
         return of_characters
     whole = steps[kinds.index("Fuse") + 1 :] if "Fuse" in kinds else []  # steps that see the text, not its tokens
