@@ -168,7 +168,8 @@ def check_final(message: Mapping[str, Any]) -> None:
 def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str, with_special: bool = False) -> list[int]:
     """Return the ids of ``text``: of a piece, or ``with_special`` tokens around it, as a prompt has them.
 
-    Raises ``ValueError`` for half a surrogate pair: a byte that was not UTF-8.
+    A text that begins with the BOS, as one that a chat template wrote does, has its special tokens already: no model
+    has seen two. Raises ``ValueError`` for half a surrogate pair: a byte that was not UTF-8.
     """
     try:
         text.encode()
@@ -176,7 +177,8 @@ def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str, with_special: b
         raise ValueError(
             f"the text has {text[error.start]!r} at {error.start}, which is not a character; is the text UTF-8?"
         ) from error
-    return list(tokenizer.encode(text, add_special_tokens=with_special))
+    begun = bool(tokenizer.bos_token) and text.startswith(str(tokenizer.bos_token))
+    return list(tokenizer.encode(text, add_special_tokens=with_special and not begun))
 
 
 def opening_ids(tokenizer: "PreTrainedTokenizerBase") -> list[int]:

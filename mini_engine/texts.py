@@ -61,8 +61,8 @@ def is_thought_open(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool | N
 
     That is so after the end of one, and with a tokenizer that has no marks. White space after a mark is its own.
     """
-    ids = thought_ids(tokenizer)
-    last = next((token for token in reversed(prompt_ids) if not tokenizer.decode([token]).isspace()), None)
+    ids, texts = thought_ids(tokenizer), AfterText(tokenizer)  # alone, a token that is a space may have no text
+    last = next((token for token in reversed(prompt_ids) if not texts.decode([token]).isspace()), None)
     return None if ids is None or last == ids[1] else last == ids[0]
 
 

@@ -12,13 +12,14 @@ from transformers import PreTrainedTokenizerBase
 
 from mini_engine.sampler.logprobs import TokenLogprob
 from mini_engine.sampler.trace import SamplingTrace
+from mini_engine.texts import AfterText
 
 FIGURE_WIDTH, LABEL_WIDTH = 7, 16  # of figures and of what they are about
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
     """Return a token as Python would write it, so that spaces and line breaks show; special tokens by their name."""
-    return repr(tokenizer.decode([token_id]))
+    return repr(AfterText(tokenizer.backend_tokenizer).decode([token_id], skip_special_tokens=False))
 
 
 def make_table(title: str, columns: Sequence[str]) -> Table:

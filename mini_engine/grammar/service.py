@@ -22,7 +22,7 @@ from mini_engine.grammar.queue import Gather, GrammarQueue
 from mini_engine.grammar.reasoner import ReasonerGrammar, ThoughtIds
 from mini_engine.grammar.rows import make_mask
 from mini_engine.grammar.store import GrammarStore
-from mini_engine.grammar.tokens import TokenTable
+from mini_engine.grammar.tokens import TokenTable, inner
 from mini_engine.sampler.batch import TorchOps
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.processors.base import Vocabulary
@@ -79,7 +79,7 @@ class GrammarService:
     def jumps(self) -> JumpForward:
         """What spells forced text."""
         assert self.tokenizer is not None, "the table would have been refused"
-        return JumpForward(self.tokenizer, self.table)
+        return JumpForward(inner(self.tokenizer, self.table), self.table)
 
     @property
     def num_waiting(self) -> int:

@@ -1,15 +1,23 @@
 """L7: the bytes of every token, which is all that a grammar needs to know of a tokenizer.
 
-A grammar is about text, a mask is about token ids. Between them stand bytes: a byte-level token may begin or end inside
-a character, so it has bytes and no text.
+A grammar is about text, a mask is about token ids. Between them stand bytes: a token may begin or end inside a
+character, so it has bytes and no text. Byte-level tokenizers have such tokens. SentencePiece's have text with ``▁`` for
+a space, and some of them also a token for each byte.
 """
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from tokenizers import Tokenizer
 
-from mini_engine.texts import TOOL_CALL, TOOL_CALL_END
+from mini_engine.texts import TOOL_CALL, TOOL_CALL_END, AfterText
+
+BYTE = re.compile("<0x([0-9A-F]{2})>")  # the name of a byte's token
+BEFORE = "\x02"  # no text has it, so nothing merges with it
+PLAIN_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}  # of decoders that put texts of tokens together
 
 
 class TokenizerNotSupportedError(ValueError):
@@ -47,16 +55,18 @@ class TokenTable:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, vocab_size: int, stop_ids: frozenset[int]) -> "TokenTable":
-        """Read the bytes of a byte-level tokenizer's tokens, for a head of ``vocab_size`` columns.
+        """Read the bytes of a tokenizer's tokens, as they stand within a text, for a head of ``vocab_size`` columns.
 
-        Raises ``TokenizerNotSupportedError`` for another kind of tokenizer, or one with more tokens than columns.
+        Raises ``TokenizerNotSupportedError`` for a tokenizer whose tokens depend on their neighbours, or one with more
+        tokens than columns.
         """
-        if not is_byte_level(tokenizer):
+        spell = speller(tokenizer)
+        if spell is None:
             raise TokenizerNotSupportedError(
-                "grammars need a byte-level tokenizer, whose decoder is ByteLevel; take a checkpoint that has one, as "
-                "Qwen3 does"
+                "grammars need a tokenizer whose texts are those of its tokens in a row: its decoder is ByteLevel, or "
+                f"has no other steps than {', '.join(sorted(PLAIN_STEPS))}; take a checkpoint that has one, as Qwen3 "
+                "and Llama do"
             )
-        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
         marks = (TOOL_CALL, TOOL_CALL_END)
         added = {
             number: token.content.encode() if token.content in marks and not token.special else b""
@@ -69,14 +79,67 @@ class TokenTable:
             if number in added:
                 spellings[number] = added[number]
             elif number not in stop_ids:
-                spellings[number] = bytes(byte_of[character] for character in token)
+                spellings[number] = spell(number, token)
         return cls(tuple(spellings), stop_ids)
 
 
-def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether the tokens are spelled in GPT-2's byte characters."""
-    decoder = json.loads(tokenizer.to_str())["decoder"] or {}
-    return any(part["type"] == "ByteLevel" for part in decoder.get("decoders", [decoder]) if part)
+def speller(tokenizer: Tokenizer) -> Callable[[int, str], bytes] | None:
+    """Return what gives the bytes of a token, of its id and name, behind other text.
+
+    ``None`` where they depend on the tokens around it, or the decoder is of a kind that is not known.
+    """
+    decoder = json.loads(tokenizer.to_str())["decoder"] or {"type": "none"}
+    steps = decoder.get("decoders", [decoder])
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+
+        def of_characters(_: int, name: str) -> bytes:
+            try:
+                return bytes(map(byte_of.__getitem__, name))
+            except KeyError:  # it stands for itself
+                return name.encode()
+
+        return of_characters
+    whole = steps[kinds.index("Fuse") + 1 :] if "Fuse" in kinds else []  # steps that see the text, not its tokens
+    if not set(kinds) <= PLAIN_STEPS or any(step["type"] != "Strip" or step["stop"] for step in whole):
+        return None
+    texts, has_bytes = AfterText(tokenizer), "ByteFallback" in kinds
+
+    def of_text(token_id: int, name: str) -> bytes:
+        byte = BYTE.fullmatch(name) if has_bytes else None
+        return bytes([int(byte[1], 16)]) if byte else texts.decode([token_id]).encode()
+
+    return of_text
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """The ids of a text, as an ``Encoding`` has them."""
+
+    ids: list[int]
+
+
+class InnerText:
+    """Encodes a text as it stands behind other text. SentencePiece puts a space before the first word of a text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Encode with ``tokenizer``."""
+        self.tokenizer = tokenizer
+        self.before: list[int] = tokenizer.encode(BEFORE, add_special_tokens=False).ids
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> Spelled:
+        """Return the ids of ``text``, none where its beginning merges with what stands before it."""
+        ids = self.tokenizer.encode(BEFORE + text, add_special_tokens=add_special_tokens).ids
+        count = len(self.before)
+        return Spelled(ids[count:] if ids[:count] == self.before else [])
+
+
+def inner(tokenizer: Tokenizer, table: TokenTable) -> Tokenizer:
+    """Return what encodes texts as behind other text: ``tokenizer`` itself if it puts nothing before a word."""
+    ids = tokenizer.encode("a", add_special_tokens=False).ids
+    is_plain = b"".join(table.token_bytes[token] for token in ids) == b"a"
+    return tokenizer if is_plain else cast(Tokenizer, InnerText(tokenizer))
 
 
 def byte_characters() -> str:

@@ -79,7 +79,7 @@ class Completion:
         lists = None
         if body.logprobs is not None:
             sampled = zip(output.token_ids, output.logprobs, strict=True)
-            lists = CompletionLogprobs(texts).lists([*self.echoed(output), *sampled])
+            lists = self.logprobs(output.prompt_ids).lists([*self.echoed(output), *sampled])
         own: dict[str, Any] = {
             "index": index,
             "text": (self.echo(output.prompt_ids) if body.echo else "") + output.text + body.stop_text(output.matched),
@@ -96,6 +96,16 @@ class Completion:
     def echo(self, prompt_ids: list[int]) -> str:
         """Return a prompt as text."""
         return str(self.service.tokenizer.decode(prompt_ids, skip_special_tokens=True))
+
+    def logprobs(self, prompt_ids: list[int]) -> CompletionLogprobs:
+        """Return the lists of a choice, empty. An echoed prompt may lack the space that its first token begins with."""
+        texts = self.service.texts
+        if not self.body.echo:
+            return CompletionLogprobs(texts)
+        spelled = b"".join(map(texts.shown, prompt_ids))
+        return CompletionLogprobs(
+            texts, num_spaces(spelled.decode(errors="replace")) - num_spaces(self.echo(prompt_ids))
+        )
 
     def echoed(self, output: RequestOutput) -> list[tuple[int, Report | None]]:
         """Return the report about a prompt that is echoed, empty for one that is not."""
@@ -123,7 +133,7 @@ class ChoiceStream:
         self.token_ids: list[int] = []  # of the text that is not shown yet
         self.num_tokens = 0
         self.before = completion.echo(handle.prompt_ids) if completion.body.echo else ""
-        self.lists = CompletionLogprobs(completion.service.texts)
+        self.lists = completion.logprobs(handle.prompt_ids)
         body = completion.body
         is_plain = body.logprobs is None and not body.reports_usage and not body.return_token_ids
         self.frame = Frame(self.chunk(Frame.MARK)) if is_plain else None
@@ -162,6 +172,11 @@ class ChoiceStream:
         if self.completion.body.reports_usage:
             chunk["usage"] = usage(len(self.handle.prompt_ids), self.num_tokens)
         return chunk
+
+
+def num_spaces(text: str) -> int:
+    """Return how many spaces a text begins with."""
+    return len(text) - len(text.lstrip(" "))
 
 
 def prompts_of(body: CompletionBody, service: Service) -> list[Any]:

@@ -19,17 +19,17 @@ def finite(entry: TokenLogprob) -> float:
 class CompletionLogprobs:
     """The parallel lists of one choice, and where in its text each token begins."""
 
-    def __init__(self, texts: TokenTexts) -> None:
-        """Begin at the beginning of the text."""
+    def __init__(self, texts: TokenTexts, num_left_out: int = 0) -> None:
+        """Begin at the beginning of the text, which lacks the first ``num_left_out`` characters of the tokens."""
         self.texts = texts
-        self.offset = 0
+        self.offset = -num_left_out
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def lists(self, reports: Sequence[tuple[int, Report | None]]) -> dict[str, list[Any]]:
         """Return the lists for the next tokens, ``None`` where nothing predicts a token. Mutates the offset."""
         offsets = []
         for token, _ in reports:
-            offsets.append(self.offset)
+            offsets.append(max(self.offset, 0))
             self.offset += len(self.decoder.decode(self.texts.shown(token)))
         return {
             "tokens": [self.texts.text_of(token) for token, _ in reports],

@@ -22,6 +22,7 @@ from mini_engine.sampler.trace import SamplingTrace, Stage
 from mini_engine.scheduler.request import Request
 from mini_engine.server.errors import ApiError
 from mini_engine.server.stream import event
+from mini_engine.texts import AfterText
 from mini_engine.view import EngineView
 
 Event = tuple[str, dict[str, Any]]  # its name and its fields
@@ -200,7 +201,7 @@ def text_of(engine: Engine, token_ids: Sequence[int]) -> str:
     """Return the text of ``token_ids``, or their numbers if the engine has no tokenizer."""
     if engine.tokenizer is None:
         return " ".join(map(str, token_ids))
-    return engine.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+    return AfterText(engine.tokenizer).decode(token_ids, skip_special_tokens=False)
 
 
 class WatchedRows(SamplingTrace):

@@ -21,8 +21,8 @@ class Thoughts:
         if self.state == "thought":
             thought = self.think()
         if self.state == "gap":
-            self.held = self.held.lstrip("\n")
-            self.state = "answer" if self.held else "gap"
+            self.held = without_blank_lines(self.held)
+            self.state = "answer" if self.held.strip() else "gap"
         if self.state != "answer":
             return thought, ""
         answer = self.held
@@ -31,7 +31,7 @@ class Thoughts:
 
     def begin(self) -> None:
         """Find out whether there is a thought. Mutates."""
-        start = self.held.lstrip("\n")
+        start = self.held.lstrip()
         if start.startswith(THINK):
             self.state = "thought"
             self.held = start.removeprefix(THINK)
@@ -41,8 +41,10 @@ class Thoughts:
     def think(self) -> str:
         """Return what is new of the thought: not what may belong to the mark at its end. Mutates."""
         if not self.has_begun:
-            self.held = self.held.lstrip("\n")
-            self.has_begun = bool(self.held)
+            self.held = without_blank_lines(self.held)
+            self.has_begun = bool(self.held.strip())
+            if not self.has_begun:
+                return ""
         thought, mark, rest = self.held.partition(THINK_END)
         if mark:
             self.state = "gap"
@@ -57,3 +59,11 @@ class Thoughts:
         rest = self.held
         self.held = ""
         return (rest.rstrip("\n"), "") if self.state == "thought" else ("", rest if self.state == "answer" else "")
+
+
+def without_blank_lines(text: str) -> str:
+    """Return a text without the blank lines at its beginning.
+
+    There may be a space in the first one: some tokenizers write one between a mark and what follows it.
+    """
+    return text[text.rfind("\n", 0, len(text) - len(text.lstrip())) + 1 :]

@@ -5,7 +5,7 @@ from http import HTTPStatus
 
 from transformers import PreTrainedTokenizerBase
 
-from mini_engine.grammar.tokens import byte_characters, is_byte_level
+from mini_engine.grammar.tokens import speller
 from mini_engine.server.errors import ApiError
 
 
@@ -16,7 +16,7 @@ class TokenTexts:
         """Read tokens of ``tokenizer``."""
         self.tokenizer = tokenizer
         backend = tokenizer.backend_tokenizer
-        self.byte_of = {c: byte for byte, c in enumerate(byte_characters())} if is_byte_level(backend) else {}
+        self.spell = speller(backend)
         self.added = {number: token.content for number, token in backend.get_added_tokens_decoder().items()}
         self.special = set(tokenizer.all_special_ids)
         self.text_of = lru_cache(maxsize=65_536)(self.decode)
@@ -31,9 +31,9 @@ class TokenTexts:
         token = self.tokenizer.convert_ids_to_tokens(token_id)
         if token is None:
             return b""
-        if self.byte_of:
-            return bytes(self.byte_of[character] for character in token)
-        return str(self.tokenizer.decode([token_id])).encode()
+        if self.spell is None:
+            return str(self.tokenizer.decode([token_id])).encode()
+        return self.spell(token_id, str(token))
 
     def decode(self, token_id: int) -> str:
         r"""Return the token's text; one with a part of a character is written ``bytes:\xe2``, as OpenAI does."""

@@ -383,7 +383,7 @@ def test_a_request_that_this_engine_cannot_serve_is_refused_alone() -> None:
     ):
         unread.pre_tokenizer = pre_tokenizers.Whitespace()
         engine = llm.make_engine(make_driver("embedded", serving()), unread)
-        assert "grammars need a byte-level tokenizer" in refused(engine, bound)
+        assert "grammars need a tokenizer whose texts are those of its tokens in a row" in refused(engine, bound)
 
 
 @pytest.mark.parametrize("mark", [corpus.THINK, corpus.THINK_END])
