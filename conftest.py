@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With -n a process takes a whole file, whose fixtures are made once; of lessons, their pages and notebooks it takes one."""
+    """With -n a process takes a whole file, whose fixtures are made once, or what such a file has of one lesson."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFileOrLesson(LoadFileScheduling):
