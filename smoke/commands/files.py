@@ -9,10 +9,10 @@ import typer
 from smoke.commands.exits import Exit, stop
 from smoke.commands.options import EngineOption, LessonArgument
 from smoke.course.guide import command
-from smoke.course.starter import starter_files
+from smoke.course.starter import empty, starter_files
 from smoke.course.work import Work
 from smoke.framework.catalogue import listed
-from smoke.framework.manifest import COURSE, ENGINE, Lesson, load_manifest
+from smoke.framework.manifest import COURSE, Lesson, load_manifest
 
 COMPANION = COURSE / "lessons" / "AGENTS.md"  # how an AI assistant may help; it lies next to the code it is about
 
@@ -96,8 +96,11 @@ def diff_command(
     work.require(chosen)
     if not force and not work.is_green(chosen):
         stop(Exit.USAGE, f"{chosen.id} is not green yet: `python -m smoke run {chosen.id}` first, or --force")
+    is_open = work.open_functions(chosen.files)
+    unwritten = [] if force else [task for task in chosen.tasks if task.id in is_open]
+    if unwritten:
+        typer.echo(f"not written, so not shown: {', '.join(task.id for task in unwritten)}")
     for file in chosen.files:
-        own, reference = (folder / file for folder in (engine, ENGINE))
-        texts = (own.read_text().splitlines(), reference.read_text().splitlines())
+        texts = ((engine / file).read_text().splitlines(), empty(file, unwritten).splitlines())
         lines = difflib.unified_diff(*texts, f"your {file}", f"reference {file}", lineterm="")
         typer.echo("\n".join(lines) or f"{file}: no difference")

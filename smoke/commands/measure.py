@@ -48,7 +48,7 @@ def measure_command(lesson: LessonArgument, engine: EngineOption = Path("work"),
     typer.echo(said(chosen.id, entry))
     if found["missing"]:
         typer.echo(f"not written yet, so from the reference: {', '.join(found['missing'])}")
-    else:
+    if all(load_manifest().task(task).is_optional for task in found["missing"]):
         remember(Work(engine), chosen.id, entry)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from smoke.bank.alike import Alike
+from smoke.bank.alike import Alike, error_of
 from smoke.commands.exits import Exit, stop
 from smoke.commands.options import BaseOption, EngineOption, FactorOption, PatternOption, TargetArgument
 from smoke.course import report
@@ -16,7 +16,7 @@ from smoke.course.guide import command, next_lines, next_task_line
 from smoke.course.session import Trial, try_checks
 from smoke.course.work import Base, Work
 from smoke.framework.catalogue import ListedCheck, catalogue, listed
-from smoke.framework.check import DEFAULT_SEED, Result, load_check
+from smoke.framework.check import DEFAULT_SEED, ProbeError, Result, load_check
 from smoke.framework.manifest import Lesson, Task, load_manifest
 from smoke.runner.runner import Runner
 
@@ -129,11 +129,15 @@ def explanations(alike: Alike, trial: Trial, seed: int) -> list[str]:
     """Return what helps with the first results that are wrong. Mutates ``alike``."""
     passed = {result.check_id for result in trial.results if result.passed}
     texts = []
+    errors = set[tuple[str, str, str]]()  # one error stops many checks, and the pitfalls of one of them are enough
     wrong = [] if trial.import_fault else [result for result in trial.results if result.status in WRONG]
     for result in wrong[:MAX_EXPLAINED]:
         check = load_check(result.check_id)
         answer = trial.answers.get(check.id)
-        pitfalls = [] if answer is None else alike.pitfalls(check, seed, answer, passed)
+        is_known = isinstance(answer, ProbeError) and error_of(answer) in errors
+        pitfalls = [] if answer is None or is_known else alike.pitfalls(check, seed, answer, passed)
+        if isinstance(answer, ProbeError):
+            errors.add(error_of(answer))
         texts.append(report.explain(result, check, pitfalls))
     return texts
 
@@ -159,6 +163,9 @@ def summary(trial: Trial, explained: list[str], work: Work) -> list[str]:
     elif not wrong:
         task = next_task(trial.results)
         lines.append("Red is right: nothing here is wrong, some of it is not written.")
+        left = {catalogue()[result.check_id].task_id for result in trial.results if not result.passed}
+        if all(load_manifest().task(task_id).is_optional for task_id in left):
+            lines.append("The core passes. What is left is optional.")
         lines += [next_task_line(task), f"run it at every save: {command(f'watch {task.id}', work.folder)}"]
     return lines
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from smoke.commands.measure import entry_of, register, said
 from smoke.course.measure import BEGINNINGS, LOADS, NAMES, NEW_TOKENS, OPENING
-from smoke.course.starter import starter_files
+from smoke.course.starter import empty, starter_files
 from smoke.framework.manifest import COURSE, ENGINE, load_manifest
 
 
@@ -24,7 +24,7 @@ def test_a_storys_figures_are_those_that_are_measured():
         if lesson.id in LOADS and lesson.id != "L8":  # how many operations torch starts depends on its version
             words = said(lesson.id, entry_of([{"figures": figures} for figures in measured(lesson.id)]))
             story = (COURSE / lesson.text_file).read_text()
-            assert f"`python -m smoke measure {lesson.id}`, before and after: {words.partition(':')[0]}" in story
+            assert f"`python -m smoke measure {lesson.id}`, without and with: {words.partition(':')[0]}" in story
 
 
 def lengths(texts):
@@ -104,3 +104,12 @@ def test_what_is_not_written_is_the_references_and_not_remembered(tmp_path):
         "measure", "L3", "--engine", str(tmp_path)
     )
     assert "█" not in run_command("progress", "--engine", str(tmp_path))
+
+
+def test_an_optional_task_that_is_not_written_hides_no_measurement(tmp_path):
+    lesson = load_manifest().lesson("L6")
+    for file in lesson.files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(empty(file, lesson.optional))
+    assert "not written yet, so from the reference: L6." in run_command("measure", "L6", "--engine", str(tmp_path))
+    assert "prompt tokens computed instead of" in run_command("progress", "--engine", str(tmp_path))

@@ -23,6 +23,7 @@ from smoke.commands import COMMANDS, mutants
 from smoke.commands.plain import plain_arguments
 from smoke.commands.progress import load_hints
 from smoke.commands.run import repeat, run_command
+from smoke.course.starter import empty
 from smoke.course.work import Work
 from smoke.framework import bank
 from smoke.framework.catalogue import listed
@@ -410,6 +411,21 @@ def test_next_follows_the_core_and_offers_the_rest(smoke, tmp_path):
     words = smoke("next")[1]
     assert words.startswith("Every core task of every lesson passes. What is left is optional.\nL1.D ")
     assert "an optional task in L1" in words
+
+
+def test_a_green_core_is_compared_without_the_solutions_of_what_is_optional(smoke, tmp_path):
+    core = {task.id for task in load_manifest().lesson("L6").core}
+    pass_all(tmp_path / "work", lambda task: task.id in core)
+    for file in load_manifest().lesson("L6").files:
+        (tmp_path / "work" / file).write_text(empty(file, load_manifest().lesson("L6").optional))
+    work, lesson = Work(tmp_path / "work"), load_manifest().lesson("L6")
+    checks = [check for check in listed([lesson]) if check.task_id in core]
+    work.remember(lesson, [Result(check.id, "pass") for check in checks], work.marks(lesson, "reference", checks))
+    code, words = smoke("diff", "L6")
+    assert code == 0
+    assert "not written, so not shown: L6.G, L6.H, L6.I" in words
+    assert words.count("no difference") == len(lesson.files)
+    assert "hit_rate" in smoke("diff", "L6", "--force")[1]
 
 
 def test_next_says_so_when_everything_passes(smoke, tmp_path):
