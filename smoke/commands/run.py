@@ -162,10 +162,10 @@ def summary(trial: Trial, explained: list[str], work: Work) -> list[str]:
         lines.append(passed_line(trial))
     elif not wrong:
         task = next_task(trial.results)
-        lines.append("Red is right: nothing here is wrong, some of it is not written.")
         left = {catalogue()[result.check_id].task_id for result in trial.results if not result.passed}
-        if all(load_manifest().task(task_id).is_optional for task_id in left):
-            lines.append("The core passes. What is left is optional.")
+        is_rest_optional = all(load_manifest().task(task_id).is_optional for task_id in left)
+        red = "Red is right: nothing here is wrong, some of it is not written."
+        lines.append("The core passes. What is left is optional." if is_rest_optional else red)
         lines += [next_task_line(task), f"run it at every save: {command(f'watch {task.id}', work.folder)}"]
     return lines
 
