@@ -160,7 +160,7 @@ def figures() -> dict[str, Figure]:
         "stage_bars": sampling.stage_bars(stages(), [0, 1, 2], NAMES[:3]),
         "survivors_chart": sampling.survivors_chart({"k": [4] * 5, "p": [1, 2, 9, 1, 1]}, [0.1, 1, 3, 0, 0], NAMES),
         "temperature_sweep": sampling.temperature_sweep(
-            [0.5, 1.0, 2.0], sampling.sweep_temperature(LOGITS[:6], [0.5, 1.0, 2.0]), [4, 0], NAMES[:2]
+            [0.5, 1.0, 2.0, 3.0], sampling.sweep_temperature(LOGITS[:6], [0.5, 1.0, 2.0, 3.0]), [4, 0], NAMES[:2]
         ),
         "order_table": sampling.order_table(ORDERS, [0, 1, 2], NAMES[:3], "Title"),
         "draw_histogram": sampling.draw_histogram(TARGET, DRAWS, [0, 1, 2, 3], NAMES[:4]),
@@ -192,9 +192,9 @@ def test_figures_draw_and_say_what_they_are_given(figures):
 
 def test_temperature_layers_stack_to_one_hundred(figures):
     top, bottom = figures["temperature_sweep"].figure.axes
-    probs = [softmax([x / t for x in LOGITS[:6].tolist()]) for t in (0.5, 1.0, 2.0)]
+    probs = [softmax([x / t for x in LOGITS[:6].tolist()]) for t in (0.5, 1.0, 2.0, 3.0)]
     edges = [layer.get_paths()[0].vertices for layer in top.collections]
-    for row, temperature in zip(probs, (0.5, 1.0, 2.0), strict=True):
+    for row, temperature in zip(probs, (0.5, 1.0, 2.0, 3.0), strict=True):
         heights = [sorted(y for x, y in layer if x == temperature) for layer in edges]
         tops = [100 * row[4], 100 * (row[4] + row[0]), 100.0]
         assert [max(ys) for ys in heights] == pytest.approx(tops)

@@ -216,6 +216,7 @@ def mask_alignment(q_len: int, kv_len: int) -> Figure:
         f"sees {int(right[0].sum())} keys and the last sees all {int(right[-1].sum())}. Aligned top-left, they see "
         f"{int(wrong[0].sum())} and {int(wrong[-1].sum())}: "
         + ("the same." if q_len == kv_len else f"{int((right & ~wrong).sum())} of {int(right.sum())} pairs are lost."),
+        stacks=True,
     )
 
 
