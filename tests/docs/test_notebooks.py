@@ -194,6 +194,15 @@ def test_begins_with_a_prediction_and_ends_in_assertions(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_has_a_slider_with_words_before_it(name):
+    cells = read(name).cells
+    with_slider = [i for i, cell in enumerate(cells) if re.search(r"^\w+\.\w+_sliders?\(", cell.source, re.MULTILINE)]
+    assert with_slider
+    for index in with_slider:
+        assert "the slider" in cells[index - 1].source, "the text says that there is something to move"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_cells_call_the_engine_and_hold_no_algorithm(name):
     forbidden = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.While, ast.Try)
     for cell in code_cells(read(name)):
