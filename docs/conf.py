@@ -21,17 +21,15 @@ from smoke.framework.manifest import load_manifest  # noqa: E402  it lies in ROO
 
 CACHE = ROOT / "docs" / ".site_cache"
 REPOSITORY = os.environ.get("GITHUB_REPOSITORY")  # "owner/name" where GitHub builds the site
-SECTIONS = {
+SECTIONS = {  # in the top bar
     "lessons/README": "Lessons",
     "docs/api/index": "API",
     "docs/USAGE": "Usage",
     "docs/SERVER": "Server",
     "docs/LANG": "Programs",
     "docs/BENCHMARKS": "Benchmarks",
-    "smoke/README": "Instructors",
-    "CONTRIBUTING": "Contributing",
-    "CHANGELOG": "Changelog",
 }
+BEHIND = {"smoke/README": "Instructors", "CONTRIBUTING": "Contributing", "CHANGELOG": "Changelog"}  # in its last menu
 
 project = author = html_title = "mini_engine"
 project_copyright = "The mini_engine authors, Apache-2.0"
@@ -43,13 +41,16 @@ include_patterns += ["lessons/*.md", "lessons/L*/*.md", "notebooks/L*.ipynb"]
 html_theme = "pydata_sphinx_theme"
 html_favicon = "_static/icon.svg"
 html_static_path = ["_static", str(CACHE / "static")]
-html_css_files, html_js_files = ["site.css"], [("diagrams.js", {"defer": ""})]
+html_css_files = ["site.css"]
+html_js_files = [("diagrams.js", {"defer": ""}), ("predictions.js", {"defer": ""})]
+html_search_scorer = str(ROOT / "docs" / "search_order.js")
 html_copy_source = html_show_sourcelink = html_show_sphinx = False
 html_use_index = html_domain_indices = False  # the search finds names
-html_sidebars: dict[str, list[str]] = {page: [] for page in (root_doc, *list(SECTIONS)[2:])}  # nothing lies below them
+html_sidebars: dict[str, list[str]] = {page: [] for page in (root_doc, *list(SECTIONS)[2:], *BEHIND)}  # nothing below
 html_context = {"default_mode": "auto"}
 html_theme_options = {
     "header_links_before_dropdown": len(SECTIONS),
+    "header_dropdown_text": "Teach and contribute",
     "navbar_align": "left",
     "show_toc_level": 2,
     "secondary_sidebar_items": ["page-toc"],
@@ -61,7 +62,7 @@ html_theme_options = {
 if REPOSITORY:
     html_theme_options["github_url"] = f"https://github.com/{REPOSITORY}"
 
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "attrs_inline"]
 myst_dmath_allow_space = myst_dmath_allow_digits = False  # $5 is money
 myst_heading_anchors = 6
 mathjax_path = "vendor/mathjax.js"
@@ -84,7 +85,7 @@ def add_toctree(app: Sphinx, docname: str, source: list[str]) -> None:
     """Give the front page, the course and each lesson their pages, in the order of reading. Mutates ``source``."""
     lessons = load_manifest().written
     children = {
-        "README": [f"{title} </{page}>" for page, title in SECTIONS.items()],
+        "README": [f"{title} </{page}>" for page, title in (SECTIONS | BEHIND).items()],
         "docs/SERVER": ["PAGE"],
         "lessons/README": [f"/{each.text_folder}/README" for each in lessons]
         + ["beyond", "AGENTS", "/mini_engine/tiny/README"],
@@ -95,6 +96,13 @@ def add_toctree(app: Sphinx, docname: str, source: list[str]) -> None:
         children[f"{each.text_folder}/README"] = [*pages, notebook, reference]
     if docname in children:
         source[0] += "\n".join(["", "", "```{toctree}", ":hidden:", "", *children[docname], "```", ""])
+
+
+def add_phone_pictures(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Put beside the picture of a lesson the one for phones, if there is one. Mutates ``source``."""
+    if (ROOT / docname).with_name("picture-phone.png").exists():
+        both = r"\1(picture.png){.wide} \1(picture-phone.png){.narrow}"
+        source[0] = re.sub(r"(!\[[^\]]*\])\(picture\.png\)", both, source[0])
 
 
 def link_files(app: Sphinx, doctree: nodes.document) -> None:
@@ -136,6 +144,7 @@ def setup(app: Sphinx) -> None:
     app.add_lexer("output", TextLexer)
     app.add_lexer("mermaid", TextLexer)
     app.connect("source-read", add_toctree)
+    app.connect("source-read", add_phone_pictures)
     app.connect("doctree-read", link_files)
     app.connect("autodoc-process-docstring", as_restructured_text)
     app.connect("autodoc-process-signature", shorten)

@@ -1,8 +1,9 @@
-"""Draw the picture of each lesson with the code of its notebook: ``python docs/draw_pictures.py``."""
+"""Draw the pictures of lessons with the code of their notebooks: ``python docs/draw_pictures.py [LESSON ...]``."""
 
 import base64
 import io
 import re
+import sys
 from pathlib import Path
 
 import nbformat
@@ -24,28 +25,35 @@ PICTURES = {  # lesson -> the cell of its notebook that shows the figure. No fig
 }
 
 
-def figure(notebook: NotebookNode, lesson: str) -> tuple[Image.Image, str]:
-    """Return the picture of ``lesson`` and its summary from its executed ``notebook``."""
+def pictures(notebook: NotebookNode, lesson: str) -> tuple[dict[str, Image.Image], str]:
+    """Return the picture of ``lesson``, a second one for phones if its panels stack, and the summary of both.
+
+    ``notebook``: executed. The pictures have the names of their files.
+    """
     cell = next(cell for cell in notebook.cells if cell.id == PICTURES[lesson])
     data = next(output.data for output in cell.outputs if "data" in output and "text/html" in output.data)
-    found = re.search(r'src="data:image/png;base64,([^"]+)"', data["text/html"])
-    assert found, f"the cell {cell.id} of {lesson} shows no picture"
-    return Image.open(io.BytesIO(base64.b64decode(found[1]))), data["text/plain"]
+    found = dict(re.findall(r'(src|srcset)="data:image/png;base64,([^"]+)"', data["text/html"]))
+    names = {"picture.png": "src", "picture-phone.png": "srcset"}
+    shown = {name: Image.open(io.BytesIO(base64.b64decode(found[key]))) for name, key in names.items() if key in found}
+    assert "picture.png" in shown, f"the cell {cell.id} of {lesson} shows no picture"
+    return shown, data["text/plain"]
 
 
 def draw(lesson: str) -> None:
-    """Run the notebook of ``lesson`` up to its figure, and write the figure to the lesson's ``picture.png``."""
+    """Run the notebook of ``lesson`` up to its figure, and write the figure into the lesson's folder."""
     notebook = nbformat.read(ROOT / "notebooks" / f"{lesson}.ipynb", as_version=4)
     end = [cell.id for cell in notebook.cells].index(PICTURES[lesson]) + 1
     del notebook.cells[end:]
     NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
-    picture, summary = figure(notebook, lesson)
+    shown, summary = pictures(notebook, lesson)
     text = PngImagePlugin.PngInfo()
     text.add_itxt("Description", summary)  # says of which figure the picture is, in numbers
-    picture.save(ROOT / "lessons" / lesson / "picture.png", optimize=True, pnginfo=text)
+    for file, picture in shown.items():
+        few = picture.convert("RGB").quantize(64)  # colours: a smaller file
+        few.save(ROOT / "lessons" / lesson / file, optimize=True, pnginfo=text)
+        print(f"lessons/{lesson}/{file}")
 
 
 if __name__ == "__main__":
-    for name in PICTURES:
+    for name in sys.argv[1:] or PICTURES:
         draw(name)
-        print(f"lessons/{name}/picture.png")

@@ -56,18 +56,26 @@ def column_key(left: str, removed: str) -> list[Patch]:
     return [Patch(color=COLORS[0], label=left), Patch(**REMOVED, label=removed)]
 
 
-def bar_table(names: Sequence[str], columns: Sequence[Column], legend: tuple[str, str]) -> str:
-    """Return the columns side by side as HTML. ``names``: of the lines; ``legend``: of the two parts of a bar."""
-    cells = ["", *(html.escape(column.heading).replace("\n", "<br>") for column in columns)]
-    for line, name in enumerate(names):
-        cells.append(html.escape(name))
-        cells += [
-            f"{bar(LEFT, own.left[line])}{bar(HATCHED, own.removed[line])} {html.escape(own.words[line])}"
-            for own in columns
-        ]
-    grid = f"display:grid;grid-template-columns:max-content repeat({len(columns)},{BAR + 2.5}em);gap:0.2em 1em"
-    table = "".join(f"<div>{cell}</div>" for cell in cells)
-    return f'<div style="{grid}">{table}</div>{bar(LEFT, 15)} {legend[0]} &emsp; {bar(HATCHED, 15)} {legend[1]}'
+def bar_table(names: Sequence[str], columns: Sequence[Column], legend: Sequence[str]) -> str:
+    """Return the columns as HTML, side by side as far as there is room, else one below the other.
+
+    ``names``: of the lines; ``legend``: what the first part of a bar means, and the second if there is one.
+    """
+    blocks = "".join(bar_block(names, column) for column in columns)
+    key = " &emsp; ".join(f"{bar(look, 15)} {part}" for look, part in zip((LEFT, HATCHED), legend, strict=False))
+    return f'<div style="display:flex;flex-wrap:wrap;gap:0.8em 1.5em">{blocks}</div>{key}'
+
+
+def bar_block(names: Sequence[str], column: Column) -> str:
+    """Return one column as HTML: below its heading, a line for each name."""
+    heading = html.escape(column.heading).replace("\n", "<br>")
+    cells = [f'<div style="grid-column:1/-1">{heading}</div>']
+    for name, left, removed, word in zip(names, column.left, column.removed, column.words, strict=True):
+        cells.append(f"<div>{html.escape(name)}</div>")
+        cells.append(f"<div>{bar(LEFT, left)}{bar(HATCHED, removed)} {html.escape(word)}</div>")
+    widths = f"max-content minmax({BAR + 2.5}em,max-content)"
+    look = f"display:grid;grid-template-columns:{widths};gap:0.2em 1em;align-content:start"
+    return f'<div style="{look}">{"".join(cells)}</div>'
 
 
 def bar(look: str, share: float) -> str:

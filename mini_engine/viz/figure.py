@@ -7,6 +7,8 @@ Colour is never the only sign: every series also has its own hatch or marker, an
 import base64
 import html
 import io
+import pickle
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure as Canvas
+from matplotlib.gridspec import GridSpec
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogFormatter
@@ -35,6 +38,9 @@ Look = dict[str, Any]  # keyword arguments of a drawing function
 
 REMOVED: Look = {"facecolor": "white", "hatch": "////", "edgecolor": "#a0a0a0"}
 WIDTH = 9.5  # inches: a notebook column at 100 pixels an inch
+PHONE_WIDTH = 4.2  # inches: a phone, whose text is then about as large
+PHONE_LINE = 40  # characters of a title that fit there
+PHONE = "(max-width: 600px)"
 
 STYLE: Any = {  # matplotlib types this as one literal of all its parameter names, which differ by version
     "font.size": 11,
@@ -56,32 +62,88 @@ STYLE: Any = {  # matplotlib types this as one literal of all its parameter name
 
 @dataclass(frozen=True, repr=False)
 class Figure:
-    """A picture and one paragraph that says what it shows. A notebook displays both; ``print`` writes the paragraph."""
+    """A picture and one paragraph that says what it shows. A notebook displays both; ``print`` writes the paragraph.
+
+    ``stacks``: the panels stand side by side, and below each other on a phone.
+    """
 
     figure: Canvas
     summary: str
+    stacks: bool = False
 
     def png(self, dpi: int = 144) -> bytes:
         """Return the picture as a PNG file."""
-        buffer = io.BytesIO()
-        with style():
-            self.figure.savefig(buffer, format="png", dpi=dpi)
-        return buffer.getvalue()
+        return draw_png(self.figure, dpi)
 
     def save(self, file: Path, dpi: int = 144) -> None:
         """Write the picture to ``file`` as PNG."""
         file.write_bytes(self.png(dpi))
 
+    def stacked(self) -> Canvas:
+        """Return a copy of the picture for a phone."""
+        copy: Canvas = pickle.loads(pickle.dumps(self.figure))
+        with style():
+            stack_panels(copy)
+        return copy
+
     def _repr_html_(self) -> str:
         """Return the picture with the summary beneath it and as the text for screen readers."""
         text = html.escape(self.summary)
-        data = base64.b64encode(self.png()).decode()
         width = round(self.figure.get_figwidth() * 100)
-        return f'<img width="{width}" alt="{text}" src="data:image/png;base64,{data}"/><p>{text}</p>'
+        picture = f'<img width="{width}" alt="{text}" src="{data_url(self.png())}"/>'
+        if self.stacks:
+            small = f'<source media="{PHONE}" srcset="{data_url(draw_png(self.stacked()))}"/>'
+            picture = f"<picture>{small}{picture}</picture>"
+        return f"{picture}<p>{text}</p>"
 
     def __repr__(self) -> str:
         """Return the summary."""
         return self.summary
+
+
+def draw_png(figure: Canvas, dpi: int = 144) -> bytes:
+    """Return ``figure`` as a PNG file."""
+    buffer = io.BytesIO()
+    with style():
+        figure.savefig(buffer, format="png", dpi=dpi)
+    return buffer.getvalue()
+
+
+def data_url(png: bytes) -> str:
+    """Return an address that is the picture itself."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def stack_panels(figure: Canvas) -> None:
+    """Put the panels of ``figure`` below each other, each with its own labels. Mutates ``figure``."""
+    panels = [axes for axes in figure.axes if axes.axison]
+    for blank in set(figure.axes) - set(panels):
+        blank.remove()
+    first, last = panels[0], panels[-1]
+    spec = first.get_subplotspec()
+    assert spec is not None, "made by subplots"
+    height = figure.get_figheight() / spec.get_gridspec().nrows
+    figure.set_size_inches(PHONE_WIDTH, height * len(panels))
+    grid = GridSpec(len(panels), 1, figure=figure)
+    for place, axes in enumerate(panels):
+        axes.set_subplotspec(grid[place])
+        axes.tick_params(labelleft=True, labelbottom=True)
+        axes.set_ylabel(axes.get_ylabel() or first.get_ylabel())
+        axes.set_xlabel(axes.get_xlabel() or last.get_xlabel())
+        title = axes.get_title("left")
+        axes.set_title(wrapped(title), loc="left", fontsize=11)
+    if title := figure.get_suptitle():
+        figure.suptitle(wrapped(title), fontsize=11)
+    for legend in figure.legends:
+        labels = [text.get_text() for text in legend.get_texts()]
+        handles = [handle for handle in legend.legend_handles if handle is not None]
+        legend.remove()
+        figure.legend(handles, labels, loc="outside lower center")
+
+
+def wrapped(text: str) -> str:
+    """Break each line of a title where a phone ends."""
+    return "\n".join(textwrap.fill(line, PHONE_LINE) for line in text.splitlines())
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+import ipywidgets  # type: ignore[import-untyped]
+
 from mini_engine.lang import Answer
 from mini_engine.lang.choices import best_choice
+from mini_engine.viz.columns import Column
 from mini_engine.viz.figure import (
     FAINT,
     GRAY,
@@ -18,6 +21,7 @@ from mini_engine.viz.figure import (
     text_ground,
     write,
 )
+from mini_engine.viz.sliders import column_slider
 from mini_engine.viz.tokens import visible
 
 METHODS = {
@@ -25,6 +29,8 @@ METHODS = {
     "greedy": "tokens among the best",
     "unconditional": "mean, less without the prompt",
 }
+
+COUNTS = {"calls": "calls", "prompt_tokens": "tokens read, in prompts", "new_tokens": "tokens written"}
 
 
 @style()
@@ -47,7 +53,23 @@ def score_chart(choices: Sequence[str], answer: Answer) -> Figure:
         sentences.append(f"{method}: {', '.join(f'{c!r} {s:.2f}' for c, s in zip(choices, scores, strict=True))}")
     panels[0].set_yticks(range(len(choices)), [visible(choice) for choice in choices])
     panels[0].invert_yaxis()
-    return Figure(figure, f"A higher score is better. {'. '.join(sentences)}.")
+    return Figure(figure, f"A higher score is better. {'. '.join(sentences)}.", stacks=True)
+
+
+def ahead_slider(costs: Mapping[int, Mapping[str, int]], first: int) -> ipywidgets.VBox:
+    """Return a slider over tokens written ahead and, below it, what the program then costs.
+
+    ``costs``: ``num_api_spec_tokens`` -> the counts of a run; ``first``: the number to begin with. A bar is a share of
+    the largest count of all runs.
+    """
+    most = [max(stats[key] for stats in costs.values()) for key in COUNTS]
+    columns = {}
+    for ahead, stats in costs.items():
+        counts = [stats[key] for key in COUNTS]
+        shares = [100 * count / largest for count, largest in zip(counts, most, strict=True)]
+        columns[ahead] = Column(f"{ahead} tokens ahead", shares, [0.0] * len(shares), [str(count) for count in counts])
+    legend = ["count, as a share of the largest of all runs"]
+    return column_slider("tokens written ahead", first, list(COUNTS.values()), columns, legend)
 
 
 @style()

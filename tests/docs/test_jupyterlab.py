@@ -78,8 +78,12 @@ def test_a_notebook_runs_and_its_slider_changes_the_picture(lab, browser):
     picture = page.locator(".widget-html-content", has_text=HEADING)
     picture.wait_for()
     labels = page.locator(".widget-slider .widget-label")
-    assert labels.count() == 4
+    assert labels.count() == 5
     assert labels.evaluate_all("all => all.filter(label => label.scrollWidth > label.clientWidth)") == []
+    right_edge = "(all) => Math.max(...all.map((part) => part.getBoundingClientRect().right))"
+    columns = picture.locator("div[style*=grid-template-columns]")
+    assert columns.count() == 6, "a column for each stage"
+    assert columns.evaluate_all(right_edge) <= page.locator(".jp-NotebookPanel").evaluate_all(right_edge), "one is cut"
     before = picture.inner_html()
     handle = page.locator(".widget-slider .noUi-handle").first
     handle.focus()

@@ -194,6 +194,15 @@ def test_begins_with_a_prediction_and_ends_in_assertions(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_has_a_slider_with_words_before_it(name):
+    cells = read(name).cells
+    with_slider = [i for i, cell in enumerate(cells) if re.search(r"^\w+\.\w+_sliders?\(", cell.source, re.MULTILINE)]
+    assert with_slider
+    for index in with_slider:
+        assert "the slider" in cells[index - 1].source, "the text says that there is something to move"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_cells_call_the_engine_and_hold_no_algorithm(name):
     forbidden = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.While, ast.Try)
     for cell in code_cells(read(name)):
@@ -239,12 +248,15 @@ def test_figures_have_text_before_them_a_summary_and_a_picture(name):
 def test_the_picture_of_the_lesson_is_a_figure_of_today(name):
     """Its numbers are the same, and of its pixels nearly all: other versions of matplotlib smooth edges differently."""
     drawing = runpy.run_path(str(ROOT / "docs" / "draw_pictures.py"))
-    figure, summary = drawing["figure"](executed(name).notebook, name)
-    picture = Image.open(ROOT / "lessons" / name / "picture.png")
-    assert picture.info["Description"] == summary, "run `python docs/draw_pictures.py`"
-    assert picture.size == figure.size
-    differences = ImageChops.difference(picture.convert("L"), figure.convert("L")).histogram()
-    assert sum(differences[64:]) < 0.005 * sum(differences), "run `python docs/draw_pictures.py`"
+    shown, summary = drawing["pictures"](executed(name).notebook, name)
+    folder = ROOT / "lessons" / name
+    assert sorted(file.name for file in folder.glob("picture*.png")) == sorted(shown)
+    for file, figure in shown.items():
+        picture = Image.open(folder / file)
+        assert picture.info["Description"] == summary, "run `python docs/draw_pictures.py`"
+        assert picture.size == figure.size
+        differences = ImageChops.difference(picture.convert("L"), figure.convert("L")).histogram()
+        assert sum(differences[64:]) < 0.005 * sum(differences), "run `python docs/draw_pictures.py`"
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from mini_engine.viz import paging
 from smoke.framework.manifest import ROOT, load_manifest
 
 pytestmark = pytest.mark.slow
@@ -138,7 +139,7 @@ def test_pages_fit_a_phone_and_a_laptop_and_a_lesson_begins_with_a_command_and_a
         for size in (LAPTOP, PHONE):
             page.set_viewport_size(size)
             assert page.evaluate(TOO_WIDE) == [], f"{name} scrolls sideways at {size['width']} pixels"
-            for what in ("div.highlight", "article img") if name in STORIES else ():
+            for what in ("div.highlight", "article img:visible") if name in STORIES else ():
                 top = page.locator(what).first.bounding_box()["y"]
                 assert top < size["height"] - 100, f"{what} of {name} begins at {top}"
         page.close()
@@ -161,3 +162,55 @@ def test_the_search_finds_a_page(visit):
     page = visit("search")
     page.goto(f"{page.url}?q=nucleus")
     page.get_by_text("Top-p, min-p and the joint order").first.wait_for()
+
+
+@pytest.mark.parametrize("words", ["top_p", "PageAllocator", "apply_min_p"])
+def test_the_search_finds_the_lesson_before_the_api(visit, words):
+    page = visit("search")
+    page.goto(f"{page.url}?q={words}")
+    page.locator("ul.search li a[href*='docs/api/']").first.wait_for()
+    found = page.locator("ul.search li > a").evaluate_all("all => all.map((link) => link.pathname)")
+    kinds = [next((kind for kind in ("/lessons/", "/docs/api/") if kind in link), "") for link in found]
+    assert kinds[0] == "/lessons/"
+    assert "/lessons/" not in kinds[kinds.index("/docs/api/") :], "a lesson stands behind the API"
+
+
+def test_pages_for_students_stand_in_the_top_bar_and_those_for_others_in_a_menu(visit):
+    page = visit("index")
+    bar = page.locator(".bd-header .bd-navbar-elements").first
+    names = [name.strip() for name in bar.locator("> li.nav-item:not(.dropdown) > a").all_inner_texts()]
+    assert names == ["Lessons", "API", "Usage", "Server", "Programs", "Benchmarks"]
+    menu = bar.locator("> li.dropdown")
+    assert not menu.get_by_text("Instructors").is_visible()
+    menu.get_by_role("button").click()
+    names = [name.strip() for name in menu.locator("ul a").all_inner_texts()]
+    assert names == ["Instructors", "Contributing", "Changelog"]
+
+
+def test_a_prediction_is_written_on_the_page_and_stays_there(visit):
+    for name in STORIES:
+        page = visit(name)
+        answers = page.locator("section#predict details")
+        fields = page.locator("textarea.prediction")
+        assert fields.count() == answers.count() >= 3, name
+    text = answers.last.locator("p").first
+    assert not text.is_visible()
+    fields.last.fill("42 pages")
+    answers.last.locator("summary").click()
+    assert text.is_visible()
+    assert fields.last.bounding_box()["y"] < text.bounding_box()["y"]
+    page.reload()
+    assert fields.last.input_value() == "42 pages"
+    assert fields.first.input_value() == ""
+
+
+def test_a_phone_shows_the_panels_of_a_figure_below_each_other(browser):
+    figure = paging.mask_alignment(3, 8)
+    for size, canvas in ((LAPTOP, figure.figure), (PHONE, figure.stacked())):
+        page = browser.new_page(viewport=size)
+        page.set_content(figure._repr_html_())
+        shown = page.locator("img").evaluate(
+            "async (img) => (await img.decode(), img.naturalWidth / img.naturalHeight)"
+        )
+        assert shown == pytest.approx(canvas.get_figwidth() / canvas.get_figheight(), rel=0.01)
+        page.close()

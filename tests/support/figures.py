@@ -1,6 +1,8 @@
 """What tests read from a figure: its texts, titles, legends and bars."""
 
+import html
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import ModuleType
@@ -8,7 +10,8 @@ from types import ModuleType
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
-from mini_engine.viz.figure import Figure, style
+from mini_engine.viz.columns import BAR
+from mini_engine.viz.figure import Figure, style, wrapped
 
 
 def bar_lengths(axes, *, horizontal: bool) -> list[float]:
@@ -54,15 +57,18 @@ def figure_functions(*modules: ModuleType) -> set[str]:
 def check_figures(figures: dict[str, Figure], *modules: ModuleType) -> None:
     """Assert that ``figures`` are all that ``modules`` draw, and what holds of every figure.
 
-    Texts are large enough, inside, and apart; no two series differ by colour alone.
+    Texts are large enough, inside, apart, and not struck through; no two series differ by colour alone.
     """
     assert figure_functions(*modules) == set(figures)
     for name, figure in figures.items():
         for text in checked_texts(figure, more=titles_of(figure)):
             assert "mathdefault" not in text.get_text(), f"{name}: set a LogFormatter, the style draws no formulas"
         check_titles_and_legends(name, figure)
+        assert struck_texts(figure.figure) == [], name
         for axes in figure.figure.axes:
             check_series(name, axes)
+        if figure.stacks:
+            check_stacked(name, figure)
 
 
 def check_drawn(figures: dict[str, Figure], drawn: Mapping[str, tuple[Sequence[float], str]]) -> None:
@@ -81,6 +87,22 @@ def numbers_of(axes) -> list[float]:
     return found + [float(number) for line in axes.lines for number in (*line.get_xdata(), *line.get_ydata())]
 
 
+def struck_texts(canvas) -> list[str]:
+    """The texts inside axes that a line crosses, without a ground of their own that covers the line."""
+    found = []
+    for axes in canvas.axes:
+        lines = [line for line in axes.lines if line.get_visible() and line.get_linestyle() not in ("None", "")]
+        paths = [line.get_path().interpolated(1).transformed(line.get_transform()) for line in lines]
+        for text in axes.texts:
+            ground = text.get_bbox_patch()
+            if not text.get_text() or (ground and ground.get_facecolor()[3] >= 0.75):
+                continue
+            box = text.get_window_extent().padded(-1)
+            if any(path.intersects_bbox(box, filled=False) for path in paths):
+                found.append(text.get_text())
+    return found
+
+
 def check_titles_and_legends(name: str, figure: Figure) -> None:
     """Assert that no title touches its neighbour and that legends lie inside the picture."""
     canvas = figure.figure
@@ -90,6 +112,26 @@ def check_titles_and_legends(name: str, figure: Figure) -> None:
     for legend in canvas.legends:
         assert legend.get_window_extent().x0 >= 0, name
         assert legend.get_window_extent().x1 <= canvas.get_figwidth() * canvas.dpi, name
+
+
+def check_stacked(name: str, figure: Figure) -> None:
+    """Assert that on a phone every panel stands below the one before it, and has all that was written."""
+    small = Figure(figure.stacked(), "")
+    checked_texts(small, more=titles_of(small))
+    boxes = [axes.get_window_extent() for axes in small.figure.axes]
+    for upper, lower in pairwise(boxes):
+        assert upper.y0 > lower.y1, name
+    assert written(small) == written(figure), name
+
+
+def written(figure: Figure) -> set[str]:
+    """The titles, labels, legends and the texts inside axes of a figure, but not the numbers of its axes."""
+    canvas = figure.figure
+    inside = [text for axes in canvas.axes for text in (*axes.texts, axes.xaxis.label, axes.yaxis.label)]
+    keys = [text for legend in canvas.legends for text in legend.get_texts()]
+    return {wrapped(text.get_text()) for text in (*titles_of(figure), *inside, *keys)} | {
+        wrapped(canvas.get_suptitle())
+    }
 
 
 def check_series(name: str, axes) -> None:
@@ -115,3 +157,21 @@ def titles_of(figure: Figure) -> list[Text]:
 
 def texts(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.figure.findobj(Text) if text.get_text()]
+
+
+def columns_of(page: str) -> list[tuple[str, list[tuple[str, float, float, str]]]]:
+    """Read what ``bar_table`` has written: for each column its heading and its lines.
+
+    A line is a name, the percent that its two bars show, and the word at their end.
+    """
+    columns = []
+    for block in page.split('<div style="grid-column:1/-1">')[1:]:
+        heading, _, rest = block.partition("</div>")
+        cells = re.findall("<div>(.*?)</div>", rest)
+        lines = []
+        for name, cell in zip(cells[::2], cells[1::2], strict=True):
+            widths = {look: float(em) for em, look in re.findall(r"width:([\d.]+)em;background:(#|repeating)", cell)}
+            left, removed = (100 * widths.get(look, 0.0) / BAR for look in ("#", "repeating"))
+            lines.append((html.unescape(name), left, removed, html.unescape(re.sub("<.*?>", "", cell)).strip()))
+        columns.append((html.unescape(heading), lines))
+    return columns

@@ -55,7 +55,7 @@ def run(untied):
 DIFFERENCES = [Difference("one", 0.13, 3, 5, 1), Difference("two", 0.0, 0, 5, 0), Difference("three", 1e-6, 5, 5, 0)]
 COSTS = [
     BatchCost("prompts", Cost(30, 400, 64, 0.002), Cost(120, 1600, 128, 0.008)),
-    BatchCost("decodes", Cost(4, 50, 64, 0.003), Cost(4, 100, 128, 0.003)),
+    BatchCost("decodes", Cost(4, 50, 64, 0.00285), Cost(4, 100, 128, 0.003)),  # 95 %: the label lies on the line of 100
 ]
 
 
@@ -139,6 +139,14 @@ def test_rows_go_through_a_product_one_by_one():
     counting.inner = SimpleNamespace(linear=lambda w, bias: lambda row: calls.append(len(row)) or row @ w.T)
     counting.linear(torch.eye(48))(torch.zeros(7, 48))
     assert calls == [1] * 7
+
+
+def test_what_a_block_adds_lies_over_the_stream(figures):
+    axes = figures["residual_sizes"].figure.axes[0]
+    added = [line for line in axes.lines if line.get_label().startswith("added by")]
+    stream = [each for each in (*axes.lines, *axes.collections) if each not in added]
+    assert (len(added), len(stream)) == (2, 2)
+    assert min(line.get_zorder() for line in added) > max(each.get_zorder() for each in stream)
 
 
 def test_fused_norm_is_the_same_formula():

@@ -388,6 +388,23 @@ def test_labels_of_an_automaton_do_not_cover_its_states(figures):
                 assert not any(own.overlaps(circle) for circle in circles), text
 
 
+def test_every_label_of_a_fan_stands_on_its_own_arrow_only():
+    """Eight ways leave the state inside a string, and four meet again behind it."""
+    canvas = grammar.automaton_chart({"A string": grammar.diagram(dfa(r'"[^"\\]*"'))}).figure
+    with style():
+        canvas.draw_without_rendering()
+    (axes,) = canvas.axes
+    labels = [text for text in axes.texts if text.get_gid() == "label"]
+    boxes = [matplotlib.text.Text.get_window_extent(text) for text in labels]
+    edges = [p for p in axes.patches if isinstance(p, FancyArrowPatch) and p.get_gid() in ("edge", "forced")]
+    paths = [edge._get_path_in_displaycoord()[0][0] for edge in edges]
+    assert len(labels) == len(edges) == 17
+    for text, box in zip(labels, boxes, strict=True):
+        met = sum(path.intersects_bbox(box, filled=False) for path in paths)
+        assert met == (text.get_weight() != "bold"), text  # that of a forced arrow stands above it
+        assert sum(box.overlaps(other) for other in boxes) == 1, text
+
+
 def test_an_automaton_that_is_too_wide_is_refused():
     with pytest.raises(ValueError, match=r"'Long' would be .* inches wide, above 9\.2; draw it compressed"):
         grammar.automaton_chart({"Long": grammar.diagram(dfa("abcdefghijklmnopqrst"))})

@@ -1,7 +1,6 @@
 """L4's measurements agree with other ways to compute them, and L4's figures hold the data they are given."""
 
 import math
-import re
 import time
 from itertools import accumulate, pairwise
 
@@ -11,10 +10,9 @@ import torch
 
 from mini_engine.sampler.trace import SamplingTrace
 from mini_engine.viz import sampling
-from mini_engine.viz.columns import BAR
 from mini_engine.viz.figure import Figure, style
 from mini_engine.viz.sampling.measure import Draws, MixedRow
-from tests.support.figures import check_drawn, check_figures
+from tests.support.figures import check_drawn, check_figures, columns_of
 
 V = 40
 LOGITS = torch.randn(V, generator=torch.Generator().manual_seed(3)) * 2.5
@@ -160,7 +158,7 @@ def figures() -> dict[str, Figure]:
         "stage_bars": sampling.stage_bars(stages(), [0, 1, 2], NAMES[:3]),
         "survivors_chart": sampling.survivors_chart({"k": [4] * 5, "p": [1, 2, 9, 1, 1]}, [0.1, 1, 3, 0, 0], NAMES),
         "temperature_sweep": sampling.temperature_sweep(
-            [0.5, 1.0, 2.0], sampling.sweep_temperature(LOGITS[:6], [0.5, 1.0, 2.0]), [4, 0], NAMES[:2]
+            [0.5, 1.0, 2.0, 3.0], sampling.sweep_temperature(LOGITS[:6], [0.5, 1.0, 2.0, 3.0]), [4, 0], NAMES[:2]
         ),
         "order_table": sampling.order_table(ORDERS, [0, 1, 2], NAMES[:3], "Title"),
         "draw_histogram": sampling.draw_histogram(TARGET, DRAWS, [0, 1, 2, 3], NAMES[:4]),
@@ -192,9 +190,9 @@ def test_figures_draw_and_say_what_they_are_given(figures):
 
 def test_temperature_layers_stack_to_one_hundred(figures):
     top, bottom = figures["temperature_sweep"].figure.axes
-    probs = [softmax([x / t for x in LOGITS[:6].tolist()]) for t in (0.5, 1.0, 2.0)]
+    probs = [softmax([x / t for x in LOGITS[:6].tolist()]) for t in (0.5, 1.0, 2.0, 3.0)]
     edges = [layer.get_paths()[0].vertices for layer in top.collections]
-    for row, temperature in zip(probs, (0.5, 1.0, 2.0), strict=True):
+    for row, temperature in zip(probs, (0.5, 1.0, 2.0, 3.0), strict=True):
         heights = [sorted(y for x, y in layer if x == temperature) for layer in edges]
         tops = [100 * row[4], 100 * (row[4] + row[0]), 100.0]
         assert [max(ys) for ys in heights] == pytest.approx(tops)
@@ -273,22 +271,32 @@ def test_moving_a_slider_draws_the_stages_at_its_new_position():
     ids = sampling.likeliest(LOGITS, 3)
     *controls, picture = sampling.stage_sliders(LOGITS, [1], ids, NAMES[:3]).children
     by_name = {widget.description: widget for widget in controls}
-    assert list(by_name) == ["temperature", "top_k", "top_p", "min_p"]
-    by_name["min_p"].value = 0.0
-    by_name["top_p"].value = 1.0
+    assert list(by_name) == ["repetition_penalty", "temperature", "top_k", "top_p", "min_p"]
+    for name, off in (("repetition_penalty", 1.0), ("min_p", 0.0), ("top_p", 1.0)):
+        by_name[name].value = off
     for name, value, temperature, count in (("top_k", 2, 0.8, 2), ("temperature", 3.0, 3.0, 2), ("top_k", 0, 3.0, V)):
         by_name[name].value = value
         hot = heated(temperature)
         last = cut(hot, top_k(hot, count))
         shares = [100 * last[token] for token in ids]
         shares.append(100 - sum(shares))
-        cells = re.findall("<div>(.*?)</div>", picture.value)
-        width = cells.index(NAMES[0])  # a line has its name and a bar for each stage
-        assert cells[width::width] == [*NAMES[:3], "all others"]
-        assert f"{count} tokens, " in cells[width - 1]
-        bars = [re.search(r"width:([\d.]+)em;background:#.* ([\d.]+)", cell) for cell in cells[2 * width - 1 :: width]]
-        drawn = [(float(bar[1]) / BAR * 100, float(bar[2])) if bar else (0, 0) for bar in bars]
-        assert drawn == [pytest.approx((share, share), abs=0.06) for share in shares]
+        heading, lines = columns_of(picture.value)[-1]
+        assert f"{count} tokens, " in heading
+        assert [name for name, *_ in lines] == [*NAMES[:3], "all others"]
+        assert [left for _, left, _, _ in lines] == pytest.approx(shares, abs=0.02)
+        assert [float(word or 0) for *_, word in lines] == pytest.approx(shares, abs=0.06)
+
+
+def test_the_slider_of_a_penalty_lowers_what_the_text_has():
+    token = sampling.likeliest(LOGITS, 1)[0]
+    *controls, picture = sampling.stage_sliders(LOGITS, [token], [token], NAMES[:1]).children
+    controls[0].value = 2.0
+    logits = LOGITS.tolist()
+    assert logits[token] > 0
+    logits[token] /= 2
+    _, _, (heading, ((_, share, _, _), _)) = [None, *columns_of(picture.value)[:2]]
+    assert heading.startswith("1. penalties")
+    assert share == pytest.approx(100 * softmax(logits)[token], abs=0.02)
 
 
 @pytest.mark.parametrize("end", [0, 1])

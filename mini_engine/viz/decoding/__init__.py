@@ -11,3 +11,4 @@ from mini_engine.viz.decoding.measure import (
     measure_decode,
     take_other_way,
 )
+from mini_engine.viz.decoding.slider import step_slider

@@ -46,8 +46,7 @@ def top_tokens(
         axes.set_axis_off()
     for axes, step in zip(grid.flat, steps, strict=False):
         token_bars(axes, distributions[step], names[step])
-        before = "".join(context[max(0, step - 3) : step]).replace("␣", " ")
-        axes.set_title(f"step {step}: {'…' + before if before else 'the beginning'} →", fontsize=11)
+        axes.set_title(step_title(step, context), fontsize=11)
         if step in steps[-PANELS_PER_LINE:]:
             axes.set_xlabel("probability (%)")
     keys = [swatch(name, COLORS[kind], HATCHES[kind]) for kind, name in enumerate(("taken", "not taken"))]
@@ -57,7 +56,13 @@ def top_tokens(
         f"with {distributions[step].probabilities[1]:.1%}; entropy {distributions[step].entropy_bits:.2f} bits."
         for step in steps
     ]
-    return Figure(figure, " ".join(sentences))
+    return Figure(figure, " ".join(sentences), stacks=True)
+
+
+def step_title(step: int, context: Sequence[str]) -> str:
+    """Name a step by its number and by the last of the tokens that were taken before it."""
+    before = "".join(context[max(0, step - 3) : step]).replace("␣", " ")
+    return f"step {step}: {'…' + before if before else 'the beginning'} →"
 
 
 def token_bars(axes: Axes, distribution: StepDistribution, names: Sequence[str]) -> None:
@@ -195,4 +200,5 @@ def cache_cost(cached: Sequence[StepCost], recomputed: Sequence[StepCost]) -> Fi
         f"{plural(len(cached), 'step')}: with a KV cache {tokens} tokens are fed in {seconds * 1e3:.0f} ms, without "
         f"one {more_tokens} in {more_seconds * 1e3:.0f} ms: {more_tokens / tokens:.1f} times the work and "
         f"{more_seconds / seconds:.1f} times the time (measured here). Step 0 is the prompt, the same in both.",
+        stacks=True,
     )

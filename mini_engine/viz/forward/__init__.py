@@ -8,3 +8,4 @@ from mini_engine.viz.forward.draw import (
     residual_sizes,
 )
 from mini_engine.viz.forward.measure import RowByRow, error_curve, fused_norms, strongest_head, trace_forward
+from mini_engine.viz.forward.sliders import head_sliders

@@ -15,6 +15,7 @@ from mini_engine.viz.figure import (
     HATCHES,
     MARKERS,
     Figure,
+    Look,
     add_box,
     canvas,
     dots,
@@ -46,7 +47,8 @@ def residual_sizes(trace: ForwardTrace, tokens: Sequence[str]) -> Figure:
     words = "added by {}, median token"
     for first, name in enumerate(("attention", "MLP")):
         heights = np.median(added, 1)[first::2]
-        dots(axes, at[1 + first :: 2], heights, MARKERS[1 + first], 9, COLORS[1 + first], label=words.format(name))
+        look: Look = {"label": words.format(name), "markeredgecolor": "white", "zorder": 5}  # over line and area
+        dots(axes, at[1 + first :: 2], heights, MARKERS[1 + first], 10, COLORS[1 + first], **look)
     axes.set(yscale="log", xlabel="place in the model", ylabel="root mean square of a token (log scale)")
     label_log_axis(axes.yaxis, "{x:g}")
     axes.set_xticks(at, stages, rotation=45, ha="right")

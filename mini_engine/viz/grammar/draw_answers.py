@@ -145,6 +145,7 @@ def before_after(step: MaskedStep, token_ids: Sequence[int], names: Sequence[str
         figure,
         f"{title}: {plural(step.num_allowed, 'token')} of {len(step.allowed)} may come and have {step.kept:.2g} of the "
         f"probability; the mask moves the distribution by {step.divergence_bits:.1f} bits.{taken}",
+        stacks=True,
     )
 
 
@@ -225,7 +226,7 @@ def language_chart(panels: Mapping[str, Language]) -> Figure:
         swatch("every step masked", COLORS[1], HATCHES[1]),
         ncols=2,
     )
-    return Figure(figure, " ".join(language_sentence(title, own) for title, own in panels.items()))
+    return Figure(figure, " ".join(language_sentence(title, own) for title, own in panels.items()), stacks=True)
 
 
 def language_sentence(title: str, own: Language) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
@@ -33,6 +34,7 @@ LEAST_GAP = 0.4  # around a label, from one column to the next
 LETTER = 0.095  # width of a character
 MARGIN = 0.32
 LOOP = 0.3  # height of an arrow from a state to itself
+HEAD = 0.15  # from the end of an arrow to its label
 ABOVE = 0.13  # of the label of a forced arrow over its line
 INSIDE = WIDTH - 0.3
 MOST_STRETCH = 1.7  # factor by which the gaps of a narrow automaton grow
@@ -154,10 +156,22 @@ class AutomatonPicture:
             corners += [(middle, y), (middle, next_y), (right, next_y)]
             codes += [Path.CURVE4] * 3
         self.stroke(axes, arrow, Path(corners, codes))
-        left, y = self.spot(way[0])  # the label stands on the first piece, where ways have parted least
-        right, next_y = self.spot(way[1])
+        self.write_label(axes, arrow, self.label_spot(arrow, way, points[:2]))
+
+    def label_spot(self, arrow: Arrow, way: Sequence[tuple[int, float]], ends: Sequence[Point]) -> Point:
+        """Return where the label stands on the first piece of a way: at the end where fewer ways meet.
+
+        ``ends`` of the piece, in inches.
+        """
+        (left, y), (right, next_y) = ends
+        leaving = sum(bool(own) and own[0] == way[0] for own in self.own.ways)
+        arriving = sum(way[1] in own for own in self.own.ways if own and own[0] != way[1])
+        side = min(HEAD + LETTER * len(arrow.label) / 2, (right - left) / 2)
+        x = right - side if leaving > arriving else left + side if leaving < arriving else (left + right) / 2
         above = ABOVE if arrow.is_forced and y == next_y else 0.0
-        self.write_label(axes, arrow, ((left + right) / 2, (y + next_y) / 2 - above))
+        t = np.linspace(0, 1)
+        done = np.interp((x - left) / (right - left), 1.5 * t * (1 - t) + t**3, 3 * t**2 - 2 * t**3)  # the bend
+        return x, y + float(done) * (next_y - y) - above
 
     def draw_loop(self, axes: Axes, arrow: Arrow) -> None:
         """Draw an arrow from a state to itself, above it."""

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from mini_engine.viz.figure import Figure
 from mini_engine.viz.grammar.draw_answers import before_after, step_table
 from mini_engine.viz.grammar.measure import MaskedStep
-from mini_engine.viz.sliders import with_picture
+from mini_engine.viz.sliders import slider, with_picture
 from mini_engine.viz.tokens import token_names
 
 NUM_LIKELIEST = 6  # tokens shown of the distribution before the mask
@@ -17,12 +17,12 @@ NUM_ALLOWED = 4  # and of the one after it
 
 def step_slider(steps: Sequence[MaskedStep], tokenizer: PreTrainedTokenizerBase, first: int = 0) -> ipywidgets.VBox:
     """Return a slider over the steps and, below it, the likeliest tokens there before the mask and after it."""
-    slider = ipywidgets.IntSlider(value=first, min=0, max=len(steps) - 1, description="step", continuous_update=False)
+    step = slider("step", first, min=0, max=len(steps) - 1)
 
     def draw() -> str:
-        return step_table(steps[slider.value], *step_lines(steps, tokenizer, slider.value))
+        return step_table(steps[step.value], *step_lines(steps, tokenizer, step.value))
 
-    return with_picture([slider], draw)
+    return with_picture([step], draw)
 
 
 def draw_step(steps: Sequence[MaskedStep], tokenizer: PreTrainedTokenizerBase, number: int) -> Figure:

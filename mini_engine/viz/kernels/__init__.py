@@ -15,6 +15,7 @@ from mini_engine.viz.kernels.measure import (
     search_cut,
 )
 from mini_engine.viz.kernels.rounding import BLOCKS, accumulation_errors, online_softmax
+from mini_engine.viz.kernels.sliders import split_sliders
 from mini_engine.viz.kernels.work import (
     H200,
     QWEN3_0_6B,

@@ -148,7 +148,7 @@ def split_scaling(
         handles.append(dot_key("o", 9, GRAY, "measured"))
     legend_below(figure, *handles, ncols=3 if measured else 5)
     sentences = [split_sentence(curves[key], chosen[key], (measured or {}).get(key)) for key in curves]
-    return Figure(figure, " ".join(sentences))
+    return Figure(figure, " ".join(sentences), stacks=True)
 
 
 def draw_splits(

@@ -216,6 +216,7 @@ def mask_alignment(q_len: int, kv_len: int) -> Figure:
         f"sees {int(right[0].sum())} keys and the last sees all {int(right[-1].sum())}. Aligned top-left, they see "
         f"{int(wrong[0].sum())} and {int(wrong[-1].sum())}: "
         + ("the same." if q_len == kv_len else f"{int((right & ~wrong).sum())} of {int(right.sum())} pairs are lost."),
+        stacks=True,
     )
 
 
@@ -236,7 +237,7 @@ def padding_cost(costs: Sequence[BatchCost]) -> Figure:
         shares = [100 * getattr(cost.packed, field) / getattr(cost.padded, field) for field in measures.values()]
         shift = (index - (len(costs) - 1) / 2) * width
         bars = axes.bar(at + shift, shares, width * 0.94, **bar_look(index), label=cost.name)
-        axes.bar_label(bars, fmt="%.0f %%", padding=2, fontsize=10)
+        axes.bar_label(bars, fmt="%.0f %%", padding=3, fontsize=10, bbox=text_ground(1))  # over the dashed line
     axes.axhline(100, color="black", linestyle="--", linewidth=1.2, label="padded to the longest")
     axes.margins(y=0.1)
     axes.set_xticks(at, list(measures))

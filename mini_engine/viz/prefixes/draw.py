@@ -109,7 +109,7 @@ def hit_rate_chart(panels: Mapping[str, HitCurves]) -> Figure:
     if any(curves.tree <= max(curves.pages) for curves in panels.values()):
         handles.append(Line2D([], [], color=GRAY, linestyle=":", linewidth=1.6, label="room for the whole tree"))
     legend_below(figure, *handles, ncols=len(handles))
-    return Figure(figure, " ".join(curves_sentence(title, curves) for title, curves in panels.items()))
+    return Figure(figure, " ".join(curves_sentence(title, curves) for title, curves in panels.items()), stacks=True)
 
 
 def curves_sentence(title: str, curves: HitCurves) -> str:

@@ -65,7 +65,7 @@ def stage_bars(stages: Sequence[Stage], token_ids: Sequence[int], names: Sequenc
             axes.set_xlabel("probability (%)")
     grid[0, 0].set_yticks(range(len(names) + 1), [*names, OTHERS])
     legend_below(figure, *column_key(*STAGE_KEY), ncols=2)
-    return Figure(figure, " ".join(stage_sentence(stage, token_ids, names) for stage in stages))
+    return Figure(figure, " ".join(stage_sentence(stage, token_ids, names) for stage in stages), stacks=True)
 
 
 def stage_table(stages: Sequence[Stage], token_ids: Sequence[int], names: Sequence[str]) -> str:
@@ -327,4 +327,5 @@ def mixing_chart(rows: Sequence[MixedRow]) -> Figure:
         f"{plural(len(rows), 'row')} of {size} tokens with top_p = 1.0, each next to a row with 0.9. With the bypass "
         f"they keep {min(row.kept for row in rows)} tokens or more; without it they lose {min(lost)} to {max(lost)}. "
         f"The running mass of row 0 goes up to 1 + {float(rows[0].excess.max()):.1e}.",
+        stacks=True,
     )

@@ -18,3 +18,4 @@ from mini_engine.viz.scheduling.measure import (
     with_options,
 )
 from mini_engine.viz.scheduling.simulation import StepCost, capacity, load_point, measure_cost, poisson_jobs, simulate
+from mini_engine.viz.scheduling.slider import budget_slider

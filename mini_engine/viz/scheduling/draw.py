@@ -269,7 +269,9 @@ def load_chart(curves: Mapping[str, Sequence[LoadPoint]], capacity: float) -> Fi
     panels[2].set_ylim(0, None)
     limit = Line2D([], [], color=GRAY, linestyle=":", linewidth=1.6, label="what the engine can do")
     legend_below(figure, *panels[0].get_legend_handles_labels()[0], limit, ncols=len(curves) + 1)
-    return Figure(figure, " ".join(load_sentence(name, points, capacity) for name, points in curves.items()))
+    return Figure(
+        figure, " ".join(load_sentence(name, points, capacity) for name, points in curves.items()), stacks=True
+    )
 
 
 def load_sentence(name: str, points: Sequence[LoadPoint], capacity: float) -> str:
