@@ -110,7 +110,7 @@ class ModelConfig:
 
         file = parse(ConfigFile, {**family.defaults, **raw}, "config.json")
         check_computed(raw, file, family)
-        window = file.sliding_window if "sliding_window" in family.defaults else None
+        window = file.window(family)
         biases = {part.has_bias for part in family.parts.values() if isinstance(part.has_bias, str)}
         return cls(
             **{key: getattr(file, key) for key in REQUIRED_KEYS},

@@ -5,7 +5,7 @@ the model is made of what it read, and adds a bias wherever this table has one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 UNREAD = "rotary_emb.inv_freq"  # old checkpoints store it; transformers and this engine compute it from config.json
@@ -37,6 +37,7 @@ class Family:
     ``weights.LayerWeights``, in the order of the forward pass. ``computes_only``: fields of ``config.json``, and the
     values of each that the forward pass computes. ``defaults``: what transformers takes for fields that are not there.
     ``ways``: the values of ``EngineConfig.compute`` that can run it. ``skips_rotation``: some layers turn no heads.
+    ``slides_by_layer``: ``layer_types`` says which layers have the window of ``sliding_window``; otherwise all have.
     """
 
     models: str
@@ -46,6 +47,7 @@ class Family:
     defaults: Mapping[str, object]
     ways: tuple[str, ...] = ("reference", "packed", "fast", "compiled", "triton")
     skips_rotation: bool = False
+    slides_by_layer: bool = False
 
     @property
     def norms_heads(self) -> bool:
@@ -117,6 +119,12 @@ FAMILIES = {
         defaults={"rope_theta": 10_000.0, "num_key_value_heads": 8, "sliding_window": 4096},
     ),
 }
+FAMILIES["ministral"] = replace(
+    FAMILIES["mistral"],
+    models="Ministral",
+    differs="heads are not normed; a request ends at the window, if a layer has one",
+    slides_by_layer=True,
+)
 
 
 def family_of(model_type: object) -> Family:
@@ -124,5 +132,5 @@ def family_of(model_type: object) -> Family:
     family = FAMILIES.get(str(model_type))
     if family is None:
         known = ", ".join(map(repr, FAMILIES))
-        raise ValueError(f"config.json says model_type {model_type!r}; this engine runs dense {known} models")
+        raise ValueError(f"config.json says model_type {model_type!r}; this engine runs models of {known}")
     return family

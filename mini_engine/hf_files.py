@@ -96,6 +96,13 @@ class ConfigFile(Strict):
             )
         return tuple(layer for layer in layers if not self.no_rope_layers[layer])
 
+    def window(self, family: Family) -> int | None:
+        """Return how many of the newest positions a query sees in some layer; ``None`` for all of them in all."""
+        if "sliding_window" not in family.defaults:
+            return None
+        slides = not family.slides_by_layer or SLIDING in (self.layer_types or (SLIDING,))
+        return self.sliding_window if slides else None
+
     @property
     def theta(self) -> float:
         """The base that transformers would compute with. Raises ``ValueError`` where the file does not say it.
@@ -181,6 +188,7 @@ class IndexFile(Strict):
 
 Kind = TypeVar("Kind", bound=Strict)
 
+SLIDING = "sliding_attention"  # of ``layer_types``
 UNSTATED_THETA = 10_000.0  # what transformers computes with where a file has no ``rope_theta`` in the right place
 
 # The rope types that are computed, and the fields that each of them reads; ``NEEDED`` are those without a default.
@@ -273,7 +281,9 @@ def place(raw: object, path: tuple[str | int, ...]) -> str:
 def check_computed(raw: Mapping[str, Any], config: ConfigFile, family: Family) -> None:
     """Raise ``ValueError`` if a config asks for something that the forward pass of its family does not compute."""
     check_rope(config.rope)
-    other = [kind for kind in config.layer_types or () if kind != "full_attention"]
+    slides = family.slides_by_layer and config.sliding_window is not None
+    known = ("full_attention", SLIDING) if slides else ("full_attention",)
+    other = [kind for kind in config.layer_types or () if kind not in known]
     if other:
         raise ValueError(f"config.json has layer_types {other[0]!r}; this engine computes only 'full_attention'")
     if config.layer_types is not None and len(config.layer_types) != config.num_hidden_layers:

@@ -14,7 +14,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MinistralConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
@@ -34,6 +42,7 @@ CONFIGS: dict[str, Any] = {
     "llama": LlamaConfig,
     "smollm3": SmolLM3Config,
     "mistral": MistralConfig,
+    "ministral": MinistralConfig,
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 DRAWS = 6
@@ -53,7 +62,7 @@ def draw(family: str, number: int) -> Any:
     changes: dict[str, Any] = {}
     if family in ("llama", "mistral", "qwen3") and drawn.random() < 0.5:
         changes["head_dim"], hidden = size, drawn.choice([48, 80])
-    elif family == "qwen3":
+    elif family in ("qwen3", "ministral"):
         changes["head_dim"] = size
     if family == "llama":
         changes |= {"attention_bias": number % 2 == 1, "mlp_bias": number % 3 == 1}
@@ -64,6 +73,9 @@ def draw(family: str, number: int) -> Any:
         changes |= [{"no_rope_layers": [0, 1]}, {"no_rope_layers": [1, 0]}, {"no_rope_layer_interval": 2}][number % 3]
     if family == "mistral":
         changes["sliding_window"] = [None, 512, 400][number % 3]
+    if family == "ministral":
+        kinds = ["full_attention", "sliding_attention"]
+        changes |= {"sliding_window": 320 + number, "layer_types": [None, kinds, kinds[:1] * 2][number % 3]}
     return CONFIGS[family](
         vocab_size=131,
         hidden_size=hidden,
@@ -255,6 +267,9 @@ def test_a_window_is_the_end_of_a_request_and_the_error_says_why() -> None:
     assert driver.model.config.max_position_embeddings == 400
     with pytest.raises(ValueError, match=r"need 401 positions; this model attends to the newest 400 alone"):
         driver.stream(IDS, SamplingParams(max_new_tokens=401 - len(IDS)))  # type: ignore[attr-defined]
+    raw = CONFIGS["ministral"](num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]).to_dict()
+    assert ModelConfig.from_hf(raw).max_position_embeddings == 4096
+    assert ModelConfig.from_hf(raw | {"layer_types": ["full_attention"] * 2}).sliding_window is None
     raw = CONFIGS["mistral"](sliding_window=None).to_dict()
     assert ModelConfig.from_hf(raw).sliding_window is None
     del raw["sliding_window"]  # then transformers takes 4096
@@ -294,7 +309,9 @@ def test_what_a_family_does_not_compute_is_refused() -> None:
         ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ("llama", {"attention_bias": "false"}, "attention_bias is 'false'"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "2 no_rope_layers and num_hidden_layers 36"),
-        ("gemma", {}, "this engine runs dense 'qwen3', 'qwen2', 'llama', 'smollm3', 'mistral' models"),
+        ("gemma", {}, "this engine runs models of 'qwen3', 'qwen2', 'llama', "),
+        ("mistral", {"layer_types": ["sliding_attention"] * 32}, "layer_types 'sliding_attention'"),
+        ("ministral", {"sliding_window": None}, "layer_types 'sliding_attention'"),
     ]:
         raw = CONFIGS.get(family, LlamaConfig)().to_dict() | {"model_type": family} | change
         with pytest.raises(ValueError, match=words):
