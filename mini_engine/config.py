@@ -50,6 +50,7 @@ class ModelConfig:
     size of 1024. ``rope_scaling`` is ``None`` where the rotary embedding is not scaled within the model's positions.
     ``sliding_window``: the newest positions that a query of this model sees. The engine computes no longer sequences,
     so ``max_position_embeddings`` is no larger. ``unrotated_layers``: numbers of layers whose heads are not turned.
+    ``unscaled_layers``: those that turn them without ``rope_scaling``.
     """
 
     vocab_size: int
@@ -69,6 +70,7 @@ class ModelConfig:
     mlp_bias: bool = False
     sliding_window: int | None = None
     unrotated_layers: tuple[int, ...] = ()
+    unscaled_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the sizes make a model of a known family. Raises ``ValueError`` naming the field."""
@@ -106,11 +108,18 @@ class ModelConfig:
         kind, other kinds of layers or quantised weights.
         """
         family = family_of(raw.get("model_type"))
-        from mini_engine.hf_files import ConfigFile, check_computed, parse  # here: pydantic takes time to import
+        from mini_engine.hf_files import (
+            ConfigFile,
+            check_computed,
+            of_full_layers,
+            parse,
+        )  # here: pydantic takes time to import
 
-        file = parse(ConfigFile, {**family.defaults, **raw}, "config.json")
+        rope = of_full_layers(raw) if family.scales_full_layers else {}
+        file = parse(ConfigFile, {**family.defaults, **raw, **rope}, "config.json")
         check_computed(raw, file, family)
         window = file.window(family)
+        scaling = file.rope_scaling_fields
         biases = {part.has_bias for part in family.parts.values() if isinstance(part.has_bias, str)}
         return cls(
             **{key: getattr(file, key) for key in REQUIRED_KEYS},
@@ -122,7 +131,8 @@ class ModelConfig:
             unrotated_layers=file.unrotated_layers if family.skips_rotation else (),
             rope_theta=file.theta,
             tie_word_embeddings=bool(file.tie_word_embeddings),
-            rope_scaling=None if (fields := file.rope_scaling_fields) is None else RopeScaling(**fields),
+            rope_scaling=None if scaling is None else RopeScaling(**scaling),
+            unscaled_layers=file.sliding_layers if family.scales_full_layers and scaling is not None else (),
             model_type=raw["model_type"],
         )
 

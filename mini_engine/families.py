@@ -38,6 +38,9 @@ class Family:
     values of each that the forward pass computes. ``defaults``: what transformers takes for fields that are not there.
     ``ways``: the values of ``EngineConfig.compute`` that can run it. ``skips_rotation``: some layers turn no heads.
     ``slides_by_layer``: ``layer_types`` says which layers have the window of ``sliding_window``; otherwise all have.
+    ``scales_full_layers``: ``rope_scaling`` is for the layers that have none. ``norms_after``: a layer norms what comes
+    out of its attention and its MLP, not what goes in. ``rounds_late``: norms and rotations are computed in float32 to
+    their end. ``is_fused``: "packed" and "fast" have fewer operations for it.
     """
 
     models: str
@@ -48,11 +51,10 @@ class Family:
     ways: tuple[str, ...] = ("reference", "packed", "fast", "compiled", "triton")
     skips_rotation: bool = False
     slides_by_layer: bool = False
-
-    @property
-    def norms_heads(self) -> bool:
-        """Whether every query and key head is normed before it is turned."""
-        return "q_norm" in self.parts
+    norms_after: bool = False
+    rounds_late: bool = False
+    scales_full_layers: bool = False
+    is_fused: bool = True
 
 
 def parts(
@@ -78,7 +80,20 @@ def parts(
     }
 
 
+def parts_of_olmo() -> dict[str, Part]:
+    """Return the parts of OLMo's layer. What norms a block stands for the norm before the block, and is after it."""
+    bias = "attention_bias"
+    norms = {
+        "input_norm": Part("post_attention_layernorm", ("hidden_size",)),
+        "q_norm": Part("self_attn.q_norm", ("q_size",)),
+        "k_norm": Part("self_attn.k_norm", ("kv_size",)),
+        "post_attention_norm": Part("post_feedforward_layernorm", ("hidden_size",)),
+    }
+    return parts(norms_heads=True, attention=bias, output=bias) | norms
+
+
 SILU = {"hidden_act": (None, "silu")}
+ON_ROWS = ("reference", "packed", "fast")  # compute
 FULL = {"use_sliding_window": (None, False)}  # every layer sees all positions
 FAMILIES = {
     "qwen3": Family(
@@ -108,7 +123,7 @@ FAMILIES = {
         parts=parts(norms_heads=False, attention="attention_bias", output="attention_bias", mlp="mlp_bias"),
         computes_only={**SILU, **FULL},
         defaults={"rope_theta": 2_000_000.0, "num_key_value_heads": 4, "tie_word_embeddings": True},
-        ways=("reference", "packed", "fast"),
+        ways=ON_ROWS,
         skips_rotation=True,
     ),
     "mistral": Family(
@@ -124,6 +139,25 @@ FAMILIES["ministral"] = replace(
     models="Ministral",
     differs="heads are not normed; a request ends at the window, if a layer has one",
     slides_by_layer=True,
+)
+FAMILIES["olmo2"] = Family(
+    models="OLMo 2",
+    differs="norms after attention and MLP; queries and keys are normed over all heads at once",
+    parts=parts_of_olmo(),
+    computes_only=SILU,
+    defaults={"rope_theta": 10_000.0},
+    ways=ON_ROWS,
+    norms_after=True,
+    rounds_late=True,
+    is_fused=False,
+)
+FAMILIES["olmo3"] = replace(
+    FAMILIES["olmo2"],
+    models="OLMo 3",
+    differs="as OLMo 2; a request ends at the window, if a layer has one",
+    defaults={"rope_theta": 500_000.0, "sliding_window": 4096},
+    slides_by_layer=True,
+    scales_full_layers=True,
 )
 
 

@@ -96,6 +96,12 @@ class ConfigFile(Strict):
             )
         return tuple(layer for layer in layers if not self.no_rope_layers[layer])
 
+    @property
+    def sliding_layers(self) -> tuple[int, ...]:
+        """The layers with a window. Where nothing says which, all but every fourth, as in OLMo 3."""
+        usual = [SLIDING if (layer + 1) % 4 else "" for layer in range(self.num_hidden_layers)]
+        return tuple(layer for layer, kind in enumerate(self.layer_types or usual) if kind == SLIDING)
+
     def window(self, family: Family) -> int | None:
         """Return how many of the newest positions a query sees in some layer; ``None`` for all of them in all."""
         if "sliding_window" not in family.defaults:
@@ -292,6 +298,23 @@ def check_computed(raw: Mapping[str, Any], config: ConfigFile, family: Family) -
             "there must be one for each layer"
         )
     refuse(raw, {**family.computes_only, **NOT_COMPUTED}, "config.json", "this engine computes only")
+
+
+def of_full_layers(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``rope_parameters`` of the layers without a window, where ``raw`` has them for each kind of layer.
+
+    Raises ``ValueError`` if that of layers with a window is scaled, or has another base.
+    """
+    kinds = raw.get("rope_parameters")
+    if not isinstance(kinds, Mapping) or not isinstance(full := kinds.get("full_attention"), Mapping):
+        return {}
+    plain = {"rope_type": "default", "rope_theta": full.get("rope_theta")}
+    if kinds.get(SLIDING) != plain:
+        raise ValueError(
+            f"config.json has rope_parameters {kinds.get(SLIDING)!r:.60} for {SLIDING!r}; this engine computes only "
+            f"{plain} there"
+        )
+    return {"rope_parameters": full}
 
 
 def check_rope(rope: Rope) -> None:

@@ -1,25 +1,82 @@
-"""Llama, Qwen2, Mistral and SmolLM3 beside L1's Qwen3: the same forward pass without the norm of each head.
+"""The models of other families beside L1's Qwen3: its forward pass, with what ``families.py`` says of each.
 
-Whether a product adds a bias is in ``families.py``; L1's ``_layer`` hands it to the products.
+A trait that a family does not have is a branch that is not taken. Whether a product adds a bias is in ``families.py``
+as well; L1's ``_layer`` hands it to the products.
 """
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.model import Attention, Layer, Qwen3, apply_rotary, rms_norm
+from mini_engine.model import Attention, Layer, Qwen3, apply_rotary, rms_norm, rotary_frequencies, rotary_table
 
 
 class Llama(Qwen3):
-    """A dense Llama decoder: ``Qwen3`` whose heads are turned as they are, and not in ``unrotated_layers``."""
+    """A decoder as Llama's: ``Qwen3`` without the norm of each head, unless the family has another one."""
+
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
+        x = F.embedding(input_ids, self.embedding)  # [T, H]
+        cos, sin = self.rotary(positions, x.dtype)
+        for index, layer in enumerate(self.layers):
+            x = x + self.attention_block(index, layer, x, cos, sin, attention)
+            x = x + self.mlp_block(layer, x)
+        return self.norm(x, self.final_norm)
+
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the cosine and sine of ``Qwen3.rotary``, two [T, D], in float32 for a family that rounds late.
+
+        Where some layers do not scale their rotary embedding they are [T, 2 D]: as it is scaled, and as it is not.
+        """
+        cfg = self.config
+        tables = super().rotary(positions, torch.float32 if cfg.family.rounds_late else dtype)
+        if not cfg.unscaled_layers:
+            return tables
+        frequencies = rotary_frequencies(cfg.head_dim, cfg.rope_theta).to(positions.device)
+        cos, sin = rotary_table(positions, frequencies, tables[0].dtype)
+        return torch.cat((tables[0], cos), dim=-1), torch.cat((tables[1], sin), dim=-1)
 
     def attention_block(
         self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention
     ) -> Tensor:
         """Norm, project, rotate, attend, project back. ``x`` [T, H] -> [T, H] (without residual)."""
         cfg = self.config
-        x = rms_norm(x, layer.input_norm, cfg.rms_norm_eps)
-        q = layer.q_proj(x).view(-1, cfg.num_attention_heads, cfg.head_dim)  # [T, Hq, D]
-        k = layer.k_proj(x).view(-1, cfg.num_key_value_heads, cfg.head_dim)  # [T, Hkv, D]
-        v = layer.v_proj(x).view(-1, cfg.num_key_value_heads, cfg.head_dim)  # [T, Hkv, D]
+        normed = self.norm_before(x, layer.input_norm)
+        q = self.heads(layer.q_proj(normed), layer.q_norm)  # [T, Hq, D]
+        k = self.heads(layer.k_proj(normed), layer.k_norm)  # [T, Hkv, D]
+        v = layer.v_proj(normed).view(k.shape)  # [T, Hkv, D]
         if index not in cfg.unrotated_layers:
-            q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
-        return layer.o_proj(attention(index, q, k, v).flatten(-2))
+            if cfg.unscaled_layers:
+                cos, sin = (each.chunk(2, dim=-1)[index in cfg.unscaled_layers] for each in (cos, sin))
+            q, k = apply_rotary(q, cos, sin).to(x.dtype), apply_rotary(k, cos, sin).to(x.dtype)
+        return self.norm_after(layer.o_proj(attention(index, q, k, v).flatten(-2)), layer.input_norm)
+
+    def mlp_block(self, layer: Layer, x: Tensor) -> Tensor:
+        """SwiGLU of the normed rows. ``x`` [T, H] -> [T, H] (without residual)."""
+        x = self.norm_before(x, layer.post_attention_norm)
+        x = layer.down_proj(self.projections.silu(layer.gate_proj(x)) * layer.up_proj(x))
+        return self.norm_after(x, layer.post_attention_norm)
+
+    def heads(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Cut rows into heads, normed if there is a ``weight``: [D] for each, or one for the whole row of all heads.
+
+        ``x`` [T, heads * D] -> [T, heads, D].
+        """
+        if weight.numel():
+            x = self.norm(x.view(len(x), -1, len(weight)), weight)
+        return x.view(len(x), -1, self.config.head_dim)
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return ``rms_norm``, same shape. A family that rounds late applies the weight in float32, before the cast."""
+        eps = self.config.rms_norm_eps
+        return (
+            rms_norm(x.float(), weight, eps).to(x.dtype) if self.config.family.rounds_late else rms_norm(x, weight, eps)
+        )
+
+    def norm_before(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Norm what goes into a block, unless the family norms what comes out of it. [T, H] -> [T, H]."""
+        return x if self.config.family.norms_after else self.norm(x, weight)
+
+    def norm_after(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Norm what comes out of a block, if the family does. [T, H] -> [T, H]."""
+        return self.norm(x, weight) if self.config.family.norms_after else x

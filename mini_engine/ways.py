@@ -40,13 +40,14 @@ class Way:
 
 def build_plain(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
     """Build L1's model, or its like of another family, with the projections of ``engine``. Empties ``weights``."""
-    model = Qwen3 if config.family.norms_heads else Llama
+    model = Qwen3 if config.model_type == "qwen3" else Llama
     return model(config, weights, make_projections(engine))
 
 
 def build_fused(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
-    """Build the model with fewer operations. Empties ``weights``."""
-    return FusedQwen3(config, weights, make_projections(engine))
+    """Build the model with fewer operations, if its family has such a form. Empties ``weights``."""
+    model = FusedQwen3 if config.family.is_fused else Llama
+    return model(config, weights, make_projections(engine))
 
 
 def unless_invariant(attention: AttentionFactory) -> Callable[[EngineConfig, Qwen3], AttentionFactory]:

@@ -19,6 +19,8 @@ from transformers import (
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
     Qwen2Config,
     Qwen3Config,
     SmolLM3Config,
@@ -43,7 +45,11 @@ CONFIGS: dict[str, Any] = {
     "smollm3": SmolLM3Config,
     "mistral": MistralConfig,
     "ministral": MinistralConfig,
+    "olmo2": Olmo2Config,
+    "olmo3": Olmo3Config,
 }
+SLIDING = "sliding_attention"  # of layer_types
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 1.2}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 DRAWS = 6
 LENGTHS = (1, 2, 7, 33, 130, 300)  # of prompts
@@ -74,8 +80,15 @@ def draw(family: str, number: int) -> Any:
     if family == "mistral":
         changes["sliding_window"] = [None, 512, 400][number % 3]
     if family == "ministral":
-        kinds = ["full_attention", "sliding_attention"]
+        kinds = ["full_attention", SLIDING]
         changes |= {"sliding_window": 320 + number, "layer_types": [None, kinds, kinds[:1] * 2][number % 3]}
+    if family in ("olmo2", "olmo3"):
+        changes |= {"pad_token_id": 0, "eos_token_id": 5, "attention_bias": number % 2 == 1}
+    if family == "olmo3":
+        changes |= {"sliding_window": 320 + number, "layer_types": [None, [SLIDING, "full_attention"]][number % 2]}
+        plain = {"rope_type": "default", "rope_theta": 5e5}
+        if number >= 2:
+            changes["rope_parameters"] = {"full_attention": plain | YARN, SLIDING: plain}
     return CONFIGS[family](
         vocab_size=131,
         hidden_size=hidden,
@@ -146,7 +159,8 @@ def test_the_plain_way_has_the_bits_of_transformers(family: str, number: int, dt
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("compute", WAYS)
 @pytest.mark.parametrize(
-    ("family", "number"), [("qwen2", 0), ("llama", 1), ("llama", 4), ("smollm3", 1), ("mistral", 1)]
+    ("family", "number"),
+    [("qwen2", 0), ("llama", 1), ("llama", 4), ("smollm3", 1), ("mistral", 1), ("olmo2", 1), ("olmo3", 2)],
 )
 def test_every_way_computes_a_family(family: str, number: int, compute: str, batch_invariant: bool) -> None:
     ids, prompt = tokens_for(compute)
@@ -158,7 +172,7 @@ def test_every_way_computes_a_family(family: str, number: int, compute: str, bat
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("compute", ["packed", "fast"])
-@pytest.mark.parametrize("family", ["qwen2", "llama", "smollm3", "mistral"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "smollm3", "mistral", "olmo2", "olmo3"])
 def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> None:
     skip_without_bfloat16("bfloat16")
     driver = loaded(family, 1, compute, batch_invariant=batch_invariant, dtype="bfloat16")
@@ -169,7 +183,9 @@ def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> No
 
 
 @pytest.mark.parametrize("compute", WAYS)
-@pytest.mark.parametrize(("family", "number"), [("qwen2", 0), ("llama", 1), ("smollm3", 0), ("mistral", 1)])
+@pytest.mark.parametrize(
+    ("family", "number"), [("qwen2", 0), ("llama", 1), ("smollm3", 0), ("mistral", 1), ("olmo3", 2)]
+)
 def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compute: str) -> None:
     driver = loaded(family, number, compute, batch_invariant=True)
     ids, prompt = tokens_for(compute)
@@ -181,7 +197,8 @@ def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compu
 
 
 @pytest.mark.parametrize(
-    ("family", "compute"), [("llama", "reference"), ("qwen2", "packed"), ("mistral", "fast"), ("llama", "compiled")]
+    ("family", "compute"),
+    [("llama", "reference"), ("qwen2", "packed"), ("mistral", "fast"), ("llama", "compiled"), ("olmo3", "fast")],
 )
 def test_batches_chunks_preemption_and_a_cache_change_no_bit(family: str, compute: str) -> None:
     prompts = [IDS[:24] + IDS[50 + 3 * n : 55 + 4 * n] for n in range(6)]
@@ -293,13 +310,17 @@ def test_fields_that_are_not_there_are_those_of_transformers(family: str) -> Non
     assert read == whole
 
 
-@pytest.mark.parametrize("rope", [{}, LLAMA3 | {"original_max_position_embeddings": 64}])
-def test_both_layouts_of_the_rotary_embedding_are_read(rope: dict[str, Any]) -> None:
-    """transformers 5 writes one mapping, transformers 4 wrote the base beside it."""
-    raw = LlamaConfig(rope_parameters={"rope_type": "default", "rope_theta": 5e5, **rope}).to_dict()
+@pytest.mark.parametrize("rope", [{}, LLAMA3 | {"original_max_position_embeddings": 64}, YARN])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_both_layouts_of_the_rotary_embedding_are_read(family: str, rope: dict[str, Any]) -> None:
+    """transformers 5 writes one mapping, or one for each kind of layer; transformers 4 wrote the base beside it."""
+    full = {"rope_type": "default", "rope_theta": 5e5}
+    nested = {"full_attention": full | rope, SLIDING: full}
+    raw = CONFIGS[family](rope_parameters=nested if family == "olmo3" else full | rope).to_dict()
     older = {key: value for key, value in raw.items() if key != "rope_parameters"}
     older |= {"rope_theta": 5e5, "rope_scaling": rope or None}
     assert ModelConfig.from_hf(older) == ModelConfig.from_hf(raw)
+    assert CONFIGS[family](**older).rope_parameters == raw["rope_parameters"]  # as transformers reads it
 
 
 def test_what_a_family_does_not_compute_is_refused() -> None:
@@ -324,9 +345,21 @@ def test_a_way_that_does_not_have_a_family_is_refused_by_name() -> None:
         build_model(config, {}, EngineConfig(compute="compiled"))
 
 
-def test_layers_without_rotation_show_in_the_logits() -> None:
-    """The control: if it changed nothing, a form that turns all heads would pass every test above."""
-    rotated = loaded("smollm3", 0)
-    expected = teacher_forced(rotated, IDS[:40], 30)
-    rotated.model.config = replace(rotated.model.config, unrotated_layers=())
-    assert (teacher_forced(rotated, IDS[:40], 30) - expected).abs().max() > 1e-2
+@pytest.mark.parametrize(
+    ("family", "number", "layers"), [("smollm3", 0, "unrotated_layers"), ("olmo3", 2, "unscaled_layers")]
+)
+def test_layers_without_rotation_or_its_scaling_show_in_the_logits(family: str, number: int, layers: str) -> None:
+    """The control: if it changed nothing, a form that treats all layers alike would pass every test above."""
+    driver = loaded(family, number)
+    expected = teacher_forced(driver, IDS[:40], 30)
+    assert getattr(driver.model.config, layers)
+    driver.model.config = replace(driver.model.config, **{layers: ()})
+    assert (teacher_forced(driver, IDS[:40], 30) - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("sliding", [None, YARN | {"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 1e4}])
+def test_a_rotary_embedding_of_the_window_that_is_another_one_is_refused(sliding: Any) -> None:
+    raw = CONFIGS["olmo3"]().to_dict()
+    raw["rope_parameters"] = raw["rope_parameters"] | {SLIDING: sliding}
+    with pytest.raises(ValueError, match=r"computes only {'rope_type': 'default', 'rope_theta': 500000\.0} there"):
+        ModelConfig.from_hf(raw)
