@@ -9,7 +9,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from mini_engine.checks import device_name, flag, one_of, or_none, registered, seconds, whole
-from mini_engine.families import EMBEDDING, FINAL_NORM, HEAD, Family, Part, family_of
+from mini_engine.families import EMBEDDING, FINAL_NORM, HEAD, MULTIPLIERS, Family, Part, family_of
 from mini_engine.other_names import knows_other_names
 
 Dtype = Literal["float32", "bfloat16"]
@@ -50,7 +50,9 @@ class ModelConfig:
     size of 1024. ``rope_scaling`` is ``None`` where the rotary embedding is not scaled within the model's positions.
     ``sliding_window``: the newest positions that a query of this model sees. The engine computes no longer sequences,
     so ``max_position_embeddings`` is no larger. ``unrotated_layers``: numbers of layers whose heads are not turned.
-    ``unscaled_layers``: those that turn them without ``rope_scaling``.
+    ``unscaled_layers``: those that turn them without ``rope_scaling``. ``attention_multiplier``: the factor of scores,
+    ``None`` for 1 / sqrt(head_dim). The other multipliers are factors of what the embedding and each block give. Logits
+    are divided by ``logits_scaling``.
     """
 
     vocab_size: int
@@ -71,6 +73,10 @@ class ModelConfig:
     sliding_window: int | None = None
     unrotated_layers: tuple[int, ...] = ()
     unscaled_layers: tuple[int, ...] = ()
+    attention_multiplier: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
 
     def __post_init__(self) -> None:
         """Check that the sizes make a model of a known family. Raises ``ValueError`` naming the field."""
@@ -124,6 +130,7 @@ class ModelConfig:
         return cls(
             **{key: getattr(file, key) for key in REQUIRED_KEYS},
             **{name: bool(getattr(file, name)) for name in biases},
+            **{name: getattr(file, name) for name in MULTIPLIERS if name in family.defaults},
             num_key_value_heads=file.num_key_value_heads or file.num_attention_heads,
             head_dim=file.head_dim or file.hidden_size // file.num_attention_heads,
             max_position_embeddings=min(file.max_position_embeddings, window or file.max_position_embeddings),

@@ -92,6 +92,7 @@ def parts_of_olmo() -> dict[str, Part]:
     return parts(norms_heads=True, attention=bias, output=bias) | norms
 
 
+MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
 SILU = {"hidden_act": (None, "silu")}
 ON_ROWS = ("reference", "packed", "fast")  # compute
 FULL = {"use_sliding_window": (None, False)}  # every layer sees all positions
@@ -158,6 +159,14 @@ FAMILIES["olmo3"] = replace(
     defaults={"rope_theta": 500_000.0, "sliding_window": 4096},
     slides_by_layer=True,
     scales_full_layers=True,
+)
+FAMILIES["granite"] = replace(
+    FAMILIES["llama"],
+    models="Granite 3, dense",
+    differs="as Llama; config.json multiplies embeddings, scores, what each block adds, and logits",
+    defaults={"rope_theta": 10_000.0, **dict.fromkeys(MULTIPLIERS, 1.0)},
+    ways=ON_ROWS,
+    is_fused=False,
 )
 
 

@@ -69,6 +69,10 @@ class ConfigFile(Strict):
     original_max_position_embeddings: Count | None = None
     tie_word_embeddings: bool | None = None
     layer_types: list[str] | None = None
+    attention_multiplier: Positive | None = None
+    embedding_multiplier: Positive = 1.0
+    residual_multiplier: Positive = 1.0
+    logits_scaling: Positive = 1.0
     eos_token_id: TokenId | list[TokenId] | None = None
 
     @property

@@ -8,15 +8,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mini_engine.attention.dense import AttentionKernel, causal_mask
+from mini_engine.config import ModelConfig
+from mini_engine.linear import Projections
 from mini_engine.model import Attention, Layer, Qwen3, apply_rotary, rms_norm, rotary_frequencies, rotary_table
+from mini_engine.weights import Weights
 
 
 class Llama(Qwen3):
     """A decoder as Llama's: ``Qwen3`` without the norm of each head, unless the family has another one."""
 
+    def __init__(self, config: ModelConfig, weights: Weights, projections: Projections | None = None) -> None:
+        """Take everything out of ``weights``."""
+        super().__init__(config, weights, projections)
+        if config.logits_scaling != 1:
+            head = self.lm_head
+            self.lm_head = lambda x: head(x) / config.logits_scaling
+
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
         x = F.embedding(input_ids, self.embedding)  # [T, H]
+        if self.config.embedding_multiplier != 1:
+            x = x * self.config.embedding_multiplier
         cos, sin = self.rotary(positions, x.dtype)
         for index, layer in enumerate(self.layers):
             x = x + self.attention_block(index, layer, x, cos, sin, attention)
@@ -78,5 +91,21 @@ class Llama(Qwen3):
         return x if self.config.family.norms_after else self.norm(x, weight)
 
     def norm_after(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Norm what comes out of a block, if the family does. [T, H] -> [T, H]."""
+        """Norm what comes out of a block, or multiply it, if the family does. [T, H] -> [T, H]."""
+        if self.config.residual_multiplier != 1:
+            return x * self.config.residual_multiplier
         return self.norm(x, weight) if self.config.family.norms_after else x
+
+
+def sdpa_with(scale: float) -> AttentionKernel:
+    """Return ``sdpa_attention`` whose scores are multiplied by ``scale`` instead of 1 / sqrt(D)."""
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q_len, kv_len = q.shape[1], k.shape[1]
+        mask = causal_mask(q_len, kv_len, q.device) if 1 < q_len < kv_len else None
+        is_causal, is_grouped = q_len > 1 and mask is None, q.shape[0] != k.shape[0]
+        return F.scaled_dot_product_attention(
+            q[None], k[None], v[None], mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
+        )[0]
+
+    return kernel

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    GraniteConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -34,6 +35,7 @@ from mini_engine.driver import GreedyDriver
 from mini_engine.families import FAMILIES
 from mini_engine.llm import build_model, load_driver, load_model, make_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.server.attention import attention_of_last
 from mini_engine.viz.forward.measure import trace_forward
 from tests.conftest import skip_without_bfloat16
 from tests.support.shapes import peer_logits, teacher_forced
@@ -47,6 +49,7 @@ CONFIGS: dict[str, Any] = {
     "ministral": MinistralConfig,
     "olmo2": Olmo2Config,
     "olmo3": Olmo3Config,
+    "granite": GraniteConfig,
 }
 SLIDING = "sliding_attention"  # of layer_types
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 1.2}
@@ -82,6 +85,10 @@ def draw(family: str, number: int) -> Any:
     if family == "ministral":
         kinds = ["full_attention", SLIDING]
         changes |= {"sliding_window": 320 + number, "layer_types": [None, kinds, kinds[:1] * 2][number % 3]}
+    if family == "granite":
+        changes |= {"attention_bias": number % 2 == 1, "mlp_bias": number % 3 == 1, "embedding_multiplier": 12.0}
+        changes |= {"attention_multiplier": [1 / size, 0.3, 1][number % 3], "residual_multiplier": 0.22}
+        changes["logits_scaling"] = [1, 8.0, 6.3][number // 2]
     if family in ("olmo2", "olmo3"):
         changes |= {"pad_token_id": 0, "eos_token_id": 5, "attention_bias": number % 2 == 1}
     if family == "olmo3":
@@ -160,7 +167,16 @@ def test_the_plain_way_has_the_bits_of_transformers(family: str, number: int, dt
 @pytest.mark.parametrize("compute", WAYS)
 @pytest.mark.parametrize(
     ("family", "number"),
-    [("qwen2", 0), ("llama", 1), ("llama", 4), ("smollm3", 1), ("mistral", 1), ("olmo2", 1), ("olmo3", 2)],
+    [
+        ("qwen2", 0),
+        ("llama", 1),
+        ("llama", 4),
+        ("smollm3", 1),
+        ("mistral", 1),
+        ("olmo2", 1),
+        ("olmo3", 2),
+        ("granite", 4),
+    ],
 )
 def test_every_way_computes_a_family(family: str, number: int, compute: str, batch_invariant: bool) -> None:
     ids, prompt = tokens_for(compute)
@@ -172,7 +188,7 @@ def test_every_way_computes_a_family(family: str, number: int, compute: str, bat
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("compute", ["packed", "fast"])
-@pytest.mark.parametrize("family", ["qwen2", "llama", "smollm3", "mistral", "olmo2", "olmo3"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "smollm3", "mistral", "olmo2", "olmo3", "granite"])
 def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> None:
     skip_without_bfloat16("bfloat16")
     driver = loaded(family, 1, compute, batch_invariant=batch_invariant, dtype="bfloat16")
@@ -198,7 +214,14 @@ def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compu
 
 @pytest.mark.parametrize(
     ("family", "compute"),
-    [("llama", "reference"), ("qwen2", "packed"), ("mistral", "fast"), ("llama", "compiled"), ("olmo3", "fast")],
+    [
+        ("llama", "reference"),
+        ("qwen2", "packed"),
+        ("mistral", "fast"),
+        ("llama", "compiled"),
+        ("olmo3", "fast"),
+        ("granite", "reference"),
+    ],
 )
 def test_batches_chunks_preemption_and_a_cache_change_no_bit(family: str, compute: str) -> None:
     prompts = [IDS[:24] + IDS[50 + 3 * n : 55 + 4 * n] for n in range(6)]
@@ -232,6 +255,21 @@ def test_a_trace_computes_what_the_model_computes() -> None:
     assert torch.equal(
         trace.logits, driver.model(torch.tensor(IDS[:9]), torch.arange(9), DenseAttention(sdpa_attention))
     )
+
+
+def test_no_trace_is_made_of_other_scores() -> None:
+    with pytest.raises(ValueError, match=r"multiplies scores by 0\.3, and a record knows"):
+        trace_forward(loaded("granite", 1).model, IDS[:9])
+
+
+def test_the_page_shows_what_a_token_looked_at_with_scores_of_another_factor() -> None:
+    model = peer("granite", 4, "float32")
+    model.set_attn_implementation("eager")
+    seen = model(torch.tensor([IDS[:9]]), output_attentions=True).attentions[1][0, :, -1].mean(0)  # of [1, Hq, T, T]
+    model.set_attn_implementation("sdpa")
+    shown = torch.tensor(attention_of_last(loaded("granite", 4).model, IDS[:9], 1))
+    torch.testing.assert_close(shown, seen, rtol=0, atol=1e-6)
+    assert float(seen.detach().max()) < 0.9  # a factor shows in it
 
 
 @pytest.mark.parametrize(("family", "number"), [("qwen2", 0), ("llama", 1)])

@@ -96,8 +96,14 @@ def attention_weights(q: Tensor, k: Tensor) -> Tensor:
 def trace_forward(model: Qwen3, token_ids: Sequence[int], attention: Attention | None = None) -> ForwardTrace:
     """Run ``token_ids`` as one sequence and return everything that was computed; default attention: eager.
 
-    Raises ``ValueError`` for a fused model, whose blocks are not the ones that are recorded.
+    Raises ``ValueError`` for a fused model, whose blocks are not the ones that are recorded, and for one that
+    multiplies scores by a number of its own.
     """
+    if model.config.attention_multiplier is not None:
+        raise ValueError(
+            f"the model multiplies scores by {model.config.attention_multiplier}, and a record knows 1 / sqrt(head_dim)"
+            " alone; record another model"
+        )
     if isinstance(model, FusedQwen3):
         raise ValueError(
             "a model with packed weights is fused and has no separate blocks; load it with compute='reference'"
