@@ -5,6 +5,7 @@ Files come from outside, so each fault is one ``ValueError`` that names the file
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from mini_engine.checks import key_twice
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.families import EMBEDDING, FAMILIES, HEAD, UNREAD
 from mini_engine.hf_files import GenerationFile, IndexFile, check_generation, parse
-from mini_engine.weights import StoredWeights, opened
+from mini_engine.weights import Index, StoredWeights, opened
 
 if TYPE_CHECKING:  # imported where a tokenizer is loaded: it takes two seconds, and engines work on token ids
     from transformers import PreTrainedTokenizerBase
@@ -192,12 +193,18 @@ def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progres
     """
     needed = model.weight_shapes()
     shapes = {HEAD: needed[EMBEDDING]} | needed if model.tie_word_embeddings else needed  # stored twice, or as either
-    places: dict[str, tuple[Path, str]] = {}
-    for file, name, tensor in stored_tensors(folder):
-        if name.endswith(UNREAD):
+    places: dict[str, tuple[Path, str, Index]] = {}
+    for file, stored, tensor in stored_tensors(folder):
+        if stored.endswith(UNREAD):
             continue
-        check_tensor(file, name, tensor, shapes)
-        places[name] = file, name
+        inside = experts_in(model, stored)
+        if () not in inside.values():
+            each = [shapes[name] for name in inside if name in shapes]
+            rows = sum(shape[0] for shape in each) // model.num_experts
+            check_tensor(file, stored, tensor, {stored: (model.num_experts, rows, each[0][1])} if each else {})
+        for name, index in inside.items():
+            check_tensor(file, name, tensor[index], shapes)
+            places[name] = file, stored, index
     weights = StoredWeights(places, getattr(torch, engine.dtype), engine.device)
     if model.tie_word_embeddings and HEAD in places:
         if EMBEDDING in places and not torch.equal(weights.take(HEAD), weights.take(EMBEDDING)):
@@ -212,6 +219,28 @@ def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progres
         raise ValueError(f"{folder} lacks {len(missing)} tensors, the first is {missing[0]}; is {guess} missing?")
     weights.bar = tqdm(total=len(places), desc="loading weights", unit="tensor", disable=not progress, leave=False)
     return weights
+
+
+def experts_in(model: ModelConfig, stored: str) -> dict[str, Index]:
+    """Return the names of the weights in a ``stored`` tensor, and the place of each: itself, or those of all experts.
+
+    transformers 5 can store one stack for the experts of a layer, and calls every MLP "mlp" then.
+    """
+    part = model.family.parts.get("expert_gates")
+    if part is None:
+        return {stored: ()}
+    found = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj", stored)
+    if found is None:
+        return {stored.replace(".mlp.", f".{part.stored.split('.')[0]}."): ()}
+    size, kinds = (
+        model.intermediate_size,
+        ("expert_gates", "expert_ups") if found[2] == "gate_up" else ("expert_downs",),
+    )
+    return {
+        names["weight"]: (expert, slice(place * size, (place + 1) * size)) if len(kinds) > 1 else (expert,)
+        for place, kind in enumerate(kinds)
+        for expert, names in enumerate(model.names(model.family.parts[kind], int(found[1])))
+    }
 
 
 def check_tensor(file: Path, name: str, tensor: Tensor, shapes: dict[str, tuple[int, ...]]) -> None:

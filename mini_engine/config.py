@@ -52,7 +52,8 @@ class ModelConfig:
     so ``max_position_embeddings`` is no larger. ``unrotated_layers``: numbers of layers whose heads are not turned.
     ``unscaled_layers``: those that turn them without ``rope_scaling``. ``attention_multiplier``: the factor of scores,
     ``None`` for 1 / sqrt(head_dim). The other multipliers are factors of what the embedding and each block give. Logits
-    are divided by ``logits_scaling``.
+    are divided by ``logits_scaling``. Of ``num_experts`` MLPs of ``intermediate_size`` each token goes through
+    ``num_experts_per_tok``; ``norm_topk_prob``: its shares of them are scaled to a sum of 1.
     """
 
     vocab_size: int
@@ -77,6 +78,9 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    norm_topk_prob: bool = True
 
     def __post_init__(self) -> None:
         """Check that the sizes make a model of a known family. Raises ``ValueError`` naming the field."""
@@ -97,6 +101,11 @@ class ModelConfig:
             raise ValueError(
                 f"num_attention_heads is {self.num_attention_heads} and num_key_value_heads "
                 f"{self.num_key_value_heads}; every key-value head must serve the same number of query heads"
+            )
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok is {self.num_experts_per_tok} and num_experts {self.num_experts}; a token goes "
+                "through at most all of them"
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary embedding turns pairs, so it must be even")
@@ -128,7 +137,7 @@ class ModelConfig:
         scaling = file.rope_scaling_fields
         biases = {part.has_bias for part in family.parts.values() if isinstance(part.has_bias, str)}
         return cls(
-            **{key: getattr(file, key) for key in REQUIRED_KEYS},
+            **{**{key: getattr(file, key) for key in REQUIRED_KEYS}, **file.experts(family)},
             **{name: bool(getattr(file, name)) for name in biases},
             **{name: getattr(file, name) for name in MULTIPLIERS if name in family.defaults},
             num_key_value_heads=file.num_key_value_heads or file.num_attention_heads,
@@ -152,6 +161,11 @@ class ModelConfig:
         """Whether this model has a bias in a part of its layers."""
         return bool(getattr(self, part.has_bias)) if isinstance(part.has_bias, str) else part.has_bias
 
+    def names(self, part: Part, layer: int) -> list[dict[str, str]]:
+        """Return the names of a part's tensors in a checkpoint, as ``Part.names`` does: one mapping for each expert."""
+        experts = range(self.num_experts) if part.is_of_expert else range(1)
+        return [part.names(layer, self.has_bias(part), expert) for expert in experts]
+
     @property
     def q_size(self) -> int:
         """The features of all query heads, ``Hq * D``."""
@@ -171,8 +185,8 @@ class ModelConfig:
         for layer in range(self.num_hidden_layers):
             for part in self.family.parts.values():
                 shape = tuple(getattr(self, size) for size in part.shape)
-                names = part.names(layer, self.has_bias(part))
-                shapes |= {name: shape if kind == "weight" else shape[:1] for kind, name in names.items()}
+                for names in self.names(part, layer):
+                    shapes |= {name: shape if kind == "weight" else shape[:1] for kind, name in names.items()}
         shapes[FINAL_NORM] = (self.hidden_size,)
         if not self.tie_word_embeddings:
             shapes[HEAD] = shapes[EMBEDDING]

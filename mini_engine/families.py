@@ -16,17 +16,22 @@ class Part:
     """A vector or a matrix of every layer: its name there in a checkpoint, and its shape in sizes of ``ModelConfig``.
 
     A matrix is [out features, in features]. ``has_bias``: whether its product adds a vector [out features], or the
-    field of ``ModelConfig`` that says so.
+    field of ``ModelConfig`` that says so. A name with "{expert}" stands for one in each expert.
     """
 
     stored: str
     shape: tuple[str, ...]
     has_bias: bool | str = False
 
-    def names(self, layer: int, has_bias: bool) -> dict[str, str]:
+    @property
+    def is_of_expert(self) -> bool:
+        """Whether each expert of a layer has one."""
+        return "{expert}" in self.stored
+
+    def names(self, layer: int, has_bias: bool, expert: int = 0) -> dict[str, str]:
         """Return the names of its tensors in a checkpoint, by what they are: "weight", perhaps "bias"."""
         kinds = ("weight", "bias") if has_bias else ("weight",)
-        return {kind: f"model.layers.{layer}.{self.stored}.{kind}" for kind in kinds}
+        return {kind: f"model.layers.{layer}.{self.stored.format(expert=expert)}.{kind}" for kind in kinds}
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class Family:
     ``slides_by_layer``: ``layer_types`` says which layers have the window of ``sliding_window``; otherwise all have.
     ``scales_full_layers``: ``rope_scaling`` is for the layers that have none. ``norms_after``: a layer norms what comes
     out of its attention and its MLP, not what goes in. ``rounds_late``: norms and rotations are computed in float32 to
-    their end. ``is_fused``: "packed" and "fast" have fewer operations for it.
+    their end. ``rounds_shares``: a token's shares of its experts are rounded before they are applied. ``is_fused``:
+    "packed" and "fast" have fewer operations for it.
     """
 
     models: str
@@ -54,6 +60,7 @@ class Family:
     norms_after: bool = False
     rounds_late: bool = False
     scales_full_layers: bool = False
+    rounds_shares: bool = False
     is_fused: bool = True
 
 
@@ -90,6 +97,20 @@ def parts_of_olmo() -> dict[str, Part]:
         "post_attention_norm": Part("post_feedforward_layernorm", ("hidden_size",)),
     }
     return parts(norms_heads=True, attention=bias, output=bias) | norms
+
+
+def with_experts(dense: Mapping[str, Part], mlp: str, gate: str, up: str, down: str) -> dict[str, Part]:
+    """Return the parts of a ``dense`` layer whose MLP, called ``mlp`` in a checkpoint, is split among experts.
+
+    ``gate``, ``up`` and ``down``: the names of an expert's matrices there.
+    """
+    kept = {name: part for name, part in dense.items() if not part.stored.startswith("mlp.")}
+    return kept | {
+        "router": Part(f"{mlp}.gate", ("num_experts", "hidden_size")),
+        "expert_gates": Part(f"{mlp}.experts.{{expert}}.{gate}", ("intermediate_size", "hidden_size")),
+        "expert_ups": Part(f"{mlp}.experts.{{expert}}.{up}", ("intermediate_size", "hidden_size")),
+        "expert_downs": Part(f"{mlp}.experts.{{expert}}.{down}", ("hidden_size", "intermediate_size")),
+    }
 
 
 MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
@@ -165,6 +186,34 @@ FAMILIES["granite"] = replace(
     models="Granite 3, dense",
     differs="as Llama; config.json multiplies embeddings, scores, what each block adds, and logits",
     defaults={"rope_theta": 10_000.0, **dict.fromkeys(MULTIPLIERS, 1.0)},
+    ways=ON_ROWS,
+    is_fused=False,
+)
+FAMILIES["qwen3_moe"] = Family(
+    models="Qwen3, mixture of experts",
+    differs="each token goes through a few of many MLPs; biases where config.json says so",
+    parts=with_experts(
+        parts(norms_heads=True, attention="attention_bias", output="attention_bias"),
+        *("mlp", "gate_proj", "up_proj", "down_proj"),
+    ),
+    computes_only={**SILU, **FULL, "mlp_only_layers": (None, []), "decoder_sparse_step": (None, 1)},
+    defaults={
+        **{"rope_theta": 10_000.0, "num_key_value_heads": 4, "num_local_experts": 128, "num_experts_per_tok": 8},
+        **{"moe_intermediate_size": 768, "norm_topk_prob": False},
+    },
+    ways=ON_ROWS,
+    rounds_shares=True,
+    is_fused=False,
+)
+FAMILIES["mixtral"] = Family(
+    models="Mixtral",
+    differs="heads are not normed; each token goes through a few of many MLPs; a request ends at the window, if any",
+    parts=with_experts(parts(norms_heads=False), "block_sparse_moe", "w1", "w3", "w2"),
+    computes_only={**SILU, "norm_topk_prob": (None, True)},
+    defaults={
+        **{"rope_theta": 1_000_000.0, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+        **{"sliding_window": None, "norm_topk_prob": True},
+    },
     ways=ON_ROWS,
     is_fused=False,
 )

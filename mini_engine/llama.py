@@ -4,15 +4,27 @@ A trait that a family does not have is a branch that is not taken. Whether a pro
 as well; L1's ``_layer`` hands it to the products.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.attention.dense import AttentionKernel, causal_mask
 from mini_engine.config import ModelConfig
-from mini_engine.linear import Projections
+from mini_engine.linear import Linear, Projections
 from mini_engine.model import Attention, Layer, Qwen3, apply_rotary, rms_norm, rotary_frequencies, rotary_table
-from mini_engine.weights import Weights
+from mini_engine.weights import LayerWeights, Matrix, Weights, stacked
+
+
+@dataclass(frozen=True)
+class SparseLayer(Layer):
+    """A layer whose MLP is split among experts; its ``gate_proj``, ``up_proj`` and ``down_proj`` are ``None``."""
+
+    router: Linear  # [T, H] -> [T, E]
+    experts: Sequence[tuple[Linear, Linear]]  # E times [rows, H] -> [rows, 2 F], gate and up; [rows, F] -> [rows, H]
 
 
 class Llama(Qwen3):
@@ -24,6 +36,21 @@ class Llama(Qwen3):
         if config.logits_scaling != 1:
             head = self.lm_head
             self.lm_head = lambda x: head(x) / config.logits_scaling
+
+    def _layer(self, own: LayerWeights) -> Layer:
+        """Turn the matrices of one layer into products."""
+        if not own.expert_gates:
+            return super()._layer(own)
+        linear = self.projections.linear
+        made = dict[str, Any]()
+        for name, value in vars(own).items():
+            if isinstance(value, Matrix):
+                made[name] = linear(*value) if value.weight.numel() else None
+            elif isinstance(value, Tensor):
+                made[name] = value
+        of_experts = zip(own.expert_gates, own.expert_ups, own.expert_downs, strict=True)
+        experts = [(linear(*stacked(gate, up)), linear(*down)) for gate, up, down in of_experts]
+        return SparseLayer(**made, experts=experts)
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
@@ -67,8 +94,31 @@ class Llama(Qwen3):
     def mlp_block(self, layer: Layer, x: Tensor) -> Tensor:
         """SwiGLU of the normed rows. ``x`` [T, H] -> [T, H] (without residual)."""
         x = self.norm_before(x, layer.post_attention_norm)
-        x = layer.down_proj(self.projections.silu(layer.gate_proj(x)) * layer.up_proj(x))
+        if isinstance(layer, SparseLayer):
+            x = self.experts(layer, x)
+        else:
+            x = layer.down_proj(self.projections.silu(layer.gate_proj(x)) * layer.up_proj(x))
         return self.norm_after(x, layer.post_attention_norm)
+
+    def experts(self, layer: SparseLayer, x: Tensor) -> Tensor:
+        """Send each row through the experts that the router prefers, and add up their shares. ``x`` [T, H] -> [T, H].
+
+        Expert after expert, the lowest first, multiplies its rows; a row's sum is rounded after each of them.
+        """
+        cfg = self.config
+        shares, chosen = layer.router(x).float().softmax(-1).topk(cfg.num_experts_per_tok)  # [T, K] each
+        if cfg.norm_topk_prob:
+            shares = shares / shares.sum(-1, keepdim=True)
+        if cfg.family.rounds_shares:
+            shares = shares.to(x.dtype)
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            ranks, rows = torch.where(chosen.T.eq(expert))
+            gate_up, down = layer.experts[expert]
+            gate, up = gate_up(x[rows]).chunk(2, dim=-1)  # [rows, F] each
+            update = down(self.projections.silu(gate) * up) * shares[rows, ranks, None]  # [rows, H]
+            out.index_add_(0, rows, update.to(x.dtype))
+        return out
 
     def heads(self, x: Tensor, weight: Tensor) -> Tensor:
         """Cut rows into heads, normed if there is a ``weight``: [D] for each, or one for the whole row of all heads.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -20,16 +20,19 @@ from transformers import (
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Olmo3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.pool import KVPool
+from mini_engine.checkpoint import experts_in
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.families import FAMILIES
@@ -50,12 +53,15 @@ CONFIGS: dict[str, Any] = {
     "olmo2": Olmo2Config,
     "olmo3": Olmo3Config,
     "granite": GraniteConfig,
+    "qwen3_moe": Qwen3MoeConfig,
+    "mixtral": MixtralConfig,
 }
 SLIDING = "sliding_attention"  # of layer_types
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 1.2}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 DRAWS = 6
 LENGTHS = (1, 2, 7, 33, 130, 300)  # of prompts
+SPARSE = [("qwen3_moe", 3), ("mixtral", 2)]  # family, number of the draw
 LIBRARY = {"compiled": "numba", "triton": "triton"}
 WAYS = ["reference", "packed", "fast", "compiled", "triton"]
 IDS = [(7 * i * i + 3 * i) % 131 for i in range(304)]
@@ -85,6 +91,17 @@ def draw(family: str, number: int) -> Any:
     if family == "ministral":
         kinds = ["full_attention", SLIDING]
         changes |= {"sliding_window": 320 + number, "layer_types": [None, kinds, kinds[:1] * 2][number % 3]}
+    if family in ("qwen3_moe", "mixtral"):
+        changes |= {"num_local_experts": 5 + number, "num_experts_per_tok": 1 + number % 4}
+    if family == "mixtral":
+        changes["sliding_window"] = [None, 400][number % 2]
+    if family == "qwen3_moe":
+        changes |= {
+            "head_dim": size,
+            "moe_intermediate_size": drawn.choice([20, 36]),
+            "norm_topk_prob": number % 2 == 1,
+        }
+        changes["attention_bias"] = number % 3 == 1
     if family == "granite":
         changes |= {"attention_bias": number % 2 == 1, "mlp_bias": number % 3 == 1, "embedding_multiplier": 12.0}
         changes |= {"attention_multiplier": [1 / size, 0.3, 1][number % 3], "residual_multiplier": 0.22}
@@ -112,9 +129,12 @@ def draw(family: str, number: int) -> Any:
 
 @cache
 def peer(family: str, number: int, dtype: str) -> Any:
-    """Return the model of transformers: its norms and biases are random, its tensors in memory of their own."""
+    """Return the model of transformers: its norms and biases are random, its tensors in memory of their own.
+
+    Its experts run one after the other, which is not the default there.
+    """
     torch.manual_seed(number)
-    model = AutoModelForCausalLM.from_config(draw(family, number))
+    model = AutoModelForCausalLM.from_config(draw(family, number), experts_implementation="eager")
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -132,7 +152,8 @@ def loaded(family: str, number: int, compute: str = "reference", **options: Any)
         pytest.importorskip(LIBRARY[compute])
     model = peer(family, number, options.get("dtype", "float32"))
     config = ModelConfig.from_hf(model.config.to_dict())
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = model.state_dict().items()
+    weights = {own: tensor[at].clone() for name, tensor in state for own, at in experts_in(config, name).items()}
     weights = {name: weights[name] for name in config.weight_shapes()}
     engine = EngineConfig(compute=compute, **options)  # type: ignore[arg-type]
     return make_driver(build_model(config, weights, engine), engine)
@@ -188,7 +209,9 @@ def test_every_way_computes_a_family(family: str, number: int, compute: str, bat
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("compute", ["packed", "fast"])
-@pytest.mark.parametrize("family", ["qwen2", "llama", "smollm3", "mistral", "olmo2", "olmo3", "granite"])
+@pytest.mark.parametrize(
+    "family", ["qwen2", "llama", "smollm3", "mistral", "olmo2", "olmo3", "granite", "qwen3_moe", "mixtral"]
+)
 def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> None:
     skip_without_bfloat16("bfloat16")
     driver = loaded(family, 1, compute, batch_invariant=batch_invariant, dtype="bfloat16")
@@ -294,9 +317,37 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_checkpoint_that_transformers_saved_is_loaded(folder: Path) -> None:
-    expected = peer_logits(peer("qwen2", 0, "float32"), IDS[:40], 30)
-    assert torch.equal(teacher_forced(load_driver(folder), IDS[:40], 30), expected)
+@pytest.mark.parametrize("is_original", [True, False])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_checkpoint_that_transformers_saved_is_loaded(tmp_path: Path, family: str, is_original: bool) -> None:
+    """In the format of the models that were published, or as transformers 5 holds it: with stacks of experts."""
+    peer(family, 2, "float32").save_pretrained(tmp_path, save_original_format=is_original)
+    expected = peer_logits(peer(family, 2, "float32"), IDS[:40], 30)
+    assert torch.equal(teacher_forced(load_driver(tmp_path), IDS[:40], 30), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("layers.1.mlp.experts.down_proj", lambda stack: stack[:-1], r"has shape \(6, .* config.json asks for \(7, "),
+        ("layers.0.mlp.experts.gate_up_proj", lambda stack: stack[:, :-2], "gate_up_proj has shape"),
+        ("layers.7.mlp.experts.down_proj", None, "holds an unknown tensor model.layers.7.mlp.experts.down_proj"),
+    ],
+)
+def test_a_stack_of_experts_that_does_not_fit_is_refused(tmp_path: Path, name: str, change: Any, words: str) -> None:
+    peer("mixtral", 2, "float32").save_pretrained(tmp_path, save_original_format=False)
+    file, name = tmp_path / "model.safetensors", f"model.{name}"
+    tensors = load_file(file)
+    tensors[name] = change(tensors[name]).contiguous() if change else torch.ones(7, 2, 2)
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=words):
+        load_model(tmp_path, EngineConfig())
+
+
+def test_more_experts_for_a_token_than_there_are_is_refused() -> None:
+    raw = CONFIGS["qwen3_moe"]().to_dict() | {"num_experts": 4}  # the field's name in files of transformers 4
+    with pytest.raises(ValueError, match="num_experts_per_tok is 8 and num_experts 4"):
+        ModelConfig.from_hf(raw)
 
 
 def test_a_checkpoint_without_a_bias_is_refused_by_its_name(folder: Path) -> None:
@@ -371,6 +422,8 @@ def test_what_a_family_does_not_compute_is_refused() -> None:
         ("gemma", {}, "this engine runs models of 'qwen3', 'qwen2', 'llama', "),
         ("mistral", {"layer_types": ["sliding_attention"] * 32}, "layer_types 'sliding_attention'"),
         ("ministral", {"sliding_window": None}, "layer_types 'sliding_attention'"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
     ]:
         raw = CONFIGS.get(family, LlamaConfig)().to_dict() | {"model_type": family} | change
         with pytest.raises(ValueError, match=words):
