@@ -40,6 +40,7 @@ READ_FILES = [
     "added_tokens.json",
     "chat_template.jinja",
 ]
+STACKS = {"gate_up": ("expert_gates", "expert_ups"), "down": ("expert_downs",)}  # what transformers 5 puts into one
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -226,20 +227,18 @@ def experts_in(model: ModelConfig, stored: str) -> dict[str, Index]:
 
     transformers 5 can store one stack for the experts of a layer, and calls every MLP "mlp" then.
     """
-    part = model.family.parts.get("expert_gates")
-    if part is None:
+    parts = model.family.parts
+    if "expert_gates" not in parts:
         return {stored: ()}
     found = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj", stored)
     if found is None:
-        return {stored.replace(".mlp.", f".{part.stored.split('.')[0]}."): ()}
-    size, kinds = (
-        model.intermediate_size,
-        ("expert_gates", "expert_ups") if found[2] == "gate_up" else ("expert_downs",),
-    )
+        return {stored.replace(".mlp.", f".{parts['router'].stored.removesuffix('gate')}"): ()}
+    kinds = [parts[kind] for kind in STACKS[found[2]]]
+    size = getattr(model, kinds[0].shape[0])
     return {
-        names["weight"]: (expert, slice(place * size, (place + 1) * size)) if len(kinds) > 1 else (expert,)
-        for place, kind in enumerate(kinds)
-        for expert, names in enumerate(model.names(model.family.parts[kind], int(found[1])))
+        names["weight"]: (expert, slice(place * size, (place + 1) * size))
+        for place, part in enumerate(kinds)
+        for expert, names in enumerate(model.names(part, int(found[1])))
     }
 
 

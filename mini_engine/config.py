@@ -9,7 +9,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from mini_engine.checks import device_name, flag, one_of, or_none, registered, seconds, whole
-from mini_engine.families import EMBEDDING, FINAL_NORM, HEAD, MULTIPLIERS, Family, Part, family_of
+from mini_engine.families import EMBEDDING, FINAL_NORM, HEAD, Family, Part, family_of
 from mini_engine.other_names import knows_other_names
 
 Dtype = Literal["float32", "bfloat16"]
@@ -52,8 +52,9 @@ class ModelConfig:
     so ``max_position_embeddings`` is no larger. ``unrotated_layers``: numbers of layers whose heads are not turned.
     ``unscaled_layers``: those that turn them without ``rope_scaling``. ``attention_multiplier``: the factor of scores,
     ``None`` for 1 / sqrt(head_dim). The other multipliers are factors of what the embedding and each block give. Logits
-    are divided by ``logits_scaling``. Of ``num_experts`` MLPs of ``intermediate_size`` each token goes through
-    ``num_experts_per_tok``; ``norm_topk_prob``: its shares of them are scaled to a sum of 1.
+    are divided by ``logits_scaling``. Of ``num_experts`` MLPs each token goes through ``num_experts_per_tok``;
+    ``norm_topk_prob``: its shares of them are scaled to a sum of 1. ``moe_intermediate_size``: their size, if it is not
+    ``intermediate_size``.
     """
 
     vocab_size: int
@@ -81,6 +82,7 @@ class ModelConfig:
     num_experts: int = 0
     num_experts_per_tok: int = 0
     norm_topk_prob: bool = True
+    moe_intermediate_size: int = 0
 
     def __post_init__(self) -> None:
         """Check that the sizes make a model of a known family. Raises ``ValueError`` naming the field."""
@@ -137,9 +139,8 @@ class ModelConfig:
         scaling = file.rope_scaling_fields
         biases = {part.has_bias for part in family.parts.values() if isinstance(part.has_bias, str)}
         return cls(
-            **{**{key: getattr(file, key) for key in REQUIRED_KEYS}, **file.experts(family)},
+            **{key: getattr(file, key) for key in (*REQUIRED_KEYS, *family.reads)},
             **{name: bool(getattr(file, name)) for name in biases},
-            **{name: getattr(file, name) for name in MULTIPLIERS if name in family.defaults},
             num_key_value_heads=file.num_key_value_heads or file.num_attention_heads,
             head_dim=file.head_dim or file.hidden_size // file.num_attention_heads,
             max_position_embeddings=min(file.max_position_embeddings, window or file.max_position_embeddings),

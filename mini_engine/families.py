@@ -41,12 +41,11 @@ class Family:
     ``models``: names that people know. ``differs``: from Qwen3, in words. ``parts``: each field of
     ``weights.LayerWeights``, in the order of the forward pass. ``computes_only``: fields of ``config.json``, and the
     values of each that the forward pass computes. ``defaults``: what transformers takes for fields that are not there.
-    ``ways``: the values of ``EngineConfig.compute`` that can run it. ``skips_rotation``: some layers turn no heads.
+    ``reads``: fields of ``ModelConfig`` that no other file has. ``skips_rotation``: some layers turn no heads.
     ``slides_by_layer``: ``layer_types`` says which layers have the window of ``sliding_window``; otherwise all have.
     ``scales_full_layers``: ``rope_scaling`` is for the layers that have none. ``norms_after``: a layer norms what comes
-    out of its attention and its MLP, not what goes in. ``rounds_late``: norms and rotations are computed in float32 to
-    their end. ``rounds_shares``: a token's shares of its experts are rounded before they are applied. ``is_fused``:
-    "packed" and "fast" have fewer operations for it.
+    out of its attention and its MLP, not what goes in; norms and rotations are computed in float32 to their end.
+    ``rounds_shares``: a token's shares of its experts are rounded before they are applied.
     """
 
     models: str
@@ -54,14 +53,23 @@ class Family:
     parts: Mapping[str, Part]
     computes_only: Mapping[str, tuple[object, ...]]
     defaults: Mapping[str, object]
-    ways: tuple[str, ...] = ("reference", "packed", "fast", "compiled", "triton")
+    reads: tuple[str, ...] = ()
     skips_rotation: bool = False
     slides_by_layer: bool = False
-    norms_after: bool = False
-    rounds_late: bool = False
     scales_full_layers: bool = False
+    norms_after: bool = False
     rounds_shares: bool = False
-    is_fused: bool = True
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether "packed" and "fast" have fewer operations for it (``fast/fused.py``)."""
+        return not (self.norms_after or self.reads)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The values of ``EngineConfig.compute`` that can run it."""
+        more = ("compiled", "triton") if self.is_fused and not self.skips_rotation else ()
+        return ("reference", "packed", "fast", *more)
 
 
 def parts(
@@ -99,23 +107,25 @@ def parts_of_olmo() -> dict[str, Part]:
     return parts(norms_heads=True, attention=bias, output=bias) | norms
 
 
-def with_experts(dense: Mapping[str, Part], mlp: str, gate: str, up: str, down: str) -> dict[str, Part]:
-    """Return the parts of a ``dense`` layer whose MLP, called ``mlp`` in a checkpoint, is split among experts.
+def with_experts(dense: Mapping[str, Part], mlp: str, matrices: tuple[str, str, str], size: str) -> dict[str, Part]:
+    """Return the parts of a ``dense`` layer whose MLP is split among experts.
 
-    ``gate``, ``up`` and ``down``: the names of an expert's matrices there.
+    ``mlp`` and ``matrices``: what a checkpoint calls the MLP and an expert's gate, up and down. ``size``: the field of
+    ``ModelConfig`` with the intermediate size of an expert.
     """
     kept = {name: part for name, part in dense.items() if not part.stored.startswith("mlp.")}
+    gate, up, down = (f"{mlp}.experts.{{expert}}.{name}" for name in matrices)
     return kept | {
         "router": Part(f"{mlp}.gate", ("num_experts", "hidden_size")),
-        "expert_gates": Part(f"{mlp}.experts.{{expert}}.{gate}", ("intermediate_size", "hidden_size")),
-        "expert_ups": Part(f"{mlp}.experts.{{expert}}.{up}", ("intermediate_size", "hidden_size")),
-        "expert_downs": Part(f"{mlp}.experts.{{expert}}.{down}", ("hidden_size", "intermediate_size")),
+        "expert_gates": Part(gate, (size, "hidden_size")),
+        "expert_ups": Part(up, (size, "hidden_size")),
+        "expert_downs": Part(down, ("hidden_size", size)),
     }
 
 
 MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+EXPERTS = ("num_experts", "num_experts_per_tok", "norm_topk_prob")
 SILU = {"hidden_act": (None, "silu")}
-ON_ROWS = ("reference", "packed", "fast")  # compute
 FULL = {"use_sliding_window": (None, False)}  # every layer sees all positions
 FAMILIES = {
     "qwen3": Family(
@@ -145,7 +155,6 @@ FAMILIES = {
         parts=parts(norms_heads=False, attention="attention_bias", output="attention_bias", mlp="mlp_bias"),
         computes_only={**SILU, **FULL},
         defaults={"rope_theta": 2_000_000.0, "num_key_value_heads": 4, "tie_word_embeddings": True},
-        ways=ON_ROWS,
         skips_rotation=True,
     ),
     "mistral": Family(
@@ -168,10 +177,7 @@ FAMILIES["olmo2"] = Family(
     parts=parts_of_olmo(),
     computes_only=SILU,
     defaults={"rope_theta": 10_000.0},
-    ways=ON_ROWS,
     norms_after=True,
-    rounds_late=True,
-    is_fused=False,
 )
 FAMILIES["olmo3"] = replace(
     FAMILIES["olmo2"],
@@ -185,37 +191,28 @@ FAMILIES["granite"] = replace(
     FAMILIES["llama"],
     models="Granite 3, dense",
     differs="as Llama; config.json multiplies embeddings, scores, what each block adds, and logits",
-    defaults={"rope_theta": 10_000.0, **dict.fromkeys(MULTIPLIERS, 1.0)},
-    ways=ON_ROWS,
-    is_fused=False,
+    defaults={"rope_theta": 10_000.0, "attention_multiplier": 1.0},
+    reads=MULTIPLIERS,
 )
+QWEN3_WITH_BIASES = parts(norms_heads=True, attention="attention_bias", output="attention_bias")
 FAMILIES["qwen3_moe"] = Family(
     models="Qwen3, mixture of experts",
     differs="each token goes through a few of many MLPs; biases where config.json says so",
-    parts=with_experts(
-        parts(norms_heads=True, attention="attention_bias", output="attention_bias"),
-        *("mlp", "gate_proj", "up_proj", "down_proj"),
-    ),
+    parts=with_experts(QWEN3_WITH_BIASES, "mlp", ("gate_proj", "up_proj", "down_proj"), "moe_intermediate_size"),
     computes_only={**SILU, **FULL, "mlp_only_layers": (None, []), "decoder_sparse_step": (None, 1)},
-    defaults={
-        **{"rope_theta": 10_000.0, "num_key_value_heads": 4, "num_local_experts": 128, "num_experts_per_tok": 8},
-        **{"moe_intermediate_size": 768, "norm_topk_prob": False},
-    },
-    ways=ON_ROWS,
+    defaults={"rope_theta": 10_000.0, "num_key_value_heads": 4}
+    | {"num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False},
+    reads=(*EXPERTS, "moe_intermediate_size"),
     rounds_shares=True,
-    is_fused=False,
 )
 FAMILIES["mixtral"] = Family(
     models="Mixtral",
     differs="heads are not normed; each token goes through a few of many MLPs; a request ends at the window, if any",
-    parts=with_experts(parts(norms_heads=False), "block_sparse_moe", "w1", "w3", "w2"),
+    parts=with_experts(parts(norms_heads=False), "block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size"),
     computes_only={**SILU, "norm_topk_prob": (None, True)},
-    defaults={
-        **{"rope_theta": 1_000_000.0, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
-        **{"sliding_window": None, "norm_topk_prob": True},
-    },
-    ways=ON_ROWS,
-    is_fused=False,
+    defaults={"rope_theta": 1_000_000.0, "num_key_value_heads": 8, "sliding_window": None}
+    | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    reads=EXPERTS,
 )
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from mini_engine.families import Family
 
@@ -73,8 +73,7 @@ class ConfigFile(Strict):
     embedding_multiplier: Positive = 1.0
     residual_multiplier: Positive = 1.0
     logits_scaling: Positive = 1.0
-    num_experts: Count | None = None
-    num_local_experts: Count | None = None
+    num_experts: Count | None = Field(None, validation_alias=AliasChoices("num_experts", "num_local_experts"))
     num_experts_per_tok: Count | None = None
     moe_intermediate_size: Count | None = None
     norm_topk_prob: bool = True
@@ -110,18 +109,6 @@ class ConfigFile(Strict):
         """The layers with a window. Where nothing says which, all but every fourth, as in OLMo 3."""
         usual = [SLIDING if (layer + 1) % 4 else "" for layer in range(self.num_hidden_layers)]
         return tuple(layer for layer, kind in enumerate(self.layer_types or usual) if kind == SLIDING)
-
-    def experts(self, family: Family) -> dict[str, Any]:
-        """Return the fields of ``ModelConfig`` of a model whose MLPs are split among experts; none for another one."""
-        if "num_local_experts" not in family.defaults:
-            return {}
-        size = self.moe_intermediate_size if "moe_intermediate_size" in family.defaults else self.intermediate_size
-        return {
-            "num_experts": self.num_experts or self.num_local_experts,  # the first in files of transformers 4
-            "num_experts_per_tok": self.num_experts_per_tok,
-            "norm_topk_prob": self.norm_topk_prob,
-            "intermediate_size": size,
-        }
 
     def window(self, family: Family) -> int | None:
         """Return how many of the newest positions a query sees in some layer; ``None`` for all of them in all."""

@@ -16,7 +16,7 @@ from mini_engine.attention.dense import AttentionKernel, causal_mask
 from mini_engine.config import ModelConfig
 from mini_engine.linear import Linear, Projections
 from mini_engine.model import Attention, Layer, Qwen3, apply_rotary, rms_norm, rotary_frequencies, rotary_table
-from mini_engine.weights import LayerWeights, Matrix, Weights, stacked
+from mini_engine.weights import LayerWeights, Matrix, Weights
 
 
 @dataclass(frozen=True)
@@ -39,42 +39,29 @@ class Llama(Qwen3):
 
     def _layer(self, own: LayerWeights) -> Layer:
         """Turn the matrices of one layer into products."""
-        if not own.expert_gates:
+        if not own.experts:
             return super()._layer(own)
         linear = self.projections.linear
-        made = dict[str, Any]()
-        for name, value in vars(own).items():
-            if isinstance(value, Matrix):
-                made[name] = linear(*value) if value.weight.numel() else None
-            elif isinstance(value, Tensor):
-                made[name] = value
-        of_experts = zip(own.expert_gates, own.expert_ups, own.expert_downs, strict=True)
-        experts = [(linear(*stacked(gate, up)), linear(*down)) for gate, up, down in of_experts]
-        return SparseLayer(**made, experts=experts)
+        fields = vars(own).items()
+        made: dict[str, Any] = {name: linear(*each) if isinstance(each, Matrix) else each for name, each in fields}
+        made["experts"] = [(linear(*gate_up), linear(*down)) for gate_up, down in own.experts]
+        return SparseLayer(**made)
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
+        cfg = self.config
         x = F.embedding(input_ids, self.embedding)  # [T, H]
-        if self.config.embedding_multiplier != 1:
-            x = x * self.config.embedding_multiplier
-        cos, sin = self.rotary(positions, x.dtype)
+        if cfg.embedding_multiplier != 1:
+            x = x * cfg.embedding_multiplier
+        dtype = torch.float32 if cfg.family.norms_after else x.dtype
+        tables = plain = self.rotary(positions, dtype)  # [T, D] each
+        if cfg.unscaled_layers:
+            plain = rotary_table(positions, rotary_frequencies(cfg.head_dim, cfg.rope_theta).to(x.device), dtype)
         for index, layer in enumerate(self.layers):
+            cos, sin = plain if index in cfg.unscaled_layers else tables
             x = x + self.attention_block(index, layer, x, cos, sin, attention)
             x = x + self.mlp_block(layer, x)
         return self.norm(x, self.final_norm)
-
-    def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the cosine and sine of ``Qwen3.rotary``, two [T, D], in float32 for a family that rounds late.
-
-        Where some layers do not scale their rotary embedding they are [T, 2 D]: as it is scaled, and as it is not.
-        """
-        cfg = self.config
-        tables = super().rotary(positions, torch.float32 if cfg.family.rounds_late else dtype)
-        if not cfg.unscaled_layers:
-            return tables
-        frequencies = rotary_frequencies(cfg.head_dim, cfg.rope_theta).to(positions.device)
-        cos, sin = rotary_table(positions, frequencies, tables[0].dtype)
-        return torch.cat((tables[0], cos), dim=-1), torch.cat((tables[1], sin), dim=-1)
 
     def attention_block(
         self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention
@@ -86,8 +73,6 @@ class Llama(Qwen3):
         k = self.heads(layer.k_proj(normed), layer.k_norm)  # [T, Hkv, D]
         v = layer.v_proj(normed).view(k.shape)  # [T, Hkv, D]
         if index not in cfg.unrotated_layers:
-            if cfg.unscaled_layers:
-                cos, sin = (each.chunk(2, dim=-1)[index in cfg.unscaled_layers] for each in (cos, sin))
             q, k = apply_rotary(q, cos, sin).to(x.dtype), apply_rotary(k, cos, sin).to(x.dtype)
         return self.norm_after(layer.o_proj(attention(index, q, k, v).flatten(-2)), layer.input_norm)
 
@@ -133,7 +118,7 @@ class Llama(Qwen3):
         """Return ``rms_norm``, same shape. A family that rounds late applies the weight in float32, before the cast."""
         eps = self.config.rms_norm_eps
         return (
-            rms_norm(x.float(), weight, eps).to(x.dtype) if self.config.family.rounds_late else rms_norm(x, weight, eps)
+            rms_norm(x.float(), weight, eps).to(x.dtype) if self.config.family.norms_after else rms_norm(x, weight, eps)
         )
 
     def norm_before(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -45,15 +45,15 @@ def stacked(*matrices: Matrix) -> Matrix:
 
 
 NO_VECTOR = torch.empty(0)
-NO_MATRIX = Matrix(NO_VECTOR)
+NO_MATRIX: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
     """The tensors of one decoder layer, as a checkpoint stores them. Every form of the model is made of these.
 
-    What a family does not have has no elements. The last four fields are those of a layer whose MLP is split among E
-    experts, which has no ``gate_proj``, ``up_proj`` and ``down_proj``.
+    A vector that a family does not have has no elements, and a matrix is ``None``. The last two fields are those of a
+    layer whose MLP is split among E experts; such a layer has no ``gate_proj``, ``up_proj`` and ``down_proj``.
     """
 
     input_norm: Tensor  # [H]
@@ -68,20 +68,19 @@ class LayerWeights:
     up_proj: Matrix = NO_MATRIX  # [F, H]
     down_proj: Matrix = NO_MATRIX  # [H, F]
     router: Matrix = NO_MATRIX  # [E, H]
-    expert_gates: Sequence[Matrix] = ()  # E times [F, H]
-    expert_ups: Sequence[Matrix] = ()  # E times [F, H]
-    expert_downs: Sequence[Matrix] = ()  # E times [H, F]
+    experts: Sequence[tuple[Matrix, Matrix]] = ()  # E times [2 F, H], gate and up, and [H, F], down
 
 
 def take_layer(weights: Weights, config: ModelConfig, layer: int) -> LayerWeights:
     """Take what the family of ``config`` has in layer number ``layer``. Raises ``KeyError`` for a tensor not there."""
     taken = dict[str, Any]()
     for field_name, part in config.family.parts.items():
-        each = [
-            {kind: weights.pop(name) for kind, name in names.items()} for names in config.names(part, layer)
-        ]  # of each expert, or one
+        each = [{kind: weights.pop(name) for kind, name in names.items()} for names in config.names(part, layer)]
         made = [Matrix(**tensors) if len(part.shape) > 1 else tensors["weight"] for tensors in each]
         taken[field_name] = made if part.is_of_expert else made[0]
+    if "router" in taken:
+        matrices = zip(*(taken.pop(f"expert_{name}") for name in ("gates", "ups", "downs")), strict=True)
+        taken["experts"] = [(stacked(gate, up), down) for gate, up, down in matrices]
     return LayerWeights(**taken)
 
 
