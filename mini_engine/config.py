@@ -44,7 +44,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a dense model. Names follow Hugging Face's ``Qwen3Config`` and ``LlamaConfig``.
+    """The shape of a model. Names follow Hugging Face's ``Qwen3Config`` and ``LlamaConfig``.
 
     ``head_dim`` is independent of ``hidden_size / num_attention_heads``: Qwen3-0.6B has 16 heads of 128 over a hidden
     size of 1024. ``rope_scaling`` is ``None`` where the rotary embedding is not scaled within the model's positions.

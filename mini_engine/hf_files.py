@@ -8,7 +8,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from mini_engine.families import Family
 
-# Far beyond any dense model; a larger number is a mistake that would take hours to fail.
+# Far beyond any model; a larger number is a mistake that would take hours to fail.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Positive = Annotated[float, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -47,7 +47,7 @@ class Rope(Strict):
 
 
 class ConfigFile(Strict):
-    """``config.json`` of a dense model of one of the families."""
+    """``config.json`` of a model of one of the families."""
 
     vocab_size: Count
     hidden_size: Count
