@@ -5,6 +5,7 @@ Files come from outside, so each fault is one ``ValueError`` that names the file
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from mini_engine.checks import key_twice
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.families import EMBEDDING, FAMILIES, HEAD, UNREAD
 from mini_engine.hf_files import GenerationFile, IndexFile, check_generation, parse
-from mini_engine.weights import StoredWeights, opened
+from mini_engine.weights import Index, StoredWeights, opened
 
 if TYPE_CHECKING:  # imported where a tokenizer is loaded: it takes two seconds, and engines work on token ids
     from transformers import PreTrainedTokenizerBase
@@ -39,6 +40,7 @@ READ_FILES = [
     "added_tokens.json",
     "chat_template.jinja",
 ]
+STACKS = {"gate_up": ("expert_gates", "expert_ups"), "down": ("expert_downs",)}  # what transformers 5 puts into one
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -192,12 +194,18 @@ def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progres
     """
     needed = model.weight_shapes()
     shapes = {HEAD: needed[EMBEDDING]} | needed if model.tie_word_embeddings else needed  # stored twice, or as either
-    places: dict[str, tuple[Path, str]] = {}
-    for file, name, tensor in stored_tensors(folder):
-        if name.endswith(UNREAD):
+    places: dict[str, tuple[Path, str, Index]] = {}
+    for file, stored, tensor in stored_tensors(folder):
+        if stored.endswith(UNREAD):
             continue
-        check_tensor(file, name, tensor, shapes)
-        places[name] = file, name
+        inside = experts_in(model, stored)
+        if () not in inside.values():
+            each = [shapes[name] for name in inside if name in shapes]
+            rows = sum(shape[0] for shape in each) // model.num_experts
+            check_tensor(file, stored, tensor, {stored: (model.num_experts, rows, each[0][1])} if each else {})
+        for name, index in inside.items():
+            check_tensor(file, name, tensor[index], shapes)
+            places[name] = file, stored, index
     weights = StoredWeights(places, getattr(torch, engine.dtype), engine.device)
     if model.tie_word_embeddings and HEAD in places:
         if EMBEDDING in places and not torch.equal(weights.take(HEAD), weights.take(EMBEDDING)):
@@ -212,6 +220,26 @@ def load_weights(folder: Path, model: ModelConfig, engine: EngineConfig, progres
         raise ValueError(f"{folder} lacks {len(missing)} tensors, the first is {missing[0]}; is {guess} missing?")
     weights.bar = tqdm(total=len(places), desc="loading weights", unit="tensor", disable=not progress, leave=False)
     return weights
+
+
+def experts_in(model: ModelConfig, stored: str) -> dict[str, Index]:
+    """Return the names of the weights in a ``stored`` tensor, and the place of each: itself, or those of all experts.
+
+    transformers 5 can store one stack for the experts of a layer, and calls every MLP "mlp" then.
+    """
+    parts = model.family.parts
+    if "expert_gates" not in parts:
+        return {stored: ()}
+    found = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj", stored)
+    if found is None:
+        return {stored.replace(".mlp.", f".{parts['router'].stored.removesuffix('gate')}"): ()}
+    kinds = [parts[kind] for kind in STACKS[found[2]]]
+    size = getattr(model, kinds[0].shape[0])
+    return {
+        names["weight"]: (expert, slice(place * size, (place + 1) * size))
+        for place, part in enumerate(kinds)
+        for expert, names in enumerate(model.names(part, int(found[1])))
+    }
 
 
 def check_tensor(file: Path, name: str, tensor: Tensor, shapes: dict[str, tuple[int, ...]]) -> None:

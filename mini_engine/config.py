@@ -44,12 +44,17 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a dense model. Names follow Hugging Face's ``Qwen3Config`` and ``LlamaConfig``.
+    """The shape of a model. Names follow Hugging Face's ``Qwen3Config`` and ``LlamaConfig``.
 
     ``head_dim`` is independent of ``hidden_size / num_attention_heads``: Qwen3-0.6B has 16 heads of 128 over a hidden
     size of 1024. ``rope_scaling`` is ``None`` where the rotary embedding is not scaled within the model's positions.
     ``sliding_window``: the newest positions that a query of this model sees. The engine computes no longer sequences,
     so ``max_position_embeddings`` is no larger. ``unrotated_layers``: numbers of layers whose heads are not turned.
+    ``unscaled_layers``: those that turn them without ``rope_scaling``. ``attention_multiplier``: the factor of scores,
+    ``None`` for 1 / sqrt(head_dim). The other multipliers are factors of what the embedding and each block give. Logits
+    are divided by ``logits_scaling``. Of ``num_experts`` MLPs each token goes through ``num_experts_per_tok``;
+    ``norm_topk_prob``: its shares of them are scaled to a sum of 1. ``moe_intermediate_size``: their size, if it is not
+    ``intermediate_size``.
     """
 
     vocab_size: int
@@ -69,6 +74,15 @@ class ModelConfig:
     mlp_bias: bool = False
     sliding_window: int | None = None
     unrotated_layers: tuple[int, ...] = ()
+    unscaled_layers: tuple[int, ...] = ()
+    attention_multiplier: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    norm_topk_prob: bool = True
+    moe_intermediate_size: int = 0
 
     def __post_init__(self) -> None:
         """Check that the sizes make a model of a known family. Raises ``ValueError`` naming the field."""
@@ -90,6 +104,11 @@ class ModelConfig:
                 f"num_attention_heads is {self.num_attention_heads} and num_key_value_heads "
                 f"{self.num_key_value_heads}; every key-value head must serve the same number of query heads"
             )
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok is {self.num_experts_per_tok} and num_experts {self.num_experts}; a token goes "
+                "through at most all of them"
+            )
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary embedding turns pairs, so it must be even")
         if not self.rope_theta > 0 or not self.rms_norm_eps >= 0:
@@ -106,14 +125,21 @@ class ModelConfig:
         kind, other kinds of layers or quantised weights.
         """
         family = family_of(raw.get("model_type"))
-        from mini_engine.hf_files import ConfigFile, check_computed, parse  # here: pydantic takes time to import
+        from mini_engine.hf_files import (
+            ConfigFile,
+            check_computed,
+            of_full_layers,
+            parse,
+        )  # here: pydantic takes time to import
 
-        file = parse(ConfigFile, {**family.defaults, **raw}, "config.json")
+        rope = of_full_layers(raw) if family.scales_full_layers else {}
+        file = parse(ConfigFile, {**family.defaults, **raw, **rope}, "config.json")
         check_computed(raw, file, family)
-        window = file.sliding_window if "sliding_window" in family.defaults else None
+        window = file.window(family)
+        scaling = file.rope_scaling_fields
         biases = {part.has_bias for part in family.parts.values() if isinstance(part.has_bias, str)}
         return cls(
-            **{key: getattr(file, key) for key in REQUIRED_KEYS},
+            **{key: getattr(file, key) for key in (*REQUIRED_KEYS, *family.reads)},
             **{name: bool(getattr(file, name)) for name in biases},
             num_key_value_heads=file.num_key_value_heads or file.num_attention_heads,
             head_dim=file.head_dim or file.hidden_size // file.num_attention_heads,
@@ -122,7 +148,8 @@ class ModelConfig:
             unrotated_layers=file.unrotated_layers if family.skips_rotation else (),
             rope_theta=file.theta,
             tie_word_embeddings=bool(file.tie_word_embeddings),
-            rope_scaling=None if (fields := file.rope_scaling_fields) is None else RopeScaling(**fields),
+            rope_scaling=None if scaling is None else RopeScaling(**scaling),
+            unscaled_layers=file.sliding_layers if family.scales_full_layers and scaling is not None else (),
             model_type=raw["model_type"],
         )
 
@@ -134,6 +161,11 @@ class ModelConfig:
     def has_bias(self, part: Part) -> bool:
         """Whether this model has a bias in a part of its layers."""
         return bool(getattr(self, part.has_bias)) if isinstance(part.has_bias, str) else part.has_bias
+
+    def names(self, part: Part, layer: int) -> list[dict[str, str]]:
+        """Return the names of a part's tensors in a checkpoint, as ``Part.names`` does: one mapping for each expert."""
+        experts = range(self.num_experts) if part.is_of_expert else range(1)
+        return [part.names(layer, self.has_bias(part), expert) for expert in experts]
 
     @property
     def q_size(self) -> int:
@@ -154,8 +186,8 @@ class ModelConfig:
         for layer in range(self.num_hidden_layers):
             for part in self.family.parts.values():
                 shape = tuple(getattr(self, size) for size in part.shape)
-                names = part.names(layer, self.has_bias(part))
-                shapes |= {name: shape if kind == "weight" else shape[:1] for kind, name in names.items()}
+                for names in self.names(part, layer):
+                    shapes |= {name: shape if kind == "weight" else shape[:1] for kind, name in names.items()}
         shapes[FINAL_NORM] = (self.hidden_size,)
         if not self.tie_word_embeddings:
             shapes[HEAD] = shapes[EMBEDDING]

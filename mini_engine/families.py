@@ -5,7 +5,7 @@ the model is made of what it read, and adds a bias wherever this table has one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 UNREAD = "rotary_emb.inv_freq"  # old checkpoints store it; transformers and this engine compute it from config.json
@@ -16,17 +16,22 @@ class Part:
     """A vector or a matrix of every layer: its name there in a checkpoint, and its shape in sizes of ``ModelConfig``.
 
     A matrix is [out features, in features]. ``has_bias``: whether its product adds a vector [out features], or the
-    field of ``ModelConfig`` that says so.
+    field of ``ModelConfig`` that says so. A name with "{expert}" stands for one in each expert.
     """
 
     stored: str
     shape: tuple[str, ...]
     has_bias: bool | str = False
 
-    def names(self, layer: int, has_bias: bool) -> dict[str, str]:
+    @property
+    def is_of_expert(self) -> bool:
+        """Whether each expert of a layer has one."""
+        return "{expert}" in self.stored
+
+    def names(self, layer: int, has_bias: bool, expert: int = 0) -> dict[str, str]:
         """Return the names of its tensors in a checkpoint, by what they are: "weight", perhaps "bias"."""
         kinds = ("weight", "bias") if has_bias else ("weight",)
-        return {kind: f"model.layers.{layer}.{self.stored}.{kind}" for kind in kinds}
+        return {kind: f"model.layers.{layer}.{self.stored.format(expert=expert)}.{kind}" for kind in kinds}
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,11 @@ class Family:
     ``models``: names that people know. ``differs``: from Qwen3, in words. ``parts``: each field of
     ``weights.LayerWeights``, in the order of the forward pass. ``computes_only``: fields of ``config.json``, and the
     values of each that the forward pass computes. ``defaults``: what transformers takes for fields that are not there.
-    ``ways``: the values of ``EngineConfig.compute`` that can run it. ``skips_rotation``: some layers turn no heads.
+    ``reads``: fields of ``ModelConfig`` that no other file has. ``skips_rotation``: some layers turn no heads.
+    ``slides_by_layer``: ``layer_types`` says which layers have the window of ``sliding_window``; otherwise all have.
+    ``scales_full_layers``: ``rope_scaling`` is for the layers that have none. ``norms_after``: a layer norms what comes
+    out of its attention and its MLP, not what goes in; norms and rotations are computed in float32 to their end.
+    ``rounds_shares``: a token's shares of its experts are rounded before they are applied.
     """
 
     models: str
@@ -44,13 +53,23 @@ class Family:
     parts: Mapping[str, Part]
     computes_only: Mapping[str, tuple[object, ...]]
     defaults: Mapping[str, object]
-    ways: tuple[str, ...] = ("reference", "packed", "fast", "compiled", "triton")
+    reads: tuple[str, ...] = ()
     skips_rotation: bool = False
+    slides_by_layer: bool = False
+    scales_full_layers: bool = False
+    norms_after: bool = False
+    rounds_shares: bool = False
 
     @property
-    def norms_heads(self) -> bool:
-        """Whether every query and key head is normed before it is turned."""
-        return "q_norm" in self.parts
+    def is_fused(self) -> bool:
+        """Whether "packed" and "fast" have fewer operations for it (``fast/fused.py``)."""
+        return not (self.norms_after or self.reads)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The values of ``EngineConfig.compute`` that can run it."""
+        more = ("compiled", "triton") if self.is_fused and not self.skips_rotation else ()
+        return ("reference", "packed", "fast", *more)
 
 
 def parts(
@@ -76,6 +95,36 @@ def parts(
     }
 
 
+def parts_of_olmo() -> dict[str, Part]:
+    """Return the parts of OLMo's layer. What norms a block stands for the norm before the block, and is after it."""
+    bias = "attention_bias"
+    norms = {
+        "input_norm": Part("post_attention_layernorm", ("hidden_size",)),
+        "q_norm": Part("self_attn.q_norm", ("q_size",)),
+        "k_norm": Part("self_attn.k_norm", ("kv_size",)),
+        "post_attention_norm": Part("post_feedforward_layernorm", ("hidden_size",)),
+    }
+    return parts(norms_heads=True, attention=bias, output=bias) | norms
+
+
+def with_experts(dense: Mapping[str, Part], mlp: str, matrices: tuple[str, str, str], size: str) -> dict[str, Part]:
+    """Return the parts of a ``dense`` layer whose MLP is split among experts.
+
+    ``mlp`` and ``matrices``: what a checkpoint calls the MLP and an expert's gate, up and down. ``size``: the field of
+    ``ModelConfig`` with the intermediate size of an expert.
+    """
+    kept = {name: part for name, part in dense.items() if not part.stored.startswith("mlp.")}
+    gate, up, down = (f"{mlp}.experts.{{expert}}.{name}" for name in matrices)
+    return kept | {
+        "router": Part(f"{mlp}.gate", ("num_experts", "hidden_size")),
+        "expert_gates": Part(gate, (size, "hidden_size")),
+        "expert_ups": Part(up, (size, "hidden_size")),
+        "expert_downs": Part(down, ("hidden_size", size)),
+    }
+
+
+MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+EXPERTS = ("num_experts", "num_experts_per_tok", "norm_topk_prob")
 SILU = {"hidden_act": (None, "silu")}
 FULL = {"use_sliding_window": (None, False)}  # every layer sees all positions
 FAMILIES = {
@@ -106,7 +155,6 @@ FAMILIES = {
         parts=parts(norms_heads=False, attention="attention_bias", output="attention_bias", mlp="mlp_bias"),
         computes_only={**SILU, **FULL},
         defaults={"rope_theta": 2_000_000.0, "num_key_value_heads": 4, "tie_word_embeddings": True},
-        ways=("reference", "packed", "fast"),
         skips_rotation=True,
     ),
     "mistral": Family(
@@ -117,6 +165,55 @@ FAMILIES = {
         defaults={"rope_theta": 10_000.0, "num_key_value_heads": 8, "sliding_window": 4096},
     ),
 }
+FAMILIES["ministral"] = replace(
+    FAMILIES["mistral"],
+    models="Ministral",
+    differs="heads are not normed; a request ends at the window, if a layer has one",
+    slides_by_layer=True,
+)
+FAMILIES["olmo2"] = Family(
+    models="OLMo 2",
+    differs="norms after attention and MLP; queries and keys are normed over all heads at once",
+    parts=parts_of_olmo(),
+    computes_only=SILU,
+    defaults={"rope_theta": 10_000.0},
+    norms_after=True,
+)
+FAMILIES["olmo3"] = replace(
+    FAMILIES["olmo2"],
+    models="OLMo 3",
+    differs="as OLMo 2; a request ends at the window, if a layer has one",
+    defaults={"rope_theta": 500_000.0, "sliding_window": 4096},
+    slides_by_layer=True,
+    scales_full_layers=True,
+)
+FAMILIES["granite"] = replace(
+    FAMILIES["llama"],
+    models="Granite 3, dense",
+    differs="as Llama; config.json multiplies embeddings, scores, what each block adds, and logits",
+    defaults={"rope_theta": 10_000.0, "attention_multiplier": 1.0},
+    reads=MULTIPLIERS,
+)
+QWEN3_WITH_BIASES = parts(norms_heads=True, attention="attention_bias", output="attention_bias")
+FAMILIES["qwen3_moe"] = Family(
+    models="Qwen3, mixture of experts",
+    differs="each token goes through a few of many MLPs; biases where config.json says so",
+    parts=with_experts(QWEN3_WITH_BIASES, "mlp", ("gate_proj", "up_proj", "down_proj"), "moe_intermediate_size"),
+    computes_only={**SILU, **FULL, "mlp_only_layers": (None, []), "decoder_sparse_step": (None, 1)},
+    defaults={"rope_theta": 10_000.0, "num_key_value_heads": 4}
+    | {"num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False},
+    reads=(*EXPERTS, "moe_intermediate_size"),
+    rounds_shares=True,
+)
+FAMILIES["mixtral"] = Family(
+    models="Mixtral",
+    differs="heads are not normed; each token goes through a few of many MLPs; a request ends at the window, if any",
+    parts=with_experts(parts(norms_heads=False), "block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size"),
+    computes_only={**SILU, "norm_topk_prob": (None, True)},
+    defaults={"rope_theta": 1_000_000.0, "num_key_value_heads": 8, "sliding_window": None}
+    | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    reads=EXPERTS,
+)
 
 
 def family_of(model_type: object) -> Family:
@@ -124,5 +221,5 @@ def family_of(model_type: object) -> Family:
     family = FAMILIES.get(str(model_type))
     if family is None:
         known = ", ".join(map(repr, FAMILIES))
-        raise ValueError(f"config.json says model_type {model_type!r}; this engine runs dense {known} models")
+        raise ValueError(f"config.json says model_type {model_type!r}; this engine runs models of {known}")
     return family

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from mini_engine.families import Family
 
-# Far beyond any dense model; a larger number is a mistake that would take hours to fail.
+# Far beyond any model; a larger number is a mistake that would take hours to fail.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Positive = Annotated[float, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -47,7 +47,7 @@ class Rope(Strict):
 
 
 class ConfigFile(Strict):
-    """``config.json`` of a dense model of one of the families."""
+    """``config.json`` of a model of one of the families."""
 
     vocab_size: Count
     hidden_size: Count
@@ -69,6 +69,14 @@ class ConfigFile(Strict):
     original_max_position_embeddings: Count | None = None
     tie_word_embeddings: bool | None = None
     layer_types: list[str] | None = None
+    attention_multiplier: Positive | None = None
+    embedding_multiplier: Positive = 1.0
+    residual_multiplier: Positive = 1.0
+    logits_scaling: Positive = 1.0
+    num_experts: Count | None = Field(None, validation_alias=AliasChoices("num_experts", "num_local_experts"))
+    num_experts_per_tok: Count | None = None
+    moe_intermediate_size: Count | None = None
+    norm_topk_prob: bool = True
     eos_token_id: TokenId | list[TokenId] | None = None
 
     @property
@@ -95,6 +103,19 @@ class ConfigFile(Strict):
                 "must be one for each layer"
             )
         return tuple(layer for layer in layers if not self.no_rope_layers[layer])
+
+    @property
+    def sliding_layers(self) -> tuple[int, ...]:
+        """The layers with a window. Where nothing says which, all but every fourth, as in OLMo 3."""
+        usual = [SLIDING if (layer + 1) % 4 else "" for layer in range(self.num_hidden_layers)]
+        return tuple(layer for layer, kind in enumerate(self.layer_types or usual) if kind == SLIDING)
+
+    def window(self, family: Family) -> int | None:
+        """Return how many of the newest positions a query sees in some layer; ``None`` for all of them in all."""
+        if "sliding_window" not in family.defaults:
+            return None
+        slides = not family.slides_by_layer or SLIDING in (self.layer_types or (SLIDING,))
+        return self.sliding_window if slides else None
 
     @property
     def theta(self) -> float:
@@ -181,6 +202,7 @@ class IndexFile(Strict):
 
 Kind = TypeVar("Kind", bound=Strict)
 
+SLIDING = "sliding_attention"  # of ``layer_types``
 UNSTATED_THETA = 10_000.0  # what transformers computes with where a file has no ``rope_theta`` in the right place
 
 # The rope types that are computed, and the fields that each of them reads; ``NEEDED`` are those without a default.
@@ -273,7 +295,9 @@ def place(raw: object, path: tuple[str | int, ...]) -> str:
 def check_computed(raw: Mapping[str, Any], config: ConfigFile, family: Family) -> None:
     """Raise ``ValueError`` if a config asks for something that the forward pass of its family does not compute."""
     check_rope(config.rope)
-    other = [kind for kind in config.layer_types or () if kind != "full_attention"]
+    slides = family.slides_by_layer and config.sliding_window is not None
+    known = ("full_attention", SLIDING) if slides else ("full_attention",)
+    other = [kind for kind in config.layer_types or () if kind not in known]
     if other:
         raise ValueError(f"config.json has layer_types {other[0]!r}; this engine computes only 'full_attention'")
     if config.layer_types is not None and len(config.layer_types) != config.num_hidden_layers:
@@ -282,6 +306,23 @@ def check_computed(raw: Mapping[str, Any], config: ConfigFile, family: Family) -
             "there must be one for each layer"
         )
     refuse(raw, {**family.computes_only, **NOT_COMPUTED}, "config.json", "this engine computes only")
+
+
+def of_full_layers(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``rope_parameters`` of the layers without a window, where ``raw`` has them for each kind of layer.
+
+    Raises ``ValueError`` if that of layers with a window is scaled, or has another base.
+    """
+    kinds = raw.get("rope_parameters")
+    if not isinstance(kinds, Mapping) or not isinstance(full := kinds.get("full_attention"), Mapping):
+        return {}
+    plain = {"rope_type": "default", "rope_theta": full.get("rope_theta")}
+    if kinds.get(SLIDING) != plain:
+        raise ValueError(
+            f"config.json has rope_parameters {kinds.get(SLIDING)!r:.60} for {SLIDING!r}; this engine computes only "
+            f"{plain} there"
+        )
+    return {"rope_parameters": full}
 
 
 def check_rope(rope: Rope) -> None:

@@ -17,8 +17,8 @@ from mini_engine.fast.fused import FusedQwen3
 from mini_engine.fast.pages import PlacedAllocator
 from mini_engine.fast.products import make_projections
 from mini_engine.invariant.attention import InvariantAttention, query_rows
-from mini_engine.llama import Llama
-from mini_engine.model import Qwen3
+from mini_engine.llama import Llama, sdpa_with
+from mini_engine.model import Attention, Qwen3
 from mini_engine.sampler.sampler import Sampler
 from mini_engine.scheduler.scheduler import Allocator
 from mini_engine.weights import Weights
@@ -40,24 +40,31 @@ class Way:
 
 def build_plain(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
     """Build L1's model, or its like of another family, with the projections of ``engine``. Empties ``weights``."""
-    model = Qwen3 if config.family.norms_heads else Llama
+    model = Qwen3 if config.model_type == "qwen3" else Llama
     return model(config, weights, make_projections(engine))
 
 
 def build_fused(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
-    """Build the model with fewer operations. Empties ``weights``."""
-    return FusedQwen3(config, weights, make_projections(engine))
+    """Build the model with fewer operations, if its family has such a form. Empties ``weights``."""
+    model = FusedQwen3 if config.family.is_fused else Llama
+    return model(config, weights, make_projections(engine))
 
 
-def unless_invariant(attention: AttentionFactory) -> Callable[[EngineConfig, Qwen3], AttentionFactory]:
-    """Return the choice of ``attention``, and of the invariant one with ``batch_invariant``."""
+def unless_invariant(
+    attention: AttentionFactory, alone: Callable[..., Attention]
+) -> Callable[[EngineConfig, Qwen3], AttentionFactory]:
+    """Return the choice of ``attention``, and of the invariant one with ``batch_invariant``.
+
+    For a model that multiplies its scores by a number of its own the choice is ``alone``, which takes a kernel.
+    """
 
     def choose(engine: EngineConfig, model: Qwen3) -> AttentionFactory:
-        if not engine.batch_invariant:
-            return attention
         cfg = model.config
+        if not engine.batch_invariant:
+            scale = cfg.attention_multiplier
+            return attention if scale is None else partial(alone, kernel=sdpa_with(scale))
         query_rows(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, model.embedding.dtype)  # or raises
-        return partial(InvariantAttention, num_attention_heads=cfg.num_attention_heads)
+        return partial(InvariantAttention, num_attention_heads=cfg.num_attention_heads, scale=cfg.attention_multiplier)
 
     return choose
 
@@ -77,9 +84,9 @@ def triton() -> Way:
 
 
 WAYS: Mapping[str, Callable[[], Way]] = {
-    "reference": lambda: Way(build_plain, unless_invariant(PagedAttention)),
-    "packed": lambda: Way(build_fused, unless_invariant(consecutive), places_pages=True),
-    "fast": lambda: Way(build_fused, unless_invariant(grouped), places_pages=True),
+    "reference": lambda: Way(build_plain, unless_invariant(PagedAttention, PagedAttention)),
+    "packed": lambda: Way(build_fused, unless_invariant(consecutive, consecutive), places_pages=True),
+    "fast": lambda: Way(build_fused, unless_invariant(grouped, consecutive), places_pages=True),
     "compiled": compiled,
     "triton": triton,
 }

@@ -4,7 +4,7 @@ A model stores the tensors of a layer in its own way, and then the originals are
 So memory holds the model and one layer, not the model twice. ``families.py`` says what a layer has.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mini_engine.config import ModelConfig
+
+Index = tuple[int | slice, ...]  # () is the whole tensor
 
 
 class Weights(Protocol):
@@ -33,30 +35,52 @@ class Matrix(NamedTuple):
     bias: Tensor | None = None  # [out]
 
 
-@dataclass(frozen=True)
+def stacked(*matrices: Matrix) -> Matrix:
+    """Stack matrices [out, in] of the same rows -> [sum of out, in]. If only some have a bias, that of others is 0."""
+    weight = torch.cat([own.weight for own in matrices])
+    if all(own.bias is None for own in matrices):
+        return Matrix(weight)
+    biases = [own.weight.new_zeros(len(own.weight)) if own.bias is None else own.bias for own in matrices]
+    return Matrix(weight, torch.cat(biases))
+
+
+NO_VECTOR = torch.empty(0)
+NO_MATRIX: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerWeights:
-    """The tensors of one decoder layer, as a checkpoint stores them. Every form of the model is made of these."""
+    """The tensors of one decoder layer, as a checkpoint stores them. Every form of the model is made of these.
+
+    A vector that a family does not have has no elements, and a matrix is ``None``. The last two fields are those of a
+    layer whose MLP is split among E experts; such a layer has no ``gate_proj``, ``up_proj`` and ``down_proj``.
+    """
 
     input_norm: Tensor  # [H]
     q_proj: Matrix  # [Hq * D, H]
     k_proj: Matrix  # [Hkv * D, H]
     v_proj: Matrix  # [Hkv * D, H]
-    q_norm: Tensor  # [D], one for all query heads; [0] in a family that does not norm heads
-    k_norm: Tensor  # [D], or [0]
+    q_norm: Tensor = NO_VECTOR  # [D], one for all query heads, or [Hq * D]
+    k_norm: Tensor = NO_VECTOR  # [D] or [Hkv * D]
     o_proj: Matrix  # [H, Hq * D]
     post_attention_norm: Tensor  # [H]
-    gate_proj: Matrix  # [F, H]
-    up_proj: Matrix  # [F, H]
-    down_proj: Matrix  # [H, F]
+    gate_proj: Matrix = NO_MATRIX  # [F, H]
+    up_proj: Matrix = NO_MATRIX  # [F, H]
+    down_proj: Matrix = NO_MATRIX  # [H, F]
+    router: Matrix = NO_MATRIX  # [E, H]
+    experts: Sequence[tuple[Matrix, Matrix]] = ()  # E times [2 F, H], gate and up, and [H, F], down
 
 
 def take_layer(weights: Weights, config: ModelConfig, layer: int) -> LayerWeights:
     """Take what the family of ``config`` has in layer number ``layer``. Raises ``KeyError`` for a tensor not there."""
-    taken: dict[str, Any] = dict.fromkeys(("q_norm", "k_norm"), torch.empty(0))
+    taken = dict[str, Any]()
     for field_name, part in config.family.parts.items():
-        names = part.names(layer, config.has_bias(part))
-        tensors = {kind: weights.pop(name) for kind, name in names.items()}
-        taken[field_name] = Matrix(**tensors) if len(part.shape) > 1 else tensors["weight"]
+        each = [{kind: weights.pop(name) for kind, name in names.items()} for names in config.names(part, layer)]
+        made = [Matrix(**tensors) if len(part.shape) > 1 else tensors["weight"] for tensors in each]
+        taken[field_name] = made if part.is_of_expert else made[0]
+    if "router" in taken:
+        matrices = zip(*(taken.pop(f"expert_{name}") for name in ("gates", "ups", "downs")), strict=True)
+        taken["experts"] = [(stacked(gate, up), down) for gate, up, down in matrices]
     return LayerWeights(**taken)
 
 
@@ -74,10 +98,11 @@ def opened(file: Path) -> Iterator[safe_open]:
 class StoredWeights:
     """The tensors of a checkpoint, in one dtype on one device. Each is read when it is asked for, and not kept.
 
-    ``places``: the file of each tensor and its name there. ``bar`` counts the tensors that were given away.
+    ``places``: the file of each tensor, a name there, and where in the tensor of that name it is. ``bar`` counts the
+    tensors that were given away.
     """
 
-    places: dict[str, tuple[Path, str]]
+    places: dict[str, tuple[Path, str, Index]]
     dtype: torch.dtype
     device: str
     bar: "tqdm[NoReturn]" = field(default_factory=partial(tqdm, disable=True))
@@ -87,9 +112,9 @@ class StoredWeights:
 
         Raises ``KeyError`` for an unknown name, and ``ValueError`` if the file can no longer be read.
         """
-        file, stored_name = self.places[name]
+        file, stored_name, index = self.places[name]
         with opened(file) as tensors:  # a file that is left open would hold all that was read of it in memory
-            tensor: Tensor = tensors.get_tensor(stored_name)[rows or ...]
+            tensor: Tensor = tensors.get_tensor(stored_name)[index][rows or ...]
             # A copy, not a view of the mapped file: fresh memory is aligned, and alignment can change a product's bits.
             return tensor.to(device=self.device, dtype=self.dtype, copy=True)
 

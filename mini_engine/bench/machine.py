@@ -14,7 +14,7 @@ import psutil
 import torch
 import transformers
 import typer
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from mini_engine.checkpoint import TINY_MODEL
 
@@ -45,6 +45,23 @@ RANDOM: dict[str, Callable[[], PretrainedConfig]] = {
         max_position_embeddings=4096,
         rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+        dtype="bfloat16",
+    ),
+    "moe": lambda: Qwen3MoeConfig(  # 16 small experts, of which a token meets 2
+        vocab_size=32_000,
+        hidden_size=1024,
+        num_hidden_layers=12,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=64,
+        intermediate_size=3072,
+        moe_intermediate_size=512,
+        num_local_experts=16,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         dtype="bfloat16",
     ),
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mini_engine.linear import Linear
 from mini_engine.model import Attention, Qwen3
-from mini_engine.weights import LayerWeights, Matrix, Weights, take_layer
+from mini_engine.weights import LayerWeights, Weights, stacked, take_layer
 
 
 @cache
@@ -61,15 +61,6 @@ class FusedLayer:
     post_attention_norm: Tensor  # [H]
     gate_up_proj: Linear  # [T, H] -> [T, 2 F]: gate, up
     down_proj: Linear  # [T, F] -> [T, H]
-
-
-def stacked(*matrices: Matrix) -> Matrix:
-    """Stack matrices [out, in] of the same rows -> [sum of out, in]. If only some have a bias, that of others is 0."""
-    weight = torch.cat([own.weight for own in matrices])
-    if all(own.bias is None for own in matrices):
-        return Matrix(weight)
-    biases = [own.weight.new_zeros(len(own.weight)) if own.bias is None else own.bias for own in matrices]
-    return Matrix(weight, torch.cat(biases))
 
 
 class FusedQwen3(Qwen3):

@@ -192,20 +192,24 @@ def query_rows_that_hold(kv_heads: int, head_dim: int, dtype: torch.dtype, numbe
     return list(numbers)
 
 
-def kernel(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def kernel(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Attend over one tile of keys per pair. ``q`` [S, Hkv, R, D], ``keys``, ``values`` [S, Hkv, TILE, D].
 
-    Returns out [S, Hkv, R, D] and the log-sum-exp of the scores [S, Hkv, R].
+    ``scale``: the factor of the scores, ``None`` for 1 / sqrt(D). Returns out [S, Hkv, R, D] and the log-sum-exp of the
+    scores [S, Hkv, R].
     """
-    return torch._scaled_dot_product_flash_attention_for_cpu(q, keys, values, attn_mask=mask)
+    return torch._scaled_dot_product_flash_attention_for_cpu(q, keys, values, attn_mask=mask, scale=scale)
 
 
 class InvariantAttention:
     """``PagedAttention`` with a fixed order of additions: same signature, same values to rounding."""
 
-    def __init__(self, pool: KVPool, metadata: AttentionMetadata, num_attention_heads: int) -> None:
-        """Plan the step once, for all layers."""
+    def __init__(
+        self, pool: KVPool, metadata: AttentionMetadata, num_attention_heads: int, scale: float | None = None
+    ) -> None:
+        """Plan the step once, for all layers. ``scale``: the factor of the scores, ``None`` for 1 / sqrt(D)."""
         self.pool = pool
+        self.scale = scale
         self.metadata = metadata
         num_kv_heads, _, head_dim = pool.keys[0].shape
         numbers = query_rows(num_attention_heads, num_kv_heads, head_dim, pool.keys[0].dtype)
@@ -243,6 +247,7 @@ class InvariantAttention:
             keys.view(num_kv_heads, pairs, TILE, head_dim).transpose(0, 1),  # [S, Hkv, TILE, D]
             values.view(num_kv_heads, pairs, TILE, head_dim).transpose(0, 1),
             group.mask,
+            self.scale,
         )  # out [S, Hkv, R, D], lse [S, Hkv, R]
         merged = merge_tiles(out, lse, group.owner, group.items_per_tile)  # [G, Hkv, R, D]
         return unpack_query_rows(merged, q)

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
+from mini_engine.llama import sdpa_with
 from mini_engine.model import Qwen3
 from mini_engine.server.errors import ApiError
 from mini_engine.server.schema import Body
@@ -36,23 +37,26 @@ class AttentionBody(Body):
 class Recorder(DenseAttention):
     """Attends as ``DenseAttention``, and keeps the weights of the last token in one layer."""
 
-    def __init__(self, layer: int) -> None:
-        """Keep those of ``layer``."""
-        super().__init__(sdpa_attention)
-        self.layer = layer
+    def __init__(self, layer: int, scale: float | None = None) -> None:
+        """Keep those of ``layer``. ``scale``: the factor of scores, ``None`` for 1 / sqrt(D)."""
+        super().__init__(sdpa_attention if scale is None else sdpa_with(scale))
+        self.layer, self.scale = layer, scale
         self.weights: Tensor | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Mutates ``weights``."""
         if layer == self.layer:
-            self.weights = mean_weights(q[-1], k)
+            self.weights = mean_weights(q[-1], k, self.scale)
         return super().__call__(layer, q, k, v)
 
 
-def mean_weights(q: Tensor, k: Tensor) -> Tensor:
-    """Return the softmax weights of one query, averaged over heads. ``q`` [Hq, D], ``k`` [T, Hkv, D] -> [T] float32."""
+def mean_weights(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
+    """Return the softmax weights of one query, averaged over heads. ``q`` [Hq, D], ``k`` [T, Hkv, D] -> [T] float32.
+
+    ``scale``: the factor of scores, ``None`` for 1 / sqrt(D).
+    """
     grouped = q.float().view(k.shape[1], -1, q.shape[1])  # [Hkv, Hq / Hkv, D]
-    scores: Tensor = grouped @ k.float().permute(1, 2, 0) * q.shape[1] ** -0.5  # [Hkv, Hq / Hkv, T]
+    scores: Tensor = grouped @ k.float().permute(1, 2, 0) * (scale or q.shape[1] ** -0.5)  # [Hkv, Hq / Hkv, T]
     return scores.softmax(-1).mean((0, 1))
 
 
@@ -63,7 +67,7 @@ def attention_of_last(model: Qwen3, token_ids: Sequence[int], layer: int) -> lis
     Raises ``ApiError`` if the model, a student's perhaps, never asks for the attention of that layer, or gives NaN.
     """
     ids = torch.tensor(token_ids, device=model.embedding.device)
-    recorder = Recorder(layer)
+    recorder = Recorder(layer, model.config.attention_multiplier)
     model.hidden_states(ids, torch.arange(len(ids), device=ids.device), recorder)
     weights = recorder.weights
     if weights is None or not weights.isfinite().all():

@@ -5,7 +5,8 @@ Each has a tokenizer of the kind that its family has in the field, loaded by the
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,17 @@ from starlette.testclient import TestClient
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GraniteConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 from typer.testing import CliRunner
@@ -35,13 +42,20 @@ from mini_engine.texts import THINK_END
 from tests.support.tokenizers import END_OF_TURN, EOS, TEMPLATE, tokenizer_of, write_folder
 
 # For each folder: the configuration, the kind of the tokenizer, whether its post-processor writes a BOS, its class.
-FOLDERS: dict[str, tuple[type[PreTrainedConfig], str, bool, str]] = {
+FEW: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FOLDERS: dict[str, tuple[Callable[..., PreTrainedConfig], str, bool, str]] = {
     "qwen3": (Qwen3Config, "byte-level", False, "Qwen2Tokenizer"),
     "qwen2": (Qwen2Config, "byte-level", False, "Qwen2Tokenizer"),
     "llama": (LlamaConfig, "byte-level", True, "PreTrainedTokenizerFast"),
     "llama 2": (LlamaConfig, "prepended", True, "LlamaTokenizer"),
     "smollm3": (SmolLM3Config, "byte-level", False, "PreTrainedTokenizerFast"),
     "mistral": (MistralConfig, "byte fallback", True, "LlamaTokenizer"),
+    "ministral": (MinistralConfig, "byte-level", True, "PreTrainedTokenizerFast"),
+    "olmo2": (Olmo2Config, "byte-level", False, "PreTrainedTokenizerFast"),
+    "olmo3": (Olmo3Config, "byte-level", False, "PreTrainedTokenizerFast"),
+    "granite": (GraniteConfig, "byte-level", False, "PreTrainedTokenizerFast"),
+    "qwen3_moe": (partial(Qwen3MoeConfig, moe_intermediate_size=20, **FEW), "byte-level", False, "Qwen2Tokenizer"),
+    "mixtral": (partial(MixtralConfig, num_local_experts=5), "byte fallback", True, "LlamaTokenizer"),
 }
 PROMPT, QUESTION = "Once upon a time été", "Who is Ida?"
 COUNT = 14

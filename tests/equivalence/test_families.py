@@ -12,18 +12,33 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    LlamaConfig,
+    MinistralConfig,
+    MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+)
 
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.pool import KVPool
+from mini_engine.checkpoint import experts_in
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.families import FAMILIES
 from mini_engine.llm import build_model, load_driver, load_model, make_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.server.attention import attention_of_last
 from mini_engine.viz.forward.measure import trace_forward
 from tests.conftest import skip_without_bfloat16
 from tests.support.shapes import peer_logits, teacher_forced
@@ -34,10 +49,19 @@ CONFIGS: dict[str, Any] = {
     "llama": LlamaConfig,
     "smollm3": SmolLM3Config,
     "mistral": MistralConfig,
+    "ministral": MinistralConfig,
+    "olmo2": Olmo2Config,
+    "olmo3": Olmo3Config,
+    "granite": GraniteConfig,
+    "qwen3_moe": Qwen3MoeConfig,
+    "mixtral": MixtralConfig,
 }
+SLIDING = "sliding_attention"  # of layer_types
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 1.2}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 DRAWS = 6
 LENGTHS = (1, 2, 7, 33, 130, 300)  # of prompts
+SPARSE = [("qwen3_moe", 3), ("mixtral", 2)]  # family, number of the draw
 LIBRARY = {"compiled": "numba", "triton": "triton"}
 WAYS = ["reference", "packed", "fast", "compiled", "triton"]
 IDS = [(7 * i * i + 3 * i) % 131 for i in range(304)]
@@ -53,7 +77,7 @@ def draw(family: str, number: int) -> Any:
     changes: dict[str, Any] = {}
     if family in ("llama", "mistral", "qwen3") and drawn.random() < 0.5:
         changes["head_dim"], hidden = size, drawn.choice([48, 80])
-    elif family == "qwen3":
+    elif family in ("qwen3", "ministral"):
         changes["head_dim"] = size
     if family == "llama":
         changes |= {"attention_bias": number % 2 == 1, "mlp_bias": number % 3 == 1}
@@ -64,6 +88,31 @@ def draw(family: str, number: int) -> Any:
         changes |= [{"no_rope_layers": [0, 1]}, {"no_rope_layers": [1, 0]}, {"no_rope_layer_interval": 2}][number % 3]
     if family == "mistral":
         changes["sliding_window"] = [None, 512, 400][number % 3]
+    if family == "ministral":
+        kinds = ["full_attention", SLIDING]
+        changes |= {"sliding_window": 320 + number, "layer_types": [None, kinds, kinds[:1] * 2][number % 3]}
+    if family in ("qwen3_moe", "mixtral"):
+        changes |= {"num_local_experts": 5 + number, "num_experts_per_tok": 1 + number % 4}
+    if family == "mixtral":
+        changes["sliding_window"] = [None, 400][number % 2]
+    if family == "qwen3_moe":
+        changes |= {
+            "head_dim": size,
+            "moe_intermediate_size": drawn.choice([20, 36]),
+            "norm_topk_prob": number % 2 == 1,
+        }
+        changes["attention_bias"] = number % 3 == 1
+    if family == "granite":
+        changes |= {"attention_bias": number % 2 == 1, "mlp_bias": number % 3 == 1, "embedding_multiplier": 12.0}
+        changes |= {"attention_multiplier": [1 / size, 0.3, 1][number % 3], "residual_multiplier": 0.22}
+        changes["logits_scaling"] = [1, 8.0, 6.3][number // 2]
+    if family in ("olmo2", "olmo3"):
+        changes |= {"pad_token_id": 0, "eos_token_id": 5, "attention_bias": number % 2 == 1}
+    if family == "olmo3":
+        changes |= {"sliding_window": 320 + number, "layer_types": [None, [SLIDING, "full_attention"]][number % 2]}
+        plain = {"rope_type": "default", "rope_theta": 5e5}
+        if number >= 2:
+            changes["rope_parameters"] = {"full_attention": plain | YARN, SLIDING: plain}
     return CONFIGS[family](
         vocab_size=131,
         hidden_size=hidden,
@@ -80,9 +129,12 @@ def draw(family: str, number: int) -> Any:
 
 @cache
 def peer(family: str, number: int, dtype: str) -> Any:
-    """Return the model of transformers: its norms and biases are random, its tensors in memory of their own."""
+    """Return the model of transformers: its norms and biases are random, its tensors in memory of their own.
+
+    Its experts run one after the other, which is not the default there.
+    """
     torch.manual_seed(number)
-    model = AutoModelForCausalLM.from_config(draw(family, number))
+    model = AutoModelForCausalLM.from_config(draw(family, number), experts_implementation="eager")
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -100,7 +152,8 @@ def loaded(family: str, number: int, compute: str = "reference", **options: Any)
         pytest.importorskip(LIBRARY[compute])
     model = peer(family, number, options.get("dtype", "float32"))
     config = ModelConfig.from_hf(model.config.to_dict())
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = model.state_dict().items()
+    weights = {own: tensor[at].clone() for name, tensor in state for own, at in experts_in(config, name).items()}
     weights = {name: weights[name] for name in config.weight_shapes()}
     engine = EngineConfig(compute=compute, **options)  # type: ignore[arg-type]
     return make_driver(build_model(config, weights, engine), engine)
@@ -134,7 +187,17 @@ def test_the_plain_way_has_the_bits_of_transformers(family: str, number: int, dt
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("compute", WAYS)
 @pytest.mark.parametrize(
-    ("family", "number"), [("qwen2", 0), ("llama", 1), ("llama", 4), ("smollm3", 1), ("mistral", 1)]
+    ("family", "number"),
+    [
+        ("qwen2", 0),
+        ("llama", 1),
+        ("llama", 4),
+        ("smollm3", 1),
+        ("mistral", 1),
+        ("olmo2", 1),
+        ("olmo3", 2),
+        ("granite", 4),
+    ],
 )
 def test_every_way_computes_a_family(family: str, number: int, compute: str, batch_invariant: bool) -> None:
     ids, prompt = tokens_for(compute)
@@ -146,7 +209,9 @@ def test_every_way_computes_a_family(family: str, number: int, compute: str, bat
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("compute", ["packed", "fast"])
-@pytest.mark.parametrize("family", ["qwen2", "llama", "smollm3", "mistral"])
+@pytest.mark.parametrize(
+    "family", ["qwen2", "llama", "smollm3", "mistral", "olmo2", "olmo3", "granite", "qwen3_moe", "mixtral"]
+)
 def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> None:
     skip_without_bfloat16("bfloat16")
     driver = loaded(family, 1, compute, batch_invariant=batch_invariant, dtype="bfloat16")
@@ -157,7 +222,9 @@ def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> No
 
 
 @pytest.mark.parametrize("compute", WAYS)
-@pytest.mark.parametrize(("family", "number"), [("qwen2", 0), ("llama", 1), ("smollm3", 0), ("mistral", 1)])
+@pytest.mark.parametrize(
+    ("family", "number"), [("qwen2", 0), ("llama", 1), ("smollm3", 0), ("mistral", 1), ("olmo3", 2)]
+)
 def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compute: str) -> None:
     driver = loaded(family, number, compute, batch_invariant=True)
     ids, prompt = tokens_for(compute)
@@ -169,7 +236,15 @@ def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compu
 
 
 @pytest.mark.parametrize(
-    ("family", "compute"), [("llama", "reference"), ("qwen2", "packed"), ("mistral", "fast"), ("llama", "compiled")]
+    ("family", "compute"),
+    [
+        ("llama", "reference"),
+        ("qwen2", "packed"),
+        ("mistral", "fast"),
+        ("llama", "compiled"),
+        ("olmo3", "fast"),
+        ("granite", "reference"),
+    ],
 )
 def test_batches_chunks_preemption_and_a_cache_change_no_bit(family: str, compute: str) -> None:
     prompts = [IDS[:24] + IDS[50 + 3 * n : 55 + 4 * n] for n in range(6)]
@@ -205,6 +280,21 @@ def test_a_trace_computes_what_the_model_computes() -> None:
     )
 
 
+def test_no_trace_is_made_of_other_scores() -> None:
+    with pytest.raises(ValueError, match=r"multiplies scores by 0\.3, and a record knows"):
+        trace_forward(loaded("granite", 1).model, IDS[:9])
+
+
+def test_the_page_shows_what_a_token_looked_at_with_scores_of_another_factor() -> None:
+    model = peer("granite", 4, "float32")
+    model.set_attn_implementation("eager")
+    seen = model(torch.tensor([IDS[:9]]), output_attentions=True).attentions[1][0, :, -1].mean(0)  # of [1, Hq, T, T]
+    model.set_attn_implementation("sdpa")
+    shown = torch.tensor(attention_of_last(loaded("granite", 4).model, IDS[:9], 1))
+    torch.testing.assert_close(shown, seen, rtol=0, atol=1e-6)
+    assert float(seen.detach().max()) < 0.9  # a factor shows in it
+
+
 @pytest.mark.parametrize(("family", "number"), [("qwen2", 0), ("llama", 1)])
 def test_each_bias_shows_in_the_logits(family: str, number: int) -> None:
     """The control: if a bias changed nothing, a form that leaves it out would pass every test above."""
@@ -227,9 +317,37 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_checkpoint_that_transformers_saved_is_loaded(folder: Path) -> None:
-    expected = peer_logits(peer("qwen2", 0, "float32"), IDS[:40], 30)
-    assert torch.equal(teacher_forced(load_driver(folder), IDS[:40], 30), expected)
+@pytest.mark.parametrize("is_original", [True, False])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_checkpoint_that_transformers_saved_is_loaded(tmp_path: Path, family: str, is_original: bool) -> None:
+    """In the format of the models that were published, or as transformers 5 holds it: with stacks of experts."""
+    peer(family, 2, "float32").save_pretrained(tmp_path, save_original_format=is_original)
+    expected = peer_logits(peer(family, 2, "float32"), IDS[:40], 30)
+    assert torch.equal(teacher_forced(load_driver(tmp_path), IDS[:40], 30), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("layers.1.mlp.experts.down_proj", lambda stack: stack[:-1], r"has shape \(6, .* config.json asks for \(7, "),
+        ("layers.0.mlp.experts.gate_up_proj", lambda stack: stack[:, :-2], "gate_up_proj has shape"),
+        ("layers.7.mlp.experts.down_proj", None, "holds an unknown tensor model.layers.7.mlp.experts.down_proj"),
+    ],
+)
+def test_a_stack_of_experts_that_does_not_fit_is_refused(tmp_path: Path, name: str, change: Any, words: str) -> None:
+    peer("mixtral", 2, "float32").save_pretrained(tmp_path, save_original_format=False)
+    file, name = tmp_path / "model.safetensors", f"model.{name}"
+    tensors = load_file(file)
+    tensors[name] = change(tensors[name]).contiguous() if change else torch.ones(7, 2, 2)
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=words):
+        load_model(tmp_path, EngineConfig())
+
+
+def test_more_experts_for_a_token_than_there_are_is_refused() -> None:
+    raw = CONFIGS["qwen3_moe"]().to_dict() | {"num_experts": 4}  # the field's name in files of transformers 4
+    with pytest.raises(ValueError, match="num_experts_per_tok is 8 and num_experts 4"):
+        ModelConfig.from_hf(raw)
 
 
 def test_a_checkpoint_without_a_bias_is_refused_by_its_name(folder: Path) -> None:
@@ -255,6 +373,9 @@ def test_a_window_is_the_end_of_a_request_and_the_error_says_why() -> None:
     assert driver.model.config.max_position_embeddings == 400
     with pytest.raises(ValueError, match=r"need 401 positions; this model attends to the newest 400 alone"):
         driver.stream(IDS, SamplingParams(max_new_tokens=401 - len(IDS)))  # type: ignore[attr-defined]
+    raw = CONFIGS["ministral"](num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]).to_dict()
+    assert ModelConfig.from_hf(raw).max_position_embeddings == 4096
+    assert ModelConfig.from_hf(raw | {"layer_types": ["full_attention"] * 2}).sliding_window is None
     raw = CONFIGS["mistral"](sliding_window=None).to_dict()
     assert ModelConfig.from_hf(raw).sliding_window is None
     del raw["sliding_window"]  # then transformers takes 4096
@@ -278,13 +399,17 @@ def test_fields_that_are_not_there_are_those_of_transformers(family: str) -> Non
     assert read == whole
 
 
-@pytest.mark.parametrize("rope", [{}, LLAMA3 | {"original_max_position_embeddings": 64}])
-def test_both_layouts_of_the_rotary_embedding_are_read(rope: dict[str, Any]) -> None:
-    """transformers 5 writes one mapping, transformers 4 wrote the base beside it."""
-    raw = LlamaConfig(rope_parameters={"rope_type": "default", "rope_theta": 5e5, **rope}).to_dict()
+@pytest.mark.parametrize("rope", [{}, LLAMA3 | {"original_max_position_embeddings": 64}, YARN])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_both_layouts_of_the_rotary_embedding_are_read(family: str, rope: dict[str, Any]) -> None:
+    """transformers 5 writes one mapping, or one for each kind of layer; transformers 4 wrote the base beside it."""
+    full = {"rope_type": "default", "rope_theta": 5e5}
+    nested = {"full_attention": full | rope, SLIDING: full}
+    raw = CONFIGS[family](rope_parameters=nested if family == "olmo3" else full | rope).to_dict()
     older = {key: value for key, value in raw.items() if key != "rope_parameters"}
     older |= {"rope_theta": 5e5, "rope_scaling": rope or None}
     assert ModelConfig.from_hf(older) == ModelConfig.from_hf(raw)
+    assert CONFIGS[family](**older).rope_parameters == raw["rope_parameters"]  # as transformers reads it
 
 
 def test_what_a_family_does_not_compute_is_refused() -> None:
@@ -294,7 +419,11 @@ def test_what_a_family_does_not_compute_is_refused() -> None:
         ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ("llama", {"attention_bias": "false"}, "attention_bias is 'false'"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "2 no_rope_layers and num_hidden_layers 36"),
-        ("gemma", {}, "this engine runs dense 'qwen3', 'qwen2', 'llama', 'smollm3', 'mistral' models"),
+        ("gemma", {}, "this engine runs models of 'qwen3', 'qwen2', 'llama', "),
+        ("mistral", {"layer_types": ["sliding_attention"] * 32}, "layer_types 'sliding_attention'"),
+        ("ministral", {"sliding_window": None}, "layer_types 'sliding_attention'"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
     ]:
         raw = CONFIGS.get(family, LlamaConfig)().to_dict() | {"model_type": family} | change
         with pytest.raises(ValueError, match=words):
@@ -307,9 +436,21 @@ def test_a_way_that_does_not_have_a_family_is_refused_by_name() -> None:
         build_model(config, {}, EngineConfig(compute="compiled"))
 
 
-def test_layers_without_rotation_show_in_the_logits() -> None:
-    """The control: if it changed nothing, a form that turns all heads would pass every test above."""
-    rotated = loaded("smollm3", 0)
-    expected = teacher_forced(rotated, IDS[:40], 30)
-    rotated.model.config = replace(rotated.model.config, unrotated_layers=())
-    assert (teacher_forced(rotated, IDS[:40], 30) - expected).abs().max() > 1e-2
+@pytest.mark.parametrize(
+    ("family", "number", "layers"), [("smollm3", 0, "unrotated_layers"), ("olmo3", 2, "unscaled_layers")]
+)
+def test_layers_without_rotation_or_its_scaling_show_in_the_logits(family: str, number: int, layers: str) -> None:
+    """The control: if it changed nothing, a form that treats all layers alike would pass every test above."""
+    driver = loaded(family, number)
+    expected = teacher_forced(driver, IDS[:40], 30)
+    assert getattr(driver.model.config, layers)
+    driver.model.config = replace(driver.model.config, **{layers: ()})
+    assert (teacher_forced(driver, IDS[:40], 30) - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("sliding", [None, YARN | {"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 1e4}])
+def test_a_rotary_embedding_of_the_window_that_is_another_one_is_refused(sliding: Any) -> None:
+    raw = CONFIGS["olmo3"]().to_dict()
+    raw["rope_parameters"] = raw["rope_parameters"] | {SLIDING: sliding}
+    with pytest.raises(ValueError, match=r"computes only {'rope_type': 'default', 'rope_theta': 500000\.0} there"):
+        ModelConfig.from_hf(raw)

@@ -36,9 +36,9 @@ class ConsecutiveAttention:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [T, Hq, D]
 
 
-def consecutive(pool: KVPool, metadata: AttentionMetadata) -> Attention:
+def consecutive(pool: KVPool, metadata: AttentionMetadata, kernel: AttentionKernel = sdpa_attention) -> Attention:
     """Read each sequence where it lies, if its pages follow one another."""
-    return ConsecutiveAttention(StepCache(pool, metadata))
+    return ConsecutiveAttention(StepCache(pool, metadata), kernel)
 
 
 class UnlessNaN:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 from unittest import mock
 
 import torch
@@ -39,10 +40,14 @@ class ForwardTrace:
 class RecordingModel(Qwen3):
     """A model that shares the weights of another and records the input and the output of every block."""
 
+    def __new__(cls, model: Qwen3) -> Self:
+        """Make one of the kind of ``model``."""
+        kind = type(cls.__name__, (cls, type(model)), {})
+        return object.__new__(kind)
+
     def __init__(self, model: Qwen3) -> None:
         """Share everything that ``model`` holds, and compute as it does."""
         self.__dict__.update(model.__dict__)
-        self.kind = type(model)
         self.inputs: list[Tensor] = []
         self.updates: list[Tensor] = []
 
@@ -50,11 +55,11 @@ class RecordingModel(Qwen3):
         self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention
     ) -> Tensor:
         """Run the attention block of the model and record its input and output."""
-        return self.keep(x, self.kind.attention_block(self, index, layer, x, cos, sin, attention))
+        return self.keep(x, super().attention_block(index, layer, x, cos, sin, attention))
 
     def mlp_block(self, layer: Layer, x: Tensor) -> Tensor:
         """Run the MLP block of the model and record its input and output."""
-        return self.keep(x, self.kind.mlp_block(self, layer, x))
+        return self.keep(x, super().mlp_block(layer, x))
 
     def keep(self, x: Tensor, update: Tensor) -> Tensor:
         """Append to the two lists and return ``update``. Mutates."""
@@ -91,8 +96,14 @@ def attention_weights(q: Tensor, k: Tensor) -> Tensor:
 def trace_forward(model: Qwen3, token_ids: Sequence[int], attention: Attention | None = None) -> ForwardTrace:
     """Run ``token_ids`` as one sequence and return everything that was computed; default attention: eager.
 
-    Raises ``ValueError`` for a fused model, whose blocks are not the ones that are recorded.
+    Raises ``ValueError`` for a fused model, whose blocks are not the ones that are recorded, and for one that
+    multiplies scores by a number of its own.
     """
+    if model.config.attention_multiplier is not None:
+        raise ValueError(
+            f"the model multiplies scores by {model.config.attention_multiplier}, and a record knows 1 / sqrt(head_dim)"
+            " alone; record another model"
+        )
     if isinstance(model, FusedQwen3):
         raise ValueError(
             "a model with packed weights is fused and has no separate blocks; load it with compute='reference'"
