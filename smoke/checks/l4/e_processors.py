@@ -23,6 +23,8 @@ REGISTRY = Registry()
 VOCAB = 97
 EOS = (3, 41)
 PROCESSORS = "mini_engine.sampler.processors"
+# Whose rows must be those of a processor that was fed token by token.
+SAME_ROWS = ("applied again", "started from the whole past", "started from it, the last row first")
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ Cases = Callable[[int], list[Case]]
 Spec = Callable[[Row, Past, histories.Options], Row]
 
 
-def start(module: str, kind: str, rows: Sequence[tuple[Past, Mapping[str, Any]]]) -> Any:
-    """Build the candidate's processor for the rows that it has something to do for."""
+def start(module: str, kind: str, rows: Sequence[tuple[Past, Mapping[str, Any]]], step: int = 1) -> Any:
+    """Build the candidate's processor for the rows that it has something to do for. ``step`` -1: the last one first."""
     from importlib import import_module
 
     from mini_engine.sampler.processors.base import History, Vocabulary
@@ -48,7 +50,7 @@ def start(module: str, kind: str, rows: Sequence[tuple[Past, Mapping[str, Any]]]
     processor = getattr(import_module(module), kind)
     states = {}
     pasts = []
-    for row, (past, arguments) in enumerate(rows):
+    for row, (past, arguments) in list(enumerate(rows))[::step]:
         history = History(list(past.prompt), list(past.output))
         state = processor.start(history, arguments, Vocabulary(VOCAB, frozenset(EOS)))
         if state is not None:
@@ -90,9 +92,9 @@ def follow(module: str, kind: str, cases_of: Cases, steps: Sequence[int]) -> Pro
                 values[f"states before token {step}"] = all(repr(state) == text for state, text in earlier)
             if step in steps:
                 longer = [(case.past.after(case.future[:step]), case.arguments) for case in cases]
-                anew = start(module, kind, longer)
-                rows = {name: logits.clone() for name in ("followed", "applied again", "started from the whole past")}
-                for processor, result in zip((moving, moving, anew), rows.values(), strict=True):
+                processors = [moving, moving, *(start(module, kind, longer, way) for way in (1, -1))]
+                rows = {name: logits.clone() for name in ("followed", *SAME_ROWS)}
+                for processor, result in zip(processors, rows.values(), strict=True):
                     processor.apply(result)
                 values[f"after {step} more tokens"] = rows
         return values
@@ -101,7 +103,7 @@ def follow(module: str, kind: str, cases_of: Cases, steps: Sequence[int]) -> Pro
 
 
 def expect(cases_of: Cases, spec: Spec, steps: Sequence[int]) -> Verdict:
-    """Return the verdict of ``follow``: every row as the spec has it, and both ways the same bits."""
+    """Return the verdict of ``follow``: every row as the spec has it, and all ways the same bits."""
 
     def verdict(seed: int, got: Values) -> list[Failure]:
         cases = cases_of(seed)
@@ -115,7 +117,7 @@ def expect(cases_of: Cases, spec: Spec, steps: Sequence[int]) -> Verdict:
             ]
             names = [case.name for case in cases]
             failures += rows_failures(name, names, logits, rows, got[name]["followed"])
-            for other in ("applied again", "started from the whole past"):
+            for other in SAME_ROWS:
                 failures += differences(got[name]["followed"], got[name][other], None, f"{name}, {other}")
         for step in range(1, max(steps) + 1):
             name = f"states before token {step}"

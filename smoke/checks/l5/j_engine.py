@@ -129,6 +129,7 @@ def answer(deltas: Sequence[Any], output: Any) -> dict[str, Any]:
             "logprobs": [entries_of(entries) for entries in output.logprobs],
             "finish_reason": [output.finish_reason],
             "error": output.error,
+            "times": len(output.times.tokens),
         },
     }
 

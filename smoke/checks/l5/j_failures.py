@@ -282,7 +282,8 @@ def failing_verdict(seed: int, got: Values) -> list[Failure]:
         output = parts["engine"]["output"]
         failures += differences(["error"], output["finish_reason"], None, f"{name}, finish reason")
         failures += differences(["error"], parts["engine"]["finish_reason"], None, f"{name}, reason of the last delta")
-        failures += differences(count, len(output["ids"]), None, f"{name}, number of ids")
+        numbers = [len(output["ids"]), output["times"]]
+        failures += differences([count, count], numbers, None, f"{name}, numbers of ids and of their times")
         if words not in str(output["error"]):
             failures.append(Failure(f"{name}, error", "", f"words about {words!r}", str(output["error"])))
     return failures

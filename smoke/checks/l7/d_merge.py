@@ -40,6 +40,13 @@ def draw_automaton(rng: random.Random, size: int, columns: int, copies: int) -> 
     return ordered(blown, [ends[state] for state in of])
 
 
+def numbers_that_differ(most: int) -> Automaton:
+    """Return an automaton in which state n of 1 to ``most`` reads the bits of n, so that no two are equal."""
+    end = most + 1
+    rows = [[n // 2 or DEAD, end if n % 2 else DEAD, n - 1 or DEAD] for n in range(1, end)]
+    return [[DEAD, DEAD, most], *rows, [DEAD] * 3], [*[False] * end, True]
+
+
 @prepared
 def to_merge(seed: int) -> dict[str, Automaton]:
     """Return automata: made by hand, chains whose states only a long text tells apart, and drawn ones."""
@@ -71,6 +78,7 @@ def to_merge(seed: int) -> dict[str, Automaton]:
     edges = [{0: 1, 1: 2, 2: 6}, {69: 3}, {69: 4}, {0: 5, 69: 5}, {0: 3, 69: 5}, {}, {69: 3}]
     many = [[leads.get(column, DEAD) for column in range(70)] for leads in edges]
     cases["70 columns, of which the first and the last tell states apart"] = (many, [state == 5 for state in range(7)])
+    cases["302 states, and all of them differ"] = numbers_that_differ(300)
     for length in (5, 30):
         chain = [[state + 1, DEAD] for state in range(length)] + [[DEAD, DEAD]]
         cases[f"a chain of {length}"] = (chain, [False] * length + [True])

@@ -248,6 +248,7 @@ REGISTRY.add(
 
 V = 37
 STOPS = [4, 9]
+FAR_BELOW = "what is left is -3e38, whose exponential is 0"
 # What the grammar allows, whether its text is complete, which ids were banned before it, and what can be chosen then.
 LEFT: dict[str, tuple[list[int], bool, list[int], list[int]]] = {
     "only the stop tokens, and these banned": ([4, 9], True, [4, 9], [4, 9]),
@@ -255,6 +256,7 @@ LEFT: dict[str, tuple[list[int], bool, list[int], list[int]]] = {
     "something else is left": ([4, 9, 20], True, [4, 9], [20]),
     "all that it allows is banned, stop tokens among it": ([4, 9, 20, 36], True, [4, 9, 20, 36], [4, 9]),
     "the stop tokens are not banned": ([4, 9], True, [20], [4, 9]),
+    FAR_BELOW: ([20, 21], True, [21], [20]),
     "not complete, and all is banned": ([20, 21], False, [20, 21], []),
     "not complete, and one is left": ([20, 21], False, [20], [21]),
     "it allows nothing, and is complete": ([], True, [], [4, 9]),
@@ -265,6 +267,7 @@ LEFT: dict[str, tuple[list[int], bool, list[int], list[int]]] = {
 def left_logits(seed: int) -> Tensor:
     """Return the logits of every case in one step, a free row between each two."""
     logits = torch.randn(2 * len(LEFT), V, generator=torch.Generator().manual_seed(seed))
+    logits[2 * list(LEFT).index(FAR_BELOW), 20] = -3e38
     for row, (_, _, banned, _) in enumerate(LEFT.values()):
         logits[2 * row, banned] = NOTHING
         logits[2 * row + 1, banned] = NOTHING

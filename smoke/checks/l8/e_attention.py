@@ -4,6 +4,7 @@ Owns: pools in which everything that no sequence has is NaN, steps of ragged seq
 and in chunks. Blocks of queries are cut here, so that a fault of L8.L does not show.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -179,6 +180,18 @@ def exact_launches(seed: int) -> dict[str, Launch]:
     return steps(RAGGED, "float32", 0)
 
 
+class OneHeavy(Sequences):
+    """The first key weighs 1, and every other one 2**-17.5: a sum of the weights in 16 bits stays at 1."""
+
+    def drawn(self, seed: int) -> Drawn:
+        """Return queries and keys of one number, and values of many."""
+        found = super().drawn(seed)
+        for q, k, _ in found:
+            q[:], k[:] = 0.0, 0.0
+            q[..., 0] = k[:, 0, 0] = (17.5 * math.log(2) * self.dim**0.5) ** 0.5
+        return found
+
+
 def half_launches(seed: int) -> dict[str, Launch]:
     """Return steps of 16 bits, whose tiles have 64 keys."""
     one = Sequences(((1, 130), (2, 70)), 16, (2, 1), 64, "float16")
@@ -186,6 +199,7 @@ def half_launches(seed: int) -> dict[str, Launch]:
         **steps(((1, 1), (1, 130), (30, 100), (9, 64)), "float16", 0),
         "products of queries and keys beyond 65,504": Launch(replace(one, growth=8000.0)),
         "weighted values that sum to more than 65,504": Launch(replace(one, offset=6000.0)),
+        "one key of weight 1 before 3,839 light ones": Launch(OneHeavy(((1, 3840),), 64, (1, 1), 16, "float16")),
     }
 
 

@@ -123,12 +123,18 @@ def ties_probe(seed: int) -> Values:
     rows = odd_rows()
     with set_for_now(op, BLOCK=BLOCK):
         values, ids = op.argmax(torch.cat(list(rows.values())))
-    return {name: [values[row : row + 1], int(ids[row])] for row, name in enumerate(rows)}
+    return {name: tie_values(values[row : row + 1], ids[row : row + 1]) for row, name in enumerate(rows)}
+
+
+def tie_values(value: Tensor, token: Tensor) -> list[Any]:
+    """Return a value [1] with its id [1], and whether it is the zero with a sign."""
+    return [value, int(token[0]), with_signs(value)["minus zeros"]]
 
 
 def ties_spec(seed: int) -> Values:
     """Choose."""
-    return {name: [(found := largest_by_hand(row))["values"], int(found["ids"][0])] for name, row in odd_rows().items()}
+    found = {name: largest_by_hand(row) for name, row in odd_rows().items()}
+    return {name: tie_values(best["values"], best["ids"]) for name, best in found.items()}
 
 
 REGISTRY.add(

@@ -13,9 +13,9 @@ TEXTS = ("ab", "c", " t", "he", "re", "o", "u.", " ", "é", "abc the")
 
 
 def pieces(seed: int) -> list[list[str]]:
-    """Return texts that are appended one after the other; many merge where they meet."""
+    """Return texts that are appended one after the other; many merge where they meet, and one is empty."""
     rng = random.Random(f"pieces {seed}")
-    return [["ab", "c"], [" t", "he"], *([rng.choice(TEXTS) for _ in range(rng.randint(1, 6))] for _ in range(30))]
+    return [["ab", "c"], [" t", "", "he"], *([rng.choice(TEXTS) for _ in range(rng.randint(1, 6))] for _ in range(30))]
 
 
 class Left:

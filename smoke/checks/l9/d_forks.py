@@ -240,19 +240,28 @@ def turns_probe(seed: int) -> Values:
     forks[0] += lang.assistant("c") + lang.user("d")
     forks[1] += lang.user("e")
     state += lang.assistant("f")
-    other = new_state(Machine(seed))
-    other.hub.marks = state.hub.marks
-    (fork,) = other.fork()
-    fork += lang.system("a")
-    other.join([fork], appends=True)
-    other += lang.user("b")
-    return {"texts": [each.text for each in (state, *forks, other)]}
+    values = {"texts": [each.text for each in (state, *forks)]}
+    for appends in (False, True):
+        other = new_state(Machine(seed))
+        other.hub.marks = state.hub.marks
+        first, second = other.fork(2)
+        first += lang.system("a")
+        second += "c"
+        other.join([first, second], appends=appends)
+        other += lang.user("b")
+        values[f"a turn after the join of a fork with a turn and one without, appends {appends}"] = other.text
+    return values
 
 
 def turns_spec(seed: int) -> Values:
     """Only the first turn of a chat has the first turn's mark."""
     begin = "<S>a</s><u>b</u>"
-    return {"texts": [begin + "<a>f</a>", begin + "<a>c</a><u>d</u>", begin + "<u>e</u>", begin]}
+    joined = "a turn after the join of a fork with a turn and one without, appends"
+    return {
+        "texts": [begin + "<a>f</a>", begin + "<a>c</a><u>d</u>", begin + "<u>e</u>"],
+        f"{joined} False": "<U>b</u>",
+        f"{joined} True": "<S>a</s>c<u>b</u>",
+    }
 
 
 def errors_probe(seed: int) -> Values:

@@ -112,7 +112,9 @@ def programs(seed: int) -> list[list[Any]]:
                 pieces += [constant] if constant and "\ufffd" not in constant else []
                 ids += words().encode(constant) if pieces[-1] == constant else []
         found.append(pieces)
-    return found
+    short: Plain = {"max_new_tokens": 2}
+    penalised: Plain = {**short, "repetition_penalty": 1.5}  # drawn in another way, with the same temperature and seed
+    return [*found, *[[short, penalised, short]] * 3]
 
 
 AHEAD = (1, 6, 30)
