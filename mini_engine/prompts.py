@@ -177,7 +177,7 @@ def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str, with_special: b
         raise ValueError(
             f"the text has {text[error.start]!r} at {error.start}, which is not a character; is the text UTF-8?"
         ) from error
-    begun = bool(tokenizer.bos_token) and text.startswith(str(tokenizer.bos_token))
+    begun = with_special and bool(tokenizer.bos_token) and text.startswith(str(tokenizer.bos_token))
     return list(tokenizer.encode(text, add_special_tokens=with_special and not begun))
 
 

@@ -27,6 +27,7 @@ class Words:
     """A tokenizer, as far as the language uses one of transformers."""
 
     chat_template = None
+    bos_token = None
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Encode and decode with ``tokenizer``."""
