@@ -43,7 +43,7 @@ def status_command(
         if everything or (each.id == shown and (lesson or work.has(each))):
             typer.echo("\n".join(task_lines(work, each)))
     typer.echo("")
-    typer.echo(next_task_line(task) if task else next_lines(work)[0])
+    typer.echo(next_task_line(work, task) if task else next_lines(work)[0])
     taken = sum(work.load().get("hints", {}).values())
     if taken:
         typer.echo(f"hints taken: {taken}")

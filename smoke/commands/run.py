@@ -54,7 +54,7 @@ def run_command(
             trials = [try_and_show(alike, lesson, checks, Work(engine), below, seed) for lesson, checks in parts]
             place = Work(engine).place()
             if place and all(trial.passed for trial in trials):
-                typer.echo(next_task_line(place))
+                typer.echo(next_task_line(Work(engine), place))
     if any(trial.import_fault for trial in trials):
         stop(Exit.CANNOT_IMPORT)
     stop(Exit.PASSED if all(trial.passed for trial in trials) else Exit.CHECK_FAILED)
@@ -166,7 +166,7 @@ def summary(trial: Trial, explained: list[str], work: Work) -> list[str]:
         is_rest_optional = all(load_manifest().task(task_id).is_optional for task_id in left)
         red = "Red is right: nothing here is wrong, some of it is not written."
         lines.append("The core passes. What is left is optional." if is_rest_optional else red)
-        lines += [next_task_line(task), f"run it at every save: {command(f'watch {task.id}', work.folder)}"]
+        lines += [next_task_line(work, task), f"run it at every save: {command(f'watch {task.id}', work.folder)}"]
     return lines
 
 

@@ -99,6 +99,10 @@ def describe(state: TaskState) -> str:
     return count if state.known else "written, not run yet"
 
 
-def next_task_line(task: Task) -> str:
-    """Return one line that names a task and its page."""
-    return f"Next: {task.id} {task.title}, {load_manifest().lesson(task.lesson_id).page(task)}"
+def next_task_line(work: Work, task: Task) -> str:
+    """Return one line that names a task and its page, or a lesson that was not started and its first page."""
+    lesson = load_manifest().lesson(task.lesson_id)
+    if not work.has(lesson):
+        return f"Next: {lesson.id} {lesson.title}, {lesson.page()}"
+    again = ", to run again as what it uses has changed" if work.state_of(task).is_stale else ""
+    return f"Next: {task.id} {task.title}{again}, {lesson.page(task)}"

@@ -119,7 +119,7 @@ def test_a_lesson_from_start_to_diff(smoke, tmp_path):
     assert code == 0
     assert "L2 PASS  Packed varlen attention: 14 checks" in words
     assert "14/14" in smoke("status")[1]
-    assert "Next: L3.A" in smoke("status")[1], "on with the lesson after the one that was begun"
+    assert "Next: L3 Greedy driver" in smoke("status")[1], "on with the lesson after the one that was begun"
     assert smoke("diff", "L2") == (0, "".join(f"{f}: no difference\n" for f in load_manifest().lesson("L2").files))
 
     assert smoke("reset", "L2", "--yes")[0] == 0
