@@ -36,14 +36,18 @@ NEEDED = {
 collect_ignore = [place for module, places in NEEDED.items() if find_spec(module) is None for place in places]
 
 BEGIN_WITH = (  # the longest
-    "test_grade.py",
     "test_notebooks.py",
-    "test_page.py",
-    "test_receipts.py",
-    "test_products.py",
-    "test_grade_neighbours.py",
-    "test_invariance.py",
     "test_site.py",
+    "test_page.py",
+    "test_families.py",
+    "test_cli.py",
+    "test_receipts.py",
+    "test_grade_neighbours.py",
+    "test_export.py",
+    "test_bench_serving.py",
+    "test_grade.py",
+    "test_products.py",
+    "test_invariance.py",
     "test_speculate.py",
 )
 BY_LESSON = re.compile(r".*/(test_lessons|test_lessons_text|test_notebooks)\.py::\w+\[(L\d)")
