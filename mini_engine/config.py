@@ -125,16 +125,11 @@ class ModelConfig:
         kind, other kinds of layers or quantised weights.
         """
         family = family_of(raw.get("model_type"))
-        from mini_engine.hf_files import (
-            ConfigFile,
-            check_computed,
-            of_full_layers,
-            parse,
-        )  # here: pydantic takes time to import
+        from mini_engine import hf_files  # here: pydantic takes time to import
 
-        rope = of_full_layers(raw) if family.scales_full_layers else {}
-        file = parse(ConfigFile, {**family.defaults, **raw, **rope}, "config.json")
-        check_computed(raw, file, family)
+        rope = hf_files.of_full_layers(raw) if family.scales_full_layers else {}
+        file = hf_files.parse(hf_files.ConfigFile, {**family.defaults, **raw, **rope}, "config.json")
+        hf_files.check_computed(raw, file, family)
         window = file.window(family)
         scaling = file.rope_scaling_fields
         biases = {part.has_bias for part in family.parts.values() if isinstance(part.has_bias, str)}

@@ -116,10 +116,8 @@ class Llama(Qwen3):
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return ``rms_norm``, same shape. A family that rounds late applies the weight in float32, before the cast."""
-        eps = self.config.rms_norm_eps
-        return (
-            rms_norm(x.float(), weight, eps).to(x.dtype) if self.config.family.norms_after else rms_norm(x, weight, eps)
-        )
+        own = x.float() if self.config.family.norms_after else x
+        return rms_norm(own, weight, self.config.rms_norm_eps).to(x.dtype)
 
     def norm_before(self, x: Tensor, weight: Tensor) -> Tensor:
         """Norm what goes into a block, unless the family norms what comes out of it. [T, H] -> [T, H]."""

@@ -100,7 +100,7 @@ class Completion:
     def logprobs(self, prompt_ids: list[int]) -> CompletionLogprobs:
         """Return the lists of a choice, empty. An echoed prompt may lack the space that its first token begins with."""
         texts = self.service.texts
-        if not self.body.echo:
+        if not self.body.echo or self.body.logprobs is None:  # nothing is listed
             return CompletionLogprobs(texts)
         spelled = b"".join(map(texts.shown, prompt_ids))
         return CompletionLogprobs(

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from smoke.course.starter import empty, starter_files, task_starter
+from smoke.course.starter import starter_files, task_starter
 from smoke.framework.bank import Pitfall, Wheat, load_pitfalls, load_wheats
 from smoke.framework.check import DEFAULT_SEED, Check, all_checks, checks_of, tasks_needed
 from smoke.framework.manifest import Task, load_manifest
@@ -81,9 +81,7 @@ def reference_jobs() -> Iterator[Job]:
 
 def core_alone() -> dict[str, str]:
     """Return the files of a student who wrote the core: what is open in them is filled as grading fills it."""
-    optional = [task for task in load_manifest().tasks if task.is_optional]
-    files = sorted({function.file for task in optional for function in task.functions})
-    return with_optional({file: empty(file, optional) for file in files})[0]
+    return with_optional(task_starter(*(task for task in load_manifest().tasks if task.is_optional)))[0]
 
 
 def starter_jobs() -> Iterator[Job]:

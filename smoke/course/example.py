@@ -9,14 +9,15 @@ import io
 import sys
 import textwrap
 import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mini_engine.overlay import install_overlay, overlay_files
+from smoke.framework.check import use_one_thread
 from smoke.framework.manifest import Lesson, Task
+from smoke.runner.interpreter import allow_infinities
 
 NOT_WRITTEN = 3  # the exit status for a task of which nothing is written
 
@@ -71,11 +72,10 @@ def pages_until(lesson: Lesson, task: Task) -> list[Path]:
 
 
 def begin() -> dict[str, Any]:
-    """Return the namespace in which a lesson's pages run: their numbers come from seed 0 and one thread."""
+    """Return the namespace in which a lesson's pages run, and seed torch: the pages' numbers come from seed 0."""
     import torch  # here, so that the command that starts this process need not import it
 
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     return {"__name__": "lesson"}
 
 
@@ -85,6 +85,7 @@ def run_pages(pages: Sequence[Path]) -> bool:
     What the last page prints is shown. A block of an earlier page that fails is named, and the rest goes on.
     """
     namespace = begin()
+    use_one_thread()
     for page in pages[:-1]:
         for fence, _ in blocks(page):
             try:
@@ -118,8 +119,7 @@ def main(folder: str, task: str, *pages: str) -> None:
     reference's: an example may use what a later task writes.
     """
     overlay = install_overlay(Path(folder).resolve(), overlay_files(Path(folder).resolve()), fill=True)
-    for words in ("overflow", "divide by zero"):  # of Triton's interpreter; infinity is what a kernel wants there
-        warnings.filterwarnings("ignore", f"{words} encountered", RuntimeWarning)
+    allow_infinities()
     is_right = run_pages([Path(page) for page in pages])
     if task in overlay.filled:
         print(f"{task} is not written yet: what you see above is the reference's")

@@ -35,10 +35,10 @@ def starter_files(lesson: Lesson, engine: Path = ENGINE) -> dict[str, str]:
     return {file: empty(file, lesson.tasks, engine) for file in lesson.files}
 
 
-def task_starter(task: Task, engine: Path = ENGINE) -> dict[str, str]:
-    """Return the files with one task alone taken out: everything else is the reference."""
-    files = sorted({function.file for function in task.functions})
-    return {file: empty(file, [task], engine) for file in files}
+def task_starter(*tasks: Task, engine: Path = ENGINE) -> dict[str, str]:
+    """Return the files with these tasks alone taken out: everything else is the reference."""
+    files = sorted({function.file for task in tasks for function in task.functions})
+    return {file: empty(file, tasks, engine) for file in files}
 
 
 def empty(file: str, tasks: Iterable[Task], engine: Path = ENGINE) -> str:

@@ -18,7 +18,6 @@ import resource
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 
 from mini_engine import overlay
 from smoke.framework.check import Check, all_checks, describe_error, load_check, run_probe, use_one_thread
+from smoke.runner.interpreter import allow_infinities
 from smoke.runner.transport import STACK, write_answer
 
 
@@ -65,8 +65,7 @@ class Surroundings:
 def serve(around: Surroundings | None = None, ids: Sequence[str] = ()) -> None:
     """Read orders until stdin closes; run each in a forked child. ``ids``: the checks to import, all without it."""
     around = around or Surroundings()
-    for words in ("overflow", "divide by zero"):  # infinity is what SiLU and the noise of a draw want there
-        warnings.filterwarnings("ignore", f"{words} encountered", RuntimeWarning, "triton.runtime.interpreter")
+    allow_infinities()
     checks = {check_id: load_check(check_id) for check_id in ids} or all_checks()
     around.begin(checks)
     use_one_thread()

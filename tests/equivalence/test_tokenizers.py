@@ -8,6 +8,7 @@ import ast
 import json
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -151,8 +152,9 @@ def test_a_mask_has_the_tokens_whose_text_goes_on_with_a_sentence(kind: str, bac
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """A kind, and the folder of a model with random weights that has such a tokenizer."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     path, tokenizer = tmp_path_factory.mktemp("model"), tokenizer_of(request.param)
     config = LlamaConfig(
@@ -166,7 +168,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         initializer_range=0.2,
     )
     write_folder(path, config, tokenizer, [EOS, END_OF_TURN])
-    return request.param, path
+    yield request.param, path
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("backend", ["fsm", "xgrammar", "llguidance", "outlines"])
