@@ -57,6 +57,15 @@ def test_the_core_fits_a_term():
     assert sum(len(page.read_text().split()) for page in pages) <= CORE_WORDS
 
 
+def test_a_task_has_the_minutes_that_its_words_and_lines_take():
+    """The rule of lessons/README.md."""
+    for lesson in load_manifest().written:
+        for task in lesson.tasks:
+            words = len((COURSE / lesson.text_folder / task.page_name).read_text().split())
+            lines = sum(lines_of(function) for function in task.functions)
+            assert task.minutes >= 10 + words / 120 + 1.5 * lines, task.id
+
+
 def test_the_core_of_every_lesson_is_worth_a_hundred_points():
     for lesson in load_manifest().written:
         assert sum(task.points for task in lesson.core) == 100, lesson.id
