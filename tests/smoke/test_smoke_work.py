@@ -74,6 +74,38 @@ def test_a_helper_of_ones_own_counts_for_those_who_call_it(work):
     assert lost(work, LESSON_1) == BUILD_ON_A
 
 
+@pytest.mark.parametrize(
+    ("helper", "use", "counts"),
+    [
+        ("def half(x):\n    return x", "    half = [half for half in (2,)]\n", False),
+        ("def half(x):\n    return x", "    half = 2\n", False),
+        ("def half(x):\n    return x", "    [half for half in (2,)], half(2)\n", True),
+        ("def half(x):\n    return x", "    def inner(x):\n        return half(x)\n", True),
+        ("class Own:\n    def half(self):\n        return 2", "    half = 2\n", False),
+        ("class Own:\n    def half(self):\n        return 2", "    x.half\n", True),
+        ("class Own:\n    def half(self):\n        return 2", "    getattr(x, 'half')\n", True),
+        ("class Own:\n    def __init__(self):\n        self.x = 2", "    Own()\n", True),
+    ],
+)
+def test_a_variable_of_a_function_is_no_use_of_what_has_its_name(tmp_path, helper, use, counts):
+    (tmp_path / "model.py").write_text(f"def user(x):\n{use}\n\n{helper}\n")
+    digest = Digest(tmp_path, ["model.py"])
+    parts = {part.name: part for part in digest.parts}
+    (other,) = (part for name, part in parts.items() if name.startswith(("half", "Own.")))
+    assert (other in digest.used_by(parts["user"])) is counts
+
+
+def test_what_is_imported_under_another_name_is_used(work):
+    change(work, "model.py", "wide = x.float()", "wide = other(x.float())")
+    with (work / "model.py").open("a") as stream:
+        stream.write("\n\nfrom mini_engine.attention.paged import half as other\n")
+    with (work / "attention/paged.py").open("a") as stream:
+        stream.write("\n\ndef half(x):\n    return x / 2\n")
+    passed_all(work, LESSON_2, "own")
+    change(work, "attention/paged.py", "return x / 2", "return x / 3")
+    assert lost(work, LESSON_2)
+
+
 def test_earlier_lessons_count_where_they_were_run(work):
     passed_all(work, LESSON_2)
     change(work, "model.py", "+ eps)", "- eps)")
