@@ -144,9 +144,9 @@ def apply_joint(logits: Tensor, k: Tensor, p: Tensor) -> Tensor:
 def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ``count`` largest logits of each row and their ids, in falling order, the lowest id first on ties.
 
-    ``logits`` [R, V] -> values and ids, each [R, min(count, V)]. ``torch.topk`` promises nothing about ties, so the
-    choice among equals is made by ``keep_largest`` and the order by a stable sort of few. If fewer than V are asked
-    for, those that are minus infinity come last in no promised order.
+    ``logits`` [R, V] -> values and ids, each [R, min(count, V)]. ``torch.topk`` promises nothing about ties. A
+    stable sort of the whole row does it; to sort only what ``keep_largest`` keeps is faster. ``count`` is at least 1.
+    If fewer than V are asked for, those that are minus infinity come last in any order.
     """
     size = logits.shape[1]
     if count >= size:

@@ -20,7 +20,7 @@ ENGINE = ROOT / "mini_engine"
 
 LESSON_KEYS = {"id", "slug", "title", "goal", "files", "needed_earlier", "task", "option"}
 TASK_KEYS = {"id", "title", "points", "minutes", "functions", "depends"}
-READING = 35  # minutes for a lesson's first page with its questions; a task's minutes include reading its page
+FIRST_PAGE, FURTHER_PAGE = 35, 15  # minutes: with its questions or examples; a task's minutes include its page
 OPTION_KEYS = {"name", "off", "on", "effect"}
 
 
@@ -120,9 +120,13 @@ class Lesson:
         """The tasks that no later lesson needs."""
         return tuple(task for task in self.tasks if task.is_optional)
 
+    def minutes(self, tasks: Iterable[Task]) -> int:
+        """Return the minutes that these of its tasks take together with what is read before them."""
+        return FIRST_PAGE + FURTHER_PAGE * len(self.further_pages()) + sum(task.minutes for task in tasks)
+
     def hours(self, tasks: Iterable[Task]) -> int:
-        """Return the hours that these of its tasks take together with its first page, rounded."""
-        return round((READING + sum(task.minutes for task in tasks)) / 60)
+        """Return ``minutes`` in hours, rounded."""
+        return round(self.minutes(tasks) / 60)
 
     @property
     def folder(self) -> str:
@@ -139,12 +143,16 @@ class Lesson:
         """The lesson's first page, relative to ``COURSE``."""
         return f"{self.text_folder}/README.md"
 
+    def further_pages(self, course: Path = COURSE) -> list[str]:
+        """Return the names of the pages that are read after the first one and before the tasks."""
+        others = {"README.md", "reference.md", *(task.page_name for task in self.tasks)}
+        return sorted({path.name for path in (course / self.text_folder).glob("*.md")} - others)
+
     def pages(self, course: Path = COURSE) -> list[Path]:
-        """Return the lesson's pages in the order of reading: the story, extra pages, the tasks, the reference."""
+        """Return the lesson's pages in the order of reading: the story, further pages, the tasks, the reference."""
         tasks = [task.page_name for task in self.tasks]
-        names = {path.name for path in (course / self.text_folder).glob("*.md")}
-        more = sorted(names - {"README.md", "reference.md", *tasks})
-        return [course / self.text_folder / name for name in ("README.md", *more, *tasks, "reference.md")]
+        names = ("README.md", *self.further_pages(course), *tasks, "reference.md")
+        return [course / self.text_folder / name for name in names]
 
     def page(self, task: Task | None = None) -> str:
         """Return the page of a task, or the first one, as a reader finds it: relative in a checkout, else absolute."""

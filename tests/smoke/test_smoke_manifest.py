@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mini_engine.overlay import functions_of
-from smoke.framework.manifest import COURSE, ENGINE, READING, load_manifest, parse_manifest
+from smoke.framework.manifest import COURSE, ENGINE, load_manifest, parse_manifest
 
 LESSON = {
     "id": "L1",
@@ -48,11 +48,12 @@ def lines_of(function):
 
 def test_the_core_fits_a_term():
     lessons = load_manifest().upto("L8")
-    assert sum(READING + sum(task.minutes for task in lesson.core) for lesson in lessons) <= CORE_HOURS * 60
+    assert sum(lesson.minutes(lesson.core) for lesson in lessons) <= CORE_HOURS * 60
     assert (
         sum(lines_of(function) for each in lessons for task in each.core for function in task.functions) <= CORE_LINES
     )
     pages = [COURSE / lesson.text_file for lesson in lessons]
+    pages += [COURSE / lesson.text_folder / name for lesson in lessons for name in lesson.further_pages()]
     pages += [COURSE / lesson.text_folder / task.page_name for lesson in lessons for task in lesson.core]
     assert sum(len(page.read_text().split()) for page in pages) <= CORE_WORDS
 
