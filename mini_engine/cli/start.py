@@ -40,6 +40,11 @@ def check_engine(folder: Path | None) -> None:
         raise ValueError(f"--engine is {folder}, but the modules of {running or 'the engine itself'} are running")
     if overlay is not None:
         typer.secho(f"running the modules of {running}", dim=True, err=True)
+
+
+def name_unwritten() -> None:
+    """Say which tasks of the modules that are loaded are not the student's own."""
+    overlay = installed()
     if overlay is not None and overlay.filled:
         tasks = ", ".join(sorted(overlay.filled))
         typer.secho(f"not written yet, so the reference's own: {tasks}", dim=True, err=True)
@@ -83,4 +88,6 @@ def start(
             if getattr(params, name) == off_value(name) != value
         }
         say(left, "are not taken here", "ask for what you want of them")
-    return load_driver(folder, config), load_tokenizer(folder)
+    driver = load_driver(folder, config)
+    name_unwritten()  # the model and its kernels are loaded now
+    return driver, load_tokenizer(folder)

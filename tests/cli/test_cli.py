@@ -1,6 +1,7 @@
 """The command line as a student meets it: what is printed where, and one clear line when the input is at fault."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -116,10 +117,10 @@ def test_the_options_keep_the_text_readable(options: list[str]) -> None:
     assert invoke("generate", PROMPT, "--max-new-tokens", "8", *options).stdout == plain
 
 
-def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def run_command(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run the installed command: an overlay has to be there before the engine is imported."""
     command = [sys.executable, "-m", "mini_engine", "generate", PROMPT, "--max-new-tokens", "6", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
 
 
 @pytest.mark.slow
@@ -149,6 +150,9 @@ def test_what_is_not_written_yet_is_the_references(tmp_path: Path) -> None:
     assert result.stdout == PROMPT + greedy_text(PROMPT, 6)[2] + "\n"
     named = result.stderr.split("not written yet, so the reference's own: ")[1].splitlines()[0].split(", ")
     assert {"L1.A", "L3.A", "L4.H", "L5.A"} <= set(named) <= {task.id for lesson in lessons for task in lesson.tasks}
+    assert not any(name.startswith("L8") for name in named), "no kernel is loaded"
+    kernels = run_command("--engine", str(tmp_path), "--compute", "triton", TRITON_INTERPRET="1")
+    assert "L8.B" in kernels.stderr.split("not written yet, so the reference's own: ")[1]
 
 
 def test_a_task_that_is_half_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
