@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from tqdm import tqdm
 
 from smoke.bank.alike import Alike, error_of
 from smoke.commands.exits import Exit, stop
@@ -52,9 +53,8 @@ def run_command(
         else:
             parts = chosen(what, pattern, engine, upto)
             trials = [try_and_show(alike, lesson, checks, Work(engine), below, seed) for lesson, checks in parts]
-            place = Work(engine).place()
-            if place and all(trial.passed for trial in trials):
-                typer.echo(next_task_line(Work(engine), place))
+            if all(trial.passed for trial in trials):
+                typer.echo("\n".join(["", *next_lines(Work(engine))]))
     if any(trial.import_fault for trial in trials):
         stop(Exit.CANNOT_IMPORT)
     stop(Exit.PASSED if all(trial.passed for trial in trials) else Exit.CHECK_FAILED)
@@ -118,7 +118,8 @@ def try_and_show(
     alike: Alike, lesson: Lesson, checks: Sequence[ListedCheck], work: Work, base: Base, seed: int
 ) -> Trial:
     """Run checks of one lesson, print the results and remember them. Raises ``ValueError`` if files are missing."""
-    trial = try_checks(alike.runner, lesson, work, base, checks, seed)
+    with tqdm(total=len(checks), desc=f"{lesson.id}, checks", unit="", leave=False, disable=None) as bar:
+        trial = try_checks(alike.runner, lesson, work, base, checks, seed, lambda _: bar.update())
     work.begin(lesson)
     typer.echo(f"{lesson.id} {lesson.title}: {work.folder}, {base} base")
     typer.echo("\n".join(summary(trial, explanations(alike, trial, seed), work)))
@@ -164,8 +165,9 @@ def summary(trial: Trial, explained: list[str], work: Work) -> list[str]:
         task = next_task(trial.results)
         left = {catalogue()[result.check_id].task_id for result in trial.results if not result.passed}
         is_rest_optional = all(load_manifest().task(task_id).is_optional for task_id in left)
-        red = "Red is right: nothing here is wrong, some of it is not written."
-        lines.append("The core passes. What is left is optional." if is_rest_optional else red)
+        if is_rest_optional:
+            return [*lines, "The core passes. What is left is optional.", "", *next_lines(work)]
+        lines.append("Red is right: nothing here is wrong, some of it is not written.")
         lines += [next_task_line(work, task), f"run it at every save: {command(f'watch {task.id}', work.folder)}"]
     return lines
 

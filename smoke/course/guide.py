@@ -22,10 +22,12 @@ def next_lines(work: Work) -> list[str]:
     if task is None:
         return all_done(work)
     lesson = load_manifest().lesson(task.lesson_id)
+    again = to_run_again(work, lesson)
     if not work.has(lesson):
-        return [*done_before(work, lesson), *to_start(work, lesson)]
+        return [*again, *done_before(work, lesson), *to_start(work, lesson)]
     state = work.state_of(task)
     return [
+        *again,
         *(["Every core task of every lesson passes. What is left is optional."] if task.is_optional else []),
         f"{task.id} {task.title}: {place_in(lesson, task)} in {lesson.id} {lesson.title}",
         f"  state  {describe(state)}",
@@ -33,6 +35,17 @@ def next_lines(work: Work) -> list[str]:
         *(f"  write  {text}" for text in to_write(work, state)),
         f"  run    {command('watch', work.folder)}",
         f"  stuck? {command(f'hint {task.id}', work.folder)}  ({work.hint_level(task)} of {HINTS} taken)",
+    ]
+
+
+def to_run_again(work: Work, lesson: Lesson) -> list[str]:
+    """Return a line for each lesson before this one of which something has changed since it passed."""
+    changed = [
+        each for each in load_manifest().upto(lesson.id)[:-1] if any(state.is_stale for state in work.tasks(each))
+    ]
+    return [
+        f"{each.id} {each.title} has changed since it passed: {command(f'run {each.id}', work.folder)}"
+        for each in changed
     ]
 
 

@@ -10,7 +10,7 @@ from smoke.course.work import Base, Work, tasks_of
 from smoke.framework.catalogue import ListedCheck
 from smoke.framework.check import DEFAULT_SEED, Result, block_dependents, load_check
 from smoke.framework.manifest import ENGINE, Lesson, Task, load_manifest
-from smoke.runner.runner import Answer, Candidate, Outcome, Runner
+from smoke.runner.runner import Answer, Candidate, Outcome, Report, Runner
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,18 @@ class Trial:
 
 
 def try_checks(
-    runner: Runner, lesson: Lesson, work: Work, base: Base, checks: Sequence[ListedCheck], seed: int = DEFAULT_SEED
+    runner: Runner,
+    lesson: Lesson,
+    work: Work,
+    base: Base,
+    checks: Sequence[ListedCheck],
+    seed: int = DEFAULT_SEED,
+    report: Report = lambda _: None,
 ) -> Trial:
-    """Run ``checks`` of a lesson and remember the results of the default seed. Raises ``ValueError`` if files lack."""
+    """Run ``checks`` of a lesson and remember the results of the default seed. ``report`` hears results as they come.
+
+    Raises ``ValueError`` if files lack.
+    """
     work.require(lesson)
     files = work.files(lesson, base)
     still_open = {task: set(map(str, functions)) for task, functions in work.open_functions(files).items()}
@@ -43,7 +52,7 @@ def try_checks(
     if running:
         runner.prepare([check.id for check in running])
     outcomes = [
-        runner.run(candidate(work, base, files, judged, group), [load_check(check.id) for check in group], seed)
+        runner.run(candidate(work, base, files, judged, group), [load_check(check.id) for check in group], seed, report)
         for judged, group in groups.items()
     ]
     found = {result.check_id: result for outcome in outcomes for result in outcome.results}

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from smoke.course.digest import Digest
+from smoke.course.guide import next_lines
 from smoke.course.work import Work, tasks_of
 from smoke.framework.catalogue import listed
 from smoke.framework.check import Result
@@ -114,6 +115,17 @@ def test_earlier_lessons_count_where_they_were_run(work):
     assert lost(work, LESSON_2) == set()
     change(work, "model.py", "- eps)", "+ eps)")
     assert lost(work, LESSON_2) == {task.id for task in LESSON_2.tasks}
+
+
+def test_next_names_an_earlier_lesson_that_has_changed_since_it_passed(work):
+    for lesson in (LESSON_1, LESSON_2):
+        passed_all(work, lesson)
+    Work(work).begin(LESSON_4)
+    assert next_lines(Work(work))[0].startswith("L4.")
+    change(work, "model.py", "+ eps)", "- eps)")
+    first, second, *_ = next_lines(Work(work))
+    assert first == f"L1 Model forward has changed since it passed: python -m smoke run L1 --engine {work}"
+    assert second.startswith("L4.")
 
 
 def test_every_function_of_a_task_counts_for_its_checks():
