@@ -90,6 +90,7 @@ def progress_command(engine: EngineOption = Path("work")) -> None:
         title = f"{lesson}  {load_manifest().lesson(lesson).title:<24}"
         words = said(lesson, measured[lesson]) if lesson in measured else f"python -m smoke measure {lesson}"
         typer.echo(f"{title} {bar(gains.get(lesson, 1.0), most)}  {words}")
+    typer.echo(f"A full bar is {most:.1f} times as good; every doubling adds the same length.")
 
 
 def bar(gain: float, most: float) -> str:

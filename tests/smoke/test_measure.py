@@ -91,10 +91,11 @@ def test_a_measurement_of_own_code_is_remembered_and_drawn(tmp_path):
     shown = run_command("measure", "L3", "--engine", str(tmp_path))
     assert "prefill once, then one row a token" in shown
     drawn = run_command("progress", "--engine", str(tmp_path)).splitlines()
-    assert len(drawn) == len(LOADS)
+    assert len(drawn) == len(LOADS) + 1
     assert "█" in drawn[1]
     assert "rows computed instead of" in drawn[1]
     assert all("█" not in line for number, line in enumerate(drawn) if number != 1)
+    assert drawn[-1].startswith("A full bar is ")
 
 
 def test_what_is_not_written_is_the_references_and_not_remembered(tmp_path):
