@@ -179,11 +179,12 @@ def turn_peer(seed: int) -> Values:
 
 
 def half_probe(seed: int) -> Values:
-    """Turn a row of distinct numbers by a quarter, and one with further dimensions in front."""
+    """Turn a row of distinct numbers by a quarter, and rows with one and with two dimensions in front."""
     from mini_engine.model import rotate_half
 
     return {
         "[1 2 3 4 5 6]": rotate_half(torch.tensor([1.0, 2, 3, 4, 5, 6])),
+        "[3, 2]": rotate_half(torch.tensor([[1.0, 2], [3, 4], [5, 6]])),
         "[2, 2, 4]": rotate_half(torch.arange(16.0).reshape(2, 2, 4)),
     }
 
@@ -192,6 +193,7 @@ def half_spec(seed: int) -> Values:
     """Write the answers out."""
     return {
         "[1 2 3 4 5 6]": torch.tensor([-4.0, -5, -6, 1, 2, 3]),
+        "[3, 2]": torch.tensor([[-2.0, 1], [-4, 3], [-6, 5]]),
         "[2, 2, 4]": torch.tensor([[[-2.0, -3, 0, 1], [-6, -7, 4, 5]], [[-10, -11, 8, 9], [-14, -15, 12, 13]]]),
     }
 
@@ -356,7 +358,7 @@ def softmax_peer(seed: int) -> Values:
 
 
 def dense_probe(seed: int) -> Values:
-    """Attend with token-first tensors through ``DenseAttention``, also through a kernel of the probe's own."""
+    """Attend with token-first tensors through ``DenseAttention``, one token too, and through a kernel of the probe."""
     from mini_engine.attention.dense import DenseAttention, eager_attention
 
     def marked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -365,6 +367,7 @@ def dense_probe(seed: int) -> Values:
     q, k, v = (x.transpose(0, 1) for x in qkv(seed, (6, 2, 32, 9, 9), "float32"))
     return {
         "eager kernel": DenseAttention(eager_attention)(3, q, k, v),
+        "eager kernel, one token": DenseAttention(eager_attention)(3, q[:1], k[:1], v[:1]),
         "kernel of the caller": DenseAttention(marked)(0, q, k, v),
     }
 
@@ -374,6 +377,7 @@ def dense_peer(seed: int) -> Values:
     q, k, v = qkv(seed, (6, 2, 32, 9, 9), "float32")
     return {
         "eager kernel": peer.attention(q, k, v, "eager").transpose(0, 1),
+        "eager kernel, one token": peer.attention(q[:, :1], k[:, :1], v[:, :1], "eager").transpose(0, 1),
         "kernel of the caller": torch.cat((k + 10 * v, 100 * q[2:])).transpose(0, 1),
     }
 

@@ -228,6 +228,7 @@ def embedded_cases(seed: int) -> list[ModelCase]:
     return [embedded_case()]
 
 
+SCATTERED = [7, 8, 0, 3]  # positions of packed rows: one sequence after the other
 PICKED_ROWS = ([32, 0, 31, 7], [0], list(range(32, -1, -1)))
 
 
@@ -254,7 +255,7 @@ def call_probe(seed: int) -> Values:
         return head(x)
 
     def noted_rotary(positions: Tensor, dtype: torch.dtype) -> Any:
-        done.append(f"rotary of {len(positions)} rows")
+        done.append(f"rotary of {len(positions)} rows, {positions[:4].tolist()} first")
         return rotary(positions, dtype)
 
     def noted_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -269,6 +270,7 @@ def call_probe(seed: int) -> Values:
         f"rows {picked}": model(ids, torch.arange(33), noted_attention, torch.tensor(picked)) for picked in PICKED_ROWS
     }
     values["hidden states, through the head"] = head(model.hidden_states(ids, torch.arange(33), noted_attention))
+    model.hidden_states(ids[:4], torch.tensor(SCATTERED), noted_attention)
     return values | {
         "what is done": list(done),
         "positions from 5": model(ids, torch.arange(5, 38), dense),
@@ -284,11 +286,13 @@ def call_peer(seed: int) -> Values:
         f"rows {picked}": peer.logits(case, "float32", "eager", ids, rows=picked) for picked in PICKED_ROWS
     }
     values["hidden states, through the head"] = peer.logits(case, "float32", "eager", ids)
-    body = ["rotary of 33 rows", *(f"layer {layer} attends with 33 rows" for layer in range(3))]
+    body = ["rotary of 33 rows, [0, 1, 2, 3] first", *(f"layer {layer} attends with 33 rows" for layer in range(3))]
+    packed = [f"rotary of 4 rows, {SCATTERED} first", *(f"layer {layer} attends with 4 rows" for layer in range(3))]
     return values | {
         "what is done": [
             *(step for picked in PICKED_ROWS for step in (*body, f"head on {len(picked)} rows")),
             *body,
+            *packed,
         ],
         "positions from 5": peer.logits(case, "float32", "eager", ids, positions=list(range(5, 38))),
         "a checkpoint with YaRN": peer.logits(scaled_case(case), "bfloat16", "eager", ids),

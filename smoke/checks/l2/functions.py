@@ -211,10 +211,11 @@ def pool_script(seed: int, page_size: int) -> Iterator[tuple[int, list[int], int
 
 
 def pool_reads(seed: int, page_size: int) -> dict[str, list[int]]:
-    """Draw slots to read, in any order, one of them twice, and name a few that lie side by side."""
+    """Draw slots to read, in any order, one of them twice, and name a few that lie side by side, in two orders."""
     rng = random.Random(f"read {seed} {page_size}")
     slots = [rng.randrange(5 * page_size) for _ in range(12)]
-    return {f"slots {slots} and the first again": [*slots, slots[0]], "slots 1 to 4": [1, 2, 3, 4]}
+    side_by_side = {"slots 1 to 4": [1, 2, 3, 4], "slots 1 3 2 4": [1, 3, 2, 4]}
+    return {f"slots {slots} and the first again": [*slots, slots[0]], **side_by_side}
 
 
 def pool_probe(seed: int) -> Values:
@@ -299,7 +300,8 @@ def batches(seed: int) -> Iterator[tuple[str, list[Chunk], int]]:
                 ]  # some have one to spare
                 chunks.append(Chunk([rng.randrange(1000) for _ in range(total)], computed, pages))
             yield f"page size {page_size}, batch {index}", chunks, page_size
-    yield "page size 4, page 7 is shared", [Chunk([1, 2, 3, 4, 5], 4, [7, 2]), Chunk([1, 2, 3, 4, 6, 7], 4, [7, 5])], 4
+    shared = [Chunk([1, 2, 3, 4, 0], 4, [7, 0]), Chunk([1, 2, 3, 4, 6, 7], 4, [7, 5])]
+    yield "page size 4, page 7 is shared, token 0 on page 0", shared, 4
 
 
 def pack_probe(seed: int) -> Values:
@@ -443,18 +445,31 @@ REFUSED: dict[str, list[Any]] = {
 }
 
 
+# The same sequence is wrong, once as the second and once as the first.
+MOVED = ("1 new token after 8 cached on two pages of 4", "a first sequence of 9 tokens on two pages of 4")
+MOVED_SAY = f"the messages of '{MOVED[0]}' and '{MOVED[1]}'"
+
+
 def refused_probe(seed: int) -> Values:
-    """Pack what cannot be packed."""
+    """Pack what cannot be packed, and compare two messages."""
     from mini_engine.attention.metadata import SequenceChunk, pack_batch
 
     values: Values = {}
+    words = {}
     for name, chunks in REFUSED.items():
         try:
             pack_batch([SequenceChunk(*chunk) for chunk in chunks], 4)
             values[name] = "no error"
-        except ValueError:
+        except ValueError as error:
             values[name] = "ValueError"
-    return values
+            words[name] = str(error)
+    first, second = (words.get(name) for name in MOVED)
+    return values | {MOVED_SAY: "the same" if first == second else "different numbers"}
+
+
+def refused_spec(seed: int) -> Values:
+    """Refuse them all, and number the sequence that is wrong."""
+    return dict.fromkeys(REFUSED, "ValueError") | {MOVED_SAY: "different numbers"}
 
 
 REGISTRY.add(
@@ -478,7 +493,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L2.C.refusals",
-    "An empty batch, a sequence without new tokens and one whose pages are too few are ValueErrors.",
+    "An empty batch, a sequence without new tokens and one whose pages are too few are ValueErrors. The message gives "
+    "the number of the sequence.",
     refused_probe,
-    bitwise(lambda seed: dict.fromkeys(REFUSED, "ValueError")),
+    bitwise(refused_spec),
 )

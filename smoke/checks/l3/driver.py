@@ -332,9 +332,10 @@ def end_requests(seed: int) -> dict[str, tuple[list[int], int, tuple[int, ...]]]
         token, place = max(first.items(), key=lambda item: item[1])
         if place >= 3:
             break
-    unused = tuple(t for t in range(case.vocab_size) if t not in first)[:1]
+    others = tuple(t for t in range(case.vocab_size) if t not in first)
+    unused = others[:1]
     return {
-        "an end id in the middle": (prompt, place + 5, (token, *unused)),
+        "an end id in the middle": (prompt, place + 5, (token, *others)),
         "an end id as the first token": (prompt, 12, (ids[0],)),
         "an end id as the last allowed token": (prompt, place + 1, (token,)),
         "an end id one after the limit": (prompt, place, (token,)),
@@ -430,14 +431,19 @@ REGISTRY.add(
 )
 
 
+TIES = ((0, 15), (5, 15), (9, 12))  # ids whose logits are the largest of 16: so few are sorted another way than many
+TIES_SAY = "ids of rows of 16 logits with two equal ones"
+
+
 def ties_probe(seed: int) -> Values:
-    """Generate with a head whose second half repeats the first, so that every decision is a tie."""
+    """Choose where a head's second half repeats the first, so that every choice is a tie, and from few logits."""
     case = random_case(SMALL, seed)
     weights = case.weights("float32")
     head = weights["lm_head.weight"]
     weights["lm_head.weight"] = torch.cat((head[:64], head[:64]))
     ids, logits = run(build_driver(case, weights=weights), random_ids(case.vocab_size, 5, seed), 10)
-    return {"ids": ids, "logits": logits}
+    few = torch.zeros(len(TIES), 16).scatter(1, torch.tensor(TIES), 5.0)
+    return {"ids": ids, "logits": logits, TIES_SAY: ids_of_rows(list(few), seed)}
 
 
 def ties_verdict(seed: int, got: Values) -> list[Failure]:
@@ -446,7 +452,8 @@ def ties_verdict(seed: int, got: Values) -> list[Failure]:
     lowest = got["logits"][:, :64].argmax(-1).tolist()
     if not torch.equal(got["logits"][:, :64], got["logits"][:, 64:]):
         return [Failure("logits of ids t and t + 64, whose head rows are equal", "", "the same bits", "others")]
-    return differences(lowest, got["ids"], None, case)
+    few = differences([min(pair) for pair in TIES], got[TIES_SAY], None, TIES_SAY)
+    return differences(lowest, got["ids"], None, case) + few
 
 
 REGISTRY.add(
@@ -481,14 +488,14 @@ def finite_probe(seed: int) -> Values:
 
 
 def ids_of_rows(rows: list[torch.Tensor], seed: int) -> list[int | str]:
-    """Return the ids that are chosen from these rows of logits, one a step, and how a step without one ends."""
+    """Return the ids that are chosen from these rows of logits, as they are, and how a step without one ends."""
     driver = build_driver(random_case(SMALL, seed))
     left = iter(rows)
     driver.model.lm_head = lambda x: next(left).repeat(len(x), 1)
     ids: list[int | str] = []
     try:
         for step in driver._steps([1, 2, 3], len(rows)):
-            ids.append(int(step.token_id))
+            ids.append(step.token_id)
     except ValueError:
         ids.append("ValueError")
     return ids

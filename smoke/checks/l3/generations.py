@@ -24,6 +24,7 @@ REFUSED: dict[str, tuple[Any, int, tuple[str, ...]]] = {
     "token id 200 between others": ([5, 200, 5], 4, ("200", "127")),
     "token id 1.5": ([5, 1.5], 4, ("1.5",)),
     "token id 5.0": ([5, 5.0], 4, ("5.0",)),
+    "token id None": ([5, None], 4, ("None",)),
     "max_new_tokens 0": ([5], 0, ("0", "1")),
     "max_new_tokens -3": ([5], -3, ("-3", "1")),
     "500 tokens and 13 more in 512 positions": ([5] * 500, 13, ("513", "512")),
