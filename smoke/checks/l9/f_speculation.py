@@ -3,17 +3,7 @@
 import random
 from typing import Any
 
-from smoke.checks.l9.machine import (
-    FREE,
-    Machine,
-    answer_values,
-    answered,
-    kept,
-    new_state,
-    text_of,
-    words,
-    written,
-)
+from smoke.checks.l9.machine import FREE, Machine, answer_values, answered, kept, new_state, words
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
 
@@ -125,10 +115,21 @@ def programs(seed: int) -> list[tuple[int, list[Any]]]:
     short: Plain = {"max_new_tokens": 2}
     penalised: Plain = {**short, "repetition_penalty": 1.5}  # drawn in another way, with the same temperature and seed
     drawn = enumerate([*found, *[[short, penalised, short]] * 3], start=seed)
-    own = edge_seed(seed)
-    text = text_of(written(own, words().encode(OPENING), 6, {})).rstrip("\ufffd")
-    stopped: Plain = {"max_new_tokens": 6, "stop": [text[-1]]}  # an answer that its stop string ends, and no other
-    return [*drawn, (own, [stopped, {"max_new_tokens": 6}])]
+    return [*drawn, (stopped_seed(seed), [STOPPED, "b", {"max_new_tokens": 6}])]
+
+
+STOPPED: Plain = {"max_new_tokens": 6, "stop": ["b"]}
+
+
+def stopped_seed(seed: int) -> int:
+    """Return the first seed whose machine writes the stop string as a token of its own, and goes on for long."""
+    ids = words().encode(OPENING)
+    for own in range(seed * 1000, seed * 1000 + 999):
+        whole, answer = (answered(own, ids, gen) for gen in ({"max_new_tokens": 24}, STOPPED))
+        begun = [*kept(answer), *words().encode("b")]
+        if whole["reason"] == "length" and answer["matched"] and begun == whole["ids"][: len(begun)]:
+            return own
+    raise AssertionError("no machine writes the stop string as a token of its own")
 
 
 AHEAD = (1, 6, 30)
