@@ -59,7 +59,7 @@ def mask_rows(
         grammar.stats.mask_s += time.perf_counter() - began
         grammar.stats.num_masks += 1
     mask = first.move_vocab_mask(mask, str(logits.device))
-    masked = logits if len(rows) == len(logits) else logits[rows]
+    masked = logits if rows == list(range(len(logits))) else logits[rows]
     ops.apply_vocab_mask(first, masked, mask)
     for index in (masked.amax(-1) == -torch.inf).nonzero().flatten().tolist():
         if grammars[index].is_complete():

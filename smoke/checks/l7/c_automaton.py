@@ -221,7 +221,7 @@ def asked_states(graph: Graph) -> list[int]:
 
 
 def closure_probe(seed: int) -> Values:
-    """Ask for closures."""
+    """Ask for closures, and for one again after a skip was added."""
     from mini_engine.grammar.automata.automaton import Nfa
 
     values: Values = {}
@@ -229,6 +229,8 @@ def closure_probe(seed: int) -> Values:
         nfa = Nfa(LIMIT, [[] for _ in graph], [list(after) for after in graph])
         values[name] = [sorted(int(after) for after in nfa.closure(state)) for state in asked_states(graph)]
         values[f"{name}, as it was"] = nfa.skips == graph
+        after = nfa.join([0])
+        values[f"{name}, and a skip from 0 to {after}"] = sorted(int(each) for each in nfa.closure(0))
     return values
 
 
@@ -236,16 +238,20 @@ def closure_spec(seed: int) -> Values:
     """Go around until nothing is new."""
     values: Values = {}
     for name, graph in skip_graphs(seed).items():
-        found = []
-        for state in asked_states(graph):
-            seen, new = {state}, {state}
-            while new:
-                new = {after for one in new for after in graph[one]} - seen
-                seen |= new
-            found.append(sorted(seen))
+        found = [reached(graph, state) for state in asked_states(graph)]
         values[name] = found
         values[f"{name}, as it was"] = True
+        values[f"{name}, and a skip from 0 to {len(graph)}"] = [*found[0], len(graph)]
     return values
+
+
+def reached(graph: Graph, state: int) -> list[int]:
+    """Return the states that skips lead to from one."""
+    seen, new = {state}, {state}
+    while new:
+        new = {after for one in new for after in graph[one]} - seen
+        seen |= new
+    return sorted(seen)
 
 
 Edges = list[list[tuple[tuple[int, int], int]]]

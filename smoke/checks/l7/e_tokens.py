@@ -117,6 +117,10 @@ def walk_probe(kind: str) -> Any:
             ]
             refusing = trie.allowed(np.full_like(transitions, DEAD), 0)
             values[f"{name}, with another table, in which no byte may come"] = bool(refusing.any())
+            # Each of these is gone before the next is made, often in the same memory.
+            tables = (np.full((1, 256), after, dtype=np.int32) for after in (0, DEAD, DEAD, 0))
+            counts = [int(trie.allowed(table, 0).sum()) for table in tables]
+            values[f"{name}, with tables of one state that take all, none, none and all"] = counts
         return values
 
     return probe
@@ -135,6 +139,9 @@ def walk_spec(kind: str) -> Any:
             values[f"{name}, form"] = [[len(tokens)], "bool"]
             values[f"{name}, again, after the caller wrote into the answer"] = [True, True, True]
             values[f"{name}, with another table, in which no byte may come"] = False
+            spelled = sum(map(bool, tokens))
+            takes = [spelled, 0, 0, spelled]
+            values[f"{name}, with tables of one state that take all, none, none and all"] = takes
         return values
 
     return spec

@@ -240,6 +240,7 @@ STRINGS: dict[str, tuple[Any, set[str]]] = {
         {"a", *(a + b for a in '\n"\\' for b in '\n"\\')},
     ),
     "0 to 2 of them": (("repeat", ("chars", ODD), 0, 2), {"", *'\n"\\', *(a + b for a in '\n"\\' for b in '\n"\\')}),
+    "none of them": (("repeat", ("chars", ODD), 0, 0), {""}),
     "exactly 3": (
         ("repeat", ("choice", [("chars", A), ("chars", [(0, 0)])]), 3, 3),
         {"".join(each) for each in product("a\0", repeat=3)},

@@ -17,6 +17,8 @@ from smoke.framework.compare import differences
 
 REGISTRY = Registry()
 NOTHING = -torch.inf
+V = 37
+STOPS = [4, 9]
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ def rule(toys: Sequence[Toy | None], logits: Tensor) -> Tensor | None:
 
 # Rows ---------------------------------------------------------------------------------------------------------------
 
+THREE = [Toy(frozenset({row, 20 + row})) for row in range(3)]
+
 
 @dataclass(frozen=True)
 class Step:
@@ -171,21 +175,25 @@ def steps(seed: int) -> dict[str, Step]:
 
 
 def rows_probe(seed: int) -> Values:
-    """Mask every step's logits."""
+    """Mask every step's logits; then three rows that are named from the last to the first."""
+    from mini_engine.grammar.rows import mask_rows
+    from mini_engine.sampler.batch import TORCH
+
     values: Values = {}
     for name, step in steps(seed).items():
         grammars = [None if toy is None else build_toy(toy, step.form, []) for toy in step.toys]
         values[name] = masked(grammars, [0], step.logits)
-    return values
+    backwards = torch.zeros(len(THREE), V)
+    last_first = [build_toy(toy, "bitmask", []) for toy in reversed(THREE)]
+    mask_rows([2, 1, 0], last_first, STOPS, backwards, TORCH)
+    return {**values, "rows from the last to the first": backwards}
 
 
 def rows_verdict(seed: int, got: Values) -> list[Failure]:
     """Ban by the loop."""
-    return [
-        failure
-        for name, step in steps(seed).items()
-        for failure in differences(rule(step.toys, step.logits), got[name], None, name)
-    ]
+    wanted = {name: rule(step.toys, step.logits) for name, step in steps(seed).items()}
+    wanted["rows from the last to the first"] = rule(THREE, torch.zeros(len(THREE), V))
+    return [failure for name, logits in wanted.items() for failure in differences(logits, got[name], None, name)]
 
 
 REGISTRY.add(
@@ -246,8 +254,6 @@ REGISTRY.add(
 
 # Nothing left -------------------------------------------------------------------------------------------------------
 
-V = 37
-STOPS = [4, 9]
 FAR_BELOW = "what is left is -3e38, whose exponential is 0"
 # What the grammar allows, whether its text is complete, which ids were banned before it, and what can be chosen then.
 LEFT: dict[str, tuple[list[int], bool, list[int], list[int]]] = {
@@ -310,24 +316,26 @@ REGISTRY.add(
 
 
 def broken_probe(seed: int) -> Values:
-    """Mask rows of NaN, of a NaN among numbers, and of infinities."""
-    logits = torch.randn(4, V, generator=torch.Generator().manual_seed(seed))
+    """Mask rows of NaN, of a NaN among numbers, and of infinities, of which one is all that is left."""
+    logits = torch.randn(5, V, generator=torch.Generator().manual_seed(seed))
     logits[0] = torch.nan
     logits[1, 6] = torch.nan
-    logits[2, 6] = torch.inf
+    logits[2:4, 6] = torch.inf
+    logits[3, 4:6] = NOTHING
     toys = [Toy(frozenset({4, 5, 6}), complete=True) for _ in logits]
     return {"logits": logits, "masked": masked([build_toy(toy, "bitmask", []) for toy in toys], STOPS, logits)}
 
 
 def broken_verdict(seed: int, got: Values) -> list[Failure]:
     """Ban around what is broken, and heal nothing."""
-    toys = [Toy(frozenset({4, 5, 6}), complete=True)] * 4
-    return differences(rule(toys, got["logits"]), got["masked"], None, "rows of NaN, with a NaN, with infinity, sound")
+    toys = [Toy(frozenset({4, 5, 6}), complete=True)] * 5
+    kinds = "rows of NaN, with a NaN, with infinity, with infinity alone, sound"
+    return differences(rule(toys, got["logits"]), got["masked"], None, kinds)
 
 
 REGISTRY.add(
     "L7.H.broken",
-    "Logits that are NaN stay NaN where the grammar allows them, so that the sampler can say what is wrong.",
+    "Logits that are NaN or infinite stay so where the grammar allows them, so that the sampler can say what is wrong.",
     broken_probe,
     broken_verdict,
 )

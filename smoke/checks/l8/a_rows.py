@@ -28,7 +28,7 @@ VOCABULARIES = (1, 31, 32, 33, 64, 100, 2048, 2049)  # around one word, around t
 class Masking:
     """Logits, masks and the rows that the masks belong to; ``gap`` numbers lie between two rows of each.
 
-    ``is_far``: a kernel finds the rows of logits 2**30 numbers apart.
+    ``is_far``: a kernel finds the rows of both 2**30 numbers apart.
     """
 
     logits: Tensor
@@ -119,9 +119,10 @@ def mask_probe(cases: Maskings) -> Callable[[int], Values]:
             with guarded() as guard:
                 logits = guard.put("the logits", case.logits, case.gap, NOISE)
                 guard.unread.add("the logits")
+                mask = guard.put("the masks", case.mask, case.gap, 0)
                 if case.is_far:
                     guard.stretch("the logits", logits)
-                mask = guard.put("the masks", case.mask, case.gap, 0)
+                    guard.stretch("the masks", mask)
                 rows = (
                     None if case.rows is None else guard.put("rows", torch.tensor(case.rows, dtype=torch.int64), 0, 0)
                 )

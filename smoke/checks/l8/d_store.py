@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from smoke.checks.l8.guard import ON_GPU, bits, guarded
-from smoke.checks.l8.spec_kernels import DTYPES, draw_bits
+from smoke.checks.l8.spec_kernels import COPIED, draw_bits
 from smoke.framework.check import Registry, Values
 from smoke.framework.compare import bitwise
 
@@ -42,13 +42,13 @@ def make_storing(tokens: int, heads: int, dim: int, slots: list[int], size: int,
 
 
 def stores(seed: int) -> dict[str, Storing]:
-    """Return copies of every shape; 9 heads of 1000 numbers are more than one program takes."""
+    """Return copies of every shape and dtype; 9 heads of 1000 numbers are more than one program takes."""
     shapes = ((1, 1, 32), (5, 2, 20), (3, 8, 64), (4, 3, 128), (2, 9, 1000), (0, 2, 20))
     slots = [7, 0, 9, 4, 2]
     return {
         f"{dtype} [{tokens}, {heads}, {dim}]": make_storing(tokens, heads, dim, slots[:tokens], 11, dtype, seed)
         for tokens, heads, dim in shapes
-        for dtype in DTYPES
+        for dtype in COPIED
     }
 
 

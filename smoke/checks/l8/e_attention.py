@@ -192,12 +192,26 @@ class OneHeavy(Sequences):
         return found
 
 
+class NearlyTied(Sequences):
+    """Keys of two kinds, whose scores of 1,000 nearly tie: a query that is scaled in 16 bits parts them."""
+
+    def drawn(self, seed: int) -> Drawn:
+        """Return queries and keys of two numbers, and values of many."""
+        found = super().drawn(seed)
+        for q, k, _ in found:
+            q[:], k[:] = 0.0, 0.0
+            q[..., 0], q[..., 1] = 1.0, 1.1
+            k[:, ::2, 0], k[:, 1::2, 1] = 8000.0, 7272.0
+        return found
+
+
 def half_launches(seed: int) -> dict[str, Launch]:
     """Return steps of 16 bits, whose tiles have 64 keys."""
     one = Sequences(((1, 130), (2, 70)), 16, (2, 1), 64, "float16")
     return {
         **steps(((1, 1), (1, 130), (30, 100), (9, 64)), "float16", 0),
         "products of queries and keys beyond 65,504": Launch(replace(one, growth=8000.0)),
+        "scores of 1,000 that nearly tie": Launch(NearlyTied(((1, 8),), 16, (1, 1), 64, "float16")),
         "weighted values that sum to more than 65,504": Launch(replace(one, offset=6000.0)),
         "one key of weight 1 before 3,839 light ones": Launch(OneHeavy(((1, 3840),), 64, (1, 1), 16, "float16")),
     }

@@ -38,10 +38,14 @@ LADDER = (0.5, 0.25, 0.125, 0.125)
 
 
 def near_limits(seed: int) -> tuple[Tensor, Tensor]:
-    """Return rows of a 0 and the ten float32 numbers around log(min-p), and their min-p [8]."""
-    min_p = random_tensor(8, seed=seed).abs().clamp(1e-6, 0.99)
+    """Return rows of a 0 and the ten float32 numbers around log(min-p), and their min-p [32].
+
+    Just above 1/2 half of the distance to the number below is the largest share of min-p, and logarithms lie close.
+    """
+    drawn = random_tensor(32, seed=seed).abs()
+    min_p = torch.where(torch.arange(32) < 8, drawn.clamp(1e-6, 0.99), 0.5 + drawn.clamp(max=3.0) / 40)
     near = min_p.double().log().float()[:, None].view(torch.int32) + torch.arange(-5, 5, dtype=torch.int32)
-    return torch.cat((torch.zeros(8, 1), near.view(torch.float32)), dim=1), min_p
+    return torch.cat((torch.zeros(32, 1), near.view(torch.float32)), dim=1), min_p
 
 
 def edges_probe(seed: int) -> Values:

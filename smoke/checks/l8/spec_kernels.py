@@ -16,6 +16,7 @@ from smoke.framework.check import Failure, Plain
 from smoke.framework.compare import number, place_of, shorten
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter holds bfloat16 wrongly
+COPIED = {**DTYPES, "float64": torch.float64}  # what a copy must not convert
 MOST_OTHERS = 0.01  # of the numbers may be rounded otherwise: float32 and float64 hardly ever disagree about that
 
 
@@ -27,11 +28,11 @@ def draw(*shape: int, seed: int, dtype: str = "float32") -> Tensor:
 
 def draw_bits(*shape: int, seed: int, dtype: str = "float32") -> Tensor:
     """Draw any bits: infinities, subnormals and NaN of every payload among them."""
-    integers = torch.int32 if dtype == "float32" else torch.int16
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[COPIED[dtype].itemsize]
     limits = torch.iinfo(integers)
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(limits.min, limits.max + 1, shape, generator=generator, dtype=torch.int64)
-    return drawn.to(integers).view(DTYPES[dtype])
+    drawn = torch.randint(limits.min, limits.max, shape, generator=generator, dtype=torch.int64)
+    return drawn.to(integers).view(COPIED[dtype])
 
 
 # How far away ---------------------------------------------------------------------------------------------------------

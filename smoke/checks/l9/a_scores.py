@@ -1,6 +1,7 @@
 """The checks of the scores of choices (L9.A): pure functions of log-probabilities. No model."""
 
 import random
+from copy import deepcopy
 from typing import Any
 
 from smoke.framework.check import Registry, Values
@@ -8,6 +9,7 @@ from smoke.framework.compare import bitwise, close
 
 REGISTRY = Registry()
 Rows = list[list[float]]
+NEXT = -1.0 - 2.0**-52  # the number below -1
 
 
 def drawn_rows(seed: int, what: str, count: int = 60) -> list[Rows]:
@@ -30,15 +32,19 @@ def mean_cases(seed: int) -> dict[str, Rows]:
 
 
 def mean_probe(seed: int) -> Values:
-    """Score them."""
+    """Score them, and look whether the rows are what they were."""
     from mini_engine.lang.choices import mean_scores
 
-    return {name: list(mean_scores(rows)) for name, rows in mean_cases(seed).items()}
+    values = Values()
+    for name, rows in mean_cases(seed).items():
+        given = deepcopy(rows)
+        values[name] = [list(mean_scores(given)), given == rows]
+    return values
 
 
 def mean_spec(seed: int) -> Values:
     """Add up and divide by the number of tokens."""
-    return {name: [sum(row) / len(row) for row in rows] for name, rows in mean_cases(seed).items()}
+    return {name: [[sum(row) / len(row) for row in rows], True] for name, rows in mean_cases(seed).items()}
 
 
 def greedy_cases(seed: int) -> dict[str, Rows]:
@@ -50,7 +56,7 @@ def greedy_cases(seed: int) -> dict[str, Rows]:
             [[-1.0], [-1.0, -2.0], [-1.0, -0.5]],
             [[-1.0, -3.0], [-1.0, -2.5, -4.0], [-1.0, -2.0, -9.0]],
             [[0.0], [0.0, 0.0, 0.0]],
-            [[-1.0, -2.0], [-1.0 - 1e-9, -0.5]],
+            [[-1.0, -2.0], [NEXT, -0.5]],
             *drawn_rows(seed, "greedy", 150),
         ]
     )
@@ -62,7 +68,7 @@ def greedy_probe(seed: int) -> Values:
 
     values = Values()
     for name, rows in greedy_cases(seed).items():
-        given = [list(row) for row in rows]
+        given = deepcopy(rows)
         scores = list(greedy_scores(given))
         values[name] = [scores, all(isinstance(score, float) for score in scores), given == rows]
     return values
@@ -97,18 +103,25 @@ def pairs(seed: int) -> dict[str, list[Rows]]:
 
 
 def unconditional_probe(seed: int) -> Values:
-    """Score them."""
+    """Score them, and look whether the rows are what they were."""
     from mini_engine.lang.choices import unconditional_scores
 
-    return {name: list(unconditional_scores(*pair)) for name, pair in pairs(seed).items()}
+    values = Values()
+    for name, pair in pairs(seed).items():
+        given = deepcopy(pair)
+        values[name] = [list(unconditional_scores(*given)), given == pair]
+    return values
 
 
 def unconditional_spec(seed: int) -> Values:
     """Subtract token by token and take the mean of all of them, the first included."""
     return {
         name: [
-            sum(row[place] - own[place] for place in range(len(row))) / len(row)
-            for row, own in zip(rows, alone, strict=True)
+            [
+                sum(row[place] - own[place] for place in range(len(row))) / len(row)
+                for row, own in zip(rows, alone, strict=True)
+            ],
+            True,
         ]
         for name, (rows, alone) in pairs(seed).items()
     }
@@ -118,22 +131,24 @@ def score_lists(seed: int) -> dict[str, list[float]]:
     """Return scores with the highest anywhere, once and several times; all equal; one alone."""
     rng = random.Random(f"best {seed}")
     drawn = [[-rng.randint(0, 4) / 2 for _ in range(rng.randint(1, 6))] for _ in range(60)]
-    return named(
-        [[0.0], [-1.0, -1.0, -1.0], [-2.0, -1.0, -1.0], [-1.0, -2.0, -1.0], [3.0, 3.0], [-1.0 - 1e-9, -1.0], *drawn]
-    )
+    return named([[0.0], [-1.0, -1.0, -1.0], [-2.0, -1.0, -1.0], [-1.0, -2.0, -1.0], [3.0, 3.0], [NEXT, -1.0], *drawn])
 
 
 def best_probe(seed: int) -> Values:
-    """Choose."""
+    """Choose, and look whether the scores are what they were."""
     from mini_engine.lang.choices import best_choice
 
-    return {name: int(best_choice(scores)) for name, scores in score_lists(seed).items()}
+    values = Values()
+    for name, scores in score_lists(seed).items():
+        given = list(scores)
+        values[name] = [int(best_choice(given)), given == scores]
+    return values
 
 
 def best_spec(seed: int) -> Values:
     """Take the first that no other exceeds."""
     return {
-        name: next(i for i, score in enumerate(scores) if not any(other > score for other in scores))
+        name: [next(i for i, score in enumerate(scores) if not any(other > score for other in scores)), True]
         for name, scores in score_lists(seed).items()
     }
 

@@ -226,13 +226,15 @@ def same_cases(seed: int) -> dict[str, tuple[list[list[int]], list[list[float]]]
 
 
 def same_probe(seed: int) -> Values:
-    """Ask for one value of each, and look whether the rows are what they were."""
+    """Ask for one value of each, and look whether the rows are what they were, and not handed out again."""
     from mini_engine.lang.choices import same_values
 
     values = Values()
     for name, (ids, rows) in same_cases(seed).items():
         given = [list(row) for row in rows]
-        values[name] = [[list(row) for row in same_values(ids, given)], given == rows]
+        found = same_values(ids, given)
+        is_new = all(row is not own for row in found for own in given)
+        values[name] = [[list(row) for row in found], given == rows, is_new]
     return values
 
 
@@ -247,13 +249,14 @@ def same_spec(seed: int) -> Values:
             ]
             for own in ids
         ]
-        values[name] = [found, True]
+        values[name] = [found, True, True]
     return values
 
 
 REGISTRY.add(
     "L9.C.same_values",
-    "The same token after the same tokens has one value in all choices: that of the first choice which has it.",
+    "The same token after the same tokens has one value in all choices: that of the first choice which has it. The "
+    "rows are new.",
     same_probe,
     bitwise(same_spec),
 )

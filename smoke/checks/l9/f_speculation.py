@@ -88,8 +88,8 @@ def sampling_spec(seed: int) -> Values:
 # Whole programs -----------------------------------------------------------------------------------------------------
 
 
-def programs(seed: int) -> list[list[Any]]:
-    """Return texts and gens: texts that the machine writes there, cut anywhere, and others; gens of all kinds."""
+def programs(seed: int) -> list[tuple[int, list[Any]]]:
+    """Return machines' seeds with texts and gens: texts that a machine writes there, and others; gens of all kinds."""
     rng = random.Random(f"speculation {seed}")
     found: list[list[Any]] = []
     for place in range(40):
@@ -114,7 +114,22 @@ def programs(seed: int) -> list[list[Any]]:
         found.append(pieces)
     short: Plain = {"max_new_tokens": 2}
     penalised: Plain = {**short, "repetition_penalty": 1.5}  # drawn in another way, with the same temperature and seed
-    return [*found, *[[short, penalised, short]] * 3]
+    drawn = enumerate([*found, *[[short, penalised, short]] * 3], start=seed)
+    return [*drawn, (stopped_seed(seed), [STOPPED, "b", {"max_new_tokens": 6}])]
+
+
+STOPPED: Plain = {"max_new_tokens": 6, "stop": ["b"]}
+
+
+def stopped_seed(seed: int) -> int:
+    """Return the first seed whose machine writes the stop string as a token of its own, and goes on for long."""
+    ids = words().encode(OPENING)
+    for own in range(seed * 1000, seed * 1000 + 999):
+        whole, answer = (answered(own, ids, gen) for gen in ({"max_new_tokens": 24}, STOPPED))
+        begun = [*kept(answer), *words().encode("b")]
+        if whole["reason"] == "length" and answer["matched"] and begun == whole["ids"][: len(begun)]:
+            return own
+    raise AssertionError("no machine writes the stop string as a token of its own")
 
 
 AHEAD = (1, 6, 30)
@@ -123,11 +138,11 @@ AHEAD = (1, 6, 30)
 def same_probe(seed: int) -> Values:
     """Run every program with several lengths of what is written ahead."""
     values = Values()
-    for place, program in enumerate(programs(seed)):
+    for own, program in programs(seed):
         for ahead in AHEAD:
-            machine = Machine(seed + place)
+            machine = Machine(own)
             state = write(new_state(machine, num_api_spec_tokens=ahead), program)
-            values[f"case {place}, {program}, {ahead} ahead"] = {
+            values[f"machine {own}, {program}, {ahead} ahead"] = {
                 "answers": [answer_values(state.answer(f"gen {i}")) for i in range(len(program)) if is_gen(program[i])],
                 "text": state.text,
                 "ids": list(state.ids),
@@ -155,7 +170,7 @@ def write(state: Any, program: list[Any]) -> Any:
 def same_spec(seed: int) -> Values:
     """Make a call for each gen."""
     values = Values()
-    for place, program in enumerate(programs(seed)):
+    for own, program in programs(seed):
         ids = words().encode(OPENING)
         text = OPENING
         answers = list[Plain]()
@@ -164,13 +179,13 @@ def same_spec(seed: int) -> Values:
                 ids = [*ids, *words().encode(piece)]
                 text += piece
                 continue
-            answer = answered(seed + place, ids, piece)
+            answer = answered(own, ids, piece)
             ids = [*ids, *kept(answer)]
             text += answer["text"]
             part = {name: answer[name] for name in ("ids", "reason", "matched")}
             answers.append({"value": answer["text"], **part})
         for ahead in AHEAD:
-            values[f"case {place}, {program}, {ahead} ahead"] = {
+            values[f"machine {own}, {program}, {ahead} ahead"] = {
                 "answers": answers,
                 "text": text,
                 "ids": ids,
@@ -182,21 +197,21 @@ def same_spec(seed: int) -> Values:
 def paid_probe(seed: int) -> Values:
     """Run the same programs, and note every call."""
     values = Values()
-    for place, program in enumerate(programs(seed)):
+    for own, program in programs(seed):
         for ahead in AHEAD:
-            machine = Machine(seed + place)
+            machine = Machine(own)
             write(new_state(machine, num_api_spec_tokens=ahead), program)
             calls = [[call["ids"], call["asked"]] for call in machine.log]
-            values[f"case {place}, {program}, {ahead} ahead"] = calls
+            values[f"machine {own}, {program}, {ahead} ahead"] = calls
     return values
 
 
 def paid_spec(seed: int) -> Values:
     """Keep what was written beyond each gen as long as it fits; ask for more only where it ends too early."""
     values = Values()
-    for place, program in enumerate(programs(seed)):
+    for own, program in programs(seed):
         for ahead in AHEAD:
-            values[f"case {place}, {program}, {ahead} ahead"] = spec_calls(seed + place, program, ahead)
+            values[f"machine {own}, {program}, {ahead} ahead"] = spec_calls(own, program, ahead)
     return values
 
 
