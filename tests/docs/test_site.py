@@ -29,6 +29,10 @@ OTHERS = [
 TOO_WIDE = """[document.documentElement, ...document.querySelectorAll("[class^=bd-]")]
     .filter((part) => part.scrollWidth > part.clientWidth && part.clientWidth).map((part) => part.className)"""
 SCALE = "img.clientWidth / img.naturalWidth"
+DIAGRAM_TEXT = """{
+    const svg = document.querySelector(".highlight-mermaid svg");
+    parseFloat(getComputedStyle(svg.querySelector("foreignObject span, text")).fontSize) * svg.getScreenCTM().a;
+}"""
 PHONE, LAPTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 800}
 
 
@@ -161,6 +165,9 @@ def test_diagrams_formulas_copy_buttons_and_neighbours(visit):
     page = visit("lessons/L3_driver/README")
     page.locator(".highlight-mermaid svg").wait_for()
     assert "append the new one" in page.locator(".highlight-mermaid").text_content()
+    for size in (LAPTOP, PHONE):
+        page.set_viewport_size(size)
+        assert page.evaluate(DIAGRAM_TEXT) >= 9, f"the text of the diagram is too small at {size['width']} pixels"
     page.add_script_tag(url="../../_static/vendor/mathjax.js")
     page.wait_for_function("() => window.MathJax?.tex2svg !== undefined")
     drawn = page.evaluate(r"MathJax.tex2svg('\\mathcal{L} = \\sum_i \\sqrt{x_i} \\in \\mathbb{R}').outerHTML")

@@ -74,11 +74,11 @@ def roofline(steps: Mapping[str, Sequence[Operation]], roofs: Sequence[Roof] = (
         axes.axvline(roofs[0].ridge, color=GRAY, linestyle=":", linewidth=1.2)
         axes.grid(axis="y")
     legend_below(figure, *bottom.get_legend_handles_labels()[0], ncols=len(steps))
-    least = {
+    times_of = {
         title: f"{1e3 * sum(operation.least_seconds(roofs[0]) for operation in own):.2f} ms"
         for title, own in steps.items()
     }
-    first = one_by_one(f"Least time on {roofs[0].name}", least)
+    first = one_by_one(f"Least time on {roofs[0].name}", times_of)
     return Figure(figure, " ".join([first, *(step_sentence(title, own, roofs[0]) for title, own in steps.items())]))
 
 

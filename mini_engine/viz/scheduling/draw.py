@@ -162,8 +162,8 @@ def occupancy_chart(runs: Sequence[Run]) -> Figure:
     if any(step.preempted for run in runs for step in run.log):
         handles.append(dot_key("v", 8, "black", "preempted"))
     legend_below(figure, *handles, ncols=5)
-    used = {run.name: f"{np.mean([step.num_pages_used for step in run.log]):.1f} of {run.num_pages}" for run in runs}
-    first = one_by_one("Pages in use, on average", used)
+    pages = {run.name: f"{np.mean([step.num_pages_used for step in run.log]):.1f} of {run.num_pages}" for run in runs}
+    first = one_by_one("Pages in use, on average", pages)
     return Figure(figure, " ".join([first, *map(occupancy_sentence, runs)]))
 
 
@@ -202,7 +202,9 @@ def rows_chart(runs: Sequence[Run]) -> Figure:
     panels[-1].xaxis.set_major_locator(MaxNLocator(12, integer=True))
     budget = Line2D([], [], color="black", linestyle="--", label="budget (max_tokens_per_step)")
     legend_below(figure, *[swatch(words[kind], *LOOKS[kind][:2]) for kind in seen], budget, ncols=4)
-    largest = {run.name: int(sum(map(np.array, table.values())).max()) for run, table in zip(runs, tables, strict=True)}
+    largest = {
+        run.name: max(map(sum, zip(*table.values(), strict=True))) for run, table in zip(runs, tables, strict=True)
+    }
     return Figure(figure, " ".join([one_by_one("Rows of the largest step", largest), *map(rows_sentence, runs)]))
 
 
