@@ -66,6 +66,7 @@ def check_figures(figures: dict[str, Figure], *modules: ModuleType) -> None:
             assert not (is_number and text.get_rotation()), f"{name}: the number {text.get_text()} lies on its side"
             assert "mathdefault" not in text.get_text(), f"{name}: set a LogFormatter, the style draws no formulas"
         check_titles_and_legends(name, figure)
+        assert len(re.findall(r"[.!?](?=\s|$)", figure.caption)) == 1, f"{name}: not one sentence: {figure.caption}"
         assert struck_texts(figure.figure) == [], name
         for axes in figure.figure.axes:
             check_series(name, axes)
