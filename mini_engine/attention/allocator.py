@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 class PageAllocator:
-    """Hands out page numbers 0 … ``num_pages - 1``, each to one owner at a time, oldest freed first.
+    """Hands out page numbers 0 … ``num_pages - 1``, each to one owner at a time, in no promised order.
 
     Every page is free or owned, never both: ``num_free`` + owned pages == ``num_pages`` after every call.
     """

@@ -8,8 +8,9 @@ import base64
 import html
 import io
 import pickle
+import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ WIDTH = 9.5  # inches: a notebook column at 100 pixels an inch
 PHONE_WIDTH = 4.2  # inches: a phone, whose text is then about as large
 PHONE_LINE = 40  # characters of a title that fit there
 PHONE = "(max-width: 600px)"
+LEAST_WIDTH = 640  # pixels of a picture that does not stack: its smallest text has 9 then
+SENTENCE_END = re.compile(r"(?<=\.)\s+")
 
 STYLE: Any = {  # matplotlib types this as one literal of all its parameter names, which differ by version
     "font.size": 11,
@@ -62,14 +65,22 @@ STYLE: Any = {  # matplotlib types this as one literal of all its parameter name
 
 @dataclass(frozen=True, repr=False)
 class Figure:
-    """A picture and one paragraph that says what it shows. A notebook displays both; ``print`` writes the paragraph.
+    """A picture and one paragraph that says what it shows.
 
-    ``stacks``: the panels stand side by side, and below each other on a phone.
+    A notebook displays the picture and the paragraph's first sentence; ``print`` writes the paragraph.
+
+    ``stacks``: the panels stand side by side, and below each other on a phone. A picture that does not stack is moved
+    sideways there.
     """
 
     figure: Canvas
     summary: str
     stacks: bool = False
+
+    @property
+    def caption(self) -> str:
+        """The first sentence of the summary."""
+        return SENTENCE_END.split(self.summary, maxsplit=1)[0]
 
     def png(self, dpi: int = 144) -> bytes:
         """Return the picture as a PNG file."""
@@ -87,14 +98,15 @@ class Figure:
         return copy
 
     def _repr_html_(self) -> str:
-        """Return the picture with the summary beneath it and as the text for screen readers."""
-        text = html.escape(self.summary)
+        """Return the picture with its caption beneath it, and the summary as the text for screen readers."""
+        text, caption = html.escape(self.summary), html.escape(self.caption)
         width = round(self.figure.get_figwidth() * 100)
-        picture = f'<img width="{width}" alt="{text}" src="{data_url(self.png())}"/>'
+        least = "" if self.stacks else f' style="min-width:{min(width, LEAST_WIDTH)}px"'
+        picture = f'<img width="{width}"{least} alt="{text}" src="{data_url(self.png())}"/>'
         if self.stacks:
             small = f'<source media="{PHONE}" srcset="{data_url(draw_png(self.stacked()))}"/>'
             picture = f"<picture>{small}{picture}</picture>"
-        return f"{picture}<p>{text}</p>"
+        return f'<div style="overflow-x:auto">{picture}</div><p>{caption}</p>'
 
     def __repr__(self) -> str:
         """Return the summary."""
@@ -185,6 +197,14 @@ def label_log_axis(axis: Axis, numbers: str) -> None:
     axis.set_minor_formatter(LogFormatter())  # matplotlib's own writes formulas, which the style does not draw
 
 
+def percent_axis(axes: Axes, limit: float, ticks: Sequence[float] = (0, 25, 50, 75, 100)) -> None:
+    """Let the x axis of shares end at 100 percent at most; what is beyond, up to ``limit``, is for words."""
+    axes.set_xlim(0, limit)
+    if limit > ticks[-1]:
+        axes.set_xticks(ticks)
+        axes.spines.bottom.set_bounds(0, ticks[-1])
+
+
 def text_ground(pad: float, alpha: float = 1.0) -> Look:
     """Return the ``bbox`` of a text that must stay readable over a hatch or a line."""
     return {"facecolor": "white", "edgecolor": "none", "pad": pad, "alpha": alpha}
@@ -232,3 +252,9 @@ def plural(count: int, noun: str) -> str:
     """Return "1 row" or "2 rows"."""
     ending = "es" if noun.endswith("s") else "s"
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
+
+
+def one_by_one(words: str, values: Mapping[str, object]) -> str:
+    """Return a sentence that gives a value for each name: "Pages computed again: 12 (off), 0 (on)."."""
+    pairs = [f"{value} ({' '.join(name.split())})" for name, value in values.items()]
+    return f"{words}: {', '.join(pairs)}."

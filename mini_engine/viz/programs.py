@@ -16,6 +16,7 @@ from mini_engine.viz.figure import (
     canvas,
     hide_frame,
     legend_below,
+    one_by_one,
     plural,
     style,
     text_ground,
@@ -53,7 +54,9 @@ def score_chart(choices: Sequence[str], answer: Answer) -> Figure:
         sentences.append(f"{method}: {', '.join(f'{c!r} {s:.2f}' for c, s in zip(choices, scores, strict=True))}")
     panels[0].set_yticks(range(len(choices)), [visible(choice) for choice in choices])
     panels[0].invert_yaxis()
-    return Figure(figure, f"A higher score is better. {'. '.join(sentences)}.", stacks=True)
+    best_ones = {method: repr(choices[best_choice(answer.scores[method])]) for method in METHODS}
+    first = one_by_one("The best choice by each method", best_ones)
+    return Figure(figure, f"{first} A higher score is better. {'. '.join(sentences)}.")
 
 
 def ahead_slider(costs: Mapping[int, Mapping[str, int]], first: int) -> ipywidgets.VBox:
@@ -99,4 +102,5 @@ def cost_chart(runs: Mapping[str, Mapping[str, int]]) -> Figure:
         f"{name}: {plural(stats['calls'], 'call')}, {stats['prompt_tokens']} tokens read, {stats['new_tokens']} written"
         for name, stats in runs.items()
     ]
-    return Figure(figure, f"{'. '.join(sentences)}.")
+    first = one_by_one("Calls", {name: stats["calls"] for name, stats in runs.items()})
+    return Figure(figure, f"{first} {'. '.join(sentences)}.")

@@ -239,6 +239,13 @@ def test_the_table_of_options_is_generated(lesson):
 
 
 @by_page
+def test_a_picture_is_named_in_one_sentence(page):
+    for words in re.findall(r"!\[([^\]]*)\]", page.read_text()):
+        assert words, f"{page}: a picture without words for those who cannot see it"
+        assert not re.search(r"[.!?] ", words), f"{page}: more than one sentence: {words}"
+
+
+@by_page
 def test_tables_and_folds_are_well_formed(page):
     text = page.read_text()
     assert text.count("<details>") == text.count("</details>")

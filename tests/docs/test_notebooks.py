@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 NAMES = "L1_model L2_attention L3_driver L4_sampler L5_scheduler L6_radix_cache L7_grammar L8_kernels L9_lang".split()
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
+LONGEST_CAPTION = 240  # characters: two lines
 ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}  # a figure is drawn on one core
 # Pictures are compared nowhere, and to smooth their edges takes a third of the time.
 NO_PICTURES = "from matplotlib.figure import Figure\nFigure.savefig = lambda *_, **__: None"
@@ -228,7 +229,7 @@ def test_runs_in_time_and_prints_no_warnings(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_figures_have_text_before_them_a_summary_and_a_picture(name):
+def test_figures_have_text_before_them_a_caption_a_summary_and_a_picture(name):
     notebook = executed(name).notebook
     shown = figures(notebook)
     assert len(shown) >= (3 if name == "L9_lang" else 5)
@@ -236,7 +237,11 @@ def test_figures_have_text_before_them_a_summary_and_a_picture(name):
         assert notebook.cells[index - 1].cell_type == "markdown", f"no text before {notebook.cells[index].id}"
         summary = data["text/plain"]
         assert re.search(r"\d", summary)
-        assert f"<p>{html.escape(summary)}</p>" in data["text/html"]
+        assert f'alt="{html.escape(summary)}"' in data["text/html"]
+        caption = html.unescape(re.findall("<p>(.*?)</p>", data["text/html"])[-1])
+        assert summary.startswith(caption)
+        assert len(re.findall(r"[.!?](?=\s|$)", caption)) == 1, f"not one sentence: {caption}"
+        assert len(caption) <= LONGEST_CAPTION, caption
         png = re.search(r'src="data:image/png;base64,([^"]+)"', data["text/html"])
         assert base64.b64decode(png[1]).startswith(b"\x89PNG")
     for (first, _), (second, _) in pairwise(shown):

@@ -28,6 +28,11 @@ OTHERS = [
 # Parts of the page that scroll sideways: the whole, and the theme's boxes. Code and tables may.
 TOO_WIDE = """[document.documentElement, ...document.querySelectorAll("[class^=bd-]")]
     .filter((part) => part.scrollWidth > part.clientWidth && part.clientWidth).map((part) => part.className)"""
+SCALE = "img.clientWidth / img.naturalWidth"
+DIAGRAM_TEXT = """{
+    const svg = document.querySelector(".highlight-mermaid svg");
+    parseFloat(getComputedStyle(svg.querySelector("foreignObject span, text")).fontSize) * svg.getScreenCTM().a;
+}"""
 PHONE, LAPTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 800}
 
 
@@ -145,10 +150,24 @@ def test_pages_fit_a_phone_and_a_laptop_and_a_lesson_begins_with_a_command_and_a
         page.close()
 
 
+def test_text_in_a_picture_is_large_enough_on_a_phone(visit):
+    """Ten points at 144 an inch are 20 pixels of the file; nothing in a picture is smaller."""
+    for name in [*STORIES, "index"]:
+        page = visit(name)
+        page.set_viewport_size(PHONE)
+        for shown in page.locator("article img:visible").all():
+            scale = shown.evaluate(f"async (img) => (await img.decode(), {SCALE})")
+            assert 20 * scale >= 9, f"{name}: {20 * scale:.1f} pixels"
+        page.close()
+
+
 def test_diagrams_formulas_copy_buttons_and_neighbours(visit):
     page = visit("lessons/L3_driver/README")
     page.locator(".highlight-mermaid svg").wait_for()
     assert "append the new one" in page.locator(".highlight-mermaid").text_content()
+    for size in (LAPTOP, PHONE):
+        page.set_viewport_size(size)
+        assert page.evaluate(DIAGRAM_TEXT) >= 9, f"the text of the diagram is too small at {size['width']} pixels"
     page.add_script_tag(url="../../_static/vendor/mathjax.js")
     page.wait_for_function("() => window.MathJax?.tex2svg !== undefined")
     drawn = page.evaluate(r"MathJax.tex2svg('\\mathcal{L} = \\sum_i \\sqrt{x_i} \\in \\mathbb{R}').outerHTML")
@@ -202,6 +221,14 @@ def test_a_prediction_is_written_on_the_page_and_stays_there(visit):
     page.reload()
     assert fields.last.input_value() == "42 pages"
     assert fields.first.input_value() == ""
+
+
+def test_a_figure_that_does_not_stack_is_moved_sideways_on_a_phone(browser):
+    page = browser.new_page(viewport=PHONE)
+    page.set_content(paging.page_map({"a": [0]}, {"a": 3}, 5, 4)._repr_html_())
+    assert 20 * page.locator("img").evaluate(f"async (img) => (await img.decode(), {SCALE})") >= 9
+    assert page.evaluate(TOO_WIDE) == []
+    page.close()
 
 
 def test_a_phone_shows_the_panels_of_a_figure_below_each_other(browser):

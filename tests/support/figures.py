@@ -62,11 +62,15 @@ def check_figures(figures: dict[str, Figure], *modules: ModuleType) -> None:
     assert figure_functions(*modules) == set(figures)
     for name, figure in figures.items():
         for text in checked_texts(figure, more=titles_of(figure)):
+            is_number = re.fullmatch(r"[×\s]*[-−]?\d[\d.,]*\s*%?", text.get_text())
+            assert not (is_number and text.get_rotation()), f"{name}: the number {text.get_text()} lies on its side"
             assert "mathdefault" not in text.get_text(), f"{name}: set a LogFormatter, the style draws no formulas"
         check_titles_and_legends(name, figure)
+        assert len(re.findall(r"[.!?](?=\s|$)", figure.caption)) == 1, f"{name}: not one sentence: {figure.caption}"
         assert struck_texts(figure.figure) == [], name
         for axes in figure.figure.axes:
             check_series(name, axes)
+            check_percent(name, axes)
         if figure.stacks:
             check_stacked(name, figure)
 
@@ -142,6 +146,14 @@ def check_series(name: str, axes) -> None:
     looks = sorted({(patch.get_hatch() or "", gray(patch.get_facecolor())) for patch in bars})
     for (hatch, one), (other_hatch, other) in pairwise(looks):
         assert hatch != other_hatch or other - one > 0.08, (name, looks)
+
+
+def check_percent(name: str, axes) -> None:
+    """Assert that an axis of shares ends at 100 percent, or so little above that 100 is its last number."""
+    for axis, spine in ((axes.xaxis, axes.spines.bottom), (axes.yaxis, axes.spines.left)):
+        if axis.get_label_text().endswith("(%)"):
+            _, end = spine.get_bounds() or sorted(axis.get_view_interval())
+            assert end <= 108, f"{name}: the axis goes up to {end} %"
 
 
 def gray(color) -> float:

@@ -63,6 +63,9 @@ def test_step_slider_shows_the_step_and_its_doubts():
     control.value = 1
     heading, lines = only_column(picture)
     assert heading.startswith("step 1: … x →")
+    names = ["␣one", "␣day", "␣a", "␣hap", "py", "␣fox"]
+    assert decoding.draw.step_title(5, names) == "step 5: … one day a happy →"
+    assert decoding.draw.step_title(6, names) == "step 6: … day a happy fox →", "no word is cut"
     assert [left for _, left, _, _ in lines] == pytest.approx([87.5, 12.5, 0], abs=0.01)
 
 

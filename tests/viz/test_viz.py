@@ -107,9 +107,11 @@ def test_figures_draw_and_say_what_they_are_given(figures):
 
 
 def test_display_shows_the_picture_with_the_summary_as_its_text():
-    figure = Figure(forward.difference_chart(DIFFERENCES, "Title").figure, 'a "quoted" <b> & summary')
+    figure = Figure(forward.difference_chart(DIFFERENCES, "Title").figure, 'a "quoted" <b> & summary. 2.5 is more.')
     shown = figure._repr_html_()
-    assert shown.count(html.escape(figure.summary)) == 2
+    assert figure.caption == 'a "quoted" <b> & summary.'
+    assert shown.count(html.escape(figure.summary)) == 1
+    assert shown.endswith(f"<p>{html.escape(figure.caption)}</p>")
     assert "<b>" not in shown
     assert repr(figure) == str(figure) == figure.summary
     assert figure.png().startswith(b"\x89PNG")
@@ -170,8 +172,8 @@ def test_attention_map_says_where_the_last_token_looks():
     weights = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.7, 0.1, 0.2]])
     figure = forward.attention_map(weights, ["<a>", "␣b", "c"], "Head")
     assert figure.summary == (
-        "Head. The last of 3 tokens, 'c', looks at '<a>' at position 0 (70%), 'c' at position 2 (20%), "
-        "'␣b' at position 1 (10%)."
+        "The last of 3 tokens, 'c', looks at '<a>' at position 0 (70%), 'c' at position 2 (20%), "
+        "'␣b' at position 1 (10%). Head."
     )
     image = figure.figure.axes[0].images[0].get_array()
     assert image.mask.tolist() == [[False, True, True], [False, False, True], [False, False, False]]
@@ -219,8 +221,8 @@ def test_packed_mask_has_a_dot_for_every_pair_that_is_seen(figures):
     seen = {0: range(3), 1: range(4), 2: range(5), 3: range(5, 9), 4: range(9, 10), 5: range(9, 11)}
     dots = {(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if line.get_marker() == "o"}
     assert dots == {(key + 0.5, row + 0.5) for row, keys in seen.items() for key in keys}
-    assert "6 packed rows against 11 keys are 66 pairs. 43 of them" in figures["packed_mask"].summary
-    assert "of the other 23, 19 are seen and 4 are future" in figures["packed_mask"].summary
+    assert "6 packed rows against 11 keys are 66 pairs, and 43 of them" in figures["packed_mask"].summary
+    assert "Of the other 23, 19 are seen and 4 are future" in figures["packed_mask"].summary
 
 
 def test_mask_alignment_numbers(figures):

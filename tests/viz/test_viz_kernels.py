@@ -329,7 +329,7 @@ def test_figures_draw_and_say_what_they_are_given(figures):
         "program_table": ([], "Whole: in 2 of 4 cases fewer programs than 132 processors"),
         "error_chart": (
             [1e-6, 2e-7, 0.02],
-            "Measured here. A: in float32 1.0e-06 with blocks of 1 and 1.0e-08 with 256",
+            "A: in float32 1.0e-06 with blocks of 1 and 1.0e-08 with 256",
         ),
         "search_chart": (
             [5, 2, 0.4, 4, 1],

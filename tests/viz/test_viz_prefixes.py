@@ -256,6 +256,7 @@ def rectangles(axes, kind=None):
 
 def test_film_says_what_changed_and_its_legend_only_what_is_there(figures):
     assert figures["tree_film"].summary == (
+        "In the end the tree has 4 nodes, 4 pages held, 2 locked. "
         "1. one: 1 node, 3 pages held; new 'aabbcc'. 2. two: 3 nodes, 6 pages held; new 'ddeeff'. "
         "3. lock: 4 nodes, 6 pages held, 2 locked. 4. evict: 3 nodes, 3 pages held, 2 locked; evicted 'cc', 'eeff'. "
         "5. other: 4 nodes, 4 pages held, 2 locked; new 'xx'."
@@ -270,11 +271,12 @@ def test_film_can_begin_later():
     late = prefixes.tree_film(FILM.frames, since=3)
     assert late.figure.axes[0].get_title(loc="left") == "4. evict\n3 pages held, 2 locked"
     assert len(rectangles(late.figure.axes[0], "evicted")) == 2, "what the frame left out had is known"
-    assert late.summary.startswith("4. evict")
+    assert ". 4. evict" in late.summary
+    assert "3. lock" not in late.summary
 
 
 def test_film_of_an_empty_tree():
-    assert prefixes.tree_film([Frame("nothing", ())]).summary == "1. nothing: 0 nodes, 0 pages held."
+    assert prefixes.tree_film([Frame("nothing", ())]).summary.endswith("1. nothing: 0 nodes, 0 pages held.")
 
 
 def test_every_text_of_a_film_is_inside_its_page():
@@ -321,6 +323,7 @@ def test_memory_is_stacked_and_beside_it_what_it_would_be(figures):
     assert warm.get_xlim() == (0, 3)
     assert "warm: 3 steps, at most 3 requests at once" in texts(figures["memory_chart"])
     assert figures["memory_chart"].summary == (
+        "Most pages in use: 9 (cold), 5 (warm). "
         "cold: 2 steps, at most 3 requests at once; they have 9 pages at most, and without sharing would need 9; the "
         "pool has 12. warm: 3 steps, at most 3 requests at once; they have 5 pages at most, and without sharing would "
         "need 9; the pool has 12."

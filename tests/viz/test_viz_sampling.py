@@ -180,10 +180,10 @@ def test_figures_draw_and_say_what_they_are_given(figures):
         "survivors_chart": ([0.1, 3, 9], "p leaves 1 to 9 tokens, 3 times a single one."),
         "penalty_chart": (
             [2, 4, 3.5, 0.5],
-            "'fox' came at 2 steps of 4. Taken away: repetition: 0.00 at the first",
+            "at most. Taken away: repetition: 0.00 at the first",
         ),
         "order_table": ([], "one (two lines): 2 tokens left, '␣a' with 60.0%, 0.97 bits. two: 4 tokens left"),
-        "mixing_chart": ([50, 4], "they keep 50 tokens or more; without it they lose 4 to 4."),
+        "mixing_chart": ([50, 4], "keep 50 of 50 tokens or more. Without it they lose 4 to 4."),
     }
     check_drawn(figures, drawn)
 

@@ -198,6 +198,7 @@ def test_occupancy_is_that_of_every_step(figures):
     assert set(bottom.lines[0].get_ydata()) == {16}
     assert list(bottom.lines[1].get_xdata()) == []
     assert figures["occupancy_chart"].summary.startswith(
+        "Pages in use, on average: 2.2 of 3 (by hand), 2.2 of 4 (none waits). "
         "by hand: 8 steps, on average 2.2 of 3 pages in use, at most 3; 23.6% of the slots in them are empty; 1 time "
         "a request was preempted."
     )
@@ -227,5 +228,5 @@ def test_stream_chart_marks_what_is_shown_held_back_and_cut(figures):
         letters = sorted((t.get_position()[0], t.get_text()) for t in axes.texts if t.get_position()[1] == row)
         assert letters == [(i + 0.5, letter) for i, letter in enumerate(text)]
     assert figures["stream_chart"].summary == (
-        "3 tokens. After 1 of them text is held back, 3 characters at most. Shown in the end: 'Once '."
+        "After 1 of 3 tokens text is held back, 3 characters at most. Shown in the end: 'Once '."
     )

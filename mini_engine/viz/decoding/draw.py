@@ -19,12 +19,15 @@ from mini_engine.viz.figure import (
     dots,
     legend_below,
     line_look,
+    one_by_one,
+    percent_axis,
     plural,
     style,
     swatch,
 )
 
 PANELS_PER_LINE = 3
+TITLE_LENGTH = 18  # characters of the text before a step
 SURE_BITS = 0.5  # below this entropy a step is called nearly certain
 
 
@@ -56,12 +59,17 @@ def top_tokens(
         f"with {distributions[step].probabilities[1]:.1%}; entropy {distributions[step].entropy_bits:.2f} bits."
         for step in steps
     ]
-    return Figure(figure, " ".join(sentences), stacks=True)
+    first = {f"step {step}": f"{distributions[step].probabilities[0]:.1%}" for step in steps}
+    shares = one_by_one("The likeliest token has", first)
+    return Figure(figure, " ".join([shares, *sentences]), stacks=True)
 
 
 def step_title(step: int, context: Sequence[str]) -> str:
-    """Name a step by its number and by the last of the tokens that were taken before it."""
-    before = "".join(context[max(0, step - 3) : step]).replace("␣", " ")
+    """Name a step by its number and by the last whole words of the tokens that were taken before it."""
+    text = "".join(context[:step]).replace("␣", " ")
+    before = text[-TITLE_LENGTH:]
+    if before != text:
+        before = before[max(before.find(" ", 0, -1), 0) :]
     return f"step {step}: {'…' + before if before else 'the beginning'} →"
 
 
@@ -74,8 +82,8 @@ def token_bars(axes: Axes, distribution: StepDistribution, names: Sequence[str])
     bars = axes.barh(at, shares, 0.75, color=colors, hatch=hatches, edgecolor="white")
     axes.bar_label(bars, [f"{share:.1f}" if share >= 0.1 else "< 0.1" for share in shares], padding=3, fontsize=10)
     axes.set_yticks(at, names)
-    axes.set(xlim=(0, 125), ylim=(len(shares) - 0.5, -0.5), xticks=[0, 50, 100])
-    axes.spines.bottom.set_bounds(0, 100)  # the rest is for the number at the end of a full bar
+    axes.set_ylim(len(shares) - 0.5, -0.5)
+    percent_axis(axes, 125, (0, 50, 100))
 
 
 @style()
@@ -168,14 +176,17 @@ def crossroads_chart(crossroads: Sequence[Crossroads], texts: Sequence[tuple[str
             axes.text(100 * share + 1, index + shift, words, va="center", fontsize=10.5)
         ticks.append(f"step {fork.step}, gap {fork.gap_bits:.3f} bits\n…{before}")
     axes.set_yticks(np.arange(len(crossroads)) + 0.21, ticks)
-    axes.set(xlim=(0, 150), ylim=(len(crossroads) - 0.35, -0.4), xlabel="probability (%)", xticks=[0, 25, 50, 75, 100])
+    axes.set(ylim=(len(crossroads) - 0.35, -0.4), xlabel="probability (%)")
+    percent_axis(axes, 150)
     axes.set_title("Where greedy nearly went another way, and what it would have said")
     sentences = [
         f"Step {fork.step}, after {before!r}: taken {taken!r} ({fork.probabilities[0]:.1%}), nearly {other!r} "
         f"({fork.probabilities[1]:.1%}), gap {fork.gap_bits:.3f} bits."
         for fork, (before, taken, other) in zip(crossroads, texts, strict=True)
     ]
-    return Figure(figure, " ".join(sentences))
+    least = min(fork.gap_bits for fork in crossroads)
+    close = f"At {plural(len(crossroads), 'step')} two tokens nearly tie; the least gap is {least:.3f} bits."
+    return Figure(figure, " ".join([close, *sentences]))
 
 
 @style()

@@ -98,9 +98,9 @@ def overview_summary(trace: ForwardTrace) -> str:
     most, least = np.unravel_index(focus.argmax(), focus.shape), np.unravel_index(focus.argmin(), focus.shape)
     count = focus.size
     return (
-        f"{count} heads in {plural(len(focus), 'layer')}. White is the future, which no token may see. The most "
-        f"focused head is layer {most[0]} head {most[1]}: on average a token gives {focus[most]:.0%} of its attention "
-        f"to one token. The least focused is layer {least[0]} head {least[1]} with {focus[least]:.0%}."
+        f"Of {count} heads in {plural(len(focus), 'layer')}, the most focused head is layer {most[0]} head {most[1]}: "
+        f"on average a token gives {focus[most]:.0%} of its attention to one token. The least focused is layer "
+        f"{least[0]} head {least[1]} with {focus[least]:.0%}. White is the future, which no token may see."
     )
 
 
@@ -133,7 +133,7 @@ def attention_map(weights: Tensor, tokens: Sequence[str], title: str) -> Figure:
         f"{tokens[i]!r} at position {i} ({w:.0%})"
         for w, i in zip(top.values.tolist(), top.indices.tolist(), strict=True)
     )
-    return Figure(figure, f"{title}. The last of {count} tokens, {tokens[-1]!r}, looks at {places}.")
+    return Figure(figure, f"The last of {count} tokens, {tokens[-1]!r}, looks at {places}. {title}.")
 
 
 @style()
@@ -158,7 +158,9 @@ def error_growth(curves: Sequence[ErrorCurve], stages: Sequence[str]) -> Figure:
     axes.set_title("Where the difference starts and how it grows")
     axes.grid(axis="y")
     legend_below(figure, ncols=2)
-    return Figure(figure, " ".join(["Measured here.", *(curve_sentence(curve, stages) for curve in curves)]))
+    least, most = (pick(curve.errors[-1] for curve in curves) for pick in (min, max))
+    ends = f"Measured here: at the end the relative differences are {least:.1e} to {most:.1e}."
+    return Figure(figure, " ".join([ends, *(curve_sentence(curve, stages) for curve in curves)]))
 
 
 def curve_sentence(curve: ErrorCurve, stages: Sequence[str]) -> str:
@@ -166,7 +168,7 @@ def curve_sentence(curve: ErrorCurve, stages: Sequence[str]) -> str:
     first = next((i for i, error in enumerate(curve.errors) if error > 0), None)
     if first is None:
         return f"{curve.name}: the same bits everywhere."
-    return f"{curve.name}: first differs after {stages[first]}, relative difference {curve.errors[-1]:.1e} at the end."
+    return f"{curve.name}: first differs after {stages[first]}."
 
 
 @style()
@@ -189,7 +191,9 @@ def difference_chart(differences: Sequence[Difference], title: str) -> Figure:
         f"{plural(d.choices_changed, 'greedy choice')} changed."
         for d in differences
     ]
-    return Figure(figure, " ".join(["Measured here.", *sentences]))
+    differing = sum(d.rows_differing > 0 for d in differences)
+    first = f"Measured here: bits differ in {differing} of {plural(len(differences), 'comparison')}."
+    return Figure(figure, " ".join([first, *sentences]))
 
 
 def difference_bar(axes: Axes, place: float, difference: Difference) -> None:

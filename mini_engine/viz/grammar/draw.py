@@ -23,6 +23,7 @@ from mini_engine.viz.figure import (
     label_log_axis,
     legend_below,
     line_look,
+    one_by_one,
     plural,
     style,
     write,
@@ -68,7 +69,9 @@ def mask_table(masks: Tensor, names: Sequence[str], forced: Sequence[str]) -> Fi
         f"{words[state]}."
         for state, row in enumerate(masks)
     ]
-    return Figure(figure, f"{plural(num_states, 'state')} and {plural(size, 'token')}. " + " ".join(sentences))
+    least, most = (int(number) for number in masks.sum(1).aminmax())
+    first = f"The masks of {plural(num_states, 'state')} allow {least} to {most} of {plural(size, 'token')}."
+    return Figure(figure, " ".join([first, *sentences]))
 
 
 def draw_bit(axes: Axes, column: int, line: int, is_allowed: bool) -> None:
@@ -148,7 +151,12 @@ def backend_chart(timings: Sequence[Timing]) -> Figure:
     grid[0].set_yticks([i * (len(backends) + 1) + middle for i in range(len(grammars))], grammars)
     grid[0].set_ylim(len(grammars) * (len(backends) + 1) - 1, -1)
     legend_below(figure, *grid[0].get_legend_handles_labels()[0], ncols=len(backends))
-    return Figure(figure, "Measured here. " + " ".join(timing_sentence(timing) for timing in timings))
+    slowest = {
+        backend: f"{1e3 * max(timing.compile_s for timing in timings if timing.backend == backend):.1f} ms"
+        for backend in backends
+    }
+    first = one_by_one("Longest time to compile, measured here", slowest)
+    return Figure(figure, " ".join([first, *map(timing_sentence, timings)]))
 
 
 def times_of(timing: Timing, part: str) -> Sequence[float]:

@@ -23,6 +23,8 @@ from mini_engine.viz.figure import (
     label_log_axis,
     legend_below,
     line_look,
+    one_by_one,
+    percent_axis,
     plural,
     stacked,
     style,
@@ -59,6 +61,7 @@ def mask_chart(steps: Sequence[MaskedStep], taken: Sequence[str], preferred: Seq
     longest = max([len(preferred[step]) for step in against], default=0)
     bottom.set(ylabel="probability (%)", xlabel="taken token, step by step", ylim=(-3, 106 + 5.5 * longest))
     bottom.set(yticks=range(0, 101, 20), xlim=(-0.7, len(steps) - 0.3))
+    bottom.spines.left.set_bounds(0, 100)  # the rest is for the words above
     above = "; above: what the model wanted" if against else ""
     bottom.set_title(f"How much of the model's probability is allowed{above}")
     bottom.set_xticks(range(len(steps)), taken, rotation=90)
@@ -122,7 +125,8 @@ def shift_chart(answers: Mapping[str, tuple[Sequence[MaskedStep], Sequence[str]]
         )
     grid[-1].set_xlabel("taken token, step by step")
     grid[0].set_ylim(0, 1.18 * max(top, 1.0))
-    return Figure(figure, " ".join(sentences))
+    moved = {title: f"{sum(step.divergence_bits for step in steps):.3g}" for title, (steps, _) in answers.items()}
+    return Figure(figure, " ".join([one_by_one("Bits by which the masks move an answer", moved), *sentences]))
 
 
 @style()
@@ -132,8 +136,8 @@ def before_after(step: MaskedStep, token_ids: Sequence[int], names: Sequence[str
     panels = figure.subplots(1, 2, sharey=True, sharex=True)
     for axes, column in zip(panels, mask_columns(step, token_ids), strict=True):
         draw_column(axes, column)
-        axes.set(xlabel="probability (%)", xlim=(0, 118), xticks=[0, 25, 50, 75, 100])
-        axes.spines.bottom.set_bounds(0, 100)  # the rest is for the number at the end of a full bar
+        axes.set_xlabel("probability (%)")
+        percent_axis(axes, 118)
     panels[0].set_yticks(range(len(names) + 1), [*names, OTHERS])
     figure.suptitle(title, fontsize=12)
     legend_below(figure, *column_key(ALLOWED, BANNED), ncols=2)
@@ -202,7 +206,8 @@ def jump_chart(runs: Sequence[Jumps], names: Sequence[Sequence[str]]) -> Figure:
         f"forward passes with {plural(run.num_rows, 'row')}: {run.output.text!r}."
         for run in runs
     ]
-    return Figure(figure, " ".join(sentences))
+    passes = one_by_one("Forward passes", {run.name: run.num_passes for run in runs})
+    return Figure(figure, " ".join([passes, *sentences]))
 
 
 @style()
@@ -217,7 +222,8 @@ def language_chart(panels: Mapping[str, Language]) -> Figure:
             bars = axes.barh(at + 0.4 * index - 0.2, values, 0.38, **bar_look(index), label=name)
             axes.bar_label(bars, [percent(value) for value in values], padding=3, fontsize=10)
         axes.set_yticks(at, [repr(text) for text in own.texts])
-        axes.set(xlim=(0, 120), xticks=[0, 25, 50, 75, 100], ylim=(len(at) - 0.45, -0.55))
+        axes.set_ylim(len(at) - 0.45, -0.55)
+        percent_axis(axes, 120)
         axes.set_xlabel("share of the answers (%)")
         axes.set_title(f"{title}\nmass of the language: {own.mass:.1g}", fontsize=11)
     legend_below(
@@ -226,7 +232,10 @@ def language_chart(panels: Mapping[str, Language]) -> Figure:
         swatch("every step masked", COLORS[1], HATCHES[1]),
         ncols=2,
     )
-    return Figure(figure, " ".join(language_sentence(title, own) for title, own in panels.items()), stacks=True)
+    distances = {title: f"{own.distance:.2f}" for title, own in panels.items()}
+    first = one_by_one("Distance between the two ways to answer", distances)
+    sentences = [language_sentence(title, own) for title, own in panels.items()]
+    return Figure(figure, " ".join([first, *sentences]), stacks=True)
 
 
 def language_sentence(title: str, own: Language) -> str:

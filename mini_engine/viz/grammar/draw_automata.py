@@ -19,6 +19,7 @@ from mini_engine.viz.figure import (
     Look,
     canvas,
     legend_below,
+    one_by_one,
     plural,
     stacked,
     style,
@@ -67,7 +68,8 @@ def automaton_chart(panels: Mapping[str, Diagram]) -> Figure:
         handler_map={tuple: HandlerTuple(ndivide=1)},
         ncols=4,
     )
-    return Figure(figure, " ".join(automaton_sentence(title, own) for title, own in panels.items()))
+    states = one_by_one("States", {title: len(own.places) for title, own in panels.items()})
+    return Figure(figure, " ".join([states, *(automaton_sentence(title, own) for title, own in panels.items())]))
 
 
 def ring(size: float, color: str) -> Line2D:

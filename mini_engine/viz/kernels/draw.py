@@ -20,6 +20,7 @@ from mini_engine.viz.figure import (
     dots,
     label_log_axis,
     legend_below,
+    one_by_one,
     plural,
     stacked,
     style,
@@ -59,7 +60,9 @@ def divergence_chart(panels: Sequence[Divergence]) -> Figure:
     looks = zip(ULP_COLORS, ULP_NAMES, strict=True)
     handles = [Patch(facecolor=color, label=name, edgecolor=GRAY) for color, name in looks]
     legend_below(figure, *handles, title="float32 numbers away from the row alone", ncols=5)
-    return Figure(figure, " ".join(["Measured here.", *map(divergence_sentence, panels)]))
+    most = {own.title: int((own.ulps > 0).sum(1).max()) for own in panels}
+    first = one_by_one("Elements that differ, at most, measured here", most)
+    return Figure(figure, " ".join([first, *map(divergence_sentence, panels)]))
 
 
 def divergence_sentence(own: Divergence) -> str:

@@ -19,8 +19,10 @@ from mini_engine.viz.figure import (
     dots,
     legend_below,
     line_look,
+    one_by_one,
     plural,
     style,
+    text_ground,
 )
 from mini_engine.viz.kernels.rounding import TileStep
 
@@ -49,8 +51,13 @@ def error_chart(errors: Mapping[str, Mapping[str, Sequence[float]]], blocks: Seq
         axes.grid()
         axes.label_outer()
     legend_below(figure, *axes.get_legend_handles_labels()[0], ncols=3)
-    sentences = (error_sentence(title, own, blocks) for title, own in errors.items())
-    return Figure(figure, " ".join(["Measured here.", *sentences]))
+    largest: dict[str, float] = {}
+    for curves in errors.values():
+        for name, values in curves.items():
+            largest[name] = max(largest.get(name, 0.0), *values)
+    words = "Largest relative error, measured here, of sums in"
+    first = one_by_one(words, {name: f"{error:.1e}" for name, error in largest.items()})
+    return Figure(figure, " ".join([first, *(error_sentence(title, own, blocks) for title, own in errors.items())]))
 
 
 def error_sentence(title: str, curves: Mapping[str, Sequence[float]], blocks: Sequence[int]) -> str:
@@ -112,10 +119,12 @@ def draw_sums(axes: Axes, steps: Sequence[TileStep], edges: np.ndarray, raised: 
     box: Look = {"align": "edge", "linewidth": 1.5}
     axes.bar(starts, kept, widths, color=PALE, edgecolor="white", label="kept of the sum before", gid="kept", **box)
     axes.bar(starts, added, widths, bottom=kept, **bar_look(1), label="added by this tile", gid="added", **box)
+    above = 0.0
     for number in raised:
-        middle = starts[number] + widths[number] / 2
-        above = totals[number] + 0.03 * max(totals)
+        ground = max(totals[number : number + 2])  # a factor may reach over the next bar
+        near = number - 1 in raised  # then it stands over the factor before
+        above = max(ground, above + 0.12 * max(totals) if near else 0.0) + 0.03 * max(totals)
         factor = f"× {float(steps[number].keep):.2g}"
-        axes.text(middle, above, factor, ha="center", fontsize=10, rotation=90, gid="rescaled")
-    axes.set(ylabel="running sum", ylim=(0, 1.5 * max(totals)))
+        axes.text(starts[number], above, factor, fontsize=10, gid="rescaled", bbox=text_ground(1))
+    axes.set(ylabel="running sum", ylim=(0, max(1.25 * max(totals), above + 0.15 * max(totals))))
     axes.set_title("The sum of exp(score − largest so far); written: what a new largest score leaves of it")

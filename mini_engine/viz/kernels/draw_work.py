@@ -20,6 +20,7 @@ from mini_engine.viz.figure import (
     dot_key,
     dots,
     legend_below,
+    one_by_one,
     plural,
     stacked,
     style,
@@ -73,7 +74,12 @@ def roofline(steps: Mapping[str, Sequence[Operation]], roofs: Sequence[Roof] = (
         axes.axvline(roofs[0].ridge, color=GRAY, linestyle=":", linewidth=1.2)
         axes.grid(axis="y")
     legend_below(figure, *bottom.get_legend_handles_labels()[0], ncols=len(steps))
-    return Figure(figure, " ".join(step_sentence(title, own, roofs[0]) for title, own in steps.items()))
+    times_of = {
+        title: f"{1e3 * sum(operation.least_seconds(roofs[0]) for operation in own):.2f} ms"
+        for title, own in steps.items()
+    }
+    first = one_by_one(f"Least time on {roofs[0].name}", times_of)
+    return Figure(figure, " ".join([first, *(step_sentence(title, own, roofs[0]) for title, own in steps.items())]))
 
 
 def draw_roofs(axes: Axes, roofs: Sequence[Roof]) -> None:
@@ -148,7 +154,9 @@ def split_scaling(
         handles.append(dot_key("o", 9, GRAY, "measured"))
     legend_below(figure, *handles, ncols=3 if measured else 5)
     sentences = [split_sentence(curves[key], chosen[key], (measured or {}).get(key)) for key in curves]
-    return Figure(figure, " ".join(sentences), stacks=True)
+    shares = [own.bandwidth_share for own in chosen.values()]
+    first = f"The engine's number of splits can reach {min(shares):.0%} to {max(shares):.0%} of the bandwidth."
+    return Figure(figure, " ".join([first, *sentences]), stacks=True)
 
 
 def draw_splits(
@@ -195,7 +203,9 @@ def program_table(panels: Mapping[str, Sequence[DecodeLaunch]]) -> Figure:
         axes.set_yticks(np.arange(len(batches)) + 0.5, [plural(batch, "sequence") for batch in batches])
         axes.tick_params(length=0, labelbottom=True)
         axes.spines[:].set_visible(False)
-    return Figure(figure, " ".join(table_sentence(title, own) for title, own in panels.items()))
+    least = {title: f"{min(own.bandwidth_share for own in launches):.0%}" for title, launches in panels.items()}
+    first = one_by_one("Least share of the bandwidth", least)
+    return Figure(figure, " ".join([first, *(table_sentence(title, own) for title, own in panels.items())]))
 
 
 def draw_cell(axes: Axes, column: int, line: int, own: DecodeLaunch) -> None:

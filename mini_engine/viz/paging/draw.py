@@ -28,6 +28,7 @@ from mini_engine.viz.figure import (
     dot_key,
     hide_frame,
     legend_below,
+    one_by_one,
     plural,
     style,
     text_ground,
@@ -36,6 +37,7 @@ from mini_engine.viz.figure import (
 from mini_engine.viz.paging.measure import BatchCost
 
 PAGES_PER_LINE = 5
+LEVEL_KEYS = 30  # the names of more keys stand upright
 
 
 def letter(index: int) -> str:
@@ -161,7 +163,7 @@ def packed_mask(batch: BatchInputs) -> Figure:
         add_box(axes, left, start, length, end - start, fill=False, edgecolor="black", linewidth=1.6)
         left += length
     axes.set(xlim=(0, left), ylim=(len(rows), 0), xlabel="key", ylabel="packed row: its query")
-    axes.set_xticks(np.arange(left) + 0.5, columns, rotation=90)
+    axes.set_xticks(np.arange(left) + 0.5, columns, rotation=90 if left > LEVEL_KEYS else 0)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
     axes.set_title("Who sees whom in a packed step")
     legend_below(figure, *mask_legend(), ncols=3)
@@ -169,8 +171,8 @@ def packed_mask(batch: BatchInputs) -> Figure:
     total = len(rows) * left
     return Figure(
         figure,
-        f"{len(rows)} packed rows against {left} keys are {total} pairs. {total - inside} of them join different "
-        f"sequences and are never computed; of the other {inside}, {visible} are seen and {inside - visible} are "
+        f"{len(rows)} packed rows against {left} keys are {total} pairs, and {total - inside} of them join different "
+        f"sequences and are never computed. Of the other {inside}, {visible} are seen and {inside - visible} are "
         "future. The last row of every sequence sees all of its keys.",
     )
 
@@ -212,7 +214,7 @@ def mask_alignment(q_len: int, kv_len: int) -> Figure:
     legend_below(figure, *mask_legend()[:2], ncols=2)
     return Figure(
         figure,
-        f"{q_len} new tokens after {first} cached ones. Aligned bottom-right, the first new token (position {first}) "
+        f"Aligned bottom-right, the first of {q_len} new tokens (position {first}) "
         f"sees {int(right[0].sum())} keys and the last sees all {int(right[-1].sum())}. Aligned top-left, they see "
         f"{int(wrong[0].sum())} and {int(wrong[-1].sum())}: "
         + ("the same." if q_len == kv_len else f"{int((right & ~wrong).sum())} of {int(right.sum())} pairs are lost."),
@@ -245,7 +247,9 @@ def padding_cost(costs: Sequence[BatchCost]) -> Figure:
     axes.set_title("What packing costs where padding costs 100 %")
     axes.grid(axis="y")
     legend_below(figure, ncols=len(costs) + 1)
-    return Figure(figure, " ".join(cost_sentence(cost) for cost in costs))
+    rows = {cost.name: f"{cost.packed.rows / cost.padded.rows:.0%}" for cost in costs}
+    first = one_by_one("Rows that packing computes, of those that padding computes", rows)
+    return Figure(figure, " ".join([first, *map(cost_sentence, costs)]))
 
 
 def cost_sentence(cost: BatchCost) -> str:
@@ -289,4 +293,6 @@ def bits_table(table: Mapping[str, Sequence[Difference]]) -> Figure:
         + "."
         for name, differences in table.items()
     ]
-    return Figure(figure, " ".join(["Measured here.", *sentences]))
+    cells = [difference for differences in table.values() for difference in differences]
+    same = sum(not difference.rows_differing for difference in cells)
+    return Figure(figure, " ".join([f"Measured here: {same} of {len(cells)} runs keep all bits.", *sentences]))

@@ -23,6 +23,7 @@ from mini_engine.viz.figure import (
     dots,
     legend_below,
     line_look,
+    one_by_one,
     plural,
     stacked,
     style,
@@ -55,14 +56,13 @@ def page_map(names: Sequence[str], runs: Sequence[Sequence[Cell]]) -> Figure:
         axes.grid(axis="y")
     panels[0].set_ylabel("page of the tree")
     legend_below(figure, *[swatch(words, color, hatch) for color, hatch, words in CELLS.values()], ncols=3)
-    return Figure(
-        figure,
-        " ".join(
-            f"{name}: {visits} requests; of their pages {kind_count(cells, 'first')} are computed for the first time, "
-            f"{kind_count(cells, 'again')} again, {kind_count(cells, 'found')} are found."
-            for name, cells in zip(names, runs, strict=True)
-        ),
-    )
+    again = {name: kind_count(cells, "again") for name, cells in zip(names, runs, strict=True)}
+    sentences = [
+        f"{name}: {visits} requests; of their pages {kind_count(cells, 'first')} are computed for the first time, "
+        f"{kind_count(cells, 'again')} again, {kind_count(cells, 'found')} are found."
+        for name, cells in zip(names, runs, strict=True)
+    ]
+    return Figure(figure, " ".join([one_by_one("Pages computed again", again), *sentences]))
 
 
 def kind_count(cells: Sequence[Cell], kind: CellKind) -> int:
@@ -109,7 +109,9 @@ def hit_rate_chart(panels: Mapping[str, HitCurves]) -> Figure:
     if any(curves.tree <= max(curves.pages) for curves in panels.values()):
         handles.append(Line2D([], [], color=GRAY, linestyle=":", linewidth=1.6, label="room for the whole tree"))
     legend_below(figure, *handles, ncols=len(handles))
-    return Figure(figure, " ".join(curves_sentence(title, curves) for title, curves in panels.items()), stacks=True)
+    bounds = {title: f"{curves.bound:.1%}" for title, curves in panels.items()}
+    sentences = [curves_sentence(title, curves) for title, curves in panels.items()]
+    return Figure(figure, " ".join([one_by_one("The best hit rate of any order", bounds), *sentences]), stacks=True)
 
 
 def curves_sentence(title: str, curves: HitCurves) -> str:
@@ -158,7 +160,9 @@ def first_token_chart(served: Sequence[Served]) -> Figure:
         swatch("found in the cache", *CELLS["found"][:2]),
         ncols=4,
     )
-    return Figure(figure, " ".join(["Measured here.", *sentences]))
+    medians = {own.run.name: f"{1e3 * median(own.ttft_s):.0f} ms" for own in served}
+    first = one_by_one("Median time to the first token, measured here", medians)
+    return Figure(figure, " ".join([first, *sentences]))
 
 
 def draw_times(axes: Axes, line: int, times: Sequence[float]) -> None:
@@ -197,7 +201,8 @@ def memory_chart(served: Sequence[Served]) -> Figure:
         Line2D([], [], color="black", linestyle="--", label="the pool"),
         ncols=2,
     )
-    return Figure(figure, " ".join(memory_sentence(own) for own in served))
+    most = {own.run.name: max(own.in_use) for own in served}
+    return Figure(figure, " ".join([one_by_one("Most pages in use", most), *map(memory_sentence, served)]))
 
 
 def memory_sentence(served: Served) -> str:

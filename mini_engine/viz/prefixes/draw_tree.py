@@ -57,7 +57,8 @@ def tree_film(frames: Sequence[Frame], since: int = 0, columns: int = 3) -> Figu
     handles = [patch for state, patch in film_legend().items() if state in states]
     if handles:
         legend_below(figure, *handles, ncols=4, title="a box is a node, the numbers are its pages")
-    return Figure(figure, " ".join(film_sentence(number, frame, own) for number, frame, own in shown))
+    end = f"In the end the tree has {nodes(drawn[-1])}, {counts(drawn[-1])}."
+    return Figure(figure, " ".join([end, *(film_sentence(number, frame, own) for number, frame, own in shown)]))
 
 
 def page_edges(drawn: Sequence[Box]) -> list[float]:
@@ -89,6 +90,11 @@ def counts(drawn: Sequence[Box]) -> str:
     return f"{plural(held, 'page')} held" + (f", {locked} locked" if locked else "")
 
 
+def nodes(drawn: Sequence[Box]) -> str:
+    """Say how many nodes the tree has."""
+    return plural(sum(box.state != "evicted" for box in drawn), "node")
+
+
 def film_sentence(number: int, frame: Frame, drawn: Sequence[Box]) -> str:
     """Say what an event changed."""
     changes = [
@@ -96,8 +102,7 @@ def film_sentence(number: int, frame: Frame, drawn: Sequence[Box]) -> str:
         for state in ("new", "evicted")
         if (own := [box for box in drawn if box.state == state])
     ]
-    nodes = plural(sum(box.state != "evicted" for box in drawn), "node")
-    return f"{number}. {frame.caption}: {nodes}, {counts(drawn)}{''.join(f'; {change}' for change in changes)}."
+    return f"{number}. {frame.caption}: {nodes(drawn)}, {counts(drawn)}{''.join(f'; {change}' for change in changes)}."
 
 
 def draw_tree(axes: Axes, drawn: Sequence[Box], edges: Sequence[float]) -> None:

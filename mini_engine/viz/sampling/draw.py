@@ -29,6 +29,8 @@ from mini_engine.viz.figure import (
     hide_frame,
     legend_below,
     line_look,
+    one_by_one,
+    percent_axis,
     plural,
     stacked,
     style,
@@ -60,12 +62,14 @@ def stage_bars(stages: Sequence[Stage], token_ids: Sequence[int], names: Sequenc
     top = max(max(np.add(column.left, column.removed)) for column in columns)
     for index, (axes, column) in enumerate(zip(grid.flat, columns, strict=False)):
         draw_column(axes, column)
-        axes.set_xlim(0, 1.22 * top)
+        percent_axis(axes, 1.22 * top)
         if index >= len(stages) - PANELS_PER_LINE:
             axes.set_xlabel("probability (%)")
     grid[0, 0].set_yticks(range(len(names) + 1), [*names, OTHERS])
     legend_below(figure, *column_key(*STAGE_KEY), ncols=2)
-    return Figure(figure, " ".join(stage_sentence(stage, token_ids, names) for stage in stages), stacks=True)
+    left = one_by_one("Tokens that each stage leaves", {stage.name: stage.support for stage in stages})
+    sentences = [stage_sentence(stage, token_ids, names) for stage in stages]
+    return Figure(figure, " ".join([left, *sentences]), stacks=True)
 
 
 def stage_table(stages: Sequence[Stage], token_ids: Sequence[int], names: Sequence[str]) -> str:
@@ -122,7 +126,8 @@ def survivors_chart(counts: Mapping[str, Sequence[int]], entropies: Sequence[flo
         f"{name} leaves {min(numbers)} to {max(numbers)} tokens, {sum(n == 1 for n in numbers)} times a single one."
         for name, numbers in counts.items()
     ]
-    return Figure(figure, f"{plural(len(taken), 'step')}. " + " ".join(sentences))
+    entropy = f"In {plural(len(taken), 'step')} the entropy is {min(entropies):.2f} to {max(entropies):.2f} bits."
+    return Figure(figure, " ".join([entropy, *sentences]))
 
 
 @style()
@@ -151,7 +156,9 @@ def temperature_sweep(
         f"the entropy is {float(entropies[row]):.2f} bits."
         for row in (0, int(np.abs(np.array(temperatures) - 1).argmin()), len(temperatures) - 1)
     ]
-    return Figure(figure, " ".join(sentences))
+    first, last = (f"{share:.1%}" for share in probs[[0, -1], token_ids[0]].tolist())
+    change = f"From the lowest temperature to the highest, {names[0]!r} goes from {first} to {last}."
+    return Figure(figure, " ".join([change, *sentences]))
 
 
 def share_layers(axes: Axes, temperatures: Sequence[float], probs: Tensor, names: Sequence[str]) -> None:
@@ -176,7 +183,8 @@ def order_table(rows: Mapping[str, Tensor], token_ids: Sequence[int], names: Seq
 
     ``rows``: name of the order -> probabilities [V]; ``token_ids`` and ``names``: the columns.
     """
-    figure = canvas(0.42 * len(rows) + 1.35)
+    is_cut = any(float(probs[token]) == 0 for probs in rows.values() for token in token_ids)
+    figure = canvas(0.42 * len(rows) + 1.35 + 0.35 * is_cut)
     axes = figure.subplots()
     for line, probs in enumerate(rows.values()):
         for column, token in enumerate(token_ids):
@@ -190,7 +198,11 @@ def order_table(rows: Mapping[str, Tensor], token_ids: Sequence[int], names: Seq
     axes.xaxis.tick_top()
     hide_frame(axes)
     axes.set_title(title, pad=10)
-    return Figure(figure, " ".join(order_sentence(name, probs, token_ids, names) for name, probs in rows.items()))
+    if is_cut:
+        legend_below(figure, Patch(**REMOVED, label="removed"))
+    shares = ", ".join(f"{float(probs[token_ids[0]]):.1%}" for probs in rows.values())
+    sentences = [order_sentence(name, probs, token_ids, names) for name, probs in rows.items()]
+    return Figure(figure, " ".join([f"{names[0]!r} has {shares}, line by line.", *sentences]))
 
 
 def order_cell(axes: Axes, column: int, line: int, share: float) -> None:
@@ -224,6 +236,7 @@ def draw_histogram(
     panels = stacked(figure, len(draws), sharex=True, sharey=True)
     at = np.arange(len(names))
     sentences = []
+    found = {}
     probs = target[list(token_ids)]
     each = 1 - (1 - level) / len(names)  # so wide a band for each keeps all of them at the level
     wanted = 100 * np.asarray(probs)
@@ -240,6 +253,7 @@ def draw_histogram(
         axes.set_title(f"{made.name}: {int(outside.sum())} of {len(names)} outside, p = {test.p_value:.2g}")
         axes.grid(axis="y")
         axes.set_yscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+        found[made.name] = int(outside.sum())
         sentences.append(
             f"{made.name}: {made.total} draws, {int(outside.sum())} of {len(names)} tokens outside their band, "
             f"chi-square {test.statistic:.1f} with {test.degrees} degrees of freedom, p = {test.p_value:.2g}."
@@ -254,7 +268,7 @@ def draw_histogram(
         Line2D([], [], color="black", marker="_", label=f"bands that hold all in {level:.1%} of runs"),
         ncols=3,
     )
-    return Figure(figure, " ".join(sentences))
+    return Figure(figure, " ".join([one_by_one(f"Of {len(names)} tokens outside their band", found), *sentences]))
 
 
 @style()
@@ -286,6 +300,7 @@ def penalty_chart(logits: Mapping[str, Tensor], occurrences: Sequence[int], toke
     bottom.set_title("How much each penalty takes from it at every step; marked: the steps above")
     joined = {tuple: HandlerTuple(ndivide=None)}  # a bar and its line are one entry
     legend_below(figure, *handles, labels=list(logits), ncols=len(logits), handlelength=4, handler_map=joined)
+    most = max(float((raw - values).max()) for values in logits.values())
     sentences = [
         f"{name}: {float((raw - values)[0]):.2f} at the first step, {float((raw - values)[-1]):.2f} at the last, "
         f"{float((raw - values).max()):.2f} at most."
@@ -293,7 +308,8 @@ def penalty_chart(logits: Mapping[str, Tensor], occurrences: Sequence[int], toke
     ]
     return Figure(
         figure,
-        f"{token!r} came at {plural(len(occurrences), 'step')} of {len(raw)}. Taken away: " + " ".join(sentences),
+        f"{token!r} came at {plural(len(occurrences), 'step')} of {len(raw)}, and a penalty takes {most:.2f} nats from "
+        f"it at most. Taken away: {' '.join(sentences)}",
     )
 
 
@@ -324,8 +340,8 @@ def mixing_chart(rows: Sequence[MixedRow]) -> Figure:
     legend_below(figure, exact, bars, ncols=2)
     return Figure(
         figure,
-        f"{plural(len(rows), 'row')} of {size} tokens with top_p = 1.0, each next to a row with 0.9. With the bypass "
-        f"they keep {min(row.kept for row in rows)} tokens or more; without it they lose {min(lost)} to {max(lost)}. "
+        f"With the bypass {plural(len(rows), 'row')} with top_p = 1.0, each next to a row with 0.9, keep "
+        f"{min(row.kept for row in rows)} of {size} tokens or more. Without it they lose {min(lost)} to {max(lost)}. "
         f"The running mass of row 0 goes up to 1 + {float(rows[0].excess.max()):.1e}.",
         stacks=True,
     )

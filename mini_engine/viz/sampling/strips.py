@@ -17,6 +17,7 @@ from mini_engine.viz.figure import (
     bar_look,
     canvas,
     legend_below,
+    one_by_one,
     plural,
     style,
     write,
@@ -53,7 +54,9 @@ def token_strips(strips: Sequence[Strip], kinds: Sequence[str]) -> Figure:
         f"{strip.heading}: " + ", ".join(f"{strip.kinds.count(kind)} {kind}" for kind in kinds) + "."
         for strip in strips
     ]
-    return Figure(figure, "Tokens of each kind. " + " ".join(sentences))
+    every = [kind for strip in strips for kind in strip.kinds]
+    counts = one_by_one("Tokens of each kind", {kind: every.count(kind) for kind in kinds})
+    return Figure(figure, " ".join([counts, *sentences]))
 
 
 def wrap(names: Sequence[str]) -> list[list[int]]:

@@ -21,6 +21,7 @@ from mini_engine.viz.figure import (
     dots,
     legend_below,
     line_look,
+    one_by_one,
     plural,
     stacked,
     style,
@@ -82,11 +83,13 @@ def chunk_sizes(pieces: Sequence[Piece]) -> str:
 def gantt_summary(run: Run) -> str:
     """Say of every request how long it waited, in how many chunks its prompt came, and how it ended."""
     sentences = []
+    longest = 0
     for request_id, pieces in timeline(run).items():
         chunks = [piece.tokens for piece in pieces if piece.kind == "prompt"]
         copied = sum(piece.tokens for piece in pieces if piece.kind == "copied")
         output = run.outputs[request_id]
         waited = sum(piece.length for piece in pieces if piece.kind == "waiting")
+        longest = max(longest, waited)
         sentences.append(
             f"{run.labels[request_id]}: waits {plural(waited, 'step')}, "
             + (f"prompt in chunks of {', '.join(map(str, chunks))}, " if chunks else "")
@@ -94,7 +97,8 @@ def gantt_summary(run: Run) -> str:
             + (f"preempted {plural(output.num_preemptions, 'time')}, " if output.num_preemptions else "")
             + f"{plural(len(output.token_ids), 'token')}, ends by {output.finish_reason}."
         )
-    return f"{plural(len(run.log), 'step')}. " + " ".join(sentences)
+    requests, steps = plural(len(sentences), "request"), plural(len(run.log), "step")
+    return f"{requests} share {steps}, and the longest wait is {plural(longest, 'step')}. {' '.join(sentences)}"
 
 
 def draw_piece(axes: Axes, line: int, kind: str, start: int, length: int) -> None:
@@ -116,7 +120,7 @@ def piece_key(kind: str) -> Patch | Line2D:
 
 def cell_text(axes: Axes, x: float, y: float, text: str, on_hatch: bool = True, **look: Any) -> None:
     """Write into a bar. ``on_hatch``: on a white ground, which keeps the text readable."""
-    write(axes, x, y, text, bbox=text_ground(0.2, 0.75) if on_hatch else None, gid="cell", **look)
+    write(axes, x, y, text, bbox=text_ground(1) if on_hatch else None, gid="cell", **look)
 
 
 def step_axes(axes: Axes, num_steps: int, labels: Sequence[str]) -> None:
@@ -158,7 +162,9 @@ def occupancy_chart(runs: Sequence[Run]) -> Figure:
     if any(step.preempted for run in runs for step in run.log):
         handles.append(dot_key("v", 8, "black", "preempted"))
     legend_below(figure, *handles, ncols=5)
-    return Figure(figure, " ".join(occupancy_sentence(run) for run in runs))
+    pages = {run.name: f"{np.mean([step.num_pages_used for step in run.log]):.1f} of {run.num_pages}" for run in runs}
+    first = one_by_one("Pages in use, on average", pages)
+    return Figure(figure, " ".join([first, *map(occupancy_sentence, runs)]))
 
 
 def occupancy_sentence(run: Run) -> str:
@@ -196,7 +202,10 @@ def rows_chart(runs: Sequence[Run]) -> Figure:
     panels[-1].xaxis.set_major_locator(MaxNLocator(12, integer=True))
     budget = Line2D([], [], color="black", linestyle="--", label="budget (max_tokens_per_step)")
     legend_below(figure, *[swatch(words[kind], *LOOKS[kind][:2]) for kind in seen], budget, ncols=4)
-    return Figure(figure, " ".join(rows_sentence(run) for run in runs))
+    largest = {
+        run.name: max(map(sum, zip(*table.values(), strict=True))) for run, table in zip(runs, tables, strict=True)
+    }
+    return Figure(figure, " ".join([one_by_one("Rows of the largest step", largest), *map(rows_sentence, runs)]))
 
 
 def rows_sentence(run: Run) -> str:
@@ -229,7 +238,8 @@ def places_chart(runs: Sequence[Run]) -> Figure:
     panels[-1].set_xlabel("step")
     idle = Patch(**IDLE, label="empty")
     legend_below(figure, swatch("prompt", *LOOKS["prompt"][:2]), swatch("decodes", *LOOKS["decode"][:2]), idle, ncols=3)
-    return Figure(figure, " ".join(places_sentence(run) for run in runs))
+    first = one_by_one("Places that are idle", {run.name: f"{idle_share(run):.0%}" for run in runs})
+    return Figure(figure, " ".join([first, *map(places_sentence, runs)]))
 
 
 def places_sentence(run: Run) -> str:
@@ -269,9 +279,10 @@ def load_chart(curves: Mapping[str, Sequence[LoadPoint]], capacity: float) -> Fi
     panels[2].set_ylim(0, None)
     limit = Line2D([], [], color=GRAY, linestyle=":", linewidth=1.6, label="what the engine can do")
     legend_below(figure, *panels[0].get_legend_handles_labels()[0], limit, ncols=len(curves) + 1)
-    return Figure(
-        figure, " ".join(load_sentence(name, points, capacity) for name, points in curves.items()), stacks=True
-    )
+    slowest = {name: f"{points[-1].ttft_mean * 1e3:.0f} ms" for name, points in curves.items()}
+    first = one_by_one("Mean time to the first token at the highest rate", slowest)
+    sentences = [load_sentence(name, points, capacity) for name, points in curves.items()]
+    return Figure(figure, " ".join([first, *sentences]), stacks=True)
 
 
 def load_sentence(name: str, points: Sequence[LoadPoint], capacity: float) -> str:
@@ -309,7 +320,7 @@ def stream_chart(lines: Sequence[StreamLine], stops: Sequence[str]) -> Figure:
     held = [line for line in lines if line.held and not line.cut]
     return Figure(
         figure,
-        f"{plural(len(lines), 'token')}. After {len(held)} of them text is held back, "
+        f"After {len(held)} of {plural(len(lines), 'token')} text is held back, "
         f"{max((len(line.held) for line in held), default=0)} characters at most. Shown in the end: {text!r}.",
     )
 
