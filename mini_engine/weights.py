@@ -53,7 +53,8 @@ class LayerWeights:
     """The tensors of one decoder layer, as a checkpoint stores them. Every form of the model is made of these.
 
     A vector that a family does not have has no elements, and a matrix is ``None``. The last two fields are those of a
-    layer whose MLP is split among E experts; such a layer has no ``gate_proj``, ``up_proj`` and ``down_proj``.
+    layer with E MLPs that each have gate and up in one matrix; it has no ``gate_proj``, ``up_proj`` and ``down_proj``.
+    Without a ``router`` E is 1.
     """
 
     input_norm: Tensor  # [H]
@@ -81,6 +82,8 @@ def take_layer(weights: Weights, config: ModelConfig, layer: int) -> LayerWeight
     if "router" in taken:
         matrices = zip(*(taken.pop(f"expert_{name}") for name in ("gates", "ups", "downs")), strict=True)
         taken["experts"] = [(stacked(gate, up), down) for gate, up, down in matrices]
+    elif "gate_up_proj" in taken:
+        taken["experts"] = [(taken.pop("gate_up_proj"), taken.pop("down_proj"))]
     return LayerWeights(**taken)
 
 
