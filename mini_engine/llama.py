@@ -99,8 +99,8 @@ class Llama(Qwen3):
     def experts(self, experts: Sequence[tuple[Linear, Linear]], logits: Tensor, x: Tensor) -> Tensor:
         """Send each row through the experts that the router prefers, and add up their shares.
 
-        ``logits`` [T, E] of the router, ``x`` [T, H] -> [T, H]. Expert after expert, the lowest first, multiplies its
-        rows; a row's sum is rounded after each of them.
+        ``logits`` [T, E] of the router, ``x`` [T, H] -> [T, H]. Expert after expert multiplies its rows. A row's sum
+        begins with its lowest expert, and is rounded after each.
         """
         cfg = self.config
         shares, chosen = logits.float().softmax(-1).topk(cfg.num_experts_per_tok)  # [T, K] each
@@ -108,11 +108,16 @@ class Llama(Qwen3):
             shares = shares / shares.sum(-1, keepdim=True)
         if cfg.family.rounds_shares:
             shares = shares.to(x.dtype)
-        out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            ranks, rows = torch.where(chosen.T.eq(expert))
-            update = self.expert(experts[expert], x[rows]) * shares[rows, ranks, None]  # [rows, H]
-            out.index_add_(0, rows, update.to(x.dtype))
+        chosen, shares = chosen.T.flatten(), shares.T.flatten()  # [K T] each, the first choice of all rows before all
+        order = chosen.argsort(stable=True)  # by expert
+        rows = order % len(x)
+        each = enumerate(rows.split(chosen.bincount(minlength=len(experts)).tolist()))
+        updates = torch.cat([self.expert(experts[expert], x[own]) for expert, own in each if len(own)])  # [K T, H]
+        updates = (updates * shares[order, None]).to(x.dtype)
+        first, *others = rows.argsort(stable=True).view(len(x), -1).T  # [T] each: where a row's updates are
+        out = updates[first]
+        for other in others:
+            out += updates[other]
         return out
 
     def heads(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -206,6 +206,7 @@ def test_the_plain_way_has_the_bits_of_transformers(family: str, number: int, dt
         ("olmo3", 2),
         ("granite", 4),
         ("granitemoehybrid", 4),
+        *SPARSE,
     ],
 )
 def test_every_way_computes_a_family(family: str, number: int, compute: str, batch_invariant: bool) -> None:
@@ -231,14 +232,18 @@ def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> No
         assert torch.equal(got, expected), "a bias is added before the product is rounded"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("compute", WAYS)
 @pytest.mark.parametrize(
-    ("family", "number"), [("qwen2", 0), ("llama", 1), ("smollm3", 0), ("mistral", 1), ("olmo3", 2)]
+    ("family", "number"), [("qwen2", 0), ("llama", 1), ("smollm3", 0), ("mistral", 1), ("olmo3", 2), *SPARSE]
 )
-def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compute: str) -> None:
-    driver = loaded(family, number, compute, batch_invariant=True)
+def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compute: str, dtype: str) -> None:
+    if compute in LIBRARY and dtype != "float32":
+        pytest.skip("compiled loops are for float32, and kernels have tests of their own")
+    skip_without_bfloat16(dtype)
+    driver = loaded(family, number, compute, batch_invariant=True, dtype=dtype)
     ids, prompt = tokens_for(compute)
-    pool = KVPool(driver.model.config, 6, 16, torch.float32)
+    pool = KVPool(driver.model.config, 6, 16, driver.model.embedding.dtype)
     other = SequenceChunk(IDS[60 : 60 + len(ids)], 0, [0, 1, 2])
     with torch.inference_mode():
         together = driver.forward(pack_batch([other, SequenceChunk(ids, 0, [3, 4, 5])], 16), pool)[1]
@@ -254,6 +259,8 @@ def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compu
         ("llama", "compiled"),
         ("olmo3", "fast"),
         ("granite", "reference"),
+        ("qwen3_moe", "packed"),
+        ("mixtral", "reference"),
     ],
 )
 def test_batches_chunks_preemption_and_a_cache_change_no_bit(family: str, compute: str) -> None:
