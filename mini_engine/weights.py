@@ -17,6 +17,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mini_engine.config import ModelConfig
+from mini_engine.device import give_memory_back
+from mini_engine.families import FINAL_NORM, HEAD
 
 Index = tuple[int | slice, ...]  # () is the whole tensor
 
@@ -123,6 +125,8 @@ class StoredWeights:
 
     def pop(self, name: str, /) -> Tensor:
         """Read the whole tensor ``name`` and forget where it is. Raises what ``take`` raises."""
+        if name in (FINAL_NORM, HEAD):
+            give_memory_back()  # what the layers were made of; the head is large
         tensor = self.take(name)
         del self.places[name]
         self.bar.update()
