@@ -54,7 +54,7 @@ class ModelConfig:
     ``None`` for 1 / sqrt(head_dim). The other multipliers are factors of what the embedding and each block give. Logits
     are divided by ``logits_scaling``. Of ``num_experts`` MLPs each token goes through ``num_experts_per_tok``;
     ``norm_topk_prob``: its shares of them are scaled to a sum of 1. ``moe_intermediate_size``: their size, if it is not
-    ``intermediate_size``.
+    ``intermediate_size``. ``shared_intermediate_size``: that of the MLP in Granite 4.
     """
 
     vocab_size: int
@@ -83,6 +83,7 @@ class ModelConfig:
     num_experts_per_tok: int = 0
     norm_topk_prob: bool = True
     moe_intermediate_size: int = 0
+    shared_intermediate_size: int = 0
 
     def __post_init__(self) -> None:
         """Check that the sizes make a model of a known family. Raises ``ValueError`` naming the field."""
@@ -104,10 +105,10 @@ class ModelConfig:
                 f"num_attention_heads is {self.num_attention_heads} and num_key_value_heads "
                 f"{self.num_key_value_heads}; every key-value head must serve the same number of query heads"
             )
-        if self.num_experts_per_tok > self.num_experts:
+        if "num_experts" in self.family.reads and not 1 <= self.num_experts_per_tok <= self.num_experts:
             raise ValueError(
                 f"num_experts_per_tok is {self.num_experts_per_tok} and num_experts {self.num_experts}; a token goes "
-                "through at most all of them"
+                "through at least one of them and at most all"
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary embedding turns pairs, so it must be even")
@@ -171,6 +172,11 @@ class ModelConfig:
     def kv_size(self) -> int:
         """The features of all keys, and of all values, ``Hkv * D``."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def shared_gate_up_size(self) -> int:
+        """The rows of Granite 4's matrix that holds gate and up."""
+        return 2 * self.shared_intermediate_size
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the name and shape of every tensor that a checkpoint of this model holds, in the order of the forward.

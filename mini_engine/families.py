@@ -72,57 +72,59 @@ class Family:
         return ("reference", "packed", "fast", *more)
 
 
-def parts(
-    norms_heads: bool, attention: bool | str = False, output: bool | str = False, mlp: bool | str = False
-) -> dict[str, Part]:
-    """Return the parts of a decoder layer as Llama has them, with or without a norm of each head.
+def attention(norms_heads: bool, inputs: bool | str = False, output: bool | str = False) -> dict[str, Part]:
+    """Return the parts of a decoder layer around its attention as Llama has them, with or without a norm of each head.
 
-    ``attention``, ``output`` and ``mlp``: ``has_bias`` of the projections to queries, keys and values, of the one
-    back, and of the three of the MLP.
+    ``inputs`` and ``output``: ``has_bias`` of the projections to queries, keys and values, and of the one back.
     """
     heads = {name: Part(f"self_attn.{name}", ("head_dim",)) for name in ("q_norm", "k_norm") if norms_heads}
     return {
         "input_norm": Part("input_layernorm", ("hidden_size",)),
-        "q_proj": Part("self_attn.q_proj", ("q_size", "hidden_size"), attention),
-        "k_proj": Part("self_attn.k_proj", ("kv_size", "hidden_size"), attention),
-        "v_proj": Part("self_attn.v_proj", ("kv_size", "hidden_size"), attention),
+        "q_proj": Part("self_attn.q_proj", ("q_size", "hidden_size"), inputs),
+        "k_proj": Part("self_attn.k_proj", ("kv_size", "hidden_size"), inputs),
+        "v_proj": Part("self_attn.v_proj", ("kv_size", "hidden_size"), inputs),
         **heads,
         "o_proj": Part("self_attn.o_proj", ("hidden_size", "q_size"), output),
         "post_attention_norm": Part("post_attention_layernorm", ("hidden_size",)),
-        "gate_proj": Part("mlp.gate_proj", ("intermediate_size", "hidden_size"), mlp),
-        "up_proj": Part("mlp.up_proj", ("intermediate_size", "hidden_size"), mlp),
-        "down_proj": Part("mlp.down_proj", ("hidden_size", "intermediate_size"), mlp),
     }
 
 
-def parts_of_olmo() -> dict[str, Part]:
-    """Return the parts of OLMo's layer. What norms a block stands for the norm before the block, and is after it."""
-    bias = "attention_bias"
-    norms = {
-        "input_norm": Part("post_attention_layernorm", ("hidden_size",)),
-        "q_norm": Part("self_attn.q_norm", ("q_size",)),
-        "k_norm": Part("self_attn.k_norm", ("kv_size",)),
-        "post_attention_norm": Part("post_feedforward_layernorm", ("hidden_size",)),
+def mlp(bias: bool | str = False) -> dict[str, Part]:
+    """Return the parts of an MLP. ``bias``: ``has_bias`` of all three."""
+    return {
+        "gate_proj": Part("mlp.gate_proj", ("intermediate_size", "hidden_size"), bias),
+        "up_proj": Part("mlp.up_proj", ("intermediate_size", "hidden_size"), bias),
+        "down_proj": Part("mlp.down_proj", ("hidden_size", "intermediate_size"), bias),
     }
-    return parts(norms_heads=True, attention=bias, output=bias) | norms
 
 
-def with_experts(dense: Mapping[str, Part], mlp: str, matrices: tuple[str, str, str], size: str) -> dict[str, Part]:
-    """Return the parts of a ``dense`` layer whose MLP is split among experts.
+def experts(block: str, matrices: tuple[str, str, str], size: str) -> dict[str, Part]:
+    """Return the parts of an MLP that is split among experts.
 
-    ``mlp`` and ``matrices``: what a checkpoint calls the MLP and an expert's gate, up and down. ``size``: the field of
-    ``ModelConfig`` with the intermediate size of an expert.
+    ``block`` and ``matrices``: what a checkpoint calls the MLP and an expert's gate, up and down. ``size``: the field
+    of ``ModelConfig`` with the intermediate size of an expert.
     """
-    kept = {name: part for name, part in dense.items() if not part.stored.startswith("mlp.")}
-    gate, up, down = (f"{mlp}.experts.{{expert}}.{name}" for name in matrices)
-    return kept | {
-        "router": Part(f"{mlp}.gate", ("num_experts", "hidden_size")),
+    gate, up, down = (f"{block}.experts.{{expert}}.{name}" for name in matrices)
+    return {
+        "router": Part(f"{block}.gate", ("num_experts", "hidden_size")),
         "expert_gates": Part(gate, (size, "hidden_size")),
         "expert_ups": Part(up, (size, "hidden_size")),
         "expert_downs": Part(down, ("hidden_size", size)),
     }
 
 
+ATTENTION_BIASES = ("attention_bias", "attention_bias")
+# What norms a block of OLMo stands for the norm before the block, and is after it.
+OLMO_NORMS = {
+    "input_norm": Part("post_attention_layernorm", ("hidden_size",)),
+    "q_norm": Part("self_attn.q_norm", ("q_size",)),
+    "k_norm": Part("self_attn.k_norm", ("kv_size",)),
+    "post_attention_norm": Part("post_feedforward_layernorm", ("hidden_size",)),
+}
+GRANITE_4_MLP = {
+    "gate_up_proj": Part("shared_mlp.input_linear", ("shared_gate_up_size", "hidden_size")),
+    "down_proj": Part("shared_mlp.output_linear", ("hidden_size", "shared_intermediate_size")),
+}
 MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
 EXPERTS = ("num_experts", "num_experts_per_tok", "norm_topk_prob")
 SILU = {"hidden_act": (None, "silu")}
@@ -131,36 +133,37 @@ FAMILIES = {
     "qwen3": Family(
         models="Qwen3, dense",
         differs="",
-        parts=parts(norms_heads=True),
+        parts=attention(norms_heads=True) | mlp(),
         computes_only={**SILU, **FULL, "attention_bias": (None, False)},
         defaults={"head_dim": 128, "num_key_value_heads": 32},
     ),
     "qwen2": Family(
         models="Qwen2, Qwen2.5",
         differs="heads are not normed; a bias on queries, keys and values",
-        parts=parts(norms_heads=False, attention=True),
+        parts=attention(norms_heads=False, inputs=True) | mlp(),
         computes_only={**SILU, **FULL},
         defaults={"rope_theta": 10_000.0, "num_key_value_heads": 32},
     ),
     "llama": Family(
         models="Llama 2 and 3, SmolLM2, TinyLlama, Yi, and what else calls itself llama",
         differs="heads are not normed; biases where config.json says so",
-        parts=parts(norms_heads=False, attention="attention_bias", output="attention_bias", mlp="mlp_bias"),
+        parts=attention(False, *ATTENTION_BIASES) | mlp("mlp_bias"),
         computes_only=SILU,
         defaults={"rope_theta": 10_000.0},
     ),
     "smollm3": Family(
         models="SmolLM3",
         differs="heads are not normed, and in every fourth layer not turned; biases where config.json says so",
-        parts=parts(norms_heads=False, attention="attention_bias", output="attention_bias", mlp="mlp_bias"),
+        parts=attention(False, *ATTENTION_BIASES) | mlp("mlp_bias"),
         computes_only={**SILU, **FULL},
-        defaults={"rope_theta": 2_000_000.0, "num_key_value_heads": 4, "tie_word_embeddings": True},
+        defaults={"rope_theta": 2_000_000.0, "num_key_value_heads": 4, "tie_word_embeddings": True}
+        | {"no_rope_layer_interval": 4},
         skips_rotation=True,
     ),
     "mistral": Family(
         models="Mistral",
         differs="heads are not normed; a request ends at the window of its attention",
-        parts=parts(norms_heads=False),
+        parts=attention(norms_heads=False) | mlp(),
         computes_only=SILU,
         defaults={"rope_theta": 10_000.0, "num_key_value_heads": 8, "sliding_window": 4096},
     ),
@@ -174,7 +177,7 @@ FAMILIES["ministral"] = replace(
 FAMILIES["olmo2"] = Family(
     models="OLMo 2",
     differs="norms after attention and MLP; queries and keys are normed over all heads at once",
-    parts=parts_of_olmo(),
+    parts=attention(True, *ATTENTION_BIASES) | mlp() | OLMO_NORMS,
     computes_only=SILU,
     defaults={"rope_theta": 10_000.0},
     norms_after=True,
@@ -194,11 +197,22 @@ FAMILIES["granite"] = replace(
     defaults={"rope_theta": 10_000.0, "attention_multiplier": 1.0},
     reads=MULTIPLIERS,
 )
-QWEN3_WITH_BIASES = parts(norms_heads=True, attention="attention_bias", output="attention_bias")
+FAMILIES["granitemoehybrid"] = replace(
+    FAMILIES["granite"],
+    models="Granite 4, dense",
+    differs="as Granite 3; gate and up are one matrix; heads are turned if config.json says so",
+    parts=attention(False, *ATTENTION_BIASES) | GRANITE_4_MLP,
+    computes_only={**SILU, "num_local_experts": (0,)},
+    defaults={**FAMILIES["granite"].defaults, "shared_intermediate_size": 1024}
+    | {"position_embedding_type": None, "layer_types": ["linear_attention"]},
+    reads=(*MULTIPLIERS, "shared_intermediate_size"),
+    skips_rotation=True,
+)
 FAMILIES["qwen3_moe"] = Family(
     models="Qwen3, mixture of experts",
     differs="each token goes through a few of many MLPs; biases where config.json says so",
-    parts=with_experts(QWEN3_WITH_BIASES, "mlp", ("gate_proj", "up_proj", "down_proj"), "moe_intermediate_size"),
+    parts=attention(True, *ATTENTION_BIASES)
+    | experts("mlp", ("gate_proj", "up_proj", "down_proj"), "moe_intermediate_size"),
     computes_only={**SILU, **FULL, "mlp_only_layers": (None, []), "decoder_sparse_step": (None, 1)},
     defaults={"rope_theta": 10_000.0, "num_key_value_heads": 4}
     | {"num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False},
@@ -208,7 +222,7 @@ FAMILIES["qwen3_moe"] = Family(
 FAMILIES["mixtral"] = Family(
     models="Mixtral",
     differs="heads are not normed; each token goes through a few of many MLPs; a request ends at the window, if any",
-    parts=with_experts(parts(norms_heads=False), "block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size"),
+    parts=attention(norms_heads=False) | experts("block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size"),
     computes_only={**SILU, "norm_topk_prob": (None, True)},
     defaults={"rope_theta": 1_000_000.0, "num_key_value_heads": 8, "sliding_window": None}
     | {"num_local_experts": 8, "num_experts_per_tok": 2},

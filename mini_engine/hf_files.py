@@ -10,6 +10,7 @@ from mini_engine.families import Family
 
 # Far beyond any model; a larger number is a mistake that would take hours to fail.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+CountOrNone = Annotated[int, Field(ge=0, le=2**31 - 1)] | None
 Positive = Annotated[float, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -62,7 +63,8 @@ class ConfigFile(Strict):
     mlp_bias: bool | None = None
     sliding_window: Count | None = None
     no_rope_layers: list[int] | None = None
-    no_rope_layer_interval: Count = 4
+    no_rope_layer_interval: Count | None = None
+    position_embedding_type: str | None = "rope"
     rope_theta: Positive | None = None
     rope_parameters: Rope | None = None
     rope_scaling: Rope | None = None
@@ -73,9 +75,10 @@ class ConfigFile(Strict):
     embedding_multiplier: Positive = 1.0
     residual_multiplier: Positive = 1.0
     logits_scaling: Positive = 1.0
-    num_experts: Count | None = Field(None, validation_alias=AliasChoices("num_experts", "num_local_experts"))
-    num_experts_per_tok: Count | None = None
+    num_experts: CountOrNone = Field(None, validation_alias=AliasChoices("num_experts", "num_local_experts"))
+    num_experts_per_tok: CountOrNone = None
     moe_intermediate_size: Count | None = None
+    shared_intermediate_size: Count | None = None
     norm_topk_prob: bool = True
     eos_token_id: TokenId | list[TokenId] | None = None
 
@@ -92,11 +95,15 @@ class ConfigFile(Strict):
     def unrotated_layers(self) -> tuple[int, ...]:
         """The layers whose heads are not turned: those that ``no_rope_layers`` has a 0 for. It stands for the opposite.
 
-        Raises ``ValueError`` unless it has an entry for each layer.
+        Granite 4 turns the heads of all its layers or of none. Raises ``ValueError`` unless ``no_rope_layers`` has an
+        entry for each layer.
         """
         layers = range(self.num_hidden_layers)
+        if self.position_embedding_type != "rope":
+            return tuple(layers)
         if self.no_rope_layers is None:
-            return tuple(layer for layer in layers if (layer + 1) % self.no_rope_layer_interval == 0)
+            every = self.no_rope_layer_interval
+            return tuple(layer for layer in layers if every and (layer + 1) % every == 0)
         if len(self.no_rope_layers) != len(layers):
             raise ValueError(
                 f"config.json has {len(self.no_rope_layers)} no_rope_layers and num_hidden_layers {len(layers)}; there "
@@ -202,7 +209,7 @@ class IndexFile(Strict):
 
 Kind = TypeVar("Kind", bound=Strict)
 
-SLIDING = "sliding_attention"  # of ``layer_types``
+SLIDING, FULL = "sliding_attention", ("full_attention", "attention")  # of ``layer_types``; the last is an older name
 UNSTATED_THETA = 10_000.0  # what transformers computes with where a file has no ``rope_theta`` in the right place
 
 # The rope types that are computed, and the fields that each of them reads; ``NEEDED`` are those without a default.
@@ -296,7 +303,7 @@ def check_computed(raw: Mapping[str, Any], config: ConfigFile, family: Family) -
     """Raise ``ValueError`` if a config asks for something that the forward pass of its family does not compute."""
     check_rope(config.rope)
     slides = family.slides_by_layer and config.sliding_window is not None
-    known = ("full_attention", SLIDING) if slides else ("full_attention",)
+    known = (*FULL, SLIDING) if slides else FULL
     other = [kind for kind in config.layer_types or () if kind not in known]
     if other:
         raise ValueError(f"config.json has layer_types {other[0]!r}; this engine computes only 'full_attention'")

@@ -20,10 +20,13 @@ from mini_engine.weights import LayerWeights, Matrix, Weights
 
 
 @dataclass(frozen=True)
-class SparseLayer(Layer):
-    """A layer whose MLP is split among experts; its ``gate_proj``, ``up_proj`` and ``down_proj`` are ``None``."""
+class StackedLayer(Layer):
+    """A layer of E MLPs that have gate and up in one matrix; ``gate_proj``, ``up_proj`` and ``down_proj`` are ``None``.
 
-    router: Linear  # [T, H] -> [T, E]
+    A router sends each row through some of them. Without one E is 1.
+    """
+
+    router: Linear | None  # [T, H] -> [T, E]
     experts: Sequence[tuple[Linear, Linear]]  # E times [rows, H] -> [rows, 2 F], gate and up; [rows, F] -> [rows, H]
 
 
@@ -45,7 +48,7 @@ class Llama(Qwen3):
         fields = vars(own).items()
         made: dict[str, Any] = {name: linear(*each) if isinstance(each, Matrix) else each for name, each in fields}
         made["experts"] = [(linear(*gate_up), linear(*down)) for gate_up, down in own.experts]
-        return SparseLayer(**made)
+        return StackedLayer(**made)
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
@@ -79,30 +82,42 @@ class Llama(Qwen3):
     def mlp_block(self, layer: Layer, x: Tensor) -> Tensor:
         """SwiGLU of the normed rows. ``x`` [T, H] -> [T, H] (without residual)."""
         x = self.norm_before(x, layer.post_attention_norm)
-        if isinstance(layer, SparseLayer):
-            x = self.experts(layer, x)
-        else:
+        if not isinstance(layer, StackedLayer):
             x = layer.down_proj(self.projections.silu(layer.gate_proj(x)) * layer.up_proj(x))
+        elif layer.router is None:
+            x = self.expert(layer.experts[0], x)
+        else:
+            x = self.experts(layer.experts, layer.router(x), x)
         return self.norm_after(x, layer.post_attention_norm)
 
-    def experts(self, layer: SparseLayer, x: Tensor) -> Tensor:
-        """Send each row through the experts that the router prefers, and add up their shares. ``x`` [T, H] -> [T, H].
+    def expert(self, products: tuple[Linear, Linear], x: Tensor) -> Tensor:
+        """SwiGLU with one product for gate and up. ``x`` [rows, H] -> [rows, H]."""
+        gate_up, down = products
+        gate, up = gate_up(x).chunk(2, dim=-1)  # [rows, F] each
+        return down(self.projections.silu(gate) * up)
 
-        Expert after expert, the lowest first, multiplies its rows; a row's sum is rounded after each of them.
+    def experts(self, experts: Sequence[tuple[Linear, Linear]], logits: Tensor, x: Tensor) -> Tensor:
+        """Send each row through the experts that the router prefers, and add up their shares.
+
+        ``logits`` [T, E] of the router, ``x`` [T, H] -> [T, H]. Expert after expert multiplies its rows. A row's sum
+        begins with its lowest expert, and is rounded after each.
         """
         cfg = self.config
-        shares, chosen = layer.router(x).float().softmax(-1).topk(cfg.num_experts_per_tok)  # [T, K] each
+        shares, chosen = logits.float().softmax(-1).topk(cfg.num_experts_per_tok)  # [T, K] each
         if cfg.norm_topk_prob:
             shares = shares / shares.sum(-1, keepdim=True)
         if cfg.family.rounds_shares:
             shares = shares.to(x.dtype)
-        out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            ranks, rows = torch.where(chosen.T.eq(expert))
-            gate_up, down = layer.experts[expert]
-            gate, up = gate_up(x[rows]).chunk(2, dim=-1)  # [rows, F] each
-            update = down(self.projections.silu(gate) * up) * shares[rows, ranks, None]  # [rows, H]
-            out.index_add_(0, rows, update.to(x.dtype))
+        chosen, shares = chosen.T.flatten(), shares.T.flatten()  # [K T] each, the first choice of all rows before all
+        order = chosen.argsort(stable=True)  # by expert
+        rows = order % len(x)
+        each = enumerate(rows.split(chosen.bincount(minlength=len(experts)).tolist()))
+        updates = torch.cat([self.expert(experts[expert], x[own]) for expert, own in each if len(own)])  # [K T, H]
+        updates = (updates * shares[order, None]).to(x.dtype)
+        first, *others = rows.argsort(stable=True).view(len(x), -1).T  # [T] each: where a row's updates are
+        out = updates[first]
+        for other in others:
+            out += updates[other]
         return out
 
     def heads(self, x: Tensor, weight: Tensor) -> Tensor:

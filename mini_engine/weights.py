@@ -17,6 +17,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mini_engine.config import ModelConfig
+from mini_engine.device import give_memory_back
+from mini_engine.families import FINAL_NORM, HEAD
 
 Index = tuple[int | slice, ...]  # () is the whole tensor
 
@@ -53,7 +55,8 @@ class LayerWeights:
     """The tensors of one decoder layer, as a checkpoint stores them. Every form of the model is made of these.
 
     A vector that a family does not have has no elements, and a matrix is ``None``. The last two fields are those of a
-    layer whose MLP is split among E experts; such a layer has no ``gate_proj``, ``up_proj`` and ``down_proj``.
+    layer with E MLPs that each have gate and up in one matrix; it has no ``gate_proj``, ``up_proj`` and ``down_proj``.
+    Without a ``router`` E is 1.
     """
 
     input_norm: Tensor  # [H]
@@ -81,6 +84,8 @@ def take_layer(weights: Weights, config: ModelConfig, layer: int) -> LayerWeight
     if "router" in taken:
         matrices = zip(*(taken.pop(f"expert_{name}") for name in ("gates", "ups", "downs")), strict=True)
         taken["experts"] = [(stacked(gate, up), down) for gate, up, down in matrices]
+    elif "gate_up_proj" in taken:
+        taken["experts"] = [(taken.pop("gate_up_proj"), taken.pop("down_proj"))]
     return LayerWeights(**taken)
 
 
@@ -120,6 +125,8 @@ class StoredWeights:
 
     def pop(self, name: str, /) -> Tensor:
         """Read the whole tensor ``name`` and forget where it is. Raises what ``take`` raises."""
+        if name in (FINAL_NORM, HEAD):
+            give_memory_back()  # what the layers were made of; the head is large
         tensor = self.take(name)
         del self.places[name]
         self.bar.update()

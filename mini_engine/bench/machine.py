@@ -1,7 +1,5 @@
 """What every benchmark shares: the machine, memory readings, random checkpoints, and the check of names from a user."""
 
-import contextlib
-import ctypes
 import gc
 import os
 import platform
@@ -17,6 +15,7 @@ import typer
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from mini_engine.checkpoint import TINY_MODEL
+from mini_engine.device import give_memory_back
 
 # What random models are made in the shape of. The function builds the configuration of transformers.
 RANDOM: dict[str, Callable[[], PretrainedConfig]] = {
@@ -107,8 +106,7 @@ def forget_peak() -> bool:
 def settled_rss() -> int:
     """Return the bytes that this process holds after it has given free memory back to the system."""
     gc.collect()
-    with contextlib.suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    give_memory_back()
     return int(psutil.Process().memory_info().rss)
 
 

@@ -18,9 +18,9 @@ def families(
     """List the families of models that run, or say whether the checkpoint in FOLDER does, and why not."""
     if folder is None:
         for name, family in FAMILIES.items():
-            typer.echo(f"{name:<11}{family.models}")
-            typer.echo(f"{'':11}from Qwen3: {family.differs}" if family.differs else f"{'':11}the model of lesson 1")
-            typer.echo(f"{'':11}compute: {', '.join(family.ways)}")
+            typer.echo(f"{name:<17}{family.models}")
+            typer.echo(f"{'':17}from Qwen3: {family.differs}" if family.differs else f"{'':17}the model of lesson 1")
+            typer.echo(f"{'':17}compute: {', '.join(family.ways)}")
         return
     with input_errors():
         config = load_config(folder)

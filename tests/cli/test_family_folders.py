@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GraniteConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -43,6 +44,7 @@ from tests.support.tokenizers import END_OF_TURN, EOS, TEMPLATE, tokenizer_of, w
 
 # For each folder: the configuration, the kind of the tokenizer, whether its post-processor writes a BOS, its class.
 FEW: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FULL: dict[str, Any] = {"num_local_experts": 0, "layer_types": ["attention"] * 4, "mamba_n_heads": 2}
 FOLDERS: dict[str, tuple[Callable[..., PreTrainedConfig], str, bool, str]] = {
     "qwen3": (Qwen3Config, "byte-level", False, "Qwen2Tokenizer"),
     "qwen2": (Qwen2Config, "byte-level", False, "Qwen2Tokenizer"),
@@ -54,6 +56,7 @@ FOLDERS: dict[str, tuple[Callable[..., PreTrainedConfig], str, bool, str]] = {
     "olmo2": (Olmo2Config, "byte-level", False, "PreTrainedTokenizerFast"),
     "olmo3": (Olmo3Config, "byte-level", False, "PreTrainedTokenizerFast"),
     "granite": (GraniteConfig, "byte-level", False, "PreTrainedTokenizerFast"),
+    "granitemoehybrid": (partial(GraniteMoeHybridConfig, **FULL), "byte-level", False, "PreTrainedTokenizerFast"),
     "qwen3_moe": (partial(Qwen3MoeConfig, moe_intermediate_size=20, **FEW), "byte-level", False, "Qwen2Tokenizer"),
     "mixtral": (partial(MixtralConfig, num_local_experts=5), "byte fallback", True, "LlamaTokenizer"),
 }

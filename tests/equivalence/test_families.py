@@ -6,7 +6,7 @@ biases, kinds of rotary embedding. Norms and biases are random too, so that one 
 
 import random
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     GraniteConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -43,6 +44,7 @@ from mini_engine.viz.forward.measure import trace_forward
 from tests.conftest import skip_without_bfloat16
 from tests.support.shapes import peer_logits, teacher_forced
 
+DENSE = {"num_local_experts": 0, "layer_types": ["attention"] * 2, "mamba_n_heads": 2}  # Granite 4 without its others
 CONFIGS: dict[str, Any] = {
     "qwen3": Qwen3Config,
     "qwen2": Qwen2Config,
@@ -53,6 +55,7 @@ CONFIGS: dict[str, Any] = {
     "olmo2": Olmo2Config,
     "olmo3": Olmo3Config,
     "granite": GraniteConfig,
+    "granitemoehybrid": partial(GraniteMoeHybridConfig, num_hidden_layers=2, **DENSE),
     "qwen3_moe": Qwen3MoeConfig,
     "mixtral": MixtralConfig,
 }
@@ -103,7 +106,12 @@ def draw(family: str, number: int) -> Any:
         }
         changes["attention_bias"] = number % 3 == 1
     if family == "granite":
-        changes |= {"attention_bias": number % 2 == 1, "mlp_bias": number % 3 == 1, "embedding_multiplier": 12.0}
+        changes["mlp_bias"] = number % 3 == 1
+    if family == "granitemoehybrid":
+        changes["shared_intermediate_size"] = drawn.choice([40, 72])
+        changes["position_embedding_type"] = ["rope", "nope", None][number % 3]
+    if family.startswith("granite"):
+        changes |= {"attention_bias": number % 2 == 1, "embedding_multiplier": 12.0}
         changes |= {"attention_multiplier": [1 / size, 0.3, 1][number % 3], "residual_multiplier": 0.22}
         changes["logits_scaling"] = [1, 8.0, 6.3][number // 2]
     if family in ("olmo2", "olmo3"):
@@ -197,6 +205,8 @@ def test_the_plain_way_has_the_bits_of_transformers(family: str, number: int, dt
         ("olmo2", 1),
         ("olmo3", 2),
         ("granite", 4),
+        ("granitemoehybrid", 4),
+        *SPARSE,
     ],
 )
 def test_every_way_computes_a_family(family: str, number: int, compute: str, batch_invariant: bool) -> None:
@@ -210,7 +220,8 @@ def test_every_way_computes_a_family(family: str, number: int, compute: str, bat
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("compute", ["packed", "fast"])
 @pytest.mark.parametrize(
-    "family", ["qwen2", "llama", "smollm3", "mistral", "olmo2", "olmo3", "granite", "qwen3_moe", "mixtral"]
+    "family",
+    ["qwen2", "llama", "smollm3", "mistral", "olmo2", "olmo3", "granite", "granitemoehybrid", "qwen3_moe", "mixtral"],
 )
 def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> None:
     skip_without_bfloat16("bfloat16")
@@ -221,14 +232,18 @@ def test_in_bfloat16_too(family: str, compute: str, batch_invariant: bool) -> No
         assert torch.equal(got, expected), "a bias is added before the product is rounded"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("compute", WAYS)
 @pytest.mark.parametrize(
-    ("family", "number"), [("qwen2", 0), ("llama", 1), ("smollm3", 0), ("mistral", 1), ("olmo3", 2)]
+    ("family", "number"), [("qwen2", 0), ("llama", 1), ("smollm3", 0), ("mistral", 1), ("olmo3", 2), *SPARSE]
 )
-def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compute: str) -> None:
-    driver = loaded(family, number, compute, batch_invariant=True)
+def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compute: str, dtype: str) -> None:
+    if compute in LIBRARY and dtype != "float32":
+        pytest.skip("compiled loops are for float32, and kernels have tests of their own")
+    skip_without_bfloat16(dtype)
+    driver = loaded(family, number, compute, batch_invariant=True, dtype=dtype)
     ids, prompt = tokens_for(compute)
-    pool = KVPool(driver.model.config, 6, 16, torch.float32)
+    pool = KVPool(driver.model.config, 6, 16, driver.model.embedding.dtype)
     other = SequenceChunk(IDS[60 : 60 + len(ids)], 0, [0, 1, 2])
     with torch.inference_mode():
         together = driver.forward(pack_batch([other, SequenceChunk(ids, 0, [3, 4, 5])], 16), pool)[1]
@@ -244,6 +259,8 @@ def test_a_row_does_not_depend_on_its_neighbours(family: str, number: int, compu
         ("llama", "compiled"),
         ("olmo3", "fast"),
         ("granite", "reference"),
+        ("qwen3_moe", "packed"),
+        ("mixtral", "reference"),
     ],
 )
 def test_batches_chunks_preemption_and_a_cache_change_no_bit(family: str, compute: str) -> None:
@@ -424,6 +441,8 @@ def test_what_a_family_does_not_compute_is_refused() -> None:
         ("ministral", {"sliding_window": None}, "layer_types 'sliding_attention'"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ("granitemoehybrid", {"num_local_experts": 8}, "num_local_experts 8; this engine computes only num_local_expe"),
+        ("granitemoehybrid", {"layer_types": ["attention", "mamba"]}, "layer_types 'mamba'; this engine computes only"),
     ]:
         raw = CONFIGS.get(family, LlamaConfig)().to_dict() | {"model_type": family} | change
         with pytest.raises(ValueError, match=words):
@@ -437,7 +456,8 @@ def test_a_way_that_does_not_have_a_family_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "number", "layers"), [("smollm3", 0, "unrotated_layers"), ("olmo3", 2, "unscaled_layers")]
+    ("family", "number", "layers"),
+    [("smollm3", 0, "unrotated_layers"), ("granitemoehybrid", 4, "unrotated_layers"), ("olmo3", 2, "unscaled_layers")],
 )
 def test_layers_without_rotation_or_its_scaling_show_in_the_logits(family: str, number: int, layers: str) -> None:
     """The control: if it changed nothing, a form that treats all layers alike would pass every test above."""

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 
 from mini_engine import LLM, EngineConfig, SamplingParams, device
 from mini_engine.attention.pool import KVPool
-from mini_engine.bench.machine import peak_rss
+from mini_engine.bench.machine import RANDOM, peak_rss
 from mini_engine.checkpoint import TINY_MODEL, load_config
+from mini_engine.families import EMBEDDING
 from mini_engine.llm import load_driver, make_engine
 
 TINY = load_config(TINY_MODEL)
@@ -193,55 +194,54 @@ def test_more_positions_than_the_model_has_are_refused_before_weights_are_read(t
 
 # ---- loading ----
 
-OURS = 'load_model(Path(sys.argv[1]), EngineConfig(compute="packed"))'
-PEER = "Qwen3ForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)"
-PEAK = """
-import sys, torch
+LOADING = """
+import json, sys, time, torch
 from pathlib import Path
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
 from mini_engine.attention.dense import DenseAttention
 from mini_engine.bench.machine import forget_peak, peak_rss, settled_rss
 from mini_engine.config import EngineConfig
 from mini_engine.llm import load_model
 
+folder, dtype, system = sys.argv[1:]
 before = settled_rss()
 forget_peak()
-model = {}
+began = time.perf_counter()
 with torch.inference_mode():
-    {}
-print(peak_rss() - before)
+    if system == "transformers":
+        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)(torch.arange(2)[None])
+    else:
+        model = load_model(Path(folder), EngineConfig(compute=system, dtype=dtype))
+        model(torch.arange(2), torch.arange(2), DenseAttention())
+print(json.dumps([time.perf_counter() - began, peak_rss() - before]))
 """
-RUNS = {
-    OURS: "model(torch.arange(2), torch.arange(2), DenseAttention())",
-    PEER: "model(torch.arange(2)[None])",
-}
+
+
+def write_random(folder: Path, shape: str, dtype: str, num_shards: int) -> tuple[int, int]:
+    """Write a checkpoint in a shape of the benchmarks -> the bytes of its weights, and those of its embeddings."""
+    RANDOM[shape]().save_pretrained(folder)
+    shapes = load_config(folder).weight_shapes()
+    files = {name: f"model-{number % num_shards}.safetensors" for number, name in enumerate(shapes)}
+    for file in sorted(set(files.values())):
+        own = {name: torch.rand(shapes[name], dtype=getattr(torch, dtype)) for name in files if files[name] == file}
+        save_file(own, folder / file, {"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    size = getattr(torch, dtype).itemsize
+    return size * sum(map(math.prod, shapes.values())), size * math.prod(shapes[EMBEDDING])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not peak_rss(), reason="this system does not report a process's peak memory")
-def test_a_packed_model_of_06b_is_never_in_memory_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "dtype", "num_shards"), [("0.6b", "float32", 1), ("llama-1b", "bfloat16", 3)], ids=["0.6b", "1b"]
+)
+def test_a_model_is_never_in_memory_twice(tmp_path: Path, shape: str, dtype: str, num_shards: int) -> None:
     """Pages of files count too, so a file must be let go as well. A tied head is packed, which is a second table."""
-    raw = json.loads((TINY_MODEL / "config.json").read_text()) | {
-        "vocab_size": 151_936,
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "layer_types": None,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "tie_word_embeddings": True,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    shapes = load_config(tmp_path).weight_shapes()
-    save_file({name: torch.rand(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
-    stored = sum(4 * math.prod(shape) for shape in shapes.values())
-    peaks = {}
-    for load, run in RUNS.items():
-        done = subprocess.run(
-            [sys.executable, "-c", PEAK.format(load, run), tmp_path], capture_output=True, text=True, check=False
-        )
+    weights, head = write_random(tmp_path, shape, dtype, num_shards)
+    for system in ("reference", "packed", "fast", "transformers"):
+        command = [sys.executable, "-c", LOADING, tmp_path, dtype, system]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-300:]
-        peaks[load] = int(done.stdout)
-        print(f"\n{load}: {peaks[load] / 1e6:.0f} MB, {peaks[load] / stored:.2f} × the file")
-    assert peaks[OURS] < 1.25 * (stored + 4 * 151_936 * 1024)
+        seconds, peak = json.loads(done.stdout)
+        print(f"\n{shape} {dtype} {system}: {seconds:.1f} s, {peak / 1e6:.0f} MB, {peak / weights:.2f} x the weights")
+        assert system == "transformers" or peak < 1.05 * (weights + head * (system != "reference")), system
