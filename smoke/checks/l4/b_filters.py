@@ -198,6 +198,9 @@ def largest_probe(seed: int) -> Values:
     for name, (logits, count) in largest_cases(seed).items():
         found, ids = largest(logits, count)
         values[name] = {"values": found, "ids": ids}
+    row = mixed_rows(60, seed)[BANNED_ROW:][:1]
+    found, ids = largest(row, 50)
+    values["50 of 60, half of them banned"] = {"values": found, "ids of the allowed": ids[:, :30]}
     return values
 
 
@@ -207,12 +210,15 @@ def largest_spec(seed: int) -> Values:
     for name, (logits, count) in largest_cases(seed).items():
         ids = torch.tensor([spec.ranking(row)[:count] for row in logits.tolist()])
         values[name] = {"values": logits.gather(-1, ids), "ids": ids}
+    row = mixed_rows(60, seed)[BANNED_ROW]
+    order = torch.tensor([spec.ranking(row.tolist())[:50]])
+    values["50 of 60, half of them banned"] = {"values": row[order], "ids of the allowed": order[:, :30]}
     return values
 
 
 REGISTRY.add(
     "L4.B.largest",
-    "The largest logits of each row come in falling order, the lowest id first among equals.",
+    "The largest logits of each row come in falling order, the lowest id first among equals; banned ones come last.",
     largest_probe,
     bitwise(largest_spec),
 )
@@ -450,10 +456,15 @@ def joint_cases(seed: int) -> dict[str, FilterCase]:
     example = vector([0.5, 0.2, 0.15, 0.15], 6)
     wanted = [0.6, 0.9, 1.0, 0.5, 0.3, 1.0, 0.95, 0.6]
     wide = random_tensor(2, 32000, seed=seed + 8) * 2.0
+    above_one = torch.full((4, 40), -40.0)
+    above_one[:, 5:15] = 0.0
     return {
         "0.5 0.2 0.15 0.15": FilterCase(example, {"k": [2, 2, 3, 0, 0, 9], "p": [0.6, 1.0, 0.6, 0.6, 1.0, 0.8]}),
         "no row has k": FilterCase(example, {"k": [0] * 6, "p": [0.6, 1.0, 0.6, 0.6, 1.0, 0.8]}),
         "no row has p": FilterCase(example, {"k": [2, 0, 3, 0, 0, 9], "p": [1.0] * 6}),
+        "ten of 0.1, whose float32 sum is above 1": FilterCase(
+            above_one, {"k": [0, 12, 8, 0], "p": [0.45, 1.0, 1.0, 1.0]}
+        ),
         "32,000 tokens": FilterCase(wide, {"k": [0, 50], "p": near(wide, [1.0, 0.9])}),
         "eight rows": FilterCase(rows, {"k": [3, 50, 2, 0, 40, 0, 1, 80], "p": near(rows, wanted)}),
     }

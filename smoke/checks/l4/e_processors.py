@@ -389,19 +389,21 @@ def tails_probe(seed: int) -> Values:
     """Ask how much of an output bad words need."""
     from mini_engine.sampler.processors.constraints import last_tokens
 
-    return {
-        f"{length} tokens, the longest word has {longest}": [
-            int(token) for token in last_tokens(tuple(range(length)), [tuple(range(longest)), (1,)])
-        ]
-        for length in (0, 1, 2, 5)
-        for longest in (1, 2, 3, 6)
-    }
+    values: Values = {}
+    for length in (0, 1, 2, 5):
+        for longest in (1, 2, 3, 6):
+            tail = last_tokens(list(range(length)), [tuple(range(longest)), (1,)])
+            values[f"{length} tokens, the longest word has {longest}"] = [type(tail).__name__, *tail]
+    return values
 
 
 def tails_spec(seed: int) -> Values:
     """Keep the positions that a word's prefix could reach."""
     return {
-        f"{length} tokens, the longest word has {longest}": [i for i in range(length) if i > length - longest]
+        f"{length} tokens, the longest word has {longest}": [
+            "tuple",
+            *(i for i in range(length) if i > length - longest),
+        ]
         for length in (0, 1, 2, 5)
         for longest in (1, 2, 3, 6)
     }
@@ -452,7 +454,7 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L4.F.tails",
-    "Of an output, bad words need one token less than the longest of them has.",
+    "Of an output, bad words need one token less than the longest of them has, in a tuple of their own.",
     tails_probe,
     bitwise(tails_spec),
 )

@@ -287,6 +287,7 @@ def left_behind(seed: int) -> dict[str, list[Person]]:
     return {
         "two, at their beginning": [Person("r0", 3, 100), Person("r1", 9, 150, outputs=5)],
         "one, far on": [Person("r0", 3, 400, outputs=333)],
+        "one, hardly begun: less than one quiet step above the least": [Person("r0", 3, 222, outputs=2)],
         "one, nearly done: not more than all of it": [Person("r0", 3, 50, outputs=49)],
         "six": drawn,
     }

@@ -4,7 +4,7 @@ Owns: probes that hand waiting requests to a policy and what must come back. Hit
 """
 
 import random
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from smoke.framework.compare import bitwise
 
 REGISTRY = Registry()
 DRAWS = 8
+LOOKED_UP = "requests that are looked up"
 
 
 def queue(name: str, seed: int, count: int = 30) -> list[Person]:
@@ -60,6 +61,18 @@ class Looks(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.paths)
+
+
+class Asked(UserDict[str, Any]):
+    """Hits that note which requests are looked up."""
+
+    def __init__(self, hits: Mapping[str, Any]) -> None:
+        super().__init__(hits)
+        self.names = set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
 
 
 def cut_path(path: tuple[int, ...], ends: Collection[tuple[int, ...]]) -> tuple[int, ...]:
@@ -133,18 +146,24 @@ def match_people(seed: int) -> dict[str, list[Person]]:
 
 
 def match_probe(seed: int) -> Values:
-    """Order by the longest match."""
+    """Order by the longest match, and count how many requests are looked up."""
     from mini_engine.scheduler.policy import make_policy
 
-    return {name: ordered(make_policy("lpm"), people) for name, people in match_people(seed).items()}
+    values: Values = {}
+    for name, people in match_people(seed).items():
+        hits = Asked(hits_of(people))
+        values[name] = ordered(make_policy("lpm"), people, hits)
+        values[f"{name}, {LOOKED_UP}"] = len(hits.names)
+    return values
 
 
 def match_spec(seed: int) -> Values:
     """Order by the most pages, then by arrival; by arrival alone in a long queue."""
-    return {
-        name: [person.name for person in scheduling.in_order("lpm", people)]
-        for name, people in match_people(seed).items()
-    }
+    values: Values = {}
+    for name, people in match_people(seed).items():
+        values[name] = [person.name for person in scheduling.in_order("lpm", people)]
+        values[f"{name}, {LOOKED_UP}"] = len(people) if len(people) <= 128 else 0
+    return values
 
 
 def tree_people(seed: int) -> dict[str, list[Person]]:

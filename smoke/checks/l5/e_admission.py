@@ -377,7 +377,7 @@ def allocate_spec(seed: int) -> Values:
 
 
 def idle_cases() -> dict[str, Case]:
-    """Return states in which no waiting request can come in, and one in which two can."""
+    """Return states in which no waiting request can come in, and two in which the policy orders two."""
     queue = tuple(waiting(index, 3, 2) for index in (1, 2))
     busy = running(0, 2, 3, computed=1, pages=2)
     return {
@@ -385,6 +385,7 @@ def idle_cases() -> dict[str, Case]:
         "no rows are left": Case(Rules(100), (busy, *queue), rows=0),
         "no request waits": Case(Rules(100), (busy,)),
         "there is room": Case(Rules(100), (busy, *queue)),
+        "one of three has aged": Case(Rules(100, max_waited=40), (busy, *queue, waiting(3, 3, 2, waited=40))),
     }
 
 
@@ -405,12 +406,13 @@ def idle_probe(seed: int) -> Values:
 
 def idle_spec(seed: int) -> Values:
     """Ask once, and only if a request may come in."""
-    return {name: [2] if name == "there is room" else [] for name in idle_cases()}
+    return {name: [2] if name in ("there is room", "one of three has aged") else [] for name in idle_cases()}
 
 
 REGISTRY.add(
     "L5.E.idle",
-    "The policy is asked for an order once, and not while no request can come in: an order may look up all that wait.",
+    "The policy is asked for an order once, of the requests that have not aged, and not while no request can come in: "
+    "an order may look up all that wait.",
     idle_probe,
     bitwise(idle_spec),
 )

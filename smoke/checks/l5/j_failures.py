@@ -223,12 +223,15 @@ def failing_probe(seed: int) -> Values:
         )
         clean = watch_pool(engine)
         taken = watch_rows(engine)
+        handed = watch_clear(engine)
         run = drive(engine, plans, given, rng=random.Random(seed))
         driver = l4.build_driver(case, weights=weights, batch_invariant=True)
         for index, plan in enumerate(plans):
             values[f"request {index}"] = {"engine": run["requests"][index]}
             if index not in WHY:
                 values[f"request {index}"]["alone"] = alone(driver, given[index], plan.params)
+    values["pages handed to the worker"] = [list(pages) for pages, _ in handed if pages]
+    values["the same pages after the step"] = [list(kept) for pages, kept in handed if pages]
     values["tokens are taken in"] = all(token is None or token >= 0 for token in taken)
     values["no NaN in the pool"] = clean
     values["pages left to clear"] = len(engine.stale)
@@ -252,6 +255,19 @@ def watch_pool(engine: Any) -> list[bool]:
     return clean
 
 
+def watch_clear(engine: Any) -> list[tuple[list[int], Any]]:
+    """Note what pages each step has the worker clear, and the list itself. Mutates the engine."""
+    plain = engine.worker.run
+    handed = list[tuple[list[int], Any]]()
+
+    def run(step: Any) -> Any:
+        handed.append((list(step.clear), step.clear))
+        return plain(step)
+
+    engine.worker.run = run
+    return handed
+
+
 def watch_rows(engine: Any) -> list[int | None]:
     """Note what the sampling rows take in. Mutates the engine."""
     plain = engine.rows.cumulate
@@ -270,6 +286,8 @@ def failing_verdict(seed: int, got: Values) -> list[Failure]:
     clean = got["no NaN in the pool"]
     failures = differences([True] * len(clean), clean, None, "no page but those of stale holds NaN, step by step")
     failures += differences(0, got["pages left to clear"], None, "stale pages at the end")
+    handed = got["pages handed to the worker"], got["the same pages after the step"]
+    failures += differences(*handed, None, "the list of pages to clear, after the step that has it")
     failures += differences(True, got["all pages free"], None, "all pages are free when all are done")
     failures += differences(True, got["tokens are taken in"], None, "the rows take in tokens, and None for an error")
     for index, plan in enumerate(FAILING):

@@ -65,8 +65,10 @@ def cases_probe(seed: int) -> Values:
         for before, own, *more in BEFORE:
             cache.insert(list(before), list(own), *more)
         given = [list(tokens), list(pages)]
+        ticks = cache.now
         hit = cache.insert(*given, key=key, priority=priority)
         values[name] = {
+            "ticks": cache.now - ticks,
             "hit": list(hit.pages),
             "path": list(hit.path),
             "the caller's lists": deepcopy(given),
@@ -100,6 +102,7 @@ def cases_verdict(seed: int, got: Values) -> list[Failure]:
             prefixes.insert(*before)
         hit = prefixes.pages(prefixes.insert(tokens, pages, key, priority))
         expected = {
+            "ticks": 1,
             "hit": hit,
             "the caller's lists": [tokens, pages],
             "again": hit,

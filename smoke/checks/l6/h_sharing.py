@@ -156,7 +156,7 @@ def match_probe(people: Mapping[str, Asker]) -> Probe:
             values[name] = {
                 "pages": list(hit.pages),
                 "path": list(hit.path),
-                "asked under": [key for tokens, key in store.asked if tokens],
+                "asked under": [key for tokens, key in store.asked if tokens or asker.prompt_logprobs is not None],
                 "the request": [len(request.pages), len(request.hit.pages), request.num_computed_tokens],
             }
         return values
@@ -307,6 +307,7 @@ REGISTRY.add(
 
 THRESHOLDS = (
     (None, 32),
+    (0, 32),
     (1, 0),
     (1, 32),
     (1, 200),
