@@ -19,6 +19,7 @@ PrefixCacheKind = Literal["radix"]
 Eviction = Literal["lru", "lfu", "fifo", "mru", "priority"]
 GrammarBackend = Literal["none", "auto", "fsm", "xgrammar", "llguidance", "outlines"]
 Whitespace = Literal["spaced", "compact", "any"]
+Drafts = Literal["off", "ngram", "own"]
 RopeType = Literal["linear", "yarn", "llama3"]
 DEFAULT_POOL_TOKENS = 16_384
 
@@ -221,6 +222,10 @@ COMPUTE = (
     "CPU. fast: packed, and faster decode steps in bfloat16. compiled: compiled loops in float32, fastest for a small "
     "model on a CPU. triton: the course's kernels, on an NVIDIA GPU or with TRITON_INTERPRET=1."
 )
+DRAFTS = (
+    "Guess tokens and compute several in a step. ngram: as the request's text went on before. own: a drafter given to "
+    "LLM. With batch_invariant no bit changes, without it the last bits may, as beside other requests."
+)
 
 
 @knows_other_names
@@ -276,6 +281,8 @@ class EngineConfig:
     jump_forward: Annotated[
         Flag, "Append forced text without a forward pass for each token.", Needs("grammar_backend")
     ] = False
+    drafts: Annotated[Drafts, one_of(Drafts), DRAFTS] = "off"
+    max_draft_rows: Annotated[Count, "Drafts fill a step up to so many rows.", Needs("drafts")] = 16
 
     @classmethod
     def serving(cls, **changes: Any) -> Self:

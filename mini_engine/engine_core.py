@@ -27,6 +27,7 @@ from mini_engine.sampler.driver import SamplingDriver, StepInputs
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.rows import SampledRows, isolating
 from mini_engine.sampler.sampler import SamplerOutput
+from mini_engine.scheduler.drafts import Drafter, is_confirmed, make_drafting, with_drafts
 from mini_engine.scheduler.policy import make_policy
 from mini_engine.scheduler.prefix_cache import PrefixCache
 from mini_engine.scheduler.request import NO_OPTIONS, FinishReason, Request, RequestOptions, RequestState, RequestTimes
@@ -61,12 +62,14 @@ class EngineCore:
         allocator: Callable[[int], Allocator] = PageAllocator,
         prefix_cache: PrefixCache | None = None,
         constraints: Constraints | None = None,
+        drafter: Callable[[], Drafter] | None = None,
     ) -> None:
         """Use the model, the sampler and the configuration of ``driver``; without a ``tokenizer`` there is no text.
 
         ``clock`` returns seconds. ``allocator`` is called with the number of pages and returns the page allocator.
-        ``llm.make_engine`` builds every part that the configuration asks for. Raises ``ValueError`` if the
-        configuration asks for a prefix cache or for grammars and the part is not given.
+        ``drafter`` is called for each request with drafts="own". ``llm.make_engine`` builds every part that the
+        configuration asks for. Raises ``ValueError`` if the configuration asks for a prefix cache, for grammars or for
+        a drafter and the part is not given.
         """
         config = driver.config
         config.check_parts(prefix_cache is not None, constraints is not None)
@@ -87,7 +90,9 @@ class EngineCore:
         self.log = StepLog(clock)
         self.deltas: list[Delta] = []  # for the next StepOutput
         self.forced: dict[str, int] = {}  # tokens that constraints have appended, also for the next StepOutput
+        self.accepted: dict[str, int] = {}  # drafted tokens that have come, also for the next StepOutput
         self.arrivals = count()
+        self.drafting = make_drafting(config, self.scheduler, driver.vocabulary.size, drafter)
         self.begin_receipts: Callable[[], None] = no_receipts  # called when a request asks for one
 
     def add_request(
@@ -137,7 +142,7 @@ class EngineCore:
         return self.scheduler.has_work or self.constraints.num_waiting > 0
 
     def step(self) -> StepOutput:
-        """Compute one batch: at most one sampled token for each running request. Mutates.
+        """Compute one batch: a sampled token for each running request, and more where its draft is right. Mutates.
 
         If no request waits or runs, the output is empty.
         """
@@ -145,15 +150,22 @@ class EngineCore:
         batch = self.schedule()
         self.log.mark("schedule")
         if batch.chunks:
-            logits = self.forward(batch)
+            logits = self.forward(batch if self.drafting is None else with_drafts(batch))
             self.log.mark("forward")
+            if self.drafting is not None:
+                logits, ahead = logits.tensor_split([len(batch.sampling)])  # [N, V], [D, V]
             sampled = self.sample(batch.sampling, logits)
             self.log.mark("sample")
             self.update(batch, logits, sampled)
+            if self.drafting is not None:
+                self.follow(batch, ahead)
+                self.drafting.give_back(batch)
             self.log.mark("update")
-        output = self.log.end(batch, self.scheduler, self.deltas, self.forced, self.constraints.num_waiting)
+        parts = self.deltas, self.forced, self.constraints.num_waiting, self.accepted
+        output = self.log.end(batch, self.scheduler, *parts)
         self.deltas = []
         self.forced = {}
+        self.accepted = {}
         return output
 
     def schedule(self) -> ScheduledBatch:
@@ -165,6 +177,8 @@ class EngineCore:
             for name, reason in failed.items():
                 self.finish(self.entries[name], "error", reason)
         batch = self.scheduler.schedule()
+        if self.drafting is not None and self.driver.sampler.trace is None:  # a trace shows one token of a step
+            batch = self.drafting.extend(batch)
         for chunk in batch.chunks:
             if chunk.request.times.started is None:
                 chunk.request.times.started = self.log.began
@@ -235,6 +249,26 @@ class EngineCore:
         for request in requests:
             if request.state is not RequestState.FINISHED:
                 self.append_forced(request)
+
+    def follow(self, batch: ScheduledBatch, logits: Tensor) -> None:
+        """Go on with each request that has got the token it had drafted, a row at a time. Mutates.
+
+        ``logits`` [D, V]: of all drafted tokens. Each row is sampled and taken in as in a step of its own: only the
+        forward pass is not needed any more. The first other token ends the draft.
+        """
+        drafted = list(zip(batch.chunks, logits.split([len(chunk.draft) for chunk in batch.chunks]), strict=True))
+        for chunk in batch.chunks:
+            self.entries[chunk.request.request_id].output.num_drafted += len(chunk.draft)
+        place = 0
+        while going := [(chunk.request, rows[place]) for chunk, rows in drafted if is_confirmed(chunk, place)]:
+            requests = [request for request, _ in going]
+            chunks = [ScheduledChunk(request, request.num_computed_tokens, 1, True) for request in requests]
+            own = torch.stack([row for _, row in going])
+            self.update(ScheduledBatch(chunks, []), own, self.sample(requests, own))
+            place += 1
+            for request in requests:
+                self.accepted[request.request_id] = place
+                self.entries[request.request_id].output.num_accepted += 1
 
     def append_forced(self, request: Request) -> None:
         """Append the tokens that a request's constraint forces after the newest one. Mutates."""

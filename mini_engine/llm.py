@@ -36,6 +36,7 @@ from mini_engine.radix_cache import RadixCache
 from mini_engine.receipt import Receipts
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.scheduler.drafts import Drafter
 from mini_engine.ways import make_allocator, way_of
 from mini_engine.weights import Weights
 
@@ -59,12 +60,15 @@ class LLM:
         *,
         config: EngineConfig | None = None,
         generation_config: str = "auto",
+        drafter: Callable[[], Drafter] | None = None,
         **options: Any,
     ) -> None:
         """Load ``model`` and its tokenizer; shows a progress bar on a terminal.
 
-        ``generation_config``: "none" for chats that are greedy, whatever the checkpoint stores. Raises ``ValueError``
-        for a faulty checkpoint, for an unknown or invalid option, and for ``config`` and options together.
+        ``generation_config``: "none" for chats that are greedy, whatever the checkpoint stores. ``drafter`` goes with
+        drafts="own": it is called for each request and returns what guesses its tokens (``scheduler/drafts.py``).
+        Raises ``ValueError`` for a faulty checkpoint, for an unknown or invalid option, and for ``config`` and options
+        together.
         """
         if config is not None and options:
             raise ValueError(f"both config and {', '.join(options)} are given; put all options into config")
@@ -78,7 +82,7 @@ class LLM:
         self.chat_params = SamplingParams(**load_defaults(folder, generation_config))
         self.tokenizer = load_tokenizer(folder)
         driver = load_driver(folder, config)
-        self.engine = make_engine(driver, self.tokenizer.backend_tokenizer)
+        self.engine = make_engine(driver, self.tokenizer.backend_tokenizer, drafter=drafter)
 
     def generate(
         self,
@@ -265,10 +269,12 @@ def make_engine(
     *,
     clock: Callable[[], float] = time.perf_counter,
     constraints: Constraints | None = None,
+    drafter: Callable[[], Drafter] | None = None,
 ) -> Engine:
     """Return an engine with all parts that ``driver.config`` asks for; without a ``tokenizer`` there is no text.
 
-    ``clock`` returns seconds. ``constraints``: others than the grammars of ``grammar_backend``.
+    ``clock`` returns seconds. ``constraints``: others than the grammars of ``grammar_backend``. ``drafter``: called for
+    each request with drafts="own".
     """
     config = driver.config
     if constraints is None and config.grammar_backend != "none":
@@ -280,6 +286,7 @@ def make_engine(
         allocator=make_allocator(config),
         prefix_cache=None if config.prefix_cache is None else RadixCache(config.page_size, config.eviction),
         constraints=constraints,
+        drafter=drafter,
     )
     if driver.folder is not None:
         engine.begin_receipts = Receipts(engine, driver.folder).begin

@@ -41,6 +41,7 @@ class StepOutput:
     tokens' keys and values a request took over from a sibling. ``seconds``: the parts "schedule", "forward", "sample"
     and "update" of a step that began at ``began``. ``num_tokens_held``: tokens that the used pages hold.
     ``num_compiling``: requests that wait for a grammar. ``forced``: how many tokens a request's grammar appended.
+    ``drafted`` and ``accepted``: how many tokens were guessed for a request and computed, and how many of them came.
     """
 
     number: int
@@ -56,6 +57,8 @@ class StepOutput:
     num_tokens_held: int
     num_compiling: int = 0
     forced: dict[str, int] = field(default_factory=dict)
+    drafted: dict[str, int] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
 
 
 class StepLog(deque[StepOutput]):
@@ -83,7 +86,13 @@ class StepLog(deque[StepOutput]):
         self.last = now
 
     def end(
-        self, batch: ScheduledBatch, scheduler: Scheduler, deltas: list[Delta], forced: dict[str, int], compiling: int
+        self,
+        batch: ScheduledBatch,
+        scheduler: Scheduler,
+        deltas: list[Delta],
+        forced: dict[str, int],
+        compiling: int,
+        accepted: dict[str, int] | None = None,
     ) -> StepOutput:
         """Return what the step did, and keep it if it computed something. Mutates."""
         output = StepOutput(
@@ -100,6 +109,8 @@ class StepLog(deque[StepOutput]):
             num_tokens_held=sum(request.num_computed_tokens for request in scheduler.running),
             num_compiling=compiling,
             forced=forced,
+            drafted={chunk.request.request_id: len(chunk.draft) for chunk in batch.chunks if chunk.draft},
+            accepted=accepted or {},
         )
         self.num_steps += 1
         if batch.chunks:
@@ -116,6 +127,7 @@ class RequestOutput:
     ``is_grammar_complete``: whether the text is known to be valid as a whole; ``None`` without a grammar. As a rule it
     is not where ``finish_reason`` is "length", and never where a stop string or a token of ``stop_token_ids`` cut it.
     ``num_cached_tokens``: tokens of the prompt that the prefix cache or a sibling had when the request began.
+    ``num_drafted`` and ``num_accepted``: tokens that were guessed and computed, and how many of them came.
     ``receipt``: what the answer depended on (``receipt.py``); ``None`` where none was asked for.
     """
 
@@ -133,6 +145,8 @@ class RequestOutput:
     grammar_stats: GrammarStats | None = None
     is_grammar_complete: bool | None = None
     num_cached_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     receipt: dict[str, Any] | None = None
 
     @property

@@ -125,9 +125,10 @@ def show_logprobs(tokenizer: PreTrainedTokenizerBase, answer: RequestOutput) -> 
 def print_summary(answer: RequestOutput) -> None:
     """Print counts and rates of an answer to standard error."""
     seconds = seconds_of(answer)
+    drafts = f", {answer.num_accepted} of {answer.num_drafted} drafted tokens came" if answer.num_drafted else ""
     typer.secho(
         f"{len(answer.prompt_ids)} prompt tokens in {seconds['prefill_s']:.2f} s, {len(answer.token_ids)} tokens at "
-        f"{seconds['decode_tokens_per_s']:.0f} per second, finished by {answer.finish_reason}",
+        f"{seconds['decode_tokens_per_s']:.0f} per second, finished by {answer.finish_reason}{drafts}",
         dim=True,
         err=True,
     )

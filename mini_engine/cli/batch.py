@@ -39,6 +39,7 @@ class Serving:
     device: options.Device = "cpu"
     compute: options.ServingCompute = None
     batch_invariant: options.BatchInvariant = False
+    drafts: options.DraftsOption = "off"
     engine: options.Engine = None
 
     def config(self, grammar: Grammar) -> EngineConfig:
@@ -59,6 +60,7 @@ class Serving:
             eviction=self.eviction,
             wait_for_prefix=32 if self.prefix_cache else None,
             jump_forward=grammar.jump_forward,
+            drafts=self.drafts,
             **{name: value for name, value in chosen.items() if value is not None},
         )
 

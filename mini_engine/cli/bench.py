@@ -6,6 +6,7 @@ import typer
 
 from mini_engine.bench.ablate import bench_ablate
 from mini_engine.bench.batch import bench_batch
+from mini_engine.bench.drafts import bench_drafts
 from mini_engine.bench.forward import bench_forward
 from mini_engine.bench.grammar.command import bench_grammar
 from mini_engine.bench.kernels.command import bench_kernels
@@ -24,6 +25,7 @@ bench.command("prefix")(bench_prefix)
 bench.command("grammar")(bench_grammar)
 bench.command("kernels")(bench_kernels)
 bench.command("batch")(bench_batch)
+bench.command("drafts")(bench_drafts)
 if find_spec("greenlet") is not None:  # the extra "lang"
     from mini_engine.bench.lang import bench_lang
 

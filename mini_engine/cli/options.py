@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mini_engine.config import Compute, Dtype, EngineConfig, options
+from mini_engine.config import Compute, Drafts, Dtype, EngineConfig, options
 from mini_engine.sampler.params import PRESETS, SamplingParams
 
 ENGINE_PANEL, SAMPLING_PANEL = "How the engine runs", "How tokens are chosen"
@@ -52,6 +52,7 @@ Engine = Annotated[
 ]
 BatchInvariant = Annotated[bool, config_option("batch_invariant")]
 MaxModelLen = Annotated[int | None, config_option("max_model_len")]
+DraftsOption = Annotated[str, config_option("drafts")]
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Computing:
     compute: ComputeOption = "reference"
     batch_invariant: BatchInvariant = False
     max_model_len: MaxModelLen = None
+    drafts: DraftsOption = "off"
     engine: Engine = None
 
     def config(self, **changes: Any) -> EngineConfig:
@@ -73,6 +75,7 @@ class Computing:
             compute=cast(Compute, self.compute),
             batch_invariant=self.batch_invariant,
             max_model_len=self.max_model_len,
+            drafts=cast(Drafts, self.drafts),
             **changes,
         )
 

@@ -20,7 +20,8 @@ from mini_engine.sampler.params import SamplingParams
 
 MOST_BYTES = 1 << 28  # of a file; its values take some times as much memory
 # Options of the engine that a replay leaves off: it runs alone.
-SHARING = "max_running_requests policy policy_seed preemption num_pages prefix_cache eviction wait_for_prefix".split()
+SHARING = "max_running_requests policy policy_seed preemption num_pages drafts max_draft_rows".split()
+SHARING += "prefix_cache eviction wait_for_prefix wait_below_match".split()
 GRAMMARS = "grammar_backend json_whitespace jump_forward".split()
 Load = Callable[[str | None, EngineConfig], tuple[SamplingDriver, PreTrainedTokenizerBase]]
 

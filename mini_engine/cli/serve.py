@@ -9,6 +9,7 @@ import typer
 from mini_engine.cli.options import (
     BatchInvariant,
     Device,
+    DraftsOption,
     DtypeOption,
     Engine,
     GenerationConfig,
@@ -18,7 +19,7 @@ from mini_engine.cli.options import (
     config_option,
     with_groups,
 )
-from mini_engine.config import Dtype, EngineConfig
+from mini_engine.config import Drafts, Dtype, EngineConfig
 
 
 def server_option(*names: str, help: str, **more: Any) -> Any:
@@ -39,6 +40,7 @@ class Running:
     prefix_cache: Annotated[bool, config_option("prefix_cache")] = True
     pages: Annotated[int | None, config_option("num_pages")] = None
     max_model_len: MaxModelLen = None
+    drafts: DraftsOption = "off"
     engine: Engine = None
 
     def config(self) -> EngineConfig:
@@ -53,6 +55,7 @@ class Running:
             prefix_cache="radix" if self.prefix_cache else None,
             num_pages=self.pages,
             max_model_len=self.max_model_len,
+            drafts=cast(Drafts, self.drafts),
             **changes,
         )
 

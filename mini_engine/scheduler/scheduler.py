@@ -24,6 +24,7 @@ class ScheduledChunk:
     """``num_tokens`` tokens of ``request`` from position ``start`` on. ``samples``: they reach its newest token.
 
     Before the step, keys and values of the ``num_copied`` tokens before ``start`` are copied from ``copied_from``.
+    ``draft``: tokens that may come next (``drafts.py``); they are not among ``num_tokens``.
     """
 
     request: Request
@@ -32,6 +33,7 @@ class ScheduledChunk:
     samples: bool
     num_copied: int = 0
     copied_from: Request | None = None
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -148,9 +148,13 @@ class Job:
         firsts = [handle.outputs.get(handle.names[0]) for handle in self.handles]
         ended = [output for handle in self.handles for output in handle.outputs.values()]
         cached = sum(first.num_cached_tokens for first in firsts if first is not None)
-        return usage(
-            sum(len(handle.prompt_ids) for handle in self.handles), sum(len(o.token_ids) for o in ended), cached
-        )
+        prompts = sum(len(handle.prompt_ids) for handle in self.handles)
+        known = usage(prompts, sum(len(output.token_ids) for output in ended), cached)
+        drafted, accepted = (sum(getattr(o, name) for o in ended) for name in ("num_drafted", "num_accepted"))
+        if drafted:
+            guessed = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+            known["completion_tokens_details"] = guessed
+        return known
 
 
 def usage(num_prompt: int, num_completion: int, num_cached: int = 0) -> dict[str, Any]:

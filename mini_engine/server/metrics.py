@@ -18,6 +18,8 @@ COUNTERS = {
     "generation_tokens": "Tokens that were generated.",
     "prompt_tokens_cached": "Tokens of prompts that were not computed, because the prefix cache had them.",
     "num_preemptions": "How often a request was sent back to wait.",
+    "spec_decode_num_draft_tokens": "Tokens that were guessed and computed.",
+    "spec_decode_num_accepted_tokens": "Guessed tokens that came.",
 }
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("From the arrival to the first token.", LONG_S),
@@ -58,6 +60,8 @@ class Metrics:
             self.count_answer(answer)
         self.counters["generation_tokens"].inc(sum(delta.token_id is not None for delta in output.deltas))
         self.counters["num_preemptions"].inc(len(output.preempted))
+        self.counters["spec_decode_num_draft_tokens"].inc(sum(output.drafted.values()))
+        self.counters["spec_decode_num_accepted_tokens"].inc(sum(output.accepted.values()))
 
     def count_answer(self, answer: RequestOutput) -> None:
         """Count an answer that has ended. Mutates."""

@@ -77,7 +77,7 @@ def engine_fields(engine: Engine) -> dict[str, Any]:
     view = EngineView(engine)
     config, model = view.config, view.model
     names = "compute dtype page_size max_running_requests max_tokens_per_step policy preemption prefix_cache eviction"
-    fields = {name: getattr(config, name) for name in [*names.split(), "grammar_backend", "jump_forward"]}
+    fields = {name: getattr(config, name) for name in [*names.split(), "grammar_backend", "jump_forward", "drafts"]}
     sizes = {"num_pages": view.num_pages, "max_positions": config.positions(model)}
     sizes |= {"num_layers": model.num_hidden_layers, "vocab_size": model.vocab_size}
     return fields | sizes | {"step": view.num_steps}
@@ -132,6 +132,8 @@ class StepEvents(Watcher):
             "copied": output.copied,
             "preempted": output.preempted,
             "forced": output.forced,
+            "drafted": output.drafted,
+            "accepted": output.accepted,
             "tokens": tokens,
             "finished": {d.request_id: d.finish_reason for d in output.deltas if d.finish_reason is not None},
             "running": [running(request) for request in view.running],

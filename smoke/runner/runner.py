@@ -49,7 +49,7 @@ BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from smoke.runner.child imp
 MAX_FAULT_BYTES = 2**20
 
 Answer = Values | ProbeError
-Report = Callable[[Result], None]
+Report = Callable[[Result], object]
 Judge = Callable[[Check, int, Path, int], tuple[Result, Answer | None]]
 
 

@@ -27,6 +27,7 @@ NEEDS: dict[str, Any] = {
     "policy_seed": {"policy": "random"},
     "json_whitespace": {"grammar_backend": "fsm"},
     "jump_forward": {"grammar_backend": "fsm"},
+    "max_draft_rows": {"drafts": "ngram"},
 }
 FLAGS = ("batch_invariant", "preemption", "jump_forward")
 COUNTS = {
@@ -39,8 +40,10 @@ COUNTS = {
     "num_pages": 1,
     "wait_for_prefix": 1,
     "wait_below_match": 0,
+    "max_draft_rows": 1,
 }
 WORDS = ("dtype", "device", "compute", "policy", "prefix_cache", "eviction", "grammar_backend", "json_whitespace")
+WORDS += ("drafts",)
 OPTIONAL = ("max_model_len", "max_tokens_per_step", "policy_seed", "num_pages", "prefix_cache", "wait_for_prefix")
 NO_NUMBERS: tuple[Any, ...] = (True, "1", 1.0, math.nan, math.inf, [1], b"1", 1j, np.float64(1), np.array([1]))
 
