@@ -21,6 +21,7 @@ from mini_engine.device import give_memory_back
 from mini_engine.families import FINAL_NORM, HEAD
 
 Index = tuple[int | slice, ...]  # () is the whole tensor
+MUCH = 1 << 28  # bytes of weights; what fewer leave behind is not worth asking the system
 
 
 class Weights(Protocol):
@@ -104,13 +105,14 @@ class StoredWeights:
     """The tensors of a checkpoint, in one dtype on one device. Each is read when it is asked for, and not kept.
 
     ``places``: the file of each tensor, a name there, and where in the tensor of that name it is. ``bar`` counts the
-    tensors that were given away.
+    tensors that were given away, and ``num_bytes`` their bytes.
     """
 
     places: dict[str, tuple[Path, str, Index]]
     dtype: torch.dtype
     device: str
     bar: "tqdm[NoReturn]" = field(default_factory=partial(tqdm, disable=True))
+    num_bytes: int = 0
 
     def take(self, name: str, rows: slice | None = None) -> Tensor:
         """Read the tensor ``name``, or ``rows`` of it, into fresh memory; of other rows nothing is read.
@@ -125,9 +127,10 @@ class StoredWeights:
 
     def pop(self, name: str, /) -> Tensor:
         """Read the whole tensor ``name`` and forget where it is. Raises what ``take`` raises."""
-        if name in (FINAL_NORM, HEAD):
+        if name in (FINAL_NORM, HEAD) and self.num_bytes > MUCH:
             give_memory_back()  # what the layers were made of; the head is large
         tensor = self.take(name)
+        self.num_bytes += tensor.nbytes
         del self.places[name]
         self.bar.update()
         if not self.places:
