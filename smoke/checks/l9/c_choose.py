@@ -23,12 +23,19 @@ METHODS = ("mean", "greedy", "unconditional")
 CASES = [(prompt, choices, method) for prompt in PROMPTS for choices in CHOICES for method in METHODS]
 
 
-def run(seed: int, prompt: str, choices: list[str], method: Any) -> tuple[Any, Machine]:
-    """Append a text and a choice, and wait. No two calls with a prompt give the same token quite the same value."""
+def run(seed: int, prompt: str, choices: list[str], method: Any, canonical: bool = False) -> tuple[Any, Machine]:
+    """Append a text and a choice, and wait. No two calls with a prompt give the same token quite the same value.
+
+    In a ``canonical`` run the text comes in two parts, whose ids are those of the whole only if encoded again.
+    """
     from mini_engine import lang
 
     machine = Machine(seed, is_shaken=True)
-    state = new_state(machine)
+    state = new_state(machine, canonical=canonical)
+    if canonical:
+        state += prompt[:1]
+        state.settle()
+        prompt = prompt[1:]
     state += prompt + lang.select("which", choices, method)
     state.settle()
     return state, machine
@@ -41,6 +48,8 @@ def calls_probe(seed: int) -> Values:
         for choices in CHOICES:
             _, machine = run(seed, prompt, list(choices), "mean")
             values[f"{prompt!r}, {choices}"] = [[c["ids"], c["start"], c["advanced"]] for c in machine.log]
+    _, machine = run(seed, PROMPTS[0], list(CHOICES[0]), "mean", canonical=True)
+    values["canonical"] = machine.log[0]["ids"]
     return values
 
 
@@ -57,6 +66,8 @@ def calls_verdict(seed: int, got: Values) -> list[Failure]:
             calls = got[f"{prompt!r}, {choices}"]
             failures += differences(first, calls[0], None, f"{prompt!r}, {choices}, the first call")
             failures += differences(sorted(rest), sorted(calls[1:]), None, f"{prompt!r}, {choices}, the others")
+    encoded = [*words().encode(PROMPTS[0]), *words().encode(CHOICES[0][0])]
+    failures += differences(encoded, got["canonical"], None, "a canonical run, where the prompt is encoded again")
     return failures[:6]
 
 
