@@ -21,7 +21,7 @@ from smoke.checks.l5 import spec_text as text
 from smoke.checks.l5.j_engine import PLANS, Plan, alone, build_engine, drive, like_alone, run_out
 from smoke.framework.cases import ModelCase, embedded_case, embedded_eos_ids, random_case
 from smoke.framework.check import Failure, Registry, Values
-from smoke.framework.compare import bitwise, differences
+from smoke.framework.compare import bitwise
 
 REGISTRY = Registry()
 
@@ -201,6 +201,7 @@ FAILING: tuple[Plan, ...] = (
     Plan(4, {"max_new_tokens": 6}, 9),  # gets pages that a failed request had
 )
 WHY = {1: (1, "no token"), 3: (0, "NaN"), 4: (2, "a broken processor")}  # tokens before the end, words about it
+WHOSE = {1: "whose allowed tokens run out", 3: "with NaN in its prompt", 4: "whose logits processor raises"}
 
 
 def failing_probe(seed: int) -> Values:
@@ -230,12 +231,13 @@ def failing_probe(seed: int) -> Values:
             values[f"request {index}"] = {"engine": run["requests"][index]}
             if index not in WHY:
                 values[f"request {index}"]["alone"] = alone(driver, given[index], plan.params)
-    values["pages handed to the worker"] = [list(pages) for pages, _ in handed if pages]
-    values["the same pages after the step"] = [list(kept) for pages, kept in handed if pages]
-    values["tokens are taken in"] = all(token is None or token >= 0 for token in taken)
-    values["no NaN in the pool"] = clean
-    values["pages left to clear"] = len(engine.stale)
-    values["all pages free"] = run["all pages free"]
+    values["books"] = [
+        [number for number, is_clean in enumerate(clean) if not is_clean],
+        list(engine.stale),
+        [pages for pages, kept in handed if pages != list(kept)],
+        [] if run["all pages free"] else ["this one"],
+        [token for token in taken if token is not None and token < 0],
+    ]
     return values
 
 
@@ -281,29 +283,53 @@ def watch_rows(engine: Any) -> list[int | None]:
     return taken
 
 
+# What there must be none of over the whole run, and where to look.
+NONE_OF = {
+    "steps after which a page that is not in `engine.stale` holds NaN": (
+        "a failed request gives back pages that hold NaN; `forward` hands them, `self.stale`, to the worker as `clear`"
+    ),
+    "pages in `engine.stale` at the end": (
+        "after `forward` has handed the pages to the worker, `self.stale` is a new list"
+    ),
+    "lists of pages to clear that change when the worker has them": (
+        "the worker may read its list later: make a new list for `self.stale`, and leave that one as it is"
+    ),
+    "runs that end with pages that are not free": (
+        "`update` ends each request of `sampled.errors` by `self.finish`, which frees its pages"
+    ),
+    "tokens below 0 that `rows.cumulate` is given": "`sample` passes None for a row that has an error",
+}
+
+
 def failing_verdict(seed: int, got: Values) -> list[Failure]:
     """Three requests end with an error that says why; the others are as alone; nothing is left behind."""
-    clean = got["no NaN in the pool"]
-    failures = differences([True] * len(clean), clean, None, "no page but those of stale holds NaN, step by step")
-    failures += differences(0, got["pages left to clear"], None, "stale pages at the end")
-    handed = got["pages handed to the worker"], got["the same pages after the step"]
-    failures += differences(*handed, None, "the list of pages to clear, after the step that has it")
-    failures += differences(True, got["all pages free"], None, "all pages are free when all are done")
-    failures += differences(True, got["tokens are taken in"], None, "the rows take in tokens, and None for an error")
+    books = zip(NONE_OF.items(), got["books"], strict=True)
+    failures = [Failure(words, "", "none", str(found), advice) for (words, advice), found in books if found]
     for index, plan in enumerate(FAILING):
-        name = f"request {index} {plan.params}"
         parts = got[f"request {index}"]
-        if index not in WHY:
-            failures += like_alone(parts["engine"], parts["alone"], plan, name)
-            continue
-        count, words = WHY[index]
-        output = parts["engine"]["output"]
-        failures += differences(["error"], output["finish_reason"], None, f"{name}, finish reason")
-        failures += differences(["error"], parts["engine"]["finish_reason"], None, f"{name}, reason of the last delta")
-        numbers = [len(output["ids"]), output["times"]]
-        failures += differences([count, count], numbers, None, f"{name}, numbers of ids and of their times")
-        if words not in str(output["error"]):
-            failures.append(Failure(f"{name}, error", "", f"words about {words!r}", str(output["error"])))
+        if index in WHY:
+            failures += right_error(index, parts["engine"])
+        else:
+            where = f"request {index} {plan.params}, which shares steps with requests that fail"
+            failures += like_alone(parts["engine"], parts["alone"], plan, where)
+    return failures
+
+
+def right_error(index: int, request: dict[str, Any]) -> list[Failure]:
+    """Ask a request that fails for its tokens before that, its reason and its message."""
+    count, words = WHY[index]
+    output = request["output"]
+    name = f"request {index}, {WHOSE[index]}"
+    want = [count, count, ["error"], ["error"]]
+    have = [len(output["ids"]), output["times"], output["finish_reason"], request["finish_reason"]]
+    failures = []
+    if want != have:
+        advice = "a row with an error gives no token: `update` ends its request, and `take_token` is not called for it"
+        case = f"{name}: its tokens, their times, its finish reason, the finish reasons of its deltas"
+        failures.append(Failure(case, "", str(want), str(have), advice))
+    if words not in str(output["error"]):
+        advice = "`update` ends the request with the message of `sampled.errors`"
+        failures.append(Failure(f"{name}: its error", "", f"words about {words!r}", str(output["error"]), advice))
     return failures
 
 

@@ -23,6 +23,10 @@ from smoke.framework.compare import bitwise, differences
 REGISTRY = Registry()
 UNTOUCHED = -7.0  # stands in rows of the output that are not of this launch
 BOUNDS = {"float32": 2e-6, "float16": 1e-2}  # of a row's largest number
+AS_EXP = (
+    "these are the numbers of exp: `scale` includes log2(e) already, so the weights are exp2 of the scores, and the "
+    "sums so far shrink by exp2, too"
+)
 Drawn = list[tuple[Tensor, Tensor, Tensor]]
 
 
@@ -148,7 +152,12 @@ def compare(name: str, launch: Launch, drawn: Drawn, got: Values, bound: float) 
         if sequence not in launch.sequences:
             case = f"{case}, which is not of this launch"
             own = torch.full_like(own, UNTOUCHED)
-        failures += near(case, own, got["out"][start:end], launch.step.dtype, 0.0, bound)
+        wrong = near(case, own, got["out"][start:end], launch.step.dtype, 0.0, bound)
+        if wrong and sequence in launch.sequences:
+            as_exp = attend_all([drawn[sequence]], math.log2(math.e))
+            if not near(case, as_exp, got["out"][start:end], launch.step.dtype, 0.0, bound):
+                wrong = [replace(each, note=AS_EXP) for each in wrong]
+        failures += wrong
     return failures
 
 
