@@ -21,7 +21,7 @@ from smoke.checks.l5 import spec_text as text
 from smoke.checks.l5.j_engine import PLANS, Plan, alone, build_engine, drive, like_alone, run_out
 from smoke.framework.cases import ModelCase, embedded_case, embedded_eos_ids, random_case
 from smoke.framework.check import Failure, Registry, Values
-from smoke.framework.compare import bitwise
+from smoke.framework.compare import bitwise, differences
 
 REGISTRY = Registry()
 
