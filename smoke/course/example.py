@@ -49,13 +49,22 @@ def fences(text: str) -> Iterator[Fence]:
     assert opened is None, f"the fence of line {opened and opened[1]} is never closed"
 
 
-def blocks(page: Path) -> Iterator[tuple[Fence, str]]:
-    """Yield each Python block of a page with what the page says that it prints."""
+@dataclass(frozen=True)
+class Block:
+    """A Python block of a page, and what the page says that it prints."""
+
+    page: Path
+    fence: Fence
+    printed: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield each Python block of a page."""
     found = [fence for fence in fences(page.read_text()) if fence.info in {"python", "output"}]
     for number, fence in enumerate(found):
         if fence.info == "python":
             below = found[number + 1 : number + 2]
-            yield fence, below[0].text if below and below[0].info == "output" else ""
+            yield Block(page, fence, below[0].text if below and below[0].info == "output" else "")
 
 
 def execute(fence: Fence, namespace: dict[str, Any], page: Path) -> None:
@@ -82,23 +91,14 @@ def begin(needs_torch: bool = True) -> dict[str, Any]:
     return {"__name__": "lesson"}
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A Python block of a page, and what the page says that it prints."""
-
-    page: Path
-    fence: Fence
-    printed: str = ""
-
-
 def run_pages(pages: Sequence[Path]) -> bool:
     """Run the Python blocks of ``pages`` in one namespace; return whether those of the last page print what it shows.
 
     What the last page prints is shown. Of the earlier blocks only those run whose names a later one needs: they take a
     third of the time. Where that does not print what the page shows, all blocks run.
     """
-    last = [Shown(pages[-1], fence, printed) for fence, printed in blocks(pages[-1])]
-    earlier = [Shown(page, fence) for page in pages[:-1] for fence, _ in blocks(page)]
+    last = list(blocks(pages[-1]))
+    earlier = [block for page in pages[:-1] for block in blocks(page)]
     needed = needed_by(last, earlier) if last else earlier
     needs_torch = needed == earlier or any("torch" in block.fence.text for block in (*needed, *last))
     words = io.StringIO()
@@ -110,7 +110,7 @@ def run_pages(pages: Sequence[Path]) -> bool:
     return is_right
 
 
-def needed_by(last: Sequence[Shown], earlier: Sequence[Shown]) -> list[Shown]:
+def needed_by(last: Sequence[Block], earlier: Sequence[Block]) -> list[Block]:
     """Return those of the ``earlier`` blocks that bind a name which ``last`` or a needed block uses."""
     wanted = {name for block in last for name in names(block.fence.text)[1]}
     needed = []
@@ -137,7 +137,7 @@ def names(text: str) -> tuple[set[str], set[str]]:
     return bound, used
 
 
-def run_blocks(earlier: Sequence[Shown], last: Sequence[Shown], needs_torch: bool = True) -> bool:
+def run_blocks(earlier: Sequence[Block], last: Sequence[Block], needs_torch: bool = True) -> bool:
     """Run blocks in one namespace; return whether the ``last`` print what their page shows. Those are shown.
 
     A block of an ``earlier`` page that fails is named, and the rest goes on.
@@ -149,22 +149,24 @@ def run_blocks(earlier: Sequence[Shown], last: Sequence[Shown], needs_torch: boo
                 execute(block.fence, namespace, block.page)
         except Exception as error:
             print(f"{block.page.name}:{block.fence.line}: this block ended with {error!r}")
-    return all(holds(block.fence, block.printed, namespace, block.page) for block in last)
+    return all(holds(block, namespace) for block in last)
 
 
-def holds(fence: Fence, expected: str, namespace: dict[str, Any], page: Path) -> bool:
+def holds(block: Block, namespace: dict[str, Any]) -> bool:
     """Run one block, show what it prints, and return whether that is what the page shows."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            execute(fence, namespace, page)
+            execute(block.fence, namespace, block.page)
     except Exception:
         print(printed.getvalue() + traceback.format_exc())
         return False
     print(printed.getvalue(), end="")
-    if printed.getvalue() == expected:
+    if printed.getvalue() == block.printed:
         return True
-    print(f"{page.name}:{fence.line}: the page shows for this block\n{textwrap.indent(expected, '    ')}")
+    print(
+        f"{block.page.name}:{block.fence.line}: the page shows for this block\n{textwrap.indent(block.printed, '    ')}"
+    )
     return False
 
 
