@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mini_engine.overlay import install_overlay, overlay_files
 from smoke.framework.check import use_one_thread
@@ -111,30 +111,47 @@ def run_pages(pages: Sequence[Path]) -> bool:
 
 
 def needed_by(last: Sequence[Block], earlier: Sequence[Block]) -> list[Block]:
-    """Return those of the ``earlier`` blocks that bind a name which ``last`` or a needed block uses."""
-    wanted = {name for block in last for name in names(block.fence.text)[1]}
+    """Return those of the ``earlier`` blocks that bind a name which ``last`` or a needed block uses, or use its value.
+
+    A block that uses a value may change it.
+    """
+    values = {name for block in earlier for name in names(block.fence.text).values}
+    wanted = {name for block in last for name in names(block.fence.text).used}
     needed = []
     for block in reversed(earlier):
-        bound, used = names(block.fence.text)
-        if bound & wanted:
-            wanted |= used
+        own = names(block.fence.text)
+        if wanted & own.bound or wanted & own.used & values:
+            wanted |= own.used
             needed.append(block)
     return needed[::-1]
 
 
-def names(text: str) -> tuple[set[str], set[str]]:
-    """Return the global names that a block binds, and those that it uses, also inside of its functions."""
-    bound, used = set[str](), set[str]()
+class Names(NamedTuple):
+    """The global names that a block binds, those of them that are no modules, classes or functions, and those it uses.
+
+    Names that its functions use are among the last.
+    """
+
+    bound: set[str]
+    values: set[str]
+    used: set[str]
+
+
+def names(text: str) -> Names:
+    """Return the global names of a block."""
+    found = Names(set(), set(), set())
     tables = [symtable.symtable(text, "block", "exec")]
     for table in tables:  # grows while it is read
         tables += table.get_children()
-        outer = table.get_type() == "module"
         for symbol in table.get_symbols():
-            if outer and (symbol.is_assigned() or symbol.is_imported()):
-                bound.add(symbol.get_name())
-            if symbol.is_referenced() and (outer or symbol.is_global()):
-                used.add(symbol.get_name())
-    return bound, used
+            is_outer = table.get_type() == "module"
+            if is_outer and (symbol.is_assigned() or symbol.is_imported()):
+                found.bound.add(symbol.get_name())
+                if not (symbol.is_imported() or symbol.is_namespace()):
+                    found.values.add(symbol.get_name())
+            if symbol.is_referenced() and (is_outer or symbol.is_global()):
+                found.used.add(symbol.get_name())
+    return found
 
 
 def run_blocks(earlier: Sequence[Block], last: Sequence[Block], needs_torch: bool = True) -> bool:

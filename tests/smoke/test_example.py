@@ -22,7 +22,8 @@ log.append("a note")
 ```
 
 ```python
-unused = double(7)
+import sys as system
+system.left_there = 5
 ```
 """
 NEEDS_TWO = """
@@ -33,12 +34,21 @@ print(double(21))
 42
 ```
 """
-NEEDS_AN_EFFECT = """
+NEEDS_A_CHANGE = """
 ```python
 print(log)
 ```
 ```output
 ['a note']
+```
+"""
+NEEDS_A_TRACE = """
+```python
+import sys
+print(sys.left_there)
+```
+```output
+5
 ```
 """
 
@@ -62,8 +72,10 @@ def chosen(first, last):
 
 
 def test_blocks_are_chosen_by_the_names_that_are_used(pages):
-    assert chosen(*pages(NEEDS_TWO)) == [["base", "="], ["def", "double(x):"]], "a name inside a function counts"
-    assert chosen(*pages(NEEDS_AN_EFFECT)) == [["base", "="]]
+    definition, function = ["base", "="], ["def", "double(x):"]
+    assert chosen(*pages(NEEDS_TWO)) == [definition, function], "a name inside a function counts"
+    assert chosen(*pages(NEEDS_A_CHANGE)) == [definition, function], "a value that a later block uses may be changed"
+    assert chosen(*pages(NEEDS_A_TRACE)) == []
 
 
 def test_what_is_not_needed_does_not_run(pages, capsys):
@@ -72,10 +84,10 @@ def test_what_is_not_needed_does_not_run(pages, capsys):
 
 
 def test_all_blocks_run_where_the_chosen_ones_print_something_else(pages, capsys):
-    assert run_pages(pages(NEEDS_AN_EFFECT))
+    assert run_pages(pages(NEEDS_A_TRACE))
     out = capsys.readouterr().out
     assert out.startswith("first.md:2: this block ended with ModuleNotFoundError")
-    assert out.endswith("['a note']\n")
+    assert out.endswith("\n5\n")
 
 
 def test_an_example_that_does_not_hold_is_shown_once(pages, capsys):
