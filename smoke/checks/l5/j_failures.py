@@ -19,9 +19,9 @@ from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4.k_driver import make_params
 from smoke.checks.l5 import spec_text as text
 from smoke.checks.l5.j_engine import PLANS, Plan, alone, build_engine, drive, like_alone, run_out
-from smoke.framework.cases import embedded_case, embedded_eos_ids, random_case
+from smoke.framework.cases import ModelCase, embedded_case, embedded_eos_ids, random_case
 from smoke.framework.check import Failure, Registry, Values
-from smoke.framework.compare import bitwise
+from smoke.framework.compare import bitwise, differences
 
 REGISTRY = Registry()
 
@@ -343,37 +343,45 @@ REGISTRY.add(
 )
 
 
+ASKED = "[request, tokens that were taken before] of each question, step by step"
+
+
 def asked_probe(seed: int) -> Values:
-    """Run three requests, of which two end before the third, and note who is asked for forced tokens in each step."""
+    """Run three requests, of which two end before the third, and note who is asked for forced tokens in each step.
+
+    Beside each stands how many requests have taken their token of this step by then.
+    """
     case = random_case(l3.SMALL, seed)
     engine = build_engine(case, max_running_requests=3)
     names = [
         engine.add_request(Plan(3, {}).prompt(case, seed, index), make_params({"max_new_tokens": most}))
         for index, most in enumerate((2, 4, 1))
     ]
-    asked = list[str]()
-    engine.append_forced = lambda request: asked.append(request.request_id)
+    asked = list[tuple[str, int]]()
+    engine.append_forced = lambda request: asked.append((request.request_id, len(engine.deltas)))
     steps = []
     for _ in range(4):
         engine.step()
-        steps.append(sorted(names.index(name) for name in asked))
+        steps.append(sorted([names.index(name), taken] for name, taken in asked))
         asked.clear()
-    return {"asked in each step": steps}
+    return {ASKED: steps}
 
 
 def asked_spec(seed: int) -> Values:
-    """Ask those that have a new token and go on."""
-    return {"asked in each step": [[0, 1], [1], [1], []]}
+    """Ask those that have a new token and go on, after all have taken theirs."""
+    return {ASKED: [[[0, 3], [1, 3]], [[1, 2]], [[1, 1]], []]}
 
 
 REGISTRY.add(
     "L5.J.forced",
-    "After each step every request that goes on is asked for forced tokens, and none that has finished.",
+    "After all have taken their tokens, every request that goes on is asked for forced tokens, and none that has "
+    "finished.",
     asked_probe,
     bitwise(asked_spec),
 )
 
 
+STALE = "pages to clear: after the interruption, handed to the next step, left then"
 INTERRUPTED = ("run", "sampler", "cumulate")  # before the layers, before the choice, and just after it
 
 
@@ -389,7 +397,32 @@ def interrupted_probe(seed: int) -> Values:
         interruptions = interrupt(engine, part)
         values[part] = drive(engine, plans, given)["requests"]
         values[f"{part}, interruptions"] = len(interruptions)
-    return values
+    return values | {STALE: stale_pages(case)}
+
+
+def stale_pages(case: ModelCase) -> list[list[int]]:
+    """Interrupt a step that has a page to clear, and compute it again.
+
+    Returns the pages that are left to clear, those that the second step hands over, and what is left then.
+    """
+    engine = build_engine(case, num_pages=9)
+    engine.add_request([1, 2, 3], make_params({"max_new_tokens": 2}))
+    engine.stale = [8]
+    run = engine.worker.run
+    seen: list[list[int]] = []
+
+    def interrupted(step: Any) -> Any:
+        raise KeyboardInterrupt
+
+    engine.worker.run = interrupted
+    try:
+        engine.step()
+    except KeyboardInterrupt:
+        seen.append(list(engine.stale))
+    engine.worker.run = run
+    handed = watch_clear(engine)
+    engine.step()
+    return [*seen, *(pages for pages, _ in handed), list(engine.stale)]
 
 
 def interrupt(engine: Any, part: str) -> list[int]:
@@ -422,7 +455,7 @@ def interrupt(engine: Any, part: str) -> list[int]:
 
 def interrupted_verdict(seed: int, got: Values) -> list[Failure]:
     """Compare with the runs alone, to the bit."""
-    failures = []
+    failures = differences([[8], [8], []], got[STALE], None, STALE)
     plans = [plan for plan in PLANS if plan.aborted is None]
     for part in INTERRUPTED:
         if got[f"{part}, interruptions"] < 4 and part != "cumulate":  # rows may be built anew in every step
@@ -435,7 +468,8 @@ def interrupted_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L5.J.interrupted",
-    "A step that is interrupted is computed again: no request loses a token, gains one or has one counted twice.",
+    "A step that is interrupted is computed again: no request loses a token, gains one or has one counted twice, and "
+    "no page to clear is forgotten.",
     interrupted_probe,
     interrupted_verdict,
     seconds=30.0,
