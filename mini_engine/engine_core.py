@@ -177,9 +177,10 @@ class EngineCore:
             for name, reason in failed.items():
                 self.finish(self.entries[name], "error", reason)
         batch = self.scheduler.schedule()
-        trace = self.driver.sampler.trace
-        if self.drafting is not None and (trace is None or trace.keeps_calls):
-            batch = self.drafting.extend(batch)
+        if self.drafting is not None:
+            trace = self.driver.sampler.trace
+            if trace is None or trace.keeps_calls:
+                batch = self.drafting.extend(batch)
         for chunk in batch.chunks:
             if chunk.request.times.started is None:
                 chunk.request.times.started = self.log.began

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mini_engine.overlay import install_overlay, overlay_files
 from smoke.framework.check import use_one_thread
@@ -49,13 +49,22 @@ def fences(text: str) -> Iterator[Fence]:
     assert opened is None, f"the fence of line {opened and opened[1]} is never closed"
 
 
-def blocks(page: Path) -> Iterator[tuple[Fence, str]]:
-    """Yield each Python block of a page with what the page says that it prints."""
+@dataclass(frozen=True)
+class Block:
+    """A Python block of a page, and what the page says that it prints."""
+
+    page: Path
+    fence: Fence
+    printed: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield each Python block of a page."""
     found = [fence for fence in fences(page.read_text()) if fence.info in {"python", "output"}]
     for number, fence in enumerate(found):
         if fence.info == "python":
             below = found[number + 1 : number + 2]
-            yield fence, below[0].text if below and below[0].info == "output" else ""
+            yield Block(page, fence, below[0].text if below and below[0].info == "output" else "")
 
 
 def execute(fence: Fence, namespace: dict[str, Any], page: Path) -> None:
@@ -82,23 +91,14 @@ def begin(needs_torch: bool = True) -> dict[str, Any]:
     return {"__name__": "lesson"}
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A Python block of a page, and what the page says that it prints."""
-
-    page: Path
-    fence: Fence
-    printed: str = ""
-
-
 def run_pages(pages: Sequence[Path]) -> bool:
     """Run the Python blocks of ``pages`` in one namespace; return whether those of the last page print what it shows.
 
     What the last page prints is shown. Of the earlier blocks only those run whose names a later one needs: they take a
     third of the time. Where that does not print what the page shows, all blocks run.
     """
-    last = [Shown(pages[-1], fence, printed) for fence, printed in blocks(pages[-1])]
-    earlier = [Shown(page, fence) for page in pages[:-1] for fence, _ in blocks(page)]
+    last = list(blocks(pages[-1]))
+    earlier = [block for page in pages[:-1] for block in blocks(page)]
     needed = needed_by(last, earlier) if last else earlier
     needs_torch = needed == earlier or any("torch" in block.fence.text for block in (*needed, *last))
     words = io.StringIO()
@@ -110,34 +110,51 @@ def run_pages(pages: Sequence[Path]) -> bool:
     return is_right
 
 
-def needed_by(last: Sequence[Shown], earlier: Sequence[Shown]) -> list[Shown]:
-    """Return those of the ``earlier`` blocks that bind a name which ``last`` or a needed block uses."""
-    wanted = {name for block in last for name in names(block.fence.text)[1]}
+def needed_by(last: Sequence[Block], earlier: Sequence[Block]) -> list[Block]:
+    """Return those of the ``earlier`` blocks that bind a name which ``last`` or a needed block uses, or use its value.
+
+    A block that uses a value may change it.
+    """
+    values = {name for block in earlier for name in names(block.fence.text).values}
+    wanted = {name for block in last for name in names(block.fence.text).used}
     needed = []
     for block in reversed(earlier):
-        bound, used = names(block.fence.text)
-        if bound & wanted:
-            wanted |= used
+        own = names(block.fence.text)
+        if wanted & own.bound or wanted & own.used & values:
+            wanted |= own.used
             needed.append(block)
     return needed[::-1]
 
 
-def names(text: str) -> tuple[set[str], set[str]]:
-    """Return the global names that a block binds, and those that it uses, also inside of its functions."""
-    bound, used = set[str](), set[str]()
+class Names(NamedTuple):
+    """The global names that a block binds, those of them that are no modules, classes or functions, and those it uses.
+
+    Names that its functions use are among the last.
+    """
+
+    bound: set[str]
+    values: set[str]
+    used: set[str]
+
+
+def names(text: str) -> Names:
+    """Return the global names of a block."""
+    found = Names(set(), set(), set())
     tables = [symtable.symtable(text, "block", "exec")]
     for table in tables:  # grows while it is read
         tables += table.get_children()
-        outer = table.get_type() == "module"
         for symbol in table.get_symbols():
-            if outer and (symbol.is_assigned() or symbol.is_imported()):
-                bound.add(symbol.get_name())
-            if symbol.is_referenced() and (outer or symbol.is_global()):
-                used.add(symbol.get_name())
-    return bound, used
+            is_outer = table.get_type() == "module"
+            if is_outer and (symbol.is_assigned() or symbol.is_imported()):
+                found.bound.add(symbol.get_name())
+                if not (symbol.is_imported() or symbol.is_namespace()):
+                    found.values.add(symbol.get_name())
+            if symbol.is_referenced() and (is_outer or symbol.is_global()):
+                found.used.add(symbol.get_name())
+    return found
 
 
-def run_blocks(earlier: Sequence[Shown], last: Sequence[Shown], needs_torch: bool = True) -> bool:
+def run_blocks(earlier: Sequence[Block], last: Sequence[Block], needs_torch: bool = True) -> bool:
     """Run blocks in one namespace; return whether the ``last`` print what their page shows. Those are shown.
 
     A block of an ``earlier`` page that fails is named, and the rest goes on.
@@ -149,22 +166,24 @@ def run_blocks(earlier: Sequence[Shown], last: Sequence[Shown], needs_torch: boo
                 execute(block.fence, namespace, block.page)
         except Exception as error:
             print(f"{block.page.name}:{block.fence.line}: this block ended with {error!r}")
-    return all(holds(block.fence, block.printed, namespace, block.page) for block in last)
+    return all(holds(block, namespace) for block in last)
 
 
-def holds(fence: Fence, expected: str, namespace: dict[str, Any], page: Path) -> bool:
+def holds(block: Block, namespace: dict[str, Any]) -> bool:
     """Run one block, show what it prints, and return whether that is what the page shows."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            execute(fence, namespace, page)
+            execute(block.fence, namespace, block.page)
     except Exception:
         print(printed.getvalue() + traceback.format_exc())
         return False
     print(printed.getvalue(), end="")
-    if printed.getvalue() == expected:
+    if printed.getvalue() == block.printed:
         return True
-    print(f"{page.name}:{fence.line}: the page shows for this block\n{textwrap.indent(expected, '    ')}")
+    print(
+        f"{block.page.name}:{block.fence.line}: the page shows for this block\n{textwrap.indent(block.printed, '    ')}"
+    )
     return False
 
 

@@ -199,17 +199,25 @@ def add_verdict(seed: int, got: Values) -> list[Failure]:
     return failures
 
 
+PASSED_OVER = {"a sibling computes its prompt": 1, "another request computes its beginning": 1, "it waits for none": 0}
+
+
 def siblings_probe(seed: int) -> Values:
-    """Let a sibling of a request that computes the common prompt wait in front of others, with and without rows."""
+    """Let a request whose prompt is being computed wait in front of others, and one whose prompt is not."""
+    from mini_engine.scheduler.sharing import SharingLimits
+
     values: Values = {}
-    for computed, name in ((4, "the prompt is being computed"), (10, "it waits for none")):
+    for name in PASSED_OVER:
         scheduler = build_scheduler(Rules(100))
         first = running(0, 10, computed=4, pages=10)
         people = [first, waiting(1, 10, waited=300), waiting(2, 3), waiting(3, 4)]  # r1 has aged
         requests = put(scheduler, people)
-        if computed == 4:
+        if name == "a sibling computes its prompt":
             for sibling in ("r0", "r1"):
                 requests[sibling].siblings = [requests["r0"], requests["r1"]]
+        elif name == "another request computes its beginning":
+            requests["r1"].prompt_ids = list(requests["r0"].prompt_ids)
+            scheduler.limits = replace(scheduler.limits, sharing=SharingLimits(wait_for_prefix=8))
         chunks: list[Any] = []
         scheduler.admit(9, chunks)
         values[name] = {"chunks": chunk_list(chunks), **state_of(scheduler, requests)}
@@ -219,7 +227,7 @@ def siblings_probe(seed: int) -> Values:
 def siblings_spec(seed: int) -> Values:
     """Pass over that request only."""
     values: Values = {}
-    for name, passed in (("the prompt is being computed", 1), ("it waits for none", 0)):
+    for name, passed in PASSED_OVER.items():
         people = [running(0, 10, computed=4, pages=10), waiting(1, 10, waited=300), waiting(2, 3), waiting(3, 4)]
         naive = Naive(Rules(100), people[1 + passed :], [people[0]])
         chunks: Chunks = []
@@ -450,7 +458,7 @@ register_admission(
 )
 REGISTRY.add(
     "L5.E.siblings",
-    "A request whose prompt a running sibling is computing is passed over and stops no other; others are not.",
+    "A request whose prompt a running one is computing is passed over and stops no other; others are not.",
     siblings_probe,
     bitwise(siblings_spec),
 )

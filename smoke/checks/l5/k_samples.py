@@ -6,6 +6,7 @@ seed counted up, and a prompt that is computed once. Needs L1 to L4 and all of L
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +28,7 @@ from smoke.checks.l5.j_engine import (
 from smoke.framework.cases import ModelCase, embedded_case, random_case, random_ids, random_tensor
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
+from smoke.framework.pretend_gpu import PretendGpu, device_of
 
 REGISTRY = Registry()
 
@@ -150,6 +152,9 @@ def copy_probe(seed: int) -> Values:
         target.output.prompt_logprobs = [None, None]
         engine.copy_prefix(chunk, source.request)
         values[name]["a longer report stays"] = len(target.output.prompt_logprobs)
+        engine.driver.config = replace(engine.driver.config, device="cuda")
+        with PretendGpu():
+            values[name]["slots on a GPU"] = [device_of(x).type for x in engine.copy_prefix(chunk, source.request)]
     return values
 
 
@@ -164,6 +169,7 @@ def copy_spec(seed: int) -> Values:
                 source, target = (pages[place // size] * size + place % size for pages in (theirs, own))
                 tensor[:, target] = tensor[:, source]
         values[name] = {"pool": pool, "report": [None], "own report": True, "a longer report stays": 2}
+        values[name]["slots on a GPU"] = ["cuda", "cuda"]
     return values
 
 

@@ -121,6 +121,8 @@ def cut_answers(seed: int) -> dict[str, Plain]:
         ids = [*[b] * count, *character, *[a, b] * 2]
         cases[f"a character after {count} tokens"] = {"ids": ids, "text": text_of(ids)}
     cases["a token that ends a character and goes on"] = {"ids": words().encode("aéb"), "text": "aé"}
+    merging = [token for text in ("n", ".", " the") for token in words().encode(text)]  # ". " is one token, too
+    cases["the first half of a token, which merges with the one before"] = {"ids": merging, "text": "n. "}
     cases["special tokens"] = {"ids": [mark, a, mark, b, mark], "text": "a"}
     cases["special tokens at the end"] = {"ids": [a, b, mark, mark], "text": "ab"}
     cut = words().encode("abcé")[:-1]  # in the middle of a character

@@ -151,17 +151,22 @@ def first_probe(seed: int) -> Values:
     return {"raised": raised, "calls": len(machine.log), "after ids without text": other["which"]}
 
 
+def in_a_row(seed: int, case: int) -> list[list[str]]:
+    """Return the choices of three selects; those of the first come again in the last."""
+    return [CHOICES[case], CHOICES[number(seed, case) % len(CHOICES)], CHOICES[case]]
+
+
 def tree_probe(seed: int) -> Values:
     """Choose several times in a row; the text before each choice is what was chosen before."""
     from mini_engine import lang
 
     values = Values()
-    for case in range(8):
+    for case in range(len(CHOICES)):
         machine = Machine(seed + case)
         state = new_state(machine)
         state += "ab the"
-        for index in range(3):
-            state += lang.select(None, CHOICES[number(seed, case, index) % len(CHOICES)]) + " "
+        for choices in in_a_row(seed, case):
+            state += lang.select(None, choices) + " "
         values[f"case {case}"] = {"text": state.text, "ids": list(state.ids), "calls": len(machine.log)}
     return values
 
@@ -206,13 +211,12 @@ def together_spec(seed: int) -> Values:
 def tree_spec(seed: int) -> Values:
     """Choose one after the other."""
     values = Values()
-    for case in range(8):
+    for case in range(len(CHOICES)):
         text = "ab the"
         ids = words().encode("ab the")
         calls = 0
         alone = set[str]()
-        for index in range(3):
-            choices = CHOICES[number(seed, case, index) % len(CHOICES)]
+        for choices in in_a_row(seed, case):
             own = [words().encode(choice) for choice in choices]
             means = [
                 sum(logprob(seed + case, [*ids, *row[:i]], row[i]) for i in range(len(row))) / len(row) for row in own
