@@ -77,6 +77,7 @@ nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # a slider needs a kernel
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_use_type_comments = False  # there are none, and to look for them takes a while
 maximum_signature_line_length = 88
 add_module_names = False
 

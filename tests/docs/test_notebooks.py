@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from PIL import Image, ImageChops
 
-from tests.support.rounding import LEAST, OTHERWISE
+from tests.support.cells import elsewhere, outputs
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
@@ -25,8 +25,6 @@ NAMES = "L1_model L2_attention L3_driver L4_sampler L5_scheduler L6_radix_cache 
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
 LONGEST_CAPTION = 240  # characters: two lines
 ENVIRONMENT = {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}  # a figure is drawn on one core
-# Pictures are compared nowhere, and to smooth their edges takes a third of the time.
-NO_PICTURES = "from matplotlib.figure import Figure\nFigure.savefig = lambda *_, **__: None"
 
 # A bug that engines have had, as code that runs after the notebook. The bank has more. The first line names the cells
 # that then run again, before the assertions.
@@ -116,18 +114,22 @@ class Executed:
     faulty: list[NotebookNode]
 
 
-def run(notebook: NotebookNode, environment: dict[str, str]) -> None:
-    client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", coalesce_streams=True)
-    client.execute(env=os.environ | ENVIRONMENT | environment)
-
-
 def printed(notebook: NotebookNode) -> dict[str, str]:
-    """What each cell prints and its figure says, without the lines that say "measured here"."""
-    texts = {}
-    for cell in code_cells(notebook):
-        lines = "".join(out.get("text") or out.data["text/plain"] + "\n" for out in cell.outputs).splitlines()
-        texts[cell.id] = "\n".join(line for line in lines if "measured here" not in line.lower())
-    return texts
+    """What each cell prints, and the words of its figure."""
+    return {
+        cell.id: "".join(
+            out.get("text") or out.data["text/plain"] + "\n" for out in cell.outputs if out.get("name") != "stderr"
+        )
+        for cell in code_cells(notebook)
+    }
+
+
+def not_measured(texts: dict[str, str]) -> dict[str, list[str]]:
+    """The lines of texts without those that say "measured here"."""
+    return {
+        name: [line for line in text.splitlines() if "measured here" not in line.lower()]
+        for name, text in texts.items()
+    }
 
 
 @cache
@@ -143,7 +145,8 @@ def executed(name: str) -> Executed:
     notebook.cells += map(nbformat.v4.new_code_cell, more)
     for cell in notebook.cells[size + 1 :]:
         cell.metadata.tags = ["raises-exception"]
-    run(notebook, {})
+    client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", coalesce_streams=True)
+    client.execute(env=os.environ | ENVIRONMENT)
     clock, *faulty = notebook.cells[size:]
     del notebook.cells[size:]
     return Executed(notebook, float(clock.outputs[0].text), faulty)
@@ -268,11 +271,10 @@ def test_the_picture_of_the_lesson_is_a_figure_of_today(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_prints_the_same_on_another_cpu(name):
     """On the least CPU, and with sums that are rounded otherwise; both at once, since each run takes long."""
-    notebook = read(name)
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(NO_PICTURES))
-    run(notebook, LEAST | OTHERWISE)
-    del notebook.cells[0]
-    assert printed(notebook) == printed(executed(name).notebook)
+    sources = {cell.id: cell.source for cell in code_cells(read(name))}
+    with elsewhere(**ENVIRONMENT).Pool(1) as process:
+        texts = process.apply_async(outputs, (sources,)).get(CELL_SECONDS * len(sources))
+    assert not_measured(texts) == not_measured(printed(executed(name).notebook))
 
 
 @pytest.mark.slow

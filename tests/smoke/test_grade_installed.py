@@ -48,8 +48,8 @@ for _place in {places!r}:
 
 
 def copy_course(place: Path) -> None:
-    """Copy the packages as a checkout or a wheel holds them."""
-    leave_out = shutil.ignore_patterns("__pycache__")
+    """Copy the packages as a checkout or a wheel holds them, with what Python has compiled."""
+    leave_out = shutil.ignore_patterns("*.pyc.*")  # what another process is just writing
     shutil.copytree(ENGINE, place / ENGINE.name, ignore=leave_out)
     shutil.copytree(SUITE, place / SUITE.name, ignore=leave_out, dirs_exist_ok=True)
 

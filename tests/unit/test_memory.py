@@ -217,13 +217,13 @@ print(json.dumps([time.perf_counter() - began, peak_rss() - before]))
 """
 
 
-def write_random(folder: Path, shape: str, dtype: str, num_shards: int) -> tuple[int, int]:
+def write_zeros(folder: Path, shape: str, dtype: str, num_shards: int) -> tuple[int, int]:
     """Write a checkpoint in a shape of the benchmarks -> the bytes of its weights, and those of its embeddings."""
     RANDOM[shape]().save_pretrained(folder)
     shapes = load_config(folder).weight_shapes()
     files = {name: f"model-{number % num_shards}.safetensors" for number, name in enumerate(shapes)}
     for file in sorted(set(files.values())):
-        own = {name: torch.rand(shapes[name], dtype=getattr(torch, dtype)) for name in files if files[name] == file}
+        own = {name: torch.zeros(shapes[name], dtype=getattr(torch, dtype)) for name in files if files[name] == file}
         save_file(own, folder / file, {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     size = getattr(torch, dtype).itemsize
@@ -237,7 +237,7 @@ def write_random(folder: Path, shape: str, dtype: str, num_shards: int) -> tuple
 )
 def test_a_model_is_never_in_memory_twice(tmp_path: Path, shape: str, dtype: str, num_shards: int) -> None:
     """Pages of files count too, so a file must be let go as well. A tied head is packed, which is a second table."""
-    weights, head = write_random(tmp_path, shape, dtype, num_shards)
+    weights, head = write_zeros(tmp_path, shape, dtype, num_shards)
     for system in ("reference", "packed", "fast", "transformers"):
         command = [sys.executable, "-c", LOADING, tmp_path, dtype, system]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
