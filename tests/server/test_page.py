@@ -171,7 +171,6 @@ def test_guessed_tokens_are_marked_and_refused_ones_struck_through(browser):
             assert page.locator(".lane .refused").count() == drafted - came
             text = completion(running, prompt, temperature=0)
             assert "".join(tokens(page)) == text
-            page.screenshot(path="/tmp/d2/page.png", full_page=True)
         finally:
             page.close()
 
