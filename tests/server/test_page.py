@@ -165,7 +165,7 @@ def test_guessed_tokens_are_marked_and_refused_ones_struck_through(browser):
             set_knob(page, "temperature", 0)
             write(page, prompt)
             about = page.locator(".lane small").text_content()
-            came, drafted = map(int, re.search(r"(\d+) of (\d+) guessed", about).groups())
+            came, drafted = map(int, re.search(r"(\d+) of (\d+) guesses came", about).groups())
             assert 0 < came < drafted
             assert page.locator(".lane .guessed").count() == came
             assert page.locator(".lane .refused").count() == drafted - came
