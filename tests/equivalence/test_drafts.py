@@ -25,8 +25,9 @@ from mini_engine.outputs import RequestOutput, StepOutput
 from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.trace import SamplingTrace
-from mini_engine.scheduler.drafts import Guesses, NGramDrafts, NoDrafts
-from mini_engine.scheduler.request import Request, RequestOptions
+from mini_engine.scheduler.drafts import Guesses, NGramDrafts, NoDrafts, is_confirmed
+from mini_engine.scheduler.request import Request, RequestOptions, RequestState
+from mini_engine.scheduler.scheduler import ScheduledChunk
 from mini_engine.tiny import corpus
 from tests.equivalence.test_engine import Trace
 from tests.support import grammars
@@ -238,8 +239,10 @@ def test_whatever_the_most_tokens_and_the_pool_drafts_never_go_beyond_them() -> 
     for most in range(1, 12):
         for pages in (5, 40):
             params = SamplingParams(max_new_tokens=most, ignore_eos=True)
-            off, on, _ = both(STORY[:6], params, page_size=4, num_pages=pages, max_model_len=6 + most)
+            off, on, engine = both(STORY[:6], params, page_size=4, num_pages=pages, max_model_len=6 + most)
             assert_same(off, on)
+            ends = [start + size + sum(step.drafted.values()) for step in engine.log for _, start, size in step.chunks]
+            assert max(ends) < 6 + most, "the last token is never fed back"
             assert on.num_accepted <= max(most - 1, 0)
 
 
@@ -282,24 +285,29 @@ def test_samples_scores_and_aborts() -> None:
 
 
 def test_a_step_that_is_interrupted_loses_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the layers, and before or in the middle of its drafted rows."""
+    """Before and after the layers, the choice of a token and its taking in, also in the middle of drafted rows."""
     params = SamplingParams(max_new_tokens=40, temperature=1.0, seed=2, frequency_penalty=1.0, logprobs=1)
     expected = alone("embedded", STORY, params)
     engine = drafting("embedded", serving(), lambda: Prophet([[*STORY, *expected.token_ids]], random.Random(2)))
-    calls = iter(range(10_000))
+    dice = random.Random(3)
 
     def interrupt(owner: Any, name: str) -> None:
         plain = getattr(owner, name)
 
         def call(*arguments: Any) -> Any:
-            if next(calls) % 5 == 2:
+            chance = dice.random()
+            if chance < 0.1:
                 raise KeyboardInterrupt
-            return plain(*arguments)
+            result = plain(*arguments)
+            if chance > 0.9:
+                raise KeyboardInterrupt
+            return result
 
         monkeypatch.setattr(owner, name, call)
 
     interrupt(engine.worker, "run")
     interrupt(engine.driver.sampler.ops, "argmax")
+    interrupt(engine.rows, "cumulate")
     name = engine.add_request(STORY, params)
     interrupted = 0
     while engine.has_work:
@@ -421,6 +429,18 @@ def test_a_request_whose_drafts_are_wrong_stops_and_begins_again_when_they_would
     assert sum(sizes[:early]) == 0
     assert sizes[early : early + 7] == [0, 0, 1, 2, 4, 8, 15], "in a step of 16 rows at most"
     assert on.num_accepted == on.num_drafted > 30
+
+
+def test_a_drafted_token_is_confirmed_where_it_came_and_while_its_request_runs() -> None:
+    """``[5, 4, 5]``: a grammar has appended two tokens, of which the last is the first of the draft."""
+    outputs = [[], [5], [6], [5, 6], [5, 4], [5, 4, 5], [5, 6, 7], [5, 6, 7, 9]]
+    for output in outputs:
+        request = Request("0", [1, 2], SamplingParams(), output_ids=output, state=RequestState.RUNNING)
+        chunk = ScheduledChunk(request, 1, 1, True, draft=(5, 6, 7))
+        confirmed = [place for place in range(5) if is_confirmed(chunk, place)]
+        assert confirmed == ([len(output) - 1] if output in ([5], [5, 6], [5, 6, 7]) else [])
+        request.state = RequestState.FINISHED
+        assert not any(is_confirmed(chunk, place) for place in range(5))
 
 
 # Of each step: how many tokens come as guessed, for how many there is room, and how many are drafted.

@@ -1,6 +1,7 @@
 """The page in a headless Chromium: it streams, branches, fits, and its script raises nothing."""
 
 import math
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -150,6 +151,28 @@ def test_a_grammar_is_kept_to_and_seen_as_a_stage(page):
     page.locator(".token").first.focus()
     assert "grammar" in [text[:7] for text in page.locator("#stages thead th").all_text_contents()]
     assert page.locator("#stages td.cut").count() > 0
+
+
+def test_guessed_tokens_are_marked_and_refused_ones_struck_through(browser):
+    """As many as the engine counts; the text is that without drafts."""
+    prompt = "One day a cat named Ida. One day a cat named Ida. One day a cat"
+    with serving(Small(drafts="ngram").config()) as running:
+        page = browser.new_page()
+        try:
+            page.set_default_timeout(WAIT)
+            page.goto(running.url)
+            page.locator("#speed").fill("60")
+            set_knob(page, "temperature", 0)
+            write(page, prompt)
+            about = page.locator(".lane small").text_content()
+            came, drafted = map(int, re.search(r"(\d+) of (\d+) guesses came", about).groups())
+            assert 0 < came < drafted
+            assert page.locator(".lane .guessed").count() == came
+            assert page.locator(".lane .refused").count() == drafted - came
+            text = completion(running, prompt, temperature=0)
+            assert "".join(tokens(page)) == text
+        finally:
+            page.close()
 
 
 def test_pause_stops_the_text_and_one_step_gives_one_token(page):

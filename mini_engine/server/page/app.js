@@ -401,7 +401,7 @@ function showStep(lane, event) {
   const reason = event.finished[lane.request];
   if (!chunk && !reason) return;
   const cached = lane.cached ? `, ${plural(lane.cached, "token")} from the cache` : "";
-  const came = lane.drafted ? `, ${lane.tokens.filter((each) => each.guessed).length} of ${lane.drafted} guessed` : "";
+  const came = lane.drafted ? `, ${lane.tokens.filter((each) => each.guessed).length} of ${lane.drafted} guesses came` : "";
   lane.about.textContent = `${plural(lane.tokens.length, "token")}${cached}${came}${reason ? `, ended: ${reason}` : ""}${comparison(lane, reason)}`;
   lane.hasEnded ||= Boolean(reason);
   if (reason) $("live").textContent = `${lane.name} has ended: ${lane.tokens.map((each) => each.piece).join("")}`;
