@@ -395,6 +395,7 @@ EXPECTED = {
         l8.spec_kernels
     """,
     "L9": "",
+    "L10": ENGINES + SENTENCES,
 }
 LOOK_AROUND = """
 import json as _json, sys as _s, types as _types
