@@ -163,10 +163,9 @@ class Drafting:
         A request that goes on keeps the pages of what is computed. One that ended has no pages any more. Mutates.
         """
         for request in [chunk.request for chunk in batch.chunks if chunk.draft]:
-            if request.state is RequestState.RUNNING:
-                kept = pages_needed(request.num_computed_tokens, self.scheduler.page_size)
-                self.scheduler.allocator.free(request.pages[kept:])
-                del request.pages[kept:]
+            kept = pages_needed(request.num_computed_tokens, self.scheduler.page_size)
+            self.scheduler.allocator.free(request.pages[kept:])
+            del request.pages[kept:]
 
 
 def make_drafting(

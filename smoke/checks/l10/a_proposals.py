@@ -56,6 +56,7 @@ TEXTS: dict[str, tuple[list[int], int]] = {
     "of two places the later one": ([1, 2, 3, 8, 1, 2, 3, 9, 1, 2, 3], 1),
     "4 equal tokens count no more than 3": ([4, 1, 2, 3, 8, 9, 1, 2, 3, 7, 4, 1, 2, 3], 1),
     "a token of the very beginning": ([5, 8, 9, 7, 5], 2),
+    "1 12 is not 11 2": ([1, 12, 9, 11, 2, 8, 1, 12], 1),
     "nothing may be proposed": ([5, 6, 5], 0),
 }
 

@@ -50,13 +50,17 @@ def build_drafting(scheduler: Any, make: Any, rows: int = 100) -> Any:
 
 @dataclass(frozen=True)
 class Piece:
-    """A chunk of a step: tokens of the request, how many are computed by this step, and whether scores alone are asked."""
+    """A chunk of a step: tokens of the request, how many are computed by this step, and how many ids are proposed.
+
+    ``scores``: scores alone are asked for.
+    """
 
     prompt: int
     outputs: int
     count: int
     samples: bool = True
     scores: bool = False
+    ids: int = 100
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,21 @@ class Step:
     budget: int | None = None
 
 
-def decodes(count: int) -> tuple[Piece, ...]:
+class Several:
+    """Proposes for several requests: so many ids as the piece says whose number is the first token."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        """Propose for the requests of ``pieces``."""
+        self.pieces = pieces
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Return up to ``most`` ids."""
+        return list(range(100, 100 + min(most, self.pieces[tokens[0]].ids)))
+
+
+def decodes(count: int, ids: int = 100) -> tuple[Piece, ...]:
     """Return requests with one token to compute."""
-    return tuple(Piece(3, 2 + index, 1) for index in range(count))
+    return tuple(Piece(3, 2 + index, 1, ids=ids) for index in range(count))
 
 
 def draw_step(rng: random.Random) -> Step:
@@ -79,10 +95,11 @@ def draw_step(rng: random.Random) -> Step:
     for _ in range(rng.randint(1, 6)):
         kind = rng.choice(["decode", "decode", "prompt", "piece"])
         prompt = rng.randint(3, 8)
+        ids = rng.choice([0, 1, 3, 100, 100])
         pieces.append(
-            Piece(prompt, rng.randint(1, 4), 1)
+            Piece(prompt, rng.randint(1, 4), 1, ids=ids)
             if kind == "decode"
-            else Piece(prompt, 0, prompt - (kind == "piece"), kind == "prompt")
+            else Piece(prompt, 0, prompt - (kind == "piece"), kind == "prompt", ids=ids)
         )
     own = sum(piece.count for piece in pieces)
     rows = max(own + rng.randint(-2, 30), 1)
@@ -96,6 +113,7 @@ def extended(seed: int) -> dict[str, Step]:
         "three requests share 8 rows": Step(decodes(3), 11),
         "three requests share 7 rows": Step(decodes(3), 10),
         "more requests than rows": Step(decodes(5), 7),
+        "what one does not draft is left to the others": Step((*decodes(1, 1), *decodes(2)), 12),
         "no row is left": Step(decodes(4), 4),
         "more rows than drafts may have": Step(decodes(4), 3),
         "the budget of the step is less": Step(decodes(2), 30, 6),
@@ -126,13 +144,14 @@ def extend_probe(seed: int) -> Values:
             person = Person(f"r{index}", piece.prompt, 90, index, piece.outputs, start, state="running")
             request = build_request(person)
             request.pages = scheduler.allocator.allocate(touched(known, 2))
+            request.prompt_ids = [index, *request.prompt_ids[1:]]
             request.options = RequestOptions(score_only=piece.scores)
             scheduler.running.append(request)
             chunks.append(ScheduledChunk(request, start, piece.count, piece.samples))
         gone = build_request(Person("gone", 1))
         batch = ScheduledBatch(list(chunks), [gone])
         with keen():
-            wide = build_drafting(scheduler, lambda: Fixed(range(100, 200)), step.rows).extend(batch)
+            wide = build_drafting(scheduler, lambda s=step: Several(s.pieces), step.rows).extend(batch)
         values[name] = {
             "drafts": [list(map(int, chunk.draft)) for chunk in wide.chunks],
             "chunks": chunk_list(wide.chunks),
@@ -155,7 +174,7 @@ def extend_spec(seed: int) -> Values:
                 while left > 0 and share * waiting < left:
                     share += 1
                 waiting -= 1
-            share = 0 if piece.scores else share
+            share = 0 if piece.scores else min(share, piece.ids)
             left -= share
             drafts.append(list(range(100, 100 + share)))
         chunks = [

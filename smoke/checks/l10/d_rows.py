@@ -111,7 +111,7 @@ REGISTRY.add(
 
 @dataclass(frozen=True)
 class Come:
-    """What came after a step with a draft: so many of its tokens, then other ones, and the request's state."""
+    """What came after a step with a draft: so many of its tokens, then other ones, and why the request ended if so."""
 
     draft: tuple[int, ...]
     right: int
@@ -126,7 +126,7 @@ def come_cases(seed: int) -> dict[str, Come]:
     for length in range(5):
         for right in range(length + 1):
             for others in ((), (7,), (7, 8)):
-                for state in ("running", "finished", "preempted"):
+                for state in ("running", "stop", "length"):
                     draft = tuple(rng.choice([1, 2]) for _ in range(length))
                     come = Come(draft, right, others, state)
                     cases[f"{right} of {draft}, then {others}, {state}, {len(cases)}"] = come
@@ -140,7 +140,6 @@ def come_cases(seed: int) -> dict[str, Come]:
 def come_probe(seed: int) -> Values:
     """Ask at every place of the draft and behind it, after a step of one token and after one of a prompt."""
     from mini_engine.scheduler.drafts import is_confirmed
-    from mini_engine.scheduler.request import RequestState
 
     values = Values()
     for name, come in come_cases(seed).items():
@@ -149,10 +148,20 @@ def come_probe(seed: int) -> Values:
             request = chunk.request
             request.output_ids += [*come.draft[: come.right], *come.others]
             request.num_computed_tokens = request.num_tokens - 1
-            request.state = RequestState(come.state)
+            if come.state != "running":
+                end(request, come.state)
             asked = [bool(is_confirmed(chunk, place)) for place in range(len(come.draft) + 2)]
             values[f"{name}, a chunk of {row.count}"] = asked
     return values
+
+
+def end(request: Any, reason: str) -> None:
+    """End a request as the scheduler does. Mutates."""
+    from mini_engine.scheduler.request import RequestState
+
+    request.state = RequestState.FINISHED
+    request.finish_reason = reason
+    request.pages = []
 
 
 def come_spec(seed: int) -> Values:
@@ -239,8 +248,6 @@ def ahead_probe(seed: int) -> Values:
 
 def grow(chunk: Any, whose: dict[str, Life]) -> None:
     """Do what the engine does after a chunk: what is computed is noted, a token comes, a few are forced, or it ends."""
-    from mini_engine.scheduler.request import RequestState
-
     request, life = chunk.request, whose[chunk.request.request_id]
     request.num_computed_tokens = chunk.start + chunk.num_tokens
     if not chunk.samples:
@@ -250,7 +257,7 @@ def grow(chunk: Any, whose: dict[str, Life]) -> None:
     if count + 1 == life.forced:
         request.output_ids.append(life.tokens[count + 1])
     if count + 1 == life.ends:
-        request.state = RequestState.FINISHED
+        end(request, "stop")
 
 
 def ahead_spec(seed: int) -> Values:
