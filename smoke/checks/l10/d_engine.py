@@ -105,7 +105,7 @@ def bits_verdict(seed: int, got: Values) -> list[Failure]:
                 where = f"{name}, {load}, request {index} {plan.params}"
                 failures += like_alone(run["requests"][index], got[f"{name}, alone"][index], plan, where)
             drafted, accepted = run["counts"]
-            if not drafted > accepted > 20:
+            if accepted <= 3 or ("at a time" in load and drafted == accepted):
                 failures.append(Failure(f"{name}, {load}", "drafts", "some come, some do not", str(run["counts"])))
             if not run["all pages free"] or ("run out" in load and run["preempted"] < 2):
                 failures.append(Failure(f"{name}, {load}", "pages", "they run out, and are free at the end", str(run)))

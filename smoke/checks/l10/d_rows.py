@@ -201,9 +201,17 @@ class Life:
     forced: int
 
 
+LONG = Life(Row(4, 1, 4, 1, (501, 502, 503, 504)), (501, 502, 503, 504, 7), 50, 50)
+TOGETHER: dict[str, list[Life]] = {
+    "the token that is forced was drafted": [Life(Row(3, 1, 3, 1, (501, 502)), (501, 502, 7, 7), 50, 1), LONG],
+    "it was drafted, behind a wrong one": [Life(Row(3, 1, 3, 1, (501, 502)), (7, 502, 7, 7), 50, 1), LONG],
+    "it was drafted, at the end": [LONG, Life(Row(3, 1, 3, 1, (501, 502, 503)), (501, 502, 503, 7, 7), 50, 2)],
+}
+
+
 def lives(seed: int) -> dict[str, list[Life]]:
     """Draw what becomes of the requests of each step."""
-    found = {}
+    found = dict(TOGETHER)
     for name, rows in steps(seed).items():
         rng = random.Random(f"life {seed} {name}")
         found[name] = []
