@@ -9,7 +9,6 @@ it is the one that was drafted, by the same sampler with the same state. So no a
 leaves keys and values behind the request's tokens; the tokens that come instead overwrite them.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -23,8 +22,6 @@ from mini_engine.scheduler.request import Request, RequestState
 from mini_engine.scheduler.scheduler import ScheduledBatch, ScheduledChunk, Scheduler
 
 LENGTHS = (3, 2, 1)  # of the ends of a text that are looked up
-LONGEST = 7  # tokens in a draft
-WINDOW = 32  # guesses of a request that decide whether it drafts
 PLAIN = SamplingParams()
 
 
@@ -72,37 +69,34 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGramDrafts}
 
 
 class Guesses:
-    """The drafter of one request, and how good it was lately."""
+    """The drafter of one request, and how long its next draft may be.
+
+    A guess of which all came makes the next draft twice as long, another one half as long. At length 0 a single token
+    is guessed and not computed: that costs next to nothing, and if it comes, the next draft has one token. A text in
+    which every token comes as guessed with chance p is so drafted in a share p of its steps at most while p is small.
+    """
 
     def __init__(self, drafter: Drafter) -> None:
         """Have guessed nothing yet."""
         self.drafter = drafter
         self.tokens: list[int] = []
-        self.hits: deque[bool] = deque(maxlen=WINDOW)  # whether the first token of a guess came
-        self.first: int | None = None
+        self.guess: list[int] = []
+        self.length = 0
 
-    @property
-    def pays(self) -> bool:
-        """Whether at least half of the last ``WINDOW`` guesses were right.
-
-        If a token comes as guessed with probability p, a long draft gives p / (1 - p) tokens more. That is 1 for a
-        half, and a pass over several rows costs less than two over one.
-        """
-        return 2 * sum(self.hits) >= len(self.hits)
+    def judge(self, came: Sequence[int]) -> None:
+        """Set the next draft's length by what ``came`` where the last guess was made. Mutates."""
+        if self.guess and came:
+            is_right = self.guess[: len(came)] == came[: len(self.guess)]
+            self.length = max(1, 2 * self.length) if is_right else self.length // 2
 
     def next(self, request: Request, most: int) -> list[int]:
-        """Return a draft of at most ``most`` tokens for ``request``, at least 1. Mutates.
-
-        Where drafts do not pay a token is guessed all the same, judged by what comes and not returned. So a request
-        whose text begins to repeat drafts again.
-        """
-        if self.first is not None and request.num_tokens > len(self.tokens):
-            self.hits.append(request.tokens(len(self.tokens), len(self.tokens) + 1) == [self.first])
-        self.tokens += request.tokens(len(self.tokens), request.num_tokens)
-        most = min(most, LONGEST) if self.pays else 0
-        draft = list(self.drafter.propose(self.tokens, max(most, 1)))
-        self.first = draft[0] if draft else None
-        return draft[:most]
+        """Return a draft of at most ``most`` tokens for ``request``, at least 1. Mutates."""
+        came = request.tokens(len(self.tokens), request.num_tokens)
+        self.judge(came)
+        self.tokens += came
+        self.length = min(self.length, most)
+        self.guess = list(self.drafter.propose(self.tokens, max(self.length, 1)))
+        return self.guess[: self.length]
 
 
 class Drafting:
@@ -128,8 +122,6 @@ class Drafting:
         limits = (self.max_rows, self.scheduler.limits.max_tokens_per_step or self.max_rows)
         left = min(limits) - batch.num_tokens
         num_left = len(batch.sampling)
-        if left <= 0 or not num_left:
-            return batch
         chunks = []
         for chunk in batch.chunks:
             if chunk.samples and not chunk.request.options.score_only:

@@ -5,7 +5,6 @@ Owns: texts that grow as answers do, a search from their end, and tokens that co
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise
@@ -95,8 +94,8 @@ def search_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L10.A.search",
-    "What is proposed is what a search from the end of the text finds: the last place with the newest 3 tokens, else 2, "
-    "else 1, and what follows it; a copy that reaches the end goes on with itself.",
+    "What is proposed is what a search from the end of the text finds: the last place with the newest 3 tokens, else "
+    "2, else 1, and what follows it; a copy that reaches the end goes on with itself.",
     search_probe,
     bitwise(search_spec),
 )
@@ -180,7 +179,7 @@ def looks_probe(seed: int) -> Values:
 
 
 def looks_verdict(seed: int, got: Values) -> list[Failure]:
-    """A call after a long text may look at no more tokens than one after a short text may."""
+    """Allow a call after a long text no more looks than one after a short text."""
     failures = []
     for length in (SHORT, LONG):
         counts = got[f"{length} tokens"]
@@ -192,8 +191,8 @@ def looks_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L10.A.looks",
-    "A draft in a text of 30,000 tokens takes as many looks at tokens as one in a text of 300: what follows an n-gram is "
-    "known, not searched.",
+    "A draft in a text of 30,000 tokens takes as many looks at tokens as one in a text of 300: what follows an n-gram "
+    "is known, not searched.",
     looks_probe,
     looks_verdict,
 )

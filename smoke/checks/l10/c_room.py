@@ -1,7 +1,7 @@
 """The checks of the room that drafts may take (L10.C): rows and pages that nobody needs in this step. No model.
 
 Owns: states of a scheduler that are put together by hand, a draft token by token, and whole made-up runs whose steps
-must be those without drafts. What decides whether a request guesses (L10.B) is not asked: all guess as much as they may.
+must be those without drafts. What decides how much a request guesses (L10.B) is not asked: all guess all they may.
 """
 
 import random
@@ -263,9 +263,7 @@ def draft_probe(seed: int) -> Values:
         tokens = [*range(room.cached * room.page_size)]
         shelf.insert(tokens, scheduler.allocator.allocate(room.cached))
         known = room.prompt + room.outputs
-        request = build_request(
-            Person("r0", room.prompt, room.most_new, 0, room.outputs, known - 1, state="running")
-        )
+        request = build_request(Person("r0", room.prompt, room.most_new, 0, room.outputs, known - 1, state="running"))
         request.pages = scheduler.allocator.allocate(held)
         before = list(request.pages)
         scheduler.running.append(request)
@@ -359,7 +357,8 @@ def drafters_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L10.C.drafters",
-    "Every request has one drafter of its own from its first draft to its last; a new request of an old name has another.",
+    "Every request has one drafter of its own from its first draft to its last; a new request of an old name has "
+    "another.",
     drafters_probe,
     bitwise(drafters_spec),
 )
@@ -453,8 +452,8 @@ def back_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L10.C.back",
-    "After the step a request with a draft keeps the pages of what is computed and gives the others back; one without a "
-    "draft keeps all of its pages.",
+    "After the step a request with a draft keeps the pages of what is computed and gives the others back; one without "
+    "a draft keeps all of its pages.",
     back_probe,
     bitwise(back_spec),
 )

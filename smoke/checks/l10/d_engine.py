@@ -37,7 +37,7 @@ def build(
     rows: int = 32,
     **options: Any,
 ) -> Any:
-    """Build the candidate's engine, which drafts with ``drafter`` up to ``rows`` rows a step; without one not at all."""
+    """Build the candidate's engine, which drafts with ``drafter`` up to ``rows`` rows a step; without one never."""
     from mini_engine.llm import make_engine
 
     drafting = {} if drafter is None else {"drafts": "own", "max_draft_rows": rows}
@@ -218,8 +218,8 @@ def ends_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L10.D.ends",
-    "An answer ends where it ends without drafts: at a stop string, a stop id, the model's end or the most tokens, also "
-    "inside of a draft that goes on; its text, its reports and what is drawn without a seed stay the same.",
+    "An answer ends where it ends without drafts: at a stop string, a stop id, the model's end or the most tokens, "
+    "also inside of a draft that goes on; its text, its reports and what is drawn without a seed stay the same.",
     ends_probe,
     ends_verdict,
     seconds=90.0,
@@ -245,9 +245,7 @@ def grammars_probe(seed: int) -> Values:
         options = {"jump_forward": jump, "num_pages": 200, "max_running_requests": 6, "grammar_backend": "sentences"}
         l7.register_backend({})
         off = l7.drive(build(embedded_case(), None, eos=l7.STOPS, with_text=True, **options), guests, seed)["answers"]
-        texts = [
-            [*guest.prompt_ids(seed), *own["ids"], *range(40, 52)] for guest, own in zip(guests, off, strict=True)
-        ]
+        texts = [[*guest.prompt_ids(seed), *own["ids"], *range(40, 52)] for guest, own in zip(guests, off, strict=True)]
         dice = random.Random(f"grammars {seed}")
         with keen():
             engine = build(

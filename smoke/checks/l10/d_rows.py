@@ -66,7 +66,11 @@ def rows_probe(seed: int) -> Values:
 
 def fed(sequence: Any) -> list[Any]:
     """Return what the model gets of a chunk: tokens, the position of the first, and the pages."""
-    return [[int(token) for token in sequence.token_ids], int(sequence.num_computed_tokens), [int(p) for p in sequence.pages]]
+    return [
+        [int(token) for token in sequence.token_ids],
+        int(sequence.num_computed_tokens),
+        [int(p) for p in sequence.pages],
+    ]
 
 
 def report(params: Any) -> list[Any]:
@@ -100,8 +104,8 @@ def rows_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L10.D.rows",
-    "A step with drafts has its own chunks first and then a row for each drafted token, in order: at the next position, "
-    "on its request's pages, with logits and without reports. The requests themselves know nothing of it.",
+    "A step with drafts has its own chunks first and then a row for each drafted token, in order: at the next "
+    "position, on its request's pages, with logits and without reports. The requests themselves know nothing of it.",
     rows_probe,
     bitwise(rows_spec),
 )
@@ -165,7 +169,7 @@ def end(request: Any, reason: str) -> None:
 
 
 def come_spec(seed: int) -> Values:
-    """A token counts if the draft up to it is all that has come since the step, and the request goes on."""
+    """Count a token if the draft up to it is all that has come since the step, and the request goes on."""
     values = Values()
     for name, come in come_cases(seed).items():
         since = [*come.draft[: come.right], *come.others]
@@ -179,8 +183,8 @@ def come_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L10.D.confirmed",
-    "A row of a draft counts if the token before it is the newest one of its request, as it was drafted, and the request "
-    "goes on: not after an end, not after another token, not after one too many.",
+    "A row of a draft counts if the token before it is the newest one of its request, as it was drafted, and the "
+    "request goes on: not after an end, not after another token, not after one too many.",
     come_probe,
     bitwise(come_spec),
 )
@@ -192,7 +196,7 @@ REGISTRY.add(
 class Life:
     """A chunk, the tokens that its request samples one after the other, when it ends, and what is forced when.
 
-    ``ends``: its number of tokens at the end. ``forced``: behind the token of this number the next one is appended, too.
+    ``ends``: its number of tokens at the end. ``forced``: the next one is appended behind the token of this number.
     """
 
     row: Row
