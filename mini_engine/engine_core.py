@@ -177,7 +177,8 @@ class EngineCore:
             for name, reason in failed.items():
                 self.finish(self.entries[name], "error", reason)
         batch = self.scheduler.schedule()
-        if self.drafting is not None and self.driver.sampler.trace is None:  # a trace shows one token of a step
+        trace = self.driver.sampler.trace
+        if self.drafting is not None and (trace is None or trace.keeps_calls):
             batch = self.drafting.extend(batch)
         for chunk in batch.chunks:
             if chunk.request.times.started is None:

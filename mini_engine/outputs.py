@@ -42,6 +42,7 @@ class StepOutput:
     and "update" of a step that began at ``began``. ``num_tokens_held``: tokens that the used pages hold.
     ``num_compiling``: requests that wait for a grammar. ``forced``: how many tokens a request's grammar appended.
     ``drafted`` and ``accepted``: how many tokens were guessed for a request and computed, and how many of them came.
+    ``refused``: the ids of those that did not.
     """
 
     number: int
@@ -59,6 +60,7 @@ class StepOutput:
     forced: dict[str, int] = field(default_factory=dict)
     drafted: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class StepLog(deque[StepOutput]):
@@ -95,6 +97,8 @@ class StepLog(deque[StepOutput]):
         accepted: dict[str, int] | None = None,
     ) -> StepOutput:
         """Return what the step did, and keep it if it computed something. Mutates."""
+        came = accepted or {}
+        drafts = {chunk.request.request_id: chunk.draft for chunk in batch.chunks if chunk.draft}
         output = StepOutput(
             number=self.num_steps,
             began=self.began,
@@ -109,8 +113,9 @@ class StepLog(deque[StepOutput]):
             num_tokens_held=sum(request.num_computed_tokens for request in scheduler.running),
             num_compiling=compiling,
             forced=forced,
-            drafted={chunk.request.request_id: len(chunk.draft) for chunk in batch.chunks if chunk.draft},
-            accepted=accepted or {},
+            drafted={name: len(draft) for name, draft in drafts.items()},
+            accepted=came,
+            refused={name: rest for name, draft in drafts.items() if (rest := draft[came.get(name, 0) :])},
         )
         self.num_steps += 1
         if batch.chunks:

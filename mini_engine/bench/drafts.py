@@ -213,12 +213,11 @@ def measure(shape: str, folder: Path, loads: Sequence[str], requests: Sequence[i
         tasks = [random_task(load, rng, size) if given else tiny_tasks(load, rng) for _ in range(max(requests))]
         for count in requests:
             turns = []
-            for _ in range(rounds + 1):
-                off, on = (
-                    serve(model, replace(config, drafts=cast(Any, drafts)), eos, tasks[:count])
-                    for drafts in ("off", "ngram")
-                )
-                turns.append((off, on, look_up(peer, tasks[0])))
+            for turn in range(rounds + 1):
+                served = {}
+                for drafts in ("off", "ngram")[:: 1 if turn % 2 else -1]:  # each is as often the first
+                    served[drafts] = serve(model, replace(config, drafts=cast(Any, drafts)), eos, tasks[:count])
+                turns.append((served["off"], served["ngram"], look_up(peer, tasks[0])))
             rows.append(make_row(shape, load, count, turns[1:]))
     return rows
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mini_engine.cli.options import ComputeOption, DtypeOption, Engine, Model, config_option, with_groups
+from mini_engine.cli.options import ComputeOption, DraftsOption, DtypeOption, Engine, Model, config_option, with_groups
 from mini_engine.cli.serve import Answering, import_server, model_name
-from mini_engine.config import Compute, Dtype, EngineConfig
+from mini_engine.config import Compute, Drafts, Dtype, EngineConfig
 from mini_engine.sampler.params import SamplingParams
 
 
@@ -25,6 +25,7 @@ class Small:
     pages: Annotated[int, config_option("num_pages")] = 48
     page_size: Annotated[int, config_option("page_size")] = 8
     eviction: Annotated[str, config_option("eviction")] = "lru"
+    drafts: DraftsOption = "off"
     engine: Engine = None
 
     def config(self) -> EngineConfig:
@@ -38,6 +39,7 @@ class Small:
             page_size=self.page_size,
             prefix_cache="radix",
             eviction=self.eviction,
+            drafts=cast(Drafts, self.drafts),
         )
 
 

@@ -6,6 +6,7 @@ A trace only copies logits, so a sampler with a trace chooses the same tokens.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,8 +30,12 @@ class Stage:
 
 @dataclass
 class SamplingTrace:
-    """Keeps the logits after every stage of the last call."""
+    """Keeps the logits after every stage of the last call.
 
+    ``keeps_calls``: whether it keeps more calls than the last, so that a step may sample a request several times.
+    """
+
+    keeps_calls: ClassVar[bool] = False
     top: int = 5
     records: list[tuple[str, list[int], Tensor]] = field(default_factory=list)
 

@@ -134,6 +134,7 @@ class StepEvents(Watcher):
             "forced": output.forced,
             "drafted": output.drafted,
             "accepted": output.accepted,
+            "refused": {name: [text_of(self.engine, [token]) for token in ids] for name, ids in output.refused.items()},
             "tokens": tokens,
             "finished": {d.request_id: d.finish_reason for d in output.deltas if d.finish_reason is not None},
             "running": [running(request) for request in view.running],
@@ -209,18 +210,23 @@ def text_of(engine: Engine, token_ids: Sequence[int]) -> str:
 class WatchedRows(SamplingTrace):
     """A trace that copies only the rows of watched requests. Their tokens are the same with and without it."""
 
+    keeps_calls = True
+
     def __init__(self, rows: SampledRows[Request]) -> None:
         """Trace the rows that ``rows`` holds at the time of a call."""
         super().__init__()
         self.rows = rows
         self.watched = set[str]()
-        self.places = dict[int, str]()
+        self.places = dict[int, tuple[str, int]]()  # of a row: its request, and how many tokens that has
+        self.calls = dict[tuple[str, int], tuple[int, list[Any]]]()  # of a place: its row, and the records of the call
 
     def start(self, logits: Tensor) -> Callable[[str, Tensor], None]:
-        """Forget the last call and find the watched requests among the rows. Mutates."""
-        names = [request.request_id for request in self.rows.requests]
-        self.places = {row: name for row, name in enumerate(names) if name in self.watched}
-        return super().start(logits)
+        """Find the watched requests among the rows, and begin the records of a call. Mutates."""
+        places = [(request.request_id, request.num_output_tokens) for request in self.rows.requests]
+        self.places = {row: place for row, place in enumerate(places) if place[0] in self.watched}
+        note = super().start(logits)
+        self.calls |= {place: (row, self.records) for row, place in self.places.items()}
+        return note
 
     def note(self, name: str, logits: Tensor, rows: Sequence[int] | None = None) -> None:
         """Copy the watched rows of ``logits`` [R, V]. Mutates."""
@@ -229,9 +235,10 @@ class WatchedRows(SamplingTrace):
         if places:
             super().note(name, logits[places], [own[place] for place in places])
 
-    def stages_of(self, request_id: str) -> list[Stage]:
-        """Return the stages that the newest token of a request went through."""
-        return next((self.stages(row) for row, name in self.places.items() if name == request_id), [])
+    def take(self, request_id: str, index: int) -> list[Stage]:
+        """Return the stages that token ``index`` of a request went through, and forget them. Mutates."""
+        row, self.records = self.calls.pop((request_id, index), (0, []))
+        return self.stages(row)
 
 
 class StageEvents(Watcher):
@@ -277,7 +284,7 @@ class StageEvents(Watcher):
         token = delta.token_id
         stages = list[Stage]()
         if delta.logits is not None and isinstance(trace, WatchedRows):
-            stages = self.asked(trace.stages_of(self.request_id))
+            stages = self.asked(trace.take(self.request_id, self.index))
         ids = shown_ids(stages, token, self.top)
         return "token", {
             "request": self.request_id,

@@ -62,7 +62,8 @@ def test_values_are_those_of_the_plain_path(name, dtype):
 
 
 def test_two_groups_and_who_is_in_them():
-    chunks = [tail(8, [20], 70), chunk_at(40, 80, PAGE), tail(8, [30], 66), chunk_at(40, 79, PAGE), chunk_at(60, 9, 8)]
+    apart = SequenceChunk([1], 79, [*range(40, 49), 70])
+    chunks = [tail(8, [20], 70), apart, tail(8, [30], 66), chunk_at(40, 79, PAGE), chunk_at(60, 9, 8)]
     plain, out, cascade = run_both(chunks)
     assert [len(prefix.slots) for prefix in cascade.prefixes] == [64, 72]
     assert cascade.members == [0, 2, 1, 3]
@@ -77,6 +78,11 @@ def test_two_groups_and_who_is_in_them():
         [tail(8, [], 64), tail(10, [30], 85)],  # 56 besides the newest one
         [tail(8, [20], 70), tail(8, [*range(30, 60)], 300), tail(8, [70], 66), tail(8, [71], 66)],  # padding costs more
         [tail(8, [20, 21], 75, 9), tail(8, [30], 70)],  # one of the two is a prompt
+        [
+            chunk_at(40, 80, PAGE),
+            chunk_at(40, 79, PAGE),
+            chunk_at(40, 78, PAGE),
+        ],  # a draft, which a grid reads in place
     ],
 )
 def test_no_cascade_where_it_would_not_help(chunks):

@@ -25,8 +25,8 @@ from mini_engine.outputs import RequestOutput, StepOutput
 from mini_engine.radix_cache import RadixCache
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.trace import SamplingTrace
-from mini_engine.scheduler.drafts import LONGEST, WINDOW, Guesses, NGramDrafts, NoDrafts
-from mini_engine.scheduler.request import RequestOptions
+from mini_engine.scheduler.drafts import Guesses, NGramDrafts, NoDrafts
+from mini_engine.scheduler.request import Request, RequestOptions
 from mini_engine.tiny import corpus
 from tests.equivalence.test_engine import Trace
 from tests.support import grammars
@@ -51,7 +51,7 @@ from tests.support.engines import (
 @pytest.fixture(autouse=True)
 def _keen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests draft however often they were wrong."""
-    monkeypatch.setattr(Guesses, "pays", True)
+    monkeypatch.setattr(Guesses, "judge", lambda self, _: setattr(self, "length", 7))
 
 
 class Prophet:
@@ -418,10 +418,32 @@ def test_a_request_whose_drafts_are_wrong_stops_and_begins_again_when_they_would
     assert_same(off, on)
     sizes = [sum(step.drafted.values()) for step in engine.log]
     early = 130 - len(STORY)
-    assert sizes[0] == LONGEST == max(sizes)
-    assert sum(sizes[1:early]) == 0
-    assert sum(sizes[early : early + WINDOW // 2]) == 0
-    assert on.num_accepted > 30
+    assert sum(sizes[:early]) == 0
+    assert sizes[early : early + 7] == [0, 0, 1, 2, 4, 8, 15], "in a step of 16 rows at most"
+    assert on.num_accepted == on.num_drafted > 30
+
+
+# Of each step: how many tokens come as guessed, for how many there is room, and how many are drafted.
+STEPS = [(1, 9, 0), (1, 9, 1), (9, 9, 2), (9, 9, 4), (9, 3, 3), (9, 9, 6), (3, 9, 9), (2, 9, 4), (0, 9, 2)]
+STEPS += [(0, 9, 1), (0, 9, 0), (9, 9, 0), (9, 1, 1), (0, 9, 2), (0, 9, 1), (0, 9, 0), (0, 9, 0)]
+
+
+def test_a_draft_is_twice_as_long_as_one_that_came_and_half_as_long_as_one_that_did_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()  # ``_keen``
+
+    class Counting:
+        def propose(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+            return range(len(tokens), len(tokens) + most)
+
+    request = Request("0", [0], SamplingParams())
+    guesses = Guesses(Counting())
+    for right, room, expected in STEPS:
+        known = request.num_tokens
+        assert guesses.next(request, room) == list(range(known, known + expected))
+        assert len(guesses.next(request, room)) == expected, "a step that is repeated"
+        request.output_ids += [known + n if n < right else -1 for n in range(min(right, expected) + 1)]
 
 
 def test_beyond_the_limit_of_rows_nothing_is_drafted() -> None:

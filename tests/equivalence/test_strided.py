@@ -42,6 +42,8 @@ LAYOUTS = {
     "a chunk of a prompt between them": [(0, 30, 1), (8, 40, 9), (16, 12, 1)],
     "the grid does not begin at 0": [(8, 30, 1), (16, 31, 1)],
     "rows of the grid overlap": [(0, 64, 1), (8, 3, 1)],
+    "the rows of a draft": [(8, 30, 1), (8, 31, 1), (8, 32, 1), (8, 33, 1)],
+    "drafts of several lengths, and none": [(0, 30, 1), (16, 12, 1), (8, 9, 1), (0, 31, 1), (0, 32, 1), (16, 13, 1)],
     "two grids, a chunk and a row alone": [(20, 30, 1), (3, 20, 1), (0, 31, 1), (8, 33, 9), (10, 25, 1), (33, 4, 1)],
 }
 

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mini_engine import llm
 from mini_engine.config import EngineConfig
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.server.errors import ApiError
 from mini_engine.server.steps import MOST_UNREAD, EventQueue, StageEvents, StepEvents
-from tests.support.engines import _one_thread, encode, make_engine  # noqa: F401
+from tests.support.engines import TOKENIZER, _one_thread, encode, make_driver, make_engine  # noqa: F401
 
 SERVING = EngineConfig(
     max_running_requests=3,
@@ -144,6 +145,42 @@ def test_a_grammar_is_a_stage_and_forced_tokens_have_none():
     assert all([stage["name"] for stage in event["stages"]] == ["logits", "grammar"] for event in sampled)
     assert all(event["stages"][1]["chosen"] > 0 for event in sampled)
     assert engine.driver.sampler.trace is None
+
+
+def test_a_step_with_a_draft_tells_the_stages_of_every_token_and_what_was_refused():
+    """Without drafts the stages are the same; each fifth token is guessed wrong."""
+
+    def told(guesses: list[int]):
+        class Knowing:
+            def propose(self, tokens, most):
+                return guesses[len(tokens) :][:most]
+
+        config = replace(ROOMY, batch_invariant=True, drafts="own")
+        engine = llm.make_engine(make_driver("embedded", config), TOKENIZER, drafter=Knowing)
+        steps, stages = [], []
+        for watcher in (StepEvents(engine, steps.append), StageEvents(engine, stages.append, "watched", WATCHED, 12)):
+            watcher.attach()
+        engine.add_request(encode("One day a bear"), OTHERS[0], "other")
+        engine.add_request(encode(STORY), WATCHED, "watched")
+        while engine.has_work:
+            engine.step()
+        own = engine.entries["watched"].output
+        return [fields for _, fields in steps], [fields for _, fields in stages], [*own.prompt_ids, *own.token_ids]
+
+    _, plain, text = told([])
+    guesses = [token if place % 5 else token + 1 for place, token in enumerate(text)]
+    steps, stages, _ = told(guesses)
+    assert [event | {"step": 0} for event in stages] == [event | {"step": 0} for event in plain]
+    known = len(encode(STORY))
+    refused = 0
+    for step in steps:
+        drafted, accepted = (step[name].get("watched", 0) for name in ("drafted", "accepted"))
+        drafts = [TOKENIZER.decode([token], skip_special_tokens=False) for token in guesses[known : known + drafted]]
+        assert step["refused"].get("watched", []) == drafts[accepted:]
+        known += sum(token["request"] == "watched" for token in step["tokens"])
+        refused += drafted - accepted
+    assert refused > 3
+    assert stages[-1]["step"] - stages[0]["step"] < len(stages) - 3
 
 
 def test_steps_tell_every_token_page_and_preemption():

@@ -53,6 +53,8 @@ def find_cascade(cache: StepCache) -> Cascade | None:
     own = dict[int, Tensor]()
     prefixes = list[SharedPrefix]()
     for group in alike(table, decode_rows(metadata)):
+        if all(cache.first_slots[i] is not None for i in group):
+            continue  # a draft (``scheduler/drafts.py``) that lies in one piece: a grid reads it without a copy
         # The newest token's page may be full and still is its own: a row keeps at least one key for the second call.
         most = (min(kv_lens[i] for i in group) - 1) // metadata.page_size
         shared = len(common_pages([table[i][:most] for i in group])) * metadata.page_size

@@ -10,8 +10,13 @@ Any two sequences are a grid, and a few that begin anywhere are several:
     slots      0    32    64    96   128   160        what is read for
     begins     a           b     c           d        {a, b, c, d}: places of 32, two of six idle
                                                       {a, b} of 64 and {c, d} of 64: nothing idle, one more call
+
+The rows of a draft (``scheduler/drafts.py``) all begin at one place. They are rows of one matrix there, so the keys are
+read once for a draft.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
@@ -39,9 +44,9 @@ class DecodeRow(NamedTuple):
 class Grid:
     """Decode rows of a step that one call serves.
 
-    Place i begins at slot ``first + i * distance`` and ``rows[i]`` is the packed row whose keys lie there; at a place
-    that no row asks about it is any row, and its result is dropped. ``mask`` [places, 1, 1, L]: 0 for a sequence's
-    keys, ``ragged.HIDDEN`` for what lies beyond.
+    Place i begins at slot ``first + i * distance``. As many packed rows ask there as at the fullest place, and ``rows``
+    are those of all places; where fewer ask it is any row, and its result is dropped: it ``is_idle``. ``mask``
+    [places, 1, rows of a place, L]: 0 for a row's keys, ``ragged.HIDDEN`` for what lies beyond.
     """
 
     rows: list[int]
@@ -53,14 +58,15 @@ class Grid:
 
 def find_grids(cache: StepCache) -> list[Grid]:
     """Return the grids of a step's decode rows, cut so that calls and keys read for nothing cost least together."""
-    found: dict[int, DecodeRow] = {}
+    found = defaultdict[int, list[DecodeRow]](list)
     for (start, end), kv_len, first in zip(cache.metadata.query_ranges, cache.lengths, cache.first_slots, strict=True):
-        if end - start == 1 and first is not None:  # a grid has one place for rows that begin at one slot
-            found.setdefault(first, DecodeRow(first, kv_len, start))
+        if end - start == 1 and first is not None:
+            found[first].append(DecodeRow(first, kv_len, start))
     pool = cache.pool
     call = BYTES_PER_CALL // (2 * pool.keys[0][:, 0].nbytes)  # in keys
-    _, parts = cheapest(sorted(found.values()), call, pool.zero_slot + 1) if found else (0, [])
-    return [make_grid(part, pool.keys[0].dtype) for part in parts if len(part) > 1]
+    _, parts = cheapest(sorted(map(max, found.values())), call, pool.zero_slot + 1) if found else (0, [])
+    grids = [[found[longest.first] for longest in part] for part in parts]
+    return [make_grid(grid, pool.keys[0].dtype) for grid in grids if sum(map(len, grid)) > 1]
 
 
 def cheapest(rows: list[DecodeRow], call: int, limit: int) -> tuple[int, list[list[DecodeRow]]]:
@@ -103,37 +109,42 @@ def split(rows: list[DecodeRow], distance: int, idle: int) -> tuple[list[DecodeR
     return halves
 
 
-def make_grid(rows: list[DecodeRow], dtype: torch.dtype) -> Grid:
-    """Return the grid of two and more rows, which are in order."""
-    first = rows[0].first
-    distance, places = spacing(rows)
-    asked = [rows[0].row] * places
-    lengths = [0] * places
-    is_idle = [True] * places
-    for row in rows:
-        place = (row.first - first) // distance
-        asked[place] = row.row
-        lengths[place] = row.kv_len
-        is_idle[place] = False
-    return Grid(asked, is_idle, first, distance, length_mask(lengths, dtype))
+def make_grid(found: Sequence[Sequence[DecodeRow]], dtype: torch.dtype) -> Grid:
+    """Return the grid of two and more rows: for each slot at which some begin, in order, those that do."""
+    first = found[0][0].first
+    distance, places = spacing([rows[0] for rows in found])
+    deep = max(map(len, found))
+    asked = [found[0][0].row] * (places * deep)
+    lengths = [0] * len(asked)
+    is_idle = [True] * len(asked)
+    for rows in found:
+        for place, row in enumerate(rows, (rows[0].first - first) // distance * deep):
+            asked[place] = row.row
+            lengths[place] = row.kv_len
+            is_idle[place] = False
+    mask = length_mask(lengths, dtype)  # [places * deep, 1, 1, L]
+    return Grid(asked, is_idle, first, distance, mask.view(places, 1, deep, -1))
 
 
 def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid) -> Tensor:
-    """Attend for the places of ``grid``. ``q`` [places, Hq, D]; ``keys``, ``values`` [Hkv, slots, D] -> as ``q``.
+    """Attend for the rows of ``grid``. ``q`` [rows, Hq, D]; ``keys``, ``values`` [Hkv, slots, D] -> as ``q``.
 
-    The query heads that share a key-value head are rows of one matrix, as in ``ragged.grouped_attention``.
+    At each place, the query heads that share a key-value head are rows of one matrix, as in
+    ``ragged.grouped_attention``.
     """
     num_kv_heads, slots, dim = keys.shape
-    shape = (q.shape[0], num_kv_heads, grid.mask.shape[-1], dim)
+    places, _, deep, length = grid.mask.shape
+    shape = (places, num_kv_heads, length, dim)
     strides = (grid.distance * dim, slots * dim, dim, 1)
     offset = grid.first * dim
+    heads = q.view(places, deep, num_kv_heads, -1, dim).transpose(1, 2)  # [places, Hkv, deep, Hq / Hkv, D]
     out = F.scaled_dot_product_attention(
-        q.view(q.shape[0], num_kv_heads, -1, dim),  # [places, Hkv, Hq / Hkv, D]
+        heads.flatten(2, 3),
         keys.as_strided(shape, strides, keys.storage_offset() + offset),
         values.as_strided(shape, strides, values.storage_offset() + offset),
-        attn_mask=grid.mask,
+        attn_mask=grid.mask if deep == 1 else grid.mask.repeat_interleave(heads.shape[3], 2),
     )
-    return out.reshape(q.shape)
+    return out.view(heads.shape).transpose(1, 2).reshape(q.shape)
 
 
 class StridedAttention:
@@ -149,7 +160,7 @@ class StridedAttention:
         place_of = {row: place for place, (row, idle) in enumerate(zip(asked, is_idle, strict=True)) if not idle}
         ranges = cache.metadata.query_ranges
         self.others = [i for i, (start, end) in enumerate(ranges) if start not in place_of and end > start]
-        self.asked = torch.tensor(asked)  # [P], the places of all grids: the packed row whose query goes there
+        self.asked = torch.tensor(asked)  # [P], the rows of all grids: the packed row whose query goes there
         self.places = torch.tensor([place_of.get(row, 0) for row in range(ranges[-1][1])])  # [T]: and the way back
         self.is_in_order = asked == list(range(ranges[-1][1]))
 

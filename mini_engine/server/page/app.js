@@ -6,7 +6,7 @@ import { look, offerLayers } from "./look.js";
 import { events, HttpError, send, setKey } from "./stream.js";
 import { addStep, disown, nameRequest } from "./timeline.js";
 import { offerTour } from "./tour.js";
-import { alternatives, changeTree, light, drawPages, drawStages, forgetTree, greedy, promptElements, tokenElement } from "./views.js";
+import { alternatives, changeTree, light, drawPages, drawStages, forgetTree, greedy, promptElements, refusedElement, tokenElement } from "./views.js";
 
 const SHARED = "Once upon a time there was a fox named Mila who lived in a small house near the old mill. One day Mila went for a walk and";
 const PROMPTS = [`${SHARED} met a`, `${SHARED} found a`];
@@ -309,7 +309,7 @@ function branch(lane, token, other) {
   complain(null);
   isQuiet = true;
   if ($("grammar").value) return complain(new Error("A grammar begins with the answer, so it cannot begin in the middle of one. Set the grammar to none, then branch."));
-  const before = lane.tokens.slice(0, token.index).map((each) => ({ ...each, inherited: true }));
+  const before = lane.tokens.slice(0, token.index).map((each) => ({ ...each, inherited: true, guessed: false }));
   const line = token.tokens.findIndex((each) => each.id === other.id);
   const stages = token.stages.map((stage) => ({ ...stage, chosen: stage.probs[line] }));
   const chosen = { ...token, id: other.id, piece: other.piece, stages, chosenByYou: true, inherited: true };
@@ -390,15 +390,19 @@ function showStep(lane, event) {
     lane.cached = chunk.start;
     for (const element of elements(lane).slice(0, lane.cached)) element.classList.add("cached");
   }
+  let accepted = event.accepted[lane.request] ?? 0;
   for (const token of event.tokens.filter((each) => each.request === lane.request)) {
     const data = lane.data[lane.shown ?? 0];
     lane.shown = (lane.shown ?? 0) + 1;
-    if (data && data.id === token.id) show(lane, data);
+    if (data && data.id === token.id) show(lane, { ...data, guessed: accepted-- > 0 });
   }
+  lane.text.append(...(event.refused[lane.request] ?? []).map(refusedElement));
+  lane.drafted = (lane.drafted ?? 0) + (event.drafted[lane.request] ?? 0);
   const reason = event.finished[lane.request];
   if (!chunk && !reason) return;
   const cached = lane.cached ? `, ${plural(lane.cached, "token")} from the cache` : "";
-  lane.about.textContent = `${plural(lane.tokens.length, "token")}${cached}${reason ? `, ended: ${reason}` : ""}${comparison(lane, reason)}`;
+  const came = lane.drafted ? `, ${lane.tokens.filter((each) => each.guessed).length} of ${lane.drafted} guessed` : "";
+  lane.about.textContent = `${plural(lane.tokens.length, "token")}${cached}${came}${reason ? `, ended: ${reason}` : ""}${comparison(lane, reason)}`;
   lane.hasEnded ||= Boolean(reason);
   if (reason) $("live").textContent = `${lane.name} has ended: ${lane.tokens.map((each) => each.piece).join("")}`;
 }

@@ -60,14 +60,16 @@ function describe(event) {
   const { shown, total: requests } = chooseRows();
   const { used, total } = event.pages;
   $("batch-about").textContent = `Step ${event.step}: ${event.running.length} running, ${event.waiting.length} waiting, ` +
-    `${plural(event.chunks.reduce((sum, each) => sum + each.tokens, 0), "row")} computed, ${used} of ${total} pages used.` + (shown.length < requests ? ` ${shown.length} of ${requests} requests drawn.` : "");
+    `${plural(event.chunks.reduce((sum, each) => sum + each.tokens + (event.drafted[each.request] ?? 0), 0), "row")} computed, ${used} of ${total} pages used.` + (shown.length < requests ? ` ${shown.length} of ${requests} requests drawn.` : "");
   const body = $("steps").querySelector("tbody") ?? table();
-  const did = event.chunks.map((c) => `${nameOf(c.request)}: ${c.tokens === 1 && c.start >= c.prompt ? "decode" : `tokens ${c.start} to ${c.start + c.tokens - 1}`}`);
+  const did = event.chunks.map((c) => `${nameOf(c.request)}: ${c.tokens === 1 && c.start >= c.prompt ? "decode" : `tokens ${c.start} to ${c.start + c.tokens - 1}`}${guesses(event, c.request)}`);
   const lost = event.preempted.map((request) => `${nameOf(request)} preempted`);
   const cells = [event.step, [...did, ...lost].join("; "), event.waiting.map(nameOf).join(", "), used];
   body.prepend(el("tr", {}, ...cells.map((cell) => el("td", {}, String(cell)))));
   if (body.children.length > 20) body.lastChild.remove();
 }
+
+const guesses = ({ drafted, accepted }, request) => (drafted[request] ? `, ${accepted[request] ?? 0} of ${plural(drafted[request], "guessed token")} came` : "");
 
 function table() {
   const body = el("tbody");

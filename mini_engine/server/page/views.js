@@ -58,11 +58,13 @@ const surprise = (share) => Math.min(1, -Math.log2(Math.max(share, 1e-9)) / 6);
 
 export function tokenElement(token, on) {
   const share = probability(token);
-  const classes = ["token", share < 0.25 && "unlikely", token.inherited && "inherited", token.chosenByYou && "yours"].filter(Boolean).join(" ");
+  const classes = ["token", share < 0.25 && "unlikely", token.guessed && "guessed", token.inherited && "inherited", token.chosenByYou && "yours"].filter(Boolean).join(" ");
   const shown = token.piece === "\n" ? "⏎\n" : token.piece;
-  const label = `${quoted(token.piece)}, ${token.stages.length ? percent(share) : "forced"}${token.chosenByYou ? ", chosen by you" : ""}`;
+  const label = `${quoted(token.piece)}, ${token.stages.length ? percent(share) : "forced"}${token.guessed ? ", guessed" : ""}${token.chosenByYou ? ", chosen by you" : ""}`;
   return el("span", { class: classes, role: "button", tabindex: "-1", "aria-haspopup": "dialog", "aria-label": label, style: `--surprise:${surprise(share).toFixed(3)}`, ...on }, shown);
 }
+
+export const refusedElement = (piece) => el("del", { class: "refused" }, el("span", { class: "unseen" }, " guessed and refused: "), piece.replaceAll("\n", "⏎"));
 
 export function promptElements(text, tokens) {
   let at = 0;
