@@ -84,18 +84,22 @@ REGISTRY.add(
 class Partly:
     """Knows a text, but for some of its places, and notes what it is asked. May say less than it is asked for."""
 
-    def __init__(self, text: Sequence[int], most: int, wrong: frozenset[int] = frozenset()) -> None:
-        """Be wrong at the places ``wrong``, and say at most ``most`` tokens."""
+    def __init__(
+        self, text: Sequence[int], most: int, wrong: frozenset[int] = frozenset(), kind: type[Any] = list
+    ) -> None:
+        """Be wrong at the places ``wrong``, and say at most ``most`` tokens, in a sequence of this ``kind``."""
         self.text = list(text)
         self.most = most
         self.wrong = wrong
+        self.kind = kind
         self.asked: list[list[Any]] = []
 
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], most: int) -> Sequence[int]:
         """Return what comes, or 1 more."""
         self.asked.append([[int(token) for token in tokens], int(most)])
         places = range(len(tokens), min(len(tokens) + min(most, self.most), len(self.text)))
-        return [self.text[place] + (place in self.wrong) for place in places]
+        made: Sequence[int] = self.kind(self.text[place] + (place in self.wrong) for place in places)
+        return made
 
 
 def run_of(seed: int, number: int) -> tuple[Person, Partly, list[tuple[int, int]]]:
@@ -112,7 +116,8 @@ def run_of(seed: int, number: int) -> tuple[Person, Partly, list[tuple[int, int]
     wrong = frozenset(place for place in range(len(text)) if place < late or rng.random() < share)
     events = [0, 0, 0, 0, 1, 2, 3] if number % 2 else [0]
     steps = [(rng.choice([1, 2, 5, 9, 30]), rng.choice(events)) for _ in range(30)]
-    return person, Partly(text, rng.choice([0, 3, 100, 100, 100]), wrong), steps
+    drafter = Partly(text, rng.choice([0, 3, 100, 100, 100]), wrong, list if number % 3 else tuple)
+    return person, drafter, steps
 
 
 def coming(text: Sequence[int], known: int, draft: Sequence[int], event: int) -> list[int]:
@@ -152,7 +157,7 @@ def next_spec(seed: int) -> Values:
         for most, event in steps:
             text = drafter.text[:known]
             length = min(judged(length, guess, text[seen:]), most)
-            guess = drafter.propose(text, length or 1)
+            guess = list(drafter.propose(text, length or 1))
             seen = known
             drafts.append(guess[:length])
             known += len(coming(drafter.text, known, drafts[-1], event))
