@@ -71,9 +71,8 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGramDrafts}
 class Guesses:
     """The drafter of one request, and how long its next draft may be.
 
-    A guess of which all came makes the next draft twice as long, another one half as long. At length 0 a single token
-    is guessed and not computed: that costs next to nothing, and if it comes, the next draft has one token. A text in
-    which every token comes as guessed with chance p is so drafted in a share p of its steps at most while p is small.
+    A guess of which all came makes the next draft twice as long, another one half as long. At length 0 one token is
+    guessed all the same and not computed, which costs next to nothing. If it comes, the next draft has one token.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -84,13 +83,13 @@ class Guesses:
         self.length = 0
 
     def judge(self, came: Sequence[int]) -> None:
-        """Set the next draft's length by what ``came`` where the last guess was made. Mutates."""
+        """Set the length of the next draft by the tokens that ``came`` after the last guess. Mutates."""
         if self.guess and came:
             is_right = self.guess[: len(came)] == came[: len(self.guess)]
             self.length = max(1, 2 * self.length) if is_right else self.length // 2
 
     def next(self, request: Request, most: int) -> list[int]:
-        """Return a draft of at most ``most`` tokens for ``request``, at least 1. Mutates."""
+        """Return a draft of at most ``most`` ids for ``request``; ``most`` is at least 1. Mutates."""
         came = request.tokens(len(self.tokens), request.num_tokens)
         self.judge(came)
         self.tokens += came

@@ -134,17 +134,20 @@ def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid) -> Tensor:
     """
     num_kv_heads, slots, dim = keys.shape
     places, _, deep, length = grid.mask.shape
+    mask, rows = grid.mask, q
+    if deep > 1:
+        mask = mask.repeat_interleave(q.shape[1] // num_kv_heads, 2)
+        rows = q.view(places, deep, num_kv_heads, -1, dim).transpose(1, 2)  # [places, Hkv, deep, Hq / Hkv, D]
     shape = (places, num_kv_heads, length, dim)
     strides = (grid.distance * dim, slots * dim, dim, 1)
     offset = grid.first * dim
-    heads = q.view(places, deep, num_kv_heads, -1, dim).transpose(1, 2)  # [places, Hkv, deep, Hq / Hkv, D]
     out = F.scaled_dot_product_attention(
-        heads.flatten(2, 3),
+        rows.reshape(places, num_kv_heads, -1, dim),
         keys.as_strided(shape, strides, keys.storage_offset() + offset),
         values.as_strided(shape, strides, values.storage_offset() + offset),
-        attn_mask=grid.mask if deep == 1 else grid.mask.repeat_interleave(heads.shape[3], 2),
+        attn_mask=mask,
     )
-    return out.view(heads.shape).transpose(1, 2).reshape(q.shape)
+    return (out if deep == 1 else out.view(rows.shape).transpose(1, 2)).reshape(q.shape)
 
 
 class StridedAttention:
