@@ -126,7 +126,7 @@ class Come:
 def come_cases(seed: int) -> dict[str, Come]:
     """Return all small cases: drafts of up to 4 tokens, with equal ones among them."""
     rng = random.Random(f"come {seed}")
-    cases = {}
+    cases: dict[str, Come] = {}
     for length in range(5):
         for right in range(length + 1):
             for others in ((), (7,), (7, 8)):
