@@ -38,7 +38,7 @@ def share_pages(request: Request, cache: PrefixCache, page_size: int) -> list[in
     """Offer ``cache`` the whole computed pages, go on with those that it has, and return what to free. Mutates.
 
     pages   | of the hit: the cache's | own and whole: the cache's now, or a duplicate to free | own, in part |
-    done    | locked all the time     | locked from now on                                     | stays own    |
+    done    | stay locked             | locked from now on                                     | stays own    |
 
     Computed means written: the newest token has no keys and values yet and is never among them.
     """

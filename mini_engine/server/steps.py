@@ -240,6 +240,11 @@ class WatchedRows(SamplingTrace):
         row, self.records = self.calls.pop((request_id, index), (0, []))
         return self.stages(row)
 
+    def forget(self, request_id: str) -> None:
+        """Watch a request no longer, and forget the tokens of which nobody heard. Mutates."""
+        self.watched.discard(request_id)
+        self.calls = {place: call for place, call in self.calls.items() if place[0] != request_id}
+
 
 class StageEvents(Watcher):
     """Describes every token of one request: the distribution before and after every stage, and what was chosen."""
@@ -267,7 +272,7 @@ class StageEvents(Watcher):
         super().detach()
         sampler = self.engine.driver.sampler
         if isinstance(sampler.trace, WatchedRows):
-            sampler.trace.watched.discard(self.request_id)
+            sampler.trace.forget(self.request_id)
             sampler.trace = sampler.trace if sampler.trace.watched else None
 
     def listen(self, output: StepOutput) -> None:

@@ -73,13 +73,15 @@ class Check(Named):
 class ProbeError:
     """An exception that a probe raised: its type's name, its text and the last line of the candidate's own code.
 
-    ``note`` says what the probe had done until then, where it noted that (``noting``).
+    ``note`` says what the probe had done until then, where it noted that (``noting``). ``calls`` are the candidate's
+    functions that were running, the innermost last: ``sampler/filters.py:largest``, with spaces between them.
     """
 
     kind: str
     message: str
     place: str = ""
     note: str = ""
+    calls: str = ""
 
 
 @dataclass(frozen=True)
@@ -242,8 +244,20 @@ def result_of_error(check: Check, error: ProbeError, seconds: float = 0.0) -> Re
             return Result(check.id, "not-implemented", detail=error.message, seconds=seconds)
         if any(task.id == missing for task in load_manifest().tasks):
             return Result(check.id, "blocked", detail=error.message, seconds=seconds, blocked_by=missing)
-    failure = Failure("the code raised an exception", error.place, "", f"{error.kind}: {error.message}", error.note)
+    note = "; ".join(filter(None, (whose(error.calls, check.task_id), error.note)))
+    failure = Failure("the code raised an exception", error.place, "", f"{error.kind}: {error.message}", note)
     return Result(check.id, "fail", (failure,), seconds=seconds)
+
+
+def whose(calls: str, task_id: str) -> str:
+    """Say that the innermost function of ``calls`` is another task's than ``task_id``; nothing if it is not."""
+    tasks = {f"{f.file}:{f.qualname}": task.id for task in load_manifest().tasks for f in task.functions}
+    innermost = next((call for call in reversed(calls.split()) if call in tasks), "")
+    owner = tasks.get(innermost, task_id)
+    if owner == task_id:
+        return ""
+    name = innermost.partition(":")[2]
+    return f"it was raised in `{name}`, which you wrote in {owner}: see first whether {owner} passes"
 
 
 def block_dependents(results: Sequence[Result], *, fill: bool = False) -> list[Result]:
@@ -272,16 +286,20 @@ def describe_error(error: BaseException, engine_folders: Sequence[str] = ("mini_
     Triton's interpreter wraps what a kernel raises; the wrapped exception is reported.
     """
     place, own = "", ""
+    calls = list[str]()
     while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
         error = error.__cause__
-    for frame in traceback.extract_tb(error.__traceback__):
+    stack = (frame.f_code.co_qualname for frame, _ in traceback.walk_tb(error.__traceback__))
+    for frame, name in zip(traceback.extract_tb(error.__traceback__), stack, strict=True):
         if any(folder in frame.filename for folder in engine_folders):
             place = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-            own = place if engine_folders[-1] in frame.filename else own
+            if engine_folders[-1] in frame.filename:
+                own = place
+                calls.append(f"{frame.filename.rpartition(engine_folders[-1] + '/')[2]}:{name}")
     if own and own != place:
         place += f", called from {own}"
     note = "; ".join(map(str, getattr(error, "__notes__", [])))
-    return ProbeError(type(error).__name__, str(error)[:2000], place, note[:2000])
+    return ProbeError(type(error).__name__, str(error)[:2000], place, note[:2000], " ".join(calls)[-2000:])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from mini_engine import llm
 from mini_engine.config import EngineConfig
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.server.errors import ApiError
-from mini_engine.server.steps import MOST_UNREAD, EventQueue, StageEvents, StepEvents
+from mini_engine.server.steps import MOST_UNREAD, EventQueue, StageEvents, StepEvents, WatchedRows
 from tests.support.engines import TOKENIZER, _one_thread, encode, make_driver, make_engine  # noqa: F401
 
 SERVING = EngineConfig(
@@ -181,6 +181,15 @@ def test_a_step_with_a_draft_tells_the_stages_of_every_token_and_what_was_refuse
         refused += drafted - accepted
     assert refused > 3
     assert stages[-1]["step"] - stages[0]["step"] < len(stages) - 3
+
+
+def test_a_request_that_is_watched_no_longer_leaves_no_stages_behind():
+    engine = make_engine("embedded", ROOMY)
+    trace = WatchedRows(engine.rows)
+    trace.watched |= {"a", "b"}
+    trace.calls = {("a", 0): (0, []), ("b", 0): (1, []), ("a", 1): (0, [])}
+    trace.forget("a")
+    assert (trace.watched, [*trace.calls]) == ({"b"}, [("b", 0)])
 
 
 def test_steps_tell_every_token_page_and_preemption():

@@ -86,6 +86,17 @@ def test_an_exception_beneath_the_candidate_names_the_candidates_line_too(runner
     assert "allocator.py:" in place.partition(", called from ")[2]
 
 
+def test_an_exception_in_another_tasks_function_names_that_task(runner, candidate):
+    """Who ran L4.H alone was shown a line of L4.B's, and looked for the mistake in L4.H."""
+    broken = re.sub(r"(def rms_norm\(.*?)(\n    return )", r"\1\n    [][7]\2", MODEL, count=1, flags=re.DOTALL)
+    chosen = [all_checks()[name] for name in ("L1.A.values", "L1.E.values")]
+    own, other = (result.failures[0] for result in runner.run(candidate(model=broken), chosen).results)
+    assert own.got.startswith("IndexError")
+    assert other.got == own.got
+    assert own.note == ""
+    assert other.note == "it was raised in `rms_norm`, which you wrote in L1.A: see first whether L1.A passes"
+
+
 def test_a_candidate_leaves_nothing_for_the_next_one(runner, candidate):
     hostile = ALLOCATOR + "\nimport torch, builtins\ntorch.equal = lambda a, b: True\nbuiltins.MARK = 1\n"
     runner.run(candidate(allocator=hostile + "\nimport smoke.checks.l2.functions\nsmoke.l2.POOLS = ()\n"), L2A)

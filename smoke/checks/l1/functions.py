@@ -383,12 +383,12 @@ def dense_peer(seed: int) -> Values:
 
 
 class FusedCalls(TorchFunctionMode):
-    """Notes how torch's fused attention is called: whether with a mask, and whether with its own causal one."""
+    """Notes how torch's fused attention is called: with a mask or its own causal one, and with how many key heads."""
 
     def __init__(self) -> None:
         """Begin with no call."""
         super().__init__()
-        self.calls: list[list[bool]] = []
+        self.calls: list[list[int]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note a call of the fused attention and go on."""
@@ -396,7 +396,8 @@ class FusedCalls(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
             causal = args[5] if len(args) > 5 else kwargs.get("is_causal", False)
-            self.calls.append([mask is not None, bool(causal)])
+            key = args[1] if len(args) > 1 else kwargs["key"]
+            self.calls.append([mask is not None, bool(causal), key.shape[-3]])
         return func(*args, **kwargs)
 
 
@@ -404,6 +405,7 @@ CALLS = {
     **{"a whole prompt": (6, 2, 32, 7, 7), "a single query": (5, 1, 24, 1, 19), "a chunk": (9, 3, 64, 5, 40)},
     "a prompt of one token": (3, 3, 16, 1, 1),
 }
+NOTED = "[a mask is given, is_causal, heads of the given keys] of each call"
 
 
 def calls_probe(seed: int) -> Values:
@@ -414,15 +416,15 @@ def calls_probe(seed: int) -> Values:
     for name, shape in CALLS.items():
         with FusedCalls() as noted:
             sdpa_attention(*qkv(seed, shape, "float32"))
-        values[f"{name}: [a mask is given, is_causal] of each call"] = noted.calls
+        values[f"{name}: {NOTED}"] = noted.calls
     return values | {"device of a chunk": device_on_gpu(sdpa_attention)}
 
 
 def calls_spec(seed: int) -> Values:
-    """Write down what the docstring says."""
-    expected = {"a whole prompt": [False, True], "a chunk": [True, False]}
+    """Write down what the page says; ``enable_gqa`` lets the kernel share heads, so none is copied."""
+    masks = {"a whole prompt": [False, True], "a chunk": [True, False]}
     values: Values = {
-        f"{name}: [a mask is given, is_causal] of each call": [expected.get(name, [False, False])] for name in CALLS
+        f"{name}: {NOTED}": [[*masks.get(name, [False, False]), kv_heads]] for name, (_, kv_heads, *_) in CALLS.items()
     }
     return values | {"device of a chunk": "cuda"}
 

@@ -445,13 +445,22 @@ REFUSED: dict[str, list[Any]] = {
 }
 
 
-# The same sequence is wrong, once as the second and once as the first.
-MOVED = ("1 new token after 8 cached on two pages of 4", "a first sequence of 9 tokens on two pages of 4")
-MOVED_SAY = f"the messages of '{MOVED[0]}' and '{MOVED[1]}'"
+# The same sequence is wrong, once as the second and once as the first: the messages give different numbers.
+MOVED = {
+    "the messages about too few pages": (
+        "1 new token after 8 cached on two pages of 4",
+        "a first sequence of 9 tokens on two pages of 4",
+    ),
+    "the messages about a sequence without new tokens": (
+        "a sequence without new tokens",
+        "a first sequence without new tokens, a tuple",
+    ),
+}
+NUMBERED = "give the number of the sequence"
 
 
 def refused_probe(seed: int) -> Values:
-    """Pack what cannot be packed, and compare two messages."""
+    """Pack what cannot be packed, and compare messages."""
     from mini_engine.attention.metadata import SequenceChunk, pack_batch
 
     values: Values = {}
@@ -463,13 +472,16 @@ def refused_probe(seed: int) -> Values:
         except ValueError as error:
             values[name] = "ValueError"
             words[name] = str(error)
-    first, second = (words.get(name) for name in MOVED)
-    return values | {MOVED_SAY: "the same" if first == second else "different numbers"}
+    for name, (second, first) in MOVED.items():
+        message = words.get(second, "")
+        is_numbered = message != words.get(first)
+        values[name] = NUMBERED if is_numbered else f"say for sequence 0 and for sequence 1: {message}"
+    return values
 
 
 def refused_spec(seed: int) -> Values:
     """Refuse them all, and number the sequence that is wrong."""
-    return dict.fromkeys(REFUSED, "ValueError") | {MOVED_SAY: "different numbers"}
+    return dict.fromkeys(REFUSED, "ValueError") | dict.fromkeys(MOVED, NUMBERED)
 
 
 REGISTRY.add(

@@ -409,13 +409,18 @@ REGISTRY.add(
 
 
 def device_probe(seed: int) -> Values:
-    """Take one step on a device that holds no numbers, with logits that do not come from a model."""
-    driver = build_driver(random_case(SMALL, seed), device="meta")
+    """Take one step on a device that holds no numbers, with logits that do not come from a model.
+
+    The weights are of another dtype than the configuration says, as where a caller has loaded them.
+    """
+    case = random_case(SMALL, seed)
+    driver = build_driver(case, device="meta", weights=case.weights("bfloat16"))
     values: Values = {}
 
     def forward(batch: Any, pool: Any) -> torch.Tensor:
         tensors = {"keys": pool.keys[0], "values": pool.values[0], "input_ids": batch.input_ids}
         values.update({name: str(tensor.device) for name, tensor in tensors.items()})
+        values["dtype of the pool"] = str(pool.keys[0].dtype)
         return torch.zeros(1, 128)
 
     driver.forward = forward
@@ -425,9 +430,11 @@ def device_probe(seed: int) -> Values:
 
 REGISTRY.add(
     "L3.B.device",
-    "The pool and the packed batch lie on the device of the configuration.",
+    "The pool and the packed batch lie on the device of the configuration, and the pool has the dtype of the weights.",
     device_probe,
-    bitwise(lambda seed: dict.fromkeys(("keys", "values", "input_ids"), "meta")),
+    bitwise(
+        lambda seed: dict.fromkeys(("keys", "values", "input_ids"), "meta") | {"dtype of the pool": "torch.bfloat16"}
+    ),
 )
 
 

@@ -35,6 +35,8 @@ DTYPES = {
     "positions": "int64",
 }
 
+SCRIPTS = range(13)
+
 # What rows ask for. Every processor is absent from some of them, and no two rows of a script share one by accident.
 WISHES: tuple[dict[str, Any], ...] = (
     {},
@@ -72,7 +74,13 @@ def new_lines(rng: random.Random, count: int, choices: Sequence[int] = range(len
 
 
 def script(seed: int, number: int) -> list[Operation]:
-    """Write a script that starts with three rows: tokens for all of them, rows to keep, rows that join."""
+    """Write a script that starts with three rows: tokens for all of them, rows to keep, rows that join.
+
+    In the last one a row with every token joins a hundred rows with one token each.
+    """
+    if number == SCRIPTS[-1]:
+        crowd = [Line(Past((token % VOCAB,), ()), WISHES[1 + token % 3]) for token in range(100)]
+        return [("start", crowd), ("merge", [Line(Past(tuple(range(VOCAB)), ()), WISHES[1])])]
     rng = random.Random(f"rows {seed} {number}")
     choices = rng.sample(range(len(WISHES)), 6)  # few kinds of rows, so that a processor often belongs to one side
     lines = new_lines(rng, 3, choices)
@@ -143,9 +151,6 @@ def staged(batch: Any, logits: Tensor) -> Tensor:
 def script_logits(rows: int, seed: int) -> Tensor:
     """Draw logits [rows, V]."""
     return 3.0 * random_tensor(rows, VOCAB, seed=seed)
-
-
-SCRIPTS = range(12)
 
 
 def script_probe(seed: int) -> Values:

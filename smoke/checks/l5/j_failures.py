@@ -19,7 +19,7 @@ from smoke.checks.l4 import k_driver as l4
 from smoke.checks.l4.k_driver import make_params
 from smoke.checks.l5 import spec_text as text
 from smoke.checks.l5.j_engine import PLANS, Plan, alone, build_engine, drive, like_alone, run_out
-from smoke.framework.cases import embedded_case, embedded_eos_ids, random_case
+from smoke.framework.cases import ModelCase, embedded_case, embedded_eos_ids, random_case
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
 
@@ -201,6 +201,7 @@ FAILING: tuple[Plan, ...] = (
     Plan(4, {"max_new_tokens": 6}, 9),  # gets pages that a failed request had
 )
 WHY = {1: (1, "no token"), 3: (0, "NaN"), 4: (2, "a broken processor")}  # tokens before the end, words about it
+WHOSE = {1: "whose allowed tokens run out", 3: "with NaN in its prompt", 4: "whose logits processor raises"}
 
 
 def failing_probe(seed: int) -> Values:
@@ -230,12 +231,13 @@ def failing_probe(seed: int) -> Values:
             values[f"request {index}"] = {"engine": run["requests"][index]}
             if index not in WHY:
                 values[f"request {index}"]["alone"] = alone(driver, given[index], plan.params)
-    values["pages handed to the worker"] = [list(pages) for pages, _ in handed if pages]
-    values["the same pages after the step"] = [list(kept) for pages, kept in handed if pages]
-    values["tokens are taken in"] = all(token is None or token >= 0 for token in taken)
-    values["no NaN in the pool"] = clean
-    values["pages left to clear"] = len(engine.stale)
-    values["all pages free"] = run["all pages free"]
+    values["books"] = [
+        [number for number, is_clean in enumerate(clean) if not is_clean],
+        list(engine.stale),
+        [pages for pages, kept in handed if pages != list(kept)],
+        [] if run["all pages free"] else ["this one"],
+        [token for token in taken if token is not None and token < 0],
+    ]
     return values
 
 
@@ -281,29 +283,53 @@ def watch_rows(engine: Any) -> list[int | None]:
     return taken
 
 
+# What there must be none of over the whole run, and where to look.
+NONE_OF = {
+    "steps after which a page that is not in `engine.stale` holds NaN": (
+        "a failed request gives back pages that hold NaN; `forward` hands them, `self.stale`, to the worker as `clear`"
+    ),
+    "pages in `engine.stale` at the end": (
+        "after `forward` has handed the pages to the worker, `self.stale` is a new list"
+    ),
+    "lists of pages to clear that change when the worker has them": (
+        "the worker may read its list later: make a new list for `self.stale`, and leave that one as it is"
+    ),
+    "runs that end with pages that are not free": (
+        "`update` ends each request of `sampled.errors` by `self.finish`, which frees its pages"
+    ),
+    "tokens below 0 that `rows.cumulate` is given": "`sample` passes None for a row that has an error",
+}
+
+
 def failing_verdict(seed: int, got: Values) -> list[Failure]:
     """Three requests end with an error that says why; the others are as alone; nothing is left behind."""
-    clean = got["no NaN in the pool"]
-    failures = differences([True] * len(clean), clean, None, "no page but those of stale holds NaN, step by step")
-    failures += differences(0, got["pages left to clear"], None, "stale pages at the end")
-    handed = got["pages handed to the worker"], got["the same pages after the step"]
-    failures += differences(*handed, None, "the list of pages to clear, after the step that has it")
-    failures += differences(True, got["all pages free"], None, "all pages are free when all are done")
-    failures += differences(True, got["tokens are taken in"], None, "the rows take in tokens, and None for an error")
+    books = zip(NONE_OF.items(), got["books"], strict=True)
+    failures = [Failure(words, "", "none", str(found), advice) for (words, advice), found in books if found]
     for index, plan in enumerate(FAILING):
-        name = f"request {index} {plan.params}"
         parts = got[f"request {index}"]
-        if index not in WHY:
-            failures += like_alone(parts["engine"], parts["alone"], plan, name)
-            continue
-        count, words = WHY[index]
-        output = parts["engine"]["output"]
-        failures += differences(["error"], output["finish_reason"], None, f"{name}, finish reason")
-        failures += differences(["error"], parts["engine"]["finish_reason"], None, f"{name}, reason of the last delta")
-        numbers = [len(output["ids"]), output["times"]]
-        failures += differences([count, count], numbers, None, f"{name}, numbers of ids and of their times")
-        if words not in str(output["error"]):
-            failures.append(Failure(f"{name}, error", "", f"words about {words!r}", str(output["error"])))
+        if index in WHY:
+            failures += right_error(index, parts["engine"])
+        else:
+            where = f"request {index} {plan.params}, which shares steps with requests that fail"
+            failures += like_alone(parts["engine"], parts["alone"], plan, where)
+    return failures
+
+
+def right_error(index: int, request: dict[str, Any]) -> list[Failure]:
+    """Ask a request that fails for its tokens before that, its reason and its message."""
+    count, words = WHY[index]
+    output = request["output"]
+    name = f"request {index}, {WHOSE[index]}"
+    want = [count, count, ["error"], ["error"]]
+    have = [len(output["ids"]), output["times"], output["finish_reason"], request["finish_reason"]]
+    failures = []
+    if want != have:
+        advice = "a row with an error gives no token: `update` ends its request, and `take_token` is not called for it"
+        case = f"{name}: its tokens, their times, its finish reason, the finish reasons of its deltas"
+        failures.append(Failure(case, "", str(want), str(have), advice))
+    if words not in str(output["error"]):
+        advice = "`update` ends the request with the message of `sampled.errors`"
+        failures.append(Failure(f"{name}: its error", "", f"words about {words!r}", str(output["error"]), advice))
     return failures
 
 
@@ -317,37 +343,45 @@ REGISTRY.add(
 )
 
 
+ASKED = "[request, tokens that were taken before] of each question, step by step"
+
+
 def asked_probe(seed: int) -> Values:
-    """Run three requests, of which two end before the third, and note who is asked for forced tokens in each step."""
+    """Run three requests, of which two end before the third, and note who is asked for forced tokens in each step.
+
+    Beside each stands how many requests have taken their token of this step by then.
+    """
     case = random_case(l3.SMALL, seed)
     engine = build_engine(case, max_running_requests=3)
     names = [
         engine.add_request(Plan(3, {}).prompt(case, seed, index), make_params({"max_new_tokens": most}))
         for index, most in enumerate((2, 4, 1))
     ]
-    asked = list[str]()
-    engine.append_forced = lambda request: asked.append(request.request_id)
+    asked = list[tuple[str, int]]()
+    engine.append_forced = lambda request: asked.append((request.request_id, len(engine.deltas)))
     steps = []
     for _ in range(4):
         engine.step()
-        steps.append(sorted(names.index(name) for name in asked))
+        steps.append(sorted([names.index(name), taken] for name, taken in asked))
         asked.clear()
-    return {"asked in each step": steps}
+    return {ASKED: steps}
 
 
 def asked_spec(seed: int) -> Values:
-    """Ask those that have a new token and go on."""
-    return {"asked in each step": [[0, 1], [1], [1], []]}
+    """Ask those that have a new token and go on, after all have taken theirs."""
+    return {ASKED: [[[0, 3], [1, 3]], [[1, 2]], [[1, 1]], []]}
 
 
 REGISTRY.add(
     "L5.J.forced",
-    "After each step every request that goes on is asked for forced tokens, and none that has finished.",
+    "After all have taken their tokens, every request that goes on is asked for forced tokens, and none that has "
+    "finished.",
     asked_probe,
     bitwise(asked_spec),
 )
 
 
+STALE = "pages to clear: after the interruption, handed to the next step, left then"
 INTERRUPTED = ("run", "sampler", "cumulate")  # before the layers, before the choice, and just after it
 
 
@@ -363,7 +397,32 @@ def interrupted_probe(seed: int) -> Values:
         interruptions = interrupt(engine, part)
         values[part] = drive(engine, plans, given)["requests"]
         values[f"{part}, interruptions"] = len(interruptions)
-    return values
+    return values | {STALE: stale_pages(case)}
+
+
+def stale_pages(case: ModelCase) -> list[list[int]]:
+    """Interrupt a step that has a page to clear, and compute it again.
+
+    Returns the pages that are left to clear, those that the second step hands over, and what is left then.
+    """
+    engine = build_engine(case, num_pages=9)
+    engine.add_request([1, 2, 3], make_params({"max_new_tokens": 2}))
+    engine.stale = [8]
+    run = engine.worker.run
+    seen: list[list[int]] = []
+
+    def interrupted(step: Any) -> Any:
+        raise KeyboardInterrupt
+
+    engine.worker.run = interrupted
+    try:
+        engine.step()
+    except KeyboardInterrupt:
+        seen.append(list(engine.stale))
+    engine.worker.run = run
+    handed = watch_clear(engine)
+    engine.step()
+    return [*seen, *(pages for pages, _ in handed), list(engine.stale)]
 
 
 def interrupt(engine: Any, part: str) -> list[int]:
@@ -396,7 +455,7 @@ def interrupt(engine: Any, part: str) -> list[int]:
 
 def interrupted_verdict(seed: int, got: Values) -> list[Failure]:
     """Compare with the runs alone, to the bit."""
-    failures = []
+    failures = differences([[8], [8], []], got[STALE], None, STALE)
     plans = [plan for plan in PLANS if plan.aborted is None]
     for part in INTERRUPTED:
         if got[f"{part}, interruptions"] < 4 and part != "cumulate":  # rows may be built anew in every step
@@ -409,7 +468,8 @@ def interrupted_verdict(seed: int, got: Values) -> list[Failure]:
 
 REGISTRY.add(
     "L5.J.interrupted",
-    "A step that is interrupted is computed again: no request loses a token, gains one or has one counted twice.",
+    "A step that is interrupted is computed again: no request loses a token, gains one or has one counted twice, and "
+    "no page to clear is forgotten.",
     interrupted_probe,
     interrupted_verdict,
     seconds=30.0,

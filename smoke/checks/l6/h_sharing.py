@@ -125,6 +125,7 @@ REPORTERS: dict[str, Asker] = {
     "it reports the chosen tokens of its prompt alone": Asker(LONG, prompt_logprobs=0),
     "it reports its prompt, back from a preemption": Asker(LONG[:10], LONG[10:15], prompt_logprobs=1),
     "it reports from token 1 on": Asker(LONG, prompt_logprobs=1, reports_from=1),
+    "it reports from token 2 on": Asker(LONG, prompt_logprobs=1, reports_from=2),  # token 0 is looked up
     "it reports from the last token of a page on": Asker(LONG, prompt_logprobs=1, reports_from=11),
     "it reports from the first token of a page on": Asker(LONG, prompt_logprobs=1, reports_from=12),
     "it reports from the second token of a page on": Asker(LONG, prompt_logprobs=0, reports_from=13),

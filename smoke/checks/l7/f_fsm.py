@@ -22,8 +22,8 @@ from smoke.checks.l7.spec_regular import (
     table_of,
     table_of_words,
 )
-from smoke.framework.check import Registry, Values, noting
-from smoke.framework.compare import bitwise
+from smoke.framework.check import Failure, Registry, Values, noting
+from smoke.framework.compare import bitwise, differences
 from smoke.framework.prepared import prepared
 
 REGISTRY = Registry()
@@ -346,6 +346,11 @@ def drawn_histories(seed: int) -> dict[str, History]:
     return {f"drawn {name}": (name, draw_operations(rng, language, 30)) for name, language in languages().items()}
 
 
+BEFORE = {"all bits set": -1, "no bit set": 0, "bits of an earlier step": GARBAGE}
+ROWS_BETWEEN = "the other rows are as they were"
+TWIN_LATER = "the copy's row, after the caller wrote into the first row"
+
+
 def fill_probe(seed: int) -> Values:
     """Fill rows, write into what was filled, and fill again: what a caller does to a mask is its own affair."""
     values: Values = {}
@@ -353,26 +358,51 @@ def fill_probe(seed: int) -> Values:
         first = grammar_of(language)
         size = -(-len(language.token_bytes) // 32)
         twin = first.copy()
-        seen = []
         mask = torch.zeros(4, size, dtype=torch.int32)
-        for value in (-1, 0, GARBAGE):
+        for before, value in BEFORE.items():
             mask.fill_(value)
             first.fill_vocab_mask(mask, 0)
             twin.fill_vocab_mask(mask, 3)
-            seen.append([mask[0].tolist(), bool((mask[1:3] == value).all()), mask[3].tolist()])
+            rows = {"row 0": mask[0].tolist(), "row 3, by a copy": mask[3].tolist()}
+            between = bool((mask[1:3] == value).all())
             mask[0] = 7
-            seen.append([mask[3].tolist()])
-        values[name] = [seen, first.fill_vocab_mask(mask, 2) is None]
+            rows[TWIN_LATER] = mask[3].tolist()
+            values[f"{name}, a mask with {before}"] = {**rows, ROWS_BETWEEN: between}
+        values[f"{name}, what fill_vocab_mask returns"] = first.fill_vocab_mask(mask, 2) is None
     return values
 
 
-def fill_spec(seed: int) -> Values:
-    """Expect the mask of the start, every time."""
-    values: Values = {}
+def fill_verdict(seed: int, got: Values) -> list[Failure]:
+    """Expect the mask of the start, every time, and name the first token whose bit is wrong."""
+    failures: list[Failure] = []
     for name, language in languages().items():
         start = language.words_after(0)
-        values[name] = [[[start, True, start], [start]] * 3, True]
-    return values
+        for before, value in BEFORE.items():
+            case = f"{name}, a mask with {before}"
+            rows = dict(got[case])
+            failures += differences(True, rows.pop(ROWS_BETWEEN), None, f"{case}, {ROWS_BETWEEN}")
+            for row, words_got in rows.items():
+                failures += wrong_bit(f"{case}, {row}", start, words_got, value)
+        case = f"{name}, what fill_vocab_mask returns"
+        failures += differences(True, got[case], None, f"{case} is None")
+    return failures
+
+
+def wrong_bit(case: str, expected: list[int], got: list[int], before: int) -> list[Failure]:
+    """Compare the words of a row that held ``before`` in each word: name the first token whose bit is wrong."""
+    for place, (want, have) in enumerate(zip(expected, got, strict=True)):
+        wrong = want ^ have
+        if wrong:
+            bit = (wrong & -wrong).bit_length() - 1
+            note = f"word {place} should be {want} and is {have}"
+            if have == want | before:
+                note += ": the row still has bits that it held before the call; write every word of the row anew"
+            elif have == before:
+                note += ", as before the call: this word of the row was not written"
+            meaning = ("0, it may not come first", "1, it may come first")
+            is_set = want >> bit & 1
+            return [Failure(case, f"the bit of token {32 * place + bit}", meaning[is_set], str(1 - is_set), note)]
+    return []
 
 
 BOUNDS = ("as many as it likes", "as many as are visited", "three", "one")  # of the masks that are kept
@@ -442,7 +472,7 @@ REGISTRY.add(
     "L7.F.fill",
     "A mask is copied into its row alone, over whatever stood there, and what the caller writes changes no later one.",
     fill_probe,
-    bitwise(fill_spec),
+    fill_verdict,
 )
 REGISTRY.add(
     "L7.F.memo",

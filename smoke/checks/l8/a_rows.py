@@ -465,8 +465,10 @@ def rotary_probe(seed: int) -> Values:
         with guarded() as guard:
             heads = guard.put("the heads", case.heads, case.gap, NOISE)
             q, k, v = heads.split(bounds, dim=1)
-            cos = guard.put("cos", case.angles[0].repeat(1, 2), 3)
-            sin = guard.put("sin", case.angles[1].repeat(1, 2), 4)
+            # Both numbers of a pair take the same angle, so nothing reads the second half of either table.
+            unread = torch.full_like(case.angles, torch.nan)
+            cos, sin = torch.cat((case.angles, unread), dim=-1)
+            cos, sin = guard.put("cos", cos, 3), guard.put("sin", sin, 4)
             apply_rotary(q, k, cos, sin)
             alone_q, alone_k, _ = guard.put("the last token", case.heads[-1:], 0, NOISE).split(bounds, dim=1)
             apply_rotary(alone_q, alone_k, cos[-1:], sin[-1:])

@@ -4,7 +4,9 @@ Owns: pools in which everything that no sequence has is NaN, steps of ragged seq
 and in chunks. Blocks of queries are cut here, so that a fault of L8.L does not show.
 """
 
+import inspect
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,14 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoke.checks.l8.guard import FAR, ON_GPU, Guard, guarded
+from smoke.checks.l8.guard import FAR, ON_GPU, Guard, guarded, set_for_now
 from smoke.checks.l8.spec_kernels import DTYPES, Sequences, attend_all, near, rounded_alike, rows_of
 from smoke.framework.check import Failure, Registry, Values
-from smoke.framework.compare import differences
+from smoke.framework.compare import bitwise, differences
 
 REGISTRY = Registry()
 UNTOUCHED = -7.0  # stands in rows of the output that are not of this launch
 BOUNDS = {"float32": 2e-6, "float16": 1e-2}  # of a row's largest number
+AS_EXP = (
+    "these are the numbers of exp: `scale` includes log2(e) already, so the weights are exp2 of the scores, and the "
+    "sums so far shrink by exp2, too"
+)
 Drawn = list[tuple[Tensor, Tensor, Tensor]]
 
 
@@ -146,7 +152,12 @@ def compare(name: str, launch: Launch, drawn: Drawn, got: Values, bound: float) 
         if sequence not in launch.sequences:
             case = f"{case}, which is not of this launch"
             own = torch.full_like(own, UNTOUCHED)
-        failures += near(case, own, got["out"][start:end], launch.step.dtype, 0.0, bound)
+        wrong = near(case, own, got["out"][start:end], launch.step.dtype, 0.0, bound)
+        if wrong and sequence in launch.sequences:
+            as_exp = attend_all([drawn[sequence]], math.log2(math.e))
+            if not near(case, as_exp, got["out"][start:end], launch.step.dtype, 0.0, bound):
+                wrong = [replace(each, note=AS_EXP) for each in wrong]
+        failures += wrong
     return failures
 
 
@@ -420,6 +431,28 @@ def chunk_probe(seed: int) -> Values:
     return values
 
 
+def masked_probe(seed: int) -> Values:
+    """Attend, and note in which programs ``attend_tiles`` is called how often, and with which ``MASKED``."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    import mini_engine.kernels.split_attention as op
+    from mini_engine.kernels.paged_attention import attend_tiles
+
+    parameters = inspect.signature(attend_tiles.fn)
+    programs = Counter[Any]()
+    masked = set[bool]()
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        programs[interpreter_builder.grid_idx] += 1
+        masked.add(bool(parameters.bind(*arguments, **named).arguments["MASKED"]))
+        return attend_tiles(*arguments, **named)
+
+    step = Sequences(((3, 100), (1, 32)), 16, (4, 2), 32)
+    with set_for_now(op, attend_tiles=noted):
+        attend(Launch(step, 32, queries=2), step.drawn(seed), seed)
+    return {"calls in a program": sorted(set(programs.values())), "MASKED": sorted(masked)}
+
+
 SIZES = [
     (max_kv_len, blocks, heads, processors)
     for max_kv_len in (0, 1, 100, 128, 1000, 4096, 131072)
@@ -503,6 +536,13 @@ REGISTRY.add(
     "A row has the same bits in its whole prompt, in any chunk of it, and in decoding.",
     chunk_probe,
     same_verdict,
+)
+REGISTRY.add(
+    "L8.F.masked",
+    "A program calls attend_tiles once, with MASKED: where an unmasked part ends would depend on the block's other "
+    "rows.",
+    masked_probe,
+    bitwise(lambda seed: {"calls in a program": [1], "MASKED": [True]}),
 )
 REGISTRY.add(
     "L8.F.split_size",

@@ -3,11 +3,13 @@
 A kernel gets addresses. In Triton's interpreter a read outside a tensor finds whatever lies there, and a write outside
 it damages another tensor; neither raises an error. So every tensor here lies in the middle of larger memory: what is
 read around it is NaN, what is read or written around it is noticed, and an output that was not written is NaN as well.
-A kernel can be told that rows lie 2**30 numbers apart: its loads and stores are led back to where they really lie.
+A kernel can be told that rows lie 2**30 numbers apart, or come a million times: its loads and stores are led back to
+where they really lie. So offsets beyond 32 bits cost no memory.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 from unittest.mock import patch
@@ -70,6 +72,29 @@ def set_for_now(module: Any, **constants: Any) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class Far:
+    """A tensor that kernels find elsewhere: its rows of ``row`` numbers lie ``pitch`` apart, and come ``times`` times.
+
+    ``by_axis``: rows are those of axis 0, and the launcher hears of the pitch.
+    """
+
+    name: str
+    tensor: Tensor
+    row: int
+    by_axis: bool = False
+    pitch: int = FAR
+    times: int = 1
+
+    def find(self, numbers: Any) -> tuple[Any, Any]:
+        """Return where these numbers of the far tensor really are, as numbers of ``tensor``, and which are nowhere."""
+        index, rest = np.divmod(numbers, self.pitch)
+        length = extent(self.tensor)
+        rows = max(1, -(-length // self.row))
+        place = index % rows * self.row + rest
+        return place, (index < 0) | (index >= rows * self.times) | (rest >= self.row) | (place >= length)
+
+
 class Guard:
     """Tensors in memory with margins. ``faults`` says what kernels did that a GPU would not forgive.
 
@@ -80,7 +105,7 @@ class Guard:
         """Hold nothing."""
         self.margin = margin
         self.held: list[tuple[str, Tensor, Tensor, Tensor]] = []  # name, memory, what is outside the tensor, its bits
-        self.far: list[tuple[str, Tensor, int, bool]] = []  # name, tensor, numbers in a row, whether axis 0 says FAR
+        self.far: list[Far] = []
         self.is_honest = False  # whether even a tensor of ``far`` tells its real strides
         self.noted = set[str]()
         self.unread = set[str]()  # names of tensors that a kernel has no reason to read
@@ -108,7 +133,12 @@ class Guard:
 
     def stretch(self, name: str, tensor: Tensor, row: int = 0) -> Tensor:
         """Have kernels find the rows of ``tensor`` FAR numbers apart, ``row`` numbers each; 0: those of axis 0."""
-        self.far.append((name, tensor, row or tensor.stride(0), not row))
+        self.far.append(Far(name, tensor, row or tensor.stride(0), by_axis=not row))
+        return tensor
+
+    def repeat(self, name: str, tensor: Tensor, times: int) -> Tensor:
+        """Have kernels find the rows of ``tensor``, which lie without gaps, ``times`` times one after the other."""
+        self.far.append(Far(name, tensor, tensor.shape[-1], pitch=tensor.shape[-1], times=times))
         return tensor
 
     def faults(self) -> list[str]:
@@ -118,13 +148,13 @@ class Guard:
 
     def stride(self, tensor: Tensor, strides: tuple[int, ...], *axis: int) -> Any:
         """Return what a launcher is told of the ``strides`` of ``tensor``."""
-        if not self.is_honest and any(tensor is mine and by_axis for _, mine, _, by_axis in self.far):
+        if not self.is_honest and any(tensor is far.tensor and far.by_axis for far in self.far):
             strides = (FAR, *strides[1:])
         return strides[axis[0]] if axis else strides
 
     def address(self, real: int) -> int:
         """Return the address that a kernel gets for the ``real`` one."""
-        places = (number for number, (_, tensor, _, _) in enumerate(self.far) if address_of(tensor) == real)
+        places = (number for number, far in enumerate(self.far) if address_of(far.tensor) == real)
         return next((BEYOND + number * WINDOW for number in places), real)
 
     def locate(self, addresses: Any, mask: Any, verb: str) -> tuple[Any, Any]:
@@ -132,15 +162,15 @@ class Guard:
 
         ``verb`` says what is done there. Both arrays have one shape.
         """
-        for number, (name, tensor, row, _) in enumerate(self.far):
-            size = tensor.itemsize
+        for number, far in enumerate(self.far):
+            size = far.tensor.itemsize
             offset = addresses.astype(np.int64) - (BEYOND + number * WINDOW)
             mine = abs(offset) < WINDOW // 2
-            index, rest = np.divmod(offset // size, FAR)
-            real = address_of(tensor) + (index * row + rest) * size
-            inside = mine & (index >= 0) & (index * row + rest < extent(tensor)) & (rest < row)
+            place, is_nowhere = far.find(offset // size)
+            real = address_of(far.tensor) + place * size
+            inside = mine & ~is_nowhere
             if (mask & mine & ~inside).any():
-                self.noted.add(f"{verb} outside {name}")
+                self.noted.add(f"{verb} outside {far.name}")
             addresses = np.where(inside, real.astype(np.uint64), addresses)
             mask = mask & (inside | ~mine)
         if verb == "read":

@@ -8,6 +8,7 @@ import random
 import re
 import warnings
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -164,6 +165,51 @@ REGISTRY.add(
     "Every tile is computed once, in whatever order the programs start, and nothing beyond the matrices counts.",
     tiles_probe,
     tiles_verdict,
+)
+
+FAR_BLOCKS = 1 << 20  # of 64 rows, so that x and the product have 4.7e9 and 2.7e9 numbers
+FAR_SHAPE = (64, 40, 70)  # of one block: rows, columns, depth
+
+
+def far_probe(seed: int) -> Values:
+    """Run single programs of a launch over a million blocks of rows, which are the same block in memory."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
+
+    import mini_engine.kernels.matmul as op
+
+    rows, columns, depth = FAR_SHAPE
+    x, weight = matrices(seed, *FAR_SHAPE, "float32")
+    values: Values = {}
+    for number in (0, FAR_BLOCKS * 2 // 3, FAR_BLOCKS - 1):
+        program = TensorHandle(np.array([number], dtype=np.int32), tl.int32)
+        with (
+            guarded() as guard,
+            patch.object(InterpreterBuilder, "create_get_program_id", lambda *_, program=program: program),
+        ):
+            out = guard.put("the product", torch.full((rows, columns), math.nan), margin=-7.0)
+            x = guard.repeat("x", guard.put("x", x), FAR_BLOCKS)
+            guard.repeat("the product", out, FAR_BLOCKS)
+            sizes = (rows * FAR_BLOCKS, columns, depth, weight.stride(0))
+            op.matmul_kernel[(1,)](x, weight, out, *sizes, ROWS=64, COLUMNS=64, DEPTH=16, GROUP=8)
+        values[f"program {number}"] = {"product": out, ON_GPU: guard.faults()}
+    return values
+
+
+def far_verdict(seed: int, got: Values) -> list[Failure]:
+    """Allow as many roundings as the depth has numbers."""
+    x, weight = matrices(seed, *FAR_SHAPE, "float32")
+    failures: list[Failure] = []
+    for name, values in got.items():
+        failures += differences([], values[ON_GPU], None, f"{name}, {ON_GPU}")
+        failures += differences(x.double() @ weight.double().T, values["product"], 3e-5, name)
+    return failures
+
+
+REGISTRY.add(
+    "L8.K.far",
+    "Rows of x and of the product are found where their offsets need more than 32 bits.",
+    far_probe,
+    far_verdict,
 )
 
 WEIGHTS = (1, 20, 1024, 2560, 4096, 6144, 8192, 19456, 151936)  # their rows

@@ -159,10 +159,10 @@ class Sequences:
         return [free[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
-def attend(q: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def attend(q: Tensor, key: Tensor, value: Tensor, factor: float = 1.0) -> Tensor:
     """Attend, one query and one head at a time. ``q`` [n, Hq, D], ``key``, ``value`` [Hkv, L, D] -> [n, Hq, D] float64.
 
-    The last query sees all keys, and every one before it one fewer.
+    The last query sees all keys, and every one before it one fewer. ``factor``: of all scores.
     """
     out = torch.zeros(q.shape, dtype=torch.float64)
     before = key.shape[1] - len(q)
@@ -170,15 +170,15 @@ def attend(q: Tensor, key: Tensor, value: Tensor) -> Tensor:
     for index in range(len(q)):
         for head in range(q.shape[1]):
             seen = key[head // group, : before + index + 1].double()
-            scores = (seen * q[index, head].double()).sum(1) / q.shape[2] ** 0.5
+            scores = (seen * q[index, head].double()).sum(1) * factor / q.shape[2] ** 0.5
             weights = torch.softmax(scores, 0)
             out[index, head] = weights @ value[head // group, : before + index + 1].double()
     return out
 
 
-def attend_all(drawn: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """Attend for every sequence -> [T, Hq, D] float64, packed."""
-    return torch.cat([attend(*one) for one in drawn])
+def attend_all(drawn: Sequence[tuple[Tensor, Tensor, Tensor]], factor: float = 1.0) -> Tensor:
+    """Attend for every sequence -> [T, Hq, D] float64, packed. ``factor``: of all scores."""
+    return torch.cat([attend(*one, factor) for one in drawn])
 
 
 def rows_of(case: Sequences, chosen: Sequence[int]) -> list[int]:

@@ -70,14 +70,20 @@ def extend_spec(seed: int) -> Values:
     return values
 
 
+def opening(place: int) -> list[int]:
+    """Return the special tokens before the text of a case, such as a tokenizer's mark of a beginning."""
+    return words().encode(MARK) if place % 2 else []
+
+
 def prompt_probe(seed: int) -> Values:
-    """Ask for the prompt twice, and change what came first."""
+    """Ask for the prompt twice, and change what came first. Prompts of every other case open with a special token."""
     values = Values()
     for place, texts in enumerate(pieces(seed)):
         for canonical in (False, True):
             state = new_state(Machine(seed), canonical=canonical)
+            state.hub.opening = opening(place)
             state.known_text = "".join(texts)
-            state.known_ids = [token for text in texts for token in words().encode(text)]
+            state.known_ids = [*opening(place), *(token for text in texts for token in words().encode(text))]
             first = state.prompt()
             got = list(first)
             first.append(-1)
@@ -87,12 +93,12 @@ def prompt_probe(seed: int) -> Values:
 
 
 def prompt_spec(seed: int) -> Values:
-    """Return the ids of each text, or those of all text at once."""
+    """Return the ids of each text, or those of all text at once, with what the prompt opens with."""
     values = Values()
     for place, texts in enumerate(pieces(seed)):
-        own = [token for text in texts for token in words().encode(text)]
+        own = [*opening(place), *(token for text in texts for token in words().encode(text))]
         for canonical in (False, True):
-            ids = words().encode("".join(texts)) if canonical else own
+            ids = [*opening(place), *words().encode("".join(texts))] if canonical else own
             values[f"case {place}, {texts}, canonical {canonical}"] = [ids, ids, [own, "".join(texts)]]
     return values
 
@@ -199,7 +205,8 @@ REGISTRY.add(
 )
 REGISTRY.add(
     "L9.B.prompt",
-    "A prompt is a new list of the ids as they came; with canonical it is the whole text, encoded again.",
+    "A prompt is a new list of the ids as they came; with canonical it is the whole text, encoded again, behind the "
+    "same special tokens.",
     prompt_probe,
     bitwise(prompt_spec),
 )
