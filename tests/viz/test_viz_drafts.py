@@ -122,7 +122,8 @@ def test_steps_with_drafts_give_the_text_and_none_are_single():
 
 
 def test_steps_of_a_request_are_those_of_the_engine():
-    prompt, rules = [*range(40, 60)] * 3, SamplingParams(max_new_tokens=24, ignore_eos=True)
+    asked = "Trozeka has an orange umbrella. Quvabo has a purple trumpet. What does Trozeka have?"
+    prompt, rules = [{"role": "user", "content": asked}], SamplingParams(max_new_tokens=24)
     options = {"batch_invariant": True, "max_draft_rows": 6}
     steps, answer = drafts.drafted_steps(EngineConfig(drafts="ngram", **options), prompt, rules)
     (alone,) = LLM(config=EngineConfig(batch_invariant=True)).generate([prompt], rules)
