@@ -143,7 +143,7 @@ def extend_probe(seed: int) -> Values:
             start = known - piece.count - (not piece.samples)
             person = Person(f"r{index}", piece.prompt, 90, index, piece.outputs, start, state="running")
             request = build_request(person)
-            request.pages = scheduler.allocator.allocate(touched(known, 2))
+            request.pages = scheduler.allocator.allocate((known + 1) // 2)
             request.prompt_ids = [index, *request.prompt_ids[1:]]
             request.options = RequestOptions(score_only=piece.scores)
             scheduler.running.append(request)
@@ -257,7 +257,7 @@ def draft_probe(seed: int) -> Values:
     """Ask for one draft in every state, and look at all pages afterwards."""
     values = Values()
     for name, room in rooms(seed).items():
-        held = touched(room.prompt + room.outputs, room.page_size)
+        held = -(-(room.prompt + room.outputs) // room.page_size)
         shelf = build_shelf(room.page_size)
         scheduler = build_scheduler(Rules(held + room.free + room.cached, room.page_size), cache=shelf)
         tokens = [*range(room.cached * room.page_size)]
@@ -272,6 +272,7 @@ def draft_probe(seed: int) -> Values:
         scheduler.check_pages()
         values[name] = {
             "draft": list(map(int, draft)),
+            "a tuple": isinstance(draft, tuple),
             "pages": len(request.pages),
             "its pages first": request.pages[: len(before)] == before,
             "free pages": scheduler.allocator.num_free,
@@ -301,6 +302,7 @@ def draft_spec(seed: int) -> Values:
             draft.append(token_id)
         values[name] = {
             "draft": draft,
+            "a tuple": True,
             "pages": pages,
             "its pages first": True,
             "free pages": held + room.free - pages,
@@ -433,7 +435,7 @@ def back_cases(seed: int) -> dict[str, tuple[After, ...]]:
         for _ in range(rng.randint(1, 5)):
             computed = rng.randint(1, 20)
             draft = rng.choice([0, rng.randint(1, 9)])
-            afters.append(After(computed + 1, computed, touched(computed + 1 + draft, 4), draft))
+            afters.append(After(computed + 1, computed, (computed + draft) // 4 + 1, draft))
         found[f"step {number}"] = tuple(afters)
     return found
 

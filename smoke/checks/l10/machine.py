@@ -38,7 +38,7 @@ class Prophet:
         draft = self.ahead(tokens, most + self.dice.choice([0, 0, 2]))
         if self.dice.random() < self.spoilt:
             place = self.dice.randrange(len(draft))
-            draft[place] = self.dice.choice([(draft[place] + 1) % 90, *SPOILT])
+            draft[place] = self.dice.choice([(draft[place] + 1) % 90] * 3 + [*SPOILT])
             draft = draft[: self.dice.choice([1, 3, 100])]
         return draft
 
