@@ -6,8 +6,9 @@ from itertools import chain
 from random import Random
 
 from mini_engine.config import EngineConfig
-from mini_engine.llm import LLM, Prompt
+from mini_engine.llm import LLM
 from mini_engine.outputs import RequestOutput
+from mini_engine.prompts import Prompt
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.drafts import NGramDrafts
 
