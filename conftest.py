@@ -50,7 +50,7 @@ BEGIN_WITH = (  # the longest
     "test_invariance.py",
     "test_speculate.py",
 )
-BY_LESSON = re.compile(r".*/(test_lessons|test_lessons_text|test_notebooks)\.py::\w+\[(L\d)")
+BY_LESSON = re.compile(r".*/(test_lessons|test_lessons_text|test_notebooks)\.py::\w+\[(L\d+)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

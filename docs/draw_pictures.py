@@ -22,6 +22,7 @@ PICTURES = {  # lesson -> the cell of its notebook that shows the figure. No fig
     "L7_grammar": "step",
     "L8_kernels": "softmax",
     "L9_lang": "tree",
+    "L10_drafts": "steps",
 }
 
 

@@ -27,7 +27,7 @@ from mini_engine.sampler.driver import SamplingDriver, StepInputs
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.sampler.rows import SampledRows, isolating
 from mini_engine.sampler.sampler import SamplerOutput
-from mini_engine.scheduler.drafts import Drafter, is_confirmed, make_drafting, with_drafts
+from mini_engine.scheduler.drafts import Drafter, make_drafting, steps_ahead, with_drafts
 from mini_engine.scheduler.policy import make_policy
 from mini_engine.scheduler.prefix_cache import PrefixCache
 from mini_engine.scheduler.request import NO_OPTIONS, FinishReason, Request, RequestOptions, RequestState, RequestTimes
@@ -256,20 +256,15 @@ class EngineCore:
         """Go on with each request that has got the token it had drafted, a row at a time. Mutates.
 
         ``logits`` [D, V]: of all drafted tokens. Each row is sampled and taken in as in a step of its own: only the
-        forward pass is not needed any more. The first other token ends the draft.
+        forward pass is not needed any more.
         """
-        drafted = list(zip(batch.chunks, logits.split([len(chunk.draft) for chunk in batch.chunks]), strict=True))
         for chunk in batch.chunks:
             self.entries[chunk.request.request_id].output.num_drafted += len(chunk.draft)
-        place = 0
-        while going := [(chunk.request, rows[place]) for chunk, rows in drafted if is_confirmed(chunk, place)]:
-            requests = [request for request, _ in going]
-            chunks = [ScheduledChunk(request, request.num_computed_tokens, 1, True) for request in requests]
-            own = torch.stack([row for _, row in going])
-            self.update(ScheduledBatch(chunks, []), own, self.sample(requests, own))
-            place += 1
-            for request in requests:
-                self.accepted[request.request_id] = place
+        for ahead, rows in steps_ahead(batch):
+            own = logits[rows]
+            self.update(ahead, own, self.sample(ahead.sampling, own))
+            for request in ahead.sampling:
+                self.accepted[request.request_id] = self.accepted.get(request.request_id, 0) + 1
                 self.entries[request.request_id].output.num_accepted += 1
 
     def append_forced(self, request: Request) -> None:

@@ -9,8 +9,9 @@ it is the one that was drafted, by the same sampler with the same state. So no a
 leaves keys and values behind the request's tokens; the tokens that come instead overwrite them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -112,12 +113,14 @@ class Drafting:
         self.guesses: WeakKeyDictionary[Request, Guesses] = WeakKeyDictionary()
 
     def extend(self, batch: ScheduledBatch) -> ScheduledBatch:
-        """Return the step with a draft for each chunk that samples, as far as rows and free pages go. Mutates."""
+        """Return the step with a draft for each chunk that samples, as far as rows and free pages go. Mutates.
+
+        A request that asks for scores alone has none. Each of the others in turn may have its share of the rows that
+        are left: their number by that of the requests to come, itself included, rounded up.
+        """
         limits = (self.max_rows, self.scheduler.limits.max_tokens_per_step or self.max_rows)
         left = min(limits) - batch.num_tokens
         num_left = len(batch.sampling)
-        if left <= 0 or not num_left:
-            return batch
         chunks = []
         for chunk in batch.chunks:
             if chunk.samples and not chunk.request.options.score_only:
@@ -148,13 +151,12 @@ class Drafting:
     def give_back(self, batch: ScheduledBatch) -> None:
         """Free the pages that the drafts of ``batch`` took for tokens that did not come, so that nobody waits for them.
 
-        Mutates.
+        A request that goes on keeps the pages of what is computed. One that ended has no pages any more. Mutates.
         """
         for request in [chunk.request for chunk in batch.chunks if chunk.draft]:
-            if request.state is RequestState.RUNNING:
-                kept = pages_needed(request.num_computed_tokens, self.scheduler.page_size)
-                self.scheduler.allocator.free(request.pages[kept:])
-                del request.pages[kept:]
+            kept = pages_needed(request.num_computed_tokens, self.scheduler.page_size)
+            self.scheduler.allocator.free(request.pages[kept:])
+            del request.pages[kept:]
 
 
 def make_drafting(
@@ -198,3 +200,20 @@ def is_confirmed(chunk: ScheduledChunk, place: int) -> bool:
         and request.num_tokens == chunk.start + chunk.num_tokens + place + 1
         and request.output_ids[-1] == chunk.draft[place]
     )
+
+
+def steps_ahead(batch: ScheduledBatch) -> Iterator[tuple[ScheduledBatch, list[int]]]:
+    """Yield the steps that the drafts of ``batch`` save, and which of the drafted rows (``with_drafts``) each needs.
+
+    The first has the requests whose draft's token 0 has come, the second those whose token 1 has come too, and so on.
+    The caller samples and updates a step before it asks for the next one. Whatever else comes ends a draft.
+    """
+    rows = accumulate((len(chunk.draft) for chunk in batch.chunks), initial=0)
+    going = list(zip(batch.chunks, rows, strict=False))  # with the row of the draft's next token
+    place = 0
+    while going := [(chunk, row) for chunk, row in going if is_confirmed(chunk, place)]:
+        requests = [chunk.request for chunk, _ in going]
+        chunks = [ScheduledChunk(request, request.num_computed_tokens, 1, True) for request in requests]
+        yield ScheduledBatch(chunks, []), [row for _, row in going]
+        going = [(chunk, row + 1) for chunk, row in going]
+        place += 1

@@ -39,6 +39,9 @@ SCHEMA = {
 }
 
 
+ASKED = [f"{name} has an orange umbrella. Ben has a purple trumpet. What does {name} have?" for name in NAMES]
+
+
 @dataclass(frozen=True)
 class Side:
     """One way to do a load: its name, and its figures by column. The first is what the lesson changes."""
@@ -198,9 +201,9 @@ def prefixes(folder: Path | None) -> tuple[Side, Side]:
 
 
 def served(
-    folder: Path | None, name: str, texts: list[str], asked: Sequence[Any], first: str = "steps", **options: Any
+    folder: Path | None, name: str, texts: Sequence[Any], asked: Sequence[Any], first: str = "steps", **options: Any
 ) -> Side:
-    """Run requests through an engine with ``options``."""
+    """Run requests through an engine with ``options``. ``texts``: prompts, or chats."""
     from mini_engine.config import EngineConfig
     from mini_engine.llm import LLM
 
@@ -300,6 +303,18 @@ def operations(folder: Path | None, config: "EngineConfig") -> int:
     return count
 
 
+def copies(folder: Path | None) -> tuple[Side, Side]:
+    """L10: answers that quote their question, one after the other, without and with drafts."""
+    from mini_engine.sampler.params import SamplingParams
+
+    chats = [[{"role": "user", "content": question}] for question in ASKED]
+    asked = [SamplingParams(max_new_tokens=2 * NEW_TOKENS)] * len(chats)
+    return (
+        served(folder, "a token a step", chats, asked),
+        served(folder, "what followed the last time is drafted", chats, asked, drafts="ngram"),
+    )
+
+
 LOADS = {
     "L2": Load("four stories, 24 tokens each", True, pages),
     "L3": Load("24 tokens after a long beginning", True, keys_and_values),
@@ -308,6 +323,7 @@ LOADS = {
     "L6": Load("eight prompts that begin alike", True, prefixes),
     "L7": Load("eight answers in JSON", False, grammars),
     "L8": Load("one decode step", True, kernels),
+    "L10": Load("eight answers that quote their question", True, copies),
 }
 
 

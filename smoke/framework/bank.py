@@ -194,7 +194,7 @@ def parse_pitfall(raw: Mapping[str, Any]) -> Pitfall:
     edit = Edit.at(raw["at"], raw["find"], raw["replace"])
     if edit.file not in load_manifest().lesson(task.lesson_id).files:
         raise ValueError(f"{name}: {edit.file} is not a file of {task.lesson_id}")
-    if not raw["killed_by"] or any(not check_id.startswith(task.lesson_id) for check_id in raw["killed_by"]):
+    if not raw["killed_by"] or any(not check_id.startswith(f"{task.lesson_id}.") for check_id in raw["killed_by"]):
         raise ValueError(f"{name}: killed_by must name checks of {task.lesson_id}")
     return Pitfall(raw["id"], task.id, raw["title"], raw["symptom"], edit, tuple(raw["killed_by"]), raw["source"])
 

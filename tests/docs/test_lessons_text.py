@@ -20,6 +20,7 @@ import torch
 import typer
 
 from mini_engine.checkpoint import TINY_MODEL, load_config
+from mini_engine.scheduler.drafts import PLAIN
 from smoke.__main__ import MODULES
 from smoke.course.example import begin, execute, fences
 from smoke.framework.manifest import ENGINE, ROOT, load_manifest
@@ -35,8 +36,8 @@ PAGES = [page for pages in READINGS.values() for page in pages]
 STORY_BYTES, TASK_BYTES = 10_240, 6_144
 IN_STORY = ["Predict", "The tasks", "Next"]
 IN_REFERENCE = ["Options", "A whole experiment", "When something is wrong", "Exercises", "How SGLang and vLLM do it"]
-TASK_ID = re.compile(r"\bL\d\.[A-Z]\b")
-GENERATED = re.compile(r"<!-- generated: (\w+) (L\d) -->\n(.*?)<!-- end -->", re.DOTALL)
+TASK_ID = re.compile(r"\bL\d+\.[A-Z]\b")
+GENERATED = re.compile(r"<!-- generated: (\w+) (L\d+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 by_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.id)
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(FOLDER)))
@@ -227,7 +228,7 @@ def test_mentioned_tasks_and_commands_exist(page):
     for command, rest in re.findall(r"python -m smoke (\w+)([^\n`#]*)", text):
         assert command in smoke_commands(), f"{page}: python -m smoke {command}"
         assert set(re.findall(r"(?<!\S)--?\w+", rest)) <= smoke_commands()[command], f"{page}: smoke {command}{rest}"
-        assert set(re.findall(r"\bL\d\b", rest)) <= {lesson.id for lesson in LESSONS}
+        assert set(re.findall(r"\bL\d+\b", rest)) <= {lesson.id for lesson in LESSONS}
     assert "python -m smoke\n" not in text, "a command is broken over two lines, where no test reads it"
 
 
@@ -286,6 +287,12 @@ def hide_last_key(cut):
     return replace(cut, table=cut.table - torch.tensor([0, 0, 0, 1], dtype=torch.int32))
 
 
+def swapped(batch):
+    """The step with its first drafted row in the place of the last one."""
+    own = [chunk for chunk in batch.chunks if chunk.request.params is not PLAIN]
+    return replace(batch, chunks=own + batch.chunks[: len(own) - 1 : -1])
+
+
 # One fault per lesson that its minimal experiment must notice: (module, attribute, what the fault does to the result).
 FAULTS = {
     "L1": ("mini_engine.model", "rotate_half", lambda turned: -turned),
@@ -297,6 +304,7 @@ FAULTS = {
     "L7": ("mini_engine.grammar.fsm", "pack_words", lambda words: words << 1),
     "L8": ("mini_engine.kernels.attention", "cut_queries", hide_last_key),
     "L9": ("mini_engine.lang.speculate", "cut", lambda out: out and replace(out, text=out.text[:-1])),
+    "L10": ("mini_engine.engine_core", "with_drafts", swapped),
 }
 
 

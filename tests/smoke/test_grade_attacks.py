@@ -395,6 +395,19 @@ EXPECTED = {
         l8.spec_kernels
     """,
     "L9": "",
+    "L10": ENGINES
+    + SENTENCES
+    + """
+        l5.a_request.build_request l5.a_request.output_of l5.a_request.prompt_of l5.d_share.ByRule
+        l5.d_share.build_scheduler l5.d_share.chunk_list l5.g_step.build_all l5.g_step.make_scheduler
+        l5.g_step.tokens_of l5.j_engine.alone l5.j_engine.drive l5.j_engine.few_pages l5.j_engine.load_options
+        l5.j_engine.model_case l5.j_engine.poison_freed_pages l5.j_engine.run_out l5.spec_scheduling.Person
+        l5.spec_scheduling.Rules l5.spec_scheduling.World l5.spec_scheduling.token l5.spec_shelf l5.spec_text.decoded
+        l6.h_engine.Visit l6.h_engine.drive l6.h_engine.enter l6.h_engine.reference_runs l6.h_engine.statistics
+        l7.h_engine.Guest l7.h_engine.drive l7.h_engine.plain_answer l7.h_engine.raise_missing
+        l7.h_engine.register_backend l7.k_jump.allowed_after l7.k_jump.build_sentences l7.k_jump.write_row
+        l7.spec_sentences.byte_of_character
+    """,
 }
 LOOK_AROUND = """
 import json as _json, sys as _s, types as _types

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from smoke.commands.measure import entry_of, register, said
-from smoke.course.measure import BEGINNINGS, LOADS, NAMES, NEW_TOKENS, OPENING
+from smoke.course.measure import ASKED, BEGINNINGS, LOADS, NAMES, NEW_TOKENS, OPENING
 from smoke.course.starter import empty, starter_files
 from smoke.framework.manifest import COURSE, ENGINE, load_manifest
 
@@ -20,7 +20,7 @@ def measured(lesson):
 
 
 def test_a_storys_figures_are_those_that_are_measured():
-    for lesson in load_manifest().upto("L8"):
+    for lesson in load_manifest().written:
         if lesson.id in LOADS and lesson.id != "L8":  # how many operations torch starts depends on its version
             words = said(lesson.id, entry_of([{"figures": figures} for figures in measured(lesson.id)]))
             story = (COURSE / lesson.text_file).read_text()
@@ -76,6 +76,13 @@ def test_kernels_start_fewer_operations():
     pytest.importorskip("triton", reason="Triton is built for Linux alone")
     torch_alone, kernels = measured("L8")
     assert kernels["operations in a step"] < torch_alone["operations in a step"] / 2
+
+
+def test_drafts_save_steps_and_a_step_gives_one_token_without():
+    without, drafted = measured("L10")
+    answers = [f"<think>\n{question[: question.index('.') + 1]}" for question in ASKED]
+    assert without["steps"] > sum(lengths(answers))
+    assert drafted["steps"] < without["steps"] / 1.3
 
 
 def run_command(*words):
