@@ -115,8 +115,8 @@ class Drafting:
     def extend(self, batch: ScheduledBatch) -> ScheduledBatch:
         """Return the step with a draft for each chunk that samples, as far as rows and free pages go. Mutates.
 
-        A request that asks for scores alone has none. Each of the others in turn may have its share of the rows that
-        are left: their number by that of the requests to come, itself included, rounded up.
+        A request that asks for scores alone has none, but counts. Each in turn may have its share of the rows that are
+        left: their number by that of the requests to come, itself included, rounded up.
         """
         limits = (self.max_rows, self.scheduler.limits.max_tokens_per_step or self.max_rows)
         left = min(limits) - batch.num_tokens

@@ -7,6 +7,7 @@ Slots behind what a request has computed, where refused tokens left keys and val
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from smoke.checks.l3 import driver as l3
@@ -88,7 +89,7 @@ def bits_probe(seed: int) -> Values:
             dice = random.Random(f"{seed} {load}")
             options = load_options(load, PLANS)
             with keen():
-                engine = build(case, lambda t=texts, d=dice: Prophet(t, d), dtype=dtype, rows=rows, **options)
+                engine = build(case, partial(Prophet, texts, dice), dtype=dtype, rows=rows, **options)
                 l5.poison_freed_pages(engine)
                 run = drive(engine, PLANS, given, squeeze=engine.scheduler.limits.preemption, rng=random.Random(seed))
             values[f"{name}, {load}"] = {**run, "counts": counts(engine)}
@@ -174,7 +175,7 @@ def ends_probe(seed: int) -> Values:
         for spoilt in SPOILT:
             dice = random.Random(f"{seed} {name}")
             with keen():
-                engine = build(case, lambda t=texts, d=dice, s=spoilt: Prophet(t, d, s), eos=eos, with_text=True)
+                engine = build(case, partial(Prophet, texts, dice, spoilt), eos=eos, with_text=True)
                 values[name][f"spoilt {spoilt}"] = single(engine, prompt, params)
                 values[name][f"counts {spoilt}"] = [*counts(engine), len(engine.log)]
     return values
@@ -244,7 +245,12 @@ def grammars_probe(seed: int) -> Values:
     values: Values = {}
     guests = list(GUESTS.values())
     for jump in (False, True):
-        options = {"jump_forward": jump, "num_pages": 200, "max_running_requests": 6, "grammar_backend": "sentences"}
+        options: dict[str, Any] = {
+            "jump_forward": jump,
+            "num_pages": 200,
+            "max_running_requests": 6,
+            "grammar_backend": "sentences",
+        }
         l7.register_backend({})
         off = l7.drive(build(embedded_case(), None, eos=l7.STOPS, with_text=True, **options), guests, seed)["answers"]
         texts = [[*guest.prompt_ids(seed), *own["ids"], *range(40, 52)] for guest, own in zip(guests, off, strict=True)]
@@ -252,7 +258,7 @@ def grammars_probe(seed: int) -> Values:
         with keen():
             engine = build(
                 embedded_case(),
-                lambda t=texts, d=dice: Prophet(t, d, 0.2),
+                partial(Prophet, texts, dice, 0.2),
                 eos=l7.STOPS,
                 with_text=True,
                 rows=48,
@@ -321,9 +327,14 @@ def tree_probe(seed: int) -> Values:
     values: Values = {"cold": cold}
     for size, pages in ((1, 150), (4, 60)):
         dice = random.Random(f"tree {seed} {size}")
-        options = {"prefix_cache": "radix", "page_size": size, "num_pages": pages, "max_running_requests": 4}
+        options: dict[str, Any] = {
+            "prefix_cache": "radix",
+            "page_size": size,
+            "num_pages": pages,
+            "max_running_requests": 4,
+        }
         with keen():
-            engine = build(case, lambda d=dice: Prophet(texts, d), rows=24, **options)
+            engine = build(case, partial(Prophet, texts, dice), rows=24, **options)
             heard = listening(engine.scheduler.cache)
             run = l6.drive(engine, visits)
         told_wrong = [tokens for tokens in heard if not any(own[: len(tokens)] == tokens for own in texts)]
