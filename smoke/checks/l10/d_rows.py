@@ -133,7 +133,7 @@ def come_cases(seed: int) -> dict[str, Come]:
                 for state in ("running", "stop", "length"):
                     draft = tuple(rng.choice([1, 2]) for _ in range(length))
                     come = Come(draft, right, others, state)
-                    cases[f"{right} of {draft}, then {others}, {state}, {len(cases)}"] = come
+                    cases[f"case {len(cases)}: of the draft {draft} {right} came, then {others}; {state}"] = come
     again = {
         "a later token of the draft comes instead of the first": Come((1, 2, 3), 0, (2,)),
         "the right token comes, and more is appended that is drafted too": Come((1, 2, 3), 1, (2, 3)),
@@ -155,7 +155,7 @@ def come_probe(seed: int) -> Values:
             if come.state != "running":
                 end(request, come.state)
             asked = [bool(is_confirmed(chunk, place)) for place in range(len(come.draft) + 2)]
-            values[f"{name}, a chunk of {row.count}"] = asked
+            values[f"{name}, a chunk of length {row.count}"] = asked
     return values
 
 
@@ -177,7 +177,7 @@ def come_spec(seed: int) -> Values:
             place < len(come.draft) and since == list(come.draft[: place + 1]) and come.state == "running"
             for place in range(len(come.draft) + 2)
         ]
-        values |= {f"{name}, a chunk of {count}": asked for count in (1, 4)}
+        values |= {f"{name}, a chunk of length {count}": asked for count in (1, 4)}
     return values
 
 
