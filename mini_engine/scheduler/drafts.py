@@ -1,4 +1,4 @@
-"""L5: drafts: tokens that may come next, computed together with the newest one, so that a step can give several.
+"""L10: drafts: tokens that may come next, computed together with the newest one, so that a step can give several.
 
     known tokens      | draft, guessed from them     |
     … the red         | ball and  the  blue          |   one forward pass computes all of these rows
@@ -50,7 +50,7 @@ class NGramDrafts:
     def __init__(self) -> None:
         """Know no text."""
         self.follows: dict[tuple[int, ...], int] = {}  # n-gram -> the place behind its last occurrence
-        self.num_known = 1  # places before this one are in ``follows``; nothing stands before place 0
+        self.num_known = 1  # places below this are in ``follows``; no n-gram ends before place 1
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
         """Copy from the last place that was like this one; where the copy reaches its own beginning, it repeats."""
@@ -178,8 +178,8 @@ def make_drafting(
 def with_drafts(batch: ScheduledBatch) -> ScheduledBatch:
     """Return the step with a chunk of one row for each drafted token behind its own chunks, in their order.
 
-    Each is a chunk of the request as it would be if its draft had come, on the same pages. A step writes all its keys
-    and values before it reads any, so the row of a drafted token finds those of the tokens before it.
+    Those of a draft have a new request, whose output goes on with the draft, on the same pages. A step writes all its
+    keys and values before it reads any, so the row of a drafted token finds those of the tokens before it.
     """
     rows = []
     for chunk in batch.chunks:

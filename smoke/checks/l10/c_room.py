@@ -121,6 +121,7 @@ def extended(seed: int) -> dict[str, Step]:
         "a whole prompt": Step((Piece(7, 0, 7),), 20),
         "scores alone": Step((Piece(7, 0, 7, scores=True),), 20),
         "scores alone, behind another": Step((*decodes(1), Piece(7, 0, 7, scores=True)), 80),
+        "scores alone, before two that draft": Step((Piece(7, 0, 7, scores=True), *decodes(2)), 20),
         "no chunk": Step((), 20),
     }
     drawn = {f"step {number}": draw_step(random.Random(f"extend {seed} {number}")) for number in range(STATES)}
@@ -265,11 +266,13 @@ def draft_probe(seed: int) -> Values:
         request.pages = scheduler.allocator.allocate(held)
         before = list(request.pages)
         scheduler.running.append(request)
+        fixed = Fixed(room.ids)
         with keen():
-            draft = build_drafting(scheduler, lambda r=room: Fixed(r.ids)).draft(request, room.most)
+            draft = build_drafting(scheduler, lambda f=fixed: f).draft(request, room.most)
         scheduler.check_pages()
         values[name] = {
             "draft": list(map(int, draft)),
+            "asked for": [most for _, most in fixed.asked],
             "a tuple": isinstance(draft, tuple),
             "pages": len(request.pages),
             "its pages first": request.pages[: len(before)] == before,
@@ -287,6 +290,7 @@ def draft_spec(seed: int) -> Values:
     for name, room in rooms(seed).items():
         known = room.prompt + room.outputs
         pages = held = touched(known, room.page_size)
+        most = min(room.most, room.most_new - room.outputs - 1)
         draft: list[int] = []
         for token_id in room.ids:
             # The token that is sampled anyway comes after the draft.
@@ -300,6 +304,7 @@ def draft_spec(seed: int) -> Values:
             draft.append(token_id)
         values[name] = {
             "draft": draft,
+            "asked for": [most] if most > 0 else [],
             "a tuple": True,
             "pages": pages,
             "its pages first": True,

@@ -242,7 +242,10 @@ def ahead_probe(seed: int) -> Values:
         for ahead, rows in steps_ahead(batch):
             asked.append(
                 [
-                    [[c.request.request_id, int(c.start), int(c.num_tokens), bool(c.samples)] for c in ahead.chunks],
+                    [
+                        [c.request.request_id, int(c.start), int(c.num_tokens), bool(c.samples), list(c.draft)]
+                        for c in ahead.chunks
+                    ],
                     [int(row) for row in rows],
                 ]
             )
@@ -281,7 +284,7 @@ def ahead_spec(seed: int) -> Values:
         asked: list[Any] = []
         for place in range(max(saved, default=0)):
             going = [index for index, count in enumerate(saved) if count > place]
-            chunks = [[f"r{index}", own[index].row.known + place, 1, True] for index in going]
+            chunks = [[f"r{index}", own[index].row.known + place, 1, True, []] for index in going]
             asked.append([chunks, [before[index] + place for index in going]])
         ends = [ended(index, life, count) for index, (life, count) in enumerate(zip(own, saved, strict=True))]
         values[name] = {"steps": asked, "requests": ends}
