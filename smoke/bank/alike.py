@@ -67,7 +67,7 @@ class Alike:
 
 
 def is_alike(pitfall: Answer | None, candidate: Answer, right: Answer | None = None) -> bool:
-    """Whether two answers are the same: equal values, or the same error of the same function.
+    """Whether two answers are the same: equal values, or the same error of the same line of code.
 
     ``right``: the reference's answer, by which values that are nearly equal may be taken for the same.
     """
@@ -82,6 +82,8 @@ def is_alike(pitfall: Answer | None, candidate: Answer, right: Answer | None = N
 
 
 def error_of(error: ProbeError) -> tuple[str, str, str]:
-    """Return an error's type, its text and the name of the function that raised it."""
-    _, _, function = error.place.partition(" in ")
-    return error.kind, error.message, function.partition(":")[0]
+    """Return an error's type, its text, and the function and the line of code that raised it.
+
+    One function may divide by zero for many reasons: another line is another mistake.
+    """
+    return error.kind, error.message, error.place.partition(" in ")[2]

@@ -54,7 +54,7 @@ def test_another_mistake_is_not_taken_for_one_of_the_bank(alike, tmp_path, resul
     assert named(alike, tmp_path, "L1.A.values", text) == ([], "fail")
 
 
-def test_answers_are_alike_by_value_and_errors_by_type_text_and_function():
+def test_answers_are_alike_by_value_and_errors_by_type_text_and_line_of_code():
     one, near, far = (torch.tensor([1.0, x]) for x in (2.0, 2.0 + 1e-6, 2.1))
     assert is_alike({"x": one}, {"x": one.clone()})
     assert is_alike({"x": one}, {"x": near}, {"x": far})
@@ -64,7 +64,8 @@ def test_answers_are_alike_by_value_and_errors_by_type_text_and_function():
     assert not is_alike({"x": one}, {"x": far}, {"x": near})
     assert not is_alike(None, {"x": one})
     error = ProbeError("IndexError", "out of range", "model.py:3 in rotate: return x[9]")
-    assert is_alike(error, ProbeError("IndexError", "out of range", "model.py:7 in rotate: y = x[9]"))
+    assert is_alike(error, ProbeError("IndexError", "out of range", "model.py:7 in rotate: return x[9]"))
+    assert not is_alike(error, ProbeError("IndexError", "out of range", "model.py:3 in rotate: y = x[9]"))
     assert not is_alike(error, ProbeError("IndexError", "out of range", "model.py:3 in norm: return x[9]"))
     assert not is_alike(error, ProbeError("IndexError", "another", "model.py:3 in rotate: return x[9]"))
     assert not is_alike(error, {"x": one})
