@@ -41,7 +41,7 @@ def generate(
     prefill: Annotated[str | None, typer.Option(help="With --chat: the answer begins with this text.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Print, for every token, the distribution after every stage.")
+        bool, typer.Option("--trace", help="Print, for every token, the distribution after every stage; no drafts.")
     ] = False,
     receipt: Annotated[
         Path | None, typer.Option(help="Write what the answer depended on to this file, for mini-engine replay.")
