@@ -178,8 +178,8 @@ def holds_something(cell: types.CellType) -> bool:
         return False
 
 
-def prune(checks: Collection[str], used: dict[str, set[str]]) -> None:
-    """Delete every other name of the course's modules from this process, and the verdicts. Cannot be undone."""
+def delete_others(checks: Collection[str], used: dict[str, set[str]]) -> None:
+    """Delete all other checks, all verdicts, and what the course holds besides the names that are ``used``."""
     registered = all_checks()
     for check_id in list(registered):
         check = registered.pop(check_id)
@@ -196,6 +196,11 @@ def prune(checks: Collection[str], used: dict[str, set[str]]) -> None:
                         delattr(value, method)
             if not kept and not hasattr(module, "__path__"):
                 del sys.modules[name]
+
+
+def prune(checks: Collection[str], used: dict[str, set[str]]) -> None:
+    """Delete every other name of the course's modules from this process, and the verdicts. Cannot be undone."""
+    delete_others(checks, used)  # in a function of its own, so that no variable holds what is freed
     engine_words.cache_clear()
     forget()
 
