@@ -41,8 +41,7 @@ class StepOutput:
     tokens' keys and values a request took over from a sibling. ``seconds``: the parts "schedule", "forward", "sample"
     and "update" of a step that began at ``began``. ``num_tokens_held``: tokens that the used pages hold.
     ``num_compiling``: requests that wait for a grammar. ``forced``: how many tokens a request's grammar appended.
-    ``drafted`` and ``accepted``: how many tokens were guessed for a request and computed, and how many of them came.
-    ``refused``: the ids of those that did not.
+    ``drafts`` and ``accepted``: the ids that were guessed for a request and computed, and how many of them came.
     """
 
     number: int
@@ -58,9 +57,19 @@ class StepOutput:
     num_tokens_held: int
     num_compiling: int = 0
     forced: dict[str, int] = field(default_factory=dict)
-    drafted: dict[str, int] = field(default_factory=dict)
+    drafts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def drafted(self) -> dict[str, int]:
+        """How many ids were guessed for each request."""
+        return {name: len(draft) for name, draft in self.drafts.items()}
+
+    @property
+    def refused(self) -> dict[str, tuple[int, ...]]:
+        """The ids that did not come, for each request that has some."""
+        rest = {name: draft[self.accepted.get(name, 0) :] for name, draft in self.drafts.items()}
+        return {name: ids for name, ids in rest.items() if ids}
 
 
 class StepLog(deque[StepOutput]):
@@ -94,11 +103,9 @@ class StepLog(deque[StepOutput]):
         deltas: list[Delta],
         forced: dict[str, int],
         compiling: int,
-        accepted: dict[str, int] | None = None,
+        accepted: dict[str, int],
     ) -> StepOutput:
         """Return what the step did, and keep it if it computed something. Mutates."""
-        came = accepted or {}
-        drafts = {chunk.request.request_id: chunk.draft for chunk in batch.chunks if chunk.draft}
         output = StepOutput(
             number=self.num_steps,
             began=self.began,
@@ -113,9 +120,8 @@ class StepLog(deque[StepOutput]):
             num_tokens_held=sum(request.num_computed_tokens for request in scheduler.running),
             num_compiling=compiling,
             forced=forced,
-            drafted={name: len(draft) for name, draft in drafts.items()},
-            accepted=came,
-            refused={name: rest for name, draft in drafts.items() if (rest := draft[came.get(name, 0) :])},
+            drafts={chunk.request.request_id: chunk.draft for chunk in batch.chunks if chunk.draft},
+            accepted=accepted,
         )
         self.num_steps += 1
         if batch.chunks:

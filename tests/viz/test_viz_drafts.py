@@ -30,8 +30,10 @@ WEIGHTS = (8, 4, 2, 1, 1)
 
 
 def step(number, chunks, drafted, accepted) -> StepOutput:
-    counts = {"drafted": drafted, "accepted": accepted}
-    return StepOutput(number, float(number), {}, [], chunks, {}, [], len(chunks), 0, 0, 0, **counts)
+    guessed = {name: (0,) * count for name, count in drafted.items()}
+    return StepOutput(
+        number, float(number), {}, [], chunks, {}, [], len(chunks), 0, 0, 0, drafts=guessed, accepted=accepted
+    )
 
 
 LOGS = {

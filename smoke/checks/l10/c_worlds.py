@@ -54,13 +54,7 @@ def live(world: World, requests: dict[str, Any], scheduler: Any, drafting: Any) 
     real = {person.name: person.real for person in world.people}
     with noting() as done:
         for step in range(world.most_steps):
-            for name in world.arrivals.get(step, []):
-                done.append(f"add {name}")
-                scheduler.add(requests[name])
-            for name in world.aborts.get(step, []):
-                done.append(f"finish {name} (abort)")
-                scheduler.finish(requests[name], "abort")
-            if step > max(world.arrivals) and not scheduler.has_work:
+            if not world.enter(step, requests, scheduler, done):
                 return
             done.append(f"schedule step {step}")
             batch = scheduler.schedule()

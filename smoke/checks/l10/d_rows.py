@@ -39,6 +39,7 @@ def steps(seed: int) -> dict[str, list[Row]]:
 def rows_probe(seed: int) -> Values:
     """Ask for the step with its drafts, and tell what each of its chunks gives to the model."""
     from mini_engine.engine_core import packed
+    from mini_engine.sampler.params import SamplingParams
     from mini_engine.scheduler.drafts import with_drafts
 
     values = Values()
@@ -46,6 +47,8 @@ def rows_probe(seed: int) -> Values:
         gone = object()
         batch = build_step(rows, [gone])
         chunks = list(batch.chunks)
+        for chunk in chunks:
+            chunk.request.params = SamplingParams(max_new_tokens=50, logprobs=2, prompt_logprobs=1)
         outputs = [list(chunk.request.output_ids) for chunk in chunks]
         wide = with_drafts(batch)
         added = wide.chunks[len(chunks) :]

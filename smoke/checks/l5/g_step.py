@@ -45,13 +45,7 @@ def walk(world: World, requests: dict[str, Any], scheduler: Any) -> Iterator[Any
     idle = 0
     with noting() as done:
         for step in range(world.most_steps):
-            for name in world.arrivals.get(step, []):
-                done.append(f"add {name}")
-                scheduler.add(requests[name])
-            for name in world.aborts.get(step, []):
-                done.append(f"finish {name} (abort)")
-                scheduler.finish(requests[name], "abort")
-            if (step > max(world.arrivals) and not scheduler.has_work) or idle == MOST_IDLE:
+            if not world.enter(step, requests, scheduler, done) or idle == MOST_IDLE:
                 return
             done.append(f"schedule step {step}")
             batch = scheduler.schedule()

@@ -296,6 +296,19 @@ class World:
         """More steps than any scheduler needs that computes something in every step."""
         return max(self.arrivals) + 10 + 3 * sum(p.prompt + 2 * p.most for p in self.people)
 
+    def enter(self, step: int, requests: Mapping[str, Any], scheduler: Any, done: list[Any]) -> bool:
+        """Tell the candidate's scheduler who comes and who is aborted before a step; return whether more may happen.
+
+        Mutates the scheduler, and ``done``, which is told of each call.
+        """
+        for name in self.arrivals.get(step, []):
+            done.append(f"add {name}")
+            scheduler.add(requests[name])
+        for name in self.aborts.get(step, []):
+            done.append(f"finish {name} (abort)")
+            scheduler.finish(requests[name], "abort")
+        return step <= max(self.arrivals) or scheduler.has_work
+
 
 def draw_world(seed: str, policy: str, preemption: bool, count: int) -> World:
     """Draw a world in which pages are short, some requests stop early and some are aborted.
