@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +114,15 @@ def test_a_reference_that_fails_has_no_proof(tmp_path: Path, monkeypatch: pytest
             graded(tmp_path)
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Heed SIGINT, which a job in the background of a shell begins by ignoring."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interrupted_run_keeps_what_it_has_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
