@@ -90,8 +90,9 @@ DIALECTS = [
     (r"[^\d]", "٣", YES, YES, NO),
     (r"\w", "é", NO, NO, YES),
     (r"\W", "é", YES, YES, NO),
-    (r"\s", "\u00a0", NO, YES, YES),  # xgrammar: of the spaces beyond ASCII this one alone
-    (r"\s", "\u2003", NO, NO, YES),
+    (r"\s", "\u00a0", NO, YES, YES),
+    (r"\s", "\u2003", NO, YES, YES),
+    (r"\s", "\u0085", NO, NO, YES),  # a space to Unicode and not to JavaScript
     (r"\S", "\u00a0", YES, NO, NO),
     ("(?i)k", "K", YES, REFUSED, YES),
     ("(?i)k", "\u212a", NO, REFUSED, YES),  # the sign of Kelvin is a k to Unicode

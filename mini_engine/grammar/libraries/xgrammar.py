@@ -4,9 +4,9 @@ A grammar becomes a pushdown automaton at compile time. Most tokens are decided 
 at a step only those are tried that depend on what is on the stack. Masks are cheap, compiling is not. Parallel to
 SGLang's ``constrained/xgrammar_backend.py``.
 
-Known of 0.2.8: the mask lacks some tokens that would be accepted where a rule ends in itself from both sides
+Known of 0.2.9: the mask lacks some tokens that would be accepted where a rule ends in itself from both sides
 (palindromes), so it is narrower than the grammar, never wider. In JSON strings without bounds, and in negated sets of
-EBNF, bytes may come that are no UTF-8. Under "compact" white space, JSON without a schema keeps a space after commas.
+EBNF, bytes may come that are no UTF-8.
 """
 
 import json
