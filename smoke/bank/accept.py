@@ -7,7 +7,7 @@ Owns: the four rules and the matrix. Must not know: how a candidate is run.
    check of the lesson passes, or is blocked by the task if it builds on it.
 3. A pitfall is caught by every check that it names. Others may catch it too.
 4. A wheat passes every check of its lesson and, in a full run, of all later ones. It runs confined, as grading runs it,
-   and nothing that it does is noted.
+   and nothing that it does is noted. Wheats of different tasks are one candidate; unless it passes, each runs alone.
 
 Only a full run tries a pitfall on the checks that it does not name: nothing is proved by them, and the matrix shows
 which lesson's checks overlap.
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from smoke.course.starter import starter_files, task_starter
-from smoke.framework.bank import Pitfall, Wheat, load_pitfalls, load_wheats
+from smoke.framework.bank import Edit, Pitfall, load_pitfalls, load_wheats
 from smoke.framework.check import DEFAULT_SEED, Check, all_checks, checks_of, tasks_needed
 from smoke.framework.manifest import Task, load_manifest
 from smoke.grade.trial import try_isolation
@@ -39,7 +39,10 @@ SEEDS = (DEFAULT_SEED, 1, 2)  # of the reference; everything else runs with the 
 
 @dataclass(frozen=True)
 class Job:
-    """One candidate to run: its files, the checks, and the rule that says what is wrong with the outcome."""
+    """One candidate to run: its files, the checks, and the rule that says what is wrong with the outcome.
+
+    ``edit``: what a wheat changes.
+    """
 
     kind: Kind
     id: str
@@ -47,6 +50,7 @@ class Job:
     checks: list[Check]
     rule: Callable[[Outcome], list[str]]
     seed: int = DEFAULT_SEED
+    edit: Edit | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def pitfall_jobs(full: bool) -> Iterator[Job]:
         checks = checks_of([load_manifest().lesson(pitfall.lesson_id)])
         if not full:
             checks = [check for check in checks if check.id in pitfall.killed_by] or checks
-        yield Job("pitfall", pitfall.id, partial(edited, pitfall), checks, must_be_killed(pitfall))
+        yield Job("pitfall", pitfall.id, partial(edited, pitfall.edit), checks, must_be_killed(pitfall))
 
 
 def wheat_jobs(full: bool) -> Iterator[Job]:
@@ -108,12 +112,17 @@ def wheat_jobs(full: bool) -> Iterator[Job]:
         own = load_manifest().lesson(wheat.lesson_id)
         later = [lesson for lesson in load_manifest().written if lesson.number > own.number]
         checks = checks_of([own, *later] if full else [own])
-        yield Job("wheat", wheat.id, partial(edited, wheat), checks, must_pass)
+        yield Job("wheat", wheat.id, partial(edited, wheat.edit), checks, must_pass, edit=wheat.edit)
 
 
-def edited(entry: Pitfall | Wheat) -> dict[str, str]:
-    """Return the overlay of a pitfall or a wheat."""
-    return {entry.edit.file: entry.edit.apply()}
+def edited(*edits: Edit) -> dict[str, str]:
+    """Return the overlay with these edits. Raises ``ValueError`` if one does not fit where another was made."""
+    files: dict[str, str] = {}
+    for edit in edits:
+        if not edit.find and edit.file in files:
+            raise ValueError(f"{edit.file} is replaced, and edited besides")
+        files[edit.file] = edit.apply(files.get(edit.file))
+    return files
 
 
 def must_pass(outcome: Outcome) -> list[str]:
@@ -167,10 +176,10 @@ def must_be_killed(pitfall: Pitfall) -> Callable[[Outcome], list[str]]:
 
 def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None]) -> list[Verdict]:
     """Run all jobs with ``workers`` fork servers; ``report`` hears each verdict as it comes. Order as in ``todo``."""
-    waiting: queue.SimpleQueue[tuple[int, Job]] = queue.SimpleQueue()
-    for item in enumerate(todo):
-        waiting.put(item)
-    verdicts: dict[int, Verdict] = {}
+    waiting: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
+    for together in candidates(todo):
+        waiting.put(together)
+    verdicts: dict[str, Verdict] = {}
     errors: list[BaseException] = []
     lock = threading.Lock()
     isolation = try_isolation() if any(job.kind == "wheat" for job in todo) else None
@@ -182,15 +191,16 @@ def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None])
                 confinement = isolation and isolation.confinement(number, MEMORY, SECONDS)
                 grader = confinement and stack.enter_context(Worker(confinement))
                 while True:
-                    index, job = waiting.get_nowait()
-                    if job.kind == "wheat" and grader:
-                        verdict = run_confined(grader, job)
+                    together = waiting.get_nowait()
+                    if together[0].edit and grader:
+                        found = run_together(grader, together)
                     else:
                         runner.prepare({check.id for each in todo for check in each.checks})
-                        verdict = run_job(runner, job)
+                        found = [run_job(runner, together[0])]
                     with lock:
-                        verdicts[index] = verdict
-                        report(verdict)
+                        for verdict in found:
+                            verdicts[verdict.job.id] = verdict
+                            report(verdict)
         except queue.Empty:
             return
         except BaseException as error:
@@ -203,7 +213,31 @@ def accept(todo: Sequence[Job], workers: int, report: Callable[[Verdict], None])
         thread.join()
     if errors:
         raise errors[0]
-    return [verdicts[index] for index in range(len(todo))]
+    return [verdicts[job.id] for job in todo]
+
+
+def candidates(todo: Sequence[Job]) -> list[list[Job]]:
+    """Return the jobs by the candidate that they run in: some wheats have one for all of them."""
+    found: list[list[Job]] = []
+    for job in todo:
+        together = next((others for others in found if job.edit and may_join(job, others)), None)
+        if together is None:
+            found.append([job])
+        else:
+            together.append(job)
+    return found
+
+
+def may_join(wheat: Job, others: Sequence[Job]) -> bool:
+    """Whether ``others`` are wheats of the same lesson, none is of the same task, and all can be made in one text."""
+    tasks = {job.id.rstrip("0123456789") for job in others}
+    if wheat.id.rstrip("0123456789") in tasks or wheat.checks != others[0].checks:
+        return False
+    edits = [job.edit for job in (*others, wheat) if job.edit]
+    try:
+        return len(edits) > len(others) and bool(edited(*edits))
+    except ValueError:
+        return False
 
 
 def run_job(runner: Runner, job: Job) -> Verdict:
@@ -214,6 +248,16 @@ def run_job(runner: Runner, job: Job) -> Verdict:
         candidate = Candidate(job.id, Path(folder) if files else None, tuple(files))
         outcome = runner.run(candidate, job.checks, job.seed)
     return Verdict(job, outcome, job.rule(outcome))
+
+
+def run_together(worker: Worker, wheats: Sequence[Job]) -> list[Verdict]:
+    """Run wheats as one candidate; unless it passes, each alone."""
+    if len(wheats) > 1:
+        files = partial(edited, *(job.edit for job in wheats if job.edit))
+        verdict = run_confined(worker, replace(wheats[0], files=files))
+        if not verdict.faults:
+            return [replace(verdict, job=job) for job in wheats]
+    return [run_confined(worker, job) for job in wheats]
 
 
 def run_confined(worker: Worker, job: Job) -> Verdict:

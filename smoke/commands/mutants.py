@@ -44,7 +44,7 @@ def mutants_command(
             stop(Exit.CHECK_FAILED, f"your test fails on the reference, so it can prove nothing yet:\n{words}")
         caught = 0
         for pitfall in tqdm(pitfalls, desc="pitfalls", leave=False):
-            files = edited(pitfall)
+            files = edited(pitfall.edit)
             write_overlay(Path(folder), files)
             code, _ = runner.run_tests(Candidate(pitfall.id, Path(folder), tuple(files)), mine, SECONDS)
             caught += code != 0

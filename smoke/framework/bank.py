@@ -43,12 +43,15 @@ class Edit:
         file, _, name = place.partition(":")
         return cls(file, name, find, replace)
 
-    def apply(self) -> str:
-        """Return the file's new text. Raises ``ValueError`` unless ``find`` occurs exactly once in ``name``."""
+    def apply(self, text: str | None = None) -> str:
+        """Return the file's new text: the reference's, or ``text``, with the edit.
+
+        Raises ``ValueError`` unless ``find`` occurs exactly once in ``name``.
+        """
         if not self.find:
             return self.replace
         place = f"{self.file}:{self.name}" if self.name else self.file
-        text = (ENGINE / self.file).read_text()
+        text = (ENGINE / self.file).read_text() if text is None else text
         found = find_definition(text, self.name) if self.name else (0, len(text))
         if found is None:
             raise ValueError(f"there is no {place}")

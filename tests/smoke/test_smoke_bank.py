@@ -2,7 +2,7 @@
 
 import pytest
 
-from smoke.bank.accept import jobs
+from smoke.bank.accept import candidates, edited, jobs
 from smoke.bank.alike import MOST_RUN
 from smoke.framework import bank
 from smoke.framework.bank import (
@@ -47,6 +47,21 @@ def test_the_name_of_a_lesson_or_of_a_task_means_all_of_its_candidates():
     assert {job.id for job in jobs("L1")} == {*starters, *(entry.id for entry in entries if entry.lesson_id == "L1")}
     of_task = {entry.id for entry in entries if entry.id.startswith(("P8-L", "W8-L"))}
     assert {job.id for job in jobs("l8.l")} == {"starter L8.L", *of_task}
+
+
+def test_wheats_of_different_tasks_are_one_candidate_and_everything_else_runs_alone():
+    todo = jobs("5-")
+    found = candidates(todo)
+    assert sorted(job.id for together in found for job in together) == sorted(job.id for job in todo)
+    for together in found:
+        tasks = [job.id[:4] for job in together]
+        assert len(set(tasks)) == len(tasks)
+        assert len(together) == 1 or all(job.kind == "wheat" for job in together)
+        if together[0].edit:
+            files = edited(*(job.edit for job in together))
+            assert all(job.edit.replace.strip() in files[job.edit.file] for job in together)
+    wheats = [together for together in found if together[0].kind == "wheat"]
+    assert len(wheats) < sum(map(len, wheats)) / 3
 
 
 @pytest.mark.parametrize(

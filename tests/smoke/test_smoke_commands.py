@@ -237,6 +237,14 @@ def test_accept_reports_for_machines_and_notices_what_breaks_its_rules(smoke, mo
     assert "L2.A.pages_needed is fail" in words
     assert "L2.A.lists is pass, not-implemented with" in words
 
+    right = next(each for each in bank.load_wheats() if each.id == "W2-B1")
+    monkeypatch.setattr("smoke.bank.accept.load_wheats", lambda: (wheat, right))
+    code, words = smoke("accept", "-k", "W2-")  # one candidate, and it fails
+    assert code == 1
+    assert "W2-A1:" in words
+    assert "W2-B1:" not in words
+    assert "1 of   2 as they must be" in words
+
 
 @pytest.mark.slow
 def test_mutants_says_which_pitfalls_a_students_test_catches(smoke, tmp_path, monkeypatch):
