@@ -20,6 +20,7 @@ Eviction = Literal["lru", "lfu", "fifo", "mru", "priority"]
 GrammarBackend = Literal["none", "auto", "fsm", "xgrammar", "llguidance", "outlines"]
 Whitespace = Literal["spaced", "compact", "any"]
 Drafts = Literal["off", "ngram", "own"]
+Quantize = Literal["off", "int8", "int4"]
 RopeType = Literal["linear", "yarn", "llama3"]
 DEFAULT_POOL_TOKENS = 16_384
 
@@ -222,6 +223,10 @@ COMPUTE = (
     "CPU. fast: packed, and faster decode steps in bfloat16. compiled: compiled loops in float32, fastest for a small "
     "model on a CPU. triton: the course's kernels, on an NVIDIA GPU or with TRITON_INTERPRET=1."
 )
+QUANTIZE = (
+    "Round matrices to fewer bytes as they are loaded, on a CPU. int8: a scale for each row. int4: for each 32 columns "
+    "of a row a scale and a zero point."
+)
 DRAFTS = (
     "Guess tokens and compute several in a step. ngram: as the request's text went on before. own: a drafter given to "
     "LLM. With batch_invariant no bit changes, without it the last bits may, as beside other requests."
@@ -242,6 +247,7 @@ class EngineConfig:
     device: Annotated[str, device_name, "Where the model is: cpu, cuda, cuda:1, …"] = "cpu"
     page_size: Annotated[Count, "Tokens in one page of the KV pool."] = 16
     compute: Annotated[Compute, one_of(Compute), COMPUTE] = "reference"
+    quantize: Annotated[Quantize, one_of(Quantize), QUANTIZE] = "off"
     batch_invariant: Annotated[Flag, "Bits that do not depend on batch, chunks, threads or process."] = False
     max_model_len: Annotated[CountOrNone, "Most positions of a request. None: the model's, or what memory holds."] = (
         None
@@ -359,6 +365,11 @@ def check_ways_to_compute(config: EngineConfig) -> None:
         raise ValueError(
             f"compute={config.compute!r} is for CPUs and the device is {config.device!r}; use compute='reference' "
             "there, or 'triton'"
+        )
+    if config.quantize != "off" and (not on_cpu or config.compute == "triton"):
+        raise ValueError(
+            f"quantize={config.quantize!r} is for CPUs and not for compute='triton'; compute is {config.compute!r} and "
+            f"device {config.device!r}; set quantize='off', or device='cpu' with compute='fast'"
         )
     if config.compute == "compiled" and config.dtype != "float32":
         raise ValueError(

@@ -238,7 +238,6 @@ CHANGES_NOTHING: dict[str, tuple[object, ...]] = {"attn_factor": (1, 1.0), "extr
 # What changes logits, or the choice among them, and is computed for no family: field -> values that ask for nothing.
 NOT_COMPUTED: dict[str, tuple[object, ...]] = {
     "is_causal": (None, True),
-    "quantization_config": (None,),
     "partial_rotary_factor": (None, 1, 1.0),
 }
 # What ``generation_config.json`` may store as a default of a request: its name there -> the field of SamplingParams.
@@ -311,6 +310,11 @@ def check_computed(raw: Mapping[str, Any], config: ConfigFile, family: Family) -
         raise ValueError(
             f"config.json has {len(config.layer_types)} layer_types and num_hidden_layers {config.num_hidden_layers}; "
             "there must be one for each layer"
+        )
+    if raw.get("quantization_config") is not None:
+        raise ValueError(
+            f"config.json has quantization_config {raw['quantization_config']!r:.60}; weights that are stored "
+            "quantized are not read, load the model's bfloat16 checkpoint and set quantize='int8' or 'int4'"
         )
     refuse(raw, {**family.computes_only, **NOT_COMPUTED}, "config.json", "this engine computes only")
 

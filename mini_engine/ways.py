@@ -15,7 +15,7 @@ from mini_engine.driver import AttentionFactory
 from mini_engine.fast.attention.consecutive import consecutive, grouped
 from mini_engine.fast.fused import FusedQwen3
 from mini_engine.fast.pages import PlacedAllocator
-from mini_engine.fast.products import make_projections
+from mini_engine.fast.quantized_products import make_parts
 from mini_engine.invariant.attention import InvariantAttention, query_rows
 from mini_engine.llama import Llama, sdpa_with
 from mini_engine.model import Attention, Qwen3
@@ -41,13 +41,13 @@ class Way:
 def build_plain(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
     """Build L1's model, or its like of another family, with the projections of ``engine``. Empties ``weights``."""
     model = Qwen3 if config.model_type == "qwen3" else Llama
-    return model(config, weights, make_projections(engine))
+    return model(config, *make_parts(weights, engine))
 
 
 def build_fused(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
     """Build the model with fewer operations, if its family has such a form. Empties ``weights``."""
     model = FusedQwen3 if config.family.is_fused else Llama
-    return model(config, weights, make_projections(engine))
+    return model(config, *make_parts(weights, engine))
 
 
 def unless_invariant(

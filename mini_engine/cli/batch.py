@@ -38,6 +38,7 @@ class Serving:
     dtype: options.DtypeOption = "float32"
     device: options.Device = "cpu"
     compute: options.ServingCompute = None
+    quantize: options.QuantizeOption = "off"
     batch_invariant: options.BatchInvariant = False
     drafts: options.DraftsOption = "off"
     engine: options.Engine = None
@@ -61,6 +62,7 @@ class Serving:
             wait_for_prefix=32 if self.prefix_cache else None,
             jump_forward=grammar.jump_forward,
             drafts=self.drafts,
+            quantize=self.quantize,
             **{name: value for name, value in chosen.items() if value is not None},
         )
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mini_engine.config import Compute, Drafts, Dtype, EngineConfig, options
+from mini_engine.config import Compute, Drafts, Dtype, EngineConfig, Quantize, options
 from mini_engine.sampler.params import PRESETS, SamplingParams
 
 ENGINE_PANEL, SAMPLING_PANEL = "How the engine runs", "How tokens are chosen"
@@ -53,6 +53,7 @@ Engine = Annotated[
 BatchInvariant = Annotated[bool, config_option("batch_invariant")]
 MaxModelLen = Annotated[int | None, config_option("max_model_len")]
 DraftsOption = Annotated[str, config_option("drafts")]
+QuantizeOption = Annotated[str, config_option("quantize")]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Computing:
     dtype: DtypeOption = "float32"
     device: Device = "cpu"
     compute: ComputeOption = "reference"
+    quantize: QuantizeOption = "off"
     batch_invariant: BatchInvariant = False
     max_model_len: MaxModelLen = None
     drafts: DraftsOption = "off"
@@ -73,6 +75,7 @@ class Computing:
             dtype=cast(Dtype, self.dtype),
             device=self.device,
             compute=cast(Compute, self.compute),
+            quantize=cast(Quantize, self.quantize),
             batch_invariant=self.batch_invariant,
             max_model_len=self.max_model_len,
             drafts=cast(Drafts, self.drafts),

@@ -15,11 +15,12 @@ from mini_engine.cli.options import (
     GenerationConfig,
     MaxModelLen,
     Model,
+    QuantizeOption,
     ServingCompute,
     config_option,
     with_groups,
 )
-from mini_engine.config import Drafts, Dtype, EngineConfig
+from mini_engine.config import Drafts, Dtype, EngineConfig, Quantize
 
 
 def server_option(*names: str, help: str, **more: Any) -> Any:
@@ -41,6 +42,7 @@ class Running:
     pages: Annotated[int | None, config_option("num_pages")] = None
     max_model_len: MaxModelLen = None
     drafts: DraftsOption = "off"
+    quantize: QuantizeOption = "off"
     engine: Engine = None
 
     def config(self) -> EngineConfig:
@@ -56,6 +58,7 @@ class Running:
             num_pages=self.pages,
             max_model_len=self.max_model_len,
             drafts=cast(Drafts, self.drafts),
+            quantize=cast(Quantize, self.quantize),
             **changes,
         )
 

@@ -216,6 +216,18 @@ def test_bench_forward_reports_every_system_and_ends_in_json() -> None:
     assert report["machine"]["torch"] == torch.__version__
 
 
+def test_bench_quantize_reports_accuracy_memory_and_speed_and_ends_in_json() -> None:
+    result = invoke(
+        "bench", "quantize", "--shape", "tiny", "--texts", "3", "--prompt", "9", "--new-tokens", "3", "--rounds", "1"
+    )
+    assert result.exit_code == 0, result.output
+    rows = {row["quantize"]: row for row in json.loads(result.stdout.splitlines()[-1])["rows"]}
+    assert list(rows) == ["off", "int8", "int4"]
+    assert rows["off"]["kl"] == 0 < rows["int8"]["kl"] <= 2e-4 < rows["int4"]["kl"] <= 2e-2
+    assert rows["off"]["agreement"] == 1 >= rows["int8"]["agreement"] >= 0.97 > 0.9 < rows["int4"]["agreement"]
+    assert all(row["decode_tokens_per_s"] > 0 for row in rows.values())
+
+
 def test_bench_forward_refuses_an_unknown_workload() -> None:
     result = invoke("bench", "forward", "--workload", "7b int4")
     assert result.exit_code == 2

@@ -5,13 +5,16 @@ biases, kinds of rotary embedding. Norms and biases are random too, so that one 
 """
 
 import random
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -36,7 +39,8 @@ from mini_engine.attention.pool import KVPool
 from mini_engine.checkpoint import experts_in
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
-from mini_engine.families import FAMILIES
+from mini_engine.families import EMBEDDING, FAMILIES, HEAD
+from mini_engine.fast.quantized import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from mini_engine.llm import build_model, load_driver, load_model, make_driver, make_engine
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.server.attention import attention_of_last
@@ -287,6 +291,41 @@ def test_batches_chunks_preemption_and_a_cache_change_no_bit(family: str, comput
     assert sum(len(step.preempted) for step in steps) > 0
     assert max(len(step.chunks) for step in steps) > 3
     assert busy.scheduler.cache.stats.num_tokens_hit > 0  # type: ignore[attr-defined]
+
+
+def rounded(name: str, weight: Tensor, kind: str) -> Tensor:
+    """What quantized weights stand for. The table, the head and routers have 8 bits; norms and biases stay."""
+    if weight.dim() < 2:
+        return weight
+    if weight.dim() == 3:
+        return torch.stack([rounded(name, each, kind) for each in weight])  # transformers keeps experts in a stack
+    padded = F.pad(weight, (0, -weight.shape[1] % 32))
+    if kind == "int8" or name in (EMBEDDING, HEAD) or name.endswith(".gate.weight"):
+        return dequantize_int8(*quantize_int8(padded))[:, : weight.shape[1]]
+    return dequantize_int4(*quantize_int4(padded))[:, : weight.shape[1]]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_quantized_weights_compute_what_transformers_computes_with_rounded_ones(family: str, kind: str) -> None:
+    """By two draws of a family, and by every way; under ``batch_invariant`` to the bit beside a neighbour, too."""
+    for number, compute in ((0, "reference"), (1, "fast"), (1, "compiled")):
+        if compute not in FAMILIES[family].ways or (compute in LIBRARY and find_spec(LIBRARY[compute]) is None):
+            continue
+        own = peer(family, number, "float32")
+        other = deepcopy(own)
+        other.load_state_dict({name: rounded(name, weight, kind) for name, weight in own.state_dict().items()})
+        expected = peer_logits(other, IDS[:33], 30)
+        driver = loaded(family, number, compute, quantize=kind)
+        near(teacher_forced(driver, IDS[:33], 30), expected, 3e-5)
+        driver = loaded(family, number, compute, quantize=kind, batch_invariant=True)
+        alone = teacher_forced(driver, IDS[:33], 30)
+        near(alone, expected, 3e-5)
+        pool = KVPool(driver.model.config, 6, 16, driver.model.embedding.dtype)
+        neighbour = SequenceChunk(IDS[60:80], 0, [0, 1])
+        with torch.inference_mode():
+            together = driver.forward(pack_batch([neighbour, SequenceChunk(IDS[:33], 0, [3, 4, 5])], 16), pool)[1]
+        assert torch.equal(together, alone[-1])
 
 
 def test_a_trace_computes_what_the_model_computes() -> None:

@@ -43,7 +43,7 @@ COUNTS = {
     "max_draft_rows": 1,
 }
 WORDS = ("dtype", "device", "compute", "policy", "prefix_cache", "eviction", "grammar_backend", "json_whitespace")
-WORDS += ("drafts",)
+WORDS += ("drafts", "quantize")
 OPTIONAL = ("max_model_len", "max_tokens_per_step", "policy_seed", "num_pages", "prefix_cache", "wait_for_prefix")
 NO_NUMBERS: tuple[Any, ...] = (True, "1", 1.0, math.nan, math.inf, [1], b"1", 1j, np.float64(1), np.array([1]))
 

@@ -11,7 +11,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import AttentionFactory
 from mini_engine.fast.compiled.attention import CompiledAttention
 from mini_engine.fast.compiled.model import CompiledQwen3
-from mini_engine.fast.products import make_projections
+from mini_engine.fast.quantized_products import make_parts
 from mini_engine.weights import Weights
 
 
@@ -24,7 +24,7 @@ def choose_attention(engine: EngineConfig, model: CompiledQwen3) -> AttentionFac
 
 def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> CompiledQwen3:
     """Build the model with the projections that ``engine`` asks for, and compile its loops. Empties ``weights``."""
-    model = CompiledQwen3(config, weights, make_projections(engine))
+    model = CompiledQwen3(config, *make_parts(weights, engine))
     compile_loops(model)
     return model
 

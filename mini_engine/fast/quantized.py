@@ -1,0 +1,57 @@
+"""Weights in fewer bytes: a matrix as small whole numbers, its ids, and the steps that they count.
+
+A decode step reads every weight once, so half the bytes take half the time. Only weights are rounded: what they are
+multiplied by and the sums stay as they are.
+
+Shapes: a matrix is [N, K], N output features of K columns. A group is ``GROUP`` columns of one row, and K a multiple.
+"""
+
+import torch
+from torch import Tensor
+
+GROUP = 32
+MIDDLE = 8  # the id of 0 .. 15 that stands for a group's zero point
+
+
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round ``weight`` [N, K] -> ids [N, K] int8 from -127 to 127, scales [N] in the weight's dtype.
+
+    The largest magnitude of a row becomes 127 or -127. Raises ``ValueError`` for a weight that is not finite.
+    """
+    wide = weight.float()
+    scales = finite(wide.abs().amax(-1) / 127).to(weight.dtype)
+    steps = scales.float().where(scales > 0, 1)  # a row of zeros has ids 0
+    return (wide / steps[:, None]).round().clamp(-127, 127).to(torch.int8), scales
+
+
+def dequantize_int8(ids: Tensor, scales: Tensor) -> Tensor:
+    """Return the values id * scale of ``ids`` [..., K] int8 and ``scales`` [...] -> [..., K] in the scales' dtype."""
+    return ids.to(scales.dtype) * scales[..., None]
+
+
+def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Round ``weight`` [N, K] -> ids [N, K] uint8 from 0 to 15, scales and zeros [N, K / 32] in the weight's dtype.
+
+    A group's 16 values reach from its least to its greatest number. Scale and zero point are rounded first, so that
+    ids are counted in the steps that they will be multiplied by. Raises ``ValueError`` for a weight that is not finite.
+    """
+    groups = weight.float().unflatten(-1, (-1, GROUP))  # [N, K / 32, 32]
+    least = groups.amin(-1)
+    scales = finite((groups.amax(-1) - least) / 15).to(weight.dtype)
+    zeros = (least + MIDDLE * scales.float()).to(weight.dtype)
+    steps = scales.float().where(scales > 0, 1)  # numbers that are all the same have the id of the zero point
+    ids = ((groups - zeros.float()[..., None]) / steps[..., None]).round() + MIDDLE
+    return ids.clamp(0, 15).to(torch.uint8).flatten(-2), scales, zeros
+
+
+def dequantize_int4(ids: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """Return the values (id - 8) * scale + zero. ``ids`` [N, K], ``scales`` and ``zeros`` [N, K / 32] -> [N, K]."""
+    groups = ids.unflatten(-1, (-1, GROUP)).to(scales.dtype) - MIDDLE
+    return groups.mul_(scales[..., None]).add_(zeros[..., None]).flatten(-2)
+
+
+def finite(scales: Tensor) -> Tensor:
+    """Return ``scales``. Raises ``ValueError`` if one is infinite or not a number."""
+    if not scales.isfinite().all():
+        raise ValueError("a weight is infinite or not a number and cannot be quantized; set quantize='off'")
+    return scales
