@@ -1,8 +1,9 @@
 """``mini-engine bench quantize``: what quantized weights cost in accuracy, and what they save in memory and time.
 
 Accuracy is that of the embedded model on stories and records that its training never saw: how far the distribution of
-each next token is from that of unrounded bfloat16 weights. Memory and speed are those of a random model; the ways take
-turns in every round, and ratios are taken within a round.
+each next token is from that of unrounded weights. It is computed in float32, where only the weights are rounded and
+every CPU finds the same. In bfloat16 two CPUs differ from each other by as much as int8 does. Memory and speed are
+those of a random model in bfloat16; the ways take turns in every round, and ratios are taken within a round.
 """
 
 import json
@@ -24,7 +25,7 @@ from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.bench.forward import Timing, time_driver
 from mini_engine.bench.machine import SHAPES, chosen, machine, make_checkpoint, settled_rss
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
-from mini_engine.config import Compute, EngineConfig, Quantize
+from mini_engine.config import EngineConfig, Quantize
 from mini_engine.llm import load_model, make_driver
 from mini_engine.tiny import corpus
 
@@ -52,15 +53,10 @@ class Row:
     decode_ratio: float
 
 
-def config_of(quantize: Quantize, compute: Compute) -> EngineConfig:
-    """Return the options of a way."""
-    return EngineConfig(dtype="bfloat16", compute=compute, quantize=quantize)
-
-
 @torch.inference_mode()
 def logprobs(quantize: Quantize, texts: Sequence[Sequence[int]]) -> Tensor:
     """Return the log-probabilities [all tokens, V] of the embedded model after every token of all texts, float64."""
-    model = load_model(TINY_MODEL, config_of(quantize, "reference"))
+    model = load_model(TINY_MODEL, EngineConfig(quantize=quantize))
     attention = DenseAttention(sdpa_attention)
     rows = [model(torch.tensor(ids), torch.arange(len(ids)), attention) for ids in texts]
     return torch.cat(rows).double().log_softmax(-1)
@@ -87,7 +83,7 @@ def measure(folder: Path, prompt_len: int, new_tokens: int, rounds: int) -> dict
     drivers, sizes = {}, {}
     for way in WAYS:
         before = settled_rss()
-        config = config_of(way, "fast")
+        config = EngineConfig(dtype="bfloat16", compute="fast", quantize=way)
         drivers[way] = make_driver(load_model(folder, config), config)
         sizes[way] = settled_rss() - before
     prompt = [7 * i % 997 for i in range(prompt_len)]
@@ -135,7 +131,8 @@ def bench_quantize(
         torch.set_num_threads(threads)
     (shape,) = chosen([shape], SHAPES, "shape")
     command = (
-        f"mini-engine bench quantize --shape {shape} --prompt {prompt} --new-tokens {new_tokens} --rounds {rounds}"
+        f"mini-engine bench quantize --shape {shape} --texts {texts} --prompt {prompt} --new-tokens {new_tokens} "
+        f"--rounds {rounds}"
     )
     where = machine(torch.get_num_threads())
     typer.echo(f"{command}\n{json.dumps(where)}")

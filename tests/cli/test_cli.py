@@ -216,15 +216,16 @@ def test_bench_forward_reports_every_system_and_ends_in_json() -> None:
     assert report["machine"]["torch"] == torch.__version__
 
 
-def test_bench_quantize_reports_accuracy_memory_and_speed_and_ends_in_json() -> None:
+def test_bench_quantize_reaches_its_goals_of_accuracy_and_ends_in_json() -> None:
+    """The goals need no room for other CPUs: accuracy is computed in float32, where two CPUs find it alike."""
     result = invoke(
-        "bench", "quantize", "--shape", "tiny", "--texts", "3", "--prompt", "9", "--new-tokens", "3", "--rounds", "1"
+        "bench", "quantize", "--shape", "tiny", "--texts", "2", "--prompt", "9", "--new-tokens", "3", "--rounds", "1"
     )
     assert result.exit_code == 0, result.output
     rows = {row["quantize"]: row for row in json.loads(result.stdout.splitlines()[-1])["rows"]}
     assert list(rows) == ["off", "int8", "int4"]
     assert rows["off"]["kl"] == 0 < rows["int8"]["kl"] <= 2e-4 < rows["int4"]["kl"] <= 2e-2
-    assert rows["off"]["agreement"] == 1 >= rows["int8"]["agreement"] >= 0.97 > 0.9 < rows["int4"]["agreement"]
+    assert rows["off"]["agreement"] == 1 >= rows["int8"]["agreement"] >= 0.98 > 0.9 < rows["int4"]["agreement"]
     assert all(row["decode_tokens_per_s"] > 0 for row in rows.values())
 
 
