@@ -46,7 +46,7 @@ def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def dequantize_int4(ids: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """Return the values (id - 8) * scale + zero. ``ids`` [N, K], ``scales`` and ``zeros`` [N, K / 32] -> [N, K]."""
-    groups = ids.unflatten(-1, (-1, GROUP)).to(scales.dtype) - MIDDLE
+    groups: Tensor = ids.unflatten(-1, (-1, GROUP)).to(scales.dtype) - MIDDLE
     return groups.mul_(scales[..., None]).add_(zeros[..., None]).flatten(-2)
 
 
