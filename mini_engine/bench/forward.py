@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -31,10 +31,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mini_engine.bench import llama_cpp
 from mini_engine.bench.llama_cpp import LlamaCpp
-from mini_engine.bench.machine import SHAPES, chosen, machine, make_checkpoint, names_in, peak_rss
+from mini_engine.bench.machine import SHAPES, chosen, machine, make_checkpoint, names_in, peak_rss, share_read
 from mini_engine.bench.peers import TokenClock, generate_greedily
 from mini_engine.config import Dtype, EngineConfig
 from mini_engine.driver import GreedyDriver
+from mini_engine.fast.quantized import GROUP
+from mini_engine.fast.quantized_products import IN_8_BITS
 from mini_engine.llm import load_model, make_driver
 
 SYSTEMS: dict[str, dict[str, Any]] = {
@@ -44,10 +46,10 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "invariant": {"batch_invariant": True},
     "packed+invariant": {"compute": "packed", "batch_invariant": True},
     "compiled": {"compute": "compiled"},
+    "int8": {"compute": "fast", "quantize": "int8"},
+    "int4": {"compute": "fast", "quantize": "int4"},
 }
-QUANTIZED = {"int8": "Q8_0", "int4": "Q4_0"}  # option of ours -> format of llama.cpp with as many bits
-if "quantize" in {field.name for field in fields(EngineConfig)}:
-    SYSTEMS |= {name: {"compute": "fast", "quantize": name} for name in QUANTIZED}
+QUANTIZED = {"int8": "Q8_0", "int4": "Q4_0"}  # ours, beside bfloat16 -> format of llama.cpp with as many bits
 PEER = "transformers"
 READ_ELEMENTS = 1 << 26  # 256 MiB
 # What was promised for two CPU cores, as (workload, figure, system) -> least value.
@@ -156,21 +158,20 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def weight_bytes(model: PreTrainedModel, quantize: str = "off") -> int:
-    """Return the bytes that a decode step must read: every parameter once (a tied table is the head)."""
-    return sum(
-        stored_bytes(name, parameter, quantize)
-        for name, parameter in model.named_parameters()
-        if model.config.tie_word_embeddings or name != "model.embed_tokens.weight"
+    """Return the bytes of weights that a decode step must read."""
+    parameters = model.named_parameters()
+    return int(
+        sum(stored_bytes(name, weight, quantize) * share_read(name, model.config) for name, weight in parameters)
     )
 
 
 def stored_bytes(name: str, weight: Tensor, quantize: str) -> int:
-    """Return the bytes of a parameter. "int8" has a scale a row, "int4" a scale and a zero point for 32 columns."""
+    """Return the bytes of a parameter. "int8" has a scale a row, "int4" a scale and a zero point a group."""
     if quantize == "off" or weight.ndim < 2:
         return int(weight.nbytes)
-    if quantize == "int8" or name.endswith(("embed_tokens.weight", "lm_head.weight", ".gate.weight")):
+    if quantize == "int8" or name.endswith(IN_8_BITS):
         return weight.numel() + weight.numel() // weight.shape[-1] * weight.itemsize
-    return weight.numel() // 2 + weight.numel() // 32 * 2 * weight.itemsize
+    return weight.numel() // 2 + weight.numel() // GROUP * 2 * weight.itemsize
 
 
 def counterpart(system: str, dtype: Dtype) -> str:
@@ -312,7 +313,8 @@ def bench_forward(
                 shapes = ", ".join(SHAPES)
                 raise typer.BadParameter(f"workload {load!r}; write one of {shapes}, a space, 'float32' or 'bfloat16'")
             folder = make_checkpoint(shape, Path(scratch) / shape, seed)
-            able = [name for name in names_in(dtype, SYSTEMS) if name in names]
+            left_out = QUANTIZED if dtype == "float32" else ()
+            able = [name for name in names_in(dtype, SYSTEMS) if name in names and name not in left_out]
             files = None if peer is None else Path(scratch)
             rows += run_workload(load, folder, prompt, new_tokens, rounds, able, files)
             gc.collect()

@@ -15,6 +15,8 @@ import typer
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mini_engine.bench.machine import share_read
+
 NAME = "llama.cpp"
 PACKAGES = ("xllamacpp", "gguf")  # its prebuilt wheel, and the writer of its files
 FORMATS = {"float32": ("F32",), "bfloat16": ("BF16", "Q8_0", "Q4_0")}  # dtype of ours -> what it is compared with
@@ -57,19 +59,18 @@ def write_gguf(model: PreTrainedModel, file: Path, form: str) -> int:
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[family])
     write_config(writer, config)
     names = gguf.get_tensor_name_map(family, config.num_hidden_layers)
-    read = 0
+    read = 0.0
     for name, weight in tensors(model):
         is_plain = weight.ndim < 2 or name.endswith(".gate.weight")
         kind = gguf.GGMLQuantizationType["F32" if is_plain else form]
         numbers = gguf.quants.quantize(weight.detach().float().contiguous().numpy(), kind)
         writer.add_tensor(f"{names.get_name(name.removesuffix('.weight'))}.weight", numbers, raw_dtype=kind)
-        is_looked_up = name == "model.embed_tokens.weight" and not config.tie_word_embeddings
-        read += 0 if is_looked_up else numbers.nbytes
+        read += numbers.nbytes * share_read(name, config)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return read
+    return int(read)
 
 
 def write_config(writer: Any, config: Any) -> None:

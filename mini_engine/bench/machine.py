@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.device import give_memory_back
+from mini_engine.families import EMBEDDING
 
 # What random models are made in the shape of. The function builds the configuration of transformers.
 RANDOM: dict[str, Callable[[], PretrainedConfig]] = {
@@ -65,6 +66,16 @@ RANDOM: dict[str, Callable[[], PretrainedConfig]] = {
     ),
 }
 SHAPES = ("tiny", *RANDOM)  # that ``make_checkpoint`` knows
+
+
+def share_read(name: str, config: PretrainedConfig) -> float:
+    """Return which share of the parameter ``name`` a decode step of one request reads.
+
+    A table of embeddings is looked up, unless it is the head too. A token meets some of the experts.
+    """
+    if name == EMBEDDING and not config.tie_word_embeddings:
+        return 0
+    return config.num_experts_per_tok / config.num_experts if ".experts." in name else 1
 
 
 def machine(threads: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Mo
 from typer.testing import CliRunner, Result
 
 from mini_engine.bench import forward, llama_cpp
-from mini_engine.bench.forward import PEER, System, Timing, make_row, measure, stored_bytes
+from mini_engine.bench.forward import PEER, System, Timing, make_row, measure, stored_bytes, weight_bytes
 from mini_engine.cli.app import app
 from tests.support.shapes import SHAPES, peer
 
@@ -146,9 +146,7 @@ def test_a_refused_request_and_a_lost_token_are_errors(fake: list[Any], tmp_path
         server.generate([1, 2], 3)
 
 
-def test_norms_and_routers_are_not_rounded_and_experts_have_a_file_entry_for_each_product(
-    fake: list[Any], tmp_path: Path
-) -> None:
+def test_norms_and_routers_are_not_rounded_and_what_a_step_reads_is_counted(fake: list[Any], tmp_path: Path) -> None:
     model = one_layer("qwen3_moe")
     read = llama_cpp.write_gguf(model, tmp_path / "file", "Q4_0")
     kinds = json.loads((tmp_path / "file").read_text())
@@ -158,7 +156,12 @@ def test_norms_and_routers_are_not_rounded_and_experts_have_a_file_entry_for_eac
     assert plain == norms | {"self_attn.q_norm.weight", "self_attn.k_norm.weight", "mlp.gate.weight"}
     experts = {name for name in kinds if "experts" in name}
     assert experts == {f"{layer}mlp.experts.{name}_proj.weight" for name in ("gate", "up", "down")}
-    assert read == sum(4 * parameter.numel() for parameter in model.parameters())  # the table is the head
+    experts_numel = 3 * 4 * 32 * 64  # of which a token meets half
+    assert read == 4 * (sum(parameter.numel() for parameter in model.parameters()) - experts_numel / 2)
+    assert read == weight_bytes(model)
+    untied = one_layer("llama")
+    numel = sum(parameter.numel() for parameter in untied.parameters()) - 97 * 64  # the table is looked up
+    assert weight_bytes(untied) == llama_cpp.write_gguf(untied, tmp_path / "file", "F32") == 4 * numel
 
 
 def test_a_ratio_is_taken_within_a_round_and_the_roofline_is_of_the_bandwidth_of_its_run() -> None:
