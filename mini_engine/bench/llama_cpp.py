@@ -101,7 +101,10 @@ def tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 class LlamaCpp:
-    """A model in a GGUF file, served by llama.cpp with as many threads as torch has."""
+    """A model in a GGUF file, served by llama.cpp with as many threads as torch has.
+
+    The server also listens on a free port of this machine alone, which nothing here uses.
+    """
 
     def __init__(self, file: Path, context: int) -> None:
         """Load ``file`` for requests of at most ``context`` tokens. Raises ``RuntimeError`` if llama.cpp refuses it."""
