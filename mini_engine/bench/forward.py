@@ -49,7 +49,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "int8": {"compute": "fast", "quantize": "int8"},
     "int4": {"compute": "fast", "quantize": "int4"},
 }
-QUANTIZED = {"int8": "Q8_0", "int4": "Q4_0"}  # ours, beside bfloat16 -> format of llama.cpp with as many bits
+QUANTIZED = {"int8": "Q8_0", "int4": "Q4_0"}  # system of ours -> format of llama.cpp with as many bits
 PEER = "transformers"
 READ_ELEMENTS = 1 << 26  # 256 MiB
 # What was promised for two CPU cores, as (workload, figure, system) -> least value.
@@ -313,8 +313,7 @@ def bench_forward(
                 shapes = ", ".join(SHAPES)
                 raise typer.BadParameter(f"workload {load!r}; write one of {shapes}, a space, 'float32' or 'bfloat16'")
             folder = make_checkpoint(shape, Path(scratch) / shape, seed)
-            left_out = QUANTIZED if dtype == "float32" else ()
-            able = [name for name in names_in(dtype, SYSTEMS) if name in names and name not in left_out]
+            able = [name for name in names_in(dtype, SYSTEMS) if name in names]
             files = None if peer is None else Path(scratch)
             rows += run_workload(load, folder, prompt, new_tokens, rounds, able, files)
             gc.collect()
