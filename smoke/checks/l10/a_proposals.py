@@ -4,7 +4,9 @@ Owns: texts that grow as answers do, a search from their end, and tokens that co
 """
 
 import random
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise
@@ -109,29 +111,28 @@ REGISTRY.add(
 )
 
 
+def turns(seed: int) -> Iterator[tuple[str, int, list[int], int]]:
+    """Yield the questions about texts that grow two by two, in turn: a name, whose text it is, the text, how many."""
+    for number in range(0, GROWTHS, 8):
+        for both in zip(grown(seed, number), grown(seed, number + 1), strict=True):
+            for whose, (text, most) in enumerate(both, number):
+                yield named(f"text {whose}, of two in turn", text, most), whose, text, most
+
+
 def apart_probe(seed: int) -> Values:
     """Let two texts grow in turn, each with a drafter of its own, and ask twice at every length."""
     from mini_engine.scheduler.drafts import NGramDrafts
 
     values = Values()
-    for number in range(0, GROWTHS, 8):
-        pair = [NGramDrafts(), NGramDrafts()]
-        calls = zip(grown(seed, number), grown(seed, number + 1), strict=True)
-        values[f"texts {number} and {number + 1}"] = [
-            [list(pair[who].propose(list(text), most)) for _ in range(2)]
-            for both in calls
-            for who, (text, most) in enumerate(both)
-        ]
+    drafters: defaultdict[int, Any] = defaultdict(NGramDrafts)
+    for name, whose, text, most in turns(seed):
+        values[name] = [list(drafters[whose].propose(list(text), most)) for _ in range(2)]
     return values
 
 
 def apart_spec(seed: int) -> Values:
     """Search each text alone; asking again changes nothing."""
-    values = Values()
-    for number in range(0, GROWTHS, 8):
-        calls = zip(grown(seed, number), grown(seed, number + 1), strict=True)
-        values[f"texts {number} and {number + 1}"] = [[searched(*call)] * 2 for both in calls for call in both]
-    return values
+    return {name: [searched(text, most)] * 2 for name, _, text, most in turns(seed)}
 
 
 REGISTRY.add(
