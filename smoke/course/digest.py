@@ -5,8 +5,9 @@ Owns: how a file is cut into named parts, and which parts a check can reach. Mus
 A result may be kept only while everything that it rests on is as it was. A check rests on the functions of its own task
 and of the tasks that it builds on, which ``accept`` proves with starters that lack one task each; on everything in the
 files that they use by name; and on all that the course has put there besides the tasks. A name that is no variable of
-the function stands for every part that is so called, in whatever file; an attribute stands for those in classes, too.
-The set may be too large, never too small. Comments, docstrings and layout do not count.
+the function stands for every part that is so called, in whatever file; an attribute stands for those in classes, too. A
+method of another task of the lesson counts only if something names its class: an object that the check hands over is of
+a declared one. The set may be too large, never too small. Comments, docstrings and layout do not count.
 """
 
 import ast
@@ -144,7 +145,9 @@ class Digest:
             (function.file, function.qualname): task.id for task in load_manifest().tasks for function in task.functions
         }
         self.by_word: dict[str, list[Part]] = {}
+        self.members: dict[tuple[str, str], list[Part]] = {}  # of a class, itself among them; a function is alone
         for each in self.parts:
+            self.members.setdefault((each.file, each.name.partition(".")[0]), []).append(each)
             owner, _, word = each.name.rpartition(".")
             keys = {f".{word}"} if owner else {f".{word}", word}
             if word.startswith("__"):  # who makes an object calls such methods
@@ -161,12 +164,31 @@ class Digest:
 
     def reached(self, tasks: Collection[str]) -> set[Part]:
         """Return the parts of ``tasks``, those that the course gives, and what both use."""
+        strange = self.methods_of_lesson(tasks) - self.named_by(tasks)
         found = {each for each in self.parts if self.owner(each) in tasks} | self.given
         waiting = list(found - self.given)
         while waiting:
-            news = self.used_by(waiting.pop()) - found
+            news = self.used_by(waiting.pop()) - found - strange
             found |= news
             waiting += news
+        return found
+
+    def methods_of_lesson(self, tasks: Collection[str]) -> set[Part]:
+        """Return the methods that tasks of the newest lesson among ``tasks`` have students write."""
+        newest = max((load_manifest().lesson(task.partition(".")[0]) for task in tasks), key=lambda each: each.number)
+        ids = {task.id for task in newest.tasks}
+        return {each for each in self.parts if "." in each.name and self.owner(each) in ids}
+
+    def named_by(self, tasks: Collection[str]) -> set[Part]:
+        """Return the parts whose names can be followed from ``tasks``, by any text; a class brings its methods."""
+        found = set[Part]()
+        waiting = [each for each in self.parts if self.owner(each) in tasks]
+        while waiting:
+            each = waiting.pop()
+            if each not in found:
+                found.add(each)
+                waiting += self.members[each.file, each.name.partition(".")[0]]
+                waiting += [named for word in each.uses for named in self.by_word.get(word.removeprefix("."), [])]
         return found
 
     @cached_property

@@ -1,11 +1,14 @@
 """A lesson's examples on a student's modules, in a process of its own.
 
 ``python -m smoke.course.example FOLDER TASK PAGE PAGE …`` runs the blocks of the pages in order, in one namespace. It
-imports nothing of the engine before the student's modules are laid over it.
+imports nothing of the engine before the student's modules are laid over it. It frees nothing, neither on the way nor at
+its end: looking for what is no longer used takes a third of the time where torch is imported.
 """
 
 import contextlib
+import gc
 import io
+import os
 import symtable
 import sys
 import textwrap
@@ -187,10 +190,10 @@ def holds(block: Block, namespace: dict[str, Any]) -> bool:
     return False
 
 
-def main(folder: str, task: str, *pages: str) -> None:
-    """Run ``pages`` on the modules of ``folder``; exit with 0 if the last page's blocks hold.
+def main(folder: str, task: str, *pages: str) -> int:
+    """Run ``pages`` on the modules of ``folder``; return 0 if the last page's blocks hold.
 
-    Where nothing of ``task`` is written, it exits with ``NOT_WRITTEN``. Tasks that are not written yet are the
+    Where nothing of ``task`` is written, it returns ``NOT_WRITTEN``. Tasks that are not written yet are the
     reference's: an example may use what a later task writes.
     """
     overlay = install_overlay(Path(folder).resolve(), overlay_files(Path(folder).resolve()), fill=True)
@@ -198,11 +201,14 @@ def main(folder: str, task: str, *pages: str) -> None:
     is_right = run_pages([Path(page) for page in pages])
     if task in overlay.filled:
         print(f"{task} is not written yet: what you see above is the reference's")
-        sys.exit(NOT_WRITTEN)
+        return NOT_WRITTEN
     if overlay.filled:
         print(f"not written yet, so from the reference: {', '.join(sorted(overlay.filled))}")
-    sys.exit(0 if is_right else 1)
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    gc.disable()
+    status = main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(status)

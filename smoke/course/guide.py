@@ -5,6 +5,7 @@ Owns: text. Must not know: how checks are run.
 
 from pathlib import Path
 
+from smoke.course.measure import LOADS
 from smoke.course.work import TaskState, Work
 from smoke.framework.manifest import Lesson, Task, load_manifest
 
@@ -67,16 +68,16 @@ def to_start(work: Work, lesson: Lesson) -> list[str]:
 
 
 def done_before(work: Work, lesson: Lesson) -> list[str]:
-    """Return what there is to say about the lesson before, if it is done: compare it, or write its optional tasks."""
-    lines = []
-    for each in load_manifest().written:
-        if each.number == lesson.number - 1 and work.is_green(each):
-            lines.append(f"{each.id} {each.title} is done. Compare: {command(f'diff {each.id}', work.folder)}")
-            left = [task for task in work.waiting(each) if task.is_optional]
-            lines += [
-                f"  optional  {task.id} {task.title}: {command(f'watch {task.id}', work.folder)}" for task in left
-            ]
-    return lines
+    """Return what there is to do about the lesson begun last, if it is done and not this one."""
+    done = work.begun()
+    if done == lesson or not work.is_green(done):
+        return []
+    left = [task for task in work.waiting(done) if task.is_optional]
+    return [
+        f"{done.id} {done.title} is done. Compare: {command(f'diff {done.id}', work.folder)}",
+        *([f"  measure   {command(f'measure {done.id}', work.folder)}"] if done.id in LOADS else []),
+        *(f"  optional  {task.id} {task.title}: {command(f'watch {task.id}', work.folder)}" for task in left),
+    ]
 
 
 def all_done(work: Work) -> list[str]:
@@ -87,6 +88,7 @@ def all_done(work: Work) -> list[str]:
         f"All {len(load_manifest().tasks)} tasks of {lessons[0].id} to {last.id} pass: the engine is yours.",
         f'  try     mini-engine generate "Once upon a time" --engine {work.folder}',
         f"  compare {command(f'diff {last.id}', work.folder)}",
+        *([f"  measure {command(f'measure {last.id}', work.folder)}"] if last.id in LOADS else []),
         f"  break   python -m smoke mutants {last.id} --mine my_tests.py",
     ]
 

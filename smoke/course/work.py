@@ -165,12 +165,17 @@ class Work:
         Optional tasks come after all others.
         """
         lessons = load_manifest().written
-        begun = [place for place, lesson in enumerate(lessons) if lesson.id == self.load().get("at")]
-        begun = begun or [place for place, lesson in enumerate(lessons) if self.has(lesson)] or [0]
-        order = [*lessons[begun[0] :], *lessons[: begun[0]]]
+        first = lessons.index(self.begun())
+        order = [*lessons[first:], *lessons[:first]]
         kinds = (False, True)  # the files of a lesson are looked at only if the lessons before it leave nothing to do
         places = (task for kind in kinds for each in order for task in self.waiting(each) if task.is_optional is kind)
         return next(places, None)
+
+    def begun(self) -> Lesson:
+        """Return the lesson begun last; if that is not remembered, the first that has a file, or else the first."""
+        lessons = load_manifest().written
+        at = [lesson for lesson in lessons if lesson.id == self.load().get("at")]
+        return (at or [lesson for lesson in lessons if self.has(lesson)] or [*lessons])[0]
 
     def waiting(self, lesson: Lesson) -> list[Task]:
         """Return the tasks of a lesson that are not done."""

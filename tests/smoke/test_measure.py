@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from smoke.commands.measure import entry_of, register, said
-from smoke.course.measure import ASKED, BEGINNINGS, LOADS, NAMES, NEW_TOKENS, OPENING
+from smoke.course.measure import ASKED, BEGINNINGS, LOADS, NAMES, NEW_TOKENS, OPENING, Side, in_turns
 from smoke.course.starter import empty, starter_files
 from smoke.framework.manifest import COURSE, ENGINE, load_manifest
 
@@ -83,6 +83,20 @@ def test_drafts_save_steps_and_a_step_gives_one_token_without():
     answers = [f"<think>\n{question[: question.index('.') + 1]}" for question in ASKED]
     assert without["steps"] > sum(lengths(answers))
     assert drafted["steps"] < without["steps"] / 1.3
+
+
+def test_of_several_turns_the_fastest_counts():
+    """The machine is busy now in one side's turn, now in the other's."""
+    times = {"before": [5.0, 80.0, 70.0], "after": [90.0, 7.0, 60.0]}
+    order = []
+
+    def run(name):
+        order.append(name)
+        return Side(name, {"steps": 3, "tokens/s": times[name][order.count(name) - 1]})
+
+    sides = in_turns(lambda: run("before"), lambda: run("after"))
+    assert [side.figures["tokens/s"] for side in sides] == [80.0, 90.0]
+    assert order == ["before", "after"] * 3
 
 
 def run_command(*words):

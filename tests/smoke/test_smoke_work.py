@@ -7,7 +7,8 @@ import pytest
 from smoke.course.digest import Digest
 from smoke.course.guide import next_lines
 from smoke.course.work import Work, tasks_of
-from smoke.framework.catalogue import listed
+from smoke.framework.bank import load_pitfalls
+from smoke.framework.catalogue import catalogue, listed
 from smoke.framework.check import Result
 from smoke.framework.manifest import ENGINE, load_manifest
 
@@ -18,10 +19,14 @@ BUILD_ON_A = {"L1.A", "L1.E", "L1.F", "L1.G"}
 @pytest.fixture
 def work(tmp_path):
     """Return the folder of a student who has written L1, L2 and L4."""
-    for file in (*LESSON_1.files, *LESSON_2.files, *LESSON_4.files):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ENGINE / file, tmp_path / file)
+    write(tmp_path, LESSON_1, LESSON_2, LESSON_4)
     return tmp_path
+
+
+def write(folder, *lessons):
+    for file in (file for lesson in lessons for file in lesson.files):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ENGINE / file, folder / file)
 
 
 def passed_all(folder, lesson, base="reference"):
@@ -128,6 +133,18 @@ def test_next_names_an_earlier_lesson_that_has_changed_since_it_passed(work):
     assert second.startswith("L4.")
 
 
+def test_a_lesson_that_was_begun_alone_is_named_when_it_is_done(tmp_path):
+    """There is nothing after the last lesson, so the first one is offered."""
+    last = load_manifest().written[-1]
+    write(tmp_path, last)
+    Work(tmp_path).begin(last)
+    passed_all(tmp_path, last)
+    words = next_lines(Work(tmp_path))
+    assert words[0].startswith(f"{last.id} {last.title} is done. Compare: python -m smoke diff {last.id}")
+    assert words[1] == f"  measure   python -m smoke measure {last.id} --engine {tmp_path}"
+    assert words[2].startswith("L1 Model forward: not started.")
+
+
 def test_every_function_of_a_task_counts_for_its_checks():
     """So does what the course gives of ``__init__``, which nothing names where it is called."""
     for lesson in load_manifest().written:
@@ -140,6 +157,44 @@ def test_every_function_of_a_task_counts_for_its_checks():
             assert tasks_of(check) & own <= reached
         first = listed([lesson])[0]
         assert not own <= {digest.owner(each) for each in digest.reached(tasks_of(first))}, "and not all of the lesson"
+
+
+def test_a_check_rests_on_what_the_pitfalls_that_it_catches_change():
+    """The oracle is the bank: a check that fails when a function is changed reaches that function."""
+    digests = {lesson.id: Digest(ENGINE, lesson.files) for lesson in load_manifest().written}
+    places = {
+        check.id: {(part.file, part.name) for part in digests[check.lesson_id].reached(tasks_of(check))}
+        for check in catalogue().values()
+    }
+    for pitfall in load_pitfalls():
+        name = ".".join(pitfall.edit.name.split(".")[:2])  # without a function inside the method
+        for check in pitfall.killed_by:
+            assert (pitfall.edit.file, name) in places[check], (pitfall.id, check)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_named"),
+    [
+        ("self.drafter.propose(", "self.drafter.propose(", False),
+        ("self.drafter.propose(", "NGramDrafts().propose(", True),
+        ("self.drafter.propose(", "make_drafting(None, None, 9).make().propose(", True),
+        ("request: Request, most", "request: NGramDrafts, most", True),
+    ],
+)
+def test_a_method_counts_where_its_class_is_named(tmp_path, old, new, is_named):
+    """L10.B calls ``propose`` of whatever drafter it is given; the checks give one of their own."""
+    lesson = load_manifest().lesson("L10")
+    (file,) = lesson.files
+    write(tmp_path, lesson)
+    text = (tmp_path / file).read_text()
+    (tmp_path / file).write_text(text.replace(old, new, 1))
+    passed_all(tmp_path, lesson)
+    change(tmp_path, file, "if n <= place}", "if n < place}")
+    assert ("L10.B" in lost(tmp_path, lesson)) is is_named
+    whole = {check.id for check in listed([lesson])} - Work(tmp_path).passed(lesson)
+    assert "L10.A.search" in whole
+    assert "L10.D.whole" in whole
+    assert ("L10.D.bits" in whole) is is_named
 
 
 def test_a_file_that_is_not_python_has_passed_nothing(work):

@@ -4,7 +4,9 @@ Owns: texts that grow as answers do, a search from their end, and tokens that co
 """
 
 import random
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise
@@ -12,7 +14,8 @@ from smoke.framework.reads import Counted
 
 REGISTRY = Registry()
 GROWTHS = 80  # texts that are drawn
-SHORT, LONG = 300, 30_000  # tokens of history
+LONGEST = 16  # tokens of a text that is shown whole
+SHORT, LONG = 300, 3_000  # tokens of history; a search through more would only run out of time
 CALLS = 40  # steps after it
 MOST_LOOKS = 200  # a call with one new token: it notes 3 n-grams, looks 3 up and copies 8 tokens
 
@@ -60,35 +63,42 @@ TEXTS: dict[str, tuple[list[int], int]] = {
 }
 
 
+def named(name: str, text: Sequence[int], most: int) -> str:
+    """Name one question: the text, or how a long one ends, and how many ids may be proposed."""
+    shown = f"{list(text)}" if len(text) <= LONGEST else f"{len(text)} tokens, … {list(text[-LONGEST:])}"
+    return f"{name}: {shown}, at most {most}"
+
+
 def search_probe(seed: int) -> Values:
-    """Propose for texts that grow and for whole ones, and look at the text afterwards."""
+    """Propose for whole texts and for texts that grow, and look at the text afterwards."""
     from mini_engine.scheduler.drafts import NGramDrafts
 
     values = Values()
+    for name, (text, most) in TEXTS.items():
+        given = list(text)
+        values[named(name, text, most)] = list(NGramDrafts().propose(given, most))
+        values[f"{name}, a tuple"] = list(NGramDrafts().propose(tuple(text), most))
+        values[f"{name}, afterwards"] = given
     for number in range(GROWTHS):
         drafts = NGramDrafts()
         calls = grown(seed, number)
-        values[f"text {number}, growing"] = [list(drafts.propose(list(text), most)) for text, most in calls]
+        for text, most in calls:
+            values[named(f"text {number}, growing", text, most)] = list(drafts.propose(list(text), most))
         text, most = calls[-1]
-        values[f"text {number}, at once"] = list(NGramDrafts().propose(list(text), most))
-    for name, (text, most) in TEXTS.items():
-        given = list(text)
-        values[name] = list(NGramDrafts().propose(given, most))
-        values[f"{name}, a tuple"] = list(NGramDrafts().propose(tuple(text), most))
-        values[f"{name}, afterwards"] = given
+        values[named(f"text {number}, at once", text, most)] = list(NGramDrafts().propose(list(text), most))
     return values
 
 
 def search_spec(seed: int) -> Values:
     """Search anew for every call."""
     values = Values()
-    for number in range(GROWTHS):
-        calls = grown(seed, number)
-        values[f"text {number}, growing"] = [searched(text, most) for text, most in calls]
-        values[f"text {number}, at once"] = searched(*calls[-1])
     for name, (text, most) in TEXTS.items():
         found = searched(text, most)
-        values |= {name: found, f"{name}, a tuple": found, f"{name}, afterwards": text}
+        values |= {named(name, text, most): found, f"{name}, a tuple": found, f"{name}, afterwards": text}
+    for number in range(GROWTHS):
+        calls = grown(seed, number)
+        values |= {named(f"text {number}, growing", *call): searched(*call) for call in calls}
+        values[named(f"text {number}, at once", *calls[-1])] = searched(*calls[-1])
     return values
 
 
@@ -101,29 +111,28 @@ REGISTRY.add(
 )
 
 
+def turns(seed: int) -> Iterator[tuple[str, int, list[int], int]]:
+    """Yield the questions about texts that grow two by two, in turn: a name, whose text it is, the text, how many."""
+    for number in range(0, GROWTHS, 8):
+        for both in zip(grown(seed, number), grown(seed, number + 1), strict=True):
+            for whose, (text, most) in enumerate(both, number):
+                yield named(f"text {whose}, of two in turn", text, most), whose, text, most
+
+
 def apart_probe(seed: int) -> Values:
     """Let two texts grow in turn, each with a drafter of its own, and ask twice at every length."""
     from mini_engine.scheduler.drafts import NGramDrafts
 
     values = Values()
-    for number in range(0, GROWTHS, 8):
-        pair = [NGramDrafts(), NGramDrafts()]
-        calls = zip(grown(seed, number), grown(seed, number + 1), strict=True)
-        values[f"texts {number} and {number + 1}"] = [
-            [list(pair[who].propose(list(text), most)) for _ in range(2)]
-            for both in calls
-            for who, (text, most) in enumerate(both)
-        ]
+    drafters: defaultdict[int, Any] = defaultdict(NGramDrafts)
+    for name, whose, text, most in turns(seed):
+        values[name] = [list(drafters[whose].propose(list(text), most)) for _ in range(2)]
     return values
 
 
 def apart_spec(seed: int) -> Values:
     """Search each text alone; asking again changes nothing."""
-    values = Values()
-    for number in range(0, GROWTHS, 8):
-        calls = zip(grown(seed, number), grown(seed, number + 1), strict=True)
-        values[f"texts {number} and {number + 1}"] = [[searched(*call)] * 2 for both in calls for call in both]
-    return values
+    return {name: [searched(text, most)] * 2 for name, _, text, most in turns(seed)}
 
 
 REGISTRY.add(
@@ -185,13 +194,13 @@ def looks_verdict(seed: int, got: Values) -> list[Failure]:
         counts = got[f"{length} tokens"]
         if len(counts) != CALLS or max(counts) > MOST_LOOKS:
             words = f"at most {MOST_LOOKS} looks at tokens in a call with one new token"
-            failures.append(Failure(f"{length} tokens of history", "", words, str(max(counts))))
+            failures.append(Failure(f"{length} tokens of history", "", words, str(max(counts, default=0))))
     return failures
 
 
 REGISTRY.add(
     "L10.A.looks",
-    "A draft in a text of 30,000 tokens takes as many looks at tokens as one in a text of 300: what follows an n-gram "
+    "A draft in a text of 3,000 tokens takes as many looks at tokens as one in a text of 300: what follows an n-gram "
     "is known, not searched.",
     looks_probe,
     looks_verdict,

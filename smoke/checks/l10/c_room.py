@@ -152,12 +152,18 @@ def extend_probe(seed: int) -> Values:
         with keen():
             wide = build_drafting(scheduler, lambda s=step: Several(s.pieces), step.rows).extend(batch)
         values[name] = {
-            "drafts": [list(map(int, chunk.draft)) for chunk in wide.chunks],
+            "rows of each draft": [len(chunk.draft) for chunk in wide.chunks],
+            "are they what was proposed": [is_beginning(chunk.draft) for chunk in wide.chunks],
             "chunks": chunk_list(wide.chunks),
             "preempted": [request is gone for request in wide.preempted],
             "the step before": [chunk_list(batch.chunks), [list(chunk.draft) for chunk in batch.chunks]],
         }
     return values
+
+
+def is_beginning(draft: Sequence[int]) -> bool:
+    """Whether a draft is the beginning of what ``Several`` proposes."""
+    return [int(token) for token in draft] == list(range(100, 100 + len(draft)))
 
 
 def extend_spec(seed: int) -> Values:
@@ -175,13 +181,14 @@ def extend_spec(seed: int) -> Values:
                 waiting -= 1
             share = 0 if piece.scores else min(share, piece.ids)
             left -= share
-            drafts.append(list(range(100, 100 + share)))
+            drafts.append(share)
         chunks = [
             [f"r{i}", p.prompt + p.outputs - p.count - (not p.samples), p.count, p.samples]
             for i, p in enumerate(step.pieces)
         ]
         values[name] = {
-            "drafts": drafts,
+            "rows of each draft": drafts,
+            "are they what was proposed": [True] * len(drafts),
             "chunks": chunks,
             "preempted": [True],
             "the step before": [chunks, [[] for _ in chunks]],

@@ -5,6 +5,7 @@ must hand out. The queue over the store is in it, too: a grammar that came too l
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -345,6 +346,60 @@ REGISTRY.add(
     quick_probe,
     quick_verdict,
     seconds=30.0,
+)
+
+# The lock -----------------------------------------------------------------------------------------------------------
+
+CHANGES = ("__setitem__", "__delitem__", "pop", "popitem", "move_to_end", "setdefault", "update", "clear")
+
+
+def watched_table(lock: Any, held: list[bool]) -> Any:
+    """Return an empty table that notes in ``held`` at every change whether the lock is held."""
+
+    def noted(name: str) -> Callable[..., Any]:
+        def change(self: Any, *args: Any, **kwargs: Any) -> Any:
+            held.append(bool(lock.locked()))
+            return getattr(OrderedDict, name)(self, *args, **kwargs)
+
+        return change
+
+    return type("Table", (OrderedDict,), {name: noted(name) for name in CHANGES})()
+
+
+def locked_probe(seed: int) -> Values:
+    """Compile more grammars than are kept and find one again, with tables that notice whether the lock is held."""
+    from mini_engine.grammar.store import KEPT_GRAMMARS
+
+    store = build_store([])
+    held: list[bool] = []
+    store.kept, store.pending = watched_table(store.lock, held), watched_table(store.lock, held)
+    values: Values = {"compile": True, "settle": True, "cached": True}
+
+    def note(name: str) -> None:
+        values[name] &= all(held)
+        held.clear()
+
+    for number in range(KEPT_GRAMMARS + 1):
+        store.compile(("regex", f"g{number}"))
+        note("compile")
+        store.pool.do(number)
+        note("settle")
+    store.cached(("regex", "g9"))
+    note("cached")
+    return values
+
+
+def locked_verdict(seed: int, got: Values) -> list[Failure]:
+    """Ask for the lock at every change."""
+    words = "kept and pending change only while self.lock is held"
+    return [Failure(name, "", words, "a change without it") for name, is_held in got.items() if not is_held]
+
+
+REGISTRY.add(
+    "L7.J.locked",
+    "The store's tables change only under its lock: two threads that change one at a time may lose an entry.",
+    locked_probe,
+    locked_verdict,
 )
 
 # With the queue -----------------------------------------------------------------------------------------------------
