@@ -34,6 +34,7 @@ from mini_engine.linear import Linear, Projections, TorchProjections, with_bias
 from mini_engine.weights import Weights
 
 TILE = 64  # rows that torch packs together with AVX-512; it packs 32 elsewhere
+ROUNDED = 1 << 18  # elements that are rounded at a time; with all at once the copies in float32 leave the caches
 IN_8_BITS = (EMBEDDING, HEAD, ".gate.weight")  # how their names end; the last are routers
 
 
@@ -58,7 +59,7 @@ class Int8:
         count, in_features = weight.shape
         ids = weight.new_empty((count, in_features + -in_features % GROUP), dtype=torch.int8)
         scales = weight.new_empty(count)
-        size = rows_of_piece(in_features)
+        size = rows_of_piece(in_features, ROUNDED)
         for first in range(0, count, size):
             part = slice(first, first + size)
             ids[part], scales[part] = quantize_int8(in_multiples(weight[part], GROUP))
@@ -117,10 +118,13 @@ class Int4:
 
     @classmethod
     def of(cls, weight: Tensor) -> Self:
-        """Quantize ``weight`` [N, K]. Raises ``ValueError`` for a weight that is not finite."""
-        ids, scales, zeros = quantize_int4(in_multiples(weight, GROUP, TILE))
-        packed = torch._convert_weight_to_int4pack_for_cpu(ids.int(), 1)
-        return cls(packed, torch.stack((scales.T, zeros.T), dim=-1).contiguous(), len(weight))
+        """Quantize ``weight`` [N, K], piece by piece. Raises ``ValueError`` for a weight that is not finite."""
+        packed, steps = [], []
+        for piece in weight.split(rows_of_piece(weight.shape[1], ROUNDED)):
+            ids, scales, zeros = quantize_int4(in_multiples(piece, GROUP, TILE))
+            packed.append(torch._convert_weight_to_int4pack_for_cpu(ids.int(), 1))
+            steps.append(torch.stack((scales.T, zeros.T), dim=-1))
+        return cls(torch.cat(packed), torch.cat(steps, dim=1), len(weight))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -165,9 +169,9 @@ def tile_order() -> tuple[int, bool]:
 KINDS: Mapping[str, type[Int8] | type[Int4]] = {"int8": Int8, "int4": Int4}
 
 
-def rows_of_piece(in_features: int) -> int:
-    """Return how many rows of a matrix are quantized, unpacked or tried at a time: a power of two."""
-    return max(TILE, 1 << (max(1, LARGEST_PIECE // in_features).bit_length() - 1))
+def rows_of_piece(in_features: int, largest: int) -> int:
+    """Return how many rows of a matrix are a piece of at most ``largest`` elements, a tile at least: a power of two."""
+    return max(TILE, 1 << (max(1, largest // in_features).bit_length() - 1))
 
 
 class QuantizedProjections:
@@ -187,7 +191,7 @@ class QuantizedProjections:
         Raises ``ValueError`` for a weight that is not finite, and under ``batch_invariant`` where the kernel does not
         keep a row's bits on this machine.
         """
-        pieces = weight.split(rows_of_piece(weight.shape[1]))
+        pieces = weight.split(rows_of_piece(weight.shape[1], LARGEST_PIECE))
         parts = [self.piece(piece if isinstance(piece, Int8) else self.kind.of(piece)) for piece in pieces]
         joined = parts[0] if len(parts) == 1 else lambda x: torch.cat([part(x) for part in parts], dim=-1)
         return with_bias(joined, bias)
