@@ -9,7 +9,7 @@ there than everywhere else, and a tied head is the table itself, not a second co
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ClassVar, Self
 
@@ -45,7 +45,32 @@ def in_multiples(x: Tensor, columns: int, rows: int = 1) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Int8:
+class Rows:
+    """A matrix [N, K] whose tensors have a row for each of its rows, so that it can be split and stacked."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return its tensors by their names."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def split(self, size: int) -> list[Self]:
+        """Return its pieces of ``size`` rows; they share its memory."""
+        pieces = {name: tensor.split(size) for name, tensor in self.tensors().items()}
+        return [replace(self, **dict(zip(pieces, each, strict=True))) for each in zip(*pieces.values(), strict=True)]
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Stack matrices for ``torch.cat``; torch asks here. Takes no other function."""
+        if function is not torch.cat:
+            return NotImplemented
+        (parts,) = args
+        each = [part.tensors() for part in parts]
+        return replace(parts[0], **{name: torch.cat([own[name] for own in each]) for name in each[0]})
+
+
+@dataclass(frozen=True)
+class Int8(Rows):
     """A matrix in 8 bits, or some of its rows. As a table of embeddings ``F.embedding`` takes it for a tensor."""
 
     ids: Tensor  # [N, K up to a multiple of 32] int8
@@ -80,11 +105,6 @@ class Int8:
         """Where it is."""
         return self.ids.device
 
-    def split(self, size: int) -> list[Self]:
-        """Return its pieces of ``size`` rows; they share its memory."""
-        pairs = zip(self.ids.split(size), self.scales.split(size), strict=True)
-        return [type(self)(ids, scales, self.in_features) for ids, scales in pairs]
-
     def few(self, x: Tensor) -> Tensor:
         """Multiply ``x`` [M, K] by the kernel -> [M, N]."""
         return torch._weight_int8pack_mm(in_multiples(x, GROUP), self.ids, self.scales)
@@ -97,14 +117,41 @@ class Int8:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Look up the rows [T, K] of ``F.embedding(token_ids, self)``; torch asks here. Takes no other function.
+        """Look up the rows [T, K] of ``F.embedding(token_ids, self)``; torch asks here, and for ``torch.cat``.
 
         Here and in products, memory has no gaps, because compiled loops add up in another order where it has some.
         """
         if function is not F.embedding:
-            return NotImplemented
+            return super().__torch_function__(function, types, args, kwargs)
         token_ids, table = args
         return dequantize_int8(table.ids[token_ids], table.scales[token_ids])[..., : table.in_features].contiguous()
+
+
+@dataclass(frozen=True)
+class Nibbles(Rows):
+    """A matrix in 4 bits in the order of its columns, as a file has it."""
+
+    ids: Tensor  # [N, K / 2 up to a multiple of 16] uint8; the lower bits are the first of two columns
+    scales: Tensor  # [N, K / 32]
+    zeros: Tensor  # [N, K / 32]
+    in_features: int  # K
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Self:
+        """Quantize ``weight`` [N, K], piece by piece. Raises ``ValueError`` for a weight that is not finite."""
+        pieces = weight.split(rows_of_piece(weight.shape[1], ROUNDED))
+        each = [quantize_int4(in_multiples(piece, GROUP)) for piece in pieces]
+        ids, scales, zeros = (torch.cat(parts) for parts in zip(*each, strict=True))
+        return cls(ids[:, ::2] | ids[:, 1::2] << 4, scales, zeros, weight.shape[1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return len(self.ids), self.in_features
+
+    def unpacked(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the ids [N, K up to a multiple of 32], the scales and the zero points, as ``quantize_int4`` does."""
+        return torch.stack((self.ids & 15, self.ids >> 4), dim=-1).flatten(-2), self.scales, self.zeros
 
 
 @dataclass(frozen=True)
@@ -117,14 +164,15 @@ class Int4:
     most_rows: ClassVar[int] = 64  # unpacking takes longer than with 8 bits
 
     @classmethod
-    def of(cls, weight: Tensor) -> Self:
+    def of(cls, weight: Tensor | Nibbles) -> Self:
         """Quantize ``weight`` [N, K], piece by piece. Raises ``ValueError`` for a weight that is not finite."""
         packed, steps = [], []
         for piece in weight.split(rows_of_piece(weight.shape[1], ROUNDED)):
-            ids, scales, zeros = quantize_int4(in_multiples(piece, GROUP, TILE))
+            parts = piece.unpacked() if isinstance(piece, Nibbles) else quantize_int4(in_multiples(piece, GROUP))
+            ids, scales, zeros = (in_multiples(part, 1, TILE) for part in parts)
             packed.append(torch._convert_weight_to_int4pack_for_cpu(ids.int(), 1))
             steps.append(torch.stack((scales.T, zeros.T), dim=-1))
-        return cls(torch.cat(packed), torch.cat(steps, dim=1), len(weight))
+        return cls(torch.cat(packed), torch.cat(steps, dim=1), weight.shape[0])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -185,14 +233,15 @@ class QuantizedProjections:
         self.silu = plain.silu
         self.choices = dict[str, str]()
 
-    def linear(self, weight: Tensor | Int8, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor | Int8 | Nibbles, bias: Tensor | None = None) -> Linear:
         """Return the product with ``weight`` [out, in], quantized unless it is, plus ``bias`` [out].
 
         Raises ``ValueError`` for a weight that is not finite, and under ``batch_invariant`` where the kernel does not
         keep a row's bits on this machine.
         """
         pieces = weight.split(rows_of_piece(weight.shape[1], LARGEST_PIECE))
-        parts = [self.piece(piece if isinstance(piece, Int8) else self.kind.of(piece)) for piece in pieces]
+        kind: Any = self.kind
+        parts = [self.piece(piece if isinstance(piece, Int8) else kind.of(piece)) for piece in pieces]
         joined = parts[0] if len(parts) == 1 else lambda x: torch.cat([part(x) for part in parts], dim=-1)
         return with_bias(joined, bias)
 
@@ -239,8 +288,8 @@ class QuantizedWeights:
 
     def pop(self, name: str, /) -> Any:
         """Give the tensor ``name`` away. Raises ``KeyError`` if it is not there, or no longer."""
-        tensor = self.weights.pop(name)
-        return Int8.of(tensor) if name.endswith(IN_8_BITS) else tensor
+        tensor: Any = self.weights.pop(name)
+        return Int8.of(tensor) if isinstance(tensor, Tensor) and name.endswith(IN_8_BITS) else tensor
 
 
 def make_parts(weights: Weights, engine: EngineConfig) -> tuple[Weights, Projections]:
