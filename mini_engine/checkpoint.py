@@ -18,7 +18,7 @@ from tqdm import tqdm
 from mini_engine.checks import key_twice
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.families import EMBEDDING, FAMILIES, HEAD, UNREAD
-from mini_engine.hf_files import GenerationFile, IndexFile, check_generation, parse
+from mini_engine.hf_files import STORED_QUANTIZED, GenerationFile, IndexFile, check_generation, parse
 from mini_engine.weights import Index, StoredWeights, opened
 
 if TYPE_CHECKING:  # imported where a tokenizer is loaded: it takes two seconds, and engines work on token ids
@@ -41,6 +41,12 @@ READ_FILES = [
     "chat_template.jinja",
 ]
 STACKS = {"gate_up": ("expert_gates", "expert_ups"), "down": ("expert_downs",)}  # what transformers 5 puts into one
+QUANTIZED = (
+    ".qweight",
+    ".weight_packed",
+    ".weight_scale",
+    ".weight_scale_inv",
+)  # of GPTQ, AWQ, compressed-tensors, FP8
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -51,6 +57,8 @@ def resolve_folder(model: str | Path | None) -> Path:
     """
     if model is None:
         return TINY_MODEL
+    if str(model).lower().endswith("gguf"):  # a file, or a hub id that says so
+        raise ValueError(f"{model} is of the format GGUF; {STORED_QUANTIZED}")
     folder = Path(os.path.expanduser(model))  # as it is, where there is no home
     if folder.is_dir():
         check_readable(folder)
@@ -122,6 +130,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def load_config(folder: Path) -> ModelConfig:
     """Read the model's shape. Raises ``ValueError`` naming the file for a model that is not computed."""
+    if not (folder / "config.json").is_file() and (found := next(folder.glob("*.gguf"), None)) is not None:
+        raise ValueError(f"{folder} has no config.json, but {found.name}; {STORED_QUANTIZED}")
     try:
         return ModelConfig.from_hf(read_json(folder / "config.json"))
     except (ValueError, TypeError, ZeroDivisionError) as error:
@@ -244,6 +254,8 @@ def experts_in(model: ModelConfig, stored: str) -> dict[str, Index]:
 
 def check_tensor(file: Path, name: str, tensor: Tensor, shapes: dict[str, tuple[int, ...]]) -> None:
     """Raise ``ValueError`` unless ``name`` belongs to the model and has its shape and a floating dtype."""
+    if name.endswith(QUANTIZED):
+        raise ValueError(f"{file} holds {name}; {STORED_QUANTIZED}")
     if name not in shapes:
         raise ValueError(f"{file} holds an unknown tensor {name}; the model of config.json has no such weight")
     if tuple(tensor.shape) != shapes[name]:
@@ -293,7 +305,8 @@ def weight_files(folder: Path) -> dict[Path, list[str]]:
     if (folder / SINGLE_FILE).is_file():
         return {folder / SINGLE_FILE: []}
     if not (folder / INDEX_FILE).is_file():
-        raise ValueError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors weights are read")
+        remedy = STORED_QUANTIZED if any(folder.glob("*.gguf")) else "only safetensors weights are read"
+        raise ValueError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; {remedy}")
     files: dict[Path, list[str]] = {}
     index = parse(IndexFile, read_json(folder / INDEX_FILE), str(folder / INDEX_FILE))
     for name, shard in index.weight_map.items():

@@ -235,6 +235,11 @@ ROPE_FIELDS: dict[str, tuple[str, ...]] = {
 }
 # Fields of a rotary embedding that transformers does not read -> values that mean nothing to other programs either.
 CHANGES_NOTHING: dict[str, tuple[object, ...]] = {"attn_factor": (1, 1.0), "extrapolation_factor": (1, 1.0)}
+OWN_METHOD = "mini_engine"  # the ``quant_method`` of what ``mini-engine quantize`` writes
+STORED_QUANTIZED = (
+    "weights that are stored quantized are not read, load the model's bfloat16 checkpoint and set quantize='int8' or "
+    "'int4'"
+)
 # What changes logits, or the choice among them, and is computed for no family: field -> values that ask for nothing.
 NOT_COMPUTED: dict[str, tuple[object, ...]] = {
     "is_causal": (None, True),
@@ -311,11 +316,9 @@ def check_computed(raw: Mapping[str, Any], config: ConfigFile, family: Family) -
             f"config.json has {len(config.layer_types)} layer_types and num_hidden_layers {config.num_hidden_layers}; "
             "there must be one for each layer"
         )
-    if raw.get("quantization_config") is not None:
-        raise ValueError(
-            f"config.json has quantization_config {raw['quantization_config']!r:.60}; weights that are stored "
-            "quantized are not read, load the model's bfloat16 checkpoint and set quantize='int8' or 'int4'"
-        )
+    stored = raw.get("quantization_config")
+    if stored is not None and not (isinstance(stored, Mapping) and stored.get("quant_method") == OWN_METHOD):
+        raise ValueError(f"config.json has quantization_config {stored!r:.60}; {STORED_QUANTIZED}")
     refuse(raw, {**family.computes_only, **NOT_COMPUTED}, "config.json", "this engine computes only")
 
 

@@ -27,6 +27,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.constraints import Constraints
 from mini_engine.device import check_device, free_memory
 from mini_engine.engine import Engine
+from mini_engine.fast.quantized_files import open_quantized
 from mini_engine.grammar.service import GrammarService
 from mini_engine.model import Qwen3
 from mini_engine.other_names import explanation
@@ -203,7 +204,8 @@ def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qw
     check_device(engine.device)
     config = load_config(folder)
     engine.positions(config)
-    return build_model(config, load_weights(folder, config, engine, progress), engine)
+    quantized = open_quantized(folder, config, engine)
+    return build_model(config, *(quantized or (load_weights(folder, config, engine, progress), engine)))
 
 
 def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:

@@ -41,9 +41,10 @@ class Matrix(NamedTuple):
 def stacked(*matrices: Matrix) -> Matrix:
     """Stack matrices [out, in] of the same rows -> [sum of out, in]. If only some have a bias, that of others is 0."""
     weight = torch.cat([own.weight for own in matrices])
-    if all(own.bias is None for own in matrices):
+    bias = next((own.bias for own in matrices if own.bias is not None), None)
+    if bias is None:
         return Matrix(weight)
-    biases = [own.weight.new_zeros(len(own.weight)) if own.bias is None else own.bias for own in matrices]
+    biases = [bias.new_zeros(own.weight.shape[0]) if own.bias is None else own.bias for own in matrices]
     return Matrix(weight, torch.cat(biases))
 
 

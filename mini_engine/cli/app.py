@@ -25,6 +25,7 @@ COMMANDS = {  # each is defined in the file of its name
     "serve": "Serve a model over HTTP, for every client of OpenAI's interface.",
     "play": "Open a page in the browser on which one sees the engine think. Only this machine can reach it.",
     "families": "List the families of models that run, or say whether the checkpoint in FOLDER does, and why not.",
+    "quantize": "Round the weights of a model once and write them into FOLDER, which loads as any checkpoint does.",
     "random-model": "Write a model with random weights in a real shape, to measure speed with.",
     "bench": "Measure the engine beside a peer, in the same process.",
 }

@@ -9,7 +9,7 @@ there than everywhere else, and a tied head is the table itself, not a second co
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ClassVar, Self
 
@@ -34,6 +34,7 @@ from mini_engine.linear import Linear, Projections, TorchProjections, with_bias
 from mini_engine.weights import Weights
 
 TILE = 64  # rows that torch packs together with AVX-512; it packs 32 elsewhere
+ROUNDED = 1 << 18  # elements that are rounded at a time; with all at once the copies in float32 leave the caches
 IN_8_BITS = (EMBEDDING, HEAD, ".gate.weight")  # how their names end; the last are routers
 
 
@@ -44,7 +45,32 @@ def in_multiples(x: Tensor, columns: int, rows: int = 1) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Int8:
+class Rows:
+    """A matrix [N, K] whose tensors have a row for each of its rows, so that it can be split and stacked."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return its tensors by their names."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def split(self, size: int) -> list[Self]:
+        """Return its pieces of ``size`` rows; they share its memory."""
+        pieces = {name: tensor.split(size) for name, tensor in self.tensors().items()}
+        return [replace(self, **dict(zip(pieces, each, strict=True))) for each in zip(*pieces.values(), strict=True)]
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Stack matrices for ``torch.cat``; torch asks here. Takes no other function."""
+        if function is not torch.cat:
+            return NotImplemented
+        (parts,) = args
+        each = [part.tensors() for part in parts]
+        return replace(parts[0], **{name: torch.cat([own[name] for own in each]) for name in each[0]})
+
+
+@dataclass(frozen=True)
+class Int8(Rows):
     """A matrix in 8 bits, or some of its rows. As a table of embeddings ``F.embedding`` takes it for a tensor."""
 
     ids: Tensor  # [N, K up to a multiple of 32] int8
@@ -58,7 +84,7 @@ class Int8:
         count, in_features = weight.shape
         ids = weight.new_empty((count, in_features + -in_features % GROUP), dtype=torch.int8)
         scales = weight.new_empty(count)
-        size = rows_of_piece(in_features)
+        size = rows_of_piece(in_features, ROUNDED)
         for first in range(0, count, size):
             part = slice(first, first + size)
             ids[part], scales[part] = quantize_int8(in_multiples(weight[part], GROUP))
@@ -79,11 +105,6 @@ class Int8:
         """Where it is."""
         return self.ids.device
 
-    def split(self, size: int) -> list[Self]:
-        """Return its pieces of ``size`` rows; they share its memory."""
-        pairs = zip(self.ids.split(size), self.scales.split(size), strict=True)
-        return [type(self)(ids, scales, self.in_features) for ids, scales in pairs]
-
     def few(self, x: Tensor) -> Tensor:
         """Multiply ``x`` [M, K] by the kernel -> [M, N]."""
         return torch._weight_int8pack_mm(in_multiples(x, GROUP), self.ids, self.scales)
@@ -96,14 +117,41 @@ class Int8:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Look up the rows [T, K] of ``F.embedding(token_ids, self)``; torch asks here. Takes no other function.
+        """Look up the rows [T, K] of ``F.embedding(token_ids, self)``; torch asks here, and for ``torch.cat``.
 
         Here and in products, memory has no gaps, because compiled loops add up in another order where it has some.
         """
         if function is not F.embedding:
-            return NotImplemented
+            return super().__torch_function__(function, types, args, kwargs)
         token_ids, table = args
         return dequantize_int8(table.ids[token_ids], table.scales[token_ids])[..., : table.in_features].contiguous()
+
+
+@dataclass(frozen=True)
+class Nibbles(Rows):
+    """A matrix in 4 bits in the order of its columns, as a file has it."""
+
+    ids: Tensor  # [N, K / 2 up to a multiple of 16] uint8; the lower bits are the first of two columns
+    scales: Tensor  # [N, K / 32]
+    zeros: Tensor  # [N, K / 32]
+    in_features: int  # K
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Self:
+        """Quantize ``weight`` [N, K], piece by piece. Raises ``ValueError`` for a weight that is not finite."""
+        pieces = weight.split(rows_of_piece(weight.shape[1], ROUNDED))
+        each = [quantize_int4(in_multiples(piece, GROUP)) for piece in pieces]
+        ids, scales, zeros = (torch.cat(parts) for parts in zip(*each, strict=True))
+        return cls(ids[:, ::2] | ids[:, 1::2] << 4, scales, zeros, weight.shape[1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return len(self.ids), self.in_features
+
+    def unpacked(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the ids [N, K up to a multiple of 32], the scales and the zero points, as ``quantize_int4`` does."""
+        return torch.stack((self.ids & 15, self.ids >> 4), dim=-1).flatten(-2), self.scales, self.zeros
 
 
 @dataclass(frozen=True)
@@ -116,11 +164,15 @@ class Int4:
     most_rows: ClassVar[int] = 64  # unpacking takes longer than with 8 bits
 
     @classmethod
-    def of(cls, weight: Tensor) -> Self:
-        """Quantize ``weight`` [N, K]. Raises ``ValueError`` for a weight that is not finite."""
-        ids, scales, zeros = quantize_int4(in_multiples(weight, GROUP, TILE))
-        packed = torch._convert_weight_to_int4pack_for_cpu(ids.int(), 1)
-        return cls(packed, torch.stack((scales.T, zeros.T), dim=-1).contiguous(), len(weight))
+    def of(cls, weight: Tensor | Nibbles) -> Self:
+        """Quantize ``weight`` [N, K], piece by piece. Raises ``ValueError`` for a weight that is not finite."""
+        packed, steps = [], []
+        for piece in weight.split(rows_of_piece(weight.shape[1], ROUNDED)):
+            parts = piece.unpacked() if isinstance(piece, Nibbles) else quantize_int4(in_multiples(piece, GROUP))
+            ids, scales, zeros = (in_multiples(part, 1, TILE) for part in parts)
+            packed.append(torch._convert_weight_to_int4pack_for_cpu(ids.int(), 1))
+            steps.append(torch.stack((scales.T, zeros.T), dim=-1))
+        return cls(torch.cat(packed), torch.cat(steps, dim=1), weight.shape[0])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -165,9 +217,9 @@ def tile_order() -> tuple[int, bool]:
 KINDS: Mapping[str, type[Int8] | type[Int4]] = {"int8": Int8, "int4": Int4}
 
 
-def rows_of_piece(in_features: int) -> int:
-    """Return how many rows of a matrix are quantized, unpacked or tried at a time: a power of two."""
-    return max(TILE, 1 << (max(1, LARGEST_PIECE // in_features).bit_length() - 1))
+def rows_of_piece(in_features: int, largest: int) -> int:
+    """Return how many rows of a matrix are a piece of at most ``largest`` elements, a tile at least: a power of two."""
+    return max(TILE, 1 << (max(1, largest // in_features).bit_length() - 1))
 
 
 class QuantizedProjections:
@@ -181,14 +233,15 @@ class QuantizedProjections:
         self.silu = plain.silu
         self.choices = dict[str, str]()
 
-    def linear(self, weight: Tensor | Int8, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor | Int8 | Nibbles, bias: Tensor | None = None) -> Linear:
         """Return the product with ``weight`` [out, in], quantized unless it is, plus ``bias`` [out].
 
         Raises ``ValueError`` for a weight that is not finite, and under ``batch_invariant`` where the kernel does not
         keep a row's bits on this machine.
         """
-        pieces = weight.split(rows_of_piece(weight.shape[1]))
-        parts = [self.piece(piece if isinstance(piece, Int8) else self.kind.of(piece)) for piece in pieces]
+        pieces = weight.split(rows_of_piece(weight.shape[1], LARGEST_PIECE))
+        kind: Any = self.kind
+        parts = [self.piece(piece if isinstance(piece, Int8) else kind.of(piece)) for piece in pieces]
         joined = parts[0] if len(parts) == 1 else lambda x: torch.cat([part(x) for part in parts], dim=-1)
         return with_bias(joined, bias)
 
@@ -235,8 +288,8 @@ class QuantizedWeights:
 
     def pop(self, name: str, /) -> Any:
         """Give the tensor ``name`` away. Raises ``KeyError`` if it is not there, or no longer."""
-        tensor = self.weights.pop(name)
-        return Int8.of(tensor) if name.endswith(IN_8_BITS) else tensor
+        tensor: Any = self.weights.pop(name)
+        return Int8.of(tensor) if isinstance(tensor, Tensor) and name.endswith(IN_8_BITS) else tensor
 
 
 def make_parts(weights: Weights, engine: EngineConfig) -> tuple[Weights, Projections]:

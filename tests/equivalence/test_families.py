@@ -37,6 +37,7 @@ from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.pool import KVPool
 from mini_engine.checkpoint import experts_in
+from mini_engine.cli.quantize import write
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import GreedyDriver
 from mini_engine.families import EMBEDDING, FAMILIES, HEAD
@@ -326,6 +327,22 @@ def test_quantized_weights_compute_what_transformers_computes_with_rounded_ones(
         with torch.inference_mode():
             together = driver.forward(pack_batch([neighbour, SequenceChunk(IDS[:33], 0, [3, 4, 5])], 16), pool)[1]
         assert torch.equal(together, alone[-1])
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_folder_of_rounded_weights_has_the_bits_of_rounding_them_on_load(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    source, folder = tmp_path / "source", tmp_path / "rounded"
+    peer(family, 1, "float32").save_pretrained(source)
+    write(source, folder, EngineConfig(quantize=kind))  # type: ignore[arg-type]
+    for compute in ("reference", "fast", "compiled"):
+        if compute not in FAMILIES[family].ways or (compute in LIBRARY and find_spec(LIBRARY[compute]) is None):
+            continue
+        expected = load_driver(source, EngineConfig(compute=compute, quantize=kind))  # type: ignore[arg-type]
+        got = load_driver(folder, EngineConfig(compute=compute))  # type: ignore[arg-type]
+        assert torch.equal(teacher_forced(got, IDS[:33], 30), teacher_forced(expected, IDS[:33], 30))
 
 
 def test_a_trace_computes_what_the_model_computes() -> None:

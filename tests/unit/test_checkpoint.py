@@ -159,6 +159,35 @@ def test_a_shard_without_a_tensor_that_the_index_promises_is_named(folder: Path,
         load(shards)
 
 
+STORED_QUANTIZED = (
+    r"stored quantized are not read, load the model's bfloat16 checkpoint and set quantize='int8' or 'int4'$"
+)
+
+
+def test_a_file_of_gguf_and_a_folder_or_a_hub_id_with_one_are_refused_with_what_to_load_instead(folder: Path) -> None:
+    for name in ("somebody/Model-GGUF", str(folder / "model.gguf")):
+        with pytest.raises(ValueError, match=f"{name} is of the format GGUF; .*{STORED_QUANTIZED}"):
+            resolve_folder(name)
+    (folder / WEIGHTS).unlink()
+    (folder / "model.gguf").touch()
+    with pytest.raises(ValueError, match=f"has neither .* {STORED_QUANTIZED}"):
+        load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=rf"has no config\.json, but model\.gguf; .* {STORED_QUANTIZED}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("ending", ["qweight", "weight_packed", "weight_scale", "weight_scale_inv"])
+def test_quantized_tensors_are_refused_with_what_to_load_instead(folder: Path, ending: str) -> None:
+    """Those of GPTQ and AWQ, of compressed-tensors, and of FP8, where ``config.json`` does not say it."""
+    weights = load_file(folder / WEIGHTS)
+    name = "model.layers.0.mlp.up_proj"
+    weights[f"{name}.{ending}"] = weights.pop(f"{name}.weight").to(torch.int32)
+    save_file(weights, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=f"holds {name}.{ending}; .* {STORED_QUANTIZED}"):
+        load(folder)
+
+
 def test_a_folder_without_weights_is_named(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     with pytest.raises(ValueError, match=r"has neither model\.safetensors nor"):
@@ -172,7 +201,7 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
         ({"attention_bias": True}, "attention_bias True"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window True"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"quantization_config": {"bits": 4}}, f"quantization_config .* {STORED_QUANTIZED}"),
         ({"num_key_value_heads": 2}, "num_attention_heads is 3 and num_key_value_heads 2"),
         ({"head_dim": 19}, "head_dim is 19"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),

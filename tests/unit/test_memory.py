@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import PretrainedConfig, Qwen3Config
 
 from mini_engine import LLM, EngineConfig, SamplingParams, device
 from mini_engine.attention.pool import KVPool
@@ -203,7 +204,7 @@ from mini_engine.bench.machine import forget_peak, peak_rss, settled_rss
 from mini_engine.config import EngineConfig
 from mini_engine.llm import load_model
 
-folder, dtype, system = sys.argv[1:]
+folder, dtype, system, quantize = sys.argv[1:]
 before = settled_rss()
 forget_peak()
 began = time.perf_counter()
@@ -211,15 +212,15 @@ with torch.inference_mode():
     if system == "transformers":
         AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)(torch.arange(2)[None])
     else:
-        model = load_model(Path(folder), EngineConfig(compute=system, dtype=dtype))
+        model = load_model(Path(folder), EngineConfig(compute=system, dtype=dtype, quantize=quantize))
         model(torch.arange(2), torch.arange(2), DenseAttention())
 print(json.dumps([time.perf_counter() - began, peak_rss() - before]))
 """
 
 
-def write_zeros(folder: Path, shape: str, dtype: str, num_shards: int) -> tuple[int, int]:
-    """Write a checkpoint in a shape of the benchmarks -> the bytes of its weights, and those of its embeddings."""
-    RANDOM[shape]().save_pretrained(folder)
+def write_zeros(folder: Path, config: PretrainedConfig, dtype: str, num_shards: int) -> tuple[int, int]:
+    """Write a checkpoint -> the bytes of its weights, and those of its embeddings."""
+    config.save_pretrained(folder)
     shapes = load_config(folder).weight_shapes()
     files = {name: f"model-{number % num_shards}.safetensors" for number, name in enumerate(shapes)}
     for file in sorted(set(files.values())):
@@ -230,6 +231,16 @@ def write_zeros(folder: Path, shape: str, dtype: str, num_shards: int) -> tuple[
     return size * sum(map(math.prod, shapes.values())), size * math.prod(shapes[EMBEDDING])
 
 
+def peak_of_loading(folder: Path, dtype: str, system: str, quantize: str = "off") -> int:
+    """Load a checkpoint and compute two tokens in a process of their own -> the bytes of memory that this took."""
+    command = [sys.executable, "-c", LOADING, folder, dtype, system, quantize]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-300:]
+    seconds, peak = json.loads(done.stdout)
+    print(f"\n{system} {quantize}: {seconds:.1f} s, {peak / 1e6:.0f} MB")
+    return int(peak)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not peak_rss(), reason="this system does not report a process's peak memory")
 @pytest.mark.parametrize(
@@ -237,11 +248,27 @@ def write_zeros(folder: Path, shape: str, dtype: str, num_shards: int) -> tuple[
 )
 def test_a_model_is_never_in_memory_twice(tmp_path: Path, shape: str, dtype: str, num_shards: int) -> None:
     """Pages of files count too, so a file must be let go as well. A tied head is packed, which is a second table."""
-    weights, head = write_zeros(tmp_path, shape, dtype, num_shards)
+    weights, head = write_zeros(tmp_path, RANDOM[shape](), dtype, num_shards)
     for system in ("reference", "packed", "fast", "transformers"):
-        command = [sys.executable, "-c", LOADING, tmp_path, dtype, system]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-300:]
-        seconds, peak = json.loads(done.stdout)
-        print(f"\n{shape} {dtype} {system}: {seconds:.1f} s, {peak / 1e6:.0f} MB, {peak / weights:.2f} x the weights")
+        peak = peak_of_loading(tmp_path, dtype, system)
         assert system == "transformers" or peak < 1.05 * (weights + head * (system != "reference")), system
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not peak_rss(), reason="this system does not report a process's peak memory")
+def test_of_a_quantized_model_memory_holds_one_unrounded_matrix(tmp_path: Path) -> None:
+    """The largest is the table of embeddings. With "int4" it has 8 bits; of others 32 weights have 4 bytes beside."""
+    shape = Qwen3Config(
+        vocab_size=32_000,
+        hidden_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        tie_word_embeddings=True,
+    )
+    weights, table = write_zeros(tmp_path, shape, "bfloat16", 1)
+    for kind, share in (("int8", 8 / 16), ("int4", (4 + 4 * 8 / 32) / 16)):
+        rounded = share * (weights - table) + table / 2
+        assert peak_of_loading(tmp_path, "bfloat16", "fast", kind) < 1.2 * (rounded + table), kind
