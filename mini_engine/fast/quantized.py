@@ -4,9 +4,13 @@ A decode step reads every weight once, so half the bytes take half the time. Onl
 multiplied by and the sums stay as they are.
 
 Shapes: a matrix is [N, K], N output features of K columns. A group is ``GROUP`` columns of one row, and K a multiple.
+
+The products here are for many rows: they unpack a piece of the matrix. For few rows torch has kernels that read the ids
+as they are stored (``quantized_products.py``).
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 GROUP = 32
@@ -48,6 +52,31 @@ def dequantize_int4(ids: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """Return the values (id - 8) * scale + zero. ``ids`` [N, K], ``scales`` and ``zeros`` [N, K / 32] -> [N, K]."""
     groups: Tensor = ids.unflatten(-1, (-1, GROUP)).to(scales.dtype) - MIDDLE
     return groups.mul_(scales[..., None]).add_(zeros[..., None]).flatten(-2)
+
+
+def unpack_int4(packed: Tensor, is_halved: bool) -> Tensor:
+    """Return the ids [T * S, K] uint8 of ``packed`` [T, K, S / 2] uint8: T tiles of S rows, by columns.
+
+    A byte has the ids of two rows, the first in its 4 low bits. They are neighbours, or with ``is_halved`` byte j of a
+    column has row j of the tile's first half and row j of its second.
+    """
+    pairs = packed.transpose(1, 2).contiguous()  # [T, S / 2, K]
+    halves = pairs & 15, pairs >> 4
+    ids = torch.cat(halves, dim=1) if is_halved else torch.stack(halves, dim=2)
+    return ids.view(-1, packed.shape[1])
+
+
+def linear_int8(x: Tensor, ids: Tensor, scales: Tensor) -> Tensor:
+    """Multiply ``x`` [M, K] by the matrix of ``ids`` [N, K] int8 and ``scales`` [N] -> [M, N] in ``x``'s dtype.
+
+    A sum is scaled when it is complete: ids are exact in any dtype, weights would be rounded once more.
+    """
+    return F.linear(x, ids.to(x.dtype)) * scales
+
+
+def linear_int4(x: Tensor, ids: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """Multiply ``x`` [M, K] by the matrix of ``ids`` [N, K], ``scales`` and ``zeros`` [N, K / 32] -> [M, N]."""
+    return F.linear(x, dequantize_int4(ids, scales, zeros))
 
 
 def finite(scales: Tensor) -> Tensor:

@@ -27,7 +27,15 @@ from mini_engine.fast.products import (
     in_blocks,
     make_projections,
 )
-from mini_engine.fast.quantized import GROUP, dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+from mini_engine.fast.quantized import (
+    GROUP,
+    dequantize_int8,
+    linear_int4,
+    linear_int8,
+    quantize_int4,
+    quantize_int8,
+    unpack_int4,
+)
 from mini_engine.invariant.findings import remembered
 from mini_engine.invariant.probe import opposite_terms, row_numbers, rows_that_hold
 from mini_engine.linear import Linear, Projections, TorchProjections, with_bias
@@ -111,7 +119,7 @@ class Int8(Rows):
 
     def many(self, x: Tensor) -> Tensor:
         """Multiply ``x`` [M, K] by the unpacked matrix -> [M, N]."""
-        return F.linear(in_multiples(x, GROUP), dequantize_int8(self.ids, self.scales))
+        return linear_int8(in_multiples(x, GROUP), self.ids, self.scales)
 
     @classmethod
     def __torch_function__(
@@ -194,11 +202,9 @@ class Int4:
     def many(self, x: Tensor) -> Tensor:
         """Multiply ``x`` [M, K] by the unpacked matrix -> [M, N]."""
         size, is_halved = tile_order()
-        pairs = self.packed.view(torch.uint8).view(-1, self.shape[1], size // 2).transpose(1, 2).contiguous()
-        halves = pairs & 15, pairs >> 4  # [tiles, rows of a tile / 2, K] each
-        ids = torch.cat(halves, dim=1) if is_halved else torch.stack(halves, dim=2)
-        weight = dequantize_int4(ids.view(self.shape), *self.steps.transpose(0, 1).unbind(-1))
-        return F.linear(in_multiples(x, GROUP), weight)[:, : self.out_features].contiguous()
+        ids = unpack_int4(self.packed.view(torch.uint8).view(-1, self.shape[1], size // 2), is_halved)
+        steps = self.steps.transpose(0, 1).unbind(-1)
+        return linear_int4(in_multiples(x, GROUP), ids, *steps)[:, : self.out_features].contiguous()
 
 
 @cache
