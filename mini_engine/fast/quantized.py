@@ -24,13 +24,13 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     wide = weight.float()
     scales = finite(wide.abs().amax(-1) / 127).to(weight.dtype)
-    steps = scales.float().where(scales > 0, 1)  # a row of zeros has ids 0
+    steps = scales.where(scales > 0, 1)  # a row of zeros has ids 0
     return (wide / steps[:, None]).round().clamp(-127, 127).to(torch.int8), scales
 
 
 def dequantize_int8(ids: Tensor, scales: Tensor) -> Tensor:
     """Return the values id * scale of ``ids`` [..., K] int8 and ``scales`` [...] -> [..., K] in the scales' dtype."""
-    return ids.to(scales.dtype) * scales[..., None]
+    return ids * scales[..., None]
 
 
 def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,9 +42,9 @@ def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     groups = weight.float().unflatten(-1, (-1, GROUP))  # [N, K / 32, 32]
     least = groups.amin(-1)
     scales = finite((groups.amax(-1) - least) / 15).to(weight.dtype)
-    zeros = (least + MIDDLE * scales.float()).to(weight.dtype)
-    steps = scales.float().where(scales > 0, 1)  # numbers that are all the same have the id of the zero point
-    ids = ((groups - zeros.float()[..., None]) / steps[..., None]).round() + MIDDLE
+    zeros = (least + MIDDLE * scales).to(weight.dtype)
+    steps = scales.where(scales > 0, 1)  # numbers that are all the same have the id of the zero point
+    ids = ((groups - zeros[..., None]) / steps[..., None]).round() + MIDDLE
     return ids.clamp(0, 15).to(torch.uint8).flatten(-2), scales, zeros
 
 

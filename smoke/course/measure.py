@@ -6,6 +6,7 @@ nothing of the engine may be imported before the student's modules are laid over
 The first column of a load is a count, so it is the same on every machine. Tokens per second come from a clock.
 """
 
+import gc
 import json
 import math
 import sys
@@ -318,6 +319,42 @@ def copies(folder: Path | None) -> tuple[Side, Side]:
     )
 
 
+def weights(folder: Path | None) -> tuple[Side, Side]:
+    """L11: a story with weights in bfloat16, and with the same weights in 8 bits."""
+    from mini_engine.sampler.params import SamplingParams
+
+    asked = [SamplingParams(max_new_tokens=2 * NEW_TOKENS)]
+
+    def side(name: str, quantize: str) -> Side:
+        """Load the model, add up the memory of its tensors, and tell a story."""
+        from mini_engine.config import EngineConfig
+        from mini_engine.llm import LLM, load_model
+
+        config = EngineConfig(dtype="bfloat16", compute="fast", quantize=quantize)  # type: ignore[arg-type]
+        before = tensor_bytes()
+        model = load_model(model_folder(folder), config)
+        held = (tensor_bytes() - before) / 1e6
+        del model
+        answers, seconds = timed(lambda: LLM(folder, config=config).generate(BEGINNINGS[:1], asked, progress=False))
+        return Side(name, {"weights MB": held, "tokens/s": len(answers[0].token_ids) / seconds})
+
+    return side("two bytes a weight", "off"), side("a byte a weight, and a scale for each row", "int8")
+
+
+def tensor_bytes() -> int:
+    """Return the bytes of all tensors that Python holds, each memory once."""
+    from torch import Tensor
+
+    gc.collect()
+    found = {}
+    for each in [one for one in gc.get_objects() if type(one) is Tensor]:
+        if each.is_mkldnn:  # packed by oneDNN, which does not say where
+            found[id(each)] = each.numel() * each.element_size()
+        else:
+            found[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+    return sum(found.values())
+
+
 LOADS = {
     "L2": Load("four stories, 24 tokens each", True, pages),
     "L3": Load("24 tokens after a long beginning", True, keys_and_values),
@@ -327,6 +364,7 @@ LOADS = {
     "L7": Load("eight answers in JSON", False, grammars),
     "L8": Load("one decode step", True, kernels),
     "L10": Load("eight answers that quote their question", True, copies),
+    "L11": Load("a story by a model in bfloat16", True, weights),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from smoke.framework.cases import DTYPES
 from smoke.framework.check import Failure, Registry, Values
@@ -26,6 +27,8 @@ ROW_KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "negative": lambda row: -row.abs() - 0.01,
     "all the same": lambda row: row * 0 - 0.3,
     "far from zero, close together": lambda row: row * 0.05 + 7,
+    "far below zero, close together": lambda row: row * 0.05 - 7,
+    "far from zero, one step apart": lambda row: (row * 4).round() * 2.0**-5 + 5,
     "one far from all": lambda row: torch.cat((row[:1] * 0 - 50, row[1:])),
     "tiny": lambda row: row * 1e-20,
     "huge": lambda row: row * 1e20,
@@ -61,6 +64,24 @@ def half_step(exact: float, dtype: str) -> float:
     return 0.5 * own + exact * ULP["float32"]
 
 
+class Casts(TorchDispatchMode):
+    """Counts NaN that is cast to whole numbers: what becomes of it depends on the processor."""
+
+    num_lost = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, and count what it loses."""
+        result = func(*args, **(kwargs or {}))
+        floats = [each for each in args if isinstance(each, Tensor) and each.is_floating_point()]
+        if (
+            floats
+            and isinstance(result, Tensor)
+            and result.dtype in (torch.int8, torch.uint8, torch.int32, torch.int64)
+        ):
+            self.num_lost += sum(int(each.isnan().sum()) for each in floats)
+        return result
+
+
 def ids_probe(seed: int) -> Values:
     """Round every matrix, and look at it afterwards."""
     from mini_engine.fast.quantized import quantize_int8
@@ -68,8 +89,9 @@ def ids_probe(seed: int) -> Values:
     values: Values = {}
     for name, (_, weight) in matrices(seed).items():
         given = weight.clone() if weight.is_contiguous() else weight
-        ids, scales = quantize_int8(given)
-        values[name] = {"ids": ids, "scales": scales, "weight afterwards": given}
+        with Casts() as casts:
+            ids, scales = quantize_int8(given)
+        values[name] = {"ids": ids, "scales": scales, "weight afterwards": given, "NaN": casts.num_lost}
     return values
 
 
@@ -103,6 +125,7 @@ def ids_verdict(seed: int, got: Values) -> list[Failure]:
     for name, (dtype, weight) in matrices(seed).items():
         own = got[name]
         failures += differences(weight, own["weight afterwards"], None, f"{name}, the weight afterwards")
+        failures += differences(0, own["NaN"], None, f"{name}, numbers that were NaN when they became ids")
         like = {"ids": weight.to(torch.int8), "scales": weight[:, 0]}
         wrong = wrong_parts({f"{name}, {part}": (own[part], tensor) for part, tensor in like.items()})
         if not wrong:

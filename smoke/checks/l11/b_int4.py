@@ -6,7 +6,7 @@ Owns: what groups of 32, their scales and their zero points are in float64. The 
 import torch
 from torch import Tensor
 
-from smoke.checks.l11.a_int8 import ULP, half_step, matrices, refusals, refusals_spec, wrong_parts
+from smoke.checks.l11.a_int8 import ULP, Casts, half_step, matrices, refusals, refusals_spec, wrong_parts
 from smoke.framework.cases import DTYPES
 from smoke.framework.check import Failure, Registry, Values
 from smoke.framework.compare import bitwise, differences
@@ -23,8 +23,10 @@ def group_probe(seed: int) -> Values:
     values: Values = {}
     for name, (_, weight) in matrices(seed).items():
         given = weight.clone() if weight.is_contiguous() else weight
-        ids, scales, zeros = quantize_int4(given)
-        values[name] = {"ids": ids, "scales": scales, "zeros": zeros, "weight afterwards": given}
+        with Casts() as casts:
+            ids, scales, zeros = quantize_int4(given)
+        steps = {"ids": ids, "scales": scales, "zeros": zeros}
+        values[name] = steps | {"weight afterwards": given, "NaN": casts.num_lost}
     return values
 
 
@@ -58,6 +60,7 @@ def group_verdict(seed: int, got: Values) -> list[Failure]:
     for name, (dtype, weight) in matrices(seed).items():
         own = got[name]
         failures += differences(weight, own["weight afterwards"], None, f"{name}, the weight afterwards")
+        failures += differences(0, own["NaN"], None, f"{name}, numbers that were NaN when they became ids")
         count = weight.shape[1] // SIZE
         like = {"ids": weight.to(torch.uint8), "scales": weight[:, :count], "zeros": weight[:, :count]}
         wrong = wrong_parts({f"{name}, {part}": (own[part], tensor) for part, tensor in like.items()})
