@@ -28,7 +28,7 @@ ROW_KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "all the same": lambda row: row * 0 - 0.3,
     "far from zero, close together": lambda row: row * 0.05 + 7,
     "far below zero, close together": lambda row: row * 0.05 - 7,
-    "far from zero, one step apart": lambda row: (row * 4).round() * 2.0**-5 + 5,
+    "across a power of two, close together": lambda row: row * 0.03 + 8,
     "one far from all": lambda row: torch.cat((row[:1] * 0 - 50, row[1:])),
     "tiny": lambda row: row * 1e-20,
     "huge": lambda row: row * 1e20,
