@@ -23,6 +23,7 @@ PICTURES = {  # lesson -> the cell of its notebook that shows the figure. No fig
     "L8_kernels": "softmax",
     "L9_lang": "tree",
     "L10_drafts": "steps",
+    "L11_fewer_bytes": "levels",
 }
 
 

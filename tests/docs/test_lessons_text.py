@@ -305,6 +305,7 @@ FAULTS = {
     "L8": ("mini_engine.kernels.attention", "cut_queries", hide_last_key),
     "L9": ("mini_engine.lang.speculate", "cut", lambda out: out and replace(out, text=out.text[:-1])),
     "L10": ("mini_engine.engine_core", "with_drafts", swapped),
+    "L11": ("mini_engine.fast.quantized", "quantize_int8", lambda rounded: (rounded[0] // 2 * 2, rounded[1])),
 }
 
 

@@ -22,7 +22,8 @@ from tests.support.cells import elsewhere, outputs
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 NAMES = (
-    "L1_model L2_attention L3_driver L4_sampler L5_scheduler L6_radix_cache L7_grammar L8_kernels L9_lang L10_drafts"
+    "L1_model L2_attention L3_driver L4_sampler L5_scheduler L6_radix_cache L7_grammar L8_kernels L9_lang L10_drafts "
+    "L11_fewer_bytes"
 ).split()
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
 LONGEST_CAPTION = 240  # characters: two lines
@@ -95,6 +96,12 @@ from mini_engine.scheduler import drafts as own
 def always(chunk, place):
     return place < len(chunk.draft) and chunk.request.state is own.RequestState.RUNNING
 own.is_confirmed = always
+""",
+    "L11_fewer_bytes": """levels bound errors
+# ids are cut off instead of rounded
+import torch
+from torch import Tensor
+Tensor.round = Tensor.trunc
 """,
 }
 

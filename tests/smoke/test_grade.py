@@ -228,7 +228,7 @@ def worker() -> Iterator[Worker]:
         yield own
 
 
-@pytest.mark.parametrize("lesson_id", ["L4", "L5", "L6", "L7", "L8", "L9", "L10"])
+@pytest.mark.parametrize("lesson_id", ["L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11"])
 def test_the_reference_passes_where_a_lesson_is_graded(
     worker: Worker, lesson_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -408,6 +408,7 @@ EXPECTED = {
         l7.h_engine.register_backend l7.k_jump.allowed_after l7.k_jump.build_sentences l7.k_jump.write_row
         l7.spec_sentences.byte_of_character
     """,
+    "L11": "",
 }
 LOOK_AROUND = """
 import json as _json, sys as _s, types as _types

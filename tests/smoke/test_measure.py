@@ -1,12 +1,13 @@
 """``measure`` and ``progress``: counts that can be worked out by hand, on the reference and on starters."""
 
+import math
 from functools import cache
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
+from mini_engine.checkpoint import TINY_MODEL, load_config, load_tokenizer
 from smoke.commands.measure import entry_of, register, said
 from smoke.course.measure import ASKED, BEGINNINGS, LOADS, NAMES, NEW_TOKENS, OPENING, Side, in_turns
 from smoke.course.starter import empty, starter_files
@@ -97,6 +98,16 @@ def test_of_several_turns_the_fastest_counts():
     sides = in_turns(lambda: run("before"), lambda: run("after"))
     assert [side.figures["tokens/s"] for side in sides] == [80.0, 90.0]
     assert order == ["before", "after"] * 3
+
+
+def test_weights_in_8_bits_have_half_the_bytes():
+    plain, rounded = measured("L11")
+    config = load_config(TINY_MODEL)
+    shapes = [shape for shape in config.weight_shapes().values() if len(shape) == 2]
+    norms = sum(size for (size, *others) in config.weight_shapes().values() if not others)
+    numbers, rows = sum(map(math.prod, shapes)), sum(count for count, _ in shapes)
+    assert plain["kB of weights"] == (2 * numbers + 2 * norms) // 1000
+    assert rounded["kB of weights"] == (numbers + 2 * rows + 2 * norms) // 1000
 
 
 def run_command(*words):
