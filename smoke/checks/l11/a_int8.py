@@ -147,7 +147,7 @@ REGISTRY.add(
 
 def stored(seed: int) -> dict[str, tuple[Tensor, Tensor]]:
     """Draw ids and scales of many shapes, the rows of a table and a single row among them."""
-    found = {}
+    found: dict[str, tuple[Tensor, Tensor]] = {}
     for dtype, kind in DTYPES.items():
         for shape in ((5, 32), (32, 32), (2, 3, 64), (48,), (0, 32)):
             generator = torch.Generator().manual_seed(seed + len(found))

@@ -87,7 +87,7 @@ REGISTRY.add(
 
 def stored(seed: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Draw ids, scales and zero points: every id in every group, zero points far from zero."""
-    found = {}
+    found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     for dtype, kind in DTYPES.items():
         for rows, columns in ((5, 32), (3, 128), (32, 32), (0, 64), (1, 96)):
             generator = torch.Generator().manual_seed(seed + len(found))
