@@ -296,15 +296,18 @@ def extremes_probe(seed: int) -> Values:
         name: int(op.draw_seeded(torch.tensor([row]), torch.tensor([own]), torch.tensor([position]))[0])
         for name, (row, own, position, _) in odd_draws().items()
     }
-    with set_for_now(op, BLOCK=BLOCK), guarded():
-        nothing = op.draw_seeded(torch.full((1, 150), BANNED), torch.tensor([3]), torch.tensor([4]))
-    return {**values, "a row without tokens": int(nothing[0])}
+    given = torch.full((1, 150), BANNED), torch.tensor([3]), torch.tensor([4])
+    with set_for_now(op, BLOCK=BLOCK):
+        values["a row without tokens, 0 where nothing is loaded"] = int(op.draw_seeded(*given)[0])
+        with guarded():
+            values["a row without tokens, NaN where nothing is loaded"] = int(op.draw_seeded(*given)[0])
+    return values
 
 
 def extremes_spec(seed: int) -> Values:
     """Draw from the noise."""
     drawn = {name: spec.seeded(row, own, position) for name, (row, own, position, _) in odd_draws().items()}
-    return {**drawn, "a row without tokens": 0}
+    return {**drawn, **{f"a row without tokens, {other} where nothing is loaded": 0 for other in ("0", "NaN")}}
 
 
 REGISTRY.add(
