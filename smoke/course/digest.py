@@ -19,6 +19,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from smoke.framework.manifest import ENGINE, load_manifest
+from smoke.framework.parsing import parse
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -39,7 +40,7 @@ class Part:
 def parts_of(file: str, source: bytes) -> list[Part]:
     """Cut a file into parts. One that is not Python is a single part without a name."""
     try:
-        tree = ast.parse(source)
+        tree = parse(source)
     except (SyntaxError, ValueError):
         return [Part(file, "", source.hex(), frozenset())]
     parts = []
@@ -127,7 +128,7 @@ def has_docstring(node: ast.AST) -> bool:
 def given_names(file: str) -> frozenset[str]:
     """Return the names that the course's own version of a file gives."""
     found = set[str]()
-    for node in ast.parse((ENGINE / file).read_bytes()).body:
+    for node in parse((ENGINE / file).read_bytes()).body:
         found.update(bound_names(node))
         if isinstance(node, ast.ClassDef):
             found.update(f"{node.name}.{item.name}" for item in node.body if isinstance(item, Function))

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from smoke.course.forms import is_long, is_unwritten, names_of, number_names, parse, plain
+from smoke.course.forms import is_long, is_unwritten, names_of, number_names, parse_any, plain
 from smoke.course.starter import Function, functions_of
 from smoke.framework.manifest import ENGINE
 
@@ -55,7 +55,7 @@ class Prints:
 def fingerprints(text: str) -> dict[str, Prints]:
     """Return the fingerprints of a file's longer functions by name. What cannot be looked at has none."""
     try:
-        nodes = {name: plain(node) for name, node in functions_of(parse(text)).items()}
+        nodes = {name: plain(node) for name, node in functions_of(parse_any(text)).items()}
         return {name: prints(node) for name, node in nodes.items() if is_long(node) and not is_unwritten(node)}
     except Exception:  # such as an expression nested too deeply to be walked
         return {}

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from functools import cache
 
 from smoke.course.starter import Function, functions_of
+from smoke.framework.parsing import parse
 
 TELLING_NODES = 40  # a function with fewer nodes than that says nothing about its author
 
@@ -18,7 +19,7 @@ MAX_ROUNDS = 5  # of taking out: a file that was made to need thousands must not
 def forms(text: str) -> dict[str, str]:
     """Return the forms of a file's longer functions with their names. What cannot be looked at has none."""
     try:
-        nodes = functions_of(parse(text))
+        nodes = functions_of(parse_any(text))
         longer = {name: node for name, node in nodes.items() if is_long(node) and not is_unwritten(node)}
         return {normal_form(node): name for name, node in longer.items()}
     except Exception:  # such as an expression nested too deeply to be walked
@@ -36,10 +37,10 @@ def is_unwritten(node: Function) -> bool:
     return len(body) == 1 and isinstance(body[0], ast.Raise)
 
 
-def parse(text: str) -> ast.Module:
+def parse_any(text: str) -> ast.Module:
     """Parse a file; what cannot be parsed is an empty one, since it cannot be imported either."""
     try:
-        return ast.parse(text)
+        return parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module([], [])
 
@@ -53,7 +54,7 @@ def normal_form(function: Function) -> str:
 
 def plain(function: Function) -> Function:
     """Return a copy without docstrings, annotations, the words of messages and statements that compute nothing."""
-    copy = ast.parse(ast.unparse(function)).body[0]
+    copy = parse(ast.unparse(function)).body[0]
     assert isinstance(copy, Function), "a function stays one"
     for _ in range(MAX_ROUNDS):  # what uses a name may be dead itself
         loaded = {n.id for n in ast.walk(copy) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from smoke.framework.manifest import ENGINE, Lesson, Task, load_manifest
+from smoke.framework.parsing import parse
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 READ = r"\.{0}\b|\bimport \(?[\w\s,]*\b{0}\b"  # where a text may import a name or read it from something
@@ -47,7 +48,7 @@ def empty(file: str, tasks: Iterable[Task], engine: Path = ENGINE) -> str:
     Raises ``ValueError`` for a function that the file does not define, or when the result leaks or breaks something.
     """
     text = (engine / file).read_text()
-    tree = ast.parse(text)
+    tree = parse(text)
     owners = {function.qualname: task for task in tasks for function in task.functions if function.file == file}
     defined = functions_of(tree)
     cuts = []
@@ -200,7 +201,7 @@ def texts_of(engine: Path) -> dict[Path, str]:
 def names_read(text: str) -> frozenset[str]:
     """Return every name that a module imports or reads from something."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(text)):
         if isinstance(node, ast.ImportFrom):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute):
@@ -224,7 +225,7 @@ def prove(
     file: str, before: tuple[str, ast.Module], text: str, owners: dict[str, Task], helpers: Sequence[str]
 ) -> None:
     """Raise ``ValueError`` unless exactly the named bodies and helpers are gone. ``before``: text and syntax tree."""
-    after = ast.parse(text)
+    after = parse(text)
     functions = functions_of(after)
     for qualname, task in owners.items():
         node = functions[qualname]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from smoke.framework.manifest import ENGINE, Lesson, load_manifest, refuse_unknown, require
+from smoke.framework.parsing import parse
 
 FOLDER = Path(__file__).resolve().parents[1] / "bank"
 PITFALL_KEYS = {"id", "task", "title", "symptom", "at", "find", "replace", "killed_by", "source"}
@@ -81,7 +82,7 @@ def find_definition(text: str, name: str) -> tuple[int, int] | None:
 @lru_cache(maxsize=64)
 def parsed(text: str) -> ast.Module:
     """Parse a file of the engine; hundreds of entries ask for the same few."""
-    return ast.parse(text)
+    return parse(text)
 
 
 def shared_margin(find: str, replace: str) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from smoke.course.fingerprints import Prints, fingerprints, reference_marks
-from smoke.course.forms import parse
+from smoke.course.forms import parse_any
 from smoke.framework.manifest import ENGINE, Lesson
 from smoke.grade.submissions import Submission
 
@@ -84,7 +84,7 @@ def look_at(submission: Submission, lesson: Lesson) -> Authorship:
     insides: list[str] = []
     remarkable: list[str] = []
     for file in lesson.files:
-        tree = parse(submission.files.get(file, ""))
+        tree = parse_any(submission.files.get(file, ""))
         for name in imported(tree):
             if ORACLE_NAME.fullmatch(name):
                 oracles.append(f"{file} imports {name}")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mini_engine import overlay
 from smoke.framework.manifest import ENGINE, SUITE, Lesson, load_manifest
+from smoke.framework.parsing import parse
 
 DATA = "tiny/model"
 HEADER_BYTES = 12  # of a compiled file, after the magic number: no flags, no time, no size
@@ -76,7 +77,7 @@ def with_packages(module: str) -> Iterator[str]:
 def imports(file: Path) -> Sequence[str]:
     """Return the engine's modules that a file imports anywhere, in functions too."""
     names: list[str] = []
-    for node in walk_code(ast.parse(file.read_text())):
+    for node in walk_code(parse(file.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -89,7 +90,7 @@ def imports(file: Path) -> Sequence[str]:
 @cache
 def named(file: Path) -> Sequence[str]:
     """Return the engine's modules that a file names as a text."""
-    nodes = walk_code(ast.parse(file.read_text()))
+    nodes = walk_code(parse(file.read_text()))
     return modules_among(n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
 

@@ -22,6 +22,7 @@ from mini_engine.overlay import fill
 from smoke.course.starter import starter_files
 from smoke.framework.check import Check, Result, checks_of
 from smoke.framework.manifest import ENGINE, Lesson, load_manifest
+from smoke.framework.parsing import parse
 from smoke.grade.confinement import Confinement
 from smoke.grade.enclosure import end_user
 from smoke.grade.judge import Judge
@@ -281,8 +282,8 @@ def with_optional(files: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
         if "NotImplementedError" not in text:  # nothing is open; most files need not be read
             continue
         with suppress(SyntaxError, ValueError, RecursionError):  # what cannot be read is found out where it is imported
-            own = ast.parse(text)
-            found = fill(own, ast.parse((ENGINE / file).read_bytes()), core)
+            own = parse(text)
+            found = fill(own, parse((ENGINE / file).read_bytes()), core)
             if found:
                 filled[file] = ast.unparse(own) + "\n"
                 tasks |= {task for task in found.values() if task is not None}

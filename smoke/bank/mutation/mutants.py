@@ -18,6 +18,7 @@ from types import CodeType
 from smoke.bank.mutation.operators import changes
 from smoke.course.starter import Function, functions_of, private_helpers
 from smoke.framework.manifest import ENGINE, FunctionName, Lesson, Task, load_manifest
+from smoke.framework.parsing import parse
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def source_of(file: str) -> str:
 @cache
 def parsed(file: str) -> ast.Module:
     """Parse a file of the engine."""
-    return ast.parse(source_of(file))
+    return parse(source_of(file))
 
 
 def mutants_of_function(task: Task, name: FunctionName) -> Iterator[Mutant]:
