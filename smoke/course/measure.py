@@ -336,11 +336,13 @@ def weights(folder: Path | None) -> tuple[Side, Side]:
         held = (tensor_bytes() - before) // 1000
         del model
         llm = LLM(folder, config=config)
-        llm.generate(BEGINNINGS[:1], asked, progress=False)  # what is done once is done
         answers, seconds = timed(lambda: llm.generate(BEGINNINGS[:1], asked, progress=False))
         return Side(name, {"kB of weights": held, "tokens/s": len(answers[0].token_ids) / seconds})
 
-    return side("two bytes a weight", "off"), side("a byte a weight, and a scale for each row", "int8")
+    return in_turns(
+        partial(side, "two bytes a weight", "off"),
+        partial(side, "a byte a weight, and a scale for each row", "int8"),
+    )
 
 
 def tensor_bytes() -> int:
