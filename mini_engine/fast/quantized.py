@@ -23,7 +23,7 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     The largest magnitude of a row becomes 127 or -127. Raises ``ValueError`` for a weight that is not finite.
     """
     wide = weight.float()
-    scales = finite(wide.abs().amax(-1) / 127).to(weight.dtype)
+    scales = checked_scales(wide.abs().amax(-1) / 127).to(weight.dtype)
     steps = scales.where(scales > 0, 1)  # a row of zeros has ids 0
     return (wide / steps[:, None]).round().clamp(-127, 127).to(torch.int8), scales
 
@@ -41,7 +41,7 @@ def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     groups = weight.float().unflatten(-1, (-1, GROUP))  # [N, K / 32, 32]
     least = groups.amin(-1)
-    scales = finite((groups.amax(-1) - least) / 15).to(weight.dtype)
+    scales = checked_scales((groups.amax(-1) - least) / 15).to(weight.dtype)
     zeros = (least + MIDDLE * scales).to(weight.dtype)
     steps = scales.where(scales > 0, 1)  # numbers that are all the same have the id of the zero point
     ids = ((groups - zeros[..., None]) / steps[..., None]).round() + MIDDLE
@@ -79,7 +79,7 @@ def linear_int4(x: Tensor, ids: Tensor, scales: Tensor, zeros: Tensor) -> Tensor
     return F.linear(x, dequantize_int4(ids, scales, zeros))
 
 
-def finite(scales: Tensor) -> Tensor:
+def checked_scales(scales: Tensor) -> Tensor:
     """Return ``scales``. Raises ``ValueError`` if one is infinite or not a number."""
     if not scales.isfinite().all():
         raise ValueError("a weight is infinite or not a number and cannot be quantized; set quantize='off'")
