@@ -464,5 +464,5 @@ def test_loops_compile_where_nothing_can_be_kept(monkeypatch):
 def test_benchmarks_run_without_numba_and_say_what_they_leave_out(monkeypatch, capsys):
     monkeypatch.setattr(bench_machine, "find_spec", lambda name: None)
     without = ["off", "packed", "fast", "invariant", "packed+invariant"]
-    assert bench_machine.names_in(forward.SYSTEMS) == without
+    assert bench_machine.names_in("float32", forward.SYSTEMS) == without
     assert capsys.readouterr().out == "left out, as Numba is not installed: compiled\n"
