@@ -220,8 +220,8 @@ CountOrNone = Annotated[int | None, or_none(whole(1))]
 Flag = Annotated[bool, flag]
 COMPUTE = (
     "How things are computed. reference: the bits of transformers. packed: weights packed once, 2-3 times faster on a "
-    "CPU. fast: packed, and faster decode steps in bfloat16. compiled: compiled loops in float32, fastest for a small "
-    "model on a CPU. triton: the course's kernels, on an NVIDIA GPU or with TRITON_INTERPRET=1."
+    "CPU. fast: packed, and faster decode steps in bfloat16. compiled: compiled loops, fastest on a "
+    "CPU, with bits of their own. triton: the course's kernels, on an NVIDIA GPU or with TRITON_INTERPRET=1."
 )
 QUANTIZE = (
     "Round matrices to fewer bytes as they are loaded, on a CPU. int8: a scale for each row. int4: for each 32 columns "
@@ -370,11 +370,6 @@ def check_ways_to_compute(config: EngineConfig) -> None:
         raise ValueError(
             f"quantize={config.quantize!r} is for CPUs and not for compute='triton'; compute is {config.compute!r} and "
             f"device {config.device!r}; set quantize='off', or device='cpu' with compute='fast'"
-        )
-    if config.compute == "compiled" and config.dtype != "float32":
-        raise ValueError(
-            f"compute='compiled' computes in float32 and dtype is {config.dtype!r}; set dtype='float32', or "
-            "compute='fast'"
         )
     if config.batch_invariant and not on_cpu and config.compute != "triton":
         raise ValueError(

@@ -124,15 +124,13 @@ def settled_rss() -> int:
 def names_in(dtype: str, systems: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
     """Return the ``systems`` (name -> options) that are measured with ``dtype``.
 
-    Compiled loops need float32 and Numba. Weights in fewer bytes are compared with those in bfloat16.
+    Compiled loops need Numba. Weights in fewer bytes are compared with those in bfloat16.
     """
     over_loops = [name for name, options in systems.items() if (options or {}).get("compute") == "compiled"]
-    left_out = over_loops
-    if dtype == "float32":
-        left_out = [name for name, options in systems.items() if "quantize" in (options or {})]
-        if find_spec("numba") is None:
-            typer.echo(f"left out, as Numba is not installed: {', '.join(over_loops)}")
-            left_out += over_loops
+    left_out = [name for name, options in systems.items() if dtype == "float32" and "quantize" in (options or {})]
+    if find_spec("numba") is None:
+        typer.echo(f"left out, as Numba is not installed: {', '.join(over_loops)}")
+        left_out += over_loops
     return [name for name in systems if name not in left_out]
 
 

@@ -121,9 +121,13 @@ class FastProjections(TorchProjections):
 
         The weight is stored as the product needs it; the caller should drop its own reference.
         """
+        return padded(*self.store(weight), bias)
+
+    def store(self, weight: Tensor) -> tuple[Way, Tensor]:
+        """Return the way of ``weight`` [out, in], and the weight as that way stores it."""
         name = find_way(weight, self.usable)
         self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] = name
-        return padded(WAYS[name], WAYS[name].store(weight), bias)
+        return WAYS[name], WAYS[name].store(weight)
 
 
 @cache  # asked for every product

@@ -127,6 +127,7 @@ def _restore_threads() -> Iterator[None]:
         {"dtype": "float32", "compute": "compiled"},
         {"dtype": "bfloat16"},
         {"dtype": "bfloat16", "compute": "packed"},
+        {"dtype": "bfloat16", "compute": "compiled"},
     ],
     ids=str,
 )

@@ -142,7 +142,14 @@ def test_every_scaling_but_the_dynamic_one_shows_in_the_logits() -> None:
 @pytest.mark.parametrize("name", ["llama3, 8", "yarn, 4, own factor"])
 @pytest.mark.parametrize(
     ("compute", "dtype"),
-    [("packed", "float32"), ("packed", "bfloat16"), ("fast", "float32"), ("fast", "bfloat16"), ("compiled", "float32")],
+    [
+        ("packed", "float32"),
+        ("packed", "bfloat16"),
+        ("fast", "float32"),
+        ("fast", "bfloat16"),
+        ("compiled", "float32"),
+        ("compiled", "bfloat16"),
+    ],
 )
 def test_every_way_to_compute_agrees_with_transformers(name: str, compute: str, dtype: str) -> None:
     """To rounding; "packed" in bfloat16 to the bit, as without scaling."""
@@ -153,7 +160,9 @@ def test_every_way_to_compute_agrees_with_transformers(name: str, compute: str, 
     got = teacher_forced(driver, IDS, PROMPT)
     if (compute, dtype) == ("packed", "bfloat16"):
         assert torch.equal(got, expected)
-    near(got, expected, 2e-5 if dtype == "float32" else 2e-2)
+    # The loops round less than transformers, so most of their distance is its error.
+    bound = 3e-2 if compute == "compiled" else 2e-2
+    near(got, expected.to(got.dtype), 2e-5 if dtype == "float32" else bound)
 
 
 def test_kernels_agree_with_transformers() -> None:

@@ -15,7 +15,7 @@ from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
 from mini_engine.fast.attention.ragged import StepCache, attend_alone
 from mini_engine.fast.compiled import loops
-from mini_engine.fast.compiled.loops import Ints
+from mini_engine.fast.compiled.loops import Halves, Ints
 
 FEW_PRODUCTS = 1 << 22  # multiplications that one thread does before another would have begun
 
@@ -45,7 +45,7 @@ class CompiledAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
-        keys, values = self.pool.keys[layer].numpy(), self.pool.values[layer].numpy()
+        keys, values = halves(self.pool.keys[layer]), halves(self.pool.values[layer])
         loops.store(k.numpy(), v.numpy(), keys, values, self.written)
         out = torch.empty_like(q)
         queries, found = q.numpy(), out.numpy()
@@ -60,6 +60,11 @@ class CompiledAttention:
         if self.cache is not None and self.kernel is not None:
             attend_alone(layer, q, out, self.cache, self.long, self.kernel)
         return out
+
+
+def halves(tensor: Tensor) -> Halves:
+    """Return the memory of ``tensor``, float32 or bfloat16, as the loops read it."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 @cache

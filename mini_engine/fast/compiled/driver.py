@@ -3,6 +3,7 @@
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from mini_engine.attention.dense import sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
@@ -11,6 +12,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import AttentionFactory
 from mini_engine.fast.compiled.attention import CompiledAttention
 from mini_engine.fast.compiled.model import CompiledQwen3
+from mini_engine.fast.compiled.products import LoopProjections
 from mini_engine.fast.quantized_products import make_parts
 from mini_engine.weights import Weights
 
@@ -18,13 +20,19 @@ from mini_engine.weights import Weights
 def choose_attention(engine: EngineConfig, model: CompiledQwen3) -> AttentionFactory:
     """Return what makes the loops' attention; with ``batch_invariant`` it is all theirs."""
     heads = model.config.num_attention_heads
-    kernel = None if engine.batch_invariant else sdpa_attention
+    kernel = None if engine.batch_invariant else attend_long
     return partial(CompiledAttention, num_attention_heads=heads, kernel=kernel)
+
+
+def attend_long(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute ``dense.sdpa_attention`` in the dtype of ``k`` and ``v``, for ``q`` in float32. Shapes as there."""
+    return sdpa_attention(q.to(k.dtype), k, v)
 
 
 def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> CompiledQwen3:
     """Build the model with the projections that ``engine`` asks for, and compile its loops. Empties ``weights``."""
-    model = CompiledQwen3(config, *make_parts(weights, engine))
+    weights, projections = make_parts(weights, engine)
+    model = CompiledQwen3(config, weights, LoopProjections(projections))
     compile_loops(model)
     return model
 
@@ -36,7 +44,7 @@ def compile_loops(model: CompiledQwen3) -> None:
     Two, because arrays of a single row are another type to the compiler than those of several.
     """
     page_size = 2
-    pool = KVPool(model.config, 2, page_size, torch.float32)
+    pool = KVPool(model.config, 2, page_size, model.embedding.dtype)
     for lengths in ([1], [1, 2]):
         batch = pack_batch([SequenceChunk([0] * count, 0, [page]) for page, count in enumerate(lengths)], page_size)
         attention = CompiledAttention(pool, batch.metadata, model.config.num_attention_heads, None)

@@ -15,11 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import njit, prange, uint16, uint32
+from numba.extending import overload
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.integer[Any]]
+Halves = NDArray[np.uint16] | Floats  # the upper halves of float32 numbers, which is what bfloat16 is; or all of them
+Words = NDArray[np.uint32] | Floats  # each two bfloat16 numbers, the first one in the lower half; or float32 numbers
 Float = Any  # one number: a float32 for the compiler
 Head = tuple[bool, ...]  # of the length of a head: a tuple's length is known to the compiler, an array's is not
 
@@ -29,15 +32,16 @@ LOG2_E = np.float32(math.log2(math.e))
 # ln 2 in two parts: the first has so few bits that a product with a whole number of up to 8 bits is exact.
 LN2_HIGH = np.float32(0.693359375)
 LN2_LOW = np.float32(-2.12194440e-4)
+TILE = 64  # output features that lie side by side in a packed weight
 AT_ONCE = 4  # keys that attention takes together: their sums do not wait for one another
 SMALLEST, LARGEST = np.float32(-87.0), np.float32(88.0)  # beyond them exp is 0 or no longer a float32
 
 
-def compiled(*freedoms: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def compiled(*freedoms: str, parallel: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile a function for this CPU at its first call. ``freedoms``: what the compiler may do to sums of floats."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        options = {"fastmath": set(freedoms), "nogil": True, "error_model": "numpy"}
+        options = {"fastmath": set(freedoms), "nogil": True, "error_model": "numpy", "parallel": parallel}
         try:
             return njit(cache=True, **options)(function)  # type: ignore[no-any-return]
         except RuntimeError:  # no folder to keep it in
@@ -49,6 +53,48 @@ def compiled(*freedoms: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 # A sum may be taken in lanes that are added at its end. Without this freedom the CPU adds one number after the other.
 in_lanes = compiled("reassoc", "contract", "nsz")
 as_written = compiled("contract")
+by_threads = compiled("contract", parallel=True)
+
+
+def wide(x: Any) -> Float:
+    """Return a number of ``Halves`` as a float32."""
+
+
+def narrow(x: Float, out: Halves) -> Any:
+    """Return ``x`` as ``out`` holds it."""
+
+
+def with_terms(total: Float, x: Floats, words: Words, i: int, n: int) -> Float:
+    """Return ``total`` with the products of the numbers in ``words[i, n]`` and of ``x`` added."""
+
+
+@as_written
+def rounded(x: Float) -> Any:
+    """Return the nearest bfloat16 number, the even one on ties, as 16 bits. A NaN stays one."""
+    bits = np.float32(x).view(np.uint32)
+    nearest = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+    return np.uint16((bits | np.uint32(0x400000) if np.isnan(x) else nearest) >> np.uint32(16))
+
+
+@as_written
+def with_two_terms(total: Float, x: Floats, word: Any, i: int) -> Float:
+    """Return ``total`` with the products of the two bfloat16 numbers in ``word`` and of ``x`` [K] added."""
+    total += wide(np.uint16(word)) * x[2 * i]
+    return total + np.uint32(word & np.uint32(0xFFFF0000)).view(np.float32) * x[2 * i + 1]
+
+
+# The compiler looks up which of two bodies the type of an array asks for.
+overload(wide)(
+    lambda x: (lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)) if x == uint16 else (lambda x: x)
+)
+overload(narrow)(lambda x, out: (lambda x, out: rounded(x)) if out.dtype == uint16 else (lambda x, out: x))
+overload(with_terms)(
+    lambda total, x, words, i, n: (
+        (lambda total, x, words, i, n: with_two_terms(total, x, words[i, n], i))
+        if words.dtype == uint32
+        else (lambda total, x, words, i, n: total + x[i] * words[i, n])
+    )
+)
 
 
 @as_written
@@ -143,13 +189,13 @@ def norm_and_rotate(heads: Floats, weights: Floats, cos: Floats, sin: Floats, ep
 
 
 @as_written
-def store(k: Floats, v: Floats, keys: Floats, values: Floats, slots: Ints) -> None:
+def store(k: Floats, v: Floats, keys: Halves, values: Halves, slots: Ints) -> None:
     """Copy ``k`` and ``v`` [T, Hkv, D] into the ``slots`` [T] of ``keys`` and ``values`` [Hkv, all slots, D]."""
     for t in range(k.shape[0]):
         for head in range(k.shape[1]):
             for i in range(k.shape[2]):
-                keys[head, slots[t], i] = k[t, head, i]
-                values[head, slots[t], i] = v[t, head, i]
+                keys[head, slots[t], i] = narrow(k[t, head, i], keys)
+                values[head, slots[t], i] = narrow(v[t, head, i], values)
 
 
 @as_written
@@ -192,8 +238,8 @@ def find_slots(pages: Ints, page_size: int, lengths: Ints) -> tuple[Ints, Ints]:
 @as_written
 def attend(
     q: Floats,
-    keys: Floats,
-    values: Floats,
+    keys: Halves,
+    values: Halves,
     rows: Ints,
     owners: Ints,
     lengths: Ints,
@@ -228,7 +274,7 @@ def at_once(slots: Ints, i: int) -> tuple[int, int, int, int]:
 
 
 @in_lanes
-def score(q: Floats, keys: Floats, slots: Ints, head: Head, scores: Floats) -> None:
+def score(q: Floats, keys: Halves, slots: Ints, head: Head, scores: Floats) -> None:
     """Write the scaled products of ``q`` [group, D] with the keys of ``slots`` [n] into ``scores`` [group, n, …]."""
     scale = ONE / np.sqrt(np.float32(len(head)))
     for i in range(0, slots.shape[0], AT_ONCE):
@@ -237,10 +283,10 @@ def score(q: Floats, keys: Floats, slots: Ints, head: Head, scores: Floats) -> N
         for g in range(q.shape[0]):
             s0 = s1 = s2 = s3 = np.float32(0)
             for d in range(len(head)):
-                s0 += q[g, d] * k0[d]
-                s1 += q[g, d] * k1[d]
-                s2 += q[g, d] * k2[d]
-                s3 += q[g, d] * k3[d]
+                s0 += q[g, d] * wide(k0[d])
+                s1 += q[g, d] * wide(k1[d])
+                s2 += q[g, d] * wide(k2[d])
+                s3 += q[g, d] * wide(k3[d])
             for n, total in enumerate((s0, s1, s2, s3)):
                 scores[g, i + n] = total * scale
 
@@ -262,7 +308,7 @@ def softmax(scores: Floats, length: int) -> None:
 
 
 @in_lanes
-def mix(weights: Floats, values: Floats, slots: Ints, head: Head, out: Floats) -> None:
+def mix(weights: Floats, values: Halves, slots: Ints, head: Head, out: Floats) -> None:
     """Write the sums of ``weights`` [group, n, …] times the values of ``slots`` [n] into ``out`` [group, D]."""
     out[:] = 0
     for i in range(0, slots.shape[0], AT_ONCE):
@@ -274,4 +320,40 @@ def mix(weights: Floats, values: Floats, slots: Ints, head: Head, out: Floats) -
             w2 = weights[g, i + 2]
             w3 = weights[g, i + 3]
             for d in range(len(head)):
-                out[g, d] += w0 * v0[d] + w1 * v1[d] + w2 * v2[d] + w3 * v3[d]
+                out[g, d] += w0 * wide(v0[d]) + w1 * wide(v1[d]) + w2 * wide(v2[d]) + w3 * wide(v3[d])
+
+
+@as_written
+def add_up(x: Floats, words: Words, totals: Floats) -> None:
+    """Write the products of a row ``x`` [K] with a tile of a packed weight into ``totals`` [TILE].
+
+    Of more than four words for each feature at a time, the CPU does not see in which order it should fetch them.
+    """
+    totals[:] = 0
+    for i in range(0, words.shape[0], 4):
+        for n in range(TILE):
+            total = with_terms(totals[n], x, words, i, n)
+            total = with_terms(total, x, words, i + 1, n)
+            total = with_terms(total, x, words, i + 2, n)
+            totals[n] = with_terms(total, x, words, i + 3, n)
+
+
+@as_written
+def multiply(x: Floats, tiles: Words, out: Floats, threads: int, share: int) -> None:
+    """Write the product of a row ``x`` [K] with a packed weight into ``out`` [N]: those of one share of its tiles.
+
+    ``tiles`` as ``products.find_tiles`` returns them; K is filled up as theirs is. Every number is added up in the
+    order of its terms, whatever N and the shares are.
+    """
+    totals = np.empty(TILE, np.float32)
+    for tile in range(tiles.shape[0] * share // threads, tiles.shape[0] * (share + 1) // threads):
+        add_up(x, tiles[tile], totals)
+        own = out[tile * TILE : (tile + 1) * TILE]
+        own[:] = totals[: own.shape[0]]
+
+
+@by_threads
+def multiply_shared(x: Floats, tiles: Words, out: Floats, threads: int) -> None:
+    """Compute ``multiply`` on several threads."""
+    for share in prange(threads):
+        multiply(x, tiles, out, threads, share)

@@ -24,11 +24,16 @@ from mini_engine.weights import Weights
 
 @dataclass(frozen=True)
 class Norms:
-    """The norm weights of a layer as arrays; they share the tensors' memory."""
+    """The norm weights of a layer as arrays."""
 
     heads: Floats  # [Hq + Hkv, D]
     post_attention: Floats  # [H]
     next: Floats  # [H]: what begins the next layer, or the final norm
+
+
+def array(norm: Tensor) -> Floats:
+    """Return the weights of a norm as float32 numbers."""
+    return norm.float().numpy()
 
 
 class Shared:
@@ -54,27 +59,31 @@ class Room:
 
 
 class CompiledQwen3(FusedQwen3):
-    """``FusedQwen3`` in float32 on the CPU, its small operations compiled: same call, same values to rounding."""
+    """``FusedQwen3`` on the CPU, its small operations compiled: same call, same values to rounding.
+
+    All that lies between two products is float32, and so are the logits, whatever the dtype of the weights.
+    """
 
     def __init__(self, config: ModelConfig, weights: Weights, projections: Projections) -> None:
         """Stack and hand over the weights as ``FusedQwen3`` does. Empties ``weights``."""
         super().__init__(config, weights, projections)
+        self.first_norm = array(self.fused[0].input_norm)
         following = [layer.input_norm for layer in self.fused[1:]] + [self.final_norm]
         self.norms = [
-            Norms(own.qk_norm.numpy(), own.post_attention_norm.numpy(), after.numpy())
+            Norms(array(own.qk_norm), array(own.post_attention_norm), array(after))
             for own, after in zip(self.fused, following, strict=True)
         ]
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
         eps = self.config.rms_norm_eps
-        residual = F.embedding(input_ids, self.embedding).numpy()  # [T, H], fresh memory
+        residual = F.embedding(input_ids, self.embedding).float().numpy()  # [T, H], fresh memory
         room = Room(len(input_ids), self.config)
         loops.rotary_table(positions.numpy(), self.frequencies.numpy(), room.cos, room.sin)
         if self.rotary_factor != 1.0:
             room.cos *= self.rotary_factor
             room.sin *= self.rotary_factor
-        loops.rms_norm(residual, self.fused[0].input_norm.numpy(), eps, room.x.array)
+        loops.rms_norm(residual, self.first_norm, eps, room.x.array)
         for index, (layer, norms) in enumerate(zip(self.fused, self.norms, strict=True)):
             out = self.attend(index, layer, norms, room, attention)
             loops.add_rms_norm(out.numpy(), residual, norms.post_attention, eps, room.x.array)

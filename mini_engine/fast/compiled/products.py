@@ -1,0 +1,107 @@
+"""Products of one row, by a loop over a packed weight as it lies in memory.
+
+A decode step of one request reads every weight once, so a product takes as long as reading its weight. oneDNN's code
+for one row takes longer. The loop reads the matrix that oneDNN has packed for many rows: 64 output features lie side by
+side there, so that the CPU adds up several of them at once, each in the order of its terms.
+"""
+
+import ctypes
+from functools import cache, partial
+
+import numba
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mini_engine.fast.compiled import loops
+from mini_engine.fast.compiled.loops import TILE, Words
+from mini_engine.fast.products import SMALL_WEIGHT, FastProjections, padded
+from mini_engine.linear import Linear, Projections
+
+SHARED_FROM = 1 << 20  # bytes of a weight; one thread has read a smaller one before another would have begun
+
+
+class LoopProjections:
+    """The products of ``others`` over rows in float32, and a loop for one row where the weight lies as that reads it.
+
+    In bfloat16 the loop takes a row as it is, and ``others`` get rows rounded to bfloat16.
+    """
+
+    def __init__(self, others: Projections) -> None:
+        """Take over from ``others``. The loop takes none from those that keep a row's bits in every batch."""
+        self.others = others
+        self.silu = others.silu
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Return the product of float32 rows with ``weight`` [out, in], plus ``bias`` [out], in float32."""
+        if not isinstance(self.others, FastProjections):
+            return in_float32(self.others.linear(weight, bias), weight.dtype)
+        way, stored = self.others.store(weight)
+        many = in_float32(padded(way, stored, bias), weight.dtype)
+        tiles = find_tiles(stored, weight)
+        if tiles is None:
+            return many
+        one = partial(multiply, tiles=tiles, features=len(weight), bias=None if bias is None else bias.float())
+        return lambda x: one(x) if len(x) == 1 else many(x)
+
+
+def in_float32(product: Linear, dtype: torch.dtype) -> Linear:
+    """Return ``product``, which takes and returns rows of ``dtype``, over rows in float32."""
+    return product if dtype == torch.float32 else lambda x: product(x.to(dtype)).float()
+
+
+def find_tiles(stored: Tensor, weight: Tensor) -> Words | None:
+    """Return ``weight`` [N, K] as the loop reads it: where it is packed in ``stored``, or as a copy of a small one.
+
+    ``None`` if oneDNN packs it in another order than that of ``make_tiles``, as it does on CPUs without AVX2. The first
+    and the last tile are compared.
+    """
+    if not stored.is_mkldnn:
+        return make_tiles(weight, -(-weight.shape[1] // 8) * 8) if weight.numel() <= SMALL_WEIGHT else None
+    size = torch.ops.mkldnn._nbytes(stored)
+    count = -(-len(weight) // TILE)
+    width, rest = divmod(size, count * TILE * weight.element_size())
+    if rest or width < weight.shape[1] or width % 8:
+        return None
+    memory = (ctypes.c_uint32 * (size // 4)).from_address(torch.ops.mkldnn.data_ptr(stored))
+    memory.owner = stored  # which lives as long as the array that is returned
+    found = np.ctypeslib.as_array(memory).reshape(count, -1, TILE)
+    for first in (0, count - 1):
+        expected = make_tiles(weight[first * TILE : (first + 1) * TILE], width)
+        if not np.array_equal(found[first], expected[0].view(np.uint32)):
+            return None
+    return found if weight.dtype == torch.bfloat16 else found.view(np.float32)
+
+
+def make_tiles(weight: Tensor, width: int) -> Words:
+    """Return ``weight`` [N, K] in tiles of 64 output features, whose numbers lie side by side.
+
+    [N / 64, width, 64] float32, or [N / 64, width / 2, 64] words of two bfloat16 numbers, the first in the lower half.
+    N and K are filled up with zeros, K to ``width``.
+    """
+    each = 4 // weight.element_size()
+    filled = F.pad(weight, (0, width - weight.shape[1], 0, -len(weight) % TILE))
+    tiles = filled.view(-1, TILE, width // each, each).transpose(1, 2).contiguous()
+    words = tiles.view(torch.int32 if each == 2 else torch.float32).numpy()
+    return (words.view(np.uint32) if each == 2 else words).reshape(len(tiles), -1, TILE)
+
+
+def multiply(x: Tensor, tiles: Words, features: int, bias: Tensor | None) -> Tensor:
+    """Multiply ``x`` [1, K] by the weight ``tiles`` and add ``bias`` [features] -> [1, features], float32."""
+    width = tiles.shape[1] * (2 if tiles.dtype == np.uint32 else 1)
+    row = x[0].contiguous() if x.shape[1] == width else F.pad(x[0], (0, width - x.shape[1]))
+    out = torch.empty(1, features)
+    threads = torch.get_num_threads() if tiles.nbytes >= SHARED_FROM and can_share() else 1
+    if threads == 1:
+        loops.multiply(row.numpy(), tiles, out.numpy()[0], 1, 0)
+    else:
+        loops.multiply_shared(row.numpy(), tiles, out.numpy()[0], threads)
+    return out if bias is None else out.add_(bias)
+
+
+@cache
+def can_share() -> bool:
+    """Whether Numba's threads serve two callers at a time. Where it has only those of its own, they do not."""
+    loops.multiply_shared(np.zeros(4, np.float32), np.zeros((1, 4, TILE), np.float32), np.empty(1, np.float32), 2)
+    return bool(numba.threading_layer() != "workqueue")
