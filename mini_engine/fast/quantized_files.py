@@ -56,8 +56,8 @@ class QuantizedFile:
         """Give a weight away: a matrix is ``Int8`` or ``Nibbles``. Raises ``KeyError`` if it is not there."""
         shape = self.shapes.pop(name)
         with opened(self.file) as tensors:
-            parts = [tensors.get_tensor(part) for part in stored_shapes(name, shape, self.kind)]
-        own = [part.to(self.dtype if part.is_floating_point() else part.dtype, copy=True) for part in parts]
+            parts = [tensors.get_tensor(part).clone() for part in stored_shapes(name, shape, self.kind)]
+        own = [part.to(self.dtype) if part.is_floating_point() else part for part in parts]
         return own[0] if len(shape) == 1 else form_of(name, self.kind)(*own, shape[1])  # type: ignore[call-arg]
 
 

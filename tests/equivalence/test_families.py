@@ -337,9 +337,7 @@ def test_a_folder_of_rounded_weights_has_the_bits_of_rounding_them_on_load(
     source, folder = tmp_path / "source", tmp_path / "rounded"
     peer(family, 1, "float32").save_pretrained(source)
     write(source, folder, EngineConfig(quantize=kind))  # type: ignore[arg-type]
-    for compute in ("reference", "fast", "compiled"):
-        if compute not in FAMILIES[family].ways or (compute in LIBRARY and find_spec(LIBRARY[compute]) is None):
-            continue
+    for compute in ("reference", "fast"):  # the second stacks matrices
         expected = load_driver(source, EngineConfig(compute=compute, quantize=kind))  # type: ignore[arg-type]
         got = load_driver(folder, EngineConfig(compute=compute))  # type: ignore[arg-type]
         assert torch.equal(teacher_forced(got, IDS[:33], 30), teacher_forced(expected, IDS[:33], 30))
