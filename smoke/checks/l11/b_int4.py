@@ -60,7 +60,7 @@ def group_verdict(seed: int, got: Values) -> list[Failure]:
     for name, (dtype, weight) in matrices(seed).items():
         own = got[name]
         failures += differences(weight, own["weight afterwards"], None, f"{name}, the weight afterwards")
-        failures += differences(0, own["NaN"], None, f"{name}, numbers that were NaN when they became ids")
+        failures += differences(0, own["NaN"], None, f"{name}, how many numbers were NaN when they became ids")
         count = weight.shape[1] // SIZE
         like = {"ids": weight.to(torch.uint8), "scales": weight[:, :count], "zeros": weight[:, :count]}
         wrong = wrong_parts({f"{name}, {part}": (own[part], tensor) for part, tensor in like.items()})
