@@ -41,12 +41,8 @@ READ_FILES = [
     "chat_template.jinja",
 ]
 STACKS = {"gate_up": ("expert_gates", "expert_ups"), "down": ("expert_downs",)}  # what transformers 5 puts into one
-QUANTIZED = (
-    ".qweight",
-    ".weight_packed",
-    ".weight_scale",
-    ".weight_scale_inv",
-)  # of GPTQ, AWQ, compressed-tensors, FP8
+# How names of tensors end that GPTQ, AWQ, compressed-tensors and FP8 store.
+QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
