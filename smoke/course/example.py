@@ -119,12 +119,12 @@ def needed_by(last: Sequence[Block], earlier: Sequence[Block]) -> list[Block]:
     A block that uses a value may change it.
     """
     values = {name for block in earlier for name in names(block.fence.text).values}
-    wanted = {name for block in last for name in names(block.fence.text).used}
+    wanted = {name for block in last for name in names(block.fence.text).wanted}
     needed = []
     for block in reversed(earlier):
         own = names(block.fence.text)
         if wanted & own.bound or wanted & own.used & values:
-            wanted |= own.used
+            wanted |= own.wanted
             needed.append(block)
     return needed[::-1]
 
@@ -132,17 +132,23 @@ def needed_by(last: Sequence[Block], earlier: Sequence[Block]) -> list[Block]:
 class Names(NamedTuple):
     """The global names that a block binds, those of them that are no modules, classes or functions, and those it uses.
 
-    Names that its functions use are among the last.
+    Names that its functions use are among the last. It imports those ``imported`` itself.
     """
 
     bound: set[str]
     values: set[str]
     used: set[str]
+    imported: set[str]
+
+    @property
+    def wanted(self) -> set[str]:
+        """The names that an earlier block has to bind."""
+        return self.used - self.imported
 
 
 def names(text: str) -> Names:
     """Return the global names of a block."""
-    found = Names(set(), set(), set())
+    found = Names(set(), set(), set(), set())
     tables = [symtable.symtable(text, "block", "exec")]
     for table in tables:  # grows while it is read
         tables += table.get_children()
@@ -150,6 +156,8 @@ def names(text: str) -> Names:
             is_outer = table.get_type() == "module"
             if is_outer and (symbol.is_assigned() or symbol.is_imported()):
                 found.bound.add(symbol.get_name())
+                if symbol.is_imported():
+                    found.imported.add(symbol.get_name())
                 if not (symbol.is_imported() or symbol.is_namespace()):
                     found.values.add(symbol.get_name())
             if symbol.is_referenced() and (is_outer or symbol.is_global()):
