@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mini_engine.attention.dense import DenseAttention, sdpa_attention
-from mini_engine.bench.forward import Timing, time_driver
+from mini_engine.bench.forward import Timing, ratio, time_driver
 from mini_engine.bench.machine import SHAPES, chosen, machine, make_checkpoint, settled_rss
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
 from mini_engine.config import EngineConfig, Quantize
@@ -106,8 +106,8 @@ def make_rows(
             num_bytes,
             statistics.median(run.prefill for run in runs),
             statistics.median(run.decode for run in runs),
-            statistics.median(run.prefill / other.prefill for run, other in zip(runs, exact, strict=True)),
-            statistics.median(run.decode / other.decode for run, other in zip(runs, exact, strict=True)),
+            ratio("prefill", runs, exact),
+            ratio("decode", runs, exact),
         )
         for way, (num_bytes, runs) in measured.items()
     ]

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from smoke.bank.accept import edited
 from smoke.course.starter import empty
-from smoke.framework.bank import Pitfall, Wheat, load_pitfalls, load_wheats
+from smoke.framework.bank import load_pitfalls, load_wheats
 from smoke.framework.check import checks_of
 from smoke.framework.manifest import ROOT, load_manifest
 from smoke.grade.command import grade_command
@@ -50,15 +51,10 @@ STATUSES = {  # of tasks, isolated
 }
 
 
-def edited(entry: Pitfall | Wheat) -> dict[str, str]:
-    """Return the file that an entry of the bank changes, changed."""
-    return {entry.edit.file: entry.edit.apply()}
-
-
 def submissions(victim: Path) -> dict[str, dict[str, bytes]]:
     """Return what each student hands in. The hostile one tries to write ``victim``."""
     wheats = [next(wheat for wheat in load_wheats() if wheat.lesson_id == lesson) for lesson in ("L1", "L2")]
-    correct = reference("L1", "L2") | edited(wheats[0]) | edited(wheats[1])
+    correct = reference("L1", "L2") | edited(*(wheat.edit for wheat in wheats))
     pitfall = next(pitfall for pitfall in load_pitfalls() if pitfall.id == "P2-C1")
     half = reference("L2")
     del half["attention/allocator.py"]
@@ -70,7 +66,7 @@ def submissions(victim: Path) -> dict[str, dict[str, bytes]]:
         "broken": coded(reference("L2") | {"model.py": "1 / 0\n", "driver.py": driver + "\ndef f(:\n"}),
         "half": coded(half),
         "hostile": coded({"attention/allocator.py": attack, "driver.py": oracle, "conftest.py": "", "torch.py": ""}),
-        "mistaken": coded(reference("L2") | edited(pitfall)),
+        "mistaken": coded(reference("L2") | edited(pitfall.edit)),
         "nothing": {},
         "starter": coded(starters("L2", "L3"), "work/"),
         "top": coded(core, "work/"),
