@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from mini_engine.cli.options import ComputeOption, DraftsOption, DtypeOption, Engine, Model, config_option, with_groups
-from mini_engine.cli.serve import Answering, import_server, model_name
+from mini_engine.cli.serve import Answering, from_extra, model_name
 from mini_engine.config import Compute, Drafts, Dtype, EngineConfig
 from mini_engine.sampler.params import SamplingParams
 
@@ -55,9 +55,9 @@ def play(
     from mini_engine.cli.start import input_errors, start  # torch, which the help does without
 
     with input_errors():
-        build_server = import_server()
+        build_server = from_extra("server", "mini_engine.server.build", "build_server")
         driver, tokenizer = start(model, small.engine, small.config(), SamplingParams())  # the page has knobs for them
-        server = build_server(driver, tokenizer, model_name(model), Answering(port=port, page=True))
+        server = build_server(driver, tokenizer, model_name(model), Answering(port=port), page=True)
     server.config.app.state.modules = None if small.engine is None else small.engine.name
     Thread(target=show_page, args=(server, browser), daemon=True).start()
     server.run()

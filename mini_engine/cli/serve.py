@@ -1,6 +1,7 @@
 """``mini-engine serve``: the engine behind the HTTP interface of OpenAI."""
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -86,9 +87,6 @@ class Answering:
         list[str] | None,
         server_option(help="Pages of this origin may call the server; '*' allows all. Can be repeated."),
     ] = None
-    page: Annotated[
-        bool | None, server_option(help="Show at / what the engine does, all texts too; by default on loopback alone.")
-    ] = None
     tool_parser: Annotated[
         str | None, server_option(help="Form of calls of functions: hermes; the chat template says it if not given.")
     ] = None
@@ -99,6 +97,9 @@ def serve(
     *,
     model: Model = None,
     generation_config: GenerationConfig = "auto",
+    page: Annotated[
+        bool | None, server_option(help="Show at / what the engine does, all texts too; by default on loopback alone.")
+    ] = None,
     answering: Answering,
     running: Running,
 ) -> None:
@@ -106,12 +107,12 @@ def serve(
     from mini_engine.cli.start import input_errors, start, take_defaults  # torch, which the help does without
 
     with input_errors():
-        server_parts = import_server()
+        build_server = from_extra("server", "mini_engine.server.build", "build_server")
         config = running.config()
         folder, stored = take_defaults(model, generation_config)
         driver, tokenizer = start(folder, running.engine, config)
         name = answering.name or model_name(model)
-        server = server_parts(driver, tokenizer, name, answering, stored)
+        server = build_server(driver, tokenizer, name, answering, stored, page)
     most = server.config.app.state.service.max_model_len
     address = f"http://{server.config.host}:{answering.port}/v1"
     typer.secho(f"serving {name} at {address}, at most {most} positions a request", dim=True, err=True)
@@ -123,12 +124,11 @@ def model_name(model: str | None) -> str:
     return Path(model).name if model and Path(model).is_dir() else model or "tiny"
 
 
-def import_server() -> Any:
-    """Return what builds the server. Raises ``ValueError`` if its libraries are not installed."""
+def from_extra(extra: str, module: str, name: str) -> Any:
+    """Return what ``module`` defines. Raises ``ValueError`` if a library of the extra is not installed."""
     try:
-        from mini_engine.server.build import build_server
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("mini_engine"):
             raise
-        raise ValueError(f"{error.name} is not installed; pip install 'mini-engine[server]'") from None
-    return build_server
+        raise ValueError(f"{error.name} is not installed; pip install 'mini-engine[{extra}]'") from None

@@ -17,6 +17,7 @@ from mini_engine import __version__
 from mini_engine.server.chat import chat
 from mini_engine.server.completions import complete
 from mini_engine.server.errors import ApiError, add_handlers
+from mini_engine.server.identity import HEADER, IDENTITY, read_header
 from mini_engine.server.operation import add_operation
 from mini_engine.server.responses import respond_to
 from mini_engine.server.responses_schema import ResponsesBody
@@ -24,7 +25,9 @@ from mini_engine.server.schema import ChatBody, CompletionBody
 from mini_engine.server.service import Service
 from mini_engine.server.stream import CLIENT_CLOSED, ClientGoneError
 from mini_engine.server.watch import add_page
+from mini_engine.server.worker_events import add_worker_events
 
+OPERATIONS = ("/flush_cache", "/workers/")  # POST without a body, which pages of other servers could send
 OPEN_PATHS = ("/health", "/version", "/")  # no key is asked for; nor for the page's files, which send it themselves
 
 
@@ -50,6 +53,7 @@ def create_app(
     app.state.service = service
     add_handlers(app)
     add_operation(app, service)
+    add_worker_events(app, service, shows_tokens=page or api_key is not None)
     if page:
         add_page(app, service)
 
@@ -100,6 +104,10 @@ class Gate:
             return
         headers = dict(scope["headers"])
         error = self.refusal(scope["method"], scope["path"], headers)
+        try:
+            IDENTITY.set(read_header(headers[HEADER]) if HEADER in headers else None)
+        except ApiError as fault:
+            error = error or fault
         if error is not None:
             await error.response(scope, receive, send)
             return
@@ -148,7 +156,7 @@ class Gate:
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Type {said}; send the body with application/json"
             )
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if path == "/flush_cache" and self.api_key is None and origin and origin.partition("://")[2] != host:
+        if path.startswith(OPERATIONS) and self.api_key is None and origin and origin.partition("://")[2] != host:
             return ApiError(HTTPStatus.FORBIDDEN, f"Origin {origin!r} is not this server; a page of it may not do this")
         return None
 

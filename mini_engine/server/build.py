@@ -12,7 +12,8 @@ from mini_engine.llm import make_engine
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.server.app import create_app
 from mini_engine.server.life import Server, make_server
-from mini_engine.server.service import Limits, Service
+from mini_engine.server.reader import Limits
+from mini_engine.server.service import Service
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOCAL_NAMES = ("127.0.0.1", "[::1]", "localhost")  # in a request's Host
@@ -27,7 +28,6 @@ class Answering(Protocol):
     max_waiting: int
     timeout: float
     drain: float
-    page: bool | None
     allow_origin: list[str] | None
     tool_parser: str | None
 
@@ -38,17 +38,30 @@ def build_server(
     name: str,
     options: Answering,
     defaults: Mapping[str, Any] | None = None,
+    page: bool | None = None,
 ) -> Server:
-    """Return a server of ``driver``'s model under ``name``; ``Service`` takes ``defaults``. Raises ``ValueError``."""
-    limits = Limits(max_waiting=options.max_waiting, timeout_s=options.timeout, drain_s=options.drain)
+    """Return a server of ``driver``'s model under ``name``; ``Service`` takes ``defaults``. Raises ``ValueError``.
+
+    ``page``: as for ``create_app``; by default on loopback alone.
+    """
+    limits = limits_of(options)
     engine = AsyncEngine(make_engine(driver, tokenizer.backend_tokenizer), limits.max_waiting)
     service = Service(engine, tokenizer, name, limits, defaults, options.tool_parser)
-    key = options.api_key or os.environ.get("MINI_ENGINE_API_KEY") or None
     host = options.host or LOOPBACK[0]
-    page = host in LOOPBACK if options.page is None else options.page
-    hosts = None if options.host else LOCAL_NAMES
-    app = create_app(service, key, page, hosts, checked_origins(options.allow_origin or (), key))
+    app = create_app(service, page=host in LOOPBACK if page is None else page, **admission(options))
     return make_server(app, host, options.port)
+
+
+def limits_of(options: Answering) -> Limits:
+    """Return what the server accepts."""
+    return Limits(max_waiting=options.max_waiting, timeout_s=options.timeout, drain_s=options.drain)
+
+
+def admission(options: Answering) -> dict[str, Any]:
+    """Return which requests are let in, as ``create_app`` takes it. Raises ``ValueError``."""
+    key = options.api_key or os.environ.get("MINI_ENGINE_API_KEY") or None
+    origins = checked_origins(options.allow_origin or (), key)
+    return {"api_key": key, "hosts": None if options.host else LOCAL_NAMES, "origins": origins}
 
 
 def checked_origins(origins: Sequence[str], key: str | None) -> Sequence[str]:

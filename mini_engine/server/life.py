@@ -2,16 +2,29 @@
 
 import asyncio
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from mini_engine.server.service import Service
+from mini_engine.server.reader import Limits
 
 GRACE_S = 5  # for the last writes, after everything was aborted
 IDLE_S = 30.0  # a connection over which no request has come by then is closed
+
+
+class Served(Protocol):
+    """What answers the requests: a service, or a router."""
+
+    is_ending: bool
+
+    @property
+    def limits(self) -> Limits:
+        """How long requests have to end."""
+
+    def abort_all(self) -> None:
+        """Abort every request."""
 
 
 class Connection(HttpToolsProtocol):
@@ -36,7 +49,7 @@ class Connection(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """uvicorn's server. After SIGTERM it accepts no connection, and requests have ``drain_s`` seconds to end."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Served) -> None:
         """Serve ``config``, over ``service``."""
         super().__init__(config)
         self.service = service
@@ -57,7 +70,7 @@ class Server(uvicorn.Server):
 
 def make_server(app: FastAPI, host: str, port: int, **options: Any) -> Server:
     """Return the server of an application; ``run`` blocks until SIGTERM or Ctrl-C."""
-    service: Service = app.state.service
+    service: Served = app.state.service
     grace = int(service.limits.drain_s) + GRACE_S
     options |= {"http": Connection, "timeout_graceful_shutdown": grace, "server_header": False}
     config = uvicorn.Config(app, host, port, **options)

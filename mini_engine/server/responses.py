@@ -1,10 +1,8 @@
 """``POST /v1/responses``, without a memory: a chat whose answer is items, with events for each of them."""
 
-import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
-from uuid import uuid4
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -13,6 +11,7 @@ from starlette.responses import Response
 from mini_engine.outputs import Delta
 from mini_engine.server.chat import Chat, ChoiceStream
 from mini_engine.server.errors import ApiError
+from mini_engine.server.identity import created, new_id
 from mini_engine.server.job import Job
 from mini_engine.server.responses_schema import CHAT_FIELDS, ResponsesBody
 from mini_engine.server.service import Service
@@ -62,7 +61,7 @@ class Items:
 
     def open_item(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Begin an item and return its event. Mutates."""
-        item = {"id": f"{kind}-{uuid4().hex}", "type": kind, "status": "in_progress", **fields}
+        item = {"id": f"{kind}-{new_id()}", "type": kind, "status": "in_progress", **fields}
         self.items.append(item)
         return {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(item)}
 
@@ -110,8 +109,8 @@ class Responses:
         self.body = body
         with own_fields():
             self.chat = Chat(service, body.chat())
-        self.id = f"resp-{uuid4().hex}"
-        self.created = time.time()
+        self.id = f"resp-{new_id()}"
+        self.created = created()
 
     async def submit(self, job: Job) -> "ItemStream":
         """Queue the chat and return what writes its answer. Raises ``ApiError``."""

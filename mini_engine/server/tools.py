@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
-from uuid import uuid4
 
 from mini_engine.server import hermes
 from mini_engine.server.errors import ApiError
 from mini_engine.server.hermes import CallReader, Piece
+from mini_engine.server.identity import new_id
 from mini_engine.server.schema import ChatBody, NamedTool, Tool
 from mini_engine.server.structure import Structure
 from mini_engine.texts import TOOL_CALL
@@ -73,9 +73,7 @@ def delta_of(piece: Piece) -> dict[str, Any]:
     if piece.name is None:
         return {"tool_calls": [{"index": piece.call, "function": {"arguments": piece.text}}]}
     function = {"name": piece.name, "arguments": ""}
-    return {
-        "tool_calls": [{"index": piece.call, "id": f"call-{uuid4().hex}", "type": "function", "function": function}]
-    }
+    return {"tool_calls": [{"index": piece.call, "id": f"call-{new_id()}", "type": "function", "function": function}]}
 
 
 def calling_of(body: ChatBody, structure: Structure | None, template: str, parser: str | None) -> Calling | None:

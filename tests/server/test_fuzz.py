@@ -18,7 +18,7 @@ def test_no_body_makes_the_server_fail_or_hang():
         ]
         assert len(operations) > 10
         for operation in operations:
-            if operation.path != "/v1/steps":  # it has no end
+            if operation.path not in ("/v1/steps", "/worker_events"):  # they have no end
                 fuzz(operation)
         running.wait_until_idle(30)
 

@@ -1,0 +1,102 @@
+"""What a router is told of a server: once a second how busy it is, and what its prefix cache holds no more."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from mini_engine.outputs import StepOutput
+from mini_engine.radix_cache import Node
+from mini_engine.server.service import Service
+from mini_engine.server.steps import Watcher
+from mini_engine.server.stream import event, respond_with_events
+from mini_engine.server.watch import attached
+
+PERIOD_S = 1.0
+
+
+class Dropped(Watcher):
+    """Finds what the prefix cache has dropped: it knows the tokens of every leaf that it saw after a step."""
+
+    known: dict[int, tuple[str | None, list[int]]]  # by the number of a node: the key of its tree, tokens from the root
+
+    def attach(self) -> None:
+        """Know what is held now, and look after every step. Mutates the engine's log."""
+        self.known = {}
+        self.learn()
+        super().attach()
+
+    def listen(self, output: StepOutput) -> None:
+        """Know the new leaves. Mutates."""
+        self.learn()
+
+    def learn(self) -> None:
+        """Know the leaves that are there. Mutates."""
+        cache = self.view.tree
+        if cache is not None:
+            for number in cache.leaves.keys() - self.known.keys():
+                self.known[number] = path_to(cache.leaves[number])
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return what was dropped since the last call: of ``tokens`` the first ``kept`` are still held. Mutates.
+
+        Call it between two steps.
+        """
+        cache = self.view.tree
+        dropped = list[dict[str, Any]]()
+        for number, (key, tokens) in list(self.known.items()):
+            node = cache.nodes.get(number) if cache else None
+            kept = self.num_held(key, tokens) if node is None else len(path_to(node)[1])
+            if node is None:
+                del self.known[number]
+            elif kept < len(tokens):
+                self.known[number] = (key, tokens[:kept])
+            if kept < len(tokens):
+                dropped.append({"key": key, "tokens": tokens, "kept": kept})
+        return dropped
+
+    def num_held(self, key: str | None, tokens: list[int]) -> int:
+        """Return how many of the first ``tokens`` the cache holds. A look of its own: ``match`` changes ranks."""
+        cache = self.view.tree
+        node = cache.roots.get(key) if cache else None
+        held = 0
+        while cache and node:
+            child = node.children.get(tuple(tokens[held : held + cache.page_size]))
+            if child is None or child.tokens != tokens[held : held + len(child.tokens)]:
+                agreeing = 0 if child is None else cache.agreeing_pages(child, tokens, held)
+                return held + agreeing * cache.page_size
+            node = child
+            held += len(child.tokens)
+        return held
+
+
+def path_to(node: Node) -> tuple[str | None, list[int]]:
+    """Return the key of a node's tree and the tokens from the root to the end of the node."""
+    edges = list[list[int]]()
+    while node.parent is not None:
+        edges.append(node.tokens)
+        node = node.parent
+    return node.cache_key, [token for edge in reversed(edges) for token in edge]
+
+
+def add_worker_events(app: FastAPI, service: Service, shows_tokens: bool) -> None:
+    """Add the endpoint. ``shows_tokens``: it may tell what the requests of others were. Mutates ``app``."""
+
+    @app.get("/worker_events")
+    async def worker_events(request: Request) -> Response:
+        """Stream how many requests run and wait, and what the prefix cache has dropped, once a second."""
+        return await respond_with_events(request.receive, events(service, shows_tokens))
+
+
+async def events(service: Service, shows_tokens: bool) -> AsyncGenerator[bytes, None]:
+    """Yield an event each second until the server is to end. Raises ``EngineDeadError``."""
+    engine = service.engine
+    watcher = Dropped(engine.engine, lambda _: None)
+    async with attached(engine, watcher):
+        while not service.is_ending:
+            dropped = await engine.call(watcher.take)
+            counts = {"running": len(service.view.running), "waiting": service.view.num_waiting}
+            yield event(counts | {"dropped": dropped if shows_tokens else []})
+            await asyncio.sleep(PERIOD_S)
