@@ -1,4 +1,4 @@
-"""The command line: ``mini-engine generate | chat | batch | cache | serve | play | bench``.
+"""The command line: ``mini-engine generate | chat | batch | cache | serve | route | play | bench``.
 
 Generated text goes to standard output, everything else to standard error. Exit codes: 0 done, 1 a task of ``--engine``
 is not written yet, or requests of ``batch`` have failed, 2 the input is at fault, or the output cannot be written, 130
@@ -23,6 +23,7 @@ COMMANDS = {  # each is defined in the file of its name
     "replay": "Run the requests of FILE's receipts again, alone, and compare to the bit. Exit code 1: one differs.",
     "cache": "Run PROMPTS with the radix cache and draw the tree: text, pages, uses and last use of every edge.",
     "serve": "Serve a model over HTTP, for every client of OpenAI's interface.",
+    "route": "Serve a model from several processes: each request goes where its beginning was computed before.",
     "play": "Open a page in the browser on which one sees the engine think. Only this machine can reach it.",
     "families": "List the families of models that run, or say whether the checkpoint in FOLDER does, and why not.",
     "quantize": "Round the weights of a model once and write them into FOLDER, which loads as any checkpoint does.",

@@ -12,6 +12,7 @@ from mini_engine.bench.grammar.command import bench_grammar
 from mini_engine.bench.kernels.command import bench_kernels
 from mini_engine.bench.prefix import bench_prefix
 from mini_engine.bench.quantize import bench_quantize
+from mini_engine.bench.route import bench_route_latency
 from mini_engine.bench.sampler import bench_sampler
 from mini_engine.bench.serve import bench_serve
 from mini_engine.bench.serving import bench_serving
@@ -21,6 +22,7 @@ bench.command("forward")(bench_forward)
 bench.command("sampler")(bench_sampler)
 bench.command("serving")(bench_serving)
 bench.command("serve")(bench_serve)
+bench.command("route-latency")(bench_route_latency)
 bench.command("ablate")(bench_ablate)
 bench.command("prefix")(bench_prefix)
 bench.command("grammar")(bench_grammar)

@@ -1,0 +1,79 @@
+"""``mini-engine bench route-latency``: what a router adds to the time of a request.
+
+One server, and a router to it, in processes of their own. Each request is sent to the server and through the router, in
+turn, over connections that stay open, one at a time. The difference within a pair is what is reported.
+"""
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import httpx
+import typer
+from tqdm import tqdm
+
+from mini_engine.bench.machine import machine
+from mini_engine.bench.serve import HOST, server
+from mini_engine.bench.workload import percentile
+
+MOST_MS = 1.0  # that the router may add, in the middle of all pairs
+WARM = 20  # pairs that do not count
+STORY = "Once upon a time there was a fox named Mila, and one day she met an owl. "
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "completion": ("/v1/completions", {"prompt": STORY * 2}),
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": STORY * 2}]}),
+    "long chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": STORY * 40}]}),
+    "completion, streamed": ("/v1/completions", {"prompt": STORY * 2, "stream": True}),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of request, times in milliseconds: of the server alone, and of what the router added in a pair."""
+
+    kind: str
+    alone_p50: float
+    added_p50: float
+    added_p90: float
+
+
+def measure(kind: str, urls: tuple[str, str], pairs: int) -> Row:
+    """Send pairs of requests to a server and to its router. The answers must be equal."""
+    path, body = ASKED[kind]
+    alone, added = list[float](), list[float]()
+    with httpx.Client(timeout=60, trust_env=False) as client:
+        for number in tqdm(range(WARM + pairs), unit="pair", desc=kind):
+            took = {url: ask(client, url + path, body) for url in random.sample(urls, 2)}
+            if number >= WARM:
+                alone.append(took[urls[0]])
+                added.append(took[urls[1]] - took[urls[0]])
+    return Row(kind, statistics.median(alone), statistics.median(added), percentile(added, 90))
+
+
+def ask(client: httpx.Client, url: str, body: Mapping[str, Any]) -> float:
+    """Ask for one token; return the milliseconds. Raises ``httpx.HTTPError``."""
+    began = time.perf_counter()
+    client.post(url, json={**body, "max_tokens": 1, "temperature": 0}).raise_for_status()
+    return 1e3 * (time.perf_counter() - began)
+
+
+def bench_route_latency(
+    pairs: Annotated[int, typer.Option(help="Counted pairs of requests of each kind.", min=1)] = 300,
+) -> None:
+    """Send requests to a server and through a router to it, in turn; the last line is JSON."""
+    command = f"mini-engine bench route-latency --pairs {pairs}"
+    where = machine(1)
+    typer.echo(f"{command}\n{json.dumps(where)}")
+    with server(["mini_engine", "serve"], 1) as own:
+        url = f"http://{HOST}:{own}"
+        with server(["mini_engine", "route", "--worker", url], 1) as other:
+            rows = [measure(kind, (url, f"http://{HOST}:{other}"), pairs) for kind in ASKED]
+    typer.echo(f"\n{'milliseconds':24}{'server alone, p50':>20}{'router adds, p50':>20}{'p90':>10}")
+    for row in rows:
+        typer.echo(f"{row.kind:24}{row.alone_p50:20.2f}{row.added_p50:20.2f}{row.added_p90:10.2f}")
+        typer.echo(f"{'':24}at most {MOST_MS:g} ms: {'reached' if row.added_p50 <= MOST_MS else 'MISSED'}")
+    typer.echo(json.dumps({"command": command, "machine": where, "rows": [asdict(row) for row in rows]}))

@@ -1,0 +1,41 @@
+"""From workers to a router that is ready to run."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mini_engine.checkpoint import load_config, load_tokenizer
+from mini_engine.config import EngineConfig
+from mini_engine.router.fleet import Fleet
+from mini_engine.router.front import create_front
+from mini_engine.router.policy import PrefixPolicy
+from mini_engine.router.workers import HttpWorker, Worker
+from mini_engine.server.build import LOOPBACK, Answering, admission, limits_of
+from mini_engine.server.life import Server, make_server
+from mini_engine.server.reader import Reader, Sizes
+
+
+def build_router(
+    workers: Iterable[Worker], folder: Path, name: str, options: Answering, config: EngineConfig
+) -> Server:
+    """Return a router to ``workers``, which serve the model in ``folder`` under ``name``. Raises ``ValueError``."""
+    model = load_config(folder)
+    sizes = Sizes(config.positions(model), model.vocab_size)
+    reader = Reader(load_tokenizer(folder), name, sizes, limits_of(options), tool_parser=options.tool_parser)
+    own = admission(options)
+    headers = [] if own["api_key"] is None else [(b"authorization", f"Bearer {own['api_key']}".encode())]
+    app = create_front(Fleet(workers, PrefixPolicy(), headers), reader, **own)
+    return make_server(app, options.host or LOOPBACK[0], options.port)
+
+
+def servers_at(urls: Iterable[str]) -> list[HttpWorker]:
+    """Return the servers at ``urls`` as workers, named after host and port. Raises ``ValueError``."""
+    workers: dict[str, HttpWorker] = {}
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"--worker is {url!r}; give the URL of a server, like http://10.0.0.5:8000")
+        if parts.netloc in workers:
+            raise ValueError(f"--worker names {parts.netloc} twice; name each server once")
+        workers[parts.netloc] = HttpWorker(parts.netloc, url.rstrip("/").removesuffix("/v1"))
+    return list(workers.values())
