@@ -58,15 +58,14 @@ class Dropped(Watcher):
         return dropped
 
     def num_held(self, key: str | None, tokens: list[int]) -> int:
-        """Return how many of the first ``tokens`` the cache holds. A look of its own: ``match`` changes ranks."""
+        """Return how many of the first ``tokens`` the cache holds, in whole nodes; ``match`` would change ranks."""
         cache = self.view.tree
         node = cache.roots.get(key) if cache else None
         held = 0
         while cache and node:
             child = node.children.get(tuple(tokens[held : held + cache.page_size]))
             if child is None or child.tokens != tokens[held : held + len(child.tokens)]:
-                agreeing = 0 if child is None else cache.agreeing_pages(child, tokens, held)
-                return held + agreeing * cache.page_size
+                break
             node = child
             held += len(child.tokens)
         return held

@@ -59,7 +59,9 @@ class Fake:
             asked = json.loads(body)
             chunks = self.chunks(asked, headers.get("x-answer-identity", ""))
             if not asked.get("stream"):
-                await write.plain(200, b"".join(chunks))
+                body = list(chunks)
+                await asyncio.sleep(self.pace * len(body))
+                await write.plain(200, b"".join(body))
             else:
                 await write.start(200, b"text/event-stream")
                 for chunk in chunks:
