@@ -73,9 +73,6 @@ class RayWorker:
         """Kill the actor's process; Ray starts it again."""
         ray.kill(self.actor, no_restart=False)
 
-    def mend(self) -> None:
-        """Do nothing: Ray does it."""
-
 
 @contextmanager
 def gone(name: str) -> Iterator[None]:

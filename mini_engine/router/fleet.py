@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any
@@ -48,9 +48,12 @@ class Fleet:
     async def watched(self) -> AsyncIterator[None]:
         """Keep in touch with all workers. Begins when each was looked for once."""
         looked = {name: asyncio.Event() for name in self.workers}
-        tasks = [asyncio.create_task(self.watch(worker, looked[worker.name])) for worker in self.workers.values()]
+        tasks = [asyncio.create_task(self.watch(self.workers[name], own)) for name, own in looked.items()]
         try:
-            await asyncio.wait([asyncio.create_task(each.wait()) for each in looked.values()], timeout=FIRST_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_S):
+                    for own in looked.values():
+                        await own.wait()
             yield
         finally:
             for task in tasks:
@@ -72,7 +75,6 @@ class Fleet:
             self.lose(worker.name, reason)
             looked.set()
             await asyncio.sleep(AGAIN_S)
-            worker.mend()
 
     def lose(self, name: str, reason: str) -> None:
         """Give a worker no request until it says again that it is alive. Mutates."""
@@ -159,26 +161,14 @@ class Fleet:
             if self.links.get(name) is link:  # or it was lost meanwhile, and its queue was forgotten
                 self.policy.end(name, tokens)
 
-    def drain(self, name: str) -> dict[str, Any]:
-        """Give a worker no new request; return its state. Raises ``ApiError`` for an unknown one. Mutates."""
-        self.check_name(name)
-        self.drained.add(name)
-        if name in self.links:
-            self.policy.drain(name)
-        return self.states()[name]
-
-    def resume(self, name: str) -> dict[str, Any]:
-        """Let a worker take requests again; return its state. Raises ``ApiError`` for an unknown one. Mutates."""
-        self.check_name(name)
-        self.drained.discard(name)
-        if name in self.links:
-            self.policy.resume(name)
-        return self.states()[name]
-
-    def check_name(self, name: str) -> None:
-        """Raise ``ApiError`` unless there is a worker of this name."""
+    def set_drained(self, name: str, drained: bool) -> dict[str, Any]:
+        """Give a worker no new request, or again some; return its state. Raises ``ApiError`` for an unknown one."""
         if name not in self.workers:
             raise ApiError(HTTPStatus.NOT_FOUND, f"there is no worker {name!r}; there are {', '.join(self.workers)}")
+        (self.drained.add if drained else self.drained.discard)(name)
+        if name in self.links:
+            (self.policy.drain if drained else self.policy.resume)(name)
+        return self.state(name)
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return whether each worker is up, draining or down, with its requests, or why it is lost."""

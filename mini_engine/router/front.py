@@ -19,7 +19,6 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -27,7 +26,7 @@ from mini_engine.router.fleet import Fleet, in_tree_of
 from mini_engine.router.metrics import merged
 from mini_engine.router.reply import Reply
 from mini_engine.router.workers import Asked, WorkerGoneError
-from mini_engine.server.app import Gate
+from mini_engine.server.app import add_gate
 from mini_engine.server.chat import Chat
 from mini_engine.server.completions import Completion
 from mini_engine.server.errors import ApiError, add_handlers, as_api_error
@@ -154,10 +153,7 @@ def create_front(
     app.router.default = front
     add_handlers(app)
     add_operation(app, front)
-    app.add_middleware(Gate, api_key=api_key, hosts=hosts, max_body_bytes=reader.limits.max_body_bytes)
-    if origins:
-        shared: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["*"]}
-        app.add_middleware(CORSMiddleware, allow_origins=origins, **shared)
+    add_gate(app, api_key, hosts, origins, reader.limits)
     return app
 
 
@@ -193,9 +189,9 @@ def add_operation(app: FastAPI, front: Front) -> None:
     @app.post("/workers/{name}/drain")
     async def drain(name: str) -> dict[str, Any]:
         """Give a worker no new request; those that it has end as they would."""
-        return fleet.drain(name)
+        return fleet.set_drained(name, True)
 
     @app.post("/workers/{name}/resume")
     async def resume(name: str) -> dict[str, Any]:
         """Let a worker take requests again."""
-        return fleet.resume(name)
+        return fleet.set_drained(name, False)

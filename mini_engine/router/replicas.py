@@ -6,13 +6,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 
 import httpcore
 
-from mini_engine.router.workers import HttpWorker
+from mini_engine.router.workers import Answer, Asked, HttpWorker
 
 HOST = "127.0.0.1"
 
@@ -34,10 +34,13 @@ class Replica(HttpWorker):
         """Start the process. Ctrl-C does not reach it, as it is to end after the router. Mutates."""
         self.process = subprocess.Popen(self.command, env=self.environment, start_new_session=True)
 
-    def mend(self) -> None:
-        """Start it again if it has ended. Mutates."""
+    @asynccontextmanager
+    async def answer(self, asked: Asked) -> AsyncIterator[Answer]:
+        """Send a request; if the process has ended, start it again for those that come later. Mutates."""
         if self.process.poll() is not None:
             self.start()
+        async with super().answer(asked) as answer:
+            yield answer
 
     async def close(self) -> None:
         """Kill a process that does not answer, and close all connections."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import httpcore
 from starlette.types import ASGIApp, Message
@@ -56,9 +56,6 @@ class Worker(Protocol):
     async def close(self) -> None:
         """Break off whatever runs there. Mutates."""
 
-    def mend(self) -> None:
-        """Be told, now and then, that the worker cannot be reached. Mutates."""
-
 
 class HttpWorker:
     """A server, ``mini-engine serve`` as a rule, that somebody else looks after."""
@@ -67,27 +64,23 @@ class HttpWorker:
         """Ask the server at ``url``, without ``/v1``."""
         self.name = name
         self.url = httpcore.URL(url)
+        self.host = urlsplit(url).netloc.encode()
         self.pool = make_pool()
 
     @asynccontextmanager
     async def answer(self, asked: Asked) -> AsyncIterator[Answer]:
         """Send a request."""
-        url = httpcore.URL(
-            scheme=self.url.scheme, host=self.url.host, port=self.url.port, target=asked.target.encode("latin-1")
-        )
+        target = asked.target.encode("latin-1")
+        url = httpcore.URL(scheme=self.url.scheme, host=self.url.host, port=self.url.port, target=target)
+        headers = [(b"host", self.host), (b"content-length", b"%d" % len(asked.body)), *asked.headers]
         waits = {"timeout": {"connect": CONNECT_S}}  # an answer may take any time, as the server has a limit of its own
-        request = httpcore.Request(asked.method, url, headers=self.headers(asked), content=asked.body, extensions=waits)
+        request = httpcore.Request(asked.method, url, headers=headers, content=asked.body, extensions=waits)
         with gone(self.name):
             response = await self.pool.handle_async_request(request)
         try:
             yield Answer(response.status, response.headers, self.pieces(response))
         finally:
             await response.aclose()
-
-    def headers(self, asked: Asked) -> Headers:
-        """Return the headers with those that HTTP wants."""
-        host = self.url.host if self.url.port is None else b"%b:%d" % (self.url.host, self.url.port)
-        return [(b"host", host), (b"content-length", b"%d" % len(asked.body)), *asked.headers]
 
     async def pieces(self, response: httpcore.Response) -> AsyncIterator[bytes]:
         """Yield the body as it comes."""
@@ -101,9 +94,6 @@ class HttpWorker:
         self.pool = make_pool()
         await pool.aclose()
 
-    def mend(self) -> None:
-        """Do nothing: somebody else looks after the server."""
-
 
 def make_pool() -> httpcore.AsyncConnectionPool:
     """Return a pool of connections without a limit."""
@@ -116,7 +106,9 @@ def gone(name: str) -> Iterator[None]:
     try:
         yield
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, RuntimeError) as error:
-        raise WorkerGoneError(f"{name} cannot be reached: {error!r}") from error  # RuntimeError: the pool was closed
+        raise WorkerGoneError(
+            f"the connection to {name} failed: {error!r}"
+        ) from error  # RuntimeError: the pool was closed
 
 
 class Call:
@@ -214,9 +206,6 @@ class AppWorker:
         """End every call."""
         for call in list(self.calls):
             await call.leave()
-
-    def mend(self) -> None:
-        """Do nothing: the application ends with this process."""
 
 
 async def until_empty(more: Callable[[], Awaitable[bytes]]) -> AsyncIterator[bytes]:

@@ -19,6 +19,7 @@ from mini_engine.server.completions import complete
 from mini_engine.server.errors import ApiError, add_handlers
 from mini_engine.server.identity import HEADER, IDENTITY, read_header
 from mini_engine.server.operation import add_operation
+from mini_engine.server.reader import Limits
 from mini_engine.server.responses import respond_to
 from mini_engine.server.responses_schema import ResponsesBody
 from mini_engine.server.schema import ChatBody, CompletionBody
@@ -76,11 +77,18 @@ def create_app(
         return Response(status_code=CLIENT_CLOSED)
 
     app.add_exception_handler(ClientGoneError, gone)
-    app.add_middleware(Gate, api_key=api_key, hosts=hosts, max_body_bytes=service.limits.max_body_bytes)
+    add_gate(app, api_key, hosts, origins, service.limits)
+    return app
+
+
+def add_gate(
+    app: FastAPI, api_key: str | None, hosts: Sequence[str] | None, origins: Sequence[str], limits: Limits
+) -> None:
+    """Let requests in as ``create_app`` says. Mutates ``app``."""
+    app.add_middleware(Gate, api_key=api_key, hosts=hosts, max_body_bytes=limits.max_body_bytes)
     if origins:
         shared: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["*"]}
         app.add_middleware(CORSMiddleware, allow_origins=origins, **shared)
-    return app
 
 
 class Gate:

@@ -147,7 +147,8 @@ def test_the_openai_client_gets_the_same_ids(engines, routed):
     ("method", "path", "body"),
     [
         ("GET", "/v1/models", None),
-        ("GET", "/v1/models/none", None),
+        ("HEAD", "/v1/models", None),
+        ("GET", "/v1/models/none?a=1", None),
         ("GET", "/nowhere", None),
         ("PUT", "/v1/completions", {"prompt": "a"}),
         ("GET", "/version", None),
