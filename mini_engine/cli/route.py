@@ -43,6 +43,7 @@ def route(
     named = replace(answering, name=answering.name or model_name(model))
     with ExitStack() as stack:
         with input_errors():
+            config = running.config()
             build_router = from_extra("server", "mini_engine.router.build", "build_router")
             workers = from_extra("server", "mini_engine.router.build", "servers_at")(worker or ())
             if ray and not replicas:
@@ -58,7 +59,7 @@ def route(
                 workers += stack.enter_context(start(replicas, options, answering.api_key))
             if not workers:
                 raise ValueError("there is no worker; give --replicas 2, or --worker with the URL of a server")
-            server = build_router(workers, resolve_folder(model), named.name, answering, running.config())
+            server = build_router(workers, resolve_folder(model), named.name, answering, config)
         names = ", ".join(each.name for each in workers)
         typer.secho(f"routing to {names} at http://{server.config.host}:{answering.port}/v1", dim=True, err=True)
         server.run()
