@@ -19,6 +19,7 @@ class Fake:
         self.pace = pace
         self.dies_after = None
         self.is_dead = self.is_silent = False
+        self.is_hurt = False  # only the answer ends, and the worker lives on
         self.refuses = None  # a status and a body
         self.order = (0, 1)
         self.asked = []
@@ -111,7 +112,7 @@ class Writer:
             if self.left:
                 await self.send({"type": "http.response.body", "body": data[: self.left], "more_body": True})
                 await asyncio.sleep(0)
-            self.fake.is_dead = True
+            self.fake.is_dead = not self.fake.is_hurt
             raise EndedError
         if self.left is not None:
             self.left -= len(data)

@@ -104,6 +104,56 @@ def test_choices_that_alternate_otherwise_go_on_too(routing, fakes):
     run(test())
 
 
+def test_counts_of_cached_tokens_may_differ(routing, fakes):
+    """The worker ends after the counts and before the last event."""
+
+    async def test():
+        async with routing(*fakes) as router:
+            fakes[1].asked += [None] * 3  # so it counts on from there
+            whole = await alone(BODY, b"1700000000.000000-" + b"0" * 32)
+            fakes[0].dies_after = len(whole) - 4
+            _, _, got = await router.ask("POST", PATH, BODY)
+            assert got == await alone(BODY, identity_in(got))
+            assert [fake.whole for fake in fakes] == [0, 1]
+
+    run(test())
+
+
+def test_other_requests_of_a_worker_that_lost_one_go_on(routing, fakes):
+    async def test():
+        async with routing(*fakes) as router:
+            await router.ask("POST", "/workers/w1/drain")
+            fakes[0].pace = 0.05
+            first = asyncio.create_task(router.ask("POST", PATH, BODY | {"max_tokens": 20}))
+            await router.until(lambda: fakes[0].asked)
+            await router.ask("POST", "/workers/w1/resume")
+            fakes[0].is_hurt, fakes[0].dies_after = True, 10
+            _, _, got = await router.ask("POST", PATH, BODY)
+            assert without_counts(got) == without_counts(await alone(BODY, identity_in(got)))
+            await router.until(lambda: "w0" in router.fleet.links)  # it says that it is alive
+            _, _, got = await first
+            assert without_counts(got) == without_counts(await alone(BODY | {"max_tokens": 20}, identity_in(got)))
+            assert [router.fleet.policy.workers[name].queue for name in ("w0", "w1")] == [0, 0]
+
+    run(test())
+
+
+def test_a_drained_worker_that_is_lost_comes_back_drained(routing, fakes, monkeypatch):
+    async def test():
+        monkeypatch.setattr(fleets, "AGAIN_S", 0.02)
+        async with routing(*fakes) as router:
+            await router.ask("POST", "/workers/w0/drain")
+            fakes[0].is_dead = True
+            await router.until(lambda: "w0" not in router.fleet.links)
+            fakes[0].is_dead = False
+            await router.until(lambda: "w0" in router.fleet.links)
+            await router.ask("POST", PATH, BODY)
+            assert [len(fake.asked) for fake in fakes] == [0, 1]
+            assert router.fleet.state("w0")["state"] == "draining"
+
+    run(test())
+
+
 def test_another_answer_is_never_mixed_in(routing, fakes):
     async def test():
         async with routing(*fakes) as router:
