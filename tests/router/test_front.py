@@ -131,7 +131,13 @@ def test_other_requests_of_a_worker_that_lost_one_go_on(routing, fakes):
             _, _, got = await router.ask("POST", PATH, BODY)
             assert without_counts(got) == without_counts(await alone(BODY, identity_in(got)))
             await router.until(lambda: "w0" in router.fleet.links)  # it says that it is alive
+            fakes[0].dies_after = None
+            await router.ask("POST", "/workers/w1/drain")
+            last = asyncio.create_task(router.ask("POST", PATH, BODY | {"max_tokens": 20}))
+            await router.until(lambda: router.fleet.policy.workers["w0"].queue)
             _, _, got = await first
+            assert router.fleet.policy.workers["w0"].queue == 1
+            await last
             assert without_counts(got) == without_counts(await alone(BODY | {"max_tokens": 20}, identity_in(got)))
             assert [router.fleet.policy.workers[name].queue for name in ("w0", "w1")] == [0, 0]
 
