@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 from starlette.types import ASGIApp
 
-from mini_engine.router.workers import Answer, Asked, Call, Headers, WorkerGoneError, until_empty
+from mini_engine.router.workers import Answer, Asked, Call, Headers, WorkerGoneError
 
 MOST_CALLS = 10_000  # that may wait in an actor at once
 
@@ -56,15 +56,15 @@ class RayWorker:
         """Send a request."""
         number = next(self.numbers)
 
-        async def more() -> bytes:
+        async def pieces() -> AsyncIterator[bytes]:
             with gone(self.name):
-                data: bytes = await self.actor.more.remote(number)
-                return data
+                while data := await self.actor.more.remote(number):
+                    yield data
 
         try:
             with gone(self.name):
                 status, headers = await self.actor.start.remote(number, asked)
-            yield Answer(status, headers, until_empty(more))
+            yield Answer(status, headers, pieces())
         finally:
             with suppress(RayError):
                 self.actor.leave.remote(number)

@@ -9,7 +9,8 @@ from mini_engine.config import EngineConfig
 from mini_engine.router.fleet import Fleet
 from mini_engine.router.front import create_front
 from mini_engine.router.policy import PrefixPolicy
-from mini_engine.router.workers import HttpWorker, Worker
+from mini_engine.router.servers import HttpWorker
+from mini_engine.router.workers import Worker
 from mini_engine.server.build import LOOPBACK, Answering, admission, limits_of
 from mini_engine.server.life import Server, make_server
 from mini_engine.server.reader import Reader, Sizes

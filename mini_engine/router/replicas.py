@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 
-import httpcore
-
-from mini_engine.router.workers import Answer, Asked, HttpWorker
+from mini_engine.router.servers import HttpWorker
+from mini_engine.router.workers import Answer, Asked
 
 HOST = "127.0.0.1"
 
@@ -48,13 +47,12 @@ class Replica(HttpWorker):
         await super().close()
 
     def wait_until_ready(self) -> None:
-        """Wait until it answers. Raises ``ValueError`` if it ends before."""
+        """Wait until it listens. Raises ``ValueError`` if it ends before."""
         while self.process.poll() is None:
-            try:
-                httpcore.request("GET", self.url)
-                return
-            except httpcore.NetworkError:
-                time.sleep(0.1)
+            with socket.socket() as own:
+                if own.connect_ex((HOST, self.parts.port)) == 0:
+                    return
+            time.sleep(0.1)
         raise ValueError(f"{self.name} has ended with exit code {self.process.returncode} before it could answer")
 
 

@@ -1,21 +1,18 @@
-"""What answers the requests that a router passes on, behind one protocol: an application of this process, or a server.
+"""What answers the requests that a router passes on: the protocol of all workers, and applications of this process.
 
-``actors.py`` has the third kind, Ray's actors, and ``replicas.py`` servers that the router starts itself.
+``servers.py`` has servers, ``replicas.py`` those that the router starts itself, ``actors.py`` Ray's actors.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-import httpcore
 from starlette.types import ASGIApp, Message
 
 Headers = Sequence[tuple[bytes, bytes]]
-CONNECT_S = 5.0
-IDLE_S = 4.0  # a connection is used again for so long; the server closes it after 5
 
 
 class WorkerGoneError(ConnectionError):
@@ -57,70 +54,57 @@ class Worker(Protocol):
         """Break off whatever runs there. Mutates."""
 
 
-class HttpWorker:
-    """A server, ``mini-engine serve`` as a rule, that somebody else looks after."""
+class Incoming:
+    """An answer while it comes: who writes it adds to ``unread``, and who reads it takes all that is there."""
 
-    def __init__(self, name: str, url: str) -> None:
-        """Ask the server at ``url``, without ``/v1``."""
-        self.name = name
-        self.url = httpcore.URL(url)
-        self.host = urlsplit(url).netloc.encode()
-        self.pool = make_pool()
+    def __init__(self) -> None:
+        """Wait for the first of it."""
+        self.head: tuple[int, Headers] | None = None
+        self.unread = bytearray()
+        self.is_whole = False
+        self.fault: str | None = None  # why nothing more will come, though it is not whole
+        self.news = asyncio.Event()
 
-    @asynccontextmanager
-    async def answer(self, asked: Asked) -> AsyncIterator[Answer]:
-        """Send a request."""
-        target = asked.target.encode("latin-1")
-        url = httpcore.URL(scheme=self.url.scheme, host=self.url.host, port=self.url.port, target=target)
-        headers = [(b"host", self.host), (b"content-length", b"%d" % len(asked.body)), *asked.headers]
-        waits = {"timeout": {"connect": CONNECT_S}}  # an answer may take any time, as the server has a limit of its own
-        request = httpcore.Request(asked.method, url, headers=headers, content=asked.body, extensions=waits)
-        with gone(self.name):
-            response = await self.pool.handle_async_request(request)
-        try:
-            yield Answer(response.status, response.headers, self.pieces(response))
-        finally:
-            await response.aclose()
+    async def start(self) -> tuple[int, Headers]:
+        """Return status and headers. Raises ``WorkerGoneError``."""
+        while self.head is None:
+            await self.wait()
+        return self.head
 
-    async def pieces(self, response: httpcore.Response) -> AsyncIterator[bytes]:
-        """Yield the body as it comes."""
-        with gone(self.name):
-            async for piece in response.aiter_stream():
-                yield piece
+    async def more(self) -> bytes:
+        """Return all that is new, empty at the end. Raises ``WorkerGoneError``. Mutates."""
+        while not self.unread and not self.is_whole:
+            await self.wait()
+        data = bytes(self.unread)
+        self.unread.clear()
+        return data
 
-    async def close(self) -> None:
-        """Close all connections. Mutates."""
-        pool = self.pool
-        self.pool = make_pool()
-        await pool.aclose()
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield what is new until the end. Raises ``WorkerGoneError``."""
+        while data := await self.more():
+            yield data
 
+    async def wait(self) -> None:
+        """Wait for news. Raises ``WorkerGoneError`` if none can come."""
+        if self.fault is not None:
+            raise WorkerGoneError(self.fault)
+        self.news.clear()
+        await self.news.wait()
 
-def make_pool() -> httpcore.AsyncConnectionPool:
-    """Return a pool of connections without a limit."""
-    return httpcore.AsyncConnectionPool(max_connections=None, keepalive_expiry=IDLE_S)
-
-
-@contextmanager
-def gone(name: str) -> Iterator[None]:
-    """Raise errors of a connection as ``WorkerGoneError``."""
-    try:
-        yield
-    except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, RuntimeError) as error:
-        raise WorkerGoneError(
-            f"the connection to {name} failed: {error!r}"
-        ) from error  # RuntimeError: the pool was closed
+    def fail(self, reason: str) -> None:
+        """Let nothing more come. Mutates."""
+        self.fault = reason
+        self.news.set()
 
 
-class Call:
-    """One request to an application, which runs in a task. What it writes meanwhile is taken at once."""
+class Call(Incoming):
+    """One request to an application, which runs in a task."""
 
     def __init__(self, app: ASGIApp, asked: Asked) -> None:
         """Begin to run."""
+        super().__init__()
         self.asked = asked
-        self.is_read = self.is_whole = False
-        self.head: tuple[int, Headers] | None = None
-        self.unread = bytearray()
-        self.news = asyncio.Event()
+        self.is_read = False
         self.task = asyncio.create_task(self.run(app))
         self.task.add_done_callback(self.ended)
 
@@ -134,10 +118,9 @@ class Call:
         await app(scope | {"method": self.asked.method, "headers": headers}, self.receive, self.send)
 
     def ended(self, task: asyncio.Task[None]) -> None:
-        """Wake the reader; an error of the application is one of the worker. Mutates."""
-        self.news.set()
-        if not task.cancelled():
-            task.exception()
+        """Wake the reader. Mutates."""
+        error = None if task.cancelled() else task.exception()
+        self.fail(f"the application has ended before its answer was whole: {error!r}")
 
     async def receive(self) -> Message:
         """Return the body, and then nothing more: a client that leaves cancels the task. Mutates."""
@@ -154,27 +137,6 @@ class Call:
             self.unread += message.get("body", b"")
             self.is_whole = not message.get("more_body", False)
         self.news.set()
-
-    async def start(self) -> tuple[int, Headers]:
-        """Return status and headers. Raises ``WorkerGoneError``."""
-        while self.head is None:
-            await self.wait()
-        return self.head
-
-    async def more(self) -> bytes:
-        """Return all that is new, empty at the end. Raises ``WorkerGoneError``. Mutates."""
-        while not self.unread and not self.is_whole:
-            await self.wait()
-        data = bytes(self.unread)
-        self.unread.clear()
-        return data
-
-    async def wait(self) -> None:
-        """Wait for news. Raises ``WorkerGoneError`` if none can come."""
-        if self.task.done():
-            raise WorkerGoneError("the application has ended before its answer was whole")
-        self.news.clear()
-        await self.news.wait()
 
     async def leave(self) -> None:
         """End the task, as when the client leaves."""
@@ -197,7 +159,7 @@ class AppWorker:
         call = Call(self.app, asked)
         self.calls.add(call)
         try:
-            yield Answer(*await call.start(), until_empty(call.more))
+            yield Answer(*await call.start(), call.pieces())
         finally:
             self.calls.discard(call)
             await call.leave()
@@ -206,9 +168,3 @@ class AppWorker:
         """End every call."""
         for call in list(self.calls):
             await call.leave()
-
-
-async def until_empty(more: Callable[[], Awaitable[bytes]]) -> AsyncIterator[bytes]:
-    """Yield what ``more`` returns, until that is empty."""
-    while data := await more():
-        yield data

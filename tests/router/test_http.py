@@ -21,7 +21,7 @@ from mini_engine.router import fleet as fleets
 from mini_engine.router.fleet import Fleet
 from mini_engine.router.front import create_front
 from mini_engine.router.policy import PrefixPolicy
-from mini_engine.router.workers import HttpWorker
+from mini_engine.router.servers import HttpWorker
 from mini_engine.server.life import make_server
 from tests.server.conftest import serving
 
