@@ -33,6 +33,7 @@ class Connection(Incoming, asyncio.Protocol):
         """Send a request. Mutates."""
         super().__init__()
         self.method = asked.method
+        self.is_free = False
         self.headers = list[tuple[bytes, bytes]]()
         self.parser = httptools.HttpResponseParser(self)
         headers = [(b"host", host), (b"content-length", b"%d" % len(asked.body)), *asked.headers]
@@ -64,20 +65,15 @@ class Connection(Incoming, asyncio.Protocol):
         self.unread += data
 
     def on_message_complete(self) -> None:
-        """Note the end. Mutates."""
+        """Note the end, and whether the server takes another request. Mutates."""
         self.is_whole = True
+        self.is_free = self.method != "HEAD" and self.parser.should_keep_alive()
 
     async def more(self) -> bytes:
         """Return all that is new, empty at the end. Raises ``WorkerGoneError``. Mutates."""
         data = await super().more()
         self.transport.resume_reading()
         return data
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it can take another request."""
-        keeps = self.is_whole and self.method != "HEAD" and self.parser.should_keep_alive()
-        return keeps and not self.transport.is_closing()
 
 
 class HttpWorker:
