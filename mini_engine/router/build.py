@@ -26,7 +26,7 @@ def build_router(
     own = admission(options)
     headers = [] if own["api_key"] is None else [(b"authorization", f"Bearer {own['api_key']}".encode())]
     app = create_front(Fleet(workers, PrefixPolicy(), headers), reader, **own)
-    return make_server(app, options.host or LOOPBACK[0], options.port)
+    return make_server(app, options.host or LOOPBACK[0], options.port, access_log=False)  # each worker has one
 
 
 def servers_at(urls: Iterable[str]) -> list[HttpWorker]:
