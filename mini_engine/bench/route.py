@@ -23,7 +23,7 @@ from mini_engine.bench.workload import make_jobs, percentile
 from mini_engine.checkpoint import TINY_MODEL
 from mini_engine.config import EngineConfig
 from mini_engine.outputs import StepOutput
-from mini_engine.router.rules import RULES
+from mini_engine.router.rules import RULES, VARIANTS
 from mini_engine.router.simulation import Costs, Limits, Session, Simulation, Turn
 
 WORKERS = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -94,7 +94,7 @@ class Row:
 def simulate(load: str, rule: str, workers: int, requests: int, costs: Costs, seed: int) -> Row:
     """Simulate ``requests`` for each worker."""
     sessions = LOADS[load](workers, requests, costs, seed)
-    out = Simulation(RULES[rule](seed), workers, costs, Limits()).run(sessions)
+    out = Simulation((RULES | VARIANTS)[rule](seed), workers, costs, Limits()).run(sessions)
     p50, p99 = (percentile(out.ttft, percent) for percent in (50, 99))
     return Row(load, rule, workers, out.hit_rate, p50, p99, out.longest_queue, out.busy)
 
@@ -134,7 +134,9 @@ def prompt_tokens(step: StepOutput) -> int:
 
 def bench_route(
     load: Annotated[list[str] | None, typer.Option(help=f"{' or '.join(LOADS)}; both.")] = None,
-    rule: Annotated[list[str] | None, typer.Option(help=f"One or more of {', '.join(RULES)}; all.")] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join([*RULES, *VARIANTS])}; the first {len(RULES)}.")
+    ] = None,
     workers: Annotated[list[int] | None, typer.Option(help="How many, one or more times; 2 to 256.", min=1)] = None,
     requests: Annotated[int, typer.Option(help="For each worker.", min=TURNS)] = 120,
     costs: Annotated[
@@ -145,7 +147,7 @@ def bench_route(
 ) -> None:
     """Simulate where requests go with 2 to 256 workers; the last line is JSON."""
     loads = chosen(load, LOADS, "load")
-    rules = chosen(rule, RULES, "rule")
+    rules = chosen(rule, RULES | VARIANTS, "rule") if rule else list(RULES)
     began = time.perf_counter()
     found, error = (Costs(*costs), None) if costs else measure_costs(seed, requests=64, rounds=5)
     where = machine(torch.get_num_threads())
@@ -164,11 +166,11 @@ def bench_route(
 
 def print_rows(rows: Sequence[Row], one: dict[str, float]) -> None:
     """Print the table, and how near two workers come to one engine."""
-    head = f"{'load':10}{'workers':>8}  {'rule (simulated)':18}{'hits':>7}{'TTFT p50 ms':>13}{'p99 ms':>9}"
+    head = f"{'load':10}{'workers':>8}  {'rule (simulated)':20}{'hits':>7}{'TTFT p50 ms':>13}{'p99 ms':>9}"
     typer.echo(f"{head}{'queue':>7}{'busy':>7}")
     for row in sorted(rows, key=lambda row: row.load):
         typer.echo(
-            f"{row.load:10}{row.workers:8}  {row.rule:18}{row.hit_rate:7.1%}{row.ttft_p50 * 1e3:13.1f}"
+            f"{row.load:10}{row.workers:8}  {row.rule:20}{row.hit_rate:7.1%}{row.ttft_p50 * 1e3:13.1f}"
             f"{row.ttft_p99 * 1e3:9.1f}{row.longest_queue:7}{row.busy:7.0%}"
         )
     for row in rows:

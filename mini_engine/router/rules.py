@@ -1,4 +1,4 @@
-"""Rules that know nothing of prefixes: what the policy of the router is compared with.
+"""What the policy of the router is compared with: rules that know nothing of prefixes, and variants of itself.
 
 They have the methods of ``PrefixPolicy`` that a simulation calls. Equal seeds give equal choices.
 """
@@ -125,10 +125,31 @@ class ConsistentHashing(RoundRobin):
         return ring[place % len(ring)][1]
 
 
+class QueueFirst(PrefixPolicy):
+    """The policy with its limits for all: no match counts while any queue is too far ahead."""
+
+    def too_far_ahead(self, queue: int, shortest: int) -> bool:
+        """Ask it of the longest queue."""
+        return super().too_far_ahead(max(own.queue for own in self.workers.values()), shortest)
+
+
+class Untold(PrefixPolicy):
+    """The policy when no worker says what it dropped."""
+
+    def dropped(self, worker: str, tokens: Sequence[int], length: int) -> None:
+        """Take no note."""
+
+
 RULES: dict[str, Callable[[int], Rule]] = {  # by name; from the seed
     "prefix": lambda seed: PrefixPolicy(),
     "round robin": lambda seed: RoundRobin(),
     "random": Random,
     "two choices": TwoChoices,
     "hashing": lambda seed: ConsistentHashing(),
+}
+VARIANTS: dict[str, Callable[[int], Rule]] = {  # of the policy
+    "prefix, 1 ahead": lambda seed: PrefixPolicy(most_ahead=1),
+    "prefix, 64 ahead": lambda seed: PrefixPolicy(most_ahead=64),
+    "prefix, queue first": lambda seed: QueueFirst(),
+    "prefix, untold": lambda seed: Untold(),
 }

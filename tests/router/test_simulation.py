@@ -8,7 +8,7 @@ import pytest
 
 from mini_engine.bench.route import LOADS, as_one, simulate
 from mini_engine.router.policy import PrefixPolicy
-from mini_engine.router.rules import ConsistentHashing, Random, RoundRobin, TwoChoices
+from mini_engine.router.rules import ConsistentHashing, QueueFirst, Random, RoundRobin, TwoChoices, Untold
 from mini_engine.router.simulation import Costs, Limits, Session, Simulation, Turn
 from mini_engine.router.tree import below
 
@@ -99,6 +99,21 @@ def test_the_policy_finds_more_than_rules_that_do_not_look(load: str) -> None:
     assert out.longest_queue <= 12
     assert simulate(load, "prefix", 6, 60, QUICK, 1) == simulate(load, "prefix", 6, 60, QUICK, 1)
     assert simulate(load, "prefix", 2, 120, QUICK, 1).hit_rate >= 0.95 * as_one(load, 2, 120, QUICK, 1)
+
+
+def test_variants_of_the_policy_do_what_their_names_say() -> None:
+    first, untold = QueueFirst(most_ahead=1), Untold()
+    for policy in (first, untold):
+        for name in "abc":
+            policy.add(name)
+        policy.begin("b", [1, 2])
+        policy.dropped("b", [1, 2], 0)
+    assert (first.matched("b", [1, 2]), untold.matched("b", [1, 2])) == (0, 2)
+    first.begin("b", [1, 2])
+    first.begin("a", [3, 4])
+    assert first.choose([3, 4]) == "c", "b is two ahead of c"
+    first.end("b", [1, 2])
+    assert first.choose([3, 4]) == "a"
 
 
 @pytest.mark.parametrize("load", LOADS)
