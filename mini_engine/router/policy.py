@@ -92,8 +92,8 @@ class PrefixPolicy:
     def begin(self, worker: str, tokens: Sequence[int]) -> None:
         """Note that a prompt was sent to ``worker``. Raises ``ValueError`` for an unknown one. Mutates."""
         own = self.known(worker)
+        own.tree.insert(tokens)  # first: tokens that are none raise an error, and then nothing has begun
         own.queue += 1
-        own.tree.insert(tokens)
 
     def end(self, worker: str, tokens: Sequence[int]) -> None:
         """Note that a request ended there; ``tokens``: its prompt and its answer. Mutates.

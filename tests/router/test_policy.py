@@ -241,6 +241,9 @@ def test_errors_say_what_to_do() -> None:
         policy.end("a", [1])
     with pytest.raises(ValueError, match="length is 2; of 1 tokens 0 to 1 can be left"):
         policy.dropped("a", [1], 2)
+    with pytest.raises(OverflowError):
+        policy.begin("a", [2**40])
+    assert policy.workers["a"].queue == 0
     policy.drain("a")
     with pytest.raises(NoWorker, match=r"none of 2 workers .*\(drained: a; left out: b\)"):
         policy.choose([1], without=["b"])

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from mini_engine.bench.route import LOADS, as_one, simulate
+from mini_engine.bench.replicas import LOADS, as_one, simulate
 from mini_engine.router.policy import PrefixPolicy
 from mini_engine.router.rules import ConsistentHashing, QueueFirst, Random, RoundRobin, TwoChoices, Untold
 from mini_engine.router.simulation import Costs, Limits, Session, Simulation, Turn

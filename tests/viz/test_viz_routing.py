@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mini_engine.bench.route import simulate
+from mini_engine.bench.replicas import simulate
 from mini_engine.router.simulation import Costs
 from mini_engine.viz import routing
 from tests.support.figures import check_figures

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from typer.testing import CliRunner
 
-from mini_engine.bench.route import LOADS, measure_costs, simulate
+from mini_engine.bench.replicas import LOADS, measure_costs, simulate
 from mini_engine.cli.app import app
 from mini_engine.router.simulation import Costs
 
