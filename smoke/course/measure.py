@@ -323,21 +323,19 @@ def weights(folder: Path | None) -> tuple[Side, Side]:
     """L11: a story with weights in bfloat16, and with the same weights in 8 bits."""
     from mini_engine.sampler.params import SamplingParams
 
-    asked = [SamplingParams(max_new_tokens=2 * NEW_TOKENS)]
+    (prompt,) = encoded(folder, BEGINNINGS[:1])
+    asked = SamplingParams(max_new_tokens=2 * NEW_TOKENS)
 
     def side(name: str, quantize: str) -> Side:
         """Load the model, add up the memory of its tensors, and tell a story."""
         from mini_engine.config import EngineConfig
-        from mini_engine.llm import LLM, load_model
+        from mini_engine.llm import load_driver
 
-        config = EngineConfig(dtype="bfloat16", quantize=quantize)  # type: ignore[arg-type]
         before = tensor_bytes()
-        model = load_model(model_folder(folder), config)
+        driver = load_driver(folder, EngineConfig(dtype="bfloat16", quantize=quantize))  # type: ignore[arg-type]
         held = (tensor_bytes() - before) // 1000
-        del model
-        llm = LLM(folder, config=config)
-        answers, seconds = timed(lambda: llm.generate(BEGINNINGS[:1], asked, progress=False))
-        return Side(name, {"kB of weights": held, "tokens/s": len(answers[0].token_ids) / seconds})
+        (answer,), seconds = timed(lambda: driver.complete(prompt, asked))
+        return Side(name, {"kB of weights": held, "tokens/s": len(answer.token_ids) / seconds})
 
     return in_turns(
         partial(side, "two bytes a weight", "off"),
