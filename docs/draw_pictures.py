@@ -32,6 +32,7 @@ PICTURES = {  # lesson -> the cell of its notebook that shows the figure. No fig
     "L9_lang": "tree",
     "L10_drafts": "steps",
     "L11_fewer_bytes": "levels",
+    "L12_processes": "split",
 }
 
 

@@ -343,6 +343,22 @@ def weights(folder: Path | None) -> tuple[Side, Side]:
     )
 
 
+def ranks(folder: Path | None) -> tuple[Side, Side]:
+    """L12: a story by one process, and by two that have half of every layer each."""
+    from mini_engine.processes.gloo import run_ranks
+    from mini_engine.processes.one_rank import tell
+
+    (prompt,) = encoded(folder, BEGINNINGS[:1])
+
+    def side(name: str, size: int) -> Side:
+        """Tell a story; the start of the processes is not timed apart."""
+        told, seconds = timed(lambda: run_ranks(size, tell, prompt, NEW_TOKENS, model_folder(folder)))
+        most = max(held for _, held in told)
+        return Side(name, {"kB of weights a process": most // 1000, "tokens/s": NEW_TOKENS / seconds})
+
+    return in_turns(partial(side, "one process", 1), partial(side, "two processes, each with half of every layer", 2))
+
+
 def tensor_bytes() -> int:
     """Return the bytes of all tensors that Python holds, each memory once."""
     from torch import Tensor, strided
@@ -363,6 +379,7 @@ LOADS = {
     "L8": Load("one decode step", True, kernels),
     "L10": Load("eight answers that quote their question", True, copies),
     "L11": Load("a story by a model in bfloat16", True, weights),
+    "L12": Load("a story by one model", True, ranks),
 }
 
 
