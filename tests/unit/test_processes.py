@@ -47,6 +47,15 @@ def leaves(group, end):
     return in_step(group, work)
 
 
+def hears(group, end):
+    """What this rank hears of the end of rank 1."""
+    try:
+        leaves(group, end)
+    except RankLost as fault:
+        return str(fault)
+    return "nothing"
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ranks_exchange_in_processes_of_their_own(size):
     found = run_ranks(size, exchange)
@@ -66,6 +75,11 @@ def test_one_rank_ends_all_by_name_and_none_is_left(how, size):
     assert str(raised.value) == words
     assert time.monotonic() - began < gloo.SECONDS / 2, "nobody waited for the limit"
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_rank_hears_the_same_reason(size):
+    assert run_ranks(size, hears, ENDS["raises"][0]) == ["rank 1: KeyError: 'q'"] * size
 
 
 def test_a_rank_that_hangs_ends_all(monkeypatch):
