@@ -1,7 +1,12 @@
-"""Draw the pictures of lessons with the code of their notebooks: ``python docs/draw_pictures.py [LESSON ...]``."""
+"""Draw the pictures of lessons with the code of their notebooks: ``python docs/draw_pictures.py [LESSON ...]``.
+
+``python docs/draw_pictures.py replicas``: the one of the benchmarks, from ``pictures/replicas.json``. That is the last
+line of what ``mini-engine bench route`` prints.
+"""
 
 import base64
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,6 +15,9 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from PIL import Image, PngImagePlugin
+
+from mini_engine.viz.figure import Figure
+from mini_engine.viz.routing import route_chart
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = {  # lesson -> the cell of its notebook that shows the figure. No figure of measured times: they change.
@@ -24,6 +32,7 @@ PICTURES = {  # lesson -> the cell of its notebook that shows the figure. No fig
     "L9_lang": "tree",
     "L10_drafts": "steps",
     "L11_fewer_bytes": "levels",
+    "L12_processes": "split",
 }
 
 
@@ -48,14 +57,27 @@ def draw(lesson: str) -> None:
     del notebook.cells[end:]
     NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     shown, summary = pictures(notebook, lesson)
-    text = PngImagePlugin.PngInfo()
-    text.add_itxt("Description", summary)  # says of which figure the picture is, in numbers
     for file, picture in shown.items():
-        few = picture.convert("RGB").quantize(64)  # colours: a smaller file
-        few.save(ROOT / "lessons" / lesson / file, optimize=True, pnginfo=text)
-        print(f"lessons/{lesson}/{file}")
+        write(ROOT / "lessons" / lesson / file, picture, summary)
+
+
+def replicas() -> Figure:
+    """Return the figure of the rules that send requests to workers."""
+    return route_chart(json.loads((ROOT / "docs" / "pictures" / "replicas.json").read_text(encoding="utf-8")))
+
+
+def write(file: Path, picture: Image.Image, summary: str) -> None:
+    """Write ``picture`` in few colours, with the summary of the figure, which says in numbers which one it is."""
+    text = PngImagePlugin.PngInfo()
+    text.add_itxt("Description", summary)
+    picture.convert("RGB").quantize(64).save(file, optimize=True, pnginfo=text)
+    print(file.relative_to(ROOT))
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PICTURES:
-        draw(name)
+        if name == "replicas":
+            figure = replicas()
+            write(ROOT / "docs" / "pictures" / "replicas.png", Image.open(io.BytesIO(figure.png())), figure.summary)
+        else:
+            draw(name)

@@ -12,7 +12,7 @@ import os
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -72,7 +72,13 @@ class Receipts:
             if delta.finish_reason is not None:
                 del self.logprobs[delta.request_id]
             if delta.finish_reason in ("stop", "length"):
-                entry.output.receipt = make_receipt(self.facts, self.engine.driver.config, entry, known)
+                entry.output.receipt = make_receipt(self.facts, config_of(self.engine.driver), entry, known)
+
+
+def config_of(driver: SamplingDriver) -> EngineConfig:
+    """Return the configuration, with ``quantize`` as the weights are: those of a folder may be quantized already."""
+    stored: Any = getattr(driver.model.projections, "quantize", driver.config.quantize)
+    return replace(driver.config, quantize=stored)
 
 
 def logprob_bits(logits: Tensor, token_id: int) -> str:

@@ -229,10 +229,14 @@ def rows_of_piece(in_features: int, largest: int) -> int:
 
 
 class QuantizedProjections:
-    """Quantizes each weight that it is given. ``choices``: how each shape of a piece is multiplied, in words."""
+    """Quantizes each weight that it is given, unless it is quantized already.
+
+    ``quantize``: the name of the kind. ``choices``: how each shape of a piece is multiplied, in words.
+    """
 
     def __init__(self, kind: str, batch_invariant: bool) -> None:
         """Quantize to the ``kind`` "int8" or "int4"."""
+        self.quantize = kind
         self.kind = KINDS[kind]
         self.batch_invariant = batch_invariant
         plain: Projections = InvariantProjections(()) if batch_invariant else TorchProjections()

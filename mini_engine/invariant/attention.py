@@ -4,16 +4,20 @@ A sum of floats depends on its order, and a fused kernel chooses the order by th
 fixed here. The keys of a sequence are cut into tiles of ``TILE`` positions, aligned to position 0 whatever the chunk;
 each tile is a batch entry of its own, always ``TILE`` keys wide, with padding masked; and the partial results are
 merged in tile order by their log-sum-exp, as FlashDecoding does (Dao et al., 2023) but with a fixed tile *size* instead
-of a fixed number of tiles. Query rows are padded to a number of rows for which an experiment on this machine found the
+of a fixed number of tiles. A tile that several sequences share, as they begin alike, is read once: their queries are
+rows of one matrix. Query rows are padded to a number of rows for which an experiment on this machine found the
 same bits at every place: beneath the kernel lies a BLAS, which has other orders for some numbers of rows.
 
 Measured: the plain path differs in nearly every row between "alone" and "in a batch", this one in none.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
+from math import gcd
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +31,10 @@ from mini_engine.invariant.probe import Rows, opposite_terms, row_numbers, rows_
 
 TILE = 128  # keys in a tile, and at most as many queries in an item
 KEYS = torch.arange(TILE)
+T = TypeVar("T")
 HIDDEN = -1e30  # finite, since 0 times infinity is NaN; its weight is exactly 0
+CALL_BYTES = 1 << 22  # of keys that one call reads at most: a larger copy would not stay in the cache
+LEAST_SAVED = 1 << 17  # bytes of keys; to read fewer twice takes less time than one more call
 ENLARGED = 1 << 12  # makes scores out of the rounding of opposite terms
 
 
@@ -50,21 +57,32 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Group:
-    """G items of equal ``q_len``, most tiles first, laid out for one kernel call over S (item, tile) pairs.
+class Call:
+    """One kernel call over S tiles, for each of which as many items ask.
 
-    The pairs are ordered by tile and then by item, so the items that have a tile t are always the first
-    ``items_per_tile[t]`` ones.
-
-    With a single pair and a single key-value head there would be one unit of work. The kernel then runs outside any
-    parallel region and the BLAS beneath it splits rows among threads, which changes bits; so that pair is listed twice
+    With a single tile and a single key-value head there would be one unit of work. The kernel then runs outside any
+    parallel region and the BLAS beneath it splits rows among threads, which changes bits; so that tile is listed twice
     and the second result is not read.
     """
 
-    rows: Tensor | slice  # [G * q_len] packed rows, item after item
-    slots: Tensor  # [S * TILE] slots of the keys, pair after pair
-    owner: Tensor  # [S] the item of each pair
+    slots: Tensor  # [S * TILE] slots of the keys, tile after tile
+    items: Tensor | slice  # [S * n] the items that ask, tile after tile
     mask: Tensor  # [S, 1, R, TILE] 0 or HIDDEN; R query rows of one key-value head, padded as ``query_rows`` says
+    num_results: int  # that are read, n for each tile
+
+
+@dataclass(frozen=True)
+class Group:
+    """G items of equal ``q_len``, most tiles first, and the kernel calls for their P (item, tile) pairs.
+
+    The pairs are ordered by tile and then by item, so the items that have a tile t are always the first
+    ``items_per_tile[t]`` ones.
+    """
+
+    rows: Tensor | slice  # [G * q_len] packed rows, item after item
+    calls: list[Call]
+    order: Tensor | slice  # [P] where each pair is among the results of all calls
+    owner: Tensor  # [P] the item of each pair
     items_per_tile: list[int]
 
 
@@ -94,24 +112,58 @@ def make_group(
     ``slots`` [N, tiles, TILE]: those of all sequences. ``numbers``: the numbers of query rows that there may be.
     """
     num_kv_heads = pool.keys[0].shape[0]
-    dtype = pool.keys[0].dtype
     items = sorted(items, key=lambda item: -item.num_tiles)
     items_per_tile = [sum(item.num_tiles > tile for item in items) for tile in range(items[0].num_tiles)]
     pairs = [(number, tile) for tile, count in enumerate(items_per_tile) for number in range(count)]
-    if len(pairs) * num_kv_heads == 1:
-        pairs *= 2
     places = [items[number].sequence * slots.shape[1] + tile for number, tile in pairs]
+    tiles = slots.view(-1, TILE).index_select(0, torch.tensor(places))  # [P, TILE]
     first = [first_hidden(items[number], tile) for number, tile in pairs]
-    q_len = items[0].q_len
     heads_per_kv = num_attention_heads // num_kv_heads
-    padded = next(number for number in numbers if number >= q_len * heads_per_kv)
+    query = query_of_row(numbers[-1], heads_per_kv)
+    calls = list[Call]()
+    found = list[int]()
+    for shares in share_calls(tiles, first, pool, numbers[-1] // (items[0].q_len * heads_per_kv)):
+        leads = [share[0] for share in shares]
+        asking = list(chain(*shares))
+        padded = next(n for n in numbers if n >= len(shares[0]) * items[0].q_len * heads_per_kv)
+        twice = 2 if len(leads) * num_kv_heads == 1 else 1
+        mask = tile_masks(torch.tensor([first[pair] for pair in leads] * twice), query[:padded], pool.keys[0].dtype)
+        own = index([pairs[pair][0] for pair in asking] * twice)
+        calls.append(Call(tiles[leads * twice].view(-1), own, mask, len(asking)))
+        found += asking
     return Group(
-        rows=index([row for item in items for row in range(item.start, item.start + q_len)]),
-        slots=slots.view(-1, TILE).index_select(0, torch.tensor(places)).view(-1),
+        rows=index([row for item in items for row in range(item.start, item.start + items[0].q_len)]),
+        calls=calls,
+        order=index(sorted(range(len(found)), key=found.__getitem__)),
         owner=torch.tensor([number for number, _ in pairs]),
-        mask=tile_masks(torch.tensor(first), query_of_row(padded, heads_per_kv), dtype),
         items_per_tile=items_per_tile,
     )
+
+
+def share_calls(tiles: Tensor, first: Sequence[int], pool: KVPool, most: int) -> list[list[list[int]]]:
+    """Return for each kernel call which of the P pairs ask at each of its tiles; for all its tiles as many do.
+
+    ``tiles`` [P, TILE] slots, ``first`` [P] as from ``first_hidden``. At most ``most`` pairs ask at one tile. Pairs
+    share a tile if all their queries see all of it: then each row meets what it meets alone.
+    """
+    steps = tiles[:, :: gcd(TILE, pool.page_size)].tolist()  # a slot in each page tells which page it is
+    same = defaultdict[object, list[int]](list)
+    for pair, (slots, hidden) in enumerate(zip(steps, first, strict=True)):
+        same[tuple(slots) if hidden >= TILE else pair].append(pair)
+    by_size = defaultdict[int, list[list[int]]](list)
+    for share in chain(*(pieces(pairs, most) for pairs in same.values())):
+        by_size[len(share)].append(share)
+    tile_bytes = pool.keys[0][:, :TILE].nbytes
+    for size in [size for size in by_size if size > 1]:
+        if (size - 1) * len(by_size[size]) * tile_bytes < LEAST_SAVED:
+            by_size[1] += [[pair] for pair in chain(*by_size.pop(size))]
+    at_once = max(1, CALL_BYTES // tile_bytes)
+    return [part for shares in by_size.values() if shares for part in pieces(shares, at_once)]
+
+
+def pieces(values: list[T], size: int) -> list[list[T]]:
+    """Cut ``values`` into pieces of at most ``size``."""
+    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 def first_hidden(item: Item, tile: int) -> int:
@@ -233,46 +285,55 @@ class InvariantAttention:
 
     def attend(self, layer: int, q: Tensor, group: Group) -> Tensor:
         """Attend for one group. ``q`` [G * q_len, Hq, D] -> [G * q_len, Hq, D]."""
-        pairs, _, padded, _ = group.mask.shape  # S, 1, R, TILE
-        count = group.items_per_tile[0]  # G
-        keys, values = self.pool.gather(layer, group.slots)  # [Hkv, S * TILE, D]
-        num_kv_heads, _, head_dim = keys.shape
-        q_rows = pack_query_rows(q, count, num_kv_heads, padded)  # [G, Hkv, R, D]
-        if count == 1:
-            q_rows = q_rows.expand(pairs, -1, -1, -1)
-        elif pairs > count:
-            q_rows = q_rows.index_select(0, group.owner)
-        out, lse = kernel(
-            q_rows,  # [S, Hkv, R, D]
-            keys.view(num_kv_heads, pairs, TILE, head_dim).transpose(0, 1),  # [S, Hkv, TILE, D]
-            values.view(num_kv_heads, pairs, TILE, head_dim).transpose(0, 1),
-            group.mask,
-            self.scale,
-        )  # out [S, Hkv, R, D], lse [S, Hkv, R]
-        merged = merge_tiles(out, lse, group.owner, group.items_per_tile)  # [G, Hkv, R, D]
+        queries = pack_query_rows(q, group.items_per_tile[0], self.pool.keys[0].shape[0])  # [G, Hkv, r, D]
+        found = [self.attend_tiles(layer, queries, call) for call in group.calls]
+        out, lse = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
+        merged = merge_tiles(out[group.order], lse[group.order], group.owner, group.items_per_tile)
         return unpack_query_rows(merged, q)
 
+    def attend_tiles(self, layer: int, queries: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """Make one kernel call. ``queries`` [G, Hkv, r, D] -> out [S * n, Hkv, r, D] and log-sum-exp [S * n, Hkv, r].
 
-def pack_query_rows(q: Tensor, count: int, num_kv_heads: int, padded: int) -> Tensor:
+        r: the query rows of an item.
+        """
+        count, _, padded, _ = call.mask.shape  # S, 1, R, TILE
+        keys, values = self.pool.gather(layer, call.slots)  # [Hkv, S * TILE, D]
+        asking = queries[call.items]  # [S * n, Hkv, r, D]
+        total, num_kv_heads, rows, head_dim = asking.shape
+        num_asking = total // count  # n
+        if num_asking > 1:
+            asking = asking.view(count, num_asking, num_kv_heads, rows, head_dim).transpose(1, 2).flatten(2, 3)
+        missing = padded - num_asking * rows
+        out, lse = kernel(
+            torch.constant_pad_nd(asking, (0, 0, 0, missing)) if missing else asking,  # [S, Hkv, R, D]
+            keys.view(num_kv_heads, count, TILE, head_dim).transpose(0, 1),  # [S, Hkv, TILE, D]
+            values.view(num_kv_heads, count, TILE, head_dim).transpose(0, 1),
+            call.mask,
+            self.scale,
+        )  # out [S, Hkv, R, D], lse [S, Hkv, R]
+        out, lse = out.narrow(2, 0, num_asking * rows), lse.narrow(2, 0, num_asking * rows)
+        if num_asking > 1:
+            out = out.unflatten(2, (num_asking, rows)).transpose(1, 2).flatten(0, 1)
+            lse = lse.unflatten(2, (num_asking, rows)).transpose(1, 2).flatten(0, 1)
+        return out.narrow(0, 0, call.num_results), lse.narrow(0, 0, call.num_results)
+
+
+def pack_query_rows(q: Tensor, count: int, num_kv_heads: int) -> Tensor:
     """Put the query heads of one key-value head, for all queries of an item, into rows of one matrix.
 
-    ``q`` [G * q_len, Hq, D] -> [G, Hkv, padded, D], zeros in the rows beyond q_len * Hq / Hkv.
+    ``q`` [G * q_len, Hq, D] -> [G, Hkv, q_len * Hq / Hkv, D].
     """
     total, num_heads, head_dim = q.shape
     q_len, heads_per_kv = total // count, num_heads // num_kv_heads
     if q_len == 1:
-        rows = q.view(count, num_kv_heads, heads_per_kv, head_dim)
-    else:
-        rows = q.view(count, q_len, num_kv_heads, heads_per_kv, head_dim).transpose(1, 2).flatten(2, 3)
-    missing = padded - q_len * heads_per_kv
-    return torch.constant_pad_nd(rows, (0, 0, 0, missing)) if missing else rows
+        return q.view(count, num_kv_heads, heads_per_kv, head_dim)
+    return q.view(count, q_len, num_kv_heads, heads_per_kv, head_dim).transpose(1, 2).flatten(2, 3)
 
 
 def unpack_query_rows(rows: Tensor, q: Tensor) -> Tensor:
-    """Undo ``pack_query_rows``: ``rows`` [G, Hkv, R, D] -> the shape of ``q`` [G * q_len, Hq, D]."""
+    """Undo ``pack_query_rows``: ``rows`` [G, Hkv, r, D] -> the shape of ``q`` [G * q_len, Hq, D]."""
     count, num_kv_heads, _, head_dim = rows.shape
     q_len, heads_per_kv = q.shape[0] // count, q.shape[1] // num_kv_heads
-    rows = rows.narrow(2, 0, q_len * heads_per_kv)
     if q_len > 1:
         rows = rows.view(count, num_kv_heads, q_len, heads_per_kv, head_dim).transpose(1, 2)
     return rows.reshape(q.shape)
@@ -281,23 +342,23 @@ def unpack_query_rows(rows: Tensor, q: Tensor) -> Tensor:
 def merge_tiles(out: Tensor, lse: Tensor, owner: Tensor, items_per_tile: Sequence[int]) -> Tensor:
     """Merge softmax-weighted sums over disjoint keys, tile after tile, in float32.
 
-    ``out`` [S, Hkv, R, D] and ``lse`` [S, Hkv, R] ordered as in ``Group`` -> [G, Hkv, R, D] in the dtype of ``out``.
+    ``out`` [P, Hkv, r, D] and ``lse`` [P, Hkv, r] ordered as in ``Group`` -> [G, Hkv, r, D] in the dtype of ``out``.
     With ``m`` the largest log-sum-exp of a row's tiles, a tile's weight is exp(lse - m). A tile that a row cannot see
     weighs exactly 0, so further masked tiles change no bit.
     """
     count = items_per_tile[0]
     if len(items_per_tile) == 1:
-        return out.narrow(0, 0, count)
+        return out
     if count == 1:
-        top = lse.amax(0, keepdim=True)  # [1, Hkv, R]
+        top = lse.amax(0, keepdim=True)  # [1, Hkv, r]
     else:
         largest, *others = lse.split_with_sizes(items_per_tile)
-        largest = largest.clone()  # [G, Hkv, R]
+        largest = largest.clone()  # [G, Hkv, r]
         for part in others:
             shared = largest[: len(part)]
             torch.maximum(shared, part, out=shared)
-        top = largest.index_select(0, owner)  # [S, Hkv, R]
-    weights = (lse - top).exp_()  # [S, Hkv, R]
+        top = largest.index_select(0, owner)  # [P, Hkv, r]
+    weights = (lse - top).exp_()  # [P, Hkv, r]
     total, *other_weights = weights.split_with_sizes(items_per_tile)
     merged, *others = (out * weights[..., None]).split_with_sizes(items_per_tile)  # float32
     for part, weight in zip(others, other_weights, strict=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mini_engine.router.tree import TokenTree, as_tokens
 
-MOST_TOKENS = 2**20  # in a worker's tree: 4 MB
+MOST_TOKENS = 2**18  # in a worker's tree: 1 MB, and 0.1 GB if no two requests begin with the same token
 
 
 class NoWorker(RuntimeError):  # noqa: N818
@@ -34,7 +34,7 @@ class PrefixPolicy:
     """
 
     def __init__(
-        self, *, share: float = 0.5, most_ahead: int = 8, ratio_ahead: float = 1.5, most_tokens: int = MOST_TOKENS
+        self, *, share: float = 0.5, most_ahead: int = 4, ratio_ahead: float = 1.5, most_tokens: int = MOST_TOKENS
     ) -> None:
         """Start without workers. Raises ``ValueError`` for a limit that cannot be."""
         if not 0 <= share <= 1:
@@ -92,8 +92,8 @@ class PrefixPolicy:
     def begin(self, worker: str, tokens: Sequence[int]) -> None:
         """Note that a prompt was sent to ``worker``. Raises ``ValueError`` for an unknown one. Mutates."""
         own = self.known(worker)
+        own.tree.insert(tokens)  # first: tokens that are none raise an error, and then nothing has begun
         own.queue += 1
-        own.tree.insert(tokens)
 
     def end(self, worker: str, tokens: Sequence[int]) -> None:
         """Note that a request ended there; ``tokens``: its prompt and its answer. Mutates.

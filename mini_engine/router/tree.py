@@ -1,17 +1,16 @@
 """What a worker is believed to hold: token sequences in a radix tree, found by their beginning.
 
 It is the tree of ``mini_engine.radix_cache`` without pages: it can be cut between any two tokens, nothing is locked,
-and a look changes nothing. All tokens of an edge were used last at the same time, so that what was used least recently
-is always the end of an edge without children.
+and a look changes nothing. The edges stand in the order of their last use, children before parents. So the first one
+has no children, and what goes first is found at once, in a tree of any size.
 """
 
-import heapq
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 Tokens = array  # of signed 32-bit numbers: a fifth of the memory of a list, and slices are compared as bytes
-KEPT = 7 / 8  # of the most tokens after an eviction, so that not every insertion pays for one
 
 
 def as_tokens(token_ids: Sequence[int]) -> "Tokens[int]":
@@ -25,7 +24,6 @@ class Edge:
 
     tokens: "Tokens[int]"
     parent: "Edge | None" = field(repr=False)
-    last_used: int = 0
     children: "dict[int, Edge]" = field(default_factory=dict, repr=False)
 
 
@@ -35,8 +33,9 @@ class TokenTree:
     def __init__(self, most_tokens: int) -> None:
         """Start empty."""
         self.most_tokens = most_tokens
-        self.num_tokens = self.now = 0
+        self.num_tokens = 0
         self.root = Edge(as_tokens([]), None)
+        self.order = OrderedDict[Edge, None]()  # all edges but the root, the least recently used one first
 
     def match(self, token_ids: Sequence[int]) -> int:
         """Return how many of the first tokens are held."""
@@ -45,10 +44,9 @@ class TokenTree:
     def insert(self, token_ids: Sequence[int]) -> None:
         """Hold ``token_ids``; they are the most recently used now. Mutates.
 
-        Beyond ``most_tokens`` the least recently used ends go until ``KEPT`` of them are left, perhaps these, too.
+        What was used least recently goes beyond ``most_tokens``: ends first, perhaps that of ``token_ids``, too.
         """
         tokens = as_tokens(token_ids)
-        self.now += 1
         path, agreed = self.descend(tokens)
         excess = sum(len(edge.tokens) for edge in path) - agreed
         if excess:
@@ -58,10 +56,12 @@ class TokenTree:
             path.append(Edge(tokens[agreed:], parent))
             parent.children[tokens[agreed]] = path[-1]
             self.num_tokens += len(tokens) - agreed
-        for edge in path:
-            edge.last_used = self.now
-        if self.num_tokens > self.most_tokens:
-            self.evict(self.num_tokens - int(self.most_tokens * KEPT))
+        for edge in reversed(path):
+            self.order[edge] = None
+            self.order.move_to_end(edge)
+        while self.num_tokens > self.most_tokens:
+            end = next(iter(self.order))
+            self.shorten(end, min(self.num_tokens - self.most_tokens, len(end.tokens)))
 
     def forget(self, token_ids: Sequence[int], length: int) -> None:
         """Hold no more what begins with ``token_ids`` and goes on, and of them only the first ``length``. Mutates.
@@ -75,7 +75,10 @@ class TokenTree:
         last = path[-1] if path else self.root
         excess = sum(len(edge.tokens) for edge in path) - agreed
         if agreed == len(tokens):
-            self.num_tokens -= excess + sum(len(edge.tokens) for edge in below(last))
+            self.num_tokens -= excess
+            for edge in below(last):
+                self.num_tokens -= len(edge.tokens)
+                del self.order[edge]
             last.children.clear()
             del last.tokens[len(last.tokens) - excess :]
         elif excess:
@@ -84,18 +87,6 @@ class TokenTree:
             shorter = min(agreed - length, len(last.tokens))
             agreed -= shorter
             last = self.shorten(last, shorter)
-
-    def evict(self, count: int) -> None:
-        """Give up the ``count`` tokens that were used least recently, ends first. Mutates."""
-        heap = [(edge.last_used, edge) for edge in below(self.root) if not edge.children]
-        heapq.heapify(heap)  # two ends were never used last at the same time
-        while heap and count:
-            edge = heapq.heappop(heap)[1]
-            shorter = min(count, len(edge.tokens))
-            count -= shorter
-            parent = self.shorten(edge, shorter)
-            if parent is not edge and parent is not self.root and not parent.children:
-                heapq.heappush(heap, (parent.last_used, parent))
 
     def descend(self, tokens: "Tokens[int]") -> tuple[list[Edge], int]:
         """Return the edges on the way of ``tokens``, and how many tokens agree: of the last edge perhaps not all."""
@@ -112,10 +103,10 @@ class TokenTree:
         return path, agreed
 
     def split(self, edge: Edge, length: int) -> Edge:
-        """Cut ``edge`` after ``length`` tokens and return the upper part, a new edge. Mutates."""
+        """Cut ``edge`` after ``length`` tokens and return the upper part, a new edge that is in no order. Mutates."""
         parent = edge.parent
         assert parent is not None and 0 < length < len(edge.tokens), "a cut leaves tokens on both sides"  # noqa: PT018
-        upper = Edge(edge.tokens[:length], parent, edge.last_used, {edge.tokens[length]: edge})
+        upper = Edge(edge.tokens[:length], parent, {edge.tokens[length]: edge})
         parent.children[edge.tokens[0]] = upper
         edge.parent = upper
         del edge.tokens[:length]
@@ -129,7 +120,7 @@ class TokenTree:
         if count < len(edge.tokens):
             del edge.tokens[-count:]
             return edge
-        del parent.children[edge.tokens[0]]
+        del parent.children[edge.tokens[0]], self.order[edge]
         return parent
 
     def check(self) -> None:
@@ -141,11 +132,10 @@ class TokenTree:
         for edge in [self.root, *edges]:
             assert all(child.tokens[0] == token for token, child in edge.children.items()), "a child is misnamed"
             assert all(child.parent is edge for child in edge.children.values()), "a child has another parent"
+        assert set(edges) == set(self.order), "an edge that is not ordered, or an order of what hangs nowhere"
+        places = {edge: place for place, edge in enumerate(self.order)}
         for edge in edges:
-            assert edge.last_used <= self.now, "an edge was used in the future"
-            assert all(child.last_used <= edge.last_used for child in edge.children.values()), "a child was used later"
-        ends = [edge.last_used for edge in edges if not edge.children]
-        assert len(ends) == len(set(ends)), "two ends were used at the same time"
+            assert all(places[child] < places[edge] for child in edge.children.values()), "a child was used later"
 
 
 def below(edge: Edge) -> Iterator[Edge]:

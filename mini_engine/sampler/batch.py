@@ -62,7 +62,9 @@ BUILT_IN: dict[str, type[Processor]] = {
 class TorchOps:
     """What a ``Sampler`` computes with: torch's functions. L8 hands in kernels in their place (``KernelOps``)."""
 
-    chunk = 1 << 21  # logits that are filtered and drawn from at a time: 8 MB stay in the cache
+    # Logits that are filtered and drawn from at a time. With more, the C library gives the memory of the temporaries
+    # back to the system after every step, and the next one waits for new pages.
+    chunk = 1 << 20
     apply_top_k = staticmethod(apply_top_k)
     apply_top_p = staticmethod(apply_top_p)
     apply_joint = staticmethod(apply_joint)

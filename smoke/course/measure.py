@@ -323,26 +323,40 @@ def weights(folder: Path | None) -> tuple[Side, Side]:
     """L11: a story with weights in bfloat16, and with the same weights in 8 bits."""
     from mini_engine.sampler.params import SamplingParams
 
-    asked = [SamplingParams(max_new_tokens=2 * NEW_TOKENS)]
+    (prompt,) = encoded(folder, BEGINNINGS[:1])
+    asked = SamplingParams(max_new_tokens=2 * NEW_TOKENS)
 
     def side(name: str, quantize: str) -> Side:
         """Load the model, add up the memory of its tensors, and tell a story."""
         from mini_engine.config import EngineConfig
-        from mini_engine.llm import LLM, load_model
+        from mini_engine.llm import load_driver
 
-        config = EngineConfig(dtype="bfloat16", quantize=quantize)  # type: ignore[arg-type]
         before = tensor_bytes()
-        model = load_model(model_folder(folder), config)
+        driver = load_driver(folder, EngineConfig(dtype="bfloat16", quantize=quantize))  # type: ignore[arg-type]
         held = (tensor_bytes() - before) // 1000
-        del model
-        llm = LLM(folder, config=config)
-        answers, seconds = timed(lambda: llm.generate(BEGINNINGS[:1], asked, progress=False))
-        return Side(name, {"kB of weights": held, "tokens/s": len(answers[0].token_ids) / seconds})
+        (answer,), seconds = timed(lambda: driver.complete(prompt, asked))
+        return Side(name, {"kB of weights": held, "tokens/s": len(answer.token_ids) / seconds})
 
     return in_turns(
         partial(side, "two bytes a weight", "off"),
         partial(side, "a byte a weight, and a scale for each row", "int8"),
     )
+
+
+def ranks(folder: Path | None) -> tuple[Side, Side]:
+    """L12: a story by one process, and by two that have half of every layer each."""
+    from mini_engine.processes.gloo import run_ranks
+    from mini_engine.processes.one_rank import tell
+
+    (prompt,) = encoded(folder, BEGINNINGS[:1])
+
+    def side(name: str, size: int) -> Side:
+        """Tell a story; the start of the processes is not timed apart."""
+        told, seconds = timed(lambda: run_ranks(size, tell, prompt, NEW_TOKENS, model_folder(folder)))
+        most = max(held for _, held in told)
+        return Side(name, {"kB of weights a process": most // 1000, "tokens/s": NEW_TOKENS / seconds})
+
+    return in_turns(partial(side, "one process", 1), partial(side, "two processes, each with half of every layer", 2))
 
 
 def tensor_bytes() -> int:
@@ -365,6 +379,7 @@ LOADS = {
     "L8": Load("one decode step", True, kernels),
     "L10": Load("eight answers that quote their question", True, copies),
     "L11": Load("a story by a model in bfloat16", True, weights),
+    "L12": Load("a story by one model", True, ranks),
 }
 
 

@@ -18,7 +18,7 @@ COURSE = ROOT if (ROOT / "lessons" / "manifest.toml").is_file() else SUITE
 MANIFEST = COURSE / "lessons" / "manifest.toml"
 ENGINE = ROOT / "mini_engine"
 
-LESSON_KEYS = {"id", "slug", "title", "goal", "files", "needed_earlier", "task", "option"}
+LESSON_KEYS = {"id", "slug", "title", "goal", "files", "needed_earlier", "starts_processes", "task", "option"}
 TASK_KEYS = {"id", "title", "points", "minutes", "functions", "depends"}
 FIRST_PAGE, FURTHER_PAGE = 35, 15  # minutes: with its questions or examples; a task's minutes include its page
 OPTION_KEYS = {"name", "off", "on", "effect"}
@@ -94,6 +94,7 @@ class Lesson:
     """A lesson. One that is announced and not written yet has no files and no tasks.
 
     ``needed_earlier``: those of its files that an earlier lesson's code calls, and the first such lesson.
+    ``starts_processes``: its checks do, so grading does not note it.
     """
 
     id: str
@@ -104,6 +105,7 @@ class Lesson:
     tasks: tuple[Task, ...]
     options: tuple[Option, ...] = ()
     needed_earlier: tuple[tuple[str, str], ...] = ()
+    starts_processes: bool = False
 
     @property
     def number(self) -> int:
@@ -265,6 +267,7 @@ def parse_lesson(raw: Mapping[str, Any]) -> Lesson:
         tasks=tuple(parse_task(entry) for entry in raw.get("task", [])),
         options=tuple(parse_option(entry) for entry in raw.get("option", [])),
         needed_earlier=tuple(raw.get("needed_earlier", {}).items()),
+        starts_processes=raw.get("starts_processes", False),
     )
     strange = sorted({file for file, _ in lesson.needed_earlier} - set(lesson.files))
     if strange:

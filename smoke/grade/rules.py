@@ -52,7 +52,9 @@ REFUSED = {
     "sqlite3.connect": "a database",
 }
 CHANGED_CODE = ("object.__setattr__", "object.__delattr__")
-NOTED = {"os.fork": "a process was started", "os.forkpty": "a process was started"}
+STARTED = "a process was started"
+NOTED = {"os.fork": STARTED, "os.forkpty": STARTED}
+FORKED = f"{STARTED} (os.fork)"
 MODELS = ("transformers.generation", "transformers.integrations")
 NULL = os.devnull
 # Bound here, where no later change of ``os`` reaches.

@@ -21,8 +21,9 @@ from typing import Any
 import mini_engine
 import smoke
 from smoke.framework.check import Check, all_checks
+from smoke.framework.manifest import load_manifest
 from smoke.framework.prepared import hand_in
-from smoke.grade import guard, probes
+from smoke.grade import guard, probes, rules
 from smoke.grade.confinement import Confinement, confine
 from smoke.grade.enclosure import Enclosure, end_user
 from smoke.grade.landlock import libc
@@ -64,6 +65,7 @@ class Children(child.Surroundings):
             self.used[lesson] = probes.names_used([*checks, self.inputs])
             gc.freeze()
         self.notes = guard.Notes()
+        self.may_fork = load_manifest().lesson(lesson).starts_processes
 
     def fork(self) -> int:
         """Fork the candidate's process into namespaces of its own -> 0 in it; in the server its process id. Mutates."""
@@ -98,7 +100,8 @@ class Children(child.Surroundings):
     def leave(self) -> list[str]:
         """End what the candidate left behind, and return what was noted."""
         count = self.enclosure.left + end_orphans(self.settings.uid)
-        return [*self.notes.read(), *([f"left {count} processes behind, which were ended"] if count else [])]
+        notes = [note for note in self.notes.read() if not (self.may_fork and note == rules.FORKED)]
+        return [*notes, *([f"left {count} processes behind, which were ended"] if count else [])]
 
 
 def close_others(kept: int) -> None:

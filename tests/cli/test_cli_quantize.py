@@ -46,6 +46,17 @@ def test_a_folder_is_small_and_answers_as_weights_that_are_rounded_on_load(round
     assert result.stdout == expected.stdout
 
 
+def test_a_receipt_says_how_the_weights_of_a_folder_are_quantized_and_replays(rounded: Path, tmp_path: Path) -> None:
+    file = tmp_path / "receipt.json"
+    asked = ["generate", "Once", "--model", str(rounded), "--max-new-tokens", "4", "--receipt", str(file)]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    assert json.loads(file.read_text())["engine"]["quantize"] == "int4"
+    result = CliRunner().invoke(app, ["replay", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "equal, to the bit" in result.stdout
+
+
 def test_what_the_file_holds_are_the_weights_within_half_a_step(rounded: Path) -> None:
     """Two ids of a byte are neighbours; the table has 8 bits; a norm is as it was."""
     before, after = load_file(TINY_MODEL / WEIGHTS), load_file(rounded / WEIGHTS)

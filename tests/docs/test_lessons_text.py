@@ -312,6 +312,7 @@ FAULTS = {
     "L9": ("mini_engine.lang.speculate", "cut", lambda out: out and replace(out, text=out.text[:-1])),
     "L10": ("mini_engine.engine_core", "with_drafts", swapped),
     "L11": ("mini_engine.fast.quantized", "quantize_int4", least_for_zero),
+    "L12": ("mini_engine.processes.halves", "row_part", lambda part: part.flip(0)),
 }
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 NAMES = (
     "L1_model L2_attention L3_driver L4_sampler L5_scheduler L6_radix_cache L7_grammar L8_kernels L9_lang L10_drafts "
-    "L11_fewer_bytes"
+    "L11_fewer_bytes L12_processes"
 ).split()
 MAX_BYTES, MAX_SECONDS, CELL_SECONDS = 100_000, 60, 120
 LONGEST_CAPTION = 240  # characters: two lines
@@ -102,6 +102,11 @@ own.is_confirmed = always
 import torch
 from torch import Tensor
 Tensor.round = Tensor.trunc
+""",
+    "L12_processes": """fleet belief share
+# what a worker drops is never forgotten
+from mini_engine.processes import routing
+routing.Tree.dropped = lambda self, tokens, length: None
 """,
 }
 

@@ -144,6 +144,54 @@ def test_logits_are_bitwise_the_same_in_any_packing_chunking_page_size_and_threa
     check()
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16", "compute": "packed"}], ids=str)
+@pytest.mark.parametrize("limits", [(0, 1 << 12), (0, 1 << 22), (1 << 40, 1 << 22)], ids=str)
+def test_sequences_that_begin_alike_have_the_bits_that_each_has_alone(
+    shape: tuple[int, ...], options: dict[str, str], limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full tiles that several sequences share are read once, others for each: in many calls, in few and never.
+
+    The last tokens come three at a time, or as the rows of a draft do, each as a sequence with the same pages.
+    """
+    monkeypatch.setattr("mini_engine.invariant.attention.LEAST_SAVED", limits[0])
+    monkeypatch.setattr("mini_engine.invariant.attention.CALL_BYTES", limits[1])
+    driver = make_driver(shape, EngineConfig(**options, batch_invariant=True))
+    size, common = 16, 272  # two tiles and a page that begins the third
+    stem = prompt(driver, 0, common)
+    tails = [prompt(driver, 1 + i, length) for i, length in enumerate((130, 20, 1, 1, 97, 40))]
+    prompts = [stem[: 128 + size] + tails[0], *(stem + tail for tail in tails[1:]), prompt(driver, 9, 290)]
+    stems = [128 + size, *[common] * 5, 0]  # the last one shares nothing
+    shared = list(range(common // size))
+    pages = list[list[int]]()
+    for ids, begun in zip(prompts, stems, strict=True):
+        first = max(pages[-1] if pages else shared) + 1
+        own = pages_needed(len(ids) - begun, size)
+        pages.append([*shared[: begun // size], *range(first, first + own)])
+    pool = KVPool(driver.model.config, pages[-1][-1] + 1, size, driver.model.embedding.dtype)
+    pool.poison(list(range(pool.num_pages)))
+
+    def forward(chunks: list[SequenceChunk]) -> list[Tensor]:
+        batch = pack_batch(chunks, size)
+        with torch.inference_mode():
+            logits = driver.model(batch.input_ids, batch.positions, driver.make_attention(pool, batch.metadata))
+        return list(logits.split([len(chunk.token_ids) for chunk in chunks]))
+
+    forward([SequenceChunk(stem, 0, shared)])
+    before = [max(begun, len(ids) - 3) for begun, ids in zip(stems, prompts, strict=True)]
+    for ids, begun, end, own in zip(prompts, stems, before, pages, strict=True):
+        if end > begun:
+            forward([SequenceChunk(ids[begun:end], begun, own)])
+    last = list[SequenceChunk]()
+    for number, (ids, end, own) in enumerate(zip(prompts, before, pages, strict=True)):
+        size_of_chunk = 3 if number % 3 == 1 else 1
+        last += [SequenceChunk(ids[at : at + size_of_chunk], at, own) for at in range(end, len(ids), size_of_chunk)]
+    found = torch.cat(forward(last)).split([len(ids) - end for ids, end in zip(prompts, before, strict=True)])
+    for rows, ids in zip(found, prompts, strict=True):
+        whole = Case([len(ids)], [[]], size, 2, 0)
+        assert torch.equal(rows, run(driver, [ids], [[]], whole)[0][-len(rows) :])
+
+
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"compute": "compiled"}], ids=str)
 def test_the_plain_path_fails_the_same_test(options: dict[str, str]) -> None:
     """The negative control: without the option most rows change, so the test above is not vacuous."""

@@ -1,6 +1,7 @@
 """The policy of the router beside brute force: every prefix that a worker holds, one by one, with its last use."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import hypothesis.strategies as st
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mini_engine.router.policy import NoWorker, PrefixPolicy
-from mini_engine.router.tree import KEPT, TokenTree
+from mini_engine.router.tree import TokenTree
 
 TOKENS = st.lists(st.integers(0, 2), max_size=7)
 
@@ -30,9 +31,8 @@ class Prefixes:
     def insert(self, tokens: Sequence[int]) -> None:
         self.now += 1
         self.used |= {tuple(tokens[: n + 1]): self.now for n in range(len(tokens))}
-        if len(self.used) > self.most_tokens:
-            while len(self.used) > int(self.most_tokens * KEPT):
-                del self.used[min(filter(self.is_end, self.used), key=self.used.__getitem__)]
+        while len(self.used) > self.most_tokens:
+            del self.used[min(filter(self.is_end, self.used), key=self.used.__getitem__)]
 
     def forget(self, tokens: Sequence[int], length: int) -> None:
         own = tuple(tokens)
@@ -166,6 +166,67 @@ def test_match_before_queue_and_queue_before_no_match() -> None:
     assert policy.choose([1, 2, 3, 9], without={"b"}) == "a"
 
 
+def test_both_limits_count_and_only_workers_that_can_take_it() -> None:
+    policy = PrefixPolicy(most_ahead=0, ratio_ahead=1.5)
+    for name, queue in (("a", 3), ("b", 2), ("c", 0)):
+        policy.add(name)
+        for _ in range(queue):
+            policy.begin(name, [ord(name)])
+    policy.drain("c")
+    assert policy.choose([ord("a")]) == "a"  # one ahead of b, but not more than 1.5 times as many
+    policy.begin("a", [ord("a")])
+    assert policy.choose([ord("a")]) == "b"
+    policy.resume("c")
+    assert policy.choose([ord("b")]) == "c"
+
+
+def sent(policy: PrefixPolicy, prompts: Iterable[list[int]]) -> Counter[str]:
+    """Send prompts that never end; return how many each worker has."""
+    for prompt in prompts:
+        policy.begin(policy.choose(prompt), prompt)
+        policy.check()
+    return Counter({name: own.queue for name, own in policy.workers.items()})
+
+
+@pytest.mark.parametrize("prompt", [[7], [], [1] * 500])
+def test_one_prompt_for_all_is_spread(prompt: list[int]) -> None:
+    policy = PrefixPolicy(most_ahead=4)
+    for name in "abcd":
+        policy.add(name)
+    queues = sent(policy, [prompt] * 41)
+    assert max(queues.values()) - min(queues.values()) <= 5
+    policy.add("late")
+    queues = sent(policy, [prompt] * 20)
+    assert queues["late"] >= 5, "a new worker gets what is too much for the others"
+    policy.drain("a")
+    assert sent(policy, [prompt] * 20)["a"] == queues["a"]
+    policy.remove("b")
+    policy.add("b")
+    assert sent(policy, [prompt] * 5)["b"] == 5, "a worker that came back is empty, and far behind"
+
+
+def test_a_flood_of_different_prompts_stays_within_the_bound() -> None:
+    policy = PrefixPolicy(most_tokens=100)
+    policy.add("a")
+    kept = [-1, -2, -3]
+    for number in range(20_000):
+        prompt = [number, *range(number % 7)]
+        policy.begin("a", prompt)
+        policy.end("a", prompt)
+        if number % 10 == 0:
+            policy.begin("a", kept)
+            policy.end("a", kept)
+    policy.check()
+    tree = policy.workers["a"].tree
+    assert tree.num_tokens == 100
+    assert len(tree.order) <= 100
+    assert policy.matched("a", kept) == 3, "what is used again and again stays"
+    policy.begin("a", list(range(1000)))
+    assert policy.matched("a", list(range(1000))) == 100
+    policy.dropped("a", [], 0)
+    assert tree.num_tokens == 0
+
+
 def test_errors_say_what_to_do() -> None:
     policy = PrefixPolicy()
     with pytest.raises(NoWorker, match=r"none of 0 workers .* add a worker"):
@@ -180,6 +241,9 @@ def test_errors_say_what_to_do() -> None:
         policy.end("a", [1])
     with pytest.raises(ValueError, match="length is 2; of 1 tokens 0 to 1 can be left"):
         policy.dropped("a", [1], 2)
+    with pytest.raises(OverflowError):
+        policy.begin("a", [2**40])
+    assert policy.workers["a"].queue == 0
     policy.drain("a")
     with pytest.raises(NoWorker, match=r"none of 2 workers .*\(drained: a; left out: b\)"):
         policy.choose([1], without=["b"])
@@ -200,7 +264,7 @@ def test_late_reports_of_a_removed_worker_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["counted", "held", "without tokens", "misnamed", "another parent", "future", "later", "same time"]
+    "what", ["counted", "held", "without tokens", "misnamed", "another parent", "not ordered", "used later"]
 )
 def test_check_sees_a_broken_tree(what: str) -> None:
     tree = TokenTree(5 if what == "held" else 100)
@@ -221,11 +285,9 @@ def test_check_sees_a_broken_tree(what: str) -> None:
             edge.children[9] = edge.children.pop(2)
         case "another parent":
             edge.children[2].parent = tree.root
-        case "future":
-            edge.last_used = 9
-        case "later":
-            edge.last_used = 1
-        case "same time":
-            edge.children[4].last_used = edge.children[2].children[3].last_used
+        case "not ordered":
+            del tree.order[edge]
+        case "used later":
+            tree.order.move_to_end(edge.children[2])
     with pytest.raises(AssertionError, match=what):
         tree.check()

@@ -100,7 +100,7 @@ def test_the_readme_says_how_to_work(first: Path) -> None:
     section = (first / "README.md").read_text().partition("## How to work\n")[2].partition("\n## ")[0]
     commands = [line.removeprefix("$ ") for line in section.splitlines() if line.startswith("$ ")]
     assert commands == ['pip install -e ".[dev]" && python -m smoke start L1', "python -m smoke watch"]
-    assert "L2, L3, L4, L5, L6, L7, L8, L9, L10, L11 are empty here" in section
+    assert "L2, L3, L4, L5, L6, L7, L8, L9, L10, L11, L12 are empty here" in section
     assert "[the lesson](lessons/L1_model/README.md)" in section
     assert "that folder is what you hand in" in section
     assert "/work/" not in (first / ".gitignore").read_text(), "what is handed in can be committed"

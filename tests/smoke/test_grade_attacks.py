@@ -409,6 +409,7 @@ EXPECTED = {
         l7.spec_sentences.byte_of_character
     """,
     "L11": "",
+    "L12": "",
 }
 LOOK_AROUND = """
 import json as _json, sys as _s, types as _types

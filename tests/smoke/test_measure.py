@@ -111,6 +111,16 @@ def test_weights_in_8_bits_have_half_the_bytes():
     assert rounded["kB of weights"] == (numbers + 2 * rows + both) // 1000
 
 
+def test_each_of_two_ranks_has_half_of_every_layer_and_half_of_the_head():
+    alone, shared = measured("L12")
+    shapes = load_config(TINY_MODEL).weight_shapes()
+    layers = sum(math.prod(shape) for name, shape in shapes.items() if ".layers." in name and len(shape) == 2)
+    norms = sum(size for (size, *others) in shapes.values() if not others)
+    table = math.prod(shapes["model.embed_tokens.weight"])
+    assert alone["kB of weights a process"] == 4 * (layers + norms + table) // 1000
+    assert shared["kB of weights a process"] == 4 * (layers // 2 + norms + table + table // 2) // 1000
+
+
 def run_command(*words):
     """Run a command as the student does; return what it prints."""
     app = typer.Typer()

@@ -438,9 +438,9 @@ def test_a_green_core_is_compared_without_the_solutions_of_what_is_optional(smok
 
 def test_next_says_so_when_everything_passes(smoke, tmp_path):
     pass_all(tmp_path / "work")
-    assert smoke("next")[1].startswith("All 82 tasks of L1 to L11 pass")
+    assert smoke("next")[1].startswith("All 86 tasks of L1 to L12 pass")
     assert smoke("run") == (0, smoke("next")[1])
-    assert "All 82 tasks" in smoke("status")[1]
+    assert "All 86 tasks" in smoke("status")[1]
     assert "name the one" in smoke("hint")[1]
 
 

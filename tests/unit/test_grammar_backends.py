@@ -318,7 +318,7 @@ def test_forced_text_is_what_must_come(name, kind, text, prefix, least):
 
 
 def test_forced_bytes_inside_a_character():
-    """xgrammar raises ``UnicodeDecodeError`` where the forced bytes begin inside one; llguidance says them."""
+    """xgrammar 0.2.9 says nothing where the forced bytes begin inside one, 0.2.8 raised; llguidance says them."""
     for name, forced in (("xgrammar", b""), ("llguidance", "😀b".encode()[2:])):
         grammar = compiled(name, "regex", "a😀b")
         for byte in "a😀".encode()[:3]:

@@ -126,17 +126,24 @@ def make_grid(found: Sequence[Sequence[DecodeRow]], dtype: torch.dtype) -> Grid:
     return Grid(asked, is_idle, first, distance, mask.view(places, 1, deep, -1))
 
 
-def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid) -> Tensor:
+def mask_of_heads(mask: Tensor, heads: int) -> Tensor:
+    """Return the mask of the query rows of a grid, ``heads`` for each key-value head, from the grid's ``mask``.
+
+    [places, 1, deep, L] -> [places, 1, deep * heads, L]; where ``deep`` is 1 the one row stands for all heads.
+    """
+    return mask if mask.shape[2] == 1 else mask.repeat_interleave(heads, 2)
+
+
+def attend_grid(q: Tensor, keys: Tensor, values: Tensor, grid: Grid, mask: Tensor) -> Tensor:
     """Attend for the rows of ``grid``. ``q`` [rows, Hq, D]; ``keys``, ``values`` [Hkv, slots, D] -> as ``q``.
 
     At each place, the query heads that share a key-value head are rows of one matrix, as in
-    ``ragged.grouped_attention``.
+    ``ragged.grouped_attention``. ``mask``: that of ``mask_of_heads``.
     """
     num_kv_heads, slots, dim = keys.shape
     places, _, deep, length = grid.mask.shape
-    mask, rows = grid.mask, q
+    rows = q
     if deep > 1:
-        mask = mask.repeat_interleave(q.shape[1] // num_kv_heads, 2)
         rows = q.view(places, deep, num_kv_heads, -1, dim).transpose(1, 2)  # [places, Hkv, deep, Hq / Hkv, D]
     shape = (places, num_kv_heads, length, dim)
     strides = (grid.distance * dim, slots * dim, dim, 1)
@@ -158,6 +165,7 @@ class StridedAttention:
         self.cache = cache
         self.grids = grids
         self.kernel = kernel
+        self.masks = list[Tensor]()  # of the grids, once the first layer shows how many query heads share keys
         asked = [row for grid in grids for row in grid.rows]
         is_idle = [idle for grid in grids for idle in grid.is_idle]
         place_of = {row: place for place, (row, idle) in enumerate(zip(asked, is_idle, strict=True)) if not idle}
@@ -173,7 +181,9 @@ class StridedAttention:
         queries = q if self.is_in_order else q[self.asked]  # [P, Hq, D]
         keys, values = self.cache.pool.keys[layer], self.cache.pool.values[layer]
         each = queries.split_with_sizes([len(grid.rows) for grid in self.grids])
-        found = [attend_grid(own, keys, values, grid) for own, grid in zip(each, self.grids, strict=True)]
+        self.masks = self.masks or [mask_of_heads(grid.mask, q.shape[1] // k.shape[1]) for grid in self.grids]
+        asked = zip(each, self.grids, self.masks, strict=True)
+        found = [attend_grid(own, keys, values, grid, mask) for own, grid, mask in asked]
         out = found[0] if len(found) == 1 else torch.cat(found)
         if self.is_in_order:
             return out

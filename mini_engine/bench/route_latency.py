@@ -38,7 +38,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 SERVERS = {
-    "answers at once": ["uvicorn", "mini_engine.bench.route:at_once", "--log-level", "critical"],
+    "answers at once": ["uvicorn", "mini_engine.bench.route_latency:at_once", "--log-level", "critical"],
     "mini-engine serve": ["mini_engine", "serve"],
 }
 
