@@ -18,7 +18,8 @@ def paced():
 
 
 def actors_running():
-    return [each for each in psutil.process_iter() if "ray::AppActor" in " ".join(each.cmdline())]
+    found = psutil.process_iter(["cmdline"])  # None of one that has just ended
+    return [each for each in found if "ray::AppActor" in " ".join(each.info["cmdline"] or ())]
 
 
 def test_actors_answer_as_servers_do_and_ray_starts_them_again(reader):
