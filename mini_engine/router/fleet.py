@@ -118,6 +118,8 @@ class Fleet:
         for each in fields["dropped"]:
             kept = in_tree_of(each["key"], each["tokens"][: each["kept"]])
             self.policy.dropped(name, in_tree_of(each["key"], each["tokens"]), len(kept))
+        for each in fields["held"]:
+            self.policy.held(name, in_tree_of(each["key"], each["tokens"]))
 
     async def place(self, tokens: Sequence[int], failed: set[str]) -> str:
         """Return the worker for a prompt. Raises ``ApiError`` if there is none.

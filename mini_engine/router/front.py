@@ -2,7 +2,7 @@
 
     client ──request──► front ──policy: which worker?──► worker, whose bytes go back as they come
                           ▲                                │
-                          └──── each second: alive, and what its prefix cache dropped
+                          └──── each second: alive, and what its prefix cache holds and dropped
 
 A request whose worker ends goes on elsewhere. The front judges no request: what is wrong with it, a worker says.
 """

@@ -116,6 +116,11 @@ class PrefixPolicy:
         if worker in self.workers:
             self.workers[worker].tree.forget(tokens, length)
 
+    def held(self, worker: str, tokens: Sequence[int]) -> None:
+        """Note that ``worker`` holds ``tokens``, an answer's among them. After it was removed it does not count. Mutates."""
+        if worker in self.workers:
+            self.workers[worker].tree.insert(tokens)
+
     def matched(self, worker: str, tokens: Sequence[int]) -> int:
         """Return how many of the first ``tokens`` ``worker`` is believed to hold, 0 for an unknown one."""
         return self.workers[worker].tree.match(tokens) if worker in self.workers else 0

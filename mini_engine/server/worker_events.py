@@ -1,4 +1,4 @@
-"""What a router is told of a server: once a second how busy it is, and what its prefix cache holds no more."""
+"""What a router is told of a server: once a second how busy it is, and how the content of its prefix cache changed."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -17,14 +17,16 @@ from mini_engine.server.watch import attached
 PERIOD_S = 1.0
 
 
-class Dropped(Watcher):
-    """Finds what the prefix cache has dropped: it knows the tokens of every leaf that it saw after a step."""
+class CacheChanges(Watcher):
+    """Finds what the prefix cache holds and has dropped: it knows the tokens of every leaf that it saw after a step."""
 
     known: dict[int, tuple[str | None, list[int]]]  # by the number of a node: the key of its tree, tokens from the root
+    new: set[int]  # the nodes of ``known`` that were not told yet
 
     def attach(self) -> None:
         """Know what is held now, and look after every step. Mutates the engine's log."""
         self.known = {}
+        self.new = set()
         self.learn()
         super().attach()
 
@@ -38,11 +40,13 @@ class Dropped(Watcher):
         if cache is not None:
             for number in cache.leaves.keys() - self.known.keys():
                 self.known[number] = path_to(cache.leaves[number])
+                self.new.add(number)
 
-    def take(self) -> list[dict[str, Any]]:
-        """Return what was dropped since the last call: of ``tokens`` the first ``kept`` are still held. Mutates.
+    def take(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what has changed since the last call, which is everything at first. Mutates.
 
-        Call it between two steps.
+        ``dropped``: of ``tokens`` the first ``kept`` are still held. ``held``, which is to be read after it: ``tokens``
+        are held. Call it between two steps.
         """
         cache = self.view.tree
         dropped = list[dict[str, Any]]()
@@ -55,7 +59,9 @@ class Dropped(Watcher):
                 self.known[number] = (key, tokens[:kept])
             if kept < len(tokens):
                 dropped.append({"key": key, "tokens": tokens, "kept": kept})
-        return dropped
+        new = [self.known[number] for number in sorted(self.new & self.known.keys())]
+        self.new.clear()
+        return {"dropped": dropped, "held": [{"key": key, "tokens": tokens} for key, tokens in new]}
 
     def num_held(self, key: str | None, tokens: list[int]) -> int:
         """Return how many of the first ``tokens`` the cache holds, in whole nodes; ``match`` would change ranks."""
@@ -85,17 +91,17 @@ def add_worker_events(app: FastAPI, service: Service, shows_tokens: bool) -> Non
 
     @app.get("/worker_events")
     async def worker_events(request: Request) -> Response:
-        """Stream how many requests run and wait, and what the prefix cache has dropped, once a second."""
+        """Stream how many requests run and wait, and what the prefix cache holds and has dropped, once a second."""
         return await respond_with_events(request.receive, events(service, shows_tokens))
 
 
 async def events(service: Service, shows_tokens: bool) -> AsyncGenerator[bytes, None]:
     """Yield an event each second until the server is to end. Raises ``EngineDeadError``."""
     engine = service.engine
-    watcher = Dropped(engine.engine, lambda _: None)
+    watcher = CacheChanges(engine.engine, lambda _: None)
     async with attached(engine, watcher):
         while not service.is_ending:
-            dropped = await engine.call(watcher.take)
+            changes = await engine.call(watcher.take)
             counts = {"running": len(service.view.running), "waiting": service.view.num_waiting}
-            yield event(counts | {"dropped": dropped if shows_tokens else []})
+            yield event(counts | (changes if shows_tokens else {"dropped": [], "held": []}))
             await asyncio.sleep(PERIOD_S)

@@ -24,7 +24,7 @@ class Fake:
         self.order = (0, 1)
         self.asked = []
         self.left = 0
-        self.dropped = []
+        self.dropped, self.held = [], []
         self.whole = 0
 
     async def __call__(self, scope, receive, send):
@@ -75,8 +75,8 @@ class Fake:
         await write.start(200, b"text/event-stream")
         while True:
             if not self.is_silent:
-                fields = {"running": 1, "waiting": 0, "dropped": self.dropped}
-                self.dropped = []
+                fields = {"running": 1, "waiting": 0, "dropped": self.dropped, "held": self.held}
+                self.dropped, self.held = [], []
                 await write(b"data: " + json.dumps(fields).encode() + b"\n\n")
             await asyncio.sleep(0.02)
             if self.is_dead:

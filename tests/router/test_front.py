@@ -316,6 +316,25 @@ def test_a_client_that_leaves_ends_the_request_at_the_worker(routing, fakes):
     run(test())
 
 
+def test_the_next_turn_goes_where_a_long_answer_was_computed(routing, fakes):
+    """The prompt alone would be a tenth of it, and w0 comes first of equal workers."""
+
+    async def test():
+        async with routing(*fakes) as router:
+            ids = list(range(5, 45))
+            policy = router.fleet.policy
+            fakes[1].held = [{"key": None, "tokens": ids[:30]}]
+            await router.until(lambda: policy.matched("w1", ids) == 30)
+            assert policy.workers["w1"].queue == 0
+            await router.ask("POST", PATH, {"prompt": ids, "max_tokens": 1})
+            assert [len(fake.asked) for fake in fakes] == [0, 1]
+            fakes[1].dropped, fakes[1].held = [{"key": None, "tokens": ids, "kept": 8}], [{"key": "a", "tokens": ids}]
+            await router.until(lambda: policy.matched("w1", fleets.in_tree_of("a", ids)) == len(ids) + 1)
+            assert policy.matched("w1", ids) == 8
+
+    run(test())
+
+
 def test_what_a_worker_dropped_is_forgotten(routing, fakes):
     async def test():
         async with routing(*fakes) as router:

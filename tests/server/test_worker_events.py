@@ -1,4 +1,4 @@
-"""What a server tells a router: that it is alive, and exactly what its prefix cache does not hold any more."""
+"""What a server tells a router: that it is alive, and exactly what its prefix cache holds."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from mini_engine.llm import load_driver, make_engine
 from mini_engine.router.tree import TokenTree
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import RequestOptions
-from mini_engine.server.worker_events import Dropped
+from mini_engine.server.worker_events import CacheChanges
 
 PAGE = 4
 SMALL = EngineConfig(
@@ -42,9 +42,9 @@ def held(cache, tokens, key):
     return longest
 
 
-def test_what_was_computed_and_not_dropped_is_what_the_cache_holds():
+def test_what_was_told_is_what_the_cache_holds():
     engine = make_engine(load_driver(None, SMALL), load_tokenizer(TINY_MODEL).backend_tokenizer)
-    watcher = Dropped(engine, lambda _: None)
+    watcher = CacheChanges(engine, lambda _: None)
     watcher.attach()
     chance = random.Random(3)
     cache = engine.scheduler.cache
@@ -64,15 +64,15 @@ def test_what_was_computed_and_not_dropped_is_what_the_cache_holds():
                 if delta.finish_reason is not None:
                     output = engine.take_output(delta.request_id)
                     tokens = output.prompt_ids + output.token_ids
-                    key = keys[output.request_id]
-                    believed[key].insert(tokens[: held(cache, tokens, key)])
-                    computed.append((key, tokens))
+                    computed.append((keys[output.request_id], tokens))
         if chance.random() < 0.1:
             engine.flush_cache()
-        dropped = watcher.take()
-        num_dropped += len(dropped)
-        for each in dropped:
+        changes = watcher.take()
+        num_dropped += len(changes["dropped"])
+        for each in changes["dropped"]:
             believed[each["key"]].forget(each["tokens"], each["kept"])
+        for each in changes["held"]:
+            believed[each["key"]].insert(each["tokens"])
         for key, tokens in computed:
             assert believed[key].match(tokens) // PAGE * PAGE == held(cache, tokens, key), (number, key, tokens)
     assert num_dropped > 20
@@ -83,11 +83,13 @@ def test_it_says_every_second_that_it_is_alive_and_how_busy(server, http):
     http.post("/flush_cache")
     with http.stream("GET", "/worker_events") as response:
         events = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: "))
-        assert next(events) == {"running": 0, "waiting": 0, "dropped": []}
+        assert next(events) == {"running": 0, "waiting": 0, "dropped": [], "held": []}
         ids = server.tokenizer.encode(
             "Once upon a time there was a fox named Mila, and she met an owl who lived alone."
         )
         http.post("/v1/completions", json={"prompt": ids, "max_tokens": 1})
+        (held,) = next(events)["held"]
+        assert held == {"key": None, "tokens": ids[: len(held["tokens"])]}
         http.post("/flush_cache")
         dropped = next(events)["dropped"]
         assert [each["kept"] for each in dropped] == [0]
