@@ -22,10 +22,7 @@ class Rule(Protocol):
     def add(self, worker: str) -> None:
         """Let a worker take requests."""
 
-    def remove(self, worker: str) -> None:
-        """Forget a worker."""
-
-    def choose(self, tokens: Sequence[int], without: Collection[str] = ()) -> str:
+    def choose(self, tokens: Sequence[int]) -> str:
         """Return the worker for a prompt."""
 
     def begin(self, worker: str, tokens: Sequence[int]) -> None:
@@ -100,11 +97,12 @@ class TwoChoices(Random):
 
 
 class ConsistentHashing(RoundRobin):
-    """The worker whose point on a ring follows the hash of the first ``HASHED_TOKENS`` tokens (Karger et al., 1997)."""
+    """The worker whose point on a ring follows the hash of the first ``hashed_tokens`` (Karger et al., 1997)."""
 
-    def __init__(self) -> None:
+    def __init__(self, hashed_tokens: int = HASHED_TOKENS) -> None:
         """Start with an empty ring."""
         super().__init__()
+        self.hashed_tokens = hashed_tokens
         self.ring: list[tuple[bytes, str]] = []
 
     def add(self, worker: str) -> None:
@@ -121,7 +119,7 @@ class ConsistentHashing(RoundRobin):
     def choose(self, tokens: Sequence[int], without: Collection[str] = ()) -> str:
         """Return the worker of the next point."""
         ring = [point for point in self.ring if point[1] not in without] if without else self.ring
-        place = bisect_left(ring, (hashlib.sha256(as_tokens(tokens[:HASHED_TOKENS]).tobytes()).digest(), ""))
+        place = bisect_left(ring, (hashlib.sha256(as_tokens(tokens[: self.hashed_tokens]).tobytes()).digest(), ""))
         return ring[place % len(ring)][1]
 
 

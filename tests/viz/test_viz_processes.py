@@ -1,17 +1,19 @@
-"""What L12's figures show agrees with counting by hand, and its fleet with sets of beginnings."""
+"""What L12's figures show agrees with counting by hand, and its fleet with sums on paper and texts side by side."""
 
 import math
-import random
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
 from mini_engine.checkpoint import TINY_MODEL, load_config
+from mini_engine.processes.routing import Node
+from mini_engine.router.simulation import Limits, Session, Turn
 from mini_engine.viz import processes
 from mini_engine.viz.figure import Figure
 from mini_engine.viz.kernels.work import QWEN3_0_6B
 from mini_engine.viz.processes import draw, fleet
-from mini_engine.viz.processes.fleet import Outcome, Worker
+from mini_engine.viz.processes.fleet import Outcome
 from mini_engine.viz.processes.parts import Band, Exchange, Network
 from tests.support.figures import check_drawn, check_figures
 
@@ -23,7 +25,7 @@ LAYERS = {
     1: {"gather": Exchange(0, 0.0), "sum": Exchange(0, 0.0)},
     2: {"gather": Exchange(4, 5000.0), "sum": Exchange(2, 2500.0)},
 }
-OUTCOMES = {1: Outcome(0.5, 3, [0], [0, 2]), 4: Outcome(0.75, 6, [0], [5, 1])}
+OUTCOMES = {1: Outcome(0.5, 3, [0, 2]), 4: Outcome(0.75, 6, [5, 1])}
 
 
 @pytest.fixture(scope="module")
@@ -94,43 +96,73 @@ def test_exchanges_and_steps_are_counted():
     assert processes.step_seconds(QWEN3_0_6B, 1, Network("n", 1e-3, 1e6), memory=1e9) == 2 * weights / 1e9
 
 
-def test_a_worker_holds_the_beginnings_of_its_texts_and_says_what_it_drops():
-    dice = random.Random(0)
-    worker, told = Worker(3), Worker(3)
-    for _ in range(200):
-        text = tuple(dice.randrange(2) for _ in range(dice.randrange(13, 18)))
-        told.tree.insert(text)
-        for old, stays in worker.hold(text):
-            told.tree.dropped(old, stays)
-        assert len(worker.texts) <= 3
-        for asked in (*worker.texts, tuple(dice.randrange(2) for _ in range(16))):
-            longest = max(fleet.common(asked, own) for own in worker.texts)
-            assert worker.tree.match(asked) == told.tree.match(asked) == longest
+def whole(sessions: list[Session]) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Each prompt with what will be answered, in the order of time if every answer is there at once."""
+    timed = []
+    for session in sessions:
+        text, when = (), session.arrival_s
+        for place, turn in enumerate(session.turns):
+            when += turn.pause_s if place else 0.0
+            prompt = (*text, *turn.own)
+            text = (*prompt, *turn.answer)
+            timed.append((when, prompt, text))
+    return {prompt: text for _, prompt, text in sorted(timed)}
 
 
-@pytest.mark.parametrize("rule", [*processes.RULES, processes.SILENT])
-def test_a_fleet_answers_all_and_one_worker_waits_for_itself(rule):
-    requests = processes.chats(40, seed=3, gap=300)
-    outcome = processes.simulate(requests, rule, 3, capacity=5)
-    assert len(outcome.waits) == len(outcome.mistaken) == len(requests)
-    assert 0 < outcome.hit_rate < 1
-    assert min(outcome.waits) == 0
-    assert outcome.hit_rate < processes.endless(requests)
+def common(text: Sequence[int], other: Sequence[int]) -> int:
+    return max(length for length in range(len(text) + 1) if text[:length] == other[:length])
 
 
 def test_an_endless_cache_finds_the_longest_beginning_of_all_earlier_texts():
-    requests = processes.chats(40, seed=3, gap=300)
+    chats = processes.chats(40, seed=3, gap_s=0.3)
+    texts = whole(chats)
     found = [
-        max((fleet.common(own.prompt, other.whole) for other in requests[:place]), default=0)
-        for place, own in enumerate(requests)
+        max((common(own, other) for other in list(texts.values())[:place]), default=0)
+        for place, own in enumerate(texts)
     ]
-    assert processes.endless(requests) == sum(found) / sum(len(each.prompt) for each in requests)
+    assert processes.endless(chats) == sum(found) / sum(map(len, texts))
 
 
-def test_who_is_told_believes_nothing_wrong():
-    requests = processes.chats(60, seed=5, gap=100)
-    assert sum(processes.simulate(requests, processes.MATCH, 2, capacity=2).mistaken) == 0
-    assert sum(processes.simulate(requests, processes.SILENT, 2, capacity=2).mistaken) > 0
+def test_rules_fare_as_their_names_say():
+    chats = processes.chats(40, seed=3, gap_s=0.3)
+    found = {rule: processes.simulate(chats, rule, 3, pool=10**6) for rule in (*processes.RULES, processes.SILENT)}
+    for outcome in found.values():
+        assert len(outcome.mistaken) == sum(len(session.turns) for session in chats)
+    bound = processes.endless(chats)
+    assert all(0.95 * bound < found[rule].hit_rate <= bound for rule in (processes.MATCH, "hashing"))
+    assert all(found[rule].hit_rate < 0.8 * bound for rule in ("two choices", "round robin"))
+    assert found[processes.SILENT] == found[processes.MATCH], "nothing was dropped"
+    assert processes.simulate(chats, processes.MATCH, 3, pool=10**6, share=1.0).hit_rate < 0.9 * bound
+    alone = [processes.simulate(chats, rule, 1, pool=600) for rule in processes.RULES]
+    assert len({(outcome.hit_rate, outcome.longest_queue) for outcome in alone}) == 1
+
+
+def test_what_was_believed_and_not_found_is_counted():
+    early = [Session(when, [Turn([1] * 200, [0])]) for when in (0.0, 0.1, 99.0)]  # the second while the first computes
+    assert processes.simulate(early, processes.MATCH, 1, pool=1000).mistaken == [0, 199, 0]
+    again = [Session(100.0 * place, [Turn([token] * 50, [0])]) for place, token in enumerate([1, 2, 1])]
+    assert processes.simulate(again, processes.MATCH, 1, pool=70).mistaken == [0, 0, 0]
+    assert processes.simulate(again, processes.SILENT, 1, pool=70).mistaken == [0, 0, 50 - 1 - 19]  # 70 less 51 stayed
+    assert processes.simulate(again, "round robin", 1, pool=70).mistaken == [0, 0, 0]
+
+
+def test_who_is_told_believes_what_the_workers_hold():
+    rule = fleet.Match(share=0.5, is_told=True)
+    served = fleet.Fleet(rule, 3, fleet.COSTS, Limits(400, 4, 128))
+    chats = processes.chats(60, seed=5, gap_s=0.3)
+    served.run(chats)
+    assert rule.queues == {"w000": 0, "w001": 0, "w002": 0}
+    for name, worker in served.workers.items():
+        assert worker.cache.num_tokens == 400
+        assert sum(1 for _ in nodes(rule.trees[name].root)) == 400
+        for text in whole(chats).values():
+            assert rule.trees[name].match(text) == worker.cache.match(text)
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    for child in node.values():
+        yield child
+        yield from nodes(child)
 
 
 def test_the_slider_shows_what_its_share_gives():

@@ -1,228 +1,107 @@
-"""A fleet of workers in whole numbers of time: chats come, a rule sends each turn to a worker, caches fill and evict.
+"""Chats on the simulated workers of ``mini_engine.router``, with the lesson's own ``Router`` as one of the rules."""
 
-The rule that matches is the lesson's own ``Router``. Nothing here depends on a clock or on rounding.
-"""
-
-import bisect
 import random
-import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mini_engine.processes.routing import Router, Tree
+from mini_engine.router.rules import ConsistentHashing, RoundRobin, Rule, TwoChoices
+from mini_engine.router.simulation import Costs, Job, Limits, Session, Simulation, Turn
 
 OPENINGS, OPENING, TURN, ANSWER, TURNS = 6, 48, 16, 12, 5  # beginnings that chats share; tokens; turns of a chat
-PER_TOKEN, PER_ANSWER = 2, 120  # time for a prompt token that is not cached, and for an answer
-BEGINNING = 4  # tokens of which the hash decides
+COSTS = Costs(step=0.02, token=0.004, row=0.002)
+RUNNING, STEP = 4, 128  # of a worker: requests that share a step, and tokens of a step
+MATCH, SILENT = "match", "match, never told what was dropped"
+RULES = (MATCH, "hashing", "two choices", "round robin")
 
 
-@dataclass(frozen=True)
-class Request:
-    """A turn of a chat: when it comes, its prompt, and the prompt with what will be answered."""
-
-    time: int
-    prompt: tuple[int, ...]
-    whole: tuple[int, ...]
-
-
-def chats(count: int, seed: int, gap: int) -> list[Request]:
-    """Draw the turns of ``count`` chats, in the order of their times. ``gap``: time between chats, on average."""
+def chats(count: int, seed: int, gap_s: float) -> list[Session]:
+    """Draw ``count`` chats. ``gap_s``: seconds between two of them, on average."""
     dice = random.Random(seed)
-    openings = [tuple(dice.randrange(1000) for _ in range(OPENING)) for _ in range(OPENINGS)]
-    found, begin = [], 0
+
+    def draw(size: int) -> list[int]:
+        return [dice.randrange(1000) for _ in range(size)]
+
+    openings = [draw(OPENING) for _ in range(OPENINGS)]
+    found, begin = [], 0.0
     for _ in range(count):
-        begin += dice.randrange(2 * gap)
-        text = openings[min(dice.randrange(OPENINGS), dice.randrange(OPENINGS))]  # some are more popular
-        time = begin
-        for _ in range(dice.randrange(1, TURNS + 1)):
-            prompt = text + tuple(dice.randrange(1000) for _ in range(TURN))
-            text = prompt + tuple(dice.randrange(1000) for _ in range(ANSWER))
-            found.append(Request(time, prompt, text))
-            time += 400 + dice.randrange(1200)  # the answer is read, and the next question written
-    return sorted(found, key=lambda request: request.time)
+        begin += 2 * gap_s * dice.random()
+        opening = openings[min(dice.randrange(OPENINGS), dice.randrange(OPENINGS))]  # some are more popular
+        first = Turn(opening + draw(TURN), draw(ANSWER))
+        later = [Turn(draw(TURN), draw(ANSWER), 0.5 + 2 * dice.random()) for _ in range(dice.randrange(TURNS))]
+        found.append(Session(begin, [first, *later]))
+    return found
 
 
-class Rule(Protocol):
-    """Sends requests to workers. ``Router`` is one."""
+class Match(Router):
+    """The lesson's router as a rule of the simulation. ``believed``: tokens of each request that it took for cached."""
 
-    queues: dict[str, int]
+    def __init__(self, share: float, is_told: bool) -> None:
+        """Start without workers. ``is_told``: whether it learns what workers drop."""
+        super().__init__([], share=share)
+        self.is_told = is_told
+        self.believed: list[int] = []
 
-    def choose(self, tokens: Sequence[int]) -> str:
-        """Return a worker."""
-        ...
-
-    def begin(self, worker: str, tokens: Sequence[int]) -> None:
-        """Note that a request was sent."""
-        ...
-
-    def end(self, worker: str, tokens: Sequence[int]) -> None:
-        """Note that a request is done."""
-        ...
-
-
-class Counting:
-    """A rule that knows queues and no tokens; ``pick`` chooses among the workers."""
-
-    def __init__(self, workers: Sequence[str], pick: Callable[["Counting", Sequence[int]], str]) -> None:
-        """Begin with empty queues."""
-        self.queues = dict.fromkeys(workers, 0)
-        self.pick = pick
-        self.turn = 0
-
-    def choose(self, tokens: Sequence[int]) -> str:
-        """Return what ``pick`` says."""
-        self.turn += 1
-        return self.pick(self, tokens)
+    def add(self, worker: str) -> None:
+        """Let ``worker`` take requests. Mutates."""
+        self.trees[worker] = Tree()
+        self.queues[worker] = 0
 
     def begin(self, worker: str, tokens: Sequence[int]) -> None:
-        """Count."""
-        self.queues[worker] += 1
+        """Note that a request was sent, and what was believed before. Mutates."""
+        self.believed.append(self.trees[worker].match(tokens))
+        super().begin(worker, tokens)
 
-    def end(self, worker: str, tokens: Sequence[int]) -> None:
-        """Count."""
-        self.queues[worker] -= 1
-
-
-def in_turns(rule: Counting, tokens: Sequence[int]) -> str:
-    """Return one worker after the other."""
-    return list(rule.queues)[rule.turn % len(rule.queues)]
+    def dropped(self, worker: str, tokens: Sequence[int], length: int) -> None:
+        """Forget what ``worker`` does not hold any more, if it is told so. Mutates."""
+        if self.is_told:
+            self.trees[worker].dropped(tokens, length)
 
 
-def shortest(rule: Counting, tokens: Sequence[int]) -> str:
-    """Return the worker with the shortest queue; of equal ones another each time."""
-    names = list(rule.queues)
-    start = rule.turn % len(names)
-    return min(names[start:] + names[:start], key=lambda worker: rule.queues[worker])
+class Fleet(Simulation):
+    """The simulation, with its requests in the order in which they come."""
 
+    def __init__(self, rule: Rule, workers: int, costs: Costs, limits: Limits) -> None:
+        """Start without requests."""
+        super().__init__(rule, workers, costs, limits)
+        self.jobs: list[Job] = []
 
-def hashed(rule: Counting, tokens: Sequence[int]) -> str:
-    """Return the worker that the hash of the first tokens names."""
-    return list(rule.queues)[zlib.crc32(repr(tokens[:BEGINNING]).encode()) % len(rule.queues)]
-
-
-@dataclass
-class Worker:
-    """A worker's cache: the texts that it holds, the oldest first, and the tree of their tokens."""
-
-    capacity: int
-    texts: OrderedDict[tuple[int, ...], None] = field(default_factory=OrderedDict)
-    tree: Tree = field(default_factory=Tree)
-    free_at: int = 0
-
-    def hold(self, text: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
-        """Keep a text as the newest one; return what is dropped for it: texts, and how much of each stays. Mutates."""
-        self.texts.pop(text[:-ANSWER], None)  # an answer is kept with its prompt
-        self.texts[text] = None
-        self.texts.move_to_end(text)
-        self.tree.insert(text)
-        dropped = []
-        while len(self.texts) > self.capacity:
-            old, _ = self.texts.popitem(last=False)
-            stays = max(common(old, other) for other in self.texts)
-            self.tree.dropped(old, stays)
-            dropped.append((old, stays))
-        return dropped
-
-
-def common(text: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many first tokens two texts have in common."""
-    least = min(len(text), len(other))
-    return next((place for place in range(least) if text[place] != other[place]), least)
+    def arrive(self, now: float, job: Job) -> None:
+        """Keep the request, and send it. Mutates."""
+        self.jobs.append(job)
+        super().arrive(now, job)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What came of a load: the share of prompt tokens that were cached, and the longest queue.
 
-    For each request: its wait, and how many of its tokens the router believed to be cached that were not.
+    ``mistaken``: for each request, how many of its tokens the router believed to be cached that were not, when its turn
+    came.
     """
 
     hit_rate: float
     longest_queue: int
-    waits: list[int]
     mistaken: list[int]
 
-    @property
-    def late(self) -> int:
-        """The wait that 95 of 100 requests do not exceed."""
-        return sorted(self.waits)[len(self.waits) * 95 // 100]
 
-
-def rule_of(name: str, workers: Sequence[str], share: float = 0.5) -> Rule:
+def rule_of(name: str, share: float) -> Rule:
     """Return a rule by the name that figures show."""
     if name in (MATCH, SILENT):
-        return Router(workers, share=share)
-    return Counting(workers, {"in turns": in_turns, "shortest queue": shortest, "hash": hashed}[name])
+        return Match(share, name == MATCH)
+    return {"hashing": ConsistentHashing(OPENING), "two choices": TwoChoices(), "round robin": RoundRobin()}[name]
 
 
-MATCH, SILENT = "match", "match, never told what was dropped"
-RULES = (MATCH, "hash", "shortest queue", "in turns")
+def simulate(sessions: Sequence[Session], name: str, size: int, pool: int, share: float = 0.5) -> Outcome:
+    """Serve ``sessions`` with ``size`` workers by a rule of ``RULES`` or ``SILENT``. ``pool``: tokens of each cache."""
+    rule = rule_of(name, share)
+    fleet = Fleet(rule, size, COSTS, Limits(pool, RUNNING, STEP))
+    outcome = fleet.run(sessions)
+    believed = rule.believed if isinstance(rule, Match) else [0] * len(fleet.jobs)
+    mistaken = [max(min(own, len(job.prompt) - 1) - job.hit, 0) for own, job in zip(believed, fleet.jobs, strict=True)]
+    return Outcome(outcome.hit_rate, outcome.longest_queue, mistaken)
 
 
-def simulate(requests: Sequence[Request], name: str, size: int, capacity: int, share: float = 0.5) -> Outcome:
-    """Send ``requests`` to ``size`` workers by a rule of ``RULES`` or ``SILENT``.
-
-    ``capacity``: texts that each cache holds. A worker answers one request after the other.
-    """
-    names = [f"worker {place}" for place in range(size)]
-    fleet = Fleet(rule_of(name, names, share), {worker: Worker(capacity) for worker in names}, name != SILENT)
-    hits = longest = 0
-    waits, mistaken = list[int](), list[int]()
-    for request in requests:
-        fleet.finish(request.time)
-        worker = fleet.rule.choose(request.prompt)
-        held = fleet.workers[worker].tree.match(request.prompt)
-        mistaken.append(max(fleet.believed(worker, request.prompt) - held, 0))
-        cached = min(held, len(request.prompt) - 1)
-        waits.append(fleet.send(worker, request, cached))
-        hits += cached
-        longest = max(longest, *fleet.rule.queues.values())
-    return Outcome(hits / sum(len(request.prompt) for request in requests), longest, waits, mistaken)
-
-
-def endless(requests: Sequence[Request]) -> float:
+def endless(sessions: Sequence[Session]) -> float:
     """Return the share of prompt tokens that one cache without an end finds, if every answer is there at once."""
-    tree, hits = Tree(), 0
-    for request in requests:
-        hits += min(tree.match(request.prompt), len(request.prompt) - 1)
-        tree.insert(request.whole)
-    return hits / sum(len(request.prompt) for request in requests)
-
-
-@dataclass
-class Fleet:
-    """The workers, the rule that sends requests to them, and what is running: when it ends, where, and what."""
-
-    rule: Rule
-    workers: dict[str, Worker]
-    tells: bool  # whether workers say what they drop
-    running: list[tuple[int, str, Request]] = field(default_factory=list)
-
-    def send(self, worker: str, request: Request, cached: int) -> int:
-        """Send a request of which ``cached`` tokens need not be computed; return how long it waits. Mutates."""
-        own = self.workers[worker]
-        start = max(own.free_at, request.time)
-        own.free_at = start + PER_TOKEN * (len(request.prompt) - cached) + PER_ANSWER
-        bisect.insort(self.running, (own.free_at, worker, request), key=lambda entry: entry[:2])
-        self.rule.begin(worker, request.prompt)
-        self.keep(worker, request.prompt)
-        return start - request.time
-
-    def finish(self, time: int) -> None:
-        """End what ends until ``time``. Mutates."""
-        while self.running and self.running[0][0] <= time:
-            _, worker, request = self.running.pop(0)
-            self.rule.end(worker, request.whole)
-            self.keep(worker, request.whole)
-
-    def keep(self, worker: str, text: tuple[int, ...]) -> None:
-        """Let a worker hold a text, and tell what it drops for it. Mutates."""
-        for old, stays in self.workers[worker].hold(text):
-            if self.tells and isinstance(self.rule, Router):
-                self.rule.trees[worker].dropped(old, stays)
-
-    def believed(self, worker: str, tokens: Sequence[int]) -> int:
-        """Return how many of the tokens the router believes to be cached there; a rule that knows no tokens, none."""
-        return self.rule.trees[worker].match(tokens) if isinstance(self.rule, Router) else 0
+    return Simulation(RoundRobin(), 1, Costs(0.0, 0.0, 0.0), Limits(pool=2**30)).run(sessions).hit_rate
