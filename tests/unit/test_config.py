@@ -28,6 +28,7 @@ NEEDS: dict[str, Any] = {
     "json_whitespace": {"grammar_backend": "fsm"},
     "jump_forward": {"grammar_backend": "fsm"},
     "max_draft_rows": {"drafts": "ngram"},
+    "tensor_parallel_mode": {"tensor_parallel": 2},
 }
 FLAGS = ("batch_invariant", "preemption", "jump_forward")
 COUNTS = {
@@ -41,9 +42,10 @@ COUNTS = {
     "wait_for_prefix": 1,
     "wait_below_match": 0,
     "max_draft_rows": 1,
+    "tensor_parallel": 1,
 }
 WORDS = ("dtype", "device", "compute", "policy", "prefix_cache", "eviction", "grammar_backend", "json_whitespace")
-WORDS += ("drafts", "quantize")
+WORDS += ("drafts", "quantize", "tensor_parallel_mode")
 OPTIONAL = ("max_model_len", "max_tokens_per_step", "policy_seed", "num_pages", "prefix_cache", "wait_for_prefix")
 NO_NUMBERS: tuple[Any, ...] = (True, "1", 1.0, math.nan, math.inf, [1], b"1", 1j, np.float64(1), np.array([1]))
 
@@ -62,7 +64,7 @@ def test_every_field_has_a_check_and_every_check_is_met_here() -> None:
 @pytest.mark.parametrize("name", NEEDS)
 def test_what_does_nothing_without_another_option_is_refused(name: str) -> None:
     needed = next(iter(NEEDS[name]))
-    value = next(value for value in (True, 7, "lfu", "any") if accepts(name, value))
+    value = next(value for value in (True, 7, "lfu", "any", "sum") if accepts(name, value))
     with pytest.raises(ValueError, match=f"^{name} is {value!r} and does nothing while {needed} is .*; set {needed}"):
         EngineConfig(**{name: value})
 
