@@ -14,6 +14,7 @@ Shapes: ``n`` ranks, and otherwise those of ``model.py``.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -144,10 +145,11 @@ def divides(size: int, model: ModelConfig) -> bool:
 class Shard:
     """The rows of a matrix that one rank has. ``F.embedding`` and ``torch.cat`` take it for a tensor.
 
-    ``weight`` [own, in], a tensor or quantized. ``whole``: the rows of the matrix.
+    ``weight`` [own, in], a tensor or quantized. ``rows`` [own]: their places in the matrix, which has ``whole`` rows.
     """
 
     weight: Any
+    rows: Tensor
     whole: int
     role: Role
     split: Split
@@ -175,7 +177,9 @@ class Shard:
         if function is torch.cat:
             (shards,) = args
             stacked = torch.cat([shard.weight for shard in shards])
-            return replace(shards[0], weight=stacked, whole=sum(shard.whole for shard in shards))
+            first = accumulate((shard.whole for shard in shards), initial=0)
+            rows = torch.cat([shard.rows + at for shard, at in zip(shards, first, strict=False)])
+            return replace(shards[0], weight=stacked, rows=rows, whole=sum(shard.whole for shard in shards))
         if function is F.embedding:
             token_ids, table = args
             return table.look_up(token_ids)
@@ -217,8 +221,11 @@ class Shards:
         self.num_bytes += sum(
             tensor.nbytes for tensor in (weight.tensors().values() if isinstance(weight, Rows) else [weight])
         )
-        is_matrix = piece is not None and len(weight.shape) > 1
-        return Shard(weight, piece.whole, piece.role, self.split) if is_matrix and piece else weight
+        if piece is None or len(weight.shape) == 1:
+            return weight
+        every = torch.arange(piece.whole)
+        rows = torch.cat([every[place[:1]] for place in piece.places])
+        return Shard(weight, rows, piece.whole, piece.role, self.split)
 
 
 class SplitProjections:
@@ -265,11 +272,12 @@ class SplitProjections:
         fixed = self.split.sums or isinstance(self.own, InvariantProjections)
         if fixed or not needs_padding(self.own, shard.weight, shard.whole, self.split.group.size):
             return linear_of(self.own, shard.weight, shard.whole, bias)
-        own = shard.shape[0]
-        missing = shard.whole - own
-        rest = None if bias is None else F.pad(bias, (0, missing))
-        padded = linear_of(self.own, F.pad(shard.weight, (0, 0, 0, missing)), shard.whole, rest)
-        return lambda x: padded(x)[:, :own].contiguous()
+        rows = shard.rows
+        in_place = torch.zeros(shard.whole, shard.shape[1], dtype=shard.dtype).index_copy_(0, rows, shard.weight)
+        if bias is not None:
+            bias = torch.zeros(shard.whole, dtype=shard.dtype).index_copy_(0, rows, bias)
+        padded = linear_of(self.own, in_place, shard.whole, bias)
+        return lambda x: padded(x).index_select(1, rows)
 
 
 class SplitLlama(Llama):
