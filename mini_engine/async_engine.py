@@ -294,12 +294,13 @@ class AsyncEngine:
                 command.done.set_exception(ended)
 
     async def close(self) -> None:
-        """End the thread and close the engine. Requests that have not ended raise ``EngineDeadError``."""
+        """End the thread, the engine and its ranks. Requests that have not ended raise ``EngineDeadError``."""
         if self.thread is not None:
             self.commands.put(None)
             await asyncio.get_running_loop().run_in_executor(None, self.thread.join)
         self.give_up(EngineDeadError("the engine was closed"))
         self.engine.close()
+        self.engine.driver.close()
 
     # ---- in the engine's thread ----
 
