@@ -212,7 +212,7 @@ def load_model(folder: Path, engine: EngineConfig, progress: bool = False, group
     weights, engine = quantized or (load_weights(folder, config, engine, progress), engine)
     if split is None:
         return build_model(config, weights, engine)
-    weights.pieces = {name: piece.places for name, piece in split.pieces().items()}
+    weights.pieces = {name: piece.place for name, piece in split.pieces().items()}
     return build_model(split.config, SplitWeights(weights, split), engine)
 
 

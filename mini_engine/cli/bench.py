@@ -12,6 +12,7 @@ from mini_engine.bench.grammar.command import bench_grammar
 from mini_engine.bench.kernels.command import bench_kernels
 from mini_engine.bench.prefix import bench_prefix
 from mini_engine.bench.quantize import bench_quantize
+from mini_engine.bench.ranks import bench_ranks
 from mini_engine.bench.sampler import bench_sampler
 from mini_engine.bench.serve import bench_serve
 from mini_engine.bench.serving import bench_serving
@@ -28,6 +29,7 @@ bench.command("kernels")(bench_kernels)
 bench.command("batch")(bench_batch)
 bench.command("drafts")(bench_drafts)
 bench.command("quantize")(bench_quantize)
+bench.command("ranks")(bench_ranks)
 if find_spec("greenlet") is not None:  # the extra "lang"
     from mini_engine.bench.lang import bench_lang
 

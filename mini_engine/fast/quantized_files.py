@@ -5,7 +5,7 @@ and a byte has two ids. ``config.json`` says what was rounded and how, and so do
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,26 +46,25 @@ def stored_shapes(name: str, shape: tuple[int, ...], kind: str) -> dict[str, tup
 
 @dataclass
 class QuantizedFile:
-    """The weights of such a folder. Each is read when it is asked for, and not kept. ``pieces``: see ``StoredWeights``.
+    """The weights of such a folder. Each is read when it is asked for, and not kept.
 
-    A piece of a matrix is some of its rows.
+    ``pieces``: what is read of some matrices, rows of them.
     """
 
     file: Path
     shapes: dict[str, tuple[int, ...]]  # of the weights that are not given away yet
     kind: str
     dtype: torch.dtype
-    pieces: Mapping[str, Sequence[Index]] = field(default_factory=dict)
+    pieces: Mapping[str, Index] = field(default_factory=dict)
 
     def pop(self, name: str, /) -> Any:
         """Give a weight away: a matrix is ``Int8`` or ``Nibbles``. Raises ``KeyError`` if it is not there."""
         shape = self.shapes.pop(name)
-        pieces = self.pieces.get(name, ((),))
+        piece = self.pieces.get(name, ())
         with opened(self.file) as tensors:
-            each = [tensors.get_tensor(part) for part in stored_shapes(name, shape, self.kind)]
-            parts = [torch.cat([tensor[piece] for piece in pieces]) for tensor in each]
+            parts = [tensors.get_tensor(part)[piece].clone() for part in stored_shapes(name, shape, self.kind)]
         own = [part.to(self.dtype) if part.is_floating_point() else part for part in parts]
-        return own[0] if len(shape) == 1 else form_of(name, self.kind)(*own, shape[1])  # type: ignore[call-arg, arg-type]
+        return own[0] if len(shape) == 1 else form_of(name, self.kind)(*own, shape[1])  # type: ignore[call-arg]
 
 
 def open_quantized(folder: Path, model: ModelConfig, engine: EngineConfig) -> tuple[QuantizedFile, EngineConfig] | None:

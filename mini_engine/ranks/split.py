@@ -15,7 +15,7 @@ Shapes: ``n`` ranks, and otherwise those of ``model.py``.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -58,9 +58,9 @@ def side_by_side(parts: Tensor) -> Tensor:
 
 
 class Piece(NamedTuple):
-    """What a rank has of a weight: ``places`` in it, one below the other. ``whole``: the number of its rows."""
+    """What a rank has of a weight: the ``place`` in it, and the number of rows of the ``whole``."""
 
-    places: Sequence[Index]
+    place: Index
     whole: int
     role: Role
 
@@ -97,36 +97,34 @@ class Split:
         """The rows of the table of embeddings and of the head that a rank has; the last rank may have fewer."""
         return -(-self.model.vocab_size // self.group.size)
 
-    def share(self, count: int) -> slice:
+    def share(self, count: int) -> Tensor:
         """Return this rank's of ``count`` rows, columns or heads."""
-        return slice(self.group.rank * count // self.group.size, (self.group.rank + 1) * count // self.group.size)
+        return torch.arange(count).view(self.group.size, -1)[self.group.rank]
 
     def pieces(self) -> Mapping[str, Piece]:
         """Return what this rank has of each weight that is split, by its name."""
-        cfg, first = self.model, self.group.rank * self.most_tokens
-        tokens = Piece([(slice(first, first + self.most_tokens),)], cfg.vocab_size, "tokens")
-        found = {EMBEDDING: tokens, HEAD: tokens}
+        cfg = self.model
+        tokens = torch.arange(cfg.vocab_size).split(self.most_tokens)[self.group.rank]
+        found = dict.fromkeys((EMBEDDING, HEAD), Piece((tokens,), cfg.vocab_size, "tokens"))
         for field, part in cfg.family.parts.items():
-            if len(part.shape) == 1 or field == "router":
-                continue
-            each = [names for layer in range(cfg.num_hidden_layers) for names in cfg.names(part, layer)]
-            found |= {name: self.piece(field, part, kind) for names in each for kind, name in names.items()}
+            if len(part.shape) > 1 and field != "router":
+                each = [names for layer in range(cfg.num_hidden_layers) for names in cfg.names(part, layer)]
+                found |= {name: self.piece(field, part, kind) for names in each for kind, name in names.items()}
         return found
 
     def piece(self, field: str, part: Part, kind: str) -> Piece:
         """Return what this rank has of a part of a layer, of its "weight" or its "bias"."""
-        whole, columns = (cast(int, getattr(self.model, size)) for size in part.shape)
+        whole, columns = (getattr(self.model, size) for size in part.shape)
         if field in BACK and self.sums:
-            place: Index = () if kind == "bias" else (slice(None), self.share(columns))
-            return Piece([place], whole, "sum")
+            return Piece(() if kind == "bias" else (slice(None), self.share(columns)), whole, "sum")
         if field == "gate_up_proj":  # two matrices in one
-            rows = self.share(whole // 2)
-            return Piece([(rows,), (slice(rows.start + whole // 2, rows.stop + whole // 2),)], whole, "in")
-        rows = self.share(whole)
-        if part.shape[0] == "kv_size":
-            first = self.share(self.model.num_key_value_heads).start * self.model.head_dim
-            rows = slice(first, first + self.config.kv_size)
-        return Piece([(rows,)], whole, "back" if field in BACK else "in")
+            rows = torch.cat((self.share(whole // 2), self.share(whole // 2) + whole // 2))
+        elif part.shape[0] == "kv_size":
+            first = self.group.rank * self.model.num_key_value_heads // self.group.size * self.model.head_dim
+            rows = torch.arange(first, first + self.config.kv_size)
+        else:
+            rows = self.share(whole)
+        return Piece((rows,), whole, "back" if field in BACK else "in")
 
 
 def divided(model: ModelConfig) -> list[str]:
@@ -138,7 +136,8 @@ def divided(model: ModelConfig) -> list[str]:
 def divides(size: int, model: ModelConfig) -> bool:
     """Whether a model can be split among ``size`` ranks."""
     kv_heads = model.num_key_value_heads
-    return not (any(getattr(model, name) % size for name in divided(model)) or (kv_heads % size and size % kv_heads))
+    divides_all = not any(getattr(model, name) % size for name in divided(model))
+    return divides_all and 0 in (kv_heads % size, size % kv_heads) and size * size <= model.vocab_size
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class Shard:
     """
 
     weight: Any
-    rows: Tensor
+    rows: Any
     whole: int
     role: Role
     split: Split
@@ -223,9 +222,7 @@ class Shards:
         )
         if piece is None or len(weight.shape) == 1:
             return weight
-        every = torch.arange(piece.whole)
-        rows = torch.cat([every[place[:1]] for place in piece.places])
-        return Shard(weight, rows, piece.whole, piece.role, self.split)
+        return Shard(weight, piece.place[0], piece.whole, piece.role, self.split)
 
 
 class SplitProjections:

@@ -107,7 +107,7 @@ def part_of(
     split = Split(config, ranks, sums)
     pieces = split.pieces()
     own = {
-        name: torch.cat([tensor[place] for place in pieces[name].places]).clone() if name in pieces else tensor.clone()
+        name: tensor[pieces[name].place].clone() if name in pieces else tensor.clone()
         for name, tensor in weights.items()
     }
     return build_model(split.config, SplitWeights(own, split), engine)
