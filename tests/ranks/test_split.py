@@ -16,6 +16,7 @@ from mini_engine.checkpoint import TINY_MODEL, load_config
 from mini_engine.cli.quantize import write
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.families import FAMILIES
+from mini_engine.fast.products import SMALL_WEIGHT, onednn_fault
 from mini_engine.llm import build_model, load_model, make_driver
 from mini_engine.ranks import checks
 from mini_engine.ranks.split import Split
@@ -73,6 +74,22 @@ def test_parts_have_the_bits_of_the_whole(dtype: str, compute: str, batch_invari
     skip_without_bfloat16(dtype)
     engine = EngineConfig(dtype=dtype, compute=compute, batch_invariant=batch_invariant)  # type: ignore[arg-type]
     check_parts(shape_of("qwen3"), engine, size)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_part_is_multiplied_in_the_way_of_the_whole(batch_invariant: bool) -> None:
+    """Which a part alone would not be: ``down_proj`` is large and a quarter of it small."""
+    config = shape_of("qwen3", hidden_size=256, intermediate_size=1024)
+    assert config.hidden_size * config.intermediate_size // 4 <= SMALL_WEIGHT < config.hidden_size * 1024
+    engine = EngineConfig(compute="packed", batch_invariant=batch_invariant)
+    kept = check_parts(config, engine, 4)
+    if kept and onednn_fault(torch.float32) is None:
+        weights = weights_of(config, "float32")
+        models, _ = at_each_rank(4, lambda ranks: part_of(config, weights, engine, ranks))
+        (way,) = {way for shape, way in models[1].projections.choices.items() if " x 1024 " in shape}
+        assert way.split(",")[0] == "packed" or batch_invariant
+        if batch_invariant:
+            assert models[1].projections.choices == build_model(config, weights, engine).projections.choices
 
 
 @pytest.mark.parametrize("size", [2, 4])
