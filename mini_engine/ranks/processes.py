@@ -9,6 +9,7 @@ The group is gloo's, with a store of its own. It is not torch's default group, s
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,16 +33,18 @@ from mini_engine.overlay import installed
 from mini_engine.sampler.driver import WorkerLostError
 
 c10d: Any = _distributed_c10d  # whose operations have no annotations
+Gloo = c10d.ProcessGroupGloo
 LIMIT_S = 6.0  # within a step no rank waits longer for another
 REPORT_S = 2.0  # so long do the others have to say that they are still there
 START_S = 600.0  # for imports, and for reading the checkpoint
+START = timedelta(seconds=START_S)
 IDLE_S = 365 * 86_400.0  # for the next order
 FRAME = 4096  # bytes of an order that are sent with its length
 LOOPBACK = "127.0.0.1"
 FOLLOWER = """
 import json, sys
-from mini_engine.ranks.processes import be_started
-be_started(int(sys.argv[3]))
+from mini_engine.ranks.processes import become_follower
+become_follower(int(sys.argv[3]))
 from mini_engine.config import EngineConfig
 from mini_engine.llm import load_driver
 load_driver(sys.argv[1], EngineConfig(**json.loads(sys.argv[2])))
@@ -68,13 +71,9 @@ class Ranks:
         self.lock = Lock()
         self.store = c10d.PrefixStore(f"mini_engine/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         self.agree("here")
-        options = limited(c10d.ProcessGroupGloo._Options(), START_S, "_timeout")
-        options._devices = [
-            c10d.ProcessGroupGloo.create_device(hostname=LOOPBACK)
-            if self.is_local
-            else c10d.ProcessGroupGloo.create_default_device()
-        ]
-        self.group = c10d.ProcessGroupGloo(self.store, rank, size, options)
+        options = limited(Gloo._Options(), START_S, "_timeout")
+        options._devices = [Gloo.create_device(hostname=LOOPBACK) if self.is_local else Gloo.create_default_device()]
+        self.group = Gloo(self.store, rank, size, options)
         self.close = weakref.finalize(self, finish, self.group, processes, self.faults)
         for process in processes.values():
             Thread(target=watch, args=(weakref.ref(self), process), daemon=True).start()
@@ -149,7 +148,7 @@ class Ranks:
         """
         self.store.set(f"{name}/{self.rank}", text)
         if self.rank:
-            self.store.wait([f"{name}/all"], timedelta(seconds=START_S))
+            self.store.wait([f"{name}/all"], START)
             return []
         until = time.monotonic() + START_S
         while missing := [rank for rank in range(self.size) if not self.store.check([f"{name}/{rank}"])]:
@@ -187,6 +186,18 @@ class Ranks:
         self.faults.append(fault)
         end_processes(self.processes)
         raise WorkerLostError(fault)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """End all ranks if this one leaves a step before its end, since the others wait for it there."""
+        try:
+            yield
+        except WorkerLostError:
+            raise
+        except BaseException as error:
+            self.faults.append(f"rank {self.rank} of {self.size} has left a step before its end: {error!r}")
+            end_processes(self.processes)
+            raise
 
     def find_lost(self) -> str | None:
         """Return, in words, which rank is lost and why."""
@@ -266,18 +277,18 @@ def join(folder: Path, engine: EngineConfig) -> Ranks:
         raise ValueError(f"tensor_parallel is {size}, and torchrun has started {given} processes; give both one number")
     rank, address, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     is_host = rank == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return Ranks(make_store(address, int(port), is_host), int(rank), size)
-
-
-def make_store(address: str, port: int, is_host: bool) -> Any:
-    """Return the store in which the ranks find one another."""
-    return c10d.TCPStore(address, port, is_master=is_host, wait_for_workers=False, timeout=timedelta(seconds=START_S))
+    store = c10d.TCPStore(address, int(port), is_master=is_host, wait_for_workers=False, timeout=START)
+    return Ranks(store, int(rank), size)
 
 
 def start(folder: Path, engine: EngineConfig) -> Ranks:
     """Start the other ranks, and return the group. Raises ``ValueError`` if one does not come."""
     size = engine.tensor_parallel
-    store = make_store(LOOPBACK, 0, True)
+    with socket.socket() as listening:
+        listening.bind((LOOPBACK, 0))  # torch would listen at all addresses of this machine
+        listening.listen()
+        where = {"port": listening.getsockname()[1], "master_listen_fd": listening.detach()}
+    store = c10d.TCPStore(LOOPBACK, is_master=True, wait_for_workers=False, timeout=START, **where)
     command = [sys.executable, "-c", FOLLOWER, str(folder), json.dumps(asdict(engine)), str(torch.get_num_threads())]
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port)}
     shared["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -292,7 +303,7 @@ def start(folder: Path, engine: EngineConfig) -> Ranks:
         raise
 
 
-def be_started(threads: int) -> None:
+def become_follower(threads: int) -> None:
     """Prepare this process, which ``start`` has begun: it computes with ``threads``, and ends when rank 0 does.
 
     Rank 0 holds the other end of its standard input. Ctrl-C is for rank 0, and so are warnings.

@@ -94,19 +94,22 @@ class LeadingWorker(Worker):
 
         Raises ``WorkerLostError`` if a rank is lost, or was given or has computed something else than this one.
         """
+        ranks = self.driver.ranks
         self.order(RUN, order_of(step))
-        logits = self.own.run(step)
-        digests = self.driver.ranks.stack(digests_of(step, self.own.hidden))  # [n, 2]
+        with ranks.together():
+            logits = self.own.run(step)
+            digests = ranks.stack(digests_of(step, self.own.hidden))  # [n, 2]
         for of_ranks, what in zip(digests.T, ("was given other inputs", "has computed other numbers"), strict=True):
             wrong = of_ranks.ne(of_ranks[0]).nonzero().flatten().tolist()
             if wrong:
-                self.driver.ranks.give_up(f"rank {wrong[0]} of {len(digests)} {what} than rank 0")
+                ranks.give_up(f"rank {wrong[0]} of {len(digests)} {what} than rank 0")
         return logits
 
     def more(self, rows: Tensor) -> Tensor:
         """Return the logits of ``rows`` [R] of the last step -> [R, V]."""
         self.order(MORE, {"rows": rows})
-        return self.own.more(rows)
+        with self.driver.ranks.together():
+            return self.own.more(rows)
 
 
 class LeadingDriver(SamplingDriver):

@@ -31,7 +31,7 @@ SIGNALS = [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.slow) for each
 def followers(process: int | None = None) -> list[psutil.Process]:
     """The ranks that a process, this one by default, has started and that have not ended."""
     own = [child for child in psutil.Process(process).children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in own if "be_started" in " ".join(child.cmdline())]
+    return [child for child in own if "become_follower" in " ".join(child.cmdline())]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_two_processes_answer_as_one_does() -> None:
         assert [own["engine"]["tensor_parallel"] for own in receipts] == [2, 1]
         assert receipts[0]["engine"]["tensor_parallel_mode"] == "gather"
         assert receipts[0]["answer"] == receipts[1]["answer"]
-        for driver in (one.engine.driver, split.engine.driver):
+        for driver in (one.engine.driver, split.engine.driver):  # one at a time: a worker of the newest leads
             again = compute_again(receipts[0], None, lambda *_, own=driver: (own, one.tokenizer))  # type: ignore[misc]
             assert again["answer"] == receipts[0]["answer"]
         assert split.engine.driver.generate([5, 6, 7], 10) == one.engine.driver.generate([5, 6, 7], 10)
@@ -101,6 +101,19 @@ def test_a_rank_that_is_lost_in_a_step_ends_all_requests(
         assert [answer.status_code for answer in answers] == [503] * 6
         assert all(f"rank 1 of 2 {reason}" in answer.json()["error"]["message"] for answer in answers)
         assert not psutil.wait_procs([own], 10)[1]
+
+
+def test_ranks_end_when_rank_0_leaves_a_step_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Ctrl-C in a notebook."""
+    with LLM(config=SPLIT) as llm:
+        hidden_states = llm.engine.driver.model.hidden_states
+        monkeypatch.setattr(llm.engine.driver.model, "hidden_states", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5, 6, 7]])
+        assert not followers()
+        monkeypatch.setattr(llm.engine.driver.model, "hidden_states", hidden_states)
+        with pytest.raises(WorkerLostError, match="rank 0 of 2 has left a step before its end: KeyboardInterrupt"):
+            llm.generate([[5, 6, 7]])
 
 
 def doctored(code: str) -> str:

@@ -235,3 +235,23 @@ def test_numbers_of_numpy_are_numbers_in_a_request() -> None:
 def test_numpy_s_numbers_meet_the_same_limits(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(changes))} "):
         SamplingParams(**changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"device": "cuda"}, "tensor_parallel is 2, which is for CPUs, and device is 'cuda'; set device='cpu'"),
+        ({"compute": "compiled"}, "compute='compiled' runs in one process; set compute='fast'"),
+        ({"compute": "triton"}, "compute='triton' runs in one process"),
+        (
+            {"tensor_parallel_mode": "sum", "batch_invariant": True},
+            "batch_invariant is True; set tensor_parallel_mode='gather'",
+        ),
+        ({"tensor_parallel_mode": "sum", "quantize": "int8"}, "quantize is 'int8'; set tensor_parallel_mode='gather'"),
+    ],
+    ids=str,
+)
+def test_what_several_processes_do_not_compute_is_refused(options: dict[str, Any], reason: str) -> None:
+    assert EngineConfig(**options | {"device": "cpu", "tensor_parallel_mode": "gather"})
+    with pytest.raises(ValueError, match=reason):
+        EngineConfig(tensor_parallel=2, **options)
