@@ -67,6 +67,7 @@ class Ranks:
         self.size = size
         self.processes = processes
         self.is_local = store.host == LOOPBACK  # all of them are on this machine
+        self.is_in_step = False
         self.faults: list[str] = []
         self.lock = Lock()
         self.store = c10d.PrefixStore(f"mini_engine/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -89,7 +90,7 @@ class Ranks:
         """Return the ``x`` of all ranks, which have one shape and dtype -> [n, ...]."""
         out = x.new_empty((self.size, *x.shape))
         options = limited(c10d.AllgatherOptions(), LIMIT_S)
-        self.wait(lambda: self.group._allgather_base(out.view(-1), x.contiguous().view(-1), options))
+        self.exchange(lambda: self.group._allgather_base(out.view(-1), x.contiguous().view(-1), options))
         return out
 
     def stack_at_first(self, x: Tensor) -> Tensor:
@@ -98,13 +99,13 @@ class Ranks:
         options = limited(c10d.GatherOptions(), LIMIT_S)
         options.rootRank = 0
         targets = [list(out.unbind())] if self.rank == 0 else []
-        self.wait(lambda: self.group.gather(targets, [x.contiguous()], options))
+        self.exchange(lambda: self.group.gather(targets, [x.contiguous()], options))
         return out if self.rank == 0 else x[None]
 
     def add(self, x: Tensor) -> Tensor:
         """Return the sum of the ``x`` of all ranks, with the same bits at each."""
         total = x.clone()
-        self.wait(lambda: self.group.allreduce([total], limited(c10d.AllreduceOptions(), LIMIT_S)))
+        self.exchange(lambda: self.group.allreduce([total], limited(c10d.AllreduceOptions(), LIMIT_S)))
         return total
 
     def send(self, order: bytes) -> None:
@@ -128,6 +129,12 @@ class Ranks:
         options.rootRank = options.rootTensor = 0
         self.wait(lambda: self.group.broadcast([torch.frombuffer(content, dtype=torch.uint8)], options))
         return content
+
+    def exchange(self, begin: Callable[[], Any]) -> None:
+        """Exchange tensors. Raises ``RuntimeError`` if rank 0 has not told the others to."""
+        if self.rank == 0 and not self.is_in_step:
+            raise RuntimeError("the model of several ranks computes nothing outside of its worker's steps")
+        self.wait(begin)
 
     def wait(self, begin: Callable[[], Any]) -> None:
         """Begin an exchange and wait for its end. Raises ``WorkerLostError`` if a rank is lost."""
@@ -189,7 +196,8 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """End all ranks if this one leaves a step before its end, since the others wait for it there."""
+        """Exchange with the other ranks inside. If rank 0 leaves before the end, all end: the others wait for it."""
+        self.is_in_step = True
         try:
             yield
         except WorkerLostError:
@@ -198,6 +206,8 @@ class Ranks:
             self.faults.append(f"rank {self.rank} of {self.size} has left a step before its end: {error!r}")
             end_processes(self.processes)
             raise
+        finally:
+            self.is_in_step = False
 
     def find_lost(self) -> str | None:
         """Return, in words, which rank is lost and why."""

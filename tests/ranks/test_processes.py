@@ -11,8 +11,10 @@ from threading import Thread
 
 import psutil
 import pytest
+import torch
 
 from mini_engine import LLM, EngineConfig, SamplingParams
+from mini_engine.attention.dense import DenseAttention
 from mini_engine.cli.replay import compute_again
 from mini_engine.ranks import processes
 from mini_engine.ranks.processes import FOLLOWER
@@ -54,14 +56,19 @@ def test_two_processes_answer_as_one_does() -> None:
             again = compute_again(receipts[0], None, lambda *_, own=driver: (own, one.tokenizer))  # type: ignore[misc]
             assert again["answer"] == receipts[0]["answer"]
         assert split.engine.driver.generate([5, 6, 7], 10) == one.engine.driver.generate([5, 6, 7], 10)
+        with pytest.raises(RuntimeError, match="nothing outside of its worker's steps"):
+            split.engine.driver.model.hidden_states(torch.tensor([5]), torch.tensor([0]), DenseAttention())
 
 
 def test_an_idle_server_that_loses_a_rank_says_so() -> None:
     with serving(SPLIT) as running, running.http() as http:
         assert http.get("/health").status_code == 200
-        body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 5, "temperature": 0}
-        assert http.post("/v1/completions", json=body).status_code == 200
+        body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}
+        (expected,) = LLM(config=OFF).generate("Once upon a time", SamplingParams(max_new_tokens=30))
+        assert running.client().completions.create(**body).choices[0].text == expected.text
         assert len(http.get("/get_server_info").json()["weight_bytes"]) == 2
+        attention = http.post("/v1/attention", json={"prompt": "The cat", "layer": 0})
+        assert (attention.status_code, attention.json()["error"]["message"][:20]) == (400, "tensor_parallel is 2")
         followers()[0].kill()
         end = time.monotonic() + 10
         while (health := http.get("/health")).status_code == 200:
