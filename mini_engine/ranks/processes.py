@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
 from types import MappingProxyType
@@ -36,6 +37,7 @@ c10d: Any = _distributed_c10d  # whose operations have no annotations
 Gloo = c10d.ProcessGroupGloo
 LIMIT_S = 6.0  # within a step no rank waits longer for another
 REPORT_S = 2.0  # so long do the others have to say that they are still there
+POOL_S = 30.0  # for zeroing a pool, which may be large
 START_S = 600.0  # for imports, and for reading the checkpoint
 START = timedelta(seconds=START_S)
 IDLE_S = 365 * 86_400.0  # for the next order
@@ -109,26 +111,29 @@ class Ranks:
         return total
 
     def send(self, order: bytes) -> None:
-        """Give an order to the other ranks, from rank 0. One without bytes ends them."""
+        """Give an order to every other rank, from rank 0. One without bytes ends them.
+
+        Each gets it from rank 0 itself: one that passed it on and hung would leave others without it.
+        """
         content = len(order).to_bytes(8) + order
-        self.broadcast(bytearray(content[:FRAME].ljust(FRAME, b"\0")))
-        if len(content) > FRAME:
-            self.broadcast(bytearray(content[FRAME:]))
+        for part in filter(None, (content[:FRAME].ljust(FRAME, b"\0"), content[FRAME:])):
+            for rank in range(1, self.size):
+                tensor = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+                self.wait(partial(self.group.send, [tensor], rank, 0), LIMIT_S)
 
     def receive(self) -> bytes:
         """Wait for the next order of rank 0."""
-        content = self.broadcast(bytearray(FRAME))
-        missing = int.from_bytes(content[:8]) + 8 - FRAME
-        if missing > 0:
-            content += self.broadcast(bytearray(missing))
-        return bytes(content[8 : int.from_bytes(content[:8]) + 8])
+        content = self.receive_bytes(FRAME)
+        length = int.from_bytes(content[:8])
+        if length + 8 > FRAME:
+            content += self.receive_bytes(length + 8 - FRAME)
+        return content[8 : length + 8]
 
-    def broadcast(self, content: bytearray) -> bytearray:
-        """Have all ranks hold the ``content`` of rank 0, which has the same length at each. Mutates and returns it."""
-        options = limited(c10d.BroadcastOptions(), IDLE_S if self.rank else LIMIT_S)
-        options.rootRank = options.rootTensor = 0
-        self.wait(lambda: self.group.broadcast([torch.frombuffer(content, dtype=torch.uint8)], options))
-        return content
+    def receive_bytes(self, count: int) -> bytes:
+        """Wait for ``count`` bytes from rank 0."""
+        tensor = torch.empty(count, dtype=torch.uint8)
+        self.wait(partial(self.group.recv, [tensor], 0, 0), IDLE_S)
+        return tensor.numpy().tobytes()
 
     def exchange(self, begin: Callable[[], Any]) -> None:
         """Exchange tensors. Raises ``RuntimeError`` if rank 0 has not told the others to."""
@@ -136,11 +141,11 @@ class Ranks:
             raise RuntimeError("the model of several ranks computes nothing outside of its worker's steps")
         self.wait(begin)
 
-    def wait(self, begin: Callable[[], Any]) -> None:
+    def wait(self, begin: Callable[[], Any], limit_s: float = LIMIT_S) -> None:
         """Begin an exchange and wait for its end. Raises ``WorkerLostError`` if a rank is lost."""
         try:
             if self.fault is None:
-                begin().wait()
+                begin().wait(timedelta(seconds=limit_s))
         except RuntimeError as error:
             self.lose(str(error))
         if self.fault is not None:
@@ -148,7 +153,7 @@ class Ranks:
 
     # ---- who is there ----
 
-    def agree(self, name: str, text: str = "") -> list[str]:
+    def agree(self, name: str, text: str = "", limit_s: float = START_S) -> list[str]:
         """Wait until every rank has called this with ``name``, in the store; return the texts of all ranks at rank 0.
 
         Raises ``ValueError`` if a rank has ended instead.
@@ -157,11 +162,11 @@ class Ranks:
         if self.rank:
             self.store.wait([f"{name}/all"], START)
             return []
-        until = time.monotonic() + START_S
+        until = time.monotonic() + limit_s
         while missing := [rank for rank in range(self.size) if not self.store.check([f"{name}/{rank}"])]:
             for rank in missing:
                 if (reason := self.end_of(rank)) or time.monotonic() > until:
-                    raise ValueError(f"rank {rank} of {self.size} {reason or f'has not come within {START_S:g} s'}")
+                    raise ValueError(f"rank {rank} of {self.size} {reason or f'gave no sign for {limit_s:g} s'}")
             time.sleep(0.01)
         self.store.set(f"{name}/all", "")
         return [self.store.get(f"{name}/{rank}").decode() for rank in range(self.size)]
@@ -249,9 +254,9 @@ def finish(group: Any, processes: Processes, faults: list[str]) -> None:
     """End the other ranks of a group, unless it has ended. Mutates ``faults``."""
     if not faults and group.rank() == 0:
         faults.append("the ranks were ended")
-        options = limited(c10d.BroadcastOptions(), 1.0)
         with suppress(RuntimeError):
-            group.broadcast([torch.zeros(FRAME, dtype=torch.uint8)], options).wait()
+            for rank in range(1, group.size()):
+                group.send([torch.zeros(FRAME, dtype=torch.uint8)], rank, 0).wait(timedelta(seconds=1))
     end_processes(processes)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from mini_engine.attention.metadata import AttentionMetadata, BatchInputs
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig
-from mini_engine.ranks.processes import Ranks
+from mini_engine.ranks.processes import POOL_S, Ranks
 from mini_engine.receipt import checkpoint_of, environment_of
 from mini_engine.sampler.driver import SamplingDriver, StepInputs, Worker
 
@@ -76,7 +76,8 @@ class LeadingWorker(Worker):
         self.driver = driver
         self.number = driver.num_workers = driver.num_workers + 1
         self.order(POOL, {"num_pages": torch.tensor(own.pool.num_pages)})
-        driver.ranks.agree(f"pool {self.number}")
+        with driver.ranks.together():
+            driver.ranks.agree(f"pool {self.number}", limit_s=POOL_S)
 
     @property
     def fault(self) -> str | None:  # type: ignore[override]

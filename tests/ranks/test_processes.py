@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 
 import psutil
@@ -16,9 +18,11 @@ import torch
 from mini_engine import LLM, EngineConfig, SamplingParams
 from mini_engine.attention.dense import DenseAttention
 from mini_engine.cli.replay import compute_again
+from mini_engine.llm import load_driver
 from mini_engine.ranks import processes
 from mini_engine.ranks.processes import FOLLOWER
 from mini_engine.sampler.driver import WorkerLostError
+from tests.conftest import random_checkpoint
 from tests.server.conftest import serving
 from tests.support.engines import _one_thread  # noqa: F401
 
@@ -159,6 +163,30 @@ def test_no_rank_outlives_the_command(how: signal.Signals) -> None:
         assert not psutil.wait_procs(own, 10)[1]
     finally:
         running.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_of_four_ranks_the_lost_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: signal.Signals
+) -> None:
+    monkeypatch.setattr(processes, "LIMIT_S", 3.0)
+    quicker = "from mini_engine.ranks import processes\nprocesses.LIMIT_S = 3.0\nbecome_follower"
+    monkeypatch.setattr(processes, "FOLLOWER", FOLLOWER.replace("become_follower(int", f"{quicker}(int"))
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
+    folder = random_checkpoint(tmp_path / "model", **shape)
+    one, four = (load_driver(folder, replace(OFF, tensor_parallel=size)) for size in (1, 4))
+    pairs = zip(one.steps(range(3, 20), 12), four.steps(range(3, 20), 12), strict=True)
+    assert all(torch.equal(own.logits, other.logits) for own, other in pairs)
+    lost = next(each for each in followers() if each.environ()["RANK"] == "2")
+    steps = four.steps(range(3, 20), 5)
+    next(steps)
+    lost.send_signal(how)
+    began = time.monotonic()
+    with pytest.raises(WorkerLostError, match=r"^rank 2 of 4 (was ended by SIGKILL|gave no sign for 3 s)"):
+        list(steps)
+    assert time.monotonic() - began < 10
+    four.close()
 
 
 @pytest.mark.slow

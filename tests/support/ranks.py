@@ -58,7 +58,7 @@ class ThreadRanks:
     def add(self, x: Tensor) -> Tensor:
         return self.stack(x).sum(0)
 
-    def agree(self, name: str, text: str = "") -> list[str]:
+    def agree(self, name: str, text: str = "", limit_s: float = 0) -> list[str]:
         return self.exchange(text)
 
     def send(self, order: bytes) -> None:
