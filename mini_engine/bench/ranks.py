@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -29,7 +30,6 @@ from mini_engine.sampler.driver import SamplingDriver, StepInputs, Worker
 
 NETWORKS = {"10 Gbit Ethernet": (50e-6, 1.25e9), "100 Gbit, RDMA": (5e-6, 12.5e9)}  # s of an exchange, bytes per s
 CONTEXT = 64  # tokens before those of a step
-Begin = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,16 @@ def time_steps(driver: SamplingDriver, rows: int, rounds: int) -> tuple[float, f
     batch = pack_batch([SequenceChunk([7] * rows, CONTEXT, range(pages))], config.page_size)
     worker: Worker = driver.make_worker(pages)
     spent = list[float]()
+
+    def timed(call: Callable[[Any], None], given: Any) -> None:
+        began = time.perf_counter()
+        call(given)
+        spent.append(time.perf_counter() - began)
+
     ranks: Any = getattr(driver, "ranks", None)
     if ranks is not None:
-        wait = type(ranks).wait.__get__(ranks)
-
-        def timed(begin: Begin) -> None:
-            began = time.perf_counter()
-            wait(begin)
-            spent.append(time.perf_counter() - began)
-
-        ranks.wait = timed
+        for name in ("send", "exchange"):
+            setattr(ranks, name, partial(timed, getattr(type(ranks), name).__get__(ranks)))
     steps = []
     for _ in range(rounds + 1):
         spent.clear()

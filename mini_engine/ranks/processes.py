@@ -74,7 +74,8 @@ class Ranks:
         self.lock = Lock()
         self.store = c10d.PrefixStore(f"mini_engine/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         self.agree("here")
-        options = limited(Gloo._Options(), START_S, "_timeout")
+        options = Gloo._Options()
+        options._timeout = START
         options._devices = [Gloo.create_device(hostname=LOOPBACK) if self.is_local else Gloo.create_default_device()]
         self.group = Gloo(self.store, rank, size, options)
         self.close = weakref.finalize(self, finish, self.group, processes, self.faults)
@@ -91,14 +92,13 @@ class Ranks:
     def stack(self, x: Tensor) -> Tensor:
         """Return the ``x`` of all ranks, which have one shape and dtype -> [n, ...]."""
         out = x.new_empty((self.size, *x.shape))
-        options = limited(c10d.AllgatherOptions(), LIMIT_S)
-        self.exchange(lambda: self.group._allgather_base(out.view(-1), x.contiguous().view(-1), options))
+        self.exchange(lambda: self.group._allgather_base(out.view(-1), x.contiguous().view(-1)))
         return out
 
     def stack_at_first(self, x: Tensor) -> Tensor:
         """Return what ``stack`` returns at rank 0, and elsewhere ``x[None]``."""
         out = x.new_empty((self.size if self.rank == 0 else 0, *x.shape))
-        options = limited(c10d.GatherOptions(), LIMIT_S)
+        options = c10d.GatherOptions()
         options.rootRank = 0
         targets = [list(out.unbind())] if self.rank == 0 else []
         self.exchange(lambda: self.group.gather(targets, [x.contiguous()], options))
@@ -107,7 +107,7 @@ class Ranks:
     def add(self, x: Tensor) -> Tensor:
         """Return the sum of the ``x`` of all ranks, with the same bits at each."""
         total = x.clone()
-        self.exchange(lambda: self.group.allreduce([total], limited(c10d.AllreduceOptions(), LIMIT_S)))
+        self.exchange(lambda: self.group.allreduce([total]))
         return total
 
     def send(self, order: bytes) -> None:
@@ -119,7 +119,7 @@ class Ranks:
         for part in filter(None, (content[:FRAME].ljust(FRAME, b"\0"), content[FRAME:])):
             for rank in range(1, self.size):
                 tensor = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-                self.wait(partial(self.group.send, [tensor], rank, 0), LIMIT_S)
+                self.wait(partial(self.group.send, [tensor], rank, 0))
 
     def receive(self) -> bytes:
         """Wait for the next order of rank 0."""
@@ -141,11 +141,11 @@ class Ranks:
             raise RuntimeError("the model of several ranks computes nothing outside of its worker's steps")
         self.wait(begin)
 
-    def wait(self, begin: Callable[[], Any], limit_s: float = LIMIT_S) -> None:
+    def wait(self, begin: Callable[[], Any], limit_s: float | None = None) -> None:
         """Begin an exchange and wait for its end. Raises ``WorkerLostError`` if a rank is lost."""
         try:
             if self.fault is None:
-                begin().wait(timedelta(seconds=limit_s))
+                begin().wait(timedelta(seconds=limit_s or LIMIT_S))
         except RuntimeError as error:
             self.lose(str(error))
         if self.fault is not None:
@@ -242,12 +242,6 @@ class Ranks:
                 with suppress(RuntimeError):
                     self.store.set(f"failed/{self.rank}", str(error) if isinstance(error, ValueError) else repr(error))
             os._exit(1)
-
-
-def limited(options: Any, limit_s: float, name: str = "timeout") -> Any:
-    """Return the ``options`` of an exchange with a limit. Mutates them."""
-    setattr(options, name, timedelta(seconds=limit_s))
-    return options
 
 
 def finish(group: Any, processes: Processes, faults: list[str]) -> None:
