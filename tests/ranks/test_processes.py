@@ -28,7 +28,7 @@ from tests.support.engines import _one_thread  # noqa: F401
 
 OFF = EngineConfig(batch_invariant=True, max_running_requests=4)
 SPLIT = EngineConfig(batch_invariant=True, max_running_requests=4, tensor_parallel=2)
-PROMPTS = ["Once upon a time", "The cat"]
+PROMPTS = ["Once upon a time", list(range(5, 405))]  # orders in one piece, and in two
 PARAMS = SamplingParams(max_new_tokens=30, temperature=1.0, seed=3, n=2, logprobs=1, prompt_logprobs=0, receipt=True)
 COMMAND = [sys.executable, "-m", "mini_engine", "generate", "Once upon a time", "--batch-invariant"]
 SIGNALS = [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGKILL))]
