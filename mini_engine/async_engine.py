@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from mini_engine.engine import Engine, check_stream
 from mini_engine.outputs import Delta, RequestOutput, StepOutput, best, without_logits
-from mini_engine.sampler.driver import sample_params
+from mini_engine.sampler.driver import WorkerLostError, sample_params
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import NO_OPTIONS, Request, RequestOptions
 
@@ -180,8 +180,8 @@ class AsyncEngine:
 
     def check_alive(self) -> None:
         """Raise ``EngineDeadError`` if the engine serves nothing any more."""
-        if self.error is not None:
-            raise EngineDeadError(f"the engine has ended: {self.error}") from self.error
+        if fault := self.error or self.engine.worker.fault:
+            raise EngineDeadError(f"the engine has ended: {fault}") from self.error
 
     def check_room(self, num_answers: int) -> None:
         """Raise ``QueueFullError`` if so many more answers would wait beyond the limit.
@@ -294,12 +294,13 @@ class AsyncEngine:
                 command.done.set_exception(ended)
 
     async def close(self) -> None:
-        """End the thread and close the engine. Requests that have not ended raise ``EngineDeadError``."""
+        """End the thread, the engine and its ranks. Requests that have not ended raise ``EngineDeadError``."""
         if self.thread is not None:
             self.commands.put(None)
             await asyncio.get_running_loop().run_in_executor(None, self.thread.join)
         self.give_up(EngineDeadError("the engine was closed"))
         self.engine.close()
+        self.engine.driver.close()
 
     # ---- in the engine's thread ----
 
@@ -349,6 +350,8 @@ class AsyncEngine:
         """
         try:
             output = self.engine.step()
+        except WorkerLostError:
+            raise
         except Exception as error:
             if failed + 1 >= FAILED_STEPS:
                 raise

@@ -21,6 +21,7 @@ GrammarBackend = Literal["none", "auto", "fsm", "xgrammar", "llguidance", "outli
 Whitespace = Literal["spaced", "compact", "any"]
 Drafts = Literal["off", "ngram", "own"]
 Quantize = Literal["off", "int8", "int4"]
+Exchange = Literal["gather", "sum"]
 RopeType = Literal["linear", "yarn", "llama3"]
 DEFAULT_POOL_TOKENS = 16_384
 
@@ -231,6 +232,10 @@ DRAFTS = (
     "Guess tokens and compute several in a step. ngram: as the request's text went on before. own: a drafter given to "
     "LLM. With batch_invariant no bit changes, without it the last bits may, as beside other requests."
 )
+EXCHANGE = (
+    "What these processes exchange. gather: parts of results, with the bits of one process. sum: parts of sums, half "
+    "as often, with other bits."
+)
 
 
 @knows_other_names
@@ -289,6 +294,8 @@ class EngineConfig:
     ] = False
     drafts: Annotated[Drafts, one_of(Drafts), DRAFTS] = "off"
     max_draft_rows: Annotated[Count, "Drafts fill a step up to so many rows.", Needs("drafts")] = 16
+    tensor_parallel: Annotated[Count, "So many processes share the model, each with a part of every matrix."] = 1
+    tensor_parallel_mode: Annotated[Exchange, one_of(Exchange), EXCHANGE, Needs("tensor_parallel")] = "gather"
 
     @classmethod
     def serving(cls, **changes: Any) -> Self:
@@ -338,6 +345,8 @@ class EngineConfig:
             if needs and getattr(self, name) != getattr(EngineConfig, name):
                 check_need(self, name, needs[0])
         check_ways_to_compute(self)
+        if self.tensor_parallel > 1:
+            check_ranks(self)
 
 
 @cache
@@ -375,6 +384,21 @@ def check_ways_to_compute(config: EngineConfig) -> None:
         raise ValueError(
             f"torch keeps batch_invariant=True on CPUs only and the device is {config.device!r}; "
             "set compute='triton', use device='cpu' or leave it off"
+        )
+
+
+def check_ranks(config: EngineConfig) -> None:
+    """Raise ``ValueError`` for what several processes do not compute together."""
+    asked = f"tensor_parallel is {config.tensor_parallel}"
+    if not is_cpu(config.device):
+        raise ValueError(f"{asked}, which is for CPUs, and device is {config.device!r}; set device='cpu'")
+    if config.compute in ("compiled", "triton"):
+        raise ValueError(f"{asked}, and compute={config.compute!r} runs in one process; set compute='fast'")
+    if config.tensor_parallel_mode == "sum" and (config.batch_invariant or config.quantize != "off"):
+        name = "batch_invariant" if config.batch_invariant else "quantize"
+        raise ValueError(
+            f"{asked} with tensor_parallel_mode='sum', whose sums depend on the number of processes and on the step, "
+            f"and {name} is {getattr(config, name)!r}; set tensor_parallel_mode='gather', or leave {name} out"
         )
 
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 from tokenizers import Tokenizer
@@ -34,6 +35,7 @@ from mini_engine.other_names import explanation
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.prompts import Prompt, each_prompt, encode_prompt, is_chat, is_list
 from mini_engine.radix_cache import RadixCache
+from mini_engine.ranks.split import Group, Split, SplitProjections, SplitWeights
 from mini_engine.receipt import Receipts
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
@@ -153,6 +155,7 @@ class LLM:
     def close(self) -> None:
         """End what still runs."""
         self.engine.close()
+        self.engine.driver.close()
 
     def __enter__(self) -> Self:
         return self
@@ -195,17 +198,22 @@ def load_defaults(folder: Path, choice: str) -> dict[str, Any]:
     return stored
 
 
-def load_model(folder: Path, engine: EngineConfig, progress: bool = False) -> Qwen3:
-    """Read the checkpoint in ``folder`` and build the model.
+def load_model(folder: Path, engine: EngineConfig, progress: bool = False, group: Group | None = None) -> Qwen3:
+    """Read the checkpoint in ``folder`` and build the model, or this process's part of it if there is a ``group``.
 
-    Raises ``ValueError`` naming the file at fault, for a device that is not there, and for a ``max_model_len`` above
-    the model's positions.
+    Raises ``ValueError`` naming the file at fault, for a device that is not there, for a ``max_model_len`` above the
+    model's positions, and for a model that cannot be split.
     """
     check_device(engine.device)
     config = load_config(folder)
     engine.positions(config)
+    split = None if group is None else Split(config, group, engine.tensor_parallel_mode == "sum")
     quantized = open_quantized(folder, config, engine)
-    return build_model(config, *(quantized or (load_weights(folder, config, engine, progress), engine)))
+    weights, engine = quantized or (load_weights(folder, config, engine, progress), engine)
+    if split is None:
+        return build_model(config, weights, engine)
+    weights.pieces = {name: piece.place for name, piece in split.pieces().items()}
+    return build_model(split.config, SplitWeights(weights, split), engine)
 
 
 def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
@@ -233,6 +241,10 @@ def make_driver(
     """
     engine = fitted(model, engine)
     way = way_of(engine)
+    if isinstance(model.projections, SplitProjections):
+        model.projections.check_heads(
+            lambda own: way.attention(engine, SimpleNamespace(config=own, embedding=model.embedding)), engine.dtype
+        )
     if way.sampler is not None and "sampler" not in parts:
         parts["sampler"] = way.sampler(model)
     return SamplingDriver(model, engine, eos_token_ids, attention=way.attention(engine, model), **parts)
@@ -250,7 +262,8 @@ def fitted(model: Qwen3, engine: EngineConfig) -> EngineConfig:
     longest = engine.positions(model.config)
     if engine.num_pages is not None:
         return engine
-    page = slot_bytes(model.config, model.embedding.dtype) * engine.page_size  # bytes
+    ranks = engine.tensor_parallel  # that share this machine's memory
+    page = slot_bytes(model.config, model.embedding.dtype) * engine.page_size * ranks  # bytes
     pages = max(1, int(free_memory(engine.device) * 0.9) // page)
     room = pages * engine.page_size  # positions
     if pages >= engine.pool_pages(model.config) or room < (engine.max_model_len or 1):
@@ -301,10 +314,20 @@ def load_driver(model: str | Path | None = None, engine: EngineConfig | None = N
     Its ``steps`` and ``generate`` are the greedy driver's, ``stream`` and ``complete`` take sampling parameters.
 
     Shows a progress bar on a terminal. Raises ``ValueError`` for a faulty checkpoint, and where ``batch_invariant`` is
-    asked for and this machine cannot keep it, and for a device that is not there.
+    asked for and this machine cannot keep it, and for a device that is not there. With ``tensor_parallel`` it returns
+    at rank 0 alone: each other rank computes for it until the process ends.
     """
     engine = engine or EngineConfig()
     folder = resolve_folder(model)
-    driver = make_driver(load_model(folder, engine, progress=sys.stderr.isatty()), engine, load_eos_ids(folder))
+    eos = load_eos_ids(folder)
+    if engine.tensor_parallel > 1:
+        from mini_engine.ranks.processes import join  # torch.distributed, which one process does without
+        from mini_engine.ranks.worker import lead_or_follow
+
+        ranks = join(folder, engine)
+        with ranks.guarded():
+            part = load_model(folder, engine, sys.stderr.isatty() and ranks.rank == 0, ranks)
+            return lead_or_follow(make_driver(part, engine, eos), folder, engine, ranks)
+    driver = make_driver(load_model(folder, engine, progress=sys.stderr.isatty()), engine, eos)
     driver.folder = folder
     return driver

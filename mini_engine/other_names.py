@@ -47,6 +47,8 @@ OURS = {
     "attn_implementation": "compute",
     "attention_backend": "compute",
     "enable_deterministic_inference": "batch_invariant",
+    "tensor_parallel_size": "tensor_parallel",
+    "tp_size": "tensor_parallel",
 }
 WITHOUT = {  # what no option of ours does, and what to do
     "do_sample": "a temperature above 0 samples, and 0 is greedy; set temperature",
@@ -57,8 +59,6 @@ WITHOUT = {  # what no option of ours does, and what to do
     "gpu_memory_utilization": "the KV pool has as many pages as num_pages says; set that, or max_model_len",
     "mem_fraction_static": "the KV pool has as many pages as num_pages says; set that, or max_model_len",
     "max_total_tokens": "the KV pool has num_pages pages of page_size tokens; set num_pages",
-    "tensor_parallel_size": "a model runs on one device; leave it out",
-    "tp_size": "a model runs on one device; leave it out",
     "load_in_8bit": "weights are rounded as they are loaded; set quantize='int8'",
     "load_in_4bit": "weights are rounded as they are loaded; set quantize='int4'",
     "n_gpu_layers": "a model runs on one device; set device",

@@ -77,6 +77,11 @@ class EngineView:
         return sum(tensor.nbytes for tensor in (*self._engine.worker.pool.keys, *self._engine.worker.pool.values))
 
     @property
+    def weight_bytes(self) -> Sequence[int]:
+        """Memory of the weights at each of several ranks; empty with one."""
+        return self._engine.driver.weight_bytes
+
+    @property
     def num_pages_cached(self) -> int:
         """Pages that the prefix cache has, those that requests use as well."""
         return self._engine.scheduler.cache.num_pages

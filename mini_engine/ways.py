@@ -19,6 +19,7 @@ from mini_engine.fast.quantized_products import make_parts
 from mini_engine.invariant.attention import InvariantAttention, query_rows
 from mini_engine.llama import Llama, sdpa_with
 from mini_engine.model import Attention, Qwen3
+from mini_engine.ranks.split import SplitWeights, build_split
 from mini_engine.sampler.sampler import Sampler
 from mini_engine.scheduler.scheduler import Allocator
 from mini_engine.weights import Weights
@@ -40,14 +41,19 @@ class Way:
 
 def build_plain(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
     """Build L1's model, or its like of another family, with the projections of ``engine``. Empties ``weights``."""
-    model = Qwen3 if config.model_type == "qwen3" else Llama
-    return model(config, *make_parts(weights, engine))
+    return build(Qwen3 if config.model_type == "qwen3" else Llama, config, weights, engine)
 
 
 def build_fused(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
     """Build the model with fewer operations, if its family has such a form. Empties ``weights``."""
-    model = FusedQwen3 if config.family.is_fused else Llama
-    return model(config, *make_parts(weights, engine))
+    return build(FusedQwen3 if config.family.is_fused else Llama, config, weights, engine)
+
+
+def build(kind: type[Qwen3], config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
+    """Build a model of this ``kind``, or what one rank has of it. Empties ``weights``."""
+    if isinstance(weights, SplitWeights):
+        return build_split(kind, weights, engine)
+    return kind(config, *make_parts(weights, engine))
 
 
 def unless_invariant(

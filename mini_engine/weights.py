@@ -4,7 +4,7 @@ A model stores the tensors of a layer in its own way, and then the originals are
 So memory holds the model and one layer, not the model twice. ``families.py`` says what a layer has.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ from mini_engine.config import ModelConfig
 from mini_engine.device import give_memory_back
 from mini_engine.families import FINAL_NORM, HEAD
 
-Index = tuple[int | slice, ...]  # () is the whole tensor
+Index = tuple[int | slice | Tensor, ...]  # () is the whole tensor
 MUCH = 1 << 28  # bytes of weights; what fewer leave behind is not worth asking the system
 
 
@@ -106,7 +106,8 @@ class StoredWeights:
     """The tensors of a checkpoint, in one dtype on one device. Each is read when it is asked for, and not kept.
 
     ``places``: the file of each tensor, a name there, and where in the tensor of that name it is. ``bar`` counts the
-    tensors that were given away, and ``num_bytes`` their bytes.
+    tensors that were given away, and ``num_bytes`` their bytes. ``pieces``: what is read of some tensors; of others
+    all is.
     """
 
     places: dict[str, tuple[Path, str, Index]]
@@ -114,23 +115,24 @@ class StoredWeights:
     device: str
     bar: "tqdm[NoReturn]" = field(default_factory=partial(tqdm, disable=True))
     num_bytes: int = 0
+    pieces: Mapping[str, Index] = field(default_factory=dict)
 
-    def take(self, name: str, rows: slice | None = None) -> Tensor:
-        """Read the tensor ``name``, or ``rows`` of it, into fresh memory; of other rows nothing is read.
+    def take(self, name: str, piece: Index = ()) -> Tensor:
+        """Read the tensor ``name``, or a ``piece`` of it, into fresh memory; of other rows nothing is read.
 
         Raises ``KeyError`` for an unknown name, and ``ValueError`` if the file can no longer be read.
         """
         file, stored_name, index = self.places[name]
         with opened(file) as tensors:  # a file that is left open would hold all that was read of it in memory
-            tensor: Tensor = tensors.get_tensor(stored_name)[index][rows or ...]
+            tensor: Tensor = tensors.get_tensor(stored_name)[index][piece]
             # A copy, not a view of the mapped file: fresh memory is aligned, and alignment can change a product's bits.
             return tensor.to(device=self.device, dtype=self.dtype, copy=True)
 
     def pop(self, name: str, /) -> Tensor:
-        """Read the whole tensor ``name`` and forget where it is. Raises what ``take`` raises."""
+        """Read the tensor ``name``, or its piece, and forget where it is. Raises what ``take`` raises."""
         if name in (FINAL_NORM, HEAD) and self.num_bytes > MUCH:
             give_memory_back()  # what the layers were made of; the head is large
-        tensor = self.take(name)
+        tensor = self.take(name, self.pieces.get(name, ()))
         self.num_bytes += tensor.nbytes
         del self.places[name]
         self.bar.update()

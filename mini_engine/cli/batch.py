@@ -41,6 +41,8 @@ class Serving:
     quantize: options.QuantizeOption = "off"
     batch_invariant: options.BatchInvariant = False
     drafts: options.DraftsOption = "off"
+    tensor_parallel: options.TensorParallel = 1
+    tensor_parallel_mode: options.TensorParallelMode = "gather"
     engine: options.Engine = None
 
     def config(self, grammar: Grammar) -> EngineConfig:
@@ -63,6 +65,8 @@ class Serving:
             jump_forward=grammar.jump_forward,
             drafts=self.drafts,
             quantize=self.quantize,
+            tensor_parallel=self.tensor_parallel,
+            tensor_parallel_mode=self.tensor_parallel_mode,
             **{name: value for name, value in chosen.items() if value is not None},
         )
 

@@ -12,6 +12,7 @@ from mini_engine.bench.grammar.command import bench_grammar
 from mini_engine.bench.kernels.command import bench_kernels
 from mini_engine.bench.prefix import bench_prefix
 from mini_engine.bench.quantize import bench_quantize
+from mini_engine.bench.ranks import bench_ranks
 from mini_engine.bench.replicas import bench_route
 from mini_engine.bench.route_latency import bench_route_latency
 from mini_engine.bench.sampler import bench_sampler
@@ -32,6 +33,7 @@ bench.command("batch")(bench_batch)
 bench.command("drafts")(bench_drafts)
 bench.command("quantize")(bench_quantize)
 bench.command("route")(bench_route)
+bench.command("ranks")(bench_ranks)
 if find_spec("greenlet") is not None:  # the extra "lang"
     from mini_engine.bench.lang import bench_lang
 

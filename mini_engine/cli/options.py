@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mini_engine.config import Compute, Drafts, Dtype, EngineConfig, Quantize, options
+from mini_engine.config import Compute, Drafts, Dtype, EngineConfig, Exchange, Quantize, options
 from mini_engine.sampler.params import PRESETS, SamplingParams
 
 ENGINE_PANEL, SAMPLING_PANEL = "How the engine runs", "How tokens are chosen"
@@ -54,6 +54,8 @@ BatchInvariant = Annotated[bool, config_option("batch_invariant")]
 MaxModelLen = Annotated[int | None, config_option("max_model_len")]
 DraftsOption = Annotated[str, config_option("drafts")]
 QuantizeOption = Annotated[str, config_option("quantize")]
+TensorParallel = Annotated[int, config_option("tensor_parallel")]
+TensorParallelMode = Annotated[str, config_option("tensor_parallel_mode")]
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Computing:
     batch_invariant: BatchInvariant = False
     max_model_len: MaxModelLen = None
     drafts: DraftsOption = "off"
+    tensor_parallel: TensorParallel = 1
+    tensor_parallel_mode: TensorParallelMode = "gather"
     engine: Engine = None
 
     def config(self, **changes: Any) -> EngineConfig:
@@ -79,6 +83,8 @@ class Computing:
             batch_invariant=self.batch_invariant,
             max_model_len=self.max_model_len,
             drafts=cast(Drafts, self.drafts),
+            tensor_parallel=self.tensor_parallel,
+            tensor_parallel_mode=cast(Exchange, self.tensor_parallel_mode),
             **changes,
         )
 

@@ -18,10 +18,12 @@ from mini_engine.cli.options import (
     Model,
     QuantizeOption,
     ServingCompute,
+    TensorParallel,
+    TensorParallelMode,
     config_option,
     with_groups,
 )
-from mini_engine.config import Drafts, Dtype, EngineConfig, Quantize
+from mini_engine.config import Drafts, Dtype, EngineConfig, Exchange, Quantize
 
 
 def server_option(*names: str, help: str, **more: Any) -> Any:
@@ -44,6 +46,8 @@ class Running:
     max_model_len: MaxModelLen = None
     drafts: DraftsOption = "off"
     quantize: QuantizeOption = "off"
+    tensor_parallel: TensorParallel = 1
+    tensor_parallel_mode: TensorParallelMode = "gather"
     engine: Engine = None
 
     def config(self) -> EngineConfig:
@@ -60,6 +64,8 @@ class Running:
             max_model_len=self.max_model_len,
             drafts=cast(Drafts, self.drafts),
             quantize=cast(Quantize, self.quantize),
+            tensor_parallel=self.tensor_parallel,
+            tensor_parallel_mode=cast(Exchange, self.tensor_parallel_mode),
             **changes,
         )
 

@@ -14,19 +14,25 @@ from mini_engine.config import EngineConfig
 from mini_engine.device import check_device
 from mini_engine.llm import load_defaults, load_driver
 from mini_engine.overlay import installed
-from mini_engine.sampler.driver import SamplingDriver
+from mini_engine.sampler.driver import SamplingDriver, WorkerLostError
 from mini_engine.sampler.params import SamplingParams, off_value
 
 
 @contextmanager
 def input_errors() -> Iterator[None]:
-    """Show a ``ValueError`` as one line and exit with 2: it names what the user gave and what to do instead."""
+    """Show a ``ValueError`` as one line and exit with 2: it names what the user gave and what to do instead.
+
+    A rank that is lost is one line, too, and exit code 1.
+    """
     warnings.showwarning = lambda message, *_, **__: typer.secho(f"warning: {message}", fg="yellow", err=True)
     try:
         yield
     except ValueError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         raise typer.Exit(2) from error
+    except WorkerLostError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        raise typer.Exit(1) from error
     except NotImplementedError as error:  # a student's engine with a task still open
         typer.secho(f"error: not written yet: {error}", fg="red", err=True)
         raise typer.Exit(1) from error
@@ -89,5 +95,8 @@ def start(
         }
         say(left, "are not taken here", "ask for what you want of them")
     driver = load_driver(folder, config)
+    if driver.weight_bytes:
+        each = ", ".join(f"{count / 2**20:.1f}" for count in driver.weight_bytes)
+        typer.secho(f"{config.tensor_parallel} ranks, with {each} MiB of weights", dim=True, err=True)
     name_unwritten()  # the model and its kernels are loaded now
     return driver, load_tokenizer(folder)

@@ -116,16 +116,18 @@ class FastProjections(TorchProjections):
     usable: Sequence[str]
     choices: dict[str, str] = field(default_factory=dict)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None, whole: int | None = None) -> Linear:
         """Return the product with ``weight`` [out, in], plus ``bias`` [out].
 
-        The weight is stored as the product needs it; the caller should drop its own reference.
+        ``whole``: the output features of the whole matrix, where ``weight`` and ``bias`` are a part of it; the part is
+        multiplied in the way of the whole. The weight is stored as the product needs it; the caller should drop its own
+        reference.
         """
-        return padded(*self.store(weight), bias)
+        return padded(*self.store(weight, whole), bias)
 
-    def store(self, weight: Tensor) -> tuple[Way, Tensor]:
-        """Return the way of ``weight`` [out, in], and the weight as that way stores it."""
-        name = find_way(weight, self.usable)
+    def store(self, weight: Tensor, whole: int | None = None) -> tuple[Way, Tensor]:
+        """Return the way of ``weight`` [out, in], and the weight as that way stores it. ``whole``: see ``linear``."""
+        name = find_way(weight, self.usable, whole)
         self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] = name
         return WAYS[name], WAYS[name].store(weight)
 
@@ -158,9 +160,9 @@ def padded(way: Way, stored: Tensor, bias: Tensor | None = None) -> Linear:
     return multiply
 
 
-def find_way(weight: Tensor, usable: Sequence[str]) -> str:
-    """Return the way that ``FastProjections`` takes for ``weight``."""
-    ways = in_order_of_preference(weight.shape[0], weight.shape[1], weight.dtype, usable)
+def find_way(weight: Tensor, usable: Sequence[str], whole: int | None = None) -> str:
+    """Return the way that ``FastProjections`` takes for ``weight``, or for a matrix of ``whole`` output features."""
+    ways = in_order_of_preference(whole or weight.shape[0], weight.shape[1], weight.dtype, usable)
     if weight.dtype != torch.bfloat16 or ways[0] == "torch":
         return ways[0]
     name = (

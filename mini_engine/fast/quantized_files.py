@@ -5,7 +5,8 @@ and a byte has two ids. ``config.json`` says what was rounded and how, and so do
 """
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.fast.quantized import GROUP
 from mini_engine.fast.quantized_products import IN_8_BITS, KINDS, Int8, Nibbles
 from mini_engine.hf_files import OWN_METHOD
-from mini_engine.weights import opened
+from mini_engine.weights import Index, opened
 
 
 def form_of(name: str, kind: str) -> type[Int8] | type[Nibbles]:
@@ -45,18 +46,23 @@ def stored_shapes(name: str, shape: tuple[int, ...], kind: str) -> dict[str, tup
 
 @dataclass
 class QuantizedFile:
-    """The weights of such a folder. Each is read when it is asked for, and not kept."""
+    """The weights of such a folder. Each is read when it is asked for, and not kept.
+
+    ``pieces``: what is read of some matrices, rows of them.
+    """
 
     file: Path
     shapes: dict[str, tuple[int, ...]]  # of the weights that are not given away yet
     kind: str
     dtype: torch.dtype
+    pieces: Mapping[str, Index] = field(default_factory=dict)
 
     def pop(self, name: str, /) -> Any:
         """Give a weight away: a matrix is ``Int8`` or ``Nibbles``. Raises ``KeyError`` if it is not there."""
         shape = self.shapes.pop(name)
+        piece = self.pieces.get(name, ())
         with opened(self.file) as tensors:
-            parts = [tensors.get_tensor(part).clone() for part in stored_shapes(name, shape, self.kind)]
+            parts = [tensors.get_tensor(part)[piece].clone() for part in stored_shapes(name, shape, self.kind)]
         own = [part.to(self.dtype) if part.is_floating_point() else part for part in parts]
         return own[0] if len(shape) == 1 else form_of(name, self.kind)(*own, shape[1])  # type: ignore[call-arg]
 

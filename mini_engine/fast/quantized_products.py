@@ -157,6 +157,11 @@ class Nibbles(Rows):
         """N and K."""
         return len(self.ids), self.in_features
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it is multiplied by."""
+        return self.scales.dtype
+
     def unpacked(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the ids [N, K up to a multiple of 32], the scales and the zero points, as ``quantize_int4`` does."""
         return torch.stack((self.ids & 15, self.ids >> 4), dim=-1).flatten(-2), self.scales, self.zeros

@@ -117,7 +117,10 @@ class PrefixPolicy:
             self.workers[worker].tree.forget(tokens, length)
 
     def held(self, worker: str, tokens: Sequence[int]) -> None:
-        """Note that ``worker`` holds ``tokens``, an answer's among them. After it was removed it does not count. Mutates."""
+        """Note that ``worker`` holds ``tokens``, perhaps with those of an answer. Mutates.
+
+        What it says after it was removed does not count.
+        """
         if worker in self.workers:
             self.workers[worker].tree.insert(tokens)
 

@@ -106,12 +106,18 @@ class StepInputs:
     clear: list[int] = field(default_factory=list)
 
 
+class WorkerLostError(RuntimeError):
+    """A part of the worker has gone, so it computes nothing any more."""
+
+
 class Worker:
     """Has the model, and the pool with the keys and values of all sequences: a step reaches tensors only through it.
 
     It knows no requests. What a step computes is said in one object, so that a worker could as well be many, each with
-    a part of the model.
+    a part of the model. ``fault``: why it computes nothing any more; ``None`` while it does.
     """
+
+    fault: str | None = None
 
     def __init__(
         self, model: Qwen3, pool: KVPool, make_attention: AttentionFactory, head: LogitsHead | None = None
@@ -145,10 +151,11 @@ class Worker:
 class SamplingDriver(GreedyDriver):
     """Generates with a ``Sampler``, one sequence or several side by side. Everything else is the greedy driver's.
 
-    ``folder``: of the checkpoint, for receipts; ``load_driver`` sets it.
+    ``folder``: of the checkpoint, for receipts; ``load_driver`` sets it. ``weight_bytes``: of each of several ranks.
     """
 
     folder: Path | None = None
+    weight_bytes: Sequence[int] = ()
 
     def __init__(
         self,
@@ -212,6 +219,9 @@ class SamplingDriver(GreedyDriver):
         model, config = self.model, self.config
         pool = KVPool(model.config, num_pages, config.page_size, model.embedding.dtype, config.device)
         return Worker(model, pool, self.make_attention, self.head)
+
+    def close(self) -> None:
+        """End what computes beside this process, if anything does. The driver is not used any more."""
 
     def step(self, running: Sequence[Running], batch: SamplingBatch, worker: Worker) -> list[SampledStep]:
         """Run one packed step over what is not computed yet and sample. Mutates the worker's pool and ``running``."""

@@ -97,6 +97,8 @@ def add_attention(app: FastAPI, service: Service) -> None:
 def sequence_of(service: Service, body: AttentionBody) -> list[int]:
     """Return the ids up to the token that is asked for. Raises ``ApiError``."""
     service.check_model(body.model)
+    if (ranks := service.view.config.tensor_parallel) > 1:
+        raise refused(f"tensor_parallel is {ranks}, and attention is shown by one process; serve without it", "layer")
     num_layers = service.view.model.num_hidden_layers
     if body.layer >= num_layers:
         raise refused(f"layer is {body.layer}; the model has the layers 0 to {num_layers - 1}", "layer")

@@ -57,7 +57,7 @@ def add_inside(app: FastAPI, service: Service) -> None:
         """Return how the engine is set up."""
         config = asdict(service.view.config)
         limits = asdict(service.limits)
-        names = {"version": __version__, "model": service.model_name}
+        names = {"version": __version__, "model": service.model_name, "weight_bytes": service.view.weight_bytes}
         return names | config | limits | {"max_model_len": service.max_model_len}
 
 

@@ -108,7 +108,7 @@ def test_packed_prefill_and_decode_beside_transformers(shape: tuple[int, ...], d
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_tensor_that_was_stacked_or_packed_stays_alive(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without_bfloat16(dtype)  # nothing is packed there
-    monkeypatch.setattr(products, "find_way", lambda weight, usable: "packed")
+    monkeypatch.setattr(products, "find_way", lambda *_: "packed")
     engine = EngineConfig(dtype=dtype, compute="packed")
     config, weights = weights_of((1024, 8, 8, 128, 1152, 64), dtype)
     originals = {name: weakref.ref(w) for name, w in weights.items() if "proj" in name}

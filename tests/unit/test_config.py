@@ -28,6 +28,7 @@ NEEDS: dict[str, Any] = {
     "json_whitespace": {"grammar_backend": "fsm"},
     "jump_forward": {"grammar_backend": "fsm"},
     "max_draft_rows": {"drafts": "ngram"},
+    "tensor_parallel_mode": {"tensor_parallel": 2},
 }
 FLAGS = ("batch_invariant", "preemption", "jump_forward")
 COUNTS = {
@@ -41,9 +42,10 @@ COUNTS = {
     "wait_for_prefix": 1,
     "wait_below_match": 0,
     "max_draft_rows": 1,
+    "tensor_parallel": 1,
 }
 WORDS = ("dtype", "device", "compute", "policy", "prefix_cache", "eviction", "grammar_backend", "json_whitespace")
-WORDS += ("drafts", "quantize")
+WORDS += ("drafts", "quantize", "tensor_parallel_mode")
 OPTIONAL = ("max_model_len", "max_tokens_per_step", "policy_seed", "num_pages", "prefix_cache", "wait_for_prefix")
 NO_NUMBERS: tuple[Any, ...] = (True, "1", 1.0, math.nan, math.inf, [1], b"1", 1j, np.float64(1), np.array([1]))
 
@@ -62,7 +64,7 @@ def test_every_field_has_a_check_and_every_check_is_met_here() -> None:
 @pytest.mark.parametrize("name", NEEDS)
 def test_what_does_nothing_without_another_option_is_refused(name: str) -> None:
     needed = next(iter(NEEDS[name]))
-    value = next(value for value in (True, 7, "lfu", "any") if accepts(name, value))
+    value = next(value for value in (True, 7, "lfu", "any", "sum") if accepts(name, value))
     with pytest.raises(ValueError, match=f"^{name} is {value!r} and does nothing while {needed} is .*; set {needed}"):
         EngineConfig(**{name: value})
 
@@ -233,3 +235,23 @@ def test_numbers_of_numpy_are_numbers_in_a_request() -> None:
 def test_numpy_s_numbers_meet_the_same_limits(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(changes))} "):
         SamplingParams(**changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"device": "cuda"}, "tensor_parallel is 2, which is for CPUs, and device is 'cuda'; set device='cpu'"),
+        ({"compute": "compiled"}, "compute='compiled' runs in one process; set compute='fast'"),
+        ({"compute": "triton"}, "compute='triton' runs in one process"),
+        (
+            {"tensor_parallel_mode": "sum", "batch_invariant": True},
+            "batch_invariant is True; set tensor_parallel_mode='gather'",
+        ),
+        ({"tensor_parallel_mode": "sum", "quantize": "int8"}, "quantize is 'int8'; set tensor_parallel_mode='gather'"),
+    ],
+    ids=str,
+)
+def test_what_several_processes_do_not_compute_is_refused(options: dict[str, Any], reason: str) -> None:
+    assert EngineConfig(**options | {"device": "cpu", "tensor_parallel_mode": "gather"})
+    with pytest.raises(ValueError, match=reason):
+        EngineConfig(tensor_parallel=2, **options)

@@ -38,7 +38,7 @@ def no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def packed_only(monkeypatch: pytest.MonkeyPatch) -> FastProjections:
-    monkeypatch.setattr(products, "find_way", lambda weight, usable: "packed")
+    monkeypatch.setattr(products, "find_way", lambda *_: "packed")
     return FastProjections(("packed", "torch"))
 
 
