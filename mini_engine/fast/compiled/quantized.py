@@ -30,7 +30,7 @@ from mini_engine.weights import Weights
 
 FORMS: dict[str, type[Int8] | type[Nibbles]] = {"int8": Int8, "int4": Nibbles}
 UNPACKED = 1 << 20  # elements that are unpacked at a time; more leave the nearest caches
-MOST_ROWS = {"int8": 4, "int4": 8}  # that the loop multiplies in less time than a matrix is unpacked
+MOST_ROWS = {"int8": 3, "int4": 4}  # that the loop multiplies in less time than a matrix is unpacked
 
 
 @dataclass(frozen=True)
@@ -145,15 +145,18 @@ def unpacked(x: Tensor, matrix: Quantized, room: Room) -> Tensor:
     """Multiply ``x`` [M, K] by ``matrix``, unpacked piece by piece into ``room`` -> [M, N] float32."""
     rows = F.pad(x, (0, matrix.width - x.shape[1])).to(matrix.dtype)
     out = torch.empty(len(x), len(matrix.tiles) * TILE)
+    scales = torch.from_numpy(matrix.steps) if matrix.kind == "int8" else None
     for first in range(0, len(matrix.tiles), len(room.words)):
         part = slice(first, first + len(room.words))
-        tiles, own = matrix.tiles[part], slice(first * TILE, (first + len(room.words)) * TILE)
+        tiles, own = matrix.tiles[part], slice(first * TILE, part.stop * TILE)
         with room.lock:
-            loops.unpack_shared(tiles, matrix.steps[part] if matrix.kind == "int4" else matrix.steps, room.words)
-            out[:, own] = room.product(rows)[:, : len(tiles) * TILE]
-    if matrix.kind == "int8":
-        out *= torch.from_numpy(matrix.steps)
-    return out[:, : matrix.features].contiguous()
+            loops.unpack_shared(tiles, matrix.steps[part] if scales is None else matrix.steps, room.words)
+            found = room.product(rows)[:, : len(tiles) * TILE]
+        if scales is None:
+            out[:, own] = found
+        else:
+            torch.mul(found, scales[own], out=out[:, own])
+    return out if out.shape[1] == matrix.features else out[:, : matrix.features].contiguous()
 
 
 @dataclass(frozen=True)
