@@ -30,7 +30,7 @@ from mini_engine.weights import Weights
 
 FORMS: dict[str, type[Int8] | type[Nibbles]] = {"int8": Int8, "int4": Nibbles}
 UNPACKED = 1 << 20  # elements that are unpacked at a time; more leave the nearest caches
-MOST_ROWS = {"int8": 3, "int4": 4}  # that the loop multiplies in less time than a matrix is unpacked
+MOST_ROWS = 8  # that the loop multiplies in less time than a matrix is unpacked
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,7 @@ class QuantizedLoops(TorchProjections):
         shape = rows, matrix.width, matrix.dtype
         room = self.rooms.get(shape) or self.rooms.setdefault(shape, Room.of(*shape))
         loops.unpack_shared(matrix.tiles[:0], matrix.steps[:0], room.words)  # compiles it
-        most = MOST_ROWS[matrix.kind]
-        return with_bias(lambda x: matrix.multiply(x) if len(x) <= most else unpacked(x, matrix, room), bias)
+        return with_bias(lambda x: matrix.multiply(x) if len(x) <= MOST_ROWS else unpacked(x, matrix, room), bias)
 
 
 def unpacked(x: Tensor, matrix: Quantized, room: Room) -> Tensor:
