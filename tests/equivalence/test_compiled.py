@@ -200,6 +200,8 @@ def test_a_product_has_the_same_bits_on_any_threads_and_in_any_part(dtype, monke
         assert torch.equal(Packed(tiles, NO_STEPS, 500, 304).multiply(row), whole)
     assert shared[-4:] == [2, 3, 8, 20]
     assert torch.equal(Packed(tiles[2:], NO_STEPS, 300, 304).multiply(row), whole[:, 128:428])
+    rows = Packed(tiles, NO_STEPS, 500, 304).multiply(row.expand(5, -1).contiguous())
+    assert torch.equal(rows, whole.expand(5, -1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
