@@ -46,8 +46,8 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "invariant": {"batch_invariant": True},
     "packed+invariant": {"compute": "packed", "batch_invariant": True},
     "compiled": {"compute": "compiled"},
-    "int8": {"compute": "fast", "quantize": "int8"},
-    "int4": {"compute": "fast", "quantize": "int4"},
+    "int8": {"compute": "compiled", "quantize": "int8"},
+    "int4": {"compute": "compiled", "quantize": "int4"},
 }
 QUANTIZED = {"int8": "Q8_0", "int4": "Q4_0"}  # system of ours -> format of llama.cpp with as many bits
 PEER = "transformers"
@@ -63,10 +63,10 @@ TARGETS = {
     ("0.6b bfloat16", "decode", "packed+invariant"): 2.0,
     ("0.6b float32", "decode", "packed+invariant"): 2.0,
     ("0.6b float32", "prefill", "packed"): 2.0,
-    ("0.6b bfloat16", "decode × llama.cpp", "fast"): 1.05,
+    ("0.6b bfloat16", "decode × llama.cpp", "compiled"): 1.05,
     ("0.6b bfloat16", "decode × llama.cpp", "int8"): 1.1,
     ("0.6b bfloat16", "decode × llama.cpp", "int4"): 1.0,
-    ("0.6b bfloat16", "prefill × llama.cpp", "fast"): 3.0,
+    ("0.6b bfloat16", "prefill × llama.cpp", "compiled"): 3.0,
     ("0.6b bfloat16", "prefill × llama.cpp", "int8"): 3.0,
     ("0.6b bfloat16", "prefill × llama.cpp", "int4"): 3.0,
 }

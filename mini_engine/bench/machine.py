@@ -126,8 +126,9 @@ def names_in(dtype: str, systems: Mapping[str, Mapping[str, Any] | None]) -> lis
 
     Compiled loops need Numba. Weights in fewer bytes are compared with those in bfloat16.
     """
-    over_loops = [name for name, options in systems.items() if (options or {}).get("compute") == "compiled"]
     left_out = [name for name, options in systems.items() if dtype == "float32" and "quantize" in (options or {})]
+    rest = {name: options or {} for name, options in systems.items() if name not in left_out}
+    over_loops = [name for name, options in rest.items() if options.get("compute") == "compiled"]
     if find_spec("numba") is None:
         typer.echo(f"left out, as Numba is not installed: {', '.join(over_loops)}")
         left_out += over_loops

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, cast, get_args
 
 import torch
 import transformers
@@ -25,11 +25,12 @@ from mini_engine.attention.dense import DenseAttention, sdpa_attention
 from mini_engine.bench.forward import Timing, ratio, time_driver
 from mini_engine.bench.machine import SHAPES, chosen, machine, make_checkpoint, settled_rss
 from mini_engine.checkpoint import TINY_MODEL, load_tokenizer
-from mini_engine.config import EngineConfig, Quantize
+from mini_engine.config import Compute, EngineConfig, Quantize
 from mini_engine.llm import load_model, make_driver
 from mini_engine.tiny import corpus
 
 WAYS: tuple[Quantize, ...] = get_args(Quantize)
+COMPUTE = ("reference", "packed", "fast", "compiled")
 # What was promised: mean KL divergence in nats on the embedded model, bytes in memory at 0.6B.
 MOST_KL = {"int8": 2e-4, "int4": 2e-2}
 MOST_BYTES = {("0.6b", "int8"): 750_000_000, ("0.6b", "int4"): 500_000_000}
@@ -54,20 +55,20 @@ class Row:
 
 
 @torch.inference_mode()
-def logprobs(quantize: Quantize, texts: Sequence[Sequence[int]]) -> Tensor:
+def logprobs(quantize: Quantize, compute: Compute, texts: Sequence[Sequence[int]]) -> Tensor:
     """Return the log-probabilities [all tokens, V] of the embedded model after every token of all texts, float64."""
-    model = load_model(TINY_MODEL, EngineConfig(quantize=quantize))
+    model = load_model(TINY_MODEL, EngineConfig(quantize=quantize, compute=compute))
     attention = DenseAttention(sdpa_attention)
     rows = [model(torch.tensor(ids), torch.arange(len(ids)), attention) for ids in texts]
     return torch.cat(rows).double().log_softmax(-1)
 
 
-def accuracy(count: int) -> dict[Quantize, tuple[float, float]]:
+def accuracy(compute: Compute, count: int) -> dict[Quantize, tuple[float, float]]:
     """Return the mean KL divergence and the agreement of each way, on ``count`` stories and as many records."""
     tokenizer, rng = load_tokenizer(TINY_MODEL), random.Random("quantize")
     tasks = [make(rng, held_out=True) for make in (corpus.story_task, corpus.record_task) for _ in range(count)]
     texts = [tokenizer.encode(f"{task.prompt}\n{task.answer}", add_special_tokens=False) for task in tasks]
-    found = {way: logprobs(way, texts) for way in WAYS}
+    found = {way: logprobs(way, compute, texts) for way in WAYS}
     exact = found["off"]
     return {
         way: (
@@ -78,12 +79,14 @@ def accuracy(count: int) -> dict[Quantize, tuple[float, float]]:
     }
 
 
-def measure(folder: Path, prompt_len: int, new_tokens: int, rounds: int) -> dict[Quantize, tuple[int, list[Timing]]]:
+def measure(
+    folder: Path, compute: Compute, prompt_len: int, new_tokens: int, rounds: int
+) -> dict[Quantize, tuple[int, list[Timing]]]:
     """Return the bytes of memory of each way, and its runs in ``rounds`` rounds after one that is not counted."""
     drivers, sizes = {}, {}
     for way in WAYS:
         before = settled_rss()
-        config = EngineConfig(dtype="bfloat16", compute="fast", quantize=way)
+        config = EngineConfig(dtype="bfloat16", compute=compute, quantize=way)
         drivers[way] = make_driver(load_model(folder, config), config)
         sizes[way] = settled_rss() - before
     prompt = [7 * i % 997 for i in range(prompt_len)]
@@ -120,6 +123,7 @@ def goal(value: float, most: float | None) -> str:
 
 def bench_quantize(
     shape: Annotated[str, typer.Option(help=f"Of the model for memory and speed: {', '.join(SHAPES)}.")] = "0.6b",
+    compute: Annotated[str, typer.Option(help=f"One of {', '.join(COMPUTE)}.")] = "compiled",
     texts: Annotated[int, typer.Option(help="Stories, and as many records, for the accuracy.", min=1)] = 20,
     prompt: Annotated[int, typer.Option(help="Prompt tokens.", min=1)] = 128,
     new_tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=2)] = 32,
@@ -130,16 +134,17 @@ def bench_quantize(
     if threads:
         torch.set_num_threads(threads)
     (shape,) = chosen([shape], SHAPES, "shape")
+    way = cast(Compute, chosen([compute], COMPUTE, "compute")[0])
     command = (
-        f"mini-engine bench quantize --shape {shape} --texts {texts} --prompt {prompt} --new-tokens {new_tokens} "
-        f"--rounds {rounds}"
+        f"mini-engine bench quantize --shape {shape} --compute {compute} --texts {texts} --prompt {prompt} "
+        f"--new-tokens {new_tokens} --rounds {rounds}"
     )
     where = machine(torch.get_num_threads())
     typer.echo(f"{command}\n{json.dumps(where)}")
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as scratch:
-        measured = measure(make_checkpoint(shape, Path(scratch) / shape, 0), prompt, new_tokens, rounds)
-    rows = make_rows(accuracy(texts), measured)
+        measured = measure(make_checkpoint(shape, Path(scratch) / shape, 0), way, prompt, new_tokens, rounds)
+    rows = make_rows(accuracy(way, texts), measured)
     typer.echo(f"{'weights':9}{'KL, nats':>20}{'same argmax':>13}{'MB':>15}{'prefill tok/s':>20}{'decode tok/s':>20}")
     for row in rows:
         most = MOST_BYTES.get((shape, row.quantize))

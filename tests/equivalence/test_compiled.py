@@ -24,12 +24,12 @@ from mini_engine.bench import forward
 from mini_engine.bench import machine as bench_machine
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.fast.compiled import attention as compiled_attention
-from mini_engine.fast.compiled import loops
+from mini_engine.fast.compiled import loops, product_loops
 from mini_engine.fast.compiled import products as compiled_products
 from mini_engine.fast.compiled.attention import CompiledAttention
 from mini_engine.fast.compiled.driver import attend_long
 from mini_engine.fast.compiled.model import CompiledQwen3
-from mini_engine.fast.compiled.products import LoopProjections
+from mini_engine.fast.compiled.products import NO_STEPS, LoopProjections, Packed
 from mini_engine.fast.products import SMALL_WEIGHT, make_projections, pack_weight
 from mini_engine.llm import load_driver, make_engine
 from mini_engine.model import Qwen3, rotary_frequencies, rotary_table
@@ -156,8 +156,8 @@ def product_of(dtype, features, width, monkeypatch):
     weight, bias = torch.randn(features, width).to(dtype), torch.randn(features).to(dtype)
     engine = EngineConfig(compute="compiled", dtype=str(dtype).removeprefix("torch."))
     calls = []
-    multiply = compiled_products.multiply
-    monkeypatch.setattr(compiled_products, "multiply", lambda *args, **kw: calls.append(1) or multiply(*args, **kw))
+    multiply = Packed.multiply
+    monkeypatch.setattr(Packed, "multiply", lambda *args: calls.append(1) or multiply(*args))
     product = LoopProjections(make_projections(engine)).linear(weight, bias)
     return weight, bias, torch.randn(1, width), product, calls
 
@@ -190,16 +190,18 @@ def test_the_product_of_a_row_is_as_near_to_float64_as_its_roundings_allow(featu
 def test_a_product_has_the_same_bits_on_any_threads_and_in_any_part(dtype, monkeypatch):
     tiles = compiled_products.make_tiles(torch.randn(500, 300).to(dtype), 304)
     row = torch.randn(1, 300)
-    whole = compiled_products.multiply(row, tiles, 500, None)
+    whole = Packed(tiles, NO_STEPS, 500, 304).multiply(row)
     shared = []
-    loop = loops.multiply_shared
-    monkeypatch.setattr(loops, "multiply_shared", lambda *args: shared.append(args[-1]) or loop(*args))
+    loop = product_loops.multiply_shared
+    monkeypatch.setattr(product_loops, "multiply_shared", lambda *args: shared.append(args[-1]) or loop(*args))
     monkeypatch.setattr(compiled_products, "SHARED_FROM", 0)
     for threads in (1, 2, 3, 8, 20):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert torch.equal(compiled_products.multiply(row, tiles, 500, None), whole)
+        assert torch.equal(Packed(tiles, NO_STEPS, 500, 304).multiply(row), whole)
     assert shared[-4:] == [2, 3, 8, 20]
-    assert torch.equal(compiled_products.multiply(row, tiles[2:], 300, None), whole[:, 128:428])
+    assert torch.equal(Packed(tiles[2:], NO_STEPS, 300, 304).multiply(row), whole[:, 128:428])
+    rows = Packed(tiles, NO_STEPS, 500, 304).multiply(row.expand(5, -1).contiguous())
+    assert torch.equal(rows, whole.expand(5, -1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -212,7 +214,9 @@ def test_a_weight_that_is_packed_in_another_order_is_left_to_others(dtype):
 
 
 WORDS = numba.types.Array(numba.uint32, 2, "C")
+BYTES = numba.types.Array(numba.int8, 2, "C")
 HALVES = numba.types.Array(numba.uint16, 2, "C")
+PAIRS = numba.types.Array(numba.uint16, 3, "C")
 FLOATS = [None, *(numba.types.Array(numba.float32, ndim, "C") for ndim in (1, 2, 3))]  # by number of dimensions
 SLOTS = numba.types.Array(numba.uintp, 1, "C")
 HEAD = numba.types.UniTuple(numba.boolean, 32)
@@ -225,14 +229,18 @@ ARGUMENTS = {
     "softmax": [FLOATS[1], numba.int64],
     "mix": [FLOATS[2], HALVES, SLOTS, HEAD, FLOATS[2]],
     "rounded": [numba.float32],
-    "add_up": [FLOATS[1], WORDS, FLOATS[1]],
+    "add_up": [FLOATS[1], BYTES, FLOATS[1]],
+    "with_two_terms": [numba.float32, FLOATS[1], numba.uint32, numba.int64],
+    "add_up_groups": [FLOATS[1], FLOATS[1], WORDS, PAIRS, FLOATS[1]],
+    "by_place": [FLOATS[1], FLOATS[1], FLOATS[1]],
+    "unpack": [WORDS, PAIRS, WORDS],
 }
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_no_loop_computes_in_float64(name):
     """A whole number times a float32 is a float64 to the compiler: right, and half as fast."""
-    loop = numba.njit(getattr(loops, name).py_func)
+    loop = numba.njit(getattr(loops if hasattr(loops, name) else product_loops, name).py_func)
     loop.compile(tuple(ARGUMENTS[name]))
     (compiled,) = loop.overloads.values()
     types = compiled.type_annotation.typemap.items()
@@ -392,19 +400,28 @@ def test_the_compiled_model_in_bfloat16(options):
 @pytest.mark.slow
 def test_no_request_waits_for_the_compiler(monkeypatch):
     """What is compiled when the model is built serves chunks, decoding rows, one row and shared work."""
-    names = [name for name in dir(loops) if hasattr(getattr(loops, name), "signatures")]
-    assert {"attend", "rms_norm", "exponential"} <= set(names)
-    for name in names:  # other tests may have called them with other types
-        monkeypatch.setattr(loops, name, numba.njit(getattr(loops, name).py_func))
+    found = {name: (home, own) for home in (loops, product_loops) for name, own in vars(home).items()}
+    names = {name: home for name, (home, own) in found.items() if hasattr(own, "signatures")}
+    assert {"attend", "rms_norm", "exponential", "multiply", "unpack_shared"} <= set(names)
+    for name, home in names.items():  # other tests may have called them with other types
+        options = {"parallel": name.endswith("_shared")}
+        monkeypatch.setattr(home, name, numba.njit(**options)(getattr(home, name).py_func))
     monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 50_000)
-    for batch_invariant, dtype in ((False, "float32"), (True, "float32"), (False, "bfloat16")):
-        config = EngineConfig(compute="compiled", batch_invariant=batch_invariant, dtype=dtype, max_running_requests=4)
+    for batch_invariant, dtype, quantize in (
+        (False, "float32", "off"),
+        (True, "float32", "int8"),
+        (False, "bfloat16", "off"),
+        (False, "bfloat16", "int4"),
+    ):
+        config = EngineConfig(
+            compute="compiled", batch_invariant=batch_invariant, dtype=dtype, quantize=quantize, max_running_requests=4
+        )
         driver = load_driver(engine=config)
-        before = {name: len(getattr(loops, name).signatures) for name in names}
+        before = {name: len(getattr(home, name).signatures) for name, home in names.items()}
         assert before["attend"] == (2 if dtype == "bfloat16" else 1)
         for prompts in ([[1, 2, 3] * 30, [4], [5, 6]], [[7]]):
             make_engine(driver).generate(prompts, SamplingParams(max_new_tokens=4, prompt_logprobs=0))
-        assert {name: len(getattr(loops, name).signatures) for name in names} == before
+        assert {name: len(getattr(home, name).signatures) for name, home in names.items()} == before
 
 
 def test_greedy_answers_are_those_of_torch():

@@ -15,9 +15,9 @@ from mini_engine.fast import quantized_products
 from mini_engine.fast.quantized import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from mini_engine.fast.quantized_products import KINDS, Int4, Int8, QuantizedProjections, QuantizedWeights, make_parts
 from mini_engine.invariant.probe import opposite_terms, thread_count
+from tests.support.quantized import ROUNDING, magnitudes, values_of
 
 DTYPES = [torch.float32, torch.bfloat16]
-ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # the largest relative error of one rounding
 
 
 def hard_rows(dtype: torch.dtype) -> Tensor:
@@ -76,20 +76,6 @@ def test_a_weight_that_is_no_number_is_refused(quantize: Any, value: float) -> N
         quantize(weight)
 
 
-def padded(weight: Tensor) -> Tensor:
-    return F.pad(weight, (0, -weight.shape[1] % 32))
-
-
-def values_of(weight: Tensor, kind: str) -> Tensor:
-    """What a matrix is once it is quantized, [N, K] in float64."""
-    if kind == "int8":
-        ids, scales = quantize_int8(padded(weight))
-        return (ids.double() * scales.double()[:, None])[:, : weight.shape[1]]
-    ids, scales, zeros = quantize_int4(padded(weight))
-    groups = (ids.double().unflatten(-1, (-1, 32)) - 8) * scales.double()[..., None] + zeros.double()[..., None]
-    return groups.flatten(-2)[:, : weight.shape[1]]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_product_is_that_of_the_rounded_matrix(kind: str, dtype: torch.dtype) -> None:
@@ -104,8 +90,7 @@ def test_every_product_is_that_of_the_rounded_matrix(kind: str, dtype: torch.dty
         rows, out_features, in_features = drawn.choice([1, 2, 5, 70]), drawn.randint(1, 200), drawn.randint(1, 130)
         weight, x = torch.randn(out_features, in_features).to(dtype), torch.randn(rows, in_features).to(dtype)
         exact = x.double() @ values_of(weight, kind).T
-        largest = padded(weight).double().unflatten(-1, (-1, 32)).abs().amax(-1).repeat_interleave(32, -1)
-        terms = x.double().abs() @ (3 * largest[:, :in_features].T)
+        terms = x.double().abs() @ magnitudes(weight).T
         bound = terms * (3 * ROUNDING[dtype] + in_features * 2.0**-23) + exact.abs() * ROUNDING[dtype]
         matrix = KINDS[kind].of(weight)
         for product in (matrix.few(x), matrix.many(x), QuantizedProjections(kind, False).linear(weight)(x)):

@@ -13,7 +13,8 @@ from mini_engine.driver import AttentionFactory
 from mini_engine.fast.compiled.attention import CompiledAttention
 from mini_engine.fast.compiled.model import CompiledQwen3
 from mini_engine.fast.compiled.products import LoopProjections
-from mini_engine.fast.quantized_products import make_parts
+from mini_engine.fast.compiled.quantized import make_loop_parts
+from mini_engine.fast.products import make_projections
 from mini_engine.weights import Weights
 
 
@@ -31,8 +32,10 @@ def attend_long(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> CompiledQwen3:
     """Build the model with the projections that ``engine`` asks for, and compile its loops. Empties ``weights``."""
-    weights, projections = make_parts(weights, engine)
-    model = CompiledQwen3(config, weights, LoopProjections(projections))
+    if engine.quantize == "off":
+        model = CompiledQwen3(config, weights, LoopProjections(make_projections(engine)))
+    else:
+        model = CompiledQwen3(config, *make_loop_parts(weights, engine))
     compile_loops(model)
     return model
 

@@ -15,14 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, uint16, uint32
+from numba import njit, uint16
 from numba.extending import overload
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.integer[Any]]
 Halves = NDArray[np.uint16] | Floats  # the upper halves of float32 numbers, which is what bfloat16 is; or all of them
-Words = NDArray[np.uint32] | Floats  # each two bfloat16 numbers, the first one in the lower half; or float32 numbers
 Float = Any  # one number: a float32 for the compiler
 Head = tuple[bool, ...]  # of the length of a head: a tuple's length is known to the compiler, an array's is not
 
@@ -32,7 +31,6 @@ LOG2_E = np.float32(math.log2(math.e))
 # ln 2 in two parts: the first has so few bits that a product with a whole number of up to 8 bits is exact.
 LN2_HIGH = np.float32(0.693359375)
 LN2_LOW = np.float32(-2.12194440e-4)
-TILE = 64  # output features that lie side by side in a packed weight
 AT_ONCE = 4  # keys that attention takes together: their sums do not wait for one another
 SMALLEST, LARGEST = np.float32(-87.0), np.float32(88.0)  # beyond them exp is 0 or no longer a float32
 
@@ -53,7 +51,6 @@ def compiled(*freedoms: str, parallel: bool = False) -> Callable[[Callable[..., 
 # A sum may be taken in lanes that are added at its end. Without this freedom the CPU adds one number after the other.
 in_lanes = compiled("reassoc", "contract", "nsz")
 as_written = compiled("contract")
-by_threads = compiled("contract", parallel=True)
 
 
 def wide(x: Any) -> Float:
@@ -64,10 +61,6 @@ def narrow(x: Float, out: Halves) -> Any:
     """Return ``x`` as ``out`` holds it."""
 
 
-def with_terms(total: Float, x: Floats, words: Words, i: int, n: int) -> Float:
-    """Return ``total`` with the products of the numbers in ``words[i, n]`` and of ``x`` added."""
-
-
 @as_written
 def rounded(x: Float) -> Any:
     """Return the nearest bfloat16 number, the even one on ties, as 16 bits. A NaN stays one."""
@@ -76,25 +69,11 @@ def rounded(x: Float) -> Any:
     return np.uint16((bits | np.uint32(0x400000) if np.isnan(x) else nearest) >> np.uint32(16))
 
 
-@as_written
-def with_two_terms(total: Float, x: Floats, word: Any, i: int) -> Float:
-    """Return ``total`` with the products of the two bfloat16 numbers in ``word`` and of ``x`` [K] added."""
-    total += wide(np.uint16(word)) * x[2 * i]
-    return total + np.uint32(word & np.uint32(0xFFFF0000)).view(np.float32) * x[2 * i + 1]
-
-
 # The compiler looks up which of two bodies the type of an array asks for.
 overload(wide)(
     lambda x: (lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)) if x == uint16 else (lambda x: x)
 )
 overload(narrow)(lambda x, out: (lambda x, out: rounded(x)) if out.dtype == uint16 else (lambda x, out: x))
-overload(with_terms)(
-    lambda total, x, words, i, n: (
-        (lambda total, x, words, i, n: with_two_terms(total, x, words[i, n], i))
-        if words.dtype == uint32
-        else (lambda total, x, words, i, n: total + x[i] * words[i, n])
-    )
-)
 
 
 @as_written
@@ -321,39 +300,3 @@ def mix(weights: Floats, values: Halves, slots: Ints, head: Head, out: Floats) -
             w3 = weights[g, i + 3]
             for d in range(len(head)):
                 out[g, d] += w0 * wide(v0[d]) + w1 * wide(v1[d]) + w2 * wide(v2[d]) + w3 * wide(v3[d])
-
-
-@as_written
-def add_up(x: Floats, words: Words, totals: Floats) -> None:
-    """Write the products of a row ``x`` [K] with a tile of a packed weight into ``totals`` [TILE].
-
-    Of more than four words for each feature at a time, the CPU does not see in which order it should fetch them.
-    """
-    totals[:] = 0
-    for i in range(0, words.shape[0], 4):
-        for n in range(TILE):
-            total = with_terms(totals[n], x, words, i, n)
-            total = with_terms(total, x, words, i + 1, n)
-            total = with_terms(total, x, words, i + 2, n)
-            totals[n] = with_terms(total, x, words, i + 3, n)
-
-
-@as_written
-def multiply(x: Floats, tiles: Words, out: Floats, threads: int, share: int) -> None:
-    """Write the product of a row ``x`` [K] with a packed weight into ``out`` [N]: those of one share of its tiles.
-
-    ``tiles`` as ``products.find_tiles`` returns them; K is filled up as theirs is. Every number is added up in the
-    order of its terms, whatever N and the shares are.
-    """
-    totals = np.empty(TILE, np.float32)
-    for tile in range(tiles.shape[0] * share // threads, tiles.shape[0] * (share + 1) // threads):
-        add_up(x, tiles[tile], totals)
-        own = out[tile * TILE : (tile + 1) * TILE]
-        own[:] = totals[: own.shape[0]]
-
-
-@by_threads
-def multiply_shared(x: Floats, tiles: Words, out: Floats, threads: int) -> None:
-    """Compute ``multiply`` on several threads."""
-    for share in prange(threads):
-        multiply(x, tiles, out, threads, share)

@@ -6,7 +6,8 @@ side there, so that the CPU adds up several of them at once, each in the order o
 """
 
 import ctypes
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 
 import numba
 import numpy as np
@@ -14,12 +15,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.fast.compiled import loops
-from mini_engine.fast.compiled.loops import TILE, Words
+from mini_engine.fast.compiled import product_loops as loops
+from mini_engine.fast.compiled.product_loops import TILE, Steps, Tiles, Words
 from mini_engine.fast.products import SMALL_WEIGHT, FastProjections, padded
-from mini_engine.linear import Linear, Projections
+from mini_engine.linear import Linear, Projections, with_bias
 
 SHARED_FROM = 1 << 20  # bytes of a weight; one thread has read a smaller one before another would have begun
+NO_STEPS = np.empty((0, 0), np.float32)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight as the loops read it. ``tiles`` and ``steps`` as in ``product_loops.py``."""
+
+    tiles: Tiles
+    steps: Steps
+    features: int  # N
+    width: int  # K as it is filled up
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Multiply ``x`` [M, K] float32 -> [M, N] float32."""
+        rows = x.contiguous() if x.shape[1] == self.width else F.pad(x, (0, self.width - x.shape[1]))
+        out = torch.empty(len(x), len(self.tiles) * TILE)
+        if (threads := threads_for(self.tiles)) == 1:
+            loops.multiply(rows.numpy(), self.tiles, self.steps, out.numpy(), 1, 0)
+        else:
+            loops.multiply_shared(rows.numpy(), self.tiles, self.steps, out.numpy(), threads)
+        return out if out.shape[1] == self.features else out[:, : self.features].contiguous()
+
+
+def threads_for(tiles: Tiles) -> int:
+    """Return how many threads share a loop over ``tiles``."""
+    return torch.get_num_threads() if tiles.nbytes >= SHARED_FROM and can_share() else 1
+
+
+@cache
+def can_share() -> bool:
+    """Whether Numba's threads serve two callers at a time. Where it has only those of its own, they do not."""
+    tiles = np.zeros((1, 8, TILE), np.float32)
+    loops.multiply_shared(np.zeros((1, 8), np.float32), tiles, NO_STEPS, np.empty((1, TILE), np.float32), 2)
+    return bool(numba.threading_layer() != "workqueue")
 
 
 class LoopProjections:
@@ -42,7 +77,8 @@ class LoopProjections:
         tiles = find_tiles(stored, weight)
         if tiles is None:
             return many
-        one = partial(multiply, tiles=tiles, features=len(weight), bias=None if bias is None else bias.float())
+        width = tiles.shape[1] * (4 // weight.element_size())
+        one = with_bias(Packed(tiles, NO_STEPS, len(weight), width).multiply, bias)
         return lambda x: one(x) if len(x) == 1 else many(x)
 
 
@@ -85,23 +121,3 @@ def make_tiles(weight: Tensor, width: int) -> Words:
     tiles = filled.view(-1, TILE, width // each, each).transpose(1, 2).contiguous()
     words = tiles.view(torch.int32 if each == 2 else torch.float32).numpy()
     return (words.view(np.uint32) if each == 2 else words).reshape(len(tiles), -1, TILE)
-
-
-def multiply(x: Tensor, tiles: Words, features: int, bias: Tensor | None) -> Tensor:
-    """Multiply ``x`` [1, K] by the weight ``tiles`` and add ``bias`` [features] -> [1, features], float32."""
-    width = tiles.shape[1] * (2 if tiles.dtype == np.uint32 else 1)
-    row = x[0].contiguous() if x.shape[1] == width else F.pad(x[0], (0, width - x.shape[1]))
-    out = torch.empty(1, features)
-    threads = torch.get_num_threads() if tiles.nbytes >= SHARED_FROM and can_share() else 1
-    if threads == 1:
-        loops.multiply(row.numpy(), tiles, out.numpy()[0], 1, 0)
-    else:
-        loops.multiply_shared(row.numpy(), tiles, out.numpy()[0], threads)
-    return out if bias is None else out.add_(bias)
-
-
-@cache
-def can_share() -> bool:
-    """Whether Numba's threads serve two callers at a time. Where it has only those of its own, they do not."""
-    loops.multiply_shared(np.zeros(4, np.float32), np.zeros((1, 4, TILE), np.float32), np.empty(1, np.float32), 2)
-    return bool(numba.threading_layer() != "workqueue")
