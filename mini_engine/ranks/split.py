@@ -228,7 +228,7 @@ class Shards:
 class SplitProjections:
     """Products with shards: those of ``own``, between exchanges with the other ranks.
 
-    ``choices``: see ``FastProjections``. ``num_bytes``: of all weights that the model has taken.
+    ``choices`` and ``quantize``: see ``QuantizedProjections``. ``num_bytes``: of all weights that the model has taken.
     """
 
     num_bytes = 0
@@ -239,6 +239,7 @@ class SplitProjections:
         self.split = split
         self.silu = own.silu
         self.choices: Mapping[str, str] = getattr(own, "choices", {})
+        self.quantize: str = getattr(own, "quantize", "off")
 
     def linear(self, weight: Any, bias: Tensor | None = None) -> Linear:
         """Return the product with ``weight``, a ``Shard`` or a matrix that every rank has, plus ``bias``.

@@ -46,12 +46,19 @@ def test_a_folder_is_small_and_answers_as_weights_that_are_rounded_on_load(round
     assert result.stdout == expected.stdout
 
 
-def test_a_receipt_says_how_the_weights_of_a_folder_are_quantized_and_replays(rounded: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("compute", "way"), [("reference", "kernel up to"), ("compiled", "a loop up to")])
+def test_a_receipt_says_how_the_weights_of_a_folder_are_quantized_and_multiplied_and_replays(
+    compute: str, way: str, rounded: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "receipt.json"
     asked = ["generate", "Once", "--model", str(rounded), "--max-new-tokens", "4", "--receipt", str(file)]
-    result = CliRunner().invoke(app, asked)
+    result = CliRunner().invoke(app, [*asked, "--compute", compute])
     assert result.exit_code == 0, result.output
-    assert json.loads(file.read_text())["engine"]["quantize"] == "int4"
+    receipt = json.loads(file.read_text())
+    assert receipt["engine"]["quantize"] == "int4"
+    products = receipt["environment"]["products"]
+    assert {name.split()[0] for name in products} == {"int4", "int8"}
+    assert all(way in each for each in products.values())
     result = CliRunner().invoke(app, ["replay", str(file)])
     assert result.exit_code == 0, result.output
     assert "equal, to the bit" in result.stdout

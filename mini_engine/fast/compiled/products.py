@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mini_engine.fast.compiled import product_loops as loops
 from mini_engine.fast.compiled.product_loops import TILE, Steps, Tiles, Words
-from mini_engine.fast.products import SMALL_WEIGHT, FastProjections, padded
+from mini_engine.fast.products import SMALL_WEIGHT, FastProjections, describe, padded
 from mini_engine.linear import Linear, Projections, with_bias
 
 SHARED_FROM = 1 << 20  # bytes of a weight; one thread has read a smaller one before another would have begun
@@ -60,13 +60,15 @@ def can_share() -> bool:
 class LoopProjections:
     """The products of ``others`` over rows in float32, and a loop for one row where the weight lies as that reads it.
 
-    In bfloat16 the loop takes a row as it is, and ``others`` get rows rounded to bfloat16.
+    In bfloat16 the loop takes a row as it is, and ``others`` get rows rounded to bfloat16. ``choices``: the way of each
+    shape, in words.
     """
 
     def __init__(self, others: Projections) -> None:
         """Take over from ``others``. The loop takes none from those that keep a row's bits in every batch."""
         self.others = others
         self.silu = others.silu
+        self.choices: dict[str, str] = getattr(others, "choices", {})
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Return the product of float32 rows with ``weight`` [out, in], plus ``bias`` [out], in float32."""
@@ -77,6 +79,7 @@ class LoopProjections:
         tiles = find_tiles(stored, weight)
         if tiles is None:
             return many
+        self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] += ", a loop for one row"
         width = tiles.shape[1] * (4 // weight.element_size())
         one = with_bias(Packed(tiles, NO_STEPS, len(weight), width).multiply, bias)
         return lambda x: one(x) if len(x) == 1 else many(x)

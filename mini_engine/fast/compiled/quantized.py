@@ -22,7 +22,7 @@ from mini_engine.fast.compiled import product_loops as loops
 from mini_engine.fast.compiled.attention import halves
 from mini_engine.fast.compiled.product_loops import TILE, Words
 from mini_engine.fast.compiled.products import Packed, find_tiles, make_tiles
-from mini_engine.fast.products import WAYS, onednn_fault, padded
+from mini_engine.fast.products import WAYS, describe, onednn_fault, padded
 from mini_engine.fast.quantized import GROUP, dequantize_int8
 from mini_engine.fast.quantized_products import Int8, Nibbles, QuantizedWeights, in_multiples, rows_of_piece
 from mini_engine.linear import Linear, TorchProjections, with_bias
@@ -117,20 +117,26 @@ def copied_product(tiles: Tensor, x: Tensor) -> Tensor:
 
 
 class QuantizedLoops(TorchProjections):
-    """Quantizes each weight that it is given. Rows are float32 before and after a product."""
+    """Quantizes each weight that it is given. Rows are float32 before and after a product.
+
+    ``quantize`` and ``choices``: see ``QuantizedProjections``.
+    """
 
     def __init__(self, kind: str, batch_invariant: bool) -> None:
         """Quantize to the ``kind`` "int8" or "int4"."""
-        self.kind = kind
+        self.quantize = kind
         self.batch_invariant = batch_invariant
         self.rooms = dict[tuple[int, int, torch.dtype], Room]()
+        self.choices = dict[str, str]()
 
     def linear(self, weight: Tensor | Int8 | Nibbles | Quantized, bias: Tensor | None = None) -> Linear:
         """Return the product with ``weight`` [out, in], quantized unless it is, plus ``bias`` [out].
 
         Raises ``ValueError`` for a weight that is not finite.
         """
-        matrix = weight if isinstance(weight, Quantized) else Quantized.of(weight, self.kind)
+        matrix = weight if isinstance(weight, Quantized) else Quantized.of(weight, self.quantize)
+        name = f"{matrix.kind} {describe(matrix.features, matrix.in_features, matrix.dtype)}"
+        self.choices[name] = "a loop" if self.batch_invariant else f"a loop up to {MOST_ROWS} rows, unpacked for more"
         if self.batch_invariant:
             return with_bias(matrix.multiply, bias)
         rows = min(rows_of_piece(matrix.width, UNPACKED), len(matrix.tiles) * TILE)
