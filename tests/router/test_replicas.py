@@ -131,6 +131,18 @@ def test_a_killed_replica_loses_no_answer_and_comes_back():
 
 
 @pytest.mark.slow
+def test_a_router_and_servers_of_two_ranks_give_the_ids_of_one_process():
+    with routing("--tensor-parallel", "2") as route:
+        ranks = psutil.Process(route.process.pid).children(recursive=True)
+        assert len(ranks) == 4
+        for port in (route.url.rpartition(":")[2], *route.ports.values()):
+            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+            for number in range(2):
+                assert client.completions.create(**asked(number)).choices[0].token_ids == alone(number)
+    assert not psutil.wait_procs(ranks, 5)[1]
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_the_replicas_too():
     with routing("--drain", "1") as route:
         replicas = route.replicas()
