@@ -28,12 +28,12 @@ def share(total: int, rank: int, size: int) -> slice:
 
 
 def row_part(weight: Tensor, rank: int, size: int) -> Tensor:
-    """Return the output rows of ``rank``, [N / size, K], in memory of their own."""
+    """Return the output rows of ``rank``, [N / size, K], copied. Raises ``ValueError`` if they cannot be shared."""
     return weight[share(weight.shape[0], rank, size)].clone()
 
 
 def column_part(weight: Tensor, rank: int, size: int) -> Tensor:
-    """Return the columns of ``rank``, [N, K / size], in memory of their own."""
+    """Return the columns of ``rank``, [N, K / size], copied. Raises ``ValueError`` if they cannot be shared."""
     return weight[:, share(weight.shape[1], rank, size)].clone()
 
 
@@ -71,7 +71,7 @@ def kv_share(kv_heads: int, rank: int, size: int) -> slice:
 def keep_qkv(stack: Tensor, rank: int, size: int, heads: int, kv_heads: int) -> Tensor:
     """Return what ``rank`` keeps of the stacked [q; k; v], [(heads + 2 kv_heads) * D, K] -> [(h + 2 g) * D, K].
 
-    These are the rows of its own query heads, and those of the key-value heads that they see.
+    These are the rows of its own query heads, and those of the key-value heads that they see, copied.
     Raises ``ValueError`` if heads cannot be shared.
     """
     width = len(stack) // (heads + 2 * kv_heads)
@@ -81,7 +81,10 @@ def keep_qkv(stack: Tensor, rank: int, size: int, heads: int, kv_heads: int) -> 
 
 
 def keep_gate_up(stack: Tensor, rank: int, size: int) -> Tensor:
-    """Return what ``rank`` keeps of the stacked [gate; up], [2 F, K] -> [2 F / size, K]: its rows of each."""
+    """Return what ``rank`` keeps of the stacked [gate; up], [2 F, K] -> [2 F / size, K]: its rows of each, copied.
+
+    Raises ``ValueError`` if features cannot be shared.
+    """
     return torch.cat([row_part(half, rank, size) for half in stack.chunk(2)])
 
 

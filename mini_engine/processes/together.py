@@ -18,7 +18,7 @@ def gather(group: Group, part: Tensor) -> Tensor:
 
 
 def ids_of_first(group: Group, ids: Sequence[int] | None) -> list[int]:
-    """Return rank 0's ``ids`` on every rank. There may be none; the other ranks know neither them nor how many."""
+    """Return rank 0's ``ids`` as a new list on every rank. There may be none; the others do not know their number."""
     count = torch.tensor([len(ids or ())])
     group.broadcast(count)
     own = torch.tensor(ids or (), dtype=torch.int64) if group.rank == 0 else torch.zeros(int(count), dtype=torch.int64)

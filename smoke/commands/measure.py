@@ -86,10 +86,11 @@ def progress_command(engine: EngineOption = Path("work")) -> None:
     measured = Work(engine).load().get("measured", {})
     gains = {name: LOADS[name].gain(entry["before"], entry["after"]) for name, entry in measured.items()}
     most = max([2.0, *gains.values()])
+    titles = {lesson: load_manifest().lesson(lesson).title for lesson in LOADS}
+    width = max(map(len, titles.values()))
     for lesson in LOADS:
-        title = f"{lesson}  {load_manifest().lesson(lesson).title:<24}"
         words = said(lesson, measured[lesson]) if lesson in measured else f"python -m smoke measure {lesson}"
-        typer.echo(f"{title} {bar(gains.get(lesson, 1.0), most)}  {words}")
+        typer.echo(f"{lesson:<3}  {titles[lesson]:<{width}} {bar(gains.get(lesson, 1.0), most)}  {words}")
     typer.echo(f"A full bar is {most:.1f} times as good; every doubling adds the same length.")
 
 

@@ -58,7 +58,7 @@ def lesson_line(work: Work, lesson: Lesson) -> str:
     if work.has(lesson) and lesson.optional:
         done = len(set(lesson.optional) - set(work.waiting(lesson)))
         note = f"  ({done} of {len(lesson.optional)} optional tasks)"
-    return f"{lesson.id}  {'█' * full}{'░' * (BAR_WIDTH - full)} {passed:>3}/{len(core):<3} {lesson.title}{note}"
+    return f"{lesson.id:<3}  {'█' * full}{'░' * (BAR_WIDTH - full)} {passed:>3}/{len(core):<3} {lesson.title}{note}"
 
 
 def task_lines(work: Work, lesson: Lesson) -> list[str]:

@@ -4,7 +4,7 @@ Owns: matrices of whole numbers, whose sums are exact in every order, so that ea
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,11 @@ def attempt(call: Callable[[], Any]) -> Any:
         return "ValueError"
 
 
+def outline(things: Sequence[int]) -> dict[str, int | None]:
+    """Say which is the first of ``things``, and how many there are."""
+    return {"the first": things[0] if things else None, "how many": len(things)}
+
+
 def share_probe(seed: int) -> Values:
     """Ask for every rank's share."""
     from mini_engine.processes.halves import share
@@ -45,7 +50,7 @@ def share_probe(seed: int) -> Values:
         for rank in range(size):
             own = attempt(partial(share, total, rank, size))
             things = range(total)[own] if isinstance(own, slice) else None
-            values[f"{total} for rank {rank} of {size}"] = str(own) if things is None else [*things[:1], len(things)]
+            values[f"{total} for rank {rank} of {size}"] = str(own) if things is None else outline(things)
     return values
 
 
@@ -55,7 +60,7 @@ def share_spec(seed: int) -> Values:
     for total, size in SHARES:
         for rank in range(size):
             own = [thing for thing in range(total) if thing * size // max(total, 1) == rank]
-            values[f"{total} for rank {rank} of {size}"] = "ValueError" if total % size else [*own[:1], len(own)]
+            values[f"{total} for rank {rank} of {size}"] = "ValueError" if total % size else outline(own)
     return values
 
 

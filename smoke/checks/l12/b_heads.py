@@ -68,6 +68,15 @@ def stacks(seed: int) -> dict[str, tuple[Tensor, tuple[int, int, int, int]]]:
     return found
 
 
+def kept(name: str, parts: list[Tensor]) -> Values:
+    """Return what the parts hold and how much, then overwrite them: a stack that they are views of would show it."""
+    held = [part.untyped_storage().nbytes() for part in parts]
+    values: Values = {name: [part.clone() for part in parts], f"{name}, bytes that the parts hold in memory": held}
+    for part in parts:
+        part.zero_()
+    return values
+
+
 def qkv_probe(seed: int) -> Values:
     """Ask for every rank's part of every stack."""
     from mini_engine.processes.halves import keep_qkv
@@ -75,9 +84,8 @@ def qkv_probe(seed: int) -> Values:
     values: Values = {}
     for name, (stack, (heads, kv_heads, _, size)) in stacks(seed).items():
         parts = [keep_qkv(stack, rank, size, heads, kv_heads) for rank in range(size)]
-        values[name] = parts
-        values[f"{name}, bytes that the parts hold in memory"] = [part.untyped_storage().nbytes() for part in parts]
-        values[f"{name}, the stack afterwards"] = stack
+        values |= kept(name, parts)
+        values[f"{name}, the stack after its parts were overwritten"] = stack
     for heads, kv_heads, width, size in NOT_SHARED:
         stack = torch.ones((heads + 2 * kv_heads) * width, COLUMNS)
         found = attempt(partial(keep_qkv, stack, 0, size, heads, kv_heads))
@@ -100,7 +108,7 @@ def qkv_spec(seed: int) -> Values:
         values[name] = parts
         held = [part.numel() * part.element_size() for part in parts]
         values[f"{name}, bytes that the parts hold in memory"] = held
-        values[f"{name}, the stack afterwards"] = stack
+        values[f"{name}, the stack after its parts were overwritten"] = stack
     for heads, kv_heads, _, size in NOT_SHARED:
         values[f"{heads} query and {kv_heads} key-value heads, {size} ranks"] = "ValueError"
     return values
@@ -124,8 +132,8 @@ def gate_up_probe(seed: int) -> Values:
         stack = whole_numbers(seed + inner, (2 * inner, COLUMNS), 99)
         parts = [keep_gate_up(stack, rank, size) for rank in range(size)]
         name = f"gate and up of {inner} features, {size} ranks"
-        values[name] = parts
-        values[f"{name}, bytes that the parts hold in memory"] = [part.untyped_storage().nbytes() for part in parts]
+        values |= kept(name, parts)
+        values[f"{name}, the stack after its parts were overwritten"] = stack
     values["gate and up of 6 features, 4 ranks"] = str(attempt(partial(keep_gate_up, torch.ones(12, 4), 0, 4)))
     return values
 
@@ -141,12 +149,13 @@ def gate_up_spec(seed: int) -> Values:
         values[name] = parts
         held = [part.numel() * part.element_size() for part in parts]
         values[f"{name}, bytes that the parts hold in memory"] = held
+        values[f"{name}, the stack after its parts were overwritten"] = stack
     return values | {"gate and up of 6 features, 4 ranks": "ValueError"}
 
 
 REGISTRY.add(
     "L12.B.gate_up",
-    "Of the stack [gate; up] a rank keeps the same rows of each: those of gate, then those of up.",
+    "Of the stack [gate; up] a rank keeps the same rows of each, in memory of its own: first gate, then up.",
     gate_up_probe,
     bitwise(gate_up_spec),
 )

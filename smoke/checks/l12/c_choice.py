@@ -56,10 +56,16 @@ def chosen(limits: Limits, length: int, queues: Sequence[int], matches: Sequence
     return by_match
 
 
+def beside_none() -> list[Choice]:
+    """Return moments where one worker knows the request and has a queue, and the other has none."""
+    limits = [Limits(0.5, ahead, ratio) for ahead in AHEAD for ratio in RATIOS]
+    return [Choice(each, 4, (queue, 0), (4, 0)) for each in limits for queue in range(4)]
+
+
 def choices(seed: int) -> list[Choice]:
     """Draw moments; small numbers, so that every limit is met exactly now and then."""
     rng = random.Random(f"choices {seed}")
-    found = []
+    found = beside_none()
     for number in range(NUM_CHOICES):
         limits = Limits(rng.choice(SHARES), rng.choice(AHEAD), rng.choice(RATIOS))
         length = rng.choice([0, 1, 4, 8, 12])
@@ -103,7 +109,7 @@ def choose_probe(seed: int) -> Values:
             done.append(str(case))
             picked = [router.choose(TOKENS[: case.length]) for _ in range(2)]
         where = [workers.index(worker) if worker in workers else str(worker) for worker in picked]
-        values[f"choice {number}: {case}"] = where
+        values[f"choice {number}: {case}; the place of its worker, asked twice"] = where
         values[f"choice {number}, the queues afterwards"] = list(router.queues.values())
     return values
 
@@ -112,7 +118,9 @@ def choose_spec(seed: int) -> Values:
     """Choose by hand; a choice changes nothing, so the second is the first."""
     values: Values = {}
     for number, case in enumerate(choices(seed)):
-        values[f"choice {number}: {case}"] = [chosen(case.limits, case.length, case.queues, case.matches)] * 2
+        values[f"choice {number}: {case}; the place of its worker, asked twice"] = [
+            chosen(case.limits, case.length, case.queues, case.matches)
+        ] * 2
         values[f"choice {number}, the queues afterwards"] = list(case.queues)
     return values
 

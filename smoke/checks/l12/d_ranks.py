@@ -5,6 +5,7 @@ Owns: what ranks are given, faults of one rank, and what every rank must know af
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -81,9 +82,11 @@ REGISTRY.add(
 
 
 def drawn_ids(seed: int) -> list[list[int]]:
-    """Draw lists of ids; none, one, and ids that need more than 32 bits among them."""
+    """Draw lists of ids; none, one, a long text, and ids that need more than 32 bits among them."""
     rng = random.Random(f"ids {seed}")
-    return [[], [7], [rng.randrange(2**40) for _ in range(5)], [rng.randrange(1000) for _ in range(40)], [0, 0], []]
+    wide, short, long = ((2**40, 5), (1000, 40), (151_936, 3000))  # ids below, how many
+    drawn = [[rng.randrange(limit) for _ in range(count)] for limit, count in (wide, short, long)]
+    return [[], [7], *drawn, [0, 0], []]
 
 
 def ids_work(seed: int, group: Any) -> list[Any]:
@@ -94,7 +97,8 @@ def ids_work(seed: int, group: Any) -> list[Any]:
     for number, ids in enumerate(drawn_ids(seed)):
         own = tuple(ids) if number % 2 else list(ids)
         got = ids_of_first(group, own if group.rank == 0 else None)
-        found.append(got if type(got) is list else f"a {type(got).__name__}")
+        kind = "the list that it was given" if got is own else f"a {type(got).__name__}"
+        found.append(list(got) if kind == "a list" else kind)
     return found
 
 
@@ -110,7 +114,7 @@ def ids_spec(seed: int) -> Values:
 
 REGISTRY.add(
     "L12.D.ids",
-    "Every rank gets rank 0's ids as a list, also when there are none and when they need 64 bits; the others know "
+    "Every rank gets rank 0's ids as a new list, also when there are none and when they need 64 bits; the others know "
     "neither ids nor number.",
     ids_probe,
     bitwise(ids_spec),
@@ -127,6 +131,8 @@ def disagreements(seed: int) -> dict[str, list[list[int]]]:
         found[f"rank 2 has {name}"] = [IDS, IDS, ids, IDS]
         found[f"rank 0 has {name}"] = [ids, IDS, IDS, IDS]
     found |= {"two ranks differ": [IDS, [1, 2], IDS, [2, 1]], "the same sum": [IDS, [9, 9, -1], IDS, IDS]}
+    found |= {"the same digits": [[1, 23], [12, 3], [1, 23], [123]]}
+    found |= {f"one id is {more} more": [IDS, [5, 3 + more, 9], IDS, IDS] for more in (2**8, 2**16, 2**32)}
     large = list(range(300))
     return found | {"the last of many differs": [large, large, large, [*large[:-1], 7]]}
 
@@ -270,6 +276,11 @@ class Ear:
         self.heard.append([type(fault).__name__, fault.rank, fault.reason])
 
 
+def throw(error: Exception) -> None:
+    """Fail with the error, as a gather does."""
+    raise error
+
+
 def passed_probe(seed: int) -> Values:
     """Let work end with another rank's fault, which was raised as it is or is a new one."""
     from mini_engine.processes.group import RankLost
@@ -278,19 +289,17 @@ def passed_probe(seed: int) -> Values:
     values: Values = {}
     for rank in (0, 1, 3):
         fault, ear = RankLost(rank, "KeyError: 'q'"), Ear()
-
-        def work(fault: RankLost = fault) -> None:
-            """Fail as a gather does."""
-            raise fault
-
         raised: Any = None
         try:
-            in_step(ear, work)  # type: ignore[arg-type]
+            in_step(ear, partial(throw, fault))  # type: ignore[arg-type]
         except RankLost as error:
             raised = error
         values[f"a fault of rank {rank}, what was said on leaving"] = ear.heard
         values[f"a fault of rank {rank}, what was raised"] = [str(raised), raised is fault]
-    return values
+    ear, own = Ear(), KeyError("q")
+    with suppress(RankLost):
+        in_step(ear, partial(throw, own))  # type: ignore[arg-type]
+    return values | {"an exception of this rank, what was said on leaving": ear.heard}
 
 
 def passed_spec(seed: int) -> Values:
@@ -299,12 +308,12 @@ def passed_spec(seed: int) -> Values:
     for rank in (0, 1, 3):
         values[f"a fault of rank {rank}, what was said on leaving"] = [["RankLost", rank, "KeyError: 'q'"]]
         values[f"a fault of rank {rank}, what was raised"] = [f"rank {rank}: KeyError: 'q'", True]
-    return values
+    return values | {"an exception of this rank, what was said on leaving": [["RankLost", 1, "KeyError: 'q'"]]}
 
 
 REGISTRY.add(
     "L12.D.passed",
-    "A fault that came from another rank is passed on as it came: said on leaving, once, and raised.",
+    "A rank says once why it leaves. A fault that came from another rank is passed on as it came: said, and raised.",
     passed_probe,
     bitwise(passed_spec),
 )
