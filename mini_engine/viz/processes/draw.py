@@ -161,7 +161,7 @@ def belief_chart(outcomes: Mapping[str, Outcome]) -> Figure:
         look = {key: value for key, value in line_look(index).items() if key != "marker"}
         axes.plot(range(len(total)), total, label=rule, **look)
         words[rule] = f"{total[-1]:,}"
-    axes.set(xlabel="requests", ylabel="tokens, in all", ylim=(0, None))
+    axes.set(xlabel="requests", ylabel="tokens believed by mistake", ylim=(0, None))
     axes.grid(axis="y")
     legend_below(figure, *axes.get_legend_handles_labels()[0], ncols=2)
     return Figure(figure, one_by_one("Tokens that were believed to be cached and were not", words))
