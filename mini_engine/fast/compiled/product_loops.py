@@ -64,7 +64,7 @@ def with_two_terms(total: Float, x: Floats, word: Any, i: int) -> Float:
 
 @as_written
 def put(first: Float, second: Float, words: Words, i: int, n: int) -> None:
-    """Write number n of columns 2 i and 2 i + 1 into ``words`` as ``unpack`` takes them. Neither is a NaN.
+    """Write number n of columns 2 i and 2 i + 1 into ``words`` as ``unpack_tile`` takes them. Neither is a NaN.
 
     In bfloat16 it is the nearest number, on ties the one farther from 0.
     """
@@ -238,7 +238,7 @@ def multiply_shared(x: Floats, tiles: Tiles, steps: Steps, out: Floats, threads:
 
 
 @as_written
-def unpack(tiles: Tiles, steps: Steps, words: Words) -> None:
+def unpack_tile(tiles: Tiles, steps: Steps, words: Words) -> None:
     """Write what a tile of ids stands for into ``words``; of 8 bits the ids themselves.
 
     ``tiles`` [K, 64] and ``steps`` [N], or [K / 8, 64] and [K / 32, 2, 64]. ``words`` is a tile of two bfloat16 numbers
@@ -263,8 +263,15 @@ def unpack(tiles: Tiles, steps: Steps, words: Words) -> None:
                 put(first * scale + zeros[n], second * scale + zeros[n], words, pair, n)
 
 
+@as_written
+def unpack(tiles: Tiles, steps: Steps, words: Words, threads: int, share: int) -> None:
+    """Compute ``unpack_tile`` for one share of the tiles. ``words`` has as many."""
+    for tile in range(tiles.shape[0] * share // threads, tiles.shape[0] * (share + 1) // threads):
+        unpack_tile(tiles[tile], steps if steps.ndim == 1 else steps[tile], words[tile])
+
+
 @by_threads
-def unpack_shared(tiles: Tiles, steps: Steps, words: Words) -> None:
-    """Compute ``unpack`` for every tile, on several threads. ``words`` has as many."""
-    for tile in prange(tiles.shape[0]):
-        unpack(tiles[tile], steps if steps.ndim == 1 else steps[tile], words[tile])
+def unpack_shared(tiles: Tiles, steps: Steps, words: Words, threads: int) -> None:
+    """Compute ``unpack`` on several threads."""
+    for share in prange(threads):
+        unpack(tiles, steps, words, threads, share)
