@@ -125,7 +125,7 @@ def test_a_row_has_the_same_bits_in_every_batch(kind: str, dtype: torch.dtype, m
 def test_a_table_gives_its_rows_and_is_the_memory_of_a_tied_head(dtype: torch.dtype) -> None:
     weight = torch.randn(70, 40).to(dtype)
     table = TiledWeights(QuantizedWeights({EMBEDDING: weight})).pop(EMBEDDING)
-    assert (table.shape, table.dtype, table.device.type) == ((70, 40), dtype, "cpu")
+    assert (table.dtype, table.device.type) == (dtype, "cpu")
     ids = torch.tensor([3, 69, 0, 3])
     got = F.embedding(ids, table)
     assert got.is_contiguous()

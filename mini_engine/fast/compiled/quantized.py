@@ -62,11 +62,6 @@ class Quantized(Packed):
         return "int8" if self.tiles.dtype == np.int8 else "int4"
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """N and K."""
-        return self.features, self.in_features
-
-    @property
     def device(self) -> torch.device:
         """Where it is."""
         return torch.device("cpu")
