@@ -78,7 +78,9 @@ overload(narrow)(lambda x, out: (lambda x, out: rounded(x)) if out.dtype == uint
 
 @as_written
 def exponential(x: Float) -> Float:
-    """Return e**x to within 1 unit in the last place; 0 below -87 and e**88 above 88.
+    """Return e**x to within 1 unit in the last place, 1.2 on a CPU that does not add a product at once.
+
+    It is 0 below -87 and e**88 above 88.
 
     ``math.exp`` is a call for every number. This is arithmetic alone, which the compiler does for 8 or 16 at once:
     x = n ln 2 + r, e**x = 2**n e**r, with r in [-0.35, 0.35] where a polynomial is enough (Moshier, Cephes).

@@ -64,7 +64,7 @@ def with_two_terms(total: Float, x: Floats, word: Any, i: int) -> Float:
 
 @as_written
 def put(first: Float, second: Float, words: Words, i: int, n: int) -> None:
-    """Write number n of columns 2 i and 2 i + 1 into ``words`` as ``unpack`` takes them. Neither is a NaN.
+    """Write number n of columns 2 i and 2 i + 1 into ``words`` as ``unpack_tile`` takes them. Neither is a NaN.
 
     In bfloat16 it is the nearest number, on ties the one farther from 0.
     """
@@ -108,6 +108,13 @@ def numbered(word: Any, place: int) -> Float:
 
 
 @as_written
+def line_of(steps: Steps, group: int, n: int) -> tuple[Float, Float]:
+    """Return the scale of a group, and what its id 0 stands for. ``steps`` [K / 32, 2, 64]."""
+    scale = wide(steps[group, 0, n])
+    return scale, wide(steps[group, 1, n]) - np.float32(8) * scale
+
+
+@as_written
 def add_up_groups(x: Floats, sums: Floats, tile: Tiles, steps: Steps, totals: Floats) -> None:
     """Write the products of a row with a tile of 4 bits into ``totals`` [64].
 
@@ -123,8 +130,7 @@ def add_up_groups(x: Floats, sums: Floats, tile: Tiles, steps: Steps, totals: Fl
             for i in range(4 * group, 4 * group + 4):
                 for place in range(8):
                     part += x[8 * i + place] * numbered(tile[i, n], place)
-            scale = wide(steps[group, 0, n])
-            least = wide(steps[group, 1, n]) - np.float32(8) * scale
+            scale, least = line_of(steps, group, n)
             totals[n] = totals[n] + scale * part + least * sums[group]
 
 
@@ -164,8 +170,7 @@ def add_up_groups_four(x: Floats, sums: Floats, tile: Tiles, steps: Steps, total
                 parts[n], parts[TILE + n], parts[2 * TILE + n], parts[3 * TILE + n] = a, b, c, d
         for row in range(4):
             for n in range(TILE):
-                scale = wide(steps[group, 0, n])
-                least = wide(steps[group, 1, n]) - np.float32(8) * scale
+                scale, least = line_of(steps, group, n)
                 m = row * TILE + n
                 totals[m] = totals[m] + scale * parts[m] + least * sums[4 * group + row]
 
@@ -238,7 +243,7 @@ def multiply_shared(x: Floats, tiles: Tiles, steps: Steps, out: Floats, threads:
 
 
 @as_written
-def unpack(tiles: Tiles, steps: Steps, words: Words) -> None:
+def unpack_tile(tiles: Tiles, steps: Steps, words: Words) -> None:
     """Write what a tile of ids stands for into ``words``; of 8 bits the ids themselves.
 
     ``tiles`` [K, 64] and ``steps`` [N], or [K / 8, 64] and [K / 32, 2, 64]. ``words`` is a tile of two bfloat16 numbers
@@ -249,22 +254,24 @@ def unpack(tiles: Tiles, steps: Steps, words: Words) -> None:
             for n in range(TILE):
                 put(np.float32(tiles[2 * i, n]), np.float32(tiles[2 * i + 1, n]), words, i, n)
     else:
-        scales, zeros = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
         for pair in range(4 * tiles.shape[0]):
-            if pair % 16 == 0:
-                for n in range(TILE):
-                    scales[n] = wide(steps[pair // 16, 0, n])
-                    zeros[n] = wide(steps[pair // 16, 1, n]) - np.float32(8) * scales[n]
             mask, factor = np.uint32(15 << 8 * (pair % 4)), PLACES[2 * (pair % 4)]
             for n in range(TILE):
-                first = np.float32(np.int32(tiles[pair // 4, n] & mask))
-                second = np.float32(np.int32(tiles[pair // 4, n] >> np.uint32(4) & mask))
-                scale = factor * scales[n]
-                put(first * scale + zeros[n], second * scale + zeros[n], words, pair, n)
+                first = np.float32(np.int32(tiles[pair // 4, n] & mask)) * factor
+                second = np.float32(np.int32(tiles[pair // 4, n] >> np.uint32(4) & mask)) * factor
+                scale, least = line_of(steps, pair // 16, n)
+                put(first * scale + least, second * scale + least, words, pair, n)
+
+
+@as_written
+def unpack(tiles: Tiles, steps: Steps, words: Words, threads: int, share: int) -> None:
+    """Compute ``unpack_tile`` for one share of the tiles. ``words`` has as many."""
+    for tile in range(tiles.shape[0] * share // threads, tiles.shape[0] * (share + 1) // threads):
+        unpack_tile(tiles[tile], steps if steps.ndim == 1 else steps[tile], words[tile])
 
 
 @by_threads
-def unpack_shared(tiles: Tiles, steps: Steps, words: Words) -> None:
-    """Compute ``unpack`` for every tile, on several threads. ``words`` has as many."""
-    for tile in prange(tiles.shape[0]):
-        unpack(tiles[tile], steps if steps.ndim == 1 else steps[tile], words[tile])
+def unpack_shared(tiles: Tiles, steps: Steps, words: Words, threads: int) -> None:
+    """Compute ``unpack`` on several threads."""
+    for share in prange(threads):
+        unpack(tiles, steps, words, threads, share)

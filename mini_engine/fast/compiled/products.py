@@ -6,8 +6,10 @@ side there, so that the CPU adds up several of them at once, each in the order o
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numba
 import numpy as np
@@ -37,16 +39,22 @@ class Packed:
         """Multiply ``x`` [M, K] float32 -> [M, N] float32."""
         rows = x.contiguous() if x.shape[1] == self.width else F.pad(x, (0, self.width - x.shape[1]))
         out = torch.empty(len(x), len(self.tiles) * TILE)
-        if (threads := threads_for(self.tiles)) == 1:
-            loops.multiply(rows.numpy(), self.tiles, self.steps, out.numpy(), 1, 0)
-        else:
-            loops.multiply_shared(rows.numpy(), self.tiles, self.steps, out.numpy(), threads)
+        threads = most_threads() if self.tiles.nbytes >= SHARED_FROM else 1
+        in_shares(loops.multiply, loops.multiply_shared, threads, rows.numpy(), self.tiles, self.steps, out.numpy())
         return out if out.shape[1] == self.features else out[:, : self.features].contiguous()
 
 
-def threads_for(tiles: Tiles) -> int:
-    """Return how many threads share a loop over ``tiles``."""
-    return torch.get_num_threads() if tiles.nbytes >= SHARED_FROM and can_share() else 1
+def in_shares(alone: Callable[..., None], shared: Callable[..., None], threads: int, *arrays: Any) -> None:
+    """Call a loop over ``arrays``: ``alone``, or the one that several ``threads`` share."""
+    if threads == 1:
+        alone(*arrays, 1, 0)
+    else:
+        shared(*arrays, threads)
+
+
+def most_threads() -> int:
+    """Return how many threads may share a loop."""
+    return torch.get_num_threads() if can_share() else 1
 
 
 @cache

@@ -20,8 +20,8 @@ from mini_engine.config import EngineConfig
 from mini_engine.families import EMBEDDING
 from mini_engine.fast.compiled import product_loops as loops
 from mini_engine.fast.compiled.attention import halves
-from mini_engine.fast.compiled.product_loops import TILE, Words
-from mini_engine.fast.compiled.products import Packed, find_tiles, make_tiles
+from mini_engine.fast.compiled.product_loops import TILE, Steps, Tiles, Words
+from mini_engine.fast.compiled.products import Packed, find_tiles, in_shares, make_tiles, most_threads
 from mini_engine.fast.products import WAYS, describe, onednn_fault, padded
 from mini_engine.fast.quantized import GROUP, dequantize_int8
 from mini_engine.fast.quantized_products import Int8, Nibbles, QuantizedWeights, in_multiples, rows_of_piece
@@ -60,11 +60,6 @@ class Quantized(Packed):
     def kind(self) -> str:
         """Its bits: "int8" or "int4"."""
         return "int8" if self.tiles.dtype == np.int8 else "int4"
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """N and K."""
-        return self.features, self.in_features
 
     @property
     def device(self) -> torch.device:
@@ -142,8 +137,13 @@ class QuantizedLoops(TorchProjections):
         rows = min(rows_of_piece(matrix.width, UNPACKED), len(matrix.tiles) * TILE)
         shape = rows, matrix.width, matrix.dtype
         room = self.rooms.get(shape) or self.rooms.setdefault(shape, Room.of(*shape))
-        loops.unpack_shared(matrix.tiles[:0], matrix.steps[:0], room.words)  # compiles it
+        unpack(matrix.tiles[:0], matrix.steps[:0], room)  # compiles it
         return with_bias(lambda x: matrix.multiply(x) if len(x) <= MOST_ROWS else unpacked(x, matrix, room), bias)
+
+
+def unpack(tiles: Tiles, steps: Steps, room: Room) -> None:
+    """Unpack ``tiles`` into ``room``."""
+    in_shares(loops.unpack, loops.unpack_shared, most_threads(), tiles, steps, room.words)
 
 
 def unpacked(x: Tensor, matrix: Quantized, room: Room) -> Tensor:
@@ -155,7 +155,7 @@ def unpacked(x: Tensor, matrix: Quantized, room: Room) -> Tensor:
         part = slice(first, first + len(room.words))
         tiles, own = matrix.tiles[part], slice(first * TILE, part.stop * TILE)
         with room.lock:
-            loops.unpack_shared(tiles, matrix.steps[part] if scales is None else matrix.steps, room.words)
+            unpack(tiles, matrix.steps[part] if scales is None else matrix.steps, room)
             found = room.product(rows)[:, : len(tiles) * TILE]
         if scales is None:
             out[:, own] = found
