@@ -304,6 +304,46 @@ def test_a_worker_that_says_nothing_any_more_is_lost(routing, fakes, monkeypatch
     run(test())
 
 
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        [3],
+        [{"key": None, "tokens": [2**40], "kept": 0}],
+        [{"key": None, "tokens": "abc", "kept": 0}],
+        [{"key": 7, "tokens": [1], "kept": 0}],
+        [{"key": None, "tokens": [1]}],
+    ],
+)
+def test_a_worker_that_says_what_no_router_understands_is_lost_and_comes_back(routing, fakes, monkeypatch, dropped):
+    async def test():
+        monkeypatch.setattr(fleets, "AGAIN_S", 0.05)
+        async with routing(*fakes) as router:
+            fakes[0].dropped = dropped
+            await router.until(lambda: router.fleet.lost["w0"] != "not reached yet")
+            await router.until(lambda: "w0" in router.fleet.links)
+
+    run(test())
+
+
+def test_a_worker_whose_engine_is_dead_is_ended_so_that_it_can_be_started_again(routing, fakes, monkeypatch):
+    async def test():
+        monkeypatch.setattr(fleets, "AGAIN_S", 0.05)
+        async with routing(*fakes) as router:
+            closed = []
+
+            async def close():
+                closed.append("w0")
+                fakes[0].engine_is_dead = False
+
+            router.fleet.workers["w0"].close = close
+            fakes[0].engine_is_dead = True
+            await router.until(lambda: closed)
+            await router.until(lambda: "w0" in router.fleet.links)
+            assert closed == ["w0"]
+
+    run(test())
+
+
 def test_a_client_that_leaves_ends_the_request_at_the_worker(routing, fakes):
     async def test():
         async with routing(*fakes) as router:
