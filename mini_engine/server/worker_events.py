@@ -91,8 +91,11 @@ def add_worker_events(app: FastAPI, service: Service, shows_tokens: bool) -> Non
 
     @app.get("/worker_events")
     async def worker_events(request: Request) -> Response:
-        """Stream how many requests run and wait, and what the prefix cache holds and has dropped, once a second."""
-        return await respond_with_events(request.receive, events(service, shows_tokens))
+        """Stream how many requests run and wait, and what the prefix cache holds and has dropped, once a second.
+
+        While a step takes longer, comments say that the server is alive.
+        """
+        return await respond_with_events(request.receive, events(service, shows_tokens), 2 * PERIOD_S)
 
 
 async def events(service: Service, shows_tokens: bool) -> AsyncGenerator[bytes, None]:
