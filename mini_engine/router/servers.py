@@ -90,9 +90,8 @@ class HttpWorker:
     """A server, ``mini-engine serve`` as a rule, that somebody else looks after."""
 
     def __init__(self, name: str, url: str) -> None:
-        """Ask the server at ``url``, without ``/v1``."""
+        """Ask the server at ``url``, of which host and port count."""
         self.name = name
-        self.url = url
         self.parts = urlsplit(url)
         self.busy = set[Connection]()
         self.idle = list[tuple[float, Connection]]()  # since when; the last one is the newest
