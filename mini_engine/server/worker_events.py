@@ -51,14 +51,12 @@ class CacheChanges(Watcher):
         cache = self.view.tree
         dropped = list[dict[str, Any]]()
         for number, (key, tokens) in list(self.known.items()):
-            node = cache.nodes.get(number) if cache else None
-            kept = self.num_held(key, tokens) if node is None else len(path_to(node)[1])
-            if node is None:
-                del self.known[number]
-            elif kept < len(tokens):
-                self.known[number] = (key, tokens[:kept])
+            kept = self.num_held(key, tokens)
             if kept < len(tokens):
                 dropped.append({"key": key, "tokens": tokens, "kept": kept})
+                self.known[number] = (key, tokens[:kept])
+            if cache is None or number not in cache.nodes:
+                del self.known[number]
         new = [self.known[number] for number in sorted(self.new & self.known.keys())]
         self.new.clear()
         return {"dropped": dropped, "held": [{"key": key, "tokens": tokens} for key, tokens in new]}
