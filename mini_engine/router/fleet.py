@@ -91,13 +91,16 @@ class Fleet:
                 body = b"".join([piece async for piece in answer.pieces])
                 raise RuntimeError(f"GET /worker_events was answered with {answer.status}: {body[:500]!r}")
             events = whole_events(answer.pieces)
-            seconds = None
+            seconds = link = None
             while True:
                 async with asyncio.timeout(seconds):
                     said = await anext(events, b"")
                 if not said:
                     return
+                if self.links.get(worker.name) is not link:  # a request has lost it: it is to tell all again
+                    raise WorkerGoneError(self.lost[worker.name])
                 self.hear(worker.name, said)
+                link = self.links.get(worker.name)
                 looked.set()
                 seconds = SILENT_S
 

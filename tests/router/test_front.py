@@ -144,6 +144,28 @@ def test_other_requests_of_a_worker_that_lost_one_go_on(routing, fakes):
     run(test())
 
 
+def test_a_worker_that_lost_one_request_tells_all_that_it_holds_again(routing, monkeypatch):
+    """The router has forgotten it, and a worker says each thing once to those who listen."""
+    ids = list(range(5, 45))
+
+    class Holding(Fake):
+        async def events(self, write):
+            self.held = [{"key": None, "tokens": ids}]
+            await super().events(write)
+
+    async def test():
+        monkeypatch.setattr(fleets, "AGAIN_S", 0.05)
+        first = Holding()
+        async with routing(first, Fake()) as router:
+            first.is_hurt, first.dies_after = True, 10
+            await router.ask("POST", PATH, BODY | {"prompt": ids})
+            await router.until(lambda: router.fleet.num_lost["w0"] == 1 and "w0" in router.fleet.links)
+            await router.until(lambda: router.fleet.policy.matched("w0", ids) == len(ids))
+            assert not first.is_dead
+
+    run(test())
+
+
 def test_a_drained_worker_that_is_lost_comes_back_drained(routing, fakes, monkeypatch):
     async def test():
         monkeypatch.setattr(fleets, "AGAIN_S", 0.02)
