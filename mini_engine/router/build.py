@@ -1,8 +1,8 @@
 """From workers to a router that is ready to run."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from mini_engine.checkpoint import load_config, load_tokenizer
 from mini_engine.config import EngineConfig
@@ -14,6 +14,8 @@ from mini_engine.router.workers import Worker
 from mini_engine.server.build import LOOPBACK, Answering, admission, limits_of
 from mini_engine.server.life import Server, make_server
 from mini_engine.server.reader import Reader, Sizes
+
+SERVER = re.compile(r"https?://((?:\[[\w:.%]+\]|[^/?#@:\s]+)(?::\d+)?)(?:/v1)?/?")  # nothing of a path is asked for
 
 
 def build_router(
@@ -33,10 +35,10 @@ def servers_at(urls: Iterable[str]) -> list[HttpWorker]:
     """Return the servers at ``urls`` as workers, named after host and port. Raises ``ValueError``."""
     workers: dict[str, HttpWorker] = {}
     for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        found = SERVER.fullmatch(url)
+        if found is None:
             raise ValueError(f"--worker is {url!r}; give the URL of a server, like http://10.0.0.5:8000")
-        if parts.netloc in workers:
-            raise ValueError(f"--worker names {parts.netloc} twice; name each server once")
-        workers[parts.netloc] = HttpWorker(parts.netloc, url.rstrip("/").removesuffix("/v1"))
+        if found[1] in workers:
+            raise ValueError(f"--worker names {found[1]} twice; name each server once")
+        workers[found[1]] = HttpWorker(found[1], url)
     return list(workers.values())

@@ -67,11 +67,12 @@ class Fleet:
             try:
                 await self.listen(worker, looked)
                 reason = "it is about to end"
-            except TimeoutError:
-                reason = f"it has not said for {SILENT_S:g} s that it is alive"
-                await worker.close()
-            except (WorkerGoneError, ValueError, KeyError) as error:
+            except WorkerGoneError as error:
                 reason = str(error)
+            except Exception as error:  # it hangs, its engine is dead, or it says what no router understands
+                silent = f"it has not said for {SILENT_S:g} s that it is alive"
+                reason = silent if isinstance(error, TimeoutError) else repr(error)
+                await worker.close()
             self.lose(worker.name, reason)
             looked.set()
             await asyncio.sleep(AGAIN_S)
@@ -84,19 +85,22 @@ class Fleet:
         self.lost[name] = reason
 
     async def listen(self, worker: Worker, looked: asyncio.Event) -> None:
-        """Take in what a worker says, until it says no more. Raises ``WorkerGoneError``, ``TimeoutError``. Mutates."""
+        """Take in what a worker says, until it says no more. Raises an error if that is wrong. Mutates."""
         async with worker.answer(Asked("GET", "/worker_events", self.headers)) as answer:
             if answer.status != HTTPStatus.OK:
                 body = b"".join([piece async for piece in answer.pieces])
-                raise WorkerGoneError(f"GET /worker_events was answered with {answer.status}: {body[:500]!r}")
+                raise RuntimeError(f"GET /worker_events was answered with {answer.status}: {body[:500]!r}")
             events = whole_events(answer.pieces)
-            seconds = None
+            seconds = link = None
             while True:
                 async with asyncio.timeout(seconds):
                     said = await anext(events, b"")
                 if not said:
                     return
+                if self.links.get(worker.name) is not link:  # a request has lost it: it is to tell all again
+                    raise WorkerGoneError(self.lost[worker.name])
                 self.hear(worker.name, said)
+                link = self.links.get(worker.name)
                 looked.set()
                 seconds = SILENT_S
 

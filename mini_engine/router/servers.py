@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import httptools
@@ -34,11 +35,14 @@ class Connection(Incoming, asyncio.Protocol):
         super().__init__()
         self.method = asked.method
         self.is_free = False
-        self.headers = list[tuple[bytes, bytes]]()
         self.parser = httptools.HttpResponseParser(self)
         headers = [(b"host", host), (b"content-length", b"%d" % len(asked.body)), *asked.headers]
         head = b"".join(b"%b: %b\r\n" % each for each in headers)
-        self.transport.write(f"{asked.method} {asked.target} HTTP/1.1\r\n".encode() + head + b"\r\n" + asked.body)
+        line = f"{asked.method} {asked.target} HTTP/1.1\r\n".encode("latin-1")
+        self.transport.write(line + head + b"\r\n" + asked.body)
+        self.transport.resume_reading()  # the last answer may have been left unread
+        if self.transport.is_closing():
+            self.fail("the connection was closed before the request")
 
     def data_received(self, data: bytes) -> None:
         """Read a part of the answer. Mutates."""
@@ -51,14 +55,20 @@ class Connection(Incoming, asyncio.Protocol):
             self.transport.pause_reading()
         self.news.set()
 
+    def on_message_begin(self) -> None:
+        """Forget the headers of an answer that comes before the answer, status 100 to 199. Mutates."""
+        self.headers = list[tuple[bytes, bytes]]()
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header. Mutates."""
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Keep the head of the answer; one to HEAD is whole then. Mutates."""
-        self.head = self.parser.get_status_code(), self.headers
-        self.is_whole = self.method == "HEAD"
+        status = self.parser.get_status_code()
+        if status >= HTTPStatus.OK:
+            self.head = status, self.headers
+            self.is_whole = self.method == "HEAD"
 
     def on_body(self, data: bytes) -> None:
         """Keep a part of the body. Mutates."""
@@ -66,8 +76,8 @@ class Connection(Incoming, asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Note the end, and whether the server takes another request. Mutates."""
-        self.is_whole = True
-        self.is_free = self.method != "HEAD" and self.parser.should_keep_alive()
+        self.is_whole = self.head is not None
+        self.is_free = self.is_whole and self.method != "HEAD" and self.parser.should_keep_alive()
 
     async def more(self) -> bytes:
         """Return all that is new, empty at the end. Raises ``WorkerGoneError``. Mutates."""
@@ -80,9 +90,8 @@ class HttpWorker:
     """A server, ``mini-engine serve`` as a rule, that somebody else looks after."""
 
     def __init__(self, name: str, url: str) -> None:
-        """Ask the server at ``url``, without ``/v1``."""
+        """Ask the server at ``url``, of which host and port count."""
         self.name = name
-        self.url = url
         self.parts = urlsplit(url)
         self.busy = set[Connection]()
         self.idle = list[tuple[float, Connection]]()  # since when; the last one is the newest

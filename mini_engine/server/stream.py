@@ -80,12 +80,13 @@ class EventResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: asyncio.Task[bytes], events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, first: asyncio.Task[bytes], events: AsyncGenerator[bytes, None], silence_s: float) -> None:
         """Send ``first`` and then ``events``, which are closed at the end, whatever happens."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self.first = first
         self.events = events
+        self.silence_s = silence_s
         self.sent_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,9 +118,9 @@ class EventResponse(Response):
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def comment(self, send: Send) -> None:
-        """Send a comment whenever nothing was sent for ``SILENCE_S`` seconds."""
+        """Send a comment whenever nothing was sent for ``silence_s`` seconds."""
         while True:
-            rest = self.sent_at + SILENCE_S - time.monotonic()
+            rest = self.sent_at + self.silence_s - time.monotonic()
             await (asyncio.sleep(rest) if rest > 0 else self.write(send, COMMENT))
 
 
@@ -140,17 +141,21 @@ async def respond(receive: Receive, asked: Asked, stream: bool) -> Response:
     return JSONResponse(await race(receive, asked.answer()))
 
 
-async def respond_with_events(receive: Receive, events: AsyncGenerator[bytes, None]) -> Response:
+async def respond_with_events(
+    receive: Receive, events: AsyncGenerator[bytes, None], silence_s: float | None = None
+) -> Response:
     """Return a response that begins with the first event: an error before it still has a status of its own.
 
-    A first event that does not come for ``SILENCE_S`` seconds is not waited for: the response begins with a comment.
+    A first event that does not come for ``silence_s`` seconds, ``SILENCE_S`` if not given, is not waited for: the
+    response begins with a comment.
     """
+    silence_s = SILENCE_S if silence_s is None else silence_s
     first = asyncio.create_task(anext_of(events))
     try:
-        await race(receive, asyncio.wait({first}, timeout=SILENCE_S))
+        await race(receive, asyncio.wait({first}, timeout=silence_s))
         if first.done():
             first.result()
-        return EventResponse(first, events)
+        return EventResponse(first, events, silence_s)
     except BaseException:
         await close(first, events)
         raise

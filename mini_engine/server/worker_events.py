@@ -51,14 +51,12 @@ class CacheChanges(Watcher):
         cache = self.view.tree
         dropped = list[dict[str, Any]]()
         for number, (key, tokens) in list(self.known.items()):
-            node = cache.nodes.get(number) if cache else None
-            kept = self.num_held(key, tokens) if node is None else len(path_to(node)[1])
-            if node is None:
-                del self.known[number]
-            elif kept < len(tokens):
-                self.known[number] = (key, tokens[:kept])
+            kept = self.num_held(key, tokens)
             if kept < len(tokens):
                 dropped.append({"key": key, "tokens": tokens, "kept": kept})
+                self.known[number] = (key, tokens[:kept])
+            if cache is None or number not in cache.nodes:
+                del self.known[number]
         new = [self.known[number] for number in sorted(self.new & self.known.keys())]
         self.new.clear()
         return {"dropped": dropped, "held": [{"key": key, "tokens": tokens} for key, tokens in new]}
@@ -91,8 +89,11 @@ def add_worker_events(app: FastAPI, service: Service, shows_tokens: bool) -> Non
 
     @app.get("/worker_events")
     async def worker_events(request: Request) -> Response:
-        """Stream how many requests run and wait, and what the prefix cache holds and has dropped, once a second."""
-        return await respond_with_events(request.receive, events(service, shows_tokens))
+        """Stream how many requests run and wait, and what the prefix cache holds and has dropped, once a second.
+
+        While a step takes longer, comments say that the server is alive.
+        """
+        return await respond_with_events(request.receive, events(service, shows_tokens), 2 * PERIOD_S)
 
 
 async def events(service: Service, shows_tokens: bool) -> AsyncGenerator[bytes, None]:

@@ -18,7 +18,10 @@ from mini_engine.cli.serve import Answering, Running
     [
         ([], "there is no worker; give --replicas 2, or --worker with the URL of a server"),
         (["--worker", "10.0.0.5:8000"], "--worker is '10.0.0.5:8000'; give the URL"),
-        (["--worker", "http://a:1", "--worker", "http://a:1/v1"], "--worker names a:1 twice"),
+        (["--worker", "http://a:1/prefix"], "--worker is 'http://a:1/prefix'; give the URL"),
+        (["--worker", "http://a:b"], "--worker is 'http://a:b'; give the URL"),
+        (["--worker", "http://a:1", "--worker", "http://a:1/v1/"], "--worker names a:1 twice"),
+        (["--worker", "http://[::1]:1", "--worker", "https://[::1]:1"], "--worker names [::1]:1 twice"),
         (["--ray"], "--ray runs the replicas; add --replicas 2"),
         (
             ["--worker", "http://a:1", "--allow-origin", "*", "--api-key", "k"],

@@ -19,6 +19,7 @@ class Fake:
         self.pace = pace
         self.dies_after = None
         self.is_dead = self.is_silent = False
+        self.engine_is_dead = False  # and the server says so
         self.is_hurt = False  # only the answer ends, and the worker lives on
         self.refuses = None  # a status and a body
         self.order = (0, 1)
@@ -72,8 +73,11 @@ class Fake:
             self.whole += 1
 
     async def events(self, write):
+        if self.engine_is_dead:
+            await write.plain(503, b"the engine is dead")
+            return
         await write.start(200, b"text/event-stream")
-        while True:
+        while not self.engine_is_dead:
             if not self.is_silent:
                 fields = {"running": 1, "waiting": 0, "dropped": self.dropped, "held": self.held}
                 self.dropped, self.held = [], []
@@ -81,6 +85,7 @@ class Fake:
             await asyncio.sleep(0.02)
             if self.is_dead:
                 raise EndedError
+        await write(b"", more=False)
 
     def chunks(self, asked, identity):
         """The events of an answer: words that depend on the prompt, for each choice."""

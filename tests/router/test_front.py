@@ -144,6 +144,28 @@ def test_other_requests_of_a_worker_that_lost_one_go_on(routing, fakes):
     run(test())
 
 
+def test_a_worker_that_lost_one_request_tells_all_that_it_holds_again(routing, monkeypatch):
+    """The router has forgotten it, and a worker says each thing once to those who listen."""
+    ids = list(range(5, 45))
+
+    class Holding(Fake):
+        async def events(self, write):
+            self.held = [{"key": None, "tokens": ids}]
+            await super().events(write)
+
+    async def test():
+        monkeypatch.setattr(fleets, "AGAIN_S", 0.05)
+        first = Holding()
+        async with routing(first, Fake()) as router:
+            first.is_hurt, first.dies_after = True, 10
+            await router.ask("POST", PATH, BODY | {"prompt": ids})
+            await router.until(lambda: router.fleet.num_lost["w0"] == 1 and "w0" in router.fleet.links)
+            await router.until(lambda: router.fleet.policy.matched("w0", ids) == len(ids))
+            assert not first.is_dead
+
+    run(test())
+
+
 def test_a_drained_worker_that_is_lost_comes_back_drained(routing, fakes, monkeypatch):
     async def test():
         monkeypatch.setattr(fleets, "AGAIN_S", 0.02)
@@ -300,6 +322,46 @@ def test_a_worker_that_says_nothing_any_more_is_lost(routing, fakes, monkeypatch
             assert router.fleet.state("w0")["state"] == "down"
             assert "alive" in router.fleet.state("w0")["reason"]
             assert fakes[0].left == 1
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        [3],
+        [{"key": None, "tokens": [2**40], "kept": 0}],
+        [{"key": None, "tokens": "abc", "kept": 0}],
+        [{"key": 7, "tokens": [1], "kept": 0}],
+        [{"key": None, "tokens": [1]}],
+    ],
+)
+def test_a_worker_that_says_what_no_router_understands_is_lost_and_comes_back(routing, fakes, monkeypatch, dropped):
+    async def test():
+        monkeypatch.setattr(fleets, "AGAIN_S", 0.05)
+        async with routing(*fakes) as router:
+            fakes[0].dropped = dropped
+            await router.until(lambda: router.fleet.lost["w0"] != "not reached yet")
+            await router.until(lambda: "w0" in router.fleet.links)
+
+    run(test())
+
+
+def test_a_worker_whose_engine_is_dead_is_ended_so_that_it_can_be_started_again(routing, fakes, monkeypatch):
+    async def test():
+        monkeypatch.setattr(fleets, "AGAIN_S", 0.05)
+        async with routing(*fakes) as router:
+            closed = []
+
+            async def close():
+                closed.append("w0")
+                fakes[0].engine_is_dead = False
+
+            router.fleet.workers["w0"].close = close
+            fakes[0].engine_is_dead = True
+            await router.until(lambda: closed)
+            await router.until(lambda: "w0" in router.fleet.links)
+            assert closed == ["w0"]
 
     run(test())
 

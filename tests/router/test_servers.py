@@ -126,3 +126,77 @@ def test_a_server_that_wants_no_more_is_asked_over_a_new_connection():
             assert number == 3
 
     run(test())
+
+
+def test_an_answer_that_nobody_read_does_not_stop_the_connection():
+    long = bytes(300_000)
+
+    async def answer(reader, writer):
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(long), long))
+
+    async def test():
+        async with listening(answer) as worker:
+            for _ in range(3):
+                async with worker.answer(Asked("GET", "/")):
+                    (connection,) = worker.busy
+                    await until(lambda: connection.is_whole)  # noqa: B023
+                assert len(worker.idle) == 1
+            assert await body_of(worker) == long
+
+    run(test())
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_connection_that_is_closing_is_asked_nothing():
+    async def answer(reader, writer):
+        await reader.read()
+
+    async def test():
+        async with listening(answer) as worker:
+            connection = await worker.connect()
+            connection.transport.abort()
+            await asyncio.sleep(0)
+            connection.ask(Asked("GET", "/"), b"w")
+            with pytest.raises(WorkerGoneError):
+                await asyncio.wait_for(connection.start(), 2)
+
+    run(test())
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05])
+def test_what_comes_before_the_answer_is_left_out(pause):
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        for status in (b"100 Continue", b"103 Early Hints\r\nLink: </a>"):
+            writer.write(b"HTTP/1.1 %b\r\n\r\n" % status)
+            await asyncio.sleep(pause)
+        writer.write(SHORT)
+
+    async def test():
+        async with listening(answer) as worker, worker.answer(Asked("GET", "/")) as answered:
+            assert (answered.status, answered.headers) == (200, [(b"content-length", b"2")])
+            assert b"".join([piece async for piece in answered.pieces]) == b"hi"
+
+    run(test())
+
+
+def test_a_target_passes_byte_for_byte():
+    seen = []
+
+    async def answer(reader, writer):
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(SHORT)
+
+    async def test():
+        async with listening(answer) as worker, worker.answer(Asked("GET", "/a?b=\xe9")):
+            assert seen[0].startswith(b"GET /a?b=\xe9 HTTP/1.1\r\n")
+
+    run(test())

@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 
 import pytest
 
@@ -11,6 +12,7 @@ from mini_engine.llm import load_driver, make_engine
 from mini_engine.router.tree import TokenTree
 from mini_engine.sampler.params import SamplingParams
 from mini_engine.scheduler.request import RequestOptions
+from mini_engine.server import worker_events
 from mini_engine.server.worker_events import CacheChanges
 
 PAGE = 4
@@ -94,6 +96,29 @@ def test_it_says_every_second_that_it_is_alive_and_how_busy(server, http):
         dropped = next(events)["dropped"]
         assert [each["kept"] for each in dropped] == [0]
         assert dropped[0]["tokens"] == ids[: len(dropped[0]["tokens"])] != []
+    server.wait_until_idle()
+
+
+def test_a_server_is_alive_while_a_step_takes_long(server, http, monkeypatch):
+    """A router ends a replica that is silent for five seconds; on a CPU the step of a long prompt takes longer."""
+    monkeypatch.setattr(worker_events, "PERIOD_S", 0.1)
+
+    def block():
+        released = threading.Event()
+        server.service.engine.post(lambda: released.wait(10))
+        return released
+
+    http.get("/health")
+    before = block()
+    with http.stream("GET", "/worker_events") as response:
+        lines = filter(None, response.iter_lines())
+        assert next(lines).startswith(":")
+        before.set()
+        assert next(line for line in lines if line.startswith("data: "))
+        during = block()
+        assert next(line for line in lines if line.startswith(":"))
+        during.set()
+        assert next(line for line in lines if line.startswith("data: "))
     server.wait_until_idle()
 
 
