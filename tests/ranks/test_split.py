@@ -16,9 +16,12 @@ from mini_engine.checkpoint import TINY_MODEL, load_config
 from mini_engine.cli.quantize import write
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.families import FAMILIES
+from mini_engine.fast import quantized_products
 from mini_engine.fast.products import SMALL_WEIGHT, onednn_fault
+from mini_engine.fast.quantized_products import Int8, QuantizedProjections
 from mini_engine.llm import build_model, load_model, make_driver
 from mini_engine.ranks import checks
+from mini_engine.ranks.checks import needs_padding
 from mini_engine.ranks.split import Split
 from tests.conftest import skip_without_bfloat16
 from tests.equivalence.test_families import draw
@@ -182,6 +185,23 @@ def test_a_small_product_that_differs_is_computed_as_the_whole_and_a_large_one_r
     assert not check_parts(config, engine, 2)
     with pytest.raises(ValueError, match=r"rows in a product with \d+ of \d+ x 64 float32 by TorchProjections differ"):
         at_each_rank(2, lambda ranks: part_of(config, weights_of(config, "float32"), engine, ranks))
+
+
+@pytest.mark.parametrize(("quantize", "stored"), [("int8", Tensor.clone), ("int4", Int8.of)])
+def test_products_of_rounded_rows_are_tried_as_they_are_stored_and_computed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quantize: str, stored: Any
+) -> None:
+    """A head has 8 bits, also with "int4". Only without ``batch_invariant`` are many rows not the kernel's."""
+    monkeypatch.setenv("MINI_ENGINE_CACHE", str(tmp_path))
+    monkeypatch.setattr(quantized_products, "linear_int8", lambda x, ids, _: torch.full((len(x), len(ids)), len(ids)))
+    part = stored(torch.ones(32, 64))
+    assert not needs_padding(QuantizedProjections(quantize, True), part, 64, 2)
+    other = QuantizedProjections(quantize, False)
+    if isinstance(part, Tensor):
+        assert needs_padding(other, part, 64, 2)
+    else:
+        with pytest.raises(ValueError, match=r"32 of 64 x 64 float32 by .* of Int8 to int4, .*=False differ"):
+            needs_padding(other, part, 64, 2)
 
 
 def test_an_activation_or_an_attention_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
