@@ -8,6 +8,7 @@ step rank 0 compares digests of both.
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,9 +20,9 @@ from torch import Tensor
 from mini_engine.attention.metadata import AttentionMetadata, BatchInputs
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig
-from mini_engine.ranks.processes import POOL_S, Ranks
+from mini_engine.ranks.processes import LIMIT_S, Ranks
 from mini_engine.receipt import checkpoint_of, environment_of
-from mini_engine.sampler.driver import SamplingDriver, StepInputs, Worker
+from mini_engine.sampler.driver import SamplingDriver, StepInputs, Worker, WorkerLostError
 
 POOL, RUN, MORE = range(3)  # what an order asks for
 OF_BATCH = ("input_ids", "positions", "logit_rows")
@@ -66,10 +67,10 @@ def digests_of(step: StepInputs, hidden: Tensor) -> Tensor:
 class LeadingWorker(Worker):
     """The worker of rank 0: it has the other ranks do what it does."""
 
-    def __init__(self, own: Worker, driver: "LeadingDriver") -> None:
+    def __init__(self, own: Worker, driver: "LeadingDriver", seconds: float = 0.0) -> None:
         """Lead with ``own``, this rank's. Each rank makes a pool like its pool, in the place of the one that it had.
 
-        Raises ``ValueError`` if one has no memory for it.
+        ``seconds``: how long it took here to zero the pool. Raises ``ValueError`` if a rank has no memory for one.
         """
         super().__init__(own.model, own.pool, own.make_attention, own.head)
         self.own = own
@@ -77,7 +78,7 @@ class LeadingWorker(Worker):
         self.number = driver.num_workers = driver.num_workers + 1
         self.order(POOL, {"num_pages": torch.tensor(own.pool.num_pages)})
         with driver.ranks.together():
-            driver.ranks.agree(f"pool {self.number}", limit_s=POOL_S)
+            driver.ranks.agree(f"pool {self.number}", limit_s=LIMIT_S + 2 * driver.ranks.size * seconds)
 
     @property
     def fault(self) -> str | None:  # type: ignore[override]
@@ -100,10 +101,10 @@ class LeadingWorker(Worker):
         with ranks.together():
             logits = self.own.run(step)
             digests = ranks.stack(digests_of(step, self.own.hidden))  # [n, 2]
-        for of_ranks, what in zip(digests.T, ("was given other inputs", "has computed other numbers"), strict=True):
-            wrong = of_ranks.ne(of_ranks[0]).nonzero().flatten().tolist()
-            if wrong:
-                ranks.give_up(f"rank {wrong[0]} of {len(digests)} {what} than rank 0")
+            for of_ranks, what in zip(digests.T, ("was given other inputs", "has computed other numbers"), strict=True):
+                wrong = of_ranks.ne(of_ranks[0]).nonzero().flatten().tolist()
+                if wrong:
+                    raise WorkerLostError(f"rank {wrong[0]} of {len(digests)} {what} than rank 0")
         return logits
 
     def more(self, rows: Tensor) -> Tensor:
@@ -129,7 +130,8 @@ class LeadingDriver(SamplingDriver):
 
     def make_worker(self, num_pages: int) -> Worker:
         """Return a worker over a pool of ``num_pages`` pages at each rank. Raises ``ValueError`` without memory."""
-        return LeadingWorker(super().make_worker(num_pages), self)
+        began = time.monotonic()
+        return LeadingWorker(super().make_worker(num_pages), self, time.monotonic() - began)
 
     @torch.inference_mode()
     def forward(self, batch: BatchInputs, pool: KVPool) -> Tensor:
