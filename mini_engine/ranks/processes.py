@@ -54,13 +54,12 @@ load_driver(sys.argv[1], EngineConfig(**json.loads(sys.argv[2])))
 
 
 Processes = Mapping[int, "subprocess.Popen[bytes]"]  # by rank
-NO_PROCESSES: Processes = MappingProxyType({})
 
 
 class Ranks:
     """The group as one of its ranks sees it; a ``split.Group``."""
 
-    def __init__(self, store: Any, rank: int, size: int, processes: Processes = NO_PROCESSES) -> None:
+    def __init__(self, store: Any, rank: int, size: int, processes: Processes = MappingProxyType({})) -> None:
         """Wait for the other ranks. ``processes``: those that this one has started.
 
         Raises ``ValueError`` if a rank ends before it has come, or cannot be reached.

@@ -204,6 +204,12 @@ def test_a_rank_that_hangs_while_it_makes_a_pool_is_named() -> None:
         assert time.monotonic() - began < 10
 
 
+def test_a_model_that_cannot_be_split_starts_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "start", None)
+    with pytest.raises(ValueError, match=r"tensor_parallel is 3, which does not divide .*; choose one of 1, 2$"):
+        LLM(config=replace(SPLIT, tensor_parallel=3))
+
+
 @pytest.mark.slow
 def test_torchrun_starts_the_ranks_as_well() -> None:
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *COMMAND[1:]]

@@ -22,11 +22,11 @@ from mini_engine.fast.quantized_products import Int8, QuantizedProjections
 from mini_engine.llm import build_model, load_model, make_driver
 from mini_engine.ranks import checks
 from mini_engine.ranks.checks import needs_padding
-from mini_engine.ranks.split import Split
+from mini_engine.ranks.split import check_size
 from tests.conftest import skip_without_bfloat16
 from tests.equivalence.test_families import draw
 from tests.support.engines import _one_thread  # noqa: F401
-from tests.support.ranks import Board, ThreadRanks, at_each_rank, part_of
+from tests.support.ranks import ThreadRanks, at_each_rank, part_of
 from tests.support.shapes import teacher_forced
 
 IDS = [(7 * i * i + 3 * i) % 131 for i in range(160)]
@@ -161,7 +161,7 @@ def test_a_layer_needs_four_exchanges_or_two_sums(sums: bool, of_layer: int) -> 
 )
 def test_a_number_that_does_not_divide_a_model_is_refused(changes: Any, size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Split(shape_of("qwen3", **changes), ThreadRanks(Board(size), 0))
+        check_size(size, shape_of("qwen3", **changes))
 
 
 def other_order_if_few(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
