@@ -270,16 +270,19 @@ def join(folder: Path, engine: EngineConfig) -> Ranks:
 
     ``folder``: of the checkpoint. Raises ``ValueError`` if a rank does not come.
     """
-    size, given = engine.tensor_parallel, os.environ.get("WORLD_SIZE")
+    size = engine.tensor_parallel
     if (overlay := installed()) is not None:
         raise ValueError(
             f"tensor_parallel is {size}, but the modules of {overlay.folder} run in one process; leave it out"
         )
-    if given is None:
+    if "WORLD_SIZE" not in os.environ:
         return start(folder, engine)
-    if given != str(size):
-        raise ValueError(f"tensor_parallel is {size}, and torchrun has started {given} processes; give both one number")
-    rank, address, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    given, rank, address, port = map(os.environ.get, ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"))
+    if given != str(size) or rank is None or address is None or port is None:
+        raise ValueError(
+            f"tensor_parallel is {size}, and torchrun says WORLD_SIZE {given}, RANK {rank}, MASTER_ADDR {address} and "
+            f"MASTER_PORT {port}; let it start {size} processes, or unset WORLD_SIZE"
+        )
     is_host = rank == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     store = c10d.TCPStore(address, int(port), is_master=is_host, wait_for_workers=False, timeout=START)
     return Ranks(store, int(rank), size)

@@ -210,6 +210,13 @@ def test_a_model_that_cannot_be_split_starts_no_rank(monkeypatch: pytest.MonkeyP
         LLM(config=replace(SPLIT, tensor_parallel=3))
 
 
+@pytest.mark.parametrize("size", ["2", "4"])
+def test_what_torchrun_has_not_started_is_refused(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(ValueError, match=f"WORLD_SIZE {size}, RANK None, .*; let it start 2 processes, or unset WORLD"):
+        LLM(config=SPLIT)
+
+
 @pytest.mark.slow
 def test_torchrun_starts_the_ranks_as_well() -> None:
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *COMMAND[1:]]
