@@ -8,7 +8,6 @@ step rank 0 compares digests of both.
 import hashlib
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +23,7 @@ from mini_engine.ranks.processes import LIMIT_S, Ranks
 from mini_engine.receipt import checkpoint_of, environment_of
 from mini_engine.sampler.driver import SamplingDriver, StepInputs, Worker, WorkerLostError
 
+ZEROED = 1 << 29  # bytes of a pool that a slow rank sets to zero in a second
 POOL, RUN, MORE = range(3)  # what an order asks for
 OF_BATCH = ("input_ids", "positions", "logit_rows")
 OF_METADATA = ("cu_seqlens_q", "seq_lens_kv", "block_table", "slot_mapping")
@@ -67,18 +67,19 @@ def digests_of(step: StepInputs, hidden: Tensor) -> Tensor:
 class LeadingWorker(Worker):
     """The worker of rank 0: it has the other ranks do what it does."""
 
-    def __init__(self, own: Worker, driver: "LeadingDriver", seconds: float = 0.0) -> None:
+    def __init__(self, own: Worker, driver: "LeadingDriver") -> None:
         """Lead with ``own``, this rank's. Each rank makes a pool like its pool, in the place of the one that it had.
 
-        ``seconds``: how long it took here to zero the pool. Raises ``ValueError`` if a rank has no memory for one.
+        Raises ``ValueError`` if one has no memory for it.
         """
         super().__init__(own.model, own.pool, own.make_attention, own.head)
         self.own = own
         self.driver = driver
         self.number = driver.num_workers = driver.num_workers + 1
         self.order(POOL, {"num_pages": torch.tensor(own.pool.num_pages)})
+        num_bytes = sum(tensor.nbytes for tensor in (*own.pool.keys, *own.pool.values))
         with driver.ranks.together():
-            driver.ranks.agree(f"pool {self.number}", limit_s=LIMIT_S + 2 * driver.ranks.size * seconds)
+            driver.ranks.agree(f"pool {self.number}", limit_s=LIMIT_S + num_bytes / ZEROED)
 
     @property
     def fault(self) -> str | None:  # type: ignore[override]
@@ -130,8 +131,7 @@ class LeadingDriver(SamplingDriver):
 
     def make_worker(self, num_pages: int) -> Worker:
         """Return a worker over a pool of ``num_pages`` pages at each rank. Raises ``ValueError`` without memory."""
-        began = time.monotonic()
-        return LeadingWorker(super().make_worker(num_pages), self, time.monotonic() - began)
+        return LeadingWorker(super().make_worker(num_pages), self)
 
     @torch.inference_mode()
     def forward(self, batch: BatchInputs, pool: KVPool) -> Tensor:
